@@ -27,7 +27,7 @@ fn local(path: &Path) -> Result<PathBuf, Error> {
     }
 }
 
-/// Converts an error about the folder named on the command line.
+/// Adds the command-line argument to an error about its folder.
 fn of_folder(error: CheckpointError) -> Error {
     Error::from(error).named("<DIR>", "name the folder of a checkpoint or of a run")
 }
@@ -50,12 +50,12 @@ fn elements(parameter: &ParameterEntry) -> usize {
     parameter.shape.iter().product()
 }
 
-/// Returns the format of a quantized parameter, or the dtype of any other.
+/// Returns the format of a quantized parameter, or the dtype of any other parameter.
 fn dtype(parameter: &ParameterEntry) -> &str {
     parameter.quantized.as_ref().map_or("F32", |quantized| &quantized.format)
 }
 
-/// Returns the bytes of a parameter with its optimizer states.
+/// Returns the number of bytes of a parameter and its optimizer states.
 fn stored_bytes(parameter: &ParameterEntry, states: usize) -> usize {
     match &parameter.quantized {
         Some(quantized) => quantized.bytes,
@@ -113,7 +113,7 @@ fn ranges(of: &BTreeSet<usize>) -> String {
     ranges.into_iter().map(word).collect::<Vec<_>>().join(", ")
 }
 
-/// Aligns the columns, and starts with an empty line.
+/// Formats an aligned table that starts with an empty line.
 fn table<const N: usize>(rows: &[[String; N]]) -> String {
     let widths: [usize; N] =
         std::array::from_fn(|column| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0));
@@ -171,7 +171,7 @@ pub(crate) fn verify(path: &Path) -> anyhow::Result<u8> {
     Ok(1)
 }
 
-/// Returns the advice for the case that all verified checkpoints are damaged.
+/// Returns advice for the case that all verified checkpoints are damaged.
 fn earlier(path: &Path) -> Result<String, CheckpointError> {
     let root = path.parent().unwrap_or(path);
     let others = zero_checkpoint::committed(root)?.into_iter().filter(|(_, other)| other != path).count();
@@ -201,11 +201,11 @@ pub(crate) fn import(folder: &Path, out: &Path) -> anyhow::Result<u8> {
     Ok(0)
 }
 
-/// Writes the weights of a checkpoint with `write`, [`zero_engine::export`] or [`zero_engine::merge`], and prints what
-/// was written and what was left out. Returns the exit status.
+/// Writes the weights of a checkpoint with `write`, which is [`zero_engine::export`] or [`zero_engine::merge`]. Prints
+/// what was written and what was omitted. Returns the exit status.
 ///
 /// # Errors
-/// Those of `write`.
+/// Returns the errors of `write`.
 pub(crate) fn export(
     args: &ExportArgs,
     write: impl FnOnce(&Path, &Path, Weights) -> Result<(Exported, Vec<String>), Error>,

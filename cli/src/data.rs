@@ -1,4 +1,4 @@
-//! `zero-train data`: what a configuration trains on, and its token cache.
+//! `zero-train data`: shows, counts and verifies the data of a configuration, and fills the token cache.
 
 use std::path::PathBuf;
 use std::time::Instant;
@@ -15,7 +15,7 @@ use crate::arguments::{ConfigArgs, DataConfigArgs, ShowArgs};
 use crate::input::load;
 use crate::printed::{show, warn};
 
-/// Prints samples; returns the exit status.
+/// Prints samples. Returns the exit status.
 ///
 /// # Errors
 /// Fails if the data cannot be opened.
@@ -30,7 +30,7 @@ pub(crate) fn show_samples(args: &ShowArgs) -> anyhow::Result<u8> {
     Ok(0)
 }
 
-/// Tokenizes text into the cache; returns the exit status.
+/// Tokenizes text into the cache. Returns the exit status.
 ///
 /// # Errors
 /// Fails if the data cannot be opened, or if the cache cannot be written.
@@ -60,7 +60,7 @@ fn prepared_text(data: &PreparedData) -> String {
     }
 }
 
-/// Prints facts about the data; returns the exit status.
+/// Prints statistics of the data. Returns the exit status.
 ///
 /// # Errors
 /// Fails if the data cannot be opened or read.
@@ -94,10 +94,10 @@ fn stats_text(data: &DataStats) -> String {
     lines.join("\n")
 }
 
-/// Reads and checks all data; returns the exit status.
+/// Reads and checks all data. Returns the exit status.
 ///
 /// # Errors
-/// Fails at the first problem, with its position.
+/// Fails at the first problem and reports its position.
 pub(crate) fn verify(args: &DataConfigArgs) -> anyhow::Result<u8> {
     let config = resolved(&args.config, &args.set)?;
     for (name, samples) in verify_data(&config)? {
@@ -114,7 +114,8 @@ fn resolved(config: &[PathBuf], set: &[String]) -> anyhow::Result<Config> {
     Ok(config)
 }
 
-/// Formats a sample: a line with its numbers, and its text. Trained parts are green, or in brackets without colors.
+/// Formats a sample: a line with its numbers, followed by its text. Trained parts are green, or in brackets without
+/// colors.
 fn text(sample: &ShownSample, samples: usize, has_colors: bool) -> String {
     let part = |ShownPart { text, is_trained }: &ShownPart| match (is_trained, has_colors) {
         (false, _) => text.clone(),

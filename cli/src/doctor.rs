@@ -72,7 +72,7 @@ fn gpus(found: &Inventory) -> Vec<(&'static str, String)> {
     lines
 }
 
-/// Describes the driver's environment variables that a run sets unless the user has set them.
+/// Describes the environment variables of the driver. A run sets them unless the user has set them.
 fn driver_reads(set: impl Fn(&str) -> Option<String>) -> String {
     let told = |(name, value): (&str, &str), of: &str| match set(name) {
         Some(value) => format!("{name}={value}, from this environment"),
@@ -81,7 +81,7 @@ fn driver_reads(set: impl Fn(&str) -> Option<String>) -> String {
     format!("{}; {}", told(CONNECTIONS, ""), told(LOADING, " in runs with several ranks"))
 }
 
-/// Describes the instruction set that kernels use, and the others that this processor supports.
+/// Describes the instruction set that kernels use, and the other instruction sets that this CPU supports.
 fn instructions() -> String {
     let names: Vec<&str> = Isa::available().into_iter().map(Isa::name).collect();
     format!("{}; {VARIABLE} can select {}", Isa::current(), names.join(", "))

@@ -1,4 +1,4 @@
-//! `zero-train generate`: continues prompts with a trained model, on the terminal or from file to file.
+//! `zero-train generate`: continues prompts with a trained model. It works on the terminal or on files.
 
 use std::fs;
 use std::io::{IsTerminal, Read, Write};
@@ -18,7 +18,7 @@ use crate::printed::show;
 /// Generates a text for each prompt. Returns the exit status.
 ///
 /// # Errors
-/// Fails if the model or the prompts cannot be read, or if an option does not fit the model.
+/// Fails if the model or the prompts cannot be read, or if the model does not support an option.
 pub(crate) fn generate(args: &GenerateArgs) -> anyhow::Result<u8> {
     let threads = args.threads.map_or_else(|| process::threads(None, 1), |threads| threads as usize);
     process::prepare(threads, 1)?;
@@ -80,7 +80,7 @@ fn options(args: &GenerateArgs) -> Generate {
     }
 }
 
-/// Returns a record for each prompt, and where they are from.
+/// Returns a record for each prompt, and the source of the prompts.
 fn records(args: &GenerateArgs) -> Result<(Vec<PlacedRecord>, &Path), Error> {
     if let Some(path) = &args.input {
         let path: &Path = if is_standard_input(path) { "/dev/stdin".as_ref() } else { path };

@@ -1,4 +1,4 @@
-//! Reads the configuration that the arguments name, from files or standard input.
+//! Reads the configuration from the files in the arguments or from standard input.
 
 use std::path::{Path, PathBuf};
 
@@ -29,7 +29,7 @@ pub(crate) fn standard_input(args: &ConfigArgs, sources: &[Source]) -> Option<St
     sources.get(index).map(|source| source.text.clone())
 }
 
-/// Reads the files of the configuration; at least one.
+/// Reads the files of the configuration. There must be at least one.
 pub(crate) fn read(args: &ConfigArgs) -> anyhow::Result<Vec<Source>> {
     let paths = &args.config;
     if paths.is_empty() {

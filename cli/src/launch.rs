@@ -1,4 +1,4 @@
-//! Training as a rank under a launcher, or as the launcher of this host's ranks.
+//! Trains as a rank under a launcher, or launches this host's ranks.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -21,14 +21,13 @@ use crate::rank;
 use zero_train::process;
 use zero_train::process::Cores;
 
-/// How long the launchers of a program wait for each other. A program has no configuration that would set a
-/// timeout.
+/// Timeout for the launchers of a program to connect. A program has no configuration that could set the timeout.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Trains as a rank if the launcher's environment is set; otherwise starts the ranks of this machine.
 ///
 /// # Errors
-/// The error that ended the run.
+/// Returns the error that ended the run.
 pub(crate) fn train(args: &TrainArgs) -> anyhow::Result<u8> {
     zero_train::train::note_save_requests();
     let place = LauncherEnvironment::from_environment(|name| std::env::var(name).ok())?;
@@ -39,11 +38,11 @@ pub(crate) fn train(args: &TrainArgs) -> anyhow::Result<u8> {
     lead(args, &Started { hosts: &Hosts::alone(), ranks, output: Output::default(), grace: GRACE })
 }
 
-/// Starts the ranks of this host, one of possibly several hosts. In a rank that it has started, trains as that
-/// rank, since the ranks have the same command line.
+/// Starts the ranks of this host, which may be one of several hosts. The ranks have the same command line, so in a rank
+/// this function trains.
 ///
 /// # Errors
-/// The error that ended the run.
+/// Returns the error that ended the run.
 pub(crate) fn launch_training(args: &LaunchArgs) -> anyhow::Result<u8> {
     zero_train::train::note_save_requests();
     if process::launched_by_us() {
@@ -103,7 +102,7 @@ fn reach(interface: Option<&str>, timeout: Duration) -> anyhow::Result<Reach> {
     Ok(Reach { listen, token, timeout })
 }
 
-/// Options of the command line about ranks and hosts.
+/// The number of ranks and the hosts on the command line.
 struct Started<'a> {
     hosts: &'a Hosts,
     /// Number of ranks on this host, if given.
@@ -123,7 +122,7 @@ fn train_as(place: &LauncherEnvironment, args: &TrainArgs) -> anyhow::Result<u8>
     rank::run(&config, &options, place)
 }
 
-/// Makes the checks that are the same on all ranks, starts the ranks of this host, and waits for them.
+/// Performs the checks that are the same on all ranks, starts the ranks of this host, and waits for them.
 fn lead(args: &TrainArgs, started: &Started<'_>) -> anyhow::Result<u8> {
     let (options, hosts) = (run_options(args)?, started.hosts);
     let sources = read(&args.config)?;
@@ -178,7 +177,7 @@ fn lead(args: &TrainArgs, started: &Started<'_>) -> anyhow::Result<u8> {
         grace: started.grace,
     };
     let team = Team::new(ranks, threads);
-    // A failed verification would fail again after a restart.
+    // After a restart, a failed verification would fail again.
     if config.launcher.max_restarts == 0 || options.verify.is_some() {
         return Ok(launch(team, &job, None)?);
     }
@@ -196,7 +195,7 @@ fn setting(key: &str, message: &str, help: &str) -> anyhow::Error {
     Error::Setting { key: key.into(), message: message.into(), help: help.into() }.into()
 }
 
-/// Returns the settings with which the launchers of several hosts connect; `None` for a single host.
+/// Returns the settings with which the launchers of several hosts connect. Returns `None` for a single host.
 fn reach_of(hosts: &Hosts, config: &Config) -> anyhow::Result<Option<Reach>> {
     if hosts.count == 1 {
         return Ok(None);
@@ -212,7 +211,7 @@ fn reach_of(hosts: &Hosts, config: &Config) -> anyhow::Result<Option<Reach>> {
     reach(config.launcher.interface.as_deref(), zero_engine::timeout(config)).map(Some)
 }
 
-/// Returns the memory limits of one of `ranks` ranks on this host; none if `force` is set.
+/// Returns the memory limits of one of `ranks` ranks on this host. Returns none if `force` is set.
 fn limits(config: &Config, ranks: usize, force: bool) -> Vec<Limit> {
     if force { vec![] } else { Limit::all_of_rank(config, ranks) }
 }
@@ -223,8 +222,8 @@ fn unchanged(args: &TrainArgs, sources: &[Source]) -> Result<(), Error> {
     zero_train::process::launch::unchanged(files.filter(|(path, _)| !is_standard_input(path)))
 }
 
-/// Returns a team of `ranks` ranks with the micro-batch and global batch of `config` and more accumulation, if that
-/// fits on this machine.
+/// Returns a team of `ranks` ranks that accumulates more micro-batches to keep the micro-batch size and the global
+/// batch size of `config`. Fails if this does not fit on this machine.
 fn smaller(args: &TrainArgs, sources: &[Source], config: &Config, ranks: usize) -> anyhow::Result<Team> {
     let changes = same_batch(config);
     let overrides = [args.overrides(), changes.clone()].concat();
@@ -236,7 +235,7 @@ fn smaller(args: &TrainArgs, sources: &[Source], config: &Config, ranks: usize) 
     Ok(Team { ranks, threads: process::threads(Some(&config.launcher), ranks), overrides: changes })
 }
 
-/// Returns the thread count of a rank under another launcher, without reading standard input.
+/// Returns the thread count of a rank that another launcher started. Does not read standard input.
 fn threads_before_reading(args: &TrainArgs, local_ranks: usize) -> anyhow::Result<usize> {
     let launcher = if args.config.config.iter().any(|path| is_standard_input(path)) {
         None

@@ -76,7 +76,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Rejects every command if the environment selects an instruction set that this processor lacks.
+/// Rejects every command if the environment selects an instruction set that this CPU lacks.
 fn known_instructions() -> anyhow::Result<()> {
     zero_isa::Isa::choose(None).map_err(|error| zero_train::Error::Setting {
         key: error.source().into(),

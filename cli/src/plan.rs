@@ -11,7 +11,7 @@ use crate::printed::{show, warn};
 use zero_train::process;
 use zero_train::process::launch::one_a_gpu;
 
-/// Plans the configuration and prints what the arguments ask for. Returns the exit status.
+/// Plans the configuration and prints the requested information. Returns the exit status.
 ///
 /// # Errors
 /// Fails if the configuration cannot be trained.
@@ -130,7 +130,7 @@ pub(crate) fn does_not_fit(
         found.iter().for_each(|advice| text += &format!("\n    {advice}"));
         return Ok(text);
     }
-    // If all ranks run on this machine, fewer ranks get more memory each.
+    // If all ranks run on this machine, each of fewer ranks gets more memory.
     let is_here = limits == Limit::all_of_rank(config, config.world_size) && config.training.memory_limit.is_none();
     let shares = |ranks: usize| Limit::all_of_rank(config, ranks);
     let shares: Option<&dyn Fn(usize) -> Vec<Limit>> = if is_here { Some(&shares) } else { None };

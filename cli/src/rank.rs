@@ -13,7 +13,7 @@ use zero_train::process;
 /// Trains as the rank of this process and returns the exit status.
 ///
 /// # Errors
-/// The error that ended the run.
+/// Returns the error that ended the run.
 pub(crate) fn run(config: &Config, options: &RunOptions, place: &LauncherEnvironment) -> anyhow::Result<u8> {
     let cores = process::settle(config, place)?;
     if place.rank == 0 && prints_environment(config, options) {
@@ -29,7 +29,7 @@ pub(crate) fn run(config: &Config, options: &RunOptions, place: &LauncherEnviron
 /// Trains with all ranks as threads of this process.
 ///
 /// # Errors
-/// The error of the lowest rank that did not fail because of another rank.
+/// Returns the error of the lowest rank that did not fail because of another rank.
 pub(crate) fn run_as_threads(config: &Config, options: &RunOptions) -> anyhow::Result<u8> {
     let ranks = config.world_size;
     process::prepare(process::threads(Some(&config.launcher), ranks), ranks)?;
@@ -62,14 +62,14 @@ fn train_on(config: &Config, options: &RunOptions, comm: &Arc<dyn Communicator>)
         Ok(Finished::Done) => Ok(0),
         Ok(Finished::Stopped(signal)) => Ok(128 + u8::try_from(signal).unwrap_or(0)),
         Err(error) => {
-            // End the other ranks now, before their deadline passes.
+            // Ends the other ranks now, before their deadline passes.
             comm.abort(&error.to_string());
             Err(error.into())
         }
     }
 }
 
-/// Returns whether messages about the environment are printed in addition to those of training.
+/// Returns whether messages about the environment are printed in addition to the messages of training.
 fn prints_environment(config: &Config, options: &RunOptions) -> bool {
     options.output.at(config.log_level) != Output::Quiet
 }

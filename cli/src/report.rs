@@ -1,4 +1,4 @@
-//! `zero-train report`: one HTML page of one or several runs.
+//! `zero-train report`: writes one HTML page about one or several runs.
 
 use zero_engine::files::replace;
 use zero_train::Error;
@@ -7,7 +7,7 @@ use zero_train::train::report_page;
 use crate::arguments::{ReportArgs, refuse};
 use crate::printed::show;
 
-/// Writes the page and prints its path; returns the exit status.
+/// Writes the page and prints its path. Returns the exit status.
 ///
 /// # Errors
 /// Fails if a run cannot be read, or the page cannot be written.
@@ -18,7 +18,7 @@ pub(crate) fn report(args: &ReportArgs) -> anyhow::Result<u8> {
         (None, runs) => refuse(&format!("a report of {} runs needs --out FILE", runs.len())),
     };
     let page = report_page(&args.runs)?;
-    // At once, so that a browser never reads half a page.
+    // The file is replaced atomically, so that a browser never reads half a page.
     replace(&out, page).map_err(|source| {
         Error::Io { path: out.clone(), source }.named("--out", "name a file in an existing folder")
     })?;

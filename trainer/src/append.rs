@@ -1,4 +1,4 @@
-//! A file to which pieces are appended as a whole. If the disk is full, no part of a piece remains.
+//! Appends pieces to a file, each one completely or not at all, even if the disk is full.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -6,12 +6,12 @@ use std::path::{Path, PathBuf};
 
 use zero_engine::Error;
 
-/// A file that is open for appending.
+/// An append-only file without incomplete pieces.
 #[derive(Debug)]
 pub(crate) struct Appended {
     path: PathBuf,
     file: File,
-    /// Total bytes of the complete pieces.
+    /// Bytes of all complete pieces.
     written: u64,
 }
 
@@ -38,7 +38,7 @@ impl Appended {
         let written = self.file.write_all_at(piece, self.written);
         match written {
             Ok(()) => self.written += piece.len() as u64,
-            // Remove the part of the piece that was written before the disk was full.
+            // Removes the bytes that were written before the disk was full.
             Err(_) => self.file.set_len(self.written).unwrap_or(()),
         }
         written.map_err(Error::io(&self.path))

@@ -9,12 +9,12 @@ use super::config::ConfigArgs;
 /// Options of `bench`.
 #[derive(Debug, Args)]
 pub(crate) struct BenchArgs {
-    /// What to measure.
+    /// The benchmark to run.
     #[command(subcommand)]
     pub(crate) what: Bench,
 }
 
-/// What can be measured.
+/// The benchmarks.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Bench {
     /// AdamW, compared with a loop that reads four arrays and writes three
@@ -22,7 +22,7 @@ pub(crate) enum Bench {
         /// Millions of parameters
         #[arg(long, default_value_t = 50)]
         millions: usize,
-        /// Alternating runs of each
+        /// Runs of the benchmark and of its comparison, which alternate
         #[arg(long, default_value_t = 9)]
         repeats: usize,
     },
@@ -31,7 +31,7 @@ pub(crate) enum Bench {
         /// Millions of parameters
         #[arg(long, default_value_t = 50)]
         millions: usize,
-        /// Alternating runs of each
+        /// Runs of each optimizer and of its comparison, which alternate
         #[arg(long, default_value_t = 9)]
         repeats: usize,
     },
@@ -52,7 +52,7 @@ pub(crate) enum Bench {
     },
     /// Measure layers, transfers and the optimizer, and write the cost table that `plan --costs` reads
     Costs {
-        /// Where the configuration comes from.
+        /// The configuration to measure.
         #[command(flatten)]
         config: ConfigArgs,
         /// File to write
@@ -61,11 +61,11 @@ pub(crate) enum Bench {
         /// Measured steps, after two warm-up steps
         #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=18))]
         steps: u32,
-        /// Stop measuring after SECONDS, even if fewer steps were measured; at least one always is
+        /// Stop measuring after SECONDS, even if fewer steps were measured; at least one step is measured
         #[arg(long, value_name = "SECONDS")]
         seconds: Option<u32>,
     },
-    /// A disk as `nvme_path` uses it, compared with threads that read and write the same bytes
+    /// Disk I/O as `nvme_path` performs it, compared with threads that read and write the same bytes
     Io {
         /// Folder on the disk, in which a file is created
         #[arg(default_value = ".")]
@@ -79,7 +79,7 @@ pub(crate) enum Bench {
         /// Requests in flight
         #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..1 << 10))]
         requests: u32,
-        /// Alternating runs of each
+        /// Runs of the benchmark and of its comparison, which alternate
         #[arg(long, default_value_t = 9, value_parser = clap::value_parser!(u32).range(1..))]
         repeats: u32,
         /// Use threads with positioned reads and writes instead of io_uring
@@ -89,16 +89,16 @@ pub(crate) enum Bench {
         #[arg(long)]
         json: bool,
     },
-    /// Training steps of a configuration with state on a disk, alternating with the disk alone
+    /// Training steps of a configuration with state on a disk, alternating with plain disk I/O
     Offload {
-        /// Where the configuration comes from.
+        /// The configuration to measure.
         #[command(flatten)]
         config: ConfigArgs,
         /// Measured steps, after two warm-up steps
         #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..=18))]
         steps: u32,
     },
-    /// Every operation at the shapes of two GPT models, compared with the limit of the processor
+    /// Every operation at the shapes of two GPT models, compared with the limit of the CPU
     Ops {
         /// Measure matrix products only, without attention and element-wise operations
         #[arg(value_name = "products", value_parser = ["products"])]
@@ -106,11 +106,11 @@ pub(crate) enum Bench {
         /// Threads per operation
         #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
         threads: u32,
-        /// Runs of each, alternating with its limit
+        /// Runs of each operation and of its limit, which alternate
         #[arg(long, default_value_t = 9, value_parser = clap::value_parser!(u32).range(1..))]
         repeats: u32,
     },
-    /// Pipelines of layers that sleep, so that stages can outnumber cores: measured and simulated step times
+    /// Measured and simulated step times of pipelines whose layers sleep, so that stages can outnumber cores
     Pipeline {
         /// Numbers of stages, separated by commas
         #[arg(long, value_delimiter = ',', default_value = "2,4,8", value_parser = clap::value_parser!(u32).range(1..))]
@@ -122,30 +122,30 @@ pub(crate) enum Bench {
         #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
         repeats: u32,
     },
-    /// Where the time of a training step goes, by operation
+    /// Time of each operation in a training step
     Profile {
-        /// Where the configuration comes from.
+        /// The configuration to measure.
         #[command(flatten)]
         config: ConfigArgs,
         /// Measured steps, after two warm-up steps
         #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
         steps: u32,
     },
-    /// Time that saving checkpoints costs training, compared with copying and writing alone
+    /// Time by which saving checkpoints delays training, compared with copying and writing alone
     Save {
-        /// Where the configuration comes from.
+        /// The configuration to measure.
         #[command(flatten)]
         config: ConfigArgs,
         /// Folder on the disk, in which the checkpoints are written
         #[arg(long, value_name = "DIR", default_value = ".")]
         folder: PathBuf,
-        /// Runs of each
+        /// Runs of each measurement and of its comparison
         #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..))]
         repeats: u32,
     },
     /// Training steps of a configuration on synthetic tokens: time and tokens per second
     Step {
-        /// Where the configuration comes from.
+        /// The configuration to measure.
         #[command(flatten)]
         config: ConfigArgs,
         /// Measured steps, after the warm-up steps

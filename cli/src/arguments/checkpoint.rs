@@ -7,7 +7,7 @@ use clap::{Args, Subcommand, ValueEnum};
 /// Options of `checkpoint`.
 #[derive(Debug, Args)]
 pub(crate) struct CheckpointArgs {
-    /// What to do.
+    /// The command.
     #[command(subcommand)]
     pub(crate) what: Checkpoint,
 }
@@ -15,17 +15,17 @@ pub(crate) struct CheckpointArgs {
 /// Options of `checkpoint export` and `checkpoint merge`.
 #[derive(Debug, Args)]
 pub(crate) struct ExportArgs {
-    /// Folder of a checkpoint, or of a run for its newest checkpoint
+    /// Folder of a checkpoint, or of a run to use its newest checkpoint
     #[arg(value_name = "DIR")]
     pub(crate) folder: PathBuf,
     /// Folder to write, or address in a store such as s3://bucket/model; must be new or empty
     #[arg(long, value_name = "FOLDER")]
     pub(crate) out: PathBuf,
-    /// Number type of the weights
+    /// Data type of the weights
     #[arg(long, value_enum, default_value_t = Floats::F32)]
     pub(crate) dtype: Floats,
-    /// Write the moving averages of the weights, which a run with training.ema keeps; those of
-    /// AdamWScheduleFree are written in any case
+    /// Write the moving averages of the weights, which a run with training.ema keeps; the averages of AdamWScheduleFree
+    /// are always written
     #[arg(long)]
     pub(crate) ema: bool,
     /// Maximum size of the tensors in one file
@@ -33,21 +33,21 @@ pub(crate) struct ExportArgs {
     pub(crate) max_shard_size: u64,
 }
 
-/// What can be done with a checkpoint.
+/// The commands for checkpoints.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Checkpoint {
     /// Print a checkpoint's step, layout and parameters, and the shards that contain them
     Inspect {
-        /// Folder of a checkpoint, or of a run for its newest checkpoint
+        /// Folder of a checkpoint, or of a run to use its newest checkpoint
         #[arg(value_name = "DIR")]
         folder: PathBuf,
         /// Print JSON
         #[arg(long)]
         json: bool,
     },
-    /// Read a whole checkpoint and list each damaged shard and tensor; exit status 1 if there is any
+    /// Read a whole checkpoint and list each damaged shard and tensor; exit status 1 if anything is damaged
     Verify {
-        /// Folder of a checkpoint, or of a run for all its checkpoints
+        /// Folder of a checkpoint, or of a run to verify all its checkpoints
         #[arg(value_name = "DIR")]
         folder: PathBuf,
     },
@@ -66,14 +66,14 @@ pub(crate) enum Checkpoint {
     Merge(ExportArgs),
 }
 
-/// Types that weights can have.
+/// The data types of exported weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Floats {
     /// Unchanged
     F32,
     /// Rounded
     Bf16,
-    /// Rounded; an error if a value is too large
+    /// Rounded; fails if a value is too large
     F16,
 }
 

@@ -1,4 +1,4 @@
-//! Options that say where the configuration comes from.
+//! Options that select the configuration.
 
 use std::path::PathBuf;
 
@@ -6,11 +6,11 @@ use clap::Args;
 use zero_config::Typed;
 use zero_train::process::launch::one_a_gpu;
 
-/// Where the configuration comes from.
+/// Options that select the configuration.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct ConfigArgs {
     /// ds.yaml or ds_config.json, or - for standard input; required. May be repeated: keys of later files override earlier ones
-    // Optional for clap, which would otherwise also require it for a subcommand.
+    // The option is optional for clap, which would otherwise also require it for a subcommand.
     #[arg(long, short, value_name = "FILE", visible_alias = "deepspeed_config")]
     pub(crate) config: Vec<PathBuf>,
     /// Number of ranks [default: launcher.num_processes, else one for each GPU, without GPUs as few as the other keys allow]
@@ -25,7 +25,7 @@ pub(crate) struct ConfigArgs {
 }
 
 impl ConfigArgs {
-    /// Returns the number of ranks that the command line asks for, else one per GPU of a run on GPUs. Returns `None` if the
+    /// Returns the number of ranks on the command line, or else one per GPU for a GPU run. Returns `None` if the
     /// configuration decides.
     pub(crate) fn ranks(&self, typed: &Typed) -> Option<usize> {
         self.num_processes.map(|ranks| ranks as usize).or_else(|| one_a_gpu(typed))

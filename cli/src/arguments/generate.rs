@@ -19,7 +19,7 @@ pub(crate) struct GenerateArgs {
     /// Text to continue; may be repeated [default: standard input]
     #[arg(long, short, value_name = "TEXT")]
     pub(crate) prompt: Vec<String>,
-    /// File with the text to continue, or - for standard input; a line break at its end is left out
+    /// File with the text to continue, or - for standard input; a line break at its end is removed
     #[arg(long, short = 'f', value_name = "FILE", conflicts_with = "prompt")]
     pub(crate) prompt_file: Option<PathBuf>,
     /// Treat each prompt as the message of a user, rendered with the model's chat template
@@ -31,7 +31,7 @@ pub(crate) struct GenerateArgs {
     /// Chat template to use instead of the model's own: a Jinja template, or its file
     #[arg(long, value_name = "TEMPLATE")]
     pub(crate) chat_template: Option<String>,
-    /// JSON lines, or - for standard input: each has `prompt`, a text, or `messages`, a conversation
+    /// File of JSON lines, or - for standard input; a line has `prompt`, a text, or `messages`, a conversation
     #[arg(long, value_name = "FILE", conflicts_with_all = ["prompt", "prompt_file"])]
     pub(crate) input: Option<PathBuf>,
     /// File to write, one JSON object per prompt: its fields, `text`, `tokens`, `prompt_tokens` and `finish_reason`
@@ -46,31 +46,31 @@ pub(crate) struct GenerateArgs {
     /// Draw from the K most likely tokens
     #[arg(long, value_name = "K")]
     pub(crate) top_k: Option<usize>,
-    /// Draw from the fewest most likely tokens whose probabilities sum to P
+    /// Draw from the smallest set of most likely tokens whose probabilities sum to at least P
     #[arg(long, value_name = "P")]
     pub(crate) top_p: Option<f64>,
     /// Draw from tokens at least P times as likely as the most likely one
     #[arg(long, value_name = "P")]
     pub(crate) min_p: Option<f64>,
-    /// Divide the logits of tokens that occurred by R, or multiply them if they are negative
+    /// Divide the logits of tokens that have occurred by R, or multiply them if they are negative
     #[arg(long, value_name = "R", default_value_t = 1.0)]
     pub(crate) repetition_penalty: f64,
     /// End a text before this string; may be repeated
     #[arg(long, value_name = "STRING")]
     pub(crate) stop: Vec<String>,
-    /// Go on after the model's token for the end of a text
+    /// Continue after the model's end-of-text token
     #[arg(long)]
     pub(crate) ignore_eos: bool,
-    /// Seed of the draws
+    /// Seed of the random draws
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) seed: u64,
-    /// Number of prompts of --input or --output that are generated at the same time; changes no text
+    /// Number of prompts of --input or --output that are generated at the same time; does not affect the texts
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) batch: u32,
     /// Number of threads [default: one per core]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) threads: Option<u32>,
-    /// Print the text only, without the number of tokens and the time on standard error
+    /// Print only the text, without the number of tokens and the time on standard error
     #[arg(long)]
     pub(crate) quiet: bool,
 }

@@ -1,4 +1,4 @@
-//! Options of `launch`, and the hosts and ranks that they describe.
+//! Options of `launch`, and the hosts and ranks that they specify.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -13,7 +13,8 @@ use zero_train::process::launch::{Hosts, Tee};
 #[command(override_usage = "zero-train launch [OPTIONS] --config <FILE> [OPTIONS OF TRAINING]\n       \
                             zero-train launch [OPTIONS] [--] <PROGRAM> [ARGUMENTS OF THE PROGRAM]...")]
 pub(crate) struct LaunchArgs {
-    /// Ranks per host: a number, cpu (one per core), or auto [default: as without `launch`; 1 for a program]
+    /// Ranks per host: a number, cpu (one per core), or auto [default: the same number as without `launch`, but 1 for a
+    /// program]
     #[arg(long, value_name = "N", alias = "num-gpus", env = "PET_NPROC_PER_NODE", value_parser = PerHost::parse)]
     pub(crate) nproc_per_node: Option<PerHost>,
     /// Number of hosts; run `launch` once on each
@@ -49,10 +50,11 @@ pub(crate) struct LaunchArgs {
     /// Seconds between SIGTERM and SIGKILL for the other ranks after one has failed
     #[arg(long, value_name = "SECONDS", default_value_t = 5)]
     pub(crate) grace: u32,
-    /// Of training.
+    /// The options of training.
     #[command(flatten)]
     pub(crate) train: TrainArgs,
-    /// Program that reads its rank from the environment, for example one that uses the library
+    /// Program to start on each rank, which reads its rank from the environment, for example a program that uses the
+    /// library
     #[arg(value_name = "PROGRAM", trailing_var_arg = true)]
     pub(crate) program: Vec<OsString>,
 }
@@ -60,7 +62,7 @@ pub(crate) struct LaunchArgs {
 /// Number of ranks per host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PerHost {
-    /// The number in the configuration.
+    /// The configured number.
     Auto,
     /// One rank per core.
     Cores,
@@ -95,8 +97,8 @@ fn hosts(text: &str) -> Result<usize, String> {
 }
 
 impl LaunchArgs {
-    /// Returns the hosts of the job and the index of this host. Address and port of host 0 that no flag sets are
-    /// taken from `MASTER_ADDR` and `MASTER_PORT`: Kubeflow's PyTorchJob sets these and not torchrun's variables.
+    /// Returns the hosts of the job and the index of this host. If no flag sets the address or port of host 0, it is
+    /// taken from `MASTER_ADDR` or `MASTER_PORT`: Kubeflow's PyTorchJob sets these variables instead of torchrun's.
     ///
     /// # Errors
     /// Fails if a flag is missing, or flags contradict each other.
@@ -135,8 +137,8 @@ impl LaunchArgs {
         Ok(Hosts { count, index, address, port, run: self.rdzv_id.clone() })
     }
 
-    /// Returns the number of ranks on this host according to the command line; `None` leaves it to the
-    /// configuration.
+    /// Returns the number of ranks on this host according to the command line. Returns `None` if the configuration
+    /// decides.
     ///
     /// # Errors
     /// Fails if two flags contradict each other.
@@ -146,7 +148,7 @@ impl LaunchArgs {
             Some(PerHost::Cores) => Some(cores),
             Some(PerHost::Ranks(ranks)) => Some(ranks),
         };
-        // Accelerate counts the processes of all hosts.
+        // As in Accelerate, this option is the number of processes on all hosts.
         let Some(all) = self.train.config.num_processes.map(|ranks| ranks as usize) else { return Ok(here) };
         match here {
             Some(here) if here * hosts != all => Err(format!(

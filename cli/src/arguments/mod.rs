@@ -24,20 +24,20 @@ pub(crate) use plan::PlanArgs;
 #[command(name = "zero-train", version, args_conflicts_with_subcommands = true)]
 #[command(override_usage = "zero-train --config <FILE> [-n <N>] [OPTIONS]\n       zero-train <COMMAND>")]
 pub(crate) struct Cli {
-    /// Trains if absent.
+    /// The command. Without one, the program trains.
     #[command(subcommand)]
     pub(crate) command: Option<Command>,
-    /// Of training.
+    /// The options of training.
     #[command(flatten)]
     pub(crate) train: TrainArgs,
 }
 
-/// What else the binary does.
+/// The commands other than training.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Print the resolved configuration with the origin of each value, or every error at once
     Check(CheckArgs),
-    /// Print the layers, memory and traffic of each rank without starting any; --grid draws the schedule of a step
+    /// Print the layers, memory and traffic of each rank without starting any rank; --grid draws the schedule of a step
     Plan(PlanArgs),
     /// Start the ranks of this host, alone or as one of several hosts; accepts flags of torchrun, deepspeed and accelerate
     Launch(Box<LaunchArgs>),
@@ -51,31 +51,33 @@ pub(crate) enum Command {
     Data(DataArgs),
     /// Continue prompts or answer messages with a trained model: a run, a checkpoint, an export, a Hugging Face folder
     Generate(Box<GenerateArgs>),
-    /// Write an HTML page about one run or several: curves, memory, timeline, communication, time
+    /// Write an HTML page about one or several runs: curves, memory, timeline, communication, time
     Report(ReportArgs),
-    /// Print the machine's cores, instruction sets, memory, GPUs and NCCL, and which NVIDIA libraries are missing
+    /// Print this machine's cores, instruction sets, memory, GPUs and NCCL, and which NVIDIA libraries are missing
     Doctor,
 }
 
 /// Options of training.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct TrainArgs {
-    /// Where the configuration comes from.
+    /// Options that select the configuration.
     #[command(flatten)]
     pub(crate) config: ConfigArgs,
     /// Folder of the run [default: training.output_dir]
     #[arg(long, value_name = "DIR")]
     pub(crate) out: Option<PathBuf>,
-    /// Resume from the run's newest checkpoint (auto), from the checkpoint DIR, or from the newest one of the run DIR
+    /// Resume from the run's newest checkpoint (auto), from the checkpoint DIR, or from the newest checkpoint of the
+    /// run DIR
     #[arg(long, value_name = "auto|DIR")]
     pub(crate) resume: Option<String>,
     /// Stop after this many optimizer steps
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) max_steps: Option<u64>,
-    /// Restart all ranks from the newest checkpoint up to K times after one dies [default: launcher.max_restarts]
+    /// Restart all ranks from the newest checkpoint up to K times after a rank dies [default: launcher.max_restarts]
     #[arg(long, value_name = "K")]
     pub(crate) max_restarts: Option<u32>,
-    /// Restart without the ranks that died as long as M are left [default: launcher.min_ranks, else all ranks restart]
+    /// Restart without the ranks that died as long as M ranks are left [default: launcher.min_ranks, else all ranks
+    /// restart]
     #[arg(long, value_name = "M", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) min_ranks: Option<u32>,
     /// Train K steps, compare their losses with those of one process at ZeRO stage 0, and stop
@@ -101,7 +103,7 @@ pub(crate) struct TrainArgs {
 /// Options of `check`.
 #[derive(Debug, Args)]
 pub(crate) struct CheckArgs {
-    /// Where the configuration comes from.
+    /// Options that select the configuration.
     #[command(flatten)]
     pub(crate) config: ConfigArgs,
 }
@@ -109,16 +111,16 @@ pub(crate) struct CheckArgs {
 /// Options of `autotune`.
 #[derive(Debug, Args)]
 pub(crate) struct AutotuneArgs {
-    /// Where the configuration comes from.
+    /// Options that select the configuration.
     #[command(flatten)]
     pub(crate) config: ConfigArgs,
-    /// Search the hyperparameters in autotuning.sweep for the lowest evaluation loss, instead of speed
+    /// Search the hyperparameters in autotuning.sweep for the lowest evaluation loss, instead of searching for speed
     #[arg(long)]
     pub(crate) sweep: bool,
     /// Folder of the results [default: autotuning.results_dir]
     #[arg(long, value_name = "DIR")]
     pub(crate) out: Option<PathBuf>,
-    /// Continue an earlier search of the same configuration, keeping its measurements
+    /// Continue an earlier search of the same configuration and keep its measurements
     #[arg(long)]
     pub(crate) resume: bool,
     /// Print plain lines instead of a table, even on a terminal
@@ -132,17 +134,17 @@ pub(crate) struct AutotuneArgs {
 /// Options of `data`.
 #[derive(Debug, Args)]
 pub(crate) struct DataArgs {
-    /// What to do.
+    /// The command.
     #[command(subcommand)]
     pub(crate) what: Data,
 }
 
-/// What can be done with data.
+/// The commands for data.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Data {
     /// Print samples with the trained tokens in color, or in ⟦ ⟧ without colors, and the number of tokens
     Show(ShowArgs),
-    /// Tokenize text into the cache ahead of a run, and print what was done
+    /// Tokenize text into the cache before a run, and print the result
     Prepare(DataConfigArgs),
     /// Print the numbers of documents, tokens and samples, lengths, duplicates and the share of padding
     Stats(DataConfigArgs),
@@ -196,7 +198,7 @@ impl TrainArgs {
     /// Checks that no option of training is set.
     ///
     /// # Errors
-    /// Names the first option that is set.
+    /// Fails if an option is set, and names the first one.
     pub(crate) fn is_unused(&self) -> Result<(), String> {
         let options = [
             ("--set", !self.config.set.is_empty()),
@@ -218,7 +220,7 @@ impl TrainArgs {
         }
     }
 
-    /// Returns the overrides of `--set`, followed by those that other options stand for.
+    /// Returns the overrides of `--set`, followed by the overrides that other options imply.
     #[must_use]
     pub(crate) fn overrides(&self) -> Vec<String> {
         let mut overrides = self.config.set.clone();

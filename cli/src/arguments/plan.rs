@@ -10,7 +10,7 @@ use super::config::ConfigArgs;
 /// Options of `plan`.
 #[derive(Debug, Args)]
 pub(crate) struct PlanArgs {
-    /// Where the configuration comes from.
+    /// Options that select the configuration.
     #[command(flatten)]
     pub(crate) config: ConfigArgs,
     /// Draw the schedule of a step: one row per pipeline stage, one column per time slot
@@ -28,7 +28,7 @@ pub(crate) struct PlanArgs {
     /// Compare layouts by the bytes that H hosts with equal numbers of ranks send to each other
     #[arg(long, value_name = "H", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) hosts: Option<u32>,
-    /// Speed of a host's link, such as 100Gb or 12.5GB (per second), to print the time that it needs
+    /// Speed of a host's link, such as 100Gb or 12.5GB (per second), to print the time that the bytes take
     #[arg(long, value_name = "RATE", value_parser = rate, requires = "hosts")]
     pub(crate) link: Option<f64>,
     /// Cost table written by `bench costs`, to predict the time of a step [default: training.cost_table]

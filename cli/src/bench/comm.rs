@@ -1,4 +1,5 @@
-//! `zero-train bench comm`: times collectives between processes of this machine, alternating each with its floor.
+//! `zero-train bench comm`: times collectives between processes of this machine. Each collective alternates with its
+//! floor.
 //!
 //! The floor of a collective is its memory traffic alone.
 
@@ -13,7 +14,7 @@ use zero_train::process::launch::{self, Job, Team};
 /// Starts the ranks, or runs the benchmark if this process is one of them. Returns the exit status.
 ///
 /// # Errors
-/// Fails if `transport` is unknown, if the ranks cannot connect, or if one of them is lost.
+/// Fails if `transport` is unknown, if the ranks cannot connect, or if a rank is lost.
 pub(crate) fn comm(ranks: usize, megabytes: usize, repeats: usize, transport: &str) -> anyhow::Result<u8> {
     let transport = match transport {
         "auto" => Transport::Auto,
@@ -70,7 +71,7 @@ pub(crate) fn comm(ranks: usize, megabytes: usize, repeats: usize, transport: &s
     Ok(0)
 }
 
-/// Formats the median, minimum and maximum in a unit of which a second has `parts`.
+/// Formats the median, minimum and maximum in a unit. A second has `parts` of these units.
 fn spread(times: &[Duration], parts: f64) -> String {
     let scaled = |time: Option<Duration>| time.unwrap_or_default().as_secs_f64() * parts;
     let (low, high) = (scaled(times.iter().min().copied()), scaled(times.iter().max().copied()));

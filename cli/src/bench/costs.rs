@@ -1,4 +1,4 @@
-//! `zero-train bench costs`: measures a cost table, from which plans predict the time of a step.
+//! `zero-train bench costs`: measures a cost table. Plans predict the time of a step from it.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use crate::arguments::ConfigArgs;
 /// Measures on all ranks and writes the table on rank 0. Returns the exit status.
 ///
 /// # Errors
-/// Fails as training would, or if `out` cannot be written.
+/// Fails if training would fail, or if `out` cannot be written.
 pub(crate) fn costs(args: &ConfigArgs, out: &Path, length: &CostLength) -> anyhow::Result<u8> {
     let (config, cores, comm) = match take_part(args)? {
         Role::Launcher(status) => return Ok(status),

@@ -22,7 +22,7 @@ struct Measured {
     loads: Vec<MeasuredLoad>,
 }
 
-/// Times of one load through the disk tier and of its floor, one entry per run.
+/// Times of one load through the disk tier and of its floor. There is one entry per run.
 #[derive(Serialize)]
 struct MeasuredLoad {
     load: &'static str,

@@ -1,5 +1,5 @@
-//! `zero-train bench`: benchmarks on this machine. Most alternate their subject with a floor, the plainest way to do
-//! the same work.
+//! `zero-train bench`: benchmarks on this machine. Most of them alternate their subject with a floor: the simplest
+//! program that does the same work.
 
 mod comm;
 mod costs;

@@ -3,8 +3,8 @@
 //!
 //! Most I/O belongs to the update: it fetches, updates and writes back each tile of optimizer state, overlapped with
 //! the transfers of other tiles. The benchmark times the update inside real steps. The floor reads and writes the same
-//! number of bytes past the page cache, using the same amount of memory. If the arithmetic of the update takes longer
-//! than this I/O, the arithmetic is the floor.
+//! number of bytes with the same amount of memory, and bypasses the page cache. If the arithmetic of the update takes
+//! longer than this I/O, the arithmetic is the floor.
 
 use std::time::Duration;
 
@@ -25,7 +25,7 @@ struct Moved {
     written: u64,
 }
 
-/// Times of the subject, of its floor on the disk, and of its arithmetic; one entry per step.
+/// Times of the subject, of its floor on the disk, and of its arithmetic. There is one entry per step.
 #[derive(Debug, Default)]
 struct Times {
     subject: Vec<Duration>,
@@ -38,7 +38,7 @@ struct Times {
 /// Rank 0 prints its own times. All ranks run their floors at the same time, as they share the disk.
 ///
 /// # Errors
-/// Fails as training would, or if the configuration offloads no optimizer state to a disk.
+/// Fails if training would fail, or if the configuration offloads no optimizer state to a disk.
 pub(crate) fn offload(args: &ConfigArgs, steps: usize) -> anyhow::Result<u8> {
     // The start and end of the update come from the timeline, which needs `training.trace`.
     let traced = ConfigArgs { set: [&args.set[..], &["training.trace=true".into()]].concat(), ..args.clone() };
@@ -113,7 +113,7 @@ fn in_memory(subject: &Steps) -> usize {
     let (zero, config) = (subject.engine().zero(), subject.engine().config());
     let (widths, tile) = (zero.widths(), zero.layout().tile());
     let states = zero.layout().segments().iter().map(|segment| segment.state_bytes(tile, &widths)).max().unwrap_or(0);
-    // Besides the states: gradient, master copy and parameter.
+    // In addition to the states, a tile has a gradient, a master copy and a parameter.
     config.zero.offload_optimizer.buffer_count * (states + tile * (4 + widths.master + widths.parameter))
 }
 
@@ -123,13 +123,13 @@ fn moved(subject: &Steps) -> Moved {
     Moved { read: used.read, written: used.written }
 }
 
-/// Times within one step.
+/// Durations within one step.
 struct InStep {
-    /// From the first read of a tile to its last write.
+    /// Time from the first read of a tile to the last write of a tile.
     update: Duration,
-    /// Sum of its arithmetic.
+    /// Total time of the arithmetic of the update.
     updating: Duration,
-    /// Sum over all arithmetic of the step.
+    /// Total time of all arithmetic in the step.
     computing: Duration,
 }
 

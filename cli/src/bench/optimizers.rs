@@ -1,4 +1,5 @@
-//! `zero-train bench optimizers`: the update of each optimizer, and of AdamW on values in bf16 and states in 8 bits.
+//! `zero-train bench optimizers`: times the update of each optimizer. AdamW is also timed with values in bf16 and with
+//! states in 8 bits.
 
 use std::time::Duration;
 
@@ -36,12 +37,12 @@ pub(crate) fn optimizers(millions: usize, repeats: usize) -> anyhow::Result<u8> 
         show(name, bytes, (&subject, &floor), bytes as f64 / bytes_per_parameter(2) as f64);
     }
     let (subject, floor) = eight_bit(parameters, repeats);
-    // One byte of each state, read and written; the largest values add 1.6 %.
+    // Each state has one byte per parameter, which is read and written. The largest value of each block adds 1.6 %.
     show("AdamW, states in 8 bits", 4 * 3 + 4, (&subject, &floor), 16.0 / bytes_per_parameter(2) as f64);
     Ok(0)
 }
 
-/// Alternates AdamW with states in 8 bits with the floor of AdamW in f32.
+/// Times AdamW with states in 8 bits, alternating with the floor of AdamW in f32.
 fn eight_bit(n: usize, repeats: usize) -> (Vec<Duration>, Vec<Duration>) {
     let (mut values, grads): (Vec<f32>, Vec<f32>) = (params(n).collect(), grads(n).collect());
     let kinds = [EightBit::Signed, EightBit::Unsigned];
@@ -53,14 +54,14 @@ fn eight_bit(n: usize, repeats: usize) -> (Vec<Duration>, Vec<Duration>) {
     })
 }
 
-/// Prints one row. The floor moves the subject's bytes divided by `share`.
+/// Prints one row. The subject moves `share` times as many bytes as the floor.
 fn show(name: &str, bytes: usize, (subject, floor): (&[Duration], &[Duration]), share: f64) {
     let of_rate = |(f, s): (&Duration, &Duration)| share * f.as_secs_f64() / s.as_secs_f64() * 100.0;
     let shares = floor.iter().zip(subject).map(of_rate).collect();
     println!("  {name:<24} {bytes:>2} bytes  {}  {}", summary(subject), spread(shares, 1, "%"));
 }
 
-/// Alternates AdamW on values in bf16 with the floor of AdamW in f32.
+/// Times AdamW with values in bf16, alternating with the floor of AdamW in f32.
 fn against_wide_floor(
     n: usize,
     repeats: usize,
@@ -79,7 +80,7 @@ fn against_wide_floor(
     })
 }
 
-/// Alternates steps of an AdamW with the floor of AdamW in f32.
+/// Times steps of an AdamW variant, alternating with the floor of AdamW in f32.
 fn alternated(
     n: usize,
     repeats: usize,

@@ -1,7 +1,7 @@
 //! `zero-train bench pipeline`: compares measured steps of a paced pipeline with simulated ones.
 //!
-//! A paced layer sleeps instead of computing. A pipeline with more ranks than this machine has cores then takes exactly
-//! the time of its schedule, so any difference from the simulation is overhead of the engine.
+//! A paced layer sleeps instead of computing. Even with more ranks than cores, a step then takes exactly the time of
+//! its schedule. Any difference from the simulation is therefore overhead of the engine.
 
 use std::time::{Duration, Instant};
 
@@ -14,7 +14,7 @@ use zero_pipeline::simulate::{Costs, LayerCosts, SegmentCosts};
 use zero_planner::Plan;
 use zero_train::{Activations, Batch, Config, Engine, Layer, Layers, Pass};
 
-/// Time of one stage for one micro-batch, for each of forward, backward of the inputs and backward of the weights.
+/// Time of one stage for one micro-batch in each of forward, backward of the inputs and backward of the weights.
 const PACE: Duration = Duration::from_millis(20);
 
 const SCHEDULES: [(&str, usize); 4] = [("gpipe", 1), ("1f1b", 1), ("interleaved_1f1b", 2), ("zb_h1", 1)];
@@ -36,7 +36,7 @@ impl Layer for Paced {
 
 struct Pace(Duration);
 
-/// Waits for `pace`. A sleep ends late by 0.1 ms or more, so the last part is a busy wait.
+/// Waits for `pace`. A sleep ends at least 0.1 ms late, so the last part is a busy wait.
 fn pause(pace: Duration) {
     const AWAKE: Duration = Duration::from_micros(300);
     let end = Instant::now() + pace;
@@ -162,8 +162,8 @@ fn measured(config: &Config, chunks: usize, pace: Duration, repeats: usize) -> a
         let panicked = |_| Err(anyhow::anyhow!("internal error: a rank panicked"));
         started.into_iter().map(|rank| rank.join().unwrap_or_else(panicked)).collect()
     });
-    // All ranks end a step together, at the loss, so the times of one rank are enough. The first step is not counted:
-    // it opens connections.
+    // All ranks end a step together at the loss, so the times of one rank suffice. The first step does not count,
+    // because it opens connections.
     let times = times.into_iter().collect::<anyhow::Result<Vec<_>>>()?;
     Ok(times[0][1..].to_vec())
 }

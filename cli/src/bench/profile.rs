@@ -14,7 +14,7 @@ use crate::arguments::ConfigArgs;
 /// Returns the exit status.
 ///
 /// # Errors
-/// Fails as training would.
+/// Fails if training would fail.
 pub(crate) fn profile(args: &ConfigArgs, steps: usize) -> anyhow::Result<u8> {
     let (config, cores, comm) = match take_part(args)? {
         Role::Launcher(status) => return Ok(status),
@@ -35,7 +35,7 @@ pub(crate) fn profile(args: &ConfigArgs, steps: usize) -> anyhow::Result<u8> {
     measure::start();
     for _ in 0..steps {
         peaks.push(measure::peak_flops(dtype));
-        // Without it, the first collective would wait for the rank that measured its peak last.
+        // Without the barrier, the first collective would wait for the rank that measured its peak last.
         comm.barrier().wait()?;
         whole += subject.step()?.duration;
     }

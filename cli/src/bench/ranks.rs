@@ -11,14 +11,14 @@ use crate::input::load;
 use zero_train::process;
 use zero_train::process::launch::{self, Job, Team};
 
-/// Steps before the measured ones. The first one faults in all memory.
+/// Steps before the measured steps. The first step faults in all memory.
 pub(super) const WARM_UP: usize = 2;
 
 /// The role of this process in a benchmark.
 pub(super) enum Role {
-    /// It launched the ranks, which have ended with this exit status.
+    /// This process launched the ranks, which have ended with this exit status.
     Launcher(u8),
-    /// It is a rank. `cores` is a line that describes its cores.
+    /// This process is a rank. `cores` is a line that describes its cores.
     Rank { config: Box<Config>, cores: String, comm: Arc<dyn Communicator> },
 }
 

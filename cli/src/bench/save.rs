@@ -1,9 +1,9 @@
 //! `zero-train bench save`: measures how long checkpoints stall training, alternating with a plain copy and a plain
 //! file write.
 //!
-//! A background save stalls the ranks while it copies their state. Its floor is a copy of the same number of bytes by
-//! one thread, between buffers whose pages are already faulted in. A synchronous save stalls them until the checkpoint
-//! is written. Its floor writes the same number of bytes to one file per rank and syncs it.
+//! A background save stalls the ranks while it copies their state. Its floor is one thread that copies the same number
+//! of bytes between buffers whose pages are already faulted in. A synchronous save stalls the ranks until the
+//! checkpoint is written. Its floor writes the same number of bytes to one file per rank and syncs the file.
 
 use std::fs::File;
 use std::io::Write;
@@ -18,7 +18,7 @@ use super::figures::{spread, summary};
 use super::ranks::{Role, WARM_UP, take_part};
 use crate::arguments::ConfigArgs;
 
-/// Times on one rank, one entry per round.
+/// Times on one rank. There is one entry per round.
 #[derive(Debug, Default)]
 struct Times {
     copy: Vec<Duration>,
@@ -33,7 +33,7 @@ struct Times {
 /// Times checkpoints of a configuration in `folder`. Rank 0 prints its own times. Returns the exit status.
 ///
 /// # Errors
-/// Fails as training would, or if `folder` cannot be written.
+/// Fails if training would fail, or if `folder` cannot be written.
 pub(crate) fn save(args: &ConfigArgs, folder: &Path, repeats: usize) -> anyhow::Result<u8> {
     let sets = ["training.save_async=true", "training.keep_last=1"].map(String::from);
     let with = ConfigArgs { set: [&args.set[..], &sets].concat(), ..args.clone() };
@@ -49,7 +49,7 @@ pub(crate) fn save(args: &ConfigArgs, folder: &Path, repeats: usize) -> anyhow::
     let own = subject.engine().checkpoint_bytes();
     let source = vec![1u8; own as usize];
     let mut target = source.clone();
-    // The first save faults in the memory of the copy.
+    // The first save faults in the memory for the copy.
     subject.engine_mut().save_checkpoint_in_background(&root, Value::Null)?;
     subject.engine_mut().finish_save()?;
     let mut times = Times::default();
@@ -112,7 +112,7 @@ fn write(file: &Path, bytes: &[u8]) -> std::io::Result<()> {
     file.sync_all()
 }
 
-/// Formats the ratios of subject to floor, round by round.
+/// Formats the ratios of subject to floor, one per round.
 fn over(subject: &[Duration], floor: &[Duration]) -> String {
     spread(subject.iter().zip(floor).map(|(s, f)| s.as_secs_f64() / f.as_secs_f64()).collect(), 2, "×")
 }

@@ -36,7 +36,7 @@ struct Measured {
 /// The number of steps to run.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Length {
-    /// Steps before the measured ones.
+    /// Steps before the measured steps.
     pub(crate) warm_up: usize,
     /// Minimum number of measured steps.
     pub(crate) steps: usize,
@@ -50,13 +50,13 @@ const MOST_MORE: usize = 1 << 16;
 /// Times training steps without writing a run folder. Returns the exit status.
 ///
 /// # Errors
-/// Fails as training would.
+/// Fails if training would fail.
 pub(crate) fn step(args: &ConfigArgs, length: &Length, json: bool) -> anyhow::Result<u8> {
     let (config, cores, comm) = match take_part(args)? {
         Role::Launcher(status) => return Ok(status),
         Role::Rank { config, cores, comm } => (config, cores, comm),
     };
-    // Allocated before the engine, which counts all later allocations as its own.
+    // This is allocated before the engine, which counts all later allocations as its own.
     let most = length.warm_up + length.steps + MOST_MORE;
     let (mut times, mut losses) = (Vec::with_capacity(most), Vec::with_capacity(most));
     let started = Instant::now();
@@ -75,7 +75,7 @@ pub(crate) fn step(args: &ConfigArgs, length: &Length, json: bool) -> anyhow::Re
     take(length.steps, &mut times)?;
     let left = length.at_least.saturating_sub(times.iter().sum());
     let more = left.as_secs_f64() / zero_comm::bench::median(&times).as_secs_f64().max(1e-6);
-    // Ranks measure slightly different times, and all must run the same number of steps.
+    // Ranks measure slightly different times, but all must run the same number of steps.
     let more = comm.all_reduce(Buffer::I64(vec![more.ceil() as i64]), ReduceOp::Max).wait()?.into_i64()?;
     take(more.first().map_or(0, |&more| (more as usize).min(MOST_MORE)), &mut times)?;
     let peak =

@@ -8,7 +8,7 @@ use zero_planner::{OnHosts, Planner, layouts_on_hosts};
 use crate::arguments::PlanArgs;
 use crate::input::load_sources;
 
-/// Layouts of a job on hosts.
+/// Layouts of a job on several hosts.
 pub(super) struct Comparison {
     hosts: usize,
     /// Ranks per host.
@@ -18,7 +18,7 @@ pub(super) struct Comparison {
     layouts: Vec<OnHosts>,
 }
 
-/// Returns the number of ranks of each host.
+/// Returns the number of ranks per host.
 ///
 /// # Errors
 /// Fails if the ranks do not divide evenly among the hosts.
@@ -30,7 +30,7 @@ pub(super) fn ranks_of_each(hosts: usize, world: usize) -> anyhow::Result<usize>
     Ok(world / hosts)
 }
 
-/// Plans the configuration and other layouts on this number of hosts.
+/// Plans the configuration and alternative layouts on this number of hosts.
 ///
 /// # Errors
 /// Fails if the ranks do not divide evenly among the hosts.
@@ -52,17 +52,17 @@ pub(super) fn compare(
 }
 
 impl Comparison {
-    /// Bytes that a host sends in a step: the mean of the hosts.
+    /// Returns the mean number of bytes that a host sends in a step.
     fn per_host(&self, layout: &OnHosts) -> Option<u64> {
         layout.network_bytes.map(|bytes| bytes / self.hosts as u64)
     }
 
-    /// Seconds that a host's link needs for them.
+    /// Returns the time in seconds that a host's link needs for these bytes.
     fn seconds(&self, layout: &OnHosts) -> Option<f64> {
         Some(self.per_host(layout)? as f64 / self.link?)
     }
 
-    /// Returns the comparison for the user. `limit` is the memory that a rank may use.
+    /// Formats the comparison for the user. `limit` is the memory that a rank may use.
     pub(super) fn text(&self, limit: Option<u64>) -> String {
         let mut rows = vec![["layout", "a host sends", "link time", "memory/rank", "settings"].map(String::from)];
         for layout in &self.layouts {
@@ -92,7 +92,7 @@ impl Comparison {
         text + &self.advice(limit)
     }
 
-    /// Recommends the layout that sends the least of those that fit.
+    /// Recommends the layout that sends the fewest bytes among the layouts that fit.
     fn advice(&self, limit: Option<u64>) -> String {
         let Some(limit) = limit else {
             return "help: with --device-memory SIZE, the plan recommends the layout that sends the least of those that fit".into();
@@ -109,7 +109,7 @@ impl Comparison {
         }
     }
 
-    /// Returns the comparison for programs.
+    /// Returns the comparison as JSON.
     pub(super) fn value(&self) -> Value {
         let of = |layout: &OnHosts| {
             json!({

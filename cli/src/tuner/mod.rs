@@ -39,7 +39,7 @@ pub(crate) fn autotune(args: &AutotuneArgs) -> anyhow::Result<u8> {
     };
     let config = crate::input::load_sources(&args.config, vec![source.clone()], &args.config.set)?;
     if args.config.ignore_unknown_keys {
-        // Trials read the text again, without them.
+        // Trials read the text again, so the unknown keys are removed from it.
         let written = zero_config::load(source.clone(), &args.config.set)?;
         let changes: Vec<_> = written.unknown_keys().into_iter().map(|key| (key.to_string(), None)).collect();
         source.text = zero_config::edit(&source, &changes)?;
@@ -84,7 +84,7 @@ fn status(interrupted: bool, has_best: bool) -> u8 {
 struct Table {
     terminal: Option<Term>,
     lines: bool,
-    /// Number of lines on the terminal, to clear before the next drawing.
+    /// Number of lines on the terminal that must be cleared before the next drawing.
     height: usize,
     word: String,
     drawn: Vec<String>,
@@ -107,7 +107,7 @@ impl Table {
         let _ = terminal.clear_last_lines(self.height);
         let (height, width) = terminal.size();
         let (height, width) = (usize::from(height), usize::from(width).max(20));
-        // Lines that scroll off the terminal could not be cleared. The cursor takes one more line.
+        // Lines that scroll off the terminal could not be cleared. The cursor takes one additional line.
         let lines = self.drawn.iter().take(height.saturating_sub(2)).chain(std::iter::once(&self.word));
         self.height = 0;
         for line in lines {
@@ -233,7 +233,8 @@ fn line(row: &Row, metric: Metric) -> String {
     text
 }
 
-/// Formats a value with four decimals below 10, one below 1000, none below a million, and in scientific notation above.
+/// Formats a value with four decimals below 10, one decimal below 1000 and no decimals below a million. Larger values
+/// are in scientific notation.
 fn figure(value: f64) -> String {
     match value.abs() {
         large if large >= 1e6 => format!("{value:.3e}"),

@@ -35,10 +35,12 @@ const MAGIC: [(&[u8], &str); 31] = [
     (b"\xfe\xff", "UTF-16 text"),
 ];
 
-/// A zero byte among this many bytes at the start makes a file binary, as in git and grep. UTF-8 text has none.
+/// A file with a zero byte among its first `LOOKED_AT` bytes is binary, as in git and grep. UTF-8 text has no zero
+/// bytes.
 const LOOKED_AT: usize = 8192;
 
-/// Returns the kind of a binary file, or `None` for text. `content` is its beginning, which may end in a character.
+/// Returns the kind of a binary file, or `None` for text. `content` is the beginning of the file; its last character
+/// may be incomplete.
 pub(super) fn kind(content: &[u8]) -> Option<&'static str> {
     // A text may begin like a short ASCII signature, so a zero byte or invalid UTF-8 must confirm it.
     let is_text = |magic: &[u8]| magic.len() < 5 && magic.iter().all(u8::is_ascii_graphic);
@@ -77,7 +79,7 @@ mod tests {
         for text in texts {
             assert_eq!(kind(text.as_bytes()), None, "{text}");
         }
-        // Content in neither UTF-8 nor a known format may be text in an older encoding.
+        // Content that is not UTF-8 and has no known signature may be text in an older encoding.
         assert_eq!(kind(b"caf\xe9 au lait"), None);
         let late = [vec![b'a'; LOOKED_AT], vec![0]].concat();
         assert_eq!(kind(&late), None);

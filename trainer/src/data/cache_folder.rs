@@ -1,4 +1,4 @@
-//! Where tokens and downloads are kept between runs.
+//! Finds the folder in which tokens and downloads are kept between runs.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -7,13 +7,13 @@ use zero_engine::DataError;
 
 use super::options::CacheOptions;
 
-/// The variable with the folder of the cache.
+/// The environment variable with the folder of the cache.
 const VARIABLE: &str = "ZERO_TRAIN_CACHE";
 
 /// Returns the folder of the cache.
 ///
 /// # Errors
-/// Fails if neither the options nor the environment have one.
+/// Fails if neither the options nor the environment name a folder.
 pub(super) fn folder_of(options: &CacheOptions) -> Result<PathBuf, DataError> {
     match &options.folder {
         Some(folder) => Ok(folder.clone()),
@@ -24,10 +24,10 @@ pub(super) fn folder_of(options: &CacheOptions) -> Result<PathBuf, DataError> {
     }
 }
 
-/// Returns the folder without `data.cache_dir`: `$ZERO_TRAIN_CACHE`, or else `zero-train` in `$XDG_CACHE_HOME`, or else
-/// `~/.cache/zero-train`. `None` if the environment has none of them.
+/// Returns the folder that is used without `data.cache_dir`: `$ZERO_TRAIN_CACHE`, or else `zero-train` in
+/// `$XDG_CACHE_HOME`, or else `~/.cache/zero-train`. Returns `None` if neither these variables nor `HOME` are set.
 fn default_folder(variable: impl Fn(&str) -> Option<std::ffi::OsString>) -> Option<PathBuf> {
-    // An empty variable counts as unset, and the specification of XDG ignores relative paths.
+    // An empty variable counts as unset. Relative paths are ignored, as the XDG specification demands.
     let path = |name| variable(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     path(VARIABLE)
         .or_else(|| path("XDG_CACHE_HOME").filter(|path| path.is_absolute()).map(|path| path.join("zero-train")))

@@ -1,4 +1,4 @@
-//! The trait of a data set: samples that can be read in any order, one batch at a time.
+//! The trait of a data set. Its samples can be read in any order, one batch at a time.
 
 use std::sync::Arc;
 
@@ -9,9 +9,9 @@ pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// Samples with random access.
 ///
-/// Which sample a rank trains on at a step is a pure function of the seed, the epoch and the position
-/// ([`sample_index`](super::sample_index)). A data set therefore knows nothing of ranks, epochs or shuffling, and a
-/// resumed run continues with the next sample. Every rank opens the whole data set and reads its own samples.
+/// [`sample_index`](super::sample_index) computes the sample that a rank trains on from the seed and the position in
+/// the run. A data set therefore does not depend on ranks, epochs or shuffling, and a resumed run continues with the
+/// next sample. Every rank opens the whole data set and reads its own samples.
 ///
 /// ```
 /// use candle_core::{Device, Tensor};
@@ -43,7 +43,8 @@ pub trait Dataset: Send + Sync {
     /// Fails if a sample cannot be read; the run ends with this error.
     fn batch(&self, indices: &[usize]) -> Result<Batch, BoxError>;
 
-    /// Returns the tokens per sample, from which a run computes its throughput; 1 if samples are not sequences.
+    /// Returns the number of tokens per sample, or 1 if samples are not sequences. A run computes its throughput from
+    /// it.
     fn tokens_per_sample(&self) -> usize {
         1
     }

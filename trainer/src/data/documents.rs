@@ -1,7 +1,7 @@
-//! Tokenizes the documents of files, in parallel and with a bounded part of them in memory.
+//! Tokenizes the documents of files in parallel. Only a bounded part of the documents is in memory.
 //!
-//! A thread reads documents and cuts long ones into pieces. Groups of pieces, which may be of several files, are
-//! encoded in parallel and written in order. The tokens do not depend on the groups.
+//! A thread reads documents and cuts long ones into pieces. Groups of pieces are encoded in parallel and written in
+//! order. A group may have pieces of several files. The tokens do not depend on the grouping.
 
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
@@ -19,12 +19,12 @@ use super::tokens::Documents;
 use super::watch::Watch;
 use super::width::Width;
 
-/// Bytes of text that are encoded at once, for each thread.
+/// Bytes of text per thread in a group, which is encoded at once.
 const GROUP_PER_THREAD: usize = 1 << 20;
 /// Number of groups that are read ahead.
 const AHEAD: usize = 2;
 
-/// Part of every key. Change it whenever the same file gets other tokens than before.
+/// Part of every cache key. Change it whenever the same file gets different tokens than before.
 const VERSION: &[u8] = b"zero-train tokens 2";
 
 /// Tokenizes the documents of files, or opens their tokens in the cache.
@@ -41,7 +41,7 @@ pub(super) fn tokenized(
     Documents::new(files, newline, options)
 }
 
-/// How documents become tokens.
+/// The inputs of the tokenization.
 struct Tokenizing<'a> {
     text_key: &'a str,
     tokenizer: &'a Tokenizer,
@@ -54,10 +54,10 @@ struct Tokenizing<'a> {
 struct Joined<S> {
     store: S,
     documents: u64,
-    /// Number of tokens, all between documents, before the first document that has any.
+    /// Number of separator tokens before the first document that is not empty.
     leading: u64,
     tokens: u64,
-    /// Whether a document has tokens.
+    /// Whether any document has tokens.
     has_content: bool,
 }
 
@@ -66,7 +66,7 @@ impl<S: Store> Joined<S> {
         Self { store, documents: 0, leading: 0, tokens: 0, has_content: false }
     }
 
-    /// Begins a document, after `newline` if it is not the first.
+    /// Begins a document. Appends `newline` first, except before the first document.
     fn begin(&mut self, newline: &[u32]) -> Result<(), DataError> {
         if self.documents > 0 {
             self.push(newline)?;
@@ -84,7 +84,7 @@ impl<S: Store> Joined<S> {
     }
 }
 
-/// Pieces of text, each with the number of its file, and the error that ended the reading.
+/// Pieces of text, each with the index of its file. If reading failed, `error` is set and this is the last group.
 #[derive(Default)]
 struct Group {
     pieces: Vec<(usize, Document)>,
@@ -146,7 +146,7 @@ impl Tokenizing<'_> {
         let _ = groups.send(group);
     }
 
-    /// Encodes the groups and gives their tokens to the sink.
+    /// Encodes the groups and passes their tokens to the sink.
     fn write(
         &self,
         files: &[&Source],

@@ -4,7 +4,7 @@ use sha2::{Digest, Sha256};
 
 use super::width::Width;
 
-/// Returns the SHA-256 of several texts, in hexadecimal. The length of each is part of it.
+/// Returns the SHA-256 of several texts, in hexadecimal. The length of each text is hashed too.
 pub(super) fn hash_of(parts: &[&[u8]]) -> String {
     let mut hash = Sha256::new();
     for part in parts {
@@ -19,7 +19,7 @@ pub(super) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// A document as `zero-train data stats` sees it.
+/// The properties of a document from which `zero-train data stats` computes its statistics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct DocumentFacts {
     pub(crate) tokens: u64,
@@ -27,7 +27,7 @@ pub(crate) struct DocumentFacts {
     pub(crate) hash: [u8; 16],
 }
 
-/// Computes the facts of a document whose tokens come in parts.
+/// Computes the properties of a document whose tokens arrive in parts.
 #[derive(Default)]
 pub(super) struct Facts {
     tokens: u64,

@@ -10,14 +10,14 @@ use zero_engine::{Batch, DataError};
 
 use super::dataset::{BoxError, Dataset};
 
-/// Ends of the names of files that are images.
+/// File name extensions of images.
 const EXTENSIONS: [&str; 7] = ["jpg", "jpeg", "png", "ppm", "pgm", "bmp", "webp"];
 
-/// Images and the class of each, as of torchvision's `ImageFolder`: the classes are the subfolders in the order of their
-/// names, and the images of a class are the files in it, in the order of their names, and then those of its subfolders.
+/// Images with their classes, in the layout of torchvision's `ImageFolder`. The classes are the subfolders, sorted by
+/// name. The images of a class are the files in its subfolder, sorted by name, followed by those in nested subfolders.
 ///
-/// An image is read when a batch needs it, in parallel with the others of the batch. It is converted to RGB, scaled to the
-/// size of the data set without regard to its aspect ratio (bilinear, with antialiasing as in Pillow), and divided by 255.
+/// A batch reads its images in parallel when it is loaded. An image is converted to RGB, scaled to the size of the data
+/// set (bilinear, with antialiasing as in Pillow), and divided by 255. Scaling does not keep the aspect ratio.
 ///
 /// ```no_run
 /// use zero_train::data::{images, split};
@@ -38,7 +38,7 @@ pub struct ImageFolder {
     std: [f32; 3],
 }
 
-/// Opens the images in `folder`, whose subfolders are classes, to be scaled to `[height, width]` pixels.
+/// Opens the images in `folder`, whose subfolders are classes. The images are scaled to `[height, width]` pixels.
 ///
 /// # Errors
 /// Fails if the folder cannot be read, has no subfolder, or has a class without an image.
@@ -74,7 +74,7 @@ impl ImageFolder {
         Self { mean, std, ..self }
     }
 
-    /// Reads an image: the red values of all pixels, row by row, then the green and the blue ones.
+    /// Reads an image. Returns the red values of all pixels, row by row, then the green values, then the blue values.
     fn read(&self, path: &Path) -> Result<Vec<f32>, DataError> {
         let failed = |message: String| DataError::Image { path: path.into(), message };
         let reader = ImageReader::open(path).and_then(ImageReader::with_guessed_format).map_err(DataError::io(path))?;
@@ -97,7 +97,7 @@ impl Dataset for ImageFolder {
         self.files.len()
     }
 
-    /// Returns images `[rows, 3, height, width]` in f32 and the class of each, u32.
+    /// Returns images `[rows, 3, height, width]` in f32, and the class of each image in u32.
     fn batch(&self, indices: &[usize]) -> Result<Batch, BoxError> {
         let file = |&index: &usize| {
             let samples = self.files.len();
@@ -161,7 +161,7 @@ mod tests {
             std::fs::create_dir_all(path.parent().unwrap()).unwrap();
             let image = image(size.0, size.1, seed as u32);
             match name.ends_with("ppm") {
-                // The library writes a newer format under this name, which Pillow does not read.
+                // Under this file name, the library would write a newer format, which Pillow does not read.
                 true => std::fs::write(path, [format!("P6 {} {} 255\n", size.0, size.1).as_bytes(), &image].concat()),
                 false => image.save(path).map_err(std::io::Error::other),
             }
@@ -205,7 +205,8 @@ mod tests {
         assert!(error.contains("cat: no subfolder"), "{error}");
     }
 
-    /// Without scaling the pixels are torchvision's; scaling and JPEG are within two of 255 levels.
+    /// Without scaling, the pixels are equal to torchvision's. With scaling or JPEG, they differ by at most 2 of 255
+    /// levels.
     #[test]
     fn images_agree_with_torchvision() {
         let folder = folder();

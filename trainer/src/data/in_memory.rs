@@ -7,7 +7,7 @@ use zero_engine::{Activations, Batch, DataError, Error};
 
 use super::dataset::{BoxError, Dataset};
 
-/// Tensors in memory; the first dimension counts samples.
+/// Tensors in memory. Their first dimension is the number of samples.
 #[derive(Debug, Clone)]
 pub struct InMemory {
     all: Batch,
@@ -15,7 +15,7 @@ pub struct InMemory {
 }
 
 impl InMemory {
-    /// Creates a data set from `inputs`, one tensor or several, and their targets.
+    /// Creates a data set from one or several input tensors and their targets.
     ///
     /// # Errors
     /// Fails if the tensors differ in their number of samples.
@@ -23,7 +23,7 @@ impl InMemory {
         Self::of(Batch::new(inputs, targets))
     }
 
-    /// Creates a data set from one batch of all samples, such as one with named tensors ([`Batch::named`]).
+    /// Creates a data set from one batch that holds all samples, for example with named tensors ([`Batch::named`]).
     ///
     /// # Errors
     /// Fails if the tensors differ in their number of samples.
@@ -54,9 +54,9 @@ pub struct FromFn<F, S> {
     kind: PhantomData<fn() -> S>,
 }
 
-/// Creates a data set of `samples` samples. `sample` computes one sample without a batch dimension, either its inputs and
-/// target or a [`Batch`] of named tensors; the data set stacks them. `sample` must depend on the index alone, because several ranks, and a resumed
-/// run, request the same sample and must get the same values.
+/// Creates a data set of `samples` samples. `sample` computes one sample without a batch dimension: either its inputs
+/// and target, or a [`Batch`] of named tensors. The data set stacks the samples of a batch. `sample` must depend on the
+/// index alone, because all ranks and a resumed run must get the same values for the same index.
 ///
 /// ```
 /// use candle_core::{Device, Tensor};

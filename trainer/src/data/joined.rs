@@ -1,4 +1,4 @@
-//! Several data sets as one, one after the other.
+//! Concatenates several data sets.
 
 use std::ops::Range;
 
@@ -8,17 +8,17 @@ use super::fingerprint::DocumentFacts;
 use super::records::{FileDataset, Records, SampleShape, Samples, TokenizedWhere};
 use super::watch::Watch;
 
-/// Parts of data sets. If one has labels or positions, those of the others are derived, because a batch may have samples of
-/// several.
+/// Parts of data sets. If one part has labels or position IDs, these are computed for the other parts too, because a
+/// batch may have samples of several parts.
 struct Joined {
     parts: Vec<(FileDataset, Range<usize>)>,
-    /// The index of each part's first sample, and the number of samples at the end.
+    /// The index of each part's first sample, followed by the total number of samples.
     starts: Vec<usize>,
     has_labels: bool,
     has_positions: bool,
 }
 
-/// Joins these samples of data sets, whose samples all have the same shape.
+/// Concatenates ranges of data sets whose samples all have the same shape.
 ///
 /// # Errors
 /// Fails if the first sample of a data set cannot be read.
@@ -44,7 +44,7 @@ impl Joined {
 }
 
 impl Joined {
-    /// Returns the data sets, but not those of which another part is the first.
+    /// Returns each data set once, even if several parts belong to it.
     fn whole(&self) -> impl Iterator<Item = &dyn Records> {
         self.parts.iter().filter(|(_, range)| range.start == 0).map(|(data, _)| data.records())
     }

@@ -1,9 +1,10 @@
-//! The order of samples from several data sets: which data set gives the sample at a position of the run, and which one.
+//! The order of samples from several data sets: computes the data set and the sample for each position of the run.
 //!
-//! An epoch has a fixed number of samples of each data set. They are spread evenly: sample m of the c that a data set gives
-//! to an epoch comes at the time (2m + 1) / 2c of it, so that after any number of samples each data set has given its share,
-//! within (k + 1) / 2 samples with k data sets. Every data set keeps a position of its own, which grows over epochs, and
-//! all of its samples are used before one is used again. Each index is computed in constant time, without a table.
+//! An epoch has a fixed number of samples of each data set, spread evenly. If an epoch takes c samples from a data set,
+//! its sample m comes at the time (2m + 1) / 2c of the epoch. After any number of samples, each data set has therefore
+//! given its share, within (k + 1) / 2 samples for k data sets. Each data set keeps its own position, which continues
+//! over epochs: all its samples are used before any sample is repeated. Each index is computed in constant time,
+//! without a table.
 
 use super::order::sample_index;
 
@@ -25,7 +26,7 @@ pub(crate) struct MixedPart {
 }
 
 impl Mixture {
-    /// Creates a mixture, in which at least one part gives a sample to an epoch.
+    /// Creates a mixture. At least one part must give a sample to each epoch.
     pub(crate) fn new(parts: Vec<MixedPart>) -> Self {
         assert!(parts.iter().any(|part| part.per_epoch > 0), "an epoch of a mixture has samples");
         Self { parts }
@@ -41,33 +42,34 @@ impl Mixture {
         self.parts.iter().map(|part| part.per_epoch).sum()
     }
 
-    /// Returns the index of the sample at `position`, counted from the start of the mixture, in the data sets one after the
-    /// other.
+    /// Returns the index of the sample at `position` in the concatenation of the data sets. `position` counts from the
+    /// start of the mixture.
     pub(crate) fn index(&self, seed: u64, position: u64, shuffle: bool) -> usize {
         let (epoch, within) = (position / self.per_epoch(), position % self.per_epoch());
         let (part, m) = self.pick(within);
         let MixedPart { samples, per_epoch, taken } = self.parts[part];
         let before: u64 = self.parts[..part].iter().map(|part| part.samples).sum();
-        // Data sets of the same size are in different orders.
+        // The seed depends on the part, so that data sets of the same size are shuffled differently.
         let seed = seed.wrapping_add((part as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15));
         before as usize + sample_index(seed, taken + epoch * per_epoch + m, samples as usize, shuffle)
     }
 
-    /// Returns how many samples each data set has given after `position` samples of the mixture, those before it included.
+    /// Returns how many samples each data set has given after `position` samples of the mixture, including samples
+    /// taken before the mixture began.
     pub(crate) fn taken(&self, position: u64) -> Vec<u64> {
         let (epoch, within) = (position / self.per_epoch(), position % self.per_epoch());
         let all = self.parts.iter().enumerate();
         all.map(|(part, of)| of.taken + epoch * of.per_epoch + self.first_at(part, within)).collect()
     }
 
-    /// Returns the data set of a position in the epoch, and the number of its samples before.
+    /// Returns the data set at a position of the epoch, and how many of its samples come earlier in the epoch.
     fn pick(&self, within: u64) -> (usize, u64) {
         let parts = (0..self.parts.len()).map(|part| (part, self.first_at(part, within)));
         let here = |&(part, m): &(usize, u64)| m < self.parts[part].per_epoch && self.place(part, m) == within;
         parts.into_iter().find(here).expect("every position of an epoch is the place of one sample")
     }
 
-    /// Returns the number of samples of a data set whose place in the epoch is before `within`.
+    /// Returns how many samples of a data set have a place before `within` in the epoch.
     fn first_at(&self, part: usize, within: u64) -> u64 {
         let (count, parts) = (self.parts[part].per_epoch, self.parts.len() as u64);
         let share = (u128::from(within) * u128::from(count) / u128::from(self.per_epoch())) as u64;
@@ -82,8 +84,8 @@ impl Mixture {
         low
     }
 
-    /// Returns the place in the epoch of sample `m` of a data set: the number of samples with an earlier time. Of samples
-    /// with the same time, that of the first data set comes first.
+    /// Returns the place in the epoch of sample `m` of a data set: the number of samples with an earlier time. Samples
+    /// with the same time are ordered by their data sets.
     fn place(&self, part: usize, m: u64) -> u64 {
         let (time, own) = (2 * u128::from(m) + 1, u128::from(self.parts[part].per_epoch));
         let earlier = |(other, of): (usize, &MixedPart)| {
@@ -99,7 +101,7 @@ impl Mixture {
     }
 }
 
-/// Returns how many of `total` samples each of these weights gets, by largest remainders.
+/// Distributes `total` samples over the weights by the largest remainder method. Returns the count of each weight.
 pub(crate) fn apportion(weights: &[f64], total: u64) -> Vec<u64> {
     let sum: f64 = weights.iter().sum();
     let shares: Vec<f64> = weights.iter().map(|weight| weight / sum * total as f64).collect();
@@ -159,13 +161,14 @@ mod tests {
                 }
             }
         }
-        // An epoch has exactly its numbers.
+        // After one epoch, each data set has given exactly its number of samples.
         assert_eq!((all, given), (1_000_000, [500_000, 300_000, 199_999, 1]));
     }
 
     #[test]
     fn all_samples_of_a_data_set_are_used_before_one_is_used_again() {
-        // The second data set is used up in two and a half epochs, in the middle of the third.
+        // Two and a half epochs use all samples of the second data set, so its second pass begins in the middle of the
+        // third epoch.
         let mixture = mixture(&[(9, 9), (25, 10)]);
         let all: Vec<usize> = (0..19 * 5).map(|position| mixture.index(3, position, true)).collect();
         let second: Vec<usize> = all.iter().copied().filter(|&index| index >= 9).collect();
@@ -195,7 +198,7 @@ mod tests {
     #[test]
     fn the_order_is_stable_across_versions() {
         let mixture = mixture(&[(10, 3), (20, 5)]);
-        // The times are 1/6, 3/6, 5/6, and 1/10, 3/10, …, 9/10.
+        // The times of the first data set are 1/6, 3/6, 5/6; those of the second are 1/10, 3/10, …, 9/10.
         let found: Vec<usize> = (0..10).map(|position| mixture.index(7, position, false)).collect();
         assert_eq!(found, [10, 0, 11, 1, 12, 13, 2, 14, 15, 3]);
     }

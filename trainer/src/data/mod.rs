@@ -1,9 +1,9 @@
-//! Data sets: text, token files, JSON lines, tables, tensors in memory, functions.
+//! Data sets: text, token files, JSON lines, tables, images, tensors in memory, and functions.
 //!
 //! A [`Dataset`] is a list of samples that can be read in any order and from any number of threads. [`open`], [`text`],
 //! [`tokens`](fn@tokens) and [`csv`] read files, [`InMemory`] holds tensors, and [`from_fn`] computes each sample with
-//! a function. Programs implement the trait for other data. This module knows neither ranks nor configuration files:
-//! [`sample_index`], a pure function, decides which sample a rank trains on at a step. The order of the samples
+//! a function. Programs implement the trait for other data. This module does not depend on ranks or configuration
+//! files. The pure function [`sample_index`] decides which sample a rank trains on at a step. The order of the samples
 //! therefore does not depend on the number of ranks, and a resumed run continues with the next sample.
 //!
 //! | format | files | sample i |
@@ -16,8 +16,8 @@
 //! | pairs of answers | the same files, with a section `preference` | both answers of pair i, each after the prompt and padded |
 //! | CSV, Parquet, Arrow | rows of numbers | the row's features, with the last column as the target |
 //!
-//! gzip and zstd archives are unpacked while they are read. Documents (a text file, a line or a row) are joined by
-//! newlines in the order of the files. Empty documents are skipped.
+//! bzip2, gzip and zstd files are decompressed while they are read. Documents (a text file, a line or a row) are joined
+//! by newlines in the order of the files. Empty documents are skipped.
 
 mod binary;
 mod cache;
@@ -73,10 +73,10 @@ use files::{Access, Source};
 
 /// Opens the files that the options name.
 ///
-/// Text and conversations are tokenized into the token cache, unless there is little of them: see [`CacheOptions`].
-/// Then they are kept in memory, with 1 byte per token for the byte tokenizer, and 2 or 4 bytes otherwise.
-/// Token files stay on disk: the first part of each is checked against the vocabulary now, and the rest when it is
-/// read.
+/// Text and conversations are tokenized into the token cache. If they have few bytes (see [`CacheOptions`]), each rank
+/// keeps their tokens in memory instead, with 1 byte per token for the byte tokenizer and 2 or 4 bytes otherwise. Token
+/// files stay on disk: opening checks the first part of each file against the vocabulary, and the rest is checked when
+/// it is read.
 ///
 /// # Errors
 /// Returns a [`DataError`] with the file and the position in it, if a file is missing, unreadable, malformed or empty,
@@ -85,7 +85,7 @@ pub fn open(options: &DataOptions, tokenizer: &Tokenizer) -> Result<FileDataset,
     open_watched(options, tokenizer, &Unwatched)
 }
 
-/// Does the same as [`open`], with a program that shows the progress and may end it.
+/// Does the same as [`open`]. `watch` shows the progress and can stop the work.
 pub(crate) fn open_watched(
     options: &DataOptions,
     tokenizer: &Tokenizer,
@@ -117,10 +117,10 @@ pub(crate) fn open_watched(
     Ok(FileDataset::new(tokens::TokenCorpus::new(tokens, options.sequence_length, &options.sources)?))
 }
 
-/// Opens text files, cut into samples of `sequence_length` tokens.
+/// Opens text files and cuts them into samples of `sequence_length` tokens.
 ///
 /// # Errors
-/// The same as those of [`open`].
+/// Returns the same errors as [`open`].
 pub fn text<S: Into<String>>(
     sources: impl IntoIterator<Item = S>,
     tokenizer: &Tokenizer,
@@ -130,10 +130,10 @@ pub fn text<S: Into<String>>(
     open(&DataOptions { vocabulary, sequence_length, ..DataOptions::new(sources, Format::Text) }, tokenizer)
 }
 
-/// Opens token files, cut into samples of `sequence_length` tokens. Each token must be below `vocabulary`.
+/// Opens token files and cuts them into samples of `sequence_length` tokens. Each token must be below `vocabulary`.
 ///
 /// # Errors
-/// The same as those of [`open`].
+/// Returns the same errors as [`open`].
 pub fn tokens<S: Into<String>>(
     sources: impl IntoIterator<Item = S>,
     token_dtype: TokenDtype,
@@ -144,18 +144,19 @@ pub fn tokens<S: Into<String>>(
     open(&DataOptions { token_dtype, vocabulary, sequence_length, ..options }, &Tokenizer::Byte)
 }
 
-/// Opens tables of comma-separated numbers. The last column is a class below `classes`.
+/// Opens tables of comma-separated numbers. The last column is a class index below `classes`.
 ///
 /// # Errors
-/// The same as those of [`open`].
+/// Returns the same errors as [`open`].
 pub fn csv<S: Into<String>>(sources: impl IntoIterator<Item = S>, classes: usize) -> Result<FileDataset, DataError> {
     open(&DataOptions { vocabulary: classes, ..DataOptions::new(sources, Format::Csv) }, &Tokenizer::Byte)
 }
 
-/// Opens conversations, each cut or padded to `sequence_length` tokens, with the chat template beside the tokenizer.
+/// Opens conversations and cuts or pads each to `sequence_length` tokens. The chat template is read from the folder of
+/// the tokenizer.
 ///
 /// # Errors
-/// The same as those of [`open`], and if the template does not show which tokens the assistant generates.
+/// Returns the same errors as [`open`]. Also fails if the template does not show which tokens the assistant generates.
 pub fn chat<S: Into<String>>(
     sources: impl IntoIterator<Item = S>,
     tokenizer: &Tokenizer,
@@ -168,16 +169,16 @@ pub fn chat<S: Into<String>>(
 /// A record of a file: its position and its fields.
 pub type PlacedRecord = (At, serde_json::Map<String, serde_json::Value>);
 
-/// Reads the records of a file of JSON lines, or of a JSON array, each with its position.
+/// Reads the records of a file of JSON lines or of a JSON array. Each record comes with its position.
 ///
 /// # Errors
-/// Fails if the file cannot be read, or names the line that is no JSON object.
+/// Fails if the file cannot be read, or if a record is not a JSON object; the error names its line.
 pub fn read_records(path: impl AsRef<Path>) -> Result<Vec<PlacedRecord>, DataError> {
     Source::new(path.as_ref(), Format::Chat)?.records(&[])?.collect()
 }
 
-/// Returns whether these sources are token files, or shards with tokens instead of a text under `text_key`. Only the
-/// first file of the split decides.
+/// Returns whether these sources are token files, or shards that have tokens and no text under `text_key`. Looks only
+/// at the first file of the split.
 ///
 /// # Errors
 /// Fails if no file matches, or if a folder or file cannot be read.
@@ -190,7 +191,8 @@ pub(crate) fn have_tokens(
     Ok(files::first(names, format, &Access::new(cache, watch))?.is_some_and(|source| source.has_tokens(text_key)))
 }
 
-/// Returns the format that the name of a source states; `None` for a folder, and if a glob leaves the extension open.
+/// Returns the format that the name of a source implies. Returns `None` for a folder, and for a glob without an
+/// extension.
 pub(crate) fn format_of_source(source: &str) -> Option<Format> {
     let is_open = |text: &str| text.contains(['*', '?', '[']);
     let path = Path::new(source);

@@ -5,12 +5,12 @@
 //! until the result is below n (Black & Rogaway, 2002). The permutation depends only on the seed, the epoch and n, so
 //! every layout and every resumed run uses the same order.
 
-/// Part of the key, so that the permutation is independent of other random numbers from the same seed.
+/// Part of the key. It makes the permutation independent of other random numbers from the same seed.
 const PURPOSE: u64 = u64::from_le_bytes(*b"shuffle\0");
 /// Four rounds make a strong permutation of many bits. With only two or three bits, more rounds are needed to mix them.
 const ROUNDS: u64 = 8;
 
-/// Returns the index in the data set for a position in the training run, with `n` samples per epoch (at least 1).
+/// Returns the index in the data set for a position in the training run. An epoch has `n` samples, at least 1.
 ///
 /// `position` counts samples of the whole run over all ranks: (step · M + micro-batch) · B + row, with M micro-batches
 /// of B samples in a global batch, all counted from 0. The epoch is position / n, rounded down. Each epoch has every
@@ -21,7 +21,7 @@ pub fn sample_index(seed: u64, position: u64, n: usize, shuffle: bool) -> usize 
     (if shuffle { permute(seed, epoch, n, within) } else { within }) as usize
 }
 
-/// Returns the image of `index`, which must be below `n`, under the permutation of `0..n` for the seed and the epoch.
+/// Applies the permutation of `0..n` for the seed and the epoch to `index`, which must be below `n`.
 fn permute(seed: u64, epoch: u64, n: u64, index: u64) -> u64 {
     let bits = u64::BITS - n.saturating_sub(1).leading_zeros();
     let low_bits = bits / 2;
@@ -37,8 +37,8 @@ fn permute(seed: u64, epoch: u64, n: u64, index: u64) -> u64 {
             high ^= mix(key ^ low.wrapping_add((round + 1) << 56)) & high_mask;
         }
         x = high << low_bits | low;
-        // The network permutes a power of two below 2n, so few repetitions are needed. They end, because every cycle
-        // of the permutation returns to its start, and `index` is below n.
+        // The network permutes the numbers below a power of two that is less than 2n, so few repetitions are needed.
+        // The loop ends because every cycle of the permutation returns to its start, and `index` is below n.
         if x < n {
             return x;
         }
@@ -99,7 +99,7 @@ mod tests {
         assert_ne!(order(1, 0), (0..100).collect::<Vec<_>>());
     }
 
-    /// A later version that resumes a run must continue with the same samples.
+    /// These values must never change: a newer version that resumes a run must continue with the same samples.
     #[test]
     fn the_order_is_stable_across_versions() {
         assert_eq!(
@@ -108,8 +108,8 @@ mod tests {
         );
     }
 
-    /// Each sample occurs at each position about equally often. χ² with 81 degrees of freedom has mean 81 and standard
-    /// deviation 12.7, so 150 is more than five deviations above the mean.
+    /// Each sample occurs equally often at each position, up to random deviations. χ² with 81 degrees of freedom has
+    /// mean 81 and standard deviation 12.7, so 150 is more than five deviations above the mean.
     #[test]
     fn places_are_uniform() {
         let (n, epochs) = (10usize, 20_000u64);
@@ -122,7 +122,7 @@ mod tests {
         assert!(chi2 < 150.0, "{chi2}");
     }
 
-    /// The shuffle separates neighbours: the mean distance of two random positions is n/3.
+    /// Shuffling separates neighbours. The mean distance of two random positions is n/3.
     #[test]
     fn neighbours_are_scattered() {
         let n = 100_000u64;

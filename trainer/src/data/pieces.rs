@@ -1,4 +1,5 @@
-//! Cuts long texts into pieces that are encoded on their own, in parallel, with the tokens of the whole text.
+//! Cuts long texts into pieces. Each piece is encoded on its own, in parallel, and the pieces together have the same
+//! tokens as the whole text.
 
 use std::ops::Range;
 
@@ -6,18 +7,18 @@ use tokenizers::{AddedToken, Tokenizer};
 
 use super::files::streams::Document;
 
-/// Text is encoded in pieces of about this many bytes. While the encoder works, it needs a hundred times the memory of its
-/// tokens.
+/// Approximate size of a piece in bytes. Pieces bound the memory of the encoder, which temporarily needs a hundred
+/// times the memory of the tokens.
 const PIECE: usize = 1 << 18;
 
-/// Where a text may be cut, so that its pieces have the tokens of the whole text.
+/// Where a text may be cut without changing its tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Cuts {
     /// Anywhere: each byte is a token.
     Anywhere,
-    /// Where a word begins for all tokenizers: see [`word_start`].
+    /// Only where every tokenizer begins a word; see [`word_start`].
     Words,
-    /// Nowhere: a token of the tokenizer may be found across the beginning of a word.
+    /// Nowhere: an added token may span the beginning of a word.
     Nowhere,
 }
 
@@ -29,10 +30,10 @@ impl Cuts {
         if added.any(|token| Self::is_prevented_by(token, has_normalizer)) { Cuts::Nowhere } else { Cuts::Words }
     }
 
-    /// Returns whether an added token may be found across the beginning of a word.
+    /// Returns whether an added token may span the beginning of a word.
     fn is_prevented_by(token: &AddedToken, has_normalizer: bool) -> bool {
         let has_space = token.content.contains([' ', '\n']);
-        // A token is found in normalized text, in which it begins and ends with any character.
+        // The tokenizer searches for this token in normalized text, where it may begin and end with any character.
         if token.normalized && has_normalizer {
             return token.lstrip || token.rstrip || has_space;
         }
@@ -43,7 +44,8 @@ impl Cuts {
     }
 }
 
-/// Cuts a document into pieces that are encoded on their own, with the tokens of the whole document.
+/// Cuts a document into pieces. Each piece is encoded on its own, and the pieces together have the tokens of the whole
+/// document.
 pub(super) fn pieces(document: Document, cuts: Cuts) -> impl Iterator<Item = Document> {
     let Document { at, mut text, is_continued } = document;
     let (mut start, mut is_at_end) = (0, false);
@@ -60,13 +62,13 @@ pub(super) fn pieces(document: Document, cuts: Cuts) -> impl Iterator<Item = Doc
     })
 }
 
-/// Returns the length of the first piece, or `None` if the text is not longer than one or may become longer before this
-/// can be said.
+/// Returns the length of the first piece. Returns `None` if the text is too short to decide, or has no place for a cut.
 pub(super) fn piece_end(text: &[u8], cuts: Cuts) -> Option<usize> {
     match cuts {
         Cuts::Anywhere => (text.len() >= PIECE).then_some(PIECE),
         Cuts::Words => word_start(text, PIECE..2 * PIECE).or_else(|| {
-            // Some tokenizers have a token for several line breaks, and join one of them with the word before it.
+            // These places are less preferred, because some tokenizers join one of several line breaks with the word
+            // before it.
             let mut later = 2 * PIECE..text.len();
             later.find(|&at| text[at - 1] == b'\n' && is_alphanumeric(&text[at..]))
         }),
@@ -74,8 +76,8 @@ pub(super) fn piece_end(text: &[u8], cuts: Cuts) -> Option<usize> {
     }
 }
 
-/// Returns the first position in `range` at which a word begins for all tokenizers, whatever is before and after it: that
-/// of a letter or digit after a single line break, and that of a single space between small Latin letters. An added token
+/// Returns the first position in `range` at which every tokenizer begins a word, whatever the context. These positions
+/// are a letter or digit after a single line break, and a single space between lower-case ASCII letters. An added token
 /// that begins with another character, such as `<mask>`, may take the line break before it.
 pub(super) fn word_start(text: &[u8], range: Range<usize>) -> Option<usize> {
     let is_word = |c: Option<char>| c.is_some_and(|c| !c.is_whitespace());
@@ -92,13 +94,13 @@ fn is_alphanumeric(text: &[u8]) -> bool {
     first_char(text).is_some_and(char::is_alphanumeric)
 }
 
-/// Returns the first character, or `None` at the end of the text and if it is not whole.
+/// Returns the first character. Returns `None` at the end of the text, and for an incomplete character.
 fn first_char(text: &[u8]) -> Option<char> {
     let start = &text[..text.len().min(4)];
     start.utf8_chunks().next()?.valid().chars().next()
 }
 
-/// Does the same with the last character.
+/// Returns the last character in the same way.
 fn last_char(text: &[u8]) -> Option<char> {
     let start = (1..=text.len().min(4)).map(|length| text.len() - length).find(|&at| text[at] & 0xc0 != 0x80)?;
     first_char(&text[start..])
@@ -129,7 +131,7 @@ mod tests {
         assert!(whole.iter().all(|piece| is_cut(piece) && piece.text.len() < PIECE + line.len()));
         let endless = "é".repeat(PIECE);
         assert_eq!(pieces(document(&endless), Cuts::Words).collect::<Vec<_>>(), [document(&endless)]);
-        // Without a better place, a piece ends after several line breaks.
+        // If there is no better place, a cut after several line breaks is used.
         let paragraphs = "字\n\n".repeat(PIECE);
         let cut: Vec<Document> = pieces(document(&paragraphs), Cuts::Words).collect();
         assert!(cut.len() == 3 && cut.iter().all(|piece| piece.text.ends_with(b"\n\n")), "{}", cut.len());
@@ -139,7 +141,7 @@ mod tests {
         assert_eq!(lengths, [(At::Byte(5), PIECE), (At::Byte(5 + PIECE as u64), PIECE)]);
     }
 
-    /// With the other tokens, a text could be cut where the token before or after takes the white space.
+    /// A token for which `Nowhere` is expected may take the white space at a cut, or may span the cut.
     #[test]
     fn added_tokens_decide_where_texts_are_cut() {
         let plain = |content: &str| AddedToken::from(content, true).normalized(false);
@@ -153,7 +155,7 @@ mod tests {
             (plain("zz").rstrip(true), false, Cuts::Nowhere),
             (plain("a\nb"), false, Cuts::Nowhere),
             (plain("New York"), false, Cuts::Nowhere),
-            // Lower-cased, it ends with a small letter.
+            // In lower case, this token ends with a lower-case letter.
             (plain("MASK").rstrip(true).normalized(true), true, Cuts::Nowhere),
             (plain("MASK").rstrip(true).normalized(true), false, Cuts::Words),
         ] {

@@ -1,4 +1,4 @@
-//! Reads samples from files. Each reader appends records, and [`FileDataset`] makes batches of them.
+//! Reads samples from files. Each reader appends records, and [`FileDataset`] collects them into batches.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use super::dataset::{BoxError, Dataset};
 use super::fingerprint::DocumentFacts;
 use super::watch::Watch;
 
-/// A reader of files. Reading a record changes no state and does not wait for other readers.
+/// A reader of files. Reading a record changes no state and does not wait for other threads.
 pub(crate) trait Records: Send + Sync {
     /// Returns the number of samples, at least 1.
     fn samples(&self) -> usize;
@@ -40,37 +40,37 @@ pub(crate) trait Records: Send + Sync {
         Ok(())
     }
 
-    /// Reads everything that opening the files left unread, and checks it.
+    /// Reads and checks everything that was not read when the files were opened.
     ///
     /// # Errors
-    /// Fails at the first position that is damaged, or that has a token outside the vocabulary, and if `watch` stops it.
+    /// Fails at the first damaged position or token outside the vocabulary, and if `watch` stops it.
     fn verify(&self, _watch: &dyn Watch) -> Result<(), DataError> {
         Ok(())
     }
 
-    /// Returns where the tokens of each file are, if the files were tokenized.
+    /// Returns where the tokens of each file are stored. The list is empty if the files were not tokenized.
     fn tokenized(&self) -> Vec<TokenizedWhere> {
         vec![]
     }
 
-    /// Describes the samples in one line for the start of a run, if there is something to say.
+    /// Describes conversations in one line, which is shown at the start of a run. Returns `None` for other data.
     fn description(&self) -> Option<String> {
         None
     }
 }
 
-/// Where the tokens of a file are.
+/// Where the tokens of a file are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct TokenizedWhere {
     pub(crate) documents: u64,
     pub(crate) tokens: u64,
-    /// Whether they are in the cache, and not in memory.
+    /// Whether the tokens are in the cache. Otherwise they are in memory.
     pub(crate) is_cached: bool,
-    /// Whether they were tokenized now.
+    /// Whether this process has just tokenized the file.
     pub(crate) is_new: bool,
 }
 
-/// The shape of the samples in files; all samples have the same.
+/// The shape of the samples in files, which is the same for all samples.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SampleShape {
     /// This many tokens, and the same number of targets.
@@ -79,7 +79,7 @@ pub enum SampleShape {
     Features(usize),
 }
 
-/// The samples of a batch, one after the other: the storage of the batch's tensors.
+/// The samples of a batch, one after the other. They become the storage of the batch's tensors.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Samples {
     /// T tokens per sample; empty for tables.
@@ -88,13 +88,13 @@ pub(crate) struct Samples {
     pub(crate) features: Vec<f32>,
     /// The T next tokens of each sample, or one label per sample.
     pub(crate) targets: Vec<u32>,
-    /// The T next tokens of each sample in place of `targets`, −100 where they are not trained.
+    /// The T next tokens of each sample, with −100 for tokens that are not trained. Replaces `targets`.
     pub(crate) labels: Vec<i64>,
-    /// The position of each token in its document, if a sample may have several documents.
+    /// The position of each token in its document, if a sample may contain several documents.
     pub(crate) position_ids: Vec<u32>,
 }
 
-/// The samples in files, as read by [`open`](super::open), [`text`](super::text) and the other functions.
+/// The samples in files, returned by [`open`](super::open), [`text`](super::text) and the other functions.
 #[derive(Clone)]
 pub struct FileDataset(Arc<dyn Records>);
 
@@ -109,7 +109,8 @@ impl FileDataset {
         self.0.shape()
     }
 
-    /// Describes the samples in one line: how many are cut, padded or left out. `None` if nothing is.
+    /// Describes conversations in one line: how many there are, and how many are cut, padded or left out. Returns
+    /// `None` for other data.
     #[must_use]
     pub fn description(&self) -> Option<String> {
         self.0.description()
@@ -144,9 +145,9 @@ impl Dataset for FileDataset {
         self.0.samples()
     }
 
-    /// Returns tokens `[rows, T]` with the following tokens as targets, or features `[rows, N]` with one class per row.
-    /// The targets are u32; those of conversations are i64, with −100 where a token is not trained. Packed samples also
-    /// have the input [`POSITION_IDS`].
+    /// Returns tokens `[rows, T]` with the next tokens as targets, or features `[rows, N]` with one class per row. The
+    /// targets have the dtype u32. The targets of conversations have the dtype i64, and are −100 for tokens that are
+    /// not trained. Packed samples also have the input [`POSITION_IDS`].
     fn batch(&self, indices: &[usize]) -> Result<Batch, BoxError> {
         let (mut samples, rows) = (Samples::default(), indices.len());
         for &index in indices {

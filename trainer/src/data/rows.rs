@@ -1,7 +1,7 @@
 //! Tables of numbers: features, and a class in the last column.
 //!
 //! In CSV files, fields are separated by commas and trimmed of white space; there is no quoting. Blank lines are
-//! skipped. The first other line of a file is a header if none of its fields is a number.
+//! skipped. The first line that is not blank is a header if none of its fields is a number.
 
 use std::path::Path;
 

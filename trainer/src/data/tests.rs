@@ -1,4 +1,4 @@
-//! Reads files of every format into samples, and checks the error for each way in which a file can be wrong.
+//! Reads files of every format into samples, and checks the error message for each kind of malformed file.
 
 use std::{fs, path::PathBuf};
 
@@ -44,7 +44,7 @@ fn sample(dataset: &FileDataset, index: usize) -> Samples {
     samples
 }
 
-/// Returns all tokens of a corpus with sequences of one token.
+/// Returns all tokens of a corpus that was opened with one token per sample.
 pub(super) fn tokens(dataset: &FileDataset) -> Vec<u32> {
     let mut all = sample(dataset, 0).tokens;
     (0..dataset.len()).for_each(|i| all.extend(sample(dataset, i).targets));
@@ -101,7 +101,7 @@ fn a_tokenizer_json_is_used_for_documents() {
     assert_eq!(tokens(&dataset), [1, 2, 3, 4, 1, 7]);
 }
 
-/// Tokens that fit in 16 bits but not in 8, in more pieces than one group holds.
+/// The tokens fit in 16 bits but not in 8, and there are more pieces than one group can hold.
 #[test]
 fn a_long_document_has_the_tokens_of_its_pieces() {
     let words = tokenizer::tests::words();
@@ -271,7 +271,7 @@ fn formats_are_known_by_their_extension_unless_named() {
     }
 }
 
-/// A slice of documents is the same in memory and in the cache, of files of any kind.
+/// A slice of documents has the same tokens in memory and in the cache, for files of every kind.
 #[test]
 fn slices_are_of_documents() {
     let line = |i: usize| format!("{{\"text\": \"{}{i}\"}}\n", "x".repeat(i % 3));

@@ -1,9 +1,9 @@
 //! Token files that stay on disk.
 //!
 //! Each sample is one positioned read ([`FileExt::read_exact_at`]), which needs no lock and no seek, so threads share
-//! the files. The operating system caches the pages in use, as for a memory mapping. A mapping would save copying a few
-//! kilobytes per sample. However, a file that shrinks during training would then end the process with a signal, instead
-//! of causing an error.
+//! the files. The operating system caches the pages in use, as for a memory mapping. A mapping would avoid copying a
+//! few kilobytes per sample. However, if a mapped file shrinks during training, a signal kills the process; a read
+//! returns an error instead.
 
 use std::{
     fs::File,
@@ -17,9 +17,9 @@ use super::width::Width;
 use zero_engine::{At, DataError};
 
 /// Number of tokens at the start of each file that are checked against the vocabulary before training begins. This
-/// detects the file of another tokenizer at once. Later tokens are checked when they are read.
+/// detects a file of another tokenizer at once. Later tokens are checked when they are read.
 const CHECKED_AT_OPEN: usize = 1 << 24;
-/// Number of tokens that this check reads at once.
+/// Number of tokens that this check reads at a time.
 const CHECK_CHUNK: usize = 1 << 18;
 
 /// Files of raw tokens, joined without a separator.

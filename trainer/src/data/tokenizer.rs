@@ -29,12 +29,12 @@ pub struct HuggingFace {
     tokenizer: tokenizers::Tokenizer,
     /// One more than the largest token, because a vocabulary may have gaps.
     vocabulary: usize,
-    /// Encodes most texts faster, if the tokenizer is of a known kind.
+    /// The fast encoder, if it supports this tokenizer. It encodes most texts.
     words: Option<Words>,
 }
 
 impl Tokenizer {
-    /// Reads a Hugging Face `tokenizer.json`, which may be at an address such as `hf://gpt2/tokenizer.json`.
+    /// Reads a Hugging Face `tokenizer.json`, which may have an address such as `hf://gpt2/tokenizer.json`.
     ///
     /// # Errors
     /// Fails if the file cannot be read or downloaded, or is not a tokenizer.
@@ -46,7 +46,7 @@ impl Tokenizer {
         let bytes = fs::read(path).map_err(DataError::io(path))?;
         let fingerprint = hash_of(&[&bytes]);
         let mut tokenizer = tokenizers::Tokenizer::from_bytes(bytes).map_err(failed(path))?;
-        // A file saved after inference may cut or pad each text.
+        // A tokenizer that was saved after inference may truncate or pad each text.
         tokenizer.with_padding(None).with_truncation(None).map_err(failed(path))?;
         #[expect(clippy::disallowed_methods, reason = "a maximum has no order")]
         let largest = tokenizer.get_vocab(true).into_values().max();
@@ -55,7 +55,7 @@ impl Tokenizer {
         Ok(Tokenizer::HuggingFace(Box::new(HuggingFace { path, fingerprint, tokenizer, vocabulary, words })))
     }
 
-    /// Returns a text that differs between tokenizers.
+    /// Returns a text that identifies the tokenizer.
     pub(super) fn fingerprint(&self) -> &str {
         match self {
             Tokenizer::Byte => "byte",
@@ -107,7 +107,7 @@ impl Tokenizer {
         }
     }
 
-    /// Encodes a text with the special tokens that the tokenizer adds to each text, such as the first one.
+    /// Encodes a text. Includes the special tokens that the tokenizer adds to each text, such as the first token.
     ///
     /// # Errors
     /// Fails if the tokenizer cannot encode the text.
@@ -160,12 +160,13 @@ impl Tokenizer {
 }
 
 impl HuggingFace {
-    /// Returns the folder of the file.
+    /// Returns the folder of `tokenizer.json`.
     pub(super) fn folder(&self) -> Option<&Path> {
         self.path.parent()
     }
 
-    /// Encodes a text with the byte offsets of its tokens. `add_special_tokens` adds those of the tokenizer itself.
+    /// Encodes a text with the byte offsets of its tokens. `add_special_tokens` includes the special tokens that the
+    /// tokenizer adds to each text.
     pub(super) fn encode_with_offsets(
         &self,
         text: &str,
@@ -174,7 +175,7 @@ impl HuggingFace {
         self.tokenizer.encode(text, add_special_tokens).map_err(failed(&self.path))
     }
 
-    /// Returns the token that `text` is, or `None` if it is several.
+    /// Returns the token of `text`, or `None` if `text` is not exactly one token.
     pub(super) fn single(&self, text: &str) -> Result<Option<u32>, DataError> {
         if let Some(&token) = self.tokenizer.get_added_vocabulary().get_vocab().get(text) {
             return Ok(Some(token));
@@ -184,12 +185,12 @@ impl HuggingFace {
         Ok(<[u32; 1]>::try_from(encoding.get_ids()).ok().map(|[token]| token).filter(known))
     }
 
-    /// Returns whether a token is special, and not part of a text.
+    /// Returns whether a token is special: not part of a text.
     pub(super) fn is_special(&self, token: u32) -> bool {
         self.tokenizer.get_added_vocabulary().get_added_tokens_decoder().get(&token).is_some_and(|token| token.special)
     }
 
-    /// Returns the tokens of a text, without special tokens that the tokenizer adds.
+    /// Returns the tokens of a text. Omits the special tokens that the tokenizer adds.
     fn ids(&self, text: &str) -> Result<Vec<u32>, tokenizers::Error> {
         match self.words.as_ref().and_then(|words| words.encode(&self.tokenizer, text)) {
             Some(tokens) => Ok(tokens),
@@ -199,8 +200,8 @@ impl HuggingFace {
 
     /// Returns the tokens of a piece of a text.
     fn piece_ids(&self, piece: &str, is_continued: bool) -> Result<Vec<u32>, tokenizers::Error> {
-        // Some tokenizers, such as that of Llama 2, add a space to the beginning of a text, but not to that of a piece. So
-        // such a piece is encoded after what was before it.
+        // Some tokenizers, such as Llama 2's, add a space to the beginning of a text. A continued piece must not get
+        // this space, so it is encoded after a short text whose tokens are then removed.
         if is_continued && self.words.is_none() {
             let before = if piece.starts_with(' ') { "a" } else { "\n" };
             let (before_ids, mut ids) = (self.ids(before)?, self.ids(&format!("{before}{piece}"))?);
@@ -320,8 +321,7 @@ pub(super) mod tests {
         );
     }
 
-    /// Tokenizers of two kinds that this module does not know more about: one that adds a space to each text, and one that
-    /// splits at white space.
+    /// Tokenizers of two unrecognized kinds: one adds a space to each text, and one splits at white space.
     #[test]
     fn pieces_have_the_tokens_of_the_whole() {
         let symbols: Vec<String> = (0..256).map(|byte| format!("<0x{byte:02X}>")).collect();

@@ -1,4 +1,4 @@
-//! A long list of tokens that is cut into samples of T inputs and T targets.
+//! A long list of tokens, cut into samples of T inputs and T targets.
 
 use std::ops::Range;
 use std::path::PathBuf;
@@ -59,13 +59,13 @@ impl Tokens {
     }
 }
 
-/// The tokens of one file: its documents, joined by newlines.
+/// The tokens of one file, whose documents are joined by newlines.
 pub(super) struct TokenizedFile {
     pub(super) path: PathBuf,
     pub(super) storage: Storage,
-    /// Number of tokens, all between documents, before the first document that has any.
+    /// Number of separator tokens before the first document that is not empty.
     pub(super) leading: u64,
-    /// Whether they were tokenized now.
+    /// Whether this process has just tokenized the file.
     pub(super) is_new: bool,
 }
 
@@ -76,7 +76,7 @@ impl TokenizedFile {
     }
 }
 
-/// Where the tokens of a file are.
+/// Where the tokens of a file are stored.
 pub(super) enum Storage {
     Memory(Memory),
     Entry(Entry),
@@ -116,7 +116,8 @@ impl Storage {
         Ok(())
     }
 
-    /// Returns the rows of these documents, one after the other: the number of the first token, and the facts.
+    /// Returns the rows of these documents one after the other. A row is the index of the document's first token, and
+    /// its additional values.
     pub(super) fn rows(&self, documents: Range<u64>) -> Result<Vec<u64>, DataError> {
         match self {
             Storage::Memory(memory) => {
@@ -136,27 +137,27 @@ pub(super) struct Documents {
     len: usize,
 }
 
-/// Consecutive tokens.
+/// Consecutive tokens of one file.
 struct Part {
-    /// Position of the first token.
+    /// Position of the part's first token in the joined tokens.
     start: usize,
-    /// The number of newlines' tokens before those of the file.
+    /// Number of newline tokens before the tokens of the file.
     newline: usize,
-    /// Number of tokens of the file that are left out before those that are used.
+    /// Number of tokens at the start of the file that are not used.
     skipped: usize,
     storage: Storage,
-    /// The documents that are used.
+    /// Range of the documents that are used.
     documents: Range<u64>,
 }
 
 impl Documents {
-    /// Number of documents, or of tokens, that are read at once.
+    /// Number of documents or tokens that are read at a time.
     const BLOCK: u64 = 1 << 16;
 
-    /// Joins files. A newline is between documents, but not before the first token of all.
+    /// Joins files. A newline separates documents; none comes before the first token.
     ///
     /// # Errors
-    /// Fails if a token of a newline that is used is not below `vocabulary`.
+    /// Fails if a newline is needed and one of its tokens is not below `vocabulary`.
     pub(super) fn new(files: Vec<TokenizedFile>, newline: Vec<u32>, options: &DataOptions) -> Result<Self, DataError> {
         let vocabulary = options.vocabulary;
         let mut all = Self { parts: vec![], files: vec![], newline, len: 0 };
@@ -178,7 +179,7 @@ impl Documents {
             {
                 return Err(DataError::Token { token, vocabulary, path, at: At::Byte(0) });
             }
-            // A row begins with the number of the document's first token.
+            // A row begins with the index of the document's first token.
             let first = |document: u64| Ok::<_, DataError>(storage.rows(document..document + 1)?[0] as usize);
             let start = match (documents.start, all.len) {
                 (0, 0) => leading as usize,
@@ -218,7 +219,7 @@ impl Documents {
         self.parts.iter().filter_map(|part| part.storage.entry())
     }
 
-    /// Calls `visit` with each document. A part of a document is in memory.
+    /// Calls `visit` with each document. Only a part of a document is in memory at a time.
     fn each_document(&self, visit: &mut dyn FnMut(DocumentFacts)) -> Result<(), DataError> {
         let mut tokens = vec![];
         for Part { storage, documents, .. } in &self.parts {
@@ -251,17 +252,17 @@ impl From<TokenFiles> for Tokens {
     }
 }
 
-/// Tokens in memory, with as few bytes per token as the vocabulary allows.
+/// Tokens in memory. Each token has as few bytes as the vocabulary allows.
 pub(super) struct Memory {
     width: Width,
     bytes: Vec<u8>,
     facts: usize,
-    /// A row for each document: the number of its first token, and its facts.
+    /// A row for each document: the index of its first token, and its additional values.
     rows: Vec<u64>,
 }
 
 impl Memory {
-    /// Creates an empty storage for documents with this many facts.
+    /// Creates an empty storage for documents with `facts` additional values each.
     pub(super) fn new(width: Width, facts: usize) -> Self {
         Self { width, bytes: vec![], facts, rows: vec![] }
     }
@@ -290,8 +291,8 @@ impl Store for Memory {
     }
 }
 
-/// Sample i has the tokens `i·T .. i·T + T` as inputs and `i·T + 1 .. i·T + T + 1` as targets. The remainder at the end
-/// is not used.
+/// Sample i has the tokens `i·T .. i·T + T` as inputs and `i·T + 1 .. i·T + T + 1` as targets. Tokens at the end that
+/// do not fill a sample are not used.
 pub(super) struct TokenCorpus {
     tokens: Tokens,
     sequence_length: usize,
@@ -299,13 +300,13 @@ pub(super) struct TokenCorpus {
 }
 
 impl TokenCorpus {
-    /// Creates a corpus. Fails if there are no tokens, or too few for one sample; the error names `sources`.
+    /// Creates a corpus. Fails if the tokens do not suffice for one sample; the error names `sources`.
     pub(super) fn new(tokens: Tokens, sequence_length: usize, sources: &[String]) -> Result<Self, DataError> {
         let sources = sources.to_vec();
         if tokens.len() == 0 {
             return Err(DataError::Empty { sources });
         }
-        // A sequence length of 0 gives no samples either.
+        // A sequence length of 0 is reported as an error too.
         match (tokens.len() - 1).checked_div(sequence_length) {
             None | Some(0) => Err(DataError::SequenceTooLong { sequence_length, tokens: tokens.len(), sources }),
             Some(samples) => Ok(TokenCorpus { tokens, sequence_length, samples }),

@@ -1,29 +1,29 @@
-//! What a program shows while data are prepared, and how it ends the preparation.
+//! Lets a program show the progress of data preparation, and stop it.
 
 use zero_engine::DataError;
 
-/// The part of a preparation that takes time.
+/// A phase of data preparation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Phase {
-    /// Objects of a store are downloaded.
+    /// Objects are downloaded from a store.
     Downloading,
-    /// Another process or thread tokenizes.
+    /// Another process or thread tokenizes, and this one waits for it.
     Waiting,
-    /// Files are read to find out whether their content is in the cache.
+    /// Files are hashed to find their entries in the cache.
     Hashing,
     /// Files are tokenized.
     Tokenizing,
 }
 
-/// A program that opens data. It is called often.
+/// Observes the preparation of data. Its methods are called often.
 pub(crate) trait Watch {
-    /// Shows that `done` of `total` bytes of a phase are done.
+    /// Shows that `done` of `total` bytes of a phase are complete.
     fn progress(&self, phase: Phase, done: u64, total: u64);
 
-    /// Returns whether to end the preparation with [`DataError::Stopped`](super::DataError::Stopped).
+    /// Returns whether to stop the preparation with [`DataError::Stopped`](super::DataError::Stopped).
     fn is_stopped(&self) -> bool;
 
-    /// Fails if the preparation is to end.
+    /// Fails if the preparation should stop.
     fn goes_on(&self) -> Result<(), DataError> {
         if self.is_stopped() { Err(DataError::Stopped) } else { Ok(()) }
     }

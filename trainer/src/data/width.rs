@@ -1,17 +1,17 @@
-//! The number of bytes in which tokens are stored.
+//! The number of bytes per stored token.
 
 use serde::{Deserialize, Serialize};
 
 use super::options::TokenDtype;
 
-/// Bytes of a token.
+/// The width of a stored token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Width {
     U8,
     U16,
     U32,
-    /// Of token files only.
+    /// Used only in token files.
     I64,
 }
 
@@ -26,7 +26,7 @@ impl From<TokenDtype> for Width {
 }
 
 impl Width {
-    /// Returns the width for tokens below `vocabulary`.
+    /// Returns the smallest width for tokens below `vocabulary`.
     pub(super) fn for_vocabulary(vocabulary: usize) -> Self {
         match vocabulary {
             0..=0x100 => Width::U8,
@@ -44,7 +44,7 @@ impl Width {
         }
     }
 
-    /// Appends tokens, which must fit, as little-endian bytes.
+    /// Appends tokens as little-endian bytes. The tokens must fit the width.
     pub(super) fn encode(self, tokens: &[u32], out: &mut Vec<u8>) {
         match self {
             Width::U8 => out.extend(tokens.iter().map(|&token| token as u8)),
@@ -54,7 +54,8 @@ impl Width {
         }
     }
 
-    /// Appends the tokens of little-endian bytes. A number that is no u32 becomes the largest one, which is no token.
+    /// Decodes little-endian bytes and appends the tokens. A number that does not fit in u32 becomes `u32::MAX`, which
+    /// is never a valid token.
     pub(super) fn decode(self, bytes: &[u8], out: &mut Vec<u32>) {
         match self {
             Width::U8 => out.extend(bytes.iter().map(|&token| u32::from(token))),

@@ -1,9 +1,9 @@
 //! Encodes text with a byte-level BPE several times as fast as the crate `tokenizers`, with the same tokens.
 //!
-//! The crate finds words with a regular expression, then looks up the tokens of each. Here the words of the patterns of
-//! GPT-2, Llama 3 and Qwen 2 are found by hand, with the classes of the crate's own expressions, and the tokens of a word
-//! are kept by each thread. A word that is not kept goes through the crate. So does a text in which an added token
-//! occurs, or that may not be normalized, and all text of a tokenizer that is not recognized.
+//! The crate splits text into words with a regular expression, then looks up the tokens of each word. This module
+//! splits text with hand-written code for the patterns of GPT-2, Llama 3 and Qwen 2. It uses the same character classes
+//! as the crate, and each thread caches the tokens of words. The crate encodes words that are not in the cache. It also
+//! encodes whole texts that contain an added token or may not be normalized, and all text of unrecognized tokenizers.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -14,38 +14,38 @@ use regex_syntax::hir::{Class, HirKind};
 use serde_json::{Value, json};
 use tokenizers::{Model, ModelWrapper, Tokenizer};
 
-/// The pattern of Llama 3, and that of Qwen 2, which does not put numbers together.
+/// The patterns of Llama 3 and of Qwen 2. Qwen 2 makes each digit a word of its own.
 pub(super) const LLAMA_3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 pub(super) const QWEN_2: &str =
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-/// Number of words that a thread keeps, and the most bytes of one.
+/// Maximum number of words in a thread's cache, and maximum length of a cached word in bytes.
 const KEPT: usize = 1 << 17;
 const LONGEST: usize = 64;
 
-/// Which words a text has.
+/// The pattern that splits text into words.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Pattern {
     /// `'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`
     Gpt2,
-    /// [`LLAMA_3`] with 3, and [`QWEN_2`] with 1: the most numbers of a word.
+    /// [`LLAMA_3`] with `numbers` = 3, or [`QWEN_2`] with `numbers` = 1: the maximum number of digits in a word.
     Llama3 { numbers: usize },
 }
 
-/// The words of a recognized tokenizer.
+/// The fast encoder of a recognized tokenizer.
 pub(super) struct Words {
     pattern: Pattern,
-    /// Whether the tokenizer changes text that is not in Unicode's normalization form C.
+    /// Whether the tokenizer normalizes text to Unicode's normalization form C (NFC).
     is_normalizing: bool,
     /// Finds the added tokens.
     added: AhoCorasick,
-    /// What threads keep that do not encode now.
+    /// The caches that no thread uses at the moment.
     idle: Mutex<Vec<Kept>>,
 }
 
-/// The tokens of words.
+/// A cache of the tokens of words.
 #[derive(Default)]
 struct Kept {
-    /// Where the tokens of a word are in `tokens`: the first one, and their number.
+    /// The tokens of each word: the index of the first one in `tokens`, and their number.
     words: HashMap<Box<[u8]>, (u32, u32), BuildHasherDefault<WordHasher>>,
     tokens: Vec<u32>,
 }
@@ -72,7 +72,7 @@ impl Words {
         }
         let added = AhoCorasick::new(added).ok()?;
         let words = Self { pattern, is_normalizing, added, idle: Mutex::default() };
-        // A part of the tokenizer that is not looked at here, such as its post-processor, may add tokens.
+        // The parts of the tokenizer that are not checked here, such as its post-processor, may change tokens.
         let is_same = |text: &str| {
             let expected = tokenizer.encode_fast(text, false).ok();
             words.encode(tokenizer, text).is_none_or(|tokens| expected.is_some_and(|all| all.get_ids() == tokens))
@@ -123,7 +123,7 @@ impl Kept {
     }
 }
 
-/// Returns the pattern of a pre-tokenizer, as tokenizer.json has it.
+/// Returns the pattern of a pre-tokenizer in the JSON form of `tokenizer.json`.
 fn pattern(pre_tokenizer: &Value) -> Option<Pattern> {
     let is = |value: &Value, expected: &[(&str, Value)]| expected.iter().all(|(name, it)| value.get(name) == Some(it));
     let is_byte_level = |value, use_regex: bool| {
@@ -143,7 +143,7 @@ fn pattern(pre_tokenizer: &Value) -> Option<Pattern> {
     }
 }
 
-/// Returns whether a text is in normalization form C for sure: each character is, alone and whatever is next to it.
+/// Returns whether a text is certainly in normalization form C. All its characters must be normalized in any context.
 fn is_normalized(text: &str) -> bool {
     let is_normalized = |c: char| {
         matches!(c, '\0'..='\u{2ff}' | '\u{400}'..='\u{482}' | '\u{2010}'..='\u{205f}' | '\u{3041}'..='\u{3096}'
@@ -153,8 +153,8 @@ fn is_normalized(text: &str) -> bool {
     text.is_ascii() || text.chars().all(is_normalized)
 }
 
-/// The symbols of bytes in the vocabulary of a byte-level tokenizer: printed ones stand for themselves, the others have the
-/// numbers from 256 on.
+/// The symbols of the 256 bytes in the vocabulary of a byte-level tokenizer. A printable byte is its own symbol; the
+/// others have the code points from 256 on.
 static SYMBOLS: LazyLock<[char; 256]> = LazyLock::new(|| {
     let mut others = '\u{100}'..;
     std::array::from_fn(|byte| match byte as u8 {
@@ -163,18 +163,18 @@ static SYMBOLS: LazyLock<[char; 256]> = LazyLock::new(|| {
     })
 });
 
-/// What a character is, as bits. A line break is white space too.
+/// The class of a character, as bits. A line break is also white space.
 const LETTER: u8 = 1;
 const NUMBER: u8 = 2;
 const SPACE: u8 = 4;
 const LINE_BREAK: u8 = 8;
-/// No character: the end of the text.
+/// The end of the text, where there is no character.
 const END: u8 = 16;
-/// Bits of the classes of which a word has one. Other characters have none of them.
+/// The bits that distinguish letters, numbers, white space and the end. Other characters have none of these bits.
 const KIND: u8 = LETTER | NUMBER | SPACE | END;
 
-/// The class of each character. It is read from the tables of the crate's regular expressions, so that both have the same
-/// version of Unicode.
+/// The class of each character. It is computed with the crate's regular expressions, so that both use the same version
+/// of Unicode.
 static CLASSES: LazyLock<Vec<u8>> = LazyLock::new(|| {
     let mut classes = vec![0; char::MAX as usize + 1];
     for (expression, bit) in [(r"\p{L}", LETTER), (r"\p{N}", NUMBER), (r"\s", SPACE), (r"[\r\n]", LINE_BREAK)] {
@@ -210,7 +210,7 @@ impl<'a> Scanner<'a> {
         }
     }
 
-    /// Returns the end of the characters from `at` on whose classes have the value `kind` in the bits `mask`.
+    /// Returns the end of the run of characters, starting at `at`, whose class has the value `kind` in the bits `mask`.
     fn run(&self, mut at: usize, mask: u8, kind: u8) -> usize {
         loop {
             let (class, after) = self.next(at);
@@ -221,7 +221,7 @@ impl<'a> Scanner<'a> {
         }
     }
 
-    /// Returns the end of the word that begins at `start`, which is not the end of the text.
+    /// Returns the end of the word that begins at `start`, which must not be the end of the text.
     fn word_end(&self, pattern: Pattern, start: usize) -> usize {
         match pattern {
             Pattern::Gpt2 => self.gpt2(start),
@@ -275,28 +275,28 @@ impl<'a> Scanner<'a> {
         }
     }
 
-    /// Returns the end of white space. Its last character goes with what follows.
+    /// Returns the end of white space. The last white-space character belongs to the next word.
     fn white_space(&self, start: usize) -> usize {
         let end = self.run(start, KIND, SPACE);
         let last = self.text[start..end].char_indices().next_back().map_or(0, |(last, _)| last);
         if end == self.text.len() || last == 0 { end } else { start + last }
     }
 
-    /// Returns the end of `'s`, `'t`, `'re`, `'ve`, `'m`, `'ll` or `'d`, in small letters or in any.
+    /// Returns the end of `'s`, `'t`, `'re`, `'ve`, `'m`, `'ll` or `'d`, in lower case, or in any case with `any_case`.
     fn contraction(&self, start: usize, any_case: bool) -> Option<usize> {
         let rest = self.text.as_bytes()[start..].strip_prefix(b"'")?;
         let small = |at: usize| rest.get(at).map(|byte| if any_case { byte.to_ascii_lowercase() } else { *byte });
         match (small(0)?, small(1)) {
             (b's' | b't' | b'm' | b'd', _) => Some(start + 2),
             (b'r' | b'v', Some(b'e')) | (b'l', Some(b'l')) => Some(start + 3),
-            // The long s is an s in another case.
+            // The long s (ſ) is equal to s in case-insensitive matching.
             _ if any_case && rest.starts_with("ſ".as_bytes()) => Some(start + 1 + "ſ".len()),
             _ => None,
         }
     }
 }
 
-/// A hash for short texts. Everybody can make texts collide, which would only slow the encoding down.
+/// A hash function for short texts. An attacker can make texts collide, but this only slows encoding down.
 #[derive(Default)]
 struct WordHasher(u64);
 

@@ -1,4 +1,4 @@
-//! Generates text with a trained model: the command `zero-train generate`, and its library call.
+//! Generates text with a trained model. The command `zero-train generate` uses this module.
 
 mod sampling;
 mod text;
@@ -33,7 +33,8 @@ pub struct Generator {
     model: Model,
     vocabulary: Option<usize>,
     longest: Option<usize>,
-    /// Number of tokens beyond which keys in the cache have the wrong angles.
+    /// Number of cached tokens beyond which the model rotates all positions by other angles, as LongRoPE does. The
+    /// cache must then be computed again.
     before_other_angles: Option<usize>,
     tokenizer: Option<Tokenizer>,
     eos: Vec<u32>,
@@ -42,21 +43,21 @@ pub struct Generator {
     warnings: Vec<String>,
 }
 
-/// When a text ends, and how its tokens are chosen.
+/// Options of the generation: how tokens are chosen, and when a text ends.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Generate {
-    /// Maximum number of tokens of a text. A text also ends where the model has no more positions.
+    /// Maximum number of tokens of a text. A text also ends when the model has no positions left.
     pub max_new_tokens: usize,
     /// How tokens are chosen.
     pub sampling: Sampling,
-    /// Seed of the draws. The i-th draw of a text depends only on the seed, i and the logits, so a prompt's text does not
-    /// depend on the prompts beside it, and the same prompt has the same text again.
+    /// Seed of the draws. The i-th draw of a text depends only on the seed, i and the logits. The text of a prompt
+    /// therefore does not depend on the other prompts, and is the same in each run.
     pub seed: u64,
-    /// Strings that end a text, which does not contain them.
+    /// Strings that end a text. The text does not include them.
     pub stop: Vec<String>,
-    /// Whether to go on after the model's tokens for the end of a text.
+    /// Whether to continue after the model's end-of-text tokens.
     pub ignore_eos: bool,
-    /// Number of prompts whose texts are generated at the same time. It changes no text.
+    /// Number of prompts whose texts are generated at the same time. It does not affect the texts.
     pub batch: usize,
 }
 
@@ -73,35 +74,35 @@ impl Default for Generate {
 pub struct Generated {
     /// The text after the prompt; empty without a tokenizer.
     pub text: String,
-    /// All tokens after the prompt, including the one that ends the text.
+    /// All tokens after the prompt, including the token that ends the text.
     pub tokens: Vec<u32>,
     /// Number of tokens of the prompt.
     pub prompt_tokens: usize,
-    /// Why the text ends.
+    /// The reason why the text ends.
     pub finish: Finish,
 }
 
-/// Why a text ends.
+/// The reason why a text ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Finish {
-    /// The model ended it, or a stop string.
+    /// An end-of-text token or a stop string was generated.
     Stop,
-    /// It has `max_new_tokens`, or the model has no more positions.
+    /// The text has `max_new_tokens` tokens, or the model has no positions left.
     Length,
 }
 
 impl Generator {
-    /// Opens a folder: a checkpoint, a run for its newest checkpoint, or a Hugging Face folder, such as an export.
-    /// `adapter` is a folder in PEFT's format.
+    /// Opens a checkpoint, the newest checkpoint of a run, or a Hugging Face folder such as an export. `adapter` is a
+    /// folder in PEFT's format.
     ///
     /// # Errors
-    /// Fails if the folder has no language model, or if files are missing, damaged or do not fit each other.
+    /// Fails if the folder has no language model, or if files are missing, damaged or do not match.
     pub fn open(folder: impl AsRef<Path>, adapter: Option<&Path>) -> Result<Self, Error> {
         let stored = StoredModel::open(folder.as_ref(), adapter)?;
         let tokenizer = match &stored.tokenizer {
             None => None,
             Some(StoredTokenizer::Byte) => Some(Tokenizer::Byte),
-            // A checkpoint names a file that may be gone, which matters only for text.
+            // A checkpoint may name a file that no longer exists. The tokenizer is only needed for text.
             Some(StoredTokenizer::File(path)) if !path.is_file() => None,
             Some(StoredTokenizer::File(path)) => Some(Tokenizer::from_file(path)?),
         };
@@ -124,12 +125,12 @@ impl Generator {
         }
     }
 
-    /// Takes a program's own model, filled from its checkpoint or a run's newest one. The model maps tokens `[batch,
-    /// time]` (u32) to logits, and its layers mix positions only with the operations of [`ops`](crate::ops). `longest` is
-    /// its maximum sequence length, if it has one.
+    /// Creates a generator for a program's own model, with the weights of a checkpoint or of a run's newest checkpoint.
+    /// The model maps tokens `[batch, time]` (u32) to logits, and its layers mix positions only with the operations of
+    /// [`ops`](crate::ops). `longest` is its maximum sequence length, if it has one.
     ///
     /// # Errors
-    /// Fails if the layers cannot be built, or the checkpoint is damaged or of another model.
+    /// Fails if the layers cannot be built, or if the checkpoint is damaged or belongs to another model.
     pub fn of_layers(layers: Layers, checkpoint: impl AsRef<Path>, longest: Option<usize>) -> Result<Self, Error> {
         Ok(Self {
             model: zero_engine::fill_layers(layers, checkpoint.as_ref())?,
@@ -144,11 +145,11 @@ impl Generator {
         })
     }
 
-    /// Replaces the tokenizer. Unless the model's folder names tokens that end a text, the `eos_token` of the
-    /// tokenizer's folder does.
+    /// Replaces the tokenizer. If the model's folder names no end-of-text tokens, uses the `eos_token` in the
+    /// tokenizer's folder.
     ///
     /// # Errors
-    /// Fails if a file beside the tokenizer is malformed.
+    /// Fails if a file in the tokenizer's folder is malformed.
     pub fn with_tokenizer(mut self, tokenizer: Tokenizer) -> Result<Self, Error> {
         if self.eos.is_empty() {
             self.eos = eos_token(&tokenizer, &self.folders)?.into_iter().collect();
@@ -157,20 +158,20 @@ impl Generator {
         Ok(self)
     }
 
-    /// Uses a chat template, its text or the path of its file, instead of the model's own.
+    /// Replaces the model's chat template. `template` is the text of a template, or the path of its file.
     #[must_use]
     pub fn with_chat_template(mut self, template: impl Into<String>) -> Self {
         self.chat.chat_template = Some(template.into());
         self
     }
 
-    /// Returns a line for each key of the model's `config.json` that has no effect.
+    /// Returns one line for each key of the model's `config.json` that is ignored.
     #[must_use]
     pub fn warnings(&self) -> &[String] {
         &self.warnings
     }
 
-    /// Returns the tokens of a text, with the special tokens that the tokenizer adds to each text.
+    /// Returns the tokens of a text, including the special tokens that the tokenizer adds to each text.
     ///
     /// # Errors
     /// Fails without a tokenizer, or if it cannot encode the text.
@@ -178,8 +179,8 @@ impl Generator {
         Ok(self.tokenizer()?.encode_with_special(text)?)
     }
 
-    /// Returns the tokens of a conversation, rendered with the model's chat template, up to the answer that the model
-    /// is to give. A message is a role and a text.
+    /// Returns the tokens of a conversation, rendered with the model's chat template and the generation prompt. A
+    /// message is a role and a text.
     ///
     /// # Errors
     /// Fails without a tokenizer or a template, or if the template rejects the conversation.
@@ -191,11 +192,12 @@ impl Generator {
         Ok(all.pop().unwrap_or_default())
     }
 
-    /// Returns the tokens of each record of a file: `prompt`, a text, or `messages`, a conversation as in training data.
+    /// Returns the tokens of each record of a file. A record has a `prompt`, which is a text, or `messages`, a
+    /// conversation as in training data.
     ///
     /// # Errors
-    /// As [`Generator::encode`] and [`Generator::encode_chat`], with the file and the position of the record. Fails if a
-    /// record has neither field.
+    /// Fails like [`Generator::encode`] and [`Generator::encode_chat`], and names the file and the position of the
+    /// record. Also fails if a record has neither field.
     pub fn encode_records(&self, records: Vec<PlacedRecord>, path: &Path) -> Result<Vec<Vec<u32>>, Error> {
         let options = ChatOptions { pretrained: self.folders.first().cloned(), ..self.chat.clone() };
         Ok(prompts(records, path, &options, self.tokenizer()?)?)
@@ -209,7 +211,8 @@ impl Generator {
     }
 
     /// Generates a text for each prompt, which is a list of tokens. `on_text` receives the prompt's index and the next
-    /// part of its text, whole characters only, as soon as it is certain. Returns the texts in the order of the prompts.
+    /// part of its text, as soon as the part is certain. A part contains only complete characters. Returns the texts in
+    /// the order of the prompts.
     ///
     /// # Errors
     /// Fails if an option is out of range, if a prompt is empty, longer than the model's positions or has tokens outside
@@ -304,7 +307,7 @@ impl Generator {
             index,
             tokens: prompt.to_vec(),
             prompt: prompt.len(),
-            // The last token needs no position of its own.
+            // The last token is never an input, so it needs no position.
             end: prompt.len().saturating_add(options.max_new_tokens).min(longest),
             cache: Cache::default(),
             writer: Writer::new(self.tokenizer.as_ref(), &options.stop, prompt),
@@ -313,7 +316,8 @@ impl Generator {
         }
     }
 
-    /// Runs the model on the next tokens of one sequence, or on one token of each of several. Returns their logits.
+    /// Runs the model on the next tokens of one sequence, or on one token of each of several sequences. Returns the
+    /// logits for the next tokens.
     fn run(&self, tokens: &[u32], caches: &mut [&mut Cache]) -> Result<Vec<f32>, Error> {
         let tokens = Tensor::from_slice(tokens, (caches.len(), tokens.len() / caches.len()), &Device::Cpu)?;
         let logits = self.model.next_logits(&tokens, caches)?;
@@ -328,7 +332,7 @@ impl Generator {
         options: &Generate,
         on_text: &mut impl FnMut(usize, &str),
     ) -> Result<(), Error> {
-        // A model's vocabulary may be larger than the tokenizer's, for example to be a round number.
+        // The model's vocabulary may be larger than the tokenizer's, for example because it was rounded up.
         let known = self.tokenizer.as_ref().map_or(usize::MAX, Tokenizer::vocabulary);
         let known = logits.len().min(known);
         let draws = sequence.tokens.len() - sequence.prompt;
@@ -352,13 +356,13 @@ impl Generator {
 
 /// A text that is being generated.
 struct Sequence<'a> {
-    /// The prompt's index.
+    /// Index of the prompt.
     index: usize,
     /// The prompt and all tokens after it.
     tokens: Vec<u32>,
     /// Number of tokens of the prompt.
     prompt: usize,
-    /// Maximum number of all tokens.
+    /// Maximum number of tokens, including the prompt.
     end: usize,
     cache: Cache,
     writer: Writer<'a>,

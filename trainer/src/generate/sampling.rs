@@ -1,21 +1,21 @@
-//! Draws the next token from logits: temperature, top-k, top-p, min-p and a repetition penalty, with the names, the order
-//! and the rules of transformers.
+//! Draws the next token from logits. Supports temperature, top-k, top-p, min-p and a repetition penalty, with the
+//! names, the order and the rules of transformers.
 
 use zero_engine::Error;
 
-/// How the next token is chosen.
+/// Selects how the next token is chosen.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Sampling {
-    /// Divides the logits. 0 chooses the most likely token, the one with the lower number among equals.
+    /// Divides the logits. 0 always chooses the most likely token; among equally likely tokens, the smallest token ID.
     pub temperature: f64,
-    /// Draws from this many of the most likely tokens, and from those that are as likely as the last of them.
+    /// Draws only from the `top_k` most likely tokens. Tokens as likely as the last of them are included.
     pub top_k: Option<usize>,
-    /// Draws from the fewest most likely tokens whose probabilities sum to at least this.
+    /// Draws only from the smallest set of most likely tokens whose probabilities sum to at least this value.
     pub top_p: Option<f64>,
-    /// Draws from tokens that are at least this fraction as likely as the most likely one.
+    /// Draws only from tokens whose probability is at least this fraction of the largest probability.
     pub min_p: Option<f64>,
-    /// Divides the positive logits of tokens in the prompt and in the text so far, and multiplies their negative ones. 1
-    /// changes nothing.
+    /// Divides the positive logits of all tokens in the prompt and in the text so far, and multiplies their negative
+    /// logits. 1 has no effect.
     pub repetition_penalty: f64,
 }
 
@@ -30,7 +30,7 @@ impl Sampling {
     /// Checks the ranges of all values.
     ///
     /// # Errors
-    /// Names the first value that is out of range or has no effect.
+    /// Fails for the first value that is out of range or has no effect.
     pub fn check(&self) -> Result<(), Error> {
         let fraction = |value: Option<f64>, key, zero: bool| match value {
             Some(value) if !(value <= 1.0 && (value > 0.0 || zero && value == 0.0)) => {
@@ -63,7 +63,8 @@ impl Sampling {
         }
     }
 
-    /// Returns the next token, at quantile `uniform` of the distribution. `seen` are the tokens so far.
+    /// Returns the next token, at quantile `uniform` of the distribution. `seen` are the tokens of the prompt and the
+    /// text so far.
     pub(crate) fn next(&self, logits: &mut [f32], seen: &[u32], uniform: f32) -> u32 {
         self.penalize(logits, seen);
         if self.temperature <= 0.0 {
@@ -139,7 +140,7 @@ impl Sampling {
     }
 }
 
-/// Returns the first of the largest logits.
+/// Returns the index of the largest logit, or the first such index.
 fn most_likely(logits: &[f32]) -> u32 {
     let mut best = 0;
     for (token, &logit) in logits.iter().enumerate() {
@@ -155,8 +156,8 @@ fn weight(logit: f32, largest: f32, temperature: f64) -> f64 {
     ((f64::from(logit) - f64::from(largest)) / temperature).exp()
 }
 
-/// Logits and tokens, the first `sorted` of which are the most likely ones in order. A draw usually needs few of them,
-/// and sorting a whole vocabulary takes a tenth of the time of a small model.
+/// Logits and tokens. The first `sorted` of them are the most likely ones, in order. Sorting is incremental, because a
+/// draw usually needs few tokens, and sorting the whole vocabulary would take a tenth of a small model's time.
 struct Candidates {
     all: Vec<(f32, u32)>,
     sorted: usize,
@@ -169,7 +170,7 @@ impl Candidates {
         weight(logit, self.largest, self.temperature)
     }
 
-    /// Returns the candidate at `index` of the order.
+    /// Returns the candidate at `index` in the order of decreasing logits.
     fn at(&mut self, index: usize) -> (f32, u32) {
         if index >= self.sorted {
             let count = (8 * (index + 1)).max(64) - self.sorted;

@@ -1,4 +1,5 @@
-//! Tests of generation without files, and against transformers and peft. The latter skip without Python.
+//! Tests generation without files, and compares it with transformers and peft. The comparisons are skipped without
+//! Python.
 
 use serde_json::Value;
 use zero_model::init;
@@ -6,7 +7,7 @@ use zero_model::zoo::{LlamaConfig, llama};
 
 use super::*;
 
-/// A random Llama over bytes.
+/// Returns a random Llama model over bytes.
 fn generator() -> Generator {
     let config = LlamaConfig {
         vocab_size: 256,
@@ -74,7 +75,7 @@ fn texts_end_at_tokens_strings_and_the_last_position() {
     };
     let free = run(&generator, &Generate { max_new_tokens: 30, ..sampled(1) });
     assert_eq!((free.tokens.len(), free.finish, free.prompt_tokens), (30, Finish::Length, 3));
-    // The last of 65 tokens is never an input, so it needs none of the 64 positions.
+    // The last of the 65 tokens is never an input, so 64 positions suffice.
     let full = run(&generator, &Generate { max_new_tokens: 1000, ..sampled(1) });
     assert_eq!((full.tokens.len(), full.finish), (62, Finish::Length));
     assert_eq!(full.tokens[..30], free.tokens);
@@ -134,7 +135,7 @@ fn prompts_that_do_not_fit_are_errors() {
     assert_eq!(generator.generate(&[vec![1]], &plain, |_, _| {}).unwrap()[0].text, "");
 }
 
-/// Saves small random models and prints, for each, the tokens that transformers generates for each prompt. Weights are
+/// Saves small random models, and prints the tokens that transformers generates for each model and prompt. Weights are
 /// large, so that the largest logits are far apart.
 const MODELS: &str = r#"
 import json, torch
@@ -178,10 +179,11 @@ for index, model in enumerate(models):
     print(json.dumps([model.config.model_type, prompts, out]))
 "#;
 
-/// Tokens, and the least distance between the two largest logits.
+/// Tokens, and the smallest distance between the two largest logits.
 type Expected = (Vec<u32>, f64);
 
-/// Returns the lists that a script printed. Libraries log to standard output too: `[2026-11-26 12:00:00] [INFO] …`.
+/// Returns the lists that a script printed. Skips lines that libraries log to standard output, such as `[2026-11-26
+/// 12:00:00] [INFO] …`.
 fn results(out: &str) -> impl Iterator<Item = &str> {
     out.lines().filter(|line| serde_json::from_str::<Vec<Value>>(line).is_ok())
 }
@@ -282,7 +284,7 @@ fn probabilities_are_those_of_transformers() {
     {
         let mut logits = vec![0.0; 301];
         Stream::new(9, "logits", index as u64).fill_normal(0, &mut logits);
-        // Some are equal.
+        // Rounding makes some logits equal.
         logits.iter_mut().for_each(|logit| *logit = (*logit * 12.0).round() / 4.0);
         let sampling = Sampling { temperature, top_k, top_p, min_p, repetition_penalty };
         cases.push((logits, sampling));
@@ -303,9 +305,9 @@ fn probabilities_are_those_of_transformers() {
         let expected: Vec<f64> = serde_json::from_str(line).unwrap();
         let got = sampling.probabilities(logits, &seen);
         for (token, (got, expected)) in got.iter().zip(&expected).enumerate() {
-            // transformers divides logits by the temperature in f32, which moves exponents of up to 20 by 1e-6.
+            // transformers divides logits by the temperature in f32, so its exponents of up to 20 differ by about 1e-6.
             let is_close = (got - expected).abs() <= 5e-6 * expected;
-            // Of tokens that are equally likely at the edge of top-p, either may be kept.
+            // Of equally likely tokens at the top-p limit, either token may be kept.
             let is_tied = sampling.top_p.is_some() && logits.iter().filter(|x| **x == logits[token]).count() > 1;
             assert!(
                 is_close || is_tied && (*got == 0.0 || *expected == 0.0),

@@ -1,10 +1,11 @@
-//! The text of tokens as they are generated: whole characters only, and nothing of a stop string.
+//! Decodes tokens while they are generated. Returns complete characters only, and no part of a stop string.
 
 use zero_engine::DataError;
 
 use crate::data::Tokenizer;
 
-/// Tokens before the new ones that are decoded with them, since some decoders drop the space before a first word.
+/// Number of earlier tokens that are decoded together with the new tokens, because some decoders drop the space before
+/// the first word.
 const CONTEXT: usize = 5;
 
 /// Decodes a growing list of tokens.
@@ -12,32 +13,32 @@ pub(super) struct Writer<'a> {
     tokenizer: Option<&'a Tokenizer>,
     stop: &'a [String],
     tokens: Vec<u32>,
-    /// The tokens from `start` on are decoded; the text of those before `end` is known.
+    /// The next decoding starts at token `start`. The text of the tokens before `end` is already known.
     start: usize,
     end: usize,
     /// The whole text so far.
     text: String,
-    /// How much of it was returned.
+    /// Number of bytes of `text` that were already returned.
     shown: usize,
 }
 
 impl<'a> Writer<'a> {
-    /// Creates a writer for the tokens that follow `prompt`. Without a tokenizer there is no text.
+    /// Creates a writer for the tokens that follow `prompt`. Without a tokenizer, the text stays empty.
     pub(super) fn new(tokenizer: Option<&'a Tokenizer>, stop: &'a [String], prompt: &[u32]) -> Self {
         let tokens = prompt[prompt.len().saturating_sub(CONTEXT)..].to_vec();
         let end = tokens.len();
         Self { tokenizer, stop, tokens, start: 0, end, text: String::new(), shown: 0 }
     }
 
-    /// Adds a token. Returns whether the text now contains a stop string, which cuts it.
+    /// Adds a token. If the text now contains a stop string, truncates the text and returns true.
     pub(super) fn push(&mut self, token: u32) -> Result<bool, DataError> {
         self.tokens.push(token);
         self.decode(false)?;
         Ok(self.cut())
     }
 
-    /// Returns the part of the text that is new since the last call and cannot become a stop string. At the end, returns
-    /// all of the rest.
+    /// Returns the new part of the text, without an end that may become a stop string. With `is_end`, returns the whole
+    /// rest.
     pub(super) fn news(&mut self, is_end: bool) -> Result<&str, DataError> {
         if is_end {
             self.decode(true)?;
@@ -52,7 +53,7 @@ impl<'a> Writer<'a> {
         self.text
     }
 
-    /// Decodes the tokens whose text is not known. Keeps an incomplete character for later, unless it is the end.
+    /// Decodes the tokens whose text is not known yet. Keeps an incomplete character for later, except with `is_end`.
     fn decode(&mut self, is_end: bool) -> Result<(), DataError> {
         let Some(tokenizer) = self.tokenizer else { return Ok(()) };
         let known = tokenizer.decode(&self.tokens[self.start..self.end])?;
@@ -65,9 +66,9 @@ impl<'a> Writer<'a> {
         Ok(())
     }
 
-    /// Cuts the text before the first stop string. Returns whether it has one.
+    /// Truncates the text before the first stop string. Returns whether it found one.
     fn cut(&mut self) -> bool {
-        // A stop string may begin in text that was held back, but not before it.
+        // A stop string can begin only in text that was not returned yet.
         let rest = &self.text[self.shown..];
         let first = self.stop.iter().filter_map(|stop| rest.find(stop.as_str())).min();
         if let Some(at) = first {
@@ -76,7 +77,7 @@ impl<'a> Writer<'a> {
         first.is_some()
     }
 
-    /// Returns the length of the longest end of the text with which a stop string begins.
+    /// Returns the length of the longest end of the text that is the beginning of a stop string.
     fn begun(&self) -> usize {
         let rest = &self.text[self.shown.min(self.text.len())..];
         let of = |stop: &String| {
@@ -91,7 +92,7 @@ impl<'a> Writer<'a> {
 mod tests {
     use super::*;
 
-    /// Feeds bytes, and returns each part of the text.
+    /// Pushes bytes, and returns each part of the text.
     fn parts(bytes: &[u8], stop: &[&str]) -> (Vec<String>, String, bool) {
         let stop: Vec<String> = stop.iter().map(ToString::to_string).collect();
         let tokenizer = Tokenizer::Byte;
@@ -113,7 +114,7 @@ mod tests {
         let (shown, text, _) = parts("a€é".as_bytes(), &[]);
         assert_eq!(shown, ["a", "", "", "€", "", "é", ""]);
         assert_eq!(text, "a€é");
-        // An incomplete character at the end, and a byte that begins none.
+        // The text ends with an incomplete character.
         let (shown, text, _) = parts(&[97, 0xe2, 0x82], &[]);
         assert_eq!(shown.concat(), text);
         assert!(text.starts_with('a') && text.contains('\u{fffd}'), "{text:?}");
@@ -123,7 +124,8 @@ mod tests {
     fn stop_strings_never_show() {
         let (shown, text, is_stopped) = parts(b"one\n\ntwo", &["\n\n"]);
         assert_eq!((shown.concat().as_str(), text.as_str(), is_stopped), ("one", "one", true));
-        // The beginning of a stop string is held back, and shown if it does not go on.
+        // The beginning of a stop string is held back. It is returned if the next characters do not complete the stop
+        // string.
         let (shown, text, is_stopped) = parts(b"a STAND STOP", &["STOP", "zzz"]);
         assert_eq!(text, "a STAND ");
         assert!(is_stopped && shown[2..5] == ["", "", "STA"], "{shown:?}");

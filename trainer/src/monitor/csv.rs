@@ -13,15 +13,16 @@ use zero_engine::Error;
 
 pub(super) struct Csv {
     folder: PathBuf,
-    /// The number of samples after which the run resumes, if it does. Lines of later samples are removed, because the
-    /// run writes them again.
+    /// The number of samples at which the run resumes, or `None` for a new run. Lines of later samples are removed,
+    /// because the run writes them again.
     resumed: Option<u64>,
     files: BTreeMap<&'static str, OneFile>,
 }
 
 struct OneFile {
     file: Appended,
-    /// Samples of the last line. A step is passed again if it was written to this file and failed in another one.
+    /// Number of samples in the last line. A step that failed in another file is passed again, and must not be written
+    /// twice.
     last: Option<u64>,
 }
 
@@ -63,7 +64,7 @@ impl Sink for Csv {
 fn open(folder: &Path, tag: &'static str, resumed: Option<u64>) -> Result<OneFile, Error> {
     fs::create_dir_all(folder).map_err(Error::io(folder))?;
     let path = folder.join(format!("{}.csv", tag.replace('/', "_")));
-    // Do not read a device: it may never end.
+    // Does not read devices, because reading one may never end.
     let present = if path.is_file() { fs::read(&path).map_err(Error::io(&path))? } else { vec![] };
     let kept = kept(&present, resumed.unwrap_or(u64::MAX));
     let mut file = Appended::open(&path, kept as u64)?;
@@ -73,8 +74,8 @@ fn open(folder: &Path, tag: &'static str, resumed: Option<u64>) -> Result<OneFil
     Ok(OneFile { file, last: None })
 }
 
-/// Returns the number of bytes to keep when a run resumes after `samples` samples. Later lines of the file's last run
-/// are dropped, and so is a line that a killed run left incomplete.
+/// Returns the number of bytes to keep when a run resumes after `samples` samples. Drops later lines of the last run in
+/// the file, and an incomplete last line of a killed run.
 fn kept(text: &[u8], samples: u64) -> usize {
     let (mut end, mut cut, mut before) = (0, None, None);
     for line in text.split_inclusive(|&byte| byte == b'\n') {
@@ -86,7 +87,7 @@ fn kept(text: &[u8], samples: u64) -> usize {
         }
         let first = line.split(|&byte| byte == b',').next().and_then(|first| std::str::from_utf8(first).ok());
         let at: Option<u64> = first.and_then(|first| first.parse().ok());
-        // A header, or no more samples than in the line before: another run begins.
+        // After a header, or if the number of samples does not increase, another run begins.
         if at.is_none() || at <= before {
             cut = None;
         }
@@ -110,7 +111,7 @@ mod tests {
             ("step,lr\n4,1\n8,2\n", 0, "step,lr\n"),
             ("step,lr\n4,1\n8,2\n12", 100, "step,lr\n4,1\n8,2\n"),
             ("step,lr\n4,1\n8,2\n1", 4, "step,lr\n4,1\n"),
-            // An earlier run in the same file is kept, with and without a header between the runs.
+            // Earlier runs in the same file are kept, with or without a header between the runs.
             ("step,lr\n4,1\n8,2\n4,5\n8,6\n", 4, "step,lr\n4,1\n8,2\n4,5\n"),
             ("step,lr\n4,1\n8,2\nstep,lr\n9,6\n", 4, "step,lr\n4,1\n8,2\nstep,lr\n"),
         ];

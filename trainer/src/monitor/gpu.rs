@@ -1,6 +1,7 @@
 //! The GPUs of `machine_monitor`: reads the metrics of each visible GPU from NVIDIA's management library (NVML).
 //!
-//! The library is part of the driver and is opened at run time, so builds do not need it and machines may lack it.
+//! The library is part of the driver and is opened at run time, so it is needed neither for builds nor on machines
+//! without GPUs.
 
 use std::collections::BTreeSet;
 
@@ -10,7 +11,7 @@ use nvml_wrapper::{Device, Nvml};
 
 use super::metric::{Metric, Scalar, gpu_metrics};
 
-/// The GPUs that are watched, at least one.
+/// The monitored GPUs, at least one.
 #[derive(Debug)]
 pub(super) struct Gpus {
     nvml: Nvml,
@@ -22,16 +23,16 @@ struct Watched {
     /// The index that `nvidia-smi` shows.
     index: u32,
     metrics: [&'static Metric; 4],
-    /// Whether missing metrics of this GPU were reported already.
+    /// Whether missing metrics of this GPU were already reported.
     has_failed: bool,
 }
 
-/// Why no GPU is watched.
+/// The reason why no GPU is monitored.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Absent {
     /// This machine has no GPU or no driver.
     None(String),
-    /// NVML fails, so that GPUs cannot be queried.
+    /// NVML fails, so GPUs cannot be queried.
     Failed(String),
 }
 
@@ -46,7 +47,7 @@ impl Gpus {
         })?;
         let failed = |error: NvmlError| Absent::Failed(error.to_string());
         let count = nvml.device_count().map_err(failed)?;
-        // A GPU that does not answer gets an empty UUID and can still be named by its index.
+        // A GPU that does not answer gets an empty UUID. `CUDA_VISIBLE_DEVICES` can still select it by its index.
         let uuid = |index| nvml.device_by_index(index).and_then(|device| device.uuid()).unwrap_or_default();
         let uuids: Vec<String> = (0..count).map(uuid).collect();
         let indices = match visible {
@@ -67,8 +68,8 @@ impl Gpus {
         Ok(Self { nvml, watched })
     }
 
-    /// Returns the current metrics of all GPUs, without those that cannot be read. Calls `say` once for each GPU with
-    /// missing metrics.
+    /// Returns the current metrics of all GPUs. Omits metrics that cannot be read, and calls `say` once for each GPU
+    /// with missing metrics.
     pub(super) fn sample(&mut self, mut say: impl FnMut(String)) -> Vec<Scalar> {
         let mut scalars = vec![];
         for gpu in &mut self.watched {

@@ -1,4 +1,4 @@
-//! `machine_monitor`: measures rank 0's machine and process with the kernel's counters in `/proc`, and its GPUs with
+//! `machine_monitor`: measures rank 0's machine and process with the kernel's counters in `/proc`, and the GPUs with
 //! NVML.
 
 use std::fs;
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use super::gpu::{Absent, Gpus};
 use super::metric::{self, Metric, Scalar};
 
-/// Maximum time that the end of a run waits for a sample in progress.
+/// Maximum time that a run waits at its end for a sample in progress.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Takes samples on its own thread until it is dropped.
@@ -22,7 +22,7 @@ pub(super) struct Machine {
     ended: Receiver<()>,
 }
 
-/// Results that were not taken yet.
+/// Results that the run has not taken yet.
 #[derive(Default)]
 pub(super) struct News {
     /// The newest sample.
@@ -92,10 +92,10 @@ fn lock(news: &Mutex<News>) -> MutexGuard<'_, News> {
     news.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Values of the kernel's counters; `None` if the kernel does not report one.
+/// Values of the kernel's counters. `None` if the kernel does not report the counter.
 struct Counters {
     at: Instant,
-    /// Ticks of all cores: busy ticks and all ticks.
+    /// Busy ticks and all ticks, summed over all cores.
     ticks: Option<(u64, u64)>,
     /// Ticks of this process.
     own_ticks: Option<u64>,
@@ -135,7 +135,7 @@ impl Counters {
         let more = |now: u64, before: u64| now.saturating_sub(before) as f64;
         let of_all = self.ticks.zip(before.ticks).map(|(now, before)| (more(now.0, before.0), more(now.1, before.1)));
         say(&metric::CPU, of_all.map(|(busy, all)| 100.0 * busy / all));
-        // A tick of all cores is as long as a tick of this process, so the length of a tick does not matter.
+        // Both kinds of ticks have the same length, so the length does not matter.
         let own = self.own_ticks.zip(before.own_ticks).map(|(now, before)| more(now, before));
         let of_one = of_all.zip(own).map(|((_, all), own)| 100.0 * own * self.cores as f64 / all);
         say(&metric::PROCESS_CPU, of_one);
@@ -227,7 +227,8 @@ mod tests {
         after.at = before.at + Duration::from_secs(2);
         let found: Vec<(&str, f64)> =
             after.since(&before).iter().map(|scalar| (scalar.metric.tag, scalar.value)).collect();
-        // 100 ticks of two cores are 50 ticks each, and this process used 25. There is no `meminfo`.
+        // The 100 ticks are those of two cores, so the time is 50 ticks, of which this process used 25. There is no
+        // `meminfo`.
         assert_eq!(
             found,
             [

@@ -2,16 +2,16 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// A number that a run reports repeatedly.
+/// A value that a run reports repeatedly.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Metric {
-    /// The name for monitors whose names may contain slashes. It is DeepSpeed's name if DeepSpeed has the metric.
+    /// The name in monitors that allow slashes in names. It is DeepSpeed's name if DeepSpeed reports the metric.
     pub(crate) tag: &'static str,
-    /// The name in Prometheus, without the prefix `zero_train_`, and the label.
+    /// The name in Prometheus without the prefix `zero_train_`, and the label.
     pub(crate) name: &'static str,
     pub(crate) label: Option<(&'static str, &'static str)>,
     pub(crate) kind: Kind,
-    /// The factor for Prometheus, whose units are seconds, bytes and ratios.
+    /// The factor that converts the value to Prometheus's units: seconds, bytes and ratios.
     pub(crate) scale: f64,
     pub(crate) help: &'static str,
 }
@@ -63,8 +63,8 @@ macro_rules! metrics {
     };
 }
 
-// The metrics of a step. `wall_clock_breakdown` adds the phases on rank 0 in milliseconds: DeepSpeed's first, then
-// ours. `machine_monitor` adds those of rank 0's machine and process.
+// The metrics of a step. `wall_clock_breakdown` adds the phases on rank 0 in milliseconds: DeepSpeed's phases first,
+// then our own. `machine_monitor` adds the metrics of rank 0's machine and process.
 metrics! {
     TRAIN_LOSS = gauge("Train/Samples/train_loss", "loss", 1.0, "Mean loss of the last step, before its update.");
     Z_LOSS = gauge("Train/Samples/z_loss", "z_loss", 1.0, "Part of the loss of the last step that training.z_loss adds.");
@@ -116,8 +116,8 @@ pub(crate) fn gpu_metrics(index: u32) -> [&'static Metric; 4] {
     })
 }
 
-/// Creates the metric of a program for its evaluations. Leaks some hundred bytes, because metrics live as long as the
-/// process.
+/// Creates the metric that a program reports in its evaluations. Leaks some hundred bytes, because metrics live as long
+/// as the process.
 pub(crate) fn evaluated(name: &str) -> &'static Metric {
     let (tag, help) = (format!("Train/Samples/eval_{name}").leak(), format!("{name} of the last evaluation.").leak());
     let name = format!("evaluation_{name}").leak();
@@ -136,12 +136,13 @@ pub(crate) struct Scalar {
 pub(crate) struct Record {
     /// The number of the step, counted from 1.
     pub(crate) step: u64,
-    /// Samples trained on so far: DeepSpeed's x axis.
+    /// Samples trained on so far, which are the x axis in DeepSpeed.
     pub(crate) samples: u64,
     /// Seconds since 1970.
     pub(crate) time: f64,
     pub(crate) scalars: Vec<Scalar>,
-    /// Milliseconds of each rank's own work, by rank; empty if the ranks have not exchanged them after this step.
+    /// Milliseconds of each rank's own work, by rank. Empty if the ranks have not exchanged these times after this
+    /// step.
     pub(crate) rank_ms: Vec<f64>,
 }
 

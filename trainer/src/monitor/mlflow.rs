@@ -18,10 +18,11 @@ const PARAMS: usize = 100;
 /// Maximum length of a parameter's value that the server accepts.
 const LONGEST: usize = 6000;
 
-/// Returns the address of the server from the configuration or `MLFLOW_TRACKING_URI`; `None` if MLflow is disabled.
+/// Returns the address of the server from the configuration or `MLFLOW_TRACKING_URI`. Returns `None` if MLflow is
+/// disabled.
 ///
 /// # Errors
-/// Fails if neither has an address, or if this program does not support the address.
+/// Fails if both lack an address, or if this program does not support the address.
 pub(super) fn tracking_uri(config: &zero_config::Mlflow) -> Result<Option<String>, Error> {
     if !config.enabled {
         return Ok(None);
@@ -46,7 +47,7 @@ pub(super) struct Mlflow {
     run_name: Option<String>,
     /// Parameters that were not sent to the server yet.
     params: Vec<(String, String)>,
-    /// The file with the run's identity, from which a later attempt continues the same run.
+    /// The file with the identity of the run. A later attempt reads it to continue the same run.
     file: PathBuf,
     /// Whether this attempt continues the run of an earlier attempt.
     goes_on: bool,
@@ -55,13 +56,13 @@ pub(super) struct Mlflow {
 
 struct RunId {
     id: String,
-    /// The last step that the server has.
+    /// The last step that was sent to the server.
     last: Option<u64>,
 }
 
 impl Mlflow {
     /// Creates the monitor without contacting the server. With `goes_on`, it continues the run that an earlier attempt
-    /// in this folder has created.
+    /// created in this folder.
     pub(super) fn new(
         config: &zero_config::Mlflow,
         uri: String,
@@ -113,20 +114,20 @@ impl Mlflow {
         }
     }
 
-    /// Returns the run after creating or finding it and sending its parameters.
+    /// Returns the run. Creates or finds it first, and sends its parameters.
     fn run(&mut self) -> Result<(String, Option<u64>), Trouble> {
         let (id, last) = match &self.run {
             Some(run) => (run.id.clone(), run.last),
             None => {
                 let run = match self.earlier()? {
                     Some(run) => {
-                        // The run has the parameters of its first attempt, and the server does not accept changes.
+                        // The server already has the parameters of the first attempt, and does not accept changes.
                         self.params.clear();
                         run
                     }
                     None => self.new_run()?,
                 };
-                // Remember the run now, so that an error below does not create a second one.
+                // Stores the run now, so that an error below does not lead to a second run.
                 let run = self.run.insert(run);
                 (run.id.clone(), run.last)
             }
@@ -166,7 +167,7 @@ impl Mlflow {
             return Err(self.server.trouble("runs/create", "the response has no run_id"));
         };
         let known = json!({ "tracking_uri": self.server.address, "experiment_id": experiment, "run_id": id });
-        // Without this file, the run is logged anyway, but a resumed run creates another one.
+        // A failure is ignored: the run is logged anyway, but a resumed run creates another one.
         let _ = fs::write(&self.file, format!("{known:#}\n"));
         Ok(RunId { id: id.to_string(), last: None })
     }
@@ -185,7 +186,7 @@ impl Mlflow {
                 .as_str()
                 .map(str::to_string)
                 .ok_or_else(|| self.server.trouble("experiments/create", "the response has no experiment_id")),
-            // Another run may have created it in the meantime.
+            // Another run may have created the experiment in the meantime.
             Err(trouble) => find()?.ok_or(trouble),
         }
     }
@@ -223,7 +224,7 @@ impl Sink for Mlflow {
     }
 }
 
-/// Returns the metrics of a step, with the step as MLflow's step. The number of samples is a metric of its own.
+/// Returns the metrics of a step, under MLflow's step number. The number of samples is a separate metric.
 fn metrics(record: &Record) -> impl Iterator<Item = (u64, Value)> {
     let samples = std::iter::once(("Train/Samples/samples", record.samples as f64));
     let scalars = record.scalars.iter().map(|scalar| (scalar.metric.tag, scalar.value));
@@ -239,7 +240,7 @@ fn millis(seconds: f64) -> u64 {
     (seconds * 1e3) as u64
 }
 
-/// Returns the leaves of a configuration with their paths, as parameters of a run.
+/// Returns the leaves of a configuration with their paths. They become parameters of the run.
 pub(super) fn flattened(config: &Value) -> Vec<(String, String)> {
     let mut leaves = BTreeMap::new();
     flatten("", config, &mut leaves);

@@ -1,4 +1,4 @@
-//! Monitors: export metrics while a run trains, under DeepSpeed's names. Each monitor has its own thread.
+//! Monitors export metrics while a run trains, under DeepSpeed's names. Each monitor has its own thread.
 
 mod csv;
 mod gpu;
@@ -22,24 +22,24 @@ use worker::{SLICE, Worker};
 use zero_config::Config;
 use zero_engine::Error;
 
-/// Number of [`SLICE`]s that the end of a run waits for all monitors together: five seconds.
+/// Number of [`SLICE`]s that a run waits at its end for all monitors together: five seconds.
 const SLICES: u32 = (5_000 / SLICE.as_millis()) as u32;
 
-/// The monitors that are enabled. If dropped before [`finish`](Self::finish), they report that the run has failed.
+/// The enabled monitors. If dropped before [`finish`](Self::finish), they report that the run has failed.
 pub(crate) struct Monitors {
     workers: Vec<Worker>,
     machine: Option<Machine>,
-    /// Lines to print that were not returned yet.
+    /// Lines to print that `said` has not returned yet.
     said: Vec<String>,
-    /// Warnings about `machine_monitor` that were not returned yet.
+    /// Warnings about `machine_monitor` that were not printed yet.
     words: Vec<String>,
     has_ended: bool,
 }
 
 impl Monitors {
-    /// Starts the configured monitors. Never fails: a monitor that cannot write reports it later. An empty
-    /// `output_path` means a folder in `run`. `resumed` is the number of samples after which the run resumes, if it
-    /// does.
+    /// Starts the configured monitors. Never fails: a monitor that cannot write reports this later. An empty
+    /// `output_path` selects a folder in `run`. `resumed` is the number of samples at which the run resumes, or `None`
+    /// for a new run.
     pub(crate) fn start(config: &Config, run: &Path, resumed: Option<u64>) -> Self {
         let folder = |monitor: &zero_config::Monitor, own: &str| {
             let base = match monitor.output_path.as_str() {
@@ -57,7 +57,7 @@ impl Monitors {
             let sink = tensorboard::TensorBoard::new(folder(tensorboard, "tensorboard"), resumed);
             workers.push(Worker::start("tensorboard", sink));
         }
-        // An unusable address was reported by [`check`] already.
+        // [`check`] has already reported an unusable address.
         if let Ok(Some(uri)) = mlflow::tracking_uri(&config.mlflow) {
             let params = serde_json::to_value(config).map(|config| mlflow::flattened(&config)).unwrap_or_default();
             let sink = mlflow::Mlflow::new(&config.mlflow, uri, run.to_path_buf(), resumed.is_some(), params);
@@ -84,13 +84,13 @@ impl Monitors {
         Self { workers, machine, said, words: vec![], has_ended: false }
     }
 
-    /// Returns the lines to print since the last call.
+    /// Returns the new lines to print since the last call.
     pub(crate) fn said(&mut self) -> Vec<String> {
         let own = std::mem::take(&mut self.said);
         own.into_iter().chain(self.workers.iter().flat_map(Worker::lines)).collect()
     }
 
-    /// Returns the newest values of `machine_monitor`; none if there is nothing new.
+    /// Returns the newest values of `machine_monitor`. Returns none if there are no new values.
     pub(crate) fn of_machine(&mut self) -> Vec<Scalar> {
         let News { sample, lines, words } = self.machine.as_ref().map(Machine::take).unwrap_or_default();
         self.said.extend(lines);

@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 use super::metric::{Kind, Metric, Record};
 use super::worker::{RunStatus, Sink, Trouble};
 
-/// Maximum number of connections; further ones are closed.
+/// Maximum number of connections. Further connections are closed.
 const VISITORS: usize = 16;
-/// Time limit for a client to send its request, and to read the answer.
+/// Time limit for a client to send its request and to read the response.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Maximum length of a request in bytes.
 const LONGEST: usize = 8192;
@@ -22,7 +22,7 @@ pub(super) struct Prometheus {
     host: String,
     port: u16,
     page: Arc<Mutex<Page>>,
-    /// The server's address and its stop flag, once it listens.
+    /// The server's address and its stop flag. `None` until it listens.
     server: Option<(SocketAddr, Arc<AtomicBool>)>,
 }
 
@@ -31,12 +31,12 @@ pub(super) struct Prometheus {
 struct Page {
     /// Labels and values that do not change during the run.
     info: Vec<(&'static str, String)>,
-    /// By name, then by label.
+    /// The values by name, then by label.
     values: BTreeMap<&'static str, BTreeMap<&'static str, (&'static Metric, f64)>>,
     step: u64,
     samples: u64,
     time: f64,
-    /// By rank.
+    /// Milliseconds of own work, by rank.
     rank_ms: Vec<f64>,
 }
 
@@ -47,7 +47,7 @@ impl Prometheus {
         Self { host: config.host.clone(), port: config.port, page, server: None }
     }
 
-    /// Listens unless it does already, and returns the address.
+    /// Starts listening, unless the server listens already. Returns the address.
     pub(super) fn listen(&mut self) -> Result<SocketAddr, Trouble> {
         if let Some((address, _)) = &self.server {
             return Ok(*address);
@@ -80,7 +80,7 @@ impl Sink for Prometheus {
     fn finish(&mut self, _: RunStatus) -> Result<(), Trouble> {
         if let Some((address, stop)) = self.server.take() {
             stop.store(true, Ordering::Relaxed);
-            // A connection wakes the server so that it sees the flag. It does not matter if the connection fails.
+            // The connection wakes the server so that it checks the flag. A failure to connect does not matter.
             let _ = TcpStream::connect_timeout(&address, Duration::from_millis(200));
         }
         Ok(())
@@ -166,13 +166,13 @@ fn serve(listener: &TcpListener, page: &Arc<Mutex<Page>>, stop: &AtomicBool) {
             return;
         }
         let Ok(stream) = visitor else {
-            // Wait before the next attempt, since the error may persist, as with too many open files.
+            // Waits before the next attempt, because errors such as too many open files may persist.
             std::thread::sleep(Duration::from_millis(100));
             continue;
         };
         let Some(visitor) = Visitor::admit(&visitors) else { continue };
         let page = page.clone();
-        // If the thread does not start, its closure is dropped, and the visitor with it.
+        // If the thread does not start, its closure is dropped, together with the visitor.
         let _ = std::thread::Builder::new().name("prometheus-answer".into()).spawn(move || {
             let _visitor = visitor;
             let _ = answer(stream, &page);
@@ -180,11 +180,11 @@ fn serve(listener: &TcpListener, page: &Arc<Mutex<Page>>, stop: &AtomicBool) {
     }
 }
 
-/// A connection that counts among the visitors until it is dropped, even by a panic.
+/// A connection that counts as a visitor until it is dropped, even during a panic.
 struct Visitor(Arc<AtomicUsize>);
 
 impl Visitor {
-    /// Counts a visitor, unless there are [`VISITORS`] already.
+    /// Counts a new visitor. Returns `None` if there are already [`VISITORS`].
     fn admit(visitors: &Arc<AtomicUsize>) -> Option<Self> {
         if visitors.load(Ordering::Relaxed) >= VISITORS {
             return None;
@@ -318,7 +318,7 @@ mod tests {
             let answer = ask(address, question);
             assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{question:?}: {answer}");
         }
-        // A request over the limit: the server answers or closes the connection.
+        // The request exceeds the limit: the server answers or closes the connection.
         let endless = ask(address, &[b'a'; LONGEST]);
         assert!(endless.starts_with("HTTP/1.1 400 ") || endless.is_empty(), "{endless}");
         drop(silent);

@@ -13,16 +13,16 @@ const DEADLINE: Duration = Duration::from_secs(10);
 
 /// A server and the client for it.
 pub(super) struct Server {
-    /// The client, or the reason why it cannot be built, such as a damaged certificate of this machine.
+    /// The client, or the reason why it cannot be built, such as a damaged certificate on this machine.
     client: Result<Client, String>,
-    /// The address, without a slash at its end.
+    /// The address, without a slash at the end.
     pub(super) address: String,
 }
 
-/// An answer with an error status.
+/// A response with an error status.
 pub(super) struct Refusal {
     pub(super) status: StatusCode,
-    /// The body, if it is JSON.
+    /// The body, or null if it is not JSON.
     pub(super) value: Value,
 }
 
@@ -54,7 +54,7 @@ impl Server {
         Ok(Err(Refusal { status, value: value.unwrap_or_default() }))
     }
 
-    /// Returns the trouble of a refused request, with the server's reason.
+    /// Returns the error for a refused request, with the server's reason.
     pub(super) fn refused(&self, place: &str, status: StatusCode, reason: &str) -> Trouble {
         self.trouble(place, format!("{status} {}", first_line(reason)).trim_end())
     }
@@ -69,14 +69,14 @@ pub(super) fn first_line(text: &str) -> String {
     text.lines().next().unwrap_or_default().chars().take(300).collect()
 }
 
-/// Returns an address without the slashes at its end; `None` if it is not one of HTTP.
+/// Returns an HTTP address without slashes at the end. Returns `None` for other addresses.
 pub(super) fn address(text: &str) -> Option<String> {
     let text = text.trim_end_matches('/');
     let rest = text.strip_prefix("http://").or_else(|| text.strip_prefix("https://"));
     rest.filter(|rest| !rest.is_empty() && !rest.starts_with('/')).map(|_| text.to_string())
 }
 
-/// Returns the name of a number that JSON lacks.
+/// Returns the name of NaN or an infinity, which JSON cannot represent.
 pub(super) fn text_of(value: f64) -> &'static str {
     match value {
         x if x.is_nan() => "NaN",

@@ -1,7 +1,7 @@
-//! `tensorboard`: an event file, written without TensorFlow.
+//! `tensorboard`: writes an event file without TensorFlow.
 //!
-//! The file is a sequence of TFRecords (length, masked CRC-32C of the length, data, masked CRC-32C of the data), each an
-//! `Event` message of `tensorflow/core/util/event.proto`. Only the fields that a scalar needs are written.
+//! The file is a sequence of TFRecords: length, masked CRC-32C of the length, data, masked CRC-32C of the data. Each
+//! holds an `Event` message of `tensorflow/core/util/event.proto`, with only the fields that a scalar needs.
 
 use std::fs;
 use std::path::PathBuf;
@@ -13,7 +13,8 @@ use zero_engine::Error;
 
 pub(super) struct TensorBoard {
     folder: PathBuf,
-    /// The number of samples after which the run resumes, if it does. Events of later samples are written again.
+    /// The number of samples at which the run resumes, or `None` for a new run. Events of later samples are written
+    /// again.
     resumed: Option<u64>,
     file: Option<Appended>,
 }
@@ -60,7 +61,7 @@ impl Sink for TensorBoard {
     }
 }
 
-/// `Event { wall_time: 1, step: 2, summary: 5 { value: 1 { tag: 1, simple_value: 2 } } }`.
+/// Encodes `Event { wall_time: 1, step: 2, summary: 5 { value: 1 { tag: 1, simple_value: 2 } } }`.
 fn event(record: &Record, scalar: &Scalar) -> Vec<u8> {
     let mut value = bytes(1, scalar.metric.tag.as_bytes());
     value.push(2 << 3 | 5);
@@ -71,7 +72,7 @@ fn event(record: &Record, scalar: &Scalar) -> Vec<u8> {
 }
 
 /// Encodes `Event { wall_time: 1, step: 2, session_log: 7 { status: 1 } }` with the status START. TensorBoard then
-/// ignores what earlier files have for this step and later steps.
+/// ignores the events of this and later steps in earlier files.
 fn session(step: u64, wall_time: f64) -> Vec<u8> {
     let mut event = at(step, wall_time);
     event.extend(bytes(7, &[1 << 3, 1]));
@@ -117,7 +118,7 @@ fn frame(data: &[u8]) -> Vec<u8> {
     out
 }
 
-/// Returns TFRecord's masked checksum. A CRC over data that contains CRCs would be weak, so it is rotated and offset.
+/// Returns TFRecord's masked checksum. The CRC is rotated and offset, because a CRC of data that contains CRCs is weak.
 fn masked(data: &[u8]) -> u32 {
     crc32c::crc32c(data).rotate_right(15).wrapping_add(0xA282_EAD8)
 }

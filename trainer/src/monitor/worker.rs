@@ -8,16 +8,16 @@ use super::metric::Record;
 use zero_engine::Error;
 use zero_engine::format::counted;
 
-/// Maximum number of steps waiting to be written. Beyond it, the oldest are dropped.
+/// Maximum number of steps that wait to be written. If there are more, the oldest are dropped.
 const WAITING: usize = 512;
-/// Time until a failed write is retried.
+/// Time after which a failed write is retried.
 const PAUSE: Duration = Duration::from_secs(10);
-/// Time without a write after which a monitor tells its destination that the run is alive.
+/// Time without records after which a monitor tells its destination that the run is alive.
 const BEAT: Duration = Duration::from_secs(30);
-/// One unit of the time that the end of a run waits for its monitors.
+/// Unit of the time that a run waits for its monitors at its end.
 pub(super) const SLICE: Duration = Duration::from_millis(100);
 
-/// How a run ended, for monitors.
+/// How a run ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RunStatus {
     /// The run completed.
@@ -28,7 +28,7 @@ pub(crate) enum RunStatus {
     Failed,
 }
 
-/// Why a monitor cannot write: the destination and the reason.
+/// The destination that cannot be written, and the reason.
 #[derive(Debug)]
 pub(super) struct Trouble(pub(super) String);
 
@@ -44,7 +44,7 @@ pub(super) trait Sink: Send {
     /// newer ones.
     fn write(&mut self, records: &[Record]) -> Result<(), Trouble>;
 
-    /// Returns the help for an error.
+    /// Returns the help that follows an error message.
     fn help(&self) -> String;
 
     /// Returns the minimum time between two writes. A backlog that is half full is written earlier.
@@ -57,7 +57,7 @@ pub(super) trait Sink: Send {
         Ok(())
     }
 
-    /// Returns the lines to print since the last call.
+    /// Returns the new lines to print since the last call.
     fn lines(&mut self) -> Vec<String> {
         vec![]
     }
@@ -129,12 +129,12 @@ impl Worker {
         self.shared.changed.notify_all();
     }
 
-    /// Returns the lines to print since the last call.
+    /// Returns the new lines to print since the last call.
     pub(super) fn lines(&self) -> Vec<String> {
         std::mem::take(&mut lock(&self.shared).lines)
     }
 
-    /// Returns the warnings to print since the last call.
+    /// Returns the new warnings to print since the last call.
     pub(super) fn words(&self) -> Vec<String> {
         std::mem::take(&mut lock(&self.shared).words)
     }
@@ -146,8 +146,8 @@ impl Worker {
     }
 
     /// Waits for the thread for at most `slices` times [`SLICE`], and subtracts the slices used. If none are left, adds
-    /// a warning and leaves the thread running. Slices are counted instead of reading a clock, so that time during
-    /// which the process was stopped does not count.
+    /// a warning and leaves the thread running. It counts slices instead of reading a clock, so that time in which the
+    /// process was stopped does not count.
     pub(super) fn wait(&self, slices: &mut u32) {
         let mut state = lock(&self.shared);
         while !state.has_ended {
@@ -201,7 +201,7 @@ fn work(name: &str, mut sink: impl Sink, shared: &Shared) {
                 }
             }
         }
-        // Steps that arrived meanwhile are written before the end, unless writing fails.
+        // Steps that arrived in the meantime are written before the end, unless writing fails.
         let Some(outcome) = ending.filter(|_| is_failing || state.waiting.is_empty()) else { continue };
         let missing = state.waiting.len() as u64 + state.lost;
         drop(state);
@@ -218,8 +218,8 @@ fn work(name: &str, mut sink: impl Sink, shared: &Shared) {
     }
 }
 
-/// Waits for records to write, at least for `pace` unless the run ends or the backlog is half full. Returns them, and the
-/// run's status if the run has ended. Without a record it returns after [`BEAT`].
+/// Waits for records to write: at least for `pace`, unless the run ends or the backlog is half full. Returns the
+/// records, and the run's status if the run has ended. Returns without records after [`BEAT`].
 fn next(shared: &Shared, is_failing: bool, pace: Duration) -> (Vec<Record>, Option<RunStatus>) {
     let began = Instant::now();
     let mut state = lock(shared);
@@ -249,7 +249,7 @@ mod tests {
 
     use super::*;
 
-    /// A sink that records what it is given, and blocks or fails on request.
+    /// A sink that stores its records, and blocks or fails on request.
     #[derive(Clone, Default)]
     struct Planted {
         fails: Arc<AtomicBool>,
@@ -311,7 +311,7 @@ mod tests {
         while !lock(&worker.shared).waiting.is_empty() {
             std::thread::yield_now();
         }
-        // The thread is blocked in the first step, and the others wait.
+        // The thread blocks while it writes the first step, and the other steps wait.
         give(&worker, 1..1 + WAITING as u64 + 7);
         let words = end(&worker, 0);
         assert_eq!(words, ["the monitor `planted` did not finish in time; its last steps may be missing"]);

@@ -25,7 +25,7 @@ impl Cores {
         (!cpus.is_empty()).then(|| Self::grouped(cpus.into_iter(), siblings))
     }
 
-    /// Returns the intersection with `other`.
+    /// Returns the cores that are also in `other`.
     pub fn and(&self, other: &Self) -> Self {
         let both = other.cpus();
         let kept = self.0.iter().map(|core| core.iter().copied().filter(|cpu| both.contains(cpu)).collect::<Vec<_>>());
@@ -44,8 +44,8 @@ impl Cores {
         Self::listed(status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?.trim())
     }
 
-    /// Returns the number of cores that each of `ranks` ranks can use, if a launcher with the cores `parent` has bound
-    /// this rank to `self`; `None` if it has not bound the rank.
+    /// Returns how many cores each of `ranks` ranks can use, if a launcher has bound this rank to the cores `self`.
+    /// `parent` are the cores of the launcher. Returns `None` if the launcher has not bound the rank.
     ///
     /// The launcher may have bound each rank to its own cores, or several ranks to the same cores.
     pub fn of_bound_rank(&self, parent: &Self, ranks: usize) -> Option<usize> {
@@ -72,8 +72,8 @@ impl Cores {
         all
     }
 
-    /// Returns the share of `rank`: neighbouring cores. The shares of all ranks differ by at most one core. `None` if
-    /// there are fewer cores than ranks.
+    /// Returns the cores of `rank`, which are neighbours. The shares of two ranks differ by at most one core. Returns
+    /// `None` if there are fewer cores than ranks.
     pub fn share(&self, rank: usize, ranks: usize) -> Option<Self> {
         let n = self.count();
         (n >= ranks).then(|| Self(self.0[rank * n / ranks..(rank + 1) * n / ranks].to_vec()))
@@ -151,7 +151,7 @@ mod tests {
         {
             assert_eq!(cores(own.clone()).of_bound_rank(&parent, ranks), Some(expected), "{own:?} {ranks}");
         }
-        // The same cores as the parent's, or cores that the parent does not have, are no binding.
+        // The rank is not bound if its cores are those of the parent, or if some of them do not belong to the parent.
         assert_eq!(parent.of_bound_rank(&parent, 2), None);
         assert_eq!(cores(14..18).of_bound_rank(&parent, 2), None);
         assert!(Cores::of_parent().is_some_and(|parent| parent.count() > 0));
@@ -159,7 +159,7 @@ mod tests {
 
     #[test]
     fn every_core_goes_to_one_rank_and_hardware_threads_stay_together() {
-        // The hardware threads of a core are numbered four apart, as on many machines.
+        // The two hardware threads of a core have numbers four apart, as on many machines.
         let cores = Cores::grouped(0..8, |cpu| cpu % 4);
         assert_eq!(cores.count(), 4);
         for ranks in 1..=4 {

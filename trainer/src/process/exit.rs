@@ -1,7 +1,7 @@
 //! Ends a failed rank in a way that lets the launcher that started it blame the right rank.
 //!
-//! torchrun and DeepSpeed's launcher poll their processes, and blame the first one that they find ended. A rank that
-//! has lost a peer would end within milliseconds of the peer and could be blamed instead. It therefore reports the
+//! torchrun and DeepSpeed's launcher poll their processes, and blame the first one that has exited. A rank that loses a
+//! peer would exit only milliseconds after the peer, so the launcher could blame it. The rank therefore reports the
 //! failure at once, but waits before it exits.
 
 use std::fs;
@@ -19,14 +19,14 @@ const WAIT: Duration = Duration::from_secs(3);
 /// The exit status of a rank that has lost a peer.
 const LOST_PEER: u8 = 4;
 
-/// Writes `message` to the error file of torchrun, if there is one. After the loss of a peer, waits until a polling
-/// launcher has had time to notice which rank was lost.
+/// Writes `message` to torchrun's error file, if the environment names one. If this rank has lost a peer, waits until a
+/// polling launcher has had time to notice the lost rank.
 pub fn report_and_wait(message: &str, status: u8) {
     let set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
     let looks = set("TORCHELASTIC_RUN_ID") || set("CROSS_SIZE") && set("LOCAL_SIZE");
     let waits = status == LOST_PEER && looks && !super::launched_by_us();
     if set(ERROR_FILE) {
-        // torchrun blames the rank with the earliest timestamp, so a rank that waits writes the time when it will end.
+        // torchrun blames the rank with the earliest timestamp, so a rank that waits writes the time of its exit.
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let ends = if waits { now + WAIT } else { now };
         // The file is optional, so a failure to write it is not reported.

@@ -23,28 +23,28 @@ pub use exit::report_and_wait;
 use zero_engine::Error;
 pub(crate) use zero_engine::comm_options::place;
 
-/// Set on ranks that our launcher started. Such ranks exit when the launcher exits.
+/// Set on ranks that our launcher started. These ranks exit when the launcher exits.
 pub const LAUNCHED: &str = "ZERO_TRAIN_LAUNCHED";
-/// The earlier attempts, which our launcher passes to ranks that it restarts: [`Restarts`](crate::train::Restarts).
+/// Describes the earlier attempts. Our launcher sets it on restarted ranks; see [`Restarts`](crate::train::Restarts).
 pub const RESTARTED: &str = "ZERO_TRAIN_RESTARTED";
-/// The name of our launcher's job. All attempts of a job have the same name, and no other job has it.
+/// The name of our launcher's job, which all attempts of the job share. No other job has the same name.
 pub const JOB: &str = "ZERO_TRAIN_JOB";
 /// The cores that the ranks of this host share, if this rank was bound to a part of them.
 static BOUND_FROM: OnceLock<Cores> = OnceLock::new();
-/// Set when the environment has the values of [`variables`] or values that the user chose.
+/// Set when the environment contains the values of [`variables`], or values that the user chose instead.
 const READY: &str = "ZERO_TRAIN_READY";
 
-/// The number of a GPU's work queues. Streams that share a queue wait for each other. A rank has streams for compute,
-/// for copies in both directions, and for each NCCL connection. By default they share eight queues.
+/// The number of the GPU's work queues. Streams that share a queue wait for each other. The default is eight queues,
+/// but a rank has a stream for compute, two for copies, and one for each NCCL connection.
 pub const CONNECTIONS: (&str, &str) = ("CUDA_DEVICE_MAX_CONNECTIONS", "32");
-/// When the driver loads kernels. By default it loads a kernel at its first launch and waits for the GPU meanwhile.
-/// With several ranks this can deadlock: the GPU may run a collective that waits for a rank whose driver is waiting. A
-/// single rank keeps the default, since kernels that are never launched then use no memory.
+/// Decides when the driver loads kernels. By default it loads each kernel at the kernel's first launch, and waits for
+/// the GPU meanwhile. With several ranks this can deadlock: the GPU may run a collective that waits for a rank whose
+/// driver is waiting. A single rank keeps the default, so that unused kernels take no memory.
 pub const LOADING: (&str, &str) = ("CUDA_MODULE_LOADING", "EAGER");
 
-/// Prepares the process of a program that uses [`Engine`](crate::Engine) without [`Trainer`](crate::Trainer): thread
-/// counts, the allocator's thresholds, cores, and exiting together with the launcher. Returns a line that describes the
-/// result.
+/// Prepares the process of a program that uses [`Engine`](crate::Engine) without [`Trainer`](crate::Trainer): sets
+/// thread counts and the allocator's thresholds, binds the rank to cores, and makes it exit together with the launcher.
+/// Returns a line that describes the result.
 ///
 /// Call it first in `main`: it may re-execute the program, with the same arguments and additional environment
 /// variables.
@@ -59,13 +59,13 @@ pub fn set_up(config: &Config) -> Result<String, Error> {
     settle(config, &place)
 }
 
-/// Returns the environment variables for one of `ranks` ranks that computes with `threads` threads. The driver's
-/// variables are omitted if the user has set them.
+/// Returns the environment variables for one of `ranks` ranks that computes with `threads` threads. Omits the driver's
+/// variables that the user has set.
 ///
-/// candle allocates large temporaries in every operation. By default the C library maps and unmaps each of them, and a
-/// fifth of a step is spent on page faults. With these thresholds it keeps the memory. The threads of candle's pool look for
-/// work for about half a millisecond after each operation, on cores that the threads of this crate's operations need:
-/// they are told to sleep sooner.
+/// candle allocates large temporaries in every operation. By default the C library maps and unmaps the memory of each
+/// of them, and page faults then take a fifth of a step. With these thresholds the C library keeps the memory. After
+/// each operation, candle's threads spin for about half a millisecond on cores that this crate's threads need, so
+/// another variable makes them sleep sooner.
 #[must_use]
 pub fn variables(threads: usize, ranks: usize) -> Vec<(&'static str, String)> {
     let of_driver = of_driver(ranks).filter(|(name, _)| std::env::var_os(name).is_none());
@@ -88,8 +88,8 @@ fn of_driver(ranks: usize) -> impl Iterator<Item = (&'static str, &'static str)>
     [CONNECTIONS].into_iter().chain((ranks > 1).then_some(LOADING))
 }
 
-/// Re-executes this process with the variables set, unless they are set already. Variables that the user has set keep
-/// their values.
+/// Re-executes this process with the variables set, unless they are already set. Keeps the values that the user has
+/// set.
 ///
 /// # Errors
 /// Fails if the program's file cannot be executed again.
@@ -103,16 +103,16 @@ pub fn prepare(threads: usize, ranks: usize) -> Result<(), Error> {
     Err(Error::io(program)(error))
 }
 
-/// Returns the number of compute threads for each of `local_ranks` ranks on this machine, unless the configuration sets
-/// it. Each core gets one thread, because two hardware threads of one core do not compute faster than one.
+/// Returns the number of compute threads for each of `local_ranks` ranks on this machine. Without a configured number,
+/// each core gets one thread, because two hardware threads of one core do not compute faster than one.
 #[must_use]
 pub fn threads(launcher: Option<&Launcher>, local_ranks: usize) -> usize {
     let cores = launcher.map_or_else(Cores::allowed, allowed).count().min(quota());
     launcher.and_then(|launcher| launcher.threads_per_rank).unwrap_or((cores / local_ranks.max(1)).max(1))
 }
 
-/// Returns the same as [`threads`] for a rank that another launcher may have bound to cores of its own, or to cores
-/// that a few ranks share.
+/// Does the same as [`threads`], for a rank that another launcher may have bound to cores. Several ranks may share
+/// these cores.
 #[must_use]
 pub fn threads_of_rank(launcher: Option<&Launcher>, local_ranks: usize) -> usize {
     let is_told = launcher.is_some_and(|it| it.threads_per_rank.is_some() || it.bind_core_list.is_some());
@@ -123,8 +123,8 @@ pub fn threads_of_rank(launcher: Option<&Launcher>, local_ranks: usize) -> usize
     bound.map_or_else(|| threads(launcher, local_ranks), |cores| cores.min(quota()))
 }
 
-/// Returns the cores that the ranks of this host may use: those that this process may use, restricted to the configured
-/// list.
+/// Returns the cores that the ranks of this host may use: the configured cores to which the operating system gives this
+/// process access.
 fn allowed(launcher: &Launcher) -> Cores {
     let all = Cores::allowed();
     match &launcher.bind_core_list {
@@ -143,7 +143,7 @@ fn quota() -> usize {
 /// threads start. Returns a line that describes the result.
 ///
 /// # Errors
-/// Fails if this process may use none of the configured cores.
+/// Fails if this process has access to none of the configured cores.
 pub fn settle(config: &Config, place: &LauncherEnvironment) -> Result<String, Error> {
     let (launcher, ranks) = (&config.launcher, place.local_world_size);
     let cores = allowed(launcher);
@@ -209,19 +209,20 @@ fn bind(launcher: &Launcher, cores: &Cores, threads: usize, place: &LauncherEnvi
     }
 }
 
-/// Creates a pool with a thread for each hardware thread that the ranks of this host may use, for work that one rank does
-/// while the others wait.
+/// Creates a pool with one thread per hardware thread of all ranks of this host. One rank uses it for work for which
+/// the others wait.
 pub(crate) fn pool_of_host() -> Result<ThreadPool, ThreadPoolBuildError> {
     let cores = BOUND_FROM.get();
     let threads = cores.map_or_else(quota, |cores| cores.cpus().len());
-    // A thread inherits the cores of the rank. One that cannot leave them works there.
+    // A new thread inherits the binding of the rank. If it cannot be bound to all cores of the host, it stays on the
+    // rank's cores.
     let unbind = move |_| drop(cores.map(Cores::bind));
     ThreadPoolBuilder::new().num_threads(threads).start_handler(unbind).build()
 }
 
 fn compute_threads(threads: usize) {
     zero_model::ops::set_threads(threads);
-    // If a pool exists already, for example in a test, it stays as it is.
+    // An existing pool, for example in a test, keeps its number of threads.
     let _ = ThreadPoolBuilder::new().num_threads(threads).build_global();
 }
 
@@ -233,7 +234,7 @@ pub fn launched_by_us() -> bool {
 /// Makes this process exit when its launcher exits, if our launcher started it.
 pub fn follow_launcher() {
     if launched_by_us() {
-        // Where this is unsupported, the deadline ends this rank after its launcher was killed.
+        // If the system does not support this, a rank whose launcher was killed ends at its deadline.
         let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
     }
 }

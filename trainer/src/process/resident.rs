@@ -1,9 +1,9 @@
-//! Resident memory of this process as counted by the kernel, for comparison with the rank's tracked bytes.
+//! Resident memory of this process as counted by the kernel. Compare it with the rank's tracked bytes.
 
 use std::fs;
 
-/// Returns the proportional set size (PSS) of this process in bytes: the size of each page
-/// is divided by the number of processes that share it. `None` if the kernel does not report it.
+/// Returns the proportional set size (PSS) of this process in bytes: the size of each page is divided by the number of
+/// processes that share it. Returns `None` if the kernel does not report it.
 #[must_use]
 pub fn proportional() -> Option<u64> {
     kilobytes(&fs::read_to_string("/proc/self/smaps_rollup").ok()?, "Pss:")
@@ -16,7 +16,7 @@ pub fn peak() -> Option<u64> {
     kilobytes(&fs::read_to_string("/proc/self/status").ok()?, "VmHWM:")
 }
 
-/// Returns the value of a line such as `name:  12 kB`, in bytes.
+/// Parses a line such as `name:  12 kB` and returns its value in bytes.
 fn kilobytes(text: &str, name: &str) -> Option<u64> {
     let value = text.lines().find_map(|line| line.strip_prefix(name)?.trim().strip_suffix(" kB"))?;
     Some(value.trim().parse::<u64>().ok()? * 1024)

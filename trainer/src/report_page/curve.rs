@@ -2,15 +2,15 @@
 
 use serde_json::{Value, json};
 
-/// Most points of a curve.
+/// Maximum number of points of a curve.
 pub(super) const MOST_POINTS: usize = 3_000;
 
-/// A point: the step, and its value or `None` if that is not finite.
+/// A point: the step, and its value, or `None` if the value is not finite.
 pub(super) type Point = (u64, Option<f64>);
 
-/// Returns at most `most` points, which must be at least 5. Each bucket of neighbouring points keeps its smallest and its
-/// largest value and one that is not finite, so that spikes and gaps stay visible; the first and the last point are kept
-/// as well.
+/// Thins a curve to at most `most` points, where `most` is at least 5. Each bucket of neighbouring points keeps its
+/// smallest value, its largest value and one value that is not finite, so that spikes and gaps stay visible. The first
+/// and the last point are kept too.
 pub(super) fn thinned(points: &[Point], most: usize) -> Vec<Point> {
     if points.len() <= most {
         return points.to_vec();
@@ -32,7 +32,8 @@ pub(super) fn thinned(points: &[Point], most: usize) -> Vec<Point> {
     kept
 }
 
-/// Returns a curve as JSON: the thinned `steps` and `values`, and the original number of points. Null without points.
+/// Returns a curve as JSON: the thinned `steps` and `values`, and the original number of points. Returns null without
+/// points.
 pub(super) fn curve(points: &[Point]) -> Value {
     if points.is_empty() {
         return Value::Null;

@@ -1,4 +1,4 @@
-//! Reads `metrics.jsonl`: the curves of a run, and its totals.
+//! Reads `metrics.jsonl`, from which it computes the curves and the totals of a run.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -56,10 +56,10 @@ pub(super) fn read(path: &Path) -> Result<Vec<Line>, Error> {
     }
 }
 
-/// Reads one metric of a line.
+/// Extracts one metric from a line.
 type Metric = fn(&Line) -> Option<f64>;
 
-/// Curves that have a value, finite or not, at each step.
+/// The curves that have a value at each step. Null stands for a value that is not finite.
 const AT_EACH_STEP: [(&str, Metric); 6] = [
     ("loss", |line| line.loss),
     ("grad_norm", |line| line.grad_norm),
@@ -69,7 +69,7 @@ const AT_EACH_STEP: [(&str, Metric); 6] = [
     ("sent_bytes", |line| line.sent_bytes),
 ];
 
-/// Curves whose null means that there is no value.
+/// The curves without a value at some steps. Null stands for a missing value.
 const AT_SOME_STEPS: [(&str, Metric); 3] = [
     ("eval_loss", |line| line.eval_loss),
     ("loss_scale", |line| line.loss_scale),
@@ -80,7 +80,7 @@ const AT_SOME_STEPS: [(&str, Metric); 3] = [
 pub(super) fn curves(lines: &[Line]) -> Value {
     let each = AT_EACH_STEP.iter().map(|(name, value)| {
         let points: Vec<Point> = lines.iter().map(|line| (line.step, value(line))).collect();
-        // A metric that an older run did not write is not a curve of gaps.
+        // Omits metrics that an older version of the program did not write.
         let has_value = points.iter().any(|(_, value)| value.is_some());
         ((*name).to_string(), if has_value { curve(&points) } else { Value::Null })
     });
@@ -92,10 +92,10 @@ pub(super) fn curves(lines: &[Line]) -> Value {
     each.chain(some).collect::<serde_json::Map<_, _>>().into()
 }
 
-/// Returns the loss over the learning rate, thinned: `steps`, `rates`, `values` and the original number of points. Null
-/// without points.
+/// Returns the loss over the learning rate, thinned: `steps`, `rates`, `values` and the original number of points.
+/// Returns null without points.
 pub(super) fn loss_over_lr(lines: &[Line]) -> Value {
-    // Where a step has no rate, its point is left out.
+    // Steps without a learning rate are omitted.
     let tried: Vec<(Point, f64)> = lines.iter().filter_map(|line| Some(((line.step, line.loss), line.lr?))).collect();
     let points: Vec<Point> = tried.iter().map(|(point, _)| *point).collect();
     let mut curve = curve(&points);

@@ -1,7 +1,7 @@
 //! The report page of training runs: one HTML file that makes no network requests.
 //!
-//! [`report_page`] reads the folders of one or several runs, finished or not, and returns the page.
-//! The parts of the page are in the files beside this one and in [`zero_planner::page`].
+//! [`report_page`] reads the folders of one or several runs, finished or not, and returns the page. The parts of the
+//! page are in files in this folder and in [`zero_planner::page`].
 
 mod curve;
 mod metrics;
@@ -22,7 +22,7 @@ use metrics::Line;
 const PAGE: &str = include_str!("page.html");
 /// The shared style, and the style of this page.
 const STYLES: [&str; 2] = [STYLE, include_str!("page.css")];
-/// In order of dependency. `page.js` shows the data; the other scripts only define functions.
+/// The scripts in order of dependency. `page.js` shows the data; the other scripts only define functions.
 const SCRIPTS: [&str; 9] = [
     WORDS,
     CHARTS,
@@ -98,7 +98,7 @@ fn run(folder: &Path, name: String) -> Result<Run, Error> {
         "name": name,
         "folder": folder.display().to_string(),
         "finished": report.as_ref().filter(|_| is_current).map(|report| report["finished"].clone()),
-        // Until it ends, a resumed run has the report of the part before.
+        // While a resumed run trains, its report describes the part before the resume.
         "is_report_old": report.is_some() && !is_current,
         "report": report,
         "totals": metrics::totals(&lines),
@@ -110,7 +110,8 @@ fn run(folder: &Path, name: String) -> Result<Run, Error> {
     Ok((run, leaves))
 }
 
-/// Returns whether `report.json` was written after the last of these steps, rather than before the run was resumed.
+/// Returns whether `report.json` belongs to the last part of a resumed run: it was written after the last of these
+/// steps.
 fn is_of_last_part(report: &Value, lines: &[Line]) -> bool {
     let last = lines.last().and_then(|line| line.loss);
     report["steps"] == 0 || report["last_loss"].as_f64() == last
@@ -127,7 +128,7 @@ fn configuration(path: &Path) -> Result<(Option<String>, Option<Leaves>), Error>
     Ok((Some(text), typed.resolve(None).ok().map(|config| config.leaves().into_iter().collect())))
 }
 
-/// Reads an optional file of a run; `None` if it does not exist.
+/// Reads an optional file of a run. Returns `None` if it does not exist.
 fn json_file(path: &Path) -> Result<Option<Value>, Error> {
     let text = match fs::read(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),

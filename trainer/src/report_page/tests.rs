@@ -6,7 +6,7 @@ use tempfile::TempDir;
 
 use super::*;
 
-/// Text that would execute in a page that does not escape it.
+/// Text that a page executes if it does not escape the text.
 const HOSTILE: &str = "</script><script>window.hacked = 1</script><img src=x onerror=hacked()>";
 
 /// Creates a run folder with this many steps, an evaluation every ten steps, and a loss that is not finite at step 5.
@@ -33,7 +33,7 @@ fn finish(folder: &Path, last_loss: f64) {
     fs::write(folder.join("report.json"), report.to_string()).unwrap();
 }
 
-/// Parses the data of a page as a browser does.
+/// Parses the data in a page as a browser does.
 fn data(page: &str) -> Value {
     let (_, after) = page.split_once(r#"<script type="application/json" id="data">"#).expect("the element");
     serde_json::from_str(after.split("</script").next().unwrap()).unwrap()

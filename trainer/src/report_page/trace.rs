@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::json_file;
 use zero_engine::Error;
 
-/// Maximum number of lanes in the timeline, which is more than a screen shows.
+/// Maximum number of lanes in the timeline. A screen shows fewer.
 const MOST_LANES: usize = 64;
 
 /// A span in seconds.
@@ -22,10 +22,10 @@ struct Span {
     begins_step: bool,
 }
 
-/// Lanes in the order of their numbers in the file, by process.
+/// The spans of each lane. The key is the process and the number of the lane in the file.
 type Lanes = BTreeMap<(u64, u64), Vec<Span>>;
 
-/// Returns `timeline` (one measured step) and `overlap` (one entry per rank) of a run; null without a trace.
+/// Returns `timeline` (one measured step) and `overlap` (one entry per rank) of a run. Returns null without a trace.
 ///
 /// # Errors
 /// Fails if the file is damaged.
@@ -57,7 +57,7 @@ fn timeline(trace: &Value) -> Value {
             _ => {}
         }
     }
-    // `rank 0, measured` and `rank 0, its GPU`; the simulated step is left out.
+    // Keeps names such as `rank 0, measured` and `rank 0, its GPU`. Omits the simulated step.
     let name = |process: &u64| processes.get(process).and_then(|name: &String| name.strip_prefix("rank "));
     lanes.retain(|(process, _), _| name(process).is_some_and(|name| !name.ends_with(", simulated")));
     let Some((start, end, number, steps)) = middle_step(&lanes) else { return Value::Null };
@@ -86,8 +86,8 @@ fn timeline(trace: &Value) -> Value {
     })
 }
 
-/// Returns the traced step of median duration: its start, its end, its number from 1, and the number of steps. The
-/// first step is left out, because it touches all memory for the first time. Returns the whole trace if the trace does
+/// Returns the traced step of median duration: its start, its end, its number counted from 1, and the number of steps.
+/// Ignores the first step, because it touches all memory for the first time. Returns the whole trace if the trace does
 /// not show where steps begin.
 fn middle_step(lanes: &Lanes) -> Option<(f64, f64, usize, usize)> {
     let all = || lanes.values().flatten();
@@ -184,7 +184,7 @@ mod tests {
             events.push(span(0, 1, "gather", at + length - 5e4, 1.5e5));
         }
         let found = timeline(&json!({ "traceEvents": events }));
-        // Apart from the first, the steps take 0.2, 0.4 and 0.3 s.
+        // The steps after the first take 0.2, 0.4 and 0.3 s.
         let shown = &found["timeline"];
         assert_eq!((&shown["step"], &shown["steps"]), (&json!(4), &json!(4)));
         assert_eq!(shown["rows"].as_array().unwrap().len(), 2, "{shown}");

@@ -1,5 +1,5 @@
-//! Addresses of stores in a configuration. What they name is downloaded before it is used: the files that describe a
-//! model when the configuration is read, its weights when a run begins.
+//! Downloads from addresses of stores in a configuration. The files that describe a model are downloaded when the
+//! configuration is read; the weights are downloaded when a run begins.
 
 use std::path::Path;
 
@@ -13,8 +13,8 @@ use crate::data::{CacheOptions, DataError, Unwatched, Watch};
 const HELP: &str = "write a local path, or an address such as s3://bucket/key, gs://bucket/key, az://container/key or \
                     hf://datasets/owner/name/file";
 
-/// From now on, `model.pretrained` may be an address such as `hf://owner/name` in every configuration that this process
-/// reads. [`Trainer::from_args`](crate::Trainer::from_args) calls this itself.
+/// Allows addresses such as `hf://owner/name` for `model.pretrained` in every configuration that this process reads
+/// from now on. [`Trainer::from_args`](crate::Trainer::from_args) calls this function itself.
 pub fn read_addresses() {
     zero_config::fetch_pretrained_with(|address| {
         let folder = remote::stores(&CacheOptions::default()).and_then(|stores| {
@@ -30,10 +30,10 @@ pub fn read_addresses() {
     });
 }
 
-/// Checks the addresses of a configuration without a request.
+/// Checks the addresses of a configuration without network requests.
 ///
 /// # Errors
-/// Fails on the first that no store can have, and on one where only a local path can be used.
+/// Fails at the first address that no store can have, and at an address where only a local path is allowed.
 pub(super) fn check(config: &Config) -> Result<(), Error> {
     let check = |key: &str, sources: Option<&[String]>| {
         let mut addresses = sources.unwrap_or_default().iter().filter(|source| zero_config::is_address(source));
@@ -64,10 +64,10 @@ pub(super) fn check(config: &Config) -> Result<(), Error> {
     checkpoint_store::check(config)
 }
 
-/// Downloads the weights that a new run starts from. Returns the configuration with their local paths.
+/// Downloads the weights from which a new run starts. Returns the configuration with their local paths.
 ///
 /// # Errors
-/// Fails if a store does, or if the watch ends the download.
+/// Fails if a store fails, or if the watch stops the download.
 pub(super) fn fetch_weights(config: &Config, watch: &dyn Watch) -> Result<Config, Error> {
     let (mut config, download) = (config.clone(), Download::of(watch));
     let of = |key: &'static str| move |error: zero_store::Error| Error::from(remote::failed(error)).named(key, HELP);
@@ -100,11 +100,11 @@ pub(super) fn fetch_weights(config: &Config, watch: &dyn Watch) -> Result<Config
     Ok(config)
 }
 
-/// Writes a folder: at `out`, or, if that is an address of a store, in a temporary folder beside `near` and from there
-/// in the store. `config.json` and `adapter_config.json` come last, so that a reader finds a complete model or none.
+/// Writes a folder to `out`. If `out` is an address of a store, writes a temporary folder beside `near` and uploads it.
+/// `config.json` and `adapter_config.json` are uploaded last, so that a reader finds either a complete model or none.
 ///
 /// # Errors
-/// Fails if `write` does, if objects are below the address already, or if the store fails.
+/// Fails if `write` fails, if the address already contains objects, or if the store fails.
 pub fn write_folder<T>(out: &Path, near: &Path, write: impl FnOnce(&Path) -> Result<T, Error>) -> Result<T, Error> {
     let Some(address) = zero_config::address(out) else { return write(out) };
     let (stores, download) = (remote::stores(&CacheOptions::default())?, Download::of(&Unwatched));
@@ -123,7 +123,7 @@ pub fn write_folder<T>(out: &Path, near: &Path, write: impl FnOnce(&Path) -> Res
     written
 }
 
-/// Returns whether a file of a model's folder describes the model, or has its weights.
+/// Returns whether a file of a model's folder describes the model or contains its weights.
 fn belongs_to_model(name: &str) -> bool {
     describes(name) || !name.contains('/') && name.ends_with(".safetensors")
 }

@@ -2,14 +2,14 @@
 
 use zero_config::Config;
 
-/// Sections that DeepSpeed does not have. The run prints their values elsewhere.
+/// Sections that DeepSpeed does not have. The run prints their values in other lines.
 const OWN: [&str; 4] = ["model.", "data.", "training.", "launcher."];
 
 /// Maximum line length.
 const WIDTH: usize = 120;
 
-/// Returns DeepSpeed's keys that were set to `auto`, each with its value, as lines of text; `None` if there are no such
-/// keys.
+/// Returns DeepSpeed's keys that were set to `auto`, each with its value, as lines of text. Returns `None` if there are
+/// no such keys.
 pub(super) fn said(config: &Config) -> Option<String> {
     let autos = config.autos().into_iter().filter(|(path, _)| !OWN.iter().any(|own| path.starts_with(own)));
     let words = autos.map(|(path, value)| match value.as_str() {

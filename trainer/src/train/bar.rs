@@ -10,10 +10,10 @@ const PAUSE: Duration = Duration::from_millis(100);
 const WIDTH: u64 = 30;
 /// Moves the cursor to the start of the line and clears the line.
 const CLEAR: &str = "\r\x1b[2K";
-/// Make the terminal cut off a line that is too long, and wrap it again.
+/// The first sequence makes the terminal truncate long lines, and the second makes it wrap them again.
 const CUT: [&str; 2] = ["\x1b[?7l", "\x1b[?7h"];
 
-/// A bar that may be drawn again after each step.
+/// A progress bar that can be redrawn after each step.
 #[derive(Default)]
 pub(super) struct Bar {
     drawn: Cell<Option<Instant>>,
@@ -22,7 +22,7 @@ pub(super) struct Bar {
 }
 
 impl Bar {
-    /// Shows that `step` of `steps` steps are done, with `message` beside the bar.
+    /// Shows that `step` of `steps` steps are complete, with `message` beside the bar.
     pub(super) fn set(&self, step: u64, steps: u64, message: &str) {
         *self.shown.borrow_mut() = text(step, steps, message);
         if self.drawn.get().is_none_or(|drawn| drawn.elapsed() >= PAUSE) {

@@ -19,19 +19,20 @@ use zero_engine::format::counted;
 pub(super) struct Corpus {
     pub(super) sampler: Sampler,
     pub(super) eval: Option<Arc<dyn Dataset>>,
-    /// The parts of `eval` that `data.datasets` names; empty if it names none.
+    /// The evaluation data of each data set in `data.datasets`, which are parts of `eval`. Empty without such data
+    /// sets.
     pub(super) eval_sets: Vec<EvalSet>,
     pub(super) extent: Extent,
     pub(super) tokenizer: Tokenizer,
     /// Number of tokens in the tokenizer's vocabulary, if the samples consist of its tokens.
     pub(super) vocabulary: Option<usize>,
-    /// What the run says about its data when it starts.
+    /// Lines about the data that the run prints when it starts.
     pub(super) notes: Vec<String>,
-    /// The pairs of training and evaluation data whose log-probabilities under the reference model the loss needs.
+    /// Pairs of the training and evaluation data. The loss needs their log-probabilities under the reference model.
     pub(super) reference: Vec<Arc<PairDataset>>,
 }
 
-/// Evaluation data of a data set of `data.datasets`.
+/// The evaluation data of one data set in `data.datasets`.
 pub(super) struct EvalSet {
     pub(super) name: String,
     pub(super) data: Arc<dyn Dataset>,
@@ -43,21 +44,23 @@ pub(super) struct EvalSet {
 pub(super) struct Sampler {
     pub(super) data: Arc<dyn Dataset>,
     pub(super) order: Order,
-    /// Samples used per epoch: all of them, or only whole batches.
+    /// Number of samples used per epoch: all samples, or only those in whole batches.
     pub(super) per_epoch: u64,
-    /// How `data` is mixed from several data sets.
+    /// How `data` is mixed from several data sets. `None` if it is not mixed.
     pub(super) mixing: Option<Mixing>,
-    /// How many tokens of a sample are trained at each step; `None` for all of them.
+    /// Number of tokens of each sample that a step trains on. `None` for whole samples.
     pub(super) lengths: Option<Lengths>,
-    /// How the samples of a step are dealt by their lengths; `None` for `rows` consecutive ones to each micro-batch.
+    /// How the samples of a step are distributed by length. With `None`, each micro-batch gets `rows` consecutive
+    /// samples.
     pub(super) token_batches: Option<TokenBatches>,
-    /// Samples of a micro-batch that is not dealt by lengths, and of each step.
+    /// Samples per micro-batch if samples are not distributed by length. Samples per step.
     pub(super) rows: usize,
     pub(super) batch_sizes: BatchSizes,
 }
 
 impl Sampler {
-    /// Deals the samples of a step, the first of which is at position `start` of the run, to micro-batches.
+    /// Distributes the samples of a step to micro-batches. `start` is the position of the step's first sample in the
+    /// run.
     ///
     /// # Errors
     /// Fails if the length of a sample cannot be read.
@@ -74,10 +77,10 @@ impl Sampler {
         Ok(token_batches.deal(&(0..count).map(length).collect::<Result<Vec<_>, _>>()?))
     }
 
-    /// Loads a micro-batch of a step, as [`deal`](Self::deal) returned it.
+    /// Loads a micro-batch of a step, given as one element of the result of [`deal`](Self::deal).
     ///
     /// # Errors
-    /// Fails as the data set does.
+    /// Fails if the data set fails.
     pub(super) fn load(&self, start: u64, dealt: &Dealt) -> Result<Batch, Error> {
         let indices: Vec<usize> = dealt.samples.iter().map(|&sample| self.index(start + sample as u64)).collect();
         truncate(batch(&*self.data, &indices)?, self.data.tokens_per_sample(), dealt.length)
@@ -86,12 +89,12 @@ impl Sampler {
     /// Loads the whole samples at positions `position..position + rows` of the run.
     ///
     /// # Errors
-    /// Fails as the data set does.
+    /// Fails if the data set fails.
     pub(super) fn batch(&self, position: u64, rows: usize) -> Result<Batch, Error> {
         batch(&*self.data, &(0..rows as u64).map(|row| self.index(position + row)).collect::<Vec<_>>())
     }
 
-    /// Returns the index in the data set of the sample at a position of the run.
+    /// Returns the index of a sample in the data set from its position in the run.
     fn index(&self, position: u64) -> usize {
         let (n, Order { seed, shuffle }) = (self.data.len(), self.order);
         match &self.mixing {
@@ -111,17 +114,17 @@ pub(super) struct Order {
     pub(super) shuffle: bool,
 }
 
-/// How much of the evaluation data an evaluation uses.
+/// Selects the part of the evaluation data that an evaluation uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Extent {
-    /// This many micro-batches per replica.
+    /// This number of micro-batches per replica.
     Batches(usize),
     /// Every sample once.
     All,
 }
 
 impl Corpus {
-    /// Creates a corpus from the training data, and the evaluation data if any.
+    /// Creates a corpus from the training data and, if given, the evaluation data.
     pub(super) fn new(
         config: &Config,
         (train, eval): (Arc<dyn Dataset>, Option<Arc<dyn Dataset>>),
@@ -192,7 +195,7 @@ impl Corpus {
         Self::new(config, (train, eval), order, extent, vec![])
     }
 
-    /// Continues with the data sets where the checkpoint at sample `position` left them.
+    /// Continues with the data sets at the state of a checkpoint, which was saved at sample `position`.
     pub(super) fn restore(&mut self, state: &Value, position: u64, config: &Config) {
         if let Some(mixing) = &mut self.sampler.mixing {
             let used = |per_epoch| samples_per_epoch(per_epoch, config).unwrap_or(per_epoch);
@@ -205,7 +208,8 @@ impl Corpus {
         self.sampler.batch(position, rows)
     }
 
-    /// Loads `rows` evaluation samples in the order of the data set, starting again at its first sample after the last.
+    /// Loads `rows` evaluation samples in the order of the data set, and starts again at the first sample after the
+    /// last one.
     pub(super) fn evaluation_batch(&self, eval: &dyn Dataset, position: u64, rows: usize) -> Result<Batch, Error> {
         let n = eval.len() as u64;
         batch(eval, &(0..rows as u64).map(|row| ((position + row) % n) as usize).collect::<Vec<_>>())
@@ -223,7 +227,7 @@ impl Corpus {
     }
 }
 
-/// Rejects `training.eval_every` without evaluation data; `help` says how to add some.
+/// Rejects `training.eval_every` without evaluation data; `help` describes how to add them.
 pub(super) fn evaluates_on(config: &Config, eval: Option<&Arc<dyn Dataset>>, help: &str) -> Result<(), Error> {
     match config.training.eval_every > 0 && eval.is_none() {
         true => Err(Error::setting("training.eval_every", "the run has no evaluation data", help)),
@@ -231,8 +235,8 @@ pub(super) fn evaluates_on(config: &Config, eval: Option<&Arc<dyn Dataset>>, hel
     }
 }
 
-/// Returns the samples used per epoch: with `dataloader_drop_last`, those of whole batches of `train_batch_size`. A batch may
-/// span two epochs without it, and while the batch size grows.
+/// Returns the number of samples used per epoch. With `dataloader_drop_last`, only whole batches of `train_batch_size`
+/// are used. Without it, and while the batch size grows, a batch may span two epochs.
 fn samples_per_epoch(samples: u64, config: &Config) -> Result<u64, Error> {
     let whole = samples - samples % config.train_batch_size as u64;
     match (config.dataloader_drop_last, whole) {
@@ -246,7 +250,7 @@ fn samples_per_epoch(samples: u64, config: &Config) -> Result<u64, Error> {
     }
 }
 
-/// Truncates the samples of a batch to their first `length` of `whole` tokens.
+/// Truncates the samples of a batch from `whole` tokens to their first `length` tokens.
 fn truncate(batch: Batch, whole: usize, length: usize) -> Result<Batch, Error> {
     if length == whole {
         return Ok(batch);

@@ -1,4 +1,5 @@
-//! Prepares, counts and verifies the data of a configuration, for `zero-train data prepare`, `stats` and `verify`.
+//! Prepares, counts and verifies the data of a configuration: the commands `zero-train data prepare`, `stats` and
+//! `verify`.
 
 use std::collections::HashSet;
 
@@ -10,66 +11,67 @@ use super::preparing::Preparing;
 use super::signals::Requests;
 use crate::data::{Dataset, DocumentFacts, FileDataset, SampleShape, Watch};
 
-/// What the preparation of a data set did.
+/// The result of preparing a data set.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PreparedData {
     /// `training data` or `evaluation data`.
     pub name: &'static str,
-    /// Number of files that were tokenized now, into the cache.
+    /// Number of files that were tokenized into the cache now.
     pub new: usize,
-    /// Number of files that were in the cache before.
+    /// Number of files that were already in the cache.
     pub cached: usize,
-    /// Number of files that each start tokenizes in memory, because there is little of them.
+    /// Number of files that each start tokenizes in memory, because all files together are small.
     pub in_memory: usize,
-    /// Number of documents in all these files. A conversation is a document, and so is an answer with its prompt.
+    /// Number of documents in all these files. A conversation counts as a document, and so does an answer with its
+    /// prompt.
     pub documents: u64,
-    /// Number of their tokens, with those between documents.
+    /// Number of tokens in all these files, including the separators between documents.
     pub tokens: u64,
 }
 
-/// Facts about a data set.
+/// Statistics of a data set.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DataStats {
     /// `training data` or `evaluation data`.
     pub name: &'static str,
     /// Number of samples.
     pub samples: usize,
-    /// Tokens per sample; `None` for tables.
+    /// Tokens per sample. `None` for tables.
     pub tokens_per_sample: Option<usize>,
-    /// Lengths of the documents, in tokens; `None` for token files and tables, which have no documents. An answer with
-    /// its prompt is a document.
+    /// Lengths of the documents in tokens. `None` for token files and tables, which have no documents. An answer with
+    /// its prompt counts as a document.
     pub documents: Option<Lengths>,
-    /// Number of documents with the same tokens as an earlier one.
+    /// Number of documents with the same tokens as an earlier document.
     pub duplicates: u64,
     /// Share of positions that are padding.
     pub padding: f64,
-    /// What is cut, padded or left out, if anything is.
+    /// Describes how many samples are cut, padded or left out. `None` if there is nothing to describe.
     pub description: Option<String>,
 }
 
-/// The lengths of documents, in tokens.
+/// Statistics of the lengths of documents, in tokens.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Lengths {
     /// Number of documents.
     pub count: u64,
     /// Sum of the lengths.
     pub sum: u64,
-    /// The shortest.
+    /// The smallest length.
     pub min: u64,
-    /// The median; the lower one of two.
+    /// The median. If there are two middle lengths, the smaller one.
     pub median: u64,
-    /// The length that 99 % do not exceed.
+    /// The 99th percentile.
     pub p99: u64,
-    /// The longest.
+    /// The largest length.
     pub max: u64,
 }
 
-/// Opens the data of a configuration, which builds the token cache. Does not build the model.
+/// Opens the data of a configuration, which fills the token cache. Does not build the model.
 ///
-/// SIGINT and SIGTERM end it before the next group of documents; nothing unfinished stays in the cache.
+/// SIGINT and SIGTERM stop the work before the next group of documents. No unfinished files stay in the cache.
 ///
 /// # Errors
-/// Fails if the data cannot be opened, and with [`Error::Interrupted`] after a signal.
+/// Fails if the data cannot be opened. Returns [`Error::Interrupted`] after a signal.
 pub fn prepare_data(config: &Config) -> Result<Vec<PreparedData>, Error> {
     let prepared = |(name, data): (&'static str, Data)| {
         let files = match data {
@@ -95,7 +97,7 @@ pub fn prepare_data(config: &Config) -> Result<Vec<PreparedData>, Error> {
 /// Counts the documents, tokens and samples of a configuration's data.
 ///
 /// # Errors
-/// Fails if the data cannot be opened or read, and with [`Error::Interrupted`] after a signal.
+/// Fails if the data cannot be opened or read. Returns [`Error::Interrupted`] after a signal.
 pub fn data_stats(config: &Config) -> Result<Vec<DataStats>, Error> {
     let stats = |(name, data): (&'static str, Data)| {
         let (mut lengths, mut seen, mut duplicates) = (vec![], HashSet::new(), 0);
@@ -135,7 +137,7 @@ pub fn data_stats(config: &Config) -> Result<Vec<DataStats>, Error> {
 /// Reads all data of a configuration and checks them. Returns the name and the number of samples of each data set.
 ///
 /// # Errors
-/// Fails at the first problem, with its position, and with [`Error::Interrupted`] after a signal.
+/// Fails at the first problem and reports its position. Returns [`Error::Interrupted`] after a signal.
 pub fn verify_data(config: &Config) -> Result<Vec<(&'static str, usize)>, Error> {
     let requests = Requests::of_command();
     let watch = Preparing::of_command(&requests);
@@ -157,15 +159,15 @@ enum Data {
     Pairs(std::sync::Arc<crate::data::PairDataset>),
 }
 
-/// Opens the training data, and the evaluation data if any.
+/// Opens the training data and, if configured, the evaluation data.
 fn opened(config: &Config, requests: &Requests) -> Result<Vec<(&'static str, Data)>, Error> {
     let watch = Preparing::of_command(requests);
-    // Tables are opened without a look at the signals.
+    // Opening tables does not check for signals, so they are checked afterwards.
     let opened = open(config, &watch).and_then(|opened| watch.goes_on().map(|()| opened).map_err(Error::from));
     opened.map_err(|error| interrupted(error, requests))
 }
 
-/// Names the signal that stopped a preparation.
+/// Replaces the error of a stopped preparation by an error that names the signal.
 fn interrupted(error: Error, requests: &Requests) -> Error {
     match error {
         Error::Data(DataError::Stopped) => Error::Interrupted { signal: requests.stop() as i32 },
@@ -218,7 +220,8 @@ mod tests {
         assert_eq!((one.min, one.median, one.p99, one.max), (7, 7, 7, 7));
     }
 
-    /// From memory and from the cache: `least_bytes` of a configuration is fixed, so one file is large.
+    /// Compares statistics from memory and from the cache. One file is large, because the limit for the cache cannot be
+    /// configured.
     #[test]
     fn documents_are_counted_in_memory_and_in_the_cache() {
         let folder = tempfile::tempdir().unwrap();
@@ -235,7 +238,7 @@ mod tests {
         };
         let [stats] = &data_stats(&config("small.jsonl")).unwrap()[..] else { panic!("one data set") };
         let lengths = Lengths { count: 100, sum: 5100, min: 2, median: 50, p99: 100, max: 100 };
-        // 99 newlines are between the documents.
+        // 99 newlines separate the documents.
         assert_eq!((stats.documents.clone(), stats.duplicates, stats.samples), (Some(lengths), 50, 5198 / 10));
         assert!(!folder.path().join("cache").exists());
         let [stats] = &data_stats(&config("large.jsonl")).unwrap()[..] else { panic!("one data set") };

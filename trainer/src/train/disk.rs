@@ -5,7 +5,7 @@ use zero_engine::Engine;
 use zero_engine::format::bytes;
 use zero_pipeline::{Tier, Tiers};
 
-/// Returns lines about where the state is; none if all of it is in memory.
+/// Returns lines about the location of offloaded state. Returns none if nothing is offloaded.
 pub(super) fn describe(engine: &Engine) -> Vec<String> {
     let mut lines = vec![];
     if let Some(used) = engine.zero().disk_use() {

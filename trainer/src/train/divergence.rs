@@ -14,9 +14,9 @@ pub(super) struct Divergence {
     nonfinite: Nonfinite,
     max_skipped: u64,
     spikes: Option<Spikes>,
-    /// Whether `fp16` scales the loss dynamically. Overflows are then expected, and lower the loss scale.
+    /// Whether `fp16` scales the loss dynamically. Overflows are then expected; they only lower the loss scale.
     rescales: bool,
-    /// Finite norms of the latest steps. Spikes are included, so a norm that stays high stops being a spike after half
+    /// Finite norms of the latest steps. They include spikes, so a norm that stays high is no longer a spike after half
     /// a window.
     norms: VecDeque<f64>,
     skipped_in_a_row: u64,
@@ -35,7 +35,7 @@ impl Divergence {
         }
     }
 
-    /// Returns the norm above which a step is a spike now; infinity if no norm is.
+    /// Returns the norm above which the next step is a spike. Returns infinity if there is no limit.
     fn limit(&self) -> f64 {
         match &self.spikes {
             Some(spikes) if self.norms.len() >= spikes.window => spikes.factor * self.median(),
@@ -43,21 +43,21 @@ impl Divergence {
         }
     }
 
-    /// Returns the median; of an even number of norms, the lower of the middle two.
+    /// Returns the median. For an even number of norms, returns the smaller of the two middle norms.
     fn median(&self) -> f64 {
         let mut sorted: Vec<f64> = self.norms.iter().copied().collect();
         sorted.sort_by(f64::total_cmp);
         sorted.get(sorted.len().saturating_sub(1) / 2).copied().unwrap_or(f64::INFINITY)
     }
 
-    /// Call before a step: tells the engine above which norm to skip the update.
+    /// Prepares a step: sets the norm above which the engine skips the update.
     pub(super) fn prepare(&self, engine: &mut Engine) {
         let skips = self.spikes.as_ref().is_some_and(|spikes| spikes.action != OnSpike::Warn);
         engine.skip_beyond(if skips { self.limit() } else { f64::INFINITY });
     }
 
-    /// Call after a step: reports a diverging step, and returns an error if the run must end. All ranks return the
-    /// same.
+    /// Judges a step after it has run: reports divergence, and returns an error if the run must end. All ranks return
+    /// the same result.
     pub(super) fn judge(&mut self, step: &Step, progress: &Progress) -> Result<(), Error> {
         let Step { step: number, loss, grad_norm: norm, skipped, .. } = *step;
         if self.rescales && skipped && loss.is_finite() && !norm.is_finite() {
@@ -125,7 +125,7 @@ mod tests {
         Divergence::new(&Config::parse("ds.yaml", text).unwrap())
     }
 
-    /// Judges steps with these norms, and returns for each whether the engine would skip its update.
+    /// Judges steps with these norms. Returns for each step whether the engine would skip its update.
     fn outcome(divergence: &mut Divergence, norms: &[f64]) -> Result<Vec<bool>, String> {
         let progress = Progress::new(Output::Quiet, 1, 0, norms.len() as u64);
         let mut skipped = vec![];
@@ -203,7 +203,7 @@ mod tests {
         let spikes = "spikes: {window: 3, factor: 10}";
         let mut skipping = divergence(spikes);
         assert_eq!(outcome(&mut skipping, &norms).unwrap(), [false, false, false, true, false, false]);
-        // A divergence restored from a checkpoint behaves the same.
+        // Training that is resumed from a checkpoint behaves the same.
         let mut resumed = divergence(spikes);
         resumed.restore(&skipping.state());
         assert_eq!(resumed.norms, skipping.norms);

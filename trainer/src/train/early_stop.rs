@@ -42,7 +42,7 @@ impl EarlyStop {
         ))
     }
 
-    /// Takes the result of an evaluation and returns whether training should stop.
+    /// Processes the result of an evaluation. Returns whether training should stop.
     pub(super) fn is_over(&mut self, evaluation: &Evaluation) -> bool {
         let Some(options) = &self.options else { return false };
         let value = match options.metric.as_str() {

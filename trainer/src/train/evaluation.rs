@@ -7,7 +7,7 @@ use zero_engine::Engine;
 use zero_engine::Error;
 use zero_engine::MeanLoss;
 
-/// Micro-batches per pass through the pipeline when every sample is evaluated.
+/// Number of micro-batches per pass through the pipeline when all samples are evaluated.
 pub(super) const IN_A_ROW: usize = 16;
 
 /// The result of an evaluation; the same on every rank.
@@ -15,19 +15,19 @@ pub(super) const IN_A_ROW: usize = 16;
 pub struct Evaluation {
     /// The step after which the evaluation ran.
     pub step: u64,
-    /// Mean loss over all samples or, if the loss has weights, over all targets that are not ignored.
+    /// Mean loss over all samples or, for a loss with weights, over all targets that are not ignored.
     pub loss: f32,
     /// Name and value of each metric, in the order in which the program added them.
     pub metrics: Vec<(String, f64)>,
-    /// Name and mean loss of each data set of `data.datasets` that is evaluated on.
+    /// Name and mean loss of each evaluated data set of `data.datasets`.
     pub by_dataset: Vec<(String, f32)>,
-    /// Number of samples evaluated.
+    /// Number of evaluated samples.
     pub samples: usize,
 }
 
 impl Evaluation {
-    /// Returns the value of the metric `name`, or the loss of a data set if it is `loss_<data set>`. `None` if there is
-    /// neither.
+    /// Returns the value of the metric `name`. For `loss_<data set>`, returns the loss of that data set. Returns `None`
+    /// if neither exists.
     #[must_use]
     pub fn metric(&self, name: &str) -> Option<f64> {
         let loss_of =
@@ -46,14 +46,15 @@ impl std::fmt::Display for Evaluation {
     }
 }
 
-/// Runs an evaluation, of the averages of the weights if they are to be evaluated; a collective. Returns `None` without
-/// evaluation data.
+/// Runs an evaluation; a collective. Uses the averaged weights if they are configured for evaluation. Returns `None`
+/// without evaluation data.
 pub(super) fn evaluate(engine: &mut Engine, corpus: &Corpus, metrics: &[Metric]) -> Result<Option<Evaluation>, Error> {
     let Some(eval) = &corpus.eval else { return Ok(None) };
     with_evaluated(engine, |engine| of_weights(engine, corpus, &**eval, metrics)).map(Some)
 }
 
-/// Runs `with` on the weights that evaluations use: the averages, if the run keeps and evaluates them.
+/// Calls `with` while the model has the weights for evaluations: the averaged weights, if the run keeps and evaluates
+/// them.
 pub(super) fn with_evaluated<T>(
     engine: &mut Engine,
     with: impl FnOnce(&mut Engine) -> Result<T, Error>,
@@ -97,7 +98,7 @@ fn of_weights(
         return Ok(Evaluation { step, loss: sampled.loss(), metrics: vec![], by_dataset, samples });
     }
     let totals = engine.sum_exactly(&sums.into_sums())?;
-    // Ranks that share a sequence, or cut layers among them, have each counted it.
+    // Ranks that share a sequence or split its layers have each counted the sequence.
     let samples = totals[2] as usize / (engine.config().context_size() * engine.config().tensor_size());
     let loss = totals[0] / totals[1];
     if totals[1] == 0.0 {
@@ -114,7 +115,7 @@ fn of_weights(
     })
 }
 
-/// A sum of losses times their weights, and the sum of the weights.
+/// The sum of the losses times their weights, and the sum of the weights.
 struct Mean {
     total: f64,
     weights: f64,
@@ -154,9 +155,9 @@ fn no_targets() -> Error {
     Error::Batch("all targets of the evaluation data are ignored (-100), so their loss is a mean over nothing".into())
 }
 
-/// Evaluates every sample once. Each replica runs whole micro-batches. In the last round, the remaining samples give
-/// some replicas a smaller micro-batch, or none. A replica without samples runs one that does not count, because the
-/// other ranks need it to gather their layers.
+/// Evaluates every sample once. Each replica runs whole micro-batches. In the last round, some replicas have a smaller
+/// micro-batch or none. A replica without samples runs a micro-batch that does not count, because the other ranks
+/// cannot gather their layers without it.
 fn all(
     engine: &mut Engine,
     corpus: &Corpus,

@@ -16,14 +16,14 @@ use zero_engine::format::counted;
 pub(super) struct Files {
     pub(super) folder: Folder,
     pub(super) monitors: Monitors,
-    /// Number of consecutive steps that could not be logged so far.
+    /// Number of consecutive steps up to now that could not be logged.
     missing: u64,
 }
 
 impl Files {
-    /// Opens the run's folder. If the run `goes_on`, it continues in the folder; otherwise an earlier run there is
-    /// moved aside. Takes the folder's lock, which the engine's saves use too. `logged` says whether the run resumed or
-    /// continues in its folder, so that monitors already have the engine's samples.
+    /// Opens the run's folder. With `goes_on`, the run continues in the folder; otherwise an earlier run there is moved
+    /// aside. Takes the folder's lock, which the engine's saves use too. `logged` tells whether the run resumed or
+    /// continues in its folder; the monitors then already have its samples.
     pub(super) fn open(
         engine: &mut Engine,
         out: &Path,
@@ -44,7 +44,7 @@ impl Files {
             let (folder, moved) = Folder::new(out).map_err(unusable)?;
             if let Some(moved) = moved {
                 progress.say(&format!("moved an earlier run to {}", moved.display()));
-                // The lock file moved with the folder.
+                // The lock file was moved together with the folder, so the new folder needs a new lock.
                 lock = RunLock::take(out)?;
             }
             folder
@@ -57,8 +57,8 @@ impl Files {
         Ok(Self { folder, monitors, missing: 0 })
     }
 
-    /// Handles the result of logging a step. A full disk does not end training: one warning reports the first line that
-    /// is lost, and one reports when logging works again.
+    /// Handles the result of logging a step. A full disk does not end training: one warning reports the first lost
+    /// line, and another warning reports that logging works again.
     pub(super) fn log(&mut self, step: u64, written: Result<(), Error>, progress: &Progress) -> Result<(), Error> {
         match written {
             Ok(()) if self.missing > 0 => {

@@ -21,7 +21,7 @@ pub(super) struct Folder {
 }
 
 impl Folder {
-    /// Opens the folder of a new run. Moves an earlier run's files aside, and returns where they are now.
+    /// Opens the folder of a new run. Moves the files of an earlier run aside, and returns their new location.
     pub(super) fn new(path: &Path) -> Result<(Self, Option<PathBuf>), Error> {
         let moved = if holds_a_run(path) { Some(set_aside(path)?) } else { None };
         fs::create_dir_all(path).map_err(Error::io(path))?;
@@ -29,7 +29,7 @@ impl Folder {
         Ok((Self { path: path.to_path_buf(), metrics }, moved))
     }
 
-    /// Opens the folder of a run that resumes after `step`, and drops metrics of later steps.
+    /// Opens the folder of a run that resumes after `step`. Drops metrics of later steps.
     pub(super) fn resume(path: &Path, step: u64) -> Result<Self, Error> {
         fs::create_dir_all(path).map_err(Error::io(path))?;
         let file = path.join("metrics.jsonl");
@@ -78,14 +78,15 @@ impl Folder {
     }
 }
 
-/// Returns the launcher's job that a folder is marked with, and the restarts at that time.
+/// Returns the launcher's job in the mark of a folder, and the restarts at the time of marking.
 pub(super) fn job_of(path: &Path) -> Option<(String, Restarts)> {
     let text = fs::read_to_string(path.join(JOB)).ok()?;
     let (job, restarts) = text.split_once('\n')?;
     Some((job.to_string(), Restarts::from_json(restarts).ok()?))
 }
 
-/// Returns whether a run has written to a folder. The next run moves it aside, unless it resumes in it.
+/// Returns whether the folder contains the files of a run. The next run moves them aside, unless it resumes in the
+/// folder.
 #[must_use]
 pub fn holds_a_run(path: &Path) -> bool {
     ["metrics.jsonl", "checkpoints", "report.json"].iter().any(|name| path.join(name).exists())
@@ -107,7 +108,7 @@ fn kept_lines(file: &Path, step: u64) -> Result<String, Error> {
     let mut kept = String::new();
     for line in BufReader::new(opened).lines() {
         let line = line.map_err(Error::io(file))?;
-        // Drop a line that a killed run left incomplete.
+        // Drops a line that a killed run left incomplete.
         let Ok(value) = serde_json::from_str::<Value>(&line) else { continue };
         if value["step"].as_u64().is_some_and(|s| s <= step) {
             kept.push_str(&line);

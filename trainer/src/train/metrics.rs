@@ -5,16 +5,16 @@ use zero_engine::{Activations, Batch, Error, ExactSum, Observed, Signature};
 
 use crate::monitor::metric;
 
-/// A function of outputs and targets.
+/// A metric's function of outputs and targets.
 pub(super) type Of<O, T> = Box<dyn Fn(&O, &T) -> Result<Tensor> + Send + Sync>;
 
-/// A metric's function, and what it receives.
+/// A metric's function, by the type of its arguments.
 pub(crate) enum Function {
     /// The only output and the only target.
     Single(Of<Tensor, Tensor>),
     /// All outputs and the only target.
     All(Of<Activations, Tensor>),
-    /// The named outputs and targets.
+    /// The outputs and targets with these names.
     Named { outputs: Vec<String>, targets: Vec<String>, function: Of<Activations, Activations> },
 }
 
@@ -48,10 +48,10 @@ impl Metric {
         &self.name
     }
 
-    /// Checks that the model and the evaluation data have what the metric takes.
+    /// Checks that the model and the evaluation data have the outputs and targets that the metric uses.
     ///
     /// # Errors
-    /// Fails if they do not, with the names that there are.
+    /// Fails if an output or target is missing; the error lists the available names.
     pub(super) fn check(&self, model: &Signature, batch: &Batch) -> std::result::Result<(), Error> {
         let refused = |message: String, help: String| {
             Err(Error::setting("Trainer::metric", format!("the metric `{}` takes {message}", self.name), help))
@@ -82,20 +82,21 @@ impl Metric {
     }
 }
 
-/// Sums over an evaluation. They are exact, so their bits do not depend on which rank evaluated which sample.
+/// Sums over an evaluation. They are exact, so their bits do not depend on which rank evaluates which sample.
 pub(super) struct Sums {
-    /// Of the losses, times their weights.
+    /// The sum of the losses times their weights.
     loss: ExactSum,
     weights: ExactSum,
     samples: ExactSum,
-    /// Per metric, the sum of its values and their number.
+    /// For each metric, the sum and the number of its values.
     metrics: Vec<(ExactSum, ExactSum)>,
 }
 
-/// Checks that metrics see whole sequences.
+/// Checks that metrics receive whole sequences.
 ///
 /// # Errors
-/// Names the first metric if ranks share sequences: a function of slices is not the function of the sequence.
+/// Fails if ranks share sequences, and names the first metric: a function of slices is not the function of the
+/// sequence.
 pub(super) fn check(config: &zero_config::Config, metrics: &[Metric]) -> std::result::Result<(), Error> {
     match metrics.first() {
         Some(metric) if config.context_size() > 1 => {
@@ -122,7 +123,7 @@ impl Sums {
         seen: &Observed<'_>,
         samples: usize,
     ) -> std::result::Result<(), Error> {
-        // A loss without targets may be NaN.
+        // A loss whose weight is 0 may be NaN, so it is not added.
         let of_loss = seen.weight.map_or(samples as f64, |weight| weight as f64);
         if of_loss > 0.0 {
             self.loss.add(f64::from(seen.loss.to_dtype(DType::F32)?.to_scalar::<f32>()?) * of_loss);
@@ -146,7 +147,7 @@ impl Sums {
         Ok(())
     }
 
-    /// Returns all sums in a fixed order, to be added up over the ranks.
+    /// Returns all sums in a fixed order. The caller adds them over the ranks.
     pub(super) fn into_sums(self) -> Vec<ExactSum> {
         [self.loss, self.weights, self.samples]
             .into_iter()

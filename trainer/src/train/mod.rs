@@ -1,5 +1,5 @@
-//! The training loop around [`Engine`], which `zero-train --config ds.yaml` runs on each rank. [`Trainer`](crate::Trainer)
-//! runs it for programs with a model or data of their own.
+//! The training loop around [`Engine`]. `zero-train --config ds.yaml` runs it on each rank, and
+//! [`Trainer`](crate::Trainer) runs it for programs with their own model or data.
 
 mod addresses;
 mod autos;
@@ -89,15 +89,15 @@ pub use steps::{Steps, measure_costs};
 pub(crate) use task::Task;
 pub use task::{StepInfo, Summary};
 
-/// Trains the model of the configuration on its data; a collective.
+/// Trains the configured model on the configured data; a collective.
 ///
 /// # Errors
-/// Returns the error that ended the run early: see [`Error`].
+/// Returns the error that ended the run early; see [`Error`].
 pub fn train(config: &Config, options: &RunOptions, comm: &Arc<dyn Communicator>) -> Result<Finished, Error> {
     Ok(fit(config, options, comm, Task::default())?.finished)
 }
 
-/// Trains with the model, data and callbacks of a program; a collective.
+/// Trains with a program's model, data and callbacks; a collective.
 pub(crate) fn fit(
     config: &Config,
     options: &RunOptions,
@@ -113,7 +113,7 @@ pub(crate) fn fit(
     }
 }
 
-/// Trains, or fails with [`DataError::Stopped`] on a signal before the first step. A collective.
+/// Trains. Fails with [`DataError::Stopped`] if a signal arrives before the first step. A collective.
 fn begin(
     (mut config, out): (Config, &Path),
     options: &RunOptions,
@@ -171,7 +171,7 @@ fn begin(
         noise_scale.restore(&state["noise_scale"]);
         corpus.restore(&state["mixture"], engine.samples(), engine.config());
     }
-    // Epochs fix the number of samples, even if the batch size changed since the checkpoint.
+    // The number of epochs determines the number of samples, even if the batch size has changed since the checkpoint.
     let steps = match engine.config().training.max_steps {
         Some(_) => steps,
         None => engine.steps() + corpus.steps(engine.config().training.epochs.unwrap_or(1.0), engine.samples()),
@@ -182,7 +182,7 @@ fn begin(
         engine.steps(),
         steps,
     );
-    // A run that resumes from a checkpoint in another folder is a new run in this one.
+    // A run that resumes from a checkpoint in another folder is a new run in its own folder.
     let goes_on = resumed.as_ref().is_some_and(|(from, _)| lies_in(from, out)) || options.restarts.keeps_folder;
     let logged = resumed.is_some() || goes_on;
     let job = (options.job.as_deref(), &options.restarts);
@@ -209,12 +209,12 @@ fn begin(
     Ok(Summary { finished, steps, loss, evaluation, checkpoint, resumed_from: from, folder: out.into() })
 }
 
-/// Returns a planner for a configuration. Opens the data only if `vocab_size: auto` depends on them, so that most plans
-/// can be made without the data.
+/// Returns a planner for a configuration. Opens the data only if `vocab_size: auto` depends on them, so most plans do
+/// not need the data.
 ///
 /// # Errors
-/// The same as those of [`planner_of_data`] if the data are opened. Also fails if samples are longer than the model's
-/// longest sequence.
+/// Returns the same errors as [`planner_of_data`] if the data are opened. Also fails if samples are longer than the
+/// model's longest sequence.
 pub fn planner(config: &Config) -> Result<Planner, Error> {
     let (model, data) = config.model_and_data()?;
     configured_data::sequence_length(Some(model), data)?;
@@ -233,24 +233,24 @@ pub fn planner_of_data(config: &Config) -> Result<Planner, Error> {
     Ok(Planner::new(configured_data::open(config, false, &Preparing::new(Output::Auto, None))?.vocabulary))
 }
 
-/// Returns the plan of a configuration that is resolved for its number of ranks. Starts nothing.
+/// Returns the plan of a configuration that is resolved for its number of ranks. Does not start any rank.
 ///
 /// # Errors
-/// The same as those of [`planner`]. Also fails on anything that would keep the ranks from starting.
+/// Returns the same errors as [`planner`]. Also fails if the ranks could not start.
 pub fn plan(config: &Config) -> Result<Plan, Error> {
     planner(config)?.plan(config)
 }
 
-/// Makes those checks of a configuration that need no data, disks, networks or GPUs. It rejects addresses that this
-/// program cannot reach, devices that it was built without, and models that cannot be built or cut into stages. A
-/// configuration without a `model` section is for a program with its own model, which is not checked.
+/// Performs the checks of a configuration that need no data, disks, networks or GPUs. Rejects unsupported addresses,
+/// devices that this build does not support, and models that cannot be built or cut into stages. A configuration
+/// without a `model` section is for a program with its own model, which is not checked.
 ///
 /// # Errors
-/// Returns the error that would keep a run from starting on any machine.
+/// Returns the error that would prevent a run on any machine.
 pub fn refuse(config: &Config) -> Result<(), Error> {
     refuse_addresses(config)?;
     match config.model {
-        // The optimizer of another program is not here to be planned.
+        // The optimizer of another program cannot be planned here.
         Some(_) if !matches!(config.optimizer, Optimizer::Custom(_)) => {
             if config.data.is_some() {
                 configured_data::refuse(config)?;
@@ -261,12 +261,12 @@ pub fn refuse(config: &Config) -> Result<(), Error> {
     }
 }
 
-/// Checks whether ranks can start with a configuration on this machine, without reading the data. Besides the checks of
-/// [`refuse`], the network interface must exist, pretrained weights must fit the model, and the disks must have room.
-/// Returns the plan. A vocabulary that depends on the data counts as one token in it.
+/// Checks whether ranks can start with a configuration on this machine, without reading the data. In addition to the
+/// checks of [`refuse`], the network interface must exist, pretrained weights must fit the model, and the disks must
+/// have enough space. Returns the plan. If the vocabulary depends on the data, the plan assumes one token.
 ///
 /// # Errors
-/// The same as those of [`plan`].
+/// Returns the same errors as [`plan`].
 pub fn check(config: &Config, options: &RunOptions) -> Result<Plan, Error> {
     refuse_addresses(config)?;
     configured_data::refuse(config)?;
@@ -285,7 +285,7 @@ pub fn check(config: &Config, options: &RunOptions) -> Result<Plan, Error> {
     Ok(plan)
 }
 
-/// Rejects servers, files and folders at addresses that this program cannot reach.
+/// Rejects unsupported addresses of servers, files and folders.
 fn refuse_addresses(config: &Config) -> Result<(), Error> {
     monitor::check(config)?;
     addresses::check(config)
@@ -296,8 +296,8 @@ fn planned(config: &Config) -> Result<Plan, Error> {
     Plan::new(with_total_steps(config.clone(), 1), layers(config)?)
 }
 
-/// Builds the configured model. A vocabulary that depends on the data counts as one token, which does not affect
-/// whether the layers fit together.
+/// Builds the configured model. If the vocabulary depends on the data, it has one token; this does not affect whether
+/// the layers fit together.
 fn layers(config: &Config) -> Result<Layers, Error> {
     let vocabulary = match &config.model {
         Some(zero_config::Model::Gpt2(m)) => m.vocab_size,
@@ -313,7 +313,7 @@ fn lies_in(folder: &Path, parent: &Path) -> bool {
     canonical(folder).zip(canonical(parent)).is_some_and(|(folder, parent)| folder.starts_with(parent))
 }
 
-/// Returns whether the run begins anew or resumes from a checkpoint.
+/// Returns whether the run starts anew or resumes from a checkpoint.
 fn start(config: &Config, options: &RunOptions) -> Result<Start, Error> {
     let root = Path::new(&config.training.output_dir).join("checkpoints");
     Ok(match &options.resume {
@@ -325,7 +325,7 @@ fn start(config: &Config, options: &RunOptions) -> Result<Start, Error> {
     })
 }
 
-/// Begins to copy the checkpoints to the store of the configuration, if it names one. Only rank 0 does. A collective.
+/// Starts copying the checkpoints to the configured store, if there is one. Only rank 0 copies. A collective.
 fn uploads(
     engine: &Engine,
     options: &RunOptions,
@@ -347,8 +347,8 @@ fn uploads(
     zero_checkpoint::patiently(&**comm, begin)?
 }
 
-/// Resumes as the options say. `auto` loads the newest checkpoint; if it is damaged, this prints a warning and tries
-/// the one before.
+/// Resumes as the options require. `auto` loads the newest checkpoint. If this checkpoint is damaged, it prints a
+/// warning and tries the previous one.
 fn resume(
     engine: &mut Engine,
     options: &RunOptions,
@@ -383,6 +383,6 @@ fn resume(
             Err(error) => return Err(error),
         }
     }
-    // If a run has checkpoints but all are damaged, fail instead of starting over.
+    // If all checkpoints of a run are damaged, fails instead of starting over.
     damaged.map_or(Ok(None), Err)
 }

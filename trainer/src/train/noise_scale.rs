@@ -1,10 +1,10 @@
-//! `training.gradient_noise_scale`: averages the estimates of the steps.
+//! `training.gradient_noise_scale`: averages the estimates over the steps.
 
 use serde_json::{Value, json};
 
 use zero_engine::GradientNoise;
 
-/// Averages of signal and noise, with more weight on recent steps.
+/// Averages of signal and noise. Recent steps have more weight.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct NoiseScale {
     smoothing: f64,
@@ -15,7 +15,7 @@ pub(super) struct NoiseScale {
 }
 
 impl NoiseScale {
-    /// Begins without estimates. `smoothing` is the share of an average that each step keeps.
+    /// Creates an average without estimates. `smoothing` is the share of the average that remains after each step.
     pub(super) fn new(smoothing: f64) -> Self {
         Self { smoothing, ..Self::default() }
     }
@@ -28,8 +28,8 @@ impl NoiseScale {
         self.weight += new * (1.0 - self.weight);
     }
 
-    /// Returns tr Σ / |G|² in samples; `None` before the first estimate, or while the estimates are too noisy to be
-    /// positive.
+    /// Returns tr Σ / |G|² in samples. Returns `None` before the first estimate, and while an estimate is not positive
+    /// because of noise.
     pub(super) fn samples(&self) -> Option<f64> {
         (self.weight > 0.0 && self.signal > 0.0 && self.noise > 0.0).then(|| self.noise / self.signal)
     }

@@ -1,4 +1,4 @@
-//! Options of a run that the configuration does not have, and the ways in which a run ends without an error.
+//! Options of a run that are not in the configuration, and the ways in which a run ends without an error.
 
 use std::path::PathBuf;
 
@@ -8,28 +8,28 @@ use super::restart::Restarts;
 /// The checkpoint to resume from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Resume {
-    /// The newest checkpoint in the run's own folder or, if there is none, in its `training.checkpoint_store`. Starts a new
-    /// run if that has none either.
+    /// The newest checkpoint in the run's own folder or, without one, in its `training.checkpoint_store`. If neither
+    /// has a checkpoint, a new run starts.
     Auto,
-    /// The checkpoint in this folder or at this address of a store, or the newest one if it is a run's folder.
+    /// The checkpoint in this folder or at this address of a store. For a run's folder, its newest checkpoint.
     From(PathBuf),
 }
 
-/// Options that the command line adds to the configuration.
+/// Options on the command line, in addition to the configuration.
 #[derive(Debug, Clone, Default)]
 pub struct RunOptions {
-    /// Resume instead of starting a new run.
+    /// The checkpoint to resume from. `None` starts a new run.
     pub resume: Option<Resume>,
     /// Restarts of the run so far, and the checkpoints of earlier attempts to resume from. Empty unless a launcher has restarted the
     /// run.
     pub restarts: Restarts,
-    /// The launcher's name for its job. All attempts of a job have the same name, and no other job has it.
+    /// The launcher's name for its job, which all attempts of the job share. No other job has the same name.
     pub job: Option<String>,
-    /// Train for this many steps, and compare the losses with one process at ZeRO stage 0.
+    /// Trains for this number of steps, and compares the losses with those of one process at ZeRO stage 0.
     pub verify: Option<u64>,
-    /// Ignore `training.memory_limit`.
+    /// Whether to ignore `training.memory_limit`.
     pub force: bool,
-    /// How much the run prints.
+    /// What the run prints.
     pub output: Output,
 }
 

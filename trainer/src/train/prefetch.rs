@@ -1,8 +1,8 @@
-//! Loads the micro-batches of training on threads of their own while the engine computes.
+//! Loads training micro-batches on separate threads while the engine computes.
 //!
-//! A rank asks for the same micro-batches of the global batch, in the same order, in every step that has the same number of
-//! them. The loader learns that order in the first such step and then loads ahead of it. What a step trains on depends on
-//! the micro-batches that it asks for alone: if one was not expected, the rank loads it itself.
+//! In steps with the same number of micro-batches, a rank requests the same micro-batches in the same order. The loader
+//! learns this order in the first such step, and then loads ahead. A wrong prediction does not affect training: the
+//! rank loads an unexpected micro-batch itself.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -16,13 +16,14 @@ use zero_engine::{Batch, Error};
 use super::corpus::Sampler;
 use super::token_batches::Dealt;
 
-/// What came of loading a micro-batch: also a panic of the data set, which continues on the thread that asks for it.
+/// The result of loading a micro-batch. A panic of the data set is included; it continues on the thread that requests
+/// the micro-batch.
 type Loaded = thread::Result<Result<Batch, Error>>;
 
 /// The step of a micro-batch, the step's first position in the run, and the index of the micro-batch in the step.
 type Place = (u64, u64, usize);
 
-/// A micro-batch to load, and where the result goes.
+/// A micro-batch to load, and the channel for the result.
 type Job = (Arc<StepBatch>, usize, Sender<Loaded>);
 
 /// The samples of a step.
@@ -33,30 +34,31 @@ struct StepBatch {
     micro_batches: Vec<Dealt>,
 }
 
-/// Micro-batches of training, loaded ahead of their use.
+/// Training micro-batches that are loaded ahead of their use.
 pub(super) struct Prefetcher {
     sampler: Sampler,
     /// Number of micro-batches that are loaded ahead.
     ahead: usize,
     /// Number of samples of the whole run.
     end: u64,
-    /// By number of micro-batches of a step: the order in which this rank asked for them in the last such step.
+    /// For each number of micro-batches in a step, the order of this rank's requests in the last such step.
     orders: BTreeMap<usize, Vec<usize>>,
-    /// The micro-batches that it asked for in this step so far.
+    /// The micro-batches that this rank has requested in the current step.
     asked: Vec<usize>,
     now: Arc<StepBatch>,
-    /// The step that is loaded next, and how many of its micro-batches were started; `None` if it cannot be.
+    /// The next step to load ahead, and how many of its micro-batches were started. `None` if no step can be loaded
+    /// ahead.
     next: Option<(Arc<StepBatch>, usize)>,
-    /// The micro-batches that are being loaded.
+    /// The micro-batches that are being loaded or were loaded ahead.
     queue: VecDeque<(Place, Receiver<Loaded>)>,
-    /// How long this step waited.
+    /// How long the current step has waited.
     waited: Duration,
     workers: Workers,
 }
 
 impl Prefetcher {
-    /// Creates a loader with `workers` threads that each load `factor` micro-batches ahead; 0 threads load nothing ahead.
-    /// The run ends before sample `end`.
+    /// Creates a loader with `workers` threads that each load `factor` micro-batches ahead. Without threads, nothing is
+    /// loaded ahead. The run ends before sample `end`.
     pub(super) fn new(sampler: Sampler, (workers, factor): (usize, usize), end: u64) -> Self {
         let workers = Workers::new(workers, &sampler);
         Self {
@@ -76,7 +78,7 @@ impl Prefetcher {
     /// Begins step `step`, counted from 1, whose first sample is `start`. Returns its micro-batches.
     ///
     /// # Errors
-    /// Fails if the samples cannot be dealt to micro-batches.
+    /// Fails if the samples cannot be distributed to micro-batches.
     pub(super) fn begin(&mut self, step: u64, start: u64) -> Result<&[Dealt], Error> {
         let (began, asked) = (Instant::now(), std::mem::take(&mut self.asked));
         if self.orders.get(&self.now.micro_batches.len()) != Some(&asked) {
@@ -98,7 +100,7 @@ impl Prefetcher {
     /// Returns micro-batch `index` of the global batch.
     ///
     /// # Errors
-    /// Fails as the data set does.
+    /// Fails if the data set fails.
     pub(super) fn load(&mut self, index: usize) -> Result<Batch, Error> {
         let began = Instant::now();
         let batch = self.wait(index);
@@ -116,7 +118,7 @@ impl Prefetcher {
         self.asked.push(index);
         let wanted = (self.now.step, self.now.start, index);
         let Some((_, loaded)) = self.queue.pop_front().filter(|(place, _)| *place == wanted) else {
-            // The next step begins to load ahead again.
+            // Loading ahead begins again in the next step.
             self.queue.clear();
             self.orders.remove(&self.now.micro_batches.len());
             return self.sampler.load(self.now.start, &self.now.micro_batches[index]);
@@ -140,7 +142,7 @@ impl Prefetcher {
             if order.is_none() || start >= self.end {
                 return;
             }
-            // An error is one of the step itself.
+            // An error is ignored here: the step itself will report it.
             let dealt = self.sampler.deal(step, start);
             self.next = dealt.ok().map(|micro_batches| (Arc::new(StepBatch { step, start, micro_batches }), 0));
         }
@@ -163,11 +165,11 @@ impl Workers {
                 let next = || waiting.lock().unwrap_or_else(PoisonError::into_inner).recv();
                 while let Ok((batch, index, done)) = next() {
                     let load = || sampler.load(batch.start, &batch.micro_batches[index]);
-                    // Nobody waits for a micro-batch that turned out not to be needed.
+                    // If the micro-batch is no longer needed, nobody receives it.
                     let _ = done.send(catch_unwind(AssertUnwindSafe(load)));
                 }
             };
-            // Where no thread can be started, the rank loads more by itself.
+            // If a thread cannot be started, the rank loads more micro-batches itself.
             thread::Builder::new().name("data loader".into()).spawn(work).ok()
         };
         Self { jobs: Some(jobs), threads: (0..count).filter_map(worker).collect() }
@@ -200,7 +202,7 @@ mod tests {
     use std::thread::ThreadId;
     use zero_config::BatchSizes;
 
-    /// Samples that are their index, and the threads that loaded them.
+    /// A data set whose samples are their own index. It records the threads that loaded them.
     #[derive(Default)]
     struct Watched(Mutex<Vec<(Vec<usize>, ThreadId)>>);
 
@@ -222,7 +224,7 @@ mod tests {
         }
     }
 
-    /// A loader of micro-batches of 2 samples, in global batches of 8.
+    /// Returns a loader of micro-batches of 2 samples, in global batches of 8.
     fn prefetcher(workers: usize, factor: usize, end: u64) -> (Arc<Watched>, Prefetcher) {
         let data = Arc::new(Watched::default());
         let order = Order { seed: 1, shuffle: false };
@@ -249,7 +251,7 @@ mod tests {
             let (data, mut loader) = prefetcher(workers, factor, 48);
             for step in 0..6 {
                 loader.begin(step + 1, 8 * step).unwrap();
-                // A rank of two, with the second and the fourth micro-batch.
+                // This rank, one of two, requests the second and the fourth micro-batch.
                 for index in [1, 3] {
                     assert_eq!(first(loader.load(index)), 8 * step as u32 + 2 * index as u32, "{workers} × {factor}");
                 }
@@ -269,7 +271,7 @@ mod tests {
         assert_eq!((first(loader.load(0)), first(loader.load(1))), (0, 2));
         loader.begin(2, 8).unwrap();
         assert_eq!((first(loader.load(0)), first(loader.load(1))), (8, 10));
-        // Samples are skipped, then the order changes.
+        // First some samples are skipped, and then the order changes.
         loader.begin(3, 40).unwrap();
         assert_eq!((first(loader.load(0)), first(loader.load(1))), (40, 42));
         loader.begin(4, 48).unwrap();

@@ -1,4 +1,4 @@
-//! Shows how far the data are prepared, and ends the preparation after a signal.
+//! Shows the progress of data preparation, and stops it after a signal.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use zero_engine::format::bytes;
 /// Minimum time between two lines.
 const PAUSE: Duration = Duration::from_secs(5);
 
-/// What a rank, or a command without ranks, shows while it opens its data.
+/// Shows the progress of a rank, or of a command without ranks, while it opens its data.
 pub(super) struct Preparing<'a> {
     bar: Option<Bar>,
     lines: bool,
@@ -24,12 +24,12 @@ pub(super) struct Preparing<'a> {
 }
 
 impl<'a> Preparing<'a> {
-    /// Watches the preparation of a rank. Only rank 0 shows something.
+    /// Watches the preparation of a rank. Only rank 0 shows progress.
     pub(super) fn of_rank(rank: usize, output: Output, requests: &'a Requests) -> Self {
         Self::new(if rank == 0 { output } else { Output::Quiet }, Some(requests))
     }
 
-    /// Watches the preparation of a command without ranks, and shows only a progress bar.
+    /// Watches the preparation of a command without ranks. Shows only a progress bar.
     pub(super) fn of_command(requests: &'a Requests) -> Self {
         let mut preparing = Self::new(Output::Auto, Some(requests));
         preparing.lines = false;

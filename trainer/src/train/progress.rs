@@ -7,7 +7,7 @@ use zero_config::LogLevel;
 
 use super::bar::Bar;
 
-/// How much a run prints.
+/// Selects what a run prints.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Output {
     /// A progress bar on a terminal, and plain lines otherwise.
@@ -20,13 +20,13 @@ pub enum Output {
 }
 
 impl Output {
-    /// Returns the output that `level` permits. Progress has the level of information.
+    /// Returns the output for a log level. Progress counts as information.
     #[must_use]
     pub fn at(self, level: LogLevel) -> Self {
         if level < LogLevel::Info { Self::Quiet } else { self }
     }
 
-    /// Returns a bar if this output has one.
+    /// Returns a progress bar if this output shows one.
     pub(super) fn bar(self) -> Option<Bar> {
         (self == Self::Auto && std::io::stderr().is_terminal()).then(Bar::default)
     }
@@ -52,7 +52,7 @@ pub(super) struct Progress {
 }
 
 impl Progress {
-    /// Creates the progress display of the rank that prints; other ranks pass [`Output::Quiet`].
+    /// Creates the progress display. Ranks that do not print pass [`Output::Quiet`].
     pub(super) fn new(output: Output, every: usize, from: u64, steps: u64) -> Self {
         let bar = output.bar();
         let lines = output != Output::Quiet && bar.is_none();
@@ -110,7 +110,7 @@ impl Progress {
     }
 }
 
-/// Formats a duration: `2m 05s`.
+/// Formats a duration like `2m 05s`.
 pub(super) fn seconds(duration: Duration) -> String {
     let s = duration.as_secs();
     match s {
@@ -120,8 +120,8 @@ pub(super) fn seconds(duration: Duration) -> String {
     }
 }
 
-/// Prints a line. Errors are ignored, because training must continue after the reader of a pipe has exited, as `head`
-/// does.
+/// Prints a line. Errors are ignored, because training must continue after the reader of a pipe, such as `head`, has
+/// exited.
 pub(super) fn show(line: &str) {
     let _ = writeln!(std::io::stdout(), "{line}");
 }

@@ -12,7 +12,7 @@ use super::{Output, Resume, Summary};
 use crate::Trainer;
 use crate::data::from_fn;
 
-/// Four steps of 4 samples, then steps of 8.
+/// Returns a configuration with four steps of 4 samples, followed by steps of 8 samples.
 fn text(folder: &Path, keys: &str, training: &str) -> String {
     let letters: String = (0..16 * 64 + 1).map(|index| char::from(b'a' + (index * index % 23) as u8)).collect();
     std::fs::write(folder.join("a.txt"), letters).unwrap();
@@ -33,7 +33,7 @@ fn samples(summary: &Summary) -> Vec<u64> {
     text.lines().map(samples).collect()
 }
 
-/// An epoch of 64 samples is four small steps and six whole ones, and has each sample once.
+/// An epoch of 64 samples has four small steps and six whole ones, and contains each sample once.
 #[test]
 fn an_epoch_has_each_sample_once() {
     let text = "train_batch_size: 8\ntrain_micro_batch_size_per_gpu: 1\nmodel: {type: mlp, input_size: 1, output_size: 2}\n\
@@ -57,7 +57,7 @@ fn an_epoch_has_each_sample_once() {
     }
 }
 
-/// Ranks, stages and workers load the same samples.
+/// Runs with ranks, pipeline stages and data workers load the same samples.
 #[test]
 fn losses_do_not_depend_on_layout_and_loading() {
     let folder = tempfile::tempdir().unwrap();

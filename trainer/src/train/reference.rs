@@ -1,8 +1,8 @@
-//! The log-probabilities of both answers of each pair under the reference model, which is the model at the start of
-//! training.
+//! Computes the log-probabilities of both answers of each pair under the reference model. The reference is the model at
+//! the start of training.
 //!
-//! They do not change, so they are computed once, before the first step, and kept in the run's folder. A resumed run
-//! reads them, because its model is no longer the reference.
+//! They are computed once, before the first step, and kept in the run's folder. A resumed run reads them from there,
+//! because its model is no longer the reference.
 
 use std::collections::HashMap;
 use std::fs;
@@ -19,14 +19,15 @@ use super::evaluation::IN_A_ROW;
 use super::progress::Progress;
 use crate::data::{Dataset, PairDataset};
 
-/// The file in the run's folder: tensors `[pairs, 2]` of f32, named by the checksum of their pairs.
+/// The file in the run's folder. It has one tensor `[pairs, 2]` in f32 per data set. The tensor's name contains the
+/// checksum of the pairs.
 const FILE: &str = "reference_log_probs.safetensors";
 
 /// Computes the log-probabilities of all pairs, or reads them if the run resumes from the checkpoint `from`. A
 /// collective.
 ///
 /// # Errors
-/// Fails if a resumed run does not find those of its pairs, or if a rank is lost.
+/// Fails if a resumed run does not find the log-probabilities of its pairs, or if a rank is lost.
 pub(super) fn prepare(
     engine: &mut Engine,
     corpus: &Corpus,
@@ -67,12 +68,12 @@ fn name(pairs: &PairDataset) -> Result<String, Error> {
     Ok(format!("pairs-{:08x}", pairs.checksum()?))
 }
 
-/// Evaluates every pair once. Replicas without a pair in the last round run one that does not count.
+/// Evaluates every pair once. In the last round, replicas without a pair run one that does not count.
 fn compute(engine: &mut Engine, corpus: &Corpus, pairs: &PairDataset) -> Result<Vec<[f32; 2]>, Error> {
     let rows = engine.config().train_micro_batch_size_per_gpu;
     let (count, replica, replicas) = (pairs.len(), engine.replica(), engine.replicas());
     let start = |round: usize| (round * replicas + replica) * rows;
-    // The bits of each number, or 0 where another rank computes it.
+    // The bits of each number, or 0 if another rank computes the number.
     let mut bits = vec![0i64; 2 * count];
     let rounds = count.div_ceil(rows * replicas);
     for first in (0..rounds).step_by(IN_A_ROW) {
@@ -102,7 +103,7 @@ fn compute(engine: &mut Engine, corpus: &Corpus, pairs: &PairDataset) -> Result<
 }
 
 fn read(corpus: &Corpus, out: &Path, checkpoint: &Path) -> Result<(), Error> {
-    // A checkpoint lies in RUN/checkpoints.
+    // Checkpoints are in RUN/checkpoints.
     let of_run = checkpoint.ancestors().nth(2).map(PathBuf::from);
     let folders = [Some(out.to_path_buf()), of_run];
     let Some(path) = folders.into_iter().flatten().map(|folder| folder.join(FILE)).find(|path| path.is_file()) else {

@@ -1,4 +1,4 @@
-//! What the launcher passes to the ranks when it restarts them after a failure.
+//! The information that the launcher passes to the ranks when it restarts them after a failure.
 
 use std::path::{Path, PathBuf};
 
@@ -13,32 +13,32 @@ use zero_engine::Error;
 /// One restart.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Restart {
-    /// Which rank failed, and how.
+    /// The rank that failed, and how it failed.
     pub reason: String,
     /// Number of ranks after the restart.
     pub ranks: usize,
-    /// The step after which training resumed; 0 if no checkpoint had been saved.
+    /// The step after which training resumed. 0 if there was no checkpoint.
     pub step: u64,
 }
 
 /// The restarts of a run so far, and where the run resumes. Empty on the first attempt.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Restarts {
-    /// In chronological order.
+    /// The restarts in chronological order.
     pub restarts: Vec<Restart>,
-    /// Checkpoints of earlier attempts, by step, the newest last. The run resumes from the newest intact one. Without
-    /// any, it begins where the first attempt began.
+    /// Checkpoints of earlier attempts, by step, with the newest last. The run resumes from the newest intact
+    /// checkpoint. Without one, it begins where the first attempt began.
     pub from: Vec<(u64, PathBuf)>,
     /// Whether the run's folder belongs to an earlier attempt, so that it must not be moved aside.
     pub keeps_folder: bool,
 }
 
 impl Restarts {
-    /// Fills `options` with what our launcher told this rank about earlier attempts. Does nothing in a process that
+    /// Fills `options` with the information from our launcher about earlier attempts. Does nothing in a process that
     /// our launcher did not start.
     ///
     /// # Errors
-    /// Fails if the variable does not have the form that our launcher writes.
+    /// Fails if the environment variable does not have our launcher's format.
     pub fn of_launcher(options: &mut RunOptions) -> Result<(), Error> {
         if !process::launched_by_us() {
             return Ok(());
@@ -56,7 +56,7 @@ impl Restarts {
     /// Formats the value for [`from_json`](Self::from_json).
     #[must_use]
     pub fn to_json(&self) -> String {
-        // These are plain data with text keys. Only a path that is not UTF-8 can fail to serialize.
+        // Plain data with text keys fails to serialize only if a path is not UTF-8.
         serde_json::to_string(self).unwrap_or_default()
     }
 
@@ -69,8 +69,8 @@ impl Restarts {
     }
 }
 
-/// Completes `told` for a launcher that does not know the run's folder. If the marker in `out` names this job, the
-/// folder belongs to an earlier attempt and the run resumes from its checkpoints. A collective.
+/// Completes `told` for a launcher that does not know the run's folder. If the mark in `out` names this job, the folder
+/// belongs to an earlier attempt, and the run resumes from its checkpoints. A collective.
 pub(super) fn found(
     told: &Restarts,
     job: Option<&str>,
@@ -81,7 +81,7 @@ pub(super) fn found(
     if told.restarts.is_empty() || told.keeps_folder || !told.from.is_empty() {
         return Ok(restarts);
     }
-    // Launchers on other hosts use other names for their part of the job, so only rank 0 compares the marker.
+    // Launchers on other hosts use different names for their part of the job, so only rank 0 compares the mark.
     let marked = if comm.rank() == 0 { folder::job_of(out) } else { None };
     let marked = marked.filter(|(marked, _)| job == Some(marked));
     let is_own = Buffer::I64(vec![i64::from(marked.is_some())]);

@@ -10,10 +10,10 @@ use crate::generate::Sampling;
 use zero_engine::{Batch, Engine, Error};
 use zero_model::zoo::POSITION_IDS;
 
-/// Returns why no text will be generated although `training.sample` asks for it; otherwise `None`.
+/// Returns the reason why `training.sample` cannot generate text. Returns `None` if it can, or if it is not set.
 ///
 /// # Errors
-/// Fails if the tokenizer cannot encode the prompt. Reporting this before the run saves the run.
+/// Fails if the tokenizer cannot encode the prompt. This is checked before training, so that no training time is lost.
 pub(super) fn missing(config: &Config, corpus: &Corpus) -> Result<Option<&'static str>, Error> {
     let Some(sample) = &config.training.sample else { return Ok(None) };
     if config.preference.is_some() {
@@ -37,9 +37,9 @@ pub(super) fn missing(config: &Config, corpus: &Corpus) -> Result<Option<&'stati
     }
 }
 
-/// Continues the prompt token by token; a collective. Every rank draws the same tokens, because all have the same
-/// logits and the same random numbers. `longest` is the longest sequence that the model accepts. The model's vocabulary
-/// may be larger than the tokenizer's, for example to be a round number. Tokens without a text are never drawn.
+/// Continues the prompt token by token; a collective. All ranks draw the same tokens, because they have the same logits
+/// and the same random numbers. `longest` is the length of the longest sequence that the model accepts. Tokens that the
+/// tokenizer does not have are never drawn, even if the model's vocabulary is larger.
 pub(super) fn generate(
     engine: &mut Engine,
     tokenizer: &Tokenizer,
@@ -54,7 +54,8 @@ pub(super) fn generate(
     let top_k = sample.top_k.map(|k| k.max(1));
     let sampling = Sampling { temperature: sample.temperature, top_k, ..Sampling::default() };
     let random = Stream::new(engine.config().training.seed, "sample", 0);
-    // Ranks that cut layers have slices of the same length. Tokens behind the window change nothing before them.
+    // Ranks that split layers have slices of the same length. Tokens after the window do not affect the tokens before
+    // it.
     let parts = engine.config().tensor_size();
     let longest = (longest / parts * parts).max(parts);
     for index in 0..sample.tokens {

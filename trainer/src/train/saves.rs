@@ -17,7 +17,7 @@ use zero_engine::format::bytes;
 /// The checkpoints of a run.
 pub(super) struct Saves {
     root: PathBuf,
-    /// When the save in flight began.
+    /// When the current background save began.
     begun: Option<Instant>,
     newest: Option<u64>,
     /// Copies the checkpoints to a store, on rank 0.
@@ -25,8 +25,8 @@ pub(super) struct Saves {
 }
 
 impl Saves {
-    /// Creates the state for a run in the folder `out`. `from` is the step of the checkpoint that it resumes from, if
-    /// any.
+    /// Creates the state for a run in the folder `out`. `from` is the step of the checkpoint from which the run
+    /// resumes, if it resumes.
     pub(super) fn new(out: &Path, from: Option<u64>, uploads: Option<Uploads>) -> Self {
         Self { root: out.join("checkpoints"), begun: None, newest: from, uploads }
     }
@@ -35,7 +35,7 @@ impl Saves {
     pub(super) fn on_the_way(&mut self, engine: &mut Engine, state: Value, progress: &Progress) -> Result<(), Error> {
         let (step, began) = (engine.steps(), Instant::now());
         if engine.config().training.save_async {
-            // Finish the earlier save first, because its start time is about to be replaced.
+            // Finishes the earlier save first, because its start time is about to be overwritten.
             engine.finish_save()?;
             self.look(engine, progress)?;
             match engine.save_checkpoint_in_background(&self.root, state) {
@@ -53,7 +53,7 @@ impl Saves {
         }
     }
 
-    /// Reports a background save that has ended, and what was copied to a store.
+    /// Reports completed background saves and uploads.
     pub(super) fn look(&mut self, engine: &mut Engine, progress: &Progress) -> Result<(), Error> {
         if let Some(uploads) = &mut self.uploads {
             uploads.look(progress);
@@ -82,8 +82,8 @@ impl Saves {
         }
     }
 
-    /// Waits until the checkpoints are in the store, if there is one. A signal ends the wait and the process, because all
-    /// checkpoints are on disk. A collective.
+    /// Waits until the checkpoints are in the store, if there is one. A signal ends the wait and the process: this is
+    /// safe, because all checkpoints are on disk. A collective.
     pub(super) fn finish(&mut self, engine: &Engine, requests: &Requests, progress: &Progress) -> Result<(), Error> {
         if engine.config().training.checkpoint_store.is_none() {
             return Ok(());
@@ -112,8 +112,8 @@ impl Saves {
         }
     }
 
-    /// Describes the cost of stopping by a signal: the bytes of a checkpoint, and the time to write it. The estimate
-    /// comes from the rate at which this rank writes a small amount now.
+    /// Describes the cost of stopping by a signal: the bytes of a checkpoint, and the time to write it. The estimate is
+    /// based on a small test write of this rank.
     pub(super) fn foretell(&self, engine: &Engine) -> String {
         let (layout, widths) = (engine.zero().layout(), engine.zero().widths());
         let total = layout.checkpoint_bytes(&widths);

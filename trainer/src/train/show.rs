@@ -1,4 +1,4 @@
-//! The samples of a configuration's data as text, for `zero-train data show`.
+//! Shows samples of a configuration's data as text, for `zero-train data show`.
 
 use candle_core::{DType, Device};
 use zero_config::Config;
@@ -13,26 +13,26 @@ use zero_model::zoo::{LABELS, POSITION_IDS};
 /// A sample as text.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ShownSample {
-    /// Its number in the order of the files, counted from 0.
+    /// Index of the sample in the order of the files, counted from 0.
     pub index: usize,
     /// The text in parts. An empty line separates conversations, or the answers of a pair.
     pub parts: Vec<ShownPart>,
-    /// Number of conversations in it; 1 for other data.
+    /// Number of conversations in the sample. 1 for other data.
     pub conversations: usize,
-    /// Its tokens without padding, or its columns.
+    /// Number of tokens without padding, or number of columns.
     pub tokens: usize,
-    /// Number of targets that are trained.
+    /// Number of trained targets.
     pub trained: usize,
-    /// Number of positions at the end that are padding.
+    /// Number of padding positions at the end.
     pub padding: usize,
 }
 
 /// A part of a sample's text.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ShownPart {
-    /// The text, with special tokens.
+    /// The text, including special tokens.
     pub text: String,
-    /// Whether its tokens are trained.
+    /// Whether the tokens of this part are trained.
     pub is_trained: bool,
 }
 
@@ -41,16 +41,17 @@ pub struct ShownPart {
 pub struct ShownData {
     /// Number of samples in the data set.
     pub samples: usize,
-    /// What is cut, padded or left out, if anything is.
+    /// Describes how many samples are cut, padded or left out. `None` if there is nothing to describe.
     pub description: Option<String>,
-    /// The samples that were asked for.
+    /// The requested samples.
     pub shown: Vec<ShownSample>,
 }
 
-/// Reads up to `count` samples of the training data from `first` on, or of `data.eval`, without building the model.
+/// Reads up to `count` samples of the training data, or of `data.eval` with `of_eval`, starting at index `first`. Does
+/// not build the model.
 ///
 /// # Errors
-/// Fails if the data cannot be opened, or if there is no sample `first`.
+/// Fails if the data cannot be opened, or if sample `first` does not exist.
 pub fn show_data(config: &Config, of_eval: bool, first: usize, count: usize) -> Result<ShownData, Error> {
     let watch = &Preparing::new(Output::Auto, None);
     if let Some(preference) = &config.preference {
@@ -117,7 +118,7 @@ fn tokens(
     Ok(ShownSample { index, parts, conversations, tokens, trained, padding })
 }
 
-/// Shows both answers of a pair, each after the prompt.
+/// Shows the prompt with each answer of a pair.
 fn pair(data: &PairDataset, index: usize, tokenizer: Option<&Tokenizer>) -> Result<ShownSample, Error> {
     let batch = data.batch(&[index]).map_err(Error::of_dataset)?;
     let inputs = batch.inputs.single()?.flatten_all()?.to_vec1::<u32>()?;
@@ -136,12 +137,13 @@ fn pair(data: &PairDataset, index: usize, tokenizer: Option<&Tokenizer>) -> Resu
     Ok(ShownSample { index, parts: all, conversations: 1, tokens, trained, padding })
 }
 
-/// Returns the last target of a text that fills its sample, which is not an input.
+/// Returns the last target of a text that fills its sample. This token is not an input.
 fn last_target(length: usize, targets: &[i64]) -> Option<u32> {
     targets.get(length.wrapping_sub(1)).and_then(|&target| u32::try_from(target).ok())
 }
 
-/// Decodes tokens in parts that are trained or not. `begins` says whether a token is the first of its conversation.
+/// Decodes tokens in parts, each trained or untrained as a whole. `begins` tells whether a token is the first of its
+/// conversation.
 fn parts(
     inputs: &[u32],
     targets: &[i64],
@@ -159,7 +161,7 @@ fn parts(
             parts.push(ShownPart { text: "\n\n".into(), is_trained: false });
         }
         let text = match tokenizer {
-            // Decoded from the beginning, because a decoder may treat the first token of a text in its own way.
+            // Decodes from the beginning, because a decoder may treat the first token of a text differently.
             Some(tokenizer) => {
                 let text = tokenizer.decode_with_special(&all[..end])?;
                 let part = text.get(before..).map(String::from);

@@ -1,4 +1,4 @@
-//! Ctrl-C, SIGTERM and SIGUSR1. A handler notes the signal, and all ranks act on it together after the step.
+//! Handles Ctrl-C, SIGTERM and SIGUSR1. A handler records the signal, and all ranks act on it together after the step.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock};
@@ -14,8 +14,9 @@ static SAVE: LazyLock<Arc<AtomicBool>> = LazyLock::new(|| {
     asked
 });
 
-/// From now on, SIGUSR1 makes a run save a checkpoint after its next step and continue. Without a handler, the signal
-/// would end the process. [`train`](super::train) calls this itself; a program that starts slowly should call it first.
+/// Installs a handler for SIGUSR1: a run then saves a checkpoint after its next step and continues. Without a handler,
+/// the signal would end the process. [`train`](super::train) calls this function itself; a program that starts slowly
+/// should call it first.
 pub fn note_save_requests() {
     LazyLock::force(&SAVE);
 }
@@ -28,7 +29,7 @@ pub(super) struct Requests {
 }
 
 impl Requests {
-    /// Installs the handlers of a run. If that is not allowed, the signals keep their default actions.
+    /// Installs the handlers of a run. If the system does not permit this, the signals keep their default actions.
     pub(super) fn listen() -> Self {
         note_save_requests();
         Self::note()
@@ -52,7 +53,7 @@ impl Requests {
         requests
     }
 
-    /// Lets the next signal end the process: it does nothing more that a signal could leave unfinished.
+    /// Lets the next signal end the process. From now on, a signal cannot leave unfinished work.
     pub(super) fn end_at_once(&self) {
         self.ends.store(true, Ordering::Relaxed);
     }

@@ -27,10 +27,10 @@ impl Steps {
     /// Opens the data and builds the model; a collective.
     ///
     /// # Errors
-    /// The same as those of [`super::train`].
+    /// Returns the same errors as [`super::train`].
     pub fn open(config: &Config, comm: &Arc<dyn Communicator>) -> Result<Self, Error> {
         let mut config = config.for_world_size(comm.size())?;
-        // What is measured is a whole step.
+        // Measurements need steps of the full batch size.
         config.training.rampup_batch_size = None;
         let corpus = configured_data::open(&config, false, &Unwatched)?;
         let layers = configured_model::from_config(&config, corpus.vocabulary)?;
@@ -44,7 +44,7 @@ impl Steps {
     /// Runs one optimizer step on the next samples; a collective.
     ///
     /// # Errors
-    /// The same as those of [`Engine::train_batch`].
+    /// Returns the same errors as [`Engine::train_batch`].
     pub fn step(&mut self) -> Result<Step, Error> {
         let rows = self.engine.config().train_micro_batch_size_per_gpu;
         let first = self.engine.samples();
@@ -52,7 +52,7 @@ impl Steps {
         self.engine.train_with(|m| corpus.training_batch(first + (m * rows) as u64, rows))
     }
 
-    /// Returns the tokens of a global batch.
+    /// Returns the number of tokens in a global batch.
     #[must_use]
     pub fn tokens_per_step(&self) -> usize {
         self.engine.config().train_batch_size * self.corpus.tokens_per_sample()
@@ -99,7 +99,7 @@ impl Trainee for Steps {
 /// Measures the cost table of a configuration on the ranks of `comm`; a collective.
 ///
 /// # Errors
-/// The same as those of training.
+/// Returns the same errors as training.
 pub fn measure_costs(config: &Config, comm: &Arc<dyn Communicator>, length: &Length) -> Result<CostTable, Error> {
     costs::measure(config, comm, length, Steps::open)
 }

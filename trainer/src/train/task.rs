@@ -1,4 +1,4 @@
-//! The program's inputs to a run besides its configuration, and the run's results for the program.
+//! The inputs that a program passes to a run besides its configuration, and the results that the run returns.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -17,13 +17,13 @@ use zero_engine::optimizer::CustomOptimizer;
 use zero_engine::{Error, Layers, Step};
 use zero_model::zoo::POSITION_IDS;
 
-/// The training data, and the evaluation data if any.
+/// The training data and, if given, the evaluation data.
 pub(crate) type Datasets = (Arc<dyn Dataset>, Option<Arc<dyn Dataset>>);
 type OnStep<'a> = Box<dyn FnMut(&StepInfo) + 'a>;
 type OnEvaluation<'a> = Box<dyn FnMut(&Evaluation) + 'a>;
 
-/// The model, data, metrics and callbacks that the program supplies. `zero-train` supplies none: the configuration
-/// names its model and data.
+/// The model, data, metrics and callbacks that the program supplies. `zero-train` supplies none of them: its model and
+/// data are configured.
 pub(crate) struct Task<'a> {
     pub(crate) layers: Option<Layers>,
     pub(crate) optimizer: Option<Arc<dyn CustomOptimizer>>,
@@ -32,7 +32,7 @@ pub(crate) struct Task<'a> {
     pub(crate) metrics: Vec<Metric>,
     pub(crate) on_step: Vec<OnStep<'a>>,
     pub(crate) on_evaluation: Vec<OnEvaluation<'a>>,
-    /// Whether to evaluate after the last step even if `training.eval_every` does not ask for it.
+    /// Whether to evaluate after the last step even if `training.eval_every` does not require it.
     pub(crate) evaluates_last: bool,
 }
 
@@ -52,7 +52,7 @@ impl Default for Task<'_> {
 }
 
 impl Task<'_> {
-    /// Opens the program's data or the configuration's data. Having both is an error.
+    /// Opens the program's data or the configuration's data. Fails if both exist.
     pub(super) fn corpus(&mut self, config: &Config, watch: &dyn Watch) -> Result<Corpus, Error> {
         let both = |key: &str, method: &str| {
             let message = format!("the configuration has a `{key}` section, but the program also calls `{method}`");
@@ -72,8 +72,8 @@ impl Task<'_> {
         }
     }
 
-    /// Returns the program's model, or builds the configuration's. Checks that the data have what the program's model and
-    /// metrics name, before anything runs.
+    /// Returns the program's model, or builds the configured model. Before anything runs, checks that the data have the
+    /// names that the program's model and metrics use.
     pub(super) fn layers(&mut self, config: &Config, corpus: &Corpus) -> Result<Layers, Error> {
         let own = self.layers.take();
         let is_own = own.is_some();
@@ -93,7 +93,7 @@ impl Task<'_> {
         }
         let signature = layers.signature()?;
         if is_own {
-            // A whole micro-batch, so that a data set that returns another number of samples fails here.
+            // Loads a whole micro-batch, so that a data set that returns a wrong number of samples fails here.
             let batch = corpus.training_batch(0, config.train_micro_batch_size_per_gpu)?;
             batch.fits(&signature, true)?;
             let takes_positions = signature.inputs.iter().any(|(input, _)| input == POSITION_IDS);
@@ -147,17 +147,17 @@ impl StepInfo {
 /// The outcome of a run that ended without an error; the same on every rank.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Summary {
-    /// Why the run ended.
+    /// How the run ended.
     pub finished: Finished,
-    /// Optimizer steps of the run, including those before it was resumed.
+    /// Optimizer steps of the run, including the steps before it was resumed.
     pub steps: u64,
-    /// Loss of the last step; `None` if no step was left to run.
+    /// Loss of the last step. `None` if no step was left to run.
     pub loss: Option<f32>,
     /// The last evaluation.
     pub evaluation: Option<Evaluation>,
     /// The final checkpoint.
     pub checkpoint: Option<PathBuf>,
-    /// The checkpoint that the run resumed from.
+    /// The checkpoint from which the run resumed.
     pub resumed_from: Option<PathBuf>,
     /// The run's folder.
     pub folder: PathBuf,

@@ -1,12 +1,13 @@
-//! Deals the samples of a step to micro-batches by their lengths, so that little of a micro-batch is padding.
+//! Distributes the samples of a step to micro-batches by length, to reduce padding.
 //!
-//! The samples of a step stay those that it has without `data.max_tokens`. They are sorted by length, and each
-//! micro-batch is as long as its longest sample. Its positions, the number of its samples times that length, are at most
-//! `data.max_tokens`. A step has as few micro-batches as that allows, of about the same number of positions each.
+//! Each step has the same samples as without `data.max_tokens`. They are sorted by length, and each micro-batch is as
+//! long as its longest sample. The positions of a micro-batch are the number of its samples times that length, and do
+//! not exceed `data.max_tokens`. A step has as few micro-batches as possible, with about the same number of positions
+//! each.
 
 use zero_config::Config;
 
-/// Lengths are multiples of this, which vector instructions and tensor cores need to be fast.
+/// Lengths are rounded up to multiples of this number, because vector instructions and tensor cores are then fast.
 const MULTIPLE: usize = 8;
 
 /// The samples of a micro-batch.
@@ -14,7 +15,7 @@ const MULTIPLE: usize = 8;
 pub(super) struct Dealt {
     /// Positions of the samples in the global batch, counted from 0.
     pub(super) samples: Vec<usize>,
-    /// Number of tokens that each is truncated to.
+    /// Number of tokens to which each padded sample is truncated.
     pub(super) length: usize,
 }
 
@@ -24,21 +25,21 @@ impl Dealt {
     }
 }
 
-/// How the samples of each step are dealt.
+/// How the samples of each step are distributed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct TokenBatches {
-    /// Most positions of a micro-batch; at least those of one whole sample.
+    /// Maximum number of positions of a micro-batch. A micro-batch can always hold one whole sample.
     max_tokens: usize,
-    /// Tokens of a whole sample.
+    /// Number of tokens of a whole sample.
     whole: usize,
     /// The number of micro-batches is a multiple of this.
     multiple: usize,
-    /// The number of micro-batches, if it is the same in every step.
+    /// The number of micro-batches, if it must be the same in every step.
     count: Option<usize>,
 }
 
 impl TokenBatches {
-    /// Returns how `data.max_tokens` deals the samples, if it is set.
+    /// Returns the distribution for `data.max_tokens`, if it is set.
     pub(super) fn of(config: &Config, whole: usize) -> Option<Self> {
         let max_tokens = config.data.as_ref()?.max_tokens?;
         let multiple = config.data_parallel_size();
@@ -46,13 +47,13 @@ impl TokenBatches {
         Some(Self { max_tokens, whole, multiple, count })
     }
 
-    /// Describes how the samples are dealt in a line.
+    /// Describes the distribution in one line.
     pub(super) fn describe(&self) -> String {
         let count = self.count.map_or(String::new(), |count| format!(", always {count} of them"));
         format!("micro-batches: dealt by length, at most {} positions each{count}", self.max_tokens)
     }
 
-    /// Deals samples of these lengths.
+    /// Distributes samples with these lengths.
     pub(super) fn deal(&self, lengths: &[usize]) -> Vec<Dealt> {
         let length = |sample: usize| lengths[sample].max(1).next_multiple_of(MULTIPLE).min(self.whole);
         let mut sorted: Vec<usize> = (0..lengths.len()).collect();
@@ -60,7 +61,7 @@ impl TokenBatches {
         let sorted: Vec<(usize, usize)> = sorted.into_iter().map(|sample| (sample, length(sample))).collect();
         let fewest = filled(&sorted, self.max_tokens).len();
         let count = self.count.unwrap_or(fewest).next_multiple_of(self.multiple);
-        // The smallest limit with which no more micro-batches are needed.
+        // Finds the smallest limit that does not need more micro-batches.
         let (mut low, mut high) = (sorted.first().map_or(0, |&(_, length)| length), self.max_tokens);
         while low < high {
             let middle = low.midpoint(high);
@@ -124,7 +125,7 @@ mod tests {
     }
 
     proptest! {
-        /// Each micro-batch fits, and their number suits the ranks.
+        /// Each micro-batch is within the limit, and the number of micro-batches is a multiple of the number of ranks.
         #[test]
         fn every_sample_is_dealt_once(
             (ranks, accumulation, micro) in (1_usize..5, 1_usize..5, 1_usize..5),

@@ -9,7 +9,7 @@ use zero_engine::Error;
 use super::{Output, Resume, Summary};
 use crate::Trainer;
 
-/// Runs `text` on `ranks` threads. Returns the outcome of the first rank and its losses.
+/// Runs the configuration `text` on `ranks` threads. Returns the outcome of the first rank, and its losses.
 pub(super) fn run(text: &str, ranks: usize, resume: Option<Resume>) -> (Result<Summary, Error>, Vec<f32>) {
     let losses = Arc::new(Mutex::new(vec![]));
     let outcome = std::thread::scope(|scope| {

@@ -1,4 +1,4 @@
-//! `--verify K`: runs the same steps on one process at ZeRO stage 0 and compares the losses.
+//! `--verify K`: runs the same steps in one process at ZeRO stage 0 and compares the losses.
 
 use std::sync::Arc;
 
@@ -14,10 +14,11 @@ use zero_engine::Error;
 use zero_engine::checkpoint::start::Start;
 use zero_engine::configured_model;
 
-/// Largest relative difference of the losses that another order of summation may cause. With `training.reproducible`,
-/// the losses must be bit-identical.
+/// Largest relative difference of the losses that a different order of summation may cause. With
+/// `training.reproducible`, the losses must be bit-identical.
 const TOLERANCE: f64 = 1e-5;
-/// The tolerance if parameters, activations and gradients are rounded to bf16, or collectives send codes of 8 or 4 bits.
+/// The tolerance if parameters, activations and gradients are rounded to bf16, or if collectives send 8-bit or 4-bit
+/// quantized values.
 const TOLERANCE_BF16: f64 = 2e-2;
 /// The tolerance for f16, whose unit in the last place is an eighth of bf16's.
 const TOLERANCE_F16: f64 = 2.5e-3;
@@ -55,7 +56,7 @@ fn losses(engine: &mut Engine, corpus: &Corpus, steps: u64) -> Result<Vec<f32>, 
     Ok(losses)
 }
 
-/// Repeats all ranks' training on one rank, prints both losses, and returns whether they agree.
+/// Repeats the training of all ranks on one rank, prints both losses, and returns whether they agree.
 fn compare(config: &Config, corpus: &Corpus, ours: &[f32], output: Output) -> Result<bool, Error> {
     let mut alone = config.clone();
     alone.world_size = 1;
@@ -67,7 +68,7 @@ fn compare(config: &Config, corpus: &Corpus, ours: &[f32], output: Output) -> Re
     alone.pipeline.schedule = PipelineSchedule::OneFOneB;
     alone.gradient_accumulation_steps = config.gradient_accumulation_steps * config.data_parallel_size();
     alone.zero.stage = ZeroStage::Zero;
-    // Stage 0 sends no codes.
+    // Stage 0 does not quantize what it sends.
     let sends_codes = config.zero.sends_codes();
     let layers = configured_model::from_config(config, corpus.vocabulary)?;
     let comm = threads(1, &Options::default()).remove(0);

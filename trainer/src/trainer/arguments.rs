@@ -73,18 +73,18 @@ impl Arguments {
         Ok(read)
     }
 
-    /// Returns the text of `--help`.
+    /// Returns the text that `--help` prints.
     pub(super) fn help() -> String {
         let program = std::env::args().next().unwrap_or_default();
         format!("Usage: {program} --config FILE [OPTIONS]\n\n{OPTIONS}")
     }
 
-    /// Returns the files of `--config`.
+    /// Returns the files given with `--config`.
     pub(super) fn files(&self) -> impl DoubleEndedIterator<Item = &Path> {
         self.files.iter().map(PathBuf::as_path)
     }
 
-    /// Reads the configuration: `own`, that of the program, and the files of `--config`, which override it.
+    /// Reads the configuration: the program's configuration `own`, and the files of `--config`, which override it.
     ///
     /// # Errors
     /// Fails without any configuration, and on files that cannot be read.
@@ -99,10 +99,10 @@ impl Arguments {
         Ok(sources)
     }
 
-    /// Parses the configuration. `more` overrides it after the command line.
+    /// Parses the configuration. `more` has overrides that are applied after those of the command line.
     ///
     /// # Errors
-    /// Fails on mistakes in it.
+    /// Fails if the configuration contains mistakes.
     pub(super) fn load(&self, sources: Vec<Source>, more: &[String]) -> Result<Typed, Error> {
         read_addresses();
         Ok(zero_config::load_files(sources, &[&*self.overrides(), more].concat())?)

@@ -1,4 +1,4 @@
-//! [`Trainer`]: trains a model on a data set as the configuration says.
+//! [`Trainer`]: trains a model on a data set as configured.
 
 mod arguments;
 mod ranks;
@@ -44,7 +44,7 @@ pub struct Trainer<'a> {
     options: RunOptions,
     task: Task<'a>,
     comm: Option<Arc<dyn Communicator>>,
-    /// Lines about the process that rank 0 prints.
+    /// Lines about the process, which rank 0 prints.
     said: Vec<String>,
     /// The first mistake in the calls so far; [`fit`](Self::fit) returns it.
     mistake: Option<Error>,
@@ -71,11 +71,11 @@ impl<'a> Trainer<'a> {
         Self::read(std::env::args_os().skip(1), None)
     }
 
-    /// Creates a trainer as [`Trainer::from_args`] does, on top of a configuration in the program, which `--config` and
-    /// `--set` override. Messages call that configuration `name`, and the run's folder is `name` without its extension.
+    /// Creates a trainer as [`Trainer::from_args`] does. `text` is a configuration in the program, which `--config` and
+    /// `--set` override. Messages call it `name`, and the run's folder is `name` without its extension.
     ///
     /// # Errors
-    /// The same as those of [`Trainer::from_args`].
+    /// Returns the same errors as [`Trainer::from_args`].
     pub fn from_args_over(name: &str, text: &str) -> Result<Self, Error> {
         Self::from_arguments(std::env::args_os().skip(1), name, text)
     }
@@ -84,7 +84,7 @@ impl<'a> Trainer<'a> {
     /// empty `text`, `--config` is required.
     ///
     /// # Errors
-    /// The same as those of [`Trainer::from_args`].
+    /// Returns the same errors as [`Trainer::from_args`].
     pub fn from_arguments(
         arguments: impl IntoIterator<Item = OsString>,
         name: &str,
@@ -125,8 +125,8 @@ impl<'a> Trainer<'a> {
         self
     }
 
-    /// Sets the optimizer of a configuration whose `optimizer.type` is `Custom`. The `lr` and the `weight_decay` of its
-    /// `params`, schedules and `training.param_groups` hold for it too.
+    /// Sets the optimizer of a configuration whose `optimizer.type` is `Custom`. `lr` and `weight_decay` in its
+    /// `params`, schedules and `training.param_groups` apply to it too.
     pub fn optimizer(mut self, optimizer: impl CustomOptimizer + 'static) -> Self {
         self.task.optimizer = Some(Arc::new(optimizer));
         self
@@ -146,20 +146,20 @@ impl<'a> Trainer<'a> {
     }
 
     /// Sets whether samples are shuffled in each epoch; the default is `true`. The shuffled order depends only on the
-    /// seed and the epoch. For data that the configuration names, `data.shuffle` decides instead.
+    /// seed and the epoch. For data in the configuration's `data` section, `data.shuffle` decides instead.
     pub fn shuffle(mut self, shuffle: bool) -> Self {
         self.task.shuffle = shuffle;
         self
     }
 
-    /// Adds a metric that evaluations compute from the model's only output and the only target of some samples.
+    /// Adds a metric. Evaluations compute it from the model's only output and the only target of each micro-batch.
     ///
     /// The function returns a tensor whose first dimension counts samples, with one or more values per sample, or a
     /// scalar mean over the samples. An evaluation reports the mean over all evaluation data. If each value depends
     /// only on its own sample, the mean is bit-identical on any number of ranks.
     ///
-    /// The metric appears as `eval_<name>` in `metrics.jsonl` and in monitors, and `training.early_stopping.metric` may
-    /// name it.
+    /// The metric appears as `eval_<name>` in `metrics.jsonl` and in monitors, and can be used in
+    /// `training.early_stopping.metric`.
     pub fn metric(
         self,
         name: &str,
@@ -177,8 +177,8 @@ impl<'a> Trainer<'a> {
         self.add_metric(name, Function::All(Box::new(metric)))
     }
 
-    /// Adds a metric as [`Trainer::metric`] does, of outputs that the loss names ([`Layers::loss_of`]) and of named
-    /// targets, which it receives in this order.
+    /// Adds a metric as [`Trainer::metric`] does. The function receives the named outputs of the loss
+    /// ([`Layers::loss_of`]) and the named targets, in this order.
     pub fn metric_of<const O: usize, const T: usize>(
         self,
         name: &str,
@@ -217,7 +217,7 @@ impl<'a> Trainer<'a> {
         self
     }
 
-    /// Sets how much the run prints.
+    /// Sets what the run prints.
     pub fn output(mut self, output: Output) -> Self {
         self.options.output = output;
         self
@@ -255,10 +255,10 @@ impl<'a> Trainer<'a> {
                 config.warnings.iter().for_each(|warning| eprintln!("{warning}"));
             }
         }
-        // Processes have compared their configurations when they connected.
+        // Processes have already compared their configurations when they connected.
         let agreed = if is_a_process { Ok(config) } else { zero_engine::comm_options::agreed(&config, &*comm) };
         agreed.and_then(|config| train::fit(&config, &options, &comm, task)).inspect_err(|error| {
-            // Without this, the other ranks would wait until their deadline passes.
+            // Otherwise the other ranks would wait until their deadline passes.
             comm.abort(&error.to_string());
             if is_a_process {
                 process::report_and_wait(&error.to_string(), error.exit_status());

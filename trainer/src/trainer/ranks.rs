@@ -1,4 +1,4 @@
-//! Starts the ranks of a program whose command line or configuration asks for several.
+//! Starts the ranks of a program if its command line or configuration requests several ranks.
 
 use zero_comm::launcher_environment::LauncherEnvironment;
 use zero_config::{Source, Transport, Typed};
@@ -8,8 +8,9 @@ use super::arguments::Arguments;
 use crate::process;
 use crate::process::launch::{Before, Job, Recovery, Team, launch, one_a_gpu, same_batch, unchanged};
 
-/// Returns the number of ranks that a process that was started alone should start; `None` if it is a rank itself. `asked` is the
-/// number on the command line, and `otherwise` that without it.
+/// Returns the number of ranks to start, if this process was started alone and several ranks are requested. Returns
+/// `None` if this process should train itself. `asked` is the number on the command line, and `otherwise` returns the
+/// number that is used without it.
 ///
 /// # Errors
 /// Fails if `-n` differs from the number of ranks that another launcher has started.
@@ -22,7 +23,7 @@ pub(super) fn to_start(
         return Ok(asked.or_else(otherwise).filter(|&ranks| ranks != 1));
     }
     match asked {
-        // A restart may have fewer ranks than the command line says.
+        // After a restart, there may be fewer ranks than on the command line.
         Some(ranks) if ranks != place.world_size && !process::launched_by_us() => {
             let started = counted(place.world_size, "rank is", "ranks are");
             let message = format!("it asks for {} and {started} started", counted(ranks, "rank", "ranks"));
@@ -32,8 +33,8 @@ pub(super) fn to_start(
     }
 }
 
-/// Returns the number of ranks that the configuration asks for: `launcher.num_processes`, else one per GPU of a run on GPUs, else
-/// as few as its other keys allow. Returns `None` if it is invalid for any number.
+/// Returns the configured number of ranks: `launcher.num_processes`, or else one per GPU for a GPU run, or else the
+/// minimum that the other keys allow. Returns `None` if the configuration is invalid for any number of ranks.
 pub(super) fn configured(typed: &Typed) -> Option<usize> {
     typed.num_processes().or_else(|| one_a_gpu(typed)).or_else(|| Some(typed.resolve(None).ok()?.world_size))
 }

@@ -1,4 +1,4 @@
-//! Trains small models of the program's own on ranks that are threads.
+//! Trains small models that the tests define, on ranks that are threads.
 
 mod evaluation;
 mod several_inputs;
@@ -17,7 +17,7 @@ use crate::metrics::accuracy;
 use crate::train::Finished;
 use zero_comm::launcher_environment::LauncherEnvironment;
 
-/// Points in two dimensions; the class is the index of the larger coordinate.
+/// Returns points in two dimensions. The class is the index of the larger coordinate.
 fn points(samples: usize) -> InMemory {
     let number = |i: usize| (i * 37 % 101) as f32 / 101.0 - 0.5;
     let numbers: Vec<f32> = (0..2 * samples).map(number).collect();
@@ -34,7 +34,7 @@ fn model() -> Layers {
         .loss(cross_entropy)
 }
 
-/// A configuration with micro-batches of 2 samples, so that 1, 2 and 4 ranks train on the same batches.
+/// Returns a configuration with micro-batches of 2 samples, so that 1, 2 and 4 ranks train on the same batches.
 fn text(folder: &Path, more: &str) -> String {
     format!(
         "train_batch_size: 8\ntrain_micro_batch_size_per_gpu: 2\noptimizer: {{type: AdamW, params: {{lr: 0.05}}}}\n\
@@ -47,7 +47,7 @@ fn config(folder: &Path, more: &str) -> Config {
     Config::parse("ds.yaml", text(folder, more)).unwrap()
 }
 
-/// A trainer that prints nothing.
+/// Returns a trainer that prints nothing.
 fn quiet<'a>(config: Config) -> Trainer<'a> {
     Trainer::new(config).output(Output::Quiet)
 }
@@ -227,8 +227,8 @@ fn without_a_number_the_configuration_decides_how_many_ranks_start() {
     }
 }
 
-/// The order of samples, the place in it and the loader hold nothing for each sample: a byte for each of these would be a
-/// petabyte.
+/// The order of samples, the position in it and the loader use no memory per sample: one byte per sample would be a
+/// petabyte here.
 #[test]
 fn the_number_of_samples_costs_no_memory() {
     const SAMPLES: usize = 1_000_000_000_000_000;
@@ -249,7 +249,7 @@ fn the_number_of_samples_costs_no_memory() {
     let seed = config(folder.path(), "").training.seed;
     let mut all = [seen.lock().unwrap().clone(), again.lock().unwrap().clone()].concat();
     all.sort_unstable();
-    // Every rank loads the first micro-batch once more, to see the shape of the samples.
+    // Every rank loads the first micro-batch twice, because it first checks the shape of the samples.
     all.dedup();
     let mut expected: Vec<usize> = (0..48).map(|at| crate::data::sample_index(seed, at, SAMPLES, true)).collect();
     expected.sort_unstable();

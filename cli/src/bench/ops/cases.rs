@@ -47,7 +47,7 @@ pub(super) struct Case {
     pub(super) has_products: bool,
 }
 
-/// Builds the cases of all operations at one shape. Each runs the forward and the backward.
+/// Builds the cases of all operations at one shape. Each case runs the forward and the backward.
 pub(super) fn cases(shape: &Shape, dtype: DType) -> Result<Vec<Case>> {
     let &Shape { batch, time, width, heads, vocabulary, .. } = shape;
     let (rows, inner) = (batch * time, 4 * width);
@@ -58,9 +58,9 @@ pub(super) fn cases(shape: &Shape, dtype: DType) -> Result<Vec<Case>> {
     };
     let leaf = |dims: &[usize]| Ok::<_, candle_core::Error>(Var::from_tensor(&filled(dims)?)?.into_inner());
     let size = dtype.size_in_bytes() as f64;
-    // FLOPs of two products over the unmasked half of the scores.
+    // The FLOPs of two matrix products over the unmasked half of the scores.
     let attention = (2 * rows * time * width) as f64;
-    // Bytes of an activation with this many columns.
+    // The bytes of an activation with this many columns.
     let bytes = |columns: usize| (rows * columns) as f64 * size;
     let (x, wide) = (leaf(&[batch, time, width])?, leaf(&[batch, time, inner])?);
     let mut all = vec![];

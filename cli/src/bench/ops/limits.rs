@@ -1,5 +1,5 @@
-//! Measures the limits of the processor: multiply-adds that stay in registers, and copies in the cache that holds an
-//! operation's operands.
+//! Measures the limits of the CPU: multiply-adds that stay in registers, and copies within the cache level that holds
+//! an operation's operands.
 
 use std::hint::black_box;
 use std::sync::Barrier;
@@ -41,7 +41,7 @@ impl Floor {
     /// Creates the floor of an operation that reads and writes `moved` bytes, in a case that touches `touched` bytes.
     pub(super) fn new(moved: f64, touched: f64) -> Self {
         let bytes = moved as usize / 2;
-        // Rounded down: with more memory than the case touches, the limit would be too low.
+        // Rounded down, because with more memory than the case touches, the limit would be too low.
         let places = (touched / moved).max(1.0) as usize;
         Self { from: vec![1; bytes * places], to: vec![2; bytes * places], bytes, next: 0 }
     }

@@ -1,9 +1,9 @@
-//! Describes the processor that `bench ops` measures: its name and the caches of one core.
+//! Describes the CPU that `bench ops` measures: its name, and the caches of one core.
 
 use std::fs;
 use std::path::Path;
 
-/// Describes the processor in one line, with the caches that the system reports:
+/// Describes the CPU in one line, with the caches that the system reports:
 /// `Intel(R) Xeon(R) Processor, L1 48 KiB, L2 2 MiB, L3 480 MiB (cores 0-1)`.
 pub(super) fn described() -> String {
     let name = fs::read_to_string("/proc/cpuinfo").ok().and_then(|text| name(&text));

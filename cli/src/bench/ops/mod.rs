@@ -1,9 +1,9 @@
 //! `zero-train bench ops`: times every operation of the models at the shapes of two GPTs, and compares it with the
-//! limit of the processor.
+//! limit of the CPU.
 //!
 //! The limit of a matrix product is the rate of multiply-adds in registers; candle's product is timed too. The limit of
-//! any other operation is a copy of the bytes that it must read and write, in the same cache. Limit and subject
-//! alternate, so that a noisy neighbour slows both.
+//! any other operation is a copy of the bytes that it must read and write, in the same cache. The limit and the
+//! operation are measured alternately, so that a noisy neighbour slows both.
 
 mod cases;
 mod limits;
@@ -38,7 +38,7 @@ pub(crate) struct Selection {
     pub(crate) repeats: usize,
 }
 
-/// A reference that runs after each operation. It is kept from run to run.
+/// A reference that runs after each operation. It is reused for all runs.
 enum Beside {
     /// The same matrix product by the `gemm` crate.
     Product(Gemm),
@@ -46,7 +46,7 @@ enum Beside {
     Nothing,
 }
 
-/// The results of one operation, one entry per run.
+/// The results of one operation. There is one entry per run.
 struct Row {
     work: Minimum,
     beside: Beside,
@@ -116,7 +116,7 @@ fn keep_pages() {
 fn measure_once(case: &Case, dtype: DType, chosen: &Selection, rows: &mut BTreeMap<String, Row>) -> Result<()> {
     let peak = peak_flops(dtype, chosen.threads);
     if !case.work.is_empty() {
-        // The limits of the previous run have left other data in the caches.
+        // The measurements of limits in the previous run have left other data in the caches.
         (case.run)()?;
     }
     measure::start();
@@ -143,7 +143,7 @@ fn measure_once(case: &Case, dtype: DType, chosen: &Selection, rows: &mut BTreeM
     Ok(())
 }
 
-/// Returns the printed name of an operation and the work of one call; `None` if the operation is not reported.
+/// Returns the printed name of an operation and the work of one call. Returns `None` if the operation is not reported.
 fn named(one: &Measured, case: &Case, chosen: &Selection) -> Option<(String, Minimum)> {
     let Measured { operation, shape, calls, .. } = one;
     if let (Some([m, n, k]), Some(flops)) = (shape, one.flops()) {

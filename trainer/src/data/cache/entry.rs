@@ -9,9 +9,9 @@
 //! | [`Footer`] as JSON | |
 //! | CRC-32C of the checksums and the footer, u32; length of the footer, u32; [`MAGIC`] | 16 |
 //!
-//! [`Entry::open`] checks everything but the chunks, so that it takes the same time for a small and a large entry. A
-//! chunk is checked when it is first read. An entry with wrong bytes is therefore never used. Reads are positioned
-//! reads for the reason given in `token_files.rs`.
+//! [`Entry::open`] checks everything except the chunks, so opening a large entry takes no longer than opening a small
+//! one. Each chunk is checked when it is first read, so damaged bytes are never used. Reads are positioned reads for
+//! the reason given in `token_files.rs`.
 
 use std::fs::{self, File};
 use std::io;
@@ -28,28 +28,28 @@ use super::super::width::Width;
 
 /// The first and the last bytes of an entry. The digit is the version of the layout.
 pub(super) const MAGIC: [u8; 8] = *b"ZTCACHE1";
-/// Bytes with a checksum of their own.
+/// Bytes that share one checksum.
 pub(super) const CHUNK: u64 = 1 << 16;
-/// Bytes after the footer.
+/// Bytes that follow the footer.
 pub(super) const TAIL: u64 = 16;
 
-/// What an entry says about its tokens.
+/// Describes the tokens of an entry.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(in super::super) struct Footer {
-    /// The source file when the entry was written, for people who look into the cache.
+    /// Path of the source file when the entry was written, for people who inspect the cache.
     pub(in super::super) source: PathBuf,
-    /// Number of tokens, with those between documents.
+    /// Number of tokens, including the separators between documents.
     pub(in super::super) tokens: u64,
-    /// Bytes of a token.
+    /// Width of a stored token in bytes.
     pub(in super::super) width: Width,
     /// Number of documents that are not empty.
     pub(in super::super) documents: u64,
-    /// Number of facts that each document has besides its tokens.
+    /// Number of additional `u64` values that a document has, such as its number of trained tokens.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub(in super::super) facts: u64,
-    /// Number of tokens before the first document that has any.
+    /// Number of tokens before the first document that is not empty.
     pub(in super::super) leading: u64,
-    /// The largest token.
+    /// The largest token ID.
     pub(in super::super) largest: u32,
 }
 
@@ -60,7 +60,7 @@ pub(in super::super) struct Entry {
     file: File,
     footer: Footer,
     checksums: Vec<u32>,
-    /// A bit for each chunk: whether its checksum was found correct.
+    /// One bit per chunk, set once its checksum has been verified.
     checked: Vec<AtomicU64>,
 }
 
@@ -112,7 +112,8 @@ impl Entry {
         Ok(())
     }
 
-    /// Returns the rows of a range of documents, one after the other: the number of the first token, and the facts.
+    /// Returns the rows of a range of documents one after the other. A row is the index of the document's first token,
+    /// and its facts.
     pub(in super::super) fn rows(&self, documents: Range<u64>) -> Result<Vec<u64>, DataError> {
         let row = 8 * (1 + self.footer.facts);
         let mut bytes = vec![0; (row * (documents.end - documents.start)) as usize];
@@ -145,7 +146,7 @@ impl Entry {
         Ok(())
     }
 
-    /// Reads a chunk and checks it. A damaged entry is removed, so that the next start builds it again.
+    /// Reads a chunk and checks it. Deletes a damaged entry, so that the next start rebuilds it.
     fn chunk(&self, chunk: usize) -> Result<Vec<u8>, DataError> {
         let first = chunk as u64 * CHUNK;
         let body = self.footer.body().unwrap_or(first);
@@ -157,7 +158,7 @@ impl Entry {
                 Ok(bytes)
             }
             Err(error) if error.kind() != io::ErrorKind::UnexpectedEof => Err(DataError::io(&self.path)(error)),
-            // Also an entry that became shorter after it was opened.
+            // The checksum is wrong, or the file was truncated after it was opened.
             _ => {
                 let _ = fs::remove_file(&self.path);
                 Err(DataError::CacheEntry { path: self.path.clone(), byte: first })
@@ -171,12 +172,12 @@ impl Entry {
 }
 
 impl Footer {
-    /// Returns the position of the documents' rows.
+    /// Returns the byte offset of the document rows.
     fn rows(&self) -> u64 {
         MAGIC.len() as u64 + self.tokens * self.width.bytes() as u64
     }
 
-    /// Returns the number of bytes before the checksums, or `None` if no file has that many.
+    /// Returns the number of bytes before the checksums, or `None` if it overflows.
     fn body(&self) -> Option<u64> {
         let tokens = self.tokens.checked_mul(self.width.bytes() as u64)?;
         let rows = self.documents.checked_mul(self.facts.checked_add(1)?.checked_mul(8)?)?;

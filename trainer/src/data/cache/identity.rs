@@ -12,20 +12,20 @@ use zero_engine::DataError;
 
 use super::super::fingerprint::{hash_of, hex};
 
-/// A later change of a file that was changed this recently may leave it the same time stamp.
+/// Two changes within this time may leave a file with the same time stamp.
 const CLOCK_TICK: Duration = Duration::from_millis(100);
-/// Bytes that are read and hashed at once.
+/// Number of bytes read and hashed at a time.
 const BLOCK: usize = 1 << 20;
 
-/// What the file system says about a file. It changes whenever the content does.
+/// The metadata of a file, which differs after every change of its content.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Stamp {
     pub(super) length: u64,
     device: u64,
     inode: u64,
-    /// Seconds and nanoseconds of the last change of the content.
+    /// Time of the last change of the content: seconds and nanoseconds.
     modified: (i64, i64),
-    /// The same for the content or its attributes; no program can set it back.
+    /// Time of the last change of the content or the attributes: seconds and nanoseconds. Programs cannot set it back.
     changed: (i64, i64),
 }
 
@@ -50,7 +50,7 @@ impl Stamp {
 }
 
 impl Identity {
-    /// Returns the identity that a memo in `memos` has for the file as it is now.
+    /// Returns the identity from the memo in `memos`, if the file has not changed since the memo was written.
     pub(super) fn remembered(path: &Path, memos: &Path) -> Result<Option<Self>, DataError> {
         let stamp = Stamp::of(path)?;
         let memo = fs::read(memos.join(memo_name(path))).ok();
@@ -58,7 +58,8 @@ impl Identity {
         Ok(memo.filter(|memo| memo.stamp == stamp))
     }
 
-    /// Hashes a file and writes a memo. Calls `read` with the number of bytes read so far, which may end it.
+    /// Hashes a file and writes a memo. Calls `read` with the number of bytes read so far; an error from `read` stops
+    /// the hashing.
     pub(super) fn of(
         path: &Path,
         memos: &Path,
@@ -85,7 +86,7 @@ impl Identity {
         }
         let identity = Self { stamp, hash: hex(&hash.finalize()) };
         identity.is_unchanged(path)?;
-        // Without a memo, the next start only takes longer.
+        // A failure to write the memo is ignored: the next start hashes the file again.
         let memo = memos.join(memo_name(path));
         let unfinished = memo.with_extension(std::process::id().to_string());
         let written = serde_json::to_vec(&identity).map_err(io::Error::from);
@@ -99,7 +100,7 @@ impl Identity {
     /// Checks that the file still has this content.
     ///
     /// # Errors
-    /// Returns [`DataError::Changed`] if it was written to since.
+    /// Returns [`DataError::Changed`] if the file has changed.
     pub(super) fn is_unchanged(&self, path: &Path) -> Result<(), DataError> {
         match Stamp::of(path)? == self.stamp {
             true => Ok(()),
@@ -108,7 +109,7 @@ impl Identity {
     }
 }
 
-/// The memo of a file is found by its path.
+/// Returns the file name of the memo for a path.
 fn memo_name(path: &Path) -> String {
     let path = path.canonicalize().unwrap_or_else(|_| path.into());
     hash_of(&[path.as_os_str().as_encoded_bytes()]) + ".json"

@@ -1,7 +1,9 @@
-//! The lock of the token cache: one process, and one thread in it, builds entries at a time, for all others of the host.
+//! The lock of the token cache. One thread of one process builds entries, and all other processes of this host wait for
+//! it.
 //!
-//! It is a kernel lock on an open file. The kernel releases it when the process ends, however it ends. Waiting polls, so
-//! that a signal can end it. The holder writes its progress into the file, and those who wait can show it.
+//! It is a kernel lock on an open file. The kernel releases it when the process ends, however it ends. A waiting
+//! process polls, so that a signal can stop it. The holder writes its progress into the file, so that waiting processes
+//! can show it.
 
 use std::fs::{File, TryLockError};
 use std::io;
@@ -16,14 +18,14 @@ const NAME: &str = ".lock";
 /// Pause between two attempts.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// The right to write entries, until it is dropped.
+/// The right to write entries. Dropping it releases the lock.
 pub(super) struct Lock {
     file: File,
     is_exclusive: bool,
 }
 
 impl Lock {
-    /// Waits for the lock of a folder. Returns `None` if `watch` ended the wait.
+    /// Waits for the lock of a folder. Returns `None` if `watch` stopped the wait.
     ///
     /// # Errors
     /// Fails if the lock file cannot be opened or locked.
@@ -43,8 +45,8 @@ impl Lock {
                     }
                     std::thread::sleep(PAUSE);
                 }
-                // This file system has no locks: ranks build the same entries, and the last one to finish replaces
-                // those of the others.
+                // This file system does not support locks. Several ranks may then build the same entries, and the last
+                // rank to finish replaces the entries of the others.
                 Err(TryLockError::Error(error)) if error.kind() == io::ErrorKind::Unsupported => {
                     return Ok(Some(Self { file, is_exclusive: false }));
                 }
@@ -54,19 +56,19 @@ impl Lock {
         Ok(None)
     }
 
-    /// Returns whether no other process writes entries. On a file system without locks, others may.
+    /// Returns whether no other process writes entries. This is false on a file system without locks.
     pub(super) fn is_exclusive(&self) -> bool {
         self.is_exclusive
     }
 
-    /// Tells those who wait that `done` of `total` bytes are tokenized. A failure only keeps them from showing it.
+    /// Tells waiting processes that `done` of `total` bytes are tokenized. If it fails, they show no progress.
     pub(super) fn note(&self, done: u64, total: u64) {
         let bytes = [done, total].map(u64::to_le_bytes);
         let _ = self.file.write_all_at(bytes.as_flattened(), 0);
     }
 }
 
-/// Returns what the holder noted, unless it has not begun.
+/// Returns the progress that the holder wrote, or `None` if it has not written any.
 fn noted(file: &File) -> Option<(u64, u64)> {
     let mut bytes = [[0; 8]; 2];
     file.read_exact_at(bytes.as_flattened_mut(), 0).ok()?;

@@ -1,12 +1,11 @@
 //! The token cache: files are tokenized once, for all ranks of a host and for later runs.
 //!
-//! Each source file has an [`Entry`]. Its name is a hash of everything that its tokens depend on, which a [`Work`]
-//! knows: the bytes of the file, the tokenizer, the format and the key of a text, or the chat template. A corpus that
-//! grows therefore tokenizes only its new files, and a preparation that was interrupted continues with the files that
-//! are missing. Entries are immutable; nothing
-//! needs to be deleted for correctness, and any file of the cache may be deleted while no run uses it.
+//! Each source file has an [`Entry`]. The entry's name is a hash of everything that the tokens depend on, which
+//! `Work::name` computes: the bytes of the file, the tokenizer, the format, and the key of the text or the chat
+//! template. If a corpus grows, only its new files are tokenized. An interrupted preparation continues with the missing
+//! files. Entries are immutable and never become outdated. Any file of the cache may be deleted while no run uses it.
 //!
-//! One rank takes the [`Lock`] and tokenizes; the others wait and open what it wrote.
+//! One rank takes the [`Lock`] and tokenizes; the others wait and open the entries that it wrote.
 
 pub(super) mod entry;
 mod identity;
@@ -33,21 +32,21 @@ use identity::{Identity, Stamp};
 use lock::Lock;
 use writer::Writer;
 
-/// How files become tokens.
+/// Turns files into tokens.
 pub(super) trait Work {
-    /// Number of facts that a document has besides its tokens.
+    /// Number of additional `u64` values per document.
     const FACTS: usize;
 
-    /// Returns the number of bytes in which tokens are stored.
+    /// Returns the width of a stored token.
     fn width(&self) -> Width;
 
     /// Returns a hash of everything that the stored tokens of a file depend on. `content` is a hash of its bytes.
     fn name(&self, source: &Source, content: &str) -> String;
 
-    /// Returns whether the model has all stored tokens up to `largest`.
+    /// Returns whether the model's vocabulary contains all stored tokens, of which `largest` is the largest.
     fn fits(&self, largest: u32) -> bool;
 
-    /// Reads and tokenizes files, with `threads` or those of rayon's own pool.
+    /// Reads and tokenizes files on `threads`, or on rayon's global pool.
     ///
     /// # Errors
     /// Returns the first error in the order of the files.
@@ -56,29 +55,30 @@ pub(super) trait Work {
 
 /// Receives the tokens of files, one file after the other.
 pub(super) trait Sink {
-    /// Where the tokens of a file go.
+    /// Receives the tokens of one file.
     type Store: Store;
 
-    /// Begins the file of this number.
+    /// Begins the file with this index.
     fn begin(&mut self, file: usize) -> Result<Self::Store, DataError>;
 
-    /// Ends the file. `leading` is the number of tokens before the first document that has any.
+    /// Ends the file. `leading` is the number of tokens before the first document that is not empty.
     fn end(&mut self, file: usize, store: Self::Store, leading: u64) -> Result<(), DataError>;
 
-    /// Called before each group with the number of bytes of text of `file` so far. An error ends the work.
+    /// Reports that `bytes` bytes of the text of `file` have been read. Called before each group of documents. An error
+    /// stops the work.
     fn goes_on(&mut self, file: usize, bytes: u64) -> Result<(), DataError>;
 }
 
-/// The tokens of one file, as they are written.
+/// Receives the tokens of one file in order.
 pub(super) trait Store {
-    /// Begins a document at the next token, with its facts.
+    /// Begins a document at the next token. `facts` are its additional values.
     fn begin(&mut self, facts: &[u64]) -> Result<(), DataError>;
 
     /// Appends tokens.
     fn push(&mut self, tokens: &[u32]) -> Result<(), DataError>;
 }
 
-/// Tokenizes files, or opens their tokens in the cache.
+/// Tokenizes files, or opens their entries in the cache.
 pub(super) fn tokenized<W: Work>(
     sources: &[Source],
     options: &CacheOptions,
@@ -125,7 +125,7 @@ fn in_memory<W: Work>(sources: &[Source], work: &W, watch: &dyn Watch) -> Result
     Ok(sink.files)
 }
 
-/// The folder of the cache, and what its files are made from.
+/// The folder of the cache, and the settings from which its files are made.
 struct Cache<'a, W> {
     entries: PathBuf,
     memos: PathBuf,
@@ -138,7 +138,7 @@ impl<'a, W: Work> Cache<'a, W> {
         Ok(Self { entries: folder.join("tokens"), memos: folder.join("files"), work })
     }
 
-    /// Opens the entries of all files, after building those that are missing.
+    /// Opens the entries of all files. Builds the missing entries first.
     fn files(&self, sources: &[Source], watch: &dyn Watch) -> Result<Vec<TokenizedFile>, DataError> {
         let known = |source: &Source| match Identity::remembered(&source.path, &self.memos)? {
             Some(identity) => self.entry(&self.path(source, &identity)),
@@ -161,7 +161,7 @@ impl<'a, W: Work> Cache<'a, W> {
         Ok(sources.iter().zip(entries).map(file).collect())
     }
 
-    /// Takes the lock, creating the folders, and removes what killed processes left unfinished.
+    /// Takes the lock after creating the folders. Removes the unfinished files of killed processes.
     fn lock(&self, watch: &dyn Watch) -> Result<Lock, DataError> {
         for folder in [&self.entries, &self.memos] {
             fs::create_dir_all(folder).map_err(DataError::cache(folder))?;
@@ -178,7 +178,7 @@ impl<'a, W: Work> Cache<'a, W> {
         Ok(lock)
     }
 
-    /// Builds the entries that are missing, and opens all. Returns with each whether it is new.
+    /// Builds the missing entries and opens all entries. Returns each entry with a flag that tells whether it is new.
     fn build(&self, sources: &[Source], watch: &dyn Watch, lock: &Lock) -> Result<Vec<(Entry, bool)>, DataError> {
         let identities = self.identities(sources, watch)?;
         let paths: Vec<PathBuf> = sources.iter().zip(&identities).map(|(source, id)| self.path(source, id)).collect();
@@ -205,7 +205,7 @@ impl<'a, W: Work> Cache<'a, W> {
         paths.iter().zip(entries).map(open).collect()
     }
 
-    /// Identifies all files, and hashes those that no memo knows.
+    /// Identifies all files. Hashes the files that have no valid memo.
     fn identities(&self, sources: &[Source], watch: &dyn Watch) -> Result<Vec<Identity>, DataError> {
         let known = |source: &Source| Identity::remembered(&source.path, &self.memos);
         let mut known = sources.iter().map(known).collect::<Result<Vec<_>, _>>()?;
@@ -229,8 +229,8 @@ impl<'a, W: Work> Cache<'a, W> {
         self.entries.join(self.work.name(source, &identity.hash))
     }
 
-    /// Opens an entry if it exists, and if the model has all its tokens. If the model has not, the file is tokenized
-    /// again, which finds the position of the token.
+    /// Opens the entry if it exists and the model's vocabulary contains all its tokens. Otherwise the file is tokenized
+    /// again, and the error then names the position of the unknown token.
     fn entry(&self, path: &Path) -> Result<Option<Entry>, DataError> {
         let entry = Entry::open(path).map_err(DataError::cache(path))?;
         Ok(entry.filter(|entry| self.work.fits(entry.footer().largest)))
@@ -240,13 +240,13 @@ impl<'a, W: Work> Cache<'a, W> {
 /// Writes the entries of files.
 struct Building<'a> {
     files: &'a [&'a Source],
-    /// The path of each entry, and the content of the file.
+    /// The path of each entry, and the identity of its source file.
     to: &'a [(&'a Path, &'a Identity)],
     width: Width,
     facts: usize,
     lock: &'a Lock,
     watch: &'a dyn Watch,
-    /// Bytes of the files that are complete, and of all files.
+    /// Bytes of the completed files, and of all files.
     done: u64,
     total: u64,
 }
@@ -266,7 +266,7 @@ impl Sink for Building<'_> {
     }
 
     fn goes_on(&mut self, file: usize, bytes: u64) -> Result<(), DataError> {
-        // The text of a file may be longer than the file, if that is compressed.
+        // The text of a compressed file may be longer than the file.
         let done = self.done + bytes.min(self.to[file].1.stamp.length);
         self.lock.note(done, self.total);
         self.watch.progress(Phase::Tokenizing, done, self.total);

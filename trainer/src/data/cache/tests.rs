@@ -12,7 +12,7 @@ use super::super::tokenizer::tests::words;
 use super::super::{DataOptions, Dataset, FileDataset, open, open_watched};
 use super::*;
 
-/// Files of every kind that text comes in, with documents without tokens in every place.
+/// Files of every text format, with empty documents at the start, in the middle and at the end.
 const CORPUS: [(&str, &[u8]); 8] = [
     ("a.txt", b"the cat\nsat on the mat"),
     ("b.jsonl", b"{\"text\": \" \"}\n{\"text\": \"\"}\n{\"text\": \"the mat\"}\n\n{\"text\": \"  \"}\n{\"text\": \"on\\nthe cat\"}\n"),
@@ -28,7 +28,7 @@ fn corpus() -> Files {
     Files::new(&CORPUS)
 }
 
-/// Options that use the cache for every file.
+/// Returns options that use the cache for files of any size.
 fn cached(files: &Files, sources: &[&str]) -> DataOptions {
     let options = files.options(sources);
     let cache = CacheOptions { folder: Some(files.path("cache")), least_bytes: 0, ..CacheOptions::default() };
@@ -42,7 +42,7 @@ fn entries(files: &Files) -> Vec<PathBuf> {
     entries
 }
 
-/// Counts the files that are tokenized and hashed.
+/// Records the phases that were reported.
 #[derive(Default)]
 struct Counting {
     phases: RefCell<Vec<Phase>>,
@@ -66,7 +66,7 @@ impl Counting {
     }
 }
 
-/// Joins as the text would be joined by hand.
+/// Joins documents independently of the code under test.
 fn by_hand(tokenizer: &Tokenizer, documents: &[&str]) -> Vec<u32> {
     let mut all = vec![];
     for document in documents.iter().filter(|document| !document.is_empty()) {
@@ -78,7 +78,7 @@ fn by_hand(tokenizer: &Tokenizer, documents: &[&str]) -> Vec<u32> {
     all
 }
 
-/// Like WORDS, with a token for a newline, which separates documents.
+/// Like `words()`, with an additional token for the newline, which separates documents.
 fn with_newlines() -> Tokenizer {
     let json = r#"{
         "version": "1.0", "truncation": null, "padding": null, "normalizer": null, "post_processor": null,
@@ -154,7 +154,7 @@ fn only_new_content_is_tokenized() {
     assert!(grown.saw(Phase::Tokenizing));
     assert_eq!(entries(&files).len(), 5);
 
-    // The same content under another name, which has to be hashed.
+    // The same content under another name: the file is hashed but not tokenized.
     fs::copy(files.path("a.txt"), files.path("z.txt")).unwrap();
     let moved = Counting::default();
     watched(&["*.txt"], &moved);
@@ -189,7 +189,7 @@ fn a_memo_counts_only_for_the_same_file_at_the_same_time() {
     let hashed = Identity::of(&path, &memos, |_| Ok(())).unwrap();
     assert_eq!(Identity::remembered(&path, &memos).unwrap(), Some(hashed.clone()));
     assert_eq!(Identity::remembered(&files.path("c.txt"), &memos).unwrap(), None);
-    // A change that keeps the length and sets the time back, as `rsync --times` does.
+    // This change keeps the length and restores the modification time, as `rsync --times` does.
     let modified = fs::metadata(&path).unwrap().modified().unwrap();
     fs::write(&path, "the mat\nsat on the cat").unwrap();
     fs::File::options().write(true).open(&path).unwrap().set_modified(modified).unwrap();
@@ -207,14 +207,14 @@ fn a_cut_or_changed_entry_is_built_again_and_never_read() {
     let whole = fs::read(&entry).unwrap();
     assert!(whole.len() as u64 > 3 * entry::CHUNK);
 
-    // Cut anywhere: noticed when it is opened.
+    // A truncated entry is detected when it is opened.
     for length in [0, 7, 8, 100, whole.len() / 2, whole.len() - 17, whole.len() - 1] {
         fs::write(&entry, &whole[..length]).unwrap();
         assert!(Entry::open(&entry).unwrap().is_none(), "{length}");
         assert_eq!(tokens(&open(&options, &words()).unwrap()), expected, "{length}");
         assert_eq!(fs::read(&entry).unwrap(), whole, "{length}");
     }
-    // A changed bit: noticed when the entry is opened, or when the tokens there are read.
+    // A changed bit is detected when the entry is opened, or when the affected tokens are read.
     for at in (0..whole.len()).step_by(9973).chain(whole.len() - 300..whole.len()) {
         let mut changed = whole.clone();
         changed[at] ^= 0x10;
@@ -237,7 +237,7 @@ fn a_cut_or_changed_entry_is_built_again_and_never_read() {
     assert_eq!(tokens(&open(&options, &words()).unwrap()), expected);
 }
 
-/// Ranks are threads; one of them builds.
+/// The ranks are threads, and one of them builds the entries.
 #[test]
 fn ranks_share_the_work() {
     struct Rank<'a>(&'a AtomicUsize);
@@ -289,7 +289,7 @@ fn a_stopped_preparation_leaves_whole_entries_and_continues() {
         assert!(matches!(result, Err(DataError::Stopped)), "{phase:?}");
         assert_eq!(entries(&files), Vec::<PathBuf>::new());
     }
-    // What a killed process leaves.
+    // A file that a killed process has left.
     let left = files.path("cache/tokens/0123.99.tmp");
     fs::write(&left, "half").unwrap();
     let dataset = open(&cached(&files, &["*.txt", "*.jsonl"]), &words()).unwrap();
@@ -297,7 +297,7 @@ fn a_stopped_preparation_leaves_whole_entries_and_continues() {
     assert!(dataset.len() > 10);
 }
 
-/// A file with an error keeps the files before it.
+/// The files before a file with an error keep their entries.
 #[test]
 fn files_before_an_error_are_kept() {
     let files = Files::new(&[("a.jsonl", b"{\"text\": \"the\"}"), ("b.jsonl", b"{\"text\": \"cat\"}\n{\"text\"")]);

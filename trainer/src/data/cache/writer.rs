@@ -1,4 +1,4 @@
-//! Writes an entry of the token cache, under a temporary name until it is complete.
+//! Writes an entry of the token cache. The entry has a temporary name until it is complete.
 
 use std::fs::{self, File};
 use std::io::{self, BufReader, BufWriter, Seek, Write};
@@ -13,28 +13,28 @@ use super::entry::{CHUNK, Footer, MAGIC};
 /// The extension of unfinished files.
 pub(super) const UNFINISHED: &str = "tmp";
 
-/// An entry that is being written. Dropping it before [`finish`](Self::finish) removes its files.
+/// An entry that is being written. Dropping it before [`finish`](Self::finish) deletes its files.
 pub(in super::super) struct Writer {
-    /// Where the entry is when it is complete.
+    /// Path of the complete entry.
     path: PathBuf,
     body: Checksummed,
     width: Width,
     tokens: u64,
     largest: u32,
-    /// The documents' rows, which follow the tokens. They go through a file, because there may be many.
+    /// The rows of the documents, which follow the tokens. They are buffered in a file, because there may be many.
     rows: BufWriter<File>,
     documents: u64,
     facts: usize,
-    /// The unfinished entry, and the file of the rows.
+    /// Paths of the unfinished entry and of the file with the rows.
     unfinished: [PathBuf; 2],
 }
 
-/// A file with a checksum for each chunk that is written to it.
+/// A file, with a checksum for each chunk that is written to it.
 struct Checksummed {
     file: BufWriter<File>,
     checksums: Vec<u32>,
     crc: u32,
-    /// Bytes in the chunk that is not full.
+    /// Number of bytes in the current chunk, which is not full.
     filled: usize,
 }
 
@@ -44,7 +44,7 @@ impl Writer {
     }
 
     fn create(path: &Path, width: Width, facts: usize) -> io::Result<Self> {
-        // Where a file system has no locks, two processes may write the same entry.
+        // On a file system without locks, two processes may write the same entry.
         let name = |part: &str| path.with_extension(format!("{}.{part}{UNFINISHED}", std::process::id()));
         let unfinished = [name(""), name("rows.")];
         let file = File::create(&unfinished[0])?;
@@ -55,8 +55,8 @@ impl Writer {
         Ok(Self { path: path.into(), body, width, tokens: 0, largest: 0, rows, documents: 0, facts, unfinished })
     }
 
-    /// Completes the entry. A crash of the machine may still cut it, which [`Entry::open`](super::entry::Entry::open)
-    /// notices, so this does not wait for the disk.
+    /// Completes the entry without waiting for the disk. A crash of the machine may therefore truncate it, which
+    /// [`Entry::open`](super::entry::Entry::open) detects.
     pub(super) fn finish(mut self, source: &Path, leading: u64) -> Result<(), DataError> {
         self.complete(source, leading).map_err(DataError::cache(&self.path))
     }
@@ -126,7 +126,7 @@ impl Checksummed {
     }
 }
 
-/// Lets [`io::copy`] write with checksums.
+/// Adapts `Checksummed` to [`io::copy`].
 struct Through<'a>(&'a mut Checksummed);
 
 impl Write for Through<'_> {

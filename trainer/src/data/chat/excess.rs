@@ -1,4 +1,4 @@
-//! Conversations with more tokens than a sample has: they are an error, are left out, or lose their end.
+//! Handles conversations with more tokens than a sample: they are an error, are left out, or are truncated.
 
 use std::path::{Path, PathBuf};
 
@@ -9,7 +9,7 @@ use zero_engine::{At, DataError};
 use super::super::options::DataOptions;
 use super::record::Problem;
 
-/// What became of the conversations that are too long.
+/// Decides about conversations that are too long, and counts them.
 pub(super) struct Excess {
     strategy: ExcessLength,
     sequence_length: usize,
@@ -18,7 +18,7 @@ pub(super) struct Excess {
     refused: Option<Refused>,
 }
 
-/// The conversations that are an error, of which `path` and `at` name the first.
+/// The conversations that are reported as an error. `path`, `at` and `length` belong to the first of them.
 struct Refused {
     path: PathBuf,
     at: At,
@@ -33,12 +33,13 @@ impl Excess {
         Self { strategy, sequence_length, truncated: 0, left_out: 0, refused: None }
     }
 
-    /// Returns the tokens that a conversation may have: those of a sample, and the next one.
+    /// Returns the maximum length of a conversation: the tokens of a sample and the next token.
     pub(super) fn most(&self) -> usize {
         self.sequence_length + 1
     }
 
-    /// Returns whether a conversation of `length` tokens becomes a sample, of [`most`](Self::most) tokens at most.
+    /// Returns whether a conversation of `length` tokens becomes a sample. The sample uses at most [`most`](Self::most)
+    /// tokens.
     pub(super) fn admits(&mut self, length: usize, path: &Path, at: At) -> bool {
         if length <= self.most() {
             return true;
@@ -55,7 +56,7 @@ impl Excess {
         self.strategy == ExcessLength::Truncate
     }
 
-    /// Fails if conversations were too long and that is an error.
+    /// Fails if a conversation was too long and the options make that an error.
     pub(super) fn check(&self) -> Result<(), DataError> {
         let Some(Refused { path, at, length, count, longest }) = &self.refused else { return Ok(()) };
         let which = match count {
@@ -70,7 +71,7 @@ impl Excess {
         Err(Problem::new(message, help).at(path, *at))
     }
 
-    /// Describes how many conversations were cut and left out, and then the `others`, without those of which there are none.
+    /// Describes how many conversations were truncated or left out, and then the `others`. Omits counts of 0.
     pub(super) fn description<const N: usize>(&self, others: [(usize, &str); N]) -> String {
         let own = [(self.truncated, "truncated"), (self.left_out, "left out as too long")];
         let some = own.into_iter().chain(others).filter(|(count, _)| *count > 0);

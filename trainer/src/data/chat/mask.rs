@@ -1,8 +1,9 @@
 //! Decides which tokens of a conversation are trained.
 //!
-//! The template's own marks decide, `{% generation %}`, if it has them. Otherwise a turn is found by rendering the
-//! conversation up to the turn, and up to its end: both must be beginnings of the whole text. The tokens are those of
-//! the whole text, because its beginnings alone may have other tokens. A token is in a turn if one of its characters is.
+//! If the template has `{% generation %}` marks, they decide. Otherwise a turn is found by rendering the conversation
+//! twice: up to the start of the turn, and up to its end. Both texts must be prefixes of the whole text. Only the whole
+//! text is tokenized, because a prefix alone may have different tokens. A token belongs to a turn if one of its
+//! characters does.
 
 use std::ops::Range;
 
@@ -17,7 +18,7 @@ use super::template::{Rendered, Template};
 const NEEDS_MARKS: &str = "use a template that encloses what the model generates in `{% generation %}` and \
                            `{% endgeneration %}`: set `data.chat.chat_template`";
 
-/// A conversation whose turns are looked for.
+/// A conversation in which to find the trained turns.
 pub(super) struct Turns<'a> {
     pub(super) template: &'a Template,
     pub(super) conversation: &'a Conversation,
@@ -39,7 +40,7 @@ impl<'a> Tokens<'a> {
         Self { encoding, ranges: ranges(encoding), is_special }
     }
 
-    /// Returns the tokens that have a character in `bytes`.
+    /// Returns the tokens that have a character in the byte range `bytes`.
     fn inside(&self, bytes: &Range<usize>) -> Range<usize> {
         let start = self.ranges.partition_point(|token| token.end <= bytes.start);
         let end = self.ranges.partition_point(|token| token.start < bytes.end);
@@ -52,7 +53,7 @@ impl<'a> Tokens<'a> {
 }
 
 impl Turns<'_> {
-    /// Returns the tokens of each trained turn.
+    /// Returns the token range of each trained turn.
     pub(super) fn trained(&self) -> Result<Vec<Range<usize>>, Problem> {
         let Conversation { messages, trained, .. } = self.conversation;
         let generates = |i: usize| messages[i].get("role").is_some_and(|role| role == "assistant");
@@ -68,7 +69,7 @@ impl Turns<'_> {
         Ok(marked.iter().map(|bytes| self.tokens.inside(bytes)).collect())
     }
 
-    /// Returns the bytes of message `i`, from the end of its header.
+    /// Returns the byte range of message `i` without its header.
     fn turn(&self, i: usize) -> Result<Range<usize>, Problem> {
         let (text, end) = (&self.full.text, i + 1);
         let render = |count: usize, prompt| {
@@ -84,7 +85,8 @@ impl Turns<'_> {
                 let before = render(i, false).ok().filter(is_whole_start);
                 let before = before
                     .ok_or_else(|| self.not_found(i, "what precedes it is not the beginning of the whole text"))?;
-                // The prompt for generation goes on otherwise than the turn, as that of Nemotron 3 with `<think>`.
+                // The generation prompt may continue differently from the turn. For example, Nemotron 3's contains
+                // `<think>`.
                 prompt.map_or(0, |prompt| common(&prompt)).max(before.len())
             }
         };
@@ -95,10 +97,10 @@ impl Turns<'_> {
         if is_whole_start(&until) && until.len() >= start {
             return Ok(start..until.len());
         }
-        // Some templates end every conversation with the `eos_token`, as Phi's: the turn then ends with the last special
-        // token before it, if the next turn begins with another one.
+        // Some templates, such as Phi's, end every conversation with the `eos_token`. The turn then ends with the last
+        // special token before the `eos_token`, if the next turn begins with a special token.
         let same = common(&until);
-        // A part of a character is no text.
+        // `get` returns `None` for a token that ends inside a character. Such a token is not blank.
         let is_blank = |token: &Range<usize>| text.get(token.clone()).is_some_and(|text| text.trim().is_empty());
         let ranges = &self.tokens.ranges;
         let is_common = |&token: &usize| ranges[token].end <= same && self.tokens.is_special(token);
@@ -122,7 +124,7 @@ impl Turns<'_> {
         )
     }
 
-    /// Returns the tokens of a turn, without white space that follows its last special token.
+    /// Returns the tokens of a turn. Omits white space after its last special token.
     fn without_white_space(&self, bytes: &Range<usize>) -> Range<usize> {
         let tokens = self.tokens.inside(bytes);
         match tokens.clone().rev().find(|&token| self.tokens.is_special(token)) {
@@ -134,8 +136,8 @@ impl Turns<'_> {
     }
 }
 
-/// Returns the byte range of each token. A token of white space, which some tokenizers report as empty, begins where the
-/// token before it ends.
+/// Returns the byte range of each token. Some tokenizers report an empty range for a token of white space; its range
+/// then begins at the end of the previous token.
 pub(super) fn ranges(encoding: &Encoding) -> Vec<Range<usize>> {
     let mut last = 0;
     let range = |&(start, end): &(usize, usize)| {
@@ -146,7 +148,7 @@ pub(super) fn ranges(encoding: &Encoding) -> Vec<Range<usize>> {
     encoding.get_offsets().iter().map(range).collect()
 }
 
-/// Returns a mask with the tokens of `turns`, and the end-of-turn tokens that `on_eos` adds or removes.
+/// Returns a mask that selects the tokens of `turns`. `on_eos` adds or removes end-of-turn tokens.
 pub(super) fn mask(tokens: &Tokens<'_>, turns: &[Range<usize>], on_eos: TrainOnEos, eos: Option<u32>) -> Vec<bool> {
     let ids = tokens.encoding.get_ids();
     let mut mask = vec![false; ids.len()];
@@ -165,7 +167,7 @@ pub(super) fn mask(tokens: &Tokens<'_>, turns: &[Range<usize>], on_eos: TrainOnE
     mask
 }
 
-/// Returns the beginning of a rendered text for an error, each line indented.
+/// Returns the beginning of a rendered text for an error message, with each line indented.
 pub(super) fn shown(text: &str) -> String {
     const SHOWN: usize = 1000;
     let cut: String = text.chars().take(SHOWN).collect();

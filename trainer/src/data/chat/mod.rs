@@ -1,10 +1,10 @@
-//! Conversations as training data: each is rendered with the model's chat template, tokenized, and cut or padded to one
-//! sample. Only the tokens that the assistant would generate are trained; the targets of all others are −100.
+//! Conversations as training data. Each conversation is rendered with the model's chat template, tokenized, and cut or
+//! padded to one sample. Only the tokens that the assistant would generate are trained; all other targets are −100.
 //!
-//! With packing, a sample is several conversations, each a document with its own positions. Files are rendered and
-//! tokenized into the token cache (`rendering.rs`); what depends on the sequence length is decided when they are opened,
-//! from the lengths of the conversations. Padding is at the end, where causal attention makes it invisible to the tokens
-//! before it; in a packed sample it is a document of its own.
+//! With packing, a sample contains several conversations, and each is a document with its own position IDs. Files are
+//! rendered and tokenized into the token cache (`rendering.rs`). The cached tokens do not depend on the sequence
+//! length: truncation and packing are decided when the files are opened. Padding is at the end, where causal attention
+//! hides it from the tokens before it. In a packed sample, the padding is a separate document.
 
 mod excess;
 mod mask;
@@ -40,23 +40,23 @@ use texts::{Chosen, Texts};
 /// The samples of all conversations.
 pub(super) struct Conversations {
     texts: Texts,
-    /// The conversations that are used.
+    /// Indices of the conversations that are used.
     used: Chosen,
-    /// Which of these each sample has; `None` if each is a sample.
+    /// Positions in `used` of the conversations in each sample. `None` if each conversation is a sample.
     packs: Option<Packs>,
     sequence_length: usize,
     padding: u32,
     excess: Excess,
     /// Number of conversations that were left out because no token is trained.
     untrained: usize,
-    /// Number of inputs of all conversations, and of their trained targets.
+    /// Number of inputs of all used conversations, and number of their trained targets.
     positions: usize,
     trained: usize,
     is_dated: bool,
 }
 
 impl Conversations {
-    /// Reads, renders and tokenizes all files, or opens what the cache has of them.
+    /// Reads, renders and tokenizes all files, or opens their entries in the cache.
     pub(super) fn open(
         sources: &[Source],
         options: &DataOptions,
@@ -98,7 +98,7 @@ impl Conversations {
                 let positions = length.min(options.sequence_length);
                 all.positions += positions;
                 all.trained += match text.length > length {
-                    // The targets that are cut off do not count.
+                    // Targets that are cut off do not count.
                     true => texts.read(index, most)?.1.iter().skip(1).filter(|&&trained| trained).count(),
                     false => facts.trained,
                 };
@@ -118,7 +118,7 @@ impl Conversations {
         Ok(all)
     }
 
-    /// Returns the conversations of a sample.
+    /// Returns the indices of the conversations of a sample.
     fn conversations(&self, sample: usize) -> impl Iterator<Item = usize> {
         let (alone, packed) = match &self.packs {
             None => (Some(sample), &[][..]),
@@ -127,7 +127,7 @@ impl Conversations {
         alone.into_iter().chain(packed.iter().map(|&item| item as usize)).map(|used| self.used.get(used))
     }
 
-    /// Reads the tokens of a conversation that samples use, and whether each is trained.
+    /// Reads the tokens of a conversation that its sample uses, and whether each token is trained.
     fn read(&self, conversation: usize) -> Result<(Vec<u32>, Vec<bool>), DataError> {
         self.texts.read(conversation, self.sequence_length + 1)
     }

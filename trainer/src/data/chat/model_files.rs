@@ -1,4 +1,4 @@
-//! Reads the chat template and the names of special tokens beside a `tokenizer.json`.
+//! Reads the chat template and the names of special tokens from the folder of a `tokenizer.json`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,12 +9,12 @@ use zero_engine::DataError;
 /// The special tokens that transformers passes to a template.
 const TOKENS: [&str; 7] = ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 
-/// What a model's folder says about conversations.
+/// The files of a model that matter for conversations.
 #[derive(Default)]
 pub(super) struct ModelFiles {
-    /// The template's text, and the file that it is from.
+    /// The text of the template, and the name of its source file.
     pub(super) template: Option<(String, String)>,
-    /// Names of special tokens with their texts.
+    /// The text of each special token, by name.
     pub(super) special_tokens: Map<String, Value>,
 }
 
@@ -42,7 +42,7 @@ impl ModelFiles {
     }
 }
 
-/// Returns the object in a JSON file; an empty one if there is no such file.
+/// Reads the object in a JSON file. Returns an empty object if the file does not exist.
 fn object(path: &Path) -> Result<Map<String, Value>, DataError> {
     if !path.exists() {
         return Ok(Map::new());
@@ -54,7 +54,8 @@ fn object(path: &Path) -> Result<Map<String, Value>, DataError> {
     })
 }
 
-/// `chat_template.jinja` comes before `tokenizer_config.json`, and of several templates the one named `default` counts.
+/// Finds the template of a folder. `chat_template.jinja` takes precedence over `tokenizer_config.json`. Of several
+/// templates, the one named `default` is used.
 fn template(folder: &Path, config: &Map<String, Value>) -> Result<Option<(String, String)>, DataError> {
     let path = folder.join("chat_template.jinja");
     if path.exists() {
@@ -73,7 +74,7 @@ fn template(folder: &Path, config: &Map<String, Value>) -> Result<Option<(String
     Ok(text.map(|text| (text.to_string(), origin())))
 }
 
-/// A token is its text, or an object with its text as `content`.
+/// Reads the special tokens. The value of a token is its text, or an object whose `content` is its text.
 fn special_tokens(config: &Map<String, Value>) -> Map<String, Value> {
     let text = |value: &Value| value.as_str().or_else(|| value.get("content")?.as_str()).map(Value::from);
     TOKENS.iter().filter_map(|&name| Some((name.to_string(), text(config.get(name)?)?))).collect()

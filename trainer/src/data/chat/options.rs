@@ -4,40 +4,40 @@ use std::path::PathBuf;
 
 use zero_config::{ChatType, ExcessLength, TrainOnEos, Untrained};
 
-/// How conversations become samples: the keys of `data.chat`.
+/// How conversations become samples. The fields correspond to the keys of `data.chat`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ChatOptions {
     /// The layout of the records.
     pub kind: ChatType,
-    /// The text of a Jinja template, or the path of its file. `None` is the template beside the tokenizer, or in
+    /// A Jinja template, or the path of its file. `None` uses the template in the folder of the tokenizer, or in
     /// `pretrained`.
     pub chat_template: Option<String>,
-    /// A folder that may have a template, besides the tokenizer's.
+    /// A second folder in which to look for a template, after the tokenizer's folder.
     pub pretrained: Option<PathBuf>,
-    /// Field of a record that holds the messages; `None` is `messages`, or else `conversations`.
+    /// Field of a record that holds the messages; `None` means `messages`, or else `conversations`.
     pub field_messages: Option<String>,
-    /// Field of a message that holds its role; `None` is `role`, or else `from`.
+    /// Field of a message that holds its role; `None` means `role`, or else `from`.
     pub field_role: Option<String>,
-    /// Field of a message that holds its text; `None` is `content`, or else `value`.
+    /// Field of a message that holds its text; `None` means `content`, or else `value`.
     pub field_content: Option<String>,
-    /// Field of a message that decides whether it is trained, whatever its role.
+    /// Field of a message that decides whether the message is trained. It overrides the role.
     pub field_training: String,
-    /// Each role that templates know, with its names in the files.
+    /// The roles that templates know, each with its names in the files.
     pub roles: Vec<(String, Vec<String>)>,
-    /// Roles, or their names, whose messages are trained.
+    /// Roles whose messages are trained. A role may be given by any of its names.
     pub roles_to_train: Vec<String>,
     /// Train every token.
     pub train_on_inputs: bool,
     /// Which end-of-turn tokens are trained.
     pub train_on_eos: TrainOnEos,
-    /// Reaction to a conversation of more than `sequence_length + 1` tokens.
+    /// What to do with a conversation of more than `sequence_length + 1` tokens.
     pub excess_length: ExcessLength,
-    /// Reaction to a conversation without a trained token.
+    /// What to do with a conversation without trained tokens.
     pub untrained: Untrained,
 }
 
 impl Default for ChatOptions {
-    /// Returns the defaults of the keys: the model's own template, and assistant messages are trained.
+    /// Returns the defaults: the model's own template is used, and assistant messages are trained.
     fn default() -> Self {
         let role = |role: &str, names: &[&str]| (role.into(), names.iter().map(|&name| name.into()).collect());
         Self {
@@ -64,14 +64,14 @@ impl Default for ChatOptions {
 }
 
 impl ChatOptions {
-    /// Returns the fields of a record that are used.
+    /// Returns the names of the record fields that are read.
     pub(super) fn fields(&self) -> Vec<&str> {
         let known =
             "messages conversations prompt completion chosen rejected instruction input output history system tools";
         known.split(' ').chain(self.field_messages.as_deref()).collect()
     }
 
-    /// Returns the role that the files call `name`.
+    /// Returns the role that has the name `name` in the files.
     pub(super) fn role(&self, name: &str) -> Option<&str> {
         let found = self.roles.iter().find(|(role, names)| role == name || names.iter().any(|other| other == name));
         found.map(|(role, _)| role.as_str())

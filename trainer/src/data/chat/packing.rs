@@ -1,13 +1,13 @@
-//! Packing: which conversations share a sample.
+//! Packing: decides which conversations share a sample.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-/// Items in bins. An item is a number, counted from 0.
+/// Items that are distributed over bins. Items are numbered from 0.
 pub(super) struct Packs {
     /// The items of all bins, one bin after the other.
     items: Vec<u32>,
-    /// Where each bin begins, and the number of all items at the end.
+    /// The start of each bin in `items`, followed by the number of all items.
     starts: Vec<u32>,
 }
 
@@ -23,15 +23,15 @@ impl Packs {
     }
 }
 
-/// Distributes items of these lengths, each at most `room`, over few bins of `room`.
+/// Distributes items over few bins of size `room`. Each length is at most `room`.
 ///
-/// Best-fit decreasing, as in TRL: the items, longest first, each go to the fullest bin that has room. Bins and their
-/// items are then put into the order of the items.
+/// Uses best-fit decreasing, as in TRL: takes the items in order of decreasing length, and puts each into the fullest
+/// bin with enough room. Finally sorts the items of each bin, and the bins by their first items.
 pub(super) fn pack(lengths: &[u32], room: usize) -> Packs {
     let mut items: Vec<u32> = (0..lengths.len() as u32).collect();
     items.sort_by_key(|&item| Reverse(lengths[item as usize]));
     let (mut bin_of, mut bins) = (vec![0; lengths.len()], 0u32);
-    // The bins by the room that is left in them.
+    // The open bins, by the room left in them.
     let mut open: BTreeMap<usize, Vec<u32>> = BTreeMap::new();
     for item in items {
         let length = lengths[item as usize] as usize;
@@ -54,10 +54,10 @@ pub(super) fn pack(lengths: &[u32], room: usize) -> Packs {
     in_order(bin_of, bins as usize)
 }
 
-/// Sorts bins by their first items. `bin_of` has the bin of each item.
+/// Sorts the bins by their first items. `bin_of` holds the bin of each item.
 fn in_order(mut bin_of: Vec<u32>, bins: usize) -> Packs {
     let (mut numbers, mut next) = (vec![None; bins], 0);
-    // Counts the items of the bin before each.
+    // Counts the items of each bin, shifted by one. The sums below turn the counts into starts.
     let mut starts = vec![0; bins + 1];
     for bin in &mut bin_of {
         let number = numbers[*bin as usize].get_or_insert_with(|| {
@@ -102,7 +102,7 @@ mod tests {
         items.sort_unstable();
         assert!(items.into_iter().eq(0..lengths.len() as u32));
         assert!(bins.iter().all(|bin| bin.iter().map(|&item| lengths[item as usize]).sum::<u32>() <= 2048));
-        // No packing needs fewer bins than the sum of lengths.
+        // A lower bound: the sum of the lengths divided by the size of a bin.
         let least = lengths.iter().sum::<u32>().div_ceil(2048) as usize;
         assert!(bins.len() <= least + 1, "{} bins, at least {least}", bins.len());
     }

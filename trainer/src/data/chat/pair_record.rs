@@ -1,4 +1,4 @@
-//! Makes a prompt and two answers of a record, in the layouts that TRL reads.
+//! Extracts a prompt and two answers from a record, in the layouts that TRL supports.
 
 use serde_json::{Value, json};
 
@@ -8,16 +8,16 @@ use super::record::{Object, Problem, field, message, tools};
 /// A prompt and two answers.
 #[derive(Debug, PartialEq)]
 pub(super) enum PairRecord {
-    /// Texts that are joined as they are.
+    /// Texts that are concatenated unchanged.
     Texts { prompt: String, answers: [String; 2] },
-    /// Messages for the template.
+    /// Messages that the template renders.
     Messages { prompt: Vec<Object>, answers: [Vec<Object>; 2], tools: Value },
 }
 
 const SIDES: [&str; 2] = ["chosen", "rejected"];
 
-/// Makes a pair of a record with `chosen` and `rejected`, and with `prompt` unless both are conversations that begin with
-/// the same messages.
+/// Extracts the pair from a record with `chosen` and `rejected`. The record must also have `prompt`, unless both
+/// answers are conversations that begin with the same messages.
 pub(super) fn pair(record: Object, options: &ChatOptions) -> Result<PairRecord, Problem> {
     let tools = tools(&record)?;
     let prompt = record.get("prompt").filter(|prompt| !prompt.is_null());

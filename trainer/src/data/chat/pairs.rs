@@ -1,7 +1,7 @@
-//! Pairs of a chosen and a rejected answer to one prompt, for training on preferences.
+//! Pairs of a chosen and a rejected answer to one prompt, for preference training.
 //!
-//! A sample is both answers, each after the prompt and each a document of its own, padded to T tokens: 2·T positions. An
-//! answer begins where its tokens differ from those of the prompt with the template's generation prompt, as in TRL.
+//! A sample has 2·T positions: each answer follows the prompt, is a separate document, and is padded to T tokens. An
+//! answer begins with the first token that differs from the tokens of the prompt with the generation prompt, as in TRL.
 
 use std::sync::OnceLock;
 
@@ -24,38 +24,38 @@ use super::renderer::Renderer;
 use super::rendering::{Layout, Rendering};
 use super::texts::{Chosen, Text, Texts};
 
-/// The label groups of a pair: [`LABEL_GROUPS`].
+/// The label groups of a pair, used in [`LABEL_GROUPS`].
 const CHOSEN: u8 = 0;
 const REJECTED: u8 = 1;
 const PROMPT: u8 = 2;
 
 /// Pairs of a chosen and a rejected answer.
 pub(crate) struct PairDataset {
-    /// Two of each pair: the prompt with the chosen answer, and with the rejected answer.
+    /// Two texts per pair: the prompt with the chosen answer, and the prompt with the rejected answer.
     texts: Texts,
-    /// The pairs that are used.
+    /// Indices of the pairs that are used.
     used: Chosen,
     sequence_length: usize,
     padding: u32,
     labels_prompts: bool,
-    /// Chosen and rejected, for each pair.
+    /// Log-probabilities of the chosen and the rejected answer of each pair.
     reference: OnceLock<Vec<[f32; 2]>>,
     excess: Excess,
     /// Number of pairs that were left out because an answer has no tokens.
     unanswered: usize,
-    /// Number of pairs whose prompt ends in other tokens than before an answer.
+    /// Number of pairs whose prompt has different last tokens when an answer follows.
     cut: usize,
-    /// Number of inputs of all texts, and of the labels of all answers.
+    /// Number of inputs of all used texts, and number of labels of all answers.
     positions: usize,
     answers: usize,
 }
 
 impl PairDataset {
-    /// Reads, renders and tokenizes the files that the options name, or opens what the cache has of them.
-    /// `labels_prompts` says whether the prompts before chosen answers get labels too, which ORPO needs.
+    /// Reads, renders and tokenizes the files in the options, or opens their entries in the cache. `labels_prompts`
+    /// adds labels to the prompts before chosen answers, which ORPO needs.
     ///
     /// # Errors
-    /// Fails if a file cannot be read, a record is no pair, or the template rejects it.
+    /// Fails if a file cannot be read, a record is not a pair, or the template rejects it.
     pub(crate) fn open(
         options: &DataOptions,
         tokenizer: &Tokenizer,
@@ -109,7 +109,8 @@ impl PairDataset {
         }
     }
 
-    /// Returns the number of the prompt with the chosen answer (`side` 0) or with the rejected answer (1).
+    /// Returns the index of a text of a pair: `side` 0 is the prompt with the chosen answer, 1 the prompt with the
+    /// rejected answer.
     fn text(&self, pair: usize, side: usize) -> usize {
         2 * self.used.get(pair) + side
     }
@@ -119,7 +120,7 @@ impl PairDataset {
         Ok([self.texts.text(self.text(pair, 0))?, self.texts.text(self.text(pair, 1))?])
     }
 
-    /// Reads the tokens of a text that samples use.
+    /// Reads the tokens of a text that a sample uses.
     fn read(&self, pair: usize, side: usize) -> Result<Vec<u32>, DataError> {
         Ok(self.texts.read(self.text(pair, side), self.sequence_length + 1)?.0)
     }
@@ -132,14 +133,14 @@ impl PairDataset {
         Ok(self.pair(pair)?.map(|text| text.length.min(self.sequence_length)))
     }
 
-    /// Sets the log-probabilities of the chosen and the rejected answer of each pair under the reference model, once.
-    /// Until then they are 0.
+    /// Sets the log-probabilities of the chosen and the rejected answer of each pair under the reference model. Only
+    /// the first call has an effect; before it, they are 0.
     pub(crate) fn set_reference(&self, log_probs: Vec<[f32; 2]>) {
         assert_eq!(log_probs.len(), self.len(), "one entry per pair");
         let _ = self.reference.set(log_probs);
     }
 
-    /// Returns a checksum of the tokens, by which log-probabilities of other data are recognized.
+    /// Returns a checksum of the tokens. It detects log-probabilities that belong to other data.
     ///
     /// # Errors
     /// Fails if the cache cannot be read.
@@ -151,7 +152,7 @@ impl PairDataset {
             Ok(())
         })?;
         let mut push = |size: usize| crc = crc32c::crc32c_append(crc, &(size as u64).to_le_bytes());
-        // Where each text begins in the tokens of all, and the number of all tokens.
+        // The start of each text in the concatenated tokens, and the number of all tokens.
         let mut start = 0;
         push(start);
         for pair in 0..self.len() {
@@ -167,7 +168,7 @@ impl PairDataset {
         Ok(crc)
     }
 
-    /// Calls `visit` with the prompt and each answer of all pairs.
+    /// Calls `visit` with both texts of each pair: the prompt with the chosen answer, and with the rejected answer.
     ///
     /// # Errors
     /// Fails if the cache cannot be read.
@@ -178,15 +179,15 @@ impl PairDataset {
         })
     }
 
-    /// Reads everything that is in the cache and compares the checksums.
+    /// Reads all pairs that are in the cache, and checks their checksums.
     ///
     /// # Errors
-    /// Fails at the first damage.
+    /// Fails at the first damaged position, and if `watch` stops it.
     pub(crate) fn verify(&self, watch: &dyn Watch) -> Result<(), DataError> {
         self.texts.verify(watch)
     }
 
-    /// Returns where the tokens of each file are. A pair is two documents.
+    /// Returns where the tokens of each file are stored. A pair counts as two documents.
     pub(crate) fn tokenized(&self) -> Vec<TokenizedWhere> {
         self.texts.tokenized()
     }
@@ -213,9 +214,10 @@ fn for_each_text(pairs: usize, mut visit: impl FnMut(usize, usize) -> Result<(),
     (0..pairs).try_for_each(|pair| [0, 1].into_iter().try_for_each(|side| visit(pair, side)))
 }
 
-/// Returns how many labels the answers, and the prompt before the chosen answer, have in samples of `sequence_length`.
+/// Returns the number of labels of the chosen answer, of the rejected answer, and of the prompt before the chosen
+/// answer, if samples have `sequence_length` tokens per answer.
 fn label_counts(pair: [Text; 2], sequence_length: usize) -> [usize; PreferenceLoss::SUMS] {
-    // The first token of a text is no label.
+    // The first token of a text is never a label.
     let prompt = pair[0].facts.first;
     let [chosen, rejected] = pair.map(|text| text.length.min(sequence_length + 1) - prompt.max(1));
     [chosen, rejected, prompt.saturating_sub(1)]
@@ -251,7 +253,7 @@ impl Dataset for PairDataset {
                 let padding = self.sequence_length - used;
                 tokens.extend(&text[..used]);
                 tokens.extend(std::iter::repeat_n(self.padding, padding));
-                // Padding is a document of its own.
+                // Padding is a separate document.
                 position_ids.extend((0..used as u32).chain(0..padding as u32));
                 for next in 1..=self.sequence_length {
                     let (label, group) = match text.get(next) {

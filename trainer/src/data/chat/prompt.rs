@@ -1,4 +1,4 @@
-//! Makes the tokens of prompts: texts, or conversations up to the answer that the model is to give.
+//! Tokenizes prompts: texts, or conversations that the model continues with an answer.
 
 use std::path::{Path, PathBuf};
 
@@ -11,11 +11,11 @@ use super::options::ChatOptions;
 use super::record::{self, Object, Problem, Record};
 use super::renderer::Renderer;
 
-/// Returns the tokens of each record: its `prompt`, a text, or its `messages`, rendered with the chat template and the
-/// beginning of an answer.
+/// Returns the tokens of each record's `prompt`, which is a text, or of its `messages`. Messages are rendered with the
+/// chat template, including the generation prompt.
 ///
 /// # Errors
-/// Fails if a record has neither, without a chat template, or if it rejects a conversation.
+/// Fails if a record has neither, if messages have no chat template, or if the template rejects a conversation.
 pub(crate) fn prompts(
     records: Vec<(At, Object)>,
     path: &Path,
@@ -46,10 +46,11 @@ pub(crate) fn prompts(
     records.into_iter().map(|(at, record)| prompt(at, record)).collect()
 }
 
-/// Returns the token that ends a text, as the first tokenizer_config.json beside the tokenizer or in `folders` names it.
+/// Returns the token that ends a text. It is named in the first `tokenizer_config.json` in the folder of the tokenizer
+/// or in `folders`.
 ///
 /// # Errors
-/// Fails if a file is no JSON, or the tokenizer cannot encode the token's text.
+/// Fails if a file is not JSON, or the tokenizer cannot encode the token's text.
 pub(crate) fn eos_token(tokenizer: &Tokenizer, folders: &[PathBuf]) -> Result<Option<u32>, DataError> {
     let Tokenizer::HuggingFace(tokenizer) = tokenizer else { return Ok(None) };
     let folders: Vec<PathBuf> =

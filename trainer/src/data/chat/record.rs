@@ -1,4 +1,4 @@
-//! Makes conversations of records, in the layouts that they come in.
+//! Converts records of several layouts to conversations.
 
 use std::path::Path;
 
@@ -10,11 +10,11 @@ pub(super) use super::super::files::Object;
 use super::super::files::Records;
 use super::options::ChatOptions;
 
-/// A record for the template, or a text that needs none.
+/// A conversation for the template, or texts that need no template.
 #[derive(Debug, PartialEq)]
 pub(super) enum Record {
     Conversation(Conversation),
-    /// Texts that are joined as they are.
+    /// Texts that are concatenated unchanged.
     Texts {
         prompt: String,
         completion: String,
@@ -23,15 +23,15 @@ pub(super) enum Record {
 
 #[derive(Debug, PartialEq)]
 pub(super) struct Conversation {
-    /// The messages, with the fields `role` and `content` and all others that they have.
+    /// The messages, with the fields `role` and `content` and all their other fields.
     pub(super) messages: Vec<Object>,
-    /// Which of them are trained.
+    /// Whether each message is trained.
     pub(super) trained: Vec<bool>,
-    /// The tools that the template describes, or null.
+    /// The tools that the template describes, or null without tools.
     pub(super) tools: Value,
 }
 
-/// Why a record cannot become a sample, and advice.
+/// The reason why a record cannot become a sample, with advice.
 #[derive(Debug)]
 pub(super) struct Problem {
     pub(super) message: String,
@@ -48,16 +48,16 @@ impl Problem {
     }
 }
 
-/// Number of records that are rendered at once.
+/// Number of records that are rendered at a time.
 const GROUP: usize = 1024;
 
-/// Groups records that are rendered in parallel, so that a part of a file is in memory. No group is empty.
+/// Groups records for parallel rendering, so that only a part of a file is in memory. No group is empty.
 pub(super) fn in_parallel(mut records: Records) -> impl Iterator<Item = Result<Vec<(At, Object)>, DataError>> {
     let group = move || records.by_ref().take(GROUP).collect::<Result<Vec<_>, _>>();
     std::iter::repeat_with(group).take_while(|group| group.as_ref().map_or(true, |group| !group.is_empty()))
 }
 
-/// Recognizes the layout of records by the fields of the first one.
+/// Determines the layout of all records from the fields of the first record.
 pub(super) fn recognize(first: &Object, options: &ChatOptions) -> Result<ChatType, Problem> {
     let has = |name: &str| first.contains_key(name);
     Ok(match options.kind {
@@ -83,7 +83,7 @@ fn one_answer() -> Problem {
     )
 }
 
-/// Makes a conversation of a record.
+/// Converts a record to a conversation.
 pub(super) fn conversation(record: Object, kind: ChatType, options: &ChatOptions) -> Result<Record, Problem> {
     let tools = tools(&record)?;
     let (messages, prompt) = match kind {
@@ -133,7 +133,7 @@ pub(super) fn conversation(record: Object, kind: ChatType, options: &ChatOptions
     Ok(Record::Conversation(conversation))
 }
 
-/// Returns a message with the fields and the role that templates know, and whether it is trained.
+/// Converts a message to the fields and the role that templates know. Also returns whether it is trained.
 pub(super) fn message(message: Value, i: usize, options: &ChatOptions) -> Result<(Object, bool), Problem> {
     let number = i + 1;
     let Value::Object(mut message) = message else {
@@ -185,7 +185,7 @@ pub(super) fn message(message: Value, i: usize, options: &ChatOptions) -> Result
     named.insert("role".into(), role.into());
     named.insert("content".into(), content);
     named.extend(message);
-    // As transformers does: a template sees a field that is null as missing, so that it does not print "None".
+    // As in transformers, fields that are null are removed, so that templates do not print "None".
     named.retain(|_, value| !value.is_null());
     if let Some(reasoning) = REASONING.iter().find_map(|&name| named.get(name).cloned()) {
         named.insert(REASONING[0].into(), reasoning.clone());
@@ -194,10 +194,12 @@ pub(super) fn message(message: Value, i: usize, options: &ChatOptions) -> Result
     Ok((named, trained))
 }
 
-/// Names of the field with an assistant's reasoning. As in transformers, templates see it under the first two.
+/// Names of the field with an assistant's reasoning. As in transformers, templates see the reasoning under the first
+/// two names.
 const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
 
-/// The user's message is the instruction, with the input on the next line. Earlier turns come from `history`.
+/// Converts an Alpaca record. The user's message is the instruction, with the input on the next line. Earlier turns
+/// come from `history`.
 fn alpaca(record: &Object) -> Result<Vec<Value>, Problem> {
     let text = |value: &Value, name: &str| match value {
         Value::String(text) => Ok(text.clone()),
@@ -228,7 +230,7 @@ fn alpaca(record: &Object) -> Result<Vec<Value>, Problem> {
     Ok(turns.into_iter().flat_map(messages).collect())
 }
 
-/// Returns the record's tools. Data sets with columns of one type hold them as the text of a JSON list.
+/// Returns the record's tools. Data sets with typed columns store them as a JSON list in a string.
 pub(super) fn tools(record: &Object) -> Result<Value, Problem> {
     match record.get("tools") {
         None | Some(Value::Null) => Ok(Value::Null),

@@ -1,4 +1,4 @@
-//! Makes the tokens of a conversation, with a mask of those that are trained.
+//! Tokenizes conversations, and computes a mask of the trained tokens.
 
 use std::path::{Path, PathBuf};
 
@@ -20,31 +20,31 @@ use super::template::{Rendered, Template, is_dated, today};
 pub(super) struct Sample {
     pub(super) tokens: Vec<u32>,
     pub(super) trained: Vec<bool>,
-    /// The rendered text, for errors.
+    /// The rendered text, for error messages.
     pub(super) text: String,
 }
 
-/// Both answers to a prompt, as tokens.
+/// The tokens of both answers to a prompt.
 pub(super) struct Pair {
-    /// The prompt with the chosen answer, and with the rejected answer.
+    /// The tokens of the prompt with the chosen answer, and of the prompt with the rejected answer.
     pub(super) tokens: [Vec<u32>; 2],
-    /// The number of tokens before each answer.
+    /// Number of tokens before each answer.
     pub(super) prompt: usize,
-    /// Whether the end of the prompt alone has other tokens than before an answer.
+    /// Whether the last tokens of the prompt change when an answer follows.
     pub(super) is_cut: bool,
-    /// The rendered texts, for errors.
+    /// The rendered texts, for error messages.
     pub(super) texts: [String; 2],
 }
 
-/// Makes samples of records.
+/// Converts records to samples.
 pub(super) struct Renderer<'a> {
     options: &'a ChatOptions,
     tokenizer: &'a HuggingFace,
-    /// An error if there is no template, which prompts with completions do not need.
+    /// An error message if there is no template. Records with a prompt and a completion do not need one.
     pub(super) template: Result<Template, String>,
     eos: Option<u32>,
     pub(super) padding: u32,
-    /// A hash of everything that the tokens of a record depend on, besides the tokenizer.json.
+    /// A hash of everything that the tokens of a record depend on, except the `tokenizer.json`.
     pub(super) key: String,
 }
 
@@ -93,7 +93,7 @@ impl<'a> Renderer<'a> {
         }
         let id = |name| files.special_token(name).map_or(Ok(None), |text| tokenizer.single(text));
         let (pad, eos) = (id("pad_token")?, id("eos_token")?);
-        // The value of a padding token changes nothing, as long as the model has it.
+        // Any token of the model can serve as padding, because padding does not affect the result.
         let padding = [pad, eos].into_iter().flatten().find(|&token| (token as usize) < vocabulary).unwrap_or(0);
         if let Some((source, origin)) = &source
             && source.contains("eos_token")
@@ -115,7 +115,7 @@ impl<'a> Renderer<'a> {
         Ok(Self { options, tokenizer, template, eos, padding, key })
     }
 
-    /// Returns whether the template asks for the date.
+    /// Returns whether the template uses the current date.
     pub(super) fn is_dated(&self) -> bool {
         self.template.as_ref().is_ok_and(|template| template.is_dated)
     }
@@ -127,7 +127,7 @@ impl<'a> Renderer<'a> {
         }
     }
 
-    /// Joins the texts as they are. The completion and the `eos_token` after it are trained.
+    /// Concatenates the texts unchanged. The completion and the `eos_token` after it are trained.
     fn of_texts(&self, prompt: &str, completion: &str, path: &Path, at: At) -> Result<Sample, DataError> {
         let Some(eos) = self.eos else {
             let help = "name it in tokenizer_config.json beside the tokenizer.json";
@@ -138,7 +138,7 @@ impl<'a> Renderer<'a> {
             .at(path, at));
         };
         let text = format!("{prompt}{completion}");
-        // With the special tokens that the tokenizer adds to each text, such as the first one.
+        // This includes the special tokens that the tokenizer adds to each text, such as the first token.
         let encoding = self.tokenizer.encode_with_offsets(&text, true)?;
         let added = encoding.get_special_tokens_mask();
         let mut ids = encoding.get_ids().to_vec();
@@ -186,7 +186,7 @@ impl<'a> Renderer<'a> {
         Ok(Sample { tokens: encoding.get_ids().to_vec(), trained, text: full.text })
     }
 
-    /// Returns the tokens of both answers after their prompt.
+    /// Returns the tokens of the prompt with each of its answers.
     pub(super) fn pair(&self, record: PairRecord, path: &Path, at: At) -> Result<Pair, DataError> {
         let (prompt, texts, tokens) = match record {
             PairRecord::Texts { prompt, answers } => {
@@ -214,7 +214,7 @@ impl<'a> Renderer<'a> {
         Ok(Pair { is_cut: before < prompt.len(), prompt: before, tokens, texts })
     }
 
-    /// Returns the text of a conversation and its tokens.
+    /// Returns the rendered text of a conversation, and its tokens.
     fn rendered(
         &self,
         conversation: &Conversation,
@@ -228,7 +228,7 @@ impl<'a> Renderer<'a> {
         Ok((text, tokens))
     }
 
-    /// Renders the values of a conversation, and checks that the tokenizer has the template's tokens.
+    /// Renders a conversation. Checks that the tokenizer has the special tokens of the template.
     fn render(
         &self,
         conversation: &Conversation,
@@ -244,7 +244,7 @@ impl<'a> Renderer<'a> {
         Ok(rendered)
     }
 
-    /// Returns the tokens of a conversation up to the answer that the model is to give.
+    /// Returns the tokens of a conversation with the generation prompt, which the model continues with an answer.
     pub(super) fn prompt(&self, conversation: &Conversation, path: &Path, at: At) -> Result<Vec<u32>, DataError> {
         Ok(self.rendered(conversation, true, path, at)?.1)
     }
@@ -257,7 +257,7 @@ impl<'a> Renderer<'a> {
         })
     }
 
-    /// Rejects a tokenizer that splits a special token of the template, such as `<|im_start|>`.
+    /// Fails if the tokenizer splits a special token of the template, such as `<|im_start|>`.
     fn has_tokens(&self, template: &Template, text: &str, conversation: &Conversation) -> Result<(), DataError> {
         for special in specials(text) {
             let is_given = || {
@@ -280,10 +280,10 @@ impl<'a> Renderer<'a> {
     }
 }
 
-/// Returns a hash of everything that the tokens of a record depend on, besides the tokenizer.json. `today` is the date, if
-/// the template asks for it.
+/// Returns a hash of everything that the tokens of a record depend on, except the `tokenizer.json`. `today` is the
+/// date, if the template uses it.
 fn key(options: &ChatOptions, template: Option<&str>, files: &ModelFiles, today: Option<String>) -> String {
-    // The template is here with its text. Length decides nothing before the files are opened.
+    // The text of the template is hashed instead of its path. The reaction to excess length does not change the tokens.
     let options =
         ChatOptions { chat_template: None, pretrained: None, excess_length: ExcessLength::Raise, ..options.clone() };
     let special_tokens = files.special_tokens.iter().map(|(name, text)| format!("{name} {text}")).collect::<Vec<_>>();
@@ -302,7 +302,7 @@ fn refused(template: &Template, message: &str) -> Problem {
     Problem::new(format!("{}: {message}", template.origin), help)
 }
 
-/// Returns the parts of a text that look like special tokens: `<|…|>`, `<｜…｜>` and Gemma's.
+/// Returns the parts of a text that look like special tokens: `<|…|>`, `<｜…｜>` and Gemma's turn tokens.
 pub(super) fn specials(text: &str) -> impl Iterator<Item = &str> {
     text.match_indices('<').filter_map(|(start, _)| {
         let rest = &text[start..];

@@ -1,8 +1,8 @@
-//! Renders and tokenizes the records of files for the token cache: conversations, or pairs of answers.
+//! Renders and tokenizes the records of files for the token cache. The records are conversations, or pairs of answers.
 //!
-//! A text is stored whole, so that one entry of the cache serves every sequence length. A stored token is twice the
-//! token, plus one if it is trained: in a conversation as the template and the options say, in a pair if it belongs to
-//! the answer. The two texts of a pair follow each other.
+//! Complete texts are stored, so that one entry of the cache serves every sequence length. A stored number is twice the
+//! token, plus one if the token is trained. In a conversation, the template and the options decide which tokens are
+//! trained; in a pair, the tokens of the answer are. The two texts of a pair are stored one after the other.
 
 use std::sync::mpsc::sync_channel;
 
@@ -23,17 +23,17 @@ use super::record::{self, Object, Problem, in_parallel};
 use super::renderer::Renderer;
 use super::texts::Facts;
 
-/// Part of every key. Change it whenever the same file gets other tokens or facts than before.
+/// Part of every cache key. Change it whenever the same file gets different tokens or facts than before.
 const VERSION: &[u8] = b"zero-train conversations 2";
 
-/// What the records are.
+/// The kind of the records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Layout {
     Conversations,
     Pairs,
 }
 
-/// Makes the texts of records.
+/// Renders the texts of records.
 pub(super) struct Rendering<'a> {
     pub(super) renderer: &'a Renderer<'a>,
     pub(super) tokenizer: &'a Tokenizer,
@@ -43,24 +43,24 @@ pub(super) struct Rendering<'a> {
 
 /// The texts of a record, one for a conversation and two for a pair.
 struct Rendered {
-    /// The tokens of each text as they are stored, and its facts.
+    /// The stored tokens of each text, and its facts.
     texts: Vec<(Vec<u32>, Facts)>,
-    /// Bytes of the texts.
+    /// Total size of the rendered texts in bytes.
     bytes: usize,
 }
 
 impl Rendered {
-    /// Adds the text whose first `tokens` have this mask.
+    /// Adds a text with these tokens. `is_trained` tells whether the token at an index is trained.
     fn push(&mut self, at: At, tokens: &[u32], is_trained: impl Fn(usize) -> bool, first: usize, is_cut: bool) {
         let stored = tokens.iter().enumerate().map(|(i, &token)| token << 1 | u32::from(is_trained(i))).collect();
-        // The first token of a text is no target.
+        // The first token of a text is never a target.
         let trained = (1..tokens.len()).filter(|&i| is_trained(i)).count();
         self.texts.push((stored, Facts { first, trained, is_cut, at }));
     }
 }
 
 impl Layout {
-    /// Returns the number of texts of a record.
+    /// Returns the number of texts per record.
     pub(super) fn texts(self) -> usize {
         match self {
             Layout::Conversations => 1,
@@ -70,13 +70,13 @@ impl Layout {
 }
 
 impl Rendering<'_> {
-    /// Returns the number of tokens of a text that samples use: those of a sample, and the next one.
+    /// Returns the maximum number of tokens of a text that a sample uses: its inputs and the next token.
     pub(super) fn most(&self) -> usize {
         self.options.sequence_length + 1
     }
 
-    /// Renders a record again for an error that depends on the sequence length, which the cache cannot know. `number`
-    /// counts the records of the file.
+    /// Renders a record again to create an error that depends on the sequence length and is therefore not in the cache.
+    /// `number` is the index of the record in its file.
     pub(super) fn error(&self, source: &Source, number: usize) -> DataError {
         let error = || {
             let mut records = source.records(&self.options.chat.fields())?;
@@ -90,7 +90,7 @@ impl Rendering<'_> {
         error().err().unwrap_or_else(|| DataError::Changed { path: source.path.clone() })
     }
 
-    /// Recognizes the records of a file by the first one.
+    /// Determines the layout of the records of a file from the first record.
     fn kind(&self, (at, first): &(At, Object), source: &Source) -> Result<ChatType, DataError> {
         match self.layout {
             Layout::Pairs => Ok(ChatType::Preference),
@@ -152,9 +152,9 @@ impl Rendering<'_> {
         Ok(rendered)
     }
 
-    /// Fails if the model does not have one of these tokens.
+    /// Fails if a token is outside the model's vocabulary.
     fn has_tokens(&self, tokens: &[u32], at: At, source: &Source) -> Result<(), DataError> {
-        // A stored token has one bit less.
+        // One bit of a stored number marks trained tokens.
         let vocabulary = self.options.vocabulary.min(1 << 31);
         match tokens.iter().find(|&&token| token as usize >= vocabulary) {
             None => Ok(()),
@@ -162,8 +162,9 @@ impl Rendering<'_> {
         }
     }
 
-    /// Returns whether a record without a trained token, whose longest text has `length` tokens, is an error. One that is
-    /// too long may be left out for that.
+    /// Returns whether a record without trained tokens is an error. `length` is the length of its longest text. A
+    /// record that is too long is not such an error, unless it is truncated: its length is reported instead, or it is
+    /// left out.
     fn refuses_untrained(&self, length: usize) -> bool {
         let chat = &self.options.chat;
         let is_used = length <= self.most() || chat.excess_length == ExcessLength::Truncate;

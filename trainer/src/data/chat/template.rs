@@ -1,8 +1,9 @@
-//! Renders conversations with a Jinja chat template, with the settings and functions that transformers gives it.
+//! Renders conversations with a Jinja chat template, with the settings and functions that transformers gives to a
+//! template.
 //!
-//! minijinja does not know transformers' tag `{% generation %}`. The tag becomes a `filter` block, whose white space is
-//! controlled in the same way, and the filter puts marks around what the block renders. The marks are removed from the
-//! text, and their positions kept.
+//! minijinja does not know transformers' tag `{% generation %}`. The tag is replaced by a `filter` block, which has the
+//! same white-space control. The filter puts marks around the text that the block renders. The marks are then removed
+//! from the text, and their positions are kept.
 
 use std::ops::Range;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -14,31 +15,31 @@ use serde::Serialize;
 use serde_json::ser::{Formatter, PrettyFormatter, Serializer};
 use zero_engine::DataError;
 
-/// The marks around generated text: noncharacters, which Unicode reserves for use within a program.
+/// The marks around generated text. They are noncharacters, which Unicode reserves for internal use by programs.
 const MARKS: [char; 2] = ['\u{fdd0}', '\u{fdd1}'];
 const NAME: &str = "chat_template";
 
 /// A chat template with the special tokens of its tokenizer.
 pub(super) struct Template {
     environment: Environment<'static>,
-    /// The file of the template, or the key that holds it.
+    /// The file of the template, or the configuration key that holds it.
     pub(super) origin: String,
-    /// The names of special tokens, such as `bos_token`, with their texts.
+    /// The texts of the special tokens by name, such as `bos_token`.
     special_tokens: serde_json::Map<String, serde_json::Value>,
-    /// Whether the template marks what the model generates.
+    /// Whether the template marks the text that the model generates.
     pub(super) marks_generation: bool,
-    /// Whether the template asks for the date.
+    /// Whether the template uses the current date.
     pub(super) is_dated: bool,
 }
 
 /// A rendered conversation.
 pub(super) struct Rendered {
     pub(super) text: String,
-    /// Byte ranges inside `{% generation %}`.
+    /// Byte ranges of the text inside `{% generation %}`.
     pub(super) generated: Vec<Range<usize>>,
 }
 
-/// A call of `raise_exception` with this message.
+/// The error of a template's call of `raise_exception`.
 #[derive(Debug)]
 struct Raised(String);
 
@@ -51,13 +52,13 @@ impl std::fmt::Display for Raised {
 impl std::error::Error for Raised {}
 
 impl Template {
-    /// Parses a template. Fails on a syntax error, which names the line.
+    /// Parses a template. The error of a wrong syntax names the line.
     pub(super) fn new(
         source: &str,
         origin: String,
         special_tokens: serde_json::Map<String, serde_json::Value>,
     ) -> Result<Self, DataError> {
-        // Jinja reads every line break as `\n`.
+        // Jinja converts every line break to `\n`.
         let source = source.replace("\r\n", "\n").replace('\r', "\n");
         let rewritten = rewrite(&source);
         let mut environment = Environment::new();
@@ -74,7 +75,7 @@ impl Template {
             _ => escape_formatter(out, state, value),
         });
         environment.add_filter("tojson", to_json);
-        // `none` is iterable in minijinja.
+        // In minijinja, `none` counts as iterable.
         environment.add_test("iterable", |value: Value| {
             matches!(
                 value.kind(),
@@ -100,12 +101,13 @@ impl Template {
         })
     }
 
-    /// Returns the text of the token that ends a text, if the tokenizer names one.
+    /// Returns the text of the `eos_token`, if the tokenizer names one.
     pub(super) fn eos_token(&self) -> Option<&str> {
         self.special_tokens.get("eos_token").and_then(serde_json::Value::as_str)
     }
 
-    /// Renders messages. An error is a message for the user: that of `raise_exception`, or what failed on which line.
+    /// Renders messages. The error is a message for the user: the argument of `raise_exception`, or the failure and its
+    /// line.
     pub(super) fn render(
         &self,
         messages: &[Value],
@@ -124,17 +126,17 @@ impl Template {
     }
 }
 
-/// Returns whether a template asks for the date.
+/// Returns whether a template uses the current date.
 pub(super) fn is_dated(source: &str) -> bool {
     source.contains("strftime_now")
 }
 
-/// Returns the number of the day in UTC, whose date templates see.
+/// Returns the current day as the number of days since 1970 in UTC. Templates see the date of this day.
 pub(super) fn today() -> String {
     (now() / 86_400).to_string()
 }
 
-/// Replaces the tags `generation` and `endgeneration`, and nothing else, so that lines keep their numbers.
+/// Replaces only the tags `generation` and `endgeneration`, so that line numbers do not change.
 fn rewrite(source: &str) -> String {
     let (mut out, mut rest) = (String::with_capacity(source.len()), source);
     while let Some(open) = rest.find("{%") {
@@ -153,7 +155,7 @@ fn rewrite(source: &str) -> String {
     out + rest
 }
 
-/// Removes the marks.
+/// Removes the marks and records their positions.
 fn unmark(marked: &str) -> Result<Rendered, String> {
     let (mut text, mut generated, mut open) = (String::with_capacity(marked.len()), Vec::new(), None);
     for c in marked.chars() {
@@ -182,7 +184,8 @@ fn reason(error: &Error) -> String {
     format!("{line}{}{}", error.kind(), error.detail().map_or(String::new(), |detail| format!(": {detail}")))
 }
 
-/// `tojson` with the arguments of transformers' filter: the JSON of Python's `json.dumps`, without escapes for HTML.
+/// Implements the filter `tojson` with the arguments of transformers' filter. It writes the JSON of Python's
+/// `json.dumps`, without HTML escapes.
 fn to_json(value: &Value, arguments: Kwargs) -> Result<String, Error> {
     let indent: Option<usize> = arguments.get("indent")?;
     let separators: Option<Vec<String>> = arguments.get("separators")?;
@@ -219,7 +222,7 @@ fn to_json(value: &Value, arguments: Kwargs) -> Result<String, Error> {
     String::from_utf8(out).map_err(|error| Error::new(ErrorKind::BadSerialization, error.to_string()))
 }
 
-/// JSON on one line.
+/// Formats JSON on one line with these separators.
 struct Separators<'a> {
     item: &'a str,
     key: &'a str,
@@ -243,7 +246,7 @@ fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
 }
 
-/// Formats seconds since 1970 in UTC, with the fields of C's `strftime` that templates use.
+/// Formats seconds since 1970 in UTC. Supports the fields of C's `strftime` that templates use.
 fn strftime(format: &str, seconds: u64) -> Result<String, Error> {
     const MONTHS: [&str; 12] = [
         "January",

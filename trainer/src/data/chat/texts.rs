@@ -1,4 +1,4 @@
-//! The texts of all files, in the cache or in memory: their tokens, and what is known of each without reading them.
+//! The texts of all files, in the cache or in memory. A text has tokens, and facts that can be read without the tokens.
 
 use zero_engine::{At, DataError};
 
@@ -9,27 +9,27 @@ use super::super::records::TokenizedWhere;
 use super::super::tokens::TokenizedFile;
 use super::super::watch::Watch;
 
-/// Number of texts whose facts are read at once.
+/// Number of texts whose facts are read at a time.
 const BLOCK: u64 = 1 << 14;
 
-/// What is stored of a text besides its tokens.
+/// The facts of a text, which are stored besides its tokens.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Facts {
-    /// The first trained token after the first token of all; the number of tokens if none is. Of a pair, the first token
-    /// of the answer.
+    /// Index of the first trained token after the text's first token, or the number of tokens if there is none. In a
+    /// pair, the index of the answer's first token.
     pub(super) first: usize,
-    /// Number of trained tokens after the first token of all.
+    /// Number of trained tokens, without the text's first token.
     pub(super) trained: usize,
-    /// Whether the end of a pair's prompt alone has other tokens than before an answer.
+    /// Whether the last tokens of a pair's prompt change when an answer follows.
     pub(super) is_cut: bool,
-    /// The position of the record.
+    /// The position of the record in its file.
     pub(super) at: At,
 }
 
-/// A text without its tokens.
+/// The length and the facts of a text, without its tokens.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Text {
-    /// Its first token in the file's tokens.
+    /// Index of its first token among the tokens of the file.
     start: usize,
     /// Number of tokens.
     pub(super) length: usize,
@@ -37,7 +37,7 @@ pub(super) struct Text {
 }
 
 impl Facts {
-    /// Number of words that hold the facts.
+    /// Number of `u64` values that store the facts.
     pub(super) const COUNT: usize = 3;
 
     pub(super) fn words(&self) -> [u64; Self::COUNT] {
@@ -56,10 +56,10 @@ impl Facts {
     }
 }
 
-/// Texts that can be read in any order.
+/// Texts with random access.
 pub(super) struct Texts {
     files: Vec<TokenizedFile>,
-    /// The number of each file's first text, and the number of all texts at the end.
+    /// The index of each file's first text, followed by the number of all texts.
     firsts: Vec<usize>,
 }
 
@@ -88,7 +88,7 @@ impl Texts {
         self.firsts[self.firsts.len() - 1]
     }
 
-    /// Calls `visit` with each text, the number of its file, and its own number in the file.
+    /// Calls `visit` with each text, the index of its file, and the index of the text in the file.
     pub(super) fn each(
         &self,
         mut visit: impl FnMut(Text, usize, usize) -> Result<(), DataError>,
@@ -111,7 +111,7 @@ impl Texts {
         Ok(of_file(file, number, 1)?[0])
     }
 
-    /// Reads the first `most` tokens of a text, and whether each is trained.
+    /// Reads the first `most` tokens of a text, and whether each token is trained.
     pub(super) fn read(&self, index: usize, most: usize) -> Result<(Vec<u32>, Vec<bool>), DataError> {
         let (file, number) = self.find(index);
         let text = of_file(file, number, 1)?[0];
@@ -122,24 +122,24 @@ impl Texts {
         Ok((tokens, trained))
     }
 
-    /// Reads everything that is in the cache and compares the checksums.
+    /// Reads all texts that are in the cache, and checks their checksums.
     pub(super) fn verify(&self, watch: &dyn Watch) -> Result<(), DataError> {
         self.files.iter().filter_map(|file| file.storage.entry()).try_for_each(|entry| entry.verify(watch))
     }
 
-    /// Returns where the tokens of each file are.
+    /// Returns where the tokens of each file are stored.
     pub(super) fn tokenized(&self) -> Vec<TokenizedWhere> {
         self.files.iter().map(TokenizedFile::described).collect()
     }
 
-    /// Returns the file of a text, and the text's number in it.
+    /// Returns the file of a text, and the index of the text in the file.
     fn find(&self, index: usize) -> (&TokenizedFile, u64) {
         let file = self.firsts.partition_point(|&first| first <= index) - 1;
         (&self.files[file], (index - self.firsts[file]) as u64)
     }
 }
 
-/// Returns `count` texts of a file.
+/// Returns `count` texts of a file, from index `first` on.
 fn of_file(file: &TokenizedFile, first: u64, count: u64) -> Result<Vec<Text>, DataError> {
     let storage = &file.storage;
     let end = first + count;
@@ -152,7 +152,7 @@ fn of_file(file: &TokenizedFile, first: u64, count: u64) -> Result<Vec<Text>, Da
     Ok(rows.iter().take(count as usize).enumerate().map(text).collect())
 }
 
-/// Numbers out of `0..count`, in order. Those of all of them need no memory.
+/// A subset of the numbers `0..count`, in ascending order. If all numbers are chosen, it takes no memory.
 #[derive(Debug, Default)]
 pub(super) struct Chosen {
     seen: usize,
@@ -160,7 +160,7 @@ pub(super) struct Chosen {
 }
 
 impl Chosen {
-    /// Takes or leaves out the next number.
+    /// Chooses or skips the next number.
     pub(super) fn push(&mut self, is_chosen: bool) {
         let next = self.seen as u32;
         match &mut self.chosen {
@@ -176,7 +176,7 @@ impl Chosen {
         self.chosen.as_ref().map_or(self.seen, Vec::len)
     }
 
-    /// Returns the number at `index`, which must be below [`len`](Self::len).
+    /// Returns the chosen number at `index`, which must be below [`len`](Self::len).
     pub(super) fn get(&self, index: usize) -> usize {
         self.chosen.as_ref().map_or(index, |chosen| chosen[index] as usize)
     }

@@ -1,4 +1,4 @@
-//! Compressed files: bzip2, gzip and zstd, of one or several members.
+//! Compressed files: bzip2, gzip and zstd, with one or several members.
 
 use std::fs::File;
 use std::io::{self, BufReader, Read};
@@ -10,7 +10,7 @@ use zero_engine::DataError;
 
 use super::streams::Reader;
 
-/// How the bytes of a file are compressed.
+/// The compression of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Archive {
     Bzip2,
@@ -22,7 +22,8 @@ impl Archive {
     /// Recognizes an archive by its first bytes.
     pub(super) fn recognize(start: &[u8]) -> Option<Self> {
         match start {
-            // The size of blocks, and the beginning of a block or of the end.
+            // The digit is the block size. The six bytes after it begin the first block, or the footer of an empty
+            // file.
             [b'B', b'Z', b'h', b'1'..=b'9', 0x31, 0x41, 0x59, 0x26, 0x53, 0x59, ..]
             | [b'B', b'Z', b'h', b'1'..=b'9', 0x17, 0x72, 0x45, 0x38, 0x50, 0x90, ..] => Some(Self::Bzip2),
             [0x1f, 0x8b, 8, ..] => Some(Self::Gzip),
@@ -32,7 +33,7 @@ impl Archive {
         }
     }
 
-    /// Returns a reader of the unpacked bytes. It reads all members, and fails if the last one is cut.
+    /// Returns a reader of the decompressed bytes. It reads all members, and fails if the last member is truncated.
     pub(super) fn unpack(self, packed: impl io::BufRead + Send + 'static) -> io::Result<Box<dyn Read + Send>> {
         Ok(match self {
             Self::Bzip2 => Box::new(MultiBzDecoder::new(packed)),
@@ -50,7 +51,7 @@ impl Archive {
     }
 }
 
-/// Opens a file for reading from its start, unpacked.
+/// Opens a file and decompresses it from its start.
 pub(super) fn open(path: &Path, archive: Option<Archive>) -> Result<Reader, DataError> {
     let open = || {
         let packed = BufReader::new(File::open(path)?);

@@ -1,5 +1,6 @@
-//! Checks the lengths and numbers of rows that an Arrow file or stream states, before the decoder believes them. It would
-//! reserve the memory, and a reservation that fails ends the process. Rows without bytes would never end.
+//! Checks the lengths and numbers of rows in an Arrow file or stream before the decoder uses them. For a wrong length,
+//! the decoder would try to reserve the memory, and a failed reservation ends the process. Rows without bytes would
+//! never end.
 //!
 //! Source of the format: <https://arrow.apache.org/docs/format/Columnar.html#serialization-and-interprocess-communication-ipc>
 
@@ -10,14 +11,14 @@ use std::path::Path;
 use arrow_ipc::{CompressionType, Message, root_as_footer, root_as_message};
 use zero_engine::{At, DataError};
 
-/// Most bytes that a byte is unpacked to. The smallest block of zstd has 4 bytes, and the largest gives 128 KiB. A byte
-/// of LZ4 adds at most 255 to a length.
+/// Maximum number of bytes to which one compressed byte expands. The smallest zstd block has 4 bytes and expands to at
+/// most 128 KiB. A byte of LZ4 adds at most 255 to a length.
 const ZSTD: u64 = 32 * 1024;
 const LZ4: u64 = 255;
-/// What newer writers place before the length of a message's metadata.
+/// The marker that newer writers put before the length of a message's metadata.
 const CONTINUATION: [u8; 4] = [0xff; 4];
 
-/// A position in the file, and what is wrong there.
+/// A position in the file, and a description of the fault there.
 type Fault = (u64, String);
 
 struct Lengths {
@@ -25,7 +26,7 @@ struct Lengths {
     length: u64,
 }
 
-/// Checks a file, which has a footer, or else a stream.
+/// Checks a file, which has a footer, or a stream, which has none.
 pub(super) fn check(path: &Path, is_stream: bool) -> Result<(), DataError> {
     let opened = File::open(path).and_then(|file| Ok(Lengths { length: file.metadata()?.len(), file }));
     let lengths = opened.map_err(DataError::io(path))?;
@@ -75,7 +76,7 @@ impl Lengths {
         Ok(())
     }
 
-    /// Checks a message, whose body begins at `start`. Returns where the body ends.
+    /// Checks a message, whose body begins at `start`. Returns the end of the body.
     fn check_message(&self, start: u64, length: i64, message: Message<'_>) -> Result<u64, Fault> {
         let end = self.end(start, length, self.length)?;
         let dictionary = || message.header_as_dictionary_batch()?.data();
@@ -84,7 +85,7 @@ impl Lengths {
             None => None,
             Some(CompressionType::ZSTD) => Some(ZSTD),
             Some(CompressionType::LZ4_FRAME) => Some(LZ4),
-            // The decoder refuses other ways of compression.
+            // The decoder rejects other compressions.
             Some(_) => return Ok(end),
         };
         let mut unpacked = 0_u64;
@@ -95,7 +96,7 @@ impl Lengths {
                 unpacked = unpacked.saturating_add(packed);
                 continue;
             };
-            // −1: the buffer is not compressed.
+            // −1 means that the buffer is not compressed.
             let stated = u64::try_from(i64::from_le_bytes(self.array(at)?)).unwrap_or(packed - 8);
             let is_possible = stated <= most * (packed - 8);
             if !is_possible || Vec::<u8>::new().try_reserve_exact(stated as usize).is_err() {
@@ -103,14 +104,14 @@ impl Lengths {
             }
             unpacked = unpacked.saturating_add(stated);
         }
-        // A row takes a bit at least, but in columns of nulls or runs, which no sample can be made of.
+        // A row takes at least one bit, except in columns of nulls or runs, which no sample can use.
         if u64::try_from(batch.length()).map_or(true, |rows| rows.div_ceil(8) > unpacked) {
             return Err((start, format!("a batch of {unpacked} bytes states that it has {} rows", batch.length())));
         }
         Ok(end)
     }
 
-    /// Returns the end of a part, which must not be behind `limit`.
+    /// Returns the end of a part. Fails if it is beyond `limit`.
     fn end(&self, start: u64, length: i64, limit: u64) -> Result<u64, Fault> {
         let end = u64::try_from(length).ok().and_then(|length| start.checked_add(length));
         let fault = || (start.min(self.length), format!("a part of {length} bytes begins here, and does not fit"));

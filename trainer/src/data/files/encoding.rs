@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use crate::data::options::TokenDtype;
 
-/// How the values of a column are stored.
+/// The encoding of a column's values.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Encoding {
     Text,
@@ -14,9 +14,9 @@ pub(super) enum Encoding {
     /// Decimal digits.
     Digits,
     Number(Number),
-    /// Numbers, one after the other.
+    /// Consecutive numbers.
     List(Number),
-    /// An array, of this type and shape unless each value states its own.
+    /// An array. If `number` or `shape` is `None`, each value begins with its own type or shape.
     Array {
         number: Option<Number>,
         shape: Option<Vec<u64>>,
@@ -41,7 +41,7 @@ pub(super) enum Number {
     F64,
 }
 
-/// Names of NumPy's types, and their codes in arrays.
+/// The names of NumPy's types, and their codes in encoded arrays.
 const NUMBERS: [(&str, u8, Number); 11] = [
     ("uint8", 8, Number::U8),
     ("int8", 9, Number::I8),
@@ -57,7 +57,7 @@ const NUMBERS: [(&str, u8, Number); 11] = [
 ];
 
 impl Number {
-    /// Returns the numbers in `bytes`, or `None` if the last one is cut.
+    /// Returns the numbers in `bytes`, or `None` if the last number is incomplete.
     pub(super) fn read(self, bytes: &[u8]) -> Option<Vec<Value>> {
         fn all<const N: usize, T: Into<Value>>(bytes: &[u8], read: fn([u8; N]) -> T) -> Option<Vec<Value>> {
             let (values, rest) = bytes.as_chunks();
@@ -105,7 +105,7 @@ impl Encoding {
         }
     }
 
-    /// Returns the encoding of tokens that are bytes.
+    /// Returns the encoding of tokens that are stored as raw bytes.
     pub(super) fn tokens(dtype: TokenDtype) -> Self {
         let number = match dtype {
             TokenDtype::U16 => Number::U16,
@@ -115,10 +115,10 @@ impl Encoding {
         Self::List(number)
     }
 
-    /// Returns a value as JSON; the numbers of an array as one list, whatever its shape.
+    /// Returns a value as JSON. An array becomes a flat list of numbers, whatever its shape.
     ///
     /// # Errors
-    /// Returns what is wrong with the bytes.
+    /// Fails if the bytes are invalid. The message describes the fault.
     pub(super) fn value(&self, bytes: &[u8]) -> Result<Value, String> {
         let text = || std::str::from_utf8(bytes).map_err(|error| format!("is not UTF-8: {error}"));
         match self {
@@ -138,8 +138,8 @@ impl Encoding {
     }
 }
 
-/// Returns the numbers of an array. The bytes begin with the type, and with the number of dimensions and the width of
-/// their sizes, unless these are known.
+/// Returns the numbers of an array. If `number` is `None`, the bytes begin with the type. If `shape` is `None`, the
+/// number of dimensions, the width of the sizes and the sizes follow.
 fn array(number: Option<Number>, shape: Option<&[u64]>, mut bytes: &[u8]) -> Option<Vec<Value>> {
     let number = match number {
         Some(number) => number,

@@ -1,4 +1,4 @@
-//! Folders that hold a data set: those that `datasets` saves, and those of MDS shards.
+//! Recognizes folders that hold a data set: folders saved by Hugging Face's `datasets`, and folders of MDS shards.
 
 use std::fs;
 use std::path::{Component, Path, PathBuf};
@@ -9,18 +9,18 @@ use zero_engine::DataError;
 
 use super::shard::Shard;
 
-/// The files that describe a folder of MDS shards, an Arrow data set, and several of these.
+/// The files that describe a folder of MDS shards, a saved Arrow data set, and a folder of several saved data sets.
 pub(super) const DESCRIPTIONS: [&str; 3] = ["index.json", "state.json", "dataset_dict.json"];
 
-/// What is in a folder.
+/// The content of a folder.
 pub(super) enum Folder {
-    /// The Arrow files of a data set that `datasets` saved, or the files of a split, in order.
+    /// The Arrow files of a data set that `datasets` saved, or the files of a split. The files are in order.
     Files(Vec<PathBuf>),
     /// The shards of mosaicml-streaming, in order.
     Mds(Vec<Shard>),
 }
 
-/// The parts of `state.json` and of `dataset_dict.json` that are used.
+/// The fields of `state.json` that are read.
 #[derive(Deserialize)]
 struct State {
     #[serde(rename = "_data_files")]
@@ -46,10 +46,10 @@ struct Index {
 }
 
 impl Folder {
-    /// Recognizes a folder by the file that describes it. Returns `None` for any other folder.
+    /// Recognizes a folder by its description file. Returns `None` for any other folder.
     ///
     /// # Errors
-    /// Fails if that file is malformed, or lists splits.
+    /// Fails if the description file is malformed, or if the folder has several splits.
     pub(super) fn open(folder: &Path) -> Result<Option<Self>, DataError> {
         let [index, state, splits] = DESCRIPTIONS.map(|name| folder.join(name));
         if index.is_file() {
@@ -76,13 +76,14 @@ impl Folder {
     }
 }
 
-/// Returns the split that a folder's data set was saved from, if the folder is one of `datasets` that says so.
+/// Returns the split that a saved data set comes from. Returns `None` if the folder is not a saved data set, or names
+/// no split.
 pub(super) fn saved_split(folder: &Path) -> Result<Option<String>, DataError> {
     let state = folder.join(DESCRIPTIONS[1]);
     if state.is_file() { Ok(read::<State>(&state)?.split) } else { Ok(None) }
 }
 
-/// Returns the path of a file in a folder. The name must not lead out of it.
+/// Returns the path of a file in a folder. Fails if the name leads out of the folder.
 pub(super) fn inside(folder: &Path, name: &str) -> Result<PathBuf, String> {
     let is_inside = |part: Component| matches!(part, Component::Normal(_) | Component::CurDir);
     match !name.is_empty() && Path::new(name).components().all(is_inside) {

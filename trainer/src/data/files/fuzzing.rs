@@ -1,4 +1,4 @@
-//! Entry points of the fuzz targets, which are not part of the public interface.
+//! Entry points of the fuzz targets. They are not part of the public interface.
 
 use std::path::{Path, PathBuf};
 use std::{fs, process};
@@ -8,14 +8,14 @@ use super::super::watch::Unwatched;
 use super::{Access, sources};
 use crate::data::options::{Format, TokenDtype};
 
-/// Reads `data` as a file of this name, as documents and as records.
+/// Writes `data` to a file of this name, and reads it as documents and as records.
 pub fn file(name: &str, data: &[u8]) {
     let path = folder().join(name);
     fs::write(&path, data).expect("the folder for temporary files is writable");
     read(&path);
 }
 
-/// Reads a folder of MDS with this index and this shard.
+/// Writes and reads a folder of MDS shards with this index and this shard.
 pub fn shard(index: &[u8], shard: &[u8]) {
     let folder = folder();
     fs::write(folder.join("index.json"), index).expect("the folder for temporary files is writable");

@@ -6,7 +6,8 @@ use zero_engine::{At, DataError};
 
 use super::streams::Reader;
 
-/// Returns each line that is not blank, without its line break, and its number, counted from 1.
+/// Iterates over the lines that are not blank. Each line comes without its line break, and with its number, counted
+/// from 1.
 pub(in super::super) struct Lines {
     reader: Reader,
     number: u64,

@@ -1,4 +1,4 @@
-//! The samples of MDS shards as documents, as records and as tokens.
+//! Reads the samples of MDS shards as documents, as records and as tokens.
 
 use std::sync::Arc;
 
@@ -10,10 +10,10 @@ use super::shard::{Samples, Shard};
 use super::streams::{Document, Documents, Object, Records};
 use crate::data::options::TokenDtype;
 
-/// The column with the tokens of a sample, as LLM Foundry names it.
+/// The name of the column with the tokens of a sample, as in LLM Foundry.
 const TOKENS: &str = "tokens";
 
-/// Returns whether the samples are tokens: a column has this name, and none has the text.
+/// Returns whether the samples consist of tokens: there is a column with this name, and no column `text_key`.
 pub(super) fn has_tokens(shard: &Shard, text_key: &str) -> bool {
     let has = |name| shard.columns().any(|(column, _)| column == name);
     has(TOKENS) && !has(text_key)
@@ -36,7 +36,7 @@ pub(super) fn documents(shard: Arc<Shard>, column: &str) -> Result<Documents, Da
     })
 }
 
-/// Opens the samples as records. Of samples that have some of these columns, the others are not decoded.
+/// Opens the samples as records. If they have some of `columns`, only these columns are decoded.
 pub(super) fn records(shard: Arc<Shard>, columns: &[&str]) -> Result<Records, DataError> {
     let all: Vec<(usize, String)> = shard.columns().map(|(name, _)| name.to_string()).enumerate().collect();
     let known: Vec<_> = all.iter().filter(|(_, name)| columns.contains(&name.as_str())).cloned().collect();
@@ -93,7 +93,7 @@ fn cell(shard: &Shard, row: usize, column: &str, message: String) -> DataError {
     DataError::Cell { path: shard.path.clone(), at: At::Row(row as u64), column: column.into(), message }
 }
 
-/// Returns what `item` makes of each sample. The shard is read with the first.
+/// Reads the shard. Returns an iterator over the result of `item` for each sample.
 fn each<T: Send + 'static>(
     shard: Arc<Shard>,
     item: impl Fn(&Samples, &Shard, usize) -> Result<Option<T>, DataError> + Send + 'static,

@@ -1,14 +1,14 @@
-//! Opens files of data: the one place that knows how a file is stored.
+//! Opens data files. Only this module knows how files are stored.
 //!
-//! A [`Source`] is a file with its format. It gives a stream of [`documents`](Source::documents), of
+//! A [`Source`] is a file with its format. It provides a stream of [`documents`](Source::documents), of
 //! [`records`](Source::records), of [`rows`](Source::rows) or of tokens, each with its position in the file. A stream
-//! has a bounded part of the file in memory, besides the item that it returns.
+//! holds a bounded part of the file in memory, in addition to the returned item.
 //!
 //! | file | stored | in memory |
 //! |---|---|---|
-//! | text, JSON, CSV | plain, gzip or zstd | 8 MiB of a text, a line, an element of an array |
-//! | Parquet, Arrow | | a batch of rows |
-//! | MDS | raw, gzip or zstd | a shard |
+//! | text, JSON, CSV | plain, bzip2, gzip or zstd | 8 MiB of a text, one line, or one element of an array |
+//! | Parquet, Arrow | | one batch of rows |
+//! | MDS | raw, Brotli, bzip2, gzip, Snappy or zstd | one shard |
 
 mod archive;
 mod arrow;
@@ -55,11 +55,11 @@ pub(super) struct Source {
     pub(super) path: PathBuf,
     pub(super) format: Format,
     storage: Storage,
-    /// Keeps a downloaded file in the cache.
+    /// Keeps a downloaded file in the cache while the source is in use.
     local: Option<zero_store::Local>,
 }
 
-/// How the content of a file is stored.
+/// The storage of a file's content.
 #[derive(Debug, Clone, PartialEq)]
 enum Storage {
     /// Bytes, compressed or not.
@@ -75,20 +75,20 @@ pub(super) enum Rows {
     Cells(Box<dyn Iterator<Item = Result<Cells, DataError>>>),
 }
 
-/// Number of bytes at the start of a file by which it is recognized.
+/// Number of bytes at the start of a file that identify its format.
 const START: usize = 8192;
 
 impl Source {
-    /// Recognizes a file by its first bytes. `format` states what is read from it; automatically, that follows from the
-    /// bytes of Parquet and Arrow files and otherwise from the name. Token files have no magic number, so that neither
-    /// they nor raw bytes are looked into.
+    /// Recognizes a file by its first bytes. `format` selects the content to read. `Auto` recognizes Parquet and Arrow
+    /// files by their first bytes, and other files by their names. Token files and raw bytes are not inspected, because
+    /// they have no magic number.
     ///
     /// # Errors
-    /// Fails if the file cannot be read, or is of another format.
+    /// Fails if the file cannot be read, or has another format.
     pub(super) fn new(path: impl Into<PathBuf>, format: Format) -> Result<Self, DataError> {
         let path = path.into();
         let by_name = if format == Format::Auto { format_by_name(&path) } else { format };
-        // What a pipe gives can be read only once.
+        // The content of a pipe can be read only once.
         let is_file = fs::metadata(&path).map_err(DataError::io(&path))?.is_file();
         if !is_file || is_raw(by_name) {
             return Ok(Self { path, format: by_name, storage: Storage::Bytes(None), local: None });
@@ -143,30 +143,30 @@ impl Source {
         }
     }
 
-    /// Returns whether the file has tokens.
+    /// Returns whether the file contains tokens.
     pub(super) fn has_tokens(&self, text_key: &str) -> bool {
         self.format == Format::Tokens || self.format == Format::Mds && !self.has_documents(text_key)
     }
 
-    /// Returns what the documents depend on besides the bytes of the file.
+    /// Returns a text with everything except the file's bytes on which the documents depend.
     pub(super) fn key(&self, text_key: &str) -> String {
         match (self.format, &self.storage) {
             (Format::Bytes, _) => "bytes".into(),
             (_, Storage::Bytes(_)) if self.format != Format::Jsonl => "text".into(),
             (_, Storage::Shard(shard)) => format!("mds {text_key} {}", shard.layout()),
-            // A table is recognized by its bytes.
+            // The bytes of a table identify its storage.
             (..) => format!("{:?} {text_key}", self.format),
         }
     }
 
     /// Opens the documents of a file. `text_key` names the column or field with the text.
     ///
-    /// A text file is one document. It comes in parts, which end where [`piece_end`](super::tokenizer::piece_end) cuts.
-    /// Empty documents are left out.
+    /// A text file is one document. It is returned in parts, which end where [`piece_end`](super::pieces::piece_end)
+    /// cuts. Empty documents are skipped.
     ///
     /// # Errors
-    /// Fails if the file cannot be opened or has no such column. An item fails if the file cannot be read or is cut, if
-    /// it is binary and for the byte tokenizer, or if a line or row has no text.
+    /// Fails if the file cannot be opened or has no such column. An item fails if the file cannot be read or is
+    /// truncated, if a line or row has no text, or if the byte tokenizer would read a binary file.
     pub(super) fn documents(&self, text_key: &str, cuts: Cuts) -> Result<Documents, DataError> {
         match &self.storage {
             Storage::Table(container) => table::documents(&self.path, *container, text_key),
@@ -181,12 +181,12 @@ impl Source {
         }
     }
 
-    /// Opens the records of JSON lines, of a JSON array or of a table. Of a table that has some of `columns`, the others
-    /// are not decoded.
+    /// Opens the records of JSON lines, of a JSON array or of a table. If a table has some of `columns`, only these
+    /// columns are decoded.
     ///
     /// # Errors
-    /// Fails if the file cannot be opened. An item fails if the file cannot be read or is cut, or names the line that is
-    /// no JSON object.
+    /// Fails if the file cannot be opened. An item fails if the file cannot be read or is truncated, or if a record is
+    /// not a JSON object; the error then names its line.
     pub(super) fn records(&self, columns: &[&str]) -> Result<Records, DataError> {
         match &self.storage {
             Storage::Table(container) => table::records(&self.path, *container, columns),
@@ -207,7 +207,7 @@ impl Source {
         }
     }
 
-    /// Reads the tokens of a shard, and calls `push` with those of each sample.
+    /// Reads the tokens of a shard, and calls `push` with the tokens of each sample.
     ///
     /// # Errors
     /// Fails if the shard cannot be read or a token is not below `vocabulary`.
@@ -224,7 +224,7 @@ impl Source {
     }
 }
 
-/// Returns the format that a file's name states.
+/// Returns the format that a file's name implies.
 pub(super) fn format_by_name(path: &Path) -> Format {
     let extension = |path: &Path| path.extension().and_then(|extension| extension.to_str()).map(str::to_string);
     let archive = extension(path).filter(|end| matches!(end.as_str(), "bz2" | "gz" | "gzip" | "zst" | "zstd"));
@@ -239,15 +239,15 @@ pub(super) fn format_by_name(path: &Path) -> Format {
     }
 }
 
-/// The names of files, globs and folders, and the split to read of each.
+/// The names of files, globs and folders, and the split to read from each of them.
 pub(super) type Names<'n> = (&'n [String], Option<&'n str>);
 
-/// Returns the files that `sources` name, each with its format. The files of a data set's folder are in its order. Files
-/// of stores are downloaded.
+/// Returns the files of `sources`, each with its format. The files of a data set's folder are in the order of the data
+/// set. Files in stores are downloaded.
 ///
 /// # Errors
-/// Fails if a file is missing, unreadable or of another format, if a folder holds no data set or no such split, or if a
-/// store fails.
+/// Fails if a file is missing, is unreadable or has another format, if a folder does not contain a data set or the
+/// split, or if a store fails.
 pub(super) fn sources(
     (sources, split): Names<'_>,
     format: Format,
@@ -265,10 +265,10 @@ pub(super) fn sources(
     if all.is_empty() { Err(DataError::Empty { sources: sources.to_vec() }) } else { Ok(all) }
 }
 
-/// Returns the first file that `sources` name, without opening the others.
+/// Returns the first file of `sources`, without opening the other files.
 ///
 /// # Errors
-/// The same as those of [`sources`], for that file.
+/// Returns the same errors as [`sources`], for that file.
 pub(super) fn first(
     (sources, split): Names<'_>,
     format: Format,
@@ -278,7 +278,7 @@ pub(super) fn first(
     named(name, split, format, access)?.next().transpose()
 }
 
-/// Returns the files of one source, each of which is opened when it is asked for.
+/// Returns an iterator over the files of one source. Each file is opened when the iterator reaches it.
 fn named<'a>(
     name: &str,
     split: Option<&str>,

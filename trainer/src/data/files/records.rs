@@ -1,4 +1,4 @@
-//! Records of JSON lines and of JSON arrays, and the texts in them.
+//! Reads records from JSON lines and JSON arrays, and the texts in them.
 
 use std::io::{BufRead, Cursor, Read};
 
@@ -67,7 +67,7 @@ pub(super) fn texts(reader: Reader, text_key: &str) -> impl Iterator<Item = Resu
     documents.filter(|document| document.as_ref().map_or(true, |document| !document.text.is_empty()))
 }
 
-/// The elements of a JSON array. Each is read and parsed on its own.
+/// The elements of a JSON array. Each element is read and parsed on its own.
 struct Array {
     reader: Reader,
     /// The position of the next byte.
@@ -76,7 +76,7 @@ struct Array {
     is_at_end: bool,
 }
 
-/// A line, counted from 1, and the number of bytes before it in this line.
+/// A position: the line, counted from 1, and the number of bytes before the position in this line.
 #[derive(Clone, Copy)]
 struct Place {
     line: u64,
@@ -103,7 +103,7 @@ impl Array {
         DataError::Json { path: self.reader.path.clone(), line, message: format!("column {column}: {message}") }
     }
 
-    /// Reads up to the next byte that `is_end` accepts, which is not appended.
+    /// Reads up to the next byte that `is_end` accepts. Consumes this byte, but does not append it.
     fn read_until(
         &mut self,
         element: &mut Vec<u8>,
@@ -193,7 +193,8 @@ impl Iterator for Array {
     }
 }
 
-/// Formats the error with its column, `before` which others are in the line, but without serde_json's line.
+/// Formats the error with its column, without serde_json's line number. `before` is the number of bytes before the
+/// element in its line.
 pub(in super::super) fn reason(error: &serde_json::Error, before: usize) -> String {
     let message = error.to_string();
     let message = message.split(" at line ").next().unwrap_or(&message);
@@ -209,7 +210,7 @@ mod tests {
 
     use super::*;
 
-    /// Reads with a small buffer, so that elements cross its end.
+    /// Reads with a small buffer, so that elements span several buffers.
     fn read(text: &str) -> Result<Vec<(At, Value)>, String> {
         let bytes = BufReader::with_capacity(3, Cursor::new(text.as_bytes().to_vec()));
         let records = open(Reader::new(bytes, Path::new("a.json"), None)).unwrap();

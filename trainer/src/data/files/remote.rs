@@ -1,4 +1,4 @@
-//! Files in object stores and on the Hub, which are downloaded before they are opened.
+//! Downloads files in object stores and on the Hub before they are opened.
 
 use std::cell::Cell;
 use std::io::{self, Write as _};
@@ -14,19 +14,19 @@ use super::super::watch::{Phase, Unwatched, Watch};
 use super::folder::DESCRIPTIONS;
 use super::splits;
 
-/// How files are reached that are not on this machine.
+/// Access to files that are not on this machine.
 pub(in super::super) struct Access<'a> {
     options: &'a CacheOptions,
     watch: &'a dyn Watch,
 }
 
-/// What an address names.
+/// The files of an address.
 pub(super) enum Downloaded<'a> {
-    /// Files, each of which is downloaded when it is asked for.
+    /// Files. Each is downloaded when the iterator reaches it.
     Files(Box<dyn Iterator<Item = Result<Local, DataError>> + 'a>),
-    /// A folder that holds a data set, on this machine.
+    /// The local folder of a downloaded data set.
     Folder(PathBuf),
-    /// A folder that holds the split of a data set, on this machine.
+    /// The local folder of a downloaded split of a data set.
     Split(PathBuf),
 }
 
@@ -35,11 +35,12 @@ impl<'a> Access<'a> {
         Self { options, watch }
     }
 
-    /// Finds the object that an address names, or those that match a pattern, or those of a folder's split. Downloads a
-    /// folder of shards.
+    /// Finds the object at an address, the objects that match a pattern, or the files of a split of a folder. Downloads
+    /// the folder of a saved data set or of shards at once.
     ///
     /// # Errors
-    /// Fails if there are none, if there is no such split, if the store cannot be used, or if the watch ends the download. So does the iterator.
+    /// Fails if there are no such objects, if the split does not exist, if the store fails, or if the watch stops the
+    /// download. An item of the iterator fails if its download fails or is stopped.
     pub(super) fn download(&self, address: &str, split: Option<&str>) -> Result<Downloaded<'a>, DataError> {
         let stores = stores(self.options)?;
         let shown = Download::of(self.watch);
@@ -86,43 +87,44 @@ fn below(folder: &str, name: &str) -> String {
     format!("{}/{name}", folder.trim_end_matches('/'))
 }
 
-/// Returns whether a folder has one of the files that describe a data set.
+/// Returns whether a folder contains a file that describes a data set.
 fn is_data_set(address: &str, objects: &[Object]) -> bool {
     let describes = |name: &str| objects.iter().any(|object| object.address == below(address, name));
     DESCRIPTIONS.into_iter().any(describes)
 }
 
-/// Returns the stores with the folder for downloads in the cache.
+/// Returns the stores, which keep their downloads in the cache.
 pub(crate) fn stores(options: &CacheOptions) -> Result<Stores, DataError> {
     Ok(Stores::new(folder_of(options)?.join("stores"), options.limit))
 }
 
-/// Returns whether a file at the top of a model's folder says how the model and its tokenizer work.
+/// Returns whether a file is at the top of a model's folder and may describe the model or its tokenizer.
 pub(crate) fn describes(name: &str) -> bool {
     let ends = [".json", ".jinja", ".txt", ".model"];
     !name.contains('/') && ends.iter().any(|end| name.ends_with(end))
 }
 
-/// Downloads the file at an address, and the files beside it that describe a model. Returns the path of the file.
+/// Downloads the file at an address, and the files in the same folder that describe a model. Returns the path of the
+/// file.
 ///
 /// # Errors
-/// Fails if a store does.
+/// Fails if the store fails.
 pub(in super::super) fn with_its_folder(address: &str) -> Result<PathBuf, DataError> {
     let (folder, name) = address.rsplit_once('/').unwrap_or((address, ""));
     let stores = stores(&CacheOptions::default())?;
     Ok(stores.fetch_folder(folder, describes, &Download::of(&Unwatched)).map_err(failed)?.join(name))
 }
 
-/// Adds the program's way of waiting and stopping to that of a store.
+/// Shows a store's downloads and waits with the program's `Watch`, which can also stop them.
 pub(crate) struct Download<'a> {
     watch: &'a dyn Watch,
-    /// Bytes of the objects before this one, and of all.
+    /// Bytes of the objects before the current one, and of all objects.
     before: Cell<u64>,
     total: u64,
 }
 
 impl<'a> Download<'a> {
-    /// Shows the download of each object by itself.
+    /// Shows the progress of each object separately.
     pub(crate) fn of(watch: &'a dyn Watch) -> Self {
         Self { watch, before: Cell::new(0), total: 0 }
     }
@@ -142,7 +144,7 @@ impl zero_store::Watch for Download<'_> {
     }
 }
 
-/// Describes a wait for a store.
+/// Formats the message about a wait for a store.
 pub(crate) fn waiting(problem: &zero_store::Error, left: Duration) -> String {
     format!("{problem}; trying again, for {} s at most", left.as_secs())
 }

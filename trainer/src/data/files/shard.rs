@@ -1,8 +1,8 @@
 //! Shards of mosaicml-streaming (MDS, version 2).
 //!
-//! A shard is the number of its samples n and n + 1 offsets, all u32, a description, and the samples. A sample is the
-//! sizes (u32) of its columns of variable size, and then the values of all columns. Everything is little-endian. A
-//! shard has less than 4 GiB, and is in memory as a whole while it is read.
+//! A shard begins with its number of samples n and n + 1 offsets, all u32. A description and the samples follow. A
+//! sample begins with the sizes (u32) of its columns of variable size, and then has the values of all columns. All
+//! numbers are little-endian. A shard is smaller than 4 GiB and is read into memory completely.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -20,7 +20,7 @@ use super::encoding::Encoding;
 use super::folder::inside;
 use crate::data::fingerprint;
 
-/// A shard, as `index.json` describes it.
+/// The description of a shard in `index.json`.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 pub(super) struct Entry {
     format: String,
@@ -45,14 +45,14 @@ struct Stored {
 /// A shard and its file.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Shard {
-    /// The file that is read: the raw one if it exists, or else the compressed one.
+    /// The file that is read: the raw file if it exists, or else the compressed file.
     pub(super) path: PathBuf,
     entry: Entry,
     encodings: Vec<Encoding>,
     packing: Option<Packing>,
 }
 
-/// How a shard is compressed.
+/// The compression of a shard.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Packing {
     Archive(Archive),
@@ -62,7 +62,7 @@ enum Packing {
 }
 
 impl Packing {
-    /// Returns the compression that an index names, without its level.
+    /// Returns the compression with this name in an index. Ignores the level.
     fn of(compression: &str) -> Option<Self> {
         Some(match compression.split(':').next()? {
             "br" => Self::Brotli,
@@ -82,7 +82,7 @@ impl Packing {
         }
     }
 
-    /// Appends the unpacked bytes, at most `limit` of them.
+    /// Decompresses and appends at most `limit` bytes.
     fn unpack(self, packed: Vec<u8>, limit: u64, bytes: &mut Vec<u8>) -> io::Result<()> {
         let mut reader: Box<dyn Read> = match self {
             Self::Archive(archive) => archive.unpack(Cursor::new(packed))?,
@@ -101,7 +101,7 @@ impl Packing {
 }
 
 impl Shard {
-    /// Checks an entry of the index of `folder`, and chooses the file.
+    /// Checks an entry of the index of `folder`, and chooses the file to read.
     pub(super) fn new(folder: &Path, entry: Entry) -> Result<Self, String> {
         let Entry { format, column_names, column_encodings, column_sizes, samples, raw_data, zip_data, .. } = &entry;
         if format != "mds" {
@@ -132,12 +132,12 @@ impl Shard {
         Ok(Self { path, encodings, packing, entry })
     }
 
-    /// Returns the columns: name and encoding.
+    /// Returns the name and the encoding of each column.
     pub(super) fn columns(&self) -> impl Iterator<Item = (&str, &Encoding)> {
         self.entry.column_names.iter().map(String::as_str).zip(&self.encodings)
     }
 
-    /// Describes where the values of the columns are in a sample.
+    /// Returns a text with the columns, their encodings and their sizes.
     pub(super) fn layout(&self) -> String {
         let Entry { column_names, column_encodings, column_sizes, .. } = &self.entry;
         format!("{column_names:?} {column_encodings:?} {column_sizes:?}")
@@ -148,7 +148,7 @@ impl Shard {
         &self.encodings[column]
     }
 
-    /// Returns the encoding's name in the index.
+    /// Returns the name of a column's encoding in the index.
     pub(super) fn encoding_name(&self, column: usize) -> &str {
         &self.entry.column_encodings[column]
     }
@@ -167,7 +167,7 @@ impl Shard {
         DataError::Damaged { path: self.path.clone(), at, message: message.into() }
     }
 
-    /// Reads and unpacks the shard, and checks its length and its checksums.
+    /// Reads and decompresses the shard. Checks its length and its checksums.
     pub(super) fn load(&self) -> Result<Samples, DataError> {
         let check = |bytes: &[u8], stored: &Stored| {
             if bytes.len() as u64 != stored.bytes {
@@ -187,7 +187,7 @@ impl Shard {
                 let packed = fs::read(&self.path).map_err(failed_io())?;
                 check(&packed, zip)?;
                 let mut bytes = vec![];
-                // One byte more than there may be shows that there are too many.
+                // Reading one additional byte detects data that is too long.
                 let unpacked = packing.unpack(packed, self.entry.raw_data.bytes + 1, &mut bytes);
                 let at = Some(At::Byte(bytes.len() as u64));
                 let failed = |error| self.damaged(at, format!("the {} is cut or damaged: {error}", packing.name()));
@@ -216,7 +216,7 @@ impl Shard {
 pub(super) struct Samples {
     path: PathBuf,
     samples: usize,
-    /// The size of each column, if all its values have the same.
+    /// The size of each column, if all its values have the same size.
     sizes: Vec<Option<u32>>,
     bytes: Vec<u8>,
 }
@@ -226,7 +226,7 @@ impl Samples {
         self.samples
     }
 
-    /// Returns the bytes of a column of a sample.
+    /// Returns the bytes of a sample in a column.
     pub(super) fn value(&self, sample: usize, column: usize) -> Result<&[u8], DataError> {
         let at = Some(At::Row(sample as u64));
         let message = || "the sample does not fit into the shard".into();
@@ -258,7 +258,7 @@ fn u32_at(bytes: &[u8], offset: usize) -> Option<u32> {
     bytes.get(offset..)?.first_chunk().map(|bytes| u32::from_le_bytes(*bytes))
 }
 
-/// Returns the checksum in hexadecimal digits, or `None` for an unknown algorithm.
+/// Returns the checksum in hexadecimal. Returns `None` for an unknown algorithm.
 pub(super) fn hex(algorithm: &str, bytes: &[u8]) -> Option<String> {
     Some(match algorithm {
         "sha1" => fingerprint::hex(&Sha1::digest(bytes)),

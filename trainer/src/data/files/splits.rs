@@ -1,5 +1,5 @@
-//! The splits of a data set in a folder or a repository, found by the names of its files, or by the page that describes
-//! them, as Hugging Face's `datasets` does.
+//! Finds the splits of a data set in a folder or a repository. As in Hugging Face's `datasets`, the names of the files
+//! determine the splits, unless the dataset card lists them.
 
 use std::fs;
 use std::io;
@@ -11,29 +11,29 @@ use zero_engine::DataError;
 
 use super::folder::{DESCRIPTIONS, Folder, saved_split};
 
-/// The split of files that are named one by one, and of a folder whose files state none.
+/// The split of files that are named individually, and of a folder whose names contain no split.
 const TRAIN: &str = "train";
-/// The page of a repository. Its head may list the files of each split.
+/// The dataset card of a repository. Its YAML header may list the files of each split.
 pub(super) const CARD: &str = "README.md";
-/// Words in the names of files and folders that state a split.
+/// The words in names of files and folders that indicate a split.
 const KEYWORDS: [(&str, &[&str]); 3] = [
     (TRAIN, &["train", "training"]),
     ("validation", &["validation", "valid", "dev", "val"]),
     ("test", &["test", "testing", "eval", "evaluation"]),
 ];
-/// Files that are never data.
+/// Names of files that never contain data.
 const NO_DATA: [&str; 6] =
     [CARD, "config.json", "dataset_info.json", "dataset_infos.json", "dummy_data.zip", "dataset_dict.json"];
-/// Extensions of files with data that can be read. They may be followed by that of an archive.
+/// Extensions of supported data files. The extension of an archive may follow.
 const EXTENSIONS: [&str; 8] = ["csv", "json", "jsonl", "ndjson", "parquet", "arrow", "feather", "txt"];
 
 const MATCHING: MatchOptions =
     MatchOptions { case_sensitive: true, require_literal_separator: true, require_literal_leading_dot: true };
 
-/// The splits of a folder, in the order in which messages list them, each with the indices of its files.
+/// The splits of a folder in the order for messages. Each has the indices of its files.
 type Splits = Vec<(String, Vec<usize>)>;
 
-/// Returns what `split` of the data set in a folder consists of.
+/// Returns the files or shards of `split` in a folder.
 ///
 /// # Errors
 /// Fails if the folder has no such split, or if it cannot be read.
@@ -45,7 +45,7 @@ pub(super) fn open(folder: &Path, split: &str) -> Result<Folder, DataError> {
     let part = folder.join(split);
     let whole = if !described(folder) && described(&part) { &part } else { folder };
     if described(whole) {
-        // It is recognized by one of these files.
+        // `described` has found one of the files by which `Folder::open` recognizes a data set.
         return Folder::open(whole)?.ok_or_else(|| DataError::Empty { sources: vec![whole.display().to_string()] });
     }
     if folder.join(DESCRIPTIONS[2]).is_file() {
@@ -63,7 +63,7 @@ pub(super) fn open(folder: &Path, split: &str) -> Result<Folder, DataError> {
     Ok(Folder::Files(files.into_iter().map(|index| folder.join(&names[index])).collect()))
 }
 
-/// Fails if files that are named one by one are to be another split than `train`.
+/// Fails if `split` is not `train`. Files that are named individually belong to this split.
 pub(super) fn is_train(path: &Path, split: &str) -> Result<(), DataError> {
     has(path, split, vec![TRAIN.into()])
 }
@@ -75,18 +75,18 @@ fn has(path: &Path, split: &str, splits: Vec<String>) -> Result<(), DataError> {
     }
 }
 
-/// Collects the names of all files below a folder, without hidden ones.
+/// Collects the names of all files in a folder and its subfolders, except hidden ones.
 fn walk(folder: &Path, below: &str, names: &mut Vec<String>) -> io::Result<()> {
     for entry in fs::read_dir(folder)? {
         let entry = entry?;
-        // A name that is not UTF-8 states no split.
+        // A name that is not UTF-8 cannot indicate a split.
         let Ok(name) = entry.file_name().into_string() else { continue };
         if name.starts_with('.') {
             continue;
         }
         let name = format!("{below}{name}");
         match fs::metadata(entry.path())?.is_dir() {
-            // A link to a folder may lead back.
+            // Links to folders are skipped, because they may form a cycle.
             true if entry.file_type()?.is_symlink() => {}
             true => walk(&entry.path(), &format!("{name}/"), names)?,
             false => names.push(name),
@@ -95,11 +95,11 @@ fn walk(folder: &Path, below: &str, names: &mut Vec<String>) -> io::Result<()> {
     Ok(())
 }
 
-/// Returns the indices of the files of `split` in their order. `names` are the sorted names of all files in the folder at
-/// `path`, and `card` is its page.
+/// Returns the indices of the files of `split`, in order. `names` are the sorted names of all files in the folder at
+/// `path`, and `card` is the text of its dataset card.
 ///
 /// # Errors
-/// Fails if there is no such split, or if the page lists files in a way that cannot be read.
+/// Fails if the split does not exist, or if the list of files in the card is invalid.
 pub(super) fn select(path: &Path, names: &[String], card: Option<&str>, split: &str) -> Result<Vec<usize>, DataError> {
     let damaged = |message: String| DataError::Damaged { path: path.join(CARD), at: None, message };
     let listed = card.map_or(Ok(None), configuration).map_err(damaged)?;
@@ -126,7 +126,7 @@ pub(super) fn select(path: &Path, names: &[String], card: Option<&str>, split: &
     }
 }
 
-/// Returns the configuration of the data set that the head of its page lists, if it lists any.
+/// Returns the configuration in the header of a dataset card, or `None` if the header has none.
 fn configuration(card: &str) -> Result<Option<Value>, String> {
     let lines: Vec<&str> = card.lines().collect();
     let end = lines.iter().skip(1).position(|line| line.trim_end() == "---");
@@ -149,7 +149,7 @@ fn configuration(card: &str) -> Result<Option<Value>, String> {
     }
 }
 
-/// Returns the splits that a configuration lists, or those of its folder.
+/// Returns the splits that a configuration lists. Without a list, returns the splits of the configuration's folder.
 fn of_configuration(names: &[String], configuration: &Value) -> Result<Splits, String> {
     let folder =
         configuration["data_dir"].as_str().map_or(String::new(), |folder| format!("{}/", folder.trim_matches('/')));
@@ -180,8 +180,8 @@ fn of_configuration(names: &[String], configuration: &Value) -> Result<Splits, S
     listed.iter().map(files).collect()
 }
 
-/// Returns the splits of a folder by the names of its files: shards in `data/`, or else words in the names of folders, or
-/// else words in the names of files. Without any, all files are the split `train`.
+/// Determines the splits of a folder from names: from the names of shards in `data/`, or else from words in the names
+/// of folders, or else from words in the names of files. Without such names, all files belong to the split `train`.
 fn by_names(names: &[String], folder: &str) -> Splits {
     let inside: Vec<(usize, &str)> = names
         .iter()
@@ -201,7 +201,7 @@ fn by_names(names: &[String], folder: &str) -> Splits {
         shards.sort_by(|(a, _), (b, _)| place(a).cmp(&place(b)).then_with(|| a.cmp(b)));
         return shards;
     }
-    // In the order of the keywords, and of each, of the places where a name has it.
+    // Files are ordered by keyword, and for each keyword by its place in the name.
     let by = |places: &[Place], of: &dyn Fn(&str, &str, Place) -> bool| -> Splits {
         let files = |keywords: &[&str]| {
             let places = keywords.iter().flat_map(|keyword| places.iter().map(|place| (*keyword, *place)));
@@ -226,10 +226,11 @@ fn by_names(names: &[String], folder: &str) -> Splits {
     }
 }
 
-/// Whether a keyword is at the beginning of a name, and at its end, and not after or before another character.
+/// Whether a keyword must be at the beginning of a name, and whether it must be at the end. Otherwise another character
+/// must be beside it.
 type Place = (bool, bool);
 
-/// Returns whether a file counts: it is neither hidden nor in a special folder, and may be data.
+/// Returns whether a file is considered: it is not hidden, is not in a special folder, and may contain data.
 fn is_visible(name: &str) -> bool {
     let is_special = |part: &str| part.starts_with("__");
     let folders = name.rsplit_once('/').map_or("", |(folders, _)| folders);
@@ -252,7 +253,7 @@ fn split_of_shard(name: &str) -> Option<&str> {
         .last()
 }
 
-/// Returns whether a name has a keyword at this place; other characters beside it are no letters.
+/// Returns whether a name has a keyword at this place. The characters beside the keyword must not be letters.
 fn states(name: &str, keyword: &str, (is_first, is_last): Place) -> bool {
     let is_between = |c: char| matches!(c, '-' | '.' | '_' | ' ' | '0'..='9');
     let fits = |beside: Option<char>, is_end: bool| beside.map_or(is_end, |c| !is_end && is_between(c));

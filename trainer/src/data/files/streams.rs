@@ -1,4 +1,4 @@
-//! What a file of data gives: bytes, documents or records, one after the other.
+//! Items that are read from data files: bytes, documents and records.
 
 use std::io::{self, BufRead};
 use std::path::{Path, PathBuf};
@@ -6,13 +6,13 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value};
 use zero_engine::{At, DataError};
 
-/// A text that is tokenized on its own, or the next part of a long one.
+/// A text that is tokenized on its own, or the next part of a long text.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Document {
     /// The position of the first byte.
     pub(crate) at: At,
     pub(crate) text: Vec<u8>,
-    /// Whether the text continues the document before it.
+    /// Whether the text continues the previous document.
     pub(crate) is_continued: bool,
 }
 
@@ -22,11 +22,11 @@ pub(crate) type Object = Map<String, Value>;
 pub(crate) type Documents = Box<dyn Iterator<Item = Result<Document, DataError>> + Send>;
 pub(crate) type Records = Box<dyn Iterator<Item = Result<(At, Object), DataError>> + Send>;
 
-/// The bytes of a file, unpacked.
+/// The decompressed bytes of a file.
 pub(super) struct Reader {
     pub(super) bytes: Box<dyn BufRead + Send>,
     pub(super) path: PathBuf,
-    /// The kind of the archive that the bytes come from.
+    /// The name of the archive format, if the file is an archive.
     archive: Option<&'static str>,
 }
 
@@ -35,12 +35,12 @@ impl Reader {
         Self { bytes: Box::new(bytes), path: path.into(), archive }
     }
 
-    /// Returns whether the bytes are unpacked from an archive.
+    /// Returns whether the file is an archive.
     pub(super) fn is_unpacked(&self) -> bool {
         self.archive.is_some()
     }
 
-    /// Returns the error of a read at this position of the unpacked bytes.
+    /// Returns the error of a failed read at this position of the decompressed bytes.
     pub(super) fn failed(&self, at: At, error: io::Error) -> DataError {
         match self.archive {
             None => DataError::io(&self.path)(error),

@@ -1,6 +1,7 @@
-//! Tables of Parquet and Arrow files, read in batches of rows.
+//! Reads tables in Parquet and Arrow files in batches of rows.
 //!
-//! The decoders are meant to return an error for any malformed file. Should one panic, [`guarded`] makes it an error too.
+//! The decoders should return an error for any malformed file. If one panics, [`guarded`] converts the panic to an
+//! error.
 
 use std::fs::File;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -17,11 +18,11 @@ use zero_engine::{At, DataError};
 use super::streams::{Document, Documents, Records};
 use super::values::{is_text, object, plain, text, value};
 
-/// Maximum number of rows that become documents or records at once. Parquet is also decoded in batches of this size; Arrow
-/// files state their batches themselves.
+/// Maximum number of rows that become documents or records at a time. Parquet files are also decoded in batches of this
+/// size; Arrow files define their own batches.
 const BATCH: usize = 1024;
 
-/// How a file holds a table.
+/// The file format of a table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Container {
     Parquet,
@@ -38,13 +39,13 @@ impl Container {
     }
 }
 
-/// The rows of a file, of some of its columns.
+/// The rows of a file. Only some columns may be decoded.
 pub(super) struct Table {
     batches: Box<dyn Iterator<Item = Result<RecordBatch, ArrowError>> + Send>,
     path: PathBuf,
-    /// The rest of the batch that is being read.
+    /// The rest of the current batch.
     rest: Option<RecordBatch>,
-    /// The number of the next row, and the number of all rows if the file states it.
+    /// The index of the next row, and the number of all rows if the file contains it.
     row: u64,
     rows: Option<u64>,
     is_at_end: bool,
@@ -89,7 +90,7 @@ impl Table {
     }
 }
 
-/// Returns batches of 1 to [`BATCH`] rows, each with the number of its first row.
+/// Returns batches of 1 to [`BATCH`] rows, each with the index of its first row.
 impl Iterator for Table {
     type Item = Result<(u64, RecordBatch), DataError>;
 
@@ -119,7 +120,7 @@ impl Iterator for Table {
     }
 }
 
-/// Runs a decoder. Makes its error, or its panic, a message.
+/// Runs a decoder. Converts an error or a panic to a message.
 fn guarded<T, E: std::fmt::Display>(decode: impl FnOnce() -> Result<T, E>) -> Result<T, String> {
     let message = match catch_unwind(AssertUnwindSafe(decode)) {
         Ok(result) => return result.map_err(|error| error.to_string()),
@@ -132,7 +133,8 @@ fn guarded<T, E: std::fmt::Display>(decode: impl FnOnce() -> Result<T, E>) -> Re
     Err(format!("the file is malformed, and its decoder failed: {message}"))
 }
 
-/// Returns the items that `items` makes of each batch and the number of its first row.
+/// Returns an iterator over all items that `items` creates. `items` receives each batch with the index of its first
+/// row.
 fn of_batches<T, I>(table: Table, items: I) -> impl Iterator<Item = Result<T, DataError>> + use<T, I>
 where
     I: Fn(&Path, u64, &RecordBatch) -> Result<Vec<Result<T, DataError>>, String>,
@@ -178,7 +180,7 @@ pub(super) fn documents(path: &Path, container: Container, column: &str) -> Resu
     })))
 }
 
-/// Opens the rows as records. Of a table that has some of these columns, the others are not decoded.
+/// Opens the rows as records. If the table has some of `columns`, only these columns are decoded.
 pub(super) fn records(path: &Path, container: Container, columns: &[&str]) -> Result<Records, DataError> {
     let table = Table::open(path, container, |schema| {
         let all = 0..schema.fields().len();

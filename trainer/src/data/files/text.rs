@@ -1,4 +1,4 @@
-//! A text file as one document, in parts.
+//! Reads a text file as one document, in parts.
 
 use std::io::Read;
 
@@ -8,19 +8,20 @@ use super::super::binary;
 use super::super::pieces::{Cuts, piece_end};
 use super::streams::{Document, Reader};
 
-/// A part has at least this many bytes, unless it is the last one: enough for a tokenizer that encodes pieces in parallel.
+/// Minimum size of a part in bytes, except for the last part. It has enough pieces for a tokenizer that encodes them in
+/// parallel.
 const PART: usize = 8 << 20;
 
 /// The parts of a text.
 pub(super) struct Parts {
     reader: Reader,
-    /// What is read and not returned yet, and its position in the file.
+    /// The bytes that were read but not returned yet, and the position of the first of them in the file.
     buffer: Vec<u8>,
     offset: u64,
-    /// The length of the pieces in the buffer that have an end.
+    /// Total length of the complete pieces in the buffer.
     pieces: usize,
     is_at_end: bool,
-    /// Whether any bytes do.
+    /// Whether binary files are accepted.
     accepts_binary: bool,
     cuts: Cuts,
 }
@@ -42,12 +43,13 @@ impl Parts {
     }
 
     fn read(&mut self) -> Result<(), DataError> {
-        // Doubles the buffer, so that a text without line breaks is searched a few times only.
+        // Doubles the buffer, so that a text without line breaks is searched only a few times.
         let count = self.buffer.len().max(PART) as u64;
         let read = self.reader.bytes.by_ref().take(count).read_to_end(&mut self.buffer);
         let at = At::Byte(self.offset + self.buffer.len() as u64);
         self.is_at_end = read.map_err(|error| self.reader.failed(at, error))? == 0;
-        // Other tokenizers require UTF-8 and report the position of an invalid byte themselves. A tar archive is UTF-8.
+        // Other tokenizers require UTF-8, and report the position of an invalid byte themselves. Archives are checked
+        // because an unpacked tar file may be UTF-8.
         if self.offset == 0
             && (self.cuts == Cuts::Anywhere || self.reader.is_unpacked())
             && !self.accepts_binary
@@ -95,7 +97,7 @@ mod tests {
         Parts::new(reader, cuts, false).map(Result::unwrap).collect()
     }
 
-    /// Each part ends where a piece of the whole text ends, so the tokens are those of the whole text.
+    /// Each part ends where a piece of the whole text ends, so the tokens are the same as for the whole text.
     #[test]
     fn parts_are_whole_pieces() {
         let line = "a line of text, éééé\n\n  indented\n";

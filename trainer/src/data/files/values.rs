@@ -1,4 +1,4 @@
-//! Values of Arrow arrays as JSON, which is what records of all formats consist of.
+//! Converts values of Arrow arrays to JSON, the form of records of all formats.
 
 use arrow_array::cast::AsArray;
 use arrow_array::types::{
@@ -10,11 +10,11 @@ use arrow_schema::DataType;
 use arrow_select::take::take;
 use serde_json::{Map, Value};
 
-/// Returns the value of a row. Fields of structs that are null are left out: a table cannot tell them from fields that
-/// a record does not have.
+/// Returns the value of a row. Omits fields of structs that are null, because a table cannot distinguish them from
+/// fields that a record does not have.
 ///
 /// # Errors
-/// Fails if the type, or that of a value inside, has no counterpart in JSON. The message names it.
+/// Fails if the type of the value, or of a value inside it, has no counterpart in JSON. The message names the type.
 pub(super) fn value(array: &dyn Array, row: usize) -> Result<Value, String> {
     if array.is_null(row) {
         return Ok(Value::Null);
@@ -58,7 +58,7 @@ pub(super) fn value(array: &dyn Array, row: usize) -> Result<Value, String> {
     })
 }
 
-/// Returns the values of a row that are not null. The error names the column.
+/// Returns the values of a row as an object, without nulls. The error names the column.
 pub(super) fn object<'a>(
     columns: impl Iterator<Item = (&'a str, &'a ArrayRef)>,
     row: usize,
@@ -73,7 +73,7 @@ pub(super) fn object<'a>(
     Ok(object)
 }
 
-/// Returns an array with a dictionary's values in their rows.
+/// Replaces the keys of a dictionary array by their values. Returns other arrays unchanged.
 pub(super) fn plain(array: &ArrayRef) -> Result<ArrayRef, String> {
     match array.as_any_dictionary_opt() {
         Some(dictionary) => take(dictionary.values(), dictionary.keys(), None).map_err(|error| error.to_string()),
@@ -81,7 +81,7 @@ pub(super) fn plain(array: &ArrayRef) -> Result<ArrayRef, String> {
     }
 }
 
-/// Returns the text of a row, or `None` if it is null or the array has no texts.
+/// Returns the text of a row, or `None` if it is null or not a text.
 pub(super) fn text(array: &dyn Array, row: usize) -> Option<&str> {
     let is_valid = !array.is_null(row);
     is_valid.then_some(array.data_type()).and_then(|kind| match kind {
@@ -92,7 +92,7 @@ pub(super) fn text(array: &dyn Array, row: usize) -> Option<&str> {
     })
 }
 
-/// Returns whether rows are texts.
+/// Returns whether the values are texts.
 pub(super) fn is_text(kind: &DataType) -> bool {
     match kind {
         DataType::Dictionary(_, values) => is_text(values),

@@ -1,4 +1,4 @@
-//! The tokens are those of the crate `tokenizers`, and of transformers, for random and for real text.
+//! The tokens are equal to those of the crate `tokenizers` and of transformers, for random and for real text.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use super::super::pieces::{Cuts, word_start};
 use super::*;
 use crate::python;
 
-/// A byte-level tokenizer with merges that cross nothing, and added tokens.
+/// Returns a byte-level tokenizer with a few merges and added tokens.
 fn tokenizer(pre_tokenizer: &Value, normalizer: &Value, dropout: &Value) -> Value {
     let symbols = SYMBOLS.iter().map(|symbol| symbol.to_string());
     let merges = [
@@ -61,7 +61,7 @@ fn split(pattern: &str) -> Value {
     json!({"type": "Sequence", "pretokenizers": [split, level(false)]})
 }
 
-/// A tokenizer of each kind that is recognized.
+/// Returns a tokenizer of each recognized kind.
 fn recognized() -> Vec<(Value, Tokenizer, Words)> {
     let none = Value::Null;
     let nfc = json!({"type": "NFC"});
@@ -80,7 +80,7 @@ fn expected(tokenizer: &Tokenizer, text: &str) -> Vec<u32> {
     tokenizer.encode_fast(text, false).unwrap().get_ids().to_vec()
 }
 
-/// Texts in which all parts of the patterns meet, and every character.
+/// Generates texts with all parts of the patterns, and with arbitrary characters.
 fn texts() -> impl Strategy<Value = String> {
     let part = prop_oneof![
         4 => prop::sample::select(vec![
@@ -140,7 +140,7 @@ fn a_text_may_be_cut_where_a_word_begins() {
     assert!(count.get() > 100, "{count:?}");
 }
 
-/// Every character of the planes that have any, between others, has the class that the crate gives it.
+/// Each character of the planes in use has the class that the crate assigns to it, also between other characters.
 #[test]
 fn every_character_is_split_as_by_the_crate() {
     let all: Vec<char> = ('\0'..='\u{323ff}').chain('\u{e0000}'..='\u{e01ff}').collect();
@@ -153,12 +153,12 @@ fn every_character_is_split_as_by_the_crate() {
                 encoded += 1;
             }
         }
-        // Few blocks are normalized for sure.
+        // Only few Unicode blocks are certainly normalized.
         assert!(encoded > 50, "{encoded}");
     }
 }
 
-/// Sources and documents of this repository.
+/// Returns source files and documents of this repository.
 fn real_texts() -> Vec<String> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let folders = ["docs", "trainer/src/data", "trainer/src/data/chat", "trainer/src/data/chat/tests", "."];
@@ -214,7 +214,7 @@ fn other_tokenizers_are_left_to_the_crate() {
     ] {
         assert!(Words::of(&json.to_string().parse().unwrap()).is_none(), "{json}");
     }
-    // A post-processor that changes tokens.
+    // This post-processor changes tokens.
     let mut doubled = tokenizer(&level(true), &none, &none);
     let of_text = json!({"Sequence": {"id": "A", "type_id": 0}});
     doubled["post_processor"] = json!({"type": "TemplateProcessing", "single": [of_text, of_text], "pair": [of_text, {"Sequence": {"id": "B", "type_id": 0}}], "special_tokens": {}});

@@ -1,5 +1,5 @@
-//! Which account, project and run on Weights & Biases a training run writes to: the configuration, the environment
-//! variables of W&B's own client, and `~/.netrc`.
+//! Selects the account, the project and the run on Weights & Biases that a training run writes to. The sources are the
+//! configuration, the environment variables of W&B's client, and `~/.netrc`.
 
 use std::fs;
 use std::path::PathBuf;
@@ -12,22 +12,22 @@ use zero_engine::Error;
 /// The address of W&B's own service.
 const SERVICE: &str = "https://api.wandb.ai";
 
-/// An account and what it writes to.
+/// An account, and the project and run to write to.
 #[derive(Debug, PartialEq)]
 pub(in crate::monitor) struct Account {
-    /// Address of the server, without a slash at its end.
+    /// Address of the server, without a slash at the end.
     pub(super) server: String,
     pub(super) key: String,
-    /// Team or user; `None` is the default of the account.
+    /// Team or user. `None` uses the default of the account.
     pub(super) entity: Option<String>,
     pub(super) project: String,
     pub(super) group: Option<String>,
     pub(super) name: Option<String>,
-    /// The run to write to; `None` creates one.
+    /// The run to write to. `None` creates a run.
     pub(super) run: Option<String>,
 }
 
-/// Returns the account from the configuration and the environment; `None` if W&B is disabled.
+/// Returns the account from the configuration and the environment. Returns `None` if W&B is disabled.
 ///
 /// # Errors
 /// Fails if the account has no key, or if this program does not support its mode or its address.
@@ -72,7 +72,7 @@ fn of(config: &zero_config::Wandb, variable: impl Fn(&str) -> Option<String>) ->
     }))
 }
 
-/// Returns the password of a machine in the text of a `.netrc` file.
+/// Returns the password of a host from the text of a `.netrc` file.
 fn password(netrc: &str, machine: &str) -> Option<String> {
     let lines = netrc
         .lines()
@@ -102,9 +102,9 @@ impl Account {
     }
 }
 
-/// Returns an address below `base`, with the parts of the path encoded.
+/// Returns `base` extended by path components, which are percent-encoded.
 pub(super) fn url(base: &str, parts: &[&str]) -> String {
-    // [`of`] has parsed the address already.
+    // [`of`] has already parsed the address.
     let Ok(mut url) = Url::parse(base) else { return base.to_string() };
     if let Ok(mut path) = url.path_segments_mut() {
         path.pop_if_empty().extend(parts);

@@ -1,5 +1,6 @@
-//! `wandb`: logs to a run on Weights & Biases, in the protocol of its Python client: GraphQL creates the run, and a stream
-//! of posts carries its lines. The protocol has no specification; the tests compare with the Python client.
+//! `wandb`: logs to a run on Weights & Biases, with the protocol of its Python client. GraphQL requests create the run,
+//! and a series of POST requests sends its lines. The protocol has no specification, so the tests compare with the
+//! Python client.
 
 mod account;
 
@@ -16,7 +17,7 @@ use super::server::{Server, first_line, text_of};
 use super::worker::{RunStatus, Sink, Trouble};
 pub(super) use account::{Account, account};
 
-/// Time between two posts in the first minute and later. The service limits how often a run posts.
+/// Time between two POST requests: in the first minute, and later. The service limits the rate.
 const PACES: [Duration; 2] = [Duration::from_secs(2), Duration::from_secs(15)];
 const FIRST: f64 = 60.0;
 
@@ -37,13 +38,13 @@ const UPSERT: &str = "mutation UpsertBucket($name: String, $project: String, $en
 pub(super) struct Wandb {
     server: Server,
     account: Account,
-    /// The configuration, as the service stores it.
+    /// The configuration in the format of the service.
     config: String,
-    /// The file with the run's identity, from which a later attempt continues the same run.
+    /// The file with the identity of the run. A later attempt reads it to continue the same run.
     file: PathBuf,
     /// Whether this attempt continues the run of an earlier attempt.
     goes_on: bool,
-    /// The identity of a new run, which a repeated attempt to create it uses again.
+    /// The ID of a new run. If creating the run fails, the next try uses the same ID.
     new: Option<String>,
     run: Option<Run>,
     lines: Vec<String>,
@@ -51,21 +52,21 @@ pub(super) struct Wandb {
 
 /// A run on the server.
 struct Run {
-    /// Where its lines are posted.
+    /// The address to which its lines are posted.
     stream: String,
-    /// Number of lines of its history that the server has.
+    /// Number of history lines that the server has.
     offset: u64,
-    /// The last step that the server has, which is a number of samples.
+    /// The last step that the server has. A step is a number of samples.
     last: Option<u64>,
-    /// The time from which its duration counts, in seconds since 1970; an earlier attempt moves it back.
+    /// The time from which the duration is counted, in seconds since 1970. A continued run has an earlier time.
     began: f64,
-    /// The newest values.
+    /// The newest value of each metric.
     summary: BTreeMap<String, f64>,
 }
 
 impl Wandb {
     /// Creates the monitor without contacting the server. With `goes_on`, it continues the run that an earlier attempt
-    /// in this folder has created.
+    /// created in this folder.
     pub(super) fn new(account: Account, folder: PathBuf, goes_on: bool, config: &Value) -> Self {
         let keys = config.as_object().into_iter().flatten();
         let config: Map<String, Value> =
@@ -95,7 +96,7 @@ impl Wandb {
         })
     }
 
-    /// Returns the `data` of the answer to a query.
+    /// Returns the `data` field of the response to a query.
     fn ask(&self, place: &str, query: &str, variables: &Value) -> Result<Value, Trouble> {
         let url = account::url(&self.account.server, &["graphql"]);
         let mut answer = self.post(place, &url, &json!({ "query": query, "variables": variables }))?;
@@ -149,7 +150,7 @@ impl Wandb {
         run.stream = account::url(&account.server, &["files", entity, project, &id, "file_stream"]);
         self.lines.push(format!("wandb: {}", account.page(entity, project, &id)));
         let known = json!({ "base_url": account.server, "entity": entity, "project": project, "run_id": id });
-        // Without this file, the run is logged anyway, but a resumed run creates another one.
+        // A failure is ignored: the run is logged anyway, but a resumed run creates another one.
         let _ = fs::write(&self.file, format!("{known:#}\n"));
         Ok(run)
     }
@@ -163,7 +164,7 @@ impl Wandb {
         (known["base_url"] == self.account.server.as_str() && is_same).then_some(known)
     }
 
-    /// Continues a run where the server is. Returns whether the server has the run.
+    /// Continues a run from the state that the server has. Returns whether the server knows the run.
     fn resume(&self, run: &mut Run, entity: &str, project: &str, id: &str) -> Result<bool, Trouble> {
         let place = "runResumeStatus";
         let answer = self.ask(place, RESUME, &json!({ "entity": entity, "project": project, "name": id }))?;
@@ -173,7 +174,7 @@ impl Wandb {
         }
         let lines = bucket["historyLineCount"].as_u64();
         run.offset = lines.ok_or_else(|| self.server.trouble(place, "the response has no historyLineCount"))?;
-        // The tail is a list of lines, as a text of JSON.
+        // The tail is a JSON list of lines, encoded as a string.
         let tail: Vec<String> =
             serde_json::from_str(bucket["historyTail"].as_str().unwrap_or("[]")).unwrap_or_default();
         let tail = tail.last().map(|line| parsed(line)).unwrap_or_default();
@@ -190,7 +191,7 @@ impl Wandb {
 }
 
 impl Run {
-    /// Returns the line of a step and adds its values to the summary. The step is the number of samples, as in
+    /// Returns the history line of a step, and adds its values to the summary. The step is the number of samples, as in
     /// DeepSpeed.
     fn line(&mut self, record: &Record) -> String {
         let scalars = record.scalars.iter().map(|scalar| (scalar.metric.tag, scalar.value));
@@ -201,7 +202,7 @@ impl Run {
         object(values.into_iter().map(|(key, value)| (key, number(value))).chain([step]))
     }
 
-    /// Returns the newest values of all metrics, and the duration that the service shows.
+    /// Returns the newest values of all metrics, and the duration that the service displays.
     fn summary(&self, step: u64) -> String {
         let own = ["_step", "_wandb"];
         let values = self.summary.iter().filter(|(key, _)| !own.contains(&key.as_str()));
@@ -219,7 +220,7 @@ impl Sink for Wandb {
         };
         let new: Vec<&Record> = records.iter().filter(|one| run.last.is_none_or(|last| one.samples > last)).collect();
         let lines: Vec<String> = new.iter().map(|record| run.line(record)).collect();
-        // A line that is sent again has the same offset, so it replaces the one that the server may have already.
+        // A line that is sent again has the same offset, so it replaces the line that the server may already have.
         let sent = match new.last() {
             None => Ok(Value::Null),
             Some(newest) => {
@@ -259,7 +260,7 @@ impl Sink for Wandb {
     }
 
     fn finish(&mut self, outcome: RunStatus) -> Result<(), Trouble> {
-        // The service calls a run with 255 killed.
+        // The service shows a run with exit code 255 as killed.
         let status = match outcome {
             RunStatus::Done => 0,
             RunStatus::Stopped => 255,
@@ -277,12 +278,13 @@ fn object<'a>(entries: impl Iterator<Item = (&'a str, String)>) -> String {
     format!("{{{}}}", entries.join(", "))
 }
 
-/// Returns a number as Python writes and the service reads it: NaN and infinities are words, which JSON lacks.
+/// Formats a number as Python does, so that the service can read it. NaN and infinities are words, because JSON lacks
+/// them.
 fn number(value: f64) -> String {
     if value.is_finite() { json!(value).to_string() } else { text_of(value).into() }
 }
 
-/// Reads an object that Python may have written, in which a number may be NaN or infinite; such values become null.
+/// Parses an object that Python may have written. Numbers that are NaN or infinite become null.
 fn parsed(text: &str) -> Value {
     serde_json::from_str(text).unwrap_or_else(|_| {
         let words = [": NaN", ":NaN", ": Infinity", ":Infinity", ": -Infinity", ":-Infinity"];
@@ -291,9 +293,9 @@ fn parsed(text: &str) -> Value {
     })
 }
 
-/// Returns eight random digits and small letters, which identify a run within its project.
+/// Returns eight random digits and lower-case letters. They identify a run within its project.
 fn new_id() -> String {
-    // Each state of the standard library's hash tables has its own random keys.
+    // Each `RandomState` of the standard library has its own random keys.
     let mut random = RandomState::new().hash_one(now().to_bits());
     let digit = |_| {
         let digit = char::from_digit((random % 36) as u32, 36);

@@ -29,11 +29,11 @@ const GRACE: Duration = Duration::from_millis(1000);
 /// The parameters of an attempt.
 pub(super) struct Attempt<'a> {
     pub(super) number: usize,
-    /// The same for all attempts of a job, and of no other.
+    /// The name of the job, which all its attempts share. No other job has the same name.
     pub(super) job_name: &'a str,
     pub(super) team: &'a Team,
     pub(super) job: &'a Job<'a>,
-    /// The token of a single-host job, whose ranks connect through a store of the attempt's own.
+    /// The token of a single-host job, whose ranks connect through a store that only this attempt uses.
     pub(super) token: Option<&'a TokenFile>,
     pub(super) restarts: &'a Restarts,
     /// The connection to the launchers of the other hosts.
@@ -45,7 +45,7 @@ struct Rank {
     number: usize,
     child: Child,
     status: Option<ExitStatus>,
-    /// Whether the launcher has sent it a signal to end.
+    /// Whether the launcher has sent the rank a signal to end.
     was_ended: bool,
     printed: Printed,
 }
@@ -56,7 +56,7 @@ pub(super) struct Ended {
     /// Index of the rank that failed first. A rank that ended because it lost a peer counts only if no rank failed for
     /// another reason, even if the launcher noticed its end first.
     first: Option<usize>,
-    /// Number of ranks that died by themselves: not because they lost a peer, and not because the launcher ended them.
+    /// Number of ranks that crashed: killed by a signal that the launcher did not send, or exited with status 1.
     lost: usize,
 }
 
@@ -153,7 +153,7 @@ impl Attempt<'_> {
             Error::Launch(format!("cannot start rank {rank}, `{program}`: {error}\n  help: {help}"))
         })?;
         if let (Some(mut pipe), Some(text)) = (child.stdin.take(), self.job.standard_input()) {
-            // A rank that ends before it has read everything reports its own error.
+            // If the rank ends before it has read everything, it reports its own error.
             let _ = pipe.write_all(text.as_bytes());
         }
         let printed = output.follow(&mut child);
@@ -189,7 +189,7 @@ impl Ended {
                     line.tell_of_failure();
                 }
                 if failure.signal.is_some() {
-                    // Ranks without a handler do not train yet, and would wait for the dead rank to connect.
+                    // Ranks without a handler do not train yet. They would wait for the dead rank to connect.
                     self.end(Signal::KILL, |rank| !catches(rank, SIGTERM));
                 }
             }
@@ -248,18 +248,19 @@ impl Ended {
         };
         let own = self.failure(first);
         let (lines, unseen) = self.ranks[first].printed.last_lines();
-        // A stop by a signal after a checkpoint is no error. An error that all ranks share was reported by rank 0.
+        // A rank that a signal stopped after a checkpoint has not failed. Rank 0 has already reported an error that all
+        // ranks share.
         let is_told = |own: Failure| {
             matches!(own.code, Some(2 | 3 | 5)) && self.ranks[0].status.is_some_and(|status| status.code() == own.code)
         };
         if unseen && !own.is_some_and(|own| own.is_stop() || is_ours && is_told(own)) {
             eprint!("{lines}");
         } else if !is_ours && !unseen && !lines.is_empty() {
-            // The lines have scrolled by, mixed with the output of other ranks.
+            // The terminal has already shown these lines, mixed with the output of other ranks.
             eprintln!("last lines of rank {}:", self.ranks[first].number);
             lines.lines().for_each(|line| eprintln!("  {line}"));
         }
-        // A training rank reports its own error, unless it is killed.
+        // A training rank reports its own error, unless a signal kills it.
         if cause.signal.is_some() || !is_ours && !cause.is_stop() || Some(cause) != own && !cause.is_stop() {
             eprintln!("error: {cause}; it failed first, and the other ranks were stopped");
         }

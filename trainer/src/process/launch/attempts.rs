@@ -1,4 +1,5 @@
-//! Runs one attempt after another: starts the ranks, and restarts them when one has died.
+//! Runs the attempts of a job one after another. Each attempt starts the ranks, and a new attempt begins when a rank
+//! has died.
 
 use std::time::SystemTime;
 
@@ -15,7 +16,7 @@ use super::recovery::{self, Recovery};
 use super::signals::Signals;
 
 /// Starts the ranks, waits until all have ended, and returns the exit status. With a `recovery`, restarts the ranks
-/// when one has died, up to its `max_restarts` times.
+/// when one has died, at most `max_restarts` times.
 ///
 /// # Errors
 /// Fails if a process cannot be started, or if another host is lost.
@@ -78,13 +79,13 @@ pub fn launch(mut team: Team, job: &Job<'_>, recovery: Option<&Recovery<'_>>) ->
     }
 }
 
-/// Returns a name that no other launcher gives its job. Ranks recognize the checkpoints of earlier attempts by it.
+/// Returns a job name that no other launcher uses. Ranks recognize the checkpoints of earlier attempts by it.
 fn job_name() -> String {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     format!("{}-{}", since.as_nanos(), std::process::id())
 }
 
-/// Returns the settings that must be the same for the launchers of all hosts.
+/// Returns the settings that must be the same on all hosts.
 fn terms(team: &Team, job: &Job<'_>, limit: usize) -> Vec<(String, String)> {
     let term = |name: &str, value: usize| (name.to_string(), value.to_string());
     vec![
@@ -100,7 +101,7 @@ fn finish(ended: &Ended, job: &Job<'_>, all: AttemptOutcome) -> u8 {
     all.first.map_or(0, |first| first.exit_status())
 }
 
-/// The inputs of the decision whether to restart.
+/// Decides whether to restart the ranks.
 struct Judge<'a> {
     signals: &'a Signals,
     recovery: Option<&'a Recovery<'a>>,
@@ -143,7 +144,7 @@ fn counted(ranks: usize) -> String {
     zero_engine::counted(ranks, "rank", "ranks")
 }
 
-/// Describes how many ranks continue, and from which checkpoint.
+/// Returns a message that says how many ranks continue, and from which checkpoint.
 fn told(ranks: usize, whence: &recovery::Whence) -> String {
     let ranks = counted(ranks);
     match whence.from.last() {

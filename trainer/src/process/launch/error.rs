@@ -4,7 +4,7 @@ use std::fmt::Display;
 
 use zero_engine::Error;
 
-/// Returns an error that names what has failed.
+/// Returns a function that adds a description of the failed operation to an error.
 pub(super) fn failed<E: Display>(what: impl Display) -> impl FnOnce(E) -> Error {
     move |error| Error::Launch(format!("{what}: {error}"))
 }

@@ -26,11 +26,12 @@ use super::signals::Signals;
 
 /// The default port of the store, the same as PyTorch's.
 const DEFAULT_PORT: u16 = 29500;
-/// Timeout for all launchers to connect. A scheduler may start the hosts minutes apart.
+/// Timeout for all launchers to connect. It is long because a scheduler may start the hosts minutes apart.
 const GATHERING: Duration = Duration::from_secs(600);
 /// Interval between two exchanges of states.
 const TICK: Duration = Duration::from_millis(100);
-/// How much longer than a rank a launcher waits for another host. The ranks give up first, as their errors say more.
+/// Additional time that a launcher waits for another host, compared with a rank. The ranks then give up first and
+/// report a more detailed error.
 const AFTER_RANKS: Duration = Duration::from_secs(5);
 /// Timeout for the other launchers to learn that the job has ended.
 const FAREWELL: Duration = Duration::from_secs(5);
@@ -94,7 +95,8 @@ struct State {
     beat: u64,
     /// Random ID of this launcher process. A launcher that replaces it has another ID.
     id: u64,
-    /// IDs of the launchers whose state it has read, by host; 0 for a host that it has not heard of.
+    /// IDs of the launchers whose states this launcher has read, by host. The ID is 0 for a host that it has not heard
+    /// of.
     met: Vec<u64>,
     /// Settings that must be the same on all hosts.
     terms: Vec<(String, String)>,
@@ -105,7 +107,7 @@ struct State {
     outcome: Option<AttemptOutcome>,
     /// What follows the attempt; only host 0 decides.
     decision: Option<Decision>,
-    /// Whether it knows that the job has ended.
+    /// Whether this launcher knows that the job has ended.
     leaves: bool,
 }
 
@@ -174,7 +176,7 @@ impl Line {
         };
         let thread = Some(std::thread::spawn(move || talk.run()));
         let line = Self { hosts: hosts.clone(), shared, thread, patience, server };
-        // On failure, host 0 keeps the store up until the others have seen why.
+        // On failure, host 0 keeps the store up until the others have read the reason.
         line.gather(signals).inspect_err(|_| line.leave())?;
         Ok(line)
     }
@@ -186,8 +188,8 @@ impl Line {
                 let others = locked(&self.shared.others);
                 self.agree(&others)?;
                 let (own, id) = (self.hosts.index, locked(&self.shared.own).id);
-                // The other launcher must know this one too: if it has met an earlier launcher of this host, it
-                // belongs to another job.
+                // The other launcher must also have read the state of this launcher. If it has read the state of an
+                // earlier launcher of this host, it belongs to another job.
                 let has_met =
                     |host: usize| others[host].as_ref().is_some_and(|seen| seen.state.met.get(own) == Some(&id));
                 (0..self.hosts.count).find(|&host| host != own && !has_met(host))
@@ -232,7 +234,7 @@ impl Line {
     /// Returns the address and port at which the ranks of this host reach the store.
     pub(super) fn meeting(&self) -> (String, u16) {
         match &self.server {
-            // Host 0 may have another address for the other hosts; this is the one that it listens on.
+            // Host 0 may have a different address for the other hosts. This is the address on which it listens.
             Some(server) => (server.address().ip().to_string(), server.address().port()),
             None => self.hosts.meeting(),
         }
@@ -263,7 +265,7 @@ impl Line {
         Some(format!("host {host} has not responded for {:.0?}", self.patience))
     }
 
-    /// Waits for the outcomes of all hosts and combines them. For host 0.
+    /// Waits for the outcomes of all hosts and combines them. Only host 0 calls it.
     ///
     /// # Errors
     /// Fails if a host is lost.
@@ -285,12 +287,12 @@ impl Line {
         }
     }
 
-    /// Publishes the decision. For host 0.
+    /// Publishes the decision. Only host 0 calls it.
     pub(super) fn decide(&self, decision: Decision) {
         locked(&self.shared.own).decision = Some(decision);
     }
 
-    /// Publishes the outcome on this host and waits for the decision of host 0. For the other hosts.
+    /// Publishes the outcome on this host and waits for the decision of host 0. Only the other hosts call it.
     ///
     /// # Errors
     /// Fails if a host is lost.
@@ -312,7 +314,7 @@ impl Line {
         }
     }
 
-    /// Begins the next attempt. The last decision of host 0 stays published.
+    /// Begins the next attempt. Keeps publishing the last decision of host 0.
     pub(super) fn begin(&self, attempt: usize) {
         let mut own = locked(&self.shared.own);
         (own.attempt, own.failed, own.outcome) = (attempt, false, None);
@@ -325,8 +327,8 @@ impl Line {
         let others_know = || locked(&self.shared.others).iter().flatten().all(|seen| seen.state.leaves);
         let is_said = || locked(&self.shared.own).beat;
         let before = is_said();
-        // Host 0 serves the store, so it waits until all others are done with it. Another host is done once it has
-        // written its last state.
+        // Host 0 serves the store, so it waits until all others no longer need it. A host no longer needs the store
+        // once it has written its last state.
         while Instant::now() < end && locked(&self.shared.lost).is_none() {
             let done = if self.hosts.index == 0 { others_know() } else { is_said() > before + 1 };
             if done {

@@ -11,14 +11,14 @@ use super::output::Output;
 /// Default time between SIGTERM and SIGKILL for ranks that should end.
 pub const GRACE: Duration = Duration::from_secs(5);
 
-/// The ranks of an attempt on each host.
+/// The ranks that an attempt starts on each host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Team {
     /// Number of ranks per host.
     pub ranks: usize,
     /// Compute threads per rank.
     pub threads: usize,
-    /// Overrides of the configuration, in addition to those of the command line.
+    /// Overrides of the configuration, in addition to the overrides on the command line.
     pub overrides: Vec<String>,
 }
 
@@ -29,9 +29,9 @@ impl Team {
     }
 }
 
-/// Returns the number of ranks of a run on GPUs whose configuration does not name it: one per GPU of this host, rounded down to
-/// whole pipelines, each of whose stages has whole groups of ranks that share sequences and cut layers, but at least one pipeline.
-/// Returns `None` for other runs.
+/// Returns the number of ranks on this host for a GPU run whose configuration does not set it: one per GPU, rounded
+/// down to a multiple of pipeline stages × context size × tensor size, but at least that product. Returns `None` for
+/// other runs.
 #[must_use]
 pub fn one_a_gpu(typed: &Typed) -> Option<usize> {
     let config = typed.resolve(None).ok().filter(|config| config.training.device == Compute::Cuda)?;
@@ -44,7 +44,8 @@ pub fn one_a_gpu(typed: &Typed) -> Option<usize> {
 pub enum What<'a> {
     /// This program, with the same arguments.
     Ourselves {
-        /// The standard input of each rank: the configuration, if this process read it from its standard input.
+        /// The standard input of each rank: the configuration, if this process read the configuration from its standard
+        /// input.
         standard_input: Option<&'a str>,
     },
     /// Another program and its arguments.
@@ -57,7 +58,7 @@ impl What<'_> {
     }
 }
 
-/// The parameters of a launcher other than its ranks.
+/// The parameters of a launcher, except for the ranks.
 #[derive(Debug, Clone)]
 pub struct Job<'a> {
     /// The hosts of the job.

@@ -33,9 +33,9 @@ impl Failure {
 
     /// Returns whether a restart may help.
     ///
-    /// A restart cannot help against a wrong configuration (2), unreadable data (3) or a loss that is not finite (5). A
-    /// signal that asks to stop is no failure. The exit statuses of another program have no known meaning, so only such
-    /// signals are excluded there.
+    /// A restart cannot help against a wrong configuration (2), unreadable data (3) or a loss that is not finite (5).
+    /// SIGINT and SIGTERM are requests to stop, so they are not failures. The exit statuses 2, 3 and 5 of another
+    /// program have no known meaning, so for other programs only requests to stop are excluded.
     pub(super) fn is_death(&self, is_ours: bool) -> bool {
         match (self.code, self.signal) {
             (Some(130 | 143), _) | (None, Some(SIGINT | SIGTERM)) => false,
@@ -44,7 +44,7 @@ impl Failure {
         }
     }
 
-    /// Returns whether a signal stopped the rank after a checkpoint, which is no error.
+    /// Returns whether a signal stopped the rank after a checkpoint. This is not a failure.
     pub(super) fn is_stop(&self) -> bool {
         matches!(self.code, Some(130 | 143))
     }
@@ -70,12 +70,12 @@ pub(super) struct AttemptOutcome {
     /// The rank that failed first. A rank that ended because it lost a peer counts only if no rank failed for another
     /// reason, even if the launcher noticed its end first.
     pub(super) first: Option<Failure>,
-    /// Number of ranks that died by themselves: not because they lost a peer, and not because a launcher ended them.
+    /// Number of ranks that crashed: killed by a signal that no launcher sent, or exited with status 1.
     pub(super) lost: usize,
 }
 
 impl AttemptOutcome {
-    /// Combines the outcomes of all hosts, given in their order.
+    /// Combines the outcomes of all hosts, which are given in the order of the hosts.
     pub(super) fn of_all(hosts: impl IntoIterator<Item = AttemptOutcome>) -> Self {
         hosts.into_iter().fold(Self::default(), |all, host| {
             let first = match (all.first, host.first) {

@@ -15,17 +15,17 @@ use zero_engine::Error;
 
 /// Number of lines shown of a failed rank.
 const LAST: usize = 40;
-/// Maximum length of a line in bytes. Longer lines are shown and written in pieces.
+/// Maximum length of a line in bytes. Longer lines are split.
 const LONGEST: u64 = 64 << 10;
 /// Timeout for reading a rank's output to its end. A child process of the rank may keep the pipe open.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Selects the streams to show, as torchrun's `--tee` does. Bit 0 is standard output, bit 1 standard error.
+/// Selects the streams to show, as torchrun's `--tee` does. Bit 0 selects standard output, bit 1 standard error.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Tee {
-    /// The same streams of all ranks.
+    /// Shows the same streams of all ranks.
     All(u8),
-    /// Streams by local rank. Nothing is shown of other ranks.
+    /// Shows the listed streams of the listed local ranks, and nothing of the other ranks.
     Ranks(Vec<(usize, u8)>),
 }
 
@@ -63,10 +63,11 @@ impl FromStr for Tee {
 pub struct Output {
     /// Folder for log files, which receive all output of all ranks.
     pub log_dir: Option<PathBuf>,
-    /// Streams to show with a rank prefix on each line. Without it, the standard output of all ranks and the standard
-    /// error of local rank 0 are shown unchanged, and the last lines of another rank's errors if it fails first.
+    /// Streams to show with a rank prefix on each line. If this is `None`, the standard output of all ranks and the
+    /// standard error of local rank 0 are shown unchanged. If another rank fails first, the last lines of its standard
+    /// error are shown too.
     pub tee: Option<Tee>,
-    /// Without `tee`, show the output of all ranks unchanged.
+    /// Whether to show the output of all ranks unchanged. Ignored if `tee` is set.
     pub all: bool,
 }
 
@@ -122,14 +123,15 @@ fn open(folder: &Path, name: &str) -> Result<File, Error> {
 }
 
 impl Plan {
-    /// Returns whether the launcher must read a stream. It reads standard error if the last lines may be needed.
+    /// Returns whether the launcher must read a stream. It reads standard error if the error report may need the last
+    /// lines.
     fn is_read(&self, stream: Stream, keeps_errors: bool) -> bool {
         let index = stream as usize;
         self.files[index].is_some() || self.shown[index] != Shown::AsItIs || stream == Stream::Errors && keeps_errors
     }
 
-    /// Redirects the streams of a rank that is about to start. `keeps_errors` is set if the last lines of its errors
-    /// may be needed.
+    /// Redirects the streams of a rank that is about to start. `keeps_errors` is set if the error report may need the
+    /// last lines of standard error.
     pub(super) fn prepare(&self, command: &mut Command, keeps_errors: bool) {
         if self.is_read(Stream::Out, keeps_errors) {
             command.stdout(Stdio::piped());
@@ -159,7 +161,7 @@ pub(super) struct Printed {
 
 impl Printed {
     /// Waits until all output has been forwarded. Returns the last lines of standard error, and whether they were
-    /// hidden from the terminal. There are no lines if standard error goes straight to the terminal.
+    /// hidden from the terminal. The text is empty if standard error goes straight to the terminal.
     pub(super) fn last_lines(&self) -> (String, bool) {
         let end = Instant::now() + PATIENCE;
         for follower in self.out.iter().chain(&self.errors) {
@@ -173,7 +175,7 @@ impl Printed {
     }
 }
 
-/// A thread that forwards the data from a pipe, and its last lines.
+/// A thread that forwards the data from a pipe, and the last lines that it read.
 struct Follower {
     thread: JoinHandle<()>,
     last: Arc<Mutex<VecDeque<Vec<u8>>>>,
@@ -210,7 +212,7 @@ fn show(stream: Stream, shown: &Shown, line: &[u8]) -> io::Result<()> {
             [prefix.as_bytes(), line, end].concat()
         }
     };
-    // Written in one piece, because other ranks print at the same time.
+    // Each line is written in one piece, because other ranks print at the same time.
     match stream {
         Stream::Out => {
             let mut out = io::stdout().lock();

@@ -1,4 +1,4 @@
-//! Decides how a run recovers from a dead rank: with how many ranks it continues, and from which checkpoint.
+//! Decides with how many ranks a run continues after a rank has died, and from which checkpoint.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -17,9 +17,9 @@ use super::job::Team;
 pub struct Recovery<'a> {
     /// Maximum number of restarts.
     pub max_restarts: usize,
-    /// Minimum number of ranks to continue with. `None` restarts all ranks, including those that died.
+    /// Minimum number of ranks to continue with. With `None`, all ranks are restarted, including those that died.
     pub min_ranks: Option<usize>,
-    /// The state of the run folder before the run; `None` for another program, which finds its checkpoints itself.
+    /// The state of the run folder before the run. `None` for other programs, which find their checkpoints themselves.
     pub before: Option<Before>,
     /// Fails if the configuration has changed since the run began.
     pub unchanged: &'a dyn Fn() -> Result<(), Error>,
@@ -55,7 +55,8 @@ impl Recovery<'_> {
         Err(failed(format!("{numbers} ranks cannot continue with the same train_batch_size"))(reason))
     }
 
-    /// Returns where the next attempt continues; `None` for a program that finds its checkpoints itself.
+    /// Returns where the next attempt continues. Returns `None` for other programs, which find their checkpoints
+    /// themselves.
     pub(super) fn whence(&self) -> Result<Option<Whence>, Error> {
         self.before.as_ref().map(Before::whence).transpose()
     }
@@ -64,14 +65,14 @@ impl Recovery<'_> {
 /// Where an attempt continues.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Whence {
-    /// The run's own checkpoints by step. The attempt resumes from the newest one, or, if there is none, begins where
-    /// the first attempt began.
+    /// The run's own checkpoints, with their steps. The attempt resumes from the newest one. Without any, it begins
+    /// where the first attempt began.
     pub(super) from: Vec<(u64, PathBuf)>,
     /// Whether the run folder already belongs to this run, so that it must not be moved aside.
     pub(super) keeps_folder: bool,
 }
 
-/// Fails if one of the files differs from what was read of it.
+/// Fails if one of the files has changed since it was read.
 ///
 /// # Errors
 /// Names the file.
@@ -85,7 +86,8 @@ pub fn unchanged<'a>(files: impl IntoIterator<Item = (&'a Path, &'a Source)>) ->
     Ok(())
 }
 
-/// Returns the overrides with which fewer ranks keep the global batch and the micro-batch of `config`, by more accumulation.
+/// Returns the overrides with which fewer ranks keep the global batch size and the micro-batch size of `config`. The
+/// ranks accumulate more micro-batches.
 #[must_use]
 pub fn same_batch(config: &Config) -> Vec<String> {
     vec![
@@ -97,8 +99,8 @@ pub fn same_batch(config: &Config) -> Vec<String> {
 
 /// The contents of the run folder before the run.
 ///
-/// The folder may belong to another run, which the first attempt moves aside once its ranks are connected, or to an
-/// earlier run that this one continues.
+/// The folder may belong to an earlier run that this run continues, or to another run. In the second case, the first
+/// attempt moves the folder aside once its ranks are connected.
 #[derive(Debug)]
 pub struct Before {
     out: PathBuf,
@@ -107,12 +109,12 @@ pub struct Before {
     checkpoints: BTreeSet<Identity>,
 }
 
-/// Identifies a checkpoint by its path, its inode and the modification time of its manifest, so that a checkpoint
-/// written again under the same name is a different one.
+/// Identifies a checkpoint by its path, its inode and the modification time of its manifest, so that a rewritten
+/// checkpoint of the same name has a different identity.
 type Identity = (PathBuf, u64, i64, i64);
 
 impl Before {
-    /// Records the contents of `out`. Must be called before any rank starts.
+    /// Records the contents of `out`. Call it before any rank starts.
     ///
     /// # Errors
     /// Fails if the folder cannot be listed.
@@ -161,7 +163,7 @@ mod tests {
         let out = folder.path().join("run");
         save(&out, 10);
         let before = Before::look(&out).expect("the folder can be listed");
-        // The first attempt has not created its folder yet: the existing folder belongs to another run.
+        // The first attempt has not created its folder yet, so the existing folder belongs to another run.
         let anew = |keeps_folder| Whence { from: vec![], keeps_folder };
         assert_eq!(before.whence().expect("the checkpoints can be listed"), anew(false));
         fs::rename(&out, folder.path().join("run.1")).expect("renamed");
@@ -179,7 +181,7 @@ mod tests {
         save(&out, 10);
         save(&out, 20);
         let before = Before::look(&out).expect("the folder can be listed");
-        // The run has resumed from step 10 and reached step 15; step 20 is from before.
+        // The run has resumed from step 10 and reached step 15. The checkpoint of step 20 is older than the run.
         let own = save(&out, 15);
         assert_eq!(before.whence().expect("the checkpoints can be listed").from, [(15, own.clone())]);
         let older = own;

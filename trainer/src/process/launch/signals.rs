@@ -27,8 +27,8 @@ impl Signals {
 
     /// Forwards the received signals to the running ranks.
     ///
-    /// A request to stop goes to all ranks. A request to save goes only to the first, which tells the others: if all
-    /// received the signal, they might notice it after different steps and save twice.
+    /// A request to stop goes to all ranks. A request to save goes only to the first rank, which tells the others. If
+    /// all ranks received the signal, they might notice it after different steps and save twice.
     pub(super) fn hand_on(&self, ranks: &[Pid]) {
         for (flag, signal) in &self.stops {
             if flag.swap(false, Ordering::Relaxed) {
@@ -38,7 +38,7 @@ impl Signals {
         }
         if let Some(&first) = ranks.first()
             && self.saves.load(Ordering::Relaxed)
-            // SIGUSR1 would kill a process that has not installed its handler yet.
+            // Without a handler, the process would be killed by SIGUSR1.
             && catches(first, SIGUSR1)
         {
             self.saves.store(false, Ordering::Relaxed);
@@ -46,7 +46,7 @@ impl Signals {
         }
     }
 
-    /// Returns whether the user has asked to stop.
+    /// Returns whether this launcher has received a request to stop.
     pub(super) fn have_stopped(&self) -> bool {
         self.stopped.get() || self.stops.iter().any(|(flag, _)| flag.load(Ordering::Relaxed))
     }
@@ -54,7 +54,7 @@ impl Signals {
 
 pub(super) fn send(ranks: &[Pid], signal: Signal) {
     for &rank in ranks {
-        // Fails if the rank has ended meanwhile.
+        // Sending fails if the rank has ended in the meantime.
         let _ = kill_process(rank, signal);
     }
 }

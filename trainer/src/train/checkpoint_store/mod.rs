@@ -1,7 +1,7 @@
-//! Checkpoints in an object store: found, downloaded, copied there, and removed when there are newer ones.
+//! Finds, downloads, uploads and removes checkpoints in an object store.
 //!
-//! A store has the folders that a run has on disk, such as `step-00000100`. The manifest of a checkpoint is uploaded last and
-//! removed first, so a checkpoint with a manifest is complete.
+//! A store has the same folders as a run has on disk, such as `step-00000100`. The manifest of a checkpoint is uploaded
+//! last and removed first, so a checkpoint with a manifest is complete.
 
 mod uploads;
 
@@ -19,7 +19,7 @@ use crate::data::CacheOptions;
 use crate::data::remote::{self, Download};
 pub(super) use uploads::{Begun, Uploads};
 
-/// The key that names the store.
+/// The configuration key of the store.
 const KEY: &str = "training.checkpoint_store";
 const HELP: &str = "name an address such as s3://bucket/run, gs://bucket/run or az://container/run";
 
@@ -30,19 +30,19 @@ struct CheckpointStore {
     stores: Stores,
 }
 
-/// What is at the address.
+/// The content of the address.
 #[derive(Default)]
 struct Listed {
-    /// The objects of each folder named `step-…`, those of uploads that did not end as well.
+    /// The objects of each folder named `step-…`, including incomplete uploads.
     steps: BTreeMap<u64, Vec<Object>>,
     /// The names of all folders.
     folders: BTreeSet<String>,
-    /// Whether the address is that of a checkpoint.
+    /// Whether the address itself is a checkpoint.
     is_checkpoint: bool,
 }
 
 impl Listed {
-    /// Returns the steps of complete checkpoints, the oldest first.
+    /// Returns the steps of complete checkpoints, oldest first.
     fn complete(&self) -> Vec<u64> {
         self.steps.iter().filter(|(_, objects)| is_complete(objects)).map(|(&step, _)| step).collect()
     }
@@ -59,7 +59,7 @@ impl CheckpointStore {
         format!("{}/{name}", self.address)
     }
 
-    /// Returns whether an address is that of the folder or of something in it.
+    /// Returns whether an address is the folder itself or is inside it.
     fn holds(&self, address: &str) -> bool {
         address.strip_prefix(&self.address).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
     }
@@ -78,7 +78,7 @@ impl CheckpointStore {
         Ok(listed)
     }
 
-    /// Uploads the checkpoint of a step from a folder, then removes those that are old.
+    /// Uploads the checkpoint of a step from a folder, then removes old checkpoints.
     fn upload(
         &self,
         (step, folder): (u64, &Path),
@@ -86,7 +86,7 @@ impl CheckpointStore {
         watch: &dyn Watch,
     ) -> Result<(), zero_store::Error> {
         let address = self.at(&zero_checkpoint::name(step));
-        // What is there has the same name, and is of no use while it is replaced.
+        // Objects already at this address belong to a checkpoint of the same name, which is replaced.
         remove(&self.stores, &self.stores.list_folder(&address, watch)?, watch)?;
         self.stores.upload_folder(folder, &address, |name| name == MANIFEST, watch)?;
         let listed = self.list(watch)?;
@@ -97,8 +97,8 @@ impl CheckpointStore {
         all.try_for_each(|(_, objects)| remove(&self.stores, objects, watch))
     }
 
-    /// Gives the checkpoints after `step` other names, because a run that resumes after `step` repeats their steps.
-    /// Returns their new addresses.
+    /// Renames the checkpoints after `step`, because a run that resumes after `step` repeats their steps. Returns their
+    /// new addresses.
     fn set_back(&self, listed: Listed, step: u64, watch: &dyn Watch) -> Result<Vec<String>, zero_store::Error> {
         let Listed { steps, folders, .. } = listed;
         let mut aside = vec![];
@@ -106,7 +106,7 @@ impl CheckpointStore {
             let name = zero_checkpoint::name(later);
             let (from, to) =
                 (self.at(&name), self.at(&zero_checkpoint::superseded(&name, |name| folders.contains(name))));
-            // The manifest first: what has lost a file does not count as a checkpoint.
+            // Renames the manifest first: a checkpoint that lacks some of its files must not have a manifest.
             objects.sort_by_key(|object| !is_manifest(object));
             for object in &objects {
                 self.stores.rename(object, &object.address.replacen(&from, &to, 1), watch)?;
@@ -135,10 +135,10 @@ fn failed(key: &'static str) -> impl Fn(zero_store::Error) -> Error {
     move |error| Error::from(remote::failed(error)).named(key, HELP)
 }
 
-/// Checks the address of the store without a request.
+/// Checks the address of the store without network requests.
 ///
 /// # Errors
-/// Fails on one that no store can have, and on one of a store that is only read.
+/// Fails if no store can have the address, or if the store is read-only.
 pub(super) fn check(config: &Config) -> Result<(), Error> {
     match &config.training.checkpoint_store {
         Some(address) => {
@@ -148,7 +148,8 @@ pub(super) fn check(config: &Config) -> Result<(), Error> {
     }
 }
 
-/// Completes `--resume auto` for a run whose folder has no checkpoint: names the newest one in its store. Collective.
+/// Completes `--resume auto` for a run whose folder has no checkpoint: selects the newest checkpoint in its store. A
+/// collective.
 pub(super) fn completed(
     options: &RunOptions,
     config: &Config,
@@ -169,7 +170,7 @@ pub(super) fn completed(
     Ok(RunOptions { resume: Some(resume), ..options.clone() })
 }
 
-/// Returns what rank 0 computes on every rank. Collective.
+/// Runs a function on rank 0 and returns its result on every rank. A collective.
 fn on_first_rank(
     comm: &dyn Communicator,
     compute: impl FnOnce() -> Result<Option<u64>, Error>,
@@ -179,24 +180,25 @@ fn on_first_rank(
     Ok(u64::try_from(comm.broadcast(step, 0).wait()?.into_i64()?[0]).ok())
 }
 
-/// Downloads the checkpoint at an address, or the newest one of a run there, on every rank. Collective.
+/// Downloads the checkpoint at an address, or the newest checkpoint of the run there, on every rank. A collective.
 pub(super) fn fetch(address: &str, comm: &dyn Communicator, watch: &dyn crate::data::Watch) -> Result<PathBuf, Error> {
     let download = Download::of(watch);
     let found = on_first_rank(comm, || newest(address, "--resume", &download))?;
     patiently(comm, || fetch_step(address, found, "--resume", &download))?
 }
 
-/// Downloads the checkpoint at an address that `key` has, or the newest one of a run there. Returns its folder.
+/// Downloads the checkpoint at an address, or the newest checkpoint of the run there. `key` names the address in
+/// errors. Returns the folder of the checkpoint.
 ///
 /// # Errors
-/// Fails if there is none, or if the store does.
+/// Fails if there is no checkpoint, or if the store fails.
 pub fn fetch_checkpoint(address: &str, key: &'static str) -> Result<PathBuf, Error> {
     let download = Download::of(&crate::data::Unwatched);
     let found = newest(address, key, &download)?;
     fetch_step(address, found, key, &download)
 }
 
-/// Returns the step of the newest checkpoint below an address, or `None` if the address is a checkpoint itself.
+/// Returns the step of the newest checkpoint below an address. Returns `None` if the address itself is a checkpoint.
 fn newest(address: &str, key: &'static str, download: &Download<'_>) -> Result<Option<u64>, Error> {
     let listed = CheckpointStore::new(address)?.list(download).map_err(failed(key))?;
     match listed.complete().pop() {

@@ -1,4 +1,4 @@
-//! Copies the checkpoints of a run to a store on a thread of its own, while the run trains. Only rank 0 does.
+//! Copies the checkpoints of a run to a store on a separate thread while the run trains. Only rank 0 does this.
 
 use std::fs;
 use std::io;
@@ -17,20 +17,20 @@ use super::{CheckpointStore, HELP, KEY, failed};
 use crate::data::Watch;
 use crate::data::remote::{Download, waiting};
 
-/// The beginning of the names of folders that keep what is uploaded, also when the run removes its checkpoint.
+/// Prefix of the folders that keep the files to upload, even if the run removes the checkpoint.
 const KEPT: &str = ".uploading-";
 
-/// The checkpoints that are copied now and later.
+/// The checkpoints that are being uploaded or wait for it.
 pub(in super::super) struct Uploads {
     address: String,
     root: PathBuf,
-    /// The thread ends when this is dropped.
+    /// The channel to the thread. The thread ends when this is dropped.
     jobs: Option<Sender<Job>>,
     said: Receiver<Said>,
     thread: JoinHandle<()>,
     /// The newest checkpoint in the store.
     newest: Option<u64>,
-    /// Why the last upload failed.
+    /// The error of the last upload, if it failed.
     failure: Option<zero_store::Error>,
 }
 
@@ -40,7 +40,7 @@ struct Job {
     folder: PathBuf,
 }
 
-/// What the thread reports.
+/// A message from the thread.
 enum Said {
     Waits(String),
     Uploaded { step: u64, took: Duration },
@@ -53,19 +53,19 @@ enum Said {
 pub(in super::super) struct Begun<'a> {
     /// Whether the run continues in its own folder.
     pub(in super::super) goes_on: bool,
-    /// The address that it resumed from.
+    /// The address from which the run resumed, if it resumed from one.
     pub(in super::super) address: Option<&'a str>,
-    /// Steps that it has.
+    /// Number of steps that the run has completed.
     pub(in super::super) steps: u64,
 }
 
 impl Uploads {
-    /// Begins to copy the checkpoints of a run in the folder `out` to the store of its configuration. Writes the
-    /// configuration there, so that a store that cannot be written is found before the run trains.
+    /// Starts copying the checkpoints of a run in the folder `out` to the configured store. First uploads the
+    /// configuration, so that an unwritable store is detected before the run trains.
     ///
     /// # Errors
-    /// Fails if another run has checkpoints there, if the store does, if a file cannot be written, or if `watch` ends the
-    /// wait.
+    /// Fails if another run has checkpoints in the store, if the store fails, if a file cannot be written, or if
+    /// `watch` stops the wait.
     pub(in super::super) fn begin(
         config: &Config,
         out: &Path,
@@ -91,7 +91,7 @@ impl Uploads {
         }
         let resolved = out.join("resolved.yaml");
         store.stores.upload(&resolved, &store.at("resolved.yaml"), &download).map_err(failed(KEY))?;
-        // Left by a process that was killed.
+        // Removes folders that a killed process left.
         for entry in fs::read_dir(&root).into_iter().flatten().flatten() {
             if entry.file_name().to_string_lossy().starts_with(KEPT) {
                 fs::remove_dir_all(entry.path()).map_err(Error::io(&entry.path()))?;
@@ -104,7 +104,7 @@ impl Uploads {
         let thread = thread.map_err(Error::io(&root))?;
         let newest = steps.into_iter().rfind(|&step| step <= begun.steps);
         let mut uploads = Self { address: store.address, root, jobs: Some(jobs), said, thread, newest, failure: None };
-        // The run may have ended before its checkpoint was uploaded.
+        // An earlier attempt may have ended before it uploaded its checkpoint.
         let folder = uploads.root.join(zero_checkpoint::name(begun.steps));
         if newest != Some(begun.steps) && folder.join(MANIFEST).is_file() {
             uploads.add(begun.steps, &folder, progress);
@@ -125,7 +125,7 @@ impl Uploads {
         }
     }
 
-    /// Shows what has happened since the last call.
+    /// Shows the messages since the last call.
     pub(in super::super) fn look(&mut self, progress: &Progress) {
         while let Ok(said) = self.said.try_recv() {
             self.heard(said, progress);
@@ -135,7 +135,7 @@ impl Uploads {
     /// Waits until all checkpoints are in the store.
     ///
     /// # Errors
-    /// Fails if the last one could not be uploaded.
+    /// Fails if the last checkpoint could not be uploaded.
     pub(in super::super) fn finish(mut self, progress: &Progress) -> Result<(), Error> {
         self.look(progress);
         self.jobs = None;
@@ -174,7 +174,7 @@ impl Uploads {
     }
 }
 
-/// Keeps the files of a folder under another name, without a second copy where the file system can.
+/// Keeps the files of a folder under another name. Uses hard links instead of copies if the file system supports them.
 fn keep(folder: &Path, kept: &Path) -> io::Result<()> {
     fs::create_dir(kept)?;
     for entry in fs::read_dir(folder)? {
@@ -185,7 +185,7 @@ fn keep(folder: &Path, kept: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// The thread that uploads.
+/// The thread that uploads checkpoints.
 struct Worker {
     store: CheckpointStore,
     keep: (usize, u64),
@@ -195,7 +195,7 @@ struct Worker {
 impl Worker {
     fn run(self, jobs: &Receiver<Job>) {
         while let Ok(job) = jobs.recv() {
-            // If saves are faster than uploads, a checkpoint is left out that a newer one would remove.
+            // If saves are faster than uploads, skips a checkpoint that a newer checkpoint would remove.
             let mut waiting = vec![job];
             waiting.extend(jobs.try_iter());
             let steps: Vec<u64> = waiting.iter().map(|job| job.step).collect();
@@ -205,7 +205,7 @@ impl Worker {
                     true => Said::Left { step },
                     false => self.upload(step, &folder),
                 };
-                // Nobody listens any more if the run has failed.
+                // If the run has failed, nobody receives the message.
                 let _ = (self.say.send(said), fs::remove_dir_all(&folder));
             }
         }

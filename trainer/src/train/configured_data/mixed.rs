@@ -59,7 +59,7 @@ impl Sources<'_> {
 }
 
 impl Sources<'_> {
-    /// Opens the files of a data set, or its slices of splits one after the other.
+    /// Opens the files of a data set, or concatenates its slices of splits.
     fn open_splits(
         &self,
         set: &Set<'_>,
@@ -78,7 +78,7 @@ impl Sources<'_> {
     }
 }
 
-/// Fails if the samples of a data set do not fit into a batch with those of the first.
+/// Fails if the samples of a data set cannot be in the same batch as those of the first data set.
 fn has_shape(key: &str, shape: SampleShape, first: SampleShape) -> Result<(), Error> {
     match shape == first {
         true => Ok(()),

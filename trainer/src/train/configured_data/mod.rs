@@ -1,4 +1,4 @@
-//! Opens the data that the configuration names.
+//! Opens the configured data.
 
 mod mixed;
 
@@ -20,17 +20,17 @@ const READABLE: &str = "name readable files, or a glob";
 /// The help for errors in `data.cache_dir`.
 const WRITABLE: &str = "set it to a folder that this process can write and that has room for the tokens";
 
-/// The data sets of the configuration, and their tokenizer.
+/// The configured data sets, and their tokenizer.
 pub(super) struct Opened<D> {
     pub(super) train: D,
     pub(super) eval: Option<D>,
-    /// The data sets of `data.datasets`, which are those of `train` and `eval` one after the other.
+    /// The data sets of `data.datasets`. `train` and `eval` are their concatenations.
     pub(super) sets: Vec<MixedSet>,
     pub(super) tokenizer: Tokenizer,
     pub(super) vocabulary: Option<usize>,
 }
 
-/// Opens the data sets for the configuration's model, or for the program's own model if `has_own_model`.
+/// Opens the data sets for the configured model, or with `has_own_model` for the program's own model.
 pub(super) fn open(config: &Config, has_own_model: bool, watch: &dyn Watch) -> Result<Corpus, Error> {
     if let Some(preference) = &config.preference {
         let opened = pairs(config, preference, has_own_model, watch)?;
@@ -72,7 +72,7 @@ fn corpus<D: Dataset + 'static>(
     Ok(corpus)
 }
 
-/// The files that the configuration names, before they are opened.
+/// The configured files, before they are opened.
 struct Sources<'c> {
     model: Option<&'c config::Model>,
     data: &'c config::Data,
@@ -100,7 +100,7 @@ impl<'c> Sources<'c> {
         if vocabulary.is_some() {
             are_the_models(config, model, vocabulary)?;
         }
-        // Reject a model that does not fit the tokens before reading gigabytes of data.
+        // Rejects a model that does not fit the tokens before it reads gigabytes of data.
         if model.is_some() {
             configured_model::from_config(config, vocabulary)?;
         }
@@ -112,7 +112,7 @@ impl<'c> Sources<'c> {
         Ok(sources)
     }
 
-    /// Fails if neither the model nor the data section states the number of tokens per sample.
+    /// Fails if neither the model nor the `data` section sets the number of tokens per sample.
     fn has_length(&self) -> Result<(), Error> {
         match self.model.is_some() || self.data.sequence_length.is_some() {
             true => Ok(()),
@@ -165,11 +165,11 @@ impl<'c> Sources<'c> {
     }
 }
 
-/// A data set as written: `data.train`, or one of `data.datasets`.
+/// A data set in the configuration: `data.train`, or one of `data.datasets`.
 struct Set<'c> {
     key: String,
     sources: &'c [String],
-    /// The slices of splits to train on; none for all files.
+    /// The slices of splits to train on. Empty for all files.
     splits: Vec<config::SplitPart>,
     format: config::DataFormat,
     text_key: &'c str,
@@ -189,7 +189,7 @@ fn sets(data: &config::Data) -> Vec<Set<'_>> {
     train.into_iter().chain(mixed).collect()
 }
 
-/// Opens the files that the configuration names.
+/// Opens the configured files.
 pub(super) fn files(config: &Config, has_own_model: bool, watch: &dyn Watch) -> Result<Opened<FileDataset>, Error> {
     let sources = Sources::of(config, has_own_model, watch)?;
     let (model, length) = (sources.model, sources.has_length());
@@ -204,7 +204,7 @@ pub(super) fn files(config: &Config, has_own_model: bool, watch: &dyn Watch) -> 
     Ok(opened)
 }
 
-/// Opens the pairs of answers that the configuration names.
+/// Opens the configured pairs of answers.
 pub(super) fn pairs(
     config: &Config,
     preference: &config::Preference,
@@ -216,7 +216,7 @@ pub(super) fn pairs(
         .open_all(|options, tokenizer| PairDataset::open(options, tokenizer, labels_prompts, watch).map(Arc::new))
 }
 
-/// Makes those checks of [`open`] that need no file.
+/// Performs the checks of [`open`] that need no files.
 pub(super) fn refuse(config: &Config) -> Result<(), Error> {
     let (model, data) = config.model_and_data().map(|(model, data)| (Some(model), data))?;
     sequence_length(model, data)?;
@@ -229,7 +229,7 @@ fn refuse_set(
     set: &Set<'_>,
 ) -> Result<(), Error> {
     let format = match format(model, set.format) {
-        // The files of a split are found when they are opened.
+        // The files of a split are only known when they are opened.
         data::Format::Auto if !set.splits.is_empty() => None,
         data::Format::Auto => set.sources.first().and_then(|source| data::format_of_source(source)),
         format => Some(format),
@@ -275,7 +275,7 @@ fn chat_options(chat: &config::Chat, model: Option<&config::Model>) -> ChatOptio
 
 fn format(model: Option<&config::Model>, written: config::DataFormat) -> data::Format {
     match (written, model) {
-        // The files say themselves how their rows are stored.
+        // The content of the files determines how their rows are stored.
         (
             config::DataFormat::Auto | config::DataFormat::Parquet | config::DataFormat::Arrow,
             Some(config::Model::Mlp(_)),
@@ -293,8 +293,8 @@ fn format(model: Option<&config::Model>, written: config::DataFormat) -> data::F
     }
 }
 
-/// Returns the size of the vocabulary that the tokenizer defines, or `None` if it does not define one. The byte
-/// tokenizer, which is the default, says nothing about the tokens in token files.
+/// Returns the size of the vocabulary that the tokenizer defines, or `None` if it does not define one. The default byte
+/// tokenizer does not define the vocabulary of token files.
 fn vocabulary(
     model: Option<&config::Model>,
     data: &config::Data,
@@ -318,7 +318,7 @@ fn vocabulary(
     Ok(is_of_tokenizer.then(|| tokenizer.vocabulary()))
 }
 
-/// Rejects the default byte tokenizer for a pretrained model with another vocabulary.
+/// Rejects the default byte tokenizer for a pretrained model with a different vocabulary.
 fn are_the_models(config: &Config, model: Option<&config::Model>, vocabulary: Option<usize>) -> Result<(), Error> {
     let by_default = config.origins.get("data.tokenizer") == config::Origin::Default;
     match (model.and_then(|model| model.pretrained()), model.and_then(classes)) {

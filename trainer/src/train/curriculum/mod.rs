@@ -1,8 +1,8 @@
-//! The curriculum of `data_efficiency`: how many tokens of each sample a step trains on.
+//! The curriculum of `data_efficiency`. It determines how many tokens of each sample a step trains on.
 //!
-//! The length is a function of the step alone, the difficulty that DeepSpeed's `CurriculumScheduler` has there. A step
-//! draws the samples that it would draw without a curriculum and trains on their first tokens, so the order of samples
-//! does not change, and all ranks truncate alike.
+//! The length depends only on the step, and is equal to the difficulty of DeepSpeed's `CurriculumScheduler`. A step
+//! uses the same samples as without a curriculum, and trains on their first tokens. The order of samples therefore does
+//! not change, and all ranks truncate to the same length.
 
 use zero_config::{Config, Curriculum, CurriculumSchedule};
 use zero_engine::format::counted;
@@ -13,12 +13,12 @@ use crate::data::Dataset;
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Lengths {
     curriculum: Curriculum,
-    /// Tokens of a whole sample.
+    /// Number of tokens of a whole sample.
     whole: usize,
 }
 
 impl Lengths {
-    /// Returns the curriculum of the configuration, if it has one, for the samples of `data`.
+    /// Returns the configured curriculum for the samples of `data`, if there is one.
     pub(super) fn of(config: &Config, data: &dyn Dataset) -> Option<Self> {
         let curriculum = config.data_efficiency.curriculum()?.clone();
         Some(Self { curriculum, whole: data.tokens_per_sample() })
@@ -28,7 +28,8 @@ impl Lengths {
     pub(super) fn at(&self, step: u64) -> usize {
         let Curriculum { min_difficulty: min, max_difficulty: max, schedule_config: config, .. } = &self.curriculum;
         if let (Some(lengths), Some(steps)) = (&config.difficulty, &config.max_step) {
-            // DeepSpeed keeps the length once it is the largest, and a curriculum that begins there never changes.
+            // As in DeepSpeed, the length stays at the largest value once it is reached, so a curriculum that begins
+            // there never changes.
             let now = steps.partition_point(|&last| (last as u64) < step);
             let reached = lengths[..=now].iter().find(|length| *length >= max);
             return if min >= max { *min } else { *reached.unwrap_or(&lengths[now]) };
@@ -40,11 +41,12 @@ impl Lengths {
         };
         let progress = (step as f64 / total as f64).powf(1.0 / degree);
         let length = (progress * (max - min) as f64 + *min as f64).floor() as usize;
-        // Lengths are multiples, but neither below the first multiple from the smallest length on nor above the largest.
+        // Lengths are multiples of `difficulty_step`, rounded down, but at least the smallest length rounded up, and at
+        // most the largest length.
         (length - length % multiple).max(min.next_multiple_of(multiple)).min(*max)
     }
 
-    /// Describes the curriculum in a line.
+    /// Describes the curriculum in one line.
     pub(super) fn describe(&self) -> String {
         let Curriculum { max_difficulty: max, .. } = self.curriculum;
         let at_most = if max < self.whole {

@@ -15,7 +15,7 @@ use crate::train::configured_data;
 use crate::train::trained::run;
 use crate::train::{Resume, Summary};
 
-/// The section with this curriculum.
+/// Returns the configuration section with this curriculum.
 fn section(seqlen: &str) -> String {
     format!(
         "data_efficiency: {{enabled: true, data_sampling: {{enabled: true, curriculum_learning: {{enabled: true, \
@@ -35,7 +35,7 @@ fn seqlen(min: usize, max: usize, kind: &str, config: &str) -> String {
     format!("min_difficulty: {min}, max_difficulty: {max}, schedule_type: {kind}, schedule_config: {{{config}}}")
 }
 
-/// What `CurriculumScheduler` of DeepSpeed 0.19.8 returned.
+/// The expected lengths are the results of `CurriculumScheduler` in DeepSpeed 0.19.8.
 #[test]
 fn lengths_are_deepspeeds() {
     let linear = |min, max, total, multiple| {
@@ -53,7 +53,7 @@ fn lengths_are_deepspeeds() {
         (linear(5, 50, 9, 4), vec![8, 12, 20, 24, 28, 32, 40, 44, 48, 50, 50, 50]),
         (root(8, 1024, 20, 8, 2), vec![232, 328, 400, 456, 512, 560, 608, 648, 688, 720, 760, 792, 824, 856, 880, 912]),
         (root(1, 100, 7, 1, 3), vec![52, 66, 75, 83, 89, 95, 100, 100]),
-        // The length stays once it is the largest.
+        // The length stays at the largest value once it is reached.
         (discrete(8, 64, "[8, 64, 16, 32]", "[2, 4, 6]"), vec![8, 8, 64, 64, 64, 64, 64, 64]),
         (discrete(8, 64, "[16, 8, 32]", "[2, 4]"), vec![16, 16, 8, 8, 32, 32]),
         (discrete(8, 8, "[8, 8]", "[2]"), vec![8, 8, 8]),
@@ -62,7 +62,7 @@ fn lengths_are_deepspeeds() {
     }
 }
 
-/// Random numbers, the same in every run.
+/// Returns a generator of random numbers that are the same in every run.
 fn random() -> impl FnMut(u64) -> u64 {
     let mut state = 1u64;
     move |below| {
@@ -142,7 +142,7 @@ fn quoted(yaml: &str) -> String {
     out
 }
 
-/// A configuration with 4 micro-batches of 2 samples of 16 tokens per step.
+/// Returns a configuration with 4 micro-batches of 2 samples of 16 tokens per step.
 fn text(folder: &Path, seqlen: &str, keys: &str, training: &str) -> String {
     let letters: String = (0..16 * 64 + 1).map(|index| char::from(b'a' + (index * index % 23) as u8)).collect();
     std::fs::write(folder.join("a.txt"), letters).unwrap();
@@ -158,7 +158,7 @@ fn text(folder: &Path, seqlen: &str, keys: &str, training: &str) -> String {
     )
 }
 
-/// 4 tokens at steps 1 and 2, 8 at steps 3 to 6, then 16.
+/// The lengths are 4 tokens at steps 1 and 2, 8 at steps 3 to 6, then 16.
 const LENGTHS: &str = "min_difficulty: 4, max_difficulty: 16, schedule_type: fixed_discrete, \
                        schedule_config: {difficulty: [4, 8, 16], max_step: [2, 6]}";
 

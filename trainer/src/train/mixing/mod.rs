@@ -1,4 +1,4 @@
-//! The data sets of `data.datasets` in a run: how many samples of each an epoch has, and where each of them is.
+//! The data sets of `data.datasets` in a run: how many samples of each data set an epoch has, and their positions.
 
 use serde_json::{Value, json};
 use zero_config::Share;
@@ -7,14 +7,14 @@ use zero_engine::format::{counted, grouped};
 
 use crate::data::{FileDataset, MixedPart, Mixture, apportion};
 
-/// A data set of `data.datasets`, opened.
+/// An opened data set of `data.datasets`.
 pub(super) struct MixedSet {
     pub(super) name: String,
     /// Number of training samples.
     pub(super) samples: usize,
     pub(super) share: Share,
     pub(super) description: Option<String>,
-    /// What to evaluate on.
+    /// The evaluation data of the data set, if it has any.
     pub(super) eval: Option<FileDataset>,
 }
 
@@ -23,7 +23,8 @@ pub(super) struct MixedSet {
 pub(super) struct Mixing {
     names: Vec<String>,
     mixture: Mixture,
-    /// The position of the run at which the mixture begins. It is above 0 if an earlier part of the run had another one.
+    /// The position of the run at which the mixture begins. It is above 0 if an earlier part of the run had a different
+    /// mixture.
     start: u64,
 }
 
@@ -31,12 +32,12 @@ impl Mixing {
     /// Creates the mixture of these data sets.
     ///
     /// # Errors
-    /// Fails if a data set is chosen from and an epoch has no sample of any.
+    /// Fails if samples are chosen from the data sets, but an epoch would have no samples.
     pub(super) fn new(sets: &[MixedSet]) -> Result<Self, Error> {
         let total: usize = sets.iter().map(|set| set.samples).sum();
         let weights: Vec<f64> =
             sets.iter().map(|set| if let Share::Weight(weight) = set.share { weight } else { 0.0 }).collect();
-        // The configuration has weights for all data sets or for none.
+        // Either all data sets have weights in the configuration, or none has.
         let by_weight = match weights.iter().sum::<f64>() > 0.0 {
             true => apportion(&weights, total as u64),
             false => vec![0; sets.len()],
@@ -63,18 +64,19 @@ impl Mixing {
         self.mixture.per_epoch()
     }
 
-    /// Returns the index of a sample of the run in the joined data sets. An epoch uses `used` of its samples.
+    /// Returns the index in the joined data sets of the sample at `position` of the run. An epoch uses only its first
+    /// `used` samples.
     pub(super) fn index(&self, seed: u64, position: u64, used: u64, shuffle: bool) -> usize {
         self.mixture.index(seed, self.drawn(position, used), shuffle)
     }
 
-    /// Returns the position in the mixture of a position in the run.
+    /// Converts a position in the run to a position in the mixture.
     fn drawn(&self, position: u64, used: u64) -> u64 {
         let position = position.saturating_sub(self.start);
         position / used * self.per_epoch() + position % used
     }
 
-    /// Describes each data set in a line.
+    /// Describes each data set in one line.
     pub(super) fn lines(&self, sets: &[MixedSet]) -> Vec<String> {
         let all = self.per_epoch() as f64;
         let line = |(set, part): (&MixedSet, &MixedPart)| {
@@ -97,8 +99,9 @@ impl Mixing {
         json!({"start": self.start, "sets": sets})
     }
 
-    /// Continues a run from the state of its checkpoint at `position`. If the data sets or their shares are others now, a
-    /// new mixture begins here, each data set continues where it was, and the result says so.
+    /// Continues a run from the state of its checkpoint at `position`. If the data sets or their shares have changed, a
+    /// new mixture begins here, in which each data set continues at its own position. The result then is a message
+    /// about this.
     pub(super) fn restore(&mut self, state: &Value, position: u64, used: impl Fn(u64) -> u64) -> Option<String> {
         let (names, before) = Self::read(state)?;
         let counts = |mixing: &Mixture| -> Vec<(u64, u64)> {

@@ -10,7 +10,7 @@ use crate::train::configured_data;
 use crate::train::trained::run;
 use crate::train::{Resume, Summary};
 
-/// A folder with data sets of 40, 20 and 5 samples of 8 tokens, each of one byte.
+/// Creates a folder with data sets of 40, 20 and 5 samples of 8 tokens. All bytes of a data set are the same.
 fn folder() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     for (name, byte, samples) in [("a.txt", "a", 40), ("b.txt", "b", 20), ("c.jsonl", "c", 5)] {
@@ -21,7 +21,7 @@ fn folder() -> tempfile::TempDir {
     folder
 }
 
-/// A configuration with these keys of the data sets a, b and c.
+/// Returns a configuration with these keys of the data sets a, b and c.
 fn text(folder: &Path, keys: [&str; 3], training: &str) -> String {
     let path = |name: &str| folder.join(name);
     let [a, b, c] = keys;
@@ -100,12 +100,12 @@ fn changed_shares_take_effect_when_a_run_is_resumed() {
         let manifest = std::fs::read_to_string(checkpoint.join("manifest.json")).unwrap();
         serde_json::from_str::<Value>(&manifest).unwrap()["engine"]["mixture"].to_string()
     };
-    // 28 samples of the first mixture are one epoch of 20 and 8 of the next: 14 of both data sets.
+    // The first 28 samples are an epoch of 20 and 8 samples of the next epoch: 14 of each data set.
     let expected =
         r#"{"name":"a","samples":40,"per_epoch":1,"taken":14},{"name":"b","samples":20,"per_epoch":1,"taken":14}"#;
     let expected = format!(r#"{{"start":28,"sets":[{expected},{{"name":"c","samples":5,"per_epoch":30,"taken":0}}]}}"#);
     assert_eq!(state(&checkpoint), expected);
-    // Resumed again with the same shares, the mixture is the same one.
+    // If the run is resumed again with the same shares, the mixture does not change.
     let (summary, _) = run(&of(after, "max_steps: 41"), 1, Some(Resume::Auto));
     assert_eq!(state(&summary.unwrap().checkpoint.unwrap()), expected);
 }
@@ -125,7 +125,7 @@ fn each_data_set_is_evaluated() {
         let [(a, first), (c, third)] = &evaluation.by_dataset[..] else { panic!("{evaluation:?}") };
         assert_eq!((a.as_str(), c.as_str()), ("a", "c"));
         assert!((f64::from(evaluation.loss) - (f64::from(*first) + f64::from(*third)) / 2.0).abs() < 1e-6);
-        // 39 of 40 samples of a mixture by size are of the first data set.
+        // In a mixture by size, 39 of 40 samples are from the first data set.
         assert!(first < third, "{evaluation}");
         let last = &metrics(&summary)[11];
         assert_eq!(last["eval_loss_a"].as_f64().unwrap() as f32, *first);
@@ -184,7 +184,8 @@ fn data_sets_are_splits_of_a_folder_and_slices_of_them() {
              data: {{shuffle: false, datasets: [{{path: {set:?}, split: {split:?}}}]}}\n"
         )
     };
-    // A document ends with the newline before the next one. A part of several has samples of its own.
+    // A document includes the newline that separates it from the next one. With several parts, each part is cut into
+    // its own samples.
     for (split, expected) in [
         ("train", [9, 10, 11]),
         ("train[:2]", [9, 10, 0]),

@@ -1,7 +1,7 @@
-//! Metrics of training on pairs of answers, with the names of TRL's.
+//! Metrics for training on pairs of answers, with TRL's names.
 //!
-//! The reward of an answer is β times its log-probability minus that of the reference model, or β times its mean
-//! log-probability without a reference.
+//! The reward of an answer is β times the difference between its log-probabilities under the model and under the
+//! reference model. Without a reference model, it is β times the mean log-probability.
 
 use candle_core::{DType, Result, Tensor};
 use zero_config::Preference;

@@ -10,7 +10,7 @@ struct Part {
     phases: &'static [Phase],
 }
 
-/// The first five are DeepSpeed's; `bwd` is the sum of `bwd_inner` and `bwd_allreduce`.
+/// The first five parts are DeepSpeed's. `bwd` is the sum of `bwd_inner` and `bwd_allreduce`.
 static PARTS: [Part; 9] = [
     part("fwd", &metric::FORWARD_TIME, &[Phase::Forward]),
     part("bwd", &metric::BACKWARD_TIME, &[Phase::Backward, Phase::Recomputation, Phase::Reduce]),
@@ -27,7 +27,7 @@ const fn part(name: &'static str, metric: &'static Metric, phases: &'static [Pha
     Part { name, metric, phases }
 }
 
-/// The phases of this rank, for the last step and for the steps since the last line.
+/// The phases of this rank in the last step, and in the steps since the last line.
 #[derive(Default)]
 pub(in crate::train) struct Breakdown {
     before: PhaseSeconds,
@@ -37,12 +37,12 @@ pub(in crate::train) struct Breakdown {
 }
 
 impl Breakdown {
-    /// Call before a step, so that an evaluation after the previous step does not count.
+    /// Begins a step. Call it before the step, so that an evaluation after the previous step does not count.
     pub(in crate::train) fn begin(&mut self, timing: &Timing) {
         self.before = timing.phases();
     }
 
-    /// Call after a step.
+    /// Ends a step.
     pub(in crate::train) fn end(&mut self, timing: &Timing) {
         self.last = timing.phases() - self.before;
         self.since += self.last;
@@ -60,7 +60,7 @@ impl Breakdown {
         let (since, steps) = (std::mem::take(&mut self.since), std::mem::take(&mut self.steps).max(1));
         let of = |part: &Part| {
             let ms = since.of(part.phases) * 1e3 / f64::from(steps);
-            // Omit parts without any time, except DeepSpeed's `fwd`.
+            // Omits parts that took no time, except DeepSpeed's `fwd`.
             (ms > 0.0 || part.name == "fwd").then(|| format!(" | {}: {ms:.2}", part.name))
         };
         format!("time (ms){}", PARTS.iter().filter_map(of).collect::<String>())

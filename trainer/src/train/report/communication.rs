@@ -7,14 +7,14 @@ use zero_config::CommsLogger;
 
 use zero_engine::format::bytes;
 
-/// The operation, its calls and its seconds, by name, bytes and number of ranks.
+/// The operation, its calls and its seconds. The key is the name, the size in bytes and the number of ranks.
 type Counts = BTreeMap<(&'static str, u64, usize), (Operation, u64, f64)>;
 
-/// The counts at the last lines of `verbose`.
+/// The counts when `verbose` last printed its lines.
 #[derive(Default)]
 pub(in crate::train) struct Seen(Counts);
 
-/// Adds up the counters of operations with the same name, size and number of ranks.
+/// Sums the counters of operations with the same name, size and number of ranks.
 fn by_size(counters: &[SizeCounter], options: &CommsLogger) -> Counts {
     let is_shown = |name: &str| options.prof_all || options.prof_ops.iter().any(|wanted| wanted == name);
     let mut counts = Counts::new();

@@ -1,4 +1,4 @@
-//! `report.json`: measurements of the run and what actually executed.
+//! `report.json`: measurements of the run, and how the run was executed.
 
 pub(super) mod breakdown;
 pub(super) mod communication;
@@ -28,7 +28,7 @@ use zero_engine::timing::points::Points;
 use zero_engine::{Engine, Step};
 use zero_planner::memory;
 
-/// What a run accumulates for its report.
+/// The values that a run accumulates for its report.
 pub(super) struct Report {
     started: Instant,
     first_step: Option<Duration>,
@@ -71,12 +71,12 @@ impl Report {
         self.peak_bytes = peak_bytes;
     }
 
-    /// Returns the whole report; a collective.
+    /// Returns the complete report; a collective.
     pub(super) fn value(&self, engine: &Engine, finished: Finished) -> Result<Value, Error> {
         let comm = engine.communicator();
         let stats = engine.stats();
         let mut collectives = BTreeMap::new();
-        // One row for all operations, because ranks of different pipeline stages use different ones.
+        // Uses one row for all operations, because ranks of different pipeline stages use different operations.
         let own = stats.iter().flat_map(|(_, counter)| [counter.sent_bytes as i64, counter.network_bytes as i64]);
         let all = over_ranks(engine, own.collect())?;
         for (index, (operation, counter)) in stats.iter().enumerate() {
@@ -144,7 +144,7 @@ impl Report {
     }
 }
 
-/// Returns the spans of rank 0's GPU in the traced steps, in seconds; null without a trace.
+/// Returns the spans of rank 0's GPU in the traced steps, in seconds. Returns null without a trace.
 fn gpu_timeline(engine: &Engine) -> Value {
     let spans = engine.timing().gpu_spans();
     if spans.is_empty() {
@@ -159,7 +159,7 @@ fn gpu_timeline(engine: &Engine) -> Value {
     })
 }
 
-/// The summary that is printed at the end.
+/// Formats the summary that is printed at the end.
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let skipped = match self.skipped {
@@ -181,7 +181,7 @@ impl fmt::Display for Report {
     }
 }
 
-/// Returns the layers of each pipeline stage, and the layers with deferred gradients; null with one stage.
+/// Returns the layers of each pipeline stage, and the layers with deferred gradients. Returns null for one stage.
 fn pipeline(engine: &Engine) -> Value {
     let (stage_plan, shape) = (engine.stage_plan(), engine.zero().layout().shape());
     if stage_plan.mesh.pipe() == 1 {
@@ -217,7 +217,7 @@ fn over_ranks(engine: &Engine, own: Vec<i64>) -> Result<Vec<Vec<i64>>, Error> {
     Ok(all.chunks(n).map(<[i64]>::to_vec).collect())
 }
 
-/// Converts a number to JSON; negative numbers mean unknown and become null.
+/// Converts a number to JSON. Negative numbers mean unknown and become null.
 fn known(number: i64) -> Value {
     if number < 0 { Value::Null } else { json!(number) }
 }
@@ -257,7 +257,7 @@ fn of_rank(rank: usize, row: &[i64]) -> Value {
     })
 }
 
-/// Returns the state bytes that the layout gives this rank.
+/// Returns the expected size of this rank's state in bytes, computed from the layout.
 pub(super) fn expected(engine: &Engine) -> StateBytes {
     let zero = engine.zero();
     let widths = engine.settings().zero.widths(engine.settings().dtype.size_in_bytes());
@@ -272,7 +272,7 @@ fn expected_step_payload(engine: &Engine) -> Payload {
     let sharded = expected_payload(engine.program(), zero.layout(), place, width, options, |content| {
         engine.message_bytes(content)
     });
-    // What a rank sends to those that share its sequences is the same for each of them.
+    // A rank sends the same number of bytes to each rank that shares its sequences.
     let (mesh, at) = place;
     let (first, near) = (at.shard / mesh.context() * mesh.context(), mesh.near_shards(at));
     let nearby = (first..first + mesh.context()).filter(|shard| near.contains(shard)).count() as u64 - 1;
@@ -282,7 +282,8 @@ fn expected_step_payload(engine: &Engine) -> Payload {
     Payload { within: sharded.within + within + exchanged.tensor, across: sharded.across + exchanged.context - within }
 }
 
-/// For `memory_breakdown`: returns the peak memory of each rank in each part of the last step; a collective.
+/// For `memory_breakdown`: returns a table with the peak memory of each rank in each part of the last step; a
+/// collective.
 pub(super) fn memory_table(engine: &Engine) -> Result<Option<String>, Error> {
     let Some(points) = engine.timing().points() else { return Ok(None) };
     let columns = CATEGORIES.len() + 1;

@@ -17,7 +17,7 @@ use zero_engine::{Engine, Step};
 /// A node in the tree of names: one layer, or all layers whose names begin with the node's name.
 #[derive(Debug, Clone, Default)]
 struct Node {
-    /// Elements by parameter. A parameter that several layers use counts once.
+    /// Number of elements of each parameter. A parameter that several layers use counts once.
     params: BTreeMap<ParameterId, usize>,
     forward: ProfiledWork,
     backward: ProfiledWork,
@@ -40,7 +40,7 @@ type Profiled = (String, Vec<(ParameterId, usize)>, LayerWork);
 
 /// Formats the profile of a step. Each layer is measured on the first rank that has it.
 pub(in crate::train) fn report(engine: &Engine, step: &Step, found: &Found, options: &FlopsProfiler) -> String {
-    // Of the processor: of a GPU neither is known.
+    // The peak FLOP rate of the CPU. The peak of a GPU is unknown.
     let peak =
         engine.model().device().is_cpu().then(|| measure::peak_flops(engine.settings().dtype) * threads() as f64);
     let mut text = String::from("-------------------------- Flops Profiler --------------------------\n");
@@ -63,7 +63,7 @@ pub(in crate::train) fn report(engine: &Engine, step: &Step, found: &Found, opti
     text
 }
 
-/// Writes the profile to a file, creating its folder.
+/// Writes the profile to a file. Creates the folder of the file.
 pub(in crate::train) fn write(path: &Path, text: &str) -> Result<(), Error> {
     if let Some(folder) = path.parent() {
         fs::create_dir_all(folder).map_err(Error::io(folder))?;
@@ -115,7 +115,7 @@ fn summary(text: &mut String, engine: &Engine, step: &Step, found: &Found, peak:
 }
 
 /// Writes the top entries of each depth by parameters, MACs and latency. Layers whose names differ only in numbers are
-/// added up.
+/// summed.
 fn aggregated(text: &mut String, layers: &[Profiled], options: &FlopsProfiler) {
     let _ = writeln!(text, "\n----------------------- Aggregated Profile -----------------------");
     let _ = writeln!(
@@ -152,7 +152,7 @@ fn group(name: &str, depth: usize) -> String {
     }
 }
 
-/// Writes every node of the tree of names in the order of the model, beginning with the root.
+/// Writes every node of the tree of names, starting with the root, in the order of the model.
 fn detailed(text: &mut String, layers: &[Profiled], depth: Option<usize>, peak: Option<f64>) {
     let mut nodes: Vec<(String, Node)> = vec![("model".into(), Node::default())];
     for (name, params, work) in layers {
@@ -272,7 +272,7 @@ mod tests {
         let rows: Vec<Vec<&str>> = text.lines().skip(3).map(|line| line.split_whitespace().collect()).collect();
         let names: Vec<&str> = rows.iter().map(|row| row[0]).collect();
         assert_eq!(names, ["model", "transformer", "h", "0", "1", "lm_head"]);
-        // Twice 3 M in 30 ms is a fifth of 1 GFLOPS.
+        // 3 M MACs are 6 M operations. In 30 ms, this is a fifth of 1 GFLOPS.
         assert_eq!(
             rows[2][1..],
             "4.00 K 50.0 1.00 M 100.0 10.000 100.0 2.00 M 40.0 20.000 83.3 200.00 MFLOPS 20 %"

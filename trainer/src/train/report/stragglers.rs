@@ -5,14 +5,14 @@ use zero_comm::Communicator;
 use zero_engine::Engine;
 use zero_engine::timing::TimeCategory;
 
-/// A rank is slow if its own work takes more than this many times the work of the median rank.
+/// A rank is slow if its own work takes longer than this factor times the work of the median rank.
 const SLOW: f64 = 2.0;
-/// Shorter work is ignored: the scheduler takes a process off its core for such a time now and then.
+/// Shorter work is ignored, because the scheduler occasionally takes a process off its core for this long.
 const SHORT_MS: f64 = 20.0;
-/// A rank is reported after it was slow in this many consecutive steps; any rank may be slow once. The log has each
-/// case.
+/// A rank is reported after it was slow in this many consecutive steps, because any rank may be slow once. The log
+/// contains each case.
 const IN_A_ROW: u64 = 3;
-/// A rank is reported at most once in this many steps.
+/// Minimum number of steps between two reports of a rank.
 const EVERY: u64 = 100;
 
 /// The durations of the ranks' own work.
@@ -21,7 +21,7 @@ pub(in crate::train) struct Stragglers {
     worked: f64,
     /// The rank that was slow in the latest steps, and the number of these steps.
     latest: Option<(usize, u64)>,
-    /// The step at which each rank was last reported.
+    /// The step of each rank's last report.
     said: Vec<Option<u64>>,
 }
 
@@ -30,7 +30,7 @@ impl Stragglers {
         Self { worked: 0.0, latest: None, said: vec![None; comm.size()] }
     }
 
-    /// Returns the milliseconds of the last step in which this rank did not wait for others.
+    /// Returns the part of the last step, in milliseconds, in which this rank did not wait for others.
     pub(in crate::train) fn own_ms(&mut self, engine: &Engine) -> f64 {
         let timing = engine.timing();
         let lanes = TimeCategory::ALL.iter().filter(|&&lane| lane != TimeCategory::Communication);
@@ -39,7 +39,7 @@ impl Stragglers {
         (worked - before) * 1e3
     }
 
-    /// Returns the slowest rank and the median of `all`, in milliseconds, if that rank is slow.
+    /// Returns the slowest rank and the median of `all` in milliseconds, if the slowest rank is slow.
     pub(in crate::train) fn slow(all: &[f64]) -> Option<(usize, f64)> {
         let mut sorted = all.to_vec();
         sorted.sort_by(f64::total_cmp);
@@ -49,8 +49,9 @@ impl Stragglers {
         (most > SLOW * median && most > SHORT_MS).then_some((rank, median))
     }
 
-    /// Returns the warning about the [slow](Self::slow) rank of this step, unless it was reported recently. A step after
-    /// which ranks did not exchange their times, so that `all` is empty, neither counts nor interrupts a series.
+    /// Returns the warning about the [slow](Self::slow) rank of this step, unless it was reported recently. `all` is
+    /// empty if the ranks did not exchange their times after a step. Such a step neither counts nor interrupts a
+    /// series.
     pub(in crate::train) fn word(&mut self, step: u64, all: &[f64], slow: Option<(usize, f64)>) -> Option<String> {
         if all.is_empty() {
             return None;

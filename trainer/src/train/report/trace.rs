@@ -1,8 +1,8 @@
-//! The measured timeline of all ranks, next to a simulation from the measured costs.
+//! The measured timeline of all ranks, together with a simulation from the measured costs.
 //!
-//! Each instruction records its start and end. Operations in flight are not observed while they run. A collective is
-//! drawn from its start, or from the end of the previous collective, until it was awaited. A message is drawn until its
-//! receiver had it. GPU work is timed by the GPU's own clock.
+//! Each instruction records its start and end. The actual end of a communication is not measured. A collective is
+//! therefore drawn from its start, or from the end of the previous collective, until the rank has awaited it. A message
+//! is drawn until its receiver has it. GPU work is timed by the GPU's own clock.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -14,14 +14,14 @@ use zero_pipeline::{
     Action, Coordinates, Event, Instruction, Lane, Message, Program, Timeline, Transfer, World, trace::chrome,
 };
 
-/// Returns the trace of all ranks in Chrome's format, on rank 0, if it was recorded. It is then a collective.
+/// Returns the trace of all ranks in Chrome's format on rank 0, if a trace was recorded. It is then a collective.
 pub(in crate::train) fn of_all_ranks(engine: &Engine) -> Result<Option<String>, Error> {
     if !engine.timing().is_recorded() {
         return Ok(None);
     }
     let mut ranks = gathered(&**engine.communicator(), engine.timing().spans())?;
     let gpus = gpu_timeline::gathered(&**engine.communicator(), engine.timing().gpu_spans())?;
-    // The ranks of a tensor group run the same instructions together: the first stands for all.
+    // The ranks of a tensor group run the same instructions together, so only the first rank is shown.
     let group = engine.config().tensor_size();
     ranks = ranks.into_iter().step_by(group).collect();
     if engine.communicator().rank() > 0 || ranks.iter().all(Vec::is_empty) {
@@ -93,12 +93,12 @@ fn timeline(ranks: &[Vec<Done>], programs: &[Program], world: &World) -> Timelin
     Timeline { ranks: ranks.len(), events }
 }
 
-/// Returns the mean durations of instructions, with zero time for communication. The simulation thus shows the step
-/// with all communication overlapped and no interference.
+/// Returns the mean durations of instructions, with zero time for communication. The simulation therefore shows the
+/// step with all communication overlapped and without interference.
 fn costs(ranks: &[Vec<Done>], programs: &[Program], world: &World) -> Costs {
     let mut means: HashMap<(&'static str, usize), (f64, f64)> = HashMap::new();
     for (rank, done) in ranks.iter().enumerate() {
-        // Skip the first step, which touches all memory for the first time.
+        // Skips the first step, which touches all memory for the first time.
         let skipped = usize::from(steps(done).count() > 1);
         for one in steps(done).skip(skipped).flatten() {
             let Some(instruction) = programs[rank].instructions.get(one.index) else { continue };

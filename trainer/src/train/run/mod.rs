@@ -48,26 +48,26 @@ pub(super) struct Run<'a> {
     stragglers: Stragglers,
     breakdown: Breakdown,
     seen: communication::Seen,
-    /// Number of tokens of the last step, padding included; a row of a table counts as one token.
+    /// Number of tokens in the last step, including padding. A row of a table counts as one token.
     positions: usize,
-    /// Seconds that steps behind the first took, and that they waited for data.
+    /// Seconds that the steps after the first took, and seconds that they waited for data.
     waited: [f64; 2],
     /// Loss of the last step of this run.
     pub(super) loss: Option<f32>,
     pub(super) evaluation: Option<Evaluation>,
 }
 
-/// Sums and maxima over all ranks after a step, or over those of a replicate that has trained alone.
+/// Sums and maxima over all ranks after a step. If replicates train alone, over the ranks of this rank's replicate.
 struct Together {
     sent_bytes: u64,
     peak_bytes: u64,
     micros: u64,
     signal: i64,
-    /// Whether any rank was asked to save a checkpoint.
+    /// Whether any rank has received a request to save a checkpoint.
     save: bool,
-    /// Milliseconds of each rank's own work, by rank; empty if replicates have trained alone.
+    /// Milliseconds of each rank's own work, by rank. Empty if replicates have trained alone.
     own_ms: Vec<f64>,
-    /// Milliseconds that the rank that waited longest waited for data.
+    /// Longest time in milliseconds that a rank waited for data.
     data_wait_ms: f64,
 }
 
@@ -177,7 +177,7 @@ impl<'a> Run<'a> {
         Ok(Finished::Done)
     }
 
-    /// Prints the profile of `flops_profiler` after a step that was profiled; a collective.
+    /// Prints the profile of `flops_profiler` after a profiled step; a collective.
     fn profile(&mut self, step: &Step) -> Result<(), Error> {
         let Some(profile) = self.engine.take_profile() else { return Ok(()) };
         let found = profile.together(&**self.engine.communicator())?;
@@ -198,8 +198,9 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Exchanges the counters and requests of all ranks after a step. Replicates that train alone exchange them with others after
-    /// an outer step only, so that all of them stop or save there.
+    /// Exchanges the counters and requests of all ranks after a step. While replicates train alone, each of them
+    /// exchanges only its own counters. Requests are exchanged after outer steps, so that all replicates stop or save
+    /// there.
     fn gather(&mut self, step: &Step, requests: &Requests, data_wait: Duration) -> Result<Together, Error> {
         let peak = self.engine.zero().ledger().peak_total() as i64;
         let own_micros = self.stragglers.own_ms(&self.engine) * 1e3;
@@ -273,8 +274,8 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Generates the text for `training.sample`, if set; a collective. Tokens that the tokenizer cannot decode cause a
-    /// warning, because the run itself has succeeded.
+    /// Generates the text for `training.sample`, if it is set; a collective. Tokens that the tokenizer cannot decode
+    /// cause only a warning, because the run itself has succeeded.
     pub(super) fn sample(&mut self) -> Result<Option<String>, Error> {
         let Some(sample) = self.engine.config().training.sample.clone() else { return Ok(None) };
         if self.corpus.vocabulary.is_none() || self.engine.config().preference.is_some() {
@@ -339,7 +340,7 @@ impl<'a> Run<'a> {
     }
 }
 
-/// Returns a hint if the steps waited at least a second, and a tenth of their time, for data.
+/// Returns a hint if the steps waited for data at least a second and a tenth of their time.
 fn waiting_hint([all, waited]: [f64; 2], training: &Training) -> Option<String> {
     let Training { dataloader_num_workers: workers, dataloader_prefetch_factor: factor, .. } = training;
     (waited >= 1.0 && waited >= 0.1 * all).then(|| {

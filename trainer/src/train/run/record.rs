@@ -1,4 +1,4 @@
-//! What each step leaves behind: lines of progress, a line of `metrics.jsonl`, and scalars for the monitors.
+//! Records each step: prints progress, writes a line of `metrics.jsonl`, and passes scalars to the monitors.
 
 use serde_json::{Value, json};
 
@@ -123,7 +123,7 @@ impl Run<'_> {
     }
 }
 
-/// Formats the line about a step whose gradients overflowed.
+/// Formats the message about a step whose gradients overflowed.
 fn overflow(step: u64, before: f64, after: f64) -> String {
     let then = if after == before { "the scale stays".to_string() } else { format!("the scale is now {after}") };
     format!("step {step:>6}  gradients overflowed at a loss scale of {before}, so the update was skipped; {then}")
@@ -133,8 +133,8 @@ fn round(x: f64) -> f64 {
     (x * 10.0).round() / 10.0
 }
 
-/// Converts a number to JSON, which has no NaN or infinity: these become null. A finite value is written with the
-/// fewest digits that parse to the same f32 bits.
+/// Converts a number to JSON. NaN and infinities become null. A finite value is written with the fewest digits that
+/// parse to the same f32 bits.
 pub(in super::super) fn finite(x: f32) -> Value {
     x.to_string().parse::<f64>().ok().filter(|x| x.is_finite()).map_or(Value::Null, |x| json!(x))
 }

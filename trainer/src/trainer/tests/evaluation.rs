@@ -9,7 +9,7 @@ use crate::data::{Dataset, InMemory};
 use crate::metrics::accuracy;
 use crate::train::Summary;
 
-/// 27 samples do not divide into whole micro-batches, and 14 micro-batches do not divide evenly among 4 ranks.
+/// 27 samples are not a multiple of the micro-batch, and 14 micro-batches cannot be divided evenly among 4 ranks.
 #[test]
 fn metrics_are_the_same_on_any_number_of_ranks() {
     let evaluations = [1, 2, 4].map(|ranks| {
@@ -39,7 +39,8 @@ fn metrics_are_the_same_on_any_number_of_ranks() {
     assert_eq!(evaluations[0].metric("doubled").unwrap(), 2.0 * evaluations[0].metric("accuracy").unwrap());
 }
 
-/// Points of which only some have a class, as i64; `keeps_all` leaves out no sample, otherwise only those with a class.
+/// Returns points of which only some have a class, as i64. `keeps_all` keeps the points without a class, otherwise they
+/// are omitted.
 fn partly_labelled(samples: usize, keeps_all: bool) -> InMemory {
     let has_class = |i: &usize| !i.is_multiple_of(3) && !(6..12).contains(i);
     let kept: Vec<u32> = (0..samples).filter(|i| keeps_all || has_class(i)).map(|i| i as u32).collect();
@@ -51,7 +52,7 @@ fn partly_labelled(samples: usize, keeps_all: bool) -> InMemory {
     InMemory::new(all.inputs.single().unwrap().index_select(&kept, 0).unwrap(), some).unwrap()
 }
 
-/// Samples without a target are no part of an evaluation's mean, on any number of ranks.
+/// Samples without a target do not affect the mean of an evaluation, on any number of ranks.
 #[test]
 fn evaluations_are_means_over_the_targets() {
     for more in ["", "eval_batches: 4, "] {
@@ -112,12 +113,12 @@ fn metrics_work_with_the_configured_model_and_data() {
     );
     let trainer = || quiet(Config::parse("ds.yaml", text.clone()).unwrap()).metric("accuracy", accuracy);
     let evaluation = fit_on(2, trainer).remove(0).unwrap().evaluation.unwrap();
-    // `training.eval_batches` micro-batches per rank, on two ranks.
+    // Two ranks evaluate `training.eval_batches` micro-batches each.
     assert_eq!(evaluation.samples, 8 * 4);
     assert!(evaluation.metric("accuracy").is_some_and(|accuracy| (0.0..=1.0).contains(&accuracy)));
 }
 
-/// Two ranks with slices evaluate the same samples as one rank, and count each once.
+/// Two ranks that share sequences evaluate the same samples as one rank, and count each sample once.
 #[test]
 fn ranks_that_share_sequences_evaluate_each_sample_once() {
     let folder = tempfile::tempdir().unwrap();

@@ -10,7 +10,7 @@ use super::{config, fit_on, mistake, points, quiet, text};
 use crate::data::{Dataset, InMemory, from_fn};
 use crate::metrics::accuracy;
 
-/// Adds up two inputs, each transformed by its own weights.
+/// Adds two inputs after a linear layer for each of them.
 struct Two([candle_nn::Linear; 2]);
 
 impl zero_engine::Layer for Two {
@@ -41,7 +41,7 @@ fn a_model_of_two_inputs_is_trained() {
     assert!(evaluation.metric("absolute_error").is_some_and(|error| error < 0.05), "{evaluation:?}");
 }
 
-/// Sample `i` has two named inputs and two named targets.
+/// Returns sample `i`, with two named inputs and two named targets.
 fn named(i: usize) -> Result<Batch, crate::data::BoxError> {
     let (a, b) = (i as f32 * 0.37 % 1.0, i as f32 * 0.73 % 1.0);
     let [a, b, sum] = [a, b, a + b].map(|x| Tensor::new(&[x], &Device::Cpu));
@@ -49,7 +49,7 @@ fn named(i: usize) -> Result<Batch, crate::data::BoxError> {
     Ok(Batch::named([("a", a?), ("b", b?)]).target("larger", larger).target("sum", sum?))
 }
 
-/// Both tasks use the hidden layer.
+/// Returns a model with two tasks, which share the hidden layer.
 fn two_tasks() -> Layers {
     let build = |vb: VarBuilder| Ok(Two([linear(1, 8, vb.pp("first"))?, linear(1, 8, vb.pp("second"))?]));
     Layers::new()
@@ -63,8 +63,8 @@ fn two_tasks() -> Layers {
         })
 }
 
-/// The evaluation is the same on one rank, on two, and on two pipeline stages, with a data set in memory and with one
-/// that a function computes.
+/// The evaluation is the same on one rank, on two ranks and on two pipeline stages, for a data set in memory and for a
+/// data set that a function computes.
 #[test]
 fn two_tasks_are_trained_and_measured_by_name() {
     let evaluations =

@@ -1,4 +1,4 @@
-//! Conversations and pairs from the token cache give the samples and the errors of those in memory.
+//! Conversations and pairs give the same samples and errors from the token cache as from memory.
 
 use std::cell::Cell;
 use std::fs;
@@ -17,7 +17,7 @@ use super::templates::{CHATML, without_marks};
 use super::tokenizer::Folder;
 use super::{IM, chatml, messages, said};
 
-/// Counts how often something is tokenized.
+/// Counts how often a file is tokenized.
 #[derive(Default)]
 struct Tokenized(Cell<usize>);
 
@@ -32,7 +32,7 @@ impl Watch for Tokenized {
     }
 }
 
-/// Options that keep everything in memory, and options that keep everything in the cache.
+/// Returns options that keep everything in memory, and options that keep everything in the cache.
 fn both(folder: &Folder, options: &DataOptions) -> [DataOptions; 2] {
     [u64::MAX, 0].map(|least_bytes| {
         let cache = CacheOptions { folder: Some(folder.path().join("cache")), least_bytes, ..CacheOptions::default() };
@@ -45,7 +45,7 @@ fn entries(folder: &Folder) -> Vec<PathBuf> {
     listed.filter(|path| !path.ends_with(".lock")).collect()
 }
 
-/// Returns everything that a data set gives, or its error.
+/// Returns all samples of a data set as text, or its error.
 fn of_conversations(folder: &Folder, options: &DataOptions, watch: &dyn Watch) -> Result<String, String> {
     let given = |data: FileDataset| -> Result<String, DataError> {
         let (mut samples, mut documents) = (Samples::default(), vec![]);
@@ -76,7 +76,8 @@ fn of_pairs(folder: &Folder, options: &DataOptions, watch: &dyn Watch) -> Result
 
 type Given = fn(&Folder, &DataOptions, &dyn Watch) -> Result<String, String>;
 
-/// Compares what is in memory with what is built into the cache, and with what is opened from it. Returns it.
+/// Checks that the results from memory, from a new cache entry and from an existing entry are equal. Returns the
+/// result.
 fn compare(given: Given, folder: &Folder, options: &DataOptions) -> Result<String, String> {
     let [memory, cache] = both(folder, options).map(|options| move |watch: &dyn Watch| given(folder, &options, watch));
     let expected = memory(&Unwatched);
@@ -87,7 +88,7 @@ fn compare(given: Given, folder: &Folder, options: &DataOptions) -> Result<Strin
     expected
 }
 
-/// Conversations of many lengths, some without an answer.
+/// Returns conversations of many lengths, some without an answer.
 fn conversations() -> Vec<Value> {
     let of = |i: usize| {
         let long = "hi, this is it. ".repeat(i * i % 7);
@@ -171,11 +172,12 @@ fn pairs_are_the_same_in_memory_and_in_the_cache() {
         }
     }
     assert!(opened > 8 && failed > 4, "{opened} {failed}");
-    // A pair is no conversation, although both files have the same bytes.
+    // Pairs cannot be opened as conversations, although the bytes of the file are the same.
     assert!(compare(of_conversations, &folder, &folder.options(300, ChatOptions::default())).is_err());
 }
 
-/// The entry is whole, and the error depends on how it is opened: the record is named from the cache alone.
+/// The entry contains all tokens, and the options decide about the error. The error names the record although nothing
+/// is tokenized.
 #[test]
 fn errors_of_lengths_are_the_same_from_the_cache() {
     let folder = chatml();
@@ -195,7 +197,7 @@ fn errors_of_lengths_are_the_same_from_the_cache() {
     assert!(error(9, ExcessLength::Drop).contains("no tokens or rows in"));
     assert_eq!(entries(&folder), before);
 
-    // A token that another model does not have.
+    // The file contains a token that the smaller vocabulary does not have.
     let small = DataOptions { vocabulary: 263, ..options(300, ExcessLength::Raise) };
     let error = compare(of_conversations, &folder, &small).unwrap_err();
     assert!(error.ends_with("data.jsonl, line 1: token 263 is outside the vocabulary of 263"), "{error}");
@@ -229,10 +231,10 @@ fn everything_that_texts_depend_on_is_in_the_key() {
     let options = |chat| folder.options(300, chat);
     assert!(is_new(&options(chat())));
     assert!(!is_new(&options(chat())));
-    // These decide only how the texts are used.
+    // These options change only how the texts are used.
     assert!(!is_new(&folder.options(200, ChatOptions { excess_length: ExcessLength::Drop, ..chat() })));
     assert!(!is_new(&DataOptions { sample_packing: true, ..options(chat()) }));
-    // The same template under another name.
+    // The same template, given as text instead of a file.
     assert!(!is_new(&options(ChatOptions { chat_template: Some(CHATML.into()), ..chat() })));
     for changed in [
         ChatOptions { chat_template: Some(without_marks(CHATML)), ..chat() },

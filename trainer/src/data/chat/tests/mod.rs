@@ -1,5 +1,5 @@
-//! Reads conversations of every layout, and checks which tokens are trained and the error for each way in which a record
-//! or a template can be wrong.
+//! Reads conversations of every layout, and checks which tokens are trained. Also checks the error for each kind of
+//! wrong record or template.
 
 mod cached;
 mod oracle;
@@ -73,7 +73,7 @@ fn other_fields_of_a_record_are_used() {
             "<|im_start|>system\ns<|im_end|>\n{HELLO}<|im_start|>user\nadd\n1 2<|im_end|>\n<|im_start|>assistant\n[3<|im_end|>]\n"
         )
     );
-    // Prompts with a text as completion know no template; the `eos_token` is added.
+    // A record whose completion is a text uses no template. Only the `eos_token` is added.
     assert_eq!(shown(json!({"prompt": "say hi", "completion": " hi"})), "say hi[ hi<|im_end|>]");
     let mut weighted = said(&[("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d")]);
     weighted["messages"][1]["weight"] = 0.into();
@@ -114,7 +114,8 @@ fn keys_decide_what_is_trained() {
         shown(ChatOptions { train_on_eos: TrainOnEos::Last, ..chat() }),
         text(["a<|im_end|>", "[b]<|im_end|>", "c<|im_end|>", "[d<|im_end|>]"])
     );
-    // The header of the first message is the beginning of the text, which is rendered by no other messages.
+    // The template renders nothing for an empty list of messages, so the header of the first message begins at the
+    // start of the text.
     assert_eq!(
         shown(ChatOptions { roles_to_train: vec!["assistant".into(), "human".into()], ..chat() }).matches('[').count(),
         4
@@ -128,13 +129,13 @@ fn templates_without_marks_are_rendered_in_parts() {
     let shown = |folder: &Folder| {
         folder.shown(&folder.read(std::slice::from_ref(&record), ChatOptions::default()).unwrap()).remove(0)
     };
-    // The token of two line breaks begins in the header and ends in the turn.
+    // One token consists of two line breaks: the first belongs to the header and the second to the turn.
     assert_eq!(
         shown(&Folder::new(&templates::without_marks(CHATML), IM)),
         "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n[b<|im_end|>]\n<|im_start|>user\nc<|im_end|>\n\
          <|im_start|>assistant[\n\n\nd<|im_end|>]\n"
     );
-    // A template that ends every conversation with another token.
+    // This template ends every conversation with an additional token.
     assert_eq!(
         shown(&Folder::new(&templates::without_marks(PHI), ["<s>", "<|endoftext|>"])),
         "<|user|>\na<|end|>\n<|assistant|>\n[b<|end|>]\n<|user|>\nc<|end|>\n<|assistant|>[\n\n\nd<|end|>\n<|endoftext|>]"
@@ -156,7 +157,7 @@ fn samples_have_the_sequence_length() {
         (samples.tokens.len(), samples.labels.len(), all.padding(0).unwrap(), all.padding(1).unwrap()),
         (26, 26, 0, 4)
     );
-    // A byte is the token of that number.
+    // The token of a byte is the value of the byte.
     assert_eq!(samples.tokens[..3], [262, u32::from(b'u'), u32::from(b's')]);
     assert_eq!(samples.labels[17..19], [IGNORE_INDEX, i64::from(b'b')]);
     assert_eq!(samples.labels[24..], [263, IGNORE_INDEX]);
@@ -164,7 +165,7 @@ fn samples_have_the_sequence_length() {
     let batch = all.batch(&[1, 0]).unwrap();
     assert_eq!(batch.only_target().unwrap().dtype(), candle_core::DType::I64);
     let rows: Vec<Vec<u32>> = batch.inputs.single().unwrap().to_vec2().unwrap();
-    // Padded by the `eos_token`, since the tokenizer names no other.
+    // The `eos_token` is the padding, because the tokenizer names no padding token.
     assert_eq!(rows[0][22..], [263; 4]);
     assert!(samples.position_ids.is_empty());
     assert_eq!(all.description().unwrap(), "2 conversations, 17.3 % of positions trained, 7.7 % padding");
@@ -199,7 +200,8 @@ fn a_slice_has_the_records_of_its_places() {
         let chat = ChatOptions { excess_length, ..ChatOptions::default() };
         open(&DataOptions { split, sample_packing, ..folder.options(24, chat) }, &folder.tokenizer())
     };
-    // The first is too long. A slice counts the records before any is left out, and those outside of it are no error.
+    // The first conversation is too long. A slice counts records before any are left out, and records outside it cause
+    // no errors.
     let letters = |text: &str| ["[b", "[c", "[d", "[e"].iter().filter(|answer| text.contains(*answer)).count();
     for (split, first, count) in [("train[1:3]", "[c", 2), ("train[75%:]", "[e", 1), ("train[-3:]", "[c", 3)] {
         let text = folder.shown(&read(split, ExcessLength::Raise, false).unwrap()).concat();
@@ -216,7 +218,7 @@ fn a_sample_can_hold_several_conversations() {
     let folder = chatml();
     let answers = ["bcdefgbcdefgbcdefgb", "b", "bc", "bcd"].map(|text| said(&[("user", "a"), ("assistant", text)]));
     folder.write("data.jsonl", &answers.map(|record| record.to_string()).join("\n"));
-    // 40, 22, 23 and 24 tokens.
+    // The conversations have 40, 22, 23 and 24 tokens.
     let packed = |length| {
         let options = DataOptions { sample_packing: true, ..folder.options(length, ChatOptions::default()) };
         open(&options, &folder.tokenizer())
@@ -230,7 +232,7 @@ fn a_sample_can_hold_several_conversations() {
     let [mut samples, mut of_alone] = [Samples::default(), Samples::default()];
     (0..2).for_each(|index| dataset.append(index, &mut samples).unwrap());
     (0..4).for_each(|index| alone.append(index, &mut of_alone).unwrap());
-    // Each conversation is the same as alone, one behind the other, and positions restart.
+    // Each packed conversation has the same tokens as on its own, and positions restart at each conversation.
     let starts = [(0, 0, 40), (3, 40, 24), (1, 64, 22), (2, 86, 23)];
     for (conversation, start, length) in starts {
         let (at, of) = (start..start + length, 64 * conversation..64 * conversation + length);
@@ -242,7 +244,7 @@ fn a_sample_can_hold_several_conversations() {
     assert_eq!(samples.labels[109..], [IGNORE_INDEX; 19]);
     let batch = dataset.batch(&[1]).unwrap();
     assert!(batch.names().eq(["input", "position_ids", "target"]));
-    // The longest conversation fills a sample; its last token is a target only.
+    // The longest conversation fills a sample. Its last token is only a target.
     let dataset = packed(39).unwrap();
     assert_eq!((dataset.len(), dataset.padding(0).unwrap()), (4, 0));
 }
@@ -322,7 +324,7 @@ fn errors_of_templates_name_the_template() {
         ),
         "{unknown}"
     );
-    // The same in a message is text.
+    // A message that contains the same characters is ordinary text.
     let folder = chatml();
     assert_eq!(
         folder.read(&[said(&[("user", "<|im_begin|>"), ("assistant", "b")])], ChatOptions::default()).unwrap().len(),
@@ -337,7 +339,7 @@ fn errors_of_templates_name_the_template() {
         "{error}"
     );
 
-    // The earlier turn is rendered otherwise when it is the last one, as by Qwen3.
+    // This template, like Qwen3's, renders a turn differently when it is the last one.
     let source = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{% if loop.last and m.role == 'assistant' %}{{ '<think></think>' }}{% endif %}{{ m.content + '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
     let turns = [said(&[("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d")])];
     let error = Folder::new(source, IM).error(&turns, ChatOptions::default());

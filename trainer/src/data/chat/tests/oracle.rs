@@ -1,4 +1,5 @@
-//! Compares tokens and masks with transformers' `apply_chat_template`. Skips without Python or transformers.
+//! Compares tokens and masks with transformers' `apply_chat_template`. The tests are skipped without Python or
+//! transformers.
 
 use serde_json::{Value, json};
 use zero_config::TrainOnEos;
@@ -13,7 +14,7 @@ use zero_model::ops::IGNORE_INDEX;
 
 use crate::python;
 
-/// Prints a list per folder with one `[tokens, mask]` per record.
+/// Prints one list per folder. It contains `[tokens, mask]` for each record.
 const SCRIPT: &str = r#"
 import json, sys
 from transformers import PreTrainedTokenizerFast
@@ -68,14 +69,14 @@ pub(super) fn conversations(has_system: bool, has_tools: bool) -> Vec<Value> {
     all
 }
 
-/// Returns tokens and mask of each sample, without padding.
+/// Returns the tokens and the mask of each sample, without padding.
 fn ours(folder: &Folder, records: &[Value]) -> Vec<(Vec<u32>, Vec<bool>)> {
     let dataset =
         folder.read(records, ChatOptions { train_on_eos: TrainOnEos::Turn, ..ChatOptions::default() }).unwrap();
     stored(&dataset)
 }
 
-/// Returns tokens and mask of each sample of a data set, without padding.
+/// Returns the tokens and the mask of each sample of a data set, without padding.
 pub(super) fn stored(dataset: &FileDataset) -> Vec<(Vec<u32>, Vec<bool>)> {
     let sample = |index| {
         let mut samples = Samples::default();
@@ -118,14 +119,16 @@ fn tokens_and_masks_are_those_of_transformers() {
     for (i, (name, is_marked, _, samples, records)) in folders.iter().enumerate() {
         for (j, (tokens, mask)) in samples.iter().enumerate() {
             assert_eq!(*tokens, theirs[i][j].0, "{name}: {}", records[j]);
-            // Without marks transformers knows no mask: that of the marks is the expectation.
+            // transformers computes no mask for a template without marks, so the mask of the marked template is
+            // expected.
             let marked = &theirs[i - usize::from(!is_marked)][j].1;
             let mut expected: Vec<bool> = marked.iter().map(|&trained| trained == 1).collect();
             if name.starts_with("Phi")
                 && !is_marked
                 && records[j]["messages"].as_array().unwrap().last().unwrap()["role"] == "assistant"
             {
-                // The last turn is the rest of the text: Phi-3's line break and the `eos_token` after `<|end|>`.
+                // The last turn extends to the end of the text. Phi-3's ends with a line break and the `eos_token`
+                // after `<|end|>`.
                 let rest = if *name == "Phi" { 2 } else { 1 };
                 let length = expected.len();
                 expected[length - rest..].fill(true);

@@ -1,4 +1,4 @@
-//! Pairs of answers: their layouts, what of them is trained, and the error for each way in which a record can be wrong.
+//! Pairs of answers: their layouts, their trained tokens, and the error for each kind of wrong record.
 
 use serde_json::{Value, json};
 use zero_config::{ExcessLength, Untrained};
@@ -19,7 +19,7 @@ fn read(folder: &Folder, records: &[Value], chat: ChatOptions, length: usize) ->
     PairDataset::open(&folder.options(length, chat), &folder.tokenizer(), true, &Unwatched)
 }
 
-/// Returns both texts of a sample without padding, with answers in `[` and `]`, labeled prompts in `(` and `)`.
+/// Returns both texts of a sample without padding. Answers are in `[` and `]`, labeled prompts in `(` and `)`.
 fn shown(folder: &Folder, pairs: &PairDataset, index: usize) -> [String; 2] {
     let batch = pairs.batch(&[index]).unwrap();
     let tokens: Vec<u32> = batch.inputs.single().unwrap().flatten_all().unwrap().to_vec1().unwrap();
@@ -36,7 +36,7 @@ fn shown(folder: &Folder, pairs: &PairDataset, index: usize) -> [String; 2] {
     [0, 1].map(|side| {
         let range = side * length..(side + 1) * length;
         assert_eq!(positions[range.start], 0);
-        // Padding is a document of its own.
+        // Padding is a separate document.
         let used = (range.start + 1..range.end).find(|&at| positions[at] == 0).unwrap_or(range.end);
         assert!(labels[used..range.end].iter().all(|&label| label == IGNORE_INDEX));
         let (mut text, mut ids, mut open) = (String::new(), vec![tokens[range.start]], None);
@@ -81,7 +81,7 @@ fn all_layouts_give_the_same_pair() {
         json!({"system": "s", "prompt": messages(&[hi]), "chosen": messages(&[yes]), "rejected": messages(&[no])});
     let pairs = read(&folder, &[system], ChatOptions::default(), LENGTH).unwrap();
     assert!(shown(&folder, &pairs, 0)[1].starts_with("<|im_start|>system\ns<|im_end|>\n<|im_start|>user\nhi"));
-    // Texts know no template; the `eos_token` is added.
+    // Texts use no template. Only the `eos_token` is added.
     let texts = json!({"prompt": "say hi", "chosen": " hi", "rejected": " is<|im_end|>"});
     let pairs = read(&folder, &[texts], ChatOptions::default(), LENGTH).unwrap();
     assert_eq!(shown(&folder, &pairs, 0), ["s(ay hi)[ hi<|im_end|>]", "say hi[ is<|im_end|>]"]);
@@ -138,7 +138,7 @@ fn wrong_records_are_errors() {
         let error = of(record);
         assert!(error.contains(expected), "{error}");
     }
-    // Pairs are no conversations to imitate.
+    // Pairs cannot be trained as conversations.
     let error = folder.error(&[json!({"prompt": "a", "chosen": "b", "rejected": "c"})], ChatOptions::default());
     assert!(
         error.contains("the record is a pair of answers") && error.contains("`preference: {type: dpo}`"),

@@ -1,5 +1,5 @@
-//! The templates of well-known models as TRL ships them, in their original form and with marks of what the assistant
-//! generates, against transformers' `apply_chat_template`. Skips without Python, transformers or TRL.
+//! Compares the templates of well-known models, in their original form and with TRL's `{% generation %}` marks, with
+//! transformers' `apply_chat_template`. The tests are skipped without Python, transformers or TRL.
 
 use std::collections::BTreeSet;
 
@@ -14,7 +14,7 @@ use super::tokenizer::Folder;
 
 use crate::python;
 
-/// Prints a list per model: its template, and the one with marks.
+/// Prints a list with the template of each model, and its variant with marks.
 const TEMPLATES: &str = r#"
 import json, pathlib, trl
 folder = pathlib.Path(trl.__file__).parent / "chat_templates"
@@ -22,8 +22,8 @@ for name in NAMES:
     print(json.dumps([(folder / f"{name}{end}.jinja").read_text() for end in ("", "_training")]))
 "#;
 
-/// Prints a list per folder: `[tokens, mask]` of each record, or `null` if the template rejects the record. Every second
-/// template has marks; the others give no mask.
+/// Prints a list for each folder: `[tokens, mask]` of each record, or `null` if the template rejects the record. Every
+/// second template has marks; the others have no mask.
 const RENDERED: &str = r#"
 import json
 from transformers import PreTrainedTokenizerFast
@@ -42,7 +42,7 @@ for number, folder in enumerate(FOLDERS):
     print(json.dumps(out))
 "#;
 
-/// A template of TRL, with the first and last token of its model.
+/// A template in TRL, with the first and the last token of its model.
 const MODELS: [(&str, [&str; 2]); 20] = [
     ("qwen2_5", ["<|endoftext|>", "<|im_end|>"]),
     ("qwen3", ["<|endoftext|>", "<|im_end|>"]),
@@ -124,8 +124,8 @@ fn tokens_and_masks_of_real_templates_are_those_of_transformers() {
             match (&original, &expected[0][r]) {
                 (Ok((tokens, mask)), Some((their_tokens, _))) => {
                     assert_eq!(tokens, their_tokens, "{at}");
-                    // Without marks a turn ends with its last special token, and begins after the prompt for generation,
-                    // in which some templates have the first tokens of the answer, such as `<think>`.
+                    // Without marks, a turn ends with its last special token. It begins after the generation prompt,
+                    // which in some templates contains the first tokens of the answer, such as `<think>`.
                     if let Ok((same, marks)) = &marked
                         && same == tokens
                     {
@@ -141,7 +141,8 @@ fn tokens_and_masks_of_real_templates_are_those_of_transformers() {
                         equal += 1;
                     }
                 }
-                // The template renders a turn otherwise when others follow it, so nothing shows its tokens.
+                // The template renders a turn differently when others follow it, so the tokens of the turn cannot be
+                // found.
                 (Err(error), Some(_)) if error.to_string().contains("the template does not show which tokens") => {
                     unknown += 1;
                 }

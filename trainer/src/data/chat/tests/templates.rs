@@ -1,6 +1,6 @@
-//! Small templates in the style of well-known models, with marks of what the assistant generates.
+//! Small templates in the style of well-known models. They mark the text that the assistant generates.
 
-/// ChatML, as of Qwen: tools are described in a system message.
+/// ChatML, as in Qwen. A system message describes the tools.
 pub(crate) const CHATML: &str = r"
 {%- if tools %}
     {{- '<|im_start|>system\n' }}
@@ -33,7 +33,7 @@ pub(crate) const CHATML: &str = r"
 {%- endif %}
 ";
 
-/// Llama 3: contents are trimmed, and the header ends with an empty line.
+/// Llama 3. Contents are trimmed, and the header ends with an empty line.
 pub(super) const LLAMA: &str = r"{{- bos_token }}
 {%- set date = date_string if date_string is defined else '26 Jul 2024' %}
 {%- if messages[0]['role'] == 'system' %}
@@ -56,7 +56,7 @@ pub(super) const LLAMA: &str = r"{{- bos_token }}
     {{- '<|start_header_id|>assistant<|end_header_id|>\n\n' }}
 {%- endif %}";
 
-/// Gemma: the system prompt is part of the first user message, and roles must alternate.
+/// Gemma. The system prompt is part of the first user message, and roles must alternate.
 pub(super) const GEMMA: &str = r"{{ bos_token }}
 {%- set ns = namespace(first='') -%}
 {%- if messages[0].role == 'system' -%}
@@ -89,7 +89,7 @@ pub(super) const GEMMA: &str = r"{{ bos_token }}
     {{ '<start_of_turn>model\n' }}
 {%- endif -%}";
 
-/// Phi: every conversation ends with the `eos_token`.
+/// Phi. Every conversation ends with the `eos_token`.
 pub(super) const PHI: &str = r"{% for message in messages %}
 {% if message['role'] == 'assistant' %}
 {{ '<|assistant|>\n' }}{% generation %}{{ message['content'] + '<|end|>' }}{% endgeneration %}{{ '\n' }}
@@ -99,7 +99,7 @@ pub(super) const PHI: &str = r"{% for message in messages %}
 {% endfor %}
 {%- if add_generation_prompt %}{{ '<|assistant|>\n' }}{% else %}{{ eos_token }}{% endif %}";
 
-/// Phi-4-mini: an answer begins right behind its header, and every conversation ends with the `eos_token`.
+/// Phi-4-mini. An answer begins right after its header, and every conversation ends with the `eos_token`.
 pub(super) const PHI4: &str = r"{% for message in messages %}
 {%- if message['role'] == 'system' and 'tools' in message and message['tools'] is not none -%}
 {{ '<|system|>' + message['content'] + '<|tool|>' + message['tools'] + '<|/tool|>' + '<|end|>' }}
@@ -111,7 +111,7 @@ pub(super) const PHI4: &str = r"{% for message in messages %}
 {%- endfor -%}
 {%- if add_generation_prompt %}{{ '<|assistant|>' }}{% else %}{{ eos_token }}{% endif %}";
 
-/// Mistral: no header before an answer, which ends with the `eos_token`.
+/// Mistral. An answer has no header, and ends with the `eos_token`.
 pub(super) const MISTRAL: &str = r"{{- bos_token }}
 {%- if messages[0]['role'] == 'system' %}
     {%- set system = messages[0]['content'] + '\n\n' %}

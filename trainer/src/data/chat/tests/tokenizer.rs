@@ -1,4 +1,4 @@
-//! A folder with a byte-level tokenizer, its special tokens, a template and data.
+//! Creates a folder with a byte-level tokenizer, its special tokens, a template and data.
 
 use std::fs;
 use std::path::Path;
@@ -11,7 +11,7 @@ use super::super::super::{DataError, DataOptions, Dataset, FileDataset, Format, 
 use super::super::options::ChatOptions;
 use zero_model::ops::IGNORE_INDEX;
 
-/// Special tokens of all templates; ids from 260.
+/// Special tokens of all templates. Their IDs start at 260.
 pub(super) const SPECIAL: [&str; 16] = [
     "<s>",
     "</s>",
@@ -31,8 +31,8 @@ pub(super) const SPECIAL: [&str; 16] = [
     "<|end|>",
 ];
 
-/// Each byte is a token, as GPT-2's tokenizer writes it, and a few pairs of them are too: a line break with the next one,
-/// and a space with a word.
+/// Returns a tokenizer with one token per byte, as in GPT-2's tokenizer. A few merges add the tokens of two line
+/// breaks, `hi`, ` hi` and `is`.
 fn tokenizer(special: &[&str]) -> Value {
     let is_printed = |byte: u32| matches!(byte, 33..=126 | 161..=172 | 174..=255);
     let mut others = 256..;
@@ -59,7 +59,7 @@ fn tokenizer(special: &[&str]) -> Value {
 pub(crate) struct Folder(TempDir);
 
 impl Folder {
-    /// Creates a model's folder with a template, and its first and last token.
+    /// Creates a model's folder with a template. `bos` and `eos` are the model's first and last token.
     pub(crate) fn new(template: &str, [bos, eos]: [&str; 2]) -> Self {
         Self::with_special(template, [bos, eos], &SPECIAL)
     }
@@ -101,7 +101,7 @@ impl Folder {
         self.open(300, chat)
     }
 
-    /// Returns the error of the records without the folder's name.
+    /// Returns the error for the records, without the folder's name.
     pub(super) fn error(&self, records: &[Value], chat: ChatOptions) -> String {
         let message = self.read(records, chat).expect_err("bad data must not open").to_string();
         message.replace(&format!("{}/", self.path().display()), "")
@@ -124,7 +124,7 @@ impl Folder {
             .chain((1..=length).filter_map(|i| match (samples.labels[i - 1], samples.tokens.get(i)) {
                 (IGNORE_INDEX, next) => next.filter(|_| i < length).map(|&token| (token, false)),
                 (label, next) => {
-                    // The target is the next input.
+                    // The target is the next input token.
                     assert!(next.is_none_or(|&next| i64::from(next) == label));
                     Some((label as u32, true))
                 }

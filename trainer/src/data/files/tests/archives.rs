@@ -1,4 +1,4 @@
-//! bzip2, gzip and zstd, of one member and of several.
+//! Archives of bzip2, gzip and zstd, with one and with several members.
 
 use std::io::Write;
 
@@ -28,7 +28,7 @@ pub(super) fn zstd(content: &[u8]) -> Vec<u8> {
 type Pack = fn(&[u8]) -> Vec<u8>;
 const PACKS: [(&str, Pack); 3] = [("bz2", bzip2), ("gz", gzip), ("zst", zstd)];
 
-/// Packs both halves on their own.
+/// Compresses each half of the content as a separate member.
 fn members(pack: Pack, content: &[u8]) -> Vec<u8> {
     let (first, second) = content.split_at(content.len() / 2);
     [pack(first), pack(second)].concat()
@@ -77,7 +77,7 @@ fn the_first_bytes_decide_and_not_the_name() {
     assert_eq!(folder.without(&error), "a.tar.gz: a tar archive, not text");
 }
 
-/// A cut archive is an error wherever it is cut, never a shorter text.
+/// A truncated archive is always an error, never a shorter text.
 #[test]
 fn a_cut_archive_is_an_error_with_its_position() {
     let folder = Folder::new();
@@ -86,7 +86,7 @@ fn a_cut_archive_is_an_error_with_its_position() {
     for (end, pack) in PACKS {
         let packed = members(pack, lines.as_bytes());
         let first = pack(&lines.as_bytes()[..lines.len() / 2]).len();
-        // What is too short to be recognized is no line of JSON.
+        // An archive that is too short to be recognized is rejected as invalid JSON.
         let recognized = if end == "bz2" { 10 } else { 4 };
         for cut in (4..packed.len()).filter(|&cut| cut != first) {
             let path = folder.write(&format!("a.jsonl.{end}"), &packed[..cut]);
@@ -114,7 +114,7 @@ fn a_changed_byte_of_an_archive_with_a_checksum_is_an_error() {
             let path = folder.write(&format!("a.txt.{end}"), &changed);
             match documents(&path, Format::Auto, "text") {
                 Err(DataError::Damaged { .. }) => {}
-                // Some bits of a header have no meaning.
+                // Some bits of a header do not affect the content.
                 Ok(found) => assert_eq!(found[0].1, text, "{end} {place}"),
                 Err(error) => panic!("{end} {place}: {error}"),
             }

@@ -1,4 +1,4 @@
-//! Files that are cut or have changed bytes give an error or rows, and never panic.
+//! Truncated files and files with changed bytes cause an error or return rows. They never cause a panic.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use super::folders::Mds;
 use super::tables::{arrow_file, arrow_stream, batch, parquet};
 use super::*;
 
-/// Numbers that are the same in each run (xorshift64).
+/// A random number generator with the same numbers in each run (xorshift64).
 struct Random(u64);
 
 impl Random {
@@ -23,7 +23,7 @@ impl Random {
     }
 }
 
-/// Reads everything that a path may be read as.
+/// Reads a path in all supported ways.
 fn read_all(path: &Path) {
     let _ = documents(path, Format::Auto, "text");
     let _ = records(path, &[]);
@@ -63,7 +63,8 @@ fn changed_bytes_of_tables_do_not_panic() {
         for _ in 0..120 {
             let mut changed = whole.clone();
             for _ in 0..=random.below(3) {
-                // The description of the columns, at the end, is a small part of the file.
+                // Half of the changes are in the last bytes, because the description of the columns there is a small
+                // part of the file.
                 let from = if random.below(2) == 0 { 0 } else { whole.len().saturating_sub(1500) };
                 let place = from + random.below(whole.len() - from);
                 changed[place] = [0, 1, 0x7f, 0x80, 0xff, random.below(256) as u8][random.below(6)];
@@ -73,7 +74,8 @@ fn changed_bytes_of_tables_do_not_panic() {
     }
 }
 
-/// Writes a length that no memory has to each place of Arrow files in turn. The decoder would reserve as much.
+/// Writes a huge length to each place of an Arrow file in turn. Without the check, the decoder would reserve this
+/// memory.
 #[test]
 fn a_length_that_cannot_be_in_an_arrow_file_is_an_error() {
     let folder = Folder::new();
@@ -94,7 +96,7 @@ fn a_length_that_cannot_be_in_an_arrow_file_is_an_error() {
     }
 }
 
-/// Columns of nulls take no bytes, so a few bytes can state any number of rows.
+/// Columns of nulls take no bytes, so a short file can claim any number of rows.
 #[test]
 fn rows_without_bytes_in_an_arrow_file_are_an_error() {
     let folder = Folder::new();
@@ -117,7 +119,7 @@ fn changed_bytes_of_shards_do_not_panic() {
     for name in ["index.json", "shard.00000.mds"] {
         let mut whole = fs::read(folder.path().join(name)).unwrap();
         if name == "index.json" {
-            // Without the checksum, that would find each change of the shard.
+            // Removes the checksum, which would otherwise detect each change of the shard.
             let index = String::from_utf8(whole).unwrap();
             let start = index.find("\"hashes\":{").unwrap() + 10;
             let end = start + index[start..].find('}').unwrap();

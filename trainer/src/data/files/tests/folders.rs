@@ -1,4 +1,4 @@
-//! Folders of `datasets` and of mosaicml-streaming, which the test writes.
+//! Folders of `datasets` and of mosaicml-streaming, which the tests write.
 
 use serde_json::json;
 
@@ -41,14 +41,15 @@ fn a_saved_data_set_has_its_files_in_order() {
     assert!(matches!(open(&folder.path().join("other"), Format::Auto), Err(DataError::Directory { .. })));
 }
 
-/// Writes shards of mosaicml-streaming: columns in order of their names, each with its encoding and fixed size.
+/// Writes shards of mosaicml-streaming. The columns are in the order of their names; each has a name, an encoding and
+/// an optional fixed size.
 pub(super) struct Mds<'a> {
     pub(super) columns: &'a [(&'a str, &'a str, Option<u32>)],
     pub(super) compression: Option<&'a str>,
 }
 
 impl Mds<'_> {
-    /// Writes a shard of each list of samples, each the bytes of its columns.
+    /// Writes one shard per list of samples. A sample is a list with the bytes of each column.
     pub(super) fn write(&self, folder: &Folder, shards: &[Vec<Vec<Vec<u8>>>]) {
         let shard = |(i, samples): (usize, &Vec<Vec<Vec<u8>>>)| {
             let encode = |sample: &Vec<Vec<u8>>| {

@@ -1,4 +1,4 @@
-//! Reads files of every storage that the tests write themselves, and files that are cut or damaged.
+//! Reads files of every storage that the tests write themselves, and truncated or damaged files.
 
 mod archives;
 mod damage;
@@ -18,7 +18,7 @@ use super::super::pieces::Cuts;
 use super::super::watch::Unwatched;
 use super::{Access, Source, sources};
 
-/// A folder that is removed afterwards.
+/// A temporary folder, which is removed at the end.
 pub(super) struct Folder(tempfile::TempDir);
 
 impl Folder {
@@ -37,7 +37,7 @@ impl Folder {
         path
     }
 
-    /// Returns a message without the folder, which differs between runs.
+    /// Returns the error's message without the folder, which differs between runs.
     fn without(&self, error: &DataError) -> String {
         error
             .to_string()
@@ -50,7 +50,7 @@ fn open(path: &Path, format: Format) -> Result<Vec<Source>, DataError> {
     sources((&[path.display().to_string()], None), format, &Access::new(&CacheOptions::default(), &Unwatched))
 }
 
-/// Returns all documents below a path, each with its position.
+/// Returns all documents of a path, each with its position.
 fn documents(path: &Path, format: Format, text_key: &str) -> Result<Vec<(At, String)>, DataError> {
     let mut all = vec![];
     for source in open(path, format)? {
@@ -62,7 +62,7 @@ fn documents(path: &Path, format: Format, text_key: &str) -> Result<Vec<(At, Str
     Ok(all)
 }
 
-/// Returns all records below a path, each with its position.
+/// Returns all records of a path, each with its position.
 fn records(path: &Path, columns: &[&str]) -> Result<Vec<(At, Value)>, DataError> {
     let mut all = vec![];
     for source in open(path, Format::Chat)? {

@@ -1,4 +1,4 @@
-//! Compares rows with pyarrow, `datasets` and mosaicml-streaming. Skips without Python or one of them.
+//! Compares rows with pyarrow, `datasets` and mosaicml-streaming. A test is skipped without Python or its package.
 
 use serde_json::{Value, json};
 
@@ -6,8 +6,8 @@ use super::super::super::options::{Format, TokenDtype};
 use super::*;
 use crate::python;
 
-/// Defines `ROWS`, with nested messages, nulls and texts that are often equal; and `clean`, which leaves out the fields
-/// of structs that are null, as the readers do.
+/// Defines `ROWS` with nested messages, nulls and repeated texts, and `clean`, which removes the fields of structs that
+/// are null, as the readers do.
 const ROWS: &str = r#"
 import json, sys
 FOLDER = sys.argv[1] if len(sys.argv) > 1 else PLACE
@@ -124,7 +124,7 @@ print(json.dumps([rows, sum(tokens, [])]))
 "#;
     let Some(output) = python::python(&["streaming"], &script(&folder, 400, rest)) else { return };
     let [rows, tokens] = <[Value; 2]>::try_from(expected(&output)).unwrap();
-    // JSON in a sample has its nulls.
+    // Values of JSON columns keep their nulls, so they are removed here.
     fn clean(value: Value) -> Value {
         match value {
             Value::Object(fields) => fields

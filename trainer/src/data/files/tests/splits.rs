@@ -1,4 +1,4 @@
-//! Splits of folders by the names of their files, and compared with `datasets`, where it is installed.
+//! Finds splits of folders by the names of their files. Compares them with `datasets` if it is installed.
 
 use std::fmt::Write as _;
 
@@ -9,7 +9,7 @@ use super::super::splits::select;
 use super::*;
 use crate::python;
 
-/// Returns the files of a split among these names.
+/// Returns those of `names` that belong to a split.
 fn chosen<'n>(names: &[&'n str], card: Option<&str>, split: &str) -> Result<Vec<&'n str>, String> {
     let mut names = names.to_vec();
     names.sort_unstable();
@@ -117,7 +117,7 @@ fn a_split_is_read_from_folders_of_any_kind() {
     ] {
         assert_eq!(of(&folder, name, split).unwrap(), expected, "{name} {split}");
     }
-    // This index lists no shard, but it was found.
+    // The index lists no shards, so the error is not about the split.
     let error = of(&folder, "shards", "val").unwrap_err();
     assert!(!error.contains("split"), "{error}");
     for (name, split, expected) in [
@@ -131,7 +131,7 @@ fn a_split_is_read_from_folders_of_any_kind() {
     }
 }
 
-/// Random numbers, the same in every run.
+/// Returns a generator of random numbers that are the same in every run.
 fn random() -> impl FnMut(usize) -> usize {
     let mut state = 1u64;
     move |below| {
@@ -168,7 +168,7 @@ fn files_of_splits_are_those_of_datasets() {
             names.push(name + ends[random(8)]);
         }
         names.retain(|name| !name.split('/').any(|part| part.starts_with('.')));
-        // A name may be a file and a folder.
+        // Removes names that are both a file and a folder.
         let clashes =
             |name: &String| names.iter().any(|other| other.starts_with(&format!("{name}/")) || name.is_empty());
         let mut names: Vec<String> = names.iter().filter(|name| !clashes(name)).cloned().collect();
@@ -276,7 +276,7 @@ print(json.dumps(found))
             (Err(error), Some(expected)) => panic!("{spec}: {error}, but datasets has {expected:?}"),
             (Ok(found), Some(expected)) => {
                 for (found, [from, to]) in found.into_iter().zip(expected) {
-                    // An empty slice is an error here.
+                    // Here, an empty slice is an error.
                     assert_eq!(found.ok(), (from < to).then_some([from, to]), "{spec} of {train} and {test}");
                 }
             }

@@ -1,4 +1,4 @@
-//! Parquet and Arrow files that the test writes.
+//! Reads Parquet and Arrow files that the tests write.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ use super::super::super::options::Format;
 use super::super::Rows;
 use super::*;
 
-/// Returns `rows` rows from `first` on: texts of several types, numbers, and messages.
+/// Returns a batch of `rows` rows, numbered from `first`: texts of several types, numbers, and messages.
 pub(super) fn batch(first: usize, rows: usize) -> RecordBatch {
     let texts = || (first..first + rows).map(|i| format!("text {i}"));
     let kinds: DictionaryArray<Int8Type> = (first..first + rows).map(|i| ["even", "odd"][i % 2]).collect();
@@ -86,7 +86,7 @@ fn files(folder: &Folder, batches: &[RecordBatch]) -> Vec<PathBuf> {
         [("none", None), ("lz4", Some(CompressionType::LZ4_FRAME)), ("zstd", Some(CompressionType::ZSTD))]
     {
         files.push(folder.write(&format!("{name}.arrow"), arrow_file(batches, compression)));
-        // The name does not matter.
+        // The file name does not matter.
         files.push(folder.write(&format!("{name}-stream.txt"), arrow_stream(batches, compression)));
     }
     files
@@ -121,7 +121,7 @@ fn rows_are_the_records_of_json_lines() {
             {"role": "user", "content": "question 2004"}, {"role": "assistant"}
         ]});
         assert_eq!(found[2004], (At::Row(2004), expected));
-        // Without a column that is known, all are decoded.
+        // If none of the columns exists, all columns are decoded.
         let error = folder.without(&records(&path, &["other"]).unwrap_err());
         assert!(error.contains("row 0, column `bytes`: the type Binary has no counterpart in JSON"), "{error}");
     }

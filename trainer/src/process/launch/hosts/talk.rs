@@ -1,4 +1,4 @@
-//! The thread through which a launcher talks to those of the other hosts.
+//! The thread through which the launchers of several hosts exchange their states.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -36,7 +36,7 @@ impl Talk {
                     *locked(&self.shared.lost) = Some(format!("cannot reach the launcher of host 0: {error}{hint}"));
                     return;
                 }
-                // A connection that has failed in the middle of a message cannot be used any more.
+                // The connection is unusable after it failed in the middle of a message.
                 Err(_) => client = None,
             }
             std::thread::sleep(TICK);
