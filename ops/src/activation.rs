@@ -1,4 +1,4 @@
-//! Elementwise activations, and those of gated MLPs.
+//! Elementwise activations, and the activations of gated MLPs.
 
 #[cfg(feature = "cuda")]
 use crate::gpu;
@@ -131,7 +131,7 @@ pub fn geglu(gate: &Tensor, up: &Tensor) -> Result<Tensor> {
 
 struct Elementwise {
     name: &'static str,
-    /// The kernel's function on a GPU.
+    /// Selects the function that the GPU kernel computes.
     #[cfg_attr(not(feature = "cuda"), expect(dead_code))]
     function: Function,
     forward: fn(Isa, x: &[f32], y: &mut [f32]),
@@ -204,7 +204,7 @@ impl Footprint for Gated {
 
     fn footprint(&self, inputs: &[&Tensor]) -> Result<Costs> {
         let (shape, dtype) = (inputs[0].shape(), inputs[0].dtype());
-        // The forward has two operands; the backward has three and a second result.
+        // The forward reads two operands. The backward reads three operands and writes a second result.
         let [forward, backward] = [2, 4].map(|operands| element_rooms(dtype, shape.elem_count(), operands));
         Ok(Costs { forward, backward, ..Costs::new(shape, dtype) })
     }

@@ -1,4 +1,4 @@
-//! Columns of a matrix, to use a part of a product.
+//! Copies some columns of a matrix, so that a layer can use a part of a product.
 
 #[cfg(feature = "cuda")]
 use crate::gpu;
@@ -19,7 +19,7 @@ use std::ops::Range;
 /// Copies the elements `range` of the last dimension.
 ///
 /// # Errors
-/// Fails if the dimension is shorter.
+/// Fails if `range` is empty or ends beyond the dimension.
 pub fn columns(x: &Tensor, range: Range<usize>) -> Result<Tensor> {
     apply1(x, Columns { start: range.start, count: range.len() })
 }

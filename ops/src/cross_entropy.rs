@@ -19,26 +19,26 @@ pub const IGNORE_INDEX: i64 = -100;
 
 /// Computes the mean over rows of −ln `softmax(logits)[target]`, an f32 scalar.
 ///
-/// `logits` is `[.., classes]` in f32, bf16 or f16. `targets` has its leading dimensions and holds u32, i64 or u8
-/// below `classes`. The rows' losses are added in f64, in order.
+/// `logits` is `[.., classes]` in f32, bf16 or f16. `targets` has the same leading dimensions and holds u32, i64 or u8
+/// below `classes`. The losses of the rows are added in f64, in row order.
 ///
-/// An i64 target may also be [`IGNORE_INDEX`]. Such a row is not part of the mean, and its gradient is zero. If all
-/// rows are ignored, the loss and all gradients are 0, where PyTorch returns NaN: a micro-batch without a target then
-/// adds nothing to the gradient of the global batch.
+/// An i64 target may also be [`IGNORE_INDEX`]. The mean leaves out such a row, and its gradient is zero. If all rows
+/// are ignored, the loss and all gradients are 0, where PyTorch returns NaN: a micro-batch without a target then adds
+/// nothing to the gradient of the global batch.
 ///
 /// # Errors
-/// Fails if another target is not below `classes`. On a GPU the loss is then NaN, and `gpu::check` reports the error
-/// later.
+/// Fails if any other target is not below `classes`. On a GPU the loss becomes NaN instead, and `gpu::check` reports
+/// the error later.
 pub fn cross_entropy(logits: &Tensor, targets: &Tensor) -> Result<Tensor> {
     cross_entropy_with_z_loss(logits, targets, 0.0)
 }
 
 /// Computes the [`cross_entropy`] plus `z_loss` times the mean of ln²Z over the same rows, where Z is the sum of
-/// e^logit over the classes: the auxiliary loss of PaLM (Chowdhery et al., 2022, section 5), which keeps ln Z near 0.
-/// 0 gives the bits of [`cross_entropy`].
+/// e^logit over the classes. This is the auxiliary loss of PaLM (Chowdhery et al., 2022, section 5), which keeps ln Z
+/// near 0. With `z_loss` 0 the result is bit-identical to [`cross_entropy`].
 ///
 /// # Errors
-/// As [`cross_entropy`].
+/// Fails in the same cases as [`cross_entropy`].
 pub fn cross_entropy_with_z_loss(logits: &Tensor, targets: &Tensor, z_loss: f32) -> Result<Tensor> {
     apply2(logits, targets, CrossEntropy { z_loss, ..CrossEntropy::default() })
 }
@@ -56,13 +56,13 @@ pub fn count_targets(targets: &Tensor) -> Result<u64> {
     Ok(all - ignored as u64)
 }
 
-/// Returns the number of rows to divide by: those with a target, and 1 if there is none.
+/// Returns the divisor of the mean: the number of rows with a target, but at least 1.
 pub(crate) fn mean_over(targets: &[usize]) -> usize {
     targets.iter().filter(|&&target| target != NO_TARGET).count().max(1)
 }
 
-/// For each row: its largest logit, Σ e^(x − largest) and its target's logit. The backward needs the first two. An
-/// ignored row has 0, 1 and 0, and so the loss 0.
+/// Keeps three statistics of each row: its largest logit, Σ e^(x − largest) and its target's logit. The backward needs
+/// the first two. An ignored row keeps 0, 1 and 0, which give a loss of 0.
 #[derive(Default)]
 struct CrossEntropy {
     z_loss: f32,
@@ -91,7 +91,7 @@ impl RowLoss {
     }
 }
 
-/// Losses of rows, added in order.
+/// The sum of the rows' losses, added in row order.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Total(RowLoss);
 
@@ -101,7 +101,7 @@ impl Total {
         self.0.z += row.z;
     }
 
-    /// Returns the mean loss with its z-loss, and the z-loss alone.
+    /// Returns the mean loss including its z-loss, and the z-loss alone.
     pub(crate) fn mean(self, rows: usize, z_loss: f32) -> [f32; 2] {
         let rows = rows as f64;
         match z_loss {

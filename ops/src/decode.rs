@@ -1,10 +1,10 @@
-//! Decoding: a model runs on the next tokens of a sequence alone, and attention sees the keys and values of all tokens
-//! before them.
+//! Decoding with a key-value cache: a model runs on only the next tokens of a sequence, and attention reads the keys
+//! and values of all earlier tokens from the cache.
 //!
-//! Inside [`decode`] each attention of this crate appends its keys and values to a [`Cache`] and attends to all of them,
-//! and [`Rotary`](crate::Rotary) and [`positions`] count from the number of tokens in the cache. Attentions are told
-//! apart by the order in which a model calls them. A model that is built of these operations therefore needs no code of
-//! its own. The results are bit-identical to those of the whole sequence.
+//! Inside [`decode`] each attention of this crate appends its keys and values to a [`Cache`] and attends to everything
+//! in it. [`Rotary`](crate::Rotary) and [`positions`] start at the number of tokens in the cache. Attentions are
+//! identified by the order in which a model calls them, so a model built of these operations needs no code of its own
+//! for decoding. The results are bit-identical to a pass over the whole sequence.
 
 use crate::attention::cached::KeysAndValues;
 use crate::sequence::own_positions;
@@ -30,7 +30,7 @@ impl Cache {
 /// The caches of the batch that is being decoded.
 struct Decoding {
     caches: Vec<Cache>,
-    /// The next attention.
+    /// Index of the next attention that the model calls.
     attention: usize,
     /// The number of new tokens, once an operation has seen it.
     new: usize,
@@ -40,8 +40,9 @@ thread_local! {
     static CURRENT: RefCell<Option<Decoding>> = const { RefCell::new(None) };
 }
 
-/// Runs a model on the next tokens of some sequences. The inputs are `[batch, time]`: row i continues the sequence of the
-/// i-th cache, and may be anywhere in it. Within `run`, attention and positions are those of the whole sequences.
+/// Runs a model on the next tokens of several sequences. The inputs are `[batch, time]`: row i continues the sequence
+/// of the i-th cache. The sequences may have different lengths. Within `run`, attention and positions are those of the
+/// whole sequences.
 ///
 /// If `run` fails, the caches can no longer be used.
 pub fn decode<T>(caches: &mut [&mut Cache], run: impl FnOnce() -> Result<T>) -> Result<T> {
@@ -71,7 +72,7 @@ pub(crate) fn is_decoding() -> bool {
     CURRENT.with_borrow(Option::is_some)
 }
 
-/// Returns the positions of `[batch, time]` new tokens; `None` outside of [`decode`], where each row begins at 0.
+/// Returns the positions of `[batch, time]` new tokens, or `None` outside of [`decode`], where each row begins at 0.
 pub(crate) fn cached_positions(op: &'static str, batch: usize, time: usize) -> Result<Option<Vec<u32>>> {
     CURRENT.with_borrow_mut(|decoding| {
         let Some(decoding) = decoding else { return Ok(None) };
@@ -81,8 +82,8 @@ pub(crate) fn cached_positions(op: &'static str, batch: usize, time: usize) -> R
     })
 }
 
-/// Returns the positions of tokens of `[batch, time]` in their sequences, as u32 of that shape: from 0 on, inside
-/// [`decode`] from the number of tokens in each row's cache on, and if ranks share sequences those
+/// Returns the positions of `[batch, time]` tokens in their sequences, as u32 of that shape. They count from 0 or,
+/// inside [`decode`], from the number of tokens in each row's cache. If ranks share sequences, they are the positions
 /// of this rank's slice.
 ///
 /// # Errors
@@ -97,8 +98,8 @@ pub fn positions(batch: usize, time: usize, device: &Device) -> Result<Tensor> {
     }
 }
 
-/// Passes the entries of this attention, one per row of the batch, to `run`, with the number of tokens before the new
-/// ones.
+/// Calls `run` with the cache entries of the next attention, one per row of the batch. Each comes with the number of
+/// tokens before the new ones.
 pub(crate) fn next_attention<T>(
     op: &'static str,
     (batch, time): (usize, usize),

@@ -49,11 +49,12 @@ pub fn dropout(x: &Tensor, probability: f32, name: &str, pass: &Pass) -> Result<
 }
 
 /// Applies [`dropout`] to a tensor whose last dimension is a part of a wider one, such as the outputs of
-/// [`Linear::column_parallel`](crate::Linear::column_parallel), with the mask of the whole. `columns` are the first of its columns
-/// there, and the number of all; `None` stands for all columns.
+/// [`Linear::column_parallel`](crate::Linear::column_parallel). The mask is that part of the wider tensor's mask.
+/// `columns` holds the index of the first column in the wider tensor and the number of all its columns; `None` means
+/// that `x` has all columns.
 ///
 /// # Errors
-/// As [`dropout`].
+/// Fails in the same cases as [`dropout`].
 pub fn dropout_of_columns(
     x: &Tensor,
     probability: f32,
@@ -70,8 +71,8 @@ pub fn dropout_of_columns(
     }
 }
 
-/// Returns the random numbers of a dropout for the first sample of a micro-batch, or `None` if nothing is dropped: in an
-/// evaluation, or with a probability of 0.
+/// Returns the random numbers of a dropout for the first sample of a micro-batch. Returns `None` if nothing is dropped:
+/// in evaluation, or with a probability of 0.
 pub(crate) fn numbers(op: &str, probability: f32, name: &str, pass: &Pass) -> Result<Option<Stream>> {
     if !(0.0..1.0).contains(&probability) {
         bail!("{op}: expected a dropout probability in [0, 1), got {probability}");
@@ -82,35 +83,36 @@ pub(crate) fn numbers(op: &str, probability: f32, name: &str, pass: &Pass) -> Re
 
 struct Masked {
     probability: f32,
-    /// The numbers of the first sample.
+    /// The random numbers of the first sample.
     stream: Stream,
     first_sample: u64,
-    /// `None` if samples are whole.
+    /// `None` if the tensor holds whole samples.
     place: Option<Place>,
 }
 
-/// Where the elements of `[batch, time, …]` are in the samples.
+/// Maps the elements of a `[batch, time, …]` tensor to their places in the whole samples.
 struct Place {
-    /// The slices that follow each other along the first dimension: one, unless those of the ranks of a tensor group do.
+    /// The slices along the first dimension: one for each rank of a tensor group that gathered along it, otherwise a
+    /// single one.
     slices: Vec<Slice>,
-    /// Samples of each.
+    /// Number of samples in each slice.
     batch: usize,
-    /// Elements of a position.
+    /// Number of elements per position.
     width: usize,
-    /// The first of the columns among all, and the number of all, if there are some of the columns.
+    /// Index of the first column and number of all columns, if the tensor holds only some of the columns.
     columns: Option<(usize, usize)>,
 }
 
-/// Where a slice of each sample is in the sample.
+/// The place of a slice in its sample.
 struct Slice {
-    /// First position of each part of the slice; the parts have the same length.
+    /// First position of each part of the slice. The parts have the same length.
     firsts: Vec<usize>,
-    /// Elements of a part.
+    /// Number of elements in a part.
     part: usize,
 }
 
 impl Place {
-    /// Returns the place of `x`; `None` if it has whole samples.
+    /// Returns the place of `x`, or `None` if it holds whole samples.
     fn of(x: &Tensor, columns: Option<(usize, usize)>) -> Result<Option<Self>> {
         let gathered = SequenceGroup::of_gathered().filter(|(_, along)| *along == Along::Batch);
         let groups = match (gathered, SequenceGroup::current()) {
@@ -135,8 +137,8 @@ impl Place {
         Ok(Some(Self { slices, batch, width, columns }))
     }
 
-    /// Returns each part's first element in the tensor, and its place in the whole samples. `size` is the number of elements of a
-    /// sample here.
+    /// Returns the index of each part's first element in the tensor, and the part's place in the whole samples. `size`
+    /// is the number of elements of a sample in the tensor.
     #[cfg(feature = "cuda")]
     fn on_gpu(&self, size: usize) -> Vec<(usize, OnGpu)> {
         let parts = self.slices.iter().enumerate().flat_map(|(index, Slice { firsts, part })| {
@@ -153,8 +155,8 @@ impl Place {
         parts.collect()
     }
 
-    /// Returns the sample of an element of a sample's slice, where the element is in the sample, and how many elements from there on
-    /// follow in both.
+    /// Maps an element of a slice to the whole samples. Returns the sample, the element's index in it, and how many
+    /// elements from there on are contiguous in both.
     fn find(&self, sample: usize, element: usize) -> (usize, usize, usize) {
         let Slice { firsts, part: size } = &self.slices[sample / self.batch];
         let (part, inside, sample) = (element / size, element % size, sample % self.batch);
@@ -170,13 +172,13 @@ impl Place {
 
 const OP: &str = "dropout";
 
-/// Returns the first dimension, but at least 1.
+/// Returns the number of samples: the size of the first dimension, but at least 1.
 fn samples(shape: &Shape) -> usize {
     shape.dims().first().copied().unwrap_or(1).max(1)
 }
 
 impl Masked {
-    /// Returns the factor of the elements that are kept.
+    /// Returns the factor that multiplies the elements that are kept.
     fn scale(&self) -> f32 {
         1.0 / (1.0 - self.probability)
     }

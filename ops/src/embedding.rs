@@ -27,7 +27,7 @@ use candle_nn::{Init, Module, VarBuilder};
 pub struct Embedding {
     weight: Tensor,
     factor: f64,
-    /// The entries of this rank, if they are cut among ranks.
+    /// The entries of this rank, if ranks split the table.
     cut: Option<OwnEntries>,
 }
 
@@ -44,8 +44,9 @@ impl Embedding {
         Ok(Self::from_tensor(weight))
     }
 
-    /// Creates a table as [`Embedding::new`] whose entries are cut among the ranks of a tensor group. Its forward then maps the
-    /// indices of whole sequences, `[batch, time]`, to this rank's slice of their rows, `[batch, slice, size]`.
+    /// Creates a table as [`Embedding::new`] does, with its entries split among the ranks of a tensor group. The
+    /// forward then maps the indices of whole sequences, `[batch, time]`, to this rank's slice of their rows,
+    /// `[batch, slice, size]`.
     ///
     /// # Errors
     /// Returns errors of the builder.
@@ -55,7 +56,8 @@ impl Embedding {
         Ok(Self { cut: OwnEntries::of(entries), ..Self::from_tensor(weight) })
     }
 
-    /// Multiplies rows by a factor, as Gemma by the square root of their size. The factor is rounded to the table's dtype.
+    /// Multiplies rows by a factor, which is rounded to the table's dtype. Gemma multiplies by the square root of the
+    /// row size.
     #[must_use]
     pub fn times(self, factor: f64) -> Self {
         Self { factor, ..self }
@@ -86,15 +88,15 @@ impl Module for Embedding {
 
 #[derive(Clone, Debug)]
 struct Gather {
-    /// The entries of this rank, if they are cut among ranks. Other rows are zero.
+    /// The entries of this rank, if ranks split the table. The rows of other ranks' entries are zero.
     own: Option<OwnEntries>,
 }
 
-/// The row of an entry of another rank.
+/// Stands for the row of an entry that belongs to another rank.
 const ELSEWHERE: usize = usize::MAX;
 
 impl Gather {
-    /// Returns the number of entries that indices may name, of a table with `entries` rows.
+    /// Returns the limit of the indices for a table with `entries` rows: the number of entries of all ranks.
     fn entries(&self, entries: usize) -> usize {
         self.own.as_ref().map_or(entries, |own| own.all)
     }
@@ -122,8 +124,8 @@ impl Footprint for Gather {
         let (copied, kept) = indices_room(ids);
         let output = bytes(count * size, dtype);
         let forward = copied.saturating_sub(output).max(kept + rooms(dtype, count, size, 0));
-        // One row of dy per thread if it is not f32; if the result is added to an earlier contribution, also the
-        // order of the positions and a row of sums.
+        // If dy is not f32, each thread holds a row of it in f32. If the result is added to an earlier contribution,
+        // the threads also hold the order of the positions and a row of sums each.
         let parts = parts(entries, size) as u64;
         let row = if dtype == DType::F32 { 0 } else { floats(size) };
         let summing = match meta::is_written(weight) {
@@ -131,7 +133,7 @@ impl Footprint for Gather {
             false => 0,
         };
         let backward = copied.max(kept + summing + parts * row);
-        // If the layer made the ids itself, as GPT-2 makes its positions, they live as long as this operation.
+        // Ids that the layer made itself, such as GPT-2's positions, live as long as this operation.
         let saved = meta::bytes_of_solid(ids);
         let table = floats(entries * size);
         let deferred =
@@ -206,9 +208,9 @@ impl CustomOp2 for Gather {
     }
 }
 
-/// Adds the sum of the rows of `dy` at the positions of `id` to row `id` of `out`, in the order of the positions, and skips
-/// indices beyond `out`. The result equals adding the complete table of [`scatter`], except for the sign of zeros in rows without a
-/// contribution, but needs no table of mostly zeros.
+/// Adds the sum of the rows of `dy` at the positions of `id` to row `id` of `out`, in the order of the positions. Skips
+/// indices beyond `out`. The result equals that of adding the complete table of [`scatter`], except for the sign of
+/// zeros in rows without a contribution, but needs no table of mostly zeros.
 fn add(ids: &[usize], dy: Elements<'_>, size: usize, out: &mut [f32]) {
     if size == 0 {
         return;

@@ -22,7 +22,7 @@ impl Drop for Flag {
     }
 }
 
-/// A value that takes the place of another until this is dropped.
+/// Replaces a thread-local value until this guard is dropped, which restores the previous one.
 pub(crate) struct Replaced<T: 'static> {
     value: &'static LocalKey<RefCell<Option<T>>>,
     before: Option<T>,

@@ -8,8 +8,9 @@ thread_local! {
     static FORWARD_ONLY: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Runs `ask`, which requests parameters from a `VarBuilder` that only the layer's forward reads, such as a table
-/// whose rows are looked up. The engine does not gather them for the backward, and reading one there is an error.
+/// Runs `ask`, which requests parameters from a `VarBuilder`. Only the layer's forward may read these parameters, such
+/// as a table whose rows are looked up. The engine does not gather them for the backward, and reading one there is an
+/// error.
 ///
 /// ```
 /// # use candle_core::{Result, Tensor};
@@ -23,8 +24,8 @@ pub fn forward_only<T>(ask: impl FnOnce() -> T) -> T {
     ask()
 }
 
-/// Returns whether the calling code runs inside [`forward_only`], so that the parameters that it requests are not
-/// read by the backward.
+/// Returns whether the calling code runs inside [`forward_only`]: the backward does not read the parameters that it
+/// requests.
 #[must_use]
 pub fn asks_forward_only() -> bool {
     FORWARD_ONLY.get()

@@ -1,15 +1,15 @@
 //! Differentiable fused operations for candle, with kernels for CPUs and NVIDIA GPUs.
 //!
 //! candle's own fused kernels (`softmax_last_dim`, `layer_norm`, `rms_norm`, `sdpa`, `rope`) have no backward and
-//! silently cut the gradient, and its differentiable forms are chains of elementwise passes. The operations of this
-//! crate are candle custom operations with their own backward. They make three promises:
+//! silently cut the gradient. Its differentiable forms are chains of elementwise passes. The operations of this crate
+//! are candle custom operations with their own backward. They make three promises:
 //!
 //! - **A row's result depends on that row alone.** A batch that is cut into micro-batches yields rows that are
 //!   bit-identical to those of the whole batch.
 //! - **Results are bit-identical for any number of threads and any instruction set.** Threads split rows, sums over
 //!   rows go through blocks of a fixed size in a fixed order, and one generic kernel is compiled for each instruction
-//!   set. Products of two bf16 operands are the exception: processors that multiply bf16 in pairs treat numbers below
-//!   2⁻¹²⁶ as zero, and so do processors with AMX, which also add 32 terms at a time.
+//!   set. Products of two bf16 operands are the exception. Processors that multiply bf16 in pairs treat numbers below
+//!   2⁻¹²⁶ as zero. Processors with AMX do so too, and add 32 terms at a time.
 //! - **A parameter's gradient goes straight to the [`sink`]**, if one is installed, in f32. A frozen parameter costs
 //!   nothing.
 //!
@@ -18,14 +18,14 @@
 //! memory.
 //!
 //! Storage may be f32, bf16 or f16. bf16 and f16 are widened to f32 on the way in and rounded once on the way out.
-//! Inputs may be views; only a view that is not contiguous is copied, and only the view itself.
+//! Inputs may be views. A view that is not contiguous is copied, without the rest of its storage.
 //!
 //! With the feature `cuda` the operations also run on NVIDIA GPUs (`gpu/`), in memory that [`device`](crate) manages.
-//! There the last two promises hold in part: elementwise operations are bit-identical to the CPU's, while sums have
-//! an order of their own, which is the same in every run.
+//! There the last two promises hold in part: elementwise operations are bit-identical to the CPU's, while sums are
+//! added in a different order, which is the same in every run.
 //!
-//! Several ranks can share sequences, each with a slice of the positions ([`SequenceGroup`]), and cut the parameters of layers
-//! among them ([`whole_sequences`]).
+//! Several ranks can share sequences, each with a slice of the positions ([`SequenceGroup`]). They can also split the
+//! parameters of layers ([`whole_sequences`]).
 //!
 //! The crate knows neither layers nor models; `zero-model` builds on it.
 
@@ -102,8 +102,8 @@ pub use tensor::{
 };
 pub use tiled_mlp::{TILE_UNIT, TiledMlp};
 
-/// Returns the size in bytes of the buffers that each multiplying thread keeps from its first product on: the calling
-/// thread and each worker. Only the part that was used is resident.
+/// Returns the size in bytes of the buffers that the calling thread and each worker allocate for their first product
+/// and then keep. Only the part that was used is resident.
 #[must_use]
 pub fn room_of_a_thread() -> u64 {
     product::ROOM as u64

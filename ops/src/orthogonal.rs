@@ -16,8 +16,8 @@ const EPS: f64 = 1e-7;
 /// Replaces a row-major matrix of `rows` × `columns` by an approximation of its nearest semi-orthogonal matrix: UVᵀ for the
 /// singular value decomposition USVᵀ. After 5 `steps`, singular values are between about 0.7 and 1.2.
 ///
-/// The result does not depend on the number of threads or the instruction set, apart from AVX-512's AMX, which multiplies
-/// bf16 only.
+/// The result is bit-identical for any number of threads and any instruction set. All operands are f32, so AMX, which
+/// multiplies bf16, is not used.
 ///
 /// # Panics
 /// Panics if `values` does not have `rows` · `columns` elements.
@@ -27,7 +27,7 @@ pub fn orthogonalize(values: &mut [f32], rows: usize, columns: usize, steps: usi
     let norm = values.iter().map(|&value| f64::from(value) * f64::from(value)).sum::<f64>().sqrt().max(EPS);
     let inverse = (1.0 / norm) as f32;
     values.iter_mut().for_each(|value| *value *= inverse);
-    // The Gram matrix is that of the shorter side: XXᵀ, or XᵀX if there are more rows than columns. Either is symmetric.
+    // The Gram matrix of the shorter side is XXᵀ, or XᵀX if there are more rows than columns. Both are symmetric.
     let (short, is_tall, threads) = (rows.min(columns), rows > columns, threads());
     let [a, b, c] = COEFFICIENTS;
     let mut next = vec![0.0; values.len()];
@@ -49,7 +49,7 @@ pub fn orthogonalize(values: &mut [f32], rows: usize, columns: usize, steps: usi
     }
 }
 
-/// Returns the bytes of the buffers that [`orthogonalize`] holds at a time.
+/// Returns the peak size in bytes of the buffers of [`orthogonalize`].
 #[must_use]
 pub fn orthogonalize_bytes(rows: usize, columns: usize) -> u64 {
     let short = rows.min(columns);
@@ -115,7 +115,7 @@ mod tests {
         assert_eq!(zeros, [0.0; 12]);
     }
 
-    /// A profile counts the products of an update as one operation of the update.
+    /// A profile reports all products of one call as one operation of the update.
     #[test]
     fn a_profile_has_the_work_of_the_update() {
         measure::start();
@@ -123,7 +123,7 @@ mod tests {
         let measured = measure::finish();
         let [one] = &measured[..] else { panic!("{measured:?}") };
         assert!(one.is_update && one.operation == "Newton–Schulz 6 x 10" && one.calls == 1, "{one:?}");
-        // Five times XXᵀ, its square, and the product of both sums with X.
+        // Each of the five steps computes XXᵀ, its square, and the product of their combination with X.
         assert_eq!(one.flops(), Some(2.0 * 5.0 * (6 * 6 * 10 + 6 * 6 * 6 + 6 * 6 * 10) as f64));
     }
 }

@@ -1,4 +1,4 @@
-//! The context of a pass, as operations see it.
+//! The context that operations read during a pass.
 
 use std::cell::Cell;
 
@@ -22,7 +22,7 @@ pub struct Pass {
 }
 
 impl Pass {
-    /// Runs `run`, in which [`Pass::current`] returns this pass. Operations that their callers pass no context find it
+    /// Calls `run`, inside which [`Pass::current`] returns this pass. Operations whose callers pass no context read it
     /// there.
     pub fn within<T>(&self, run: impl FnOnce() -> T) -> T {
         struct Reset(Option<Pass>);

@@ -20,8 +20,8 @@ pub enum PreferenceLoss {
         /// β.
         beta: f64,
     },
-    /// (Δ − 1/2β)², where Δ is of mean log-probabilities: Azar et al., "A general theoretical paradigm to understand
-    /// learning from human preferences", 2023, eq. 17.
+    /// (Δ − 1/2β)², where Δ is computed from mean log-probabilities: Azar et al., "A general theoretical paradigm to
+    /// understand learning from human preferences", 2023, eq. 17.
     Ipo {
         /// β, τ in the paper.
         beta: f64,
@@ -33,8 +33,8 @@ pub enum PreferenceLoss {
         /// ε, the probability that a pair is the wrong way round; below ½.
         label_smoothing: f64,
     },
-    /// −m − β·ln σ(ln odds(chosen) − ln odds(rejected)), where m is the mean log-probability of the chosen answer with
-    /// its prompt, and odds(y) = p/(1 − p), where ln p is the mean log-probability of y: Hong et al., "ORPO", 2024.
+    /// −m − β·ln σ(ln odds(chosen) − ln odds(rejected)): Hong et al., "ORPO", 2024. m is the mean log-probability of
+    /// the chosen answer with its prompt. odds(y) is p/(1 − p), where ln p is the mean log-probability of y.
     Orpo {
         /// β, λ in the paper.
         beta: f64,
@@ -48,12 +48,12 @@ pub enum PreferenceLoss {
     },
 }
 
-/// [`PreferenceLoss::SUMS`].
+/// Short for [`PreferenceLoss::SUMS`].
 const SUMS: usize = PreferenceLoss::SUMS;
 
 impl PreferenceLoss {
-    /// Number of sums of log-probabilities of a pair: of the chosen answer, the rejected answer, and the prompt before
-    /// the chosen answer.
+    /// Number of log-probability sums of a pair: one each for the chosen answer, the rejected answer, and the prompt
+    /// before the chosen answer.
     pub const SUMS: usize = 3;
 
     /// Returns whether the loss compares with a reference model.
@@ -107,10 +107,10 @@ impl PreferenceLoss {
 
 /// Returns the mean [`PreferenceLoss`] over pairs, an f32 scalar. Computes in f64.
 ///
-/// `log_probs` is `[pairs, 3]` in f32: the sums of log-probabilities of the chosen answer, the rejected answer, and the
-/// prompt before the chosen answer, which only ORPO reads ([`linear_log_probs`](crate::linear_log_probs)). `counts` is
-/// `[pairs, 3]` in f32, the number of tokens of each. `reference` is `[pairs, 2]` in f32, the log-probabilities of both
-/// answers under the reference model.
+/// `log_probs` is `[pairs, 3]` in f32, as [`linear_log_probs`](crate::linear_log_probs) computes it: the sums of
+/// log-probabilities of the chosen answer, the rejected answer, and the prompt before the chosen answer. Only ORPO
+/// reads the last one. `counts` is `[pairs, 3]` in f32, the number of tokens of each. `reference` is `[pairs, 2]` in
+/// f32, the log-probabilities of both answers under the reference model.
 ///
 /// # Errors
 /// Fails if shapes or dtypes do not match, or an answer has no tokens.

@@ -1,4 +1,4 @@
-//! Random numbers that do not depend on the layout: a counter-based generator.
+//! A counter-based random number generator, whose numbers do not depend on the layout of the run.
 //!
 //! Every number is a pure function of (seed, purpose, stream, index), so initialization, dropout and shuffling give
 //! the same values on one rank or a hundred, whichever shard a rank holds. The generator is Philox4x32-10;
@@ -60,8 +60,8 @@ impl Stream {
         self.fill_scaled_uniform(start, 0.0, 1.0, out);
     }
 
-    /// Fills `out` with 16 random bits of each of the indices `start..`. Two neighbours have the halves of one word. Runs on
-    /// the calling thread.
+    /// Fills `out` with 16 random bits of each of the indices `start..`. Two neighbouring indices share the halves of
+    /// one word. Runs on the calling thread.
     pub fn fill_bits(&self, start: u64, out: &mut [u16]) {
         let head = (start.next_multiple_of(8) - start).min(out.len() as u64) as usize;
         let (first, rest) = out.split_at_mut(head);
@@ -70,8 +70,8 @@ impl Stream {
         halves(Isa::current(), start.div_ceil(8), split_words(self.high), self.key, rest);
     }
 
-    /// Computes y = `scale`·x, or 0 where the number of [`Stream::fill_uniform`] is below `probability`, for the
-    /// numbers of indices `start..`. Runs on the calling thread.
+    /// Computes y = `scale`·x, or 0 where the uniform number of [`Stream::fill_uniform`] is below `probability`. The
+    /// numbers are those of indices `start..`. Runs on the calling thread.
     pub(crate) fn drop_out(&self, start: u64, probability: f32, scale: f32, x: &[f32], y: &mut [f32]) {
         let (high, isa, limit) = (split_words(self.high), Isa::current(), limit(probability));
         let head = (start.next_multiple_of(4) - start).min(x.len() as u64) as usize;
@@ -105,7 +105,7 @@ impl Stream {
 /// Fills `out` from index `start` on, split over the threads. `make` receives the index of a block of four numbers
 /// and the part of `out` that begins with the block's first number.
 fn fill(start: u64, out: &mut [f32], make: impl Fn(u64, &mut [f32]) + Sync) {
-    /// Numbers that a thread generates at a time.
+    /// Number of random numbers that a thread generates at a time.
     const UNIT: usize = 4096;
     // If the range begins inside a block, the whole block is generated.
     let head = (start.next_multiple_of(4) - start).min(out.len() as u64) as usize;

@@ -1,7 +1,7 @@
 //! A residual connection and the norm that follows it, in one pass over memory.
 //!
 //! The sum is normalized while its rows are in the first-level cache. A fused block records the two operations as if
-//! they had run in sequence, so their backwards are unchanged, and so are the bits of the results.
+//! they had run in sequence, so their backwards and the bits of the results are unchanged.
 
 use crate::graph::apply::{computed, sum, summed};
 use crate::graph::operand::{View, rows};
@@ -16,9 +16,8 @@ use candle_core::CudaStorage;
 use candle_core::{DType, Result, Storage, Tensor, bail};
 use half::{bf16, f16};
 
-/// Computes (x + branch, norm(x + branch)). `norm` receives some whole rows of the sum and writes their norms;
-/// `after` is the norm as a separate operation. `record` records the norm, given the sum and the values of the
-/// result.
+/// Computes (x + branch, norm(x + branch)). `norm` normalizes some whole rows of the sum. `after` is the norm as a
+/// separate operation. `record` records the norm, given the sum and the values of the result.
 pub(crate) fn residual_norm(
     op: &'static str,
     x: &Tensor,
@@ -32,7 +31,7 @@ pub(crate) fn residual_norm(
         let total = sum(x, branch)?;
         let normal = after(&total)?;
         if meta::tracing() {
-            // Rows of two operands and two results; the results themselves are counted already.
+            // Counts the buffers for rows of two operands and two results. The results themselves are already counted.
             let (count, size) = rows(op, x.shape())?;
             meta::passing(rooms(dtype, count, size, 3));
         }
@@ -77,7 +76,7 @@ pub(crate) fn residual_norm(
     Ok((total, normal))
 }
 
-/// [`residual_norm`] on a GPU, where `made` launches both operations.
+/// Computes [`residual_norm`] on a GPU, where `made` launches both operations.
 #[cfg(feature = "cuda")]
 pub(crate) fn residual_norm_on_gpu(
     op: &'static str,

@@ -1,4 +1,5 @@
-//! Rotary position embedding, in the half-split convention of Hugging Face's Llama, and its scalings.
+//! Rotary position embedding in the half-split convention of Hugging Face's Llama, with scaled frequencies for long
+//! sequences.
 
 use crate::decode::cached_positions;
 #[cfg(feature = "cuda")]
@@ -20,7 +21,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 #[cfg(feature = "cuda")]
 use zero_kernels::rotary::Turn;
 
-/// A change of the frequencies of a model that was trained on shorter sequences: Hugging Face's `rope_scaling`.
+/// Scales the frequencies of a model that was trained on shorter sequences: Hugging Face's `rope_scaling`.
 #[derive(Clone, Debug, PartialEq)]
 pub enum RopeScaling {
     /// Divides all frequencies by `factor`: positional interpolation (Chen et al., "Extending context window of large
@@ -40,9 +41,9 @@ pub enum RopeScaling {
         /// Number of positions that the model was originally trained on.
         original_max_position_embeddings: usize,
     },
-    /// Divides each frequency by a factor of its own, which is another one for rows longer than those of the original
-    /// training: LongRoPE (Ding et al., "LongRoPE: extending LLM context window beyond 2 million tokens", 2024), as in
-    /// Phi-3. Also multiplies cosines and sines by `attention_factor`.
+    /// Divides each frequency by its own factor, with a second set of factors for rows longer than those of the
+    /// original training. This is LongRoPE (Ding et al., "LongRoPE: extending LLM context window beyond 2 million
+    /// tokens", 2024), as in Phi-3. Also multiplies cosines and sines by `attention_factor`.
     LongRope {
         /// Divisors for rows of at most `original_max_position_embeddings` tokens, one for each pair.
         short_factor: Vec<f64>,
@@ -56,8 +57,8 @@ pub enum RopeScaling {
 }
 
 impl RopeScaling {
-    /// Returns an error if a factor is not a positive number, factors cross each other, or there is not one for each of
-    /// `pairs`.
+    /// Returns an error if a factor is not a positive number, if `low_freq_factor` is not below `high_freq_factor`, or
+    /// if LongRoPE does not have one factor for each of `pairs`.
     fn check(&self, pairs: usize) -> Result<()> {
         let is_positive = |x: f64| x.is_finite() && x > 0.0;
         if let Self::LongRope { short_factor, long_factor, attention_factor, .. } = self {
@@ -83,8 +84,8 @@ impl RopeScaling {
         Ok(())
     }
 
-    /// Scales the frequency of a pair, in radians per position. `is_long` says whether it is for rows longer than those
-    /// of the original training.
+    /// Scales the frequency of a pair, in radians per position. `is_long` selects the frequency for rows longer than
+    /// those of the original training.
     fn apply(&self, frequency: f64, pair: usize, is_long: bool) -> f64 {
         match self {
             Self::Linear { factor } => frequency / factor,
@@ -104,11 +105,11 @@ impl RopeScaling {
 #[derive(Clone, Debug)]
 pub struct Rotary {
     angles: Arc<Angles>,
-    /// Rows with more tokens than this number use other angles.
+    /// Rows with more tokens than this number use these angles.
     longer: Option<(usize, Arc<Angles>)>,
     /// Number of positions of the model.
     positions: usize,
-    /// Size of a head, of which the first elements are rotated: two for each frequency.
+    /// Size of a head. The first elements of a head are rotated, two for each frequency.
     size: usize,
 }
 
@@ -124,10 +125,11 @@ impl Rotary {
         Ok(Self { angles, longer: None, positions, size })
     }
 
-    /// Creates the rotation with scaled frequencies; otherwise as [`new`](Self::new).
+    /// Creates the rotation of [`new`](Self::new) with scaled frequencies.
     ///
     /// # Errors
-    /// Fails if `size` is odd, factors are not positive or cross each other, or there is not one for each pair.
+    /// Fails if `size` is odd, if a factor is not positive, if `low_freq_factor` is not below `high_freq_factor`, or if
+    /// LongRoPE does not have one factor for each pair.
     pub fn scaled(size: usize, positions: usize, theta: f64, scaling: &RopeScaling) -> Result<Self> {
         scaling.check(size / 2)?;
         let of = |is_long, factor| {
@@ -142,10 +144,11 @@ impl Rotary {
         Ok(Self { angles: of(false, factor)?, longer, positions, size })
     }
 
-    /// Sets the size of a head to `size`. The same number of elements is rotated; the others are returned unchanged.
+    /// Sets the size of a head to `size`. The number of rotated elements stays the same; the other elements are
+    /// returned unchanged.
     ///
     /// # Errors
-    /// Fails if heads are smaller than that.
+    /// Fails if `size` is smaller than the number of rotated elements.
     pub fn of_heads(self, size: usize) -> Result<Self> {
         if size < self.size {
             bail!("{OP}: heads of size {size} have no {} elements to rotate", self.size);
@@ -153,12 +156,12 @@ impl Rotary {
         Ok(Self { size, ..self })
     }
 
-    /// Rotates `[batch, time, heads, size]`; the first element of `time` is position 0, and inside
-    /// [`decode`](crate::decode()) the first one that is not in the cache. If ranks share sequences, the positions
-    /// are those of this rank's slice.
+    /// Rotates `[batch, time, heads, size]`. The first element of `time` is position 0 or, inside
+    /// [`decode`](crate::decode()), the first position that is not in the cache. If ranks share sequences, the
+    /// positions are those of this rank's slice.
     ///
     /// # Errors
-    /// Fails if a position is not one of the model's.
+    /// Fails if a position is not below the model's number of positions.
     pub fn apply(&self, x: &Tensor) -> Result<Tensor> {
         let (batch, time, ..) = x.dims4()?;
         if let Some(positions) = cached_positions(OP, batch, time)? {
@@ -180,8 +183,9 @@ impl Rotary {
     /// sequences, both are this rank's slices.
     ///
     /// # Errors
-    /// Fails if the shapes do not match, if a position is not one of the model's, or if the angles depend on the length of
-    /// a row and its length exceeds the one from which they do: the documents in a row may be shorter.
+    /// Fails if the shapes do not match or a position is not below the model's number of positions. Also fails if
+    /// LongRoPE's angles depend on the length of a document: rows are longer than the original training's, and
+    /// documents in them may be shorter.
     pub fn apply_at(&self, x: &Tensor, position_ids: &Tensor) -> Result<Tensor> {
         let (batch, time, ..) = x.dims4()?;
         if position_ids.dims() != [batch, time] {
@@ -198,7 +202,7 @@ impl Rotary {
             true => vec![0; batch * time],
             false => indices_of(OP, position_ids, self.positions)?.into_iter().map(|at| at as u32).collect(),
         };
-        // As long as the row, since the longest document differs between rows.
+        // The table covers at least a whole row, since the longest document differs between rows.
         let longest =
             positions.iter().max().map_or(0, |&position| position as usize + 1).max(whole.min(self.positions));
         self.rotate(x, longest, Some(positions.into()))
@@ -248,7 +252,7 @@ struct Angles {
     frequencies: Vec<f64>,
     /// Factor of cosines and sines.
     factor: f64,
-    /// Those of the positions that were needed so far.
+    /// The cosines and sines of the positions that were needed so far.
     table: Mutex<Arc<Table>>,
 }
 
@@ -270,14 +274,14 @@ impl Angles {
         Ok(Arc::new(Self { frequencies: (0..size / 2).map(frequency).collect(), factor, table: Mutex::default() }))
     }
 
-    /// Returns the bytes of a table of these positions.
+    /// Returns the size in bytes of a table of `positions` positions.
     fn bytes(&self, positions: usize) -> u64 {
         let counters = 2 * size_of::<usize>();
         (2 * positions * self.frequencies.len() * size_of::<f32>() + size_of::<Table>() + counters) as u64
     }
 
-    /// Returns a table of at least `positions`, at most `limit`, positions. A table that grows doubles, since generated
-    /// text grows by a token at a time.
+    /// Returns a table of at least `positions`, at most `limit`, positions. A table that must grow doubles its size,
+    /// since generated text grows by one token at a time.
     fn of_positions(&self, positions: usize, limit: usize) -> Arc<Table> {
         let mut table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
         let half = self.frequencies.len();
@@ -303,7 +307,7 @@ impl Angles {
 /// The rotation of one tensor.
 #[derive(Clone, Debug)]
 struct Rotation {
-    /// Has all positions of the tensor.
+    /// Covers all positions of the tensor.
     table: Arc<Table>,
     /// The position of each token; if `None`, the first token of each row is position 0.
     positions: Option<Arc<[u32]>>,

@@ -1,10 +1,10 @@
 //! A transformer's feed-forward network, computed one tile of rows at a time.
 //!
-//! Its hidden activations are the widest of a transformer, and those of one row do not depend on other rows. The
+//! Its hidden activations are the widest of a transformer, and each row's activations do not depend on other rows. The
 //! forward therefore keeps only the input. The backward recomputes the hidden activations of one tile of rows, uses
-//! them and frees them. This is the TiledMLP of Bekman et al., "Arctic Long Sequence Training", 2025. It costs a
-//! second run of the products that lead to the hidden activations: one product in addition to six for GPT-2, and two
-//! in addition to nine for Llama.
+//! them and frees them. This is the TiledMLP of Bekman et al., "Arctic Long Sequence Training", 2025. It costs a second
+//! run of the products that lead to the hidden activations: one product in addition to six for GPT-2, and two in
+//! addition to nine for Llama.
 //!
 //! The results are bit-identical to those of the operations over all rows: a row's results depend on that row alone,
 //! and the gradient of a weight continues from tile to tile (`sink/tiles.rs`).
@@ -93,7 +93,7 @@ impl TiledMlp {
     /// Creates down([`activation.gate`](Activation::gate)(gate(x), up(x))), the network of Llama and Gemma.
     ///
     /// # Errors
-    /// As for [`TiledMlp::new`].
+    /// Fails in the same cases as [`TiledMlp::new`].
     pub fn gated(
         activation: Activation,
         gate: impl Into<Projection>,
@@ -122,7 +122,7 @@ impl TiledMlp {
         std::iter::once(&self.down).chain(hidden.iter().rev()).flat_map(Projection::parameters).collect()
     }
 
-    /// Returns dx, if it is wanted, and the gradients of the parameters that no sink takes.
+    /// Returns dx, if `x` is tracked, and the gradients of the parameters that no sink takes.
     fn backward(&self, x: &Tensor, dy: &Tensor) -> Result<(Option<Tensor>, Vec<Option<Tensor>>)> {
         let trained: Vec<&Tensor> = self.parameters().into_iter().filter(|parameter| parameter.track_op()).collect();
         let (xs, dys) = (Tiles::new(x, self.tile_rows)?, Tiles::new(dy, self.tile_rows)?);

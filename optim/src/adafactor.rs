@@ -1,4 +1,4 @@
-//! Adafactor (Shazeer & Stern, 2018): second moments of matrices as one value for each row and column.
+//! Adafactor (Shazeer & Stern, 2018): stores the second moment of a matrix as one value for each row and column.
 //!
 //! ```text
 //! w = t^β                      ρ = min(lr, 1/√t)           α = max(ε₂, rms(θ)) · ρ
@@ -8,9 +8,10 @@
 //! ```
 //! The formulas are those of `torch.optim.Adafactor`.
 //!
-//! rms(θ) and rms(u) are of whole parameters, so a step has two passes. The first updates the moments and adds the squares of
-//! θ and u to [`Squares`]; the second, [`Adafactor::advance`], moves the parameters at the [rate](Adafactor::rate) that
-//! follows from them. A matrix is updated as a whole: its state is R, followed by C.
+//! rms(θ) and rms(u) are taken over whole parameters, so a step has two passes. The first pass updates the moments and
+//! adds the squares of θ and u to [`Squares`]. The second pass, [`Adafactor::advance`], moves the parameters at the
+//! [rate](Adafactor::rate) that follows from the squares. A matrix is updated as a whole: its state is R, followed by
+//! C.
 
 use zero_isa::Isa;
 
@@ -23,7 +24,7 @@ use crate::{LengthError, Squares, Step, expect_length};
 /// Hyperparameters of Adafactor; the defaults are PyTorch's.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Adafactor {
-    /// β, the exponent of the step in the weight of new squares; at most 0.
+    /// β, the exponent in tᵝ, the weight of new squares at step t; at most 0.
     pub beta2_decay: f64,
     /// ε₁ and ε₂: the bounds of the second moment's root and of the parameter's rms.
     pub eps: (f64, f64),
@@ -87,10 +88,10 @@ impl<S: Stored> SecondMoment<'_, S> {
 }
 
 impl Adafactor {
-    /// Adds the gradients of a range of a parameter that is no matrix to its second moment.
+    /// Adds the gradients of a range of a parameter to its second moment. The parameter must not be a matrix.
     ///
     /// # Errors
-    /// Fails if the slices differ in length. Nothing has been written then.
+    /// Fails if the slices differ in length. In that case nothing is written.
     pub fn add(&self, step: &Step, grads: &[f32], moment: &mut [f32]) -> Result<(), LengthError> {
         expect_length("variance", grads.len(), moment.len())?;
         let weight = self.weight(step) as f32;
@@ -105,7 +106,7 @@ impl Adafactor {
     /// `columns`.
     ///
     /// # Errors
-    /// Fails if the number of gradients is not that of the rows times that of the columns.
+    /// Fails if the number of gradients is not the number of rows times the number of columns.
     pub fn sum(&self, step: &Step, grads: &[f32], rows: &mut [f64], columns: &mut [f64]) -> Result<(), LengthError> {
         expect_length("grads", rows.len() * columns.len(), grads.len())?;
         let (isa, mut scaled) = (Isa::current(), [0.0; BLOCK]);
@@ -124,7 +125,8 @@ impl Adafactor {
     /// least ε₁.
     ///
     /// # Errors
-    /// Fails if the number of factors is not the number of rows plus that of columns. Nothing has been written then.
+    /// Fails if the number of factors is not the number of rows plus the number of columns. In that case nothing is
+    /// written.
     pub fn factor(
         &self,
         step: &Step,
@@ -150,8 +152,8 @@ impl Adafactor {
         if mean < self.eps.0 { self.eps.0 as f32 } else { mean as f32 }
     }
 
-    /// Adds the squares of a range of a parameter and of its u. The range starts on a multiple of [`BLOCK`] elements of the
-    /// parameter, and ends on one or with the parameter.
+    /// Adds the squares of a range of a parameter and of its u. The range starts at a multiple of [`BLOCK`] elements of
+    /// the parameter, and ends at such a multiple or at the end of the parameter.
     ///
     /// # Errors
     /// Fails if the slices differ in length.
@@ -296,7 +298,7 @@ mod tests {
         (0..n).map(|i| ((i as f32 * 1.7 + t as f32 * 0.9).sin() + 0.31) * scale).collect()
     }
 
-    /// The formulas in f64, for a vector if there are no columns.
+    /// The formulas in f64. The parameter is a vector if `columns` is 0.
     fn textbook(of: &Adafactor, step: &Step, columns: usize, params: &mut [f64], state: &mut [f64], grads: &[f32]) {
         let grads: Vec<f64> =
             grads.iter().map(|&g| f64::from(g.clamp(-step.grad_limit, step.grad_limit) * step.grad_scale)).collect();

@@ -68,7 +68,7 @@ pub(crate) struct AdamFactors {
     pub(crate) beta2: f32,
     /// 1 − β₂
     pub(crate) one_minus_beta2: f32,
-    /// 1/√(1 − β₂ᵗ)
+    /// 1/√(1 − β₂ᵗ).
     pub(crate) inv_root_correction2: f32,
     /// ε
     pub(crate) eps: f32,
@@ -102,7 +102,7 @@ impl Rule<2> for Decoupled {
     }
 }
 
-/// Decoupled decay with the first moment as bitsandbytes computes it, β₁m + (1−β₁)g, which differs by rounding.
+/// Decoupled decay, with the first moment computed as in bitsandbytes: β₁m + (1−β₁)g, which rounds differently.
 #[derive(Clone, Copy)]
 pub(crate) struct Summed {
     pub(crate) factors: AdamFactors,

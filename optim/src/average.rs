@@ -15,7 +15,7 @@ use crate::{LengthError, expect_length};
 pub struct Average {
     /// d, the share of the average that a step keeps, in [0, 1).
     pub decay: f64,
-    /// Number of steps before it begins. Until then, it is equal to the weights.
+    /// Number of steps before the average begins. Until then, it equals the weights.
     pub start: u64,
 }
 
@@ -23,8 +23,8 @@ impl Average {
     /// Name of the average among the states of an optimizer.
     pub const STATE: &str = "ema";
 
-    /// Returns the share of the new weights after the optimizer step of this number, counted from 1. The first step of
-    /// the average copies the weights.
+    /// Returns the share of the new weights in the average after optimizer step `step`, counted from 1. The first step
+    /// of the average copies the weights.
     #[must_use]
     pub fn weight(&self, step: u64) -> f32 {
         if step <= self.start + 1 { 1.0 } else { (1.0 - self.decay) as f32 }

@@ -1,8 +1,9 @@
 //! Compares the speed of [`update`] with the memory bandwidth.
 //!
-//! AdamW reads four arrays and writes three: 28 bytes per parameter. An optimizer with one state moves 20 bytes, one
-//! without states 12. The floor is a loop that does the same reads and writes on the same arrays with almost no
-//! arithmetic, compiled for the same instruction set. The two alternate, so that a load on the machine slows both.
+//! AdamW reads four arrays and writes three: 28 bytes per parameter. An optimizer with one state moves 20 bytes, and an
+//! optimizer without states moves 12. The floor is a loop that does the same reads and writes on the same arrays with
+//! almost no arithmetic, compiled for the same instruction set. Runs of the update and of the floor alternate, so that
+//! a load on the machine slows both.
 
 use std::{
     hint::black_box,

@@ -7,10 +7,10 @@ use crate::rule::clipped;
 use crate::stored::Stored;
 use crate::{LengthError, Step};
 
-/// An optimizer of the caller, which updates ranges of elements, or whole matrices.
+/// An optimizer that the caller implements. It updates ranges of elements, or whole matrices.
 ///
-/// The engine shards its states, offloads them, saves them and restores them as those of other optimizers, and counts
-/// their bytes in plans. It scales and clips gradients before [`CustomOptimizer::update`] receives them.
+/// The engine shards, offloads, saves and restores its states like those of other optimizers, and counts their bytes in
+/// plans. It scales and clips gradients before [`CustomOptimizer::update`] receives them.
 ///
 /// ```
 /// use zero_optim::{CustomOptimizer, CustomStep, Update};
@@ -41,13 +41,13 @@ use crate::{LengthError, Step};
 /// }
 /// ```
 pub trait CustomOptimizer: Debug + Send + Sync {
-    /// Names of the states. Each has a value in f32 for each element of a parameter, unless
-    /// [`CustomOptimizer::matrix`] says otherwise, and starts as zeros. Checkpoints use the names.
+    /// Names of the states. Each state starts as zeros. It has an f32 value for each element of a parameter, unless
+    /// [`CustomOptimizer::matrix`] returns other sizes. Checkpoints use the names.
     fn states(&self) -> &'static [&'static str];
 
-    /// Returns what a parameter with two dimensions, of this name and `[rows, columns]`, keeps if it has to be updated as a
-    /// whole; `None` if its elements are independent of each other. One rank then has the whole matrix. Must return the
-    /// same on each call.
+    /// Returns the states of the parameter `name` of shape `[rows, columns]` if it must be updated as a whole matrix,
+    /// or `None` if its elements are independent of each other. One rank holds the whole matrix. Must return the same
+    /// value on each call.
     fn matrix(&self, name: &str, shape: [usize; 2]) -> Option<MatrixStates> {
         let _ = (name, shape);
         None
@@ -55,8 +55,8 @@ pub trait CustomOptimizer: Debug + Send + Sync {
 
     /// Takes one step on a range of elements, or on a whole matrix.
     ///
-    /// The update of an element must depend on nothing but the element, its gradient and its states: ranges are cut anywhere,
-    /// and updated on several threads, in any order. A whole matrix is updated by one call.
+    /// The update of an element may only depend on the element, its gradient and its states: ranges may be split
+    /// anywhere, and are updated on several threads, in any order. One call updates a whole matrix.
     fn update(&self, step: &CustomStep, update: Update<'_>);
 }
 
@@ -74,29 +74,29 @@ impl<T: CustomOptimizer + ?Sized> CustomOptimizer for Arc<T> {
     }
 }
 
-/// What the optimizer keeps of a matrix that it updates as a whole.
+/// The states of a matrix that the optimizer updates as a whole.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MatrixStates {
-    /// The number of values of each state. A matrix can have fewer states than other parameters: the first ones.
+    /// The number of values of each state. A matrix may use only the first few of the optimizer's states.
     pub values: Vec<usize>,
-    /// Bytes of the buffers that an update holds at a time, for plans.
+    /// Peak size in bytes of the buffers of an update, for plans.
     pub buffer_bytes: usize,
-    /// Multiply-adds of an update, by which matrices are balanced over the ranks.
+    /// Multiply-adds of an update, which the engine uses to balance matrices over the ranks.
     pub multiply_adds: u128,
 }
 
-/// The inputs of an update that its elements share.
+/// The inputs of an update that all its elements share.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct CustomStep {
     /// Number of this optimizer step, counted from 1.
     pub step: u64,
     /// Learning rate of this step.
     pub lr: f64,
-    /// Weight decay; 0 for a parameter that is not decayed, such as a bias.
+    /// Weight decay; 0 for a parameter without weight decay, such as a bias.
     pub weight_decay: f64,
 }
 
-/// What one call of [`CustomOptimizer::update`] reads and writes.
+/// The values that one call of [`CustomOptimizer::update`] reads and writes.
 #[derive(Debug)]
 pub struct Update<'a> {
     /// The parameters.
@@ -114,7 +114,7 @@ pub struct Update<'a> {
 pub struct Custom {
     /// The optimizer.
     pub rule: Arc<dyn CustomOptimizer>,
-    /// Weight decay of the parameters that are decayed.
+    /// Weight decay, for the parameters to which it applies.
     pub weight_decay: f64,
 }
 
@@ -166,7 +166,7 @@ impl Custom {
     /// Updates a whole matrix of `[rows, columns]`.
     ///
     /// # Errors
-    /// Fails if the gradients differ in number from the parameters.
+    /// Fails if the number of gradients differs from the number of parameters.
     pub fn advance_matrix(
         &self,
         step: &Step,

@@ -1,9 +1,9 @@
 //! Optimizer states in 8 bits: block-wise dynamic quantization (Dettmers et al., 2022, "8-bit Optimizers via Block-wise
 //! Quantization"), in the format of bitsandbytes.
 //!
-//! A block has [`BLOCK`] elements. Its largest absolute value is kept in f32, and each element is the index of one of 256
-//! values in [−1, 1] that is multiplied by it: the nearest to the quotient, and the lower of two that are equally near. The
-//! values lie densely around zero, so that small and large elements have similar relative errors.
+//! A block has [`BLOCK`] elements. Its largest absolute value is kept in f32. Each element is divided by it and stored
+//! as the index of the nearest of 256 values in [−1, 1], or of the lower one of two equally near values. The values lie
+//! densely around zero, so that small and large elements have similar relative errors.
 
 use std::sync::LazyLock;
 
@@ -12,23 +12,23 @@ use zero_isa::Isa;
 use crate::simd::{Kernel, run};
 use crate::{LengthError, expect_length};
 
-/// Elements of a block.
+/// Number of elements in a block.
 pub const BLOCK: usize = 256;
 
 /// The 256 values that indices stand for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EightBit {
-    /// Of both signs, for a first moment.
+    /// Values of both signs, for a first moment.
     Signed,
-    /// From 0 on, for a second moment.
+    /// Values from 0 on, for a second moment.
     Unsigned,
 }
 
-/// Values, and how the nearest is found: the upper 16 bits of a number, its [`place`], select the index of the smallest value that
-/// may be nearest, and one comparison decides between it and the next.
+/// The values, with a table to find the nearest one. The upper 16 bits of a number, its [`place`], select the index of
+/// the smallest value that may be nearest, and one comparison decides between it and the next.
 struct Map {
     values: [f32; 256],
-    /// The smallest number to which the next value is nearer. NaN for the last.
+    /// For each value, the smallest number that is nearer to the next value. NaN for the last value.
     bounds: [f32; 256],
     /// Indices by place, for non-negative and then for negative numbers.
     first: [u8; PLACES],
@@ -38,7 +38,8 @@ struct Map {
 const SMALLEST: u32 = (127 - 24) << 7;
 /// The buckets of magnitudes from 2^−24 to 1: 128 in each power of two, and one for 1.
 const BUCKETS: usize = 24 * 128 + 1;
-/// Places of [`Map::first`]: the buckets of both signs, and a power of two, so that a lookup needs no check.
+/// Number of places in [`Map::first`]: enough for the buckets of both signs, and a power of two, so that a lookup needs
+/// no bounds check.
 const PLACES: usize = 8192;
 
 static SIGNED: LazyLock<Map> = LazyLock::new(|| Map::new(true));
@@ -58,10 +59,10 @@ impl EightBit {
         &self.map().values
     }
 
-    /// Stores `src` as indices, and the largest absolute value of each block. A block with a NaN becomes NaN.
+    /// Stores `src` as indices and the largest absolute value of each block. A block with a NaN becomes NaN.
     ///
     /// # Errors
-    /// Fails if the lengths do not fit; nothing has been written then.
+    /// Fails if the lengths do not fit. In that case nothing is written.
     pub fn quantize(self, src: &[f32], indices: &mut [u8], largest: &mut [f32]) -> Result<(), LengthError> {
         expect_length("indices", src.len(), indices.len())?;
         expect_length("largest", src.len().div_ceil(BLOCK), largest.len())?;
@@ -72,7 +73,7 @@ impl EightBit {
     /// Restores values from indices.
     ///
     /// # Errors
-    /// Fails if the lengths do not fit; nothing has been written then.
+    /// Fails if the lengths do not fit. In that case nothing is written.
     pub fn dequantize(self, indices: &[u8], largest: &[f32], dst: &mut [f32]) -> Result<(), LengthError> {
         expect_length("dst", indices.len(), dst.len())?;
         expect_length("largest", indices.len().div_ceil(BLOCK), largest.len())?;
@@ -80,8 +81,9 @@ impl EightBit {
         Ok(())
     }
 
-    /// Does the same as [`EightBit::dequantize`], but such that [`EightBit::quantize`] restores all bits. It would not if the
-    /// largest element of a block is negative, because no value is −1: that element is then the negative largest value.
+    /// Does the same as [`EightBit::dequantize`], but so that [`EightBit::quantize`] gives back exactly the same bits.
+    /// The difference matters if the largest element of a block is negative, because no value is −1. This function
+    /// restores such an element as the negated largest value.
     ///
     /// # Errors
     /// See [`EightBit::dequantize`].
@@ -101,15 +103,15 @@ impl EightBit {
 }
 
 impl Map {
-    /// Computes the values as `bitsandbytes.functional.create_dynamic_map` does. The decade that ends at 10^−k is cut into
-    /// 2^(6−k) equal parts, or into twice as many if there are no negative values. The middle of each part is a value, and
-    /// so are 0 and 1.
+    /// Computes the values as `bitsandbytes.functional.create_dynamic_map` does. The decade that ends at 10^−k is split
+    /// into 2^(6−k) equal parts, or into twice as many if there are no negative values. The middle of each part is a
+    /// value, and so are 0 and 1.
     fn new(signed: bool) -> Self {
         let mut values = vec![0.0, 1.0];
         for (decade, scale) in [1e-6f32, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0].into_iter().enumerate() {
             let parts: usize = 1 << if signed { decade } else { decade + 1 };
             let boundary = |i: usize| {
-                // As PyTorch's linspace: each half is counted from its end.
+                // Computes each half from its own end, as PyTorch's linspace does.
                 let step = (1.0f32 - 0.1) / parts as f32;
                 if i < parts.div_ceil(2) {
                     step.mul_add(i as f32, 0.1)
@@ -133,7 +135,7 @@ impl Map {
         });
         let first = std::array::from_fn(|at| {
             let number = |bucket: usize| f32::from_bits((bucket as u32 + SMALLEST) << 16);
-            // The lowest number of the bucket. That of the first bucket of negative numbers has all the small ones.
+            // The lowest number of the bucket. The first bucket of each sign also contains all smaller magnitudes.
             let lowest = match at.checked_sub(BUCKETS) {
                 None if at == 0 => 0.0,
                 None => number(at),
@@ -152,7 +154,7 @@ impl Map {
     }
 }
 
-/// Returns where [`Map::first`] has the index of a number.
+/// Returns the position of a number's index in [`Map::first`].
 #[inline(always)]
 fn place(x: f32) -> u16 {
     let bits = x.to_bits();
@@ -188,11 +190,11 @@ impl Kernel for Quantize<'_> {
     fn run(self) {
         let blocks = self.src.chunks(BLOCK).zip(self.indices.chunks_mut(BLOCK)).zip(self.largest);
         for ((src, indices), largest) in blocks {
-            // Absolute values are ordered as their bits are, and a NaN has more than an infinity. The largest of integers
-            // can be found in vectors.
+            // The bits of absolute values, as integers, have the order of the values, and those of a NaN exceed those
+            // of an infinity. The compiler vectorizes the maximum of integers.
             let bits = src.iter().fold(0, |max, x| x.abs().to_bits().max(max));
             let max = if bits > f32::INFINITY.to_bits() { f32::NAN } else { f32::from_bits(bits) };
-            // All elements of a block of zeros have the same index on every processor.
+            // Makes all elements of a block of zeros get the same index on every processor.
             let inverse = if max == 0.0 { 0.0 } else { 1.0 / max };
             *largest = max;
             // Places are computed in vectors. The lookup cannot be vectorized, so it is a separate loop.
@@ -233,7 +235,7 @@ impl Kernel for Dequantize<'_> {
 mod tests {
     use super::*;
 
-    /// The nearest value, by its definition.
+    /// Finds the nearest value by its definition.
     fn nearest(values: &[f32; 256], x: f32) -> u8 {
         let distance = |i: usize| (x - values[i]).abs();
         (1..256).fold(0, |best, i| if distance(i) < distance(best) { i } else { best }) as u8

@@ -1,7 +1,7 @@
 //! Sums f64 numbers exactly, so that the result does not depend on their order.
 //!
-//! The accumulator is one wide fixed-point number (Kulisch, 1971) that covers the range of f64, cut into digits of 32
-//! bits, each held in an i64 limb. Integer addition is associative, so ranks may add their numbers in any order and
+//! The accumulator is one wide fixed-point number (Kulisch, 1971) that covers the range of f64. It is split into digits
+//! of 32 bits, each in an i64 limb. Integer addition is associative, so ranks may add their numbers in any order and
 //! grouping, and an all-reduce of the limbs (an i64 sum) gives the sum over the ranks. Carries are propagated often
 //! enough that no limb exceeds 2⁴², which leaves room for a million ranks.
 
@@ -9,7 +9,7 @@ use crate::LengthError;
 
 /// Digits of 32 bits: f64's 2098 bits from 2⁻¹⁰⁷⁴ to 2¹⁰²³ fill 66, and one more takes the carries.
 const DIGITS: usize = 67;
-/// The limbs that count NaNs, +∞ and −∞.
+/// The indices of the limbs that count NaNs, +∞ and −∞.
 const NAN: usize = DIGITS;
 const INFINITY: usize = DIGITS + 1;
 const NEG_INFINITY: usize = DIGITS + 2;
@@ -89,7 +89,7 @@ impl ExactSum {
         &self.limbs
     }
 
-    /// Builds a sum from its limbs, or from the elementwise sums of the limbs of several.
+    /// Builds a sum from its limbs, or from the elementwise sums of the limbs of several sums.
     ///
     /// # Errors
     /// Fails if the number of limbs is not [`LIMBS`].
@@ -156,7 +156,8 @@ fn round_magnitude(digits: &[i64]) -> f64 {
     };
     // With `dropped` bits below it, a significand of 53 bits (including its top bit) has the exponent field `dropped` +
     // 1; adding the top bit itself contributes the 1. A shorter significand is subnormal and is its own encoding. A
-    // carry out of the rounding increments the exponent, at the end of the range to infinity, as IEEE 754 requires.
+    // carry out of the rounding increments the exponent, as IEEE 754 requires. At the end of the range this gives
+    // infinity.
     f64::from_bits((u64::from(dropped) << 52) + significand + u64::from(round_up))
 }
 

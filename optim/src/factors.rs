@@ -1,4 +1,4 @@
-//! An optimizer step as a formula and its factors, for devices that do not run the rules of this crate.
+//! Describes an optimizer step as a formula and its factors, for devices that cannot run this crate's own loops.
 
 use crate::adamw::AdamFactors;
 use crate::{Optimizer, Step};
@@ -27,8 +27,9 @@ pub enum Formula {
     RmsPropMomentum,
     /// RMSprop, centered. Factors: as `RmsProp`.
     RmsPropCentered,
-    /// NAdam with the decay in the gradient. Factors: λ, gradient scale, 1 − β₁, β₂, 1 − β₂, ε√(1 − β₂ᵗ), and the steps
-    /// along the gradient and along the first moment, both negative and times √(1 − β₂ᵗ).
+    /// NAdam with the decay added to the gradient. Factors: λ, gradient scale, 1 − β₁, β₂, 1 − β₂, ε√(1 − β₂ᵗ), the
+    /// step along the gradient and the step along the first moment. Both steps are negated and multiplied by √(1 −
+    /// β₂ᵗ).
     NAdam,
     /// NAdam with decoupled decay. Factors: as `NAdam`, but the first is 1 − lr·λ.
     NAdamW,
@@ -46,12 +47,12 @@ pub struct Factors {
     pub formula: Formula,
     /// The factors, in the order given at the [`Formula`], padded with zeros.
     pub values: [f32; Factors::MAX],
-    /// As in [`Step::grad_limit`].
+    /// The limit of a gradient's absolute value, as in [`Step::grad_limit`].
     pub grad_limit: f32,
 }
 
 impl Factors {
-    /// The most factors of a formula.
+    /// The largest number of factors of any formula.
     pub const MAX: usize = 10;
 
     pub(crate) fn new<const N: usize>(formula: Formula, factors: [f32; N]) -> Self {
@@ -65,7 +66,7 @@ impl Optimizer {
     /// Returns the formula and the factors of a step.
     ///
     /// # Panics
-    /// Panics for Muon, LAMB, Adafactor and optimizers of the caller, which are not updated on devices.
+    /// Panics for Muon, LAMB, Adafactor and optimizers of the caller, which do not run on devices.
     #[must_use]
     pub fn factors(&self, step: &Step) -> Factors {
         Factors { grad_limit: step.grad_limit, ..self.unlimited(step) }

@@ -1,7 +1,7 @@
 //! Converts between master parameters (f32) and working parameters (bf16 or f16).
 //!
 //! bf16 conversion is integer arithmetic on the bits: it vectorizes everywhere and does not depend on the rounding
-//! mode. f16 conversion uses the processor's own instructions where available; they give the same bits.
+//! mode. f16 conversion uses the processor's own instructions where available; the results are bit-identical.
 
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
@@ -38,7 +38,7 @@ mod sealed {
 /// infinity; a NaN becomes a quiet NaN.
 ///
 /// # Errors
-/// Fails if the slices differ in length; nothing has been written then.
+/// Fails if the slices differ in length. In that case nothing is written.
 pub fn write_half<H: HalfFloat>(src: &[f32], dst: &mut [H]) -> Result<(), LengthError> {
     expect_length("dst", src.len(), dst.len())?;
     H::narrow(src, dst);
@@ -57,11 +57,11 @@ pub fn rounded<H: HalfFloat>(src: &[f32]) -> Vec<H> {
     all
 }
 
-/// Rounds each element up or down to bf16, with the probability that makes the mean exact. `random` has 16 random bits for
-/// each. Infinities and NaNs are those of [`write_half`].
+/// Rounds each element up or down to bf16, with the probability that makes the mean exact. `random` has 16 random bits
+/// for each element. Infinities and NaNs are handled as in [`write_half`].
 ///
 /// # Errors
-/// Fails if the slices differ in length; nothing has been written then.
+/// Fails if the slices differ in length. In that case nothing is written.
 pub fn write_bf16_at_random(src: &[f32], random: &[u16], dst: &mut [bf16]) -> Result<(), LengthError> {
     expect_length("random", src.len(), random.len())?;
     expect_length("dst", src.len(), dst.len())?;
@@ -72,7 +72,7 @@ pub fn write_bf16_at_random(src: &[f32], random: &[u16], dst: &mut [bf16]) -> Re
 /// Widens each element exactly.
 ///
 /// # Errors
-/// Fails if the slices differ in length; nothing has been written then.
+/// Fails if the slices differ in length. In that case nothing is written.
 pub fn read_half<H: HalfFloat>(src: &[H], dst: &mut [f32]) -> Result<(), LengthError> {
     expect_length("dst", src.len(), dst.len())?;
     H::widen(src, dst);

@@ -5,12 +5,12 @@
 //! r = ‖θ‖/‖u‖, at least min_coeff and at most max_coeff; 1 if a norm is 0
 //! θ ← θ − lr·√(1−β₂ᵗ)/(1−β₁ᵗ) · r · u
 //! ```
-//! The formulas are those of DeepSpeed's kernel, `csrc/lamb/fused_lamb_cuda_kernel.cu`: the bias correction multiplies the
-//! whole step, the decay included. The paper corrects the moments instead.
+//! The formulas are those of DeepSpeed's kernel, `csrc/lamb/fused_lamb_cuda_kernel.cu`: the bias correction multiplies
+//! the whole step, including the weight decay. The paper corrects the moments instead.
 //!
-//! The norms are of whole parameters, so a step has two passes. [`Lamb::accumulate`] adds a range of the gradients to the
-//! moments, and the squares of both norms to exact sums, which do not depend on how the parameter is cut.
-//! [`update`](crate::update) then moves the parameters, with `lr` multiplied by [`Lamb::trust_ratio`].
+//! The norms are taken over whole parameters, so a step has two passes. [`Lamb::accumulate`] adds a range of the
+//! gradients to the moments, and the squares of both norms to exact sums, which do not depend on how the parameter is
+//! split. [`update`](crate::update) then moves the parameters, with `lr` multiplied by [`Lamb::trust_ratio`].
 
 use zero_isa::Isa;
 
@@ -60,7 +60,7 @@ pub struct Squares {
 }
 
 impl Squares {
-    /// Adds those of another range.
+    /// Adds the squares of another range.
     pub fn merge(&mut self, other: &Self) {
         self.params.merge(&other.params);
         self.direction.merge(&other.direction);
@@ -68,11 +68,12 @@ impl Squares {
 }
 
 impl Lamb {
-    /// Adds the gradients of a range of a parameter to its moments m and v, and the squares of the range to `squares`. The
-    /// range starts on a multiple of [`BLOCK`] elements of the parameter, and ends on one or with the parameter.
+    /// Adds the gradients of a range of a parameter to its moments m and v, and the squares of the range to `squares`.
+    /// The range starts at a multiple of [`BLOCK`] elements of the parameter, and ends at such a multiple or at the end
+    /// of the parameter.
     ///
     /// # Errors
-    /// Fails if the slices differ in length. Nothing has been written then.
+    /// Fails if the slices differ in length. In that case nothing is written.
     pub fn accumulate(
         &self,
         step: &Step,
@@ -152,7 +153,7 @@ impl Lamb {
     }
 }
 
-/// The step of the moments: m takes the place of the parameter, and v that of its state.
+/// The rule that updates the moments. It treats m as the parameter and v as its state.
 #[derive(Clone, Copy)]
 struct Moments {
     grad_scale: f32,
@@ -174,7 +175,7 @@ impl Rule<1> for Moments {
 #[derive(Clone, Copy)]
 struct Direction {
     decay: f32,
-    /// ε under the root and beside it; one of them is 0.
+    /// ε under the root, and ε added to the root. One of them is 0.
     eps: [f32; 2],
 }
 
@@ -237,7 +238,7 @@ mod tests {
         (0..n).map(|i| ((i as f32 * 1.7 + t as f32 * 0.9).sin() + 0.31) * scale).collect()
     }
 
-    /// A step on a whole parameter, whose first pass runs on parts cut at these elements.
+    /// Takes a step on a whole parameter. The first pass runs on parts that are split at the elements `cuts`.
     fn stepped(isa: Isa, lamb: &Lamb, step: &Step, cuts: &[usize], at: &mut [Vec<f32>; 3], grads: &[f32]) -> f64 {
         let [params, m, v] = at;
         let (mut sums, mut start) = (vec![], 0);
@@ -256,7 +257,7 @@ mod tests {
         ratio
     }
 
-    /// A step of DeepSpeed's formulas in f64.
+    /// Takes a step by DeepSpeed's formulas in f64.
     fn textbook(lamb: &Lamb, step: &Step, [params, m, v]: &mut [Vec<f64>; 3], grads: &[f32]) -> f64 {
         let ((b1, b2), t) = (lamb.betas, step.step as i32);
         let decay = if step.decay { lamb.weight_decay } else { 0.0 };

@@ -1,8 +1,8 @@
 //! Optimizers, learning-rate schedules, gradient norms and loss scales as functions over slices.
 //!
-//! This crate knows no tensors, ranks or files: [`update`] takes the parameters, gradients and optimizer state of any
-//! contiguous range and takes one step on it in a single pass over memory. Every element is updated independently, so
-//! updating a shard is bit-identical to updating the same range of the whole parameter.
+//! This crate knows nothing about tensors, ranks or files: [`update`] takes the parameters, gradients and optimizer
+//! state of any contiguous range and takes one step on it in a single pass over memory. Every element is updated
+//! independently, so updating a shard is bit-identical to updating the same range of the whole parameter.
 //!
 //! ```
 //! use zero_optim::{AdamW, Optimizer, Step, update};
@@ -77,7 +77,7 @@ pub enum Optimizer {
     AdamW(AdamW),
     /// Stochastic gradient descent, with or without momentum.
     Sgd(Sgd),
-    /// The sign of an interpolation between momentum and gradient.
+    /// Steps along the sign of an interpolation between momentum and gradient.
     Lion(Lion),
     /// Steps divided by the square root of the sum of all squared gradients.
     Adagrad(Adagrad),
@@ -87,14 +87,14 @@ pub enum Optimizer {
     NAdam(NAdam),
     /// Adam with a correction for the variance of its second moment.
     RAdam(RAdam),
-    /// Orthogonalized momentum of whole matrices, which [`update`] cannot take: see [`Muon::direction`].
+    /// Orthogonalized momentum of whole matrices. [`update`] does not support it: see [`Muon::direction`].
     Muon(Muon),
     /// Adam with a trust ratio for each parameter. [`update`] takes the second half of a step, after [`Lamb::accumulate`].
     Lamb(Lamb),
-    /// AdamW whose average of the iterates takes the place of a schedule.
+    /// AdamW with an average of the iterates in place of a schedule.
     ScheduleFree(ScheduleFree),
-    /// Second moments with one value for each row and column. [`update`] takes the second half of a step of a parameter that
-    /// is no matrix.
+    /// Second moments with one value for each row and column. For a parameter that is not a matrix, [`update`] takes
+    /// the second half of a step.
     Adafactor(Adafactor),
     /// An optimizer of the caller.
     Custom(Custom),
@@ -123,8 +123,8 @@ impl Optimizer {
         }
     }
 
-    /// Returns the optimizer with these betas, such as those of [`Rate::betas`]; unchanged without betas, or if it has
-    /// none.
+    /// Returns the optimizer with these betas, such as those of [`Rate::betas`]. Returns it unchanged if `betas` is
+    /// `None` or the optimizer has no betas.
     #[must_use]
     pub fn with_betas(mut self, betas: Option<(f64, f64)>) -> Self {
         if let (Some(betas), Some(own)) = (betas, self.betas_mut()) {
@@ -133,7 +133,7 @@ impl Optimizer {
         self
     }
 
-    /// Returns the optimizer with this weight decay; unchanged without one.
+    /// Returns the optimizer with this weight decay, or unchanged if it is `None`.
     #[must_use]
     pub fn with_weight_decay(mut self, weight_decay: Option<f64>) -> Self {
         let Some(new) = weight_decay else { return self };
@@ -154,8 +154,8 @@ impl Optimizer {
         self
     }
 
-    /// Returns the optimizer with the share of a step of this number and learning rate in its average; unchanged unless it is
-    /// schedule-free.
+    /// Sets a schedule-free optimizer's share for a step with this number and learning rate. Returns any other
+    /// optimizer unchanged.
     #[must_use]
     pub fn with_share(mut self, sums: AverageSums, step: u64, lr: f64) -> Self {
         if let Optimizer::ScheduleFree(free) = &mut self {
@@ -191,13 +191,14 @@ pub struct Step {
     pub lr: f64,
     /// Factor that multiplies every gradient first: the clip coefficient divided by the loss scale.
     pub grad_scale: f32,
-    /// Largest absolute value of a gradient before it is scaled: larger ones are clipped to it. Infinite for none.
+    /// Largest absolute value of a gradient before it is scaled. Larger gradients are clipped to it. Infinity disables
+    /// clipping.
     pub grad_limit: f32,
     /// Whether weight decay applies to this slice; biases and norms are usually excluded.
     pub decay: bool,
 }
 
-/// Two slices that must have the same length do not.
+/// Error: a slice does not have the required length.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{what}: expected {expected} elements, got {found}")]
 pub struct LengthError {
@@ -216,8 +217,8 @@ pub struct LengthError {
 /// gradients go into the state: to skip such a step, check the gradient norm first.
 ///
 /// # Errors
-/// Fails if a slice's length differs from that of `params`, or the number of states is wrong. Nothing has been written
-/// then.
+/// Fails if a slice's length differs from that of `params`, or the number of states is wrong. In that case nothing is
+/// written.
 ///
 /// # Panics
 /// Panics for Muon, which updates whole matrices.

@@ -1,4 +1,4 @@
-//! The loss scale for training in f16: it multiplies the loss, so that gradients neither underflow nor overflow.
+//! The loss scale for training in f16: a factor of the loss that keeps gradients from underflowing and overflowing.
 //!
 //! A state machine with one transition per step. The rules and names are those of DeepSpeed's `DynamicLossScaler`
 //! (`deepspeed/runtime/fp16/loss_scaler.py`), which DeepSpeed's ZeRO stages use; here they apply at every stage.
@@ -17,11 +17,11 @@ pub enum LossScaling {
 pub struct DynamicLossScale {
     /// The scale of the first step.
     pub initial: f64,
-    /// The scale doubles after `window` steps without overflow, not counting the first step after an overflow, and
-    /// again after each further `window` such steps. At least 1.
+    /// The scale doubles after each `window` steps without overflow, not counting the first step after an overflow. At
+    /// least 1.
     pub window: u64,
-    /// The number of overflows that it takes to halve the scale. Further overflows also halve it until the count is
-    /// reset. At least 1.
+    /// The number of overflows after which the scale halves. Further overflows also halve it until the count is reset.
+    /// At least 1.
     pub hysteresis: u64,
     /// Whether every step without overflow resets the count of overflows. If false, only a doubling of the scale resets
     /// it.
@@ -97,8 +97,8 @@ impl LossScaler {
         self.state
     }
 
-    /// Restores the state from a checkpoint. Values outside this scaler's own options are brought within them: a static
-    /// scale keeps its value, a dynamic one stays at or above its minimum.
+    /// Restores the state from a checkpoint. Values that this scaler's options do not allow are adjusted: a static
+    /// scale keeps its value, and a dynamic scale stays at or above its minimum.
     pub fn restore(&mut self, state: LossScaleState) {
         if let LossScaling::Dynamic(options) = self.scaling {
             let scale = if state.scale.is_finite() { state.scale.max(options.min) } else { options.initial };
@@ -193,7 +193,7 @@ mod tests {
 
     #[test]
     fn an_overflow_at_the_minimum_is_an_error() {
-        // DeepSpeed's scaler raises "Current loss scale already at minimum" here.
+        // At this point DeepSpeed's scaler raises "Current loss scale already at minimum".
         let mut scaler = scaler(2, 1000, 2, false, 1.0);
         assert_eq!(walk(&mut scaler, "ooo"), [(2.0, 1), (1.0, 1), (0.0, 1)]);
         let before = scaler.state();

@@ -1,12 +1,11 @@
-//! Muon (Jordan et al., 2024): momentum whose matrices are orthogonalized. Another optimizer has all other parameters.
+//! Muon (Jordan et al., 2024): orthogonalizes the momentum of matrices. Another optimizer updates all other parameters.
 //!
 //! ```text
 //! m ← m + (1−μ)(g − m)        u ← m, or g + μ(m − g) with Nesterov's look-ahead
 //! θ ← θ(1 − lr·λ) − lr·√max(1, rows/columns) · orthogonalized(u)
 //! ```
-//! The formulas and their order are those of `torch.optim.Muon`; DeepSpeed's are the same. This file has the parts that are
-//! element by element. The caller has the whole matrix, and
-//! orthogonalizes between them.
+//! The formulas and their order are those of `torch.optim.Muon`; DeepSpeed's are the same. This file has the
+//! elementwise parts of the step. The caller has the whole matrix and orthogonalizes it between these parts.
 
 use crate::rule::clipped;
 use crate::{LengthError, Step, expect_length};
@@ -31,7 +30,7 @@ impl Default for Muon {
 }
 
 impl Muon {
-    /// Adds the gradients of a matrix to its momentum `exp_avg`, and returns what is to be orthogonalized.
+    /// Adds the gradients of a matrix to its momentum `exp_avg`, and returns the matrix to orthogonalize.
     ///
     /// # Errors
     /// Fails if the slices differ in length.

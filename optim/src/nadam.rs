@@ -22,7 +22,7 @@ pub struct NAdam {
     pub weight_decay: f64,
     /// ψ, the speed at which μ rises from β₁/2 to β₁.
     pub momentum_decay: f64,
-    /// Whether the decay is decoupled, as AdamW's.
+    /// Whether the decay is decoupled, as in AdamW.
     pub decoupled: bool,
 }
 
@@ -52,8 +52,8 @@ impl NAdam {
         }
     }
 
-    /// Computes μ of this step and the next, and the product of all μ so far. PyTorch keeps the product as state; computed
-    /// anew, it needs no place in a checkpoint.
+    /// Computes μ of this step and the next, and the product of all μ so far. PyTorch keeps the product as state; here
+    /// it is computed anew, so a checkpoint need not store it.
     fn momenta(&self, step: u64) -> Momenta {
         // Once the product has no influence on 1 − product, further factors have none.
         const VANISHED: f64 = f64::EPSILON / 16.0;

@@ -1,9 +1,9 @@
-//! The global gradient norm, bit-identical wherever shards are cut.
+//! The global gradient norm, bit-identical for any sharding.
 //!
-//! A floating-point sum depends on its order, and with ZeRO the order would depend on how elements are sharded. So
-//! squares are added in f64 over aligned blocks of [`BLOCK`] elements of each parameter, in a fixed order inside the
-//! block, and the block sums are added exactly ([`ExactSum`]). The total is bit-identical as long as shard boundaries
-//! fall on block boundaries.
+//! A floating-point sum depends on its order, and with ZeRO the order would depend on how elements are sharded. Squares
+//! are therefore added in f64 over aligned blocks of [`BLOCK`] elements of each parameter, in a fixed order inside a
+//! block. The block sums are added exactly ([`ExactSum`]). The total is bit-identical as long as shard boundaries fall
+//! on block boundaries.
 //!
 //! ```
 //! use zero_optim::{ExactSum, norm};
@@ -22,7 +22,7 @@ use crate::{
     simd::{Kernel, run},
 };
 
-/// Number of elements of a parameter whose squares are added in floating point, in a fixed order. Shards are cut at
+/// Number of elements of a parameter whose squares are added in floating point, in a fixed order. Shards begin at
 /// multiples of it, counted from the parameter's first element.
 pub const BLOCK: usize = 1024;
 
@@ -66,9 +66,9 @@ pub fn clip_coefficient(norm: f64, max_norm: f64) -> f64 {
 /// How the gradient of a group of parameters is clipped.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Clipping {
-    /// As [`Limits::max_norm`], of the norm of the group.
+    /// Has the meaning of [`Limits::max_norm`], for the norm of the group.
     pub max_norm: f64,
-    /// As [`Limits::max_value`].
+    /// Has the meaning of [`Limits::max_value`].
     pub max_value: f64,
 }
 
@@ -81,9 +81,9 @@ pub struct Limits {
     pub max_norm: f64,
     /// Elements of the gradient with a larger absolute value are clipped to it; 0 disables clipping.
     pub max_value: f64,
-    /// The largest norm for which the update is made.
+    /// The largest norm with which the optimizer updates the parameters.
     pub limit: f64,
-    /// Whether a non-finite norm skips the update. If false, the update is made whatever `limit` is.
+    /// Whether a non-finite norm skips the update. If false, such a norm does not skip it, whatever `limit` is.
     pub skips_overflow: bool,
 }
 
@@ -96,7 +96,7 @@ pub struct Verdict {
     pub clip: f64,
     /// Factor for the gradients before the update: `clip` divided by the loss scale.
     pub scale: f32,
-    /// Whether the update is made.
+    /// Whether the optimizer updates the parameters.
     pub is_admitted: bool,
 }
 
@@ -107,7 +107,7 @@ impl Limits {
         if self.max_value > 0.0 { (self.max_value * self.loss_scale) as f32 } else { f32::INFINITY }
     }
 
-    /// Returns the limits of a group that is clipped by itself.
+    /// Returns the limits of a group with its own clipping.
     #[must_use]
     pub fn of_group(&self, Clipping { max_norm, max_value }: Clipping) -> Self {
         Self { max_norm, max_value, ..*self }

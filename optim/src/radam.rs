@@ -1,5 +1,5 @@
-//! RAdam (Liu et al., 2020) as `torch.optim.RAdam` defines it: Adam without the second moment while few gradients have
-//! been seen, and with a correction for the moment's variance from then on.
+//! RAdam (Liu et al., 2020) as `torch.optim.RAdam` defines it: Adam that ignores the second moment in the first steps,
+//! and later corrects for the moment's variance.
 //!
 //! ```text
 //! ρ∞ = 2/(1−β₂) − 1        ρ = ρ∞ − 2tβ₂ᵗ/(1−β₂ᵗ)        r = √((ρ−4)(ρ−2)ρ∞ / ((ρ∞−4)(ρ∞−2)ρ))
@@ -20,7 +20,7 @@ pub struct RAdam {
     pub eps: f64,
     /// λ, the weight decay.
     pub weight_decay: f64,
-    /// Whether the decay is decoupled, as AdamW's.
+    /// Whether the decay is decoupled, as in AdamW.
     pub decoupled: bool,
 }
 
@@ -45,7 +45,7 @@ impl RAdam {
             let size = step.lr / correction1 * correction2.sqrt() * rectified.sqrt();
             return AdamFactors { inv_root_correction2: 1.0, minus_step_size: -size as f32, ..adam };
         }
-        // The denominator √v · 0 + 1.
+        // These factors make the denominator √v · 0 + 1.
         AdamFactors { inv_root_correction2: 0.0, eps: 1.0, minus_step_size: (-step.lr / correction1) as f32, ..adam }
     }
 }

@@ -23,14 +23,15 @@ pub struct RmsProp {
     pub variant: RmsPropVariant,
 }
 
-/// What RMSprop does besides dividing by the root of the mean square. PyTorch also combines the two.
+/// An extension of RMSprop. PyTorch can also combine momentum and centering.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum RmsPropVariant {
-    /// Nothing.
+    /// No extension: divides by the root of the mean square.
     Plain,
     /// Accumulates the steps with this factor μ.
     Momentum(f64),
-    /// Divides by the root of the variance. Where rounding makes the variance negative, PyTorch's root is NaN; here it is 0.
+    /// Divides by the root of the variance. If rounding makes the variance negative, PyTorch's root is NaN; here it
+    /// is 0.
     Centered,
 }
 

@@ -1,6 +1,6 @@
 //! The loop over memory that all optimizers share.
 //!
-//! An optimizer is a [`Rule`], which updates one element; factors that do not depend on the element are computed
+//! An optimizer is a [`Rule`], which updates one element. Factors that do not depend on the element are computed
 //! beforehand in f64. The loop reads parameter, gradient and state once and writes parameter and state once.
 
 use zero_isa::Isa;
@@ -8,9 +8,9 @@ use zero_isa::Isa;
 use crate::simd::{Kernel, LINE, prefetch, run};
 use crate::stored::{Stored, load, load_line, store, store_line};
 
-/// Prefetch distance in elements: 1.5 KiB of f32. The square root and the division of a line take longer than the hardware
-/// prefetcher looks ahead; without this distance AdamW stays 10 % below the memory bandwidth. Shorter, and SGD, which reads
-/// two arrays only, has too few bytes in flight; with 4 KiB, AdamW is slower.
+/// Prefetch distance in elements: 1.5 KiB of f32. The square root and the division of a line take longer than the
+/// hardware prefetcher looks ahead. Without prefetching, AdamW stays 10 % below the memory bandwidth. With a shorter
+/// distance SGD, which reads only two arrays, has too few bytes in flight; with 4 KiB, AdamW is slower.
 const AHEAD: usize = 384;
 
 /// The step of one element. `STATES` is the number of state slices.
@@ -49,8 +49,8 @@ pub(crate) fn apply<const STATES: usize, R: Rule<STATES>, P: Stored, S: Stored>(
     }
 }
 
-/// Elements that are widened at a time where values are not f32. The loops over them are long enough to be vectorized, and
-/// their values stay in the L1 cache.
+/// Number of elements that are widened at a time if values are not f32. It is large enough for vectorized loops, and
+/// small enough for the L1 cache.
 const BLOCK: usize = 8 * LINE;
 
 struct Apply<'a, const STATES: usize, R, P, S> {
@@ -90,7 +90,8 @@ impl<const STATES: usize, R: Rule<STATES>, P: Stored, S: Stored> Kernel for Appl
     }
 }
 
-/// Steps over a line. It is copied into locals: nothing in the loop can alias then, so the compiler vectorizes it.
+/// Updates the elements of a line. Copies the line into locals, so that nothing in the loop can alias and the compiler
+/// vectorizes it.
 #[inline(always)]
 fn step_line<const STATES: usize, R: Rule<STATES>>(
     rule: R,
@@ -128,7 +129,7 @@ fn one_by_one<const STATES: usize, R: Rule<STATES>, P: Stored, S: Stored>(
     }
 }
 
-/// The same loop over values that are widened block by block.
+/// The loop of `Apply`, over values that are widened block by block.
 struct ApplyInBlocks<'a, const STATES: usize, R, P, S>(Apply<'a, STATES, R, P, S>);
 
 impl<const STATES: usize, R: Rule<STATES>, P: Stored, S: Stored> Kernel for ApplyInBlocks<'_, STATES, R, P, S> {

@@ -1,14 +1,14 @@
-//! Schedule-free AdamW (Defazio et al., 2024, "The Road Less Scheduled"): an average of the iterates takes the place of a
+//! Schedule-free AdamW (Defazio et al., 2024, "The Road Less Scheduled"): an average of the iterates replaces a
 //! decaying learning rate.
 //!
-//! A parameter has three sequences: z takes the steps, x is the average of z and is what is evaluated, and gradients are
-//! taken at y = (1−β₁)z + β₁x.
+//! A parameter has three sequences: z takes the steps, x is the average of z and serves for evaluation, and gradients
+//! are taken at y = (1−β₁)z + β₁x.
 //! ```text
 //! v ← β₂v + (1−β₂)g²       d = g / (√v/√(1−β₂ᵗ) + ε) + λy
 //! z ← z − lr·d             x ← (1−c)x + c·z        c = w / Σw,  w = tʳ·(largest lr so far)^p
 //! ```
-//! These are the formulas of `schedulefree.AdamWScheduleFree`. The parameters hold y. The state holds x − y where the package
-//! holds z: it starts as zeros, needs no β₁ to become x, and differs from the package by rounding alone:
+//! These are the formulas of `schedulefree.AdamWScheduleFree`. The parameters hold y. The state holds x − y where the
+//! package holds z. This state starts as zeros, gives x without β₁, and differs from the package only by rounding:
 //! ```text
 //! y ← y − cβ₁/(1−β₁)·(x−y) − lr(1−β₁(1−c))·d        (x−y) ← (1−c)·((x−y) + lr(1−β₁)·d)
 //! ```
@@ -25,9 +25,9 @@ pub struct ScheduleFree {
     pub betas: (f64, f64),
     /// Added to the square root of the second moment, after bias correction.
     pub eps: f64,
-    /// λ, the weight decay. It is taken at y.
+    /// λ, the weight decay, which applies to y.
     pub weight_decay: f64,
-    /// The power of the step in the weight of its iterate.
+    /// The power of the step's number in the weight of its iterate.
     pub r: f64,
     /// p, the power of the largest learning rate so far in the weight of an iterate.
     pub weight_lr_power: f64,
@@ -42,7 +42,8 @@ impl Default for ScheduleFree {
     }
 }
 
-/// What the weights of all steps so far add up to. Parameters share it: factors of their learning rates cancel.
+/// The sum of the weights of all steps so far. All parameters share it, because constant factors of their learning
+/// rates cancel.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct AverageSums {
     /// Sum of the weights.
@@ -52,14 +53,14 @@ pub struct AverageSums {
 }
 
 impl AverageSums {
-    /// Returns the sums after a step of this number and learning rate.
+    /// Returns the sums after step `step` with this learning rate.
     #[must_use]
     pub fn after(self, of: &ScheduleFree, step: u64, lr: f64) -> Self {
         let largest_lr = self.largest_lr.max(lr);
         Self { weights: self.weights + of.weight(step, largest_lr), largest_lr }
     }
 
-    /// Returns c, the share of the iterate of such a step in the average; 0 as long as all learning rates are 0.
+    /// Returns c, the share of this step's iterate in the average. It is 0 as long as all learning rates are 0.
     #[must_use]
     pub fn share(self, of: &ScheduleFree, step: u64, lr: f64) -> f64 {
         let after = self.after(of, step, lr);
@@ -68,7 +69,7 @@ impl AverageSums {
 }
 
 impl ScheduleFree {
-    /// The name of the state that is added to a parameter to evaluate it: x − y.
+    /// The name of the state x − y. Adding it to the parameter gives the value for evaluation.
     pub const OFFSET: &'static str = "x_minus_y";
 
     fn weight(&self, step: u64, largest_lr: f64) -> f64 {

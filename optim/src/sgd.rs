@@ -15,7 +15,7 @@ pub struct Sgd {
     pub momentum: f64,
     /// τ, the fraction of each new gradient that does not enter the momentum.
     pub dampening: f64,
-    /// Nesterov's look-ahead along the momentum. Without momentum it has no effect.
+    /// Whether the step uses Nesterov's look-ahead along the momentum. Without momentum it has no effect.
     pub nesterov: bool,
     /// λ, added to the gradient as λθ (not decoupled).
     pub weight_decay: f64,

@@ -13,7 +13,7 @@
 
 use zero_isa::Isa;
 
-/// Work that is compiled once per instruction set. `run` and all that it calls in its loops must be
+/// Work that is compiled once per instruction set. `run` and all functions that its loops call must be
 /// `#[inline(always)]`; otherwise they are compiled without the features.
 pub(crate) trait Kernel {
     type Output;

@@ -1,4 +1,5 @@
-//! The types in which an update reads and writes its values: f32, and bf16, which it computes with in f32 and rounds once.
+//! The types in which an update reads and writes its values: f32 and bf16. It computes bf16 values in f32 and rounds
+//! results once.
 
 use half::bf16;
 
@@ -13,7 +14,7 @@ impl Stored for bf16 {}
 pub(crate) mod sealed {
     /// Converts values between memory and registers. Implementations must be `#[inline(always)]`.
     pub trait Convert: Sized {
-        /// Whether memory has f32.
+        /// Whether values are stored as f32.
         const IN_F32: bool;
         /// Returns the value, exactly.
         fn load(self) -> f32;
@@ -47,7 +48,7 @@ impl sealed::Convert for bf16 {
     #[inline(always)]
     fn rounded(value: f32) -> Self {
         let bits = value.to_bits();
-        // Adds half a unit of the kept part, less one where the kept part is even, so that ties go to even.
+        // Adds half a unit of the last kept bit, minus one if that bit is 0, so that ties go to even.
         let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
         let quiet = (bits >> 16) | 0x0040;
         bf16::from_bits(if value.is_nan() { quiet as u16 } else { rounded as u16 })

@@ -268,8 +268,8 @@ fn fifty_steps_agree_with_the_textbook_in_f64() {
     }
 }
 
-/// An exact case: without decay and from zero moments, Adam's first step is lr·sign(g), whatever the gradient's
-/// magnitude.
+/// Tests an exact case: without decay and from zero moments, Adam's first step is lr·sign(g) for any magnitude of the
+/// gradient.
 #[test]
 fn adams_first_step_is_the_learning_rate() {
     let adam = Optimizer::AdamW(AdamW { eps: 0.0, ..AdamW::default() });

@@ -1,8 +1,9 @@
-//! Attention of new tokens to the keys and values of all tokens of their sequences, which a cache holds.
+//! Attention of new tokens to the cached keys and values of their whole sequences.
 //!
-//! Each sum is the chain that `heads.rs` computes, so the results are bit-identical to those of the whole sequence. A new
-//! token reads every key and value of its sequence once, and the memory's bandwidth is the limit. Keys are therefore
-//! transposed within blocks of positions, so that the scores of a block are sums over contiguous vectors.
+//! Each sum adds the same terms in the same order as in `heads.rs`, so the results are bit-identical to those of the
+//! whole sequence. A new token reads every key and value of its sequence once, so memory bandwidth limits the speed.
+//! Keys are therefore transposed within blocks of positions, so that the scores of a block are sums over contiguous
+//! vectors.
 
 use super::geometry::{Geometry, Layouts, heads_of};
 use super::heads::forward;
@@ -22,7 +23,7 @@ use candle_core::{Result, Shape, Tensor, bail};
 #[derive(Debug, Default)]
 pub(crate) struct KeysAndValues {
     tokens: usize,
-    /// By key and value head.
+    /// One entry for each key and value head.
     heads: Vec<Head>,
 }
 
@@ -39,7 +40,7 @@ impl KeysAndValues {
         self.tokens
     }
 
-    /// Appends the new tokens of a row of the batch.
+    /// Appends the keys and values of the new tokens in one row of the batch.
     fn append(&mut self, isa: Isa, g: Geometry, at: Layouts, sample: usize, [k, v]: [Elements<'_>; 2]) {
         self.heads.resize(g.kv_heads, Head::default());
         let mut row = vec![0.0; g.size];
@@ -116,7 +117,8 @@ fn attend(
     Ok(tensor(unsafe { out.filled(len) }, shape))
 }
 
-/// Writes the attention of new tokens to all tokens of `entries`, each with the number of tokens before the new ones.
+/// Computes the attention of new tokens to all tokens of `entries`. Each entry comes with the number of tokens before
+/// the new ones.
 fn attend_to(
     g: Geometry,
     at: Layouts,

@@ -12,27 +12,27 @@ const HEAD_BITS: u32 = 64 - 2 * POSITION_BITS;
 
 /// The dropout of one attention in one pass.
 ///
-/// Whether a probability is kept is a function of the seed, the layer, the dropout's name, the sample's index in the
-/// run, the query head and the positions of query and key. It does not depend on the sizes of a batch.
+/// The seed, the layer, the dropout's name, the sample's index in the run, the query head and the positions of query
+/// and key decide whether a probability is kept. The sizes of a batch do not matter.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Mask {
-    /// The numbers of the first sample.
+    /// The random numbers of the first sample.
     stream: Stream,
     first_sample: u64,
-    /// The first query head of the attention among those of the model.
+    /// Index of the attention's first query head among the heads of the model.
     first_head: usize,
     probability: f32,
 }
 
 impl Mask {
-    /// Returns `None` if nothing is dropped: in an evaluation, or with a probability of 0.
+    /// Returns `None` if nothing is dropped: in evaluation, or with a probability of 0.
     pub(crate) fn new(op: &'static str, dropout: &Dropout, pass: &Pass) -> Result<Option<Self>> {
         let &Dropout { probability, name } = dropout;
         let stream = numbers(op, probability, name, pass)?;
         Ok(stream.map(|stream| Self { stream, first_sample: pass.sample, first_head: 0, probability }))
     }
 
-    /// Returns the dropout of an attention of some of the heads, which begin at `first_head`.
+    /// Returns the dropout of an attention that computes only some of the heads, from `first_head` on.
     pub(crate) fn at_head(self, first_head: usize) -> Self {
         Self { first_head: self.first_head + first_head, ..self }
     }
@@ -45,8 +45,8 @@ impl Mask {
         Ok(())
     }
 
-    /// Drops elements of the rows of a tile and scales the others by 1/(1 − probability). The rows belong to a query
-    /// head of a sample of the batch; the tile's origin is a multiple of four.
+    /// Drops elements of the rows of a tile and scales the others by 1/(1 − probability). The rows belong to one query
+    /// head of one sample of the batch. The tile's origin is a multiple of four.
     pub(crate) fn apply(&self, sample: usize, head: usize, tile: Tile<'_>, rows: &mut [f32]) {
         let stream = self.stream.of(self.first_sample + sample as u64);
         let scale = 1.0 / (1.0 - self.probability);

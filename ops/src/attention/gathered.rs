@@ -1,6 +1,7 @@
-//! Attention of ranks that share sequences, each of which computes all heads for its own queries. It gathers the keys and
-//! values of all positions, in the forward and again in the backward, which returns the gradients of keys and values to
-//! the ranks that they came from, summed in f32: on the CPU over a fixed tree of the ranks, over NCCL in its own order.
+//! Attention of ranks that share sequences, where each rank computes all heads for its own queries. A rank gathers the
+//! keys and values of all positions in the forward, and again in the backward. The backward sums the gradients of keys
+//! and values over the ranks in f32, and each rank receives the sums of its own slice. On the CPU the sum follows a
+//! fixed tree of the ranks; NCCL adds in its own order.
 
 #[cfg(feature = "cuda")]
 mod gpu;
@@ -24,8 +25,8 @@ use candle_core::{CpuStorage, CustomOp3, DType, Layout, Result, Shape, Storage, 
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
-/// Computes [`causal_attention_with_dropout`](super::causal_attention_with_dropout) on slices of q, k and v. The span is that
-/// of whole sequences.
+/// Computes [`causal_attention_with_dropout`](super::causal_attention_with_dropout) on slices of q, k and v. `span`
+/// refers to whole sequences.
 pub(super) fn separate(
     group: &SequenceGroup,
     [q, k, v]: [&Tensor; 3],
@@ -49,7 +50,7 @@ pub(super) fn separate(
     apply3(q, k, v, op)
 }
 
-/// [`separate`] on slices of packed queries, keys and values of `heads` heads.
+/// Computes [`separate`] on slices of packed queries, keys and values of `heads` heads.
 pub(super) fn packed(
     group: &SequenceGroup,
     qkv: &Tensor,
@@ -66,13 +67,13 @@ pub(super) fn packed(
 
 struct Gathered {
     group: SequenceGroup,
-    /// The positions of each rank's slice, which are stored one range after the other.
+    /// The positions of each rank's slice. A slice stores its ranges one after the other.
     parts: Vec<Vec<Range<usize>>>,
     /// The first position that each position sees.
     firsts: Arc<Firsts>,
     mask: Option<Mask>,
     log_sums: OnceLock<Vec<f32>>,
-    /// What a GPU keeps of the queries of both parts.
+    /// The values that a GPU's forward keeps for the backward, for the queries of each part.
     #[cfg(feature = "cuda")]
     kept: OnceLock<[crate::gpu::attention::Kept; 2]>,
 }
@@ -87,7 +88,7 @@ impl Gathered {
         Ok(Geometry { time: of_slice.time * self.group.size(), queries, ..of_slice })
     }
 
-    /// Calls `copy` with the places of each rank's elements among those of all ranks in rank order, and among those of whole
+    /// Calls `copy` with a rank, a range of its elements in the rank's own slice, and the same elements' range in whole
     /// sequences.
     fn places(&self, g: Geometry, mut copy: impl FnMut(usize, Range<usize>, Range<usize>)) {
         let row = g.kv_heads * g.size;
@@ -123,7 +124,7 @@ impl Gathered {
         Ok(whole.map(T::to_cpu_storage_owned))
     }
 
-    /// Sums gradients of whole keys and values over the ranks, and returns those of this rank's slice.
+    /// Sums the gradients of whole keys and values over the ranks, and returns the gradients of this rank's slice.
     fn give_back(&self, g: Geometry, [dk, dv]: [Vec<f32>; 2]) -> Result<[Vec<f32>; 2]> {
         let own = dk.len() / self.group.size();
         let mut packed = vec![0.0; 2 * dk.len()];
@@ -150,7 +151,7 @@ impl Footprint for Gathered {
         let (whole, in_f32) = (bytes(elements, dtype), floats(elements));
         let (own, own_f32) = (whole / self.group.size() as u64, in_f32 / self.group.size() as u64);
         let costs = footprint(g, Costs::new(q, inputs[0].dtype()));
-        // What is gathered is there twice while its slices are joined.
+        // The gathered values are in memory twice while their slices are joined.
         let gathering = 2 * whole;
         let others = self.group.size() as u64 - 1;
         Ok(Costs {

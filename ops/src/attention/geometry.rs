@@ -9,9 +9,9 @@ use std::ops::Range;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Geometry {
     pub(crate) batch: usize,
-    /// Positions of keys and values.
+    /// Number of positions of keys and values.
     pub(crate) time: usize,
-    /// Positions of queries.
+    /// The positions of the queries.
     pub(crate) queries: Queries,
     pub(crate) heads: usize,
     pub(crate) kv_heads: usize,
@@ -20,11 +20,13 @@ pub(crate) struct Geometry {
 
 /// Number of products of size queries × keys in the forward: queries with keys, and probabilities with values.
 pub(crate) const FORWARD_PRODUCTS: u64 = 2;
-/// Number of such products in the backward. A GPU computes two of them twice, which is not counted.
+/// Number of products of size queries × keys in the backward. A GPU computes two of them twice; the repetition is not
+/// counted.
 pub(crate) const BACKWARD_PRODUCTS: u64 = 5;
 
 impl Geometry {
-    /// Returns the sizes of an attention of q of `[batch, time, heads, size]` and k and v of `[batch, time, kv_heads, size]`.
+    /// Returns the sizes of an attention with q of `[batch, time, heads, size]` and k and v of
+    /// `[batch, time, kv_heads, size]`.
     pub(crate) fn separate(op: &'static str, q: &Shape, k: &Shape, v: &Shape) -> Result<Self> {
         let (batch, time, heads, size) = q.dims4()?;
         let (k_batch, k_time, kv_heads, k_size) = k.dims4()?;
@@ -37,7 +39,8 @@ impl Geometry {
         Ok(Self { batch, time, queries: Queries::all(time), heads, kv_heads, size })
     }
 
-    /// Returns the multiply-accumulates of one such product, counting only the positions that queries see.
+    /// Returns the number of multiply-accumulates of one product of size queries × keys. Counts only the positions that
+    /// queries see.
     pub(crate) fn macs_of_a_product(&self, firsts: &[usize]) -> u64 {
         let of_sample = |firsts: &[usize]| -> u64 {
             let positions = self.queries.parts().flat_map(|(positions, _)| positions);
@@ -66,17 +69,17 @@ pub(crate) struct Queries {
     /// First position of each part, in ascending order.
     firsts: [usize; 2],
     parts: usize,
-    /// Positions of a part.
+    /// Number of positions in a part.
     length: usize,
 }
 
 impl Queries {
-    /// All positions.
+    /// Selects all positions.
     pub(crate) fn all(time: usize) -> Self {
         Self { firsts: [0; 2], parts: 1, length: time }
     }
 
-    /// Two parts of `length` positions.
+    /// Selects two parts of `length` positions.
     pub(crate) fn two(firsts: [usize; 2], length: usize) -> Self {
         Self { firsts, parts: 2, length }
     }
@@ -101,7 +104,8 @@ impl Queries {
         self.parts * self.length
     }
 
-    /// Splits the parts into pieces of at most `most` positions, each with its place among the stored queries.
+    /// Splits the parts into pieces of at most `most` positions. Returns each piece with its place among the stored
+    /// queries.
     pub(super) fn pieces(self, most: usize) -> impl Iterator<Item = (Range<usize>, Range<usize>)> {
         self.parts().flat_map(move |(positions, before)| {
             let start = positions.start;
@@ -187,14 +191,14 @@ pub(crate) struct Layouts {
 }
 
 impl Layouts {
-    /// Each in its own buffer of `[batch, time, heads, size]`, with its own number of heads.
+    /// Describes q, k and v in separate buffers of `[batch, time, heads, size]`, each with its own number of heads.
     pub(crate) fn separate(g: Geometry) -> Self {
         let rows = |heads, time| Rows { start: 0, row: heads * g.size, time, size: g.size };
         let [of_queries, of_keys] = [rows(g.heads, g.queries.len()), rows(g.kv_heads, g.time)];
         Self { q: of_queries, k: of_keys, v: of_keys, out: of_queries }
     }
 
-    /// All in one buffer of `[batch, time, 3·heads·size]`.
+    /// Describes q, k and v in one buffer of `[batch, time, 3·heads·size]`.
     pub(crate) fn packed(g: Geometry) -> Self {
         let width = g.heads * g.size;
         let rows = |part| Rows { start: part * width, row: 3 * width, time: g.time, size: g.size };

@@ -47,7 +47,7 @@ impl Geometry {
     }
 }
 
-/// Scores of query rows against the positions from `origin` on, at which a panel of keys begins.
+/// Scores of query rows against the positions from `origin` on. A panel of keys begins at `origin`.
 #[derive(Clone, Copy)]
 struct Scores {
     origin: usize,
@@ -129,9 +129,9 @@ pub(crate) struct Saved<'a> {
     pub(crate) out: Elements<'a>,
     pub(crate) d_out: Elements<'a>,
     pub(crate) log_sums: &'a [f32],
-    /// As for [`forward`].
+    /// The first position that each position sees, as for [`forward`].
     pub(crate) firsts: &'a [usize],
-    /// That of the forward.
+    /// The mask of the forward.
     pub(crate) mask: Option<&'a Mask>,
 }
 
@@ -220,8 +220,8 @@ impl Backward {
         self.dv.fill(0.0);
     }
 
-    /// Recomputes the probabilities of a tile, computes the gradients of its scores, and writes those of its queries. `own` is
-    /// where these are stored.
+    /// Recomputes the probabilities of a tile, computes the gradients of its scores, and writes the gradients of its
+    /// queries. `tile` is the range of positions, and `own` is where its queries are stored.
     fn queries(
         &mut self,
         saved: &Saved<'_>,
@@ -258,7 +258,8 @@ impl Backward {
             self.values_turned.product(isa, row(d_out), 0..g.size, begin..rows.end, to);
             let (firsts, log_sums) = (&firsts[rows.clone()], &log_sums[own.clone()]);
             let tile = kernel::Tile { width, origin, position: rows.start, firsts };
-            // The values see the dropped probabilities, and Σ p·dp is the same for these and their gradients.
+            // The forward multiplied the values by masked probabilities, so the mask applies to their gradients here,
+            // and to the probabilities below. `deltas`, the sums Σ p·dp, already include the mask.
             if let Some(mask) = saved.mask {
                 mask.apply(sample, head, tile, d_scores);
             }

@@ -42,8 +42,8 @@ use std::sync::{Arc, OnceLock};
 /// `heads` must be a multiple of `kv_heads`: query head h reads key and value head h / (heads / kv_heads), which is
 /// grouped-query attention. The result has the shape of q.
 ///
-/// If ranks share sequences ([`SequenceGroup`]), q, k, v and the result are this rank's slices, of `time` / ranks positions,
-/// while spans and dropout are those of whole sequences.
+/// If ranks share sequences ([`SequenceGroup`]), q, k, v and the result are this rank's slices of `time` / ranks
+/// positions. Spans and dropout refer to whole sequences.
 pub fn causal_attention(q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
     causal_attention_within(q, k, v, &AttentionSpan::default())
 }
@@ -56,16 +56,16 @@ pub fn causal_attention_within(q: &Tensor, k: &Tensor, v: &Tensor, span: &Attent
     separate(q, k, v, span, None)
 }
 
-/// Computes [`causal_attention_within`] in which `dropout` drops probabilities in training: softmax(…) becomes 0 with
-/// its probability and is divided by 1 − probability otherwise.
+/// Computes [`causal_attention_within`] in which `dropout` drops attention probabilities in training. An element of
+/// softmax(…) becomes 0 with the dropout's probability, and is divided by 1 − probability otherwise.
 ///
 /// Whether a probability is dropped depends only on the run's seed, the layer, the dropout's name, the sample's index
 /// in the run, the query head and the two positions in the row. The masks are therefore the same for any number of
-/// ranks and any micro-batch size, but a packed document has other masks than the document alone. No mask is kept: the
-/// backward computes it again.
+/// ranks and any micro-batch size, but a document has different masks when packed and when alone. No mask is stored:
+/// the backward computes it again.
 ///
 /// # Errors
-/// Fails on a GPU, which has no kernels for this dropout, unless nothing is dropped.
+/// Fails on a GPU if anything is dropped, because there are no GPU kernels for this dropout.
 pub fn causal_attention_with_dropout(
     q: &Tensor,
     k: &Tensor,
@@ -88,7 +88,7 @@ fn separate(q: &Tensor, k: &Tensor, v: &Tensor, span: &AttentionSpan, mask: Opti
     among(SequenceGroup::current().as_ref(), [q, k, v], span, of_own_heads(mask, heads))
 }
 
-/// [`separate`] on the slices that the ranks of a group have, or on whole sequences.
+/// Computes [`separate`] on the slices of a group's ranks, or on whole sequences if there is no group.
 fn among(
     group: Option<&SequenceGroup>,
     [q, k, v]: [&Tensor; 3],
@@ -117,8 +117,8 @@ fn whole(q: &Tensor, k: &Tensor, v: &Tensor, span: &AttentionSpan, mask: Option<
     apply3(q, k, v, separate)
 }
 
-/// Computes [`causal_attention`] on GPT-2's packed projection: `[batch, time, 3·heads·size]`, q then k then v, to
-/// `[batch, time, heads·size]`.
+/// Computes [`causal_attention`] on GPT-2's packed projection. Maps `[batch, time, 3·heads·size]`, which holds q, then
+/// k, then v, to `[batch, time, heads·size]`.
 pub fn causal_attention_packed(qkv: &Tensor, heads: usize) -> Result<Tensor> {
     causal_attention_packed_within(qkv, heads, &AttentionSpan::default())
 }
@@ -131,7 +131,7 @@ pub fn causal_attention_packed_within(qkv: &Tensor, heads: usize, span: &Attenti
 /// Computes [`causal_attention_packed_within`] with the dropout of [`causal_attention_with_dropout`].
 ///
 /// # Errors
-/// As [`causal_attention_with_dropout`].
+/// Fails in the same cases as [`causal_attention_with_dropout`].
 pub fn causal_attention_packed_with_dropout(
     qkv: &Tensor,
     heads: usize,
@@ -153,7 +153,7 @@ fn packed(qkv: &Tensor, heads: usize, span: &AttentionSpan, mask: Option<Mask>) 
     packed_among(SequenceGroup::current().as_ref(), qkv, heads, span, of_own_heads(mask, heads))
 }
 
-/// [`packed`] on the slices that the ranks of a group have, or on whole sequences.
+/// Computes [`packed`] on the slices of a group's ranks, or on whole sequences if there is no group.
 fn packed_among(
     group: Option<&SequenceGroup>,
     qkv: &Tensor,
@@ -176,7 +176,7 @@ fn whole_packed(qkv: &Tensor, heads: usize, span: &AttentionSpan, mask: Option<M
     apply1(qkv, Packed::new(heads, span.firsts(OP, batch, time)?, mask))
 }
 
-/// Returns the mask of the heads of this rank, if those of an attention are cut among the ranks of a tensor group.
+/// Returns the mask for this rank's `heads` heads, if the ranks of a tensor group split the heads of an attention.
 fn of_own_heads(mask: Option<Mask>, heads: usize) -> Option<Mask> {
     match SequenceGroup::of_gathered() {
         Some((group, _)) => mask.map(|mask| mask.at_head(group.index() * heads)),
@@ -189,7 +189,7 @@ const OP: &str = "causal-attention";
 const NOT_GATHERED: &str =
     "the ranks of a tensor group have slices of sequences here; run it inside of `whole_sequences`";
 
-/// Fails unless attention with a cache can compute this.
+/// Fails if attention with a cache does not support the dropout or the device.
 fn decodes(mask: Option<&Mask>, x: &Tensor) -> Result<()> {
     if mask.is_some() {
         bail!("{OP}: dropout while decoding");
@@ -208,7 +208,7 @@ fn not_on_gpu(mask: Option<&Mask>) -> Result<()> {
     }
 }
 
-/// Adds the memory of `firsts` and the threads' buffers to the costs of an attention of these sizes.
+/// Adds the memory of `firsts` and of the threads' buffers to `costs`.
 fn footprint(geometry: Geometry, costs: Costs) -> Costs {
     let firsts = geometry.batch * geometry.time * size_of::<usize>();
     Costs {

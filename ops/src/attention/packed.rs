@@ -1,4 +1,4 @@
-//! Attention on GPT-2's packed projection, whose gradient is one tensor like the projection.
+//! Attention on GPT-2's packed projection. Its gradient is one packed tensor too.
 
 use crate::attention::dropout::Mask;
 use crate::attention::geometry::{Geometry, Layouts, Queries};

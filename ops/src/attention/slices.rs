@@ -1,5 +1,5 @@
-//! Attention of ranks that share sequences: each computes some heads over all positions, or over those of its slice of an outer
-//! group.
+//! Attention of ranks that share sequences, where each rank computes some of the heads over all positions. Inside an
+//! outer group, it computes them over the positions of its slice of that group.
 
 use super::{OP, among, packed_among};
 use crate::attention::dropout::Mask;
@@ -8,7 +8,7 @@ use crate::attention::span::AttentionSpan;
 use crate::sequence::{HeadShares, SequenceGroup, to_heads, to_positions};
 use candle_core::{Result, Tensor};
 
-/// [`separate`](super::separate) on slices of q, k and v. The span is that of whole sequences.
+/// Computes [`separate`](super::separate) on slices of q, k and v. `span` refers to whole sequences.
 pub(super) fn separate(
     group: &SequenceGroup,
     [q, k, v]: [&Tensor; 3],
@@ -24,7 +24,7 @@ pub(super) fn separate(
     to_positions(&attended, group, &queries)
 }
 
-/// [`packed`](super::packed) on slices of queries, keys and values of `heads` heads.
+/// Computes [`packed`](super::packed) on slices of queries, keys and values of `heads` heads.
 pub(super) fn packed(
     group: &SequenceGroup,
     qkv: &Tensor,

@@ -8,15 +8,15 @@ use candle_core::{Result, Tensor, bail};
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// The earlier positions that a position sees in causal attention. The default is all of them.
+/// The earlier positions that a position sees in causal attention. By default it sees all of them.
 ///
-/// Create one span for all layers of a model, or of a batch if its documents differ from other batches'. Clones share
-/// the first positions that are computed for a batch, which are also copied to a GPU only once.
+/// Create one span for all layers of a model, or one for each batch if the documents differ between batches. Clones
+/// share the first positions of a batch, which are computed once and copied to a GPU once.
 #[derive(Clone, Debug, Default)]
 pub struct AttentionSpan {
     window: Option<usize>,
     position_ids: Option<Tensor>,
-    /// The result for the batch and time of the last request.
+    /// The first positions for the batch and time of the last request.
     found: Arc<Mutex<Option<Arc<Firsts>>>>,
 }
 
@@ -53,7 +53,7 @@ impl AttentionSpan {
         Self { window: self.window, position_ids: Some(position_ids), found: Arc::default() }
     }
 
-    /// Returns the window.
+    /// Returns the window, or `None` if the span is unlimited.
     ///
     /// # Errors
     /// Fails if the span depends on documents, or the window has no position.
@@ -80,7 +80,7 @@ impl AttentionSpan {
             Ok(Arc::new(firsts))
         };
         if self.window.is_none() && self.position_ids.is_none() {
-            // No GPU reads them.
+            // The span is unlimited, so a GPU does not read the first positions, and there is no copy to share.
             return make();
         }
         let mut found = self.found.lock().unwrap_or_else(PoisonError::into_inner);

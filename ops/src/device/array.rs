@@ -93,7 +93,7 @@ impl Array {
     /// Waits for all earlier work on the stream and copies a range to the host.
     ///
     /// # Errors
-    /// The driver's error, which may come from an earlier kernel.
+    /// Returns the driver's error, which an earlier kernel may have caused.
     ///
     /// # Panics
     /// Panics if the range is out of bounds, or its length differs from that of `to`.
@@ -105,11 +105,10 @@ impl Array {
         self.storage.device.cuda_stream().memcpy_dtoh(&slice.slice(range), to).map_err(candle_core::Error::wrap)
     }
 
-    /// Overwrites the values from `at` on with values of the host. The host may change `from` as soon as this
-    /// returns.
+    /// Overwrites the values from `at` on with host values. The host may change `from` as soon as this returns.
     ///
     /// # Errors
-    /// The driver's error.
+    /// Returns the driver's error.
     ///
     /// # Panics
     /// Panics if the values do not fit.
@@ -126,7 +125,7 @@ impl Array {
     /// Overwrites the values from `at` on with a range of another array.
     ///
     /// # Errors
-    /// The driver's error.
+    /// Returns the driver's error.
     ///
     /// # Panics
     /// Panics if a range is out of bounds.
@@ -195,7 +194,7 @@ impl Array {
     /// Sets a range to zero.
     ///
     /// # Errors
-    /// The driver's error.
+    /// Returns the driver's error.
     ///
     /// # Panics
     /// Panics if the range is out of bounds.

@@ -9,7 +9,7 @@ use zero_comm::{Buffer, DeviceBuffer, DeviceMemory, Dtype};
 use super::{Mark, address_of, copy, download, elements_of, room};
 use crate::sequence::{Element, of_element};
 
-/// Values on the GPU. They are complete once the stream has passed `written`.
+/// Values on the GPU. They are complete once the stream has passed the event `written`.
 struct Moving {
     storage: CudaStorage,
     len: usize,
@@ -48,7 +48,7 @@ pub fn to_send(storage: CudaStorage, len: usize) -> Result<Buffer> {
     Ok(Buffer::Device(DeviceBuffer::new(Moving { storage, len, dtype, address, written })))
 }
 
-/// Copies a tensor on a GPU, of dtype f32, bf16 or f16, into a buffer that can be sent from there.
+/// Copies a tensor on a GPU, of dtype f32, bf16 or f16, into a GPU buffer that collectives can send.
 ///
 /// # Errors
 /// Fails if the tensor is on another device or has another dtype, or if the GPU is out of memory.

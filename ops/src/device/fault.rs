@@ -19,7 +19,8 @@ use super::{Gpu, driver};
 /// report their errors at once, so this does nothing.
 ///
 /// # Errors
-/// An index out of range, or a loss gradient other than the one that was assumed; or the driver's error.
+/// Fails if a kernel found an index out of range, or a loss gradient that differs from the assumed one. Returns errors
+/// of the driver.
 pub fn check(device: &Device) -> Result<()> {
     let Device::Cuda(device) = device else { return Ok(()) };
     device.cuda_stream().synchronize().map_err(Error::wrap)?;
@@ -31,14 +32,14 @@ pub fn check(device: &Device) -> Result<()> {
 pub(crate) enum Finding {
     /// An index is out of range. The details are the index, its position and the limit.
     Index,
-    /// The gradient of a loss differs from the one that was assumed. The details are the bits of both.
+    /// The gradient of a loss differs from the assumed one. The details are the bits of both.
     Gradient,
 }
 
 /// The memory in which the kernels of one stream record errors.
 pub(crate) struct Faults {
     fault: *mut Fault,
-    /// Operations that have requested a code, in the order of their numbers.
+    /// Operations that have requested a code, in the order of their codes.
     operations: Mutex<Vec<&'static str>>,
     _memory: Pinned,
 }
@@ -100,7 +101,7 @@ impl Faults {
 }
 
 impl Gpu {
-    /// Reports an error recorded on the stream so far, without waiting.
+    /// Reports an error that the stream has recorded so far, without waiting.
     pub(crate) fn check(&self) -> Result<()> {
         match self.faults.take(&self.device)? {
             None => Ok(()),

@@ -124,7 +124,7 @@ impl Mark {
     /// Records an event on the stream.
     ///
     /// # Errors
-    /// The driver's error.
+    /// Returns the driver's error.
     pub fn new(device: &CudaDevice) -> Result<Self> {
         let of = Arc::clone(Gpu::new(device)?.kernels.device());
         let event = Event::new(&of).map_err(driver)?;

@@ -40,7 +40,7 @@ pub use staging::{Arriving, Staging};
 pub use timeline::Timeline;
 pub use uploads::{onto, sent};
 
-/// Opens GPU `ordinal` of the visible ones.
+/// Opens the visible GPU with the number `ordinal`.
 ///
 /// # Errors
 /// Fails if the driver, the GPU or a library that candle needs is missing.
@@ -54,7 +54,7 @@ pub fn open(ordinal: usize) -> Result<Device> {
     Ok(Device::Cuda(device))
 }
 
-/// Keeps cuBLAS from adding partial sums of a product in its 16-bit result.
+/// Prevents cuBLAS from adding the partial sums of a product in its 16-bit result.
 fn sum_in_f32(device: &CudaDevice) -> Result<()> {
     let mode = cublasMath_t::CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION;
     // SAFETY: the handle lives as long as the device.
@@ -63,8 +63,8 @@ fn sum_in_f32(device: &CudaDevice) -> Result<()> {
 }
 
 /// Loads all kernels that training launches, ours and candle's. Loading a kernel later would wait for all work on the
-/// GPU, possibly for a collective, which waits for a rank that may in turn wait for this one.
-/// `CUDA_MODULE_LOADING=EAGER` does the same for the kernels of libraries and for all kernels of a module.
+/// GPU. If that includes a collective that waits for another rank, and that rank waits for this one, the ranks
+/// deadlock. `CUDA_MODULE_LOADING=EAGER` does the same for the kernels of libraries and for all kernels of a module.
 ///
 /// # Errors
 /// Fails if the program was built without kernels for this GPU. Returns errors of the driver.
@@ -86,10 +86,10 @@ pub fn load_kernels(device: &Device) -> Result<()> {
     files.into_iter().try_for_each(|(file, kernel)| device.get_or_load_func(kernel, file).map(drop))
 }
 
-/// Returns storage without elements, of a float dtype or of one that no operation accepts. It allocates one element,
-/// since the driver rejects allocations of size zero.
+/// Returns storage without elements, of `dtype` if it is a float, otherwise of a dtype that no operation accepts. It
+/// allocates one element, since the driver rejects allocations of size zero.
 pub(crate) fn nothing(dtype: DType, device: &CudaDevice) -> Result<CudaStorage> {
-    // SAFETY: no operation reads it: an empty tensor has no elements to read, and the other dtype is rejected.
+    // SAFETY: no operation reads the element: an empty tensor has no elements to read, and operations reject F4.
     let slice = unsafe {
         match dtype {
             DType::F32 => CudaStorageSlice::F32(device.alloc(1)?),
@@ -129,7 +129,7 @@ fn driver(error: CudaError) -> Error {
     Error::wrap(error)
 }
 
-/// Calls `then` with the stream of candle's device. `of` is the same GPU.
+/// Calls `then` with the stream of candle's device. `of` is the same GPU as `device`.
 fn on_stream<R>(
     device: &CudaDevice,
     of: &Arc<zero_cuda::Device>,
@@ -168,8 +168,8 @@ impl Gpu {
     /// Launches a kernel on the stream.
     ///
     /// # Safety
-    /// The launch's requirements on its addresses, which the functions that create it document, must hold when the
-    /// stream reaches it.
+    /// The function that creates the launch documents its requirements on the addresses. They must hold when the stream
+    /// reaches the launch.
     pub(crate) unsafe fn launch<A>(&self, launch: &Launch<A>) -> Result<()> {
         // SAFETY: guaranteed by the caller.
         on_stream(&self.device, self.kernels.device(), |stream| unsafe { self.kernels.launch(launch, stream) })
@@ -178,7 +178,7 @@ impl Gpu {
     /// Calls [`Gpu::launch`] unless there are no elements to process.
     ///
     /// # Safety
-    /// As for [`Gpu::launch`].
+    /// The requirements of [`Gpu::launch`] apply.
     pub(crate) unsafe fn launch_some<A>(&self, launch: Option<Launch<A>>) -> Result<()> {
         // SAFETY: guaranteed by the caller.
         launch.map_or(Ok(()), |launch| unsafe { self.launch(&launch) })
@@ -206,7 +206,7 @@ impl Gpu {
         unsafe { memcpy_dtod_async(to, from, bytes, stream.cu_stream()) }.map_err(Error::wrap)
     }
 
-    /// Allocates `count` elements, at least one, with arbitrary content.
+    /// Allocates `count` elements, but at least one, with arbitrary content.
     pub(crate) fn room(&self, op: &'static str, dtype: DType, count: usize) -> Result<CudaStorage> {
         fn of<T: CudaDType + DeviceRepr>(device: &CudaDevice, count: usize) -> Result<CudaStorage> {
             // SAFETY: callers write the memory before they read it, and any bits are a valid float.
@@ -259,8 +259,8 @@ pub(crate) fn address(op: &'static str, storage: &CudaStorage) -> Result<Address
 
 /// The elements that a kernel reads, in row-major order.
 ///
-/// The address is valid for launches that are put on the stream while this value, or the storage that it was made
-/// from, is alive.
+/// The address is valid for launches that are enqueued while this value, or the storage that it was made from, is
+/// alive.
 pub(crate) struct Operand {
     pub(crate) address: Address,
     pub(crate) dtype: Dtype,
@@ -287,8 +287,8 @@ impl Operand {
         Ok(Self { address: address(op, &copy)?, dtype: kernel_dtype(op, dtype)?, count, _copy: Some(copy) })
     }
 
-    /// Returns the elements of a tensor. If the tensor's storage is freed later, the stream frees it after these
-    /// launches.
+    /// Returns the elements of a tensor. The stream frees the tensor's storage only after launches that were enqueued
+    /// before.
     pub(crate) fn of(op: &'static str, tensor: &Tensor) -> Result<Self> {
         let (storage, layout) = tensor.storage_and_layout();
         match &*storage {

@@ -36,7 +36,7 @@ impl<'a> Part<'a> {
     /// Wraps gradients.
     ///
     /// # Errors
-    /// The driver's error.
+    /// Returns the driver's error.
     pub fn read(array: &'a Array) -> Result<Self> {
         let (address, count) = (array.address(&(0..array.len()))?, array.len());
         Ok(Self { address, dtype: Dtype::F32, travelled: array.travelled_as(), count, of: PhantomData })
@@ -45,7 +45,7 @@ impl<'a> Part<'a> {
     /// Wraps optimizer state or master parameters.
     ///
     /// # Errors
-    /// The driver's error.
+    /// Returns the driver's error.
     pub fn write(array: &'a mut Array) -> Result<Self> {
         Self::read(array)
     }
@@ -102,9 +102,9 @@ pub struct Updated<'a> {
     pub decay: bool,
 }
 
-/// Runs the optimizer in one pass over all ranges. `factors` are those with weight decay and those without. With
-/// `norms`, gradients are scaled by the clip coefficient of the last norm, and nothing is updated if that norm was
-/// rejected. `average_weight` is the share of the new parameters in their averages.
+/// Runs the optimizer in one pass over all ranges. `factors` holds the factors with weight decay, then those without.
+/// With `norms`, gradients are scaled by the clip coefficient of the last norm, and nothing is updated if that norm was
+/// rejected. `average_weight` is the weight of the new parameters in the averages.
 ///
 /// # Errors
 /// Fails if the numbers of elements differ or parameters are not f32. Returns errors of the driver.
@@ -203,7 +203,7 @@ impl Norms {
     /// other ranks or of the host.
     ///
     /// # Errors
-    /// As for [`Norms::judge`].
+    /// Fails in the same cases as [`Norms::judge`].
     pub fn sum(&mut self, gradients: &[Part<'_>]) -> Result<ExactSum> {
         let (to, limits) = (
             self.host_address(),

@@ -49,8 +49,8 @@ struct Pool(CUmemoryPool);
 // SAFETY: the driver may be called from any thread.
 unsafe impl Send for Pool {}
 
-/// Lets the other devices of this process access memory of this device's pool, and this device theirs, where peer
-/// access is possible. If ranks are threads of one process, NCCL copies directly from one device to another;
+/// Gives the other devices of this process access to this device's pool, and this device access to their pools, where
+/// peer access is possible. If ranks are threads of one process, NCCL copies directly from one device to another;
 /// `cuCtxEnablePeerAccess` does not grant access to memory from a pool.
 pub(super) fn share_with_peers(device: &CudaDevice) -> Result<()> {
     let Some(own_pool) = pool(device)? else { return Ok(()) };
@@ -85,7 +85,7 @@ fn admit(reader: CUdevice, owner: CUdevice, pool: CUmemoryPool) -> Result<()> {
 /// Returns the peak number of bytes in use by this process on the GPU, or `None` on the CPU.
 ///
 /// # Errors
-/// The driver's error.
+/// Returns the driver's error.
 pub fn peak(device: &Device) -> Result<Option<u64>> {
     most(device, CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH)
 }
@@ -94,7 +94,7 @@ pub fn peak(device: &Device) -> Result<Option<u64>> {
 /// could not be reused at once.
 ///
 /// # Errors
-/// The driver's error.
+/// Returns the driver's error.
 pub fn reserved(device: &Device) -> Result<Option<u64>> {
     most(device, CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH)
 }

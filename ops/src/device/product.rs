@@ -12,7 +12,7 @@ use super::{Gpu, cached};
 static CUBLASLT: Mutex<Vec<(usize, Arc<CublasLt>)>> = Mutex::new(vec![]);
 
 impl Gpu {
-    /// Puts a product on the stream. Returns false, without putting anything there, if cuBLASLt does not support this
+    /// Enqueues a product on the stream. Returns false, without enqueuing anything, if cuBLASLt does not support this
     /// product.
     ///
     /// # Safety

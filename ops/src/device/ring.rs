@@ -8,14 +8,14 @@ use zero_cuda::{CudaError, Device, Event, Pinned};
 /// Idle memory, and memory that copies to the device are reading.
 pub(super) struct Ring {
     of: Arc<Device>,
-    /// The limit on the bytes that copies read at a time.
+    /// Limit in bytes on the memory that copies in flight read.
     most: usize,
     idle: Vec<Pinned>,
     leaving: VecDeque<(Event, Pinned)>,
 }
 
 impl Ring {
-    /// Creates an empty ring whose copies may read `most` bytes at a time.
+    /// Creates an empty ring with a limit of `most` bytes for the copies in flight.
     pub(super) fn new(of: &Arc<Device>, most: usize) -> Self {
         Self { of: Arc::clone(of), most, idle: vec![], leaving: VecDeque::new() }
     }
@@ -29,7 +29,7 @@ impl Ring {
         }
     }
 
-    /// Returns memory for a copy to the device. Waits for the oldest copies if all together would exceed the limit.
+    /// Returns memory for a copy to the device. Waits for the oldest copies in flight if the limit would be exceeded.
     pub(super) fn take_to_leave(&mut self, bytes: usize) -> Result<Pinned, CudaError> {
         let mut held: usize = self.leaving.iter().map(|(_, pinned)| pinned.len()).sum();
         while let Some((event, pinned)) = self.leaving.pop_front() {

@@ -29,9 +29,9 @@ pub struct Staging {
     /// Set if the device has a timeline.
     recorder: Option<Arc<Recorder>>,
     ring: Ring,
-    /// The position of candle's stream when the uploads of this round began, which follows earlier releases.
+    /// Marks the position of candle's stream at which the uploads of this round began, after earlier releases.
     begun: Option<Mark>,
-    /// Whether uploaded values were released since then.
+    /// Whether uploaded values were released since `begun`.
     released: bool,
 }
 
@@ -50,7 +50,7 @@ impl Staging {
     /// Creates the copy streams for a GPU.
     ///
     /// # Errors
-    /// The driver's error.
+    /// Returns the driver's error.
     pub fn new(device: &CudaDevice) -> Result<Self> {
         let of = Arc::clone(Gpu::new(device)?.kernels.device());
         let (down, up) = (Stream::urgent(&of).map_err(driver)?, Stream::urgent(&of).map_err(driver)?);
@@ -59,7 +59,7 @@ impl Staging {
         Ok(Self { device: device.clone(), of, down, up, recorder, ring, begun: None, released: false })
     }
 
-    /// Puts a copy on one of the streams, followed by an event.
+    /// Enqueues a copy on one of the streams, followed by an event.
     fn put(
         &self,
         stream: &Stream,
@@ -106,7 +106,7 @@ impl Staging {
     /// Waits for values and copies them to `to`, in f32.
     ///
     /// # Errors
-    /// An error of earlier work on the device.
+    /// Returns an error of earlier work on the device.
     ///
     /// # Panics
     /// Panics if `to` has another length.
@@ -144,12 +144,12 @@ impl Staging {
         }
     }
 
-    /// Records that uploaded values which are no longer in use have been freed.
+    /// Records that uploaded values have been freed.
     ///
     /// Memory is freed on candle's stream and allocated for uploads on another. The driver orders the two only if one
-    /// waits for the other; otherwise the pool may take new memory from the GPU for each upload. The uploads of a
-    /// layer therefore wait until the layer before the previous one has freed its uploads. Two layers have memory at
-    /// a time: one is copied while the other computes.
+    /// waits for the other; otherwise the pool may take new memory from the GPU for each upload. The uploads of a layer
+    /// therefore wait until the layer before the previous one has freed its uploads. Two layers thus have memory at a
+    /// time: one is copied while the other computes.
     pub fn released(&mut self) {
         self.released = true;
     }
@@ -157,7 +157,7 @@ impl Staging {
     /// Copies a slice of host values to the GPU as [`Staging::upload`] does.
     ///
     /// # Errors
-    /// As [`Staging::upload`].
+    /// Fails in the same cases as [`Staging::upload`].
     pub fn upload_slice<T: CudaDType + DeviceRepr + bytemuck::Pod + Send + Sync>(
         &mut self,
         values: &[T],
@@ -169,7 +169,7 @@ impl Staging {
     /// content is arbitrary.
     ///
     /// # Errors
-    /// As [`Staging::upload`].
+    /// Fails in the same cases as [`Staging::upload`].
     pub fn upload_with<T: CudaDType + DeviceRepr + bytemuck::Pod>(
         &mut self,
         len: usize,

@@ -31,7 +31,7 @@ impl Timeline {
     /// Creates the timeline of a device that has none.
     ///
     /// # Errors
-    /// The driver's error.
+    /// Returns the driver's error.
     pub fn new(device: &CudaDevice) -> Result<Self> {
         let of = Arc::clone(Gpu::new(device)?.kernels.device());
         let recorder = Recorder::new(&of).map_err(driver)?;
@@ -45,10 +45,10 @@ impl Timeline {
         Arc::clone(&self.recorder)
     }
 
-    /// Assigns work that is put on streams until [`leave`](Timeline::leave) to `number`.
+    /// Begins the span `number`, which covers all work that is enqueued until [`leave`](Timeline::leave).
     ///
     /// # Errors
-    /// The driver's error.
+    /// Returns the driver's error.
     pub fn enter(&mut self, number: usize) -> Result<()> {
         self.recorder.set_number(Some(number));
         self.entered = on_stream(&self.device, &self.of, |stream| self.recorder.begin(stream, Track::Compute))?;
@@ -58,7 +58,7 @@ impl Timeline {
     /// Ends the span that [`enter`](Timeline::enter) began.
     ///
     /// # Errors
-    /// The driver's error.
+    /// Returns the driver's error.
     pub fn leave(&mut self) -> Result<()> {
         let entered = self.entered.take();
         on_stream(&self.device, &self.of, |stream| self.recorder.end(stream, entered))
@@ -68,7 +68,7 @@ impl Timeline {
     /// `enter`.
     ///
     /// # Errors
-    /// An error of the recorded work.
+    /// Returns an error of the recorded work.
     pub fn take(&mut self) -> Result<Vec<Span>> {
         self.recorder.set_number(None);
         self.recorder.take().map_err(driver)

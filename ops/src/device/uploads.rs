@@ -32,7 +32,7 @@ impl Gpu {
         if size_of_val(values) <= SMALL {
             return self.device.clone_htod(values);
         }
-        // SAFETY: all of it is written before it is read.
+        // SAFETY: the copy below writes all elements before anything reads them.
         let slice = unsafe { self.device.alloc::<T>(values.len()) }?;
         // SAFETY: the slice has room for the values.
         unsafe { self.overwrite(values, begin(&slice)) }?;
@@ -98,8 +98,8 @@ pub fn sent(gpu: &CudaDevice, values: CpuStorage) -> Result<CudaStorage> {
     }
 }
 
-/// Copies the elements from `start` to `end`, or to the last one. Returns `None` for dtypes that neither batches nor
-/// activations have.
+/// Copies the elements from `start` to `end`, or to the last element if `end` is `None`. Returns `None` for dtypes that
+/// neither batches nor activations have.
 fn part(gpu: &CudaDevice, values: &CpuStorage, start: usize, end: Option<usize>) -> Result<Option<CudaStorage>> {
     fn of<T: CudaDType + DeviceRepr + bytemuck::Pod>(
         gpu: &CudaDevice,

@@ -20,7 +20,7 @@ pub(crate) fn backward(op: &'static str, f: Function, x: &Tensor, dy: &Tensor) -
     backward_at(op, f, &Operand::of(op, x)?, dy)
 }
 
-/// [`backward`] for an x that occupies a whole storage.
+/// Computes [`backward`] for an x that occupies a whole storage.
 pub(crate) fn backward_from(op: &'static str, f: Function, x: &CudaStorage, dy: &Tensor) -> Result<Tensor> {
     backward_at(op, f, &Operand::new(op, x, &Layout::contiguous(dy.shape()))?, dy)
 }

@@ -1,9 +1,9 @@
 //! Linear maps: products by cuBLAS and cuBLASLt.
 //!
-//! If cuBLASLt supports the sizes, a product adds the bias and applies GELU before it writes its result, and the
-//! product that computes the gradient of GELU's output multiplies it by GELU's derivative. Otherwise (for example,
-//! for rows that are not a multiple of 16 bytes) separate kernels do this. A kernel always computes the gradient of a
-//! bias, because cuBLASLt would overwrite existing contributions or round to 16 bits.
+//! If cuBLASLt supports the sizes, the forward's product adds the bias and applies GELU before it writes its result.
+//! Likewise, the product that computes the gradient of GELU's output multiplies it by GELU's derivative. For other
+//! sizes, such as rows that are not a multiple of 16 bytes, separate kernels do this. A kernel always computes the
+//! gradient of a bias, because cuBLASLt would overwrite existing contributions or round to 16 bits.
 
 use super::product::{Matrix, To, product, product_with};
 use super::{count32, deliver, room_like, tensor};
@@ -33,7 +33,7 @@ pub(crate) fn forward(
     Ok((y, map.sizes.shape))
 }
 
-/// Computes [`forward`] and then the tanh form of GELU. cuBLASLt applies GELU to sums that are not rounded yet.
+/// Computes [`forward`] and then the tanh form of GELU. cuBLASLt applies GELU to the sums before they are rounded.
 pub(crate) fn forward_gelu(
     affine: Affine,
     op: &'static str,
@@ -129,8 +129,8 @@ fn matrix(affine: Affine, weight: &Operand, inputs: usize, outputs: usize) -> Ma
 }
 
 /// Computes [`Affine::backward`] and the bias's gradient, for a `dy` with the dtype of x. If x is GELU's result and
-/// cuBLASLt supports the product, the returned gradient of x already includes GELU's derivative, so that it is the
-/// gradient of GELU's input.
+/// cuBLASLt supports the product, the returned gradient already includes GELU's derivative: it is the gradient of
+/// GELU's input.
 pub(crate) fn backward(
     affine: Affine,
     op: &'static str,

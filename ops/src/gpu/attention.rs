@@ -17,7 +17,7 @@ use zero_kernels::attention::{self, Saved};
 pub(crate) struct Kept {
     /// f32 of `[batch, heads, queries]`.
     log_sums: CudaStorage,
-    /// The first position that each position sees, or `None` if all see from position 0 on.
+    /// The first position that each position sees, or `None` if that is position 0 for all.
     firsts: Option<Arc<CudaSlice<u32>>>,
     /// Multiply-accumulates of one product of queries and keys.
     macs: u64,
@@ -28,7 +28,7 @@ pub(crate) struct Kept {
 pub(crate) struct OnGpus(Mutex<Vec<(DeviceId, Arc<CudaSlice<u32>>)>>);
 
 impl Firsts {
-    /// Returns the first positions in GPU memory, or `None` if all positions see from position 0 on.
+    /// Returns the first positions in GPU memory, or `None` if they are all 0.
     fn on(&self, op: &'static str, gpu: &Gpu) -> Result<Option<Arc<CudaSlice<u32>>>> {
         if !self.iter().any(|&first| first > 0) {
             return Ok(None);
@@ -74,7 +74,7 @@ impl Kept {
     }
 }
 
-/// Returns the addresses of q, k and v. If packed, each follows the heads of the one before.
+/// Returns the addresses of q, k and v. In a packed operand, k begins after q's heads and v after k's.
 fn places(of: Geometry, dtype: DType, operands: &[Operand]) -> [Address; 3] {
     match operands {
         [q, k, v] => [q.address, k.address, v.address],
@@ -86,8 +86,8 @@ fn places(of: Geometry, dtype: DType, operands: &[Operand]) -> [Address; 3] {
     }
 }
 
-/// Computes the result, `[batch, queries, heads, size]`, and the values that the backward reads, from q, k and v or from
-/// one operand that packs them. The queries are those of one part of the positions.
+/// Computes the result, `[batch, queries, heads, size]`, and the values that the backward reads. The operands are q, k
+/// and v, or one operand that packs them. The queries are those of one part of the positions.
 pub(crate) fn forward(
     op: &'static str,
     gpu: &Gpu,

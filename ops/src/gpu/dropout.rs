@@ -5,7 +5,7 @@ use crate::device::{Gpu, Operand};
 use candle_core::{CudaStorage, DType, Result};
 use zero_kernels::dropout::{Mask, Place, dropout};
 
-/// Applies a dropout's mask to the parts of x, each of which begins at an element of x.
+/// Applies a dropout's mask to the parts of x. Each part is given with the index of its first element.
 pub(crate) fn apply(
     op: &'static str,
     gpu: &Gpu,

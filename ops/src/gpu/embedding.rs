@@ -15,7 +15,8 @@ fn lookup(op: &'static str, ids: &Indices, [entries, size]: [usize; 2], dtype: D
     Ok(Lookup { count: ids.count, entries: count32(op, entries)?, size: count32(op, size)?, dtype })
 }
 
-/// Returns rows of a table of `[entries, size]`. If the entries are cut among ranks, the rows of other ranks' entries are zeros.
+/// Returns rows of a table of `[entries, size]`. If ranks split the entries, the rows of other ranks' entries are
+/// zeros.
 pub(crate) fn forward(
     op: &'static str,
     (ws, wl): (&CudaStorage, &Layout),

@@ -15,11 +15,12 @@ use zero_kernels::indices::{IndexType, Limits, indices};
 pub(super) struct Indices {
     slice: CudaSlice<u32>,
     pub(super) count: u32,
-    /// Whether the number of targets follows the last index.
+    /// Whether the memory after the last index holds the number of targets.
     counts_targets: bool,
 }
 
-/// Returns the limits of the indices of a table with `entries` rows, of which a rank may have some.
+/// Returns the limits of the indices into a table. Without `own`, the table has `entries` rows; with `own`, this rank
+/// holds a part of a larger table.
 pub(super) fn limits(op: &'static str, entries: usize, own: Option<&OwnEntries>) -> Result<Limits> {
     let Some(own) = own else { return Ok(Limits::whole(count32(op, entries)?)) };
     let [all, begin, end] = [own.all, own.range().start, own.range().end].map(|count| count32(op, count));
@@ -35,7 +36,7 @@ impl Indices {
         Self::converted(op, gpu, view, limits, false)
     }
 
-    /// As [`Indices::new`], but an i64 may also be [`IGNORE_INDEX`](crate::IGNORE_INDEX).
+    /// Does the same as [`Indices::new`], but an i64 may also be [`IGNORE_INDEX`](crate::IGNORE_INDEX).
     pub(super) fn targets(op: &'static str, gpu: &Gpu, view: (&CudaStorage, &Layout), limits: &Limits) -> Result<Self> {
         Self::converted(op, gpu, view, limits, true)
     }
@@ -57,7 +58,8 @@ impl Indices {
         };
         let elements = layout.shape().elem_count();
         let count = count32(op, elements)?;
-        // SAFETY: the launch below writes what is read, before it is read: a number behind the indices for targets only.
+        // SAFETY: the launch below writes all that is read, before it is read. It writes the number after the indices
+        // for targets only.
         let slice: CudaSlice<u32> =
             unsafe { gpu.device().alloc(elements.max(1) + usize::from(of == IndexType::Targets)) }?;
         let copy = match layout.is_contiguous() {

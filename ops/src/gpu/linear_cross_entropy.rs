@@ -1,9 +1,9 @@
 //! The head of a language model and its loss, without holding the logits of all rows.
 //!
-//! As on the CPU, logits are f32, one chunk of rows at a time. Their gradients replace them in place, rounded to 16
-//! bits if the model is. dW is accumulated in f32, in its place. Nothing waits: the loss stays on the GPU. The
-//! backward checks there that the loss's gradient is the one that was assumed; [`crate::device::check`] reports an
-//! error if it is not.
+//! As on the CPU, the logits are f32, and only one chunk of rows is in memory at a time. Their gradients overwrite
+//! them, rounded to 16 bits in a 16-bit model. dW is accumulated in f32, directly in its gradient buffer. Nothing
+//! waits: the loss stays on the GPU. The backward checks there that the loss's gradient is the one that was assumed;
+//! [`crate::device::check`] reports an error if it is not.
 
 use super::indices::{Indices, limits};
 use super::product::{Matrix, To, product, product_strided};
@@ -77,20 +77,20 @@ pub(crate) fn linear_cross_entropy(
     Ok((apply2(x, weight, Computed { loss, gradient, dx, d_weight, is_delivered })?, z))
 }
 
-/// Returns how many rows to multiply out at a time: at most 512 MiB of f32 logits, but at least 1,024 rows. Every
+/// Returns how many rows of logits to compute at a time: at most 512 MiB of f32 logits, but at least 1,024 rows. Every
 /// chunk makes one pass over dW, which takes 167/rows of the time of its products on an H200 (8 bytes at 4.8 TB/s for
-/// 6·rows operations at 600 TFLOP/s). All chunks have about the same size, since a small last chunk would pass over
-/// dW for only a few rows, in products too small for the whole GPU. Chunks are multiples of 8 rows, so that x of
-/// every chunk begins at a multiple of 16 bytes.
+/// 6·rows operations at 600 TFLOP/s). All chunks have about the same size, since a small last chunk would pass over dW
+/// for only a few rows, in products too small for the whole GPU. Chunks are multiples of 8 rows, so that x of every
+/// chunk begins at a multiple of 16 bytes.
 fn chunk_rows(count: usize, stride: usize) -> usize {
     const FLOATS: usize = 1 << 27;
     let chunks = count.div_ceil((FLOATS / stride).clamp(1024, 4096));
     count.div_ceil(chunks).next_multiple_of(8).min(count)
 }
 
-/// Splits the classes into those beyond the last multiple of 8 and all before them, leaving out an empty part. For
-/// 16-bit floats, cuBLAS takes slow kernels for products with an odd number of columns in memory: on an H100 the
-/// products of GPT-2's 50,257 classes ran at 90 to 400 TFLOP/s, those of 50,256 at 480 to 650.
+/// Splits the classes into two parts: those beyond the last multiple of 8, and all before them. Leaves out an empty
+/// part. For 16-bit floats, cuBLAS takes slow kernels for products with an odd number of columns in memory. On an H100
+/// the products for GPT-2's 50,257 classes ran at 90 to 400 TFLOP/s, and those for 50,256 classes at 480 to 650.
 fn parts(classes: usize, dtype: Dtype) -> impl Iterator<Item = Range<usize>> + Clone {
     let even = if dtype == Dtype::F32 { classes } else { classes / 8 * 8 };
     [even..classes, 0..even].into_iter().filter(|part| !part.is_empty())
@@ -102,17 +102,17 @@ struct Head<'a> {
     x: &'a Operand,
     weight: Matrix,
     inputs: usize,
-    /// Classes of this rank.
+    /// Number of classes of this rank.
     classes: usize,
-    /// Further rows of the weight.
+    /// Number of padding rows of the weight after the classes.
     padding: usize,
-    /// The classes of this rank among all, if other ranks have others.
+    /// Which of all classes belong to this rank, if ranks split the classes.
     own: Option<&'a OfRank>,
     targets: &'a Indices,
     gradient: f32,
     dx: Option<Address>,
     z_loss: f32,
-    /// Where the loss and its z-loss go; 0 if the latter is not wanted.
+    /// Addresses that receive the loss and the z-loss. The second is 0 if no z-loss is requested.
     losses: [Address; 2],
 }
 
@@ -157,7 +157,7 @@ impl Head<'_> {
                 continue;
             }
             let mean = (Upstream::Known(gradient), self.targets.counted());
-            // Counted in floats of half the size, rows begin twice as far apart.
+            // If the gradients are 16-bit floats, rows begin twice as many elements apart.
             let d_logits = Matrix::strided(at, self.x.dtype, [len, classes], stride * 4 / bytes);
             // SAFETY: as above, and the logits are not read any more.
             unsafe { gpu.launch(&kernels::backward(&of, statistics, mean, (self.x.dtype, at))) }?;
@@ -165,7 +165,8 @@ impl Head<'_> {
                 // SAFETY: as above.
                 unsafe { self.zero_chunk(first * inputs, len * inputs) }?;
             }
-            // A sum over all parts: the first one, of at most 7 classes, is rounded before the second is added.
+            // dx is a sum over both parts. The result of the first part, of at most 7 classes, is rounded before the
+            // second is added.
             for (index, part) in parts.clone().enumerate() {
                 let d_logits = d_logits.columns(&part);
                 if let Some(dx) = self.dx {
@@ -191,7 +192,7 @@ impl Head<'_> {
         unsafe { gpu.launch(&kernels::mean_loss(rows, counted, statistics, z_loss, self.losses)) }
     }
 
-    /// Joins the statistics of a chunk's rows to those of the classes of all ranks.
+    /// Joins the ranks' statistics of a chunk's rows into statistics over the classes of all ranks.
     fn join(&self, own: &OfRank, of: &Logits, statistics: Address) -> Result<()> {
         let (gpu, count) = (self.gpu, 3 * of.rows as usize);
         let (part, at) = room_like(OP, gpu, DType::F32, count)?;
@@ -203,7 +204,7 @@ impl Head<'_> {
         unsafe { gpu.launch(&kernels::join([ranks, of.rows], all.address, of.targets, statistics)) }
     }
 
-    /// Writes zeros to the gradient of some elements of x.
+    /// Sets the gradient of some elements of x to zero.
     ///
     /// # Safety
     /// The gradient must have these elements.
@@ -218,10 +219,10 @@ impl Head<'_> {
 struct Computed {
     /// Present until the forward takes it.
     loss: Mutex<Option<CudaStorage>>,
-    /// The factor of the gradients.
+    /// The loss's gradient that the forward assumed, a factor of `dx` and `d_weight`.
     gradient: f32,
     dx: Option<Tensor>,
-    /// f32. `None` if it is not wanted or already written to its place.
+    /// In f32. `None` if the weight needs no gradient, or if the gradient was already written to its buffer.
     d_weight: Option<CudaStorage>,
     is_delivered: bool,
 }
@@ -262,7 +263,8 @@ impl CustomOp2 for Computed {
         let upstream = Operand::of(OP, &upstream)?;
         let upstream = (self.gradient, upstream.address);
         if self.is_delivered {
-            // A gradient that was written to its place cannot be rescaled any more.
+            // A gradient that was already written to its buffer cannot be rescaled, so the kernel checks the assumed
+            // factor.
             let faults = gpu.faults();
             let (fault, what) = (faults.address(), faults.what(OP, Finding::Gradient));
             // SAFETY: a loss's gradient is one f32; the rest lives as long as the device.

@@ -1,7 +1,7 @@
-//! The operations on a GPU: the kernels and products that each launches, forward and backward.
+//! The operations on a GPU: the kernels and products that each operation launches in its forward and backward.
 //!
 //! Each operation of the CPU has a counterpart here with the same name. The results of elementwise operations are
-//! bit-identical; others agree within rounding, since their sums have another order.
+//! bit-identical; others agree within rounding, since they add in another order.
 
 pub(crate) mod activation;
 pub(crate) mod affine;
@@ -41,12 +41,12 @@ pub(crate) fn copied(op: &'static str, storage: &CudaStorage, layout: &Layout) -
     Ok(tensor(copy, layout.shape()))
 }
 
-/// Returns the indices that an operation of candle takes.
+/// Returns indices as the tensor that candle's operations take.
 pub(crate) fn places(of: &[usize], device: &Device) -> Result<Tensor> {
     Tensor::new(of.iter().map(|&place| place as u32).collect::<Vec<_>>(), device)
 }
 
-/// Returns values that must be in GPU memory.
+/// Returns the CUDA storage that `storage` must be.
 pub(crate) fn storage(storage: Storage) -> Result<CudaStorage> {
     match storage {
         Storage::Cuda(storage) => Ok(storage),
@@ -56,8 +56,8 @@ pub(crate) fn storage(storage: Storage) -> Result<CudaStorage> {
 
 /// Passes the gradient of `parameter` to the sink, or returns it as a tensor if no sink wants it.
 ///
-/// `make` receives the address of a place with an f32 for each element of the parameter, and what to do with the
-/// values that are there. For a frozen parameter `make` is not called.
+/// `make` receives the address of a buffer with an f32 for each element of the parameter, and whether the buffer holds
+/// values to add to. `make` is not called for a frozen parameter.
 pub(super) fn deliver(
     op: &'static str,
     gpu: &Gpu,

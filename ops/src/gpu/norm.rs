@@ -63,8 +63,8 @@ pub(crate) fn forward_residual(
     Ok([sum, y])
 }
 
-/// Returns the gradients of x, of the weight and of the bias, if there is one. Adds the gradient of x to `before`, an
-/// existing gradient of x.
+/// Returns the gradients of x, of the weight and, if there is one, of the bias. If `before`, an existing gradient of x,
+/// is given, the returned gradient of x includes it.
 pub(crate) fn backward(
     op: &'static str,
     eps: f32,
@@ -76,7 +76,7 @@ pub(crate) fn backward(
     let gpu = Gpu::of(op, x)?;
     let (xs, w, d) = (Operand::of(op, x)?, Operand::of(op, weight)?, Operand::of(op, dy)?);
     let of_bias = bias.map(|bias| Operand::of(op, bias)).transpose()?;
-    // Both must live until the launch is on the stream.
+    // Both must live until the launch is enqueued.
     let of_before = before.as_ref().map(|before| Operand::of(op, before)).transpose()?;
     if of_before.as_ref().is_some_and(|before| (before.dtype, before.count) != (xs.dtype, xs.count)) {
         candle_core::bail!("{op}: the gradient of x does not have the shape of x");
@@ -92,7 +92,7 @@ pub(crate) fn backward(
         // allocated for them.
         unsafe { gpu.launch(&norm::backward(&rows, weights, from, [at, at_partials])) }?;
     }
-    // One parameter at a time, since each has its own place.
+    // Each launch sums one parameter's gradient, since each has its own destination.
     let sums = |of, to, onto| {
         let launch = norm::sums(&rows, weights, of, [at_partials, to], onto != Onto::Nothing);
         // SAFETY: earlier launches write the partial sums; the place has an f32 for each element of the parameter.

@@ -84,8 +84,8 @@ pub(super) struct To {
 /// Computes to = left·right, or to += left·right, rounded once.
 ///
 /// # Safety
-/// When the stream reaches this, the matrices must be at their addresses, and `to` must have room for the rows of
-/// `left` times the columns of `right`.
+/// When the stream reaches the product, the matrices must be at their addresses, and `to` must have room for the rows
+/// of `left` times the columns of `right`.
 ///
 /// # Errors
 /// Fails if the sizes do not match or exceed the range of cuBLAS.
@@ -94,12 +94,12 @@ pub(super) unsafe fn product(op: &'static str, gpu: &Gpu, left: Matrix, right: M
     unsafe { product_strided(op, gpu, left, right, to, right.columns) }
 }
 
-/// Computes to = left·right with an epilogue that is applied to the sums before they are rounded, for a `to` with the
-/// dtype of both. Returns false, without doing anything, if cuBLASLt does not support the product, for example
-/// because of odd sizes.
+/// Computes to = left·right and applies an epilogue to the sums before they are rounded. `to` has the dtype of both
+/// operands. Returns false, without doing anything, if cuBLASLt does not support the product, for example because of
+/// odd sizes.
 ///
 /// # Safety
-/// As for [`product`]; the memory that the epilogue reads and writes must be valid as well.
+/// The requirements of [`product`] apply, and the memory that the epilogue reads and writes must be valid.
 ///
 /// # Errors
 /// Fails if the sizes do not match. Returns errors of cuBLASLt.
@@ -139,10 +139,10 @@ pub(super) unsafe fn product_with(
 /// Computes [`product`] with result rows that begin `stride` elements apart.
 ///
 /// # Safety
-/// As for [`product`], with room for rows of this stride.
+/// The requirements of [`product`] apply, with room for rows of this stride.
 ///
 /// # Errors
-/// As for [`product`].
+/// Fails in the same cases as [`product`].
 pub(super) unsafe fn product_strided(
     op: &'static str,
     gpu: &Gpu,

@@ -14,7 +14,7 @@ use zero_kernels::rotary::{Turn, rotary};
 pub(crate) struct Table(OnceLock<CudaStorage>);
 
 impl Table {
-    /// Returns the addresses of the cosines and, behind them, the sines.
+    /// Returns the address of the cosines. The sines follow them.
     fn address(&self, op: &'static str, gpu: &Gpu, table: &[f32]) -> Result<Address> {
         if self.0.get().is_none() {
             let values = CudaStorage::wrap_cuda_slice(gpu.upload(table)?, gpu.device().clone());
@@ -31,8 +31,8 @@ fn same(a: &CudaDevice, b: &CudaDevice) -> bool {
     a.cuda_stream().context().ordinal() == b.cuda_stream().context().ordinal()
 }
 
-/// Rotates `[batch, time, heads, size]` by a table of `[positions, size / 2]` with enough positions. `positions` are those
-/// of the tokens, if the first token of each row is not position 0.
+/// Rotates `[batch, time, heads, size]` by a table of `[positions, size / 2]` with enough positions. `positions` holds
+/// the position of each token; with `None`, the first token of each row is position 0.
 pub(crate) fn run(
     op: &'static str,
     (on_gpu, table): (&Table, &[f32]),

@@ -1,8 +1,8 @@
-//! An existing gradient of an operation's first input, offered to its backward.
+//! Offers an existing gradient of an operation's first input to the operation's backward.
 //!
-//! In a fused block, the gradients of a tensor that is used twice are added. For the residual stream, one bypasses a
-//! norm and the other comes through it. A backward that computes the second can add the first in the same pass: it
-//! takes the offered gradient and returns the sum.
+//! In a fused block, the gradients of a tensor that is used twice are added. For the residual stream, one gradient
+//! bypasses a norm and the other comes through it. The norm's backward can add the first to the second in the same
+//! pass: it takes the offered gradient and returns the sum.
 
 use candle_core::{Tensor, TensorId};
 use std::cell::RefCell;
@@ -20,8 +20,8 @@ pub(crate) fn offer<R>(x: &Tensor, gradient: Option<Tensor>, backward: impl FnOn
     (result, left.map(|(_, gradient)| gradient))
 }
 
-/// Takes the existing gradient of `x`, for a backward that returns the sum of it and its own. Returns `None` if no
-/// gradient is offered for `x`.
+/// Takes the existing gradient of `x`, for a backward that adds its own gradient and returns the sum. Returns `None` if
+/// no gradient is offered for `x`.
 #[cfg(feature = "cuda")]
 pub(crate) fn take(x: &Tensor) -> Option<Tensor> {
     if !x.track_op() {

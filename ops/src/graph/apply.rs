@@ -20,7 +20,7 @@ thread_local! {
     static UNTRACKED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Runs an evaluation, in which operations keep nothing for a backward.
+/// Runs `run` as an evaluation, in which operations keep nothing for a backward.
 pub fn untracked<T>(run: impl FnOnce() -> T) -> T {
     let _untracked = Flag::raise(&UNTRACKED);
     run()
@@ -36,8 +36,8 @@ pub(crate) fn in_graph() -> bool {
     !recording() && !UNTRACKED.get()
 }
 
-/// Returns the output of an operation as a tensor. In a fused block it is tracked, so that later operations see that
-/// its gradient is wanted.
+/// Returns the output of an operation as a tensor. In a fused block the tensor is tracked, so that later operations see
+/// that it needs a gradient.
 fn made((storage, shape): (Storage, Shape)) -> Tensor {
     Tensor::from_storage(storage, shape, BackpropOp::none(), recording())
 }
@@ -62,7 +62,7 @@ fn counted(op: &impl Footprint, inputs: &[&Tensor]) -> Result<(Tensor, meta::Tra
     meta::forward(op, inputs)
 }
 
-/// `x.apply_op1(op)`, recorded or counted if necessary.
+/// Applies `op` as `x.apply_op1(op)` does; records or counts it if necessary.
 pub(crate) fn apply1<C: CustomOp1 + Footprint + Send + Sync + 'static>(x: &Tensor, op: C) -> Result<Tensor> {
     if meta::tracing() {
         let (output, op) = counted(&op, &[x])?;
@@ -83,7 +83,7 @@ pub(crate) fn apply1<C: CustomOp1 + Footprint + Send + Sync + 'static>(x: &Tenso
     Ok(applied1(x, op, result))
 }
 
-/// [`apply1`] whose result has already been computed.
+/// Does the same as [`apply1`], with a result that has already been computed.
 pub(crate) fn applied1<C: CustomOp1 + Footprint + Send + Sync + 'static>(
     x: &Tensor,
     op: C,
@@ -94,7 +94,7 @@ pub(crate) fn applied1<C: CustomOp1 + Footprint + Send + Sync + 'static>(
     output
 }
 
-/// Returns the record of `op`, which is a `C` or counts one.
+/// Returns the record of `op`, which is a `C` or the trace of one.
 fn one<C: Footprint>(op: impl Remake + 'static, x: &Tensor) -> Operation {
     match C::REMADE {
         true => Operation::Remade(Arc::new(op), x.clone()),
@@ -102,7 +102,7 @@ fn one<C: Footprint>(op: impl Remake + 'static, x: &Tensor) -> Operation {
     }
 }
 
-/// `x.apply_op2(y, op)`, recorded or counted if necessary.
+/// Applies `op` as `x.apply_op2(y, op)` does; records or counts it if necessary.
 pub(crate) fn apply2<C: CustomOp2 + Footprint + Send + Sync + 'static>(
     x: &Tensor,
     y: &Tensor,
@@ -125,14 +125,14 @@ pub(crate) fn apply2<C: CustomOp2 + Footprint + Send + Sync + 'static>(
     Ok(applied2([x, y], op, result))
 }
 
-/// [`apply2`] for an operation that is only counted.
+/// Does the same as [`apply2`], for an operation that is only counted.
 pub(crate) fn count2<C: Footprint>(x: &Tensor, y: &Tensor, op: &C) -> Result<Tensor> {
     let (output, op) = counted(op, &[x, y])?;
     record(Operation::Two(Box::new(op), [x, y].map(Clone::clone)), C::READS, &output);
     Ok(output)
 }
 
-/// [`apply2`] for an operation whose output has already been computed by counted operations.
+/// Does the same as [`apply2`], for an operation whose output counted operations have already computed.
 pub(crate) fn counted2<C: CustomOp2 + Send + Sync + 'static>(
     [x, y]: [&Tensor; 2],
     op: C,
@@ -146,7 +146,7 @@ pub(crate) fn counted2<C: CustomOp2 + Send + Sync + 'static>(
     Ok(output)
 }
 
-/// [`apply2`] without the forward. The backward may not read the output, which has no values.
+/// Does the same as [`apply2`], without the forward. The output has no values, so the backward may not read it.
 pub(crate) fn unmade2<C: CustomOp2 + Footprint + Send + Sync + 'static>(
     [x, y]: [&Tensor; 2],
     op: C,
@@ -162,7 +162,7 @@ pub(crate) fn unmade2<C: CustomOp2 + Footprint + Send + Sync + 'static>(
     Ok(output)
 }
 
-/// [`unmade2`] for [`apply3`].
+/// Does the same as [`apply3`], without the forward, as [`unmade2`] does for two inputs.
 pub(crate) fn unmade3<C: CustomOp3 + Footprint + Send + Sync + 'static>(
     [x, y, z]: [&Tensor; 3],
     op: C,
@@ -178,7 +178,7 @@ pub(crate) fn unmade3<C: CustomOp3 + Footprint + Send + Sync + 'static>(
     Ok(output)
 }
 
-/// `x.apply_op3(y, z, op)`, recorded or counted if necessary.
+/// Applies `op` as `x.apply_op3(y, z, op)` does; records or counts it if necessary.
 pub(crate) fn apply3<C: CustomOp3 + Footprint + Send + Sync + 'static>(
     x: &Tensor,
     y: &Tensor,
@@ -219,14 +219,14 @@ pub(crate) fn computed(x: &Tensor, y: &Tensor) -> bool {
     !(in_graph() && (x.track_op() || y.track_op()))
 }
 
-/// [`sum`] whose values have already been computed.
+/// Does the same as [`sum`], with values that have already been computed.
 pub(crate) fn summed(x: &Tensor, y: &Tensor, values: Storage) -> Tensor {
     let output = made((values, x.shape().clone()));
     record(Operation::Sum([x, y].map(Clone::clone)), Reads::NOTHING, &output);
     output
 }
 
-/// [`apply2`] whose result has already been computed.
+/// Does the same as [`apply2`], with a result that has already been computed.
 pub(crate) fn applied2<C: CustomOp2 + Footprint + Send + Sync + 'static>(
     [x, y]: [&Tensor; 2],
     op: C,
@@ -237,7 +237,7 @@ pub(crate) fn applied2<C: CustomOp2 + Footprint + Send + Sync + 'static>(
     output
 }
 
-/// [`apply3`] whose result has already been computed.
+/// Does the same as [`apply3`], with a result that has already been computed.
 pub(crate) fn applied3<C: CustomOp3 + Footprint + Send + Sync + 'static>(
     [x, y, z]: [&Tensor; 3],
     op: C,
@@ -248,7 +248,7 @@ pub(crate) fn applied3<C: CustomOp3 + Footprint + Send + Sync + 'static>(
     output
 }
 
-/// `x.reshape(shape)`, recorded in a fused block.
+/// Reshapes as `x.reshape(shape)` does, and records the operation in a fused block.
 pub fn reshape(x: &Tensor, shape: impl Into<Shape>) -> Result<Tensor> {
     let output = x.reshape(shape.into())?;
     record(Operation::View(x.clone()), Reads::NOTHING, &output);
@@ -257,7 +257,7 @@ pub fn reshape(x: &Tensor, shape: impl Into<Shape>) -> Result<Tensor> {
 
 const SUM: &str = "sum";
 
-/// Returns x + y outside any graph. `wanted` says whether its gradient is wanted.
+/// Returns x + y outside any graph. `wanted` tells whether the sum needs a gradient.
 pub(crate) fn added(x: &Tensor, y: &Tensor, wanted: bool) -> Result<Tensor> {
     let _timed = measure::forward(SUM);
     if x.shape() != y.shape() || x.dtype() != y.dtype() {

@@ -1,10 +1,10 @@
 //! Runs several operations as one node of candle's graph.
 //!
 //! candle's backward allocates zeros for the gradient of every tensor and adds each contribution to them. This takes
-//! three more passes over memory, a twelfth of a training step. In a fused block, the operations of this crate are
-//! recorded instead, and each passes its gradient directly to the next. Gradients are added only where a tensor was
-//! used twice; on a GPU, the backward of a norm adds them in the same pass. Values that no backward reads are freed
-//! at the end of the forward, and the memory that an operation saved is freed as soon as its own backward is done.
+//! three more passes over memory, which is a twelfth of a training step. A fused block records the operations of this
+//! crate instead, and each passes its gradient directly to the next. Gradients are added only where a tensor was used
+//! twice; on a GPU, the backward of a norm adds them in the same pass. Values that no backward reads are freed at the
+//! end of the forward, and the memory that an operation saved is freed as soon as its own backward is done.
 //!
 //! A fused block can pass the gradients of its parameters only to the [`sink`], so it requires a promised sink.
 //! Without one, its operations are separate nodes of candle's graph.
@@ -37,7 +37,7 @@ pub(super) struct Record {
 
 pub(crate) enum Operation {
     One(Box<dyn CustomOp1 + Send + Sync>, Tensor),
-    /// One whose output is freed at the end of the forward and made again in the backward.
+    /// An operation whose output is freed at the end of the forward and made again in the backward.
     Remade(Arc<dyn Remake>, Tensor),
     Two(Box<dyn CustomOp2 + Send + Sync>, [Tensor; 2]),
     Three(Box<dyn CustomOp3 + Send + Sync>, [Tensor; 3]),
@@ -96,7 +96,7 @@ pub(crate) fn run_backward(
     let recording = Recording::begin();
     let output = run(x);
     let tape = recording.end();
-    // All values are there.
+    // No values were freed, so nothing is made again.
     tape.backward(x, &output?, dy, Remakes::default())
 }
 
@@ -211,7 +211,7 @@ struct Recorded {
     node: OnceLock<TensorId>,
 }
 
-/// The fused blocks that a graph still holds, by node, since a tensor does not expose the operation that made it.
+/// The fused blocks that a graph still holds, keyed by node, since a tensor does not expose the operation that made it.
 static ALIVE: LazyLock<Mutex<HashMap<TensorId, Weak<Recorded>>>> = LazyLock::new(Mutex::default);
 
 impl Drop for Recorded {
@@ -305,7 +305,7 @@ impl CustomOp1 for FusedBlock {
     }
 }
 
-/// Gradients whose tensor's operation has not run its backward yet.
+/// Gradients of the tensors whose operations have not run their backward yet.
 struct Gradients {
     of: HashMap<TensorId, Tensor>,
     inside: HashSet<TensorId>,

@@ -7,7 +7,7 @@ use candle_core::{Result, Tensor};
 /// Passes the gradient of `parameter` to the sink, or returns it as a tensor if no sink wants it.
 ///
 /// `fill` receives a buffer of the parameter's size with arbitrary content and overwrites all of it, in row-major
-/// order. For a frozen parameter `fill` is not called.
+/// order. `fill` is not called for a frozen parameter.
 pub(crate) fn deliver(op: &'static str, parameter: &Tensor, fill: impl FnOnce(&mut [f32])) -> Result<Option<Tensor>> {
     deliver_tile(op, parameter, |out, tile| {
         assert!(matches!(tile, Tile::First), "{op}: this gradient cannot be computed in tiles");
@@ -15,7 +15,7 @@ pub(crate) fn deliver(op: &'static str, parameter: &Tensor, fill: impl FnOnce(&m
     })
 }
 
-/// [`deliver`] for a computation that can fail.
+/// Does the same as [`deliver`], for a computation that can fail.
 pub(crate) fn try_deliver(
     op: &'static str,
     parameter: &Tensor,
@@ -35,8 +35,8 @@ pub(crate) enum Tile {
     Further,
 }
 
-/// [`deliver`] for a gradient that is a sum over rows. For a further tile, `fill` continues from the content of the
-/// buffer.
+/// Does the same as [`deliver`], for a gradient that is a sum over rows. For a further tile, `fill` continues from the
+/// content of the buffer.
 pub(crate) fn deliver_tile(
     op: &'static str,
     parameter: &Tensor,
@@ -55,8 +55,8 @@ pub(crate) fn deliver_tile(
         Slot::First(out) => run(out, Tile::First),
         Slot::Further(out) => run(out, Tile::Further),
         Slot::Another(out) => {
-            // The whole gradient is computed first and then added once, so that the order in which the uses of a tied
-            // parameter are added does not affect the sums.
+            // Computes the whole gradient first and adds it once, so that the sums do not depend on the order in which
+            // the uses of a tied parameter are added.
             let mut gradient = vec![0.0; out.len()];
             run(&mut gradient, Tile::First);
             for (total, g) in out.iter_mut().zip(&gradient) {

@@ -1,8 +1,8 @@
-//! Operations with more tensors than candle's custom operations accept, as a node of its graph.
+//! Nodes of candle's graph for operations with more inputs than its custom operations accept.
 //!
 //! The parameters pass through a chain of nodes that compute nothing and end in a scalar, which becomes an additional
-//! input of the operation. The operation's backward stores the gradients of the parameters in the chain. candle runs
-//! the chain's backward next, which returns them.
+//! input of the operation. The operation's backward stores the gradients of the parameters in the chain. candle then
+//! runs the chain's backward, which returns them.
 
 use candle_core::{CpuStorage, CustomOp2, DType, Device, Layout, Result, Shape, Tensor, bail};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,8 +11,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 #[derive(Clone, Default)]
 pub(crate) struct Carried(Arc<Mutex<Vec<Option<Tensor>>>>);
 
-/// Returns the scalar that represents these parameters and the place for their gradients. The scalar is tracked if
-/// any parameter is.
+/// Returns the scalar that represents these parameters, and the place that carries their gradients. The scalar is
+/// tracked if any parameter is.
 pub(crate) fn carry<'a>(parameters: impl Iterator<Item = &'a Tensor>) -> Result<(Tensor, Carried)> {
     let carried = Carried::default();
     let mut chain = Tensor::zeros((), DType::F32, &Device::Cpu)?;

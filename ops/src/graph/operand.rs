@@ -9,8 +9,8 @@ use half::{bf16, f16};
 use std::borrow::Cow;
 use std::ops::Deref;
 
-/// Returns the elements of a view in row-major order, as f32. Borrows if the view is contiguous f32; otherwise copies
-/// the view, never the whole storage behind it.
+/// Returns the elements of a view in row-major order, as f32. Borrows a contiguous f32 view. Copies any other view,
+/// never the whole storage behind it.
 pub(crate) fn f32s<'a>(op: &'static str, storage: &'a CpuStorage, layout: &Layout) -> Result<Cow<'a, [f32]>> {
     match (storage, layout.contiguous_offsets()) {
         (CpuStorage::F32(data), Some((start, end))) => match data.get(start..end) {
@@ -56,7 +56,8 @@ pub(crate) fn f32s<'a>(op: &'static str, storage: &'a CpuStorage, layout: &Layou
     }
 }
 
-/// [`f32s`] for a tensor whose storage is held: `let held = x.storage_and_layout(); let x = f32s_of("op", &held)?;`
+/// Does the same as [`f32s`], for a tensor whose storage is held: `let held = x.storage_and_layout(); let x =
+/// f32s_of("op", &held)?;`
 pub(crate) fn f32s_of<'a, S: Deref<Target = Storage>>(
     op: &'static str,
     (storage, layout): &'a (S, &Layout),
@@ -75,7 +76,7 @@ pub(crate) enum View<'a> {
 }
 
 impl<'a> View<'a> {
-    /// Borrows if the view is contiguous; otherwise copies it, as [`f32s`] does.
+    /// Borrows a contiguous view. Copies any other view, as [`f32s`] does.
     pub(crate) fn new(op: &'static str, storage: &'a CpuStorage, layout: &Layout) -> Result<Self> {
         if let (CpuStorage::BF16(data), Some((start, end))) = (storage, layout.contiguous_offsets())
             && let Some(view) = data.get(start..end)
@@ -90,7 +91,7 @@ impl<'a> View<'a> {
         Ok(Self::F32(f32s(op, storage, layout)?))
     }
 
-    /// [`View::new`] for a tensor whose storage is held, as for [`f32s_of`].
+    /// Does the same as [`View::new`], for a tensor whose storage is held, as for [`f32s_of`].
     pub(crate) fn of<S: Deref<Target = Storage>>(
         op: &'static str,
         (storage, layout): &'a (S, &Layout),
@@ -140,7 +141,8 @@ pub(crate) fn indices(op: &'static str, storage: &CpuStorage, layout: &Layout, l
 /// The index that [`targets`] returns for a row without a target.
 pub(crate) const NO_TARGET: usize = usize::MAX;
 
-/// As [`indices`], but an i64 may also be [`IGNORE_INDEX`](crate::IGNORE_INDEX), which becomes [`NO_TARGET`].
+/// Does the same as [`indices`], but an i64 may also be [`IGNORE_INDEX`](crate::IGNORE_INDEX), which becomes
+/// [`NO_TARGET`].
 pub(crate) fn targets(op: &'static str, storage: &CpuStorage, layout: &Layout, limit: usize) -> Result<Vec<usize>> {
     integers(op, storage, layout, limit, Some(crate::IGNORE_INDEX))
 }
@@ -184,12 +186,12 @@ fn integers(
     }
 }
 
-/// [`indices`] for a tensor.
+/// Returns [`indices`] of a tensor.
 pub(crate) fn indices_of(op: &'static str, tensor: &Tensor, limit: usize) -> Result<Vec<usize>> {
     on_host(op, tensor, |storage, layout| indices(op, storage, layout, limit))
 }
 
-/// [`targets`] for a tensor.
+/// Returns [`targets`] of a tensor.
 pub(crate) fn targets_of(op: &'static str, tensor: &Tensor, limit: usize) -> Result<Vec<usize>> {
     on_host(op, tensor, |storage, layout| targets(op, storage, layout, limit))
 }

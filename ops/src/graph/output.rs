@@ -13,10 +13,10 @@ use half::{bf16, f16};
 use std::marker::PhantomData;
 use std::ops::Range;
 
-/// Returns storage of `units` times `floats` elements of `dtype`, filled by `work`. `work` receives a range of units,
-/// their part of each operand as f32, and their part of the storage as f32 with arbitrary content, of which it writes
-/// every element. Each operand is as long as the storage. Parts are small enough that the f32 of all operands and of
-/// the storage fit the first-level cache.
+/// Returns storage of `units` times `floats` elements of `dtype`, which `work` fills. `work` receives a range of units,
+/// their part of each operand as f32, and their part of the storage as f32. That part has arbitrary content, and `work`
+/// writes every element of it. Each operand is as long as the storage. Parts are small enough that the f32 of all
+/// operands and of the storage fit the first-level cache.
 pub(crate) fn build_as<const N: usize>(
     op: &'static str,
     dtype: DType,
@@ -52,18 +52,18 @@ pub(crate) fn stored(op: &'static str, values: Vec<f32>, dtype: DType) -> Result
     }
 }
 
-/// Elements to process at a time in operations without rows. A first-level cache of 32 KiB holds this many elements
-/// of five operands and results, in 16 bits and as f32.
+/// Elements to process at a time in operations without rows. A first-level cache of 32 KiB holds this many elements of
+/// five operands and results, each in 16 bits and again as f32.
 pub(crate) const CACHED: usize = 1024;
 
-/// Returns how many rows of `width` elements to process at a time: [`CACHED`] elements, but at least the number of
-/// rows that kernels sum together, as long as these fit the second-level cache.
+/// Returns how many rows of `width` elements to process at a time. They have [`CACHED`] elements, but are at least as
+/// many rows as kernels sum together, if those fit the second-level cache.
 pub(crate) fn at_once(width: usize) -> usize {
     const ELEMENTS: usize = 16 * 1024;
     (CACHED / width.max(1)).max(ROWS.min(ELEMENTS / width.max(1))).max(1)
 }
 
-/// An operand that is read as f32, some elements at a time. 16-bit elements are widened into a buffer that is reused.
+/// Reads an operand as f32, some elements at a time. 16-bit elements are widened into a buffer that is reused.
 pub(crate) struct Reader<'a> {
     elements: Elements<'a>,
     room: Vec<f32>,
@@ -79,12 +79,12 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Returns a tensor outside any graph, as a backward returns it.
+/// Returns a tensor outside any graph, such as a backward returns.
 pub(crate) fn tensor(storage: CpuStorage, shape: impl Into<Shape>) -> Tensor {
     tensor_of(Storage::Cpu(storage), shape)
 }
 
-/// As [`tensor`], on any device.
+/// Does the same as [`tensor`], on any device.
 pub(crate) fn tensor_of(storage: Storage, shape: impl Into<Shape>) -> Tensor {
     Tensor::from_storage(storage, shape, BackpropOp::none(), false)
 }
@@ -177,11 +177,11 @@ impl Shared<'_> {
         }
     }
 
-    /// Stores the slice of `len` elements that `work` writes, from element `at` on. The content of the slice is
-    /// arbitrary before. 16-bit elements are computed in `room`, whose memory is reused for the next part.
+    /// Calls `work` with a slice of `len` elements of arbitrary content, which it overwrites, and stores the slice from
+    /// element `at` on. 16-bit elements are computed in `room`, whose memory is reused for the next part.
     ///
     /// # Safety
-    /// As for [`Shared::store`].
+    /// The requirements of [`Shared::store`] apply.
     pub(crate) unsafe fn write(
         &self,
         isa: Isa,
@@ -206,7 +206,7 @@ impl Shared<'_> {
     /// rotation, a quarter of their time.
     ///
     /// # Safety
-    /// `start` must be this buffer's, `T` a float, and no other code may access these elements.
+    /// `start` must be the pointer of this buffer, and `T` a float. No other code may access these elements.
     unsafe fn part<'a, T>(&self, start: *mut T, at: usize, len: usize) -> &'a mut [T] {
         assert!(at + len <= self.len, "elements {at}..{} of {}", at + len, self.len);
         // SAFETY: in bounds by the assertion, exclusive by the caller's guarantee.

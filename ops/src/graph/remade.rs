@@ -1,7 +1,9 @@
-//! Outputs whose values a fused block frees at the end of its forward, and makes again in its backward.
+//! Outputs whose values a fused block frees at the end of its forward and makes again in its backward, by computing
+//! them or by receiving them from other ranks.
 //!
-//! If other ranks have the values, the exchange runs while the gradient of a linear map's input is computed. The gradients of the
-//! weights wait until their inputs are there, and until the next exchange runs, that of the gradient of these inputs.
+//! An exchange with other ranks overlaps with compute. While it brings back the values, the gradient of a linear map's
+//! input is computed. The gradients of the weights read these values. They are computed during the next exchange, which
+//! carries the gradient of the values.
 
 use crate::graph::fused_block::{Operation, Record};
 use crate::graph::storage::{swap, take};
@@ -15,10 +17,10 @@ use std::sync::Arc;
 
 /// An operation that can run again.
 pub(crate) trait Remake: CustomOp1 + Send + Sync {
-    /// Makes the values of `output` again, which the operation made from `x`.
+    /// Makes the values of `output` again, as the operation made them from `x`.
     fn remake(&self, x: &Tensor, output: &Tensor) -> Result<()>;
 
-    /// Returns the exchange that makes them if others compute during it.
+    /// Returns the exchange that makes the values again, if it can overlap with other operations.
     fn exchange(&self) -> Option<&dyn Exchange>;
 }
 
@@ -32,13 +34,13 @@ impl<C: CustomOp1 + Footprint + Send + Sync> Remake for C {
     }
 }
 
-/// The outputs of a tape that are to be made again before they are read.
+/// The outputs of a tape that must be made again before they are read.
 #[derive(Default)]
 pub(super) struct Remakes {
     of: HashMap<TensorId, (Arc<dyn Remake>, Tensor, Tensor)>,
-    /// The outputs of which others are views.
+    /// Maps each view to the output whose values it shares.
     views: HashMap<TensorId, TensorId>,
-    /// What waits for the exchanges of outputs.
+    /// The work that waits for the exchange of each output.
     waiting: HashMap<TensorId, Waiting>,
 }
 
@@ -70,12 +72,12 @@ impl Remakes {
         all
     }
 
-    /// Returns the tensor whose values these are.
+    /// Returns the output whose values `tensor` shares, or `tensor` itself.
     fn source(&self, tensor: &Tensor) -> TensorId {
         self.views.get(&tensor.id()).copied().unwrap_or(tensor.id())
     }
 
-    /// Makes the values of those of `inputs` again that need it.
+    /// Makes the freed values of `inputs` again.
     pub(super) fn make(&mut self, inputs: &[Tensor]) -> Result<()> {
         for input in inputs {
             let source = self.source(input);
@@ -88,8 +90,8 @@ impl Remakes {
         Ok(())
     }
 
-    /// Starts the exchange that makes the values of `input` again, unless it has run. Returns the tensor with the values; `None` if
-    /// no exchange makes them while others compute.
+    /// Starts the exchange that makes the values of `input` again, unless it has run. Returns the tensor that owns the
+    /// values, or `None` if no exchange can overlap with other operations.
     pub(super) fn start(&mut self, input: &Tensor) -> Result<Option<TensorId>> {
         let source = self.source(input);
         let Some(waiting) = self.waiting.get_mut(&source) else { return Ok(None) };
@@ -99,7 +101,7 @@ impl Remakes {
         Ok(Some(source))
     }
 
-    /// Keeps what computes gradients until the exchange of the gradient of `source`.
+    /// Keeps the computations of gradients until the exchange of the gradient of `source`.
     pub(super) fn wait(&mut self, source: TensorId, gradients: Vec<Compute>) {
         self.waiting.entry(source).or_default().gradients.extend(gradients);
     }
@@ -126,7 +128,8 @@ fn is_deferring() -> bool {
     sink::is_deferring() || meta::is_deferring()
 }
 
-/// Frees the values of an output that was made again, unless the gradients of parameters are deferred, which may still read them.
+/// Frees the values of an output that was made again, unless the gradients of parameters are deferred: computing them
+/// may still read the values.
 fn free(output: &Tensor) -> Result<()> {
     if is_deferring() {
         return Ok(());

@@ -25,7 +25,8 @@ pub fn take(tensor: &Tensor) -> Result<Storage> {
     swap(tensor, nothing(DType::F4, tensor.device())?)
 }
 
-/// Puts `values` behind a tensor on the same device, whatever their dtype and number. Returns the previous storage.
+/// Replaces the storage behind a tensor by `values`, of any dtype and number, on the same device. Returns the previous
+/// storage.
 pub fn swap(tensor: &Tensor, values: Storage) -> Result<Storage> {
     let swap = Swap(std::sync::Mutex::new(values));
     tensor.inplace_op1(&swap)?;

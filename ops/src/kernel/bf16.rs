@@ -24,7 +24,7 @@ vectorised! {
     fn round(x: &[f32], y: &mut [bf16]) {
         for (y, x) in y.iter_mut().zip(x) {
             let bits = x.to_bits();
-            // Adds half a unit of the kept bits, less one if they are even. Only NaN overflows.
+            // Adds half a unit of the last kept bit, minus one if that bit is 0. Only NaN overflows.
             let rounded = bits.wrapping_add(0x7FFF + (bits >> 16 & 1)) >> 16;
             let quiet = bits >> 16 | 0x40;
             *y = bf16::from_bits(if x.is_nan() { quiet } else { rounded } as u16);

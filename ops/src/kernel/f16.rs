@@ -28,7 +28,7 @@ pub(crate) fn wide(value: f16) -> f32 {
 fn nearest(value: f32) -> f16 {
     let bits = value.to_bits();
     let (sign, rest) = (bits >> 16 & 0x8000, bits & 0x7FFF_FFFF);
-    // Adds half a unit of the kept bits, less one if they are even, and changes the exponent's bias.
+    // Adds half a unit of the last kept bit, minus one if that bit is 0, and changes the exponent's bias.
     let normal = rest.wrapping_add(0xFFF + (rest >> 13 & 1)).wrapping_sub((127 - 15) << 23) >> 13;
     // Adding 0.5 rounds: its unit in the last place in f32 is the unit of subnormal f16.
     let subnormal = (f32::from_bits(rest) + 0.5).to_bits().wrapping_sub(0.5f32.to_bits());

@@ -5,7 +5,7 @@ use super::lanes::LANES;
 
 /// Below this, `exp` returns 0, since its results would be subnormal.
 const EXP_LOWEST: f32 = -87.0;
-/// Above this, `exp` keeps its value here (1.65e38), just below the largest f32.
+/// Above this, `exp` returns e^88 (1.65e38), just below the largest f32.
 const EXP_HIGHEST: f32 = 88.0;
 
 /// Computes e^x within 8.1e-8 relative on [-87, 88], at most 2 units in the last place. Returns 0 below that range,
@@ -19,7 +19,7 @@ pub(crate) fn exp(x: f32) -> f32 {
     if x < EXP_LOWEST { 0.0 } else { e }
 }
 
-/// Returns the argument that [`exp`] uses in place of x, for [`Exps`].
+/// Limits x to 88 as [`exp`] does, for [`Exps`].
 #[inline(always)]
 pub(crate) fn at_most_88(x: f32) -> f32 {
     if x > EXP_HIGHEST { EXP_HIGHEST } else { x }
@@ -113,7 +113,8 @@ impl Exps {
         results
     }
 
-    /// Adds e^(x − `less`), which must be at most 1, of a whole batch to lanes; element `i` goes to lane `i mod 16`.
+    /// Adds e^(x − `less`) of a whole batch to the lanes: element `i` goes to lane `i mod 16`. No exponential may
+    /// exceed 1.
     #[inline(always)]
     pub(crate) fn add(&mut self, x: &[f32; BATCH], less: f32, lanes: [f32; LANES]) -> [f32; LANES] {
         self.reduce(x.iter().map(|x| x - less));

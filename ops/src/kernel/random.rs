@@ -67,7 +67,7 @@ fn sin_cos(x: f32) -> (f32, f32) {
     )
 }
 
-/// Blocks that are generated at a time.
+/// Number of blocks that are generated at a time.
 const BLOCKS: usize = 32;
 
 /// Counters between the rounds, and the resulting words in the order of their index. Aligned, because storing a
@@ -146,7 +146,8 @@ vectorised! {
 }
 
 vectorised! {
-    /// Writes 16 random bits each: the halves of the words from the first one of block `first` on, the lower half first.
+    /// Writes 16 random bits to each element: the halves of the words from the first word of block `first` on. The
+    /// lower half of a word comes first.
     fn halves(first: u64, high: [u32; 2], key: [u32; 2], out: &mut [u16]) {
         let mut room = Room::new();
         for (index, part) in out.chunks_mut(8 * BLOCKS).enumerate() {
@@ -168,8 +169,8 @@ pub(crate) fn limit(probability: f32) -> u32 {
 }
 
 vectorised! {
-    /// y = x·scale, or 0 where the number of [`uniform`], from the first number of block `first` on, is below the
-    /// probability of this [`limit`].
+    /// y = x·scale, or 0 where the number of [`uniform`] is below the probability of this [`limit`]. The numbers begin
+    /// with the first one of block `first`.
     fn dropped(first: u64, high: [u32; 2], key: [u32; 2], limit: u32, scale: f32, x: &[f32], y: &mut [f32]) {
         let mut room = Room::new();
         for (index, (x, y)) in x.chunks(4 * BLOCKS).zip(y.chunks_mut(4 * BLOCKS)).enumerate() {

@@ -38,8 +38,8 @@ fn turn(
 }
 
 vectorised! {
-    /// Rotates the first elements of each row of `size` elements of `x` (two halves, each as long as `cos`) by the angles
-    /// whose cosine and sine are given, and copies the others.
+    /// Rotates the first elements of each row of `x` by the angles with the given cosines and sines, and copies the
+    /// others. A row has `size` elements. The rotated ones are two halves, each as long as `cos`.
     fn rotate(size: usize, x: &[f32], cos: &[f32], sin: &[f32], y: &mut [f32]) {
         turn(size, x, cos, sin, y, |[x1, x2], cos, sin| [x1.mul_add(cos, -(x2 * sin)), x2.mul_add(cos, x1 * sin)]);
     }

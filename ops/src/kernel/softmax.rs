@@ -96,8 +96,8 @@ vectorised! {
 /// The layout of the scores of a few query rows: one row after the other, `width` floats apart.
 ///
 /// Column 0 is the position `origin`. Row `i` belongs to `position + i` and sees the positions from `firsts[i]` up to
-/// its own. Rows are processed as whole vectors: after the column of the last row's own position there is space for
-/// [`SPARE`] more.
+/// its own. Rows are processed as whole vectors, so a row has space for [`SPARE`] columns after the last row's own
+/// position.
 #[derive(Clone, Copy)]
 pub(crate) struct Tile<'a> {
     pub(crate) width: usize,
@@ -139,8 +139,8 @@ impl Tile<'_> {
         &mut row[begin..].as_chunks_mut().0[..(end - begin).div_ceil(LANES)]
     }
 
-    /// Returns the columns that row `i` sees, as vectors. Elements of the last vector beyond them become `fill`. The
-    /// columns before them, and those after them that other rows may see, become 0.
+    /// Returns the columns that row `i` sees, as vectors. Elements of the last vector beyond these columns become
+    /// `fill`. Columns before them, and later columns that other rows may see, become 0.
     #[inline(always)]
     fn seen<'a>(&self, i: usize, row: &'a mut [f32], fill: f32) -> &'a mut [[f32; LANES]] {
         let (begin, end) = self.columns(i);
@@ -150,7 +150,7 @@ impl Tile<'_> {
         let (seen, after) = vectors.split_at_mut((end - begin).div_ceil(LANES));
         after[0] = [0.0; LANES];
         if let Some(last) = seen.last_mut() {
-            // Without a comparison for each lane, which the compiler would turn into branches.
+            // Uses a mask, because the compiler would turn a comparison for each lane into branches.
             let unused = LANES - 1 - (end - begin - 1) % LANES;
             let mask = USED[unused..].first_chunk::<LANES>().expect("at most 15 lanes are unused");
             let mut masked = *last;
@@ -168,8 +168,9 @@ vectorised! {
     /// and 0 elsewhere. Stores row `i`'s sum in `sums[i]`, and scale·m + ln(sum), from which the backward recomputes
     /// the probabilities, in `log_sums[i]`. There are at most [`MOST_ROWS`] rows.
     ///
-    /// Each loop over the rows ends with what no later row waits for, so that rows overlap. `black_box` keeps the lanes of a
-    /// sum in whole registers: the compiler would otherwise use eight registers of two lanes, for the last steps of the tree.
+    /// Each loop over the rows ends with operations that no later row waits for, so that the processor overlaps rows.
+    /// `black_box` keeps the lanes of a sum in whole registers. Otherwise the compiler would use eight registers of two
+    /// lanes for the last steps of the tree.
     fn causal_exp(tile: Tile<'_>, scores: &mut [f32], scale: f32, sums: &mut [f32], log_sums: &mut [f32]) {
         let mut largest = [0.0; MOST_ROWS];
         for (i, row) in scores.chunks_exact_mut(tile.width).enumerate() {

@@ -56,7 +56,7 @@ impl Affine {
         self.with_matrix(op, (ws, wl), [inputs, outputs], |w| Ok((new_storage(xs.dtype(), start, x, w), shape)))
     }
 
-    /// Returns the sizes of a map of `[.., inputs]`.
+    /// Checks the shapes and returns the sizes of a map of `[.., inputs]`.
     ///
     /// # Errors
     /// Fails if the shapes do not match.
@@ -147,7 +147,8 @@ impl Affine {
         let (dtype, results) = (x.dtype(), count * outputs);
         let bias = if has_bias { floats(outputs) } else { 0 };
         let inputs = x.elem_count() / count.max(1);
-        // Dtypes other than f32 need the bias as f32, and f32 sums that cannot be rounded where they are computed.
+        // Dtypes other than f32 need the bias as f32. If the inner dimension is too long for sums to be rounded block
+        // by block, they also need all sums as f32.
         let (mut forward, mut dx, mut row) = (0, 0, 0);
         if dtype != DType::F32 {
             forward = bias + unrounded(inputs, results);

@@ -1,9 +1,10 @@
 //! The head of a language model and its loss, without holding the logits of all rows.
 //!
-//! Logits are a model's largest activation: rows × vocabulary, the same size again for their gradient, and twice more
-//! if candle adds that to zeros. This operation multiplies out one chunk of rows at a time. It computes the chunk's
-//! losses, turns the logits in place into their gradients, and adds these to dx and dW at once (`head.rs`). The gradients are
-//! thus computed together with the loss. The backward only returns them and no longer needs x or the weight.
+//! Logits are a model's largest activation: rows × vocabulary. Their gradient is as large, and candle needs two more
+//! tensors of that size to add it to zeros. This operation computes the logits of one chunk of rows at a time. It
+//! computes the chunk's losses, turns the logits in place into their gradients, and adds these to dx and dW at once
+//! (`head.rs`). The gradients are thus computed together with the loss. The backward only returns them and no longer
+//! needs x or the weight.
 
 use crate::cross_entropy::{Total, mean_over};
 #[cfg(feature = "cuda")]
@@ -22,30 +23,31 @@ use candle_core::{CpuStorage, CustomOp2, D, DType, Layout, Result, Shape, Tensor
 
 /// Computes the [`cross_entropy`](crate::cross_entropy) of x·Wᵀ: an f32 scalar, the mean over rows.
 ///
-/// `x` is `[.., inputs]`, `weight` `[classes, inputs]`; `targets` has the leading dimensions of `x` and holds u32,
-/// i64 or u8 below `classes`. Logits are f32 even if `x` and `weight` are bf16 or f16.
+/// `x` is `[.., inputs]` and `weight` is `[classes, inputs]`. `targets` has the leading dimensions of `x` and holds
+/// u32, i64 or u8 below `classes`. Logits are f32 even if `x` and `weight` are bf16 or f16.
 ///
 /// Rows whose i64 target is [`IGNORE_INDEX`](crate::IGNORE_INDEX) are not part of the mean, and their gradient is zero,
 /// as for `cross_entropy`. On the CPU they cost nothing: products contain the other rows only.
 ///
-/// `gradient` is the gradient that this loss will receive in the backward: 1 for `loss.backward()`, c for `(loss *
-/// c)?.backward()`. Inside [`sink::Gradients::capture`], the gradient of the weight is written to its place at once,
-/// with this factor, and a different gradient in the backward is an error. Elsewhere the gradients are kept until the
-/// backward, which rescales them if necessary. Pass detached tensors if no gradient is wanted.
+/// `gradient` is the gradient that this loss will receive in the backward: 1 for `loss.backward()`, c for
+/// `(loss * c)?.backward()`. Inside [`sink::Gradients::capture`], the forward writes the gradient of the weight to the
+/// sink, multiplied by `gradient`. A different gradient in the backward is then an error. Elsewhere the gradients are
+/// kept until the backward, which rescales them if necessary. Pass detached tensors to compute no gradients.
 ///
 /// # Errors
-/// Fails if shapes or dtypes do not match, there are no rows, or another target is not below `classes`. On a GPU such a
-/// target produces NaN; `gpu::check` later reports it, and also a gradient in the backward that differs from
-/// `gradient`.
+/// Fails if shapes or dtypes do not match, there are no rows, or any other target is not below `classes`. On a GPU such
+/// a target produces NaN, and `gpu::check` reports it later. It also reports a gradient in the backward that differs
+/// from `gradient`.
 pub fn linear_cross_entropy(x: &Tensor, weight: &Tensor, targets: &Tensor, gradient: f32) -> Result<Tensor> {
     Ok(linear_cross_entropy_with_z_loss(x, weight, targets, gradient, 0.0)?.0)
 }
 
 /// Computes the [`cross_entropy_with_z_loss`](crate::cross_entropy_with_z_loss) of x·Wᵀ as [`linear_cross_entropy`]
-/// does. Returns this loss, and the part of it that `z_loss` adds, which has no gradient; `None` if `z_loss` is 0.
+/// does. Returns the loss, and the part of it that `z_loss` adds. The part is `None` if `z_loss` is 0, and no gradient
+/// flows through it.
 ///
 /// # Errors
-/// As [`linear_cross_entropy`].
+/// Fails in the same cases as [`linear_cross_entropy`].
 pub fn linear_cross_entropy_with_z_loss(
     x: &Tensor,
     weight: &Tensor,
@@ -56,7 +58,7 @@ pub fn linear_cross_entropy_with_z_loss(
     linear_cross_entropy_of(x, weight, targets, (gradient, z_loss), None)
 }
 
-/// [`linear_cross_entropy_with_z_loss`] of rows of which every rank has the logits of its `own` classes.
+/// Computes [`linear_cross_entropy_with_z_loss`]. With `own`, every rank computes the logits of its own classes only.
 pub(crate) fn linear_cross_entropy_of(
     x: &Tensor,
     weight: &Tensor,
@@ -116,7 +118,7 @@ pub(crate) fn linear_cross_entropy_of(
 
 const OP: &str = "linear-cross-entropy";
 
-/// Drops the targets of ignored rows and returns the numbers of the other rows; `None` if no row is ignored.
+/// Drops the targets of ignored rows and returns the indices of the other rows, or `None` if no row is ignored.
 fn some_rows(targets: &mut Vec<usize>) -> Option<Vec<usize>> {
     if !targets.contains(&NO_TARGET) {
         return None;
@@ -129,10 +131,10 @@ fn some_rows(targets: &mut Vec<usize>) -> Option<Vec<usize>> {
 /// The node of the graph. Its forward only returns values that were computed before.
 struct Computed {
     loss: f32,
-    /// The factor of the gradients.
+    /// The loss's gradient that the forward assumed, a factor of `dx` and `d_weight`.
     gradient: f32,
     dx: Option<Tensor>,
-    /// `None` if it is not wanted or already written to its place.
+    /// `None` if the weight needs no gradient, or if the forward already wrote it to the sink.
     d_weight: Option<Vec<f32>>,
 }
 
@@ -147,7 +149,7 @@ impl Footprint for Computed {
 /// The operation in a trace, which computes nothing.
 struct ToCompute<'a> {
     targets: &'a Tensor,
-    /// Number of ranks that have a part of the classes each.
+    /// Number of ranks that split the classes.
     ranks: usize,
 }
 
@@ -161,7 +163,7 @@ impl Footprint for ToCompute<'_> {
         let at_once = chunk_rows(classes).min(count);
         let another = meta::another(weight);
         let (elements, dtype) = (if x.track_op() { x.elem_count() } else { 0 }, x.dtype());
-        // Only i64 targets can be ignored. Then the chunk's rows of x, and its part of dx, may be copies.
+        // Only i64 targets can be ignored. The chunk's rows of x and its part of dx may then be copies.
         let of_some = match self.targets.dtype() {
             DType::I64 => {
                 let copied = at_once * x.dim(D::Minus1)?;

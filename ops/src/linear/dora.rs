@@ -1,9 +1,9 @@
 //! DoRA: a LoRA adapter that also trains the norm of each row of the weight.
 //!
 //! y = c·(x·Wᵀ + s·(x·Aᵀ)·Bᵀ) + b with c = m / ‖W + s·B·A‖, where m is a trained vector with one magnitude per output,
-//! and the norm is that of a row. The norm counts as a constant in the backward. Liu et al., "DoRA: Weight-Decomposed
-//! Low-Rank Adaptation", ICML 2024, equation 5 and section 4.3. As in the library PEFT, m starts as the norm, and
-//! dropout applies to the input of what is scaled by c − 1 or by s.
+//! and ‖·‖ is the norm of each row. The backward treats the norm as a constant. Liu et al., "DoRA: Weight-Decomposed
+//! Low-Rank Adaptation", ICML 2024, equation 5 and section 4.3. As in the library PEFT, m starts as the norm. Dropout
+//! applies to the input only in terms with the factor c − 1 or s, so the base output x·Wᵀ sees the whole input.
 
 use std::borrow::Cow;
 use std::sync::OnceLock;
@@ -91,7 +91,7 @@ fn roots(squares: &[f64]) -> Vec<f32> {
     squares.iter().map(|sum| sum.sqrt() as f32).collect()
 }
 
-/// Adds up what the ranks of a group have of sums of squares.
+/// Adds up the sums of squares of a group's ranks.
 fn over_ranks(group: &SequenceGroup, squares: &[f64]) -> Result<Vec<f64>> {
     let own: Vec<f32> = squares.iter().map(|&sum| sum as f32).collect();
     let mut sums = vec![0.0; squares.len()];
@@ -102,7 +102,7 @@ fn over_ranks(group: &SequenceGroup, squares: &[f64]) -> Result<Vec<f64>> {
 }
 
 /// Returns the norm of each output's weights in W + s·B·A, which is the initial magnitude vector. W is
-/// `[outputs, inputs]`, or `[inputs, outputs]` with `inputs_first`; A is `[rank, inputs]`; B is `[outputs, rank]`.
+/// `[outputs, inputs]`, or `[inputs, outputs]` with `inputs_first`. A is `[rank, inputs]` and B is `[outputs, rank]`.
 ///
 /// # Panics
 /// Panics if the lengths do not match.
@@ -120,7 +120,7 @@ pub(crate) struct Magnified {
     pub(crate) a: Tensor,
     pub(crate) b: Tensor,
     pub(crate) scale: f32,
-    /// The ranks that have the weights of other inputs, if inputs are cut.
+    /// The ranks that split the inputs of the weight, if they do.
     pub(crate) group: Option<SequenceGroup>,
     /// The norms, which the forward computes and the backward reads: f32 on the host, the dtype of p on a GPU.
     pub(crate) norms: OnceLock<Tensor>,
@@ -279,7 +279,7 @@ impl Footprint for Magnified {
         };
         let rooms = rooms(dtype, count, outputs, 1);
         let ranks = self.group.as_ref().map_or(1, SequenceGroup::size) as u64;
-        // The f64 sums of this rank, then with those of other ranks as f32, and in the end the total.
+        // First the f64 sums of this rank, then also the f32 sums of all ranks, and in the end the total.
         let summing = 2 * floats(outputs) + if ranks > 1 { (ranks + 2) * floats(outputs) } else { 0 };
         let delta = (floats(ROWS.min(first) * columns) + row + 2 * floats(outputs)).max(summing);
         let copies = of_dtype(floats(outputs) * if bias.is_some() { 2 } else { 1 });

@@ -1,7 +1,7 @@
 //! A linear map and GELU in one operation.
 //!
 //! The map's output is the widest activation of a transformer. As a node of candle's graph, its gradient would be
-//! zeroed, added to and copied once more. Here it lives only inside the backward.
+//! zeroed, added to and copied once more. Here the gradient lives only inside the backward.
 
 #[cfg(feature = "cuda")]
 use crate::gpu;
@@ -29,8 +29,8 @@ pub(crate) fn linear_gelu(x: &Tensor, weight: &Tensor, bias: &Tensor, affine: Af
     linear_gelu_for(x, weight, bias, affine, Arc::default())
 }
 
-/// [`linear_gelu`] for a result that only one operation reads. That operation's backward may apply GELU's derivative
-/// itself.
+/// Does the same as [`linear_gelu`], for a result that only one operation reads. That operation's backward may apply
+/// GELU's derivative itself.
 pub(crate) fn linear_gelu_for(
     x: &Tensor,
     weight: &Tensor,

@@ -1,7 +1,8 @@
 //! The rows of a language model's head, without holding the logits of all of them.
 //!
-//! Logits are a model's largest activation: rows × vocabulary. [`Head`] multiplies out one chunk of rows at a time,
-//! passes on the loss of each row, and turns the logits in place into their gradients, which it adds to dx and dW at once.
+//! Logits are a model's largest activation: rows × vocabulary. [`Head`] computes the logits of one chunk of rows at a
+//! time and passes on the loss of each row. It replaces the logits in place by their gradients and adds the chunk's
+//! contributions to dx and dW at once.
 
 use crate::cross_entropy::{RowLoss, softmax_factor};
 use crate::kernel::{HalfFloat, Isa, softmax as kernel};
@@ -13,7 +14,7 @@ use candle_core::Result;
 use half::{bf16, f16};
 use std::ops::Range;
 
-/// Returns how many rows to multiply out at a time: 4 MiB of logits, but at least 256 rows. Every chunk packs the
+/// Returns how many rows of logits to compute at a time: 4 MiB of logits, but at least 256 rows. Every chunk packs the
 /// weight twice and makes one pass over dW, which for GPT-2's 50257 × 768 costs a tenth of the time of 256 rows. The
 /// number does not affect the results, since the sums of dW continue from chunk to chunk.
 pub(super) fn chunk_rows(classes: usize) -> usize {
@@ -27,20 +28,20 @@ pub(super) struct Head<'a> {
     pub(super) weight: Matrix<'a>,
     pub(super) inputs: usize,
     pub(super) classes: usize,
-    /// The row of x for each target; `None` if they are all rows, in order.
+    /// The row of x for each target, or `None` if they are all rows, in order.
     pub(super) rows: Option<&'a [usize]>,
     pub(super) targets: &'a [usize],
     /// The coefficient of ln²Z in the gradients.
     pub(super) z_loss: f32,
-    /// The classes of `weight`, if other ranks have the others.
+    /// Which of all classes `weight` holds, if ranks split the classes.
     pub(super) own: Option<&'a OfRank>,
 }
 
-/// What the gradients of the rows' losses are multiplied by.
+/// The factors of the gradients of the rows' losses.
 #[derive(Clone, Copy)]
 pub(super) enum Factors<'a> {
     Same(f32),
-    /// One per target.
+    /// One factor per target.
     Each(&'a [f32]),
 }
 
@@ -55,18 +56,18 @@ impl Factors<'_> {
 
 /// The rows of x of a chunk.
 enum Rows<'a> {
-    /// Consecutive, from this row on.
+    /// Consecutive rows, from this one on.
     From(usize),
-    /// Copied.
+    /// The rows with these indices, which must be copied.
     At(&'a [usize]),
 }
 
 impl Head<'_> {
-    /// Passes the loss of each target to `loss`, in order. Writes the gradients multiplied by `factors` where they are
-    /// wanted. `dx` is zero before.
+    /// Passes the loss of each target to `loss`, in order. Writes the requested gradients, multiplied by `factors`.
+    /// `dx` must be zero before.
     ///
     /// # Errors
-    /// Fails if a rank is lost that has other classes.
+    /// Fails if a rank with other classes is lost.
     pub(super) fn run(
         &self,
         factors: Factors<'_>,
@@ -180,8 +181,8 @@ impl Head<'_> {
         Ok(())
     }
 
-    /// Replaces a row of logits by their gradients. `target` is the place of the row's target, if it is one of these classes, and
-    /// the factor of its gradient.
+    /// Replaces a row of logits by their gradients. `target` is the column of the row's target, if this rank has its
+    /// class. `factor` is the factor of the row's gradient.
     fn differentiate(&self, isa: Isa, row: &mut [f32], part: &[f32], (target, factor): (Option<usize>, f32)) {
         let of_softmax = softmax_factor(factor, self.z_loss, part[0], part[1]);
         kernel::scaled_softmax(isa, row, part[0], part[1], of_softmax);

@@ -1,8 +1,8 @@
 //! The log-probabilities that a language model's head gives to labels, summed by group, without holding the logits of
 //! all rows.
 //!
-//! Losses that compare whole answers need them, such as that of DPO. The gradient of such a loss depends on all sums of
-//! a sample, so the backward multiplies out the logits a second time.
+//! Losses that compare whole answers, such as DPO, need them. The gradient of such a loss depends on all sums of a
+//! sample, so the backward computes the logits a second time.
 
 use crate::graph::apply::apply2;
 use crate::graph::gradient::try_deliver;
@@ -22,8 +22,8 @@ use std::sync::OnceLock;
 /// f32 whatever the dtype of `x`, and sums are added in f64, in order.
 ///
 /// # Errors
-/// Fails if shapes or dtypes do not match, if a label or group is out of range, and on a GPU, where it is not
-/// implemented.
+/// Fails if shapes or dtypes do not match, or if a label or group is out of range. Also fails on a GPU, where this
+/// operation is not implemented.
 pub fn linear_log_probs(
     x: &Tensor,
     weight: &Tensor,
@@ -58,9 +58,9 @@ struct LogProbs {
 /// The labels that belong to a group, in order.
 struct Placed {
     targets: Vec<usize>,
-    /// The row of x of each.
+    /// The row of x of each label.
     rows: Vec<usize>,
-    /// The element of the output to which each is added.
+    /// The element of the output to which each label's log-probability is added.
     sums: Vec<usize>,
 }
 
@@ -101,7 +101,7 @@ impl Footprint for LogProbs {
         let placed = 3 * kept;
         let at_once = chunk_rows(classes).min(count);
         let chunk = floats(at_once * classes) + floats(3 * at_once) + bytes(at_once * width, dtype);
-        // The gradient of x in f32, before it is rounded, and that of a chunk's rows.
+        // The gradient of x in f32 before it is rounded, and the gradient of a chunk's rows.
         let dx = match x.track_op() {
             true => floats(at_once * width) + if dtype == DType::F32 { 0 } else { floats(x.elem_count()) },
             false => 0,
@@ -144,7 +144,7 @@ impl CustomOp2 for LogProbs {
         let Some(placed) = self.placed.get() else { bail!("{OP}: the backward ran before the forward") };
         let (classes, inputs) = weight.dims2()?;
         let d_sums = d_sums.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>()?;
-        // A sum is minus the losses of its labels.
+        // A group's sum is minus the sum of its labels' losses.
         let factors: Vec<f32> = placed.sums.iter().map(|&sum| -d_sums[sum]).collect();
         let held = (x.storage_and_layout(), weight.storage_and_layout());
         let (xs, w) = (View::of(OP, &held.0)?, View::of(OP, &held.1)?);

@@ -23,11 +23,11 @@ use crate::tensor::{Parallel, cutting};
 /// The initial values of the two matrices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LoraInit {
-    /// A uniform within ±1/√inputs, as `torch.nn.Linear`, and B zero: training starts from the base model.
+    /// A is uniform within ±1/√inputs, as in `torch.nn.Linear`, and B is zero: training starts from the base model.
     Zero,
-    /// A normal with standard deviation 1/r, and B zero.
+    /// A is normal with standard deviation 1/r, and B is zero.
     Gaussian,
-    /// A and B uniform as `torch.nn.Linear`, so that training does not start from the base model: for tests.
+    /// A and B are uniform as in `torch.nn.Linear`, so training does not start from the base model. For tests.
     Random,
 }
 
@@ -44,7 +44,7 @@ pub struct LoraOptions {
     pub init: LoraInit,
     /// Whether the norm of each output's weights is trained too: [DoRA](crate::weight_norms).
     pub magnitudes: bool,
-    /// The linear maps that get an adapter; `None`: all of them. A map is named by its path, such as
+    /// The linear maps that get an adapter; `None` means all of them. A map is named by its path, such as
     /// `model.layers.0.mlp.up_proj`, or by the end of its path after a dot.
     pub targets: Option<Vec<String>>,
 }
@@ -80,7 +80,7 @@ struct Building {
 pub struct LinearMap {
     /// Its path, such as `model.layers.0.mlp.up_proj`.
     pub path: String,
-    /// Whether its weight is `[inputs, outputs]`, as that of a [`Conv1D`](crate::Conv1D).
+    /// Whether its weight is `[inputs, outputs]`, as in a [`Conv1D`](crate::Conv1D).
     pub inputs_first: bool,
 }
 
@@ -107,7 +107,7 @@ pub(crate) struct Lora {
     b: Tensor,
     scale: f32,
     dropout: f32,
-    /// The first of the inputs of this rank and the number of all, if they are cut.
+    /// Index of this rank's first input and number of all inputs, if ranks split the inputs.
     columns: Option<(usize, usize)>,
     path: Arc<str>,
     /// `[outputs]`, for DoRA.
@@ -150,7 +150,7 @@ impl Lora {
                 _ => None,
             },
             path: path.into(),
-            // The engine replaces the ones when the weight has its initial values.
+            // The engine replaces the ones once the weight has its initial values.
             magnitudes: match options.magnitudes {
                 true => Some(parallel.get(vb, &[outputs], [None, Some(0)], MAGNITUDES, Init::Const(1.0))?),
                 false => None,
@@ -178,7 +178,7 @@ impl Lora {
         match (&dropped, &map.bias) {
             (None, Some(bias)) => apply3(&scaled, magnitudes, bias, magnified),
             (None, None) => apply2(&scaled, magnitudes, magnified),
-            // What dropout removes from the input keeps the factor 1.
+            // The part of the input that dropout removes goes through the map with the factor 1.
             (Some(dropped), _) => {
                 let removed = sum(x, &times(dropped, -1.0)?)?;
                 sum(&map.apply(&removed, None)?, &apply2(&scaled, magnitudes, magnified)?)

@@ -47,8 +47,9 @@ impl Linear {
         Ok(Self(Projection { bias, ..Projection::built(Affine::OutputsInputs, sizes, std, vb, parallel)? }))
     }
 
-    /// Creates a layer whose outputs, the concatenation of `parts`, are cut among the ranks of a tensor group: each rank computes
-    /// the same share of each part. Parameters are cut only while a model is built for tensor parallelism.
+    /// Creates a layer whose outputs are split among the ranks of a tensor group. The outputs are the concatenation of
+    /// `parts`, and each rank computes an equal share of each part. Parameters are split only while a model is built
+    /// for tensor parallelism.
     ///
     /// # Errors
     /// Fails if a part cannot be divided evenly, and returns errors of the builder.
@@ -56,11 +57,11 @@ impl Linear {
         Self::built([inputs, parts.iter().sum()], bias, std, &vb, Parallel::Outputs(parts))
     }
 
-    /// Creates a layer whose inputs are cut among the ranks of a tensor group, as the outputs of a layer before it. See
-    /// [`RowParallel`].
+    /// Creates a layer whose inputs are split among the ranks of a tensor group, as the outputs of the previous layer
+    /// are. See [`RowParallel`].
     ///
     /// # Errors
-    /// As [`Linear::column_parallel`].
+    /// Fails in the same cases as [`Linear::column_parallel`].
     pub fn row_parallel(
         inputs: usize,
         outputs: usize,
@@ -72,8 +73,8 @@ impl Linear {
         Ok(RowParallel::new(map, Self))
     }
 
-    /// Creates a layer without a bias from a quantized weight, the bytes that [`Quantization::quantize`] returns for all of
-    /// it. The weight is frozen.
+    /// Creates a layer without a bias from a quantized weight: the bytes that [`Quantization::quantize`] returns for
+    /// the whole weight. The weight is frozen.
     ///
     /// # Errors
     /// Fails if the number of bytes is wrong.
@@ -127,25 +128,25 @@ impl Conv1D {
         Ok(Self(Projection { weight, bias, affine, lora: Lora::of(Affine::InputsOutputs, sizes, vb, parallel)? }))
     }
 
-    /// Creates a layer whose outputs are cut among the ranks of a tensor group: see [`Linear::column_parallel`].
+    /// Creates a layer whose outputs are split among the ranks of a tensor group: see [`Linear::column_parallel`].
     ///
     /// # Errors
-    /// As [`Linear::column_parallel`].
+    /// Fails in the same cases as [`Linear::column_parallel`].
     pub fn column_parallel(inputs: usize, parts: &[usize], std: f64, vb: VarBuilder) -> Result<Self> {
         Self::built([inputs, parts.iter().sum()], std, &vb, Parallel::Outputs(parts))
     }
 
-    /// Creates a layer whose inputs are cut among the ranks of a tensor group: see [`RowParallel`].
+    /// Creates a layer whose inputs are split among the ranks of a tensor group: see [`RowParallel`].
     ///
     /// # Errors
-    /// As [`Linear::column_parallel`].
+    /// Fails in the same cases as [`Linear::column_parallel`].
     pub fn row_parallel(inputs: usize, outputs: usize, std: f64, vb: VarBuilder) -> Result<RowParallel<Self>> {
         let Self(map) = Self::built([inputs, outputs], std, &vb, Parallel::Inputs)?;
         Ok(RowParallel::new(map, Self))
     }
 
-    /// Applies [`gelu`](crate::gelu) to the output in one operation. On the CPU the result is bit-identical to the
-    /// two in sequence, with fewer passes over memory.
+    /// Applies [`gelu`](crate::gelu) to the output in one operation. On the CPU the result is bit-identical to the two
+    /// operations in sequence, with fewer passes over memory.
     pub fn forward_gelu(&self, x: &Tensor) -> Result<Tensor> {
         self.0.forward_activated(x, Activation::GeluNew)
     }
@@ -202,7 +203,7 @@ impl Projection {
         Ok(Self { weight, bias: None, affine, lora: Lora::of(declared, sizes, vb, parallel)? })
     }
 
-    /// Takes the bias away if the map's outputs are parts of sums over ranks.
+    /// Separates the bias from the map, for outputs that are partial sums, which ranks still have to add up.
     pub(crate) fn without_bias(self) -> (Self, Option<Tensor>) {
         let bias = self.bias.clone();
         (Self { bias: None, ..self }, bias)
@@ -220,7 +221,7 @@ impl Projection {
         self.lora.is_some()
     }
 
-    /// `of` is the input of GELU if x is GELU's result and is used only here.
+    /// Applies the map without an adapter. `of` is the input of GELU if x is GELU's result and is used only here.
     fn apply(&self, x: &Tensor, of: Option<Arc<BeforeGelu>>) -> Result<Tensor> {
         let op = LinearOp { affine: self.affine, of };
         match &self.bias {

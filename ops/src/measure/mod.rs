@@ -70,7 +70,7 @@ impl Kind {
     }
 }
 
-/// What has been measured of one kind.
+/// The measurements of one kind of operation.
 #[derive(Clone, Copy, Default)]
 struct Sum {
     calls: u64,

@@ -12,11 +12,11 @@ pub(crate) trait Footprint {
     /// block's forward.
     const READS: Reads;
 
-    /// Whether a fused block frees the output's values at the end of its forward, and makes them again from those of the only input
-    /// before its backward reads them.
+    /// Whether a fused block frees the output's values at the end of its forward, and makes them again from the values
+    /// of the only input before its backward reads them.
     const REMADE: bool = false;
 
-    /// Makes the values of such an output from its input.
+    /// Makes the values of a [`REMADE`](Self::REMADE) output from its input.
     ///
     /// # Errors
     /// Fails if the operation is not [`REMADE`](Self::REMADE).
@@ -24,22 +24,23 @@ pub(crate) trait Footprint {
         bail!("the output of this operation is not made again")
     }
 
-    /// Returns the exchange of such an operation if other operations run during it.
+    /// Returns the exchange of a [`REMADE`](Self::REMADE) operation, if it can overlap with other operations.
     fn exchange(&self) -> Option<&dyn Exchange> {
         None
     }
 
-    /// Returns the memory use for these inputs. May only inspect their shape, dtype and whether a gradient is wanted.
+    /// Returns the memory use for these inputs. May only inspect their shape, their dtype and whether they need a
+    /// gradient.
     ///
     /// # Errors
     /// Fails if the shapes do not match.
     fn footprint(&self, inputs: &[&Tensor]) -> Result<Costs>;
 }
 
-/// Waits for an exchange and puts the values behind its output.
+/// Waits for an exchange and stores the values in its output.
 pub(crate) type Finish = Box<dyn FnOnce() -> Result<()>>;
 
-/// An exchange of values with other ranks during which others compute.
+/// An exchange of values with other ranks that overlaps with other operations.
 pub(crate) trait Exchange {
     /// Starts to make the values of `output` again from those of the input.
     ///
@@ -47,7 +48,7 @@ pub(crate) trait Exchange {
     /// Fails if a rank is lost.
     fn start(&self, x: &Tensor, output: &Tensor) -> Result<Finish>;
 
-    /// Runs the backward, and `compute` during its exchange.
+    /// Runs the backward, and runs `compute` during its exchange.
     ///
     /// # Errors
     /// Returns the error of `compute`. Fails if a rank is lost.
@@ -72,7 +73,7 @@ impl Reads {
         Self { inputs, output: false, for_weight: false }
     }
 
-    /// Returns what the backward of an operation with these inputs reads.
+    /// Leaves out the first input if it is only read for the gradient of a weight that needs none.
     pub(crate) fn with(self, inputs: &[Tensor]) -> Self {
         match (self.for_weight, inputs) {
             (true, [_, weight, ..]) if !weight.track_op() => Self::inputs([false, self.inputs[1], self.inputs[2]]),
@@ -84,9 +85,9 @@ impl Reads {
 /// Bytes that operations inside of layers send to other ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Exchanged {
-    /// To the ranks that share the sequences.
+    /// Bytes sent to the ranks that share the sequences.
     pub context: u64,
-    /// To the ranks that cut layers among them.
+    /// Bytes sent to the ranks of the tensor group, which split the layers.
     pub tensor: u64,
 }
 
@@ -136,7 +137,7 @@ pub(crate) struct Costs {
     pub(crate) forward: u64,
     /// Peak of the backward, in addition to the gradients that it returns.
     pub(crate) backward: u64,
-    /// The inputs whose gradients the backward returns if they are wanted. Gradients of parameters go to the sink.
+    /// The inputs whose gradients the backward returns if they need one. Gradients of parameters go to the sink.
     pub(crate) gradients: [bool; 3],
     /// Bytes that the forward and the backward send to other ranks.
     pub(crate) exchanged: [Exchanged; 2],
@@ -214,7 +215,7 @@ pub(crate) fn rooms(dtype: DType, units: usize, width: usize, operands: u64) -> 
     }
 }
 
-/// [`rooms`] for operations that work element by element.
+/// Returns [`rooms`] for operations that work element by element.
 pub(crate) fn element_rooms(dtype: DType, elements: usize, operands: u64) -> u64 {
     rooms(dtype, elements, 1, operands)
 }

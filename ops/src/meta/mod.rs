@@ -1,10 +1,10 @@
 //! Meta tensors, which have no values, and the memory that a layer would take if it ran on real ones.
 //!
-//! A layer runs the same code on meta tensors as on real ones, including fused blocks and the backward. What it
-//! keeps, in which order it allocates and when it frees therefore follow from the layer's own code and need no second
-//! description. Instead of being computed, an operation is asked for its costs. A meta tensor has a shape, a
-//! dtype and the storage of a released parameter, so reading its values is an error. A layer that uses operations
-//! from outside this crate has an *unknown* cost.
+//! A layer runs the same code on meta tensors as on real ones, including fused blocks and the backward. What it keeps,
+//! in which order it allocates and when it frees therefore follow from the layer's own code and need no second
+//! description. An operation on meta tensors is not computed; it only reports its costs. A meta tensor has a shape, a
+//! dtype and the storage of a released parameter, so reading its values is an error. A layer that uses operations from
+//! outside this crate has an *unknown* cost.
 //!
 //! A trace is pure arithmetic on one thread and never allocates the memory that it counts.
 
@@ -39,7 +39,7 @@ pub(crate) struct Heap {
     kept_once: BTreeMap<usize, u64>,
     /// Bytes sent to other ranks.
     exchanged: Exchanged,
-    /// What the computation of deferred gradients of parameters keeps alive, if they are deferred.
+    /// The operands that the computation of parameter gradients keeps alive, if these gradients are deferred.
     deferred: Option<Vec<Operands>>,
 }
 
@@ -71,8 +71,8 @@ pub(crate) fn workspace() -> u64 {
     if ON_GPU.get() { zero_cuda::MOST_WORKSPACE } else { 0 }
 }
 
-/// Runs `run` and counts the operations on meta tensors in it. `written` are the leaves to whose gradient another
-/// layer's backward has already contributed.
+/// Runs `run` and counts the operations on meta tensors in it. `written` holds the leaves whose gradient already has a
+/// contribution of another layer's backward.
 ///
 /// # Errors
 /// Returns the error of `run`. A panic in `run` is also an error, since a user's layer may rely on values.
@@ -127,12 +127,13 @@ pub(crate) fn keep_once(address: usize, bytes: u64) {
     });
 }
 
-/// Returns the bytes that modules have computed and keep, by a number that is the same in all layers that share them.
+/// Returns the bytes that modules have computed and keep. The key is the same in all layers that share a module.
 pub fn kept_once() -> BTreeMap<usize, u64> {
     with(|heap| heap.kept_once.clone())
 }
 
-/// Returns the bytes of a contribution to this parameter's gradient if it will be added to an existing one.
+/// Returns the bytes of a contribution to this parameter's gradient if it will be added to an existing one,
+/// otherwise 0.
 pub(crate) fn another(parameter: &Tensor) -> u64 {
     if is_written(parameter) { floats(parameter.elem_count()) } else { 0 }
 }
@@ -215,7 +216,7 @@ pub fn tensor(shape: &Shape, dtype: DType) -> Result<Tensor> {
     Ok(tensor)
 }
 
-/// Returns a meta tensor whose values are counted elsewhere. `wanted` says whether its gradient is wanted.
+/// Returns a meta tensor whose values are counted elsewhere. `wanted` tells whether it needs a gradient.
 pub fn leaf(shape: &Shape, dtype: DType, wanted: bool) -> Result<Tensor> {
     let storage = Storage::Cpu(nothing(dtype)?);
     let leaf = Tensor::from_storage(storage, shape.clone(), BackpropOp::none(), wanted);
@@ -236,7 +237,7 @@ pub(crate) fn nothing(dtype: DType) -> Result<CpuStorage> {
     })
 }
 
-/// Returns the bytes of a tensor that has real values because the layer made it without an operation of this crate.
+/// Returns the bytes of a tensor that has real values, because the layer made it without this crate's operations.
 pub(crate) fn bytes_of_solid(tensor: &Tensor) -> u64 {
     let (storage, _) = tensor.storage_and_layout();
     match &*storage {

@@ -26,11 +26,11 @@ pub(crate) fn unmade(op: &impl Footprint, inputs: &[&Tensor]) -> Result<Traced> 
 /// A counted operation on the tape.
 pub(crate) struct Traced {
     costs: Costs,
-    /// The block that it keeps for its backward.
+    /// The block that the operation keeps for its backward.
     saved: Held,
     /// The block of the output's values that were made again.
     remade: Arc<Mutex<Option<Held>>>,
-    /// Whether others compute during the exchange that makes them again.
+    /// Whether the exchange that makes the values again overlaps with other operations.
     overlaps: bool,
 }
 

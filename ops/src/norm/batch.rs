@@ -9,12 +9,12 @@ use crate::pass::Pass;
 /// `BatchNorm3d`, and the names of their `state_dict`.
 ///
 /// In a training pass, y = (x − mean)/√(variance + ε)·weight + bias with the mean and the biased variance of each
-/// channel of the micro-batch, and running ← (1 − momentum)·running + momentum·batch for `running_mean` and
-/// `running_var`, where the batch's variance is the unbiased one. In every other pass, the running statistics take the
-/// place of those of the micro-batch. Statistics are f32 for every dtype of x.
+/// channel of the micro-batch. The pass also updates `running_mean` and `running_var`: running ← (1 −
+/// momentum)·running + momentum·batch, with the unbiased variance of the micro-batch. In every other pass, the running
+/// statistics replace those of the micro-batch. Statistics are f32 for every dtype of x.
 ///
-/// The engine gives each micro-batch of a step the same running statistics, and averages what they write over all
-/// micro-batches of the global batch.
+/// The engine gives each micro-batch of a step the same running statistics, and averages the updated statistics over
+/// all micro-batches of the global batch.
 #[derive(Clone, Debug)]
 pub struct BatchNorm {
     weight: Tensor,

@@ -103,8 +103,8 @@ fn fits(op: &'static str, name: &str, layout: &Layout, size: usize) -> Result<()
 /// Rows whose contributions to the parameters' gradients form one partial sum.
 const BLOCK: usize = 64;
 
-/// Runs `rows` for all rows. It receives some rows of `x` and `dy`, writes those of dx and adds to the block's
-/// partial sums. Returns dx and the partial sums, `sums` for each block.
+/// Runs `rows` for all rows. `rows` receives some rows of `x` and `dy`, writes the same rows of dx and adds to the
+/// block's partial sums. Returns dx and the partial sums, `sums` numbers for each block.
 fn backward(
     op: &'static str,
     operands: [Elements<'_>; 2],
@@ -136,8 +136,8 @@ fn backward(
     Ok((unsafe { fresh.filled(len) }, partials))
 }
 
-/// Returns the costs of a norm with `parameters` parameters, whose gradients are combined in `sums` buffers of their
-/// size before they go to their places.
+/// Returns the costs of a norm with `parameters` parameters. Their gradients are first combined in `sums` buffers of a
+/// parameter's size.
 fn footprint(op: &'static str, x: &Tensor, parameters: usize, sums: usize) -> Result<Costs> {
     let (count, size) = rows(op, x.shape())?;
     let (dtype, blocks) = (x.dtype(), count.div_ceil(BLOCK));

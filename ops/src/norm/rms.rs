@@ -125,7 +125,7 @@ impl Footprint for RmsNormOp {
 
     fn footprint(&self, inputs: &[&Tensor]) -> Result<Costs> {
         let costs = footprint(RMS_NORM, inputs[0], 1, 0)?;
-        // The sums 1 + weight; for 16 bits they take the place of the widened weight.
+        // The factors 1 + weight in f32. With 16-bit weights they overwrite the widened weight.
         let factors = match self.unit_offset && inputs[0].dtype() == DType::F32 {
             true => floats(inputs[1].elem_count()),
             false => 0,

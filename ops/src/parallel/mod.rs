@@ -57,8 +57,8 @@ pub fn convert<T: Sync, U: Send>(from: &[T], to: &mut [U], convert: impl Fn(&[T]
     in_parallel(&mut parts, |(from, to)| convert(from, to));
 }
 
-/// Returns a new buffer of `units` times `floats`, filled by `work`, which receives a range of units and their part
-/// of the buffer, zeroed.
+/// Returns a new buffer of `units` times `floats` elements, which `work` fills. `work` receives a range of units and
+/// their part of the buffer, zeroed.
 ///
 /// Parts are small, so that each is zeroed and written while it is in the first-level cache. Zeroing the whole buffer
 /// first would take another pass over memory.
@@ -83,7 +83,7 @@ pub(crate) fn build(units: usize, floats: usize, work: impl Fn(Range<usize>, &mu
     buffer
 }
 
-/// A buffer that is cut between threads, with `floats` elements for each unit of work. The last unit may be shorter.
+/// A buffer that is split between threads, with `floats` elements for each unit of work. The last unit may be shorter.
 pub(crate) struct Output<'a, T = f32> {
     pub(crate) data: &'a mut [T],
     pub(crate) floats: usize,

@@ -1,7 +1,7 @@
 //! A team of threads that execute the parts of one operation.
 //!
-//! A training step is a few hundred operations in sequence, each of a millisecond or less. What matters is how soon
-//! the other threads begin and how soon the caller knows that they are done. A general-purpose pool puts both the
+//! A training step is a few hundred operations in sequence, each of a millisecond or less. Its speed depends on how
+//! soon the other threads begin, and how soon the caller knows that they are done. A general-purpose pool puts both the
 //! caller and its idle threads to sleep. Here the caller works on the parts as well, and an idle thread spins for a
 //! moment before it sleeps.
 

@@ -1,10 +1,10 @@
-//! Products of two bf16 operands on processors with AMX, which multiply blocks of sixteen rows and columns
+//! Products of two bf16 operands on processors with AMX, whose instructions multiply blocks of sixteen rows and columns
 //! ("squares").
 //!
-//! `tdpbf16ps` adds 32 terms to each sum at a time. The result is not the chain of [`super`]: the even terms form one
-//! chain of fused multiply-adds from zero and the odd ones another; the two are added, and their sum is added to the
-//! previous one. As with pairs, numbers below 2⁻¹²⁶ count as zero. A sum still depends only on its row, its column
-//! and its start, as long as later terms continue from a multiple of 32.
+//! `tdpbf16ps` adds 32 terms to each sum at a time. The result is not the chain of [`super`]. Of each 32 terms, the
+//! even ones form one chain of fused multiply-adds from zero, and the odd ones another. The two results are added, and
+//! their sum is added to the previous sum. As with pairs, numbers below 2⁻¹²⁶ count as zero. A sum still depends only
+//! on its row, its column and its start, as long as later terms continue from a multiple of 32.
 
 #[cfg(target_arch = "x86_64")]
 use super::tile::COLUMNS;
@@ -12,7 +12,7 @@ use super::tile::Tile;
 
 /// Rows and columns of a square.
 pub(super) const SIDE: usize = 16;
-/// Rows of a full tile: two squares by three, so that six sums are in flight at a time.
+/// Rows of a full tile. It has two by three squares, so that six sums are in flight at a time.
 pub(super) const ROWS: usize = 2 * SIDE;
 /// Words of a row that are multiplied at a time.
 pub(super) const STEP: usize = 16;
@@ -81,8 +81,8 @@ mod x86 {
     /// Computes a tile of at most [`ROWS`] rows whose operands were packed by [`super::squares`].
     ///
     /// # Safety
-    /// As for [`Tile::compute`], and must run inside [`configured`]. The left operand must be readable up to a
-    /// multiple of [`SIDE`] rows, and the depth must be a multiple of [`STEP`].
+    /// The requirements of [`Tile::compute`] apply, and the call must be inside [`configured`]. The left operand must
+    /// be readable up to a multiple of [`SIDE`] rows, and the depth must be a multiple of [`STEP`].
     pub(in super::super) unsafe fn compute(t: Tile) {
         assert!(t.rows <= ROWS && t.columns <= COLUMNS && t.depth.is_multiple_of(STEP));
         if t.rows.is_multiple_of(SIDE) && t.columns == COLUMNS {
@@ -114,7 +114,8 @@ mod x86 {
     }
 
     /// # Safety
-    /// As for [`compute`]. The tile must also have `SIDE` or `2 * SIDE` rows, and [`COLUMNS`] columns.
+    /// The requirements of [`compute`] apply. The tile must also have `SIDE` or `2 * SIDE` rows, and [`COLUMNS`]
+    /// columns.
     unsafe fn whole(t: Tile) {
         // SAFETY: guaranteed by the caller.
         unsafe {
@@ -129,7 +130,7 @@ mod x86 {
     }
 
     /// # Safety
-    /// As for [`whole`].
+    /// The requirements of [`whole`] apply.
     unsafe fn start(t: Tile) {
         // SAFETY: guaranteed by the caller. A stride of zero reads the same row sixteen times.
         unsafe {
@@ -166,7 +167,7 @@ mod x86 {
     }
 
     /// # Safety
-    /// As for [`whole`].
+    /// The requirements of [`whole`] apply.
     unsafe fn store(t: Tile) {
         // SAFETY: guaranteed by the caller.
         unsafe {
@@ -191,7 +192,7 @@ mod x86 {
     }
 
     /// # Safety
-    /// As for [`whole`], with the rows of one square.
+    /// The requirements of [`whole`] apply, and the tile must have the rows of one square.
     unsafe fn one_row(t: Tile) {
         // SAFETY: guaranteed by the caller: both operands are read to the end of the last step and no further.
         unsafe {
@@ -224,7 +225,7 @@ mod x86 {
     }
 
     /// # Safety
-    /// As for [`whole`], with the rows of two squares.
+    /// The requirements of [`whole`] apply, and the tile must have the rows of two squares.
     unsafe fn two_rows(t: Tile) {
         // SAFETY: as in `one_row`.
         unsafe {

@@ -23,8 +23,8 @@ pub(super) struct Out<'a> {
 #[derive(Clone, Copy)]
 pub(crate) enum To {
     F32(*mut f32),
-    /// Rounded when complete, so the inner dimension is not cut into blocks: at most [`LONGEST`] words, and a start
-    /// other than the output.
+    /// Sums are rounded when complete, so the inner dimension is not split into blocks. It has at most [`LONGEST`]
+    /// words, and sums do not start from the output.
     Bf16(*mut bf16),
     /// As for `Bf16`.
     F16(*mut f16),
@@ -59,8 +59,8 @@ const FEW_DEPTH: usize = 128;
 /// Limit on the rows of the left operand that are multiplied with a block, and packed, at a time.
 pub(super) const HEIGHT: usize = 256;
 
-/// Limit in words on an inner dimension whose sums are rounded without a buffer for all of them. A block of the right
-/// operand must have at least two panels.
+/// Limit in words on the inner dimension of sums that are rounded without a buffer for all sums. A block of the right
+/// operand then has at least two panels.
 pub(super) const LONGEST: usize = DEPTH * WIDTH / (2 * COLUMNS);
 
 /// Cache lines of padding of a right operand that is packed in several pieces: one for each piece and panel. A first-level
@@ -224,7 +224,7 @@ impl Block<'_> {
     /// Rounds the sums into the output when they are complete.
     ///
     /// # Safety
-    /// As for [`Block::sums`].
+    /// The requirements of [`Block::sums`] apply.
     unsafe fn rounded<T: Terms, H: HalfFloat>(&self, to: *mut H, columns: Range<usize>, room: &mut Room) {
         let (isa, width) = (self.isa, columns.len());
         let len = |depth: &Range<usize>| width.div_ceil(COLUMNS) * right_panel(T::words(depth.len()));
@@ -302,8 +302,7 @@ struct Tiles<'a> {
 
 impl Tiles<'_> {
     /// # Safety
-    /// Both places must contain all rows and columns, as must the operands, and no other code may access those of
-    /// `out`.
+    /// Both places and the operands must contain all rows and columns, and no other code may access those of `out`.
     unsafe fn compute<T: Terms>(&self, isa: Isa, order: Order, start: SumsAt, out: SumsAt) {
         let downs = || (0..self.rows).step_by(T::rows(isa));
         let acrosses = || (0..self.columns).step_by(T::tile_columns(isa));
@@ -345,7 +344,7 @@ impl Tiles<'_> {
     }
 
     /// # Safety
-    /// As for [`Tiles::compute`].
+    /// The requirements of [`Tiles::compute`] apply.
     unsafe fn tile<T: Terms>(&self, isa: Isa, row: usize, column: usize, start: SumsAt, out: SumsAt) {
         let rows = T::rows(isa);
         // SAFETY: guaranteed by the caller.
@@ -373,7 +372,7 @@ fn pieces(range: Range<usize>, size: usize) -> impl Iterator<Item = Range<usize>
     range.clone().step_by(size).map(move |start| start..range.end.min(start + size))
 }
 
-/// A cache line. Panels begin on one, so that no register is loaded from two.
+/// A cache line. Panels begin at the start of a line, so that no register is loaded from two lines.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 pub(super) struct Line([f32; 16]);

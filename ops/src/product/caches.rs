@@ -18,8 +18,8 @@ pub(super) fn blocks(words: usize, columns: usize) -> (usize, usize) {
     CACHES.blocks(words, columns)
 }
 
-/// Returns the columns of a block of the right operand of this depth that takes at most three quarters of the second-level
-/// cache.
+/// Returns how many columns a block of the right operand of this depth has if it takes at most three quarters of the
+/// second-level cache.
 pub(super) fn width(depth: usize) -> usize {
     CACHES.width(depth)
 }

@@ -16,7 +16,7 @@ const DEPTH: usize = 8;
 /// Columns whose sums are in registers.
 const COLUMNS: usize = 64;
 
-/// Returns whether a product of this many rows is computed here, and its operands.
+/// Returns the operands if this module computes products of this many rows, otherwise `None`.
 pub(super) fn operands<'a>(
     isa: Isa,
     left: &Matrix<'a>,

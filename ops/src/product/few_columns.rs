@@ -1,8 +1,8 @@
 //! Products of a few rows with a matrix whose columns are contiguous, such as the next token of a sequence with the weight
 //! of a `Linear`.
 //!
-//! Squares of the right operand are transposed in registers, as for packing, and multiplied at once: each element is read
-//! once and written nowhere. Each element of the output is the same chain of fused multiply-adds as in `blocks.rs`.
+//! Squares of the right operand are transposed in registers, as for packing, and multiplied at once, so each element is
+//! read once and not copied. Each element of the output is the same chain of fused multiply-adds as in `blocks.rs`.
 
 use super::super::kernel::Isa;
 use super::blocks::Out;
@@ -15,7 +15,7 @@ use zero_isa::Vectors;
 /// Rows whose sums are in registers.
 const ROWS: usize = 4;
 
-/// The operands of a product that is computed here.
+/// The operands of a product that this module computes.
 #[derive(Clone, Copy)]
 pub(super) struct Operands<'a> {
     left: &'a [f32],
@@ -26,7 +26,7 @@ pub(super) struct Operands<'a> {
     depth: usize,
 }
 
-/// Returns the operands if a product of this many rows is computed here.
+/// Returns the operands if this module computes products of this many rows, otherwise `None`.
 pub(super) fn operands<'a>(isa: Isa, left: &Matrix<'a>, right: &Matrix<'a>, rows: usize) -> Option<Operands<'a>> {
     match (left.rows_are_f32(), right.data) {
         (Some(left_data), Elements::F32(right_data))
@@ -136,8 +136,8 @@ mod x86 {
     use super::{LANES, ROWS, Sums};
     use std::arch::x86_64::*;
 
-    /// Adds the whole squares of sixteen columns to the first `R` rows of sums. Returns the number of terms that are done.
-    /// Rows of `left` that do not exist are empty; their sums are not used.
+    /// Adds the products of all whole squares of sixteen columns to the first `R` rows of sums. Returns the number of
+    /// terms that are done. Rows of `left` that do not exist are empty; their sums are not used.
     #[target_feature(enable = "avx512f,avx512dq")]
     pub(super) fn squares<const R: usize>(left: [&[f32]; ROWS], columns: [&[f32]; LANES], sums: &mut Sums) -> usize {
         let stride = columns[1].as_ptr() as usize / 4 - columns[0].as_ptr() as usize / 4;
@@ -173,7 +173,7 @@ mod x86 {
         whole
     }
 
-    /// [`squares`] with registers of eight words.
+    /// Does the same as [`squares`], with registers of eight words.
     #[target_feature(enable = "avx2,fma")]
     pub(super) fn small_squares<const R: usize>(
         left: [&[f32]; ROWS],

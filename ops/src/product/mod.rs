@@ -285,7 +285,7 @@ unsafe fn multiply(to: To, start: Start<'_>, left: Matrix<'_>, right: Matrix<'_>
 }
 
 /// # Safety
-/// As for [`block`], and the processor must have these units.
+/// The requirements of [`block`] apply, and the processor must have these units.
 unsafe fn block_on(
     units: Bf16Units,
     out: Out<'_>,
@@ -334,8 +334,8 @@ impl Grid {
     const PACKING: usize = 16;
 
     /// Returns the partition with the least work for the busiest thread. Each thread packs the columns that it needs,
-    /// and its rows if the left operand has to be packed too. The cost of packing f32 whose rows are contiguous is small
-    /// and not counted. Rows are cut at multiples of `unit`.
+    /// and its rows if the left operand has to be packed too. The cost of packing f32 whose rows are contiguous is
+    /// small and not counted. Rows are split at multiples of `unit`.
     fn new(left: &Matrix<'_>, columns: usize, threads: usize, unit: usize) -> Grid {
         let (rows, depth) = (left.rows, left.columns);
         let threads = threads.min(rows.max(Self::READING) * columns * depth / Self::SMALL).max(1);

@@ -52,7 +52,7 @@ impl Panels {
         }
     }
 
-    /// Computes the product of `left` with a part of these rows and columns; each element is the chain of
+    /// Computes the product of `left` with these rows and columns of the matrix. Each element is the chain of
     /// [`super::product`]. The columns must begin at a multiple of [`COLUMNS`].
     ///
     /// # Panics

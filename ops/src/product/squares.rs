@@ -11,7 +11,7 @@ use super::{Matrix, pairs};
 use half::bf16;
 use std::ops::Range;
 
-/// Returns the words for this many terms, rounded up to a whole step.
+/// Returns the number of words for this many terms, rounded up to a whole step.
 pub(super) fn words(terms: usize) -> usize {
     terms.div_ceil(2).next_multiple_of(STEP)
 }
@@ -25,9 +25,9 @@ pub(super) fn pack_right(isa: Isa, right: Matrix<'_>, depth: Range<usize>, colum
     pairs::pack_right(isa, right, depth, columns, right_panel(words), packed);
 }
 
-/// Packs a block of the left operand: for every [`SIDE`] rows, one square of a step after the other, with zeros up to
-/// a whole step. The squares are then read in the order of memory; rows at the strides of a matrix would share sets
-/// of the cache.
+/// Packs a block of the left operand: for every [`SIDE`] rows, one square per step, in the order of the steps, with
+/// zeros up to a whole step. The squares are then read in memory order. Rows at the strides of a matrix would share
+/// sets of the cache.
 pub(super) fn pack_left(isa: Isa, left: Matrix<'_>, rows: Range<usize>, depth: Range<usize>, packed: &mut [f32]) {
     let (data, words) = (elements(left), words(depth.len()));
     if left.is_transposed() {

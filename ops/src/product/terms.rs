@@ -19,7 +19,7 @@ pub(super) trait Terms {
         tile::columns(isa)
     }
 
-    /// Returns the words for this many terms, including padding.
+    /// Returns the number of words for this many terms, including padding.
     fn words(terms: usize) -> usize {
         terms.div_ceil(Self::EACH)
     }
@@ -42,7 +42,7 @@ pub(super) trait Terms {
     ) -> Left<'a>;
 
     /// # Safety
-    /// As for [`Tile::compute`], with as many words as the tile is deep.
+    /// The requirements of [`Tile::compute`] apply, with the depth of the tile as a number of words.
     unsafe fn tile(isa: Isa, tile: Tile);
 }
 
@@ -57,12 +57,12 @@ pub(super) struct Left<'a> {
 }
 
 impl<'a> Left<'a> {
-    /// Describes row after row, `words` apart.
+    /// Describes rows that are stored one after the other, `words` apart.
     fn rows(isa: Isa, data: &'a [f32], words: usize) -> Self {
         Self { data, rows: words, step: 1, panel: tile::rows(isa) * words }
     }
 
-    /// Describes panels of a tile's rows, word after word.
+    /// Describes panels of a tile's rows, which are stored word after word.
     fn panels(isa: Isa, data: &'a [f32], words: usize) -> Self {
         Self { data, rows: 1, step: tile::rows(isa), panel: pack::left_panel(isa, words) }
     }

@@ -125,7 +125,8 @@ fn every_layout_gives_the_defined_sums() {
 
 #[test]
 fn inner_dimensions_of_any_length_are_rounded_once() {
-    // Whole with many columns, whole with the fewest, and too long to be left whole.
+    // The inner dimension stays whole with many columns, stays whole with the fewest columns, and is too long to stay
+    // whole.
     for (rows, columns, depth) in [(20, 1600, 600), (9, 100, 3 * LONGEST / 4 + 1), (3, 50, 2 * LONGEST + 1)] {
         let (a, b) = (rounded(&normal("a", rows * depth)), rounded(&normal("b", columns * depth)));
         let (left, right) = (Matrix::new(&a[..], rows, depth), Matrix::new(&b[..], columns, depth).t());

@@ -13,14 +13,15 @@ use std::sync::Arc;
 /// Settings of the quantized weights of a model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct QuantizationOptions {
-    /// The format of all of them.
+    /// The format of all quantized weights.
     pub format: QuantizedFormat,
-    /// Modules whose linear maps keep their weights: a path such as `model.layers.0.mlp`, or its end after a dot.
+    /// Modules whose linear maps are not quantized. A module is named by its path, such as `model.layers.0.mlp`, or by
+    /// the end of its path after a dot.
     pub skip: Vec<String>,
 }
 
 impl QuantizationOptions {
-    /// Returns whether the linear map at `path` keeps its weight: it or a module around it is named.
+    /// Returns whether the linear map at `path` is not quantized, because `skip` names it or a module around it.
     #[must_use]
     pub fn skips(&self, path: &str) -> bool {
         let around = path.match_indices('.').map(|(at, _)| &path[..at]).chain([path]);
@@ -40,14 +41,14 @@ pub fn with_quantization<T>(options: QuantizationOptions, build: impl FnOnce() -
     build()
 }
 
-/// Returns the form in which the parameter that is requested from a `VarBuilder` is stored, if it is to be quantized.
+/// Returns how the parameter that a layer is requesting from a `VarBuilder` is stored, if it will be quantized.
 #[must_use]
 pub fn asks_quantized() -> Option<Quantization> {
     ASKING.get()
 }
 
-/// Returns whether the parameter that is requested from a `VarBuilder` is a weight of `[inputs, outputs]`, as that of a
-/// [`Conv1D`](crate::Conv1D).
+/// Returns whether the parameter that a layer is requesting from a `VarBuilder` is a weight of `[inputs, outputs]`, as
+/// in a [`Conv1D`](crate::Conv1D).
 #[must_use]
 pub fn asks_inputs_first() -> bool {
     INPUTS_FIRST.get()

@@ -4,7 +4,7 @@ use super::tables::{bounds, nearest_scale, pairs};
 use super::{BLOCK, FLOAT, FourBit};
 use crate::kernel::{Isa, vectorised};
 
-/// Writes the codes of a block. An element is coded as the number of bounds below it.
+/// Writes the codes of a block. The code of an element is the number of bounds below it.
 pub(super) fn encode_block(isa: Isa, code: FourBit, scaled: &[f32; BLOCK], codes: &mut [u8]) {
     let mut below = [0u8; BLOCK];
     let (bounds, order) = bounds(code);
@@ -70,7 +70,7 @@ vectorised! {
     }
 }
 
-/// Writes the head of a record with double quantization: the scales, less their mean, in blocks of [`SCALES`].
+/// Writes the head of a record with double quantization: the scales minus their mean, in blocks of [`SCALES`].
 pub(super) fn encode_scales(scales: &[f32], offset: f32, record: &mut [u8]) {
     let largest = scales.iter().fold(0.0f32, |largest, scale| largest.max((scale - offset).abs()));
     record[..FLOAT].copy_from_slice(&offset.to_le_bytes());

@@ -1,7 +1,7 @@
 //! Weights stored with 4 or 8 bits per element, in the formats of bitsandbytes.
 //!
-//! A quantized weight is a string of *records*, each of which can be read without the others, so a weight may be cut
-//! between any two of them:
+//! A quantized weight is a sequence of *records*. Each record can be read without the others, so a weight may be split
+//! between any two records:
 //!
 //! | format | elements | bytes of a record |
 //! |---|---|---|
@@ -15,8 +15,8 @@
 //! Holtzman, Zettlemoyer, "QLoRA: Efficient Finetuning of Quantized LLMs", NeurIPS 2023; int8: Dettmers, Lewis,
 //! Belkada, Zettlemoyer, "LLM.int8()", NeurIPS 2022.
 //!
-//! The offset of double quantization is the mean of all scales of a weight, here summed in f64, so that it does not
-//! depend on who computes it; PyTorch's sum in f32 may differ in its last bits.
+//! The offset of double quantization is the mean of all scales of a weight. It is summed in f64, so that every machine
+//! computes the same value. PyTorch sums in f32, which may differ in the last bits.
 
 mod build;
 mod codec;
@@ -46,14 +46,14 @@ const PORTION: usize = 1 << 20;
 pub enum FourBit {
     /// 4-bit NormalFloat: quantiles of a normal distribution.
     Nf4,
-    /// A float with one sign bit, two bits of exponent and one of mantissa.
+    /// A float with one sign bit, two exponent bits and one mantissa bit.
     Fp4,
 }
 
 /// How the elements of a weight are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum QuantizedFormat {
-    /// Blocks of 64 elements with a scale each.
+    /// Blocks of 64 elements, each with its own scale.
     Four {
         /// The values of the codes.
         code: FourBit,
@@ -88,8 +88,8 @@ pub struct Quantization {
 }
 
 impl Quantization {
-    /// Describes the weight of a linear map. `is_transposed`: the parameter has shape `[inputs, outputs]`, as that of
-    /// [`Conv1D`](crate::Conv1D); its elements are stored in the other order.
+    /// Describes the weight of a linear map. With `is_transposed`, the parameter has shape `[inputs, outputs]`, as in
+    /// [`Conv1D`](crate::Conv1D), and its elements are stored in the other order.
     #[must_use]
     pub fn new(format: QuantizedFormat, inputs: usize, outputs: usize, is_transposed: bool) -> Self {
         Self { format, outputs, inputs, is_transposed }
@@ -111,19 +111,19 @@ impl Quantization {
         self.outputs * self.inputs
     }
 
-    /// Returns the number of bytes that the weight is stored in.
+    /// Returns the size in bytes of the stored weight.
     #[must_use]
     pub fn bytes(&self) -> usize {
         let (full, rest) = (self.elements() / self.record_elements(), self.elements() % self.record_elements());
         full * self.record_bytes() + if rest > 0 { self.bytes_of(rest) } else { 0 }
     }
 
-    /// Returns which part of the bytes of a whole weight a rank of a tensor group has. `cut` is how the parameter is cut, and `self`
-    /// the part. The bytes are a matrix with a row for each output.
+    /// Returns which part of a whole weight's bytes a rank of a tensor group has. `cut` describes how the parameter is
+    /// cut, and `self` describes the rank's part. The bytes are a matrix with a row for each output.
     ///
     /// # Errors
-    /// Fails if the part does not consist of records of the whole weight: with other formats than 4 bits without double
-    /// quantization, and if rows of the whole or of the part do not consist of whole blocks.
+    /// Fails if the part does not consist of records of the whole weight. Only 4-bit formats without double
+    /// quantization can be cut, and the rows of the weight and of the part must consist of whole blocks.
     pub fn cut_of_bytes(&self, cut: &Cut) -> Result<Cut> {
         let QuantizedFormat::Four { double: false, .. } = self.format else {
             bail!("a weight of the format {} cannot be cut among ranks", self.format.name());
@@ -153,13 +153,13 @@ impl Quantization {
         }
     }
 
-    /// Returns the bytes of a record with all its elements. The weight may be cut at multiples of it.
+    /// Returns the size in bytes of a full record. The weight may be split at multiples of this size.
     #[must_use]
     pub fn record_bytes(&self) -> usize {
         self.bytes_of(self.record_elements())
     }
 
-    /// Returns the bytes of a record with this many elements.
+    /// Returns the size in bytes of a record with this many elements.
     fn bytes_of(&self, elements: usize) -> usize {
         match self.format {
             QuantizedFormat::Four { double: false, .. } => FLOAT + elements.div_ceil(2),
@@ -178,8 +178,8 @@ impl Quantization {
     }
 
     /// Quantizes the elements that are stored in a range of bytes, which begins and ends between records. `read` fills
-    /// a slice with the parameter's elements from an index on, in the parameter's own order. It is called with a few
-    /// MiB at a time; for a transposed weight, whose elements change their places, all of them are in memory at once.
+    /// a slice with the parameter's elements from an index on, in the parameter's own order. Each call reads a few MiB.
+    /// A transposed weight is in memory as a whole, because its elements change places.
     ///
     /// # Errors
     /// Fails if an element is infinite or not a number. Returns errors of `read`.
@@ -206,7 +206,7 @@ impl Quantization {
         })
     }
 
-    /// As [`Quantization::quantize`], of elements in the order in which they are stored.
+    /// Does the same as [`Quantization::quantize`], for elements in the order in which they are stored.
     fn quantize_in_order<E: From<Error>>(
         &self,
         bytes: Range<usize>,
@@ -250,7 +250,8 @@ impl Quantization {
                     continue;
                 };
                 let largest = values.iter().fold(0.0f32, |largest, value| largest.max(value.abs()));
-                // bitsandbytes divides by the scale of the last block if it is shorter, and also raises that scale.
+                // If the last block is shorter, bitsandbytes divides by its scale and also raises that scale to the
+                // minimum.
                 let is_last = values.len() < BLOCK;
                 let scale = if is_last { largest.max(SMALLEST) } else { largest };
                 if double {
@@ -304,7 +305,7 @@ impl Quantization {
     }
 }
 
-/// The smallest divisor, so that a block of zeros is divided by a number: bitsandbytes' value.
+/// The smallest divisor, so that a block of zeros is not divided by zero. bitsandbytes uses the same value.
 const SMALLEST: f32 = 1e-38;
 
 /// Makes storage of a quantized weight. No operation of candle accepts its dtype, so reading such a tensor as numbers
@@ -314,7 +315,7 @@ pub fn quantized_storage(bytes: Vec<u8>) -> CpuStorage {
     CpuStorage::F6E2M3(bytes)
 }
 
-/// Returns the bytes of storage that [`quantized_storage`] made; `None` for any other.
+/// Returns the bytes of storage that [`quantized_storage`] made, or `None` for other storage.
 #[must_use]
 pub fn quantized_bytes(storage: &CpuStorage) -> Option<&[u8]> {
     match storage {
@@ -355,7 +356,7 @@ impl<'a> QuantizedWeight<'a> {
         Self { start: self.start + start, ..self }
     }
 
-    /// Dequantizes the elements from `start` on, of the matrix `[outputs, inputs]`.
+    /// Dequantizes the elements of the matrix `[outputs, inputs]` from `start` on.
     pub(crate) fn read(&self, isa: Isa, start: usize, out: &mut [f32]) {
         let (mut at, mut rest) = (self.start + start, out);
         let unit = if let QuantizedFormat::Int8 = self.is.format { self.is.inputs } else { BLOCK };

@@ -23,7 +23,7 @@ const NF4: [f32; 16] = [
     1.0,
 ];
 
-/// The values of FP4: twelfths of 0, 1/16, 8, 12, 4, 6, 2 and 3, then the same with a sign.
+/// The values of FP4: twelfths of 0, 1/16, 8, 12, 4, 6, 2 and 3, then the same values negated.
 const FP4: [f32; 16] = {
     let twelfths = [0.0, 0.0625, 8.0, 12.0, 4.0, 6.0, 2.0, 3.0];
     let mut values = [0.0; 16];
@@ -37,7 +37,7 @@ const FP4: [f32; 16] = {
     values
 };
 
-/// The codes of FP4 by ascending value. Of the two zeros the first is the lower one.
+/// The codes of FP4 in the order of ascending value. The first of the two zeros counts as the lower one.
 const FP4_ORDER: [u8; 16] = [11, 10, 13, 12, 15, 14, 9, 0, 8, 1, 6, 7, 4, 5, 2, 3];
 
 const fn values(code: FourBit) -> [f32; 16] {
@@ -47,7 +47,7 @@ const fn values(code: FourBit) -> [f32; 16] {
     }
 }
 
-/// Returns the bounds between adjacent values, halfway, and the codes by ascending value.
+/// Returns the bounds halfway between adjacent values, and the codes in the order of ascending value.
 pub(super) const fn bounds(code: FourBit) -> ([f32; 15], [u8; 16]) {
     let order = match code {
         FourBit::Nf4 => [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15],
@@ -79,7 +79,7 @@ const fn all_pairs(code: FourBit) -> [[f32; 2]; 256] {
 /// Returns the values of 8-bit codes of scales, in ascending order: the signed dynamic map with up to seven bits of
 /// exponent. Dettmers, "8-Bit Approximations for Parallelism in Deep Learning", ICLR 2016.
 ///
-/// For the exponents −6 to 0, the middles of 2ⁱ equal parts of 0.1 to 1 are multiplied by the power of ten.
+/// For each i from 0 to 6, the values are 10^(i − 6) times the middles of 2ⁱ equal parts of the range from 0.1 to 1.
 pub(super) fn scale_codes() -> &'static [f32; 256] {
     static CODES: LazyLock<[f32; 256]> = LazyLock::new(|| {
         let mut codes = vec![0.0, 1.0];
@@ -105,8 +105,8 @@ pub(super) fn scale_codes() -> &'static [f32; 256] {
     &CODES
 }
 
-/// Returns the code of the value nearest to `scaled`, the lower one of two. As in bitsandbytes' kernel for CPUs, `scaled`
-/// is first rounded to one of 65,536 numbers from −1 to 1.
+/// Returns the code of the value nearest to `scaled`. In a tie, returns the lower one. As in bitsandbytes' kernel for
+/// CPUs, `scaled` is first rounded to one of 65,536 numbers from −1 to 1.
 pub(super) fn nearest_scale(scaled: f32) -> u8 {
     const STEPS: f32 = 65_535.0;
     let step = ((scaled + 1.0) * 0.5 * STEPS + 0.5).floor();

@@ -1,4 +1,4 @@
-//! Element types of tensors that travel between the ranks of a group.
+//! Element types of tensors that the ranks of a group exchange.
 
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, Error, Layout, Result, WithDType, bail};
@@ -6,7 +6,7 @@ use half::{bf16, f16};
 use std::borrow::Cow;
 use zero_comm::Buffer;
 
-/// An element type that travels.
+/// An element type that ranks can exchange.
 pub(crate) trait Element: WithDType {
     fn buffer(values: Vec<Self>) -> Buffer;
 
@@ -16,7 +16,8 @@ pub(crate) trait Element: WithDType {
     fn of_storage(storage: CpuStorage) -> Option<Vec<Self>>;
 }
 
-/// Evaluates an expression for the element type of a dtype, which the expression calls by the name before the arrow.
+/// Evaluates an expression for the element type of a dtype. The expression refers to the type by the name before the
+/// arrow.
 macro_rules! of_element {
     ($op:expr, $dtype:expr, $type:ident => $run:expr) => {
         match $dtype {

@@ -1,5 +1,5 @@
-//! The all-to-all before and after attention: between a slice of the positions of all heads, and all positions of some
-//! heads.
+//! The all-to-all before and after attention. It converts between one slice of positions for all heads and all
+//! positions for some heads.
 
 use super::element::{Element, dense, of_element};
 use super::{HeadShares, SequenceGroup};
@@ -16,14 +16,14 @@ use candle_core::CudaStorage;
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Storage, Tensor, WithDType, bail};
 
-/// Exchanges a slice of positions, `[batch, slice, heads, size]` or `[batch, slice, parts·heads·size]`, for the whole
-/// sequences of this rank's heads, in the same number of dimensions. `parts` is the number of tensors in a row: 3 for
-/// packed queries, keys and values.
+/// Exchanges a slice of positions for the whole sequences of this rank's heads. `x` is `[batch, slice, heads, size]` or
+/// `[batch, slice, parts·heads·size]`; the result has the same number of dimensions. `parts` is the number of tensors
+/// in a row: 3 for packed queries, keys and values.
 pub(crate) fn to_heads(x: &Tensor, group: &SequenceGroup, shares: &HeadShares, parts: usize) -> Result<Tensor> {
     apply1(x, Exchange::new(x, group, shares, parts, Direction::ToHeads)?)
 }
 
-/// The inverse of [`to_heads`]. What several ranks computed of one head is added in rank order.
+/// Inverts [`to_heads`]. If several ranks computed the same head, their results are added in rank order.
 pub(crate) fn to_positions(y: &Tensor, group: &SequenceGroup, shares: &HeadShares) -> Result<Tensor> {
     apply1(y, Exchange::new(y, group, shares, 1, Direction::ToPositions)?)
 }
@@ -40,10 +40,10 @@ struct Exchange {
     shares: HeadShares,
     direction: Direction,
     batch: usize,
-    /// Positions of a slice.
+    /// Number of positions in a slice.
     slice: usize,
     parts: usize,
-    /// Elements of a head.
+    /// Number of elements of a head.
     size: usize,
     /// Whether heads are a dimension of their own.
     has_heads: bool,
@@ -95,15 +95,16 @@ impl Exchange {
         }
     }
 
-    /// Returns the number of elements between this rank and each rank: of slices of all heads that the other side needs,
-    /// and of this rank's heads in the slices of the others.
+    /// Returns two element counts for each rank: how many elements of this rank's slices belong to that rank's heads,
+    /// and how many of that rank's slices belong to this rank's heads.
     fn counts(&self) -> [Vec<usize>; 2] {
         let each = self.batch * self.slice * self.parts * self.size;
         let of_heads = self.shares.lists.iter().map(|list| each * list.len()).collect();
         [of_heads, vec![each * self.own().len(); self.group.size]]
     }
 
-    /// Returns the elements of what this rank sends and receives, including its own part, and of what it sends to others.
+    /// Returns how many elements this rank sends and receives, both including its own part, and how many it sends to
+    /// others.
     fn sizes(&self) -> [usize; 3] {
         let [of_heads, of_slices] = self.counts();
         let (heads, slices): (usize, usize) = (of_heads.iter().sum(), of_slices.iter().sum());
@@ -113,7 +114,7 @@ impl Exchange {
         }
     }
 
-    /// [`Exchange::run`] in GPU memory.
+    /// Does the same as [`Exchange::run`], in GPU memory.
     #[cfg(feature = "cuda")]
     fn run_on_gpu(&self, x: &Tensor) -> Result<Tensor> {
         let (x, ranks, heads) = (x.detach(), self.group.size, self.shares.heads);
@@ -140,7 +141,7 @@ impl Exchange {
                 let all = self.shares.lists.concat();
                 match all.iter().copied().eq(0..heads) {
                     true => parts.contiguous()?,
-                    // What several ranks computed of one head is added in rank order.
+                    // If several ranks computed the same head, their results are added in rank order.
                     false => Tensor::zeros((rows, heads, self.size), x.dtype(), x.device())?.index_add(
                         &gpu::places(&all, x.device())?,
                         &parts.contiguous()?,
@@ -193,7 +194,7 @@ impl Exchange {
         }
     }
 
-    /// Adds up what each rank computed of its heads.
+    /// Adds up the results of each rank for its heads.
     fn unpack_heads<T: Element>(&self, received: &[T]) -> Vec<T> {
         let (rows, row) = (self.batch * self.slice * self.parts, self.shares.heads * self.size);
         let mut out = vec![T::zero(); rows * row];
@@ -216,7 +217,7 @@ impl Exchange {
         out
     }
 
-    /// Elements of this rank's heads in the slice of one sequence.
+    /// Returns the number of elements of this rank's heads in the slice of one sequence.
     fn block(&self) -> usize {
         self.slice * self.parts * self.own().len() * self.size
     }
@@ -253,7 +254,7 @@ impl Footprint for Exchange {
         let sizes = |exchange: &Self| exchange.sizes().map(|elements| bytes(elements, dtype));
         let ([sent, received, leaving], [back_sent, back_received, back_leaving]) =
             (sizes(self), sizes(&self.reversed()));
-        // What was received becomes the output if it is in order already.
+        // The received values become the output without a copy if they are already in order.
         let room = |direction, sent, received| match direction {
             Direction::ToHeads if self.batch == 1 => sent,
             _ => sent + received,

@@ -1,5 +1,5 @@
-//! Exchanges of values in GPU memory: from GPU to GPU if the communicator does so ([`ByGpu`](super::ByGpu)), otherwise through
-//! the host.
+//! Exchanges of values in GPU memory: from GPU to GPU if the communicator supports it ([`ByGpu`](super::ByGpu)),
+//! otherwise through the host.
 
 use super::{Element, SequenceGroup, of_element};
 use crate::device::{copied_to_host, copied_to_send, room_to_receive, sent, storage_of};
@@ -9,11 +9,11 @@ use zero_comm::{Buffer, ReduceOp};
 
 const OP: &str = "sequence-exchange";
 
-/// Waits for an exchange and returns what it brought.
+/// Waits for an exchange and returns the received values.
 pub(crate) type Arriving = Box<dyn FnOnce() -> Result<Tensor>>;
 
 impl SequenceGroup {
-    /// Starts to gather the elements of all ranks, `[ranks, …]`. Each has `x` of the same shape.
+    /// Starts to gather the elements of all ranks, `[ranks, …]`. All ranks pass an `x` of the same shape.
     pub(crate) fn gather_on_gpu(&self, x: &Tensor) -> Result<Arriving> {
         let (by_gpu, count) = (self.by_gpu.moves, x.elem_count());
         let (own, room) = (leaving(x, by_gpu)?, self.room(x, by_gpu, count * self.size)?);
@@ -24,7 +24,7 @@ impl SequenceGroup {
         Ok(Box::new(move || arrived(&device, exchange.wait()?.output, shape)))
     }
 
-    /// Starts to sum `x` of all ranks, `[ranks, …]`, and returns this rank's part of the sum, `[…]`.
+    /// Starts to sum the `x` of all ranks, `[ranks, …]`. The result is this rank's part of the sum, `[…]`.
     pub(crate) fn reduce_scatter_on_gpu(&self, x: &Tensor) -> Result<Arriving> {
         let (by_gpu, shape) = (self.by_gpu.sums, x.dims()[1..].to_vec());
         let part = shape.iter().product();
@@ -35,15 +35,15 @@ impl SequenceGroup {
         Ok(Box::new(move || arrived(&device, exchange.wait()?.shard, shape)))
     }
 
-    /// Sends consecutive parts of `x`, of `send` elements each, to the ranks, and concatenates the `receive` elements that each of
-    /// them sends.
+    /// Sends consecutive parts of `x` to the ranks and concatenates the parts that the ranks send. `send` and `receive`
+    /// hold the number of elements for each rank.
     pub(crate) fn all_to_all_on_gpu(&self, x: &Tensor, [send, receive]: [&[usize]; 2]) -> Result<Tensor> {
         let (by_gpu, received) = (self.by_gpu.moves, receive.iter().sum());
         let room = self.room(x, by_gpu, received)?;
         arrived(x.device(), self.all_to_all(leaving(x, by_gpu)?, room, [send, receive])?, received)
     }
 
-    /// Allocates a buffer for elements that arrive.
+    /// Allocates a buffer for received elements.
     fn room(&self, like: &Tensor, by_gpu: bool, elements: usize) -> Result<Buffer> {
         match by_gpu {
             true => room_to_receive(like.device(), like.dtype(), elements),
@@ -52,12 +52,13 @@ impl SequenceGroup {
     }
 }
 
-/// Copies the elements of a tensor into a buffer, in GPU memory if `by_gpu`. Otherwise waits for the GPU.
+/// Copies the elements of a tensor into a buffer. With `by_gpu` the buffer is in GPU memory; otherwise it is on the
+/// host, and the call waits for the GPU.
 fn leaving(x: &Tensor, by_gpu: bool) -> Result<Buffer> {
     if by_gpu { copied_to_send(x) } else { copied_to_host(x) }
 }
 
-/// Returns the elements of a buffer in GPU memory.
+/// Moves the elements of a buffer to GPU memory, if necessary, and returns them.
 fn arrived(device: &Device, buffer: Buffer, shape: impl Into<Shape>) -> Result<Tensor> {
     if buffer.is_on_device() {
         return Ok(tensor(storage_of(buffer)?, shape));

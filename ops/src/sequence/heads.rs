@@ -9,12 +9,13 @@ use std::sync::Arc;
 pub(crate) struct HeadShares {
     /// Number of heads of the tensor.
     pub(crate) heads: usize,
-    /// In rank order.
+    /// The heads of each rank, in rank order.
     pub(crate) lists: Arc<[Vec<usize>]>,
 }
 
 impl HeadShares {
-    /// Divides query heads evenly; the first ranks have one more if their number is no multiple of that of the ranks.
+    /// Divides query heads evenly. If the number of heads is not a multiple of the number of ranks, the first ranks get
+    /// one more.
     ///
     /// # Errors
     /// Fails if there are fewer heads than ranks.
@@ -31,8 +32,8 @@ impl HeadShares {
 
     /// Returns the key and value heads that a rank's query heads read: query head h reads head h / (heads / `kv_heads`).
     ///
-    /// Attention on a rank computes that formula from its own numbers of heads. Where these do not give the same heads,
-    /// the rank gets one key and value head for each of its query heads.
+    /// Attention on a rank applies this formula to the rank's own numbers of heads. If that gives the wrong heads, the
+    /// rank gets one key and value head for each of its query heads.
     pub(crate) fn of_keys(&self, kv_heads: usize) -> Self {
         let group = self.heads / kv_heads;
         let keys = |queries: &Vec<usize>| {
@@ -48,7 +49,7 @@ impl HeadShares {
     }
 }
 
-/// Returns the part of `count` things that a rank has.
+/// Returns the range of `count` items that belongs to a rank.
 fn share(count: usize, rank: usize, ranks: usize) -> Range<usize> {
     let start = |rank: usize| rank * (count / ranks) + rank.min(count % ranks);
     start(rank)..start(rank + 1)
@@ -85,7 +86,7 @@ mod tests {
     fn keys_travel_once_where_heads_divide_evenly() {
         assert_eq!(lists(8, 4, 2)[1], [[0, 1], [2, 3]]);
         assert_eq!(lists(8, 2, 4)[1], [[0], [0], [1], [1]]);
-        // Rank 1 of 3 has query heads 2 and 3, whose keys are 0 and 1.
+        // Rank 1 of 3 has the query heads 2 and 3, which read the keys 0 and 1.
         assert_eq!(lists(6, 2, 3)[1], [vec![0], vec![0, 1], vec![1]]);
         // The query heads 3 to 5 of rank 1 read keys 0, 1 and 1.
         assert_eq!(lists(8, 2, 3)[1], [vec![0], vec![0, 1, 1], vec![1]]);

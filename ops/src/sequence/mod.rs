@@ -1,18 +1,19 @@
-//! Slices of sequences: several ranks share each sequence, and each of them computes the operations on a slice of its
+//! Slices of sequences: several ranks share each sequence, and each rank runs the operations on a slice of its
 //! positions.
 //!
-//! Most operations work on each position alone and need to know nothing of slices. Those that depend on the place of a
-//! position (positions, rotary embedding, dropout) and those that mix positions (attention) look up the
-//! [`SequenceGroup`] of their thread. Attention gets what it lacks in one of two ways ([`Sharing`]):
+//! Most operations work on each position alone and need not know about slices. Two kinds look up the [`SequenceGroup`]
+//! of their thread: operations that depend on the place of a position (positions, rotary embedding, dropout), and
+//! attention, which mixes positions. Attention gets the other positions in one of two ways ([`Sharing`]):
 //!
-//! - It exchanges its slice of all heads for all positions of some heads, and back (`exchange`): DeepSpeed-Ulysses (Jacobs
-//!   et al., "DeepSpeed Ulysses: System optimizations for enabling training of extreme long sequence transformer models",
-//!   2023).
+//! - It exchanges its slice of all heads for all positions of some heads, and back again (`exchange`):
+//!   DeepSpeed-Ulysses (Jacobs et al., "DeepSpeed Ulysses: System optimizations for enabling training of extreme long
+//!   sequence transformer models", 2023).
 //! - It gathers the keys and values of all positions, and computes all heads for its own queries (`ops/src/attention/gathered.rs`):
 //!   the context parallelism of Llama 3 (Grattafiori et al., "The Llama 3 herd of models", 2024, section 3.3.2).
 //!
-//! In both, a query sees the same numbers as on one rank, so on the CPU the forward has the same bits. They can be combined: ranks that gather
-//! keys and values are then groups of ranks that exchange heads, of which each cuts its group's slice.
+//! In both, a query sees the same numbers as on one rank, so on the CPU the forward is bit-identical to one rank's. The
+//! two can be combined: groups of ranks then gather keys and values, and the ranks inside a group split the group's
+//! slice and exchange heads.
 //!
 //! The ranks of a tensor group ([`Sharing::Layers`], `ops/src/tensor/`) have slices only between layers' attentions and
 //! feed-forward networks, which gather whole sequences.
@@ -35,16 +36,16 @@ pub(crate) use element::{Element, dense, of_element};
 pub(crate) use exchange::{to_heads, to_positions};
 pub(crate) use heads::HeadShares;
 
-/// How attention computes what slices of sequences lack.
+/// How attention gets the positions that a slice lacks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sharing {
     /// Each rank computes some heads over all positions. Rank i of n has the i-th of n slices.
     Heads,
-    /// Each rank computes all heads for its own queries. A sequence is cut into 2n chunks, of which rank i of n has the i-th
-    /// from the beginning and the i-th from the end, so that all ranks have the same number of positions to look back to.
+    /// Each rank computes all heads for its own queries. A sequence is split into 2n chunks. Rank i of n has the i-th
+    /// chunk from the beginning and the i-th from the end, so that the queries of all ranks see equally many positions.
     Queries,
-    /// Attentions and feed-forward networks gather all positions, and each rank computes a part of their heads and columns: tensor
-    /// parallelism. Rank i of n has the i-th of n slices elsewhere.
+    /// Attentions and feed-forward networks gather all positions, and each rank computes a part of their heads and
+    /// columns: tensor parallelism. Elsewhere, rank i of n has the i-th of n slices.
     Layers,
 }
 
@@ -54,19 +55,19 @@ pub struct SequenceGroup {
     sharing: Sharing,
     index: usize,
     size: usize,
-    /// Whether others compute during exchanges of a backward.
+    /// Whether other operations run during the exchanges of a backward.
     overlaps: bool,
     #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "only values in GPU memory are exchanged there"))]
     by_gpu: ByGpu,
-    /// The layer that runs, if it may not exchange.
+    /// The name of the running layer, if it may not exchange.
     silent: Option<Arc<str>>,
     /// `None` in a trace, which exchanges nothing.
     members: Option<Arc<Members>>,
-    /// The ranks that share the sequences of which these ranks have slices of their slices.
+    /// The outer group, whose slices the ranks of this group split again.
     outer: Option<Arc<SequenceGroup>>,
 }
 
-/// Which values in GPU memory a communicator exchanges there. It exchanges others through the host.
+/// Which values the communicator exchanges directly between GPUs. Other values go through the host.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ByGpu {
     /// Values that are only moved.
@@ -86,7 +87,7 @@ thread_local! {
 }
 
 impl SequenceGroup {
-    /// Creates the group of the ranks of `comm`, whose order is that of the slices.
+    /// Creates the group of the ranks of `comm`. Their order is the order of the slices.
     #[must_use]
     pub fn new(comm: Arc<dyn Communicator>, sharing: Sharing) -> Self {
         let (index, size) = (comm.rank(), comm.size());
@@ -94,7 +95,8 @@ impl SequenceGroup {
         Self { members, ..Self::traced(index, size, sharing) }
     }
 
-    /// Creates a group of `size` ranks for counting memory ([`meta`](crate::meta)): a rank of it with no others.
+    /// Creates a group of `size` ranks for counting memory ([`meta`](crate::meta)). It has no connection to other
+    /// ranks.
     #[must_use]
     pub fn traced(index: usize, size: usize, sharing: Sharing) -> Self {
         Self {
@@ -109,14 +111,14 @@ impl SequenceGroup {
         }
     }
 
-    /// Returns the group whose ranks cut the slices of `outer` into slices among them: a tensor group, or one that shares heads, whose
-    /// ranks are at the same place of several other groups.
+    /// Returns this group inside `outer`: its ranks split each slice of `outer` among them. This group is a tensor
+    /// group or shares heads. Each of its ranks has the same index in its own outer group.
     #[must_use]
     pub fn inside(self, outer: Option<Self>) -> Self {
         Self { outer: outer.map(Arc::new), ..self }
     }
 
-    /// Lets a backward compute gradients of weights during the exchanges of a tensor group, if `overlaps`.
+    /// Sets whether a backward computes gradients of weights during the exchanges of a tensor group.
     #[must_use]
     pub fn overlapping(self, overlaps: bool) -> Self {
         Self { overlaps, ..self }
@@ -128,18 +130,18 @@ impl SequenceGroup {
         Self { by_gpu, ..self }
     }
 
-    /// Returns whether a backward computes during exchanges.
+    /// Returns whether a backward computes gradients of weights during exchanges.
     pub(crate) fn overlaps(&self) -> bool {
         self.overlaps
     }
 
-    /// Returns the group whose slices the ranks of this group cut, if it has more than one rank.
+    /// Returns the outer group, whose slices the ranks of this group split, if it has more than one rank.
     pub(crate) fn outer(&self) -> Option<&Self> {
         self.outer.as_deref().filter(|outer| outer.size > 1)
     }
 
-    /// Returns the group that shares the sequences of a batch: the ranks of this group, or those of which they cut the slices. A
-    /// tensor group alone gets whole batches.
+    /// Returns the group whose ranks share the sequences of a batch: this group or, for a tensor group, the outer one.
+    /// A tensor group without an outer group gets whole batches.
     #[must_use]
     pub fn of_batch(&self) -> Option<&Self> {
         match self.sharing {
@@ -154,7 +156,7 @@ impl SequenceGroup {
         (self.sharing == Sharing::Layers).then(|| Self { outer: None, ..self.clone() })
     }
 
-    /// Returns how attention computes what slices lack.
+    /// Returns how attention gets the positions that a slice lacks.
     #[must_use]
     pub fn sharing(&self) -> Sharing {
         self.sharing
@@ -178,7 +180,8 @@ impl SequenceGroup {
         self.size * self.outer.as_ref().map_or(1, |outer| outer.slices())
     }
 
-    /// Returns the same group for a layer that does not exchange in attention, or did not say so: an exchange fails and names it.
+    /// Returns the same group for a layer that has not declared that it exchanges in attention. An exchange then fails
+    /// with an error that names the layer.
     #[must_use]
     pub fn silent_in(&self, layer: &str) -> Self {
         let silent = match self.sharing {
@@ -189,38 +192,39 @@ impl SequenceGroup {
         Self { silent, ..self.clone() }.inside(outer)
     }
 
-    /// Runs `run`, in which operations see slices of sequences.
+    /// Calls `run` with operations that work on slices of sequences.
     pub fn within<T>(&self, run: impl FnOnce() -> T) -> T {
         let _current = Replaced::with(&CURRENT, Some(self.clone()));
         run()
     }
 
-    /// Runs `run`, in which operations see the sequences, or the slices of the outer group, that the ranks of this tensor group have
-    /// gathered.
+    /// Calls `run` with operations that work on gathered values: whole sequences or, with an outer group, that group's
+    /// slices.
     pub(crate) fn gathered<T>(&self, along: Along, run: impl FnOnce() -> T) -> T {
         let _current = Replaced::with(&CURRENT, self.outer.as_deref().cloned());
         let _gathered = Replaced::with(&GATHERED, Some((self.clone(), along)));
         run()
     }
 
-    /// Returns the tensor group of which operations on this thread see slices.
+    /// Returns the tensor group whose slices the operations on this thread work on.
     pub(crate) fn of_layers() -> Option<Self> {
         Self::current().filter(|group| group.sharing == Sharing::Layers)
     }
 
-    /// Returns the tensor group that has gathered the sequences which operations on this thread see, and how it has joined slices.
+    /// Returns the tensor group that gathered the sequences of this thread's operations, and the dimension along which
+    /// it joined the slices.
     pub(crate) fn of_gathered() -> Option<(Self, Along)> {
         GATHERED.with_borrow(Clone::clone)
     }
 
-    /// Returns the group of the operations on this thread; `None` if sequences are whole.
+    /// Returns the group of the operations on this thread, or `None` if sequences are whole.
     #[must_use]
     pub fn current() -> Option<Self> {
         CURRENT.with_borrow(|current| current.clone().filter(|group| group.size > 1))
     }
 
-    /// Returns the error of the first exchange that failed because a rank or a connection was lost. Operations can only
-    /// return a text.
+    /// Returns the error of the first exchange that failed because a rank or a connection was lost. Operations
+    /// themselves can only return a text.
     #[must_use]
     pub fn failure(&self) -> Option<&CommError> {
         let own = self.members.as_ref().and_then(|members| members.failure.get());
@@ -230,7 +234,7 @@ impl SequenceGroup {
     /// Returns the positions of this rank's slice of sequences of `time` positions: one range, or two of the same length.
     ///
     /// # Errors
-    /// Fails if they cannot be cut into slices of the same length.
+    /// Fails if the positions cannot be split into slices of the same length.
     pub fn positions(&self, time: usize) -> Result<Vec<Range<usize>>> {
         let Some(outer) = &self.outer else { return self.positions_of(self.index, time) };
         let parts = outer.positions(time)?;
@@ -247,7 +251,7 @@ impl SequenceGroup {
         Ok(within.filter(|range| !range.is_empty()).collect())
     }
 
-    /// Returns the same group as rank `index` of it sees it.
+    /// Returns the same group from the view of rank `index`.
     pub(crate) fn at(&self, index: usize) -> Self {
         Self { index, ..self.clone() }
     }
@@ -272,14 +276,14 @@ impl SequenceGroup {
     /// Returns this rank's slice of `[batch, time, …]`.
     ///
     /// # Errors
-    /// As [`SequenceGroup::positions`].
+    /// Fails in the same cases as [`SequenceGroup::positions`].
     pub fn slice(&self, x: &Tensor) -> Result<Tensor> {
         let parts = self.positions(x.dim(1)?)?.into_iter();
         let parts: Vec<Tensor> = parts.map(|part| x.narrow(1, part.start, part.len())).collect::<Result<_>>()?;
         if let [whole] = &*parts { whole.contiguous() } else { Tensor::cat(&parts, 1) }
     }
 
-    /// Fails if the layer that runs may not exchange.
+    /// Fails if the running layer may not exchange.
     pub(crate) fn may_exchange(&self) -> Result<()> {
         match &self.silent {
             None => Ok(()),
@@ -305,7 +309,8 @@ impl SequenceGroup {
         T::values(self.all_gather(slice)?.wait()?.output)
     }
 
-    /// Starts to sum the inputs of all ranks, for this rank's part of the sum. The parts have the same length.
+    /// Starts to sum the inputs of all ranks. The result is this rank's part of the sum. The parts have the same
+    /// length.
     pub(crate) fn reduce_scatter<T: Element>(&self, input: Vec<T>) -> Result<Exchanging<Scattered>> {
         let part = input.len() / self.size;
         let (counts, room) = (vec![part; self.size], vec![T::zero(); part]);
@@ -318,7 +323,7 @@ impl SequenceGroup {
     }
 }
 
-/// A collective under way.
+/// A collective in flight.
 pub(crate) struct Exchanging<T> {
     pending: Pending<T>,
     members: Arc<Members>,
@@ -338,21 +343,21 @@ impl<T> Exchanging<T> {
 /// Returns this rank's slice of `[batch, time, …]` if ranks share sequences, otherwise `x` itself.
 ///
 /// # Errors
-/// As [`SequenceGroup::positions`].
+/// Fails in the same cases as [`SequenceGroup::positions`].
 pub fn own_slice(x: &Tensor) -> Result<Tensor> {
     SequenceGroup::current().map_or_else(|| Ok(x.clone()), |group| group.slice(x))
 }
 
-/// Returns the length of the sequences of which this rank has `time` positions.
+/// Returns the length of whole sequences, given the `time` positions of this rank's slice.
 #[must_use]
 pub fn whole_length(time: usize) -> usize {
     SequenceGroup::current().map_or(time, |group| group.slices() * time)
 }
 
-/// Returns the positions of the `time` positions that this rank has in their sequences; `None` if these are all.
+/// Returns where the `time` positions of this rank's slice are in their sequences, or `None` if sequences are whole.
 ///
 /// # Errors
-/// As [`SequenceGroup::positions`].
+/// Fails in the same cases as [`SequenceGroup::positions`].
 pub(crate) fn own_positions(time: usize) -> Result<Option<Vec<u32>>> {
     let Some(group) = SequenceGroup::current() else { return Ok(None) };
     let parts = group.positions(group.slices() * time)?;

@@ -1,4 +1,4 @@
-//! Gradients of weights that a backward computes later, because a schedule defers them or to compute during an exchange.
+//! Gradients of weights that a backward computes later: because a schedule defers them, or to overlap with an exchange.
 
 use super::{Make, Part, has, is_deferring, keep, make, schedule_defers, tiles, write};
 use candle_core::{Result, Tensor};
@@ -11,7 +11,8 @@ thread_local! {
     static UNTIL_EXCHANGE: RefCell<Option<Vec<Compute>>> = const { RefCell::new(None) };
 }
 
-/// Runs the backward of an operation. Returns also what computes the gradients of its weights, during an exchange.
+/// Runs the backward of an operation. Returns its result, and the computations of weight gradients that can run during
+/// an exchange.
 pub(crate) fn until_exchange<T>(backward: impl FnOnce() -> T) -> (T, Vec<Compute>) {
     let outer = UNTIL_EXCHANGE.replace(Some(vec![]));
     let result = backward();

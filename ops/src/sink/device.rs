@@ -7,8 +7,8 @@ use zero_kernels::rows::Onto;
 use super::{CURRENT, FlatBuffer, Gradients, Part, Slot, keep, schedule_defers, tiles};
 use crate::device::{Array, Gpu};
 
-/// [`write`](super::write) for a gradient on a GPU. `make` receives the address of the place, f32 and row-major, and
-/// what to do with the values that are there.
+/// Does the same as [`write`](super::write), for a gradient on a GPU. `make` receives the address of the place, f32 and
+/// row-major, and whether the place holds values to add to.
 pub(crate) fn write(gpu: &Gpu, parameter: &Tensor, make: impl FnOnce(Address, Onto) -> Result<()>) -> Result<bool> {
     if tiles::running() {
         candle_core::bail!("gradients in tiles of rows are unsupported on a GPU");
@@ -41,7 +41,7 @@ impl Gradients {
     /// host.
     ///
     /// # Errors
-    /// The driver's error.
+    /// Returns the driver's error.
     pub fn bring(&mut self, made: &Gradients, leaves: &[TensorId]) -> Result<()> {
         for &leaf in leaves {
             let Some(place) = made.places.get(&leaf).filter(|place| place.written) else { continue };
@@ -67,8 +67,8 @@ impl Gradients {
         array.zero(place.range.clone())
     }
 
-    /// Writes values to the place of `leaf`, or adds them if it has a contribution. Returns false if the leaf has no
-    /// place on a GPU.
+    /// Writes values to the place of `leaf`, or adds them if the place already has a contribution. Returns false if the
+    /// leaf has no place on a GPU.
     pub(super) fn take_on_device(&mut self, leaf: TensorId, values: &Tensor) -> Result<bool> {
         let Some(place) = self.places.get_mut(&leaf) else { return Ok(false) };
         let FlatBuffer::Device(array) = &mut self.buffers[place.buffer] else { return Ok(false) };

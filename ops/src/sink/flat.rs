@@ -79,7 +79,7 @@ impl FlatBuffer {
     /// Returns the values on the host. Values on a GPU are copied after all earlier work on the stream.
     ///
     /// # Errors
-    /// The GPU driver's error.
+    /// Returns the GPU driver's error.
     pub fn into_host(self) -> Result<Vec<f32>> {
         match self {
             Self::Host(values) => Ok(values),
@@ -96,7 +96,7 @@ impl FlatBuffer {
     /// the host.
     ///
     /// # Errors
-    /// The GPU driver's error.
+    /// Returns the GPU driver's error.
     pub fn round_travelled(&mut self) -> Result<()> {
         match self {
             Self::Host(_) => Ok(()),
@@ -108,7 +108,7 @@ impl FlatBuffer {
     /// Copies a range to the host. On a GPU, waits for all earlier work on the stream.
     ///
     /// # Errors
-    /// The GPU driver's error.
+    /// Returns the GPU driver's error.
     ///
     /// # Panics
     /// Panics if the range is out of bounds, or its length differs from that of `to`.
@@ -124,7 +124,7 @@ impl FlatBuffer {
     /// Overwrites the values from `at` on.
     ///
     /// # Errors
-    /// The GPU driver's error.
+    /// Returns the GPU driver's error.
     ///
     /// # Panics
     /// Panics if the values do not fit.
@@ -140,7 +140,7 @@ impl FlatBuffer {
     /// Overwrites the values from `at` on with a range of another buffer.
     ///
     /// # Errors
-    /// The GPU driver's error.
+    /// Returns the GPU driver's error.
     ///
     /// # Panics
     /// Panics if a range is out of bounds.

@@ -1,15 +1,16 @@
 //! Receives the gradients of parameters during a backward.
 //!
-//! candle starts every gradient as zeros and adds to it: two passes over memory, and one more copy into a flat buffer
-//! that can be reduced. The operations of this crate write a parameter's gradient straight into the flat buffer of
-//! its segment instead. Gradients of other candle operations are moved there afterwards ([`Gradients::absorb`]), so a
-//! plain candle module works too.
+//! candle starts every gradient as zeros and adds to it. That takes two passes over memory, and one more copy into a
+//! flat buffer that can be reduced. The operations of this crate write a parameter's gradient straight into the flat
+//! buffer of its segment instead. Gradients of other candle operations are moved there afterwards
+//! ([`Gradients::absorb`]), so a plain candle module works too.
 //!
 //! A backward can also compute only the gradient of its input ([`DeferredGradients::capture`]). It then keeps the
-//! operands of the parameter gradients, which [`DeferredGradients::flush`] computes later. A matrix product is
-//! deferred as a whole; a gradient that an operation computes on the way is kept.
+//! operands of the parameter gradients, which [`DeferredGradients::flush`] computes later. A matrix product is deferred
+//! as a whole. A gradient that an operation computes together with dx is kept instead.
 //!
-//! Inside of a backward, gradients of weights can also be delayed until an exchange with other ranks runs (`deferred`).
+//! A backward can also delay gradients of weights until its next exchange with other ranks, and compute them during it
+//! (`deferred`).
 //!
 //! Operations find the sink in a thread-local variable of the thread that runs the backward, because candle passes
 //! nothing else to an operation's `bwd`.
@@ -36,11 +37,11 @@ pub(crate) use tiles::in_tiles;
 /// The place of one parameter's gradient: f32 and row-major, whatever the parameter's own dtype.
 #[derive(Debug)]
 pub enum Slot<'a> {
-    /// The first contribution of this backward. Overwrite all of it; the content is arbitrary.
+    /// This is the first contribution of this backward. Overwrite the whole buffer; its content is arbitrary.
     First(&'a mut [f32]),
-    /// A contribution is already there. Compute the whole new one, then add it.
+    /// The buffer already holds a contribution. Compute the whole new one, then add it.
     Another(&'a mut [f32]),
-    /// A further tile of rows of one contribution. Continue from the sum that the previous tiles left.
+    /// This is a further tile of rows of one contribution. Continue from the sum that the previous tiles left.
     Further(&'a mut [f32]),
 }
 
@@ -86,7 +87,7 @@ pub(crate) fn promised() -> bool {
     PROMISED.get() || CURRENT.with_borrow(Option::is_some) || LATER.with_borrow(Option::is_some)
 }
 
-/// Passes the place of `parameter`'s gradient to `write` if the running backward has one. Returns whether it had.
+/// Passes the place of `parameter`'s gradient to `write` if the running backward has one. Returns whether it has one.
 ///
 /// After `true` an operation returns no gradient for that argument; after `false` (a plain candle backward) it
 /// returns an ordinary tensor.
@@ -162,7 +163,7 @@ enum Part {
 #[derive(Default)]
 pub struct DeferredGradients {
     wanted: HashSet<TensorId>,
-    /// In the order of the backward.
+    /// The contributions, in the order of the backward.
     parts: Vec<(TensorId, Part)>,
 }
 
@@ -207,7 +208,7 @@ impl DeferredGradients {
     /// Computes all contributions in order and writes them to their places.
     ///
     /// # Errors
-    /// The first error of a computation.
+    /// Returns the first error of a computation.
     pub fn flush(self, gradients: &mut Gradients) -> Result<()> {
         for (leaf, part) in self.parts {
             #[cfg(feature = "cuda")]
@@ -296,10 +297,10 @@ impl Gradients {
         self.places.get(&leaf).is_some_and(|place| place.written)
     }
 
-    /// Sets the place of `leaf` to zero if no contribution arrived.
+    /// Sets the gradient of `leaf` to zero if no contribution arrived.
     ///
     /// # Errors
-    /// The GPU driver's error.
+    /// Returns the GPU driver's error.
     pub fn zero(&mut self, leaf: TensorId) -> Result<()> {
         #[cfg(feature = "cuda")]
         self.zero_on_device(leaf)?;

@@ -1,8 +1,8 @@
 //! Gradients of parameters that are computed one tile of rows at a time.
 //!
 //! The gradient of a weight is a sum over rows. Each tile continues from the sum that the previous tiles left in the
-//! parameter's place, so the result is bit-identical to one sum over all rows. A contribution accumulates in a buffer
-//! of its own if it is added to an earlier one, is deferred, or has no place.
+//! parameter's place, so the result is bit-identical to one sum over all rows. A contribution accumulates in a separate
+//! buffer if it is added to an earlier contribution, is deferred, or has no place.
 
 use std::cell::RefCell;
 
@@ -16,9 +16,9 @@ thread_local! {
 /// The destination of the tiles' contributions to a parameter's gradient.
 struct Claim {
     parameter: TensorId,
-    /// Used if the tiles cannot accumulate in the parameter's place.
+    /// The separate buffer, if the tiles cannot accumulate in the parameter's place.
     room: Option<Vec<f32>>,
-    /// The number of tiles that it contains.
+    /// Number of tiles that the sum contains so far.
     tiles: usize,
 }
 
@@ -26,7 +26,7 @@ struct Claim {
 /// are trained and listed in the order in which a backward over all rows would write them; a parameter that is used
 /// twice is listed twice.
 ///
-/// Returns the result of `backward` and, for each parameter, the gradient if no sink wants it.
+/// Returns the result of `backward` and, for each parameter, its gradient if no sink takes it.
 pub(crate) fn in_tiles<T>(
     parameters: &[&Tensor],
     backward: impl FnOnce() -> Result<T>,
@@ -44,7 +44,7 @@ pub(super) fn running() -> bool {
     CLAIMS.with_borrow(Option::is_some)
 }
 
-/// [`write`] for the next tile's contribution.
+/// Does the same as [`write`], for the next tile's contribution.
 pub(super) fn write_tile(parameter: &Tensor, write: impl FnOnce(Slot<'_>)) -> bool {
     CLAIMS.with_borrow_mut(|claims| {
         let all = claims.iter_mut().flatten().filter(|claim| claim.parameter == parameter.id());

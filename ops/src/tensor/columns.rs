@@ -1,4 +1,4 @@
-//! Gathers columns that are cut among the ranks of a tensor group, for an evaluation.
+//! Gathers columns that are split among the ranks of a tensor group, for evaluation.
 
 #[cfg(feature = "cuda")]
 use crate::gpu;
@@ -14,7 +14,7 @@ use candle_core::CudaStorage;
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor, WithDType, bail};
 
-/// Gathers `[.., share]` of all ranks, of which each has the next ⌈columns / ranks⌉ columns, to `[.., columns]`.
+/// Gathers the `[.., share]` of all ranks to `[.., columns]`. Each rank has the next ⌈columns / ranks⌉ columns.
 pub(super) fn gather_columns(x: &Tensor, group: &SequenceGroup, columns: usize) -> Result<Tensor> {
     apply1(x, GatherColumns { group: group.clone(), columns })
 }
@@ -57,7 +57,7 @@ impl Footprint for GatherColumns {
     fn footprint(&self, inputs: &[&Tensor]) -> Result<Costs> {
         let (elements, dtype) = (inputs[0].elem_count(), inputs[0].dtype());
         let (own, others) = (bytes(elements, dtype), self.group.size() as u64 - 1);
-        // The sent copy, then what is received.
+        // The copy that is sent, and the values of all ranks that are received.
         let forward = own * (others + 2);
         Ok(Costs {
             forward,

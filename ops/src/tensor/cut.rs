@@ -6,11 +6,12 @@ use candle_nn::{Init, VarBuilder};
 use std::cell::RefCell;
 use std::ops::Range;
 
-/// The part of a parameter that one rank of a tensor group has: of one dimension, the same share of each of its parts.
+/// The part of a parameter that one rank of a tensor group has. One dimension is cut, and the rank has an equal share
+/// of each of its parts.
 ///
-/// The dimension consists of one or more *parts*, such as queries, keys and values in one weight. Each rank has one slice of each
-/// part, of ⌈length / ranks⌉ indices. Where a part does not divide evenly, the last slices are shorter. The local tensor is then
-/// padded behind its last element, so that it has the same shape on all ranks.
+/// The dimension consists of one or more *parts*, such as queries, keys and values in one weight. Each rank has one
+/// slice of each part, with ⌈length / ranks⌉ indices. Where a part does not divide evenly, the last slices are shorter.
+/// The local tensor is then padded behind its last element, so that it has the same shape on all ranks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cut {
     whole: Vec<usize>,
@@ -20,12 +21,12 @@ pub struct Cut {
     ranks: usize,
 }
 
-/// Consecutive elements of a local tensor, and where they are in the whole one. Indices are row-major.
+/// Consecutive elements of a local tensor, and their place in the whole tensor. Indices are row-major.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Run {
     /// The elements of the local tensor.
     pub local: Range<usize>,
-    /// The first of them in the whole tensor.
+    /// Index of the first of these elements in the whole tensor.
     pub whole: usize,
 }
 
@@ -49,7 +50,7 @@ impl Cut {
         Ok(cut)
     }
 
-    /// Returns the same cut as another rank of the group sees it.
+    /// Returns the same cut from the view of rank `index`.
     #[must_use]
     pub fn of(&self, index: usize) -> Self {
         Self { index, ..self.clone() }
@@ -111,7 +112,7 @@ impl Cut {
         self.outer() * self.row()
     }
 
-    /// Returns where a range of local elements is in the whole tensor, in order and without padding.
+    /// Returns the places of a range of local elements in the whole tensor, in order and without padding.
     #[must_use]
     pub fn runs(&self, local: Range<usize>) -> Vec<Run> {
         let row = self.row();
@@ -124,7 +125,7 @@ impl Cut {
             .collect()
     }
 
-    /// Returns which of a range of elements of the whole tensor are local, in order.
+    /// Returns which elements of a range of the whole tensor are local, in order.
     #[must_use]
     pub fn runs_of_whole(&self, whole: Range<usize>) -> Vec<Run> {
         let row = self.whole[self.dimension] * self.inner();
@@ -138,7 +139,7 @@ impl Cut {
             .collect()
     }
 
-    /// Returns the contiguous blocks of some of the indices of the dimensions before the one that is cut.
+    /// Returns the contiguous blocks for a range of indices of the dimensions before the cut one.
     fn blocks(&self, outer: Range<usize>) -> impl Iterator<Item = Run> {
         let (inner, ranges, dimension) = (self.inner(), self.ranges(), self.whole[self.dimension]);
         let row = self.row();
@@ -153,7 +154,7 @@ impl Cut {
         })
     }
 
-    /// Returns the number of local elements of an index of the dimensions before the one that is cut.
+    /// Returns the number of local elements for each index of the dimensions before the cut one.
     fn row(&self) -> usize {
         self.ranges().iter().map(Range::len).sum::<usize>() * self.inner()
     }
@@ -192,13 +193,13 @@ impl OwnEntries {
         self.own.len()
     }
 
-    /// Returns the entries of this rank among those of the whole vocabulary.
+    /// Returns the range of this rank's entries in the whole vocabulary.
     #[cfg(feature = "cuda")]
     pub(crate) fn range(&self) -> &Range<usize> {
         &self.own
     }
 
-    /// Returns the place of an entry among those of this rank.
+    /// Returns the index of an entry among this rank's entries, or `None` if another rank has it.
     pub(crate) fn place(&self, entry: usize) -> Option<usize> {
         self.own.contains(&entry).then(|| entry - self.own.start)
     }
@@ -215,26 +216,26 @@ pub fn with_cuts<T>((index, ranks): (usize, usize), build: impl FnOnce() -> T) -
     build()
 }
 
-/// Returns the index and the number of the ranks among which parameters are cut while layers are built; `None` if they are
-/// whole.
+/// Returns this rank's index and the number of ranks among which parameters are cut while layers are built, or `None`
+/// if parameters are whole.
 #[must_use]
 pub fn cutting() -> Option<(usize, usize)> {
     CUTTING.with_borrow(|cutting| *cutting)
 }
 
-/// Returns how the parameter is cut that is requested from a `VarBuilder`; `None` if it is whole. The shape of the request is that
-/// of the local tensor.
+/// Returns how the parameter that a layer is requesting from a `VarBuilder` is cut, or `None` if it is whole. The
+/// requested shape is the shape of the local tensor.
 #[must_use]
 pub fn asks_cut() -> Option<Cut> {
     ASKING.with_borrow(Clone::clone)
 }
 
-/// Requests a parameter of shape `whole`. While layers are built for a tensor group, it is cut along `dimension`, which is the
-/// concatenation of `parts`, and the local tensor is returned. `dimension` must divide evenly, unless it is the first and a single
-/// part.
+/// Requests a parameter of shape `whole`. While layers are built for a tensor group, the parameter is cut along
+/// `dimension`, which is the concatenation of `parts`, and this function returns the local tensor. The parts must
+/// divide evenly, unless `dimension` is the first one and has a single part.
 ///
 /// # Errors
-/// As [`Cut::new`], and errors of the builder.
+/// Fails as [`Cut::new`] does. Returns errors of the builder.
 pub fn get_cut(
     vb: &VarBuilder,
     whole: &[usize],
@@ -245,14 +246,14 @@ pub fn get_cut(
     get_part(vb, whole, cut_of(vb, whole, (dimension, parts))?, name, init)
 }
 
-/// Requests the part of a parameter that `cut` says, or all of it.
+/// Requests the part of a parameter that `cut` describes, or the whole parameter.
 pub(crate) fn get_part(vb: &VarBuilder, whole: &[usize], cut: Option<Cut>, name: &str, init: Init) -> Result<Tensor> {
     let shape = cut.as_ref().map_or_else(|| Shape::from(whole), Cut::shape);
     let _asking = Replaced::with(&ASKING, cut);
     vb.get_with_hints(shape, name, init)
 }
 
-/// Returns how a parameter is cut along a dimension; `None` if layers are not built for a tensor group.
+/// Returns how a parameter is cut along a dimension, or `None` if layers are not built for a tensor group.
 pub(crate) fn cut_of(vb: &VarBuilder, whole: &[usize], (dimension, parts): (usize, &[usize])) -> Result<Option<Cut>> {
     let cut = |place| Cut::new(whole, dimension, parts, place).map_err(|e| e.context(vb.prefix()));
     cutting().map(cut).transpose()
@@ -262,7 +263,7 @@ pub(crate) fn cut_of(vb: &VarBuilder, whole: &[usize], (dimension, parts): (usiz
 mod tests {
     use super::*;
 
-    /// Asserts that the parts of all ranks have every element of the whole tensor once, and that both directions agree.
+    /// Asserts that all ranks together have every element of the whole tensor once, and that both directions agree.
     #[track_caller]
     fn assert_covered(whole: &[usize], dimension: usize, parts: &[usize], ranks: usize) {
         let elements: usize = whole.iter().product();
@@ -278,7 +279,7 @@ mod tests {
                 assert_eq!(cut.runs_of_whole(whole..whole + local.len()), [Run { local, whole }]);
             }
             assert_eq!(next, cut.elements());
-            // Any range is a part of the runs of all.
+            // The runs of any range are a part of the runs of all elements.
             let places: Vec<usize> =
                 cut.runs(0..next).into_iter().flat_map(|run| run.whole..run.whole + run.local.len()).collect();
             for (start, end) in [(0, 1), (1, next), (next / 3, 2 * next / 3), (next / 2, next)] {
@@ -301,7 +302,7 @@ mod tests {
         assert_covered(&[4, 16], 1, &[8, 4, 4], 2);
         assert_covered(&[3, 6, 4], 1, &[6], 2);
         assert_covered(&[7], 0, &[7], 2);
-        // The last rank has nothing but padding.
+        // The last rank has only padding.
         assert_covered(&[5, 3], 0, &[5], 4);
     }
 

@@ -23,7 +23,7 @@ use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp1, CustomOp2, D, Layout, Result, Shape, Storage, Tensor, WithDType, bail};
 use zero_comm::Gathered;
 
-/// Gathers the slices of all ranks, `[batch, slice, …]`, to `[batch, time, …]`, or to `[ranks · batch, slice, …]`.
+/// Gathers the slices of all ranks, `[batch, slice, …]`, to `[batch, time, …]` or `[ranks · batch, slice, …]`.
 pub(super) fn gather(x: &Tensor, group: &SequenceGroup, along: Along) -> Result<Tensor> {
     let gather = Gather(Slices::new(x.shape(), group, along, 1)?);
     if tracing() || in_graph() {
@@ -33,8 +33,8 @@ pub(super) fn gather(x: &Tensor, group: &SequenceGroup, along: Along) -> Result<
     Ok(applied1(x, gather, whole))
 }
 
-/// Sums `[batch, time, width]`, or `[ranks · batch, slice, width]`, over the ranks, and returns this rank's slice of the sum, to
-/// which it adds a bias of `[width]`.
+/// Sums `[batch, time, width]` or `[ranks · batch, slice, width]` over the ranks. Returns this rank's slice of the sum,
+/// plus a bias of `[width]` if there is one.
 pub(super) fn sum(y: &Tensor, bias: Option<&Tensor>, group: &SequenceGroup, along: Along) -> Result<Tensor> {
     let sum = Sum(Slices::new(y.shape(), group, along, group.size())?);
     if tracing() || in_graph() {
@@ -57,7 +57,7 @@ struct Gather(Slices);
 
 impl Footprint for Gather {
     const READS: Reads = Reads::NOTHING;
-    // Only slices are kept for the backward.
+    // The backward keeps only slices and gathers them again.
     const REMADE: bool = true;
 
     fn make(&self, x: &Tensor) -> Result<Storage> {
@@ -88,7 +88,7 @@ impl Exchange for Gather {
             let exchange = slices.group.gather_on_gpu(x)?;
             return Ok(Box::new(move || swap(&output, take(&slices.in_order_on_gpu(&exchange()?)?)?).map(drop)));
         }
-        // The values of x stay where they are, since operations in between may read them.
+        // Copies the values of x, since operations may read x during the exchange.
         of_element!(OP, x.dtype(), T => {
             let exchange = slices.group.all_gather::<T>(copy_of(x)?)?;
             Ok(Box::new(move || {

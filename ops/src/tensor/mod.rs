@@ -1,17 +1,17 @@
-//! Tensor parallelism: a group of ranks cuts the parameters of attentions, feed-forward networks, embeddings and heads among
-//! them, and each computes the part that belongs to its parameters.
+//! Tensor parallelism: a group of ranks splits the parameters of attentions, feed-forward networks, embeddings and
+//! heads. Each rank computes the part that belongs to its parameters.
 //!
-//! Shoeybi et al., "Megatron-LM: Training multi-billion parameter language models using model parallelism", 2019, with the
-//! sequence parallelism of Korthikanti et al., "Reducing activation recomputation in large transformer models", 2022: elsewhere,
-//! as in norms and residual sums, each rank has a slice of the positions of every sequence
-//! ([`Sharing::Layers`](crate::Sharing)).
+//! The scheme is that of Shoeybi et al., "Megatron-LM: Training multi-billion parameter language models using model
+//! parallelism", 2019, with the sequence parallelism of Korthikanti et al., "Reducing activation recomputation in large
+//! transformer models", 2022. Elsewhere, as in norms and residual sums, each rank has a slice of the positions of every
+//! sequence ([`Sharing::Layers`](crate::Sharing)).
 //!
-//! [`whole_sequences`] gathers the slices before maps whose outputs are cut ([`Linear::column_parallel`](crate::Linear)).
-//! [`RowParallel`] maps have cut inputs. Their outputs are summed over the ranks, and each rank keeps the sum's slice. The
-//! backward of either exchange is the other one.
+//! [`whole_sequences`] gathers the slices before maps with split outputs ([`Linear::column_parallel`](crate::Linear)).
+//! [`RowParallel`] maps have split inputs. Their outputs are summed over the ranks, and each rank keeps its slice of
+//! the sum. The backward of each of these two exchanges is the other one.
 //!
-//! Parameters that are not cut see slices, or what is computed from cut parameters. Their gradients are therefore parts of sums
-//! over the ranks, which the engine adds up once a step.
+//! Parameters that are not split work on slices, or on results of split parameters. The gradient that a rank computes
+//! for them is therefore only a part of a sum over the ranks, which the engine adds up once per step.
 
 mod columns;
 mod cut;
@@ -39,8 +39,9 @@ pub(crate) enum Parallel<'a> {
 }
 
 impl Parallel<'_> {
-    /// Requests a parameter of the map of shape `whole`. `inputs` and `outputs` are the dimensions of the map's inputs and outputs,
-    /// if the parameter has them. The parameter is cut along the one that is cut.
+    /// Requests a parameter of the map of shape `whole`. `inputs` and `outputs` are the dimensions of the map's inputs
+    /// and outputs, if the parameter has them. The parameter is cut along the dimension that `self` names, if it has
+    /// this dimension.
     pub(crate) fn get(
         self,
         vb: &VarBuilder,
@@ -52,7 +53,7 @@ impl Parallel<'_> {
         get_part(vb, whole, self.cut(vb, whole, [inputs, outputs])?, name, init)
     }
 
-    /// Returns how such a parameter is cut.
+    /// Returns how the parameter of [`get`](Self::get) is cut.
     pub(crate) fn cut(
         self,
         vb: &VarBuilder,
@@ -66,7 +67,7 @@ impl Parallel<'_> {
         }
     }
 
-    /// Requests the bias of the map. That of a map with cut inputs is not cut.
+    /// Requests the bias of the map. The bias is not cut if the inputs are.
     pub(crate) fn bias(self, outputs: usize, vb: &VarBuilder) -> Result<Option<Tensor>> {
         self.get(vb, &[outputs], [None, Some(0)], "bias", Init::Const(0.0)).map(Some)
     }
@@ -75,8 +76,8 @@ impl Parallel<'_> {
 /// Runs layers on whole sequences. `x` is this rank's slice, `[batch, slice, …]`, and `run` gets `[batch, time, …]`. Without a
 /// tensor group, `run` gets `x` itself.
 ///
-/// Everything in `run` must be computed from parameters that are cut, and the result summed over the ranks by [`RowParallel`],
-/// since the backward sums the gradients of `x` over the ranks.
+/// `run` may only use parameters that are split, and [`RowParallel`] must sum its result over the ranks, because the
+/// backward sums the gradients of `x` over the ranks.
 ///
 /// # Errors
 /// Returns the error of `run`. Fails if a rank is lost.
@@ -102,11 +103,11 @@ pub fn whole_sequences(x: &Tensor, run: impl FnOnce(&Tensor) -> Result<Tensor>) 
     whole(x, Along::Positions, run)
 }
 
-/// Does the same as [`whole_sequences`] for layers that compute each position alone, such as feed-forward networks. `run` gets the
-/// slices of all ranks behind each other, `[ranks · batch, slice, …]`, which saves copies.
+/// Does the same as [`whole_sequences`], for layers that compute each position alone, such as feed-forward networks.
+/// `run` gets the slices of all ranks one after the other, `[ranks · batch, slice, …]`, which saves copies.
 ///
 /// # Errors
-/// As [`whole_sequences`].
+/// Fails in the same cases as [`whole_sequences`].
 pub fn whole_rows(x: &Tensor, run: impl FnOnce(&Tensor) -> Result<Tensor>) -> Result<Tensor> {
     whole(x, Along::Batch, run)
 }
@@ -131,7 +132,7 @@ fn whole(x: &Tensor, along: Along, run: impl FnOnce(&Tensor) -> Result<Tensor>) 
 /// Returns the number of this rank's heads of an attention with `heads` heads, while layers of `model` are built.
 ///
 /// # Errors
-/// Fails if they cannot be divided evenly among the ranks of the tensor group.
+/// Fails if the heads cannot be divided evenly among the ranks of the tensor group.
 pub fn own_heads(model: &str, heads: usize) -> Result<usize> {
     match cutting() {
         None => Ok(heads),
@@ -148,12 +149,13 @@ pub(crate) fn sum_to_slices(y: &Tensor) -> Result<Tensor> {
     }
 }
 
-/// A linear map whose inputs are cut among the ranks of a tensor group: each rank computes the sum over its inputs, and these are
-/// summed over the ranks. Made by [`Linear::row_parallel`](crate::Linear) and [`Conv1D::row_parallel`](crate::Conv1D).
+/// A linear map whose inputs are split among the ranks of a tensor group. Each rank computes the sums over its inputs,
+/// and the ranks add up their results. [`Linear::row_parallel`](crate::Linear) and
+/// [`Conv1D::row_parallel`](crate::Conv1D) create it.
 #[derive(Clone, Debug)]
 pub struct RowParallel<L> {
     map: L,
-    /// The bias of a map that is cut, which is added after the sum.
+    /// The bias, if the map is split; it is added after the sum over the ranks.
     bias: Option<Tensor>,
     is_cut: bool,
 }
@@ -169,13 +171,13 @@ impl<L> RowParallel<L> {
         }
     }
 
-    /// Returns the map of this rank, whose outputs are to be passed to [`RowParallel::sum`].
+    /// Returns this rank's map. Pass its outputs to [`RowParallel::sum`].
     pub fn map(&self) -> &L {
         &self.map
     }
 
-    /// Sums `[batch, time, outputs]` over the ranks and returns this rank's slice with the bias. Returns `y` itself if the map is
-    /// not cut.
+    /// Sums `[batch, time, outputs]` over the ranks, adds the bias and returns this rank's slice. Returns `y` itself if
+    /// the map is not split.
     ///
     /// # Errors
     /// Fails outside of [`whole_sequences`] and [`whole_rows`], and if a rank is lost.

@@ -14,22 +14,22 @@ use zero_comm::{Gathered, Scattered};
 
 pub(super) const OP: &str = "tensor-exchange";
 
-/// Slices of sequences, of which this rank has one of each sequence.
+/// The slices of sequences that the ranks of a group have: one slice of each sequence per rank.
 #[derive(Clone)]
 pub(super) struct Slices {
     pub(super) group: SequenceGroup,
     /// The dimension along which slices are joined: 0 or 1.
     dimension: usize,
-    /// Number of pieces that each rank's slices consist of: the samples if they are joined along positions.
+    /// Number of contiguous pieces in each rank's slices: one per sample if slices are joined along positions.
     pieces: usize,
-    /// Elements of a piece.
+    /// Number of elements in a piece.
     piece: usize,
     /// Shape of this rank's slices.
     pub(super) own: Vec<usize>,
 }
 
 impl Slices {
-    /// `parts` is the number of slices that `shape` has along the dimension.
+    /// Describes the slices of a tensor of `shape`, which has `parts` slices along the dimension.
     pub(super) fn new(shape: &Shape, group: &SequenceGroup, along: Along, parts: usize) -> Result<Self> {
         let (mut own, dimension) = (shape.dims().to_vec(), usize::from(along == Along::Positions));
         if own.len() < 2 || !own[dimension].is_multiple_of(parts) {
@@ -88,8 +88,8 @@ impl Slices {
         received.reshape((self.group.size(), self.pieces, self.piece))?.transpose(0, 1)?.contiguous()
     }
 
-    /// Returns this rank's slices of the sum over the ranks, over a fixed tree; 16-bit floats are summed in f32. Over
-    /// NCCL, the sum has NCCL's order and the dtype of the values.
+    /// Returns this rank's slices of the sum over the ranks. The sum follows a fixed tree of the ranks, and 16-bit
+    /// floats are summed in f32. NCCL sums in its own order and in the dtype of the values.
     pub(super) fn summed(&self, whole: &Tensor) -> Result<Storage> {
         self.summed_while(whole, &mut || Ok(()))
     }
@@ -140,7 +140,8 @@ impl Slices {
         packed
     }
 
-    /// Returns the temporary bytes of gathering or of summing, beside the result, and the bytes that either sends.
+    /// Returns the temporary bytes that gathering or summing needs in addition to the result, and the bytes that it
+    /// sends.
     pub(super) fn costs(&self, dtype: DType) -> (u64, u64) {
         let own = bytes(self.pieces * self.piece, dtype);
         let (whole, sent) = (own * self.group.size() as u64, own * (self.group.size() as u64 - 1));
@@ -150,8 +151,9 @@ impl Slices {
     }
 }
 
-/// Passes the values of a tensor to `exchange` and returns its result. Dense values are moved out of the tensor without a copy and
-/// put back afterwards; if `exchange` fails, they are lost. Other values are copied, and the tensor keeps its own.
+/// Passes the values of a tensor to `exchange` and returns its result. Dense values are moved out of the tensor without
+/// a copy and moved back afterwards. They are lost if `exchange` fails. Other values are copied, and the tensor keeps
+/// its values.
 fn lend<T: Element, R>(x: &Tensor, exchange: impl FnOnce(Vec<T>) -> Result<(Vec<T>, R)>) -> Result<R> {
     let is_dense = {
         let (storage, layout) = x.storage_and_layout();
@@ -176,7 +178,7 @@ pub(super) fn copy_of<T: Element>(x: &Tensor) -> Result<Vec<T>> {
     }
 }
 
-/// Returns a copy as a tensor, for an operation in candle's graph.
+/// Copies a view to a new tensor, for an operation in candle's graph.
 pub(super) fn copied(storage: &CpuStorage, layout: &Layout) -> Result<Tensor> {
     let copy = View::new(OP, storage, layout)?.into_storage();
     Ok(tensor(copy, layout.shape()))

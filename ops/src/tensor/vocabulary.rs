@@ -1,4 +1,4 @@
-//! A head whose classes are cut among the ranks of a tensor group, and its loss.
+//! A language model's head whose classes are split among the ranks of a tensor group, and its loss.
 
 use super::columns::gather_columns;
 use super::{Along, OwnEntries, exchanges};
@@ -9,12 +9,12 @@ use crate::sequence::SequenceGroup;
 use candle_core::{Result, Tensor, bail};
 use candle_nn::{Init, Module, VarBuilder};
 
-/// The head of a language model, x·Wᵀ. While layers are built for a tensor group, its classes are cut among the ranks: each
-/// computes the logits of its own classes for whole sequences, and no rank holds all of them.
+/// The head of a language model, x·Wᵀ. If layers are built for a tensor group, the ranks split its classes: each rank
+/// computes the logits of its own classes for whole sequences, and no rank holds all logits.
 #[derive(Clone, Debug)]
 pub struct VocabParallel {
     weight: Tensor,
-    /// The classes of this rank, if they are cut.
+    /// The classes of this rank, if ranks split the classes.
     cut: Option<OwnEntries>,
 }
 
@@ -30,7 +30,7 @@ impl VocabParallel {
         Ok(Self { weight, cut: OwnEntries::of(classes) })
     }
 
-    /// Returns the weight of this rank's classes, which is padded where they do not divide evenly.
+    /// Returns the weight of this rank's classes. It is padded if the classes do not divide evenly.
     pub fn weight(&self) -> &Tensor {
         &self.weight
     }
@@ -41,11 +41,11 @@ impl VocabParallel {
         Self { weight: self.weight.detach(), cut: self.cut.clone() }
     }
 
-    /// Returns the logits of all classes, `[batch, time, classes]`, on every rank. `x` is `[batch, time, inputs]`, or this rank's
-    /// slice of it. If classes are cut, the logits have no backward.
+    /// Returns the logits of all classes, `[batch, time, classes]`, on every rank. `x` is `[batch, time, inputs]`, or
+    /// this rank's slice of it. If ranks split the classes, the logits have no backward.
     ///
     /// # Errors
-    /// If shapes or dtypes do not match, or a rank is lost.
+    /// Fails if shapes or dtypes do not match, or if a rank is lost.
     pub fn logits(&self, x: &Tensor) -> Result<Tensor> {
         let head = Linear::from_tensors(self.weight.clone(), None);
         match &self.cut {
@@ -62,7 +62,7 @@ impl VocabParallel {
     /// `x` is `[batch, time, inputs]`, or this rank's slice of it; `targets` is `[batch, time]`. All ranks get the same loss.
     ///
     /// # Errors
-    /// As that function, and if a rank is lost.
+    /// Fails as that function does, and if a rank is lost.
     pub fn cross_entropy(
         &self,
         x: &Tensor,
@@ -89,7 +89,7 @@ fn tensor_group() -> Result<SequenceGroup> {
     }
 }
 
-/// The classes of one rank, in the loss of all classes.
+/// The classes of one rank, for a loss over the classes of all ranks.
 pub(crate) struct OfRank {
     group: SequenceGroup,
     entries: OwnEntries,
@@ -107,7 +107,7 @@ impl OfRank {
         &self.group
     }
 
-    /// Returns the classes of this rank among all.
+    /// Returns which of all classes this rank has.
     #[cfg(feature = "cuda")]
     pub(crate) fn entries(&self) -> &OwnEntries {
         &self.entries
@@ -123,7 +123,7 @@ impl OfRank {
         self.entries.len()
     }
 
-    /// Returns the place of a class among those of this rank.
+    /// Returns the index of a class among this rank's classes, or `None` if another rank has it.
     pub(crate) fn place(&self, class: usize) -> Option<usize> {
         self.entries.place(class)
     }
@@ -137,7 +137,8 @@ impl OfRank {
         [largest, sum, self.place(target).map_or(0.0, |place| row[place])]
     }
 
-    /// Joins the statistics of all ranks, three for each row, to those of all classes. Sums are added in f64 in rank order.
+    /// Joins the statistics of all ranks, three for each row, into statistics over all classes. Sums are added in f64
+    /// in rank order.
     pub(crate) fn joined(&self, parts: Vec<f32>, targets: &[usize]) -> Result<Vec<f32>> {
         let (len, ranks) = (parts.len(), self.ranks());
         let all = self.group.concatenated(parts)?;
@@ -146,7 +147,7 @@ impl OfRank {
         for (row, &target) in targets.iter().enumerate() {
             let of = |rank: usize| &all[rank * len + 3 * row..rank * len + 3 * row + 3];
             let largest = (0..ranks).map(|rank| of(rank)[0]).fold(f32::NEG_INFINITY, f32::max);
-            // A NaN is the largest nowhere, but its sum is NaN.
+            // A NaN is never the largest logit, but it makes the sum NaN.
             let scaled = |rank: usize| match of(rank)[0] {
                 own if own == largest => f64::from(of(rank)[1]),
                 own => f64::from(of(rank)[1]) * libm::exp(f64::from(own) - f64::from(largest)),

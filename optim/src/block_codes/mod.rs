@@ -1,33 +1,35 @@
-//! Values in 8 or 4 bits, for collectives that send fewer bytes: symmetric block quantization, as ZeRO++ uses it (Wang et
-//! al., 2023, arXiv 2306.10209).
+//! Symmetric block quantization to 8 or 4 bits, so that collectives send fewer bytes, as in ZeRO++ (Wang et al., 2023,
+//! arXiv 2306.10209).
 //!
-//! The elements are cut into blocks, of which the last may be shorter. The record of a block is a scale in bf16, little-endian,
-//! followed by a code for each element, which stands for a signed integer × scale:
+//! The elements are split into blocks; the last block may be shorter. The record of a block is a scale in little-endian
+//! bf16, followed by a code for each element. A code stands for a signed integer × scale:
 //!
 //! | codes | elements of a block | bytes of a block of n elements | integers |
 //! |---|---|---|---|
 //! | `Int8` | 512 | 2 + n | −127 to 127 |
 //! | `Fp4` | 256 | 2 + ⌈n/2⌉ | ±{0, 1, 2, 3, 4, 6, 8, 12}; byte i has the code of element i in its lower half, and that of element ⌈n/2⌉ + i in its upper half |
 //!
-//! `Fp4` is the format E2M1 of the OCP Microscaling specification 1.0, section 5.3.3, in units of half of its 1: a sign, two bits of
-//! exponent and one of mantissa. Most gradients of a block are far below its largest one. ZeRO++'s integers from −7 to 7
-//! round more of them to zero: 23 % against 14 % in a GPT of 0.9M parameters, with an error of 13 % of the gradients' length
-//! against 11 %.
+//! `Fp4` is the format E2M1 of the OCP Microscaling specification 1.0, section 5.3.3, in units of half of its 1: one
+//! sign bit, two exponent bits and one mantissa bit. Most gradients of a block are far below its largest one. ZeRO++'s
+//! integers from −7 to 7 round more of them to zero: 23 %, against 14 % with `Fp4`, in a GPT of 0.9M parameters. The
+//! error is 13 % of the gradients' norm, against 11 %.
 //!
-//! Small blocks have small scales, and so small errors, but more bytes. Scales add 0.4 % to the codes of `Int8` and 1.6 % to
-//! those of `Fp4`. With them, gathering weights as `Int8` once and reducing gradients as `Fp4` sends less than 1 % more than
-//! the 0.75 of 16 bits for each element that ZeRO++ promises between hosts. Blocks divide those at whose bounds shards are cut
-//! ([`norm::BLOCK`](crate::norm::BLOCK)), so that codes do not depend on the number of ranks.
+//! Smaller blocks have smaller scales and thus smaller errors, but need more bytes. Scales add 0.4 % to the codes of
+//! `Int8` and 1.6 % to those of `Fp4`. ZeRO++ promises to send 0.75 of 16 bits for each element between hosts. With the
+//! scales, gathering weights as `Int8` once and reducing gradients as `Fp4` sends less than 1 % more than that. The
+//! block sizes divide [`norm::BLOCK`](crate::norm::BLOCK), and shards begin at multiples of that, so codes do not
+//! depend on the number of ranks.
 //!
-//! The scale is the largest absolute value divided by the largest integer, rounded up to bf16, so that no element is clipped.
-//! Each element becomes the nearest product, that of the even code of two that are equally near. A product has at most 15
-//! significant bits, so f32 holds it exactly. The error is at most half of the distance between the products around the element:
-//! half a scale for `Int8`; half a scale, one or two for elements of `Fp4` of up to 4, 8 and 12 scales. The one exception are elements
-//! within that distance of the largest f32, which may become infinite. A block with a NaN or an infinity becomes NaN, so that checks of
-//! losses and norms see it.
+//! The scale is the largest absolute value divided by the largest integer, rounded up to bf16, so that no element is
+//! clipped. Each element becomes the nearest product of an integer and the scale. Of two equally near products, the one
+//! with the even code wins. A product has at most 15 significant bits, so f32 holds it exactly. The error is at most
+//! half of the distance between the products around the element. That is half a scale for `Int8`. For `Fp4` it is half
+//! a scale, one scale or two scales, for elements of up to 4, 8 and 12 scales. The only exceptions are elements within
+//! that distance of the largest f32, which may become infinite. A block with a NaN or an infinity becomes NaN, so that
+//! checks of losses and norms detect it.
 //!
-//! DeepSpeed's codes are integers of 8 and 4 bits. Its scale is the largest absolute value divided by 128 or 8, so that it clips a
-//! positive largest element by a whole step.
+//! DeepSpeed's codes are integers of 8 and 4 bits. Its scale is the largest absolute value divided by 128 or 8, so the
+//! largest element, if positive, is clipped by a whole step.
 
 use zero_isa::Isa;
 
@@ -35,7 +37,7 @@ use crate::half_float::{HalfFloat, read_half, write_half};
 use crate::simd::{Kernel, run};
 use crate::{LengthError, expect_length};
 
-/// Elements of the largest block.
+/// Number of elements in the largest block.
 const LARGEST: usize = 512;
 
 /// Bytes of a scale.
@@ -84,14 +86,14 @@ impl BlockCodes {
     /// Writes the scales and codes of `src`.
     ///
     /// # Errors
-    /// Fails if `dst` does not have [`BlockCodes::bytes`] of the elements; nothing has been written then.
+    /// Fails if `dst` does not have [`BlockCodes::bytes`] of the elements. In that case nothing is written.
     pub fn quantize(self, src: &[f32], dst: &mut [u8]) -> Result<(), LengthError> {
         expect_length("dst", self.bytes(src.len()), dst.len())?;
         run(Isa::current(), Quantize { codes: self, src, dst });
         Ok(())
     }
 
-    /// As [`BlockCodes::quantize`], of 16-bit floats.
+    /// Does the same as [`BlockCodes::quantize`], for 16-bit floats.
     ///
     /// # Errors
     /// See [`BlockCodes::quantize`].
@@ -106,17 +108,17 @@ impl BlockCodes {
         Ok(())
     }
 
-    /// Writes the elements for which the scales and codes in `src` stand.
+    /// Restores the elements from the scales and codes in `src`.
     ///
     /// # Errors
-    /// Fails if `src` does not have [`BlockCodes::bytes`] of the elements; nothing has been written then.
+    /// Fails if `src` does not have [`BlockCodes::bytes`] of the elements. In that case nothing is written.
     pub fn dequantize(self, src: &[u8], dst: &mut [f32]) -> Result<(), LengthError> {
         expect_length("src", self.bytes(dst.len()), src.len())?;
         run(Isa::current(), Dequantize::<false> { codes: self, src, dst });
         Ok(())
     }
 
-    /// As [`BlockCodes::dequantize`], rounded to 16-bit floats.
+    /// Does the same as [`BlockCodes::dequantize`], and rounds to 16-bit floats.
     ///
     /// # Errors
     /// See [`BlockCodes::dequantize`].
@@ -131,10 +133,10 @@ impl BlockCodes {
         Ok(())
     }
 
-    /// Adds the elements for which the scales and codes in `src` stand to `sum`.
+    /// Restores the elements from the scales and codes in `src` and adds them to `sum`.
     ///
     /// # Errors
-    /// Fails if `src` does not have [`BlockCodes::bytes`] of the elements; nothing has been added then.
+    /// Fails if `src` does not have [`BlockCodes::bytes`] of the elements. In that case nothing is added.
     pub fn add(self, src: &[u8], sum: &mut [f32]) -> Result<(), LengthError> {
         expect_length("src", self.bytes(sum.len()), src.len())?;
         run(Isa::current(), Dequantize::<true> { codes: self, src, dst: sum });
@@ -142,14 +144,15 @@ impl BlockCodes {
     }
 }
 
-/// Returns a number rounded up to bf16. It is positive and finite, and so is the result for the scale of a finite f32.
+/// Returns a number rounded up to bf16. `x` is positive and finite. For the scale of finite elements, the result is
+/// finite too.
 #[inline(always)]
 fn rounded_up(x: f32) -> f32 {
     f32::from_bits((x.to_bits() + 0xffff) & 0xffff_0000)
 }
 
-/// Returns the integer nearest to a number of at most 127, in two's complement. The sum has it in its lowest bits, and is
-/// rounded to nearest, ties to even.
+/// Returns the integer nearest to a number of at most 127, in two's complement. Adds a constant, so that the sum is
+/// rounded to nearest, ties to even, and has the integer in its lowest bits.
 #[inline(always)]
 fn nearest(x: f32) -> u8 {
     const SHIFT: f32 = 1.5 * (1 << 23) as f32;
@@ -160,13 +163,13 @@ fn nearest(x: f32) -> u8 {
 #[inline(always)]
 fn nearest_fp4(x: f32) -> u8 {
     let size = x.abs();
-    // The codes of 0 to 4 are those integers; 4 to 8 are in steps of 2, and 8 to 12 is one of 4.
+    // The integers from 0 to 4 are their own codes. From 4 to 8 a code is a step of 2, and from 8 to 12 a step of 4.
     let code =
         nearest(size.min(4.0)) + nearest((size - 4.0).clamp(0.0, 4.0) * 0.5) + nearest((size - 8.0).max(0.0) * 0.25);
     code | (x.to_bits() >> 28) as u8 & 8
 }
 
-/// Returns the integer for which a code in `Fp4` stands.
+/// Returns the integer that a code in `Fp4` stands for.
 #[inline(always)]
 fn of_fp4(code: u8) -> i8 {
     let size = code & 7;
@@ -187,8 +190,8 @@ impl Kernel for Quantize<'_> {
     fn run(self) {
         let block = self.codes.block();
         for (src, record) in self.src.chunks(block).zip(self.dst.chunks_mut(self.codes.record(block))) {
-            // Absolute values are ordered as their bits are, and a NaN has more than an infinity. The largest of integers
-            // can be found in vectors.
+            // The bits of absolute values, as integers, have the order of the values, and those of a NaN exceed those
+            // of an infinity. The compiler vectorizes the maximum of integers.
             let bits = src.iter().fold(0, |max, x| x.abs().to_bits().max(max));
             let is_finite = bits < f32::INFINITY.to_bits();
             let scale = if is_finite { rounded_up(f32::from_bits(bits) / self.codes.largest()) } else { f32::NAN };
@@ -219,7 +222,7 @@ impl Kernel for Quantize<'_> {
     }
 }
 
-/// Writes the elements, or adds them if `ADDS`.
+/// Writes the elements, or adds them to the existing values if `ADDS`.
 struct Dequantize<'a, const ADDS: bool> {
     codes: BlockCodes,
     src: &'a [u8],

@@ -1,4 +1,4 @@
-//! Codes and errors by their definitions, in f64, and on every instruction set.
+//! Tests codes and errors against their definitions in f64, on every instruction set.
 
 use half::{bf16, f16};
 
@@ -10,7 +10,8 @@ use crate::rounded;
 const BOTH: [BlockCodes; 2] = [BlockCodes::Int8, BlockCodes::Fp4];
 const LENGTHS: [usize; 8] = [0, 1, 2, 511, BLOCK, BLOCK + 1, 3 * BLOCK + 77, 8 * BLOCK];
 
-/// Values of many magnitudes, of both signs, with a block of zeros, and blocks of subnormal and of huge ones.
+/// Returns values of many magnitudes and both signs, with a block of zeros, a block of subnormal values and a block of
+/// huge ones.
 fn values(n: usize) -> Vec<f32> {
     let wave = |i: usize| ((i * i * 31 + i * 7) % 2039) as f32 / 1024.0 - 0.99;
     let scale = |i: usize| [1.0, 1e-30, 0.0, 1e30, 1e-3, 3e-39, 2e38, 7.0][i / BLOCK % 8];
@@ -29,7 +30,7 @@ fn restored(codes: BlockCodes, src: &[u8], n: usize) -> Vec<f32> {
     dst
 }
 
-/// The scale of the block of an element.
+/// Returns the scale of the block that contains an element.
 fn scale(codes: BlockCodes, bytes: &[u8], element: usize) -> f64 {
     let record = &bytes[element / codes.block() * codes.record(codes.block())..];
     bf16::from_le_bytes([record[0], record[1]]).to_f64()
@@ -41,7 +42,7 @@ fn bits(values: &[f32]) -> Vec<u32> {
 
 /// Returns the number of E2M1 that is nearest, times 2, and the distance between the numbers around it.
 fn nearest_of_fp4(units: f64) -> (f64, f64) {
-    // By code; OCP Microscaling Formats (MX) Specification 1.0, table 5.
+    // The numbers in the order of their codes; OCP Microscaling Formats (MX) Specification 1.0, table 5.
     const NUMBERS: [f64; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
     let distance = |code: &usize| (units.abs() - 2.0 * NUMBERS[*code]).abs();
     let nearer = |a: &usize, b: &usize| distance(a).total_cmp(&distance(b)).then((a % 2).cmp(&(b % 2)));
@@ -50,7 +51,7 @@ fn nearest_of_fp4(units: f64) -> (f64, f64) {
     (2.0 * NUMBERS[code] * units.signum(), f64::from(1 << step))
 }
 
-/// By definition: in f64, and element by element.
+/// Computes the codes by their definition: in f64, and element by element.
 #[test]
 fn codes_are_the_nearest_and_errors_at_most_half_a_step() {
     for codes in BOTH {
@@ -92,7 +93,7 @@ fn of_deepspeed(src: &[f32], steps: f64) -> Vec<f64> {
 
 #[test]
 fn errors_are_smaller_than_those_of_the_formula_of_deepspeed() {
-    // Most elements are small, as those of gradients are: a Laplace distribution.
+    // A Laplace distribution: most elements are small, like those of gradients.
     let laplace = |i: usize| {
         let rank = ((i * 733) % 4093 + 1) as f32 / 4095.0;
         -rank.ln() * if i % 3 == 1 { -1.0 } else { 1.0 }
@@ -148,7 +149,7 @@ fn every_instruction_set_has_the_same_bits() {
     }
 }
 
-/// A range that begins at a multiple of a block has the codes that it has within the whole.
+/// A range that begins at a multiple of a block has the same codes alone and within the whole.
 #[test]
 fn blocks_do_not_depend_on_where_a_range_is_cut() {
     for codes in BOTH {

@@ -1,7 +1,8 @@
 //! The schedules of Hugging Face transformers 5 (`transformers/optimization.py`), with its expressions and its order
 //! of operations.
 //!
-//! Each is a linear warm-up over `warmup` steps, then a [`Shape`]. The result is the optimizer's rate times a factor.
+//! Each has a linear warm-up over `warmup` steps, followed by a [`Shape`]. The learning rate is the optimizer's rate
+//! times a factor.
 
 use std::f64::consts::PI;
 
@@ -10,7 +11,7 @@ use std::f64::consts::PI;
 pub struct HuggingFace {
     /// Steps of the warm-up (`num_warmup_steps`).
     pub warmup: u64,
-    /// What follows the warm-up.
+    /// The schedule after the warm-up.
     pub shape: Shape,
 }
 
@@ -24,23 +25,23 @@ pub enum Shape {
         /// The step count at which the factor is 0.
         total: u64,
     },
-    /// A cosine, 1 at its start: `cosine`, `cosine_with_min_lr` and `cosine_warmup_with_min_lr`. It goes on after
-    /// `total`, where a half wave rises again, as transformers' does.
+    /// A cosine, 1 at its start: `cosine`, `cosine_with_min_lr` and `cosine_warmup_with_min_lr`. It continues after
+    /// `total`, where a half wave rises again, as in transformers.
     Cosine {
         /// The step count at which `cycles` waves are complete.
         total: u64,
-        /// Waves; 0.5 falls once.
+        /// Number of waves; half a wave falls once.
         cycles: f64,
         /// The factor at the lowest point.
         min: f64,
         /// `cosine_warmup_with_min_lr`, whose warm-up does not start at 0 and which is one step ahead.
         ahead: Option<Ahead>,
     },
-    /// Several half waves, each from 1 to 0: `cosine_with_restarts`. 0 after `total`.
+    /// Several half waves, each from 1 to 0: `cosine_with_restarts`. The factor is 0 after `total`.
     Restarts {
         /// The step count at which the last half wave ends.
         total: u64,
-        /// Half waves.
+        /// Number of half waves.
         cycles: u64,
     },
     /// Falls to the rate `end` as (1 − progress)^`power`: `polynomial`.
@@ -59,10 +60,10 @@ pub enum Shape {
     },
     /// Stays at 1, then falls to `min`: `warmup_stable_decay`.
     StableDecay {
-        /// Steps at 1. It is negative if warm-up and decay are longer than the whole, and then skips the beginning of
-        /// the decay.
+        /// Number of steps at 1. It is negative if warm-up and decay are longer than the whole schedule; the decay then
+        /// skips its beginning.
         stable: i64,
-        /// Steps of the decay.
+        /// Number of steps of the decay.
         decay: u64,
         /// The shape of the warm-up.
         rise: Curve,
@@ -70,7 +71,7 @@ pub enum Shape {
         fall: Curve,
         /// The factor at the start of the warm-up and after the decay.
         min: f64,
-        /// Waves of a decay along a cosine; 0.5 falls once.
+        /// Number of waves of a decay along a cosine; half a wave falls once.
         cycles: f64,
     },
 }
@@ -78,9 +79,9 @@ pub enum Shape {
 /// The warm-up of `cosine_warmup_with_min_lr`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Ahead {
-    /// Step k of w runs at k / w.
+    /// Step k of w warm-up steps runs at the factor k / w.
     Whole,
-    /// From this factor at the first step to 1 at the last of the warm-up.
+    /// Rises from this factor at the first step to 1 at the last step of the warm-up.
     From(f64),
 }
 
@@ -125,7 +126,7 @@ impl HuggingFace {
             },
             Shape::Polynomial { total, end, .. } if k > total as f64 => end / base_lr,
             Shape::Polynomial { total, end, power } => {
-                // transformers divides by 0 if the warm-up takes all steps; here the last of them has the whole rate.
+                // transformers divides by 0 if the warm-up takes all steps; here the last step then has the whole rate.
                 let left = 1.0 - (k - warmup) / (total as f64 - warmup).max(1.0);
                 ((base_lr - end) * libm::pow(left, power) + end) / base_lr
             }

@@ -7,8 +7,8 @@
 //!   `warmup_min_ratio` is.
 //! - Step 2 runs at iteration 0, where both kinds of warmup are still at their minimum.
 //!
-//! The schedules of transformers ([`hugging_face`]) are factors of the optimizer's rate. Step k runs at the factor of
-//! k − 1, so step 1 of a warm-up runs at 0 and step `num_warmup_steps + 1` at the whole rate.
+//! The schedules of transformers ([`hugging_face`]) are factors of the optimizer's rate. Step k runs at the factor for
+//! k − 1 completed steps, so step 1 of a warm-up runs at 0 and step `num_warmup_steps + 1` at the whole rate.
 //!
 //! A skipped step (after a loss-scale overflow) does not advance the counter: the caller counts the steps that were
 //! taken.
@@ -21,7 +21,7 @@ mod tests;
 pub use hugging_face::HuggingFace;
 pub use one_cycle::{CycledMomentum, Half, LrRangeTest, OneCycle};
 
-/// What a schedule gives one optimizer step.
+/// The values that a schedule sets for one optimizer step.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Rate {
     /// The learning rate.
@@ -35,8 +35,8 @@ pub struct Rate {
 pub enum Schedule {
     /// The optimizer's rate at every step.
     Constant,
-    /// Rises linearly to the optimizer's rate in this number of steps, which it reaches at the last, then stays. The warmup of
-    /// `schedulefree`.
+    /// Rises linearly for this number of steps, reaches the optimizer's rate at the last of them, then stays. The
+    /// warmup of `schedulefree`.
     Ramp(u64),
     /// Rises from `min_lr` to `max_lr`, then stays.
     WarmupLr {
@@ -128,7 +128,7 @@ impl Schedule {
                     None => {
                         let warmup = at_least_two(warmup_num_steps);
                         let whole = (total_num_steps as f64 - warmup).max(1.0);
-                        // Clamped: past its end the schedule stays at the minimum instead of rising again.
+                        // Clamped, so that the schedule stays at the minimum past its end instead of rising again.
                         let progress = ((i as f64 - warmup + 1.0) / whole).min(1.0);
                         let cosine = (1.0 + libm::cos(std::f64::consts::PI * progress)) / 2.0;
                         (cos_min_ratio + (1.0 - cos_min_ratio) * cosine).max(0.0)
@@ -142,7 +142,7 @@ impl Schedule {
         }
     }
 
-    /// Returns the learning rate and the betas of optimizer step `step`, as [`Schedule::lr`].
+    /// Returns the learning rate of optimizer step `step`, as [`Schedule::lr`] does, and its betas.
     pub fn rate(&self, base_lr: f64, step: u64) -> Rate {
         let betas = match self {
             Schedule::OneCycle(cycle) => cycle.betas(step),

@@ -25,14 +25,15 @@ impl LrRangeTest {
 /// A cycle: the rate rises linearly and falls again, and β₁ does the opposite. After it the rate decays from `min_lr`
 /// as `1 / (1 + rate · time)`, and β₁ grows from its maximum.
 ///
-/// The first step runs before the schedule has started: at `min_lr`, but with the *smallest* β₁. That is DeepSpeed's.
+/// The first step runs before the schedule has started: at `min_lr`, but with the *smallest* β₁. DeepSpeed does the
+/// same.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct OneCycle {
     /// The rate at both ends of the cycle.
     pub min_lr: f64,
     /// The rate at the top of the cycle.
     pub max_lr: f64,
-    /// The rise, at least 1 step, and the fall.
+    /// The rise and the fall. The rise has at least 1 step.
     pub halves: [Half; 2],
     /// Steps of one unit of the decay's time; 0 means no decay.
     pub decay_step_size: u64,
@@ -47,7 +48,7 @@ pub struct OneCycle {
 pub struct Half {
     /// Steps of this half.
     pub steps: u64,
-    /// The half moves in this number of stairs; 0 means continuously.
+    /// Number of stairs in which the half moves; 0 means that it moves continuously.
     pub stairs: u64,
 }
 
@@ -62,10 +63,10 @@ pub struct CycledMomentum {
     pub decay_rate: f64,
 }
 
-/// β₂ while β₁ cycles, whatever the optimizer's own is. DeepSpeed's.
+/// β₂ while β₁ cycles, as in DeepSpeed. It replaces the optimizer's own β₂.
 const BETA2: f64 = 0.99;
 
-/// β₁ grows to this at most, or to `max`. DeepSpeed lets it grow over 1, where Adam diverges.
+/// β₁ grows to at most this value, or to `max` if that is larger. DeepSpeed lets it grow beyond 1, where Adam diverges.
 const LARGEST_BETA1: f64 = 0.9999;
 
 impl OneCycle {
@@ -87,7 +88,7 @@ impl OneCycle {
         Some((beta1, BETA2))
     }
 
-    /// Returns the position of a step; `None` before the schedule starts. The expressions are DeepSpeed's, because
+    /// Returns the position of a step, or `None` before the schedule starts. The expressions are DeepSpeed's, because
     /// another order rounds differently.
     fn position(&self, step: u64) -> Option<Position> {
         let iteration = step.checked_sub(2)? as f64;

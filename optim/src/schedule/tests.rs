@@ -1,4 +1,4 @@
-//! Compares the schedules with recorded tables, and tries them far outside of their range.
+//! Compares the schedules with recorded tables, and tests them far outside their range.
 
 use super::hugging_face::{Ahead, Curve, Shape};
 use super::*;

@@ -1,4 +1,5 @@
-//! The operation on a GPU: gathers keys and values there, and launches one attention for each of the two parts of the queries.
+//! Runs the operation on a GPU: gathers keys and values there, and launches one attention for each of the two parts of
+//! the queries.
 
 use super::{Gathered, Geometry, OP};
 use crate::device::{Gpu, Operand};
@@ -69,8 +70,8 @@ impl Gathered {
         Ok([all.get(0)?, all.get(1)?])
     }
 
-    /// Sums gradients of whole keys and values over the ranks, and returns those of this rank's slice. Each rank rounds its own to the
-    /// dtype of the keys, and they are summed in f32.
+    /// Sums the gradients of whole keys and values over the ranks, and returns the gradients of this rank's slice. Each
+    /// rank rounds its gradients to the dtype of the keys before they are summed in f32.
     fn give_back_on_gpu(&self, g: Geometry, [dk, dv]: [&Tensor; 2]) -> Result<[Tensor; 2]> {
         let (ranks, row) = (self.parts.len(), g.time * g.kv_heads * g.size / (2 * self.parts.len()));
         let all = Tensor::stack(&[dk, dv], 0)?.reshape((2, g.batch, 2 * ranks, row))?;

@@ -20,17 +20,17 @@ mod turn;
 /// cache, and writing to all panels in turn would evict each before its next write.
 const PAD: usize = 16;
 
-/// Returns the elements from one panel of the right operand to the next.
+/// Returns the distance in elements from one panel of the right operand to the next.
 pub(crate) const fn right_panel(depth: usize) -> usize {
     depth * COLUMNS + PAD
 }
 
-/// Returns the elements from one panel of a packed left operand to the next.
+/// Returns the distance in elements from one panel of a packed left operand to the next.
 pub(crate) fn left_panel(isa: Isa, depth: usize) -> usize {
     depth * tile::rows(isa) + PAD
 }
 
-/// Returns an upper bound on the elements of a packed left operand.
+/// Returns an upper bound on the number of elements of a packed left operand.
 pub(crate) const fn left_room(rows: usize, depth: usize) -> usize {
     (rows + tile::MOST_ROWS) * depth + rows.div_ceil(tile::LEAST_ROWS) * PAD
 }
@@ -122,8 +122,8 @@ fn turn_quantized(isa: Isa, weight: QuantizedWeight<'_>, strip: Strip, out: &mut
     }
 }
 
-/// Calls `spread` with parts of single lines of a quantized operand, and the place of each in the panels, whose lines
-/// have `wide` elements.
+/// Calls `spread` with parts of single lines of a quantized operand and the place of each part in the panels. Lines of
+/// the panels have `wide` elements.
 fn decoded_lines(
     isa: Isa,
     weight: QuantizedWeight<'_>,
@@ -196,7 +196,7 @@ vectorised! {
     }
 }
 
-/// Calls [`spread`] with the number of rows that a tile of one of the instruction sets has.
+/// Calls [`spread`] for a number of rows that is the height of a tile on some instruction set.
 #[inline(always)]
 fn spread_over<T: Widen>(data: &[T], rows: usize, lines: Lines, out: &mut [f32]) {
     match rows {

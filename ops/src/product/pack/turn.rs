@@ -10,9 +10,10 @@ use std::ops::Range;
 #[cfg(target_arch = "x86_64")]
 use zero_isa::Vectors;
 
-/// A strip of columns of a matrix whose columns are contiguous, or of rows of one whose rows are.
+/// A strip of columns of a matrix with contiguous columns, or of rows of a matrix with contiguous rows. The fields call
+/// both columns.
 pub(super) struct Strip {
-    /// At most [`LANES`], or [`ROWS`] of a left operand.
+    /// At most [`LANES`] columns, or [`ROWS`] rows of a left operand.
     pub(super) columns: usize,
     pub(super) depth: Range<usize>,
     /// The start of the first column.
@@ -221,10 +222,10 @@ pub(in super::super) mod x86 {
         unsafe { _mm256_loadu_ps(data.as_ptr().add(strip.first + column * strip.stride + strip.depth.start + k)) }
     }
 
-    /// [`eight`] for bf16, which are widened.
+    /// Loads eight bf16 elements as [`eight`] does, and widens them.
     ///
     /// # Safety
-    /// As for [`eight`].
+    /// The requirements of [`eight`] apply.
     #[inline]
     #[target_feature(enable = "avx2,fma")]
     unsafe fn eight_bf16(data: &[bf16], strip: &Strip, column: usize, k: usize) -> __m256 {
@@ -235,8 +236,9 @@ pub(in super::super) mod x86 {
         _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(narrow)))
     }
 
-    /// [`squares`] with registers of eight words, for a strip of `COUNT` columns and an output of `WIDTH` columns. A store
-    /// writes eight elements: those beyond the strip are in the next row, or in the padding behind the last one.
+    /// Does the same as [`squares`], with registers of eight words, for a strip of `COUNT` columns and an output of
+    /// `WIDTH` columns. A store writes eight elements: those beyond the strip are in the next row, or in the padding
+    /// behind the last one.
     #[inline]
     #[target_feature(enable = "avx2,fma")]
     fn small_squares<const COUNT: usize, const WIDTH: usize>(

@@ -95,7 +95,7 @@ impl Tile {
     /// Computes the tile of operands whose words are pairs of bf16: see [`super::pairs`].
     ///
     /// # Safety
-    /// As for [`Tile::compute`], and [`super::pairs::available`] must hold.
+    /// The requirements of [`Tile::compute`] apply, and [`super::pairs::available`] must hold.
     pub(crate) unsafe fn compute_pairs(self) {
         assert!(self.columns <= COLUMNS && super::pairs::available());
         #[cfg(target_arch = "x86_64")]
@@ -106,7 +106,7 @@ impl Tile {
     }
 
     /// # Safety
-    /// As for [`Tile::compute`].
+    /// The requirements of [`Tile::compute`] apply.
     unsafe fn compute_scalar(self) {
         for r in 0..self.rows {
             let mut sums = [0f32; COLUMNS];
@@ -131,16 +131,16 @@ impl Tile {
     }
 }
 
-/// Declares a tile and its innermost loop. The variants differ in their registers, in the numbers of rows and of registers
-/// of columns, and in what an element of the left operand and a row of the right one add to a sum.
+/// Declares a tile and its innermost loop. The variants differ in their registers, in the numbers of rows and of column
+/// registers, and in the instruction that adds an element of the left operand and a row of the right operand to a sum.
 ///
-/// A step loads a row of the right operand and one element of each row of the left one. Every other instruction slows the
-/// tile down while another program runs on the second hardware thread of the core, so there are few.
+/// A step loads a row of the right operand and one element of each row of the left one. The loop has few other
+/// instructions, because each slows the tile down while another program runs on the core's second hardware thread.
 ///
-/// `$registers` is a module with the operations on a register, and constants: the number of f32 in it (`LANES`), the steps in
-/// an iteration, whose addresses differ by constants (`STEPS`), how many rows of the left operand an instruction can address
-/// from one pointer (`ADDRESSED`), and how many steps before its use a row of the right operand is prefetched from the
-/// second-level cache (`AHEAD`).
+/// `$registers` is a module with the operations on a register and four constants. `LANES` is the number of f32 in a
+/// register. `STEPS` is the number of steps in an iteration, whose addresses differ by constants. `ADDRESSED` is the
+/// number of rows of the left operand that an instruction can address from one pointer. `AHEAD` is how many steps
+/// before its use a row of the right operand is prefetched from the second-level cache.
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 macro_rules! tile {
     (
@@ -169,11 +169,11 @@ macro_rules! tile {
             }
         }
 
-        /// Computes `R` rows and `V` registers of columns of a tile, the last of which may be partly used. `TURNED` says
-        /// that the rows of the left operand are adjacent; otherwise the elements of a row are.
+        /// Computes `R` rows and `V` registers of columns of a tile. The last register may be partly used. With
+        /// `TURNED`, rows of the left operand are adjacent in memory; otherwise the elements of a row are.
         ///
         /// # Safety
-        /// As for [`Tile::compute`]; the tile must contain these rows and columns.
+        /// The requirements of [`Tile::compute`] apply, and the tile must contain these rows and columns.
         #[inline(never)]
         #[target_feature(enable = $features)]
         unsafe fn $name<const R: usize, const V: usize, const TURNED: bool>(t: &Tile, row: usize, column: usize) {
@@ -202,8 +202,8 @@ macro_rules! tile {
                 let (left, mut right) = (t.left.add(row * t.left_rows), t.right.add(column));
                 let mut lefts: [_; MOST_ROWS] = std::array::from_fn(|i| left.wrapping_add(i * ADDRESSED * t.left_rows));
                 if !TURNED {
-                    // Hides how they are related. LLVM would otherwise compute the address of each row from that of the one
-                    // before.
+                    // Hides how the pointers are related. LLVM would otherwise compute the address of each row from the
+                    // address of the previous row.
                     for left in &mut lefts[1..R.div_ceil(ADDRESSED)] {
                         std::arch::asm!("/* {0} */", inout(reg) *left, options(pure, readonly, nostack, preserves_flags));
                     }
@@ -247,8 +247,8 @@ macro_rules! tile {
     };
 }
 
-/// Calls `$function::<rows, $vectors, $turned>` for the largest number of rows in `$sizes` that is left, until all rows of
-/// the tile are done.
+/// Calls `$function::<rows, $vectors, $turned>` until all rows of the tile are done, each time with the largest number
+/// in `$sizes` that does not exceed the rows left.
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 macro_rules! rows {
     ($tile:expr, $column:expr, $function:ident::<$vectors:literal, $turned:literal>, [$($size:literal),*]) => {{

@@ -5,7 +5,7 @@ use std::arch::aarch64::*;
 
 tile! {
     /// # Safety
-    /// As for [`Tile::compute`].
+    /// The requirements of [`Tile::compute`] apply.
     compute_neon, neon, "neon", q, rows: [8, 4, 2, 1], vectors: 1 2 | 3,
     |element, row, sum| vfmaq_f32(sum, element, row)
 }

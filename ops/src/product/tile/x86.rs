@@ -5,21 +5,21 @@ use std::arch::x86_64::*;
 
 tile! {
     /// # Safety
-    /// As for [`Tile::compute`].
+    /// The requirements of [`Tile::compute`] apply.
     compute_avx2, avx2, "avx2,fma", ymm, rows: [6, 4, 2, 1], vectors: 1 | 2,
     |element, row, sum| _mm256_fmadd_ps(element, row, sum)
 }
 
 tile! {
     /// # Safety
-    /// As for [`Tile::compute`].
+    /// The requirements of [`Tile::compute`] apply.
     compute_avx512, avx512, "avx512f", zmm, rows: [8, 4, 2, 1], vectors: 1 2 | 3,
     |element, row, sum| _mm512_fmadd_ps(element, row, sum)
 }
 
 tile! {
     /// # Safety
-    /// As for [`Tile::compute_pairs`].
+    /// The requirements of [`Tile::compute_pairs`] apply.
     compute_avx512_bf16, avx512_bf16, "avx512f,avx512bf16", zmm, rows: [8, 4, 2, 1], vectors: 1 2 | 3,
     |element, row, sum| _mm512_dpbf16_ps(sum, pairs(element), pairs(row))
 }
