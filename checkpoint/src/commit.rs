@@ -119,24 +119,13 @@ fn point(root: &Path, folder: &Path) -> Result<(), CheckpointError> {
 fn retain(root: &Path, step: u64, save: &Save) -> Result<(), CheckpointError> {
     let all = committed(root)?;
     let steps: Vec<u64> = all.iter().map(|&(step, _)| step).collect();
-    let old = superfluous(&steps, step, (save.keep_last, save.keep_every));
+    let old = save.retention.superfluous(&steps, step);
     all.iter().filter(|(step, _)| old.contains(step)).try_for_each(|(_, old)| {
         // Remove the manifest first: if the process is killed here, the rest does not count as a checkpoint.
         let manifest = old.join(MANIFEST);
         fs::remove_file(&manifest).map_err(CheckpointError::io(&manifest))?;
         remove(old)
     })
-}
-
-/// Returns which checkpoints to remove when that of `step` is new. Of the others in `all`, which begins with the oldest, the
-/// newest `keep_last - 1` older ones remain, those of every `keep_every`th step, and later ones. 0 is no limit and no rule.
-#[must_use]
-pub fn superfluous(all: &[u64], step: u64, (keep_last, keep_every): (usize, u64)) -> Vec<u64> {
-    let is_old = |&&other: &&u64| other < step && (keep_every == 0 || !other.is_multiple_of(keep_every));
-    let mut old: Vec<u64> = all.iter().filter(is_old).copied().collect();
-    let kept = if keep_last == 0 { old.len() } else { keep_last - 1 };
-    old.truncate(old.len().saturating_sub(kept));
-    old
 }
 
 fn sync(path: &Path) -> Result<(), CheckpointError> {

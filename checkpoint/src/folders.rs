@@ -32,6 +32,13 @@ pub fn newest(root: &Path) -> Result<Option<PathBuf>, CheckpointError> {
 /// # Errors
 /// Fails if the path has no checkpoint or a folder cannot be listed.
 pub fn meant(path: &Path) -> Result<Vec<PathBuf>, CheckpointError> {
+    // A link such as `checkpoints/best` names another checkpoint later.
+    if step(path).is_none()
+        && let Ok(target) = fs::read_link(path)
+        && step(&target).is_some()
+    {
+        return meant(&path.with_file_name(target));
+    }
     if path.join(MANIFEST).is_file() || step(path).is_some() && path.is_dir() {
         return Ok(vec![path.to_path_buf()]);
     }

@@ -12,6 +12,7 @@ use crate::error::CheckpointError;
 use crate::folders::{committed, name};
 use crate::manifest::{FORMAT, Manifest, ParameterEntry, PieceEntry, ShardEntry, VERSION, shard_file, tensor_name};
 use crate::pretrained;
+use crate::retention::Retention;
 use crate::save::Save;
 use crate::weights::Weights;
 use crate::writer::TensorWriter;
@@ -48,8 +49,7 @@ pub fn import(
         zero_stage: 0,
         engine: serde_json::Value::Null,
         config,
-        keep_last: 0,
-        keep_every: 0,
+        retention: Retention::default(),
         lock: None,
     };
     commit::commit(root, &written?, &save)?;

@@ -15,6 +15,7 @@ use crate::layout::{Shard, entries};
 use crate::local;
 use crate::lock::RunLock;
 use crate::manifest::{FORMAT, LossScale, Manifest, ScheduleFreeSums, VERSION};
+use crate::retention::Retention;
 use crate::shard::{self, State, Written};
 use crate::snapshot::Snapshot;
 use crate::together::{any, patiently, together};
@@ -34,10 +35,8 @@ pub struct Save {
     pub engine: serde_json::Value,
     /// Model and tokenizer settings of the configuration, used by an export.
     pub config: serde_json::Value,
-    /// Number of newest checkpoints to keep; 0 keeps all.
-    pub keep_last: usize,
-    /// Always keeps checkpoints whose step is a multiple of this; 0 disables the rule.
-    pub keep_every: u64,
+    /// Which older checkpoints remain.
+    pub retention: Retention,
     /// Lock of the run's folder, checked before the checkpoint gets its final name.
     pub lock: Option<Arc<RunLock>>,
 }

@@ -84,7 +84,7 @@ pub use scheduler::{LrRangeTest, OneCycle, Scheduler, Warmup, WarmupCosineLr, Wa
 pub use split::SplitPart;
 pub use tensor_parallel::TensorParallel;
 pub use training::{
-    Compute, EarlyStopping, Ema, GradientNoiseScale, Nonfinite, OnSpike, Sample, Spikes, StopMode, Training,
+    Compute, EarlyStopping, Ema, GradientNoiseScale, KeepBest, Nonfinite, OnSpike, Sample, Spikes, StopMode, Training,
     WeightDecayOn,
 };
 pub use transformers_schedules::*;

@@ -51,6 +51,8 @@ section! {
         pub keep_last: usize = key(COUNT_OR_0, "2", "Checkpoints kept; 0 keeps all");
         /// Always keep checkpoints whose step is a multiple of this; 0 disables the rule.
         pub keep_every: usize = key(COUNT_OR_0, "0", "Always keep the checkpoints of steps that are multiples of this number; 0: no such rule");
+        /// Save a checkpoint after each evaluation that is better than all before, and keep it until a better one.
+        pub keep_best: Option<KeepBest> = section(&KeepBest::SECTION, "Save a checkpoint after each evaluation that is better than all before, and keep it until a better one; `{}` compares the evaluation loss");
         /// Address below which finished checkpoints are copied while training goes on.
         pub checkpoint_store: Option<String> = key(Kind::Text, "null", "Address such as `s3://bucket/run` to which checkpoints are copied while training goes on");
         /// Folder of the run.
@@ -143,6 +145,17 @@ section! {
 }
 
 section! {
+    /// `training.keep_best`.
+    #[derive(Debug, Clone, PartialEq, Serialize)]
+    pub struct KeepBest(keys) in Training::keep_best {
+        /// Metric to compare: `loss`, `loss_<name>` of a data set, or a metric of the program.
+        pub metric: String = key(Kind::Text, "loss", "What evaluations are compared by: the evaluation loss, that of one of several data sets as loss_<name>, or a metric of the program's own");
+        /// Whether lower or higher values are better.
+        pub mode: StopMode = key(StopMode::KIND, "min", "Which value of it is better: the lower (min) or the higher (max)");
+    }
+}
+
+section! {
     /// `training.sample`.
     #[derive(Debug, Clone, PartialEq, Serialize)]
     pub struct Sample(keys) in Training::sample {
@@ -223,10 +236,16 @@ impl Training {
             let help = Some("keep one of the two".to_string());
             resolver.contradiction(&[Self::max_steps, Self::epochs], message, help);
         }
-        if self.early_stopping.is_some() && self.eval_every == 0 {
-            let message = "early stopping looks at evaluations, and there are none".to_string();
-            let help = Some(format!("write `eval_every`, and `{}` or `{}`", Data::eval, Data::eval_fraction));
-            resolver.contradiction(&[Self::early_stopping, Self::eval_every], message, help);
+        let reads_evaluations = [
+            (Self::early_stopping, self.early_stopping.is_some(), "early stopping"),
+            (Self::keep_best, self.keep_best.is_some(), "the choice of the best checkpoint"),
+        ];
+        for (key, is_set, reader) in reads_evaluations {
+            if is_set && self.eval_every == 0 {
+                let message = format!("{reader} compares evaluations, and the run makes none");
+                let help = Some(format!("write `eval_every`, and `{}` or `{}`", Data::eval, Data::eval_fraction));
+                resolver.contradiction(&[key, Self::eval_every], message, help);
+            }
         }
     }
 }

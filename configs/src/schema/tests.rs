@@ -99,7 +99,7 @@ fn one_of_each() -> Vec<Config> {
         .map(|index| {
             let text = format!(
                 "train_batch_size: 4\ntrain_micro_batch_size_per_gpu: 1\nadapter: {{}}\nquantization_config: {{load_in_4bit: true}}\noptimizer: {{type: {}}}\nscheduler: {}\nmodel: {}\ndata: {{{}, eval: b, format: chat, tokenizer: c}}\n\
-                 training: {{eval_every: 1, early_stopping: {{patience: 1}}, spikes: {{window: 8}}, ema: {{}}, gradient_noise_scale: {{}}, rampup_batch_size: {{start: 2, increment: 1, samples: 9}}{}}}\n\
+                 training: {{eval_every: 1, early_stopping: {{patience: 1}}, keep_best: {{}}, spikes: {{window: 8}}, ema: {{}}, gradient_noise_scale: {{}}, rampup_batch_size: {{start: 2, increment: 1, samples: 9}}{}}}\n\
                  activation_checkpointing: {{}}\nautotuning: {{sweep: {{space: {{optimizer.type: [SGD]}}}}}}\n\
                  data_efficiency: {{data_sampling: {{curriculum_learning: {{curriculum_metrics: {{seqlen: {{min_difficulty: 1, max_difficulty: 2, schedule_type: fixed_linear, schedule_config: {{}}}}}}}}}}}}\n",
                 optimizers[index % optimizers.len()],

@@ -7,7 +7,7 @@ use crate::errors::{HEAD, errors};
 #[test]
 fn an_error_names_all_keys_of_a_contradiction() {
     const SUMS: &str = "data_types.grad_accum_dtype";
-    let cases: [(&str, &[&str]); 19] = [
+    let cases: [(&str, &[&str]); 20] = [
         ("bf16: {enabled: true}\nfp16: {enabled: true}", &["bf16.enabled", "fp16.enabled"]),
         (
             "fp16: {enabled: true, initial_scale_power: 3, min_loss_scale: 9}",
@@ -31,6 +31,7 @@ fn an_error_names_all_keys_of_a_contradiction() {
         ("data: {train: a, eval: b, eval_fraction: 0.1}", &["data.eval", "data.eval_fraction"]),
         ("data: {train: a}\ntraining: {eval_every: 5}", &["training.eval_every", "data"]),
         ("training: {early_stopping: {patience: 3}}", &["training.early_stopping", "training.eval_every"]),
+        ("training: {keep_best: {}}", &["training.keep_best", "training.eval_every"]),
         (
             "model: {type: gpt2, n_positions: 64}\ndata: {train: a, sequence_length: 65}",
             &["data.sequence_length", "model"],

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use zero_checkpoint::{Background, LossScale, Manifest, Progress, RunLock, Save, Snapshot};
+use zero_checkpoint::{Background, LossScale, Manifest, Progress, Retention, RunLock, Save, Snapshot};
 use zero_config::Config;
 use zero_optim::{LossScaleState, LossScaler};
 use zero_partition::ShardedState;
@@ -25,6 +25,8 @@ pub(crate) struct Saving {
     /// Memory that background saves copy the state to.
     memory: Snapshot,
     lock: Option<Arc<RunLock>>,
+    /// The step of [`Engine::keep_checkpoint`].
+    kept: Option<u64>,
 }
 
 /// The result of a background save.
@@ -51,6 +53,19 @@ impl Engine {
         self.saving.lock = Some(Arc::new(lock));
     }
 
+    /// Keeps the checkpoint of a step whatever later saves remove, and no other step's that was kept so before.
+    pub fn keep_checkpoint(&mut self, step: Option<u64>) {
+        self.saving.kept = step;
+    }
+
+    /// Returns which checkpoints a save keeps.
+    #[must_use]
+    pub fn retention(&self) -> Retention {
+        let training = &self.config.training;
+        let (keep_last, keep_every) = (training.keep_last, training.keep_every as u64);
+        Retention { keep_last, keep_every, keep_step: self.saving.kept }
+    }
+
     fn save(&self, state: Value) -> Save {
         Save {
             step: self.step,
@@ -59,8 +74,7 @@ impl Engine {
             zero_stage: self.settings.layout.zero_stage.number(),
             engine: state,
             config: crate::checkpoint::export::recorded(&self.config),
-            keep_last: self.config.training.keep_last,
-            keep_every: self.config.training.keep_every as u64,
+            retention: self.retention(),
             lock: self.saving.lock.clone(),
         }
     }

@@ -22,6 +22,7 @@ pub(super) fn set(config: &Config) -> Vec<&'static str> {
     let active = [
         ("training.eval_every", training.eval_every > 0),
         ("training.save_every", training.save_every > 0),
+        ("training.keep_best", training.keep_best.is_some()),
         ("training.early_stopping", training.early_stopping.is_some()),
         ("training.spikes", training.spikes.is_some()),
         ("training.nonfinite", training.nonfinite == Nonfinite::Stop),

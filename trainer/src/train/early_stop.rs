@@ -3,56 +3,40 @@
 use std::fmt;
 
 use serde_json::{Value, json};
-use zero_config::{EarlyStopping, StopMode};
+use zero_config::EarlyStopping;
 
 use super::evaluation::Evaluation;
 use super::metrics::Metric;
+use super::objective::Objective;
 use zero_engine::Error;
-
-/// The name of the loss, which every evaluation reports.
-const LOSS: &str = "loss";
 
 /// The options `training.early_stopping` and the state of the search for a better evaluation.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct EarlyStop {
-    options: Option<EarlyStopping>,
-    best: f32,
+    options: Option<(Objective, EarlyStopping)>,
+    /// The lowest cost.
+    best: f64,
     without_improvement: usize,
 }
 
 impl EarlyStop {
     pub(super) fn new(options: Option<EarlyStopping>) -> Self {
-        Self { options, best: f32::INFINITY, without_improvement: 0 }
+        let options = options.map(|it| (Objective::new(&it.metric, it.mode), it));
+        Self { options, best: f64::INFINITY, without_improvement: 0 }
     }
 
-    /// Checks that `training.early_stopping.metric` is the loss, one of `metrics`, or the loss of one of the data sets
-    /// `sets`.
+    /// Checks that the evaluations of the run have the metric.
     pub(super) fn check<'a>(&self, metrics: &[Metric], sets: impl IntoIterator<Item = &'a str>) -> Result<(), Error> {
-        let Some(EarlyStopping { metric, .. }) = &self.options else { return Ok(()) };
-        let known = std::iter::once(LOSS).chain(metrics.iter().map(Metric::name)).map(String::from);
-        let known: Vec<String> = known.chain(sets.into_iter().map(|set| format!("loss_{set}"))).collect();
-        if known.contains(metric) {
-            return Ok(());
-        }
-        let known = known.join(", ");
-        Err(Error::setting(
-            "training.early_stopping.metric",
-            format!("unknown metric `{metric}`"),
-            format!("name one of these: {known}"),
-        ))
+        let key = "training.early_stopping.metric";
+        self.options.as_ref().map_or(Ok(()), |(objective, _)| objective.check(key, metrics, sets))
     }
 
     /// Processes the result of an evaluation. Returns whether training should stop.
     pub(super) fn is_over(&mut self, evaluation: &Evaluation) -> bool {
-        let Some(options) = &self.options else { return false };
-        let value = match options.metric.as_str() {
-            LOSS => evaluation.loss,
-            metric => evaluation.metric(metric).map_or(f32::NAN, |value| value as f32),
-        };
-        // `best` is the lowest value, so a metric to maximize is negated.
-        let value = if options.mode == StopMode::Max { -value } else { value };
-        if f64::from(value) < f64::from(self.best) - options.min_delta {
-            self.best = value;
+        let Some((objective, options)) = &self.options else { return false };
+        let cost = objective.cost(evaluation);
+        if cost < self.best - options.min_delta {
+            self.best = cost;
             self.without_improvement = 0;
         } else {
             self.without_improvement += 1;
@@ -69,16 +53,15 @@ impl EarlyStop {
     /// Restores the state from a checkpoint.
     pub(super) fn restore(&mut self, state: &Value) {
         let state = &state["early_stopping"];
-        self.best = state["best"].as_f64().map_or(f32::INFINITY, |best| best as f32);
+        self.best = state["best"].as_f64().unwrap_or(f64::INFINITY);
         self.without_improvement = state["without_improvement"].as_u64().unwrap_or(0) as usize;
     }
 }
 
 impl fmt::Display for EarlyStop {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (metric, mode) = self.options.as_ref().map_or((LOSS, StopMode::Min), |it| (it.metric.as_str(), it.mode));
-        let metric = if metric == LOSS { "evaluation loss" } else { metric };
-        let (than, best) = if mode == StopMode::Max { ("above", -self.best) } else { ("below", self.best) };
+        let Some((objective, _)) = &self.options else { return Ok(()) };
+        let (metric, than, best) = (objective.name(), objective.than(), objective.value(self.best));
         write!(f, "no {metric} {than} {best:.4} in the last {} evaluations", self.without_improvement)
     }
 }
@@ -86,6 +69,7 @@ impl fmt::Display for EarlyStop {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use zero_config::StopMode;
 
     fn of(loss: f32) -> Evaluation {
         Evaluation {

@@ -4,6 +4,7 @@
 mod addresses;
 mod autos;
 mod bar;
+mod best;
 mod checkpoint_store;
 mod configured_data;
 mod connection;
@@ -15,11 +16,13 @@ mod divergence;
 mod early_stop;
 mod evaluation;
 mod files;
+mod first_rank;
 mod folder;
 mod intro;
 mod metrics;
 mod mixing;
 mod noise_scale;
+mod objective;
 mod options;
 mod preference;
 mod prefetch;
@@ -53,6 +56,7 @@ use zero_config::{Config, Optimizer, Transport};
 
 use crate::monitor;
 use crate::process::resident;
+use best::Best;
 use checkpoint_store::{Begun, Uploads};
 use divergence::Divergence;
 use early_stop::EarlyStop;
@@ -64,16 +68,16 @@ use report::Report;
 use run::Run;
 use saves::Saves;
 use signals::Requests;
-use zero_engine::Engine;
 use zero_engine::checkpoint::start::{Start, of_pretrained};
 use zero_engine::comm_options::check_interface;
 use zero_engine::configured_model;
 use zero_engine::settings::{with_total_steps, working_dtype};
-use zero_engine::{DataError, Error, Layers};
+use zero_engine::{DataError, Engine, Error, Layers};
 use zero_planner::{Plan, Planner};
 
 pub use crate::report_page::report_page;
 pub use addresses::{read_addresses, write_folder};
+pub use best::BestCheckpoint;
 pub use checkpoint_store::fetch_checkpoint;
 pub use connection::connect;
 pub use data_commands::{DataStats, Lengths, PreparedData, data_stats, prepare_data, verify_data};
@@ -140,8 +144,8 @@ fn begin(
     let layers = task.layers(&config, &corpus)?;
     if let Some(steps) = options.verify {
         let finished = verify::verify(&config, &corpus, layers, comm, steps, options.output)?;
-        let (loss, evaluation, checkpoint, resumed_from) = (None, None, None, None);
-        return Ok(Summary { finished, steps, loss, evaluation, checkpoint, resumed_from, folder: out.into() });
+        let (loss, evaluation, checkpoint, best, resumed_from) = (None, None, None, None, None);
+        return Ok(Summary { finished, steps, loss, evaluation, checkpoint, best, resumed_from, folder: out.into() });
     }
     let restarts = restart::found(&options.restarts, options.job.as_deref(), out, &**comm)?;
     let options = RunOptions { restarts, ..options.clone() };
@@ -155,7 +159,10 @@ fn begin(
     }
     let mut early = EarlyStop::new(config.training.early_stopping.clone());
     metrics::check(&config, &task.metrics)?;
-    early.check(&task.metrics, corpus.eval_sets.iter().map(|set| set.name.as_str()))?;
+    let mut best = Best::new(config.training.keep_best.as_ref());
+    let sets = || corpus.eval_sets.iter().map(|set| set.name.as_str());
+    early.check(&task.metrics, sets())?;
+    best.check(&task.metrics, sets())?;
     let mut engine = Engine::measured_with(config, layers, comm.clone(), start, sample)?;
     if options.force {
         engine.lift_memory_limit();
@@ -187,6 +194,10 @@ fn begin(
     let logged = resumed.is_some() || goes_on;
     let job = (options.job.as_deref(), &options.restarts);
     let mut files = if main { Some(Files::open(&mut engine, out, job, goes_on, logged, &progress)?) } else { None };
+    if let Some((_, state)) = &resumed {
+        best.restore(&state["best"], &out.join("checkpoints"), &**comm)?;
+        engine.keep_checkpoint(best.step());
+    }
     let from = resumed.map(|(from, _)| from);
     intro::say(&engine, &corpus, &progress, steps, from.as_deref());
     if main && let Some(reason) = no_sample {
@@ -194,7 +205,7 @@ fn begin(
     }
     reference::prepare(&mut engine, &corpus, out, from.as_deref(), &progress)?;
     let uploads = uploads(&engine, options, (out, goes_on), &progress, &preparing())?;
-    let saves = Saves::new(out, from.as_ref().map(|_| engine.steps()), uploads);
+    let saves = Saves::new(out, from.as_ref().map(|_| engine.steps()), best, uploads);
     if main {
         progress.say(&saves.foretell(&engine));
     }
@@ -205,8 +216,8 @@ fn begin(
     let text = if finished == Finished::Done { run.sample()? } else { None };
     run.finish(files.as_mut(), checkpoint.as_deref(), text.as_deref(), finished)?;
     comm.barrier().wait()?;
-    let (steps, loss, evaluation) = (run.steps(), run.loss, run.evaluation.take());
-    Ok(Summary { finished, steps, loss, evaluation, checkpoint, resumed_from: from, folder: out.into() })
+    let (steps, loss, evaluation, best) = (run.steps(), run.loss, run.evaluation.take(), run.best());
+    Ok(Summary { finished, steps, loss, evaluation, checkpoint, best, resumed_from: from, folder: out.into() })
 }
 
 /// Returns a planner for a configuration. Opens the data only if `vocab_size: auto` depends on them, so most plans do
@@ -342,7 +353,7 @@ fn uploads(
         _ => None,
     };
     let begun = Begun { goes_on, address: from, steps: engine.steps() };
-    let begin = || Uploads::begin(engine.config(), out, begun, progress, preparing);
+    let begin = || Uploads::begin(engine.config(), engine.retention(), out, begun, progress, preparing);
     let begin = || (comm.rank() == 0).then(begin).transpose();
     zero_checkpoint::patiently(&**comm, begin)?
 }

@@ -6,7 +6,9 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use zero_checkpoint::patiently;
 
+use super::best::{self, Best, BestCheckpoint};
 use super::checkpoint_store::Uploads;
+use super::evaluation::Evaluation;
 use super::progress::Progress;
 use super::signals::Requests;
 use zero_engine::Ended;
@@ -20,6 +22,7 @@ pub(super) struct Saves {
     /// When the current background save began.
     begun: Option<Instant>,
     newest: Option<u64>,
+    best: Best,
     /// Copies the checkpoints to a store, on rank 0.
     uploads: Option<Uploads>,
 }
@@ -27,8 +30,41 @@ pub(super) struct Saves {
 impl Saves {
     /// Creates the state for a run in the folder `out`. `from` is the step of the checkpoint from which the run
     /// resumes, if it resumes.
-    pub(super) fn new(out: &Path, from: Option<u64>, uploads: Option<Uploads>) -> Self {
-        Self { root: out.join("checkpoints"), begun: None, newest: from, uploads }
+    pub(super) fn new(out: &Path, from: Option<u64>, best: Best, uploads: Option<Uploads>) -> Self {
+        Self { root: out.join("checkpoints"), begun: None, newest: from, best, uploads }
+    }
+
+    /// Returns the best checkpoint.
+    pub(super) fn best(&self) -> Option<BestCheckpoint> {
+        self.best.checkpoint(&self.root)
+    }
+
+    /// Returns a line about the best checkpoint.
+    pub(super) fn best_line(&self) -> Option<String> {
+        self.best.line(&self.root)
+    }
+
+    /// Returns the state of the search for the best evaluation.
+    pub(super) fn best_state(&self) -> Value {
+        self.best.state()
+    }
+
+    /// Takes an evaluation, and returns whether the checkpoint of its step must be saved because it is the best so far. A
+    /// collective.
+    pub(super) fn improves(
+        &mut self,
+        engine: &mut Engine,
+        evaluation: &Evaluation,
+        progress: &Progress,
+    ) -> Result<bool, Error> {
+        // What to compare with is known once the checkpoint of the last better evaluation is written.
+        if self.best.is_unsaved() {
+            engine.finish_save()?;
+            self.look(engine, progress)?;
+        }
+        let improves = self.best.improves(evaluation);
+        engine.keep_checkpoint(self.best.step());
+        Ok(improves)
     }
 
     /// Saves a checkpoint during training. A full disk causes a warning and does not end training. A collective.
@@ -45,11 +81,11 @@ impl Saves {
                         .say(&format!("saving step {step} in the background, after waiting {}", time(began.elapsed())));
                     Ok(())
                 }
-                Err(error) => self.ended(Ended { step, result: Err(error) }, began, progress),
+                Err(error) => self.ended(engine, Ended { step, result: Err(error) }, began, progress),
             }
         } else {
             let result = engine.save_checkpoint_with(&self.root, state);
-            self.ended(Ended { step, result }, began, progress)
+            self.ended(engine, Ended { step, result }, began, progress)
         }
     }
 
@@ -60,7 +96,7 @@ impl Saves {
         }
         let Some(ended) = engine.ended_save() else { return Ok(()) };
         let began = self.begun.take().unwrap_or_else(Instant::now);
-        self.ended(ended, began, progress)
+        self.ended(engine, ended, began, progress)
     }
 
     /// Saves the final checkpoint. An error ends the run, because its result would be lost. A collective.
@@ -72,13 +108,22 @@ impl Saves {
                 progress.warn(&format!("the last step was not saved; --resume auto continues after step {newest}"));
             }
         })?;
-        self.upload(engine.steps(), &folder, progress);
+        self.saved(engine, engine.steps(), &folder, progress);
         Ok(folder)
     }
 
-    fn upload(&mut self, step: u64, folder: &Path, progress: &Progress) {
+    /// Takes a checkpoint that is written.
+    fn saved(&mut self, engine: &Engine, step: u64, folder: &Path, progress: &Progress) {
+        self.newest = Some(step);
+        if self.best.ended(step, true)
+            && engine.communicator().rank() == 0
+            && let Err(error) = best::link(&self.root, step)
+        {
+            progress
+                .warn(&format!("cannot link the best checkpoint, {}: {error}; training continues", folder.display()));
+        }
         if let Some(uploads) = &mut self.uploads {
-            uploads.add(step, folder, progress);
+            uploads.add(step, folder, engine.retention(), progress);
         }
     }
 
@@ -93,15 +138,16 @@ impl Saves {
         patiently(&**engine.communicator(), || uploads.map_or(Ok(()), |uploads| uploads.finish(progress)))?
     }
 
-    fn ended(&mut self, ended: Ended, began: Instant, progress: &Progress) -> Result<(), Error> {
+    fn ended(&mut self, engine: &mut Engine, ended: Ended, began: Instant, progress: &Progress) -> Result<(), Error> {
         match ended.result {
             Ok(folder) => {
-                self.newest = Some(ended.step);
                 progress.say(&format!("saved {} in {}", folder.display(), time(began.elapsed())));
-                self.upload(ended.step, &folder, progress);
+                self.saved(engine, ended.step, &folder, progress);
                 Ok(())
             }
             Err(error) if error.is_only_a_file() => {
+                self.best.ended(ended.step, false);
+                engine.keep_checkpoint(self.best.step());
                 let newest = self.newest.map_or("the run has no checkpoint yet".into(), |step| {
                     format!("the newest checkpoint is step {step}")
                 });

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use zero_config::Config;
 
+use super::best::BestCheckpoint;
 use super::configured_data;
 use super::corpus::Corpus;
 use super::evaluation::Evaluation;
@@ -157,6 +158,8 @@ pub struct Summary {
     pub evaluation: Option<Evaluation>,
     /// The final checkpoint.
     pub checkpoint: Option<PathBuf>,
+    /// The best checkpoint with `training.keep_best`.
+    pub best: Option<BestCheckpoint>,
     /// The checkpoint from which the run resumed.
     pub resumed_from: Option<PathBuf>,
     /// The run's folder.
@@ -167,6 +170,7 @@ impl Summary {
     /// Describes a run that a signal ended before its first step.
     pub(super) fn stopped(signal: i64, folder: PathBuf) -> Self {
         let finished = Finished::Stopped(signal as i32);
-        Self { finished, steps: 0, loss: None, evaluation: None, checkpoint: None, resumed_from: None, folder }
+        let (loss, evaluation, checkpoint, best, resumed_from) = (None, None, None, None, None);
+        Self { finished, steps: 0, loss, evaluation, checkpoint, best, resumed_from, folder }
     }
 }

@@ -1,5 +1,6 @@
 //! Trains small models that the tests define, on ranks that are threads.
 
+mod best;
 mod evaluation;
 mod several_inputs;
 

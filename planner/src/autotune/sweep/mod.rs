@@ -115,9 +115,8 @@ fn changes(base: &Config, sweep: &Sweep, watch: &mut dyn SweepWatch) -> Result<V
     }
     // Trials save no checkpoints, and a trial that dies is not restarted.
     let mut changes: Vec<String> =
-        ["training.save_every=0", "training.save_last=false", "training.sample=", "launcher.max_restarts=0"]
-            .map(String::from)
-            .to_vec();
+        ["save_every=0", "save_last=false", "keep_best=", "sample="].map(|set| format!("training.{set}")).to_vec();
+    changes.push("launcher.max_restarts=0".into());
     if let Some(steps) = sweep.max_steps {
         changes.extend(["training.epochs=".into(), format!("training.max_steps={steps}")]);
     }

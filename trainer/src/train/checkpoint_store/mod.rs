@@ -8,12 +8,13 @@ mod uploads;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use zero_checkpoint::{MANIFEST, patiently};
-use zero_comm::{Buffer, Communicator};
+use zero_checkpoint::{MANIFEST, Retention, patiently};
+use zero_comm::Communicator;
 use zero_config::Config;
 use zero_engine::Error;
 use zero_store::{Object, Stores, Watch};
 
+use super::first_rank::on_first_rank;
 use super::options::{Resume, RunOptions};
 use crate::data::CacheOptions;
 use crate::data::remote::{self, Download};
@@ -82,7 +83,7 @@ impl CheckpointStore {
     fn upload(
         &self,
         (step, folder): (u64, &Path),
-        keep: (usize, u64),
+        retention: Retention,
         watch: &dyn Watch,
     ) -> Result<(), zero_store::Error> {
         let address = self.at(&zero_checkpoint::name(step));
@@ -90,7 +91,7 @@ impl CheckpointStore {
         remove(&self.stores, &self.stores.list_folder(&address, watch)?, watch)?;
         self.stores.upload_folder(folder, &address, |name| name == MANIFEST, watch)?;
         let listed = self.list(watch)?;
-        let old = zero_checkpoint::superfluous(&listed.complete(), step, keep);
+        let old = retention.superfluous(&listed.complete(), step);
         let is_left_over = |other: u64, objects: &[Object]| other < step && !is_complete(objects);
         let mut all =
             listed.steps.iter().filter(|(other, objects)| old.contains(other) || is_left_over(**other, objects));
@@ -168,16 +169,6 @@ pub(super) fn completed(
     let newest = on_first_rank(comm, || Ok(store.list(&Download::of(watch)).map_err(failed(KEY))?.complete().pop()))?;
     let resume = newest.map_or(Resume::Auto, |step| Resume::From(store.at(&zero_checkpoint::name(step)).into()));
     Ok(RunOptions { resume: Some(resume), ..options.clone() })
-}
-
-/// Runs a function on rank 0 and returns its result on every rank. A collective.
-fn on_first_rank(
-    comm: &dyn Communicator,
-    compute: impl FnOnce() -> Result<Option<u64>, Error>,
-) -> Result<Option<u64>, Error> {
-    let found = patiently(comm, || if comm.rank() == 0 { compute() } else { Ok(None) })??;
-    let step = Buffer::I64(vec![found.map_or(-1, |step| step as i64)]);
-    Ok(u64::try_from(comm.broadcast(step, 0).wait()?.into_i64()?[0]).ok())
 }
 
 /// Downloads the checkpoint at an address, or the newest checkpoint of the run there, on every rank. A collective.

@@ -7,7 +7,7 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use zero_checkpoint::MANIFEST;
+use zero_checkpoint::{MANIFEST, Retention};
 use zero_config::Config;
 use zero_engine::{DataError, Error};
 
@@ -38,6 +38,8 @@ pub(in super::super) struct Uploads {
 struct Job {
     step: u64,
     folder: PathBuf,
+    /// Which other checkpoints remain in the store.
+    retention: Retention,
 }
 
 /// A message from the thread.
@@ -68,6 +70,7 @@ impl Uploads {
     /// `watch` stops the wait.
     pub(in super::super) fn begin(
         config: &Config,
+        retention: Retention,
         out: &Path,
         begun: Begun<'_>,
         progress: &Progress,
@@ -97,9 +100,8 @@ impl Uploads {
                 fs::remove_dir_all(entry.path()).map_err(Error::io(&entry.path()))?;
             }
         }
-        let keep = (config.training.keep_last, config.training.keep_every as u64);
         let ((jobs, taken), (say, said)) = (mpsc::channel(), mpsc::channel());
-        let worker = Worker { store: store.clone(), keep, say };
+        let worker = Worker { store: store.clone(), say };
         let thread = thread::Builder::new().name("upload".into()).spawn(move || worker.run(&taken));
         let thread = thread.map_err(Error::io(&root))?;
         let newest = steps.into_iter().rfind(|&step| step <= begun.steps);
@@ -107,17 +109,17 @@ impl Uploads {
         // An earlier attempt may have ended before it uploaded its checkpoint.
         let folder = uploads.root.join(zero_checkpoint::name(begun.steps));
         if newest != Some(begun.steps) && folder.join(MANIFEST).is_file() {
-            uploads.add(begun.steps, &folder, progress);
+            uploads.add(begun.steps, &folder, retention, progress);
         }
         Ok(uploads)
     }
 
     /// Uploads a checkpoint in the background.
-    pub(in super::super) fn add(&mut self, step: u64, folder: &Path, progress: &Progress) {
+    pub(in super::super) fn add(&mut self, step: u64, folder: &Path, retention: Retention, progress: &Progress) {
         self.look(progress);
         let kept = self.root.join(format!("{KEPT}{}", zero_checkpoint::name(step)));
         match keep(folder, &kept) {
-            Ok(()) => drop(self.jobs.as_ref().map(|jobs| jobs.send(Job { step, folder: kept }))),
+            Ok(()) => drop(self.jobs.as_ref().map(|jobs| jobs.send(Job { step, folder: kept, retention }))),
             Err(source) => {
                 let error = zero_store::Error::Local { path: kept, source };
                 self.heard(Said::Failed { step, error }, progress);
@@ -188,7 +190,6 @@ fn keep(folder: &Path, kept: &Path) -> io::Result<()> {
 /// The thread that uploads checkpoints.
 struct Worker {
     store: CheckpointStore,
-    keep: (usize, u64),
     say: Sender<Said>,
 }
 
@@ -199,11 +200,11 @@ impl Worker {
             let mut waiting = vec![job];
             waiting.extend(jobs.try_iter());
             let steps: Vec<u64> = waiting.iter().map(|job| job.step).collect();
-            let old = zero_checkpoint::superfluous(&steps, steps[steps.len() - 1], self.keep);
-            for Job { step, folder } in waiting {
+            let old = waiting.last().map_or(vec![], |newest| newest.retention.superfluous(&steps, newest.step));
+            for Job { step, folder, retention } in waiting {
                 let said = match old.contains(&step) {
                     true => Said::Left { step },
-                    false => self.upload(step, &folder),
+                    false => self.upload(step, &folder, retention),
                 };
                 // If the run has failed, nobody receives the message.
                 let _ = (self.say.send(said), fs::remove_dir_all(&folder));
@@ -211,9 +212,9 @@ impl Worker {
         }
     }
 
-    fn upload(&self, step: u64, folder: &Path) -> Said {
+    fn upload(&self, step: u64, folder: &Path, retention: Retention) -> Said {
         let started = Instant::now();
-        match self.store.upload((step, folder), self.keep, self) {
+        match self.store.upload((step, folder), retention, self) {
             Ok(()) => Said::Uploaded { step, took: started.elapsed() },
             Err(error) => Said::Failed { step, error },
         }

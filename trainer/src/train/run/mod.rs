@@ -9,6 +9,7 @@ use serde_json::Value;
 use zero_comm::Buffer;
 use zero_config::Training;
 
+use super::best::BestCheckpoint;
 use super::corpus::Corpus;
 use super::divergence::Divergence;
 use super::early_stop::EarlyStop;
@@ -156,22 +157,28 @@ impl<'a> Run<'a> {
             if training.compare_replicas_every > 0 && step.step.is_multiple_of(training.compare_replicas_every as u64) {
                 self.engine.compare_replicas()?;
             }
+            let is_best = match &evaluation {
+                Some(evaluation) => self.saves.improves(&mut self.engine, evaluation, &self.progress)?,
+                None => false,
+            };
             if together.signal != 0 {
                 self.progress.say(&format!("stopping after step {}: received signal {}", step.step, together.signal));
                 return Ok(Finished::Stopped(together.signal as i32));
             }
-            if evaluation.is_some_and(|evaluation| self.early.is_over(&evaluation)) {
-                self.progress.say(&format!("stopping after step {}: {}", step.step, self.early));
-                break;
-            }
+            let is_over = evaluation.is_some_and(|evaluation| self.early.is_over(&evaluation));
             if together.save {
                 self.progress.say(&format!("saving after step {}: received SIGUSR1", step.step));
             }
             let saves = training.save_every > 0 && step.step.is_multiple_of(training.save_every as u64);
-            let saves = saves || together.save;
-            if saves && (step.step < steps || !training.save_last) {
+            let saves = saves || together.save || is_best;
+            let ends = is_over || step.step >= steps;
+            if saves && (!ends || !training.save_last) {
                 let state = self.state();
                 self.saves.on_the_way(&mut self.engine, state, &self.progress)?;
+            }
+            if is_over {
+                self.progress.say(&format!("stopping after step {}: {}", step.step, self.early));
+                break;
             }
         }
         Ok(Finished::Done)
@@ -248,6 +255,7 @@ impl<'a> Run<'a> {
     /// Returns the state that checkpoints hold in addition to the engine's.
     fn state(&self) -> Value {
         let mut state = self.early.state();
+        state["best"] = self.saves.best_state();
         state["divergence"] = self.divergence.state();
         if self.engine.config().training.gradient_noise_scale.is_some() {
             state["noise_scale"] = self.noise_scale.state();
@@ -301,6 +309,11 @@ impl<'a> Run<'a> {
         self.engine.steps()
     }
 
+    /// Returns the best checkpoint.
+    pub(super) fn best(&self) -> Option<BestCheckpoint> {
+        self.saves.best()
+    }
+
     pub(super) fn finish(
         &self,
         files: Option<&mut Files>,
@@ -334,6 +347,9 @@ impl<'a> Run<'a> {
         self.progress.say(&format!("{}", self.report));
         if let Some(saved) = saved {
             self.progress.say(&format!("checkpoint  {}", saved.display()));
+        }
+        if let Some(best) = self.saves.best_line() {
+            self.progress.say(&best);
         }
         self.progress.say(&format!("run         {}  (resolved.yaml, metrics.jsonl, report.json)", out.display()));
         Ok(())

@@ -1,0 +1,173 @@
+//! The best evaluation of a run, whose checkpoint is kept (`training.keep_best`).
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+
+use serde_json::{Value, json};
+use zero_checkpoint::MANIFEST;
+use zero_comm::Communicator;
+use zero_config::KeepBest;
+
+use super::evaluation::Evaluation;
+use super::first_rank::on_first_rank;
+use super::metrics::Metric;
+use super::objective::Objective;
+use zero_engine::Error;
+
+/// The best evaluation of a run so far, and its checkpoint.
+#[derive(Debug, Clone, PartialEq)]
+pub struct BestCheckpoint {
+    /// The step of the evaluation.
+    pub step: u64,
+    /// The value of `training.keep_best.metric`.
+    pub value: f64,
+    /// The checkpoint's folder.
+    pub folder: PathBuf,
+}
+
+/// An evaluation that was better than those before it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Found {
+    step: u64,
+    cost: f64,
+}
+
+/// The search for the best evaluation. It does nothing without `training.keep_best`.
+#[derive(Debug)]
+pub(super) struct Best {
+    objective: Option<Objective>,
+    /// The best evaluation that has a checkpoint.
+    saved: Option<Found>,
+    /// A better one, whose checkpoint is not written yet.
+    unsaved: Option<Found>,
+}
+
+impl Best {
+    pub(super) fn new(options: Option<&KeepBest>) -> Self {
+        let objective = options.map(|KeepBest { metric, mode }| Objective::new(metric, *mode));
+        Self { objective, saved: None, unsaved: None }
+    }
+
+    /// Checks that the evaluations of the run have the metric.
+    pub(super) fn check<'a>(&self, metrics: &[Metric], sets: impl IntoIterator<Item = &'a str>) -> Result<(), Error> {
+        self.objective.as_ref().map_or(Ok(()), |it| it.check("training.keep_best.metric", metrics, sets))
+    }
+
+    /// Takes an evaluation and returns whether it is better than all before. A value that is not finite never is.
+    pub(super) fn improves(&mut self, evaluation: &Evaluation) -> bool {
+        let Some(objective) = &self.objective else { return false };
+        let cost = objective.cost(evaluation);
+        let is_better = cost.is_finite() && self.saved.is_none_or(|saved| cost < saved.cost);
+        if is_better {
+            self.unsaved = Some(Found { step: evaluation.step, cost });
+        }
+        is_better
+    }
+
+    /// Returns whether the checkpoint of the best evaluation is not written yet.
+    pub(super) fn is_unsaved(&self) -> bool {
+        self.unsaved.is_some()
+    }
+
+    /// Returns the step whose checkpoint is kept.
+    pub(super) fn step(&self) -> Option<u64> {
+        self.unsaved.or(self.saved).map(|found| found.step)
+    }
+
+    /// Takes the result of a save and returns whether its checkpoint is the best one. If that of a better evaluation could not
+    /// be written, the one before stays the best.
+    pub(super) fn ended(&mut self, step: u64, is_saved: bool) -> bool {
+        let is_best = is_saved && self.unsaved.is_some_and(|found| found.step == step);
+        if is_best {
+            self.saved = self.unsaved;
+        }
+        self.unsaved = self.unsaved.filter(|found| found.step != step);
+        is_best
+    }
+
+    /// Returns the state for a checkpoint.
+    pub(super) fn state(&self) -> Value {
+        let found = self.unsaved.or(self.saved);
+        found.map_or(Value::Null, |Found { step, cost }| json!({ "step": step, "cost": cost }))
+    }
+
+    /// Restores the state from a checkpoint if the best checkpoint is still in the folder `root`, and makes [`link`] name it.
+    /// Collective.
+    pub(super) fn restore(&mut self, state: &Value, root: &Path, comm: &dyn Communicator) -> Result<(), Error> {
+        if self.objective.is_none() {
+            return Ok(());
+        }
+        let step = state["step"].as_u64();
+        let is_there = |step: &u64| root.join(zero_checkpoint::name(*step)).join(MANIFEST).is_file();
+        let step = on_first_rank(comm, || {
+            let step = step.filter(is_there);
+            let linked = step.map_or_else(|| unlink(root), |step| link(root, step));
+            linked.map_err(Error::io(&root.join(LINK)))?;
+            Ok(step)
+        })?;
+        self.saved = step.zip(state["cost"].as_f64()).map(|(step, cost)| Found { step, cost });
+        Ok(())
+    }
+
+    /// Returns the best checkpoint below `root`, if any.
+    pub(super) fn checkpoint(&self, root: &Path) -> Option<BestCheckpoint> {
+        let (objective, Found { step, cost }) = self.objective.as_ref().zip(self.saved)?;
+        Some(BestCheckpoint { step, value: objective.value(cost), folder: root.join(zero_checkpoint::name(step)) })
+    }
+
+    /// Returns a line about the best checkpoint below `root`, if any.
+    pub(super) fn line(&self, root: &Path) -> Option<String> {
+        let BestCheckpoint { step, value, .. } = self.checkpoint(root)?;
+        let name = self.objective.as_ref().map_or("", Objective::name);
+        Some(format!("best        {}  ({name} {value:.4} after step {step})", root.join(LINK).display()))
+    }
+}
+
+/// Name of the link to the best checkpoint, beside the checkpoints.
+const LINK: &str = "best";
+
+/// Makes `root/best` a link to the checkpoint of a step. Replaced by rename, so that it always names a checkpoint.
+pub(super) fn link(root: &Path, step: u64) -> io::Result<()> {
+    let temporary = root.join(".best");
+    match fs::remove_file(&temporary) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => symlink(zero_checkpoint::name(step), &temporary)?,
+    }
+    fs::rename(temporary, root.join(LINK))
+}
+
+/// Removes the link, which names a checkpoint that the run does not continue from.
+fn unlink(root: &Path) -> io::Result<()> {
+    match fs::remove_file(root.join(LINK)) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        ended => ended,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use zero_config::StopMode;
+
+    fn of(step: u64, loss: f32) -> Evaluation {
+        Evaluation { step, loss, metrics: vec![], by_dataset: vec![], samples: 1 }
+    }
+
+    #[test]
+    fn a_better_evaluation_counts_once_its_checkpoint_is_written() {
+        let mut best = Best::new(Some(&KeepBest { metric: "loss".into(), mode: StopMode::Min }));
+        assert!(best.improves(&of(1, 2.0)) && best.ended(1, true));
+        assert!(!best.improves(&of(2, f32::NAN)) && !best.improves(&of(3, 2.0)));
+        assert!(best.improves(&of(4, 1.0)) && best.step() == Some(4));
+        // Its checkpoint could not be written.
+        assert!(!best.ended(4, false) && best.step() == Some(1));
+        assert!(best.improves(&of(5, 1.5)));
+        // The end of an earlier save does not concern it.
+        assert!(!best.ended(4, true) && best.is_unsaved());
+        assert!(best.ended(5, true) && !best.is_unsaved());
+        assert_eq!(best.state(), json!({"step": 5, "cost": 1.5}));
+        assert!(!Best::new(None).improves(&of(1, 0.0)));
+    }
+}
