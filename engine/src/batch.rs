@@ -9,7 +9,7 @@ use crate::error::Error;
 /// Samples: inputs of layers and targets of the loss. Dimension 0 of every tensor is the sample.
 ///
 /// A model that is a plain list of layers needs no names: `Batch::new(inputs, targets)`. Layers and losses that name
-/// what they take ([`Layers::with`](zero_model::Layers::with)) find it by its name:
+/// the values they take ([`Layers::with`](zero_model::Layers::with)) find them by name:
 ///
 /// ```
 /// # use candle_core::{DType, Device, Tensor};
@@ -64,7 +64,7 @@ impl Batch {
         inputs.chain(&self.targets).chain(self.named_targets.iter().map(|(_, tensor)| tensor))
     }
 
-    /// Returns the names of [`Batch::tensors`]; those without a name are `input` and `target`.
+    /// Returns the names of [`Batch::tensors`]. Tensors without a name are called `input` and `target`.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         let unnamed = self.inputs.tensors().iter().map(|_| "input");
         let inputs = unnamed.chain(self.named_inputs.iter().map(|(name, _)| name.as_str()));
@@ -109,8 +109,8 @@ impl Batch {
         Ok(self.map(|tensor| tensor.narrow(0, start, count)?.contiguous())?)
     }
 
-    /// Returns this rank's slice of the sequences, `[batch, time, …]`, if ranks share them. The inputs named in `whole` are not
-    /// cut, and neither are batches for tensor groups.
+    /// Returns this rank's slice of the sequences, `[batch, time, …]`, if ranks share sequences. Inputs named in
+    /// `whole` and batches for tensor groups are not cut.
     pub(crate) fn own_slice(&self, group: Option<&SequenceGroup>, whole: &[String]) -> Result<Self, Error> {
         let Some(group) = group.and_then(SequenceGroup::of_batch) else { return Ok(self.clone()) };
         let mut names = self.names();
@@ -127,7 +127,7 @@ impl Batch {
     /// Returns the batch's only target.
     ///
     /// # Errors
-    /// Fails if the batch has no target, or several.
+    /// Fails if the batch has no target or several targets.
     pub fn only_target(&self) -> Result<&Tensor, Error> {
         match (&self.targets, self.named_targets.as_slice()) {
             (Some(target), []) => Ok(target),
@@ -143,7 +143,7 @@ impl Batch {
     /// Returns named targets and named inputs, in the order of `names`.
     ///
     /// # Errors
-    /// Fails if the batch does not have one of them.
+    /// Fails if the batch lacks one of them.
     pub fn get<S: AsRef<str>>(&self, names: &[S]) -> Result<Vec<Tensor>, Error> {
         let find = |name: &S| self.find(name.as_ref()).cloned();
         let missing = |name: &S| Error::Batch(format!("it has no `{}`; {}", name.as_ref(), self.listed()));
@@ -161,7 +161,7 @@ impl Batch {
         all.find(|(of, _)| of == name).map(|(_, tensor)| tensor)
     }
 
-    /// Describes in words which names there are.
+    /// Describes in words the names that the batch has.
     fn listed(&self) -> String {
         let part = |what: &str, list: &[(String, Tensor)], unnamed: usize| {
             let unnamed = (unnamed > 0).then(|| format!("{unnamed} without a name"));
@@ -188,7 +188,7 @@ impl From<Tensor> for Batch {
     }
 }
 
-/// Inputs and a target, as [`Batch::new`].
+/// Creates a batch of inputs and a target, like [`Batch::new`].
 impl<X: Into<Activations>> From<(X, Tensor)> for Batch {
     fn from((inputs, targets): (X, Tensor)) -> Self {
         Self::new(inputs, targets)
@@ -207,12 +207,12 @@ fn quoted<'a>(names: impl Iterator<Item = &'a str>) -> String {
     names.map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ")
 }
 
-/// What a model takes from a batch.
+/// Methods that match a batch to a model.
 impl Batch {
-    /// Checks that the batch has what a model takes from it, and with `scored` what its loss takes.
+    /// Checks that the batch has the inputs that a model takes and, with `scored`, the targets that its loss takes.
     ///
     /// # Errors
-    /// Fails if a name is missing, ambiguous or twice there. The error lists the names that there are.
+    /// Fails if a name is missing, ambiguous or used twice. The error lists the names that the batch has.
     pub fn fits(&self, model: &Signature, scored: bool) -> Result<(), Error> {
         let named = || self.named_inputs.iter().chain(&self.named_targets).map(|(name, _)| name);
         if let Some((_, twice)) = named().enumerate().find(|(index, name)| named().take(*index).any(|o| o == *name)) {
@@ -264,7 +264,7 @@ impl Batch {
         }
     }
 
-    /// Drops what no layer of a pipeline stage takes. `holds` says whether the stage has a layer.
+    /// Drops the tensors that no layer of a pipeline stage takes. `holds` returns whether the stage has a layer.
     pub(crate) fn of_stage(mut self, model: &Model, holds: impl Fn(usize) -> bool) -> Self {
         let layers = model.layers();
         let has_loss = holds(layers.len() - 1);
@@ -292,7 +292,7 @@ impl Batch {
         }
     }
 
-    /// Appends the inputs that a layer names to what flows into it.
+    /// Appends the inputs that a layer names to its incoming activations.
     pub(crate) fn added_to(&self, flow: Activations, layer: &BuiltLayer) -> Result<Activations, Error> {
         let reads = layer.route().reads();
         match reads.is_empty() {

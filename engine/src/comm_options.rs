@@ -1,4 +1,4 @@
-//! Communication options from the configuration, and the terms that all ranks must agree on.
+//! Derives communication options from the configuration, and the terms on which all ranks must agree.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -20,10 +20,10 @@ const HOST_SPECIFIC: [&str; 7] = [
     "activation_checkpointing.nvme_path",
 ];
 
-/// Returns this process's rank, as given by the launcher's environment.
+/// Returns this process's place among the ranks, from the launcher's environment.
 ///
 /// # Errors
-/// Fails if its variables contradict each other.
+/// Fails if the environment's variables contradict each other.
 pub fn place() -> Result<LauncherEnvironment, Error> {
     LauncherEnvironment::from_environment(|name| std::env::var(name).ok()).map_err(|error| {
         let help = "unset the launcher's variables, such as RANK and WORLD_SIZE, or start all ranks with one launcher";
@@ -32,11 +32,11 @@ pub fn place() -> Result<LauncherEnvironment, Error> {
 }
 
 /// Converts the configuration to communication options. The job's token comes from `ZERO_TRAIN_TOKEN`, or from the file
-/// that `ZERO_TRAIN_TOKEN_FILE` names. Ranks with another version, program file or configuration are rejected when they
-/// connect.
+/// that `ZERO_TRAIN_TOKEN_FILE` names. A rank whose version, program file or configuration differs is rejected when it
+/// connects.
 ///
 /// # Errors
-/// Fails if the token file cannot be read or other users can read it, or if the host lacks the interface.
+/// Fails if the token file cannot be read, if other users can read it, or if the host lacks the configured interface.
 pub fn comm_options(config: &Config, place: &LauncherEnvironment) -> Result<Options, Error> {
     if place.world_size > 1 {
         check_interface(config)?;
@@ -72,13 +72,13 @@ pub fn timeout(config: &Config) -> Duration {
     Duration::from_secs_f64(config.launcher.timeout_seconds)
 }
 
-/// Resolves the configuration for the ranks of `comm`, and checks that all of them have the same one, apart from the
-/// host-specific keys; a collective. Processes that connected with [`comm_options`] are already known to agree; this is
-/// for ranks that met in another way, such as threads.
+/// Resolves the configuration for the ranks of `comm`, and checks that all ranks have the same configuration, except
+/// for host-specific keys. Collective. Processes that connected with [`comm_options`] have already been checked; this
+/// function is for ranks that connect in another way, such as threads.
 ///
 /// # Errors
-/// Fails if the configuration does not fit the number of ranks. Fails on every rank if two ranks differ; the error names
-/// the first key that differs, and both values.
+/// Fails if the configuration does not fit the number of ranks. Fails on every rank if the configurations of two ranks
+/// differ. The error names the first key that differs and both values.
 pub fn agreed(config: &Config, comm: &dyn Communicator) -> Result<Config, Error> {
     let config = config.for_world_size(comm.size()).inspect_err(|error| comm.abort(&error.to_string()))?;
     if comm.size() > 1 {
@@ -91,21 +91,22 @@ pub fn agreed(config: &Config, comm: &dyn Communicator) -> Result<Config, Error>
 /// host-specific.
 fn terms(config: &Config) -> Vec<(String, String)> {
     let mut terms = vec![("the version".to_string(), env!("CARGO_PKG_VERSION").to_string())];
-    // Where `/proc/self/exe` is unavailable, only the version is compared.
+    // If `/proc/self/exe` is unavailable, only the version is compared, not the program file.
     terms.extend(program().map(|program| ("the program's file".to_string(), program)));
     terms.extend(shared(config));
     terms
 }
 
-/// Returns the keys that are not host-specific, with their values, and first what they depend on.
+/// Returns the keys that are not host-specific, with their values. If values depend on the number of ranks per host,
+/// that number comes first.
 fn shared(config: &Config) -> Vec<(String, String)> {
     let hosts = config.depends_on_hosts().then(|| ("ranks per host".to_string(), config.ranks_per_host().to_string()));
     let keys = config.leaves().into_iter().filter(|(path, _)| !HOST_SPECIFIC.contains(&path.as_str()));
     hosts.into_iter().chain(keys).collect()
 }
 
-/// Returns length and CRC-32C of the running program's file, even if the file was replaced meanwhile. Takes a few
-/// milliseconds, since the file is in the page cache.
+/// Returns the length and the CRC-32C of the running program's file, even if the file has been replaced since the
+/// start. Takes a few milliseconds, because the file is in the page cache.
 fn program() -> io::Result<String> {
     let mut file = File::open("/proc/self/exe")?;
     let (mut buffer, mut length, mut checksum) = (vec![0; 1 << 18], 0, 0);

@@ -74,7 +74,7 @@ fn gpt2(config: &Config, m: &config::Gpt2, vocabulary: Option<usize>) -> Result<
 }
 
 fn llama(config: &Config, m: &config::Llama, vocabulary: Option<usize>) -> Result<zoo::LlamaConfig, Error> {
-    // A program can set another activation than those of the schema.
+    // A program can set an activation that the schema does not allow.
     if !matches!(m.hidden_act, config::Activation::Silu | config::Activation::GeluNew) {
         return Err(Error::setting(
             "model.hidden_act",
@@ -141,7 +141,7 @@ fn preference_loss(preference: &config::Preference) -> PreferenceLoss {
     }
 }
 
-/// The schema has checked the names.
+/// Converts a layer type by name. The schema has already checked the names.
 fn layer_type(name: &str) -> zoo::LayerType {
     match name {
         config::SLIDING_ATTENTION => zoo::LayerType::SlidingAttention,
@@ -205,8 +205,8 @@ fn vocab_size(configured: Option<usize>, tokenizer: Option<usize>, pretrained: O
     }
 }
 
-/// Builds a model on the CPU, with the parameters frozen that `training.trainable` and `training.frozen` name, or with the
-/// configured adapters. If none of them is set, the selection of the program ([`Layers::trainable`]) holds.
+/// Builds a model on the CPU. `training.trainable` and `training.frozen` select the parameters that train, or the
+/// configured adapters do. If none of these keys is set, the program's selection ([`Layers::trainable`]) applies.
 ///
 /// # Errors
 /// Fails if a pattern is malformed or matches nothing, if nothing is trainable, or if a layer cannot be built.
@@ -214,10 +214,10 @@ pub fn build(config: &Config, layers: Layers, dtype: DType) -> Result<Model, Err
     build_on(config, layers, dtype, &Device::Cpu)
 }
 
-/// Cuts layers for a rank, if ranks cut them among them.
+/// Cuts layers for a rank, if the configuration cuts layers over ranks.
 ///
 /// # Errors
-/// Fails if they cannot be cut.
+/// Fails if the layers cannot be cut.
 pub fn cut(config: &Config, layers: Layers, rank: usize) -> Result<Layers, Error> {
     let ranks = config.tensor_size();
     if ranks > 1 && !layers.is_tensor_parallel() {
@@ -231,7 +231,7 @@ pub fn cut(config: &Config, layers: Layers, rank: usize) -> Result<Layers, Error
 /// Builds the model like [`build`], with parameters on `device`.
 ///
 /// # Errors
-/// The same as those of [`build`].
+/// Fails in the same cases as [`build`].
 pub fn build_on(config: &Config, layers: Layers, dtype: DType, device: &Device) -> Result<Model, Error> {
     let model = selected(config, mup::with_base_shapes(config, layers)?, dtype, device)?;
     let model = model.with_z_loss(config.training.z_loss as f32).map_err(|error| {
@@ -306,7 +306,7 @@ fn with_adapter(config: &Config, adapter: &config::Adapter, layers: Layers) -> R
     Ok(layers.adapter(Adapter { lora, modules_to_save: adapter.modules_to_save.clone(), bias, lr_ratio }))
 }
 
-/// Adds the key to an error of an adapter.
+/// Adds the key to an error about an adapter.
 fn of_adapter(error: BuildError) -> Error {
     match error {
         BuildError::UnknownTarget { name, modules } => {
@@ -340,7 +340,7 @@ fn with_quantization(config: &Config, layers: Layers) -> Layers {
     layers.quantized(QuantizationOptions { format, skip: quantization.llm_int8_skip_modules.clone() })
 }
 
-/// Adds the key to an error of quantized weights or of the base model of µP.
+/// Adds the key to an error about quantized weights or about the base model of µP.
 fn of_build(error: BuildError) -> Error {
     const KEY: &str = "quantization_config";
     const SKIP: &str = "quantization_config.llm_int8_skip_modules";
@@ -365,7 +365,7 @@ fn of_build(error: BuildError) -> Error {
 }
 
 /// Returns the number of tokens beyond which the model rotates all positions of a sequence by other angles, as LongRoPE
-/// does; `None` if it has none.
+/// does; `None` if there is no such limit.
 #[must_use]
 pub fn tokens_before_other_angles(model: &config::Model) -> Option<usize> {
     match model {

@@ -124,7 +124,7 @@ pub(crate) fn check(config: &Config) -> Result<(), Error> {
     Ok(())
 }
 
-/// Decides what resides in GPU memory. `gathers` and `sums` are set by [`connect`], once the ranks know their
+/// Decides which values reside in GPU memory. [`connect`] sets `gathers` and `sums` once the ranks know their
 /// transport.
 pub(crate) fn on_gpu(config: &Config) -> OnGpu {
     let layers = config.training.device == Compute::Cuda;
@@ -139,7 +139,7 @@ pub(crate) fn on_gpu(config: &Config) -> OnGpu {
     OnGpu { layers, states, parameters: stays(config.zero.offload_param.device), gathers: false, sums: false }
 }
 
-/// Rejects a configuration that trains on a GPU. `what` names the caller's feature, which measures only the CPU.
+/// Rejects a configuration that trains on a GPU. `what` names the caller's feature, which only measures the CPU.
 ///
 /// # Errors
 /// Fails if `training.device` is `cuda`.
@@ -175,8 +175,8 @@ pub(crate) fn open(config: &Config, comm: &dyn Communicator) -> Result<Device, E
     Ok(Device::Cpu)
 }
 
-/// Returns the number of NVIDIA GPUs that this program can use. Respects `CUDA_VISIBLE_DEVICES`; 0 without the feature
-/// `cuda`.
+/// Returns the number of NVIDIA GPUs that this program can use. Respects `CUDA_VISIBLE_DEVICES`. Returns 0 without the
+/// feature `cuda`.
 #[must_use]
 pub fn gpus() -> usize {
     #[cfg(feature = "cuda")]
@@ -185,7 +185,7 @@ pub fn gpus() -> usize {
     0
 }
 
-/// Returns the bytes of memory of the smallest of these GPUs; `None` if there is none.
+/// Returns the memory in bytes of the smallest GPU that this program can use; `None` if it can use none.
 #[must_use]
 pub fn gpu_bytes() -> Option<u64> {
     zero_cuda::inventory().ok()?.devices.iter().map(|device| device.memory).min()
@@ -212,8 +212,8 @@ pub(crate) fn timeline(config: &Config, device: &Device) -> Result<Option<GpuTim
 /// Sets in `on_gpu` which transfers use NCCL. Returns the communicator and one line that describes the transport.
 ///
 /// # Errors
-/// Fails on every rank if the configuration requires NCCL but a rank lacks the library or shares its GPU with another.
-/// Fails if a rank is lost.
+/// Fails on every rank if the configuration requires NCCL but a rank lacks the library or shares its GPU with another
+/// rank. Fails if a rank is lost.
 #[cfg_attr(not(feature = "cuda"), expect(clippy::unnecessary_wraps, unused_variables))]
 pub(crate) fn connect(
     config: &Config,
@@ -236,8 +236,8 @@ pub(crate) fn connect(
         let all = comm.all_gather(Buffer::U8(own.to_vec()), all, &vec![own.len(); comm.size()]).wait()?;
         match (nccl::obstacle(&all.output.into_u8()?), config.launcher.gpu_transport) {
             (None, _) => {
-                // Gathered parameters are the same over every transport. NCCL sums in an order of its own, so
-                // `reproducible` sums on the host.
+                // Every transport gathers the same parameters. NCCL chooses its own order of sums, so `reproducible`
+                // sums on the host.
                 on_gpu.gathers = true;
                 on_gpu.sums = on_gpu.states > 0.0 && !config.training.reproducible;
                 let activations =
@@ -283,7 +283,7 @@ mod nccl {
         facts
     }
 
-    /// Returns why NCCL cannot be used; `None` if it can.
+    /// Returns the reason why NCCL cannot be used; `None` if it can.
     pub(super) fn obstacle(all: &[u8]) -> Option<String> {
         let mut seen = HashMap::new();
         for (rank, facts) in all.chunks(17).enumerate() {
@@ -317,10 +317,10 @@ mod nccl {
     }
 }
 
-/// This rank's index among the ranks of its host.
+/// Returns this rank's index among the ranks of its host.
 #[cfg(feature = "cuda")]
 fn local_rank(comm: &dyn Communicator) -> usize {
-    // Ranks that are threads share one environment; all of them run on this host.
+    // Ranks that are threads share one environment, and all of them run on this host.
     if comm.transport() == "threads" {
         return comm.rank();
     }

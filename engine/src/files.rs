@@ -1,8 +1,8 @@
-//! Expands paths and globs to a list of files, in the same order on every rank and in every run, and replaces files as a
-//! whole.
+//! Expands paths and globs to a list of files, in the same order on every rank and in every run, and replaces files
+//! atomically.
 //!
-//! The directory walk is our own and uses `glob` only for matching: it must not descend into `target`, which holds most
-//! of the files of a Rust checkout.
+//! This module walks directories itself and uses `glob` only for matching, because the walk must not descend into
+//! `target`, which holds most of the files of a Rust checkout.
 
 use std::{
     collections::HashSet,
@@ -18,8 +18,8 @@ use crate::error::DataError;
 const MATCHING: MatchOptions =
     MatchOptions { case_sensitive: true, require_literal_separator: true, require_literal_leading_dot: true };
 
-/// Returns the files of all sources. Sources keep their order, the files of a glob are sorted by path, and each file
-/// occurs once.
+/// Returns the files of all sources. Sources keep their order, the files of a glob are sorted by path, and duplicates
+/// are removed.
 pub fn expand(sources: &[String]) -> Result<Vec<PathBuf>, DataError> {
     let mut files = Vec::new();
     let mut seen = HashSet::new();
@@ -47,7 +47,7 @@ pub fn replace(path: &Path, content: impl AsRef<[u8]>) -> io::Result<()> {
     })
 }
 
-/// Rejects addresses such as `s3://bucket/file`, without accessing any file.
+/// Rejects addresses such as `s3://bucket/file` without accessing any file.
 ///
 /// # Errors
 /// Returns [`DataError::Address`] with the first address.
@@ -92,8 +92,8 @@ fn expand_glob(source: &str) -> Result<Vec<PathBuf>, DataError> {
     Ok(files)
 }
 
-/// Collects the files below a directory that match. `relative` is the path of the directory from `base`; `depth` is the
-/// number of components that a match may still have.
+/// Collects the matching files below a directory. `relative` is the path of the directory relative to `base`. `depth`
+/// is the maximum number of further path components of a match.
 fn walk(
     base: &Path,
     relative: &Path,
@@ -102,7 +102,7 @@ fn walk(
     files: &mut Vec<PathBuf>,
 ) -> Result<(), DataError> {
     let directory = base.join(relative);
-    // The operating system rejects an empty path.
+    // Replace an empty path, which the operating system rejects.
     let readable = if directory.as_os_str().is_empty() { Path::new(".") } else { &directory };
     let entries = match fs::read_dir(readable) {
         // A pattern below a missing folder matches nothing.

@@ -1,8 +1,8 @@
-//! The training engine. A configuration becomes the program of each rank, and [`Engine`] executes it: one step, one
-//! batch, one checkpoint.
+//! The training engine. Turns a configuration into the program of each rank. [`Engine`] executes the program and
+//! trains, evaluates and saves checkpoints.
 //!
-//! Most programs use `zero_train`, which re-exports what they need beside its trainer. The public modules serve the
-//! crates above: plans, runs and reports.
+//! Most programs use `zero_train`, which re-exports the items that they need in addition to its trainer. The public
+//! modules serve the crates above: plans, runs and reports.
 
 #![forbid(unsafe_code)]
 
@@ -54,7 +54,7 @@ pub use zero_optim::ExactSum;
 pub use zero_partition::Kind;
 
 pub use zero_comm as comm;
-/// An optimizer of the program, for [`Layers::optimizer`].
+/// A custom optimizer of the program, for [`Layers::optimizer`].
 pub mod optimizer {
     pub use zero_optim::{CustomOptimizer, CustomStep, MatrixStates, Update};
 }

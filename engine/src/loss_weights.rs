@@ -1,13 +1,14 @@
 //! The weights of micro-batches in the loss of the global batch.
 //!
-//! A loss is a mean, often over targets of which micro-batches have different numbers. The loss of the global batch is
-//! the mean over all of its targets, however they are distributed over micro-batches and ranks. The gradient of
-//! micro-batch m is therefore multiplied by w·M/W: w is its weight, W the weight of all M micro-batches of the global
-//! batch. These are known before the first backward, because all micro-batches of a step are loaded together.
+//! A loss is a mean, often over targets, and micro-batches may have different numbers of targets. The loss of the
+//! global batch is the mean over all of its targets, however they are distributed over micro-batches and ranks. The
+//! gradient of micro-batch m is therefore multiplied by w·M/W: w is its weight, W the weight of all M micro-batches of
+//! the global batch. The weights are known before the first backward, because all micro-batches of a step are loaded
+//! together.
 //!
 //! Most models have no weights ([`Model::loss_weight`]). Their micro-batches are loaded one at a time, and ranks
-//! exchange nothing, unless micro-batches have different numbers of samples, which are then their weights. If all weights
-//! are equal, the factor is exactly 1.
+//! exchange nothing. Only if micro-batches have different numbers of samples, these numbers serve as weights. If all
+//! weights are equal, the factor is exactly 1.
 
 use std::cell::OnceCell;
 
@@ -23,30 +24,32 @@ pub(crate) struct LossWeights(OnceCell<Known>);
 
 #[derive(Debug)]
 pub(crate) struct Known {
-    /// Of this rank's micro-batches.
+    /// The weights of this rank's micro-batches.
     own: Vec<u64>,
-    /// What the mean loss of each micro-batch is multiplied by.
+    /// The factors by which the mean losses of this rank's micro-batches are multiplied.
     factors: Vec<f64>,
-    /// The weight over all ranks, of everything or of each micro-batch.
+    /// The weights summed over all ranks: one for the whole step, or one for each micro-batch index.
     totals: Vec<u64>,
 }
 
-/// What a mean is over.
+/// The micro-batches over which a mean is computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mean {
     /// All micro-batches of all ranks: a training step.
     Step,
-    /// The same. Micro-batches have different numbers of samples, which are their weights if the model has none.
+    /// The same as `Step`, but micro-batches have different numbers of samples. These numbers are the weights if the
+    /// model has none.
     StepOfSamples,
     /// The micro-batches of all ranks with the same index: an evaluation.
     EachMicroBatch,
 }
 
-/// Larger weights could not be added up over all micro-batches.
+/// Maximum weight of a micro-batch. Sums of larger weights over all micro-batches could overflow.
 const MOST: u64 = 1 << 40;
 
 impl LossWeights {
-    /// Returns what a micro-batch's mean loss is multiplied by before it is averaged over micro-batches and ranks.
+    /// Returns the factor by which a micro-batch's mean loss is multiplied before the average over micro-batches and
+    /// ranks.
     pub(crate) fn factor(&self, micro_batch: usize) -> f64 {
         self.0.get().and_then(|known| known.factors.get(micro_batch).copied()).unwrap_or(1.0)
     }
@@ -61,8 +64,8 @@ impl LossWeights {
         self.0.get().map(|known| known.totals.as_slice())
     }
 
-    /// Returns `load` for one of the ranks of `data`, the replicas of a pipeline stage. If the stage computes the loss and
-    /// its micro-batches have weights, the first call loads all `count` of them and adds up the weights over `data`.
+    /// Wraps `load` for a rank of `data`, the replicas of a pipeline stage. If the stage computes the loss and its
+    /// micro-batches have weights, the first call loads all `count` micro-batches and sums the weights over `data`.
     pub(crate) fn loader<'a>(
         &'a self,
         (model, data, computes_loss): (&'a Model, &'a dyn Communicator, bool),

@@ -1,7 +1,8 @@
-//! Maximal update parametrization (µP): learning rates and weight decays by the widths of each parameter.
+//! Maximal update parametrization (µP): scales learning rates and weight decays by the widths of each parameter.
 //!
-//! Yang et al., "Tensor Programs V: Tuning Large Neural Networks via Zero-Shot Hyperparameter Transfer", 2022. The rules are
-//! those of `MuAdam`, `MuAdamW` and `MuSGD` of the package `mup`. How models are initialized and scaled is in `zero_model::zoo`.
+//! Yang et al., "Tensor Programs V: Tuning Large Neural Networks via Zero-Shot Hyperparameter Transfer", 2022. The
+//! rules are those of `MuAdam`, `MuAdamW` and `MuSGD` of the package `mup`. `zero_model::zoo` initializes and scales
+//! the models.
 
 use std::fs;
 
@@ -13,7 +14,7 @@ use crate::format::{counted, grouped};
 
 const FILE: &str = "mup.base_shapes";
 
-/// Gives the layers of a program's own model the shapes in the file of `mup.base_shapes`.
+/// Gives the layers of a model that the program defines the base shapes from the file `mup.base_shapes`.
 pub(crate) fn with_base_shapes(config: &Config, layers: Layers) -> Result<Layers, Error> {
     let Some(path) = config.mup.as_ref().and_then(|mup| mup.base_shapes.as_deref()) else { return Ok(layers) };
     if layers.has_base_shapes() {
@@ -41,7 +42,7 @@ pub(crate) fn with_base_shapes(config: &Config, layers: Layers) -> Result<Layers
     }
 }
 
-/// Returns the number by which the learning rate of a parameter is divided and its weight decay multiplied, 1 for most.
+/// Returns the number by which a parameter's learning rate is divided and its weight decay multiplied. It is often 1.
 fn divisor(optimizer: &config::Optimizer, widths: &Widths) -> f64 {
     match (matches!(optimizer, config::Optimizer::MuSgd(_)), widths.count()) {
         (true, 1) => 1.0 / widths.multiplier(),
@@ -84,7 +85,7 @@ pub(crate) fn scaled(config: &Config, parameter: &Parameter, mut tuning: Tuning)
     Ok(tuning)
 }
 
-/// Describes what is scaled, a line for each factor; none without a base model.
+/// Describes the scaled learning rates, one line per factor; no lines without a µP optimizer.
 pub(crate) fn described(config: &Config, model: &Model) -> Vec<String> {
     let mut of_divisors: Vec<(f64, Vec<usize>)> = vec![];
     for parameter in model.parameters().iter().filter(|parameter| parameter.is_trainable() && config.optimizer.is_mu())
@@ -107,7 +108,7 @@ pub(crate) fn described(config: &Config, model: &Model) -> Vec<String> {
     of_divisors.into_iter().map(line).collect()
 }
 
-/// Formats a number of at least 1 with at most 4 digits behind the point.
+/// Formats a number of at least 1 with at most 4 digits after the decimal point.
 fn short(number: f64) -> String {
     format!("{number:.4}").trim_end_matches('0').trim_end_matches('.').to_string()
 }

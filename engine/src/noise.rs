@@ -1,7 +1,8 @@
 //! The gradient noise scale: how many samples a step needs before the noise of its gradient is as small as its signal
 //! (McCandlish et al., "An Empirical Model of Large-Batch Training", 2018, appendix A.1).
 
-/// Unbiased estimates from the gradients of one step, each a single noisy number: average both before dividing.
+/// Unbiased estimates from the gradients of one step. Each is noisy, so average both over steps before you divide one
+/// by the other.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct GradientNoise {
     /// |G|², the squared norm of the gradient of the expected loss. A single estimate may be negative.
@@ -11,8 +12,8 @@ pub struct GradientNoise {
 }
 
 impl GradientNoise {
-    /// Estimates both from the mean squared norm of the gradients of `small` samples and the squared norm of their mean
-    /// over `big` samples.
+    /// Estimates signal and noise from the mean squared norm of gradients of `small` samples each, and the squared norm
+    /// of the mean gradient of all `big` samples.
     #[must_use]
     pub fn estimate((small, squared_small): (f64, f64), (big, squared_big): (f64, f64)) -> Self {
         Self {

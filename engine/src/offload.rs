@@ -6,24 +6,24 @@ use zero_config::{Config, Dtype, OffloadDevice};
 use zero_partition::passes::OffloadOptions;
 use zero_partition::{DiskOptions, TierOptions};
 
-/// Elements of a tile with `sub_group_size: auto`. A tile has 4 MiB of each state: large enough for a disk's full
-/// bandwidth, and small enough that four tiles take little memory beside a layer.
+/// Elements of a tile with `sub_group_size: auto`. A tile has 4 MiB of each state. That is large enough for a disk's
+/// full bandwidth, and small enough that four tiles take little memory compared with a layer.
 const TILE: usize = 1 << 20;
 
-/// Selects what resides on disk.
+/// Selects the values that reside on disk.
 pub(crate) fn tiers(config: &Config) -> TierOptions {
     let zero = &config.zero;
     let is_nvme = |device| device == OffloadDevice::Nvme;
     TierOptions {
         optimizer: is_nvme(zero.offload_optimizer.device),
-        // `reproducible` keeps a binary tree of partial sums instead of one sum, so these gradients stay in memory, and so do
-        // gradients in bf16.
+        // `reproducible` keeps a binary tree of partial sums instead of one sum, so these gradients stay in memory.
+        // Gradients in bf16 stay in memory too.
         gradients: (config.gradient_accumulation_steps == 1 || !config.training.reproducible)
             && config.gradient_dtype() == Dtype::F32,
         parameters: is_nvme(zero.offload_param.device),
         parameters_in_memory: zero.offload_param.max_in_cpu,
         sub_group_size: zero.sub_group_size.unwrap_or(TILE),
-        // A smaller shard would cost a whole I/O request.
+        // A smaller shard would still cost a whole I/O request.
         smallest: config.aio.block_size / 4,
     }
 }

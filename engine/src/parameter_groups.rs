@@ -1,5 +1,5 @@
-//! What optimizers do with which parameters: the matrices of Muon, `training.param_groups` and the layer-wise decay of the
-//! learning rate.
+//! Assigns parameters to optimizers and settings: the matrices of Muon, `training.param_groups` and the layer-wise
+//! decay of the learning rate.
 
 use zero_config as config;
 use zero_model::{BuildError, Model, Parameter, ParameterId, Trainable, Tuning};
@@ -12,8 +12,8 @@ use crate::format::{counted, grouped};
 use crate::mup;
 use config::{Config, ParameterGroup, ParameterKind};
 
-/// Selects the matrices that optimizers update as a whole: those that Muon orthogonalizes, and those whose second moments
-/// Adafactor factors.
+/// Selects the matrices that optimizers update as a whole: those that Muon orthogonalizes, those whose second moments
+/// Adafactor factors, and those that a custom optimizer selects.
 ///
 /// # Errors
 /// Fails if a matrix does not exist, or an optimizer has nothing to update.
@@ -39,7 +39,8 @@ pub(crate) fn with_matrices(config: &Config, model: Model) -> Result<Model, Erro
     }
 }
 
-/// Returns what an optimizer keeps of which matrices, of its `own` parameters. `section` is the path of its keys.
+/// Returns the matrices among an optimizer's `own` parameters that it updates as a whole, with the states that it keeps
+/// of each. `section` is the path of its keys.
 fn matrices(
     optimizer: &config::Optimizer,
     section: &str,
@@ -59,7 +60,8 @@ fn matrices(
                 let key = format!("{section}.type");
                 return Err(Error::setting(&key, message, "use AdamW, or freeze the parameter"));
             }
-            // A single row or column keeps its second moment, which is what its factors would be: see docs/optimizers.md.
+            // A single row or column keeps its full second moment, because its factors would be equal to it: see
+            // docs/optimizers.md.
             let factored = of_two.filter(|(.., shape)| shape.iter().all(|&size| size > 1));
             Ok(factored.map(|(p, _, shape)| (p, adafactor_states(shape))).collect())
         }
@@ -93,12 +95,12 @@ fn matrices(
     }
 }
 
-/// Returns the group whose optimizer updates the parameters of a group; `None` stands for the optimizer of the run.
+/// Returns the group whose optimizer updates the parameters of a group. `None` means the optimizer of the run.
 fn owner(config: &Config, group: Option<usize>) -> Option<usize> {
     group.filter(|&group| groups(config)[group].optimizer.is_some())
 }
 
-/// Checks the states and the matrices of an optimizer of the program.
+/// Checks the states and the matrices of a custom optimizer.
 fn check_custom(config: &Config, optimizer: &dyn CustomOptimizer, model: &Model) -> Result<(), Error> {
     let names = optimizer.states();
     let reserved = [Average::STATE, ScheduleFree::OFFSET, ""];
@@ -126,7 +128,7 @@ fn check_custom(config: &Config, optimizer: &dyn CustomOptimizer, model: &Model)
     Ok(())
 }
 
-/// Gives each parameter the settings of its group and of its depth.
+/// Gives each parameter the settings that follow from its group and its depth.
 pub(crate) fn tuned(config: &Config, model: Model) -> Result<Model, Error> {
     let (groups, shrinking) = (groups(config), config.training.layerwise_lr_decay);
     let (members, depths) = (members(config, &model)?, depths(&model));
@@ -163,7 +165,8 @@ pub(crate) fn tuned(config: &Config, model: Model) -> Result<Model, Error> {
     Ok(model.with_tunings(&tunings?))
 }
 
-/// Returns the groups whose gradients are clipped by themselves, and how. [`Tuning::clipping`] counts them from 1.
+/// Returns the groups whose gradients are clipped separately, with their clipping. [`Tuning::clipping`] counts them
+/// from 1.
 pub(crate) fn clippings(config: &Config) -> Vec<(usize, Clipping)> {
     let clipping = |(index, group): (usize, &ParameterGroup)| {
         let (max_norm, max_value) = group.clipping()?;
@@ -176,19 +179,19 @@ fn groups(config: &Config) -> &[ParameterGroup] {
     config.training.param_groups.as_deref().unwrap_or_default()
 }
 
-/// Returns the index of the optimizer of a group, or of the run, among those that update parameters: Muon has two, the second
-/// for what is no matrix.
+/// Returns the index of the optimizer of a group, or of the run, among the optimizers that update parameters. Muon
+/// counts as two; the second updates the parameters that it does not orthogonalize.
 fn index(config: &Config, owner: Option<usize>) -> usize {
     let before = config.optimizers().into_iter().take_while(|(group, _)| *group != owner);
     before.map(|(_, optimizer)| if matches!(optimizer, config::Optimizer::Muon(_)) { 2 } else { 1 }).sum()
 }
 
-/// Returns the group of `training.param_groups` that each parameter belongs to: the first that selects it. Frozen
-/// parameters belong to none.
+/// Returns the group of `training.param_groups` of each parameter: the first group that selects it. Frozen parameters
+/// belong to no group.
 ///
 /// # Errors
-/// Fails if a group has no parameter left, if it names a pattern that matches nothing or a block that does not exist, or if it
-/// sets only `betas` for matrices of Muon.
+/// Fails if a group has no parameter left, if it names a pattern that matches nothing or a block that does not exist,
+/// or if it sets only `betas` but has only matrices of Muon.
 pub fn members(config: &Config, model: &Model) -> Result<Vec<Option<usize>>, Error> {
     let mut members = vec![None; model.parameters().len()];
     for (index, group) in groups(config).iter().enumerate() {
@@ -225,7 +228,8 @@ pub fn members(config: &Config, model: &Model) -> Result<Vec<Option<usize>>, Err
     Ok(members)
 }
 
-/// Describes each group of `training.param_groups` and the learning rates of µP, one line each; none without either.
+/// Describes each group of `training.param_groups` and the learning rates of µP, one line each; no lines without
+/// either.
 ///
 /// # Errors
 /// As [`members`].
@@ -294,14 +298,14 @@ fn selected(index: usize, group: &ParameterGroup, model: &Model) -> Result<Vec<u
     Ok((0..parameters.len()).filter(|&p| is_selected(&parameters[p])).collect())
 }
 
-/// Parses globs over names, each of which has to match a parameter.
+/// Parses globs over parameter names. Each glob must match a parameter.
 fn matching(key: &str, patterns: &[String], parameters: &[Parameter]) -> Result<Trainable, Error> {
     let selection = Trainable::new(Some(patterns), &[]);
     let checked = selection.and_then(|selection| selection.check_matches(parameters).map(|()| selection));
     checked.map_err(|error| of_patterns(key, error, "correct it"))
 }
 
-/// Describes an error of the patterns that a key has.
+/// Describes an error in the patterns of a key.
 pub(crate) fn of_patterns(key: &str, error: BuildError, help: &str) -> Error {
     match error {
         BuildError::UnmatchedPattern { pattern, names } => {
@@ -338,14 +342,14 @@ impl<'a> Kinds<'a> {
     }
 }
 
-/// Returns whether a parameter has a name that embeddings have: DeepSpeed's rule, and the names of GPT-2's embeddings.
+/// Returns whether a parameter has the name of an embedding, by DeepSpeed's rule or as in GPT-2.
 fn is_embedding(name: &str) -> bool {
     let name = name.to_lowercase();
     ["embed", "wte", "wpe"].iter().any(|part| name.contains(part))
 }
 
-/// Returns the number of each layer among the blocks: the number at the end of its name, or its position if no layer has
-/// one.
+/// Returns the block number of each layer: the number at the end of its name, or its position if no layer's name ends
+/// with a number.
 fn blocks(model: &Model) -> Vec<Option<usize>> {
     let names = model.layers().iter().map(|layer| layer.name());
     let numbers: Vec<Option<usize>> = names.map(|name| name.rsplit('.').next()?.parse().ok()).collect();
@@ -355,7 +359,8 @@ fn blocks(model: &Model) -> Vec<Option<usize>> {
     }
 }
 
-/// Returns the depth of each layer: the number of blocks up to it, and one more behind the last block.
+/// Returns the depth of each layer: the number of blocks up to and including it, and one more for layers after the last
+/// block.
 fn depths(model: &Model) -> Vec<usize> {
     let blocks = blocks(model);
     let last = blocks.iter().rposition(Option::is_some).unwrap_or(0);

@@ -14,7 +14,8 @@ pub(crate) fn options(config: &Config, model: &Model) -> Result<RecomputeOptions
     let Some(wanted) = &config.activation_checkpointing else { return Ok(RecomputeOptions::none()) };
     let last = model.layers().len() - 1;
     let mut layers: Vec<bool> = match &wanted.layers {
-        // An embedding keeps little more than its outputs, and a head runs its forward as part of its backward.
+        // By default, do not recompute embeddings, which keep little more than their outputs, or the head, whose
+        // forward runs as part of its backward.
         None => (0..=last).map(|layer| layer > 0 && layer < last).collect(),
         Some(patterns) => {
             let names = || model.layers().iter().map(|layer| layer.name());

@@ -28,7 +28,7 @@ pub struct Settings {
     pub dtype: DType,
     /// How segments (flat parameters) are cut into shards.
     pub layout: LayoutOptions,
-    /// What resides on disk.
+    /// Which values reside on disk.
     pub tiers: TierOptions,
     /// Options of the passes that add communication to the program.
     pub passes: PassOptions,
@@ -50,7 +50,7 @@ pub struct Settings {
     pub(crate) skips_overflow: bool,
 }
 
-/// Checks what can be checked of a configuration without its model, and returns the dtype of parameters and activations.
+/// Runs the checks of a configuration that need no model, and returns the dtype of parameters and activations.
 ///
 /// # Errors
 /// Fails on an unsupported combination of keys.
@@ -63,7 +63,7 @@ pub fn working_dtype(config: &Config) -> Result<DType, Error> {
 }
 
 impl Settings {
-    /// Derives the settings from a configuration that is resolved for its number of ranks, and its model.
+    /// Derives the settings from a model and a configuration that is resolved for its number of ranks.
     ///
     /// # Errors
     /// Fails on an unsupported combination of keys, and if the configuration needs an optimizer that the model lacks.
@@ -159,9 +159,10 @@ impl Settings {
             },
             base_lr: config.optimizer.lr(),
             schedule: schedule::schedule(config)?,
-            // The micro-batches that are summed first must be neighbours in the reproducible tree. These are the
-            // micro-batches of one rank if each rank accumulates before the reduction. With sharded gradients, each
-            // micro-batch is reduced over the ranks first, so they are the micro-batches of one turn.
+            // The micro-batches that are summed first must be neighbours in the reproducible tree. If each rank
+            // accumulates before the reduction, these are the micro-batches of one rank. With sharded gradients, each
+            // micro-batch is first reduced over the ranks, so these are the micro-batches with the same index on all
+            // ranks.
             deal: if reproducible && !shards_gradients { MicrobatchOrder::Contiguous } else { MicrobatchOrder::InTurn },
             micro_batches,
             micro_batch_size: config.train_micro_batch_size_per_gpu,
@@ -172,7 +173,7 @@ impl Settings {
     }
 }
 
-/// Returns how attention computes what slices of sequences lack.
+/// Returns how attention combines the slices of sequences: by queries or by heads.
 pub(crate) fn sharing(config: &Config) -> Sharing {
     if config.mesh.context_parallel_degree > 1 { Sharing::Queries } else { Sharing::Heads }
 }
@@ -185,13 +186,13 @@ pub(crate) fn loss_gradient(config: &Config, micro_batches: usize) -> f32 {
     };
     let averaged = match config.gradient_allreduce_op {
         config::ReduceOp::Mean => micro_batches * ranks,
-        // The loss of a sample is the mean of those of its slices.
+        // The loss of a sample is the mean of the losses of its slices.
         config::ReduceOp::Sum => micro_batches * config.context_size(),
     };
     1.0 / averaged as f32
 }
 
-/// Checks that values in bf16 and in 8 bits are not on a GPU.
+/// Rejects optimizer values in bf16 or in 8 bits on a GPU.
 fn narrow_values(config: &Config) -> Result<(), Error> {
     if config.training.device == config::Compute::Cpu {
         return Ok(());
@@ -259,7 +260,7 @@ fn loss_scaling(fp16: &config::Fp16) -> Option<LossScaling> {
     fp16.enabled.then_some(scaling)
 }
 
-/// Returns the rule of an optimizer, and behind Muon the AdamW that updates what is no matrix.
+/// Returns the update rule of an optimizer. Muon is followed by the AdamW that updates the other parameters.
 fn optimizers(optimizer: &config::Optimizer, model: &Model) -> Result<Vec<Optimizer>, Error> {
     use config::Optimizer as From;
     const KEY: &str = "optimizer.type";
@@ -340,7 +341,7 @@ fn optimizers(optimizer: &config::Optimizer, model: &Model) -> Result<Vec<Optimi
     Ok(vec![rule])
 }
 
-/// Replaces an `auto` number of steps of the schedule by `steps`, for a run whose length is given in epochs.
+/// Replaces an `auto` number of steps in the schedule with `steps`, for a run whose length is given in epochs.
 #[must_use]
 pub fn with_total_steps(mut config: Config, steps: u64) -> Config {
     if let Some(total) = config.scheduler.total_steps_mut() {

@@ -18,8 +18,9 @@ use crate::settings::Settings;
 /// How the ranks train a model together.
 #[derive(Debug, Clone)]
 pub struct StagePlan {
-    /// The mesh: pipeline stages × replicates × shards, which are divided into ranks that share sequences. If ranks cut layers
-    /// among them, that of a plane, which all run the same programs; if replicates train alone, that of one of them.
+    /// The mesh: pipeline stages × replicates × shards, which are divided into context groups. If layers are cut over
+    /// tensor groups, this is the mesh of one plane, because all planes run the same programs. If replicates train
+    /// alone, it is the mesh of one replicate.
     pub mesh: Mesh,
     /// The mesh of all ranks.
     pub whole: Mesh,
@@ -116,7 +117,8 @@ impl StagePlan {
         (0..self.stages.count()).map(of_stage).collect()
     }
 
-    /// Validates the programs of all stages together, and returns that of `stage`, which is to be kept.
+    /// Validates the programs of all stages together, and returns the program of `stage`, with its spare memory
+    /// released.
     ///
     /// # Errors
     /// Returns the first violation.
@@ -150,7 +152,7 @@ impl StagePlan {
         Self { mesh, ..self.clone() }
     }
 
-    /// Returns this plan for the ranks of all replicates together, if they train alone.
+    /// Returns this plan for the ranks of all replicates together, even if they train alone.
     #[must_use]
     pub fn of_all_replicates(&self) -> Self {
         Self { mesh: self.whole.plane(), ..self.clone() }
@@ -176,13 +178,12 @@ impl StagePlan {
         (0..self.mesh.world_size()).map(|rank| programs[self.mesh.coordinates(rank).stage].clone()).collect()
     }
 
-    /// Returns the rank that broadcasts values of the last stage: the first of that stage's data-parallel group, or of its
-    /// shard group in a replicate that trains alone.
+    /// Returns the rank that broadcasts values of the last stage: the first rank of that stage in `mesh`.
     pub fn last_rank(&self) -> usize {
         self.mesh.ranks(self.stages.stage_of(self.stages.layers() - 1)).start
     }
 
-    /// Describes in one line which layers each stage has and when it gathers sharded parameters.
+    /// Describes in one line the layers of each stage and when it gathers sharded parameters.
     pub fn describe(&self, shape: &ModelShape) -> String {
         let all: Vec<String> = (0..self.stages.count()).map(|stage| self.layers_of(stage, shape)).collect();
         let text = format!("pipeline: {} stages, {}: {}", self.stages.count(), self.schedule, all.join(" | "));
@@ -234,7 +235,7 @@ fn cut(
 ) -> Result<Vec<std::ops::Range<usize>>, Error> {
     let parts = size.stages * size.chunks;
     let parameters = |layer: usize| -> u64 {
-        // A tied parameter counts on each stage that uses it, since each keeps a copy.
+        // A tied parameter counts on each stage that uses it, because each of them keeps a copy.
         shape.layers[layer].segments.iter().map(|&s| shape.segments[s].elements as u64).sum()
     };
     let layers = shape.layers.len();

@@ -8,19 +8,19 @@ use crate::kept::KeptGradient;
 pub enum Order {
     /// One accumulator, in order of arrival.
     Arrival,
-    /// A binary tree over the micro-batches, lowest bit first. It continues the tree over the ranks, so the sum over
-    /// the global batch does not depend on the number of ranks (`training.reproducible`).
+    /// A binary tree over the micro-batches, lowest bit first. The sum over the ranks continues this tree, so the sum
+    /// over the global batch does not depend on the number of ranks (`training.reproducible`).
     Tree,
 }
 
 /// A sum that accepts one summand at a time.
 ///
-/// It is a stack of partial sums. In order of arrival the stack has at most one entry. As a tree it holds the complete
-/// subtrees so far, as in a binary counter: at most log₂(n) + 1.
+/// It is a stack of partial sums. With `Order::Arrival` the stack has at most one entry. With `Order::Tree` it holds
+/// the sums of the complete subtrees so far, like the digits of a binary counter: at most log₂(n) + 1 for n summands.
 #[derive(Debug)]
 pub(crate) struct Accumulator {
     order: Order,
-    /// (height of the subtree, its sum), with lower subtrees on top.
+    /// Pairs (height of a subtree, its sum); lower subtrees are on top.
     stack: Vec<(u32, KeptGradient)>,
 }
 

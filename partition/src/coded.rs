@@ -1,15 +1,15 @@
 //! Gathers and reductions that send codes instead of values (ZeRO++: Wang et al., 2023, arXiv 2306.10209).
 //!
-//! The blocks of [`BlockCodes`] are counted from the start of each parameter. Shards are cut at multiples of a block, so the
-//! codes of a segment are those of its shards, one after the other, and do not depend on the number of ranks.
+//! The blocks of [`BlockCodes`] are counted from the start of each parameter. Shards are cut at multiples of a block.
+//! The codes of a segment are therefore the concatenated codes of its shards and do not depend on the number of ranks.
 //!
-//! A gather (qwZ) sends the codes of the working parameters. Every rank decodes all of them, its own shard's too, so all
-//! ranks compute with equal weights.
+//! A gather (qwZ) sends the codes of the working parameters. Every rank decodes the codes of all shards, including its
+//! own, so all ranks compute with the same weights.
 //!
-//! A reduction (qgZ, `reductions/coded.rs`) sends to each rank the codes of its shard, which it decodes and adds in f32, in the
-//! order of the ranks. If the shard group is divided into near groups, a first all-to-all within each of them adds up what
-//! its ranks have of every shard, and a second one adds these sums over the near groups. Within near groups, where links are
-//! fast, codes have 8 bits, and between them 4.
+//! A reduction (qgZ, `reductions/coded.rs`) sends each rank the codes of the gradients of its shard. The rank decodes
+//! them and adds them in f32, in the order of the ranks. If the shard group is divided into near groups, a first
+//! all-to-all within each near group sums every shard over its ranks, and a second one adds these sums over the near
+//! groups. Codes have 8 bits within near groups, where links are fast, and 4 bits between them.
 
 use std::ops::Range;
 
@@ -28,13 +28,13 @@ use crate::segment::Segment;
 use crate::storage::not_floats;
 use crate::threads::share;
 
-/// What ranks send as codes.
+/// Which values collectives send as codes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Coded {
-    /// Sharded parameters that are trained, in gathers: `zero_quantized_weights`.
+    /// Trainable sharded parameters, in gathers: `zero_quantized_weights`.
     pub weights: bool,
-    /// Sharded parameters that are frozen, in gathers: `zero_quantized_weights` or `zero_quantized_nontrainable_weights`.
-    /// Those that are stored in 8 or 4 bits are sent as they are.
+    /// Frozen sharded parameters, in gathers: `zero_quantized_weights` or `zero_quantized_nontrainable_weights`.
+    /// Parameters that are stored in 8 or 4 bits are sent unchanged.
     pub frozen_weights: bool,
     /// Sharded gradients, in reductions: `zero_quantized_gradients`.
     pub gradients: bool,
@@ -45,11 +45,12 @@ pub struct Coded {
 pub struct CodedLevel {
     /// The codes.
     pub codes: BlockCodes,
-    /// For each rank of the communicator, the ranges of the segment that it receives from all others and adds up.
+    /// For each rank of the communicator, the ranges of the segment whose gradients it receives from all ranks and
+    /// sums.
     pub ranges: Vec<Vec<Range<usize>>>,
     /// This rank's place in the communicator.
     pub own: usize,
-    /// Whether the communicator is the near group, or the shard group if that is not divided.
+    /// Whether the communicator is the near group; an undivided shard group counts as one.
     pub is_near: bool,
 }
 
@@ -61,26 +62,26 @@ impl CodedLevel {
         self.ranges.iter().map(bytes).collect()
     }
 
-    /// Returns the ranges that the rank adds up.
+    /// Returns the ranges that the rank sums.
     #[must_use]
     pub fn summed(&self) -> &[Range<usize>] {
         &self.ranges[self.own]
     }
 
-    /// Returns the number of elements that the rank adds up.
+    /// Returns the number of elements that the rank sums.
     #[must_use]
     pub fn elements(&self) -> usize {
         self.summed().iter().map(Range::len).sum()
     }
 
-    /// Returns the bytes of the codes that the rank sends and receives, those for itself included.
+    /// Returns the bytes of the codes that the rank sends and receives, including those that it sends to itself.
     #[must_use]
     pub fn bytes(&self, segment: &Segment) -> usize {
         let counts = self.counts(segment);
         counts.iter().sum::<usize>() + counts[self.own] * counts.len()
     }
 
-    /// Returns the bytes of the codes that leave the rank.
+    /// Returns the bytes of the codes that the rank sends to other ranks.
     #[must_use]
     pub fn leaving(&self, segment: &Segment) -> usize {
         let counts = self.counts(segment);
@@ -97,9 +98,10 @@ impl Segment {
         (is_wanted && is_gathered).then_some(BlockCodes::Int8)
     }
 
-    /// Returns the all-to-alls of a reduction of the segment's gradients for the rank at `at`, in their order; none if it
-    /// sends values. The sum of each is what the next one sends, and that of the last is the rank's shard. One is over the
-    /// shard group, and two are within the near group and between near groups.
+    /// Returns the all-to-alls in which the rank at `at` reduces the segment's gradients, in order; none if the
+    /// reduction sends values. An undivided shard group needs one all-to-all. A divided one needs two: the second,
+    /// between near groups, sends the sums of the first, within the near group. The sum of the last is the rank's
+    /// shard.
     #[must_use]
     pub fn reduced_as(&self, coded: Coded, mesh: Mesh, at: Coordinates) -> Vec<CodedLevel> {
         if !coded.gradients || self.placements.gradients == Placement::Replicated {
@@ -124,7 +126,7 @@ impl Segment {
         [within, between].into_iter().filter(|level| level.ranges.len() > 1).collect()
     }
 
-    /// Returns the bytes of the codes of a range, which begins and ends at bounds of shards.
+    /// Returns the bytes of the codes of a range that begins and ends at shard boundaries.
     #[must_use]
     pub fn code_bytes(&self, codes: BlockCodes, range: &Range<usize>) -> usize {
         self.overlaps(range.clone()).map(|(_, inside, _)| codes.bytes(inside.len())).sum()
@@ -136,8 +138,7 @@ impl Segment {
         self.bounds.windows(2).map(|bounds| self.code_bytes(codes, &(bounds[0]..bounds[1]))).collect()
     }
 
-    /// Cuts ranges into parts for each thread: parts of a range, counted from its start, with the index of the range and
-    /// the bytes of the codes.
+    /// Divides ranges among threads. Each part is (index of its range, position in that range, bytes of its codes).
     fn shares(&self, codes: BlockCodes, ranges: &[Range<usize>]) -> Vec<Vec<(usize, Range<usize>, usize)>> {
         let size = share(ranges.iter().map(Range::len).sum());
         let (mut shares, mut room) = (vec![vec![]], size);
@@ -163,7 +164,8 @@ impl Segment {
     }
 }
 
-/// Runs `work` on several threads, on parts of ranges and on their bytes. `firsts` are the places of the ranges' first values.
+/// Runs `work` on several threads, each time on a part of a range and the bytes for its codes. `firsts` are the
+/// positions of the first value of each range.
 pub(crate) fn encode(
     segment: &Segment,
     codes: BlockCodes,
@@ -181,8 +183,8 @@ pub(crate) fn encode(
     run(shares.collect(), |(part, bytes)| work(part.clone(), bytes))
 }
 
-/// Runs `work` on several threads, on the bytes of parts of ranges and on their places in `values`, where the ranges follow
-/// each other.
+/// Runs `work` on several threads, each time on the codes of a part of a range and its slice of `values`, which holds
+/// the ranges one after the other.
 pub(crate) fn decode<T: Send>(
     segment: &Segment,
     codes: BlockCodes,
@@ -201,14 +203,14 @@ pub(crate) fn decode<T: Send>(
     run(shares.collect(), |(bytes, values)| work(bytes, values))
 }
 
-/// Runs `work` on the parts of each share, on a thread of its own.
+/// Runs `work` on the parts of each share; each share has its own thread.
 fn run<P: Send>(shares: Vec<Vec<P>>, work: impl Fn(&mut P) -> Result<(), LengthError> + Sync) -> Result<(), ZeroError> {
     let mut shares: Vec<_> = shares.into_iter().map(|share| (share, Ok(()))).collect();
     in_parallel(&mut shares, |(share, result)| *result = share.iter_mut().try_for_each(&work));
     Ok(shares.into_iter().try_for_each(|(_, result)| result)?)
 }
 
-/// Returns the codes of a segment to gather, of which this rank has `shard`. They count as staging until they are decoded.
+/// Encodes `shard`, this rank's shard of a segment, for a gather. The codes count as staging until they are decoded.
 pub(crate) fn to_gather(
     rank: &Rank,
     memory: &mut Memory,
@@ -237,7 +239,7 @@ pub(crate) fn to_gather(
     Ok(ToGather { shard: Buffer::U8(sent), output: Buffer::U8(output), counts })
 }
 
-/// Decodes a gathered segment, of which this rank has sent the codes of its shard. The values count as staging.
+/// Decodes a gathered segment. The values count as staging.
 pub(crate) fn gathered(
     rank: &Rank,
     memory: &mut Memory,

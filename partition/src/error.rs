@@ -16,10 +16,10 @@ pub enum ZeroError {
     /// candle refused an operation.
     #[error("{0}")]
     Tensor(#[from] candle_core::Error),
-    /// Slices that belong together have different lengths.
+    /// Slices that must have equal lengths differ in length.
     #[error("internal error: {0}")]
     Length(#[from] LengthError),
-    /// A parameter got no gradient in a backward.
+    /// A parameter received no gradient in a backward.
     #[error(
         "parameter `{parameter}` got no gradient in the backward of layer `{layer}`: an operation without a backward \
          cuts it off, or the layer does not use it"
@@ -43,7 +43,7 @@ pub enum ZeroError {
         /// Name of the value that differs.
         what: String,
     },
-    /// The program does not fit the state: a defect of a pass that the validator did not detect.
+    /// The program does not match the state. A pass has a bug that the validator did not detect.
     #[error("internal error: {0}")]
     Internal(String),
 }

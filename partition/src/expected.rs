@@ -34,8 +34,8 @@ impl StateBytes {
     }
 }
 
-/// Returns the state of the rank at `at`, for the segments that its pipeline stage uses: [`ZeroOptions::widths`] of each
-/// element.
+/// Returns the bytes of state of the rank at `at`, for the segments that its pipeline stage uses. `widths` are the
+/// bytes per element: [`ZeroOptions::widths`].
 #[must_use]
 pub fn expected_state(layout: &Layout, stages: &Stages, at: Coordinates, widths: &Widths) -> StateBytes {
     let mut bytes = StateBytes { parameters: 0, gradients: 0, optimizer: 0 };
@@ -61,8 +61,8 @@ pub fn expected_state(layout: &Layout, stages: &Stages, at: Coordinates, widths:
     bytes
 }
 
-/// Returns the closed form for `elements` trainable f32 parameters and two optimizer states (Adam): 16Ψ, 8Ψ + 8Ψ/N,
-/// 4Ψ + 12Ψ/N, 16Ψ/N.
+/// Returns the bytes of state by the closed formula, for `elements` (Ψ) trainable f32 parameters with two optimizer
+/// states (Adam) on N ranks: 16Ψ, 8Ψ + 8Ψ/N, 4Ψ + 12Ψ/N and 16Ψ/N at stages 0 to 3.
 ///
 /// Rajbhandari, Rasley, Ruwase, He, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", SC 2020,
 /// section 5, with f32 in place of mixed precision.
@@ -80,7 +80,7 @@ pub fn state_formula(zero_stage: ZeroStage, elements: usize, ranks: usize) -> f6
 /// Bytes that a rank sends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Payload {
-    /// To the other ranks of its near group, which is its shard group unless that is divided.
+    /// To the other ranks of its near group. An undivided shard group is one near group.
     pub within: u64,
     /// To all other ranks.
     pub across: u64,
@@ -106,10 +106,11 @@ impl Sum for Payload {
     }
 }
 
-/// Returns the payload bytes that the rank at `at` sends in a program's gathers, reductions, refreshes and messages. `width` is
-/// the width in bytes of the working dtype. `activations` returns the bytes of a message with activations or their gradients,
-/// which the layout does not know. The all-reduces of the gradient norm and of the loss are not included: about a kilobyte for
-/// any model. Neither is that of the norms of LAMB and Adafactor, of 1,120 bytes for each parameter tensor.
+/// Returns the payload bytes that the rank at `at` sends in a program's gathers, reductions, refreshes and messages.
+/// `width` is the width in bytes of the working dtype. `activations` returns the bytes of a message with activations or
+/// their gradients, because the layout does not contain their shapes. The result excludes the all-reduces of the
+/// gradient norm and of the loss, which take about a kilobyte for any model, and the all-reduce of the norms of LAMB
+/// and Adafactor, which takes 1,120 bytes for each parameter tensor.
 #[must_use]
 pub fn expected_payload(
     program: &Program,
@@ -124,7 +125,8 @@ pub fn expected_payload(
     let shard = |id: SegmentId| segment(id).shard(at.shard).len();
     let elements = |id: SegmentId| segment(id).elements();
     let (working, width) = (width, |id: SegmentId| segment(id).width(width));
-    // A shard goes to every other rank. In a reduce-scatter, every range but the rank's own goes to its owner.
+    // A gather sends the rank's shard to every other rank. A reduce-scatter sends every range except the rank's own to
+    // its owner.
     let gathered = |id: SegmentId| {
         let (own, codes) = (segment(id).shard(at.shard), segment(id).gathered_as(options.coded));
         let bytes = codes.map_or(own.len() * width(id), |codes| segment(id).code_bytes(codes, &own));
@@ -134,7 +136,8 @@ pub fn expected_payload(
         let sent = segment(id).secondary_shard(at.shard).len() * near;
         Payload::of(sent, sent, width(id))
     };
-    // The replicates of a shard all-reduce it after its reduction: that of each micro-batch, or the sum after the last one.
+    // The replicates of a shard all-reduce the reduced gradients: after each micro-batch, or their sum once after the
+    // last one.
     let replicates_sum = |micro_batch| layout.replicates_sum(options, micro_batch, program.micro_batches);
     let replicated = |id: SegmentId, micro_batch: usize| match replicates_sum(micro_batch) {
         true => all_reduced(shard(id), 0..mesh.replicates(), mesh.replicates(), at.replicate),
@@ -189,8 +192,8 @@ pub fn expected_payload(
     program.instructions.iter().map(of_instruction).sum()
 }
 
-/// Returns the payload bytes that a rank of a tensor group sends in the sum over the group, once a step, of the gradients of
-/// parameters that are not cut. `at` is the rank's position in its plane, and `(index, ranks)` its place in the group.
+/// Returns the payload bytes that a rank sends when its tensor group sums the gradients of parameters that are not cut,
+/// once a step. `at` is the rank's position in its plane. `index` is its position in the group of `ranks` ranks.
 #[must_use]
 pub fn expected_tensor_sum(
     (layout, model, stages): (&Layout, &Model, &Stages),
@@ -203,7 +206,7 @@ pub fn expected_tensor_sum(
     (all_reduced(shared_elements((layout, model, stages), at), 0..ranks, ranks, index) * size_of::<f32>()) as u64
 }
 
-/// Returns the number of elements that the rank at `at` updates of parameters that are not cut.
+/// Returns how many elements of parameters that are not cut the rank at `at` updates.
 #[must_use]
 pub fn shared_elements((layout, model, stages): (&Layout, &Model, &Stages), at: Coordinates) -> usize {
     let is_updated = |(id, segment): &(usize, &Segment)| stages.owner(*id) == at.stage && segment.is_trainable;
@@ -234,9 +237,9 @@ pub(crate) fn message_bytes(
     }
 }
 
-/// Returns the elements that `rank` of `ranks` sends to `members`, of which it is one, in an all-reduce: their ranges to their
-/// owners, then its own reduced range to each. As in the communicators, ranges differ by at most one element, and the longer
-/// ones come first.
+/// Returns the number of elements that rank `rank` of `ranks` sends to `members`, which include it, in an all-reduce.
+/// It sends each member that member's range, and then its own reduced range. As in the communicators, ranges differ by
+/// at most one element, and the longer ones come first.
 fn all_reduced(elements: usize, members: Range<usize>, ranks: usize, rank: usize) -> usize {
     let range = |rank: usize| elements / ranks + usize::from(rank < elements % ranks);
     let others = members.filter(|&other| other != rank);

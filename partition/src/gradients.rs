@@ -1,7 +1,7 @@
-//! Local gradients, from a layer's backward until they are complete for a micro-batch.
+//! Collects the local gradients of a micro-batch until all layers have contributed to them.
 //!
-//! If layers run on a GPU and the host accumulates, a backward writes its gradients there, and they are downloaded
-//! while the next layer's backward runs.
+//! If layers run on a GPU and the host accumulates, a backward writes its gradients to GPU memory, and the rank
+//! downloads them while the next layer's backward runs.
 
 use std::collections::HashMap;
 
@@ -18,10 +18,10 @@ use crate::ledger::Category;
 use crate::memory::Memory;
 use crate::rank::Rank;
 
-/// The local gradient of one micro-batch, open while layers contribute to it.
+/// A segment's local gradient of one micro-batch, to which layers still contribute.
 pub(crate) struct Open {
     buffer: FlatBuffer,
-    /// A download from the GPU in flight, which replaces the buffer.
+    /// The download from the GPU in flight; its result replaces the buffer.
     arriving: Option<Arriving>,
     /// Whether each piece has received a contribution.
     written: Vec<bool>,
@@ -127,8 +127,8 @@ impl LocalGradients {
         self.store(rank, memory, layer, sink)
     }
 
-    /// Returns whether a parameter has a gradient: in the sink, or in an open buffer on the host to which the gradients
-    /// of a GPU are added.
+    /// Returns whether a parameter has a gradient, either in the sink or in an open host buffer to which GPU gradients
+    /// are added.
     fn is_written(&self, rank: &Rank, layer: LayerId, parameter: &Parameter, sink: &Gradients) -> bool {
         let leaf = parameter.leaf().id();
         let is_open = |&id: &SegmentId| {
@@ -143,8 +143,8 @@ impl LocalGradients {
         self.sink(rank, memory, &trained_segments(rank, layer), rank.brings_gradients())
     }
 
-    /// Creates a sink that adds to the open gradients of segments. With `brings`, segments whose state is on the host
-    /// get new buffers on the GPU instead, for one backward.
+    /// Creates a sink that adds to the open gradients of segments. With `brings`, a segment whose state is on the host
+    /// gets a new GPU buffer for this backward instead.
     fn sink(
         &mut self,
         rank: &Rank,
@@ -176,7 +176,7 @@ impl LocalGradients {
         Ok(Open::new(memory.room(rank, id, segment.elements())?, vec![false; segment.pieces.len()]))
     }
 
-    /// Stores what a backward has written into the sink of [`LocalGradients::sink_of`].
+    /// Stores the gradients that a backward has written into the sink of [`LocalGradients::sink_of`].
     fn store(&mut self, rank: &Rank, memory: &mut Memory, layer: LayerId, sink: Gradients) -> Result<(), ZeroError> {
         let ids = trained_segments(rank, layer);
         if rank.brings_gradients() {
@@ -193,7 +193,7 @@ impl LocalGradients {
         }
     }
 
-    /// Starts downloading the gradients that the host accumulates. Waits for gradients that must be added to ones on
+    /// Starts downloading the gradients that the host accumulates. Waits for those that must be added to gradients on
     /// the host.
     fn bring(&mut self, rank: &Rank, memory: &mut Memory, ids: &[SegmentId], made: Gradients) -> Result<(), ZeroError> {
         let written = written(rank, ids, &made);
@@ -226,7 +226,7 @@ impl LocalGradients {
         self.open[id].take().ok_or_else(|| ZeroError::internal("the segment has no gradient"))
     }
 
-    /// Opens a tied segment's gradient with the partial sum of another stage, to which this stage adds.
+    /// Opens a tied segment's gradient with the partial sum of another stage. This stage adds its own gradient to it.
     pub(crate) fn open_tied(
         &mut self,
         rank: &Rank,
@@ -254,7 +254,7 @@ fn trained_segments(rank: &Rank, layer: LayerId) -> Vec<SegmentId> {
     segments.filter(|&id| rank.segment(id).is_trainable).collect()
 }
 
-/// Returns, for each segment, whether each of its pieces has a contribution in the sink.
+/// Returns, for each piece of each segment, whether the sink has its gradient.
 fn written(rank: &Rank, ids: &[SegmentId], sink: &Gradients) -> Vec<Vec<bool>> {
     let of_segment = |&id: &SegmentId| {
         rank.segment(id).pieces.iter().map(|piece| sink.is_written(rank.leaf(piece.parameter))).collect()
@@ -262,9 +262,10 @@ fn written(rank: &Rank, ids: &[SegmentId], sink: &Gradients) -> Vec<Vec<bool>> {
     ids.iter().map(of_segment).collect()
 }
 
-/// Returns the dtype in which a micro-batch's gradient is downloaded. A gradient that is reduced without further sums
-/// is first rounded to the communication dtype, so the GPU may round it with a bit-identical result. This does not hold
-/// if the host accumulates micro-batches, or contributions of several layers.
+/// Returns the dtype in which a micro-batch's gradient is downloaded. If nothing is added to a gradient before its
+/// reduction, the reduction first rounds it to the communication dtype. The GPU may then round it instead, with a
+/// bit-identical result. If the host adds up micro-batches or contributions of several layers, the gradient is
+/// downloaded in f32.
 fn arrives_in(rank: &Rank, id: SegmentId) -> DType {
     let is_sharded = rank.placements(id).gradients == Placement::Sharded;
     let layers = rank.layout.shape().layers.iter().filter(|layer| layer.segments.contains(&id));

@@ -8,10 +8,11 @@ use zero_pipeline::{Coordinates, Kind, Mesh};
 
 /// The communicators of one rank.
 ///
-/// If ranks cut layers among them, the mesh, the world and all groups but [`Groups::tensor`] are those of this rank's plane.
+/// If layers are cut over tensor groups, the mesh, the world and all groups except [`Groups::tensor`] describe this
+/// rank's plane only.
 ///
-/// If replicates train alone, they know each other only in outer steps and evaluations: the mesh, the world and the
-/// data-parallel group are then those of one replicate.
+/// If replicates train alone, they communicate only in outer steps and evaluations. The mesh, the world and the
+/// data-parallel group then describe one replicate only.
 #[derive(Clone)]
 pub struct Groups {
     mesh: Mesh,
@@ -21,16 +22,17 @@ pub struct Groups {
     shard: Arc<dyn Communicator>,
     /// The ranks with the same shard, if their gradients are summed; `None` if a stage has one shard group.
     replicate: Option<Arc<dyn Communicator>>,
-    /// The ranks with the same shard, if they train alone, and those of the stage in all replicates.
+    /// If replicates train alone: the ranks with the same shard, and the ranks of this stage in all replicates.
     apart: Option<[Arc<dyn Communicator>; 2]>,
-    /// The ranks of the near group, and those at the same place of all near groups of the shard group. `None` if there is one
-    /// near group, or if each has one rank.
+    /// The ranks of the near group, and the ranks at the same position in all near groups of the shard group. `None` if
+    /// the shard group is one near group, or if each near group has one rank.
     near: Option<[Arc<dyn Communicator>; 2]>,
-    /// The ranks that share sequences; `None` if each has its own.
+    /// The ranks that share sequences; `None` if each rank has its own sequences.
     context: Option<Arc<dyn Communicator>>,
-    /// The ranks that cut layers among them; `None` if layers are whole.
+    /// The ranks over which layers are cut; `None` if layers are whole.
     tensor: Option<Arc<dyn Communicator>>,
-    /// One communicator per [`Kind`] of message, so that kinds do not wait for each other. Empty with one stage.
+    /// One communicator per [`Kind`] of message, so that messages of one kind do not wait for another kind. Empty with
+    /// one stage.
     pipe: Vec<Arc<dyn Communicator>>,
     /// Each communicator of this rank once.
     all: Vec<Arc<dyn Communicator>>,
@@ -46,7 +48,7 @@ impl Groups {
     /// Fails if a rank is lost.
     ///
     /// # Panics
-    /// Panics if the mesh has another number of ranks than the world.
+    /// Panics if the mesh and the world have different numbers of ranks.
     pub fn new(world: Arc<dyn Communicator>, mesh: Mesh) -> Result<Self, CommError> {
         assert_eq!(world.size(), mesh.world_size(), "the mesh must have as many ranks as the world");
         let (rank, at) = (world.rank(), mesh.coordinates(world.rank()));
@@ -95,7 +97,7 @@ impl Groups {
     /// Fails if a rank is lost.
     ///
     /// # Panics
-    /// Panics if the mesh has another number of ranks than the world.
+    /// Panics if the mesh and the world have different numbers of ranks.
     pub fn of_replicates_alone(world: Arc<dyn Communicator>, mesh: Mesh) -> Result<Self, CommError> {
         let whole = Self::new(world, mesh)?;
         let Self { mesh, at, world, data, shard, replicate, near, context, tensor, pipe, mut all, .. } = whole;
@@ -137,7 +139,7 @@ impl Groups {
         }
     }
 
-    /// Returns the arrangement of the ranks, or of those of one replicate if they train alone.
+    /// Returns the mesh of all ranks, or of one replicate if replicates train alone.
     #[must_use]
     pub fn mesh(&self) -> Mesh {
         self.mesh
@@ -149,7 +151,7 @@ impl Groups {
         self.at
     }
 
-    /// Returns the communicator of all ranks, or of those of the replicate if they train alone.
+    /// Returns the communicator of all ranks, or of this rank's replicate if replicates train alone.
     #[must_use]
     pub fn world(&self) -> &Arc<dyn Communicator> {
         &self.world
@@ -161,43 +163,43 @@ impl Groups {
         &self.data
     }
 
-    /// Returns the communicator of this rank's shard group: the ranks over which one copy of ZeRO's state is sharded. It
-    /// is that of the data-parallel group if a stage has one shard group.
+    /// Returns the communicator of this rank's shard group: the ranks over which one copy of ZeRO's state is sharded.
+    /// If a stage has one shard group, it is the communicator of the data-parallel group.
     #[must_use]
     pub fn shard(&self) -> &Arc<dyn Communicator> {
         &self.shard
     }
 
     /// Returns the communicator of the ranks that hold the same shard as this rank, in the order of their shard groups.
-    /// `None` if a stage has one shard group, so that no other rank holds the shard, and if they train alone.
+    /// `None` if a stage has one shard group, since no other rank then holds the shard, and if replicates train alone.
     #[must_use]
     pub fn replicate(&self) -> Option<&Arc<dyn Communicator>> {
         self.replicate.as_ref()
     }
 
-    /// Returns the communicator of this rank's near group: the consecutive ranks of its shard group that share a host. `None`
-    /// if that is the whole shard group, or this rank alone.
+    /// Returns the communicator of this rank's near group: the consecutive ranks of its shard group that share a host.
+    /// `None` if the near group is the whole shard group or has one rank.
     #[must_use]
     pub fn near(&self) -> Option<&Arc<dyn Communicator>> {
         self.near.as_ref().map(|[near, _]| near)
     }
 
-    /// Returns the communicator of the ranks at the same place of all near groups of the shard group, in their order. `None`
-    /// where [`Groups::near`] is.
+    /// Returns the communicator of the ranks at this rank's position in all near groups of the shard group, in the
+    /// order of the groups. `None` if [`Groups::near`] is `None`.
     #[must_use]
     pub fn across(&self) -> Option<&Arc<dyn Communicator>> {
         self.near.as_ref().map(|[_, across]| across)
     }
 
-    /// Returns the communicator of this rank's context group: the consecutive ranks of its shard group that share sequences, in the
-    /// order of their slices. `None` if each rank has sequences of its own.
+    /// Returns the communicator of this rank's context group: the consecutive ranks of its shard group that share
+    /// sequences, in the order of their slices. `None` if each rank has its own sequences.
     #[must_use]
     pub fn context(&self) -> Option<&Arc<dyn Communicator>> {
         self.context.as_ref()
     }
 
-    /// Divides this rank's context group into groups of `inner` consecutive ranks. Returns the communicators of this rank's group, and
-    /// of the ranks at its place in all of them. Collective.
+    /// Divides this rank's context group into groups of `inner` consecutive ranks. Returns two communicators: of this
+    /// rank's group, and of the ranks at this rank's position in all groups. Collective.
     ///
     /// # Errors
     /// Fails if a rank is lost.
@@ -209,20 +211,21 @@ impl Groups {
         Ok(Some(parts))
     }
 
-    /// Returns the communicator of this rank's tensor group: the consecutive ranks that cut layers among them. `None` if layers are
-    /// whole.
+    /// Returns the communicator of this rank's tensor group: the consecutive ranks over which layers are cut. `None` if
+    /// layers are whole.
     #[must_use]
     pub fn tensor(&self) -> Option<&Arc<dyn Communicator>> {
         self.tensor.as_ref()
     }
 
-    /// Returns the place of this rank in its tensor group.
+    /// Returns the index of this rank in its tensor group.
     #[must_use]
     pub fn tensor_index(&self) -> usize {
         self.tensor.as_ref().map_or(0, |tensor| tensor.rank())
     }
 
-    /// Returns the place of this rank among the context groups of its stage: which part of the data it trains on.
+    /// Returns the index of this rank's context group in its stage. The index decides the part of the data on which the
+    /// rank trains.
     #[must_use]
     pub fn data_rank(&self) -> usize {
         self.mesh.replica(self.at) / self.mesh.context()
@@ -236,8 +239,8 @@ impl Groups {
         self.pipe.get(index)
     }
 
-    /// Returns the communicator of the ranks that hold the same shard and train alone, in the order of the replicates. `None` if
-    /// gradients are summed over all data-parallel ranks.
+    /// Returns the communicator of the ranks that hold the same shard in replicates that train alone, in the order of
+    /// the replicates. `None` if gradients are summed over all data-parallel ranks.
     #[must_use]
     pub fn apart(&self) -> Option<&Arc<dyn Communicator>> {
         self.apart.as_ref().map(|[same, _]| same)
@@ -249,14 +252,14 @@ impl Groups {
         self.apart.as_ref().map_or(&self.data, |[_, stage]| stage)
     }
 
-    /// Returns the number of this rank among all ranks.
+    /// Returns this rank's index among all ranks.
     #[must_use]
     pub fn rank(&self) -> usize {
         self.all[0].rank()
     }
 
-    /// Returns the number among all ranks of the rank of a replicate at the stage and the shard of `at`, and at the place `index` of
-    /// its tensor group.
+    /// Returns the world rank at the stage and the shard of `at` in replicate `replicate`, at index `index` of its
+    /// tensor group.
     #[must_use]
     pub fn rank_of(&self, at: Coordinates, replicate: usize, index: usize) -> usize {
         let of_plane = match &self.apart {
@@ -288,7 +291,7 @@ mod tests {
 
     use super::*;
 
-    /// Sums the ranks of a group, and returns the sum with the place in the group.
+    /// Returns the index in the group and the sum of the group's ranks.
     fn sum(comm: &Arc<dyn Communicator>, rank: usize) -> (usize, i64) {
         let own = Buffer::I64(vec![rank as i64]);
         let all = comm.all_reduce(own, ReduceOp::Sum).wait().unwrap().into_i64().unwrap();

@@ -1,4 +1,4 @@
-//! Gradients in the type in which they are kept until the update: f32, or bf16 on the host.
+//! Gradients in the dtype in which they are kept until the update: f32, or bf16 on the host.
 
 use std::ops::Range;
 

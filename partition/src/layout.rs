@@ -1,13 +1,13 @@
 //! Segments and shards: the flat range of parameters that each rank holds.
 //!
 //! A *segment* is a flat parameter: parameters of one layer concatenated in the order of construction, without padding.
-//! A layer has up to four kinds of segments: one for its ordinary parameters; one for those small enough to stay
-//! gathered at stage 3 (`stage3_param_persistence_threshold`); one for each parameter tied to other layers, so that
-//! those layers gather nothing else; and one for each large parameter. A large parameter is gathered directly into the
-//! storage of its leaf, whereas a segment with several parameters is gathered into one buffer and copied out of it.
-//! Trainable and frozen parameters never share a segment, and neither do parameters of different optimizers. A
-//! quantized parameter has one of its own, and so have a matrix that the optimizer updates as a whole and a parameter
-//! whose optimizer states have 8 bits.
+//! A layer has up to four kinds of segments: one for its ordinary parameters; one for its parameters that are small
+//! enough to stay gathered at stage 3 (`stage3_param_persistence_threshold`); one for each parameter tied to other
+//! layers, so that those layers gather only that parameter; and one for each large parameter. A large parameter is
+//! gathered directly into the storage of its leaf, whereas a segment with several parameters is gathered into one
+//! buffer and copied out of it. Trainable and frozen parameters never share a segment, and neither do parameters of
+//! different optimizers. Three kinds of parameters always have their own segment: a quantized parameter, a matrix that
+//! the optimizer updates as a whole, and a parameter with 8-bit optimizer states.
 //!
 //! A rank's shard is a contiguous range of the segment. Shard boundaries fall on multiples of 1,024 elements counted
 //! from the start of each parameter, or on the ends of parameters. A shard's contribution to the gradient norm is then
@@ -17,9 +17,9 @@
 //! Communication for Giant Model Training", arXiv 2306.10209, section 4.2): each near group holds all parameters a second
 //! time, in the working dtype. A secondary shard consists of consecutive shards, so it has their boundaries.
 //!
-//! A matrix that is updated as a whole is not cut: its only shard is that of its owner. Its gradient is therefore reduced
-//! to the owner, and the owner's update is gathered, by the same collectives as those of other segments. Owners are
-//! chosen in the order of the layers, each time the rank with the least work so far.
+//! A matrix that is updated as a whole is not cut: one rank, its owner, holds all of it as its shard. Its gradient is
+//! therefore reduced to the owner, and the owner's update is gathered, by the same collectives as those of other
+//! segments. The layout chooses owners in the order of the layers, each time the rank with the least work so far.
 
 use std::collections::BTreeSet;
 
@@ -32,8 +32,8 @@ use crate::accumulator::Order;
 use crate::segment::{Matrix, Piece, Segment};
 use crate::zero::ZeroOptions;
 
-/// Minimum number of elements of a parameter with a segment of its own. Copying it would cost more than a separate
-/// collective.
+/// Minimum number of elements of a parameter that gets its own segment as a large parameter. Copying such a parameter
+/// would cost more than a separate collective.
 const LARGE: usize = 1 << 18;
 
 /// Options for grouping and placing parameters.
@@ -60,12 +60,13 @@ pub struct TierOptions {
     pub gradients: bool,
     /// Offload parameters, where they are sharded.
     pub parameters: bool,
-    /// Parameter elements per rank that stay in memory nevertheless: `max_in_cpu`.
+    /// Parameter elements per rank that stay in memory even if parameters are offloaded: `max_in_cpu`.
     pub parameters_in_memory: usize,
-    /// Elements per tile: `sub_group_size`, rounded up to [`PAGE`]. 0 stands for a rank's shard of the largest parameter.
+    /// Elements per tile: `sub_group_size`, rounded up to [`PAGE`]. 0 means the size of a rank's shard of the largest
+    /// parameter.
     pub sub_group_size: usize,
-    /// Minimum elements per rank of an offloaded segment. Smaller segments stay in memory, because a request would cost
-    /// more than it saves.
+    /// Minimum elements per rank of an offloaded segment. Smaller segments stay in memory, because the disk request
+    /// would cost more than the memory is worth.
     pub smallest: usize,
 }
 
@@ -111,7 +112,8 @@ impl Layout {
         assert!(options.ranks > 0, "a layout needs at least one rank");
         let near = options.secondary.unwrap_or(options.ranks);
         assert!(near > 0 && options.ranks.is_multiple_of(near), "near groups must divide a shard group");
-        // A near group of one rank, or of all, would repeat what its ranks have.
+        // In a near group of one rank or of all ranks, secondary shards would only duplicate values that are there
+        // already.
         let options =
             &LayoutOptions { secondary: options.secondary.filter(|_| 1 < near && near < options.ranks), ..*options };
         let persistent = persistent(model, options);
@@ -124,12 +126,12 @@ impl Layout {
             let is_quantized = |p: ParameterId| model.parameters()[p].quantization().is_some();
             let is_alone = |p: ParameterId| {
                 let parameter = &model.parameters()[p];
-                // The states of one parameter have their own type, and blocks begin with it.
+                // 8-bit states have their own format, and their blocks begin with the parameter.
                 let is_whole = is_quantized(p) || parameter.is_matrix() || parameter.tuning().eight_bit;
                 is_tied(p) || is_whole || (is_large(p) && !persistent[p])
             };
             let mut groups: Vec<(String, Vec<ParameterId>)> = vec![];
-            // Those that training changes, by optimizer, and then the frozen ones.
+            // Trainable parameters come first, grouped by optimizer, and then frozen ones.
             let kind = |p: ParameterId| match model.parameters()[p].is_trainable() {
                 true => (false, model.parameters()[p].tuning().optimizer),
                 false => (true, 0),
@@ -174,7 +176,8 @@ impl Layout {
     /// Assigns segments to the disk as requested by `options`.
     #[must_use]
     pub fn on_disk(mut self, options: &TierOptions) -> Self {
-        // DeepSpeed's 0 updates parameter by parameter: such tiles need no more memory at a time.
+        // DeepSpeed's 0 updates parameter by parameter. A tile as large as the largest shard needs no more memory at a
+        // time.
         let shards = self.segments.iter().flat_map(|s| &s.pieces).map(|p| p.range.len().div_ceil(self.ranks));
         let largest = shards.max().unwrap_or(0);
         let sub_group_size = if options.sub_group_size == 0 { largest } else { options.sub_group_size };
@@ -243,9 +246,10 @@ impl Layout {
         if segment.matrix.is_some() { segment.elements() } else { self.tile }
     }
 
-    /// Returns whether sharded gradients of the micro-batches are first summed, and then once over the replicates of a shard,
-    /// while further backwards run. Otherwise those of each micro-batch are summed over the replicates: where the order of the
-    /// sums is a tree, where gradients are on a disk, and where a single one would be rounded before that.
+    /// Returns whether sharded gradients are first summed over the micro-batches, and then once over the replicates of
+    /// a shard, while further backwards run. Otherwise each micro-batch's gradients are summed over the replicates.
+    /// This is the case if the order of the sums is a tree, if gradients are on a disk, or if the gradient of a single
+    /// micro-batch would be rounded before the sum over the replicates.
     #[must_use]
     pub fn sums_before_replicates(&self, options: &ZeroOptions, micro_batches: usize) -> bool {
         let is_exact = options.gradient_dtype == DType::F32 || options.gradient_dtype == options.communication;
@@ -287,7 +291,7 @@ impl Layout {
     }
 }
 
-/// Selects the parameters that stay gathered with DeepSpeed's rule: in order, up to the model's threshold.
+/// Selects the parameters that stay gathered, by DeepSpeed's rule: in order, up to the model's threshold.
 fn persistent(model: &Model, options: &LayoutOptions) -> Vec<bool> {
     let mut kept = 0usize;
     let mut mark = |elements: usize| {
@@ -345,7 +349,8 @@ fn segment(
     }
 }
 
-/// Returns the shard boundaries: the multiples of `unit` nearest to equal shards.
+/// Returns the shard boundaries: multiples of `unit` from the start of each piece, or ends of pieces, nearest to equal
+/// shards.
 fn cut(pieces: &[Piece], elements: usize, ranks: usize, unit: usize) -> Vec<usize> {
     let nearest = |target: usize| {
         let piece = pieces.iter().find(|p| p.range.end >= target).map_or(0..elements, |p| p.range.clone());

@@ -11,7 +11,8 @@ use crate::parameters::is_whole;
 use crate::rank::Rank;
 use crate::storage::{copy, overwrite};
 
-/// Fills a segment's leaves with the gathered values, and recycles their buffer unless a leaf has taken it.
+/// Fills a segment's leaves with the gathered values. Recycles the buffer of the values unless a leaf has taken it as
+/// its storage.
 pub(crate) fn fill_and_give(rank: &Rank, memory: &mut Memory, id: SegmentId, output: Storage) -> Result<(), ZeroError> {
     if let Some(Storage::Cpu(CpuStorage::F32(full))) = fill(rank, memory, id, output)? {
         memory.give(full);
@@ -46,7 +47,8 @@ pub(crate) fn fill(
     Ok(Some(output))
 }
 
-/// Fills a segment's leaves with copies of the values, made on the GPU or on the host.
+/// Fills a segment's leaves with copies of the values. The copies are made on the GPU if `on_gpu`, and on the host
+/// otherwise.
 pub(crate) fn fill_pieces(
     rank: &Rank,
     memory: &mut Memory,
@@ -74,7 +76,7 @@ pub(crate) fn fill_pieces(
 pub(crate) fn release(rank: &Rank, memory: &mut Memory, disk: &Disk, id: SegmentId) -> Result<(), ZeroError> {
     let segment = rank.segment(id);
     memory.uncount(Category::Staging, segment.elements(), rank.width(id));
-    // Do not pool memory allocated by the disk, which allocates new memory for each read.
+    // Do not pool memory from a disk read, since each read allocates new memory.
     let is_kept = !(is_whole(rank, disk, id) && segment.only_parameter().is_some());
     for piece in &segment.pieces {
         if let CpuStorage::F32(values) = rank.model.parameters()[piece.parameter].release()?

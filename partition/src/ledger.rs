@@ -5,7 +5,8 @@ use std::fmt;
 /// Category of memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Category {
-    /// Persistent working parameters (replicated ones in full, shards and secondary shards of the others) and master copies.
+    /// Persistent working parameters (replicated ones in full, the shards and secondary shards of sharded ones) and
+    /// master copies.
     Parameters,
     /// Accumulated gradients.
     Gradients,
@@ -15,8 +16,8 @@ pub enum Category {
     Activations,
     /// Messages between pipeline stages.
     Communication,
-    /// Gathered parameters of the layers in use, gradients of the layer in its backward, and buffers of collectives and
-    /// of the disk, whether in use or idle.
+    /// Gathered parameters of the layers in use, gradients of the layer in its backward, and buffers for collectives
+    /// and for the disk, in use or idle.
     Staging,
 }
 
@@ -68,7 +69,7 @@ impl Ledger {
         self.now[k] = self.now[k].saturating_sub((elements * width) as u64);
     }
 
-    /// Records a measured peak of a category, `bytes`, and of the whole process, `total`.
+    /// Records measured peaks: `bytes` of the category and `total` of the whole process.
     pub fn note(&mut self, category: Category, bytes: u64, total: u64) {
         let peak = &mut self.peak[category as usize];
         *peak = (*peak).max(bytes);

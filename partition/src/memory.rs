@@ -1,6 +1,7 @@
-//! The memory of a rank's state: where values are created, how buffers are reused, and how many bytes are in use.
+//! Manages the memory of a rank's state: it creates values on the right device, reuses buffers and counts the bytes in
+//! use.
 //!
-//! Values on a GPU are sent directly if the communicators reach other GPUs, and through the host otherwise.
+//! Values on a GPU are sent directly if the communicators transfer between GPUs, and through the host otherwise.
 
 use candle_core::{CpuStorage, DType, Storage};
 use half::{bf16, f16};
@@ -23,7 +24,7 @@ use crate::threads::{rounded, widen};
 /// Memory of one rank.
 pub(crate) struct Memory {
     pool: Pool,
-    /// The GPU that runs the layers, if they run on one.
+    /// The GPU that runs the layers; `None` if they run on the CPU.
     gpu: Option<Gpu>,
     ledger: Ledger,
     /// Elements of idle buffers already counted in the ledger.
@@ -74,7 +75,7 @@ impl Memory {
         self.gpu.as_mut().ok_or_else(elsewhere)
     }
 
-    /// Notes that GPU memory to which parameters were uploaded has been freed. Does nothing without a GPU.
+    /// Records that GPU memory to which parameters were uploaded has been freed. Does nothing without a GPU.
     pub(crate) fn released_on_gpu(&mut self) {
         if let Some(gpu) = &mut self.gpu {
             gpu.released();
@@ -157,7 +158,7 @@ impl Memory {
         }
     }
 
-    /// Converts a gradient to the type in which it is kept until the update.
+    /// Converts a gradient to the dtype in which it is kept until the update.
     pub(crate) fn kept(&mut self, rank: &Rank, values: FlatBuffer) -> Result<KeptGradient, ZeroError> {
         if rank.options.gradient_dtype != DType::BF16 {
             return Ok(KeptGradient::F32(values));
@@ -168,7 +169,7 @@ impl Memory {
         Ok(kept)
     }
 
-    /// Allocates a gradient of the type that is kept. Its content is arbitrary.
+    /// Allocates a gradient in the dtype in which it is kept until the update. Its content is arbitrary.
     pub(crate) fn room_for_kept(&mut self, rank: &Rank, id: SegmentId, len: usize) -> Result<KeptGradient, ZeroError> {
         match rank.options.gradient_dtype {
             DType::BF16 => Ok(KeptGradient::Bf16(vec![bf16::ZERO; len])),
@@ -203,7 +204,7 @@ impl Memory {
         Ok(packed)
     }
 
-    /// Keeps a received gradient, on the device of the segment's gradients.
+    /// Moves a received gradient to the device of the segment's gradients, in the dtype in which it is kept.
     pub(crate) fn received(&mut self, rank: &Rank, id: SegmentId, buffer: Buffer) -> Result<KeptGradient, ZeroError> {
         match buffer {
             Buffer::Bf16(values) if rank.options.gradient_dtype == DType::BF16 => Ok(KeptGradient::Bf16(values)),

@@ -1,5 +1,5 @@
-//! Optimizer steps on several threads, on values in f32 or bf16, and on states in 8 bits. Each step computes in f32 and rounds
-//! its results once.
+//! Runs optimizer steps on several threads, on values in f32 or bf16 and on 8-bit states. Each step computes in f32 and
+//! rounds its results once.
 
 use std::ops::Range;
 
@@ -16,9 +16,9 @@ use crate::error::ZeroError;
 use crate::kept::Grads;
 use crate::threads::share;
 
-/// Elements that are widened at a time where their type has no loop of its own: parameters that are rounded at random, and
-/// states in 8 bits. Of gradients in bf16, two chunks are widened at a time. A chunk stays in the L1 cache, and consists of
-/// whole blocks of states in 8 bits.
+/// Number of elements that are widened at a time if their type has no loop of its own: parameters with random rounding,
+/// and 8-bit states. Gradients in bf16 are widened two chunks at a time. A chunk stays in the L1 cache and consists of
+/// whole blocks of 8-bit states.
 const CHUNK: usize = 1024;
 
 /// Values that an update reads and writes.
@@ -27,7 +27,7 @@ pub enum Values<'a> {
     F32(&'a mut [f32]),
     /// In bf16.
     Bf16(&'a mut [bf16]),
-    /// Optimizer states in 8 bits: indices, and the largest absolute value of each block.
+    /// Optimizer states in 8 bits: the indices, and the largest absolute value of each block.
     EightBit(EightBit, &'a mut [u8], &'a mut [f32]),
 }
 
@@ -57,7 +57,7 @@ impl<'a> Values<'a> {
         }
     }
 
-    /// Borrows a range of the values, of whole blocks if they have 8 bits.
+    /// Borrows a range of the values. A range of 8-bit states must consist of whole blocks.
     pub(crate) fn part(&mut self, range: Range<usize>) -> Values<'_> {
         match self {
             Self::F32(values) => Values::F32(&mut values[range]),
@@ -85,7 +85,7 @@ impl<'a> Values<'a> {
     }
 }
 
-/// Returns the blocks of a range of elements that begins with a block.
+/// Returns the blocks of a range of elements. The range must begin at a block boundary.
 pub(crate) fn blocks(range: &Range<usize>) -> Range<usize> {
     range.start / EIGHT_BIT_BLOCK..range.end.div_ceil(EIGHT_BIT_BLOCK)
 }
@@ -94,7 +94,7 @@ pub(crate) fn blocks(range: &Range<usize>) -> Range<usize> {
 #[derive(Debug, Clone, Copy)]
 pub struct Stochastic {
     stream: Stream,
-    /// Index of the first element in its parameter. The random number of an element depends on its index alone.
+    /// Index of the first element in its parameter. In a step, an element's random number depends only on its index.
     first: usize,
 }
 
@@ -117,7 +117,7 @@ impl Stochastic {
 /// have the same type.
 ///
 /// # Errors
-/// Fails if the lengths of the slices or the number of states are wrong. Nothing has been written then.
+/// Fails if the lengths of the slices or the number of states are wrong. In that case it has written nothing.
 pub fn update(
     optimizer: &Optimizer,
     step: &Step,
@@ -204,7 +204,7 @@ fn update_from_f32(
     }
 }
 
-/// Updates with states that are all of one type.
+/// Runs an update whose states all have the same type.
 fn update_states<P: Stored>(
     optimizer: &Optimizer,
     step: &Step,
@@ -229,7 +229,7 @@ fn update_states<P: Stored>(
     }
 }
 
-/// Restores states chunk by chunk, updates with them, and stores them again.
+/// Dequantizes 8-bit states chunk by chunk, runs the update, and quantizes them again.
 fn update_eight_bit<P: Stored>(
     optimizer: &Optimizer,
     step: &Step,
@@ -272,7 +272,7 @@ mod tests {
     use super::*;
     use zero_optim::AdamW;
 
-    /// Between the two neighbours of a value, the mean of many roundings is the value.
+    /// Random rounding picks one of a value's two neighbours; the mean of many roundings is the value.
     #[test]
     fn stochastic_rounding_has_the_mean_of_the_values() {
         let values: Vec<f32> = (0..64).map(|i| 1.0 + i as f32 / 8192.0).collect();
@@ -287,7 +287,7 @@ mod tests {
             }
         }
         for (sum, value) in sums.iter().zip(&values) {
-            // Five standard deviations of a mean of values one unit apart.
+            // Five standard deviations of the mean of `steps` values that are one unit apart.
             let bound = 5.0 * 0.5 / 128.0 / (steps as f64).sqrt();
             assert!((sum / steps as f64 - f64::from(*value)).abs() < bound, "{value}: {}", sum / steps as f64);
         }
@@ -297,7 +297,7 @@ mod tests {
         assert!(rounded[0].is_infinite() && rounded[1].is_nan() && rounded[2].to_bits() == 0x8000);
     }
 
-    /// Updates of all parts of a parameter give the bits of one update of the whole, with any number of threads.
+    /// Updating a parameter in parts, with any number of threads, is bit-identical to updating it as a whole.
     #[test]
     fn parts_have_the_bits_of_the_whole() {
         let n = 5 * CHUNK + 77;

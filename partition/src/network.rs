@@ -16,15 +16,15 @@ pub struct Hosts {
     pub mesh: Mesh,
     /// Ranks per host.
     pub ranks: usize,
-    /// The plane whose bytes are counted: the place of its ranks in their tensor groups.
+    /// The plane whose bytes are counted: the index of its ranks in their tensor groups.
     pub plane: usize,
 }
 
-/// The cells of a group (`comm/src/hierarchy`): runs of its ranks that are on one host.
+/// The cells of a group (`comm/src/hierarchy`): runs of consecutive ranks on the same host.
 #[derive(Debug, Clone, Copy)]
 struct Cells {
     count: usize,
-    /// Whether each has one rank.
+    /// Whether each cell has one rank.
     are_single: bool,
 }
 
@@ -80,8 +80,8 @@ impl Hosts {
         levels.iter().map(crossing).sum()
     }
 
-    /// Returns the cells of each group of a stage whose gradients are summed: the data-parallel group, or each shard group if
-    /// the replicates train `alone`.
+    /// Returns the cells of each group of a stage over which gradients are summed: the data-parallel group, or each
+    /// shard group if the replicates train `alone`.
     fn summed(&self, stage: StageId, alone: bool) -> Vec<Cells> {
         match alone {
             true => self.shard_groups(stage).collect(),
@@ -90,14 +90,14 @@ impl Hosts {
     }
 }
 
-/// Returns the payload bytes that all hosts together send to other hosts in a step of a plane, in the gathers, reductions,
-/// refreshes and messages of `programs`, one for each stage. `width` is the width in bytes of the working dtype, and `activations` returns
-/// the bytes of a message with activations or their gradients.
+/// Returns the payload bytes that all hosts together send to other hosts when one plane runs a step: in the gathers,
+/// reductions, refreshes and messages of `programs`, one program per stage. `width` is the width in bytes of the
+/// working dtype, and `activations` returns the bytes of a message with activations or their gradients.
 ///
-/// A collective sends each cell of a group what it lacks once (`comm/src/hierarchy`): a gather or a reduce-scatter of n
-/// elements over c cells sends n (c − 1), and an all-reduce 2 n (c − 1). Between cells of several ranks, sums of 16-bit
-/// floats travel in f32, so that they are rounded once. As in [`expected_payload`](crate::expected_payload), the all-reduces
-/// of the norm and of the loss are not included.
+/// A collective sends each cell of a group the values that the cell lacks once (`comm/src/hierarchy`): a gather or a
+/// reduce-scatter of n elements over c cells sends n (c − 1), and an all-reduce 2 n (c − 1). Between cells of several
+/// ranks, sums of 16-bit floats travel in f32, so that they are rounded once. Like
+/// [`expected_payload`](crate::expected_payload), the result excludes the all-reduces of the norm and of the loss.
 #[must_use]
 pub fn network_bytes(
     programs: &[Program],
@@ -146,13 +146,13 @@ pub fn network_bytes(
             }
         }
     };
-    // A reduce-scatter and an all-gather in f32.
+    // An outer step is a reduce-scatter and an all-gather in f32.
     let outer = |stage: StageId, id: SegmentId| -> usize {
         let own = |shard: usize| segment(id).held(segment(id).placements.optimizer, shard).len();
         let of_shard = |shard| 2 * own(shard) * size_of::<f32>() * others(hosts.replicates(stage, shard));
         (0..mesh.shards()).map(of_shard).sum()
     };
-    // The bytes of those ranks of a stage whose receiver is on another host.
+    // The bytes that ranks of a stage send to receivers on other hosts.
     let sent = |message: &Message| -> usize {
         let senders = hosts.of_stage(message.from);
         let crossing = senders.filter(|&at| hosts.host(at) != hosts.host(Coordinates { stage: message.to, ..at }));

@@ -1,4 +1,4 @@
-//! Master parameters and optimizer states: judges the gradient norm and runs the optimizer step.
+//! Holds master parameters and optimizer states, checks the gradient norm and runs the optimizer step.
 
 use std::ops::Range;
 
@@ -38,7 +38,7 @@ pub(crate) struct OptimizerState {
     updating: Vec<SegmentId>,
     /// Number of optimizer steps taken.
     updates: u64,
-    /// What a schedule-free optimizer has averaged so far.
+    /// The sums of a schedule-free optimizer's averages so far.
     sums: AverageSums,
 }
 
@@ -52,8 +52,9 @@ pub(crate) struct SegmentState {
 }
 
 impl SegmentState {
-    /// Returns the states of a part of this rank's part of a segment, and its master if there is one: those of the part from
-    /// the tile's buffer, or all states from memory.
+    /// Returns the optimizer states and, if there is one, the master of `part`, a range of this rank's part of a
+    /// segment. With a tile's buffer, the states are those of `part`; otherwise they are the states in memory, of this
+    /// rank's whole part.
     pub(crate) fn part<'a>(
         &'a mut self,
         in_tile: &'a mut Option<AlignedBuffer>,
@@ -72,16 +73,16 @@ impl SegmentState {
     }
 }
 
-/// What was found about the current step's gradient.
+/// The result of checking the current step's gradient norm.
 #[derive(Debug, Clone)]
 struct Judged {
-    /// `None` if it is still on the GPU; the host does not wait for it.
+    /// `None` while the verdict is on the GPU; the host does not wait for it.
     verdict: Option<Verdict>,
-    /// How each clipping changes gradients.
+    /// How each clipping scales and limits gradients.
     scalings: Vec<Scaling>,
 }
 
-/// How the host changes gradients before the update.
+/// How the host scales and limits gradients before the update.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Scaling {
     pub(crate) grad_scale: f32,
@@ -111,7 +112,7 @@ impl OptimizerState {
         &mut self.segments[id]
     }
 
-    /// Returns the master copy of this rank's part, which is empty if there is none in memory.
+    /// Returns the master copy of this rank's part; empty if there is none in memory.
     pub(crate) fn master(&self, id: SegmentId) -> &FlatBuffer {
         &self.segments[id].master
     }
@@ -162,13 +163,13 @@ impl OptimizerState {
             scalings.push(Scaling { grad_scale: limits.judge(&squares).scale, grad_limit: limits.grad_limit() });
             total.merge(&squares);
         }
-        // The norm of all gradients decides whether the update is made.
+        // The norm of all gradients decides whether the update runs.
         self.judged = Some(Judged { verdict: Some(limits.judge(&total)), scalings });
         Ok(())
     }
 
-    /// Returns how the host scales gradients, for each clipping; `None` if the step is skipped. If the verdict is on a GPU, the
-    /// kernels apply its factor themselves.
+    /// Returns how the host scales gradients, for each clipping; `None` if the step is skipped. If the verdict is still
+    /// on a GPU, the kernels apply the factor of the verdict.
     pub(crate) fn scalings(&self) -> Result<Option<Vec<Scaling>>, ZeroError> {
         let Some(Judged { verdict, scalings }) = &self.judged else {
             return Err(ZeroError::internal("the update ran before the gradient norm"));
@@ -176,8 +177,8 @@ impl OptimizerState {
         Ok(verdict.is_none_or(|verdict| verdict.is_admitted).then(|| scalings.clone()))
     }
 
-    /// Runs the optimizer step on this rank's part of a segment, or skips it, and frees the gradients. On a GPU, one
-    /// launch updates several segments, at the latest in [`OptimizerState::carry_out_updates`].
+    /// Runs the optimizer step on this rank's part of a segment, or skips it, and frees the gradients. Segments on a
+    /// GPU are only queued: [`OptimizerState::carry_out_updates`] updates them with few launches.
     pub(crate) fn update(&mut self, mut with: StepInputs<'_>, id: SegmentId) -> Result<(), ZeroError> {
         if let Some(scalings) = self.scalings()? {
             self.measure_trust(&mut with, &scalings)?;
@@ -222,8 +223,8 @@ impl OptimizerState {
         ids.into_iter().try_for_each(|id| gradients.discard(rank, memory, id))
     }
 
-    /// Runs the optimizer step on `part` of this rank's part of a segment. Uses the values in `tile`, and memory for
-    /// the rest.
+    /// Runs the optimizer step on `part`, a range of this rank's part of a segment. Takes values from `tile` if it has
+    /// them, and from memory otherwise.
     pub(crate) fn update_part(
         &mut self,
         with: &mut StepInputs<'_>,
@@ -238,17 +239,17 @@ impl OptimizerState {
         let is_refreshed =
             rank.shards().size() > 1 && in_tile.is_none() && segment.placements.optimizer == Placement::Sharded;
         let gradients = gradients.part(rank, id, &part, of_tile.as_ref())?;
-        // Adafactor's buffers were counted in the first pass.
+        // The first pass has already counted Adafactor's buffers.
         if !own.is_empty() && !matches!(rank.optimizer(id), Optimizer::Adafactor(_)) {
             let bytes = segment.update_bytes();
             memory.count(Category::Staging, bytes, 1);
             memory.uncount(Category::Staging, bytes, 1);
         }
         let shared = rank.optimizer(id).clone().with_share(self.sums, self.updates + 1, rate.lr);
-        // States in memory are those of the whole part of this rank.
+        // States in memory cover this rank's whole part, not only `part`.
         let skipped = if in_tile.is_some() { 0 } else { part.start };
         let (mut kinds, mut master) = self.segments[id].part(in_tile, rank, id, &part)?;
-        // The average is the first of the states.
+        // The average of the weights is the first state.
         let (averages, kinds) = kinds.split_at_mut(options.averages());
         let average_weight = options.average_weight(self.updates + 1);
         let mut shard = parameters.shard_mut(id);
@@ -350,15 +351,15 @@ impl OptimizerState {
     }
 }
 
-/// Returns the optimizer and the learning rate of parameters with this tuning.
+/// Returns the optimizer and the learning rate for parameters with this tuning.
 pub(crate) fn tuned(optimizer: &Optimizer, rate: &Rate, tuning: &Tuning) -> (Optimizer, f64) {
     let optimizer =
         optimizer.clone().with_betas(rate.betas).with_betas(tuning.betas).with_weight_decay(tuning.weight_decay);
     (optimizer, rate.lr * tuning.lr_factor)
 }
 
-/// Rounds new values to the parameter's dtype and writes them over a range of a parameter on a GPU, after the work
-/// queued on its stream.
+/// Rounds new values to the dtype of a parameter on a GPU and overwrites a range of it, after the work queued on its
+/// stream.
 fn refill(memory: &mut Memory, parameter: &Parameter, range: Range<usize>, master: &[f32]) -> Result<(), ZeroError> {
     let gpu = memory.gpu()?;
     let values = gpu.upload_rounded(master, parameter.dtype())?;

@@ -1,8 +1,9 @@
-//! Outer steps of replicates that train alone in between (DiLoCo): the parameters of all replicates are averaged, and an
-//! optimizer of its own, SGD with Nesterov's momentum, moves what all of them started from by the difference.
+//! Outer steps of replicates that train alone in between (DiLoCo). An outer step averages the parameters of all
+//! replicates. The outer optimizer, SGD with Nesterov's momentum, then updates the parameters from which all replicates
+//! started; its gradient is their difference from the average.
 //!
-//! Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language Models", 2023, algorithm 1. The replicates of
-//! a shard divide the state of the outer optimizer among themselves. It is f32 and in host memory.
+//! Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language Models", 2023, algorithm 1. The
+//! replicates of a shard divide the state of the outer optimizer among themselves. The state is f32, in host memory.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -21,14 +22,14 @@ use crate::rank::Rank;
 use crate::rounding::round_to;
 use crate::zero::missing;
 
-/// The outer optimizer, and the division of its state.
+/// The outer optimizer and how its state is divided.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct OuterOptions {
     /// Learning rate.
     pub lr: f64,
-    /// Nesterov's momentum; 0 is plain SGD, which has no state.
+    /// Nesterov's momentum; 0 means plain SGD, which has no momentum state.
     pub momentum: f64,
-    /// The division among the replicates.
+    /// How the state is divided among the replicates.
     pub share: OuterShare,
 }
 
@@ -37,21 +38,21 @@ pub struct OuterOptions {
 pub struct OuterShare {
     /// Number of replicates.
     pub replicates: usize,
-    /// This replicate.
+    /// Index of this replicate.
     pub replicate: usize,
     /// Bytes per element: the parameter before the inner steps, and the momentum if there is one.
     pub width: usize,
 }
 
 impl OuterShare {
-    /// Returns the number of elements of each replicate's share of `elements`. They differ by one at most, and the longer ones
-    /// come first.
+    /// Returns the number of elements in each replicate's share of `elements`. Shares differ by at most one element,
+    /// and the longer ones come first.
     #[must_use]
     pub fn counts(&self, elements: usize) -> Vec<usize> {
         even_counts(elements, self.replicates).collect()
     }
 
-    /// Returns this replicate's share of the elements of a rank.
+    /// Returns this replicate's share of a rank's `elements` elements.
     #[must_use]
     pub fn of(&self, elements: usize) -> Range<usize> {
         let counts = self.counts(elements);
@@ -59,8 +60,8 @@ impl OuterShare {
         start..start + counts[self.replicate]
     }
 
-    /// Returns the bytes that this replicate sends in an outer step of `elements` elements of a rank: the others' ranges of its
-    /// parameters, then its share of the result to each of them.
+    /// Returns the bytes that this replicate sends in an outer step of a rank's `elements` elements: to every other
+    /// replicate that replicate's share of the parameters, and then its own share of the result.
     #[must_use]
     pub fn sent_bytes(&self, elements: usize) -> usize {
         let own = self.of(elements).len();
@@ -78,7 +79,7 @@ pub(crate) struct OuterState {
 /// This rank's share of a segment.
 #[derive(Default)]
 struct Share {
-    /// The parameters from which all replicates went on after the last outer step.
+    /// The parameters with which all replicates continued after the last outer step.
     before: Vec<f32>,
     /// Empty without momentum.
     momentum: Vec<f32>,
@@ -97,8 +98,8 @@ impl OuterState {
         self.segments.push(Share { before, momentum });
     }
 
-    /// Takes over parameters that were written between outer steps. `at` is the place of the first one in this rank's range of
-    /// the segment.
+    /// Takes over parameters that were written between outer steps. `at` is the index of the first one in this rank's
+    /// range of the segment.
     pub(crate) fn follow(&mut self, rank: &Rank, id: SegmentId, at: usize, values: &[f32]) {
         let Some(share) = share(rank, id) else { return };
         let (start, end) = (share.start.max(at), share.end.min(at + values.len()));
@@ -108,12 +109,14 @@ impl OuterState {
         }
     }
 
-    /// Returns the momentum of a range of this rank's range of a segment, all of which is in its share.
+    /// Returns the momentum of `range`, relative to this rank's range of a segment. The range must lie in this rank's
+    /// share.
     pub(crate) fn momentum(&self, rank: &Rank, id: SegmentId, range: Range<usize>) -> Result<&[f32], ZeroError> {
         self.segments[id].momentum.get(in_share(rank, id, range)?).ok_or_else(missing)
     }
 
-    /// Overwrites the momentum of a range of this rank's range of a segment, all of which is in its share.
+    /// Overwrites the momentum of `range`, relative to this rank's range of a segment. The range must lie in this
+    /// rank's share.
     pub(crate) fn set_momentum(
         &mut self,
         rank: &Rank,
@@ -126,7 +129,7 @@ impl OuterState {
         Ok(())
     }
 
-    /// Starts adding up this rank's range of the parameters of a segment, `values`, over the replicates.
+    /// Starts summing `values`, this rank's range of a segment's parameters, over the replicates.
     pub(crate) fn start(
         &mut self,
         rank: &Rank,
@@ -143,8 +146,8 @@ impl OuterState {
         Ok(())
     }
 
-    /// Waits for the sum, runs the outer optimizer on this rank's share, and returns the new parameters of this rank's range.
-    /// [`OuterState::give_back`] takes them back.
+    /// Waits for the sum, runs the outer optimizer on this rank's share, and returns the new parameters of this rank's
+    /// range. Pass them to [`OuterState::give_back`] after use.
     pub(crate) fn finish(&mut self, rank: &Rank, memory: &mut Memory, id: SegmentId) -> Result<Vec<f32>, ZeroError> {
         let (replicates, outer) = replicates(rank)?;
         let (_, pending) = self
@@ -169,7 +172,7 @@ impl OuterState {
         Ok(output.into_f32()?)
     }
 
-    /// Recycles what [`OuterState::finish`] has returned.
+    /// Recycles the buffer that [`OuterState::finish`] has returned.
     pub(crate) fn give_back(memory: &mut Memory, values: Vec<f32>) {
         memory.uncount(Category::Staging, values.len(), 4);
         memory.give(values);

@@ -1,4 +1,4 @@
-//! This rank's part of the parameters: gathers, releases and refreshes it, and exchanges tied parameters.
+//! Holds this rank's part of the parameters; gathers, releases and refreshes them, and exchanges tied parameters.
 
 use std::collections::VecDeque;
 
@@ -21,10 +21,11 @@ use crate::storage::{buffer, copy, incoming, on_host, outgoing, overwrite, stora
 /// The parameters of one rank. Replicated ones are in the leaves of the model.
 #[derive(Default)]
 pub(crate) struct ParameterState {
-    /// Shard of the working parameters of each segment, if they are sharded. `None` while a gather reads it.
+    /// Each segment's shard of the working parameters. `None` if they are not sharded, and while a gather reads the
+    /// shard.
     shards: Vec<Option<Storage>>,
     gathering: InFlight<Gathering>,
-    /// `None` if this rank has updated the whole segments.
+    /// `None` if this rank has updated the whole segments itself.
     refreshing: InFlight<Option<Pending<Vec<Gathered>>>>,
 }
 
@@ -32,7 +33,7 @@ pub(crate) struct ParameterState {
 struct Gathering {
     /// `None` if this rank holds all values.
     pending: Option<Pending<Vec<Gathered>>>,
-    /// The segments that the collective gathers, each with the shard if a copy of it is sent.
+    /// The segments that the collective gathers. Each has its shard if the collective sends a copy of it.
     kept: Vec<(SegmentId, Option<Storage>)>,
 }
 
@@ -58,8 +59,8 @@ impl<T> InFlight<T> {
     }
 }
 
-/// Prepares the gather of a segment from shards of these numbers of elements, of which this rank's has `own`. Returns the shard if
-/// a copy of it is sent.
+/// Prepares the gather of a segment whose shards have `counts` elements; this rank's shard has `own`. Also returns the
+/// shard if the gather sends a copy of it.
 pub(crate) fn to_gather(
     rank: &Rank,
     memory: &mut Memory,
@@ -78,8 +79,7 @@ pub(crate) fn to_gather(
     Ok((ToGather { shard: sent, output, counts }, kept))
 }
 
-/// Returns whether this rank holds the only shard and reads it from the disk. A gather then needs no copy, unless it rounds
-/// values to codes.
+/// Returns whether a gather needs no copy: this rank holds the only shard, reads it from the disk, and sends no codes.
 pub(crate) fn is_whole(rank: &Rank, disk: &Disk, id: SegmentId) -> bool {
     rank.shards().size() == 1 && disk.has(id, Stored::Parameters) && rank.gathered_as(id).is_none()
 }
@@ -128,8 +128,8 @@ impl ParameterState {
         Ok(())
     }
 
-    /// Takes what a gather sends and receives, and the shard if it sends a copy; `None` if this rank holds all values, and
-    /// `await_gather` copies them.
+    /// Takes the buffers that a gather sends and receives, and the shard if the gather sends a copy. Returns `None` if
+    /// this rank holds all values; `await_gather` then copies them.
     fn take_to_gather(
         &mut self,
         rank: &Rank,
@@ -156,7 +156,7 @@ impl ParameterState {
         to_gather(rank, memory, id, shard, (own, counts)).map(Some)
     }
 
-    /// Waits for the gather and fills the segments' leaves, and the secondary shards if there are some.
+    /// Waits for the gather. Fills the segments' leaves, and the secondary shards if there are any.
     pub(crate) fn await_gather(
         &mut self,
         rank: &Rank,
@@ -181,7 +181,7 @@ impl ParameterState {
         Ok(())
     }
 
-    /// Puts the shard back from which a gather was sent, and returns the gathered values.
+    /// Puts back the shard that a gather has read, and returns the gathered values.
     fn put_shard_back(
         &mut self,
         rank: &Rank,
@@ -205,7 +205,7 @@ impl ParameterState {
         Ok(output)
     }
 
-    /// Fills a segment's leaves with values of which this rank has all.
+    /// Fills the leaves of a segment whose values this rank holds alone.
     fn fill_alone(&mut self, rank: &Rank, memory: &mut Memory, disk: &Disk, id: SegmentId) -> Result<(), ZeroError> {
         let missing = || ZeroError::internal("the shard of a gather is not in memory");
         if is_whole(rank, disk, id) {
@@ -215,7 +215,7 @@ impl ParameterState {
         fill_pieces(rank, memory, id, self.shards[id].as_ref().ok_or_else(missing)?, true)
     }
 
-    /// Starts gathering updated parameters that are replicated.
+    /// Starts gathering updated replicated parameters.
     pub(crate) fn refresh(
         &mut self,
         rank: &Rank,
@@ -252,7 +252,7 @@ impl ParameterState {
         Ok(())
     }
 
-    /// Copies this rank's part of a tied segment's updated parameters, to be sent.
+    /// Copies this rank's part of a tied segment's updated parameters, to send it.
     pub(crate) fn tied(
         &self,
         rank: &Rank,
@@ -320,7 +320,7 @@ impl ParameterState {
     }
 }
 
-/// Returns what the refresh of a segment sends and receives.
+/// Returns the buffers that the refresh of a segment sends and receives.
 fn to_refresh(
     rank: &Rank,
     memory: &mut Memory,
@@ -350,7 +350,7 @@ fn to_refresh(
     };
     memory.count(Category::Staging, elements, rank.width(id));
     let output = match segment.only_parameter() {
-        // Gather in place. The leaf's storage is taken out meanwhile, so a read of the leaf fails.
+        // Gather in place. The gather takes the leaf's storage, so reading the leaf fails until the gather ends.
         Some(parameter) if by_gpu || !is_on_gpu => rank.model.parameters()[parameter].take()?,
         _ => {
             memory.count(Category::Staging, segment.elements(), rank.width(id));

@@ -1,4 +1,4 @@
-//! Placement of a rank's own values: in host memory, or in the memory of the GPU that runs its layers.
+//! Decides which of a rank's values are in host memory and which are in the memory of the GPU that runs its layers.
 
 use crate::layout::Layout;
 use crate::segment::Segment;
@@ -14,13 +14,13 @@ pub struct OnGpu {
     pub parameters: bool,
     /// Whether the communicators transfer parameters directly between GPUs instead of through the host.
     pub gathers: bool,
-    /// Whether gradients are reduced on the GPUs. Such sums have another order than those on the host.
+    /// Whether gradients are reduced on the GPUs. The GPUs add in a different order than the host.
     pub sums: bool,
 }
 
 impl OnGpu {
-    /// Returns whether the state of each segment is on the GPU. The segments of the first layers are on the host, up to
-    /// the host's share.
+    /// Returns whether the state of each segment is on the GPU. The segments of the first layers go to the host, until
+    /// the host has its share.
     #[must_use]
     pub fn residents(&self, layout: &Layout) -> Vec<bool> {
         let elements: Vec<usize> = layout.segments().iter().map(Segment::elements).collect();
@@ -29,7 +29,7 @@ impl OnGpu {
             *end += elements;
             Some(*end)
         });
-        // A segment that straddles the boundary goes to the side of its larger half.
+        // A segment that straddles the boundary goes to the side that has its larger part.
         ends.zip(&elements).map(|(end, &elements)| end as f64 - elements as f64 / 2.0 > on_host).collect()
     }
 }

@@ -8,7 +8,7 @@ use zero_model::sink::FlatBuffer;
 #[derive(Debug)]
 pub(crate) struct Pool {
     free: HashMap<usize, Vec<Vec<f32>>>,
-    /// Elements of the longest buffer that is kept.
+    /// Maximum elements of a buffer that is kept.
     longest: usize,
     /// Total elements of the idle buffers.
     idle: usize,
@@ -21,8 +21,8 @@ impl Default for Pool {
 }
 
 impl Pool {
-    /// Creates a pool that keeps buffers of at most `elements` elements. Longer buffers return to the allocator, which
-    /// can reuse their memory; this saves memory at the cost of clearing it again.
+    /// Creates a pool that keeps buffers of at most `elements` elements. Longer buffers return to the allocator, so
+    /// other allocations can reuse their memory. This saves memory, but fresh pages must be cleared again.
     pub(crate) fn of_at_most(elements: usize) -> Self {
         Self { longest: elements, ..Self::default() }
     }
@@ -42,7 +42,7 @@ impl Pool {
         self.idle
     }
 
-    /// Keeps a host buffer for reuse. For GPU buffers, the driver's pool does that.
+    /// Keeps a host buffer for reuse. GPU buffers return to the driver's pool.
     pub(crate) fn give_back(&mut self, buffer: FlatBuffer) {
         if let Some(values) = buffer.if_on_host() {
             self.give(values);

@@ -52,12 +52,12 @@ impl Rank {
         self.groups.shard()
     }
 
-    /// Returns the communicator of the data-parallel group, whose gradients are summed.
+    /// Returns the communicator of the data-parallel group, over which gradients are summed.
     pub(crate) fn data(&self) -> &Arc<dyn Communicator> {
         self.groups.data()
     }
 
-    /// Returns whether this rank speaks for its shard: it adds it to norms and saves it. Of replicates, the first does.
+    /// Returns whether this rank adds its shard to norms and saves it. Only the first of the replicates does.
     pub(crate) fn speaks(&self) -> bool {
         self.groups.at().replicate == 0
     }
@@ -75,7 +75,7 @@ impl Rank {
         self.segment(id).shard(self.groups.at().shard)
     }
 
-    /// Returns the range of this rank's secondary shard of a segment; an empty one if the segment has none.
+    /// Returns the range of this rank's secondary shard of a segment; empty if the segment has none.
     pub(crate) fn secondary_shard(&self, id: SegmentId) -> Range<usize> {
         self.segment(id).secondary_shard(self.groups.at().shard)
     }
@@ -90,7 +90,8 @@ impl Rank {
         self.stages.holds(self.groups.at().stage, id)
     }
 
-    /// Returns whether this rank's stage owns the segment: it reduces its gradient, updates it and saves it.
+    /// Returns whether this rank's stage owns the segment. The owner reduces the segment's gradient, updates the
+    /// segment and saves it.
     pub(crate) fn owns(&self, id: SegmentId) -> bool {
         self.stages.owner(id) == self.groups.at().stage
     }
@@ -110,25 +111,25 @@ impl Rank {
         self.options.optimizer(self.segment(id).optimizer)
     }
 
-    /// Returns the names of the optimizer states of a segment, with the average of the weights if there is one.
+    /// Returns the names of a segment's optimizer states, preceded by the average of the weights if there is one.
     pub(crate) fn state_names(&self, id: SegmentId) -> Vec<&'static str> {
         let first = self.segment(id).pieces.first().map(|piece| &self.model.parameters()[piece.parameter]);
         first.map(|parameter| self.options.states_of(parameter)).unwrap_or_default()
     }
 
-    /// Returns the number of optimizer states of a segment, with the average of the weights if there is one.
+    /// Returns the number of a segment's optimizer states, including the average of the weights if there is one.
     pub(crate) fn states(&self, id: SegmentId) -> usize {
         self.state_names(id).len()
     }
 
-    /// Returns the place of the state with this index in [`ZeroOptions::states`] among those of a segment; `None` if the
-    /// segment does not have it.
+    /// Converts an index into [`ZeroOptions::states`] to an index into the segment's own states. Returns `None` if the
+    /// segment does not have the state.
     pub(crate) fn own_state(&self, id: SegmentId, index: usize) -> Option<usize> {
         let name = self.options.states().get(index).copied()?;
         self.state_names(id).into_iter().position(|own| own == name)
     }
 
-    /// Returns the bytes of each element.
+    /// Returns the bytes per element of each kind of value.
     pub(crate) fn widths(&self) -> Widths {
         self.options.widths(self.dtype.size_in_bytes())
     }
@@ -171,19 +172,19 @@ impl Rank {
         self.residents.contains(&true)
     }
 
-    /// Returns whether the GPU computes gradients that the host accumulates, for any segment.
+    /// Returns whether the host accumulates gradients of any segment that the GPU computes.
     pub(crate) fn brings_gradients(&self) -> bool {
         self.is_on_gpu() && self.residents.contains(&false)
     }
 
-    /// Returns whether the host keeps a master copy of parameters that it updates but that live on a GPU. The master
-    /// avoids downloading them.
+    /// Returns whether the host keeps a master copy of a segment's parameters because it updates them while they are on
+    /// a GPU. The master saves downloading the parameters.
     pub(crate) fn mirrors(&self, id: SegmentId) -> bool {
         let is_there = self.placements(id).parameters == Placement::Replicated || self.options.on_gpu.parameters;
         self.is_on_gpu() && !self.is_resident(id) && is_there
     }
 
-    /// Returns a range of the stored bytes of a quantized segment, of its initial values.
+    /// Returns a range of the stored bytes of a quantized segment's initial values.
     pub(crate) fn initial_bytes(&self, id: SegmentId, range: Range<usize>, seed: u64) -> Result<Vec<u8>, ZeroError> {
         let quantized = self.segment(id).only_parameter().map(|parameter| &self.model.parameters()[parameter]);
         let bytes = quantized.map(|parameter| parameter.initial_bytes(seed, range)).transpose()?.flatten();

@@ -1,4 +1,4 @@
-//! Converts between f32 and the working dtype of parameters, on the operations' threads.
+//! Converts between f32 and the working dtype of parameters, on the threads that run operations.
 
 use std::borrow::Cow;
 use std::ops::Range;

@@ -1,5 +1,5 @@
-//! Secondary shards (hpZ of ZeRO++): a second copy of the sharded parameters in each near group, from which later gathers of a
-//! step come.
+//! Secondary shards (hpZ of ZeRO++): a second copy of the sharded parameters in each near group. Later gathers of a
+//! step read this copy.
 //!
 //! Wang et al., "ZeRO++: Extremely Efficient Collective Communication for Giant Model Training", arXiv 2306.10209, section 4.2.
 //! The copy has the working dtype, so a gather from the copy and a gather from all shards return the same bits.
@@ -16,10 +16,11 @@ use crate::parameters::{InFlight, to_gather};
 use crate::rank::Rank;
 use crate::storage::{copy, incoming};
 
-/// The secondary shards of one rank. Each is allocated once, and filled whenever the segment is gathered from all shards.
+/// The secondary shards of one rank. Each secondary shard is allocated once and filled whenever its segment is gathered
+/// from all shards.
 #[derive(Default)]
 pub(crate) struct SecondaryShards {
-    /// By segment; `None` if it has no secondary shards, and while a gather reads it.
+    /// By segment; `None` if the segment has no secondary shards, and while a gather reads the shard.
     shards: Vec<Option<Storage>>,
     /// Gathers in flight.
     gathering: InFlight<Gathering>,
@@ -28,12 +29,12 @@ pub(crate) struct SecondaryShards {
 /// A gather of several segments.
 struct Gathering {
     pending: Pending<Vec<Gathered>>,
-    /// Shards of which copies were sent.
+    /// The shards, where the gather sends copies of them.
     kept: Vec<Option<Storage>>,
 }
 
 impl SecondaryShards {
-    /// Adds the next segment, and allocates its shard if this rank's stage uses it and it has secondary shards.
+    /// Adds the next segment. Allocates its secondary shard if it has one and this rank's stage uses the segment.
     pub(crate) fn push(&mut self, rank: &Rank, memory: &mut Memory, id: SegmentId) -> Result<(), ZeroError> {
         let shard = match rank.holds(id) && rank.segment(id).has_secondary() {
             true => {
@@ -47,7 +48,7 @@ impl SecondaryShards {
         Ok(())
     }
 
-    /// Copies this rank's part of the values of a whole segment, if it has secondary shards.
+    /// Fills this rank's secondary shard from the values of the whole segment, if the segment has secondary shards.
     pub(crate) fn fill(&mut self, rank: &Rank, id: SegmentId, full: &Storage) -> Result<(), ZeroError> {
         let Some(shard) = &mut self.shards[id] else { return Ok(()) };
         let own = rank.secondary_shard(id);

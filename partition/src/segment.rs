@@ -15,7 +15,7 @@ use crate::zero::Widths;
 pub struct Piece {
     /// The parameter.
     pub parameter: ParameterId,
-    /// Its element range within the segment.
+    /// The parameter's element range within the segment.
     pub range: Range<usize>,
 }
 
@@ -31,22 +31,22 @@ pub struct Segment {
     pub pieces: Vec<Piece>,
     /// Shard boundaries: the shard of rank `r` is `bounds[r]..bounds[r + 1]`.
     pub bounds: Vec<usize>,
-    /// Boundaries of the secondary shards of a near group, as `bounds`; empty if there are none.
+    /// Boundaries of the secondary shards of a near group, in the form of `bounds`; empty if there are none.
     pub secondary: Vec<usize>,
-    /// Placement of its parameters, gradients and optimizer state over the ranks.
+    /// Whether its parameters, gradients and optimizer state are replicated or sharded over the ranks.
     pub placements: Placements,
     /// Memory tiers of each rank's part.
     pub tiers: Tiers,
     /// Whether training changes the parameters. A frozen segment has no gradient, no master and no optimizer state.
     pub is_trainable: bool,
-    /// How the values of its only parameter are stored, if they are quantized. All ranges of the segment are then in
-    /// bytes, and shards are cut between records.
+    /// How the values of its only parameter are quantized; `None` if they are not. All ranges of the segment are then
+    /// in bytes, and shards are cut between records.
     pub quantization: Option<Quantization>,
     /// Its only parameter, if the optimizer updates it as a whole matrix.
     pub matrix: Option<Matrix>,
-    /// Whether the states of its only parameter have 8 bits.
+    /// Whether the segment's only parameter has 8-bit optimizer states.
     pub is_eight_bit: bool,
-    /// Whether its optimizer needs norms of its whole parameters, and takes two passes over it.
+    /// Whether its optimizer needs norms of whole parameters and therefore takes two passes over the segment.
     pub two_passes: bool,
     /// Which of the run's optimizers updates it: an index into [`ZeroOptions::optimizers`](crate::ZeroOptions).
     pub optimizer: usize,
@@ -57,12 +57,12 @@ pub struct Segment {
 pub struct Matrix {
     /// Rows and columns.
     pub shape: [usize; 2],
-    /// What the optimizer keeps of it.
+    /// The states that the optimizer keeps of the matrix.
     pub states: MatrixStates,
 }
 
-/// Maps a range of a matrix' elements to a range of the `values` of one of its states. Element i has the value i, as long as there is
-/// one, and the last element has all values that are left.
+/// Maps a range of a matrix's elements to a range of the `values` values of one of its states. Element i gets value i
+/// if it exists, and the last element also gets all remaining values.
 #[must_use]
 pub fn part_of_state(range: Range<usize>, elements: usize, values: usize) -> Range<usize> {
     let at = |element: usize| if element >= elements { values } else { element.min(values) };
@@ -70,14 +70,14 @@ pub fn part_of_state(range: Range<usize>, elements: usize, values: usize) -> Ran
 }
 
 impl Segment {
-    /// Returns the number of its optimizer states. `states` are those of each optimizer.
+    /// Returns the number of the segment's optimizer states. `states` are the numbers of states of all optimizers.
     #[must_use]
     pub fn states(&self, states: &[usize]) -> usize {
         let of_optimizer = states.get(self.optimizer).copied().unwrap_or(0);
         self.matrix.as_ref().map_or(of_optimizer, |matrix| matrix.states.values.len())
     }
 
-    /// Returns how the average of the weights, if there is one, and then its optimizer states are stored.
+    /// Returns how the average of the weights, if there is one, and then each optimizer state is stored.
     pub(crate) fn columns(&self, widths: &Widths) -> Vec<Column> {
         let format = match (self.is_eight_bit, widths.state) {
             (true, _) => Format::EightBit,
@@ -89,7 +89,7 @@ impl Segment {
         (widths.average > 0).then_some(Column::F32).into_iter().chain(states).collect()
     }
 
-    /// Returns the part of a range of its elements that has values of an optimizer state: see [`part_of_state`].
+    /// Maps a range of the segment's elements to a range of the values of an optimizer state: see [`part_of_state`].
     #[must_use]
     pub fn in_state(&self, state: usize, range: Range<usize>) -> Range<usize> {
         match self.matrix.as_ref().and_then(|matrix| matrix.states.values.get(state)) {
@@ -104,7 +104,7 @@ impl Segment {
         self.columns(widths).iter().map(|column| column.bytes(own)).sum()
     }
 
-    /// Returns the number of values that a checkpoint has of a range of its elements.
+    /// Returns the number of values that a checkpoint holds for a range of the segment's elements.
     #[must_use]
     pub fn saved(&self, range: Range<usize>, widths: &Widths) -> usize {
         if !self.is_trainable {
@@ -115,7 +115,7 @@ impl Segment {
         range.len() * (1 + averages) + (0..self.states(&widths.states)).map(in_state).sum::<usize>()
     }
 
-    /// Returns the bytes of the buffers that the update of its matrix holds at a time; 0 if it is no matrix.
+    /// Returns the bytes of the buffers that the update of the matrix allocates; 0 if the segment is not a matrix.
     #[must_use]
     pub fn update_bytes(&self) -> usize {
         self.matrix.as_ref().map_or(0, |matrix| matrix.states.buffer_bytes)
@@ -155,7 +155,7 @@ impl Segment {
         self.bounds[rank]..self.bounds[rank + 1]
     }
 
-    /// Returns the element range of what rank `rank` of the shard group holds, if it has this placement.
+    /// Returns the element range that rank `rank` of the shard group holds of values with this placement.
     #[must_use]
     pub fn held(&self, placement: Placement, rank: usize) -> Range<usize> {
         match placement {
@@ -170,7 +170,8 @@ impl Segment {
         !self.secondary.is_empty()
     }
 
-    /// Returns the element range of the secondary shard of rank `rank` of the shard group; an empty one if there are none.
+    /// Returns the element range of the secondary shard of rank `rank` of the shard group; empty if the segment has
+    /// none.
     #[must_use]
     pub fn secondary_shard(&self, rank: usize) -> Range<usize> {
         match self.secondary.len().checked_sub(1) {
@@ -179,7 +180,7 @@ impl Segment {
         }
     }
 
-    /// Returns the number of elements of each secondary shard of a near group, as collectives expect it.
+    /// Returns the number of elements of each secondary shard of a near group, in the form that collectives take.
     #[must_use]
     pub fn secondary_counts(&self) -> Vec<usize> {
         self.secondary.windows(2).map(|pair| pair[1] - pair[0]).collect()
@@ -195,13 +196,14 @@ impl Segment {
         }
     }
 
-    /// Returns the number of elements of each rank's shard, as collectives expect it.
+    /// Returns the number of elements of each rank's shard, in the form that collectives take.
     #[must_use]
     pub fn counts(&self) -> Vec<usize> {
         self.bounds.windows(2).map(|pair| pair[1] - pair[0]).collect()
     }
 
-    /// Returns the parts of parameters within `range`: (parameter, range in the parameter, range in `range`).
+    /// Returns the parts of parameters that lie within `range`: (parameter, range in the parameter, position in
+    /// `range`).
     pub fn overlaps(
         &self,
         range: Range<usize>,

@@ -1,4 +1,4 @@
-//! How optimizer states are stored, in memory and on a disk: in f32, in bf16, or in 8 bits.
+//! Stores optimizer states, in memory and on a disk, in f32, in bf16 or in 8 bits.
 
 use std::ops::Range;
 
@@ -18,15 +18,16 @@ use crate::zero::missing;
 pub(crate) enum Format {
     F32,
     Bf16,
-    /// An index of one byte for each element, and an f32 for each block of [`EIGHT_BIT_BLOCK`].
+    /// A one-byte index for each element, and an f32 for each block of [`EIGHT_BIT_BLOCK`] elements.
     EightBit,
 }
 
-/// The values of one kind that the elements of a segment have: the average of the weights, an optimizer state, or the f32 copy.
+/// The format of one kind of a segment's values: the average of the weights, an optimizer state, or the f32 copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Column {
     pub(crate) format: Format,
-    /// The elements of a matrix and its values of this kind; `None` if each element has one.
+    /// For a matrix, the number of its elements and the number of its values of this kind; `None` if each element has
+    /// one value.
     pub(crate) of_matrix: Option<(usize, usize)>,
 }
 
@@ -39,7 +40,7 @@ impl Column {
         self.of_matrix.map_or(elements, |(all, values)| part_of_state(0..elements, all, values).len())
     }
 
-    /// Returns the bytes of those values.
+    /// Returns the bytes of the values for the first `elements` elements.
     pub(crate) fn bytes(&self, elements: usize) -> usize {
         let values = self.values(elements);
         match self.format {
@@ -49,8 +50,8 @@ impl Column {
         }
     }
 
-    /// Borrows those values of the state of this name from the start of `bytes`, which are aligned as f32. In 8 bits, the
-    /// blocks' values come first.
+    /// Borrows the values of the state `name`, for the first `elements` elements, from the start of `bytes`, which must
+    /// be aligned for f32. In 8 bits, the f32 of each block come before the indices.
     pub(crate) fn in_bytes<'a>(&self, name: &str, elements: usize, bytes: &'a mut [u8]) -> Values<'a> {
         let bytes = &mut bytes[..self.bytes(elements)];
         match self.format {
@@ -65,7 +66,7 @@ impl Column {
     }
 }
 
-/// Returns the 256 values of a state of this name: a second moment is never negative.
+/// Returns the table of 256 values for the state `name`. A second moment is never negative, so its table is unsigned.
 fn eight_bit_of(name: &str) -> EightBit {
     if name == "exp_avg_sq" { EightBit::Unsigned } else { EightBit::Signed }
 }
@@ -76,12 +77,12 @@ pub(crate) enum StateBuffer {
     F32(FlatBuffer),
     /// On the host.
     Bf16(Vec<bf16>),
-    /// On the host: indices, and the largest absolute value of each block.
+    /// On the host: the indices, and the largest absolute value of each block.
     EightBit(EightBit, Vec<u8>, Vec<f32>),
 }
 
 impl StateBuffer {
-    /// Returns a state of this name in 8 bits, of zeros.
+    /// Returns the 8-bit state `name`, filled with zeros.
     pub(crate) fn eight_bit(name: &str, elements: usize) -> Self {
         Self::EightBit(eight_bit_of(name), vec![0; elements], vec![0.0; elements.div_ceil(EIGHT_BIT_BLOCK)])
     }
@@ -103,7 +104,7 @@ impl StateBuffer {
         }
     }
 
-    /// Overwrites values from `start` on, rounded to nearest. States in 8 bits are overwritten in whole blocks.
+    /// Overwrites values from `start` on, rounded to nearest. A range of 8-bit states must consist of whole blocks.
     pub(crate) fn write(&mut self, start: usize, values: &[f32]) -> Result<(), ZeroError> {
         match self {
             Self::F32(state) => Ok(state.write(start, values)?),
@@ -113,7 +114,7 @@ impl StateBuffer {
 }
 
 impl Values<'_> {
-    /// Overwrites values from `start` on, rounded to nearest; in 8 bits, whole blocks.
+    /// Overwrites values from `start` on, rounded to nearest. A range of 8-bit states must consist of whole blocks.
     pub(crate) fn write(self, start: usize, values: &[f32]) -> Result<(), ZeroError> {
         let range = start..start + values.len();
         if range.end > self.len() {
@@ -130,7 +131,8 @@ impl Values<'_> {
         Ok(())
     }
 
-    /// Reads values from `start` on; in 8 bits, whole blocks, such that writing the values restores all bits.
+    /// Reads values from `start` on. A range of 8-bit states must consist of whole blocks; writing the values back
+    /// restores all bits.
     pub(crate) fn read(self, start: usize, values: &mut [f32]) -> Result<(), ZeroError> {
         let range = start..start + values.len();
         if range.end > self.len() {
@@ -145,7 +147,7 @@ impl Values<'_> {
     }
 }
 
-/// Reads a range of whole blocks, such that writing the values restores all bits.
+/// Reads a range of whole blocks. Writing the values back restores all bits.
 pub(crate) fn read_eight_bit(
     of: EightBit,
     (indices, largest): (&[u8], &[f32]),
@@ -156,7 +158,7 @@ pub(crate) fn read_eight_bit(
     Ok(of.dequantize_losslessly(&indices[range], of_blocks, values)?)
 }
 
-/// Returns the blocks of a range, which must begin and end with one, of a state with `elements`.
+/// Returns the blocks of a range of a state with `elements` elements. The range must begin and end at block boundaries.
 fn whole_blocks(range: &Range<usize>, elements: usize) -> Result<Range<usize>, ZeroError> {
     let is_whole = |at: usize| at.is_multiple_of(EIGHT_BIT_BLOCK) || at == elements;
     if range.start > range.end || range.end > elements {

@@ -1,4 +1,4 @@
-//! Candle's storages of parameters: copies between devices, and conversions to and from the buffers of collectives.
+//! Copies candle's storages of parameters between devices, and converts them to and from the buffers of collectives.
 
 use std::ops::Range;
 

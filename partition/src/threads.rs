@@ -1,6 +1,6 @@
-//! Multi-threaded versions of the optimizer's kernels, with as many threads as operations use; one core cannot saturate
-//! the memory bandwidth. Every element and every block of the norm is computed independently, so the number of threads
-//! does not change a bit.
+//! Multi-threaded versions of the optimizer's kernels, because one core cannot saturate the memory bandwidth. They use
+//! the same number of threads as operations. Every element and every block of the norm is computed independently, so
+//! results are bit-identical for any number of threads.
 
 use zero_model::ops::{convert, in_parallel, orthogonalize, orthogonalize_bytes, threads};
 use zero_optim::norm::BLOCK;
@@ -10,7 +10,7 @@ use zero_optim::{
 
 use crate::kept::Grads;
 
-/// Smaller inputs stay on one thread: they finish before a second thread has started.
+/// Smaller inputs stay on one thread, because they finish before a second thread has started.
 const SMALL: usize = 64 * BLOCK;
 
 /// Returns the number of elements per thread, in whole blocks.
@@ -30,7 +30,7 @@ pub(crate) fn average(weight: f32, params: &[f32], averages: &mut [f32]) -> Resu
     Ok(())
 }
 
-/// Takes a step of Muon on a whole matrix of these rows and columns. Its products run on several threads.
+/// Runs a Muon step on a whole matrix of this shape. Its matrix products run on several threads.
 ///
 /// # Errors
 /// Fails if the slices differ in length.
@@ -47,23 +47,23 @@ pub fn update_matrix(
     muon.apply(step, shape, params, &direction)
 }
 
-/// Returns what Muon keeps of a matrix of these rows and columns: its momentum.
+/// Returns the states that Muon keeps of a matrix of this shape: its momentum.
 #[must_use]
 pub fn muon_states([rows, columns]: [usize; 2]) -> MatrixStates {
     let elements = rows * columns;
     MatrixStates {
         values: vec![elements],
         buffer_bytes: orthogonalize_bytes(rows, columns) as usize + 4 * elements,
-        // Those of one product of a Newton–Schulz iteration.
+        // The multiply-adds of one matrix product of a Newton–Schulz iteration.
         multiply_adds: elements as u128 * rows.min(columns) as u128,
     }
 }
 
-/// Bands of rows whose columns are summed on their own, so that sums do not depend on the number of threads.
+/// Number of bands of rows. Each band sums its columns separately, so the sums do not depend on the number of threads.
 const BANDS: usize = 16;
 
-/// Adds the gradients of a whole matrix to its factors, on several threads, and returns the mean of those of the rows: see
-/// [`Adafactor::factor`].
+/// Adds the gradients of a whole matrix to its factors, on several threads, and returns the mean of the row factors:
+/// see [`Adafactor::factor`].
 pub(crate) fn factor(
     of: &Adafactor,
     step: &Step,
@@ -78,7 +78,7 @@ pub(crate) fn factor(
         .zip(of_rows.chunks_mut(band))
         .map(|(grads, rows)| (grads, rows, vec![0.0; columns], Ok(())))
         .collect();
-    // No more parts than threads: each part has a thread.
+    // Make at most as many parts as there are threads, because each part gets a thread.
     let size = bands.len().div_ceil(threads()).max(1);
     let mut parts: Vec<_> = bands.chunks_mut(size).collect();
     in_parallel(&mut parts, |bands| {
@@ -94,7 +94,8 @@ pub(crate) fn factor(
     of.factor(step, (&of_rows, &of_columns), factors)
 }
 
-/// Returns what Adafactor keeps of a matrix of these rows and columns: a value for each row, and then one for each column.
+/// Returns the states that Adafactor keeps of a matrix of this shape: a value for each row, and then a value for each
+/// column.
 #[must_use]
 pub fn adafactor_states([rows, columns]: [usize; 2]) -> MatrixStates {
     MatrixStates {
@@ -105,7 +106,7 @@ pub fn adafactor_states([rows, columns]: [usize; 2]) -> MatrixStates {
     }
 }
 
-/// Runs [`Adafactor::advance`] on several threads. `moment` is the second moment from an element on.
+/// Runs [`Adafactor::advance`] on several threads. `moment` returns the second moment from an element on.
 pub(crate) fn advance<'a>(
     of: &Adafactor,
     step: &Step,
@@ -157,7 +158,7 @@ pub(crate) fn round_into<H: HalfFloat + Send>(values: &[f32], rounded: &mut [H])
     Ok(())
 }
 
-/// As [`round_into`], for slices of the same length.
+/// Runs [`round_into`] on slices of the same length.
 ///
 /// # Panics
 /// Panics if the lengths differ.
@@ -175,7 +176,7 @@ pub(crate) fn round_in_place<H: HalfFloat>(values: &mut [f32]) {
         let mut rounded = [H::ZERO; BLOCK];
         for values in values.chunks_mut(BLOCK) {
             let rounded = &mut rounded[..values.len()];
-            // The lengths are equal, so neither can fail.
+            // The lengths are equal, so neither call can fail.
             let _ = write_half(values, rounded);
             let _ = read_half(rounded, values);
         }
@@ -194,7 +195,7 @@ pub(crate) fn add_rounded<H: HalfFloat + Send + Sync>(sum: &mut [H], summand: &[
         let (mut wide, mut added) = ([0.0; BLOCK], [0.0; BLOCK]);
         for (sum, summand) in sum.chunks_mut(BLOCK).zip(summand.chunks(BLOCK)) {
             let (wide, added) = (&mut wide[..sum.len()], &mut added[..sum.len()]);
-            // The lengths are equal, so none of these can fail.
+            // The lengths are equal, so none of these calls can fail.
             let _ = read_half(sum, wide);
             let _ = read_half(summand, added);
             wide.iter_mut().zip(&*added).for_each(|(sum, added)| *sum += added);
@@ -247,7 +248,7 @@ mod tests {
             let mut in_place = params.clone();
             round_in_place::<half::bf16>(&mut in_place);
             assert!(in_place == wide);
-            // Gradients in bf16 have the squares, and the update, of the same values in f32.
+            // Gradients in bf16 give the same squares and the same update as the same values in f32.
             let (mut squares, mut of_wide) = (ExactSum::new(), ExactSum::new());
             add_parameter_range(&mut squares, Grads::Bf16(&narrow));
             add_parameter_range(&mut of_wide, Grads::F32(&wide));

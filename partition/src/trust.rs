@@ -1,4 +1,4 @@
-//! The first pass of optimizers that need norms of whole parameters, whose shards are on several ranks: LAMB and Adafactor.
+//! The first pass of LAMB and Adafactor, which need norms of whole parameters although shards are on several ranks.
 //!
 //! Before the first update of a step, each rank adds its gradients to its moments and sums the squares of its shards, tile by
 //! tile if they are on a disk. One all-reduce of exact sums then gives the norms of all parameters, with the same bits in every
@@ -25,14 +25,14 @@ use crate::threads::{factor, share};
 /// The squares of parameters in one step, by parameter.
 #[derive(Default)]
 pub(crate) struct Trust {
-    /// Those of this rank's tiles so far. Empty before the first tile.
+    /// The squares of this rank's tiles so far. Empty before the first tile.
     own: Vec<Squares>,
-    /// Those of whole parameters. Empty before they are summed, and for other optimizers.
+    /// The squares of whole parameters. Empty before they are summed, and for other optimizers.
     whole: Vec<Squares>,
 }
 
 impl Trust {
-    /// Returns the optimizer and the step with which the second pass moves a whole parameter of this number of elements.
+    /// Returns the optimizer and the step with which the second pass updates a whole parameter of `elements` elements.
     pub(crate) fn applied(
         &self,
         parameter: ParameterId,
@@ -53,8 +53,8 @@ impl Trust {
 }
 
 impl OptimizerState {
-    /// Takes the first pass of a step over all segments in memory, if the optimizer has one and this step has not taken it, and
-    /// sums the squares of these and of tiles. Collective over the stage.
+    /// Runs the first pass of a step on all segments in memory, unless the optimizer has none or this step has run it
+    /// already. Then sums the squares of segments and tiles over the ranks. Collective over the stage.
     pub(crate) fn measure_trust(&mut self, with: &mut StepInputs<'_>, scalings: &[Scaling]) -> Result<(), ZeroError> {
         let rank = with.rank;
         let mut segments = rank.updated();
@@ -72,7 +72,7 @@ impl OptimizerState {
         Ok(())
     }
 
-    /// Takes the first pass of a step over a tile, if the step is not skipped.
+    /// Runs the first pass of a step on a tile, unless the step is skipped.
     pub(crate) fn measure_tile(
         &mut self,
         with: &mut StepInputs<'_>,
@@ -96,8 +96,8 @@ impl OptimizerState {
         squares
     }
 
-    /// Adds the gradients of a part of this rank's part of a segment to its moments, and the squares of the part to those of the
-    /// parameters. Uses the values in `tile`, and memory for the rest.
+    /// Runs the first pass on `part`, a range of this rank's part of a segment: adds the gradients to the moments and
+    /// adds the squares to `squares`. Takes values from `tile` if it has them, and from memory otherwise.
     fn accumulate(
         &mut self,
         with: &mut StepInputs<'_>,
@@ -116,7 +116,7 @@ impl OptimizerState {
         }
         let Tile { state: in_tile, gradients: of_tile, parameters: params_of_tile } = tile;
         let gradients = with.gradients.part(rank, id, &part, of_tile.as_ref())?.f32()?;
-        // States in memory are those of the whole part of this rank.
+        // States in memory cover this rank's whole part, not only `part`.
         let skipped = if in_tile.is_some() { 0 } else { part.start };
         let (kinds, master) = self.segment_mut(id).part(in_tile, rank, id, &part)?;
         let states = kinds.into_iter().skip(options.averages()).map(Values::f32);
@@ -173,8 +173,8 @@ fn reduce(rank: &Rank, segments: Vec<SegmentId>, squares: &mut [Squares]) -> Res
     Ok(())
 }
 
-/// Runs the first pass on a range of a parameter, on several threads. `shape` is that of a matrix with factors, of which the
-/// range is all.
+/// Runs the first pass on a range of a parameter, on several threads. For a matrix with factors, `shape` is its shape
+/// and the range is the whole matrix.
 fn add(
     optimizer: &Optimizer,
     step: &Step,

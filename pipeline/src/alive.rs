@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use crate::instruction::{Instruction, Program};
 use crate::stages::Stages;
 
-/// Returns the peak number of micro-batches alive: those whose forward has run through a chunk on this rank and whose
-/// backward has not finished. A micro-batch that is alive in two chunks counts twice. 0 for a program that does not
-/// train.
+/// Returns the peak number of micro-batches alive on this rank: those whose forward has begun in a chunk and whose
+/// backward has not finished there. A micro-batch that is alive in two chunks counts twice. Returns 0 for a program
+/// that does not train.
 #[must_use]
 pub fn alive(program: &Program, stages: &Stages) -> usize {
     if !program.trains() {
@@ -15,14 +15,14 @@ pub fn alive(program: &Program, stages: &Stages) -> usize {
     }
     let chunks = stages.chunks().iter().enumerate();
     let chunks: Vec<usize> = chunks.flat_map(|(index, chunk)| chunk.clone().map(move |_| index)).collect();
-    // Number of layers between forward and backward, by chunk and micro-batch.
+    // Number of layers whose forward has run and whose backward has not, by chunk and micro-batch.
     let mut layers: BTreeMap<(usize, usize), usize> = BTreeMap::new();
     let mut peak = 0;
     let trained = program.instructions.iter().filter_map(|instruction| match *instruction {
         Instruction::Backward { layer, .. } | Instruction::BackwardWeight { layer, .. } => Some(layer),
         _ => None,
     });
-    // Layers before it are frozen: they keep nothing.
+    // Layers before the first trained layer keep no activations.
     let first_trained = trained.min().unwrap_or(usize::MAX);
     for instruction in &program.instructions {
         match *instruction {

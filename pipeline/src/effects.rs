@@ -1,4 +1,4 @@
-//! Describes what instructions do, in terms that every walk over a program shares.
+//! Describes the effects of instructions in terms that all code that walks a program shares.
 //!
 //! [`Instruction::effects`] is the table: one row for each instruction. The deadlock check, the simulator, timelines
 //! and traces read it. They depend on the kinds of actions, transfers and computations, not on single instructions. The
@@ -13,7 +13,7 @@ use crate::tier::Item;
 use crate::timeline::Lane;
 use crate::validate::World;
 
-/// The row of one instruction in the table of effects.
+/// One row of the table of effects: the effects of one instruction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Effects<'a> {
     /// The instruction's name as used in reports.
@@ -35,7 +35,7 @@ pub enum Operand<'a> {
     Segment(&'a SegmentId),
     /// A bucket of segments.
     Segments(&'a [SegmentId]),
-    /// A tile of the segment that follows.
+    /// A tile of the segment that is the next operand.
     Tile(usize),
     /// An item that moves between memory and a disk.
     Item(&'a Item),
@@ -54,7 +54,7 @@ pub enum Action<'a> {
     Starts(Transfer<'a>),
     /// Waits until a transfer is complete.
     Awaits(Transfer<'a>),
-    /// Meets all ranks of the world: none continues before all have arrived.
+    /// Waits for all ranks of the world: none continues before all have arrived.
     Meets,
     /// Frees the gathered parameters of a segment.
     Releases,
@@ -87,7 +87,8 @@ pub enum Computation {
     UpdateTile(SegmentId),
 }
 
-/// A transfer, which proceeds from the instruction that starts it until it is awaited. Both halves name an equal value.
+/// A transfer, which proceeds from the instruction that starts it until the instruction that awaits it. Both
+/// instructions have equal `Transfer` values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Transfer<'a> {
     /// All-gather of parameters, by the shard group.
@@ -96,9 +97,9 @@ pub enum Transfer<'a> {
     GatherSecondary(&'a [SegmentId]),
     /// Reduction of the gradients of a micro-batch, by the data-parallel group.
     Reduce(&'a [SegmentId], usize),
-    /// All-gather of updated parameters, by the data-parallel group.
+    /// All-gather of updated parameters, by the shard group.
     Refresh(&'a [SegmentId]),
-    /// Average of parameters and all-gather of the outer optimizer's result, by the replicates of a shard.
+    /// Average of parameters, and all-gather of the outer optimizer's result, by the replicates of a shard.
     OuterStep(&'a SegmentId),
     /// A message, seen by its sender.
     Send(&'a Message),
@@ -111,7 +112,7 @@ pub enum Transfer<'a> {
 }
 
 impl Computation {
-    /// Returns the segments with parameters that the computation reads, which must be gathered. Returns `None` for a
+    /// Returns the segments whose parameters the computation reads. They must be gathered. Returns `None` for a
     /// computation that reads no gathered parameters.
     #[must_use]
     pub fn reads(self, shape: &ModelShape) -> Option<&[SegmentId]> {
@@ -127,8 +128,8 @@ impl Computation {
         }
     }
 
-    /// Returns whether the computation exchanges slices with the ranks that share its sequences, which must be in the same
-    /// computation.
+    /// Returns whether the computation exchanges slices with the other ranks of the context group. Those ranks must run
+    /// the same computation at the same time.
     #[must_use]
     pub fn exchanges(self, shape: &ModelShape) -> bool {
         match self {
@@ -174,7 +175,7 @@ impl Operand<'_> {
     /// Checks that the layer, segments and stages that the operand names exist.
     ///
     /// # Errors
-    /// Names the first one that does not.
+    /// Otherwise names the first one that does not exist.
     pub(crate) fn exists(self, world: &World) -> Result<(), String> {
         let layer = |layer: LayerId| match layer < world.shape.layers.len().min(world.stages.layers()) {
             true => Ok(()),

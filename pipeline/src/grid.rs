@@ -6,8 +6,8 @@
 //! rank 1   .  F0 B0--- F1 B1--- .  .
 //! ```
 //!
-//! A slot is as long as the shortest kind of work, so that each piece has room for its label. Longer pieces continue as
-//! dashes, and a dot marks a slot without compute. A timeline wider than the terminal continues below.
+//! A slot is about as long as the shortest kind of work, so that each piece has room for its label. Longer pieces
+//! continue as dashes, and a dot marks a slot without compute. A timeline wider than the terminal continues below.
 
 use std::fmt::Write;
 
@@ -22,8 +22,8 @@ const NARROWEST: usize = 40;
 /// Maximum number of slots, so that a timeline that mostly waits does not fill a thousand lines.
 const SLOTS: f64 = 2000.0;
 
-/// Draws the compute of each stage, taken from the first of its ranks, in lines of at most `columns` characters (but no
-/// fewer than 40).
+/// Draws the compute of each stage, taken from its first rank. Lines have at most `columns` characters, but `columns`
+/// counts as at least 40.
 ///
 /// `F` is a forward, `B` a backward or its first half, `W` deferred weight gradients, `R` a recomputation and `U` an
 /// update. The number is the micro-batch. The letter is the chunk, shown if a stage has more than one.
@@ -58,7 +58,7 @@ pub fn grid(timeline: &Timeline, stages: &Stages, mesh: Mesh, columns: usize) ->
     out
 }
 
-/// Uninterrupted compute of a stage with one label.
+/// Consecutive compute of a stage with the same label.
 struct Piece {
     label: String,
     start: f64,
@@ -110,7 +110,7 @@ fn label(instruction: &Instruction, stages: &Stages) -> Option<String> {
     Some(format!("{work}{micro_batch}{chunk}"))
 }
 
-/// Returns a letter from a to z, or the number behind an underscore.
+/// Returns the label of a chunk: a letter from a to z, or an underscore and the number from chunk 26 on.
 fn letter(chunk: usize) -> String {
     match u8::try_from(chunk) {
         Ok(chunk @ 0..26) => char::from(b'a' + chunk).to_string(),
@@ -119,8 +119,8 @@ fn letter(chunk: usize) -> String {
 }
 
 /// Returns the length of a slot in seconds: the lower quartile of the durations, at least a quarter of their mean. The
-/// quartile approximates the shortest kind of work without depending on a single short piece of a measured timeline,
-/// and the minimum keeps other pieces from becoming very long.
+/// quartile approximates the shortest kind of work, but a single short piece of a measured timeline does not change it.
+/// The minimum keeps other pieces from becoming very long.
 fn slot_length(rows: &[Row]) -> f64 {
     let pieces = rows.iter().flat_map(|row| &row.pieces).filter(|piece| piece.label != "U");
     let mut seconds: Vec<f64> = pieces.map(|piece| piece.end - piece.start).collect();

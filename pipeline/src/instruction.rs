@@ -3,7 +3,7 @@
 //! Communication comes in two halves: one instruction starts it, and a later one awaits it. Instructions in between
 //! overlap with it, so a pass controls prefetching by where it puts the first half.
 //!
-//! [`Instruction::effects`] states once what each instruction does; the walks over a program read that table.
+//! [`Instruction::effects`] is a table of what each instruction does. All code that walks a program reads that table.
 
 use std::fmt;
 
@@ -13,8 +13,8 @@ use crate::tier::Item;
 
 /// Index of a layer in the model.
 pub type LayerId = usize;
-/// Index of a segment: a flat parameter, made of parameters of one layer that are placed, gathered and reduced
-/// together.
+/// Index of a segment: a flat parameter that concatenates parameters of one layer, which are placed, gathered and
+/// reduced together.
 pub type SegmentId = usize;
 
 /// One instruction of one rank.
@@ -30,7 +30,7 @@ pub enum Instruction {
         /// Segments with sharded, released parameters.
         segments: Vec<SegmentId>,
     },
-    /// Waits until the parameters are gathered. Fills this rank's secondary shards of those segments that have some.
+    /// Waits until the parameters are gathered. Fills this rank's secondary shards of the segments that have them.
     AwaitGather {
         /// The same segments as in the `Gather`.
         segments: Vec<SegmentId>,
@@ -104,7 +104,7 @@ pub enum Instruction {
         /// Contents and receiver.
         message: Message,
     },
-    /// Waits until the buffer of a message that was sent may be freed.
+    /// Waits until the buffer of a sent message may be freed.
     AwaitSend {
         /// Message that was sent.
         message: Message,
@@ -126,15 +126,17 @@ pub enum Instruction {
         /// Micro-batch of the gradient.
         micro_batch: usize,
     },
-    /// Starts reducing the gradients of segments over the ranks: in one collective, except for those that send codes.
+    /// Starts reducing the gradients of segments over the ranks, in one collective. Segments that send codes have their
+    /// own collectives.
     Reduce {
         /// The bucket: segments with complete gradients, in the order of their backward.
         segments: Vec<SegmentId>,
         /// Micro-batch of the gradients, or the last micro-batch if they were accumulated before.
         micro_batch: usize,
     },
-    /// Waits for a reduction. Adds the result to the shard where gradients are sharded. The replicates of a shard sum it in the
-    /// reduction of each micro-batch, or once after that of the last one, while the program goes on to the norm.
+    /// Waits for a reduction. Adds the result to the shard where gradients are sharded. The sum over the replicates of
+    /// a shard is part of each micro-batch's reduction. Alternatively it runs once, after the last micro-batch's
+    /// reduction, while the program continues to the norm.
     AwaitReduce {
         /// The same bucket as in the `Reduce`.
         segments: Vec<SegmentId>,
@@ -148,8 +150,8 @@ pub enum Instruction {
         /// Segment with reduced gradients.
         segment: SegmentId,
     },
-    /// Runs the first pass of an optimizer that needs norms of whole parameters on one tile of this rank's part: adds the
-    /// gradients to the moments, and the squares to those of the parameters.
+    /// Runs the first pass of an optimizer that needs norms of whole parameters, on one tile of this rank's part. Adds
+    /// the gradients to the moments, and the squares of the tile to the parameters' sums of squares.
     MeasureTile {
         /// Segment with reduced gradients.
         segment: SegmentId,
@@ -188,13 +190,13 @@ pub enum Instruction {
         /// Trainable segment of this stage.
         segment: SegmentId,
     },
-    /// Waits for the average, runs the outer optimizer on this rank's share of it, and gathers the new parameters from the
+    /// Waits for the average, runs the outer optimizer on this rank's share, and gathers the new parameters from the
     /// replicates.
     AwaitOuterStep {
         /// Segment whose outer step was started.
         segment: SegmentId,
     },
-    /// Starts gathering updated parameters that are replicated but were updated in parts by different ranks, in one
+    /// Starts gathering replicated parameters after different ranks have updated different parts of them, in one
     /// collective.
     Refresh {
         /// The bucket.
@@ -297,8 +299,8 @@ pub struct Program {
 }
 
 impl Program {
-    /// Returns whether the program trains, that is, has a gradient norm. Other programs only run forwards, or only average
-    /// replicates.
+    /// Returns whether the program trains, that is, contains a gradient norm. Other programs only run forwards, or only
+    /// average replicates.
     #[must_use]
     pub fn trains(&self) -> bool {
         self.instructions.contains(&Instruction::GradientNorm)

@@ -3,7 +3,7 @@
 //! For one global batch, each rank runs a list of [`Instruction`]s. A [`schedule`] writes the compute and the messages
 //! between pipeline stages. Passes then rewrite the program; they live in the crate that owns the ZeRO layout.
 //! [`validate()`] checks the programs of all ranks together before anything runs. The executor is one exhaustive
-//! `match` over the same instructions. [`Instruction::effects`] states once what each of them does.
+//! `match` over the same instructions. [`Instruction::effects`] is a table of what each instruction does.
 //!
 //! [`split`] chooses where to cut a model into stages. [`simulate()`] predicts the timing of a step.
 //! [`grid`] and [`trace`] display a [`Timeline`], simulated or measured.

@@ -1,20 +1,21 @@
-//! The arrangement of ranks: a grid of pipeline stages by replicates by shards by tensor ranks.
+//! The arrangement of ranks: a grid of pipeline stages × replicates × shards × tensor ranks.
 //!
 //! Ranks of a *shard group* hold different shards of one copy of ZeRO's state. Ranks at the same position of several
-//! shard groups hold the same shard: they are *replicates* of each other. The ranks of a stage, over both axes, are its
-//! data-parallel group: each of them trains on other samples, or other slices of them, and the group has replicates × shards
-//! *replicas* of the model.
+//! shard groups hold the same shard: they are *replicates* of each other. All ranks of a stage, over both axes, are its
+//! data-parallel group. Each of them trains on different samples or on different slices of samples, and the group has
+//! replicates × shards *replicas* of the model.
 //!
-//! Inside a shard group, consecutive ranks can form *near groups*: those that share a host, where links are fast. ZeRO++ keeps
-//! secondary shards within them.
+//! Inside a shard group, consecutive ranks can form *near groups*: ranks on the same host, where links are fast. ZeRO++
+//! keeps secondary shards within them.
 //!
 //! Consecutive ranks of a shard group can also form *context groups*: they train on the same samples, and each of them
-//! computes a slice of every sequence. ZeRO shards over them as over the others, since they have the same parameters. To
-//! everything but the data and the attention, a slice is what a shorter sample of its own would be.
+//! computes a slice of every sequence. ZeRO shards over them as over other ranks, since they have the same parameters.
+//! Only the data and the attention know about slices; everything else treats a slice as a shorter sample.
 //!
-//! Consecutive ranks of all can form *tensor groups*, which cut the parameters of layers among them. The ranks with the same
-//! place in their tensor groups are a *plane*: a mesh of its own, whose ranks have the same parameters but for ZeRO's shards.
-//! ZeRO, data parallelism and pipelines work within planes, each of which runs the same programs.
+//! Consecutive world ranks can form *tensor groups*: the parameters of layers are cut over the ranks of a group. The
+//! ranks with the same index in their tensor groups are a *plane*. A plane is a mesh of its own, whose ranks have the
+//! same parameters except for ZeRO's shards. ZeRO, data parallelism and pipelines work within planes, and all planes
+//! run the same programs.
 //!
 //! Consecutive ranks are neighbours on the tensor axis, then on the shard axis, then on the replicate axis: rank = ((stage ×
 //! replicates + replicate) × shards + shard) × tensor + index. Inside a layer, all ranks of a tensor group wait for each other
@@ -28,8 +29,8 @@ use std::ops::Range;
 
 use crate::message::StageId;
 
-/// The degrees of the axes. The world size is the product of the first three and of `tensor`; near and context groups are parts
-/// of shard groups.
+/// The degrees of the axes. The world size is the product of the first three axes and `tensor`. Near and context groups
+/// are parts of shard groups.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Mesh {
     pipe: usize,
@@ -43,7 +44,7 @@ pub struct Mesh {
 /// Error: the ranks cannot be divided evenly.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum MeshError {
-    /// The ranks do not make that many stages.
+    /// The ranks cannot be divided evenly into that many stages.
     #[error("cannot divide {world_size} ranks evenly into {stages} pipeline stages")]
     Stages {
         /// Number of ranks.
@@ -51,7 +52,7 @@ pub enum MeshError {
         /// Number of pipeline stages.
         stages: usize,
     },
-    /// The ranks of a stage do not make that many shard groups.
+    /// The ranks of a stage cannot be divided evenly into that many shard groups.
     #[error("cannot divide {data} data-parallel ranks evenly into {replicates} replicates")]
     Replicates {
         /// Number of ranks of a stage.
@@ -59,7 +60,7 @@ pub enum MeshError {
         /// Number of replicates.
         replicates: usize,
     },
-    /// The ranks of a shard group do not make near groups of that many ranks.
+    /// The ranks of a shard group cannot be divided evenly into near groups of that many ranks.
     #[error("cannot divide a shard group of {shards} ranks evenly into groups of {near}")]
     Near {
         /// Number of ranks of a shard group.
@@ -67,7 +68,7 @@ pub enum MeshError {
         /// Number of ranks of a near group.
         near: usize,
     },
-    /// The ranks of a shard group do not make context groups of that many ranks.
+    /// The ranks of a shard group cannot be divided evenly into context groups of that many ranks.
     #[error("cannot divide a shard group of {shards} ranks evenly into groups of {context} that share sequences")]
     Context {
         /// Number of ranks of a shard group.
@@ -75,7 +76,7 @@ pub enum MeshError {
         /// Number of ranks of a context group.
         context: usize,
     },
-    /// The ranks of a stage do not make tensor groups of that many ranks.
+    /// The ranks of a stage cannot be divided evenly into tensor groups of that many ranks.
     #[error("cannot divide {ranks} ranks of a stage evenly into groups of {tensor} that cut layers among them")]
     Tensor {
         /// Number of ranks of a stage.
@@ -85,12 +86,12 @@ pub enum MeshError {
     },
 }
 
-/// Position of a rank in the mesh, which the ranks of a tensor group share.
+/// Position of a rank in the mesh. All ranks of a tensor group have the same position.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Coordinates {
     /// Position on the pipe axis.
     pub stage: StageId,
-    /// Position on the replicate axis: the number of its shard group.
+    /// Position on the replicate axis: the index of its shard group.
     pub replicate: usize,
     /// Position on the shard axis: the rank within its shard group.
     pub shard: usize,
@@ -117,11 +118,11 @@ impl Mesh {
         Ok(Self { pipe: stages, replicates: 1, shards, near: shards, context: 1, tensor: 1 })
     }
 
-    /// Divides the ranks of each stage into tensor groups of `tensor` consecutive ranks. The axes that are divided afterwards are
-    /// those of a plane.
+    /// Divides the ranks of each stage into tensor groups of `tensor` consecutive ranks. Later divisions apply to the
+    /// axes of a plane.
     ///
     /// # Errors
-    /// Fails if the ranks of a stage are not a multiple of `tensor`, or if it is zero.
+    /// Fails if the number of ranks of a stage is not a multiple of `tensor`, or if `tensor` is zero.
     pub fn with_tensor(self, tensor: usize) -> Result<Self, MeshError> {
         let ranks = self.data();
         if tensor == 0 || !ranks.is_multiple_of(tensor) {
@@ -131,16 +132,16 @@ impl Mesh {
         Ok(Self { replicates: 1, shards, near: shards, tensor, ..self })
     }
 
-    /// Returns the mesh of the ranks at one place of all tensor groups.
+    /// Returns the mesh of one plane: the ranks at the same index of all tensor groups.
     #[must_use]
     pub fn plane(self) -> Self {
         Self { tensor: 1, ..self }
     }
 
-    /// Divides the ranks of each stage into `replicates` shard groups, each of one near group.
+    /// Divides the ranks of each stage into `replicates` shard groups. Each shard group is one near group.
     ///
     /// # Errors
-    /// Fails if the ranks of a stage are not a multiple of `replicates`, or if it is zero.
+    /// Fails if the number of ranks of a stage is not a multiple of `replicates`, or if `replicates` is zero.
     pub fn replicated(self, replicates: usize) -> Result<Self, MeshError> {
         let data = self.data();
         if replicates == 0 || !data.is_multiple_of(replicates) {
@@ -150,7 +151,7 @@ impl Mesh {
         Ok(Self { replicates, shards, near: shards, ..self })
     }
 
-    /// Returns the mesh of one of the replicates by itself.
+    /// Returns the mesh of a single replicate.
     #[must_use]
     pub fn of_one_replicate(self) -> Self {
         Self { replicates: 1, ..self }
@@ -159,7 +160,7 @@ impl Mesh {
     /// Divides each shard group into near groups of `near` consecutive ranks.
     ///
     /// # Errors
-    /// Fails if the ranks of a shard group are not a multiple of `near`, or if it is zero.
+    /// Fails if the number of ranks of a shard group is not a multiple of `near`, or if `near` is zero.
     pub fn with_near(self, near: usize) -> Result<Self, MeshError> {
         if near == 0 || !self.shards.is_multiple_of(near) {
             return Err(MeshError::Near { shards: self.shards, near });
@@ -170,7 +171,7 @@ impl Mesh {
     /// Divides each shard group into context groups of `context` consecutive ranks.
     ///
     /// # Errors
-    /// Fails if the ranks of a shard group are not a multiple of `context`, or if it is zero.
+    /// Fails if the number of ranks of a shard group is not a multiple of `context`, or if `context` is zero.
     pub fn with_context(self, context: usize) -> Result<Self, MeshError> {
         if context == 0 || !self.shards.is_multiple_of(context) {
             return Err(MeshError::Context { shards: self.shards, context });
@@ -184,13 +185,13 @@ impl Mesh {
         self.pipe
     }
 
-    /// Returns the number of ranks that cut layers among them.
+    /// Returns the number of ranks over which layers are cut.
     #[must_use]
     pub fn tensor(&self) -> usize {
         self.tensor
     }
 
-    /// Returns the number of ranks per stage and plane, which is the data-parallel degree times the number of ranks per context
+    /// Returns the number of ranks per stage and plane: the data-parallel degree times the number of ranks per context
     /// group.
     #[must_use]
     pub fn data(&self) -> usize {
@@ -215,13 +216,14 @@ impl Mesh {
         self.near
     }
 
-    /// Returns the number of ranks that share sequences.
+    /// Returns the number of ranks per context group.
     #[must_use]
     pub fn context(&self) -> usize {
         self.context
     }
 
-    /// Returns the data-parallel degree: the number of context groups per stage, each of which trains on other samples.
+    /// Returns the data-parallel degree: the number of context groups per stage and plane. Each of them trains on
+    /// different samples.
     #[must_use]
     pub fn data_parallel(&self) -> usize {
         self.data() / self.context
@@ -242,7 +244,7 @@ impl Mesh {
         (first..first + self.tensor).collect()
     }
 
-    /// Returns the places within the shard group of the ranks of a position's near group.
+    /// Returns the positions, within the shard group, of the ranks of the near group at `at`.
     #[must_use]
     pub fn near_shards(&self, at: Coordinates) -> Range<usize> {
         let first = at.shard / self.near * self.near;
@@ -264,19 +266,19 @@ impl Mesh {
         Coordinates { stage, replicate, shard: of_plane % self.shards }
     }
 
-    /// Returns the place of a rank in its tensor group.
+    /// Returns the index of a rank in its tensor group.
     #[must_use]
     pub fn tensor_index(&self, rank: usize) -> usize {
         rank % self.tensor
     }
 
-    /// Returns the rank at a position; of a tensor group, the first.
+    /// Returns the rank at a position: the first rank of its tensor group.
     #[must_use]
     pub fn rank(&self, at: Coordinates) -> usize {
         (at.stage * self.data() + self.replica(at)) * self.tensor
     }
 
-    /// Returns the place of a position within its data-parallel group.
+    /// Returns the index of a position within its data-parallel group.
     #[must_use]
     pub fn replica(&self, at: Coordinates) -> usize {
         at.replicate * self.shards + at.shard

@@ -38,11 +38,11 @@ pub enum Content {
         /// Their micro-batch.
         micro_batch: usize,
     },
-    /// Partial sum of the gradient of a tied segment, over the layers whose backward has run.
+    /// The gradient of a tied segment, summed over the layers whose backward has run.
     TiedGradient {
         /// The segment.
         segment: SegmentId,
-        /// Layer whose backward adds to it next.
+        /// The next layer whose backward adds to the sum.
         layer: LayerId,
         /// Its micro-batch.
         micro_batch: usize,

@@ -17,7 +17,7 @@ pub enum ZeroStage {
 }
 
 impl ZeroStage {
-    /// Returns the stage with a number from 0 to 3.
+    /// Returns the ZeRO stage for a number from 0 to 3, and `None` for any other.
     #[must_use]
     pub fn from_number(stage: u8) -> Option<Self> {
         [Self::Zero, Self::One, Self::Two, Self::Three].get(usize::from(stage)).copied()
@@ -58,7 +58,7 @@ pub struct Placements {
 }
 
 impl Placements {
-    /// Returns whether ranks hold whole parameters of which each of them updates a part.
+    /// Returns whether every rank holds the whole parameters but updates only its part of them.
     #[must_use]
     pub fn need_refresh(self) -> bool {
         self.parameters == Placement::Replicated && self.optimizer == Placement::Sharded
@@ -78,8 +78,7 @@ pub struct LayerShape {
     pub splits: bool,
     /// Whether the layer takes named inputs of the micro-batch.
     pub reads_batch: bool,
-    /// Whether its forward and its backward exchange slices of sequences with the ranks of the context group, if there are
-    /// several.
+    /// Whether its forward and its backward exchange slices of sequences with the other ranks of the context group.
     pub exchanges: bool,
 }
 
@@ -88,9 +87,9 @@ pub struct LayerShape {
 pub struct SegmentShape {
     /// Number of elements.
     pub elements: usize,
-    /// Placement of its parameters, gradients and optimizer state over the ranks.
+    /// Whether its parameters, gradients and optimizer state are replicated or sharded over the ranks.
     pub placements: Placements,
-    /// Memory tiers of this rank's parts of them.
+    /// Memory tiers of each rank's part of these values.
     pub tiers: Tiers,
     /// Whether the near groups hold secondary shards of its parameters (hpZ).
     pub has_secondary: bool,
@@ -108,8 +107,8 @@ pub struct ModelShape {
 }
 
 impl ModelShape {
-    /// Returns whether the forward of `layer` needs its micro-batch loaded: the first layer takes inputs, the last one
-    /// targets, and others what they name.
+    /// Returns whether the forward of `layer` needs its micro-batch loaded. The first layer takes the inputs, the last
+    /// layer the targets, and other layers the inputs that they name.
     #[must_use]
     pub fn loads(&self, layer: LayerId) -> bool {
         layer == 0 || layer + 1 == self.layers.len() || self.layers[layer].reads_batch
@@ -127,8 +126,8 @@ impl ModelShape {
         (0..self.layers.len()).find(|&layer| self.trains(layer)).unwrap_or(0)
     }
 
-    /// Returns the first layer that uses a segment in the forward pass. Its backward completes the segment's gradient
-    /// of a micro-batch.
+    /// Returns the first layer that uses a segment in the forward pass. The backward of this layer completes the
+    /// segment's gradient of a micro-batch.
     #[must_use]
     pub fn first_user(&self, segment: SegmentId) -> Option<LayerId> {
         self.layers.iter().position(|layer| layer.segments.contains(&segment))

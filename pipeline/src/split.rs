@@ -2,9 +2,9 @@
 //!
 //! Each function returns one non-empty range of layers per part (pipeline stages times chunks). The weighted functions
 //! are exact dynamic programs over all cuts, not heuristics: they minimize the heaviest part. Among the optimal cuts
-//! they choose the most even one (the least sum of squares), and among equally even ones the cut with the longest first
-//! parts, consistent with the even cut, which puts left-over layers in front. The result is deterministic, so every
-//! rank computes the same cut.
+//! they choose the most even one (the least sum of squares). Among equally even cuts they choose the one with the
+//! longest first parts, as the even cut does with left-over layers. The result is deterministic, so every rank computes
+//! the same cut.
 
 use std::ops::Range;
 
@@ -24,7 +24,7 @@ pub struct LayerCost {
     pub activations: u64,
 }
 
-/// Why a model cannot be cut.
+/// The reason why a model cannot be cut.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum SplitError {
     /// There are fewer layers than parts.
@@ -54,7 +54,7 @@ pub enum SplitError {
         parts: usize,
         /// Maximum bytes of a part.
         limit: u64,
-        /// Bytes of the largest part, in the cut that minimizes it.
+        /// Bytes of the largest part, in the cut whose largest part is smallest.
         needed: u64,
         /// The layers of that part.
         layers: Range<LayerId>,
@@ -63,8 +63,8 @@ pub enum SplitError {
     },
 }
 
-/// Assigns the same number of layers to each part. If the division leaves a remainder, the first parts get one more, as
-/// in DeepSpeed's `partition_uniform`.
+/// Assigns the same number of layers to each part. If the division leaves a remainder, each of the first parts gets one
+/// more layer, as in DeepSpeed's `partition_uniform`.
 ///
 /// # Errors
 /// Fails if there are fewer layers than parts.
@@ -86,8 +86,8 @@ pub fn balanced(weights: &[u64], parts: usize) -> Result<Vec<Range<LayerId>>, Sp
     Ok(most_even(weights.len(), parts, |_, layers| Some(sums.of(layers))).expect("there are enough layers"))
 }
 
-/// Minimizes the time of the slowest part, among the cuts whose parts need at most `limit` bytes. `alive` gives the
-/// number of micro-batches alive at a time in each part ([`alive`]). A part holds its layers' state once, and their
+/// Minimizes the time of the slowest part, among the cuts whose parts need at most `limit` bytes. `alive` is the peak
+/// number of micro-batches alive in each part ([`alive`]). A part holds the state of its layers once, and their
 /// activations once per micro-batch alive.
 ///
 /// If a stage has several chunks, each chunk is a part here, and the caller divides the stage's memory by their number.
@@ -146,8 +146,8 @@ fn enough(layers: usize, parts: usize) -> Result<(), SplitError> {
     if is_enough { Ok(()) } else { Err(SplitError::TooFewLayers { layers, parts }) }
 }
 
-/// The sum of every range, added up from its first element. Ranges with equal weights thus have equal sums, which
-/// differences of one floating-point prefix sum would not guarantee.
+/// The sum of every range, added up from its first element. Ranges with equal weights therefore have equal sums.
+/// Differences of one floating-point prefix sum would not guarantee this.
 struct Sums(Vec<Vec<f64>>);
 
 impl Sums {
@@ -185,7 +185,7 @@ impl RunningSum {
     }
 }
 
-/// Returns the cut with the lightest heaviest part, and among equals the one with the least sum of squares.
+/// Returns the cut whose heaviest part is lightest, and among such cuts the one with the least sum of squares.
 fn most_even(
     layers: usize,
     parts: usize,
@@ -207,7 +207,7 @@ fn best<W: Copy + PartialOrd>(
     weight: impl Fn(usize, Range<LayerId>) -> Option<W>,
     combine: impl Fn(W, W) -> W,
 ) -> Option<(W, Vec<Range<LayerId>>)> {
-    // By part and first layer: the value of the parts from there on, and the end of this part.
+    // By part and its first layer: the combined value of this part and all later parts, and the end of this part.
     let mut table: Vec<Vec<Option<(W, usize)>>> = vec![vec![None; layers]; parts];
     for part in (0..parts).rev() {
         let behind = parts - 1 - part;

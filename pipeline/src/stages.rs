@@ -15,7 +15,7 @@ use crate::instruction::{LayerId, SegmentId};
 use crate::message::{Content, Message, StageId};
 use crate::shape::ModelShape;
 
-/// A model cut into pipeline stages.
+/// A model that is cut into pipeline stages.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Stages {
     count: usize,
@@ -123,8 +123,8 @@ impl Stages {
         (0..self.stage_of.len()).filter(move |&layer| self.stage_of[layer] == stage)
     }
 
-    /// Returns whether the backward of `layer` completes a segment's gradient, which holds for its first user in the
-    /// forward pass.
+    /// Returns whether the backward of `layer` completes a segment's gradient: whether `layer` is the segment's first
+    /// user in the forward pass.
     #[must_use]
     pub fn completes(&self, layer: LayerId, segment: SegmentId) -> bool {
         self.users[segment].first() == Some(&layer)
@@ -159,7 +159,7 @@ impl Stages {
     }
 
     /// Returns a segment that two chunks of one stage use consecutively, if any. A schedule that alternates between
-    /// chunks would mix gradients of several micro-batches in it.
+    /// chunks would mix gradients of several micro-batches in such a segment.
     #[must_use]
     pub fn tied_within_a_stage(&self) -> Option<SegmentId> {
         let chunk_of = |layer: LayerId| self.chunks.iter().position(|chunk| chunk.contains(&layer));
@@ -169,7 +169,7 @@ impl Stages {
         self.ties.iter().copied().find(|&segment| self.count > 1 && self.users[segment].windows(2).any(is_within))
     }
 
-    /// Returns the stages that use a segment without owning it and receive its updates, in ascending order.
+    /// Returns the stages that use a tied segment but do not own it, in ascending order. They receive its updates.
     #[must_use]
     pub fn borrowers(&self, segment: SegmentId) -> Vec<StageId> {
         let owner = self.owner(segment);
@@ -178,10 +178,10 @@ impl Stages {
     }
 
     /// Returns the partial sums of tied gradients to receive before the backward of `layer` on a micro-batch, which
-    /// adds to each.
+    /// adds to each of them.
     ///
-    /// A tied gradient is summed in the order of the backward pass, last user first, as on one stage. When the next
-    /// user is on another stage, the partial sum is sent there.
+    /// A tied gradient is summed in the order of the backward pass, last user first, as on one stage. If the next user
+    /// is on another stage, the partial sum is sent there.
     #[must_use]
     pub fn tied_before(&self, layer: LayerId, micro_batch: usize) -> Vec<Message> {
         self.tied(layer, micro_batch, |users, at| Some((*users.get(at + 1)?, users[at])))
@@ -193,8 +193,8 @@ impl Stages {
         self.tied(layer, micro_batch, |users, at| Some((users[at], *users.get(at.checked_sub(1)?)?)))
     }
 
-    /// Returns the messages from the stage of one user to that of the next. `hop` finds both users from the position of
-    /// `layer` among the users.
+    /// Returns the messages from the stage of one user to the stage of the next user. `hop` finds both users from the
+    /// position of `layer` among the users.
     fn tied(
         &self,
         layer: LayerId,

@@ -7,7 +7,7 @@ use crate::instruction::{LayerId, SegmentId};
 /// Where data is stored while it is not in use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub enum Tier {
-    /// In memory. On a machine without accelerators, device memory and host memory are the same.
+    /// In memory. Without an accelerator, device memory and host memory are the same.
     #[default]
     Memory,
     /// On an NVMe disk.
@@ -33,7 +33,7 @@ pub struct Tiers {
 /// A unit that is moved between memory and disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Item {
-    /// This rank's shard of a segment's working parameters. A gather consumes the copy in memory; the one on the disk
+    /// This rank's shard of a segment's working parameters. A gather consumes the copy in memory; the copy on the disk
     /// stays.
     Parameters {
         /// The segment.

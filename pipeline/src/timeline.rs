@@ -119,8 +119,8 @@ impl Timeline {
 
     /// Returns the fraction of the step in which even the busiest rank does not compute.
     ///
-    /// For stages of equal duration, this is the bubble of the schedule. For unequal stages, the additional time spent
-    /// waiting for the slowest stage is a matter of the split and is not included.
+    /// For stages of equal duration, this is the bubble of the schedule. If stages are unequal, the additional time
+    /// that ranks wait for the slowest stage depends on the split and is not included.
     #[must_use]
     pub fn bubble(&self) -> f64 {
         let (busiest, makespan) = (self.busy().into_iter().fold(0.0, f64::max), self.makespan());

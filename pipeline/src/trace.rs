@@ -1,7 +1,7 @@
 //! Exports timelines in Chrome's trace event format, which Perfetto opens. Each rank is a process and each lane a
 //! thread; additional processes, such as a device, can be shown too.
 //!
-//! The format: <https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU>. Times are in
+//! Format: <https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU>. Times are in
 //! microseconds.
 
 use std::collections::BTreeSet;
@@ -19,7 +19,7 @@ pub struct Process {
     pub name: String,
     /// Rank below which it is shown.
     pub rank: usize,
-    /// Threads: a name, and slices in order of time.
+    /// Threads: (name, slices in order of time).
     pub threads: Vec<(String, Vec<Slice>)>,
 }
 
@@ -37,7 +37,7 @@ pub struct Slice {
 }
 
 /// Returns the JSON of one or more timelines, each with a name for its processes: `[("measured", &run), ("simulated",
-/// &plan)]` shows both on one time axis, one below the other. Each additional process is shown below its rank.
+/// &plan)]` shows both on one time axis, the second below the first. Each additional process is shown below its rank.
 #[must_use]
 pub fn chrome(timelines: &[(&str, &Timeline)], others: &[Process]) -> String {
     let mut events = vec![];

@@ -14,7 +14,7 @@ use super::llama::llama;
 use crate::configured_model;
 use crate::error::Error;
 
-/// Tokenizer files that may accompany a `tokenizer.json`.
+/// The `tokenizer.json` and files that may accompany it.
 const TOKENIZER_FILES: [&str; 8] = [
     "tokenizer.json",
     "tokenizer_config.json",
@@ -33,8 +33,8 @@ pub struct Weights {
     pub dtype: ExportDtype,
     /// Maximum bytes of tensors per file.
     pub max_shard_bytes: u64,
-    /// Whether to write the averages of the weights, which runs with `training.ema` keep, instead of the weights.
-    /// Those of a schedule-free optimizer are written in any case.
+    /// Whether to write the averages of the weights instead of the weights, for a run with `training.ema`. For a
+    /// schedule-free optimizer, the export always writes the averages.
     pub averaged: bool,
 }
 
@@ -71,14 +71,15 @@ pub(crate) fn recorded(config: &Config) -> Value {
 pub(super) fn add_base(sections: &mut Value, recorded: &Value) {
     if !recorded["mup"].is_null() {
         sections["mup"] = recorded["mup"].clone();
-        // The section asks for one of these optimizers. None is created.
+        // The section requires one of these optimizers, but no optimizer is created.
         sections["optimizer"] = json!({"type": "MuAdam"});
     }
 }
 
-/// Exports a checkpoint folder (`…/step-00000100`) to `out` in Hugging Face's format. If adapters were trained, writes
-/// them alone, in PEFT's format, with `adapter_config.json`. Otherwise writes all weights, `config.json` for a
-/// configured GPT-2 or Llama (of the class that has its features), and copies the tokenizer's files. Returns the written files, and for each omitted file a line with the reason.
+/// Exports a checkpoint folder (`…/step-00000100`) to `out` in Hugging Face's format. If the run trained adapters,
+/// writes only the adapters, in PEFT's format, with `adapter_config.json`. Otherwise writes all weights, writes
+/// `config.json` for a configured GPT-2 or Llama (for the Hugging Face class that has its features), and copies the
+/// tokenizer's files. Returns the written files, and for each omitted file a line with the reason.
 ///
 /// # Errors
 /// Fails if `out` exists and is not empty, the checkpoint is damaged, or a file cannot be read or written.
@@ -103,7 +104,8 @@ pub fn export(folder: &Path, out: &Path, weights: Weights) -> Result<(Exported, 
 /// Folds the adapters of a checkpoint into the weights of their linear maps and exports the model like [`export`].
 ///
 /// # Errors
-/// The same as those of [`export`]. Fails if the checkpoint has no adapters, or the program built the model in code.
+/// Fails in the same cases as [`export`], if the checkpoint has no adapters, and if the program built the model in
+/// code.
 pub fn merge(folder: &Path, out: &Path, weights: Weights) -> Result<(Exported, Vec<String>), Error> {
     let manifest = Manifest::read(folder)?;
     let Some((adapter, config)) = trained_adapter(&manifest)? else {
@@ -127,7 +129,7 @@ pub fn merge(folder: &Path, out: &Path, weights: Weights) -> Result<(Exported, V
     write(folder, out, &manifest, weights, Contents::Merged(merge), settings)
 }
 
-/// Returns the adapters that a checkpoint's run trained, and its configuration as far as it is recorded.
+/// Returns the adapters that the checkpoint's run trained, and the recorded part of its configuration.
 fn trained_adapter(manifest: &Manifest) -> Result<Option<(Adapter, Config)>, Error> {
     let recorded = &manifest.config;
     if recorded["adapter"].is_null() {
@@ -164,7 +166,8 @@ fn adapter_config(adapter: &Adapter, config: &Config, manifest: &Manifest) -> Va
     })
 }
 
-/// Exports a checkpoint with a file of settings, or with the reason why there is none, and the tokenizer's files.
+/// Exports a checkpoint with the tokenizer's files and a settings file. `settings` holds the file's contents, or the
+/// reason for omitting it.
 fn write(
     folder: &Path,
     out: &Path,
@@ -210,7 +213,7 @@ fn write(
 /// Parameters that an export multiplies by a number.
 type Factors = Vec<(&'static str, f32)>;
 
-/// Builds `config.json` and the factors of weights with which it describes the model, or returns why that is impossible.
+/// Builds `config.json`, and the factors that the weights need to match it. Returns a reason if that is impossible.
 fn architecture(manifest: &Manifest, dtype: ExportDtype) -> Result<(Value, Factors), String> {
     let section = &manifest.config["model"];
     if section.is_null() {
@@ -227,7 +230,7 @@ fn architecture(manifest: &Manifest, dtype: ExportDtype) -> Result<(Value, Facto
         Some(Model::Mlp(_)) => return Err("Hugging Face has no architecture for an MLP".into()),
         None => return Err("the program built the model in code, not from a `model` section".into()),
     };
-    // A program that uses the library can train another model than the configured one.
+    // A program that uses the library can train a model that differs from the configured one.
     let other = || format!("the checkpoint's parameters do not match the {of} in its `model` section");
     let layers = configured_model::from_config(&config, vocabulary).map_err(|_| other())?;
     let model = layers.build(DType::F32).map_err(|_| other())?;
@@ -245,8 +248,8 @@ fn architecture(manifest: &Manifest, dtype: ExportDtype) -> Result<(Value, Facto
         Some(Model::Llama(model)) => llama(model, vocabulary)?,
         _ => return Err(other()),
     };
-    // Special tokens belong to the tokenizer. Null overrides the defaults of the transformers classes, which fit other
-    // vocabularies.
+    // Special tokens belong to the tokenizer. Null overrides the defaults of the transformers classes, which belong to
+    // other vocabularies.
     for token in ["bos_token_id", "eos_token_id", "pad_token_id"] {
         fields[token] = Value::Null;
     }
@@ -258,8 +261,8 @@ fn architecture(manifest: &Manifest, dtype: ExportDtype) -> Result<(Value, Facto
     Ok((fields, factors))
 }
 
-/// Returns the factors of the last norm that divide the inputs of the head as a model does that is wider than its base model.
-/// The products are exact if the divisor is a power of two, and else rounded once.
+/// Returns factors for the weights of the last norm. They divide the inputs of the head, as µP does in a model that is
+/// wider than its base model. The products are exact if the divisor is a power of two, and otherwise rounded once.
 fn readout_factors(config: &Config) -> Result<Factors, String> {
     let none =
         |of: &str| Err(format!("moving the factor of {of} of a model in µP into the weights is not implemented"));
@@ -314,7 +317,7 @@ fn gpt2(model: &Gpt2, vocabulary: usize) -> Value {
     })
 }
 
-/// Reads the tokenizer's files, or returns why there are none.
+/// Reads the tokenizer's files, or returns the reason why there are none.
 #[expect(clippy::type_complexity, reason = "named files, or a reason, or an error")]
 fn tokenizer_files(manifest: &Manifest) -> Result<Result<Vec<(String, Vec<u8>)>, String>, Error> {
     let path = match manifest.config["tokenizer"].as_str() {

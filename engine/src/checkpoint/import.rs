@@ -19,7 +19,7 @@ use crate::error::Error;
 /// Fails if `config.json` asks for unsupported features, weights are missing or do not fit, `root` contains
 /// checkpoints, or a file cannot be read or written.
 pub fn import(folder: &Path, root: &Path) -> Result<(PathBuf, Vec<Warning>), Error> {
-    // Check this here: the error of `model.pretrained` would name a key that the user did not write.
+    // Check this here, because the error of `model.pretrained` would name a key that the user did not write.
     let file = folder.join("config.json");
     if !file.is_file() {
         let help = "name a folder that `save_pretrained` of Hugging Face's transformers wrote";
@@ -29,7 +29,7 @@ pub fn import(folder: &Path, root: &Path) -> Result<(PathBuf, Vec<Warning>), Err
     let mut text = json!({"train_micro_batch_size_per_gpu": 1, "model": {"pretrained": path(folder)}});
     let tokenizer = folder.join("tokenizer.json");
     if tokenizer.is_file() {
-        // Record the tokenizer, so that an export can copy it. The data themselves are not read.
+        // Record the tokenizer, so that an export can copy it. The data files are not read.
         text["data"] = json!({"train": "none", "tokenizer": path(&tokenizer)});
     }
     let config = Config::parse("checkpoint import", text.to_string())?;

@@ -1,11 +1,11 @@
-//! Writes the `config.json` of a Llama: that of the Hugging Face class that has its features.
+//! Writes the `config.json` of a Llama, for the Hugging Face class that has the model's features.
 
 use serde_json::{Value, json};
 use zero_config::{Activation, FULL_ATTENTION, Llama, RopeScaling, SLIDING_ATTENTION};
 
 use super::export::activation;
 
-/// A class of transformers, without `ForCausalLM`.
+/// A class of transformers; its name lacks the suffix `ForCausalLM`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Class {
     Llama,
@@ -18,7 +18,7 @@ enum Class {
 }
 
 impl Class {
-    /// Returns the name and the `model_type`.
+    /// Returns the name and the `model_type` of the class.
     fn names(self) -> (&'static str, &'static str) {
         match self {
             Self::Llama => ("Llama", "llama"),
@@ -79,7 +79,7 @@ pub(super) fn llama(model: &Llama, vocabulary: usize) -> Result<Value, String> {
         Class::Qwen2 | Class::Qwen3 => {
             add("use_sliding_window", json!(windowed));
             add("sliding_window", json!(model.sliding_window));
-            // Layers from `max_window_layers` on use the window if they are not listed.
+            // Without `layer_types`, layers from `max_window_layers` on use the window.
             match model.layer_types.is_empty() {
                 true => add("max_window_layers", json!(if windowed { 0 } else { model.num_hidden_layers })),
                 false => add("layer_types", json!(layer_types)),
@@ -98,7 +98,7 @@ pub(super) fn llama(model: &Llama, vocabulary: usize) -> Result<Value, String> {
             add("layer_types", json!(layer_types));
             add("rope_local_base_freq", json!(model.rope_local_base_freq.unwrap_or(model.rope_theta)));
             add("query_pre_attn_scalar", json!(query_scalar(model) as u64));
-            // GELU has two names. Inference engines expect this one.
+            // GELU has two names. Inference engines expect `gelu_pytorch_tanh`.
             let name = match model.hidden_act {
                 Activation::GeluNew => "gelu_pytorch_tanh",
                 other => activation(other),
@@ -254,7 +254,7 @@ mod tests {
             let Some(Model::Llama(mut after)) = config.model else { panic!("{keys}") };
             after.pretrained = None;
             if class == "Gemma3" {
-                // The class writes what the key's default means.
+                // The Gemma 3 class writes out the value that the key has by default.
                 after.query_pre_attn_scalar = before.query_pre_attn_scalar;
             }
             assert_eq!(after, before, "{keys}");

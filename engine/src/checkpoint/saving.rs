@@ -15,14 +15,14 @@ use crate::checkpoint::start::same_keys;
 use crate::engine::Engine;
 use crate::error::Error;
 
-/// The state of an engine's saves.
+/// The state of an engine's checkpoint saves.
 #[derive(Default)]
 pub(crate) struct Saving {
     /// The save in flight.
     background: Option<Background>,
     /// Result of the last background save, until [`Engine::ended_save`] takes it.
     ended: Option<Ended>,
-    /// Memory that background saves copy the state to.
+    /// The memory to which background saves copy the state.
     memory: Snapshot,
     lock: Option<Arc<RunLock>>,
     /// The step of [`Engine::keep_checkpoint`].
@@ -34,12 +34,12 @@ pub(crate) struct Saving {
 pub struct Ended {
     /// The step that was saved.
     pub step: u64,
-    /// The checkpoint's folder, or the error; the same on all ranks.
+    /// The checkpoint's folder, or the error; the result is the same on all ranks.
     pub result: Result<PathBuf, Error>,
 }
 
 impl Saving {
-    /// Reserves the memory of the copy if `training.save_async` is set.
+    /// Reserves the memory for the copy if `training.save_async` is set.
     pub(crate) fn new(config: &Config, zero: &mut ShardedState) -> Self {
         let memory = if config.training.save_async { Snapshot::of(zero) } else { Snapshot::default() };
         zero.count_copy(memory.bytes());
@@ -91,20 +91,20 @@ impl Engine {
         Ok(zero_checkpoint::save(root.as_ref(), &self.zero, &*self.comm, &self.save(state))?)
     }
 
-    /// Writes `root/step-…` without state of the caller. Collective.
+    /// Writes `root/step-…` without caller state. Collective.
     ///
     /// # Errors
-    /// As [`Engine::save_checkpoint_with`].
+    /// Fails in the same cases as [`Engine::save_checkpoint_with`].
     pub fn save_checkpoint(&mut self, root: impl AsRef<Path>) -> Result<PathBuf, Error> {
         self.save_checkpoint_with(root, Value::Null)
     }
 
     /// Copies the state, and writes `root/step-…` while the next steps train. Collective. Returns how long this rank
-    /// waited: for the copy, and for the previous background save if that was still in flight. [`Engine::ended_save`]
+    /// waited for the copy, and for the previous background save if it was still in flight. [`Engine::ended_save`]
     /// returns the result.
     ///
     /// The copy takes 4 bytes per element that this rank saves: its shard of the parameters and of each optimizer
-    /// state. With `training.save_async` this memory is reserved from the start and part of the plan.
+    /// state. With `training.save_async` this memory is reserved from the start, and plans include it.
     ///
     /// # Errors
     /// Fails on every rank if the folder cannot be created or the previous save failed.
@@ -140,7 +140,7 @@ impl Engine {
         self.end(step, result)
     }
 
-    /// Advances a background save; called after each step.
+    /// Advances a background save. Called after each step.
     pub(crate) fn look_after_save(&mut self) -> Result<(), Error> {
         let Some(background) = self.saving.background.take() else { return Ok(()) };
         let step = background.step();
@@ -169,8 +169,9 @@ impl Engine {
         (Snapshot::elements(&self.zero) * size_of::<f32>()) as u64
     }
 
-    /// Compares parameters and optimizer state that are replicated on several ranks. Collective, between steps. Replicates that
-    /// train alone (`training.local_steps`) are compared with each other after an outer step.
+    /// Compares parameters and optimizer state that are replicated on several ranks. Collective, between steps.
+    /// Replicates that train alone (`training.local_steps`) are compared with each other only directly after an outer
+    /// step.
     ///
     /// # Errors
     /// Fails if a rank differs; the error names the rank and the tensor.
@@ -186,9 +187,9 @@ impl Engine {
     pub fn load_checkpoint(&mut self, folder: impl AsRef<Path>) -> Result<Value, Error> {
         self.finish_save()?;
         let folder = folder.as_ref();
-        // A manifest that cannot be read is an error of the collective call below.
+        // If the manifest cannot be read, the collective call below returns the error.
         if let Ok(Manifest { config: saved, .. }) = Manifest::read(folder) {
-            // A checkpoint without adapters is refused for its parameters.
+            // The load below rejects a checkpoint without adapters, because its parameters differ.
             if let Some(adapter) = self.config.adapter.as_ref().filter(|_| !saved["adapter"].is_null()) {
                 same_keys(adapter, &saved["adapter"], &folder.join("manifest.json"))?;
             }
@@ -205,7 +206,7 @@ impl Engine {
         (self.step, self.averaged) = (manifest.step, manifest.step);
         self.samples = manifest.samples;
         self.scaler = self.settings.loss_scaling.map(LossScaler::new);
-        // A checkpoint of a run in another dtype has no loss scale: start with the initial one.
+        // The checkpoint of a run in another dtype has no loss scale. Start with the initial scale.
         if let (Some(scaler), Some(saved)) = (&mut self.scaler, manifest.loss_scale) {
             scaler.restore(restored(saved));
         }
@@ -215,7 +216,7 @@ impl Engine {
     /// Continues from the newest checkpoint under `root`, or returns `None` if there is none. Collective.
     ///
     /// # Errors
-    /// As [`Engine::load_checkpoint`].
+    /// Fails in the same cases as [`Engine::load_checkpoint`].
     pub fn resume(&mut self, root: impl AsRef<Path>) -> Result<Option<PathBuf>, Error> {
         let Some(folder) = zero_checkpoint::newest(root.as_ref())? else { return Ok(None) };
         self.load_checkpoint(&folder)?;
@@ -223,7 +224,7 @@ impl Engine {
     }
 }
 
-/// Returns whether `mup` of a checkpoint describes the configured base model, in these words or in others.
+/// Returns whether the `mup` section of a checkpoint describes the configured base model, possibly with other keys.
 fn has_same_base(config: &Config, saved: &Value) -> bool {
     if saved["mup"].is_null() || config.mup.is_none() {
         return saved["mup"].is_null() && config.mup.is_none();

@@ -14,7 +14,7 @@ use crate::error::Error;
 /// The source of an engine's initial parameters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Start {
-    /// The weights that the configuration names, or else random values from the seed.
+    /// The weights that the configuration names, or random values from the seed if it names none.
     Anew,
     /// Random values from the seed, because a checkpoint is loaded next. The weights that the configuration names may
     /// no longer exist.
@@ -77,7 +77,8 @@ fn initial_magnitudes(adapter: &Adapter, zero: &mut ShardedState) -> Result<(), 
     Ok(())
 }
 
-/// Checks that a PEFT folder describes the configured adapters: the shapes of its tensors do not tell their scale.
+/// Checks that a PEFT folder describes the configured adapters. The shapes of its tensors do not show the adapters'
+/// scale.
 fn same_adapter(adapter: &Adapter, folder: &Path) -> Result<(), Error> {
     let path = folder.join("adapter_config.json");
     let text = std::fs::read_to_string(&path).map_err(Error::io(&path))?;
@@ -90,7 +91,8 @@ fn same_adapter(adapter: &Adapter, folder: &Path) -> Result<(), Error> {
     same_keys(adapter, &saved, &path)
 }
 
-/// Checks that the keys of an adapter that its tensors do not tell are those of `saved`, which is in the file `path`.
+/// Checks that `saved`, which comes from the file `path`, has the configured values of the keys that an adapter's
+/// tensors do not show.
 pub(crate) fn same_keys(adapter: &Adapter, saved: &Value, path: &Path) -> Result<(), Error> {
     let written = [
         ("r", json!(adapter.r)),
@@ -116,7 +118,7 @@ const SAME_MODULES: &str = "use the base model that the adapter was trained for,
 
 const READABLE: &str = "name a folder in which PEFT saved a LoRA adapter";
 
-/// Adds the key `model.pretrained` to an error of its folder.
+/// Adds the key `model.pretrained` to an error about its folder.
 pub fn of_pretrained(error: CheckpointError) -> Error {
     Error::from(error)
         .named("model.pretrained", "name a folder with config.json and model.safetensors, as transformers saves it")

@@ -1,4 +1,4 @@
-//! Opens the model of a folder to run it: a checkpoint or a Hugging Face folder, with or without an adapter.
+//! Opens a model to run it, from a checkpoint or a Hugging Face folder, with or without an adapter.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use crate::checkpoint::export::add_base;
 use crate::configured_model;
 use crate::error::Error;
 
-/// A model whose parameters are filled, in f32, and what its folder says about text.
+/// A model with parameter values in f32, and the text settings from its folder.
 #[derive(Debug)]
 pub struct StoredModel {
     /// The model.
@@ -22,14 +22,14 @@ pub struct StoredModel {
     pub vocabulary: usize,
     /// Maximum sequence length.
     pub longest: usize,
-    /// Number of tokens beyond which all positions of a sequence have other rotary angles.
+    /// Number of tokens beyond which the rotary angles of all positions change.
     pub before_other_angles: Option<usize>,
-    /// The tokenizer that the folder has or names.
+    /// The tokenizer that the folder contains or names.
     pub tokenizer: Option<StoredTokenizer>,
-    /// Folders that may have a chat template, `generation_config.json` and `tokenizer_config.json`; the first one that
-    /// has it counts.
+    /// Folders that may have a chat template, `generation_config.json` and `tokenizer_config.json`. For each file, the
+    /// first folder that has it counts.
     pub folders: Vec<PathBuf>,
-    /// Keys of a `config.json` without effect.
+    /// Keys of a `config.json` that have no effect.
     pub warnings: Vec<Warning>,
 }
 
@@ -43,7 +43,7 @@ pub enum StoredTokenizer {
 }
 
 impl StoredModel {
-    /// Opens a folder: a checkpoint, a run for its newest checkpoint, or a Hugging Face folder with `config.json`,
+    /// Opens a folder: a checkpoint, a run folder (its newest checkpoint), or a Hugging Face folder with `config.json`,
     /// safetensors files and `tokenizer.json`. `adapter` is a folder with `adapter_config.json` and
     /// `adapter_model.safetensors`, as PEFT and `checkpoint export` write them.
     ///
@@ -95,7 +95,7 @@ impl StoredModel {
         let mut sections = json!({"model": recorded["model"], "quantization_config": recorded["quantization_config"]});
         add_base(&mut sections, recorded);
         if let Some(quantization) = sections["quantization_config"].as_object_mut() {
-            // Here every model computes in f32.
+            // A stored model always computes in f32.
             quantization.remove("bnb_4bit_compute_dtype");
         }
         match (&adapter, recorded["adapter"].is_null()) {
@@ -126,7 +126,7 @@ impl StoredModel {
         Self { tokenizer, folders: beside.into_iter().chain(base).collect(), ..stored }.with_adapter(adapter)
     }
 
-    /// Builds the model of a configuration, without values.
+    /// Builds the model of a configuration, without parameter values.
     fn built(config: &Config, vocabulary: Option<usize>) -> Result<Self, Error> {
         let section = config.model.as_ref();
         let Some(longest) = section.and_then(configured_model::longest_sequence) else {
@@ -159,11 +159,11 @@ impl StoredModel {
         Ok(self)
     }
 
-    /// Returns the tokens after which the model ends its text: `eos_token_id` of the first `generation_config.json`, or
-    /// else of the first `config.json`. Empty if no file names any.
+    /// Returns the tokens after which the model ends its text: `eos_token_id` of the first `generation_config.json`
+    /// that sets it, or otherwise of the first `config.json` that sets it. Empty if no file sets it.
     ///
     /// # Errors
-    /// Fails if a file is no JSON.
+    /// Fails if a file is not valid JSON.
     pub fn eos_tokens(&self) -> Result<Vec<u32>, Error> {
         for name in ["generation_config.json", "config.json"] {
             for path in self.folders.iter().map(|folder| folder.join(name)).filter(|path| path.is_file()) {
@@ -182,10 +182,11 @@ impl StoredModel {
     }
 }
 
-/// Builds the layers of a program's own model and fills them from its checkpoint, or a run's newest one.
+/// Builds the layers of a model that a program defines, and fills them from a checkpoint or from the newest checkpoint
+/// of a run.
 ///
 /// # Errors
-/// Fails if the layers cannot be built, or the checkpoint is damaged or of another model.
+/// Fails if the layers cannot be built, or if the checkpoint is damaged or belongs to another model.
 pub fn fill_layers(layers: Layers, folder: &Path) -> Result<Model, Error> {
     let model = layers.build(DType::F32)?;
     zero_checkpoint::fill_from_checkpoint(&zero_checkpoint::newest_meant(folder)?, &model)?;
@@ -206,7 +207,7 @@ fn read_json(path: &Path) -> Result<Value, Error> {
     })
 }
 
-/// The error for a folder that has an adapter and no model.
+/// Returns the error for a folder that has an adapter but no model.
 fn adapter_alone(folder: &Path) -> Error {
     let base = read_json(&folder.join("adapter_config.json")).unwrap_or_default();
     let base = base["base_model_name_or_path"].as_str().map_or("BASE".to_string(), String::from);
@@ -218,7 +219,7 @@ fn adapter_alone(folder: &Path) -> Error {
     Error::setting(FOLDER, message, help)
 }
 
-/// Returns the section `adapter` that describes the adapter of a PEFT folder.
+/// Returns the configuration section `adapter` that describes the adapter of a PEFT folder.
 fn adapter_section(folder: &Path) -> Result<Value, Error> {
     let path = folder.join("adapter_config.json");
     let refused = |message: String| {
@@ -253,7 +254,7 @@ fn adapter_section(folder: &Path) -> Result<Value, Error> {
     Ok(section)
 }
 
-/// Keys of PEFT that change an adapter's arithmetic or place in a way that its tensors do not tell.
+/// PEFT keys that change an adapter's arithmetic or position in a way that its tensors do not show.
 const UNSUPPORTED: [&str; 7] = [
     "rank_pattern",
     "alpha_pattern",

@@ -1,4 +1,5 @@
-//! Applies a cost table to a plan: looks up the costs of each layer and segment, or reports what the table lacks.
+//! Applies a cost table to a plan: looks up the costs of each layer and segment, or reports the entries that the table
+//! lacks.
 
 use candle_core::DType;
 use zero_config::{Config, Model, OffloadDevice, Optimizer};
@@ -24,7 +25,7 @@ pub(super) fn conditions(subject: &Subject<'_>, transport: &str) -> Conditions {
     }
 }
 
-/// Says how ranks divide sequences and layers among them; `None` if both are whole.
+/// Describes how sequences and layers are cut over ranks; `None` if both are whole.
 fn parts(config: &Config) -> Option<String> {
     let degrees = [
         ("sequence_parallel_size", config.sequence_parallel_size),
@@ -37,7 +38,7 @@ fn parts(config: &Config) -> Option<String> {
     (!texts.is_empty()).then(|| texts.join(", "))
 }
 
-/// Names the optimizers and their number of states, on which the cost of an update depends.
+/// Describes the optimizers, their number of states and narrow dtypes, which determine the cost of an update.
 fn optimizer(subject: &Subject<'_>) -> String {
     let name = |(_, optimizer): (Option<usize>, &Optimizer)| match optimizer {
         Optimizer::AdamW(_) | Optimizer::MuAdam(_) | Optimizer::MuAdamW(_) => "AdamW",
@@ -64,21 +65,21 @@ fn optimizer(subject: &Subject<'_>) -> String {
     narrow.into_iter().filter(|(is_on, _)| *is_on).fold(states, |name, (_, more)| name + more)
 }
 
-/// Returns the key of a layer's entry: its name pattern, elements of its parameters, bytes of its inputs.
+/// Returns the key of a layer's entry: (name pattern, elements of its parameters, bytes of its inputs).
 pub(super) fn key(subject: &Subject<'_>, table: Option<&Table>, layer: usize) -> (String, usize, u64) {
     let shape = subject.layout.shape();
     let parameters = shape.layers[layer].segments.iter().map(|&segment| shape.segments[segment].elements).sum();
     (pattern(&shape.layers[layer].name), parameters, table.map_or(0, |table| table.inputs[layer]))
 }
 
-/// Returns whether the data-parallel rank with this number in the world updates some of a segment.
+/// Returns whether world rank `rank` updates a part of a segment.
 pub(super) fn owns(subject: &Subject<'_>, segment: SegmentId, rank: usize) -> bool {
     let at = subject.stage_plan.whole.coordinates(rank);
     let segment = &subject.layout.segments()[segment];
     segment.placements.optimizer == Placement::Replicated || !segment.shard(at.shard).is_empty()
 }
 
-/// Returns the work of a segment's update, in multiply-adds, if it is a matrix that is updated in one pass.
+/// Returns the work of a segment's update in multiply-adds, if the segment is a matrix that is updated in one pass.
 pub(super) fn work(subject: &Subject<'_>, segment: SegmentId) -> Option<f64> {
     let segment = &subject.layout.segments()[segment];
     segment.matrix.as_ref().filter(|_| !segment.two_passes).map(|matrix| matrix.states.multiply_adds as f64)
@@ -100,7 +101,7 @@ fn busiest(subject: &Subject<'_>) -> Vec<usize> {
     (0..stages.count()).map(of_stage).collect()
 }
 
-/// Elements of a segment that one rank's optimizer updates.
+/// Returns the number of a segment's elements that one rank's optimizer updates.
 pub(super) fn updated(subject: &Subject<'_>, segment: SegmentId) -> usize {
     let of = &subject.layout.shape().segments[segment];
     match of.placements.optimizer {
@@ -109,7 +110,7 @@ pub(super) fn updated(subject: &Subject<'_>, segment: SegmentId) -> usize {
     }
 }
 
-/// Elements in the gradient norm of one rank, on the stage with the most.
+/// Returns the number of elements in one rank's part of the gradient norm, on the stage where it is largest.
 pub(super) fn in_norm(subject: &Subject<'_>) -> usize {
     let stages = &subject.stage_plan.stages;
     let all = || 0..subject.layout.shape().segments.len();
@@ -120,7 +121,7 @@ pub(super) fn in_norm(subject: &Subject<'_>) -> usize {
 /// Returns the simulator's costs for a plan.
 ///
 /// # Errors
-/// Returns a description of what the table lacks, or of a condition that differs.
+/// Describes the entries that the table lacks, or the conditions that differ.
 pub fn costs(table: &CostTable, subject: &Subject<'_>) -> Result<Costs, String> {
     let (config, settings) = (subject.config, subject.settings);
     let (has, wants) = (&table.conditions, conditions(subject, &table.conditions.transport));
@@ -138,7 +139,7 @@ pub fn costs(table: &CostTable, subject: &Subject<'_>) -> Result<Costs, String> 
     same("MLP tile rows:", tiles(has.tiled_mlp_rows), tiles(wants.tiled_mlp_rows));
     let sequences = |of: &Option<String>| of.clone().unwrap_or_else(|| "whole sequences".to_string());
     same("sequences:", sequences(&has.sequences), sequences(&wants.sequences));
-    // A group of a larger world shares cores and links with others, unlike a world of its size.
+    // A group in a larger world shares cores and links with other groups, unlike a world of the group's size.
     let replicas = config.ranks_of_stage();
     if replicas > 1 && has.ranks != config.world_size {
         same("ranks per group:", has.ranks.to_string(), replicas.to_string());
@@ -264,7 +265,7 @@ fn link(line: &Line) -> Link {
     Link { latency: line.latency, bandwidth }
 }
 
-/// Sets the times of transfers between the ranks of a mesh, of which each is a plane's rank of a tensor group of `tensor` ranks.
+/// Sets the times of transfers between the ranks of a mesh. The mesh is one plane of tensor groups of `tensor` ranks.
 fn between(
     transfers: &Transfers,
     costs: &mut Costs,
@@ -275,7 +276,7 @@ fn between(
         1 => Link::FREE,
         ranks => link(&transfers.of(Group { ranks, apart: tensor })?.all_reduce),
     };
-    // Without reduce-scatter, gradients are all-reduced by the data-parallel group, which sends twice the bytes.
+    // Without reduce-scatter, the data-parallel group all-reduces gradients, which sends twice the bytes.
     let instead = Link { bandwidth: all_reduce.bandwidth / 2.0, ..all_reduce };
     let (all_gather, reduce_scatter) = match mesh.shards() {
         1 => (Link::FREE, Link::FREE),
@@ -300,7 +301,7 @@ fn between(
     };
     let codes = [exchanging(mesh.near(), 1)?, exchanging(mesh.shards() / mesh.near(), mesh.near())?];
     costs.data = Collectives { all_gather, near, reduce_scatter, replicates, all_reduce, outer: Link::FREE, codes };
-    // Ranks at the same place of neighbouring stages send at the same time as those at other places.
+    // All pairs of ranks at the same position of two neighbouring stages send at the same time.
     let neighbours = transfers.of(Group { ranks: 2, apart: mesh.data() * tensor }).ok();
     costs.pipe = link(neighbours.and_then(|times| times.send.as_ref()).unwrap_or(&transfers.send));
     costs.sharing =

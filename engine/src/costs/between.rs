@@ -3,7 +3,7 @@
 use super::table::{CostTable, LayerTimes, Time};
 
 impl CostTable {
-    /// Samples of the micro-batch that the table was measured with.
+    /// Returns the number of samples per micro-batch with which the table was measured.
     pub fn micro_batch(&self) -> usize {
         self.conditions.micro_batch
     }
@@ -43,7 +43,7 @@ impl CostTable {
         self.disk.is_some()
     }
 
-    /// Replaces the disk rates by those of another table.
+    /// Replaces the disk rates with those of another table.
     pub fn with_disk_of(self, other: &Self) -> Self {
         Self { disk: other.disk, ..self }
     }

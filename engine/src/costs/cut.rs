@@ -17,11 +17,11 @@ use crate::batch::Batch;
 use crate::error::Error;
 use crate::settings::Settings;
 
-/// Runs per layer. The shortest counts, since other load on the machine only adds time.
+/// Runs per layer. The shortest run counts, because other load on the machine only adds time.
 const REPEATS: usize = 3;
 
-/// Measures seconds and bytes of each layer for a micro-batch, with initial parameters. Calls `found` after each layer,
-/// with its index, its costs, and a lower bound of the bytes of its saved activations: inputs and outputs.
+/// Measures seconds and bytes of each layer for a micro-batch, with initial parameters. Calls `found` after each layer
+/// with the layer's index, its costs, and a lower bound of the bytes of its saved activations (inputs plus outputs).
 ///
 /// # Errors
 /// Returns errors of layers and of `found`.
@@ -118,7 +118,7 @@ impl CutCosts {
     }
 }
 
-/// Bytes of a layer's parameters, gradients and optimizer state on one rank.
+/// Returns the bytes of a layer's parameters, gradients and optimizer state on one rank.
 fn state(layer: usize, layout: &Layout, widths: &Widths) -> u64 {
     let shape = layout.shape();
     let of_segment = |&segment: &usize| {
@@ -139,13 +139,13 @@ fn state(layer: usize, layout: &Layout, widths: &Widths) -> u64 {
     shape.layers[layer].segments.iter().map(of_segment).sum()
 }
 
-/// This host's memory in bytes, divided by the number of its ranks; `None` if the system does not report it.
+/// Returns this host's memory in bytes, divided by the number of its ranks; `None` if the system does not report it.
 fn memory_of_a_rank(ranks: usize) -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let total = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
     let kilobytes: u64 = total.trim().strip_suffix("kB")?.trim().parse().ok()?;
     let place = LauncherEnvironment::from_environment(|name| std::env::var(name).ok()).ok();
-    // Ranks that are threads share one environment; all of them run on this host.
+    // Ranks that are threads share one environment, and all of them run on this host.
     let local =
         place.filter(|place| *place != LauncherEnvironment::alone()).map_or(ranks, |place| place.local_world_size);
     Some(kilobytes * 1024 / local.max(1) as u64)
@@ -234,7 +234,7 @@ fn seeds(y: &Activations) -> candle_core::Result<Vec<(Tensor, Tensor)>> {
     with_gradient.map(|y| Ok((y.clone(), y.ones_like()?))).collect()
 }
 
-/// Times the last layer, whose forward runs as part of its backward, as in a step.
+/// Times the last layer. As in a step, its forward runs as part of its backward.
 fn last(model: &Model, layer: usize, x: &Activations, batch: &Batch, pass: &Pass) -> Result<LayerCosts, Error> {
     let targets = batch.loss_targets(model.signature())?;
     let (backward, _) = timed(|| {
@@ -266,7 +266,7 @@ fn places(model: &Model, layer: usize) -> Gradients {
     gradients
 }
 
-/// Detaches inputs from their graph and makes them leaves, except for the model's inputs.
+/// Detaches a layer's inputs from their graph and makes them leaves. The model's inputs stay unchanged.
 fn leaves(inputs: &Activations, layer: usize) -> candle_core::Result<Activations> {
     let leaf = |x: &Tensor| match layer > 0 && x.dtype().is_float() {
         true => Ok(Var::from_tensor(x)?.into_inner()),

@@ -3,11 +3,12 @@
 use super::table::{Line, Point};
 
 impl Line {
-    /// Fits a line with the least squares of errors, whose variance is taken to be proportional to the time. Neither latency nor
-    /// slope is negative.
+    /// Fits a line by weighted least squares. The variance of an error is assumed to be proportional to the time.
+    /// Latency and slope are never negative.
     pub(super) fn through(points: Vec<Point>) -> Self {
-        // Minimizes the sum of (latency + slope × bytes − seconds)² / seconds. With relative errors, small messages would count as
-        // much as large ones, which take most of the time of a step, and which caches and shapers of links slow down.
+        // Minimizes the sum of (latency + slope × bytes − seconds)² / seconds. With relative errors, small messages
+        // would count as much as large ones. But large messages take most of the time of a step, and caches and link
+        // shapers slow only them down.
         let mut sums = [0.0f64; 5];
         for Point { bytes, seconds } in &points {
             let weight = 1.0 / seconds.median.max(f64::MIN_POSITIVE);
@@ -42,8 +43,8 @@ mod tests {
         assert!((found.seconds_per_byte - 1e-10).abs() < 1e-16, "{found:?}");
     }
 
-    /// Times of an all-gather and of a broadcast over a link of 100 Mb/s, whose shaper lets 256 KiB pass at once. With relative errors,
-    /// the smallest message alone would make the all-gather six times as fast.
+    /// The times are those of an all-gather and of a broadcast over a 100 Mb/s link whose shaper lets 256 KiB pass at
+    /// once. With relative errors, the smallest message alone would make the predicted all-gather six times as fast.
     #[test]
     fn large_messages_count_for_more() {
         let bytes = [12_288.0, 196_608.0, 1_572_864.0, 12_582_912.0];

@@ -32,18 +32,18 @@ pub struct Table {
 }
 
 impl Table {
-    /// Computes the table by a dry run; `None` if that is impossible. The dry run is on the CPU. For a model on a GPU,
-    /// the configured model is built again on the CPU, without allocating parameters. Of the ranks that share sequences, which
-    /// may have different numbers of heads, the table is that of one with the largest layers.
+    /// Computes the table by a dry run on the CPU; `None` if that is impossible. For a model on a GPU, the configured
+    /// model is built again on the CPU, without allocating parameters. Ranks that share sequences may have different
+    /// numbers of heads; the table is that of a rank with the largest layers.
     pub fn of(config: &Config, model: &Model) -> Option<Self> {
-        // Ranks that share heads may have different numbers of them.
+        // Ranks that share sequences by heads may have different numbers of heads.
         let ranks = config.sequence_parallel_size.max(1);
         let of_rank = |index| Self::of_slice(config, model, index);
         let size = |table: &Self| table.layers.iter().map(|layer| layer.kept + layer.backward_peak).sum::<u64>();
         (0..ranks).map(of_rank).collect::<Option<Vec<_>>>()?.into_iter().max_by_key(size)
     }
 
-    /// Returns the table of one of the ranks that share sequences, as [`Table::of`] does.
+    /// Returns the table of the rank with this index among those that share sequences. Otherwise like [`Table::of`].
     pub fn of_slice(config: &Config, model: &Model, index: usize) -> Option<Self> {
         let batch = BatchForms::of(config, model)?;
         let (heads, queries) = (config.sequence_parallel_size, config.mesh.context_parallel_degree);
@@ -111,8 +111,8 @@ impl Table {
 }
 
 impl Table {
-    /// Returns the bytes that the table's rank sends in the layers of a program to the ranks that share its sequences or cut its
-    /// layers. The last layer's forward runs as part of its backward.
+    /// Returns the bytes that layers of a program send from the table's rank to the other ranks of its context and
+    /// tensor groups. The last layer's forward runs as part of its backward.
     #[must_use]
     pub fn exchanged(&self, program: &Program) -> Exchanged {
         let of_last = |pass: usize| if pass == 0 { Exchanged::default() } else { self.loss.exchanged };
@@ -137,7 +137,7 @@ struct BatchForms {
 }
 
 impl BatchForms {
-    /// Returns `None` if they depend on the data.
+    /// Returns `None` if the shapes depend on the data.
     fn of(config: &Config, model: &Model) -> Option<Self> {
         let rows = config.train_micro_batch_size_per_gpu;
         if let zero_config::Model::Mlp(mlp) = config.model.as_ref()? {
@@ -157,7 +157,7 @@ impl BatchForms {
             _ => None,
         };
         let Signature { inputs, targets, .. } = model.signature();
-        // Each layer that names an input is an entry.
+        // `inputs` has an entry for each layer that names an input, so names can repeat.
         let names: BTreeSet<&String> = inputs.iter().map(|(name, _)| name).collect();
         let named = names.into_iter().map(|name| Some((name.clone(), form(name)?))).collect::<Option<_>>()?;
         let targets = match targets {
@@ -167,7 +167,7 @@ impl BatchForms {
         Some(Self { inputs: Form::new(tokens, DType::U32), named, targets })
     }
 
-    /// Appends the inputs that a layer names to what flows into it.
+    /// Appends the inputs that a layer names to its incoming activations.
     fn added_to(&self, flow: &[Form], names: &[String]) -> Vec<Form> {
         flow.iter().chain(names.iter().filter_map(|name| self.named.get(name))).cloned().collect()
     }
@@ -177,7 +177,7 @@ impl BatchForms {
     }
 }
 
-/// Tokens per sample, where a row of a table counts as one; `None` if that depends on the data.
+/// Returns the number of tokens per sample; a table row counts as one token. `None` if the number depends on the data.
 pub fn tokens(config: &Config) -> Option<usize> {
     let model = config.model.as_ref()?;
     if matches!(model, zero_config::Model::Mlp(_)) {

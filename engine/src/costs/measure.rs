@@ -1,4 +1,4 @@
-//! Measures a cost table: layers and the optimizer in training steps, the disk on its own.
+//! Measures a cost table: layers and the optimizer in training steps, and the disk and transfers separately.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use crate::engine::{Engine, Step};
 use crate::error::Error;
 use crate::timing::trace::{Done, gathered, steps as by_step};
 
-/// Warm-up steps, which do not count. The first step touches all memory.
+/// Number of warm-up steps, whose times do not count. The first step touches all memory.
 const WARM_UP: usize = 2;
 
 /// A model and its data, for measuring training steps.
@@ -32,13 +32,13 @@ pub trait Trainee {
     /// Runs one optimizer step on the next samples. Collective.
     ///
     /// # Errors
-    /// As [`Engine::train_batch`].
+    /// Fails in the same cases as [`Engine::train_batch`].
     fn step(&mut self) -> Result<Step, Error>;
 
     /// Builds the model again, without allocating parameters.
     ///
     /// # Errors
-    /// Returns only errors that opening the model would have returned too.
+    /// Fails only in cases in which opening the model would have failed too.
     fn model(&self) -> Result<Model, Error>;
 
     /// Loads the first micro-batch.
@@ -58,7 +58,7 @@ pub struct Length {
 }
 
 /// Measures the cost table of a configuration on the ranks of `comm`. `open` opens the data and builds the engine.
-/// Collective. All ranks return the same figures, except those of the disk, which each rank measures itself.
+/// Collective. All ranks return the same values, except for the disk rates, which each rank measures itself.
 ///
 /// # Errors
 /// Returns the errors of training.
@@ -109,7 +109,7 @@ pub fn measure<T: Trainee>(
         }
     });
     let mut table = CostTable { disk: disk(&config)?, transfers: transfers(&**comm)?, ..table };
-    // A part of a layer cannot run alone.
+    // With layers cut over ranks, a rank cannot run its part of a layer alone.
     if config.tensor_size() == 1 {
         split_backwards(&mut table, subject)?;
     }
@@ -123,7 +123,7 @@ fn is_over(began: Instant, length: &Length, comm: &dyn Communicator) -> Result<b
     Ok(comm.all_reduce(own, ReduceOp::Max).wait()?.into_i64()? != [0])
 }
 
-/// The kind of updates of whole matrices, per multiply-add.
+/// Name of the times of whole-matrix updates, which are per multiply-add.
 const MATRIX: &str = "update of a matrix";
 
 /// Measured times of the instructions of all steps.
@@ -131,7 +131,7 @@ const MATRIX: &str = "update of a matrix";
 struct Found {
     /// Seconds of all forwards and all backwards, by kind of layer.
     layers: BTreeMap<(String, usize, u64), [Vec<f64>; 2]>,
-    /// Seconds by instruction kind: per instruction, or per element.
+    /// Seconds by kind of instruction: per instruction, per element or per multiply-add.
     times: BTreeMap<&'static str, Vec<f64>>,
 }
 
@@ -146,7 +146,7 @@ impl Found {
         for (rank, done) in ranks.iter().enumerate() {
             let program = &subject.programs[subject.stage_plan.whole.coordinates(rank).stage];
             for (step, done) in by_step(done).enumerate().skip(warming_up) {
-                // Seconds in this step, and elements or multiply-adds.
+                // For each kind, seconds in this step, and the number of elements or multiply-adds.
                 let mut sums: BTreeMap<&'static str, (f64, f64)> = BTreeMap::new();
                 for one in done {
                     let Some(instruction) = program.instructions.get(one.index) else { continue };
@@ -197,8 +197,7 @@ impl Found {
     }
 }
 
-/// Measures the seconds per element of adding gradients. Used where steps do not accumulate because gradients are
-/// sharded.
+/// Measures the seconds per element of adding gradients. Used if steps do not accumulate because gradients are sharded.
 fn measure_accumulate() -> Time {
     let (mut sum, summand) = (vec![0f32; 1 << 22], vec![1f32; 1 << 22]);
     let mut once = || {

@@ -21,15 +21,15 @@ use crate::stage_plan::StagePlan;
 pub struct Choice {
     /// Whether to overlap.
     pub overlap: bool,
-    /// Simulated seconds of a step without and with overlap; `None` if the table is not valid for this run, and the
-    /// default applies.
+    /// Simulated seconds of a step (without overlap, with overlap). `None` if the table is not valid for this run; the
+    /// default then applies.
     pub seconds: Option<[f64; 2]>,
 }
 
-/// Relative difference below which the default applies: the precision of a cost table at best.
+/// Relative difference below which the default applies. A cost table is at best this precise.
 const SAME: f64 = 0.002;
 
-/// Returns the path of the cost table, if the configuration leaves the decision to one.
+/// Returns the path of the cost table, if the configuration leaves the decision to a table.
 fn deciding(config: &Config) -> Option<&Path> {
     match config.zero.overlap_comm {
         None => config.training.cost_table.as_deref(),
@@ -37,7 +37,7 @@ fn deciding(config: &Config) -> Option<&Path> {
     }
 }
 
-/// Decides by the cost table; `None` unless the configuration leaves the decision to one.
+/// Decides by the cost table. Returns `None` unless the configuration leaves the decision to a table.
 ///
 /// # Errors
 /// Fails if the table cannot be read or the model cannot be cut into stages.

@@ -14,11 +14,11 @@ pub struct Subject<'a> {
     pub config: &'a zero_config::Config,
     /// The settings derived from the configuration.
     pub settings: &'a Settings,
-    /// The model: without allocated parameters, or that of an engine.
+    /// The model: either without allocated parameters, or an engine's model.
     pub model: &'a Model,
     /// How segments (flat parameters) are cut into shards.
     pub layout: &'a Layout,
-    /// The pipeline stages and their programs' options.
+    /// The pipeline stages and the options of their programs.
     pub stage_plan: &'a StagePlan,
     /// The programs of a training step, by stage.
     pub programs: &'a [Program],

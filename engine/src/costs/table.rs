@@ -24,12 +24,13 @@ pub struct CostTable {
     pub(super) layers: Vec<LayerTimes>,
     /// Loading a micro-batch.
     pub(super) load: Time,
-    /// These three times are per element: of an accumulated gradient, of a rank's gradients in the norm, and of the
-    /// shard that the optimizer updates.
+    /// Seconds per element: `accumulate` per element of a gradient, `gradient_norm` per element of a rank's gradients
+    /// in the norm, and `update` per element of the shard that the optimizer updates.
     pub(super) accumulate: Time,
     pub(super) gradient_norm: Time,
     pub(super) update: Time,
-    /// Updating a matrix as a whole, per multiply-add of [`MatrixStates`](zero_optim::MatrixStates); `None` if there is none.
+    /// Seconds of updating a matrix as a whole, per multiply-add of [`MatrixStates`](zero_optim::MatrixStates); `None`
+    /// if the model has no such matrix.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) update_matrix: Option<Time>,
     /// Transfers between the ranks; `None` with one rank.
@@ -42,13 +43,13 @@ pub struct CostTable {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Conditions {
-    /// `f32` or `bf16`.
+    /// `f32`, `bf16` or `f16`.
     pub(super) dtype: String,
     /// Threads of each rank.
     pub(super) threads: usize,
     /// Number of ranks.
     pub(super) ranks: usize,
-    /// Transport between the ranks: `shared memory` or `TCP`.
+    /// Transport between the ranks: `shared memory`, `tcp`, `shared memory and tcp` or `threads`.
     pub(super) transport: String,
     pub(super) optimizer: String,
     /// Samples per micro-batch.
@@ -56,8 +57,8 @@ pub(super) struct Conditions {
     /// `model.tiled_mlp_rows`, if set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) tiled_mlp_rows: Option<usize>,
-    /// The key that says how many ranks share sequences, and its value, if they do: layers were measured on slices of sequences,
-    /// with their exchanges.
+    /// The keys, with their values, that cut sequences or layers over ranks, if any is set. Layers were then measured
+    /// on a rank's part, including the exchanges between ranks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) sequences: Option<String>,
 }
@@ -89,11 +90,11 @@ pub(super) struct LayerTimes {
     pub(super) backward_weight: Option<Time>,
 }
 
-/// Transfer times, measured on all ranks at once, each with its own cores.
+/// Transfer times, measured on all ranks at the same time. Each rank has its own cores.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Transfers {
-    /// By all ranks, and by the groups of equal size that a mesh can divide them into.
+    /// Times for the group of all ranks, and for the groups of equal size into which a mesh can divide the ranks.
     pub(super) groups: Vec<GroupTimes>,
     pub(super) broadcast: Line,
     /// A message from the first rank to the last.
@@ -104,7 +105,8 @@ pub(super) struct Transfers {
     pub(super) transferring_beside: Time,
 }
 
-/// Times of collectives by groups of equal size, which together have all ranks and run at the same time.
+/// Times of collectives by groups of equal size. Together the groups contain all ranks, and all of them run at the same
+/// time.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct GroupTimes {
@@ -118,18 +120,18 @@ pub(super) struct GroupTimes {
     pub(super) send: Option<Line>,
 }
 
-/// The groups of an axis of a mesh.
+/// The groups along one axis of a mesh.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Group {
     /// Number of members.
     pub(super) ranks: usize,
-    /// Difference between the ranks of two neighbours.
+    /// Difference between the ranks of two neighbouring members.
     pub(super) apart: usize,
 }
 
 impl Group {
-    /// Returns the groups that a mesh can divide `world_size` ranks into, from the largest to the smallest.
+    /// Returns the groups into which a mesh can divide `world_size` ranks, from the largest to the smallest.
     pub(super) fn all(world_size: usize) -> Vec<Self> {
         let divisors = |of: usize| (1..=of).rev().filter(move |part| of.is_multiple_of(*part));
         divisors(world_size)
@@ -158,8 +160,8 @@ impl fmt::Display for Group {
     }
 }
 
-/// Time as a line over bytes. Bytes are the minimum that each rank must send: (n−1)/n of the vector for all-gather,
-/// reduce-scatter, all-to-all and broadcast, twice that for all-reduce, and the whole message for a send.
+/// Time as a linear function of bytes. Bytes are the minimum that each rank must send: (n−1)/n of the vector for
+/// all-gather, reduce-scatter, all-to-all and broadcast, twice that for all-reduce, and the whole message for a send.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Line {
@@ -299,7 +301,7 @@ impl fmt::Display for CostTable {
     }
 }
 
-/// A time with a factor and a unit, for display.
+/// Formats a time with a factor and a unit, for display.
 struct Scaled(Time, f64, &'static str);
 
 impl fmt::Display for Scaled {
@@ -310,7 +312,7 @@ impl fmt::Display for Scaled {
     }
 }
 
-/// Replaces numbers in a layer's name: `transformer.h.*`.
+/// Replaces numbers in a layer's name with `*`, as in `transformer.h.*`.
 pub(super) fn pattern(name: &str) -> String {
     let is_number = |part: &&str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
     let parts = name.split('.').map(|part| if is_number(&part) { "*" } else { part });

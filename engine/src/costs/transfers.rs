@@ -10,11 +10,11 @@ use zero_comm::{Buffer, Communicator, Gathered, Operation, Pending, ReduceOp};
 use super::table::{Group, GroupTimes, Line, Point, Time, Transfers};
 use crate::error::Error;
 
-/// Bytes of the measured vectors, from the weights of a norm to a layer of a large model.
+/// Bytes of the measured vectors. They range from the weights of a norm to a layer of a large model.
 const SIZES: [usize; 4] = [16 << 10, 256 << 10, 2 << 20, 16 << 20];
 
-/// Measures the transfers between the ranks of `comm`, by the groups that a mesh can divide them into. Collective. `None` with one
-/// rank.
+/// Measures the transfers between the ranks of `comm`, for the groups into which a mesh can divide the ranks.
+/// Collective. `None` with one rank.
 ///
 /// # Errors
 /// Returns the errors of communication.
@@ -34,7 +34,7 @@ pub(super) fn transfers(comm: &dyn Communicator) -> Result<Option<Transfers>, Er
     }))
 }
 
-/// Measures collectives by groups of ranks, all groups at the same time.
+/// Measures collectives by groups of ranks. All groups run at the same time.
 fn of_group(world: &dyn Communicator, group: Group) -> Result<GroupTimes, Error> {
     let Group { ranks, apart } = group;
     let rank = world.rank();
@@ -56,7 +56,8 @@ fn of_group(world: &dyn Communicator, group: Group) -> Result<GroupTimes, Error>
     })
 }
 
-/// Measures an operation by the groups of `comm`. All ranks of the world return the same line, through the mean of the groups.
+/// Measures an operation in the group `comm`, while the other groups do the same. All ranks of the world return the
+/// same line, through the mean times of all ranks.
 fn line(world: &dyn Communicator, comm: &dyn Communicator, operation: Operation) -> Result<Line, Error> {
     let share = (comm.size() - 1) as f64 / comm.size() as f64;
     let sent = match operation {
@@ -75,8 +76,8 @@ fn line(world: &dyn Communicator, comm: &dyn Communicator, operation: Operation)
     Ok(Line::through(points))
 }
 
-/// Returns how often to run a transfer of `bytes`: 15 times, or less if that takes more than two seconds, judging by the transfer
-/// before. All ranks have the same points, and so the same number.
+/// Returns the number of times to run a transfer of `bytes`: 15, or fewer (but at least 3) if 15 runs would take more
+/// than two seconds, judging by the previous transfer. All ranks have the same points, so they return the same number.
 fn repeats(before: Option<&Point>, bytes: f64) -> usize {
     const MOST: usize = 15;
     const LEAST: usize = 3;
@@ -98,7 +99,7 @@ fn mean(comm: &dyn Communicator, values: Vec<f64>) -> Result<Vec<f64>, Error> {
 fn beside(comm: &dyn Communicator) -> Result<(Time, Time), Error> {
     const RUNS: usize = 7;
     const TRANSFERS: usize = 64;
-    /// Enough to keep the communication worker busy during one product.
+    /// Number of all-gathers in flight, enough to keep the communication worker busy during one product.
     const IN_FLIGHT: usize = 4;
     let elements = (2 << 20) / 4;
     let counts: Vec<usize> =
@@ -161,7 +162,7 @@ mod tests {
     fn slow_transfers_are_run_less_often() {
         let point = |bytes: f64, seconds: f64| Point { bytes, seconds: Time::of(vec![seconds]) };
         assert_eq!(repeats(None, 1e4), 15);
-        // The next size has eight times the bytes. A run of it takes about 0.08, 0.4 and 8 seconds.
+        // The next size has eight times the bytes, so a run takes about 0.08, 0.4 and 8 seconds.
         for (seconds, expected) in [(0.01, 15), (0.05, 5), (1.0, 3)] {
             assert_eq!(repeats(Some(&point(1e6, seconds)), 8e6), expected);
         }

@@ -1,4 +1,5 @@
-//! Module buffers in a step: what the modules wrote for each micro-batch becomes one value, the same on every rank.
+//! Module buffers in a step: combines the values that modules wrote for each micro-batch into one value, the same on
+//! every rank.
 
 use candle_core::{DType, Tensor};
 use zero_comm::Buffer;
@@ -12,8 +13,8 @@ impl Engine {
     /// Adds to each buffer the mean change over all micro-batches of the global batch. A skipped step changes nothing.
     /// Collective.
     ///
-    /// Every micro-batch starts from the same values, so the result depends on the number of ranks only as the
-    /// gradients do.
+    /// Every micro-batch starts from the same values. The result therefore depends on the number of ranks only through
+    /// the order of the sum, like the gradients.
     pub(super) fn settle_buffers(&self, outcome: &StepOutput) -> Result<(), Error> {
         let buffers = self.model().buffers();
         let is_admitted = outcome.verdict.is_some_and(|verdict| verdict.is_admitted);
@@ -56,7 +57,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Refuses an evaluation that changed a module buffer.
+    /// Fails if an evaluation changed a module buffer.
     pub(super) fn buffers_unchanged(&self) -> Result<(), Error> {
         for buffer in self.model().buffers() {
             if buffer.is_changed()? {

@@ -1,4 +1,4 @@
-//! Evaluation and inference: runs the forward only.
+//! Evaluation and inference, which run only forwards.
 
 use zero_comm::{Buffer, ReduceOp};
 use zero_model::Activations;
@@ -14,32 +14,32 @@ use crate::executor::messages::share;
 use crate::executor::{Context, Load, Observe, Observed, StepOutput, run};
 use crate::loss_weights::{LossWeights, Mean};
 
-/// The loss of the micro-batches with one index on all replicas.
+/// The mean loss, over all replicas, of the micro-batches with the same index.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct MeanLoss {
     /// The mean; 0 if the weight is 0.
     pub loss: f32,
-    /// The number of targets that the mean is over, or another [weight](zero_model::Layers::loss_weight). `None` if all
-    /// micro-batches weigh the same.
+    /// The number of targets in the mean, or another [weight](zero_model::Layers::loss_weight). `None` if all
+    /// micro-batches have the same weight.
     pub weight: Option<u64>,
 }
 
 impl Engine {
-    /// Returns the mean loss over one micro-batch per replica, without dropout and without an update. A collective: all
+    /// Returns the mean loss over one micro-batch per replica, without dropout and without an update. Collective: all
     /// ranks of a pipeline pass the same batch.
     ///
     /// # Errors
-    /// The same as those of [`Engine::train_batch`].
+    /// Fails in the same cases as [`Engine::train_batch`].
     pub fn eval_batch(&mut self, batch: &Batch) -> Result<f32, Error> {
         Ok(self.eval_with(1, |_| Ok(batch.clone()))?[0])
     }
 
     /// Returns `count` mean losses over all replicas, one per micro-batch. The micro-batches go through a pipeline one
-    /// after another. `load` returns this replica's micro-batch for an index below `count`, with whole sequences: ranks that
-    /// share sequences return the same, and the engine cuts their slices.
+    /// after another. `load` returns this replica's micro-batch for an index below `count`, with whole sequences. Ranks
+    /// that share sequences return the same micro-batch, and the engine cuts their slices.
     ///
     /// # Errors
-    /// The same as those of [`Engine::train_with`].
+    /// Fails in the same cases as [`Engine::train_with`].
     pub fn eval_with(
         &mut self,
         count: usize,
@@ -48,10 +48,10 @@ impl Engine {
         Ok(self.eval_weighted(count, load)?.into_iter().map(|mean| mean.loss).collect())
     }
 
-    /// Does the same as [`Engine::eval_with`] and also returns the weights of the losses in a mean over several of them.
+    /// Like [`Engine::eval_with`], but also returns the weight that each loss has in a mean over several losses.
     ///
     /// # Errors
-    /// The same as those of [`Engine::train_with`].
+    /// Fails in the same cases as [`Engine::train_with`].
     pub fn eval_weighted(
         &mut self,
         count: usize,
@@ -60,12 +60,12 @@ impl Engine {
         self.mean_losses(count, load, None)
     }
 
-    /// Does the same as [`Engine::eval_weighted`], and on the ranks that have the last layer calls `observe` with the
-    /// outputs of each micro-batch of this replica, or of this rank's slices if ranks share sequences. Micro-batches may differ in
+    /// Like [`Engine::eval_weighted`]. In addition, ranks that have the last layer call `observe` with the outputs of
+    /// each micro-batch of this replica, or of this rank's slices if ranks share sequences. Micro-batches may differ in
     /// their number of samples.
     ///
     /// # Errors
-    /// The same as those of [`Engine::eval_with`], and the errors of `observe`.
+    /// Fails in the same cases as [`Engine::eval_with`], and returns the errors of `observe`.
     pub fn eval_observed(
         &mut self,
         count: usize,
@@ -75,7 +75,7 @@ impl Engine {
         self.mean_losses(count, load, Some(&mut observe))
     }
 
-    /// Computes the mean loss over all replicas of each micro-batch.
+    /// Computes, for each micro-batch index, the mean loss over all replicas.
     fn mean_losses(
         &mut self,
         count: usize,
@@ -112,7 +112,7 @@ impl Engine {
         let ranks = data.size() as f32;
         let totals = weights.totals();
         let weight = |index: usize| totals.map_or(-1, |totals| totals[index].cast_signed());
-        // The stages without the loss do not know whether it has weights.
+        // Stages that do not compute the loss do not know whether it has weights.
         let pair = |(index, loss): (usize, f32)| [i64::from((loss / ranks).to_bits()), weight(index)];
         let told = Buffer::I64(losses.into_iter().enumerate().flat_map(pair).collect());
         let told = self.told_by_the_last(told)?.into_i64()?;
@@ -121,8 +121,8 @@ impl Engine {
         Ok(told.chunks_exact(2).map(mean).collect())
     }
 
-    /// Adds up the sums of all ranks. Only each final result is rounded, so its bits do not depend on which rank had
-    /// which number. A collective: every rank must pass the same number of sums.
+    /// Adds up the sums of all ranks. Only the final results are rounded, so they are bit-identical however the numbers
+    /// are distributed over ranks. Collective: every rank must pass the same number of sums.
     ///
     /// # Errors
     /// Fails if a rank is lost.
@@ -133,15 +133,16 @@ impl Engine {
         Ok(limbs.chunks_exact(ExactSum::new().limbs().len()).map(total).collect())
     }
 
-    /// Returns the outputs of the last layer, or those that the loss names ([`Layers::loss_of`]), without dropout. A
-    /// collective: every rank calls it. Each replica passes its own inputs, and all ranks of a pipeline pass the same. Sequences are
-    /// not cut: ranks that share sequences in training each compute them whole here. Ranks that cut layers among them pass the same,
-    /// with a multiple of `tensor_parallel.autotp_size` positions.
+    /// Returns the outputs of the last layer, or the outputs that the loss names ([`Layers::loss_of`]), without
+    /// dropout. Collective: every rank calls it. Each replica passes its own inputs, and all ranks of a pipeline pass
+    /// the same inputs. Sequences are not cut: ranks that share sequences in training compute whole sequences here. The
+    /// ranks of a tensor group pass the same inputs, and the number of positions must be a multiple of
+    /// `tensor_parallel.autotp_size`.
     ///
     /// [`Layers::loss_of`]: zero_model::Layers::loss_of
     ///
     /// # Errors
-    /// Fails if the batch does not have what layers take, a layer fails or a rank is lost.
+    /// Fails if the batch lacks an input of a layer, a layer fails or a rank is lost.
     pub fn forward(&mut self, inputs: impl Into<Batch>) -> Result<Activations, Error> {
         let inputs = inputs.into();
         inputs.fits(self.model().signature(), false)?;
@@ -150,7 +151,7 @@ impl Engine {
         share(self.zero.groups(), stages.stage_of(stages.layers() - 1), outcome.outputs.pop())
     }
 
-    /// Runs the forward of `count` micro-batches. The last layer computes the loss if weights are given.
+    /// Runs the forward of `count` micro-batches. The last layer computes the loss if `weights` is given.
     fn evaluate<'a>(
         &mut self,
         count: usize,
@@ -189,7 +190,7 @@ impl Engine {
             memory_limit: self.memory_limit,
             kept: None,
             load,
-            // Outputs are those of whole sequences.
+            // If the program returns outputs, it runs on whole sequences.
             sequence: if weights.is_some() { self.sequence.as_ref() } else { of_whole.as_ref() },
             sample: &|_| 0,
             training: false,

@@ -1,10 +1,10 @@
-//! Configuration keys that a training loop honours and an engine alone does not.
+//! Configuration keys that only a training loop applies; an engine alone ignores them.
 
 use std::sync::Once;
 
 use zero_config::{Config, Nonfinite};
 
-/// Keys that count with any value, as soon as the configuration sets them.
+/// Keys that count as set with any value, as soon as the configuration contains them.
 const WRITTEN: [&str; 8] = [
     "training.max_steps",
     "training.epochs",
@@ -16,7 +16,7 @@ const WRITTEN: [&str; 8] = [
     "dataloader_drop_last",
 ];
 
-/// Returns the keys of the configuration that only a training loop honours.
+/// Returns the keys of the configuration that only a training loop applies.
 pub(super) fn set(config: &Config) -> Vec<&'static str> {
     let training = &config.training;
     let active = [
@@ -41,7 +41,7 @@ pub(super) fn set(config: &Config) -> Vec<&'static str> {
     written.chain(active.into_iter().filter(|(_, is_set)| *is_set).map(|(key, _)| key)).collect()
 }
 
-/// Warns once, on rank 0, that the engine alone does not honour these keys.
+/// Warns once, on rank 0, that the engine alone ignores these keys.
 pub(super) fn warn(config: &Config, rank: usize) {
     static WARNED: Once = Once::new();
     let keys = set(config);

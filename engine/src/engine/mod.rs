@@ -45,7 +45,7 @@ pub struct Engine {
     pub(crate) comm: Arc<dyn Communicator>,
     pub(crate) stage_plan: StagePlan,
     program: Program,
-    /// Training programs of earlier steps by number of micro-batches per replica, without `program`.
+    /// Training programs of earlier steps, by number of micro-batches per replica. `program` is not among them.
     other_programs: BTreeMap<usize, Program>,
     /// Evaluation programs by number of micro-batches.
     evaluations: BTreeMap<usize, Program>,
@@ -66,14 +66,14 @@ pub struct Engine {
     pub(crate) scaler: Option<LossScaler>,
     /// The program of an outer step; `None` unless replicates train alone.
     averaging: Option<Program>,
-    /// The step after which the replicates were last equal.
+    /// The last step after which the replicates were equal.
     pub(crate) averaged: u64,
-    /// The ranks that share this rank's sequences, or cut its layers; `None` if it has its own.
+    /// The context group or tensor group of this rank; `None` if its sequences and layers are whole.
     sequence: Option<SequenceGroup>,
     pub(crate) step: u64,
     /// Samples consumed by all steps so far; the data continue at this index.
     pub(crate) samples: u64,
-    /// Whether the averages of the weights are in the place of the weights.
+    /// Whether the averages of the weights currently replace the weights.
     pub(crate) has_exchanged: bool,
 }
 
@@ -85,13 +85,13 @@ impl Engine {
     /// parameters are loaded from `model.pretrained` or `training.initial_weights` if the configuration sets one of
     /// them.
     ///
-    /// Keys that only a training loop can honour (`training.save_every`, `csv_monitor` and their likes) are no error here: the caller has a
-    /// loop, which may read them from [`Engine::config`] and honour them. Rank 0 warns once, on standard error, naming those that the
-    /// configuration sets.
+    /// Keys that only a training loop can apply (such as `training.save_every` and `csv_monitor`) are not an error
+    /// here, because the caller's loop may read them from [`Engine::config`] and apply them. Rank 0 warns once, on
+    /// standard error, and names the keys of this kind that the configuration sets.
     ///
     /// # Errors
     /// Fails if the configuration does not fit the world or the model, if the weights do not fit the model, or if the
-    /// ranks do not meet.
+    /// ranks cannot connect.
     pub fn new(config: Config, model: Layers) -> Result<Self, Error> {
         let place = place()?;
         let comm = zero_comm::connect(&place, &comm_options(&config, &place)?)?;
@@ -103,20 +103,22 @@ impl Engine {
     /// Creates an engine on a rank of `comm`. The configuration is resolved for the size of that communicator.
     ///
     /// # Errors
-    /// As [`Engine::new`], and if two ranks have different configurations; the error names the first key that differs.
+    /// Fails in the same cases as [`Engine::new`], and if two ranks have different configurations. The error names the
+    /// first key that differs.
     pub fn with_communicator(config: Config, model: Layers, comm: Arc<dyn Communicator>) -> Result<Self, Error> {
         let config = agreed(&config, &*comm)?;
         loop_keys::warn(&config, comm.rank());
         Self::resolved(config, model, comm)
     }
 
-    /// Creates an engine on a rank of `comm`, and measures layers if the stages are to be balanced by time. Collective.
+    /// Creates an engine on a rank of `comm`, and measures layers if the configuration balances stages by time.
+    /// Collective.
     ///
     /// With `pipeline.partition_method: time`, rank 0 runs each layer on `micro_batch` before the engine is created,
     /// and the pipeline stages are cut by the measured times.
     ///
     /// # Errors
-    /// As [`Engine::new`], and any error of a layer.
+    /// Fails in the same cases as [`Engine::new`], and returns any error of a layer.
     pub fn measured(
         config: Config,
         model: Layers,
@@ -214,7 +216,7 @@ impl Engine {
         };
         let stages = stage_plan.stages.clone();
         let zero = ShardedState::new(model, layout, stages, groups, settings.zero.clone(), config.training.seed);
-        // A disk or a GPU's memory may be full on one rank only: abort, so that the other ranks fail too.
+        // A disk or a GPU's memory may be full on one rank only. Abort, so that the other ranks fail too.
         let zero = zero.map_err(|error| device::explained(error.into()));
         let mut zero = zero.inspect_err(|error| comm.abort(&error.to_string()))?;
         start.load(&config, &mut zero, &*comm)?;

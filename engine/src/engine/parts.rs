@@ -28,13 +28,13 @@ impl Engine {
         self.scaler.as_ref().map(LossScaler::scale)
     }
 
-    /// Returns the number of optimizer steps so far, skipped ones included.
+    /// Returns the number of optimizer steps so far, including skipped ones.
     #[must_use]
     pub fn steps(&self) -> u64 {
         self.step
     }
 
-    /// Returns the number of samples that all replicas consumed so far, which is the index of the next step's first
+    /// Returns the number of samples that all replicas have consumed so far. It is the index of the next step's first
     /// sample.
     #[must_use]
     pub fn samples(&self) -> u64 {
@@ -47,15 +47,15 @@ impl Engine {
         self.settings.schedule.lr(self.settings.base_lr, self.zero.updates() + 1)
     }
 
-    /// Returns the number of samples of the next step: `train_batch_size`, or less while `training.rampup_batch_size` lets it
-    /// grow.
+    /// Returns the number of samples of the next step: `train_batch_size`, or fewer while `training.rampup_batch_size`
+    /// increases it.
     #[must_use]
     pub fn batch_size(&self) -> usize {
         self.config.batch_sizes().at(self.samples)
     }
 
-    /// Returns the number of micro-batches in a global batch of `train_batch_size`, over all replicas, unless a step is
-    /// dealt otherwise ([`Engine::train_dealt`]).
+    /// Returns the number of micro-batches in a global batch of `train_batch_size`, over all replicas. Steps of
+    /// [`Engine::train_dealt`] may have other numbers.
     #[must_use]
     pub fn global_micro_batches(&self) -> usize {
         self.config.gradient_accumulation_steps * self.replicas()
@@ -67,8 +67,8 @@ impl Engine {
         self.stage_plan.whole.data_parallel()
     }
 
-    /// Returns which part of the data this rank trains on, below [`Engine::replicas`]. It is the same on ranks that share
-    /// sequences.
+    /// Returns the index, below [`Engine::replicas`], of the part of the data on which this rank trains. Ranks that
+    /// share sequences have the same index.
     #[must_use]
     pub fn replica(&self) -> usize {
         let whole = self.stage_plan.whole;
@@ -87,20 +87,20 @@ impl Engine {
         self.zero.model()
     }
 
-    /// This rank's communicator.
+    /// Returns this rank's communicator.
     #[must_use]
     pub fn communicator(&self) -> &Arc<dyn Communicator> {
         &self.comm
     }
 
-    /// Counters of all communication groups of this rank, since the engine was created.
+    /// Returns the counters of all communication groups of this rank since the engine was created.
     #[must_use]
     pub fn stats(&self) -> Stats {
         self.zero.groups().stats()
     }
 
-    /// Returns the payload bytes of a message of activations or their gradients in the last training step. The first
-    /// micro-batch's message includes its announcement.
+    /// Returns the payload bytes that a message with activations or their gradients had in the last training step. The
+    /// first micro-batch's message includes its announcement.
     pub fn message_bytes(&self, content: &Content) -> usize {
         let boundary = |layer: &LayerId| self.boundaries.get(layer).cloned().unwrap_or_default();
         match content {
@@ -116,8 +116,8 @@ impl Engine {
         }
     }
 
-    /// Returns the bytes that this rank sends in a step to the ranks that share its sequences or cut its layers. `None` if they
-    /// are only known in a run.
+    /// Returns the bytes that this rank sends in a step to the other ranks of its context and tensor groups. `None` if
+    /// a dry run cannot compute them.
     #[must_use]
     pub fn exchanged_bytes(&self) -> Option<Exchanged> {
         let Some(group) = &self.sequence else { return Some(Exchanged::default()) };
@@ -138,7 +138,7 @@ impl Engine {
         &self.timing
     }
 
-    /// Returns the program of the last training step, or of the first before it.
+    /// Returns the program of the last training step; before the first step, the program of the first step.
     #[must_use]
     pub fn program(&self) -> &Program {
         &self.program
@@ -201,7 +201,7 @@ impl Engine {
         })
     }
 
-    /// This rank's sharded state: layout and tracked bytes.
+    /// Returns this rank's sharded state: layout and tracked bytes.
     #[must_use]
     pub fn zero(&self) -> &ShardedState {
         &self.zero

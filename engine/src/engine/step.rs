@@ -1,4 +1,4 @@
-//! Training steps: how a global batch is dealt to micro-batches, and what a step returns.
+//! Training steps: deals a global batch to micro-batches and returns the result of the step.
 
 use std::time::{Duration, Instant};
 
@@ -16,8 +16,8 @@ use crate::loss_weights::{LossWeights, Mean};
 use crate::noise::GradientNoise;
 use crate::settings::loss_gradient;
 
-/// The result of one optimizer step. All fields but `duration` and `sent_bytes` are the same on every rank, or on every rank of a
-/// replicate if replicates train alone (`training.local_steps`).
+/// The result of one optimizer step. All fields except `duration` and `sent_bytes` are the same on every rank, or on
+/// every rank of a replicate if replicates train alone (`training.local_steps`).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Step {
     /// Number of the step, counted from 1.
@@ -38,7 +38,7 @@ pub struct Step {
     pub loss_scale: Option<f64>,
     /// Whether the update was skipped because the gradient was not finite or its norm exceeded [`Engine::skip_beyond`].
     pub skipped: bool,
-    /// Whether an outer step followed, which makes the replicates equal; `false` without `training.local_steps`.
+    /// Whether an outer step followed, which makes all replicates equal; `false` without `training.local_steps`.
     pub averaged: bool,
     /// Wall-clock time of this rank.
     pub duration: Duration,
@@ -50,14 +50,15 @@ impl Engine {
     /// Runs one optimizer step on a global batch of [`Engine::batch_size`] samples. This rank computes its share.
     ///
     /// If the loss has weights ([`Layers::loss_weight`]; for a language model, i64 targets), the loss of the global
-    /// batch is the mean over all of its targets that are not ignored, however they are distributed over micro-batches.
+    /// batch is the mean over all of its targets that are not ignored. It does not matter how the targets are
+    /// distributed over micro-batches.
     ///
     /// [`Layers::loss_weight`]: zero_model::Layers::loss_weight
     ///
     /// Every rank passes the same batch, so the same program runs on one rank and on many.
     ///
     /// # Errors
-    /// Fails if the batch has another size, all of its targets are ignored, a layer fails or a rank is lost; with
+    /// Fails if the batch has a different size, all of its targets are ignored, a layer fails or a rank is lost; with
     /// `fp16`, also if gradients overflow at the smallest loss scale. The engine is not usable after an error.
     pub fn train_batch(&mut self, batch: &Batch) -> Result<Step, Error> {
         let (rows, wanted) = (batch.rows()?, self.batch_size());
@@ -74,29 +75,29 @@ impl Engine {
         self.train_with(|micro_batch| batch.narrow(micro_batch * size, size))
     }
 
-    /// Runs one optimizer step and loads each micro-batch when the program needs it. `load` gets the index of a micro-batch
-    /// in the global batch, and returns `train_micro_batch_size_per_gpu` samples. The global batch has
-    /// [`Engine::batch_size`] samples. If micro-batches have weights, the last pipeline stage loads all of its micro-batches
-    /// at the beginning of the step.
+    /// Runs one optimizer step and loads each micro-batch when the program needs it. `load` takes the index of a
+    /// micro-batch in the global batch, and returns `train_micro_batch_size_per_gpu` samples. The global batch has
+    /// [`Engine::batch_size`] samples. If micro-batches have weights, the last pipeline stage loads all of its
+    /// micro-batches at the beginning of the step.
     ///
     /// # Errors
-    /// As [`Engine::train_batch`], and any error of `load`.
+    /// Fails in the same cases as [`Engine::train_batch`], and returns any error of `load`.
     pub fn train_with(&mut self, load: impl FnMut(usize) -> Result<Batch, Error>) -> Result<Step, Error> {
         let size = self.settings.micro_batch_size;
         self.train_dealt(&vec![size; self.batch_size() / size], load)
     }
 
-    /// Runs one optimizer step whose global batch is dealt to micro-batches of these numbers of samples, together
-    /// [`Engine::batch_size`]. The number of micro-batches is a multiple of [`Engine::replicas`], and may differ from step to
-    /// step. `load` gets an index into `rows` and returns that number of samples. Tensors of different micro-batches may
-    /// have different lengths. The loss of the global batch is the same mean as in [`Engine::train_batch`]; without weights,
-    /// it is the mean over samples.
+    /// Runs one optimizer step on a global batch whose micro-batches have `rows` samples each, in total
+    /// [`Engine::batch_size`]. The number of micro-batches must be a multiple of [`Engine::replicas`], and may differ
+    /// from step to step. `load` takes an index into `rows` and returns a micro-batch with that number of samples.
+    /// Tensors of different micro-batches may have different lengths. The loss of the global batch is the same mean as
+    /// in [`Engine::train_batch`]; without weights, it is the mean over samples.
     ///
     /// Every rank passes the same `rows`.
     ///
     /// # Errors
-    /// As [`Engine::train_with`], and if `rows` does not fit. With several pipeline stages, all micro-batches must have
-    /// `train_micro_batch_size_per_gpu` samples.
+    /// Fails in the same cases as [`Engine::train_with`], and if `rows` does not meet these conditions. With several
+    /// pipeline stages, all micro-batches must have `train_micro_batch_size_per_gpu` samples.
     pub fn train_dealt(
         &mut self,
         rows: &[usize],
@@ -113,7 +114,8 @@ impl Engine {
         let (ranks, rank) = (self.stage_plan.mesh.data_parallel(), self.zero.groups().data_rank());
         let rate = settings.schedule.rate(settings.base_lr, self.zero.updates() + 1);
         let (deal, micro_batches) = (settings.deal, settings.micro_batches);
-        // A replicate that trains alone has consecutive micro-batches, so that those of others do not depend on its ranks.
+        // A replicate that trains alone has consecutive micro-batches, so that the micro-batches of other replicates do
+        // not depend on its ranks.
         let replicate = settings.zero.outer.map_or(0, |outer| outer.share.replicate);
         let own = replicate * ranks * micro_batches;
         let global = |local: usize| own + deal.global(rank, ranks, local, micro_batches);
@@ -201,7 +203,7 @@ impl Engine {
         })
     }
 
-    /// Takes the program for this distribution of a step's samples to micro-batches.
+    /// Switches to the program for this distribution of a step's samples to micro-batches.
     fn deal(&mut self, rows: &[usize]) -> Result<(), Error> {
         let (replicas, wanted) = (self.replicas(), self.batch_size());
         let (count, samples) = (rows.len() / replicas, rows.iter().sum::<usize>());
@@ -231,8 +233,9 @@ impl Engine {
         Ok(())
     }
 
-    /// Estimates signal and noise from the squares of the gradients of all micro-batches of the step, and from the norm of
-    /// their sum. Collective, if the run measures it. `None` if it does not, or if a gradient was not finite.
+    /// Estimates signal and noise from the squares of the gradients of all micro-batches of the step, and from the norm
+    /// of their sum. Collective if the run measures the noise. Returns `None` if it does not, or if a gradient was not
+    /// finite.
     fn gradient_noise(&mut self, norm: f64, loss_gradient: f64) -> Result<Option<GradientNoise>, Error> {
         if !self.settings.zero.sums_micro_batches {
             return Ok(None);
@@ -265,8 +268,8 @@ impl Engine {
         Ok([totals[0] / count, totals.get(1).map_or(0.0, |z| z / count)])
     }
 
-    /// Sums one vector per local micro-batch over all micro-batches of the global batch, over the same trees as the
-    /// gradients. All vectors of the replicas have the same length.
+    /// Sums one vector per local micro-batch over all micro-batches of the global batch, in the same order as the
+    /// gradients. All vectors have the same length, on all replicas.
     pub(super) fn sum_over_micro_batches(&self, values: Vec<Vec<f32>>) -> Result<Vec<f32>, Error> {
         let add_up = |values: Vec<Vec<f32>>| match self.settings.zero.order {
             Order::Arrival => values.into_iter().reduce(sum).unwrap_or_default(),
@@ -285,8 +288,8 @@ impl Engine {
         Ok(data.all_reduce(Buffer::F32(values), ReduceOp::Sum).wait()?.into_f32()?)
     }
 
-    /// Broadcasts values from the stage of the last layer to all ranks, or to those of the replicate if it trains alone. The other stages pass a buffer of the same
-    /// length, whose values are ignored.
+    /// Broadcasts values from the stage of the last layer to all ranks, or to the ranks of the replicate if it trains
+    /// alone. The other stages pass a buffer of the same length, whose values are ignored.
     pub(super) fn told_by_the_last(&self, values: Buffer) -> Result<Buffer, Error> {
         if self.stage_plan.mesh.pipe() == 1 {
             return Ok(values);

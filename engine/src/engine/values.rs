@@ -1,4 +1,4 @@
-//! Parameters by name, and the GPU memory of an engine.
+//! Access to parameters by name, and the GPU memory of an engine.
 
 use zero_partition::Kind;
 
@@ -13,7 +13,7 @@ impl Engine {
     }
 
     /// Returns the peak bytes of GPU memory that the driver reserved for this process's tensors: memory in use, and
-    /// freed memory that could not be reused at once. `None` on the CPU.
+    /// freed memory that it could not reuse at once. `None` on the CPU.
     #[must_use]
     pub fn reserved_gpu_bytes(&self) -> Option<u64> {
         crate::device::reserved(self.model().device())
@@ -35,13 +35,13 @@ impl Engine {
         self.settings.zero.has_averages() && self.zero.updates() > 0
     }
 
-    /// Runs `with` while the averages of the weights are in the place of the trainable parameters, for example to evaluate
-    /// them. Nothing that is trained changes: within `with`, steps, checkpoints and another exchange
-    /// are errors. Without averages, it runs with the weights. A collective: every rank calls it.
+    /// Runs `with` while the averages of the weights replace the trainable parameters, for example to evaluate the
+    /// averages. Within `with`, steps, checkpoints and another exchange are errors, so the trained values do not
+    /// change. Without averages, `with` runs on the weights. Collective: every rank calls it.
     ///
     /// # Errors
-    /// Fails if a rank is lost or the disk fails, and with the error of `with`. The engine can then neither train nor save,
-    /// because the other ranks may not have had the error.
+    /// Fails if a rank is lost or the disk fails, and returns the error of `with`. After an error the engine can
+    /// neither train nor save, because other ranks may not have failed.
     pub fn with_averages<T>(&mut self, with: impl FnOnce(&mut Self) -> Result<T, Error>) -> Result<T, Error> {
         if !self.has_averages() {
             return with(self);
@@ -55,7 +55,7 @@ impl Engine {
         Ok(result)
     }
 
-    /// Checks that the weights are in their place, for `what`.
+    /// Fails if the averages replace the weights; `what` names the operation that needs the weights.
     pub(crate) fn has_own_weights(&self, what: &str) -> Result<(), Error> {
         match self.has_exchanged {
             false => Ok(()),
@@ -64,8 +64,9 @@ impl Engine {
     }
 
     /// Returns the elements of a parameter that this rank's optimizer updates: the index of the first element, and the
-    /// values in f32. The values are empty if this rank updates none. If ranks cut the parameter, they are elements of this rank's
-    /// part: [`Parameter::runs`](zero_model::Parameter::runs) says where those are in the whole one.
+    /// values in f32. The values are empty if this rank updates none. If the parameter is cut over ranks, the elements
+    /// are those of this rank's part; [`Parameter::runs`](zero_model::Parameter::runs) gives their positions in the
+    /// whole parameter.
     ///
     /// # Errors
     /// Fails if the model has no such parameter.
@@ -77,7 +78,7 @@ impl Engine {
         }
     }
 
-    /// Overwrites a parameter. Every rank calls it and passes all values, which are quantized if the parameter is.
+    /// Overwrites a parameter. Every rank calls it and passes all values. The values are quantized if the parameter is.
     ///
     /// # Errors
     /// Fails if the model has no such parameter or the number of elements differs.

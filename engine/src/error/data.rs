@@ -14,7 +14,7 @@ pub enum DataError {
         /// The operating system's error.
         source: io::Error,
     },
-    /// An image cannot be decoded, or a folder of images is not one of classes.
+    /// An image cannot be decoded, or a folder of images is not divided into classes.
     #[error("{}: {message}", path.display())]
     Image {
         /// The file or folder.
@@ -42,21 +42,21 @@ pub enum DataError {
         /// The pattern as written.
         pattern: String,
     },
-    /// An address such as `s3://…` where only local files can be used.
+    /// An address such as `s3://…` is given where only local files are supported.
     #[error("{address} is a remote address, but only local files can be used here")]
     Address {
         /// The address as written.
         address: String,
     },
-    /// An object store, or the download of one of its objects, failed.
+    /// Access to an object store, or the download of one of its objects, failed.
     #[error("{message}")]
     Store {
-        /// Names the address, and the byte if it is known.
+        /// The reason, with the address, and the byte position if it is known.
         message: String,
         /// What to do.
         help: Option<&'static str>,
     },
-    /// A binary file, which the byte tokenizer would train on as if it were text.
+    /// A file is binary, but the byte tokenizer would treat it as text.
     #[error("{}: {kind}, not text", path.display())]
     Binary {
         /// The file.
@@ -108,7 +108,7 @@ pub enum DataError {
         vocabulary: usize,
         /// The file.
         path: PathBuf,
-        /// Position of the token, or of the text that contains it.
+        /// The position of the token, or of the text that contains the token.
         at: At,
     },
     /// A token file ends within a token.
@@ -131,7 +131,7 @@ pub enum DataError {
         /// Why the line is invalid.
         message: String,
     },
-    /// A file is of another format than `data.format` states.
+    /// The format of a file differs from `data.format`.
     #[error("{}: {found}, not {wanted}", path.display())]
     Format {
         /// The file.
@@ -141,12 +141,12 @@ pub enum DataError {
         /// What it must be.
         wanted: &'static str,
     },
-    /// An archive, a binary file or a data set's folder is cut, damaged or of an unsupported kind.
+    /// An archive, a binary file or a data set's folder is truncated, damaged or of an unsupported kind.
     #[error("{}{}: {message}", path.display(), at.map(|at| format!(", {at}")).unwrap_or_default())]
     Damaged {
         /// The file.
         path: PathBuf,
-        /// The position: of an archive, that in the unpacked bytes.
+        /// The position; in an archive, the position in the unpacked bytes.
         at: Option<At>,
         /// What is wrong.
         message: String,
@@ -161,7 +161,7 @@ pub enum DataError {
         /// The columns that the table has.
         columns: Vec<String>,
     },
-    /// A value of a table is missing or has a type that cannot be used.
+    /// A value of a table is missing or has an unsupported type.
     #[error("{}, {at}, column `{column}`: {message}", path.display())]
     Cell {
         /// The file.
@@ -173,7 +173,7 @@ pub enum DataError {
         /// What is wrong.
         message: String,
     },
-    /// A folder has several splits of a data set, of which one must be chosen.
+    /// A folder has several splits of a data set, and none was chosen.
     #[error("{} has the splits {}; name one of them, as in {}", path.display(), list(splits), path.join(&splits[0]).display())]
     Splits {
         /// The folder.
@@ -242,7 +242,7 @@ pub enum DataError {
         path: PathBuf,
         /// Position of the conversation.
         at: At,
-        /// Why it cannot, with the rendered text where that explains it.
+        /// The reason, with the rendered text if that explains it.
         message: String,
         /// Advice.
         help: String,
@@ -298,7 +298,7 @@ pub enum DataError {
         /// The file.
         path: PathBuf,
     },
-    /// The program ended the preparation of the data, for example after a signal.
+    /// The program stopped the preparation of the data, for example after a signal.
     #[error("the preparation of the data was stopped; the next start continues it")]
     Stopped,
     /// A sample index is out of range.
@@ -325,7 +325,8 @@ pub enum At {
 }
 
 impl At {
-    /// Returns the position `bytes` after the first byte of a text that begins here. A line or a record stays the same.
+    /// Returns the position `bytes` bytes after the start of a text that begins here. A position that is a line or a
+    /// record stays the same.
     #[must_use]
     pub fn after(self, bytes: u64) -> Self {
         match self {
@@ -353,13 +354,13 @@ impl DataError {
         move |source| Self::Io { path, source }
     }
 
-    /// Returns a function that makes an [`io::Error`] one of the cache.
+    /// Returns a function that turns an [`io::Error`] into an error of the cache.
     pub fn cache(path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Self {
         let path = path.into();
         move |source| Self::Cache { path, source }
     }
 
-    /// Returns advice for errors whose remedy is the same for every key that names files.
+    /// Returns the help text of errors that have the same remedy for every key that names files.
     pub(crate) fn help(&self) -> Option<&'static str> {
         match self {
             Self::Address { .. } => {

@@ -18,7 +18,7 @@ pub use data::{At, DataError};
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// Weights and their averages are exchanged.
+    /// An operation needs the weights while their averages replace them.
     #[error(
         "{what} needs the weights, and their averages are in their place: `Engine::with_averages` has not returned, or failed"
     )]
@@ -67,13 +67,13 @@ pub enum Error {
         /// Its full name.
         name: String,
     },
-    /// A signal ended a command that prepares or reads data.
+    /// A signal stopped a command that prepares or reads data.
     #[error("stopped by {}; no unfinished file is left", signal_name(*signal))]
     Interrupted {
         /// The number of the signal.
         signal: i32,
     },
-    /// A parameter that does not exist.
+    /// A parameter does not exist.
     #[error("the model has no parameter `{0}`")]
     NoParameter(String),
     /// A candle operation failed.
@@ -106,7 +106,7 @@ pub enum Error {
     /// Data could not be read.
     #[error(transparent)]
     Data(#[from] DataError),
-    /// A data set of the program's own failed.
+    /// A data set that the program implements failed.
     #[error("the data set failed: {0}")]
     Dataset(Box<dyn std::error::Error + Send + Sync>),
     /// `--verify` found a difference.
@@ -133,7 +133,7 @@ pub enum Error {
 
 impl Error {
     /// Returns the exit status of the process: 2 for user input, 3 for data and checkpoints, 4 for a lost rank, 5 for
-    /// divergence, 1 for everything else.
+    /// divergence, 128 + N for a command that signal N stopped, 1 for everything else.
     #[must_use]
     pub fn exit_status(&self) -> u8 {
         match self {
@@ -214,13 +214,13 @@ impl Error {
         move |source| Self::Io { path, source }
     }
 
-    /// Creates the error of a key whose value does not fit.
+    /// Creates the error for a key whose value does not fit.
     pub fn setting(key: &str, message: impl Into<String>, help: impl Into<String>) -> Self {
         Self::Setting { key: key.into(), message: message.into(), help: help.into() }
     }
 }
 
-/// Returns the name of a signal that ends a command, or its number.
+/// Returns the name of a signal that stops a command, or its number.
 fn signal_name(signal: i32) -> String {
     match signal {
         2 => "SIGINT".into(),
@@ -229,7 +229,7 @@ fn signal_name(signal: i32) -> String {
     }
 }
 
-/// A communication or disk error keeps its own variant and exit status, wherever it is noticed.
+/// A communication or disk error keeps its own variant and exit status, wherever it is detected.
 impl From<ZeroError> for Error {
     fn from(error: ZeroError) -> Self {
         match error {

@@ -26,9 +26,9 @@ struct Form {
 pub(crate) struct ActivationOffload {
     file: SwapFile,
     buffers: BufferPool,
-    /// Bytes of a slot in the file.
+    /// Size in bytes of a slot in the file.
     place: u64,
-    /// Slot number by layer and micro-batch. Each pair has its own slot.
+    /// Slot number by layer and micro-batch; each pair has its own slot.
     places: HashMap<(LayerId, usize), u64>,
     forms: HashMap<(LayerId, usize), Vec<Form>>,
     moving: HashMap<(LayerId, usize), Pending>,

@@ -1,4 +1,4 @@
-//! Runs one layer of a micro-batch: its forward, its recomputation, its backward.
+//! Runs one layer of a micro-batch: its forward, its recomputation or its backward.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -22,7 +22,7 @@ pub(super) struct Saved {
 
 #[derive(Default)]
 pub(super) struct MicroBatch {
-    /// Its number among this rank's micro-batches.
+    /// Index among this rank's micro-batches.
     pub(super) index: usize,
     /// Targets and named inputs that layers of this stage take.
     pub(super) batch: Batch,
@@ -73,7 +73,7 @@ pub(super) fn forward(
     let built = &model.layers()[layer];
     let x = state.batch.added_to(incoming, built)?;
     if !(last && context.scored) {
-        // In training, the layer and all before it are frozen: there is no backward to save anything for.
+        // In training, this layer and all layers before it are frozen. They have no backward, so nothing is saved.
         let outputs = built.pass_on(detached(&built.run_forward_only(&x, &pass)?), &x)?;
         match last {
             true => outcome.outputs.push(outputs),
@@ -127,7 +127,7 @@ fn run_and_save(
     Ok(())
 }
 
-/// Takes what the forward of a micro-batch wrote into the layer's buffers.
+/// Takes the values that the forward of a micro-batch wrote into the layer's module buffers.
 fn take_buffers(model: &Model, layer: LayerId, micro_batch: usize, outcome: &mut StepOutput) -> Result<(), Error> {
     for (index, buffer) in model.buffers_of(layer) {
         outcome.written[micro_batch].insert(index, buffer.take()?);
@@ -135,8 +135,8 @@ fn take_buffers(model: &Model, layer: LayerId, micro_batch: usize, outcome: &mut
     Ok(())
 }
 
-/// Runs a layer's forward again. Dropout masks depend only on the pass, so they equal those of the first run. The first
-/// run's buffers count.
+/// Runs a layer's forward again. Dropout masks depend only on the pass, so they equal those of the first run. Module
+/// buffers keep the values of the first run.
 pub(super) fn recompute(
     model: &Model,
     layer: LayerId,
@@ -152,7 +152,7 @@ pub(super) fn recompute(
     Ok(model.buffers_of(layer).try_for_each(|(_, buffer)| buffer.restore())?)
 }
 
-/// candle's gradient store, and separately the gradients of a layer's inputs.
+/// candle's gradient store, and the gradients of a layer's inputs.
 pub(super) type Backpropagated = Result<(GradStore, Vec<Option<Tensor>>), ZeroError>;
 /// Runs a backward, stores the gradients of parameters in their flat buffers, and returns the gradients of the inputs.
 pub(super) type Capture<'a> =
@@ -186,7 +186,7 @@ pub(super) fn backward(
         let bypass = vec![None; leaves.len()];
         (leaves, gradients, bypass)
     } else {
-        // A recomputed forward leaves an output that no layer consumes.
+        // No layer consumes the output of a recomputed forward.
         state.flow = None;
         let saved = state.saved.remove(&layer).ok_or_else(|| Error::Batch("a layer's forward has not run".into()))?;
         let upstream = std::mem::take(&mut state.upstream);
@@ -209,7 +209,7 @@ pub(super) fn backward(
         );
         return Err(Error::Tensor(candle_core::Error::Msg(what)));
     }
-    // Values that the layer passes on get gradients from later layers, too.
+    // Values that the layer passes on also get gradients from later layers.
     let sum = |(own, later): (Option<Tensor>, Option<Tensor>)| match (own, later) {
         (Some(own), Some(later)) => Ok(Some((later + own)?)),
         (own, later) => Ok(own.or(later)),
@@ -217,7 +217,7 @@ pub(super) fn backward(
     if is_last_reader(model, context.zero, layer, 0..layer) {
         state.batch = Batch::default();
     }
-    // No layer before the first that trains has a backward.
+    // Layers before the first trained layer have no backward.
     if layer > model.first_trained() {
         state.upstream = gradients.into_iter().zip(bypass).map(sum).collect::<candle_core::Result<_>>()?;
     }
@@ -234,7 +234,7 @@ fn backpropagate(
 }
 
 /// Detaches a layer's inputs from the graph of the layer before, so that the backward ends at this layer. Returns the
-/// inputs, and separately the leaves among them. Inputs of the model (layer 0) need no gradient.
+/// inputs and, for each input, its leaf if it has one. Inputs of the model (layer 0) need no gradient.
 fn cut(incoming: &Activations, layer: LayerId) -> candle_core::Result<(Activations, Vec<Option<Tensor>>)> {
     let leaves = incoming.tensors().iter().map(|x| if layer == 0 { Ok(None) } else { leaf(x) });
     let leaves = leaves.collect::<candle_core::Result<Vec<_>>>()?;
@@ -242,8 +242,8 @@ fn cut(incoming: &Activations, layer: LayerId) -> candle_core::Result<(Activatio
     Ok((Activations::new(inputs), leaves))
 }
 
-/// Returns an autograd leaf with the values of `x`, or `None` if the dtype has no gradient. Tensors that were received
-/// from another stage, or handed on by a block of the zoo, are leaves already.
+/// Returns an autograd leaf with the values of `x`, or `None` if the dtype has no gradient. Tensors from another stage,
+/// and those that a block of the zoo hands on, are leaves already.
 fn leaf(x: &Tensor) -> candle_core::Result<Option<Tensor>> {
     if !x.dtype().is_float() {
         return Ok(None);
@@ -258,7 +258,7 @@ fn detached(activations: &Activations) -> Activations {
     Activations::new(activations.tensors().iter().map(Tensor::detach).collect())
 }
 
-/// Whether a layer takes named inputs of the batch, and none of the `coming` layers of this rank's stage does.
+/// Returns whether a layer takes named inputs of the batch and none of the `coming` layers on this rank's stage does.
 fn is_last_reader(model: &Model, zero: &ShardedState, layer: LayerId, mut coming: Range<LayerId>) -> bool {
     let reads = |layer: LayerId| !model.layers()[layer].route().reads().is_empty();
     reads(layer) && !coming.any(|layer| reads(layer) && is_here(zero, layer))

@@ -1,8 +1,8 @@
 //! Messages between pipeline stages: sends and receives of one program run.
 //!
 //! Shapes are announced once per boundary. A small message before the first micro-batch carries the number, dtypes and
-//! shapes of the tensors, so receives of later micro-batches are posted before they arrive. The first gradients that
-//! come back are announced too, with a flag per tensor that says whether it has a gradient.
+//! shapes of the tensors, so a stage can post the receives of later micro-batches before they arrive. The first
+//! gradients are announced too, with a flag per tensor that tells whether the tensor has a gradient.
 
 mod boundary;
 
@@ -24,7 +24,7 @@ use crate::executor::tensor_bytes::{buffer_of, room, storage_of};
 
 /// A posted receive.
 enum Expected {
-    /// The number of words of an activation announcement, or the gradient flags.
+    /// The length in words of an announcement of activations, or the gradient flags.
     Announcement(Pending<Buffer>),
     /// One receive per tensor.
     Tensors(Vec<Pending<Buffer>>),
@@ -34,7 +34,7 @@ enum Expected {
 /// The messages of one rank.
 pub(crate) struct Messages {
     groups: Groups,
-    /// Device whose memory messages travel through.
+    /// Device whose memory holds the message buffers.
     device: Device,
     /// Whether received activations become autograd leaves.
     training: bool,
@@ -70,7 +70,8 @@ impl Messages {
     pub(crate) fn send_activations(&mut self, message: Message, x: &Activations) -> Result<(), Error> {
         let (layer, comm) = (layer_of(&message)?, self.comm(Kind::Activations)?);
         let shapes: Vec<_> = x.tensors().iter().map(|x| (x.dtype(), x.dims().to_vec())).collect();
-        // Copy before announcing: a tensor that cannot travel must be an error of this rank, not of the receiver.
+        // Copy before announcing, so that a tensor that cannot be sent is an error of this rank and not of the
+        // receiver.
         let buffers = x.tensors().iter().map(|x| send_buffer(x, &self.device)).collect::<Result<Vec<_>, _>>()?;
         let mut sending = vec![];
         match self.boundaries.get(&layer) {
@@ -138,7 +139,7 @@ impl Messages {
     }
 
     /// Drops completed sends that are not awaited yet, so that only buffers in flight stay in memory. Returns the
-    /// buffers of tied gradients. Tied parameters are kept until their await.
+    /// buffers of tied gradients. Buffers of tied parameters are kept until they are awaited.
     pub(crate) fn gone(&mut self) -> Result<Vec<Buffer>, Error> {
         let mut gone = vec![];
         for (message, sending) in &mut self.sending {
@@ -317,7 +318,8 @@ fn posted<'a>(
     tensors.map(|(dtype, dims)| Ok(comm.recv(receive_buffer(*dtype, dims.iter().product(), device)?, from))).collect()
 }
 
-/// Copies a tensor to a send buffer, on the GPU if the transport takes it from there, otherwise on the host.
+/// Copies a tensor to a send buffer. The buffer is on the GPU if the transport sends from there, and otherwise on the
+/// host.
 fn send_buffer(tensor: &Tensor, device: &Device) -> Result<Buffer, Error> {
     match travels_as_it_is(tensor.dtype(), device) {
         true => Ok(gpu_copy(tensor)?),
@@ -333,8 +335,8 @@ fn receive_buffer(dtype: DType, elements: usize, device: &Device) -> Result<Buff
     }
 }
 
-/// Returns whether tensors of this dtype travel from GPU to GPU. All stages agree, since this depends only on dtype and
-/// transport.
+/// Returns whether tensors of this dtype travel from GPU to GPU. All stages agree, because the result depends only on
+/// the dtype and the transport.
 fn travels_as_it_is(dtype: DType, device: &Device) -> bool {
     device.is_cuda() && matches!(dtype, DType::F32 | DType::BF16 | DType::F16)
 }

@@ -37,7 +37,8 @@ pub(crate) struct Context<'a> {
     pub(crate) kept: Option<&'a mut ActivationOffload>,
     /// Loads a local micro-batch.
     pub(crate) load: &'a mut Load<'a>,
-    /// The ranks that share the sequences of the micro-batches, which are then slices; `None` if they are whole.
+    /// The ranks that share sequences or layers; `None` if both are whole. Micro-batches can then be slices of
+    /// sequences.
     pub(crate) sequence: Option<&'a SequenceGroup>,
     /// Index of a local micro-batch's first sample in the run.
     pub(crate) sample: &'a dyn Fn(usize) -> u64,
@@ -46,27 +47,27 @@ pub(crate) struct Context<'a> {
     pub(crate) scored: bool,
     pub(crate) seed: u64,
     pub(crate) step: u64,
-    /// Gradient of the global batch's loss with respect to one micro-batch's loss, times the loss scale. A micro-batch's
-    /// own is multiplied by the factor of its weight.
+    /// Gradient of the global batch's loss with respect to one micro-batch's loss, times the loss scale. For each
+    /// micro-batch it is multiplied by the factor of the micro-batch's weight.
     pub(crate) loss_gradient: f64,
     pub(crate) weights: &'a LossWeights,
     /// Clipping and overflow limits of the gradient norm.
     pub(crate) limits: Limits,
     pub(crate) rate: Rate,
-    /// Sees the outputs of an evaluation, on ranks that have the last layer.
+    /// Called with the outputs of an evaluation, on ranks that have the last layer.
     pub(crate) observe: Option<&'a mut Observe<'a>>,
 }
 
-/// What a micro-batch of an evaluation gave.
+/// The results of one micro-batch of an evaluation.
 #[derive(Debug, Clone, Copy)]
 pub struct Observed<'a> {
-    /// From 0.
+    /// Index of the micro-batch, from 0.
     pub micro_batch: usize,
-    /// A scalar.
+    /// The loss, a scalar.
     pub loss: &'a Tensor,
-    /// The weight of the loss in a mean over several micro-batches; `None` if it is that of the number of samples.
+    /// The weight of the loss in a mean over several micro-batches; `None` if the number of samples is the weight.
     pub weight: Option<u64>,
-    /// Those that the loss sees.
+    /// The outputs that the loss takes.
     pub outputs: &'a Activations,
     /// The targets, and the named inputs that layers of the last pipeline stage or the loss take.
     pub batch: &'a Batch,
@@ -78,7 +79,7 @@ impl Observed<'_> {
     /// Returns outputs by name.
     ///
     /// # Errors
-    /// Fails if the loss does not see one of them.
+    /// Fails if the loss does not take one of them.
     pub fn outputs_of<S: AsRef<str>>(&self, names: &[S]) -> Result<Activations, Error> {
         let find = |name: &S| {
             let place = self.signature.outputs.iter().position(|output| output == name.as_ref());
@@ -99,14 +100,14 @@ pub(crate) struct StepOutput {
     pub(crate) losses: Vec<f32>,
     /// The part of each loss that the z-loss adds; empty without a z-loss.
     pub(crate) z_losses: Vec<f32>,
-    /// Micro-batches, their losses and z-losses as tensors until the program ends, so that no instruction waits for the
-    /// GPU.
+    /// (micro-batch, loss, z-loss), kept as tensors until the program ends so that no instruction waits for the GPU.
     pending_losses: Vec<(usize, Tensor, Option<Tensor>)>,
     /// Outputs of the last layer, for each local micro-batch of a program without a loss.
     pub(crate) outputs: Vec<Activations>,
-    /// For each local micro-batch, what training wrote into the buffers of this stage's layers, by index of the buffer.
+    /// For each local micro-batch, the values that training wrote into the module buffers of this stage's layers, by
+    /// buffer index.
     pub(crate) written: Vec<BTreeMap<usize, Tensor>>,
-    /// Gradient norm and whether the update was made; `None` in evaluation.
+    /// Gradient norm and whether the update ran; `None` in an evaluation.
     pub(crate) verdict: Option<Verdict>,
     /// Tensors that crossed the boundaries of pipeline stages, by the layer after each boundary.
     pub(crate) boundaries: HashMap<LayerId, Boundary>,
@@ -231,7 +232,7 @@ fn carry_out(program: &Program, context: &mut Context<'_>) -> Result<StepOutput,
         context.timing.hold(instruction, place, context.zero.ledger(), beside);
         context.timing.record(instruction, place, started);
     }
-    // A rank alone with all state on its GPU waits for the GPU here for the first time.
+    // A single rank with all its state on the GPU waits for the GPU only here.
     #[cfg(feature = "cuda")]
     zero_model::device::check(model.device())?;
     outcome.verdict = context.zero.finish_step(context.rate)?;
@@ -245,8 +246,8 @@ fn carry_out(program: &Program, context: &mut Context<'_>) -> Result<StepOutput,
     Ok(outcome)
 }
 
-/// Whether deferred updates may wait for the next instruction. Consecutive updates are batched. A rank with the
-/// only shard has nothing to refresh, so refreshes do not end a batch.
+/// Returns whether pending updates may wait for the next instruction. Consecutive updates are batched. If this rank has
+/// the only shard, refreshes do nothing, so they do not end a batch.
 fn puts_off_updates(next: Option<&Instruction>, zero: &ShardedState) -> bool {
     match next {
         Some(Instruction::Update { .. }) => true,
@@ -255,7 +256,7 @@ fn puts_off_updates(next: Option<&Instruction>, zero: &ShardedState) -> bool {
     }
 }
 
-/// Whether a layer is on this rank's pipeline stage.
+/// Returns whether a layer is on this rank's pipeline stage.
 fn is_here(zero: &ShardedState, layer: LayerId) -> bool {
     zero.stages().stage_of(layer) == zero.groups().at().stage
 }
@@ -318,7 +319,8 @@ fn take(
     Ok(())
 }
 
-/// Returns the loss times a factor. A loss that weighs nothing may be NaN, as a mean over nothing.
+/// Returns the loss times a factor. A loss with factor 0 may be NaN, because it is a mean over no targets; the result
+/// is then 0.
 fn weighted(loss: &Tensor, factor: f64) -> candle_core::Result<f32> {
     let loss: f32 = loss.to_dtype(DType::F32)?.to_scalar()?;
     Ok(if factor == 0.0 { 0.0 } else { (f64::from(loss) * factor) as f32 })

@@ -7,7 +7,7 @@ use zero_partition::ZeroError;
 
 use crate::error::Error;
 
-/// Supported dtypes. The index is the dtype code.
+/// Supported dtypes. A dtype's index is its code.
 const DTYPES: [DType; 9] =
     [DType::F32, DType::BF16, DType::F16, DType::F64, DType::I64, DType::I32, DType::I16, DType::U32, DType::U8];
 
@@ -16,7 +16,7 @@ pub(crate) fn dtype_code(dtype: DType) -> i64 {
     DTYPES.iter().position(|&d| d == dtype).map_or(-1, |code| code as i64)
 }
 
-/// Returns the dtype of a code.
+/// Returns the dtype with this code.
 pub(crate) fn dtype_of(code: i64) -> Option<DType> {
     DTYPES.get(usize::try_from(code).ok()?).copied()
 }

@@ -1,4 +1,4 @@
-//! Measures the bytes that the program's allocator gave to this rank, to compare a step with its memory plan.
+//! Measures the bytes that this rank has allocated, to compare a step with its memory plan.
 
 use zero_comm::{Communicator, heap};
 use zero_partition::{CATEGORIES, ShardedState};
@@ -30,7 +30,7 @@ impl Tracked {
     }
 
     /// Reads the peaks after an instruction. Bytes beyond the ledger of `ShardedState` belong to layers and to messages
-    /// between stages; notes them in the ledger as activations, and returns them.
+    /// between stages. Records these bytes in the ledger as activations, and returns them.
     pub(crate) fn stop(&self, zero: &mut ShardedState) -> u64 {
         zero.count_idle();
         let Some(before) = self.before else { return 0 };

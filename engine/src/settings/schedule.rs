@@ -24,7 +24,7 @@ pub(super) fn schedule(config: &Config) -> Result<Schedule, Error> {
     };
     let base_lr = config.optimizer.lr();
     let hugging_face = |warmup: usize, shape| Schedule::HuggingFace(HuggingFace { warmup: warmup as u64, shape });
-    // The configuration has exactly one of them.
+    // The configuration sets exactly one of `lr` and `rate`.
     let smallest = |lr: Option<f64>, rate: Option<f64>| rate.or(lr.map(|lr| lr / base_lr)).unwrap_or(0.0);
     Ok(match config.scheduler {
         From::Constant => match config.optimizer {
@@ -107,7 +107,7 @@ pub(super) fn schedule(config: &Config) -> Result<Schedule, Error> {
     })
 }
 
-/// As in DeepSpeed, the cycle does not change the betas of the AdamW in Muon.
+/// Converts the section `OneCycle`. As in DeepSpeed, the cycle does not change the betas of the AdamW in Muon.
 fn one_cycle(cycle: &config::OneCycle, has_betas: bool) -> OneCycle {
     let half = |steps, stairs| Half { steps: steps as u64, stairs: stairs as u64 };
     let momentum =

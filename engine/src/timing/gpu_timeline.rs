@@ -1,5 +1,5 @@
-//! Timeline of this rank's GPU. The host runs ahead of the GPU's streams, so its clock does not show when the GPU
-//! works: traces, `wall_clock_breakdown` and `flops_profiler` read events on the streams.
+//! Timeline of this rank's GPU. The host runs ahead of the GPU's streams, so the host's clock does not show when the
+//! GPU works. Traces, `wall_clock_breakdown` and `flops_profiler` therefore read events on the streams.
 
 use std::time::{Duration, Instant};
 
@@ -14,7 +14,7 @@ use crate::timing::trace::of_each_rank;
 #[cfg(feature = "cuda")]
 pub(crate) use zero_model::device::Timeline as GpuTimeline;
 
-/// Uninhabited, since this program was built without the feature `cuda`.
+/// Has no values, because this program was built without the feature `cuda`.
 #[cfg(not(feature = "cuda"))]
 #[derive(Debug)]
 pub(crate) enum GpuTimeline {}
@@ -39,12 +39,12 @@ impl GpuTimeline {
 pub struct GpuSpan {
     /// The stream.
     pub track: Track,
-    /// The position of the enqueuing instruction in the step's program, or the kind and size of a transfer between
-    /// ranks.
+    /// The position in the step's program of the instruction that queued the work, or the kind and size of a transfer
+    /// between ranks.
     pub subject: Subject,
-    /// Start, since the timeline's origin (see [`Span`](crate::timing::Span)).
+    /// Start, as time since the timeline's origin (see [`Span`](crate::timing::Span)).
     pub start: Duration,
-    /// End, since the same origin.
+    /// End, as time since the same origin.
     pub end: Duration,
 }
 
@@ -165,7 +165,7 @@ fn common(a: &[(f64, f64)], b: &[(f64, f64)]) -> Vec<(f64, f64)> {
 }
 
 fn length(intervals: &[(f64, f64)]) -> f64 {
-    // `sum` of an empty iterator of floats is −0.0.
+    // The `sum` of an empty iterator of floats is −0.0.
     intervals.iter().fold(0.0, |sum, (start, end)| sum + end - start)
 }
 
@@ -216,7 +216,7 @@ mod tests {
             assert_eq!(slice(&travelled, &program()).unwrap().category, kind.name());
             assert_eq!(Track::ALL[travelled[0] as usize], kind.track());
         }
-        // An index outside of the program has no name.
+        // An index outside the program has no name.
         let odd = span(Track::Compute, Subject::Number(7), 0, 1);
         assert_eq!(slice(&numbers(&odd), &program()), None);
     }

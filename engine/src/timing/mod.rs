@@ -27,8 +27,8 @@ pub enum TimeCategory {
     Recomputation,
     /// Backward passes.
     Backward,
-    /// Starting and awaiting collectives and messages. This is the communication time that did not overlap with
-    /// compute, plus the time that a pipeline stage waited for other stages.
+    /// Starting and awaiting collectives and messages: the communication time that did not overlap with compute, plus
+    /// the time in which a pipeline stage waited for other stages.
     Communication,
     /// Starting and awaiting disk I/O: the I/O time that did not overlap with other work.
     Disk,
@@ -71,7 +71,7 @@ pub enum Phase {
     Reduce,
     /// Gathering sharded parameters.
     Gather,
-    /// Gathering updated parameters that are replicated.
+    /// Gathering updated replicated parameters.
     Refresh,
     /// Outer steps of replicates that train alone.
     Outer,
@@ -168,11 +168,11 @@ impl std::ops::AddAssign for PhaseSeconds {
 /// One executed instruction of a training step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Span {
-    /// Its index in the step's program.
+    /// The instruction's index in the step's program.
     pub index: usize,
-    /// Start, since the timeline's origin: the engine's creation, after a barrier of all ranks.
+    /// Start, as time since the timeline's origin. The origin is the engine's creation, after a barrier of all ranks.
     pub start: Duration,
-    /// End, since the same origin.
+    /// End, as time since the same origin.
     pub end: Duration,
 }
 
@@ -195,7 +195,7 @@ pub fn timeline_bytes(instructions: usize, on_gpu: bool) -> u64 {
 #[derive(Debug)]
 struct OfGpu {
     timeline: GpuTimeline,
-    /// Set with `wall_clock_breakdown`.
+    /// Whether to record every step, as with `wall_clock_breakdown`.
     every_step: bool,
     /// Whether an instruction of the running step was recorded.
     recorded: bool,
@@ -219,7 +219,7 @@ pub struct Timing {
 }
 
 impl Timing {
-    /// Starts the clock. With `traced`, records the timeline of programs with that many instructions; with `holds`,
+    /// Starts the clock. With `traced`, records a timeline for programs with that number of instructions. With `holds`,
     /// records the memory of each part of a step. Ranks call this after a barrier, so that their clocks agree.
     pub fn new(traced: Option<usize>, holds: bool) -> Self {
         Self {
@@ -265,7 +265,7 @@ impl Timing {
         }
     }
 
-    /// Reads the GPU's times after a training step. Waits for the GPU if something was recorded.
+    /// Reads the GPU's times after a training step. Waits for the GPU if times were recorded.
     pub(crate) fn settle(&mut self, program: &Program) -> candle_core::Result<()> {
         let Some(gpu) = self.gpu.as_mut().filter(|gpu| gpu.recorded) else { return Ok(()) };
         gpu.recorded = false;
@@ -286,7 +286,7 @@ impl Timing {
     }
 
     /// Records an executed instruction. `index` is its position in a training step's program; instructions of an
-    /// evaluation have none and are not in the timeline.
+    /// evaluation have no position and are not in the timeline.
     pub fn record(&mut self, instruction: &Instruction, index: Option<usize>, started: Instant) {
         let duration = started.elapsed();
         self.phases.0[Phase::of(instruction) as usize] += duration.as_secs_f64();
@@ -305,20 +305,20 @@ impl Timing {
         }
     }
 
-    /// Records that this rank's replicate has waited for the others since `started`, before an outer step.
+    /// Records that this rank's replicate has waited for the other replicates since `started`, before an outer step.
     pub(crate) fn record_meeting(&mut self, started: Instant) {
         self.phases.0[Phase::Outer as usize] += started.elapsed().as_secs_f64();
     }
 
-    /// Records the bytes held during an instruction: those in the ledger, and `beside` those that the allocator counted
-    /// in addition.
+    /// Records the bytes held during an instruction: those in the ledger, and `beside`, which the allocator counted in
+    /// addition to the ledger.
     pub(crate) fn hold(&mut self, instruction: &Instruction, index: Option<usize>, ledger: &Ledger, beside: u64) {
         if let (Some(points), Some(index)) = (&mut self.points, index) {
             points.note(instruction, index, ledger, beside);
         }
     }
 
-    /// Returns the peak memory of each part of the last training step, with `memory_breakdown`.
+    /// Returns the peak memory of each part of the last training step; `None` without `memory_breakdown`.
     pub fn points(&self) -> Option<&Points> {
         self.points.as_ref()
     }
@@ -333,15 +333,16 @@ impl Timing {
         self.profile.take()
     }
 
-    /// Seconds of a category since the engine was created, on the host's clock. The host runs ahead of a GPU and waits
-    /// where it reads a result.
+    /// Returns the seconds of a category since the engine was created, on the host's clock. The host runs ahead of a
+    /// GPU and waits only where it reads a result.
     #[must_use]
     pub fn seconds(&self, lane: TimeCategory) -> f64 {
         let of_lane = PHASES.into_iter().filter(|phase| phase.lane() == lane);
         of_lane.map(|phase| self.phases.0[phase as usize]).sum()
     }
 
-    /// Seconds by phase since the engine was created; on the GPU's clock with `wall_clock_breakdown` on a GPU.
+    /// Returns the seconds by phase since the engine was created. They are on the GPU's clock if a run on a GPU sets
+    /// `wall_clock_breakdown`.
     pub fn phases(&self) -> PhaseSeconds {
         match &self.gpu {
             Some(gpu) if gpu.every_step => gpu.phases,

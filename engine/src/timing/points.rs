@@ -11,7 +11,7 @@ enum Part {
     Update,
 }
 
-/// Bytes of each category, followed by the total at one time.
+/// Bytes of each category, followed by the total. A peak total is the peak of the sum, not the sum of the peaks.
 pub type Bytes = [u64; CATEGORIES.len() + 1];
 
 /// Peak bytes in each part of the last step, and the bytes at its last instruction.

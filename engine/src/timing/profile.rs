@@ -122,7 +122,7 @@ fn layer(words: &[i64]) -> LayerWork {
 pub struct Found {
     /// Work of every layer of the model, each from the first rank that ran it.
     pub layers: Vec<LayerWork>,
-    /// Work on rank 0 only, where layers of other stages are zero; empty on other ranks.
+    /// Work on rank 0 only; the entries of layers on other stages are zero. Empty on other ranks.
     pub own: Vec<LayerWork>,
     /// Time of the gradient norm and the optimizer on this rank.
     pub update: Duration,

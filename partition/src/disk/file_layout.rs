@@ -20,18 +20,18 @@ pub(crate) struct FileLayout {
     pub(crate) tile: usize,
     /// Bytes per element of the working dtype.
     pub(crate) width: usize,
-    /// How the optimizer's states are stored, and then the master if there is one.
+    /// How each optimizer state is stored; the master, if there is one, is last.
     pub(crate) columns: Vec<Column>,
     /// Offset in the parameters' file.
     parameters_at: u64,
     /// Offset of the tiles in the optimizer's file. The gradients follow at `gradients_at`.
     state_at: u64,
     gradients_at: u64,
-    /// Offset, after the gradients, of the weights that are saved while their averages replace them.
+    /// Offset of the copy of the weights that is kept while their averages replace them; it follows the gradients.
     pub(crate) kept_at: u64,
-    /// Whether there is room for these weights.
+    /// Whether the file has room for this copy.
     pub(crate) has_kept: bool,
-    /// Offsets at which the next segment begins, in the optimizer's and the parameters' file.
+    /// Offsets at which the next segment begins: (in the optimizer's file, in the parameters' file).
     ends: (u64, u64),
 }
 
@@ -73,8 +73,8 @@ pub fn disk_bytes(layout: &Layout, stages: &Stages, at: Coordinates, widths: &Wi
     DiskBytes::of(&places(layout, stages, at, widths))
 }
 
-/// Returns the bytes of each buffer used to transfer an item on the rank at `at`. For a tile these are its states,
-/// gradients and parameters, as far as they are offloaded.
+/// Returns the bytes of each buffer used to transfer an item on the rank at `at`. A tile has one buffer each for its
+/// states, gradients and parameters, if they are offloaded.
 #[must_use]
 pub fn disk_buffers(layout: &Layout, stages: &Stages, at: Coordinates, widths: &Widths, item: Item) -> Vec<u64> {
     let (Item::Parameters { segment } | Item::Gradients { segment } | Item::Tile { segment, .. }) = item else {
@@ -111,8 +111,8 @@ pub(crate) fn places(layout: &Layout, stages: &Stages, at: Coordinates, widths: 
     (0..layout.segments().len()).map(of_segment).collect()
 }
 
-/// Returns the layout of a segment that begins at `next`, the offsets in the optimizer's and the parameters' file.
-/// `None` if no part of the segment is offloaded on this rank.
+/// Returns the layout of a segment that begins at the offsets `next` (in the optimizer's file, in the parameters'
+/// file). Returns `None` if no part of the segment is offloaded on this rank.
 fn place(
     layout: &Layout,
     stages: &Stages,
@@ -135,7 +135,7 @@ fn place(
     let mut place = FileLayout {
         tiers,
         elements,
-        // Tiles of whole pages, also of elements that are bytes.
+        // Tiles fill whole pages even if elements are single bytes.
         tile: layout.tile_of(segment) * if stored == 1 { 4 } else { 1 },
         width: stored,
         columns: columns(segment, widths),
@@ -158,7 +158,7 @@ fn place(
     Some(place)
 }
 
-/// Returns how a tile's optimizer states are stored, and then its master if there is one.
+/// Returns how each optimizer state of a tile is stored; the master, if there is one, is last.
 pub(super) fn columns(segment: &Segment, widths: &Widths) -> Vec<Column> {
     let master = (widths.master > 0).then_some(Column::F32);
     segment.columns(widths).into_iter().chain(master).collect()
@@ -170,12 +170,12 @@ pub(super) fn stride(column: &Column, elements: usize) -> usize {
 }
 
 impl FileLayout {
-    /// Returns the number of tiles of this rank, which may be fewer than on ranks with larger parts.
+    /// Returns the number of tiles of this rank. Ranks with larger parts may have more.
     pub(crate) fn tiles(&self) -> usize {
         self.elements.div_ceil(self.tile)
     }
 
-    /// Returns the elements of a tile within this rank's part; empty if this rank has fewer tiles.
+    /// Returns the range of a tile within this rank's part; empty if this rank has fewer tiles.
     pub(crate) fn range(&self, index: usize) -> Range<usize> {
         let start = (index * self.tile).min(self.elements);
         start..(start + self.tile).min(self.elements)
@@ -187,7 +187,7 @@ impl FileLayout {
         (0..elements).step_by(size).map(move |start| start..(start + size).min(elements))
     }
 
-    /// Returns the bytes of all states of a tile.
+    /// Returns the bytes of all states of a tile, and of its master if there is one.
     pub(crate) fn record(&self, index: usize) -> u64 {
         self.before(self.columns.len(), self.range(index).len())
     }

@@ -1,9 +1,9 @@
 //! Offloaded state: its layout in the swap files, and the transfers in flight.
 //!
-//! A rank has up to two files. One holds the shards of the parameters in the working dtype, each contiguous because it
-//! is gathered as a whole. The other holds the optimizer states and the master tile by tile, contiguous within each
-//! tile so that a tile takes one read and one write, followed by the accumulated gradients. All offsets are multiples
-//! of a page.
+//! A rank has up to two files. One holds the parameter shards in the working dtype. Each shard is contiguous because it
+//! is gathered as a whole. The other holds the optimizer states and the master, tile by tile, and then the accumulated
+//! gradients. The values of a tile are contiguous, so a tile takes one read and one write. All offsets are multiples of
+//! a page.
 
 mod file_layout;
 mod tiles;
@@ -62,7 +62,7 @@ impl<T> Tile<T> {
     }
 }
 
-/// Returns the states of the `elements` elements of a segment's tile, and the master if there is one, from their buffer.
+/// Borrows the states of a tile of `elements` elements, and the master if there is one, from the tile's buffer.
 pub(crate) fn states_in<'a>(
     buffer: &'a mut AlignedBuffer,
     rank: &Rank,
@@ -129,7 +129,8 @@ pub struct DiskUse {
 }
 
 impl DiskOptions {
-    /// Returns the I/O options of the optimizer's and the parameters' file, given which of them transfer vectors.
+    /// Returns the I/O options of the optimizer's file and of the parameters' file. A file that transfers vectors has
+    /// bounce buffers.
     fn of_files(&self, vectors: DiskVectors) -> [zero_tier::Options; 2] {
         [vectors.gradients, vectors.parameters].map(|bounce| zero_tier::Options { bounce, ..self.aio.clone() })
     }

@@ -203,7 +203,8 @@ impl Disk {
         Ok(())
     }
 
-    /// Runs the first pass of an optimizer that needs norms of whole parameters on a tile, unless the norm was not admitted.
+    /// Runs the first pass of an optimizer with two passes on a tile. Skips the tile if the gradient norm was not
+    /// admitted.
     pub(crate) fn measure_tile(
         &mut self,
         optimizer: &mut OptimizerState,
@@ -215,15 +216,15 @@ impl Disk {
         optimizer.measure_tile(&mut with, id, part, tile)
     }
 
-    /// Returns the range of a tile that has been fetched, and its values.
+    /// Returns the range and the values of a fetched tile.
     fn fetched(&mut self, id: SegmentId, index: usize) -> Result<(Range<usize>, &mut Tile<AlignedBuffer>), ZeroError> {
         let item = Item::Tile { segment: id, index };
         let part = self.place(id)?.range(index);
         Ok((part, self.tiles.get_mut(&item).ok_or_else(|| not_moving(item))?))
     }
 
-    /// Runs the optimizer step on a tile, unless the norm was not admitted. Frees the gradients of a segment in memory
-    /// with its last tile.
+    /// Runs the optimizer step on a tile, unless the gradient norm was not admitted. If the segment's gradients are in
+    /// memory, its last tile frees them.
     pub(crate) fn update_tile(
         &mut self,
         optimizer: &mut OptimizerState,
@@ -257,7 +258,7 @@ impl Disk {
         }
     }
 
-    /// Frees idle buffers, because the next part of the step needs other sizes.
+    /// Frees idle buffers, because the next part of the step needs buffers of other sizes.
     pub(crate) fn drop_buffers(&mut self, memory: &mut Memory) {
         self.buffers.clear();
         self.count_buffers(memory);

@@ -20,12 +20,12 @@ pub(crate) enum Stored {
     State(usize),
     /// The working parameters.
     Parameters,
-    /// The weights while averages of a schedule-free optimizer are in their place.
+    /// The copy of the weights that is kept while the averages of a schedule-free optimizer replace them.
     Kept,
 }
 
 impl Disk {
-    /// Returns whether a kind of a segment's values is offloaded.
+    /// Returns whether values of this kind of a segment are offloaded.
     pub(crate) fn has(&self, id: SegmentId, stored: Stored) -> bool {
         self.place_of(id).is_some_and(|place| match stored {
             Stored::State(kind) => place.tiers.optimizer == Tier::Nvme && kind < place.columns.len(),
@@ -34,7 +34,7 @@ impl Disk {
         })
     }
 
-    /// Reads values of this rank's part, from index `start` on; states in 8 bits in whole blocks.
+    /// Reads values of this rank's part, from index `start` on. A range of 8-bit states must consist of whole blocks.
     pub(crate) fn read(
         &self,
         rank: &Rank,
@@ -60,7 +60,8 @@ impl Disk {
         Ok(())
     }
 
-    /// Overwrites values of this rank's part, rounded to the type in which they are stored; states in 8 bits in whole blocks.
+    /// Overwrites values of this rank's part, rounded to the type in which they are stored. A range of 8-bit states
+    /// must consist of whole blocks.
     pub(crate) fn write(
         &self,
         rank: &Rank,
@@ -149,7 +150,8 @@ impl Disk {
 
     fn read_tile(&self, place: &FileLayout, stored: Stored, index: usize) -> Result<AlignedBuffer, ZeroError> {
         let (at, len) = offset(place, stored, index);
-        // Do not use the pool, where the buffer would stay idle through the next step, which needs other sizes.
+        // Do not take the buffer from the pool: the next step needs buffers of other sizes, so this one would stay idle
+        // there.
         let buffer = AlignedBuffer::zeroed(len)?;
         Ok(self.file(stored)?.read(at, buffer, len).wait()?)
     }
@@ -162,7 +164,7 @@ impl Disk {
     }
 }
 
-/// Returns the offset and the bytes of a kind of a tile's values, in whole pages.
+/// Returns the offset of a tile's values of this kind, and their bytes in whole pages.
 fn offset(place: &FileLayout, stored: Stored, index: usize) -> (u64, usize) {
     match stored {
         Stored::State(kind) => place.column_at(index, kind),
@@ -177,7 +179,7 @@ fn offset(place: &FileLayout, stored: Stored, index: usize) -> (u64, usize) {
     }
 }
 
-/// Borrows a state of a tile from its bytes: the state's and the tile's index are given.
+/// Borrows state `kind` of tile `index` from the tile's bytes.
 fn in_tile<'a>(
     rank: &Rank,
     id: SegmentId,
@@ -189,7 +191,7 @@ fn in_tile<'a>(
     place.columns[kind].in_bytes(name, place.range(index).len(), bytes.as_bytes_mut())
 }
 
-/// Returns the tiles that `len` values from index `start` on overlap, each with the range within it.
+/// Returns the tiles that contain the `len` values from index `start` on, each with the range within the tile.
 fn parts(
     place: &FileLayout,
     stored: Stored,
@@ -204,7 +206,7 @@ fn parts(
     if len == 0 {
         return Ok(vec![]);
     }
-    // A matrix with other values than one for each element is one tile.
+    // A matrix whose number of values differs from its number of elements is one tile.
     let size = values(place.tile).max(1);
     let of_tile = |index: usize| {
         let tile = index * size..(index + 1) * size;

@@ -73,7 +73,7 @@ impl Gpu {
         to_send(device::room(&self.device, dtype, len)?, len)
     }
 
-    /// Uploads host values on a separate stream, for all work queued from now on.
+    /// Uploads host values on a separate stream. All work queued later waits for them.
     pub(crate) fn upload_staged(&mut self, values: &CpuStorage) -> Result<Storage, ZeroError> {
         Ok(Storage::Cuda(self.staging.upload(values)?))
     }
@@ -88,7 +88,7 @@ impl Gpu {
         }))
     }
 
-    /// Notes that memory to which parameters were uploaded has been freed.
+    /// Records that GPU memory to which parameters were uploaded has been freed.
     pub(crate) fn released(&mut self) {
         self.staging.released();
     }
@@ -123,7 +123,8 @@ impl Gpu {
         Ok(self.norms.verdict()?)
     }
 
-    /// Lists the elements of this rank's part of a segment, for an optimizer step. `gradients` are the reduced ones.
+    /// Lists the values of this rank's part of a segment that an optimizer step needs. `gradients` are the reduced
+    /// gradients.
     pub(crate) fn to_update<'a>(
         &self,
         rank: &'a Rank,
@@ -159,7 +160,7 @@ impl Gpu {
             };
             let master = master.map(|master| master.at(at.clone())).transpose()?;
             let mut states = states.iter().map(|state| state.at(at.clone())).collect::<Result<Vec<_>, _>>()?;
-            // The average is the first of the states.
+            // The average of the weights is the first state.
             let averages = rank.options.average.map(|_| states.remove(0));
             let parts = Updated {
                 parameters: master.unwrap_or(values),
@@ -174,7 +175,8 @@ impl Gpu {
         Ok(updated)
     }
 
-    /// Runs an optimizer step in as few launches as possible. With `is_judged` it acts on the verdict of the last norm.
+    /// Runs an optimizer step in as few launches as possible. With `is_judged`, the kernels read the verdict on the
+    /// last norm from GPU memory.
     pub(crate) fn step(
         &self,
         factors: [&Factors; 2],
@@ -198,12 +200,12 @@ fn parts<'a>(gradients: &[(&'a FlatBuffer, Vec<Range<usize>>)]) -> Result<Vec<Pa
     Ok(parts)
 }
 
-/// Waits for the contributions that `made` holds for these leaves, and adds them to gradients on the host.
+/// Waits for the gradients of these leaves in `made`, which are on the GPU, and adds them to the gradients on the host.
 pub(crate) fn add_to_host(host: &mut Gradients, made: &Gradients, leaves: &[TensorId]) -> Result<(), ZeroError> {
     Ok(host.bring(made, leaves)?)
 }
 
-/// Copies a range between storages of the same dtype, of which at least one is on a GPU.
+/// Copies a range between storages of the same dtype. At least one of them is on a GPU.
 pub(crate) fn copy(
     from: &Storage,
     source: Range<usize>,
@@ -266,7 +268,7 @@ pub(crate) fn storage_of(buffer: Buffer) -> Result<CudaStorage, ZeroError> {
     Ok(device::storage_of(buffer)?)
 }
 
-/// Copies a tensor on a GPU, of dtype f32, bf16 or f16, into a buffer that can be sent from there.
+/// Copies a GPU tensor of dtype f32, bf16 or f16 into a buffer that can be sent directly from the GPU.
 ///
 /// # Errors
 /// Fails if the tensor is on another device or has another dtype, or if the GPU is out of memory.

@@ -1,8 +1,8 @@
-//! The GPU that runs the layers, as far as a rank's state needs it: memory, copies to and from the host, the gradient
-//! norm and the optimizer step.
+//! The operations that a rank's state needs of the GPU that runs the layers: memory, copies to and from the host, the
+//! gradient norm and the optimizer step.
 //!
-//! Two modules have one interface. `device` calls CUDA. `none` takes its place in a program without the feature `cuda`:
-//! its `Gpu` has no value, so the code that calls it needs no feature.
+//! The modules `device` and `none` have the same interface. Without the feature `cuda`, `none` replaces `device`. Its
+//! `Gpu` has no values, so callers compile without a feature check.
 
 #[cfg(feature = "cuda")]
 #[path = "device.rs"]

@@ -1,5 +1,5 @@
-//! No GPU: the interface of `device` in a program without CUDA. No value of [`Gpu`] exists, so its methods cannot be
-//! called. Functions that get a value from elsewhere return an error, because the value cannot be on a GPU.
+//! The interface of `device` for a program without CUDA. No value of [`Gpu`] exists, so its methods cannot be called.
+//! Functions that take a value return an error, because no value can be on a GPU.
 
 use std::convert::Infallible;
 use std::ops::Range;
@@ -23,7 +23,7 @@ pub(crate) struct Gpu(Infallible);
 /// A download in flight. No value exists.
 pub(crate) struct Arriving(Infallible);
 
-/// Elements that an optimizer step on a GPU updates. No value exists.
+/// Values that an optimizer step on a GPU reads and updates. No value exists.
 pub(crate) struct Updated<'a>(Infallible, std::marker::PhantomData<&'a ()>);
 
 impl Arriving {
@@ -141,7 +141,7 @@ pub(crate) fn storage_of(_: Buffer) -> Result<CudaStorage, ZeroError> {
     Err(elsewhere())
 }
 
-/// Copies a tensor on a GPU, of dtype f32, bf16 or f16, into a buffer that can be sent from there.
+/// Copies a GPU tensor of dtype f32, bf16 or f16 into a buffer that can be sent directly from the GPU.
 ///
 /// # Errors
 /// Fails if the tensor is on another device or has another dtype, or if the GPU is out of memory.

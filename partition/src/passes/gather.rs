@@ -16,11 +16,11 @@ pub struct GatherOptions {
     pub overlap: bool,
 }
 
-/// Inserts [`Instruction::Gather`], [`Instruction::AwaitGather`] and [`Instruction::Release`] around the compute. One gather
-/// gets all segments that a layer needs and that are not gathered yet.
+/// Inserts [`Instruction::Gather`], [`Instruction::AwaitGather`] and [`Instruction::Release`] around the compute. One
+/// gather covers all segments that a layer needs and that are not gathered yet.
 ///
-/// Segments with secondary shards are gathered from them, by [`Instruction::GatherSecondary`], unless they were not gathered
-/// since the program began or the segment was updated.
+/// [`Instruction::GatherSecondary`] gathers segments from their secondary shards. The first gather of a segment in the
+/// program, and the first one after its update, is from all shards.
 ///
 /// No segment stays gathered across an [`Instruction::Update`], which would make it stale.
 #[must_use]
@@ -83,16 +83,16 @@ struct Pass<'a> {
     shape: &'a ModelShape,
     options: &'a GatherOptions,
     uses: &'a [Use],
-    /// For each segment, its positions in `uses`.
+    /// For each segment, the indices of its uses in `uses`.
     places: Vec<Vec<usize>>,
     /// Total elements of all uses before each use.
     before: Vec<usize>,
     state: Vec<State>,
-    /// Elements of all segments in flight, and of all gathered ones.
+    /// Total elements of the segments in flight, and of the gathered segments.
     in_flight: usize,
     gathered: usize,
     started: Vec<Started>,
-    /// For each segment, whether its secondary shards have the values of its parameters.
+    /// For each segment, whether its secondary shards hold the current values of its parameters.
     filled: Vec<bool>,
     out: Vec<Instruction>,
 }
@@ -126,8 +126,8 @@ impl<'a> Pass<'a> {
         }
     }
 
-    /// Starts gathers for the following uses, in order, up to the first one that the options do not allow. The bucket
-    /// limits what is in flight besides the first one: a layer that exceeds it is prefetched alone.
+    /// Starts gathers for the following uses, in order, until the options forbid the next one. The bucket limits the
+    /// elements in flight, except that the first gather may exceed it: a larger layer is prefetched alone.
     fn prefetch(&mut self, position: usize) {
         if self.options.prefetch == 0 {
             return;
@@ -164,7 +164,7 @@ impl<'a> Pass<'a> {
         distance <= self.options.max_reuse_distance && (distance == 0 || live <= self.options.max_live)
     }
 
-    /// Starts gathering those of the segments that are released.
+    /// Starts gathering the segments that are released.
     fn start(&mut self, segments: &[SegmentId]) {
         for from_secondary in [false, true] {
             let is_wanted = |&&id: &&SegmentId| self.state[id] == State::Released && self.filled[id] == from_secondary;

@@ -8,7 +8,7 @@ use zero_pipeline::{Instruction, Item, LayerId, Program};
 /// step.
 ///
 /// Inputs are written while the next layers run, and read while the previous group runs its backward. Inputs stay in
-/// memory if nothing else is kept or recomputed before they are needed.
+/// memory if the program keeps or recomputes nothing else before they are needed.
 #[must_use]
 pub fn keep_on_disk(program: Program) -> Program {
     let Program { instructions, micro_batches } = program;

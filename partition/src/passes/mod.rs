@@ -29,7 +29,7 @@ pub struct PassOptions {
     pub gather: GatherOptions,
     /// Reductions of gradients.
     pub reduce: ReduceOptions,
-    /// Refreshes of parameters that are replicated but updated in parts.
+    /// Options of refreshes, which gather replicated parameters that ranks update in parts.
     pub refresh: RefreshOptions,
     /// Offloading to a disk.
     pub offload: OffloadOptions,

@@ -10,7 +10,8 @@ use zero_pipeline::{Instruction, Item, ModelShape, Program, SegmentId, Tier};
 /// Options of offloading, named by DeepSpeed's keys of `offload_optimizer` and `offload_param`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OffloadOptions {
-    /// `offload_param.buffer_count`: maximum parameter shards in memory or being read, but at least those of one layer.
+    /// `offload_param.buffer_count`: maximum number of parameter shards in memory or being read. The shards of one
+    /// layer may exceed it.
     pub shards: usize,
     /// `offload_optimizer.buffer_count`: maximum tiles of optimizer state in memory; at least 1.
     pub tiles: usize,
@@ -21,7 +22,7 @@ pub struct OffloadOptions {
 }
 
 impl OffloadOptions {
-    /// One shard and one tile at a time, without overlap.
+    /// Transfers one shard and one tile at a time, without overlap.
     pub const PLAIN: Self = Self { shards: 1, tiles: 1, reads_ahead: false, writes_behind: false };
 
     /// Returns how many tiles are read ahead of the one being updated.
@@ -41,8 +42,8 @@ pub fn offload(program: Program, shape: &ModelShape, options: &OffloadOptions) -
     Program { instructions: tiles(instructions, shape, options), micro_batches }
 }
 
-/// Reads shards before they are gathered. At most `buffers` shards are in memory or being read, except that all shards of one
-/// gather are in memory together.
+/// Reads shards before they are gathered. At most `buffers` shards are in memory or being read, but all shards of one
+/// gather are always in memory together.
 fn parameters(instructions: Vec<Instruction>, shape: &ModelShape, buffers: usize) -> Vec<Instruction> {
     let is_stored = |segment: &SegmentId| shape.segments[*segment].tiers.parameters == Tier::Nvme;
     let gathered = |instruction: &Instruction| match instruction {
@@ -55,7 +56,7 @@ fn parameters(instructions: Vec<Instruction>, shape: &ModelShape, buffers: usize
     let mut starts: BTreeMap<usize, Vec<SegmentId>> = BTreeMap::new();
     let mut latest = 0;
     for (index, &(at, segment)) in gathers.iter().enumerate() {
-        // The buffers of earlier gathers are free once those have been awaited.
+        // The buffers of a gather are free once the gather has been awaited.
         let freed = |&(at, segment): &(usize, SegmentId)| {
             let awaits =
                 |i: &Instruction| matches!(i, Instruction::AwaitGather { segments } if segments.contains(&segment));
@@ -133,8 +134,8 @@ fn settle(written: &mut Vec<Item>, on_disk: &mut Vec<Item>, out: &mut Vec<Instru
     }
 }
 
-/// Splits the updates of offloaded segments into tiles. Before the first update, the tiles of optimizers with two passes are
-/// measured.
+/// Splits the updates of offloaded segments into tiles. If an optimizer has two passes, its tiles are measured before
+/// the first update.
 fn tiles(instructions: Vec<Instruction>, shape: &ModelShape, options: &OffloadOptions) -> Vec<Instruction> {
     let tiers = |segment: SegmentId| shape.segments[segment].tiers;
     let updated = instructions.iter().filter_map(|instruction| match *instruction {
@@ -149,7 +150,7 @@ fn tiles(instructions: Vec<Instruction>, shape: &ModelShape, options: &OffloadOp
     for item in measured {
         first.process(item, |segment, tile| Instruction::MeasureTile { segment, tile });
     }
-    // All of them are on the disk again before one is read for its update.
+    // All measured tiles are back on the disk before the first tile is read for its update.
     let mut first = first.finish();
     let mut work = Tiles::new(updated.into_iter().flat_map(tiles_of).collect(), options);
     for instruction in instructions {

@@ -1,4 +1,4 @@
-//! Gathers updated parameters that are replicated but updated in parts by different ranks: all parameters at ZeRO
+//! Gathers replicated parameters after different ranks have updated different parts of them: all parameters at ZeRO
 //! stages 1 and 2, and persistent parameters at stage 3.
 
 use zero_pipeline::{Instruction, LayerId, ModelShape, Program, SegmentId};
@@ -10,8 +10,8 @@ pub struct RefreshOptions {
     pub bucket: Option<usize>,
     /// `overlap_comm`: awaits a refresh after the next update instead of immediately.
     pub overlap: bool,
-    /// Refreshes after the last update. If a segment has one owner, the other ranks would wait for its update before their
-    /// own.
+    /// Refreshes only after the last update. If a segment has one owner, an earlier refresh would make the other ranks
+    /// wait for the owner's update before their own.
     pub last: bool,
 }
 
@@ -42,7 +42,7 @@ pub fn refresh(program: Program, shape: &ModelShape, options: &RefreshOptions) -
     Program { instructions: out, micro_batches: program.micro_batches }
 }
 
-/// The program so far, and the segments whose refresh it has not begun or not awaited.
+/// The program so far, and the segments whose refresh it has not started or not awaited.
 struct Refreshes<'a> {
     shape: &'a ModelShape,
     options: &'a RefreshOptions,
@@ -66,7 +66,7 @@ impl Refreshes<'_> {
         }
     }
 
-    /// Starts the refresh of the bucket, and awaits those before it.
+    /// Starts the refresh of the bucket. Awaits the pending refreshes, except this one with `overlap_comm`.
     fn start(&mut self) {
         if !self.bucket.is_empty() {
             let segments = std::mem::take(&mut self.bucket);

@@ -2,9 +2,9 @@
 
 use zero_pipeline::{Content, Instruction, Message, ModelShape, Program, SegmentId, StageId, Stages};
 
-/// Appends the messages at the end, when every rank of the owner's group has the new values, in the order of the
-/// segments on both sides. Each rank sends what it holds: the whole segment if parameters are replicated, its shard if
-/// they are sharded.
+/// Appends the messages at the end of the program, when every rank of the owner's group has the new values. Sender and
+/// receiver use the same order of segments. Each rank sends the parameters that it holds: the whole segment if they are
+/// replicated, its shard if they are sharded.
 #[must_use]
 pub fn tie(program: Program, shape: &ModelShape, stages: &Stages, stage: StageId) -> Program {
     let Program { instructions: mut out, micro_batches } = program;

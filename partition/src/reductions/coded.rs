@@ -1,5 +1,5 @@
-//! Reductions that send codes (qgZ): one all-to-all or two. Each rank decodes what it receives and adds it up in f32, in the
-//! order of the ranks.
+//! Reductions that send codes (qgZ), in one or two all-to-alls. Each rank decodes the codes that it receives and sums
+//! the values in f32, in the order of the ranks.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -20,8 +20,8 @@ pub(super) fn levels(rank: &Rank, id: SegmentId) -> Vec<CodedLevel> {
     rank.segment(id).reduced_as(rank.options.coded, rank.groups.mesh(), rank.groups.at())
 }
 
-/// Starts the all-to-all of a level. `values` are those of the whole segment at the first level, and after it the sum of the
-/// level before. The codes count as staging in their place.
+/// Starts the all-to-all of a level. At the first level, `values` are the gradients of the whole segment; at the
+/// second, the sum of the first. The codes replace them in the staging count.
 pub(super) fn exchange(
     rank: &Rank,
     memory: &mut Memory,
@@ -58,7 +58,8 @@ pub(super) fn exchange(
     Ok(communicator(rank, level).all_to_all(Buffer::U8(sent), received, &counts, &vec![own; ranks]))
 }
 
-/// Adds up what a level has received, in the order of its ranks. The sum counts as staging in place of the codes.
+/// Decodes and sums the codes that a level has received, in the order of its ranks. The sum replaces the codes in the
+/// staging count.
 pub(super) fn sum(
     rank: &Rank,
     memory: &mut Memory,
@@ -81,7 +82,8 @@ pub(super) fn sum(
     Ok(FlatBuffer::Host(sum))
 }
 
-/// Returns the communicator of a level: the near group and the ranks at the same place of all near groups, or the shard group.
+/// Returns the communicator of a level. In a divided shard group, level 0 is the near group, and level 1 the ranks at
+/// the same position in all near groups; otherwise it is the shard group.
 fn communicator(rank: &Rank, level: usize) -> &Arc<dyn Communicator> {
     let of_level = if level == 0 { rank.groups.near() } else { rank.groups.across() };
     of_level.unwrap_or_else(|| rank.shards())

@@ -1,4 +1,4 @@
-//! Reductions in flight. Some of them are several collectives, one after the other.
+//! Reductions in flight. Some reductions consist of several collectives, one after the other.
 
 use zero_comm::{Buffer, Exchanged, Pending, ReduceOp, Scattered};
 use zero_pipeline::SegmentId;
@@ -13,20 +13,21 @@ use crate::rank::Rank;
 pub(super) struct PendingReduce {
     pub(super) segments: Vec<SegmentId>,
     pub(super) micro_batch: MicroBatch,
-    /// Whether micro-batches are summed before the replicates of a shard are.
+    /// Whether gradients are summed over micro-batches before they are summed over the replicates of a shard.
     pub(super) sums_first: bool,
     pub(super) started: Vec<Started>,
 }
 
-/// A reduction of segments of a bucket.
+/// The reduction of some or all segments of a bucket.
 pub(super) struct Started {
     pub(super) segments: Vec<SegmentId>,
     pub(super) reduction: Reduction,
 }
 
-/// Each collective is one operation on all segments, except for those that send codes, which are of one segment.
+/// A reduction of segments, by its current collective. A collective covers all segments, or one segment if it sends
+/// codes.
 pub(super) enum Reduction {
-    /// With one rank, the local gradients are the sums.
+    /// No collective: with one rank, the local gradients are the sums.
     Alone(Vec<KeptGradient>),
     /// An all-reduce over the data-parallel group.
     All(Pending<Vec<Buffer>>),
@@ -34,12 +35,12 @@ pub(super) enum Reduction {
     Scatter(Pending<Vec<Scattered>>),
     /// The all-to-all of this level of codes.
     Coded(usize, Pending<Exchanged>),
-    /// The all-reduce of the shards over their replicates that follows, and the inputs of the reduce-scatter; none after
-    /// codes.
+    /// The all-reduce of the reduced shards over their replicates. Also the inputs of the reduce-scatter before it;
+    /// none after codes.
     Replicates(Vec<Buffer>, Pending<Vec<Buffer>>),
 }
 
-/// Buffers of one kind of collective, on the host and on the GPU, which are separate operations.
+/// Buffers of one kind of collective. Buffers on the host and buffers on the GPU need separate collectives.
 pub(super) struct ByPlace<T>([(Vec<SegmentId>, Vec<T>); 2]);
 
 impl<T> Default for ByPlace<T> {
@@ -63,8 +64,9 @@ impl<T> ByPlace<T> {
 }
 
 impl Reductions {
-    /// Starts the next collective of each reduction that has several and whose current one is complete. Waits for the current
-    /// ones of the first `due` buckets. All ranks start the collectives of a communicator in the order of the reductions.
+    /// Starts the next collective of each reduction whose current collective is complete and not the last. Waits for
+    /// the current collectives of the first `due` buckets. All ranks start the collectives of a communicator in the
+    /// order of the reductions.
     pub(super) fn pass_on(&mut self, rank: &Rank, memory: &mut Memory, due: usize) -> Result<(), ZeroError> {
         if rank.groups.across().is_some() {
             let is_done = |_: bool, reduction: &Reduction| match reduction {
@@ -103,8 +105,9 @@ impl Reductions {
         })
     }
 
-    /// Replaces reductions by what `next` starts, in their order: those that are due, and the others up to the first one that
-    /// is not complete. `is_done` returns `None` for a reduction that is not to be replaced; it gets [`PendingReduce::sums_first`].
+    /// Replaces reductions, in order, by the reductions that `next` returns: all that are due, and further ones up to
+    /// the first that is not complete. `is_done` receives [`PendingReduce::sums_first`] and returns `None` for a
+    /// reduction that must not be replaced.
     fn advance(
         &mut self,
         due: usize,

@@ -34,9 +34,9 @@ pub(crate) struct Reductions {
     /// Instructions that wait for gradients from the GPU, in program order.
     late: VecDeque<Late>,
     reducing: VecDeque<PendingReduce>,
-    /// All-reduces of sums of several micro-batches over the replicates of shards.
+    /// All-reduces, over the replicates of shards, of sums of several micro-batches.
     over_replicates: Vec<(Vec<SegmentId>, Pending<Vec<Buffer>>)>,
-    /// Squares of this rank's gradients of single micro-batches, if they are summed.
+    /// Sum of squares of this rank's gradients of single micro-batches, if the options ask for it.
     of_micro_batches: ExactSum,
 }
 
@@ -82,8 +82,8 @@ impl Reductions {
         }
     }
 
-    /// Starts the next collectives of reductions that can go on, and runs the instructions that wait for gradients from the
-    /// GPU.
+    /// Starts the next collectives of reductions that can continue, and runs the instructions that wait for gradients
+    /// from the GPU.
     pub(crate) fn catch_up(&mut self, rank: &Rank, memory: &mut Memory) -> Result<(), ZeroError> {
         self.pass_on(rank, memory, 0)?;
         while let Some(late) = self.late.pop_front() {
@@ -100,8 +100,8 @@ impl Reductions {
         Ok(())
     }
 
-    /// Runs an instruction immediately, unless gradients come from a GPU. It then runs once the next layer's backward
-    /// has been launched.
+    /// Runs an instruction immediately. If gradients come from a GPU, it runs once the next layer's backward has been
+    /// launched.
     fn run(&mut self, rank: &Rank, memory: &mut Memory, late: Late) -> Result<(), ZeroError> {
         self.late.push_back(late);
         if rank.brings_gradients() { Ok(()) } else { self.catch_up(rank, memory) }
@@ -118,8 +118,8 @@ impl Reductions {
         self.run(rank, memory, Late::Accumulate(id, Box::new(local.take(id)?)))
     }
 
-    /// Starts reducing a bucket over the ranks: the micro-batch's gradients if they are sharded, or the accumulated
-    /// ones if they are replicated.
+    /// Starts reducing a bucket over the ranks: the micro-batch's gradients if gradients are sharded, or the
+    /// accumulated gradients if they are replicated.
     pub(crate) fn reduce(
         &mut self,
         rank: &Rank,
@@ -136,8 +136,8 @@ impl Reductions {
         self.run(rank, memory, Late::Reduce(ids.to_vec(), micro_batch, opens))
     }
 
-    /// Adds a summand, which the ledger counts as staging, to the accumulator. The summand's memory moves to the
-    /// gradients only if it opens a partial sum; in order of arrival, only the first summand does.
+    /// Adds a summand, which the ledger counts as staging, to the accumulator. Its memory counts as gradients only if
+    /// it starts a new partial sum; with `Order::Arrival`, only the first summand does.
     fn add_up(&mut self, memory: &mut Memory, id: SegmentId, summand: KeptGradient) -> Result<(), ZeroError> {
         let (elements, width, mut merged) = (summand.len(), summand.width(), 0);
         self.segments[id].accumulated.add(summand, |done| {
@@ -152,7 +152,7 @@ impl Reductions {
         Ok(())
     }
 
-    /// Adds accumulated gradients that were read from the disk, and that the ledger counts already.
+    /// Adds accumulated gradients that were read from the disk. The ledger already counts them.
     pub(crate) fn add_stored(&mut self, id: SegmentId, sum: Vec<f32>) -> Result<(), ZeroError> {
         self.segments[id].accumulated.add(KeptGradient::F32(sum.into()), drop)
     }
@@ -263,8 +263,7 @@ impl Reductions {
         self.add_up(memory, id, shard)
     }
 
-    /// Stores this rank's part of a reduce-scatter. Reuses the memory of the input, which is in the communication
-    /// dtype.
+    /// Stores this rank's part of a reduce-scatter. Reuses the memory of `input`, which is in the communication dtype.
     fn file(
         &mut self,
         rank: &Rank,
@@ -296,8 +295,8 @@ impl Reductions {
     }
 }
 
-/// Rounds a gradient to the communication dtype, as a rank of several does before it sends it. Values on a GPU are rounded
-/// when they are read.
+/// Rounds a gradient to the communication dtype, as a rank of a larger group does before it sends the gradient. Values
+/// on a GPU are rounded when they are read.
 fn rounded(local: FlatBuffer, dtype: DType) -> Result<FlatBuffer, ZeroError> {
     if local.host().is_none() {
         return gpu::travelled(local, dtype);
@@ -311,7 +310,7 @@ fn rounded(local: FlatBuffer, dtype: DType) -> Result<FlatBuffer, ZeroError> {
     Ok(FlatBuffer::Host(values))
 }
 
-/// Returns what the reduce-scatter of a segment sends and receives.
+/// Returns the buffers that the reduce-scatter of a segment sends and receives.
 fn to_scatter(rank: &Rank, memory: &mut Memory, id: SegmentId, local: KeptGradient) -> Result<ToScatter, ZeroError> {
     let counts = rank.segment(id).counts();
     let own = counts[rank.shards().rank()];

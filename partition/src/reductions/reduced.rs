@@ -1,4 +1,4 @@
-//! The reduced gradients of segments: how updates read them, and how they are freed or offloaded.
+//! The reduced gradients of segments. Updates read them here; afterwards they are freed or offloaded.
 
 use std::ops::Range;
 
@@ -16,7 +16,7 @@ use crate::rank::Rank;
 use crate::threads::add_parameter_range;
 
 impl Reductions {
-    /// Turns the accumulated sharded gradients into the reduced ones, after the last micro-batch.
+    /// Turns the accumulated sharded gradients into the reduced gradients, after the last micro-batch.
     pub(crate) fn settle(&mut self, rank: &Rank, memory: &mut Memory, id: SegmentId) -> Result<(), ZeroError> {
         self.catch_up(rank, memory)?;
         if let Some(at) = self.over_replicates.iter().position(|(ids, _)| ids.contains(&id)) {
@@ -36,8 +36,8 @@ impl Reductions {
         self.segments[id].reduced.as_ref().ok_or_else(not_reduced)
     }
 
-    /// Returns the reduced gradients of a part of this rank's part of a segment, which are on the host: those in a
-    /// tile's buffer, or those in memory.
+    /// Returns the reduced gradients, on the host, of `part`, a range of this rank's part of a segment: from a tile's
+    /// buffer or from memory.
     pub(crate) fn part<'a>(
         &'a self,
         rank: &Rank,
@@ -59,9 +59,9 @@ impl Reductions {
         Ok(gradients)
     }
 
-    /// Frees a segment's reduced gradients, after an update or in a skipped step. If parameters are sharded, memory
-    /// matters more than the time to clear it, so the gradients are freed and the activations of the next forward can
-    /// use their memory.
+    /// Frees a segment's reduced gradients, after an update or in a skipped step. If parameters are sharded, saving
+    /// memory matters more than the time to clear new pages. The gradients then return to the allocator, so the
+    /// activations of the next forward can use their memory.
     pub(crate) fn discard(&mut self, rank: &Rank, memory: &mut Memory, id: SegmentId) -> Result<(), ZeroError> {
         let gradients = self.take_reduced(memory, id)?;
         match rank.placements(id).parameters {

@@ -16,7 +16,7 @@ use crate::rank::Rank;
 use crate::threads::add_parameter_range;
 
 impl Reductions {
-    /// Adds the squares of a micro-batch's gradient, if they are summed.
+    /// Adds the squares of a micro-batch's gradient to their sum, if the options ask for it.
     pub(super) fn add_micro_batch(&mut self, rank: &Rank, id: SegmentId, local: &FlatBuffer) {
         let Some(local) = local.host().filter(|_| rank.options.sums_micro_batches) else { return };
         for piece in &rank.segment(id).pieces {
@@ -24,12 +24,13 @@ impl Reductions {
         }
     }
 
-    /// Takes the squares of this rank's gradients of single micro-batches since the last call.
+    /// Takes the sum of squares of this rank's gradients of single micro-batches since the last call.
     pub(crate) fn take_micro_batch_squares(&mut self) -> ExactSum {
         std::mem::replace(&mut self.of_micro_batches, ExactSum::new())
     }
 
-    /// Adds the squares of this rank's share of the reduced gradients that are not on the GPU, to the sum of each clipping.
+    /// Adds the squares of the reduced gradients on the host, as far as they are in this rank's share, to the sum of
+    /// their clipping.
     pub(crate) fn add_squares(
         &mut self,
         rank: &Rank,
@@ -50,7 +51,7 @@ impl Reductions {
         Ok(())
     }
 
-    /// Passes this rank's share of the reduced gradients on the GPU to `then`, as ranges of buffers.
+    /// Calls `then` with this rank's share of the reduced gradients on the GPU, as ranges of buffers.
     pub(crate) fn on_gpu<T>(
         &mut self,
         rank: &Rank,
@@ -66,19 +67,19 @@ impl Reductions {
     }
 }
 
-/// Returns a sum for each clipping.
+/// Returns an empty sum for each clipping.
 pub(crate) fn no_squares(rank: &Rank) -> Vec<ExactSum> {
     vec![ExactSum::new(); 1 + rank.options.clippings.len()]
 }
 
-/// Returns how the gradient of a parameter is clipped.
+/// Returns the index of the clipping of a parameter's gradient.
 pub(super) fn clipping(rank: &Rank, parameter: ParameterId) -> usize {
     rank.model.parameters()[parameter].tuning().clipping
 }
 
-/// Returns this rank's share of a segment, as parameters with their ranges of the reduced gradients. With replicated
-/// gradients too, each rank has only its shard, and of replicates only the first has it, so that no element is counted
-/// twice. Of a tensor group only the first rank has parameters that are not cut.
+/// Returns this rank's share of a segment: pairs of a parameter and its range in the reduced gradients. So that no
+/// element is counted twice, a rank's share is its shard even if gradients are replicated, only the first of the
+/// replicates has a share, and only the first rank of a tensor group counts parameters that are not cut.
 fn shares(rank: &Rank, id: SegmentId) -> Vec<(ParameterId, Range<usize>)> {
     if !rank.speaks() {
         return vec![];

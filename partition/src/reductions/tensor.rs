@@ -1,7 +1,7 @@
-//! Sums over the ranks of a tensor group: the gradients of parameters that are not cut.
+//! Sums the gradients of parameters that are not cut over the ranks of a tensor group.
 //!
-//! Each rank of the group computes such a gradient from its slice of the positions, or from its part of the layers. Once the
-//! gradients of a step are reduced, all ranks of the group have the same shards of them.
+//! Each rank of the group computes a part of such a gradient, from its slice of the positions or from its part of the
+//! layers. Once the gradients of a step are reduced, all ranks of the group hold the same shards.
 
 use std::ops::Range;
 
@@ -17,8 +17,8 @@ use crate::memory::Memory;
 use crate::rank::Rank;
 
 impl Reductions {
-    /// Sums over the tensor group, if there is one, what this rank updates of the parameters that are not cut. One collective for
-    /// all of them, in f32, on the host.
+    /// Sums, over the tensor group if there is one, the gradients that this rank updates of parameters that are not
+    /// cut. Uses one collective for all of them, in f32, on the host.
     pub(crate) fn sum_over_tensor_group(&mut self, rank: &Rank, memory: &mut Memory) -> Result<(), ZeroError> {
         let Some(group) = rank.groups.tensor() else { return Ok(()) };
         let parts: Vec<(SegmentId, Range<usize>)> =
@@ -59,7 +59,8 @@ impl Reductions {
     }
 }
 
-/// Returns the ranges of a segment's reduced gradients that this rank updates and that belong to parameters that are not cut.
+/// Returns the ranges of a segment's reduced gradients that belong to parameters that are not cut and that this rank
+/// updates.
 fn shared(rank: &Rank, id: SegmentId) -> Vec<(SegmentId, Range<usize>)> {
     let (segment, own) = (rank.segment(id), rank.own_range(id));
     let offset = segment.begin_in_gradients(&own);

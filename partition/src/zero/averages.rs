@@ -9,7 +9,7 @@ use crate::error::ZeroError;
 use crate::ledger::Category;
 
 impl ShardedState {
-    /// Exchanges the trainable parameters with their averages; the second call restores both, bit for bit. Collective:
+    /// Exchanges the trainable parameters with their averages. A second call restores both, bit-identical. Collective:
     /// every rank must call it. Changes nothing without averages.
     ///
     /// # Errors
@@ -33,7 +33,7 @@ impl ShardedState {
         let (layout, stages) = (self.rank.layout.clone(), self.rank.stages.clone());
         for (id, segment) in layout.segments().iter().enumerate().filter(|(_, segment)| segment.is_trainable) {
             let placements = segment.placements;
-            // Ranks that hold parameters without their state, and then pipeline stages.
+            // First update ranks that hold parameters without their state, and then the other pipeline stages.
             if placements.parameters == Placement::Replicated
                 && placements.optimizer == Placement::Sharded
                 && self.owns(id)
@@ -52,8 +52,9 @@ impl ShardedState {
         Ok(())
     }
 
-    /// Exchanges weights with the averages of a schedule-free optimizer, whose states are their differences. The weights are
-    /// kept, on the disk if the states are there, since they cannot be computed from averages and differences to the bit.
+    /// Exchanges weights with the averages of a schedule-free optimizer, whose states are the differences of the two. A
+    /// copy of the weights is kept, on the disk if the states are there, because computing them from averages and
+    /// differences would not be bit-identical.
     fn exchange_sums(&mut self, ranges: &[Range]) -> Result<(), ZeroError> {
         let kept = std::mem::take(&mut self.weights);
         if !kept.is_empty() {
@@ -86,7 +87,7 @@ impl ShardedState {
         Ok(())
     }
 
-    /// Returns the segment of a range, and where the range begins in this rank's part of it.
+    /// Returns the segment of a range, and the index at which the range begins in this rank's part of the segment.
     fn place_of(&self, range: &Range) -> Result<(SegmentId, usize), ZeroError> {
         let (id, at) = self.locate(range)?;
         Ok((id, at.start.checked_sub(self.rank.own_range(id).start).ok_or_else(missing)?))

@@ -10,8 +10,8 @@ use super::shards::{Kind, Range};
 use crate::error::ZeroError;
 
 impl ShardedState {
-    /// Gathers all values of a parameter on every rank; if it is cut, those of the whole parameter. Collective: every
-    /// rank must call it.
+    /// Gathers all values of a parameter on every rank; if it is cut, the values of the whole parameter. Collective:
+    /// every rank must call it.
     ///
     /// # Errors
     /// Returns the error of the collective.
@@ -32,7 +32,7 @@ impl ShardedState {
         Ok(whole)
     }
 
-    /// Gathers all values of what the ranks of this plane have of a parameter.
+    /// Gathers all values of a parameter, or of this plane's part of it if the parameter is cut.
     fn full_of_rank(&mut self, kind: Kind, parameter: ParameterId) -> Result<Vec<f32>, ZeroError> {
         let elements = self.rank.model.parameters()[parameter].elements();
         let stored = self.rank.model.parameters()[parameter].stored_elements();

@@ -21,7 +21,7 @@ impl ShardedState {
         self.parameters.gather(&self.rank, &mut self.memory, &self.disk, ids)
     }
 
-    /// Waits for the gather and fills the segments' leaves, and this rank's secondary shards if there are some.
+    /// Waits for the gather. Fills the segments' leaves, and this rank's secondary shards if there are any.
     ///
     /// # Errors
     /// Returns the error of the collective.
@@ -53,7 +53,7 @@ impl ShardedState {
         leaves::release(&self.rank, &mut self.memory, &self.disk, id)
     }
 
-    /// Starts gathering updated parameters that are replicated.
+    /// Starts gathering updated replicated parameters.
     ///
     /// # Errors
     /// Fails if candle cannot read them.
@@ -108,7 +108,7 @@ impl ShardedState {
         self.catch_up()
     }
 
-    /// Runs the instructions that wait for the gradients of an earlier backward, while the GPU is busy with this one.
+    /// Runs the instructions that wait for the gradients of an earlier backward, while the GPU runs the current one.
     fn catch_up(&mut self) -> Result<(), ZeroError> {
         self.gradients.catch_up(&self.rank, &mut self.memory)
     }
@@ -121,8 +121,8 @@ impl ShardedState {
         self.gradients.accumulate(&self.rank, &mut self.memory, &mut self.local, id)
     }
 
-    /// Starts reducing a bucket over the ranks: the micro-batch's gradients if they are sharded, or the accumulated
-    /// ones if they are replicated. `micro_batches` is their number in the step.
+    /// Starts reducing a bucket over the ranks: the micro-batch's gradients if gradients are sharded, or the
+    /// accumulated gradients if they are replicated. `micro_batches` is the number of micro-batches in the step.
     ///
     /// # Errors
     /// Fails if a gradient is incomplete.
@@ -131,7 +131,7 @@ impl ShardedState {
         self.gradients.reduce(&self.rank, &mut self.memory, &mut self.local, ids, micro_batch)
     }
 
-    /// Takes the sum of the squares of this rank's gradients of single micro-batches since the last call; zero unless
+    /// Takes the sum of squares of this rank's gradients of single micro-batches since the last call; zero unless
     /// [`ZeroOptions::sums_micro_batches`](super::ZeroOptions::sums_micro_batches) is set.
     pub fn take_micro_batch_squares(&mut self) -> ExactSum {
         self.gradients.take_micro_batch_squares()
@@ -158,8 +158,8 @@ impl ShardedState {
     }
 
     /// Runs the optimizer step on this rank's part of a segment, or skips it if the norm was not admitted, and frees
-    /// the gradients. On a GPU, one launch updates several segments, at the latest in
-    /// [`ShardedState::carry_out_updates`].
+    /// the gradients. Segments on a GPU are only queued: [`ShardedState::carry_out_updates`] updates them with few
+    /// launches.
     ///
     /// # Errors
     /// Fails if the gradients are not reduced.
@@ -177,7 +177,8 @@ impl ShardedState {
         optimizer.carry_out_updates(StepInputs { rank, memory, parameters, gradients, rate })
     }
 
-    /// Runs the first pass of an optimizer that needs norms of whole parameters on a tile, unless the norm was not admitted.
+    /// Runs the first pass of an optimizer with two passes on a tile. Skips the tile if the gradient norm was not
+    /// admitted.
     ///
     /// # Errors
     /// Fails if the tile is not in memory, or its gradients are not reduced.
@@ -186,7 +187,7 @@ impl ShardedState {
         disk.measure_tile(optimizer, StepInputs { rank, memory, parameters, gradients, rate }, id, index)
     }
 
-    /// Runs the optimizer step on a tile, unless the norm was not admitted.
+    /// Runs the optimizer step on a tile, unless the gradient norm was not admitted.
     ///
     /// # Errors
     /// Fails if the tile is not in memory, or its gradients are not reduced.
@@ -195,8 +196,8 @@ impl ShardedState {
         disk.update_tile(optimizer, StepInputs { rank, memory, parameters, gradients, rate }, id, index)
     }
 
-    /// Ends the step of this rate, and counts it if its norm was admitted. On a GPU, this waits for all work queued on its stream.
-    /// Returns the verdict; `None` if there was no norm since the last call.
+    /// Ends the step that used this rate. Counts it if its norm was admitted. On a GPU, this waits for all work queued
+    /// on its stream. Returns the verdict; `None` if there was no norm since the last call.
     ///
     /// # Errors
     /// Returns the error of the GPU.
@@ -240,7 +241,7 @@ impl ShardedState {
         self.disk.await_offload(&mut self.memory, item)
     }
 
-    /// Takes the partial gradient of the current micro-batch out of a tied segment, to be sent. It counts as staging
+    /// Takes the partial gradient of the current micro-batch out of a tied segment, to send it. It counts as staging
     /// until [`ShardedState::give_gradient_back`].
     ///
     /// # Errors
@@ -259,7 +260,7 @@ impl ShardedState {
         gradients::room_for_tied(&self.rank, &mut self.memory, id)
     }
 
-    /// Opens a tied segment's gradient with the partial sum of another stage, to which this stage adds.
+    /// Opens a tied segment's gradient with the partial sum of another stage. This stage adds its own gradient to it.
     ///
     /// # Errors
     /// Fails if the segment already has a gradient.
@@ -267,7 +268,7 @@ impl ShardedState {
         self.local.open_tied(&self.rank, &mut self.memory, id, sum)
     }
 
-    /// Copies this rank's part of a tied segment's updated parameters, to be sent. It counts as staging until
+    /// Copies this rank's part of a tied segment's updated parameters, to send it. It counts as staging until
     /// [`ShardedState::give_parameters_back`].
     ///
     /// # Errors

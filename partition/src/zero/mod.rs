@@ -1,8 +1,9 @@
 //! The state of one rank.
 //!
-//! It consists of components, each of which owns its fields: [`ParameterState`], [`SecondaryShards`], [`LocalGradients`],
-//! [`Reductions`], [`OptimizerState`], [`OuterState`] and [`Disk`] hold values, and [`Memory`] creates and counts them. They read [`Rank`],
-//! which does not change. The methods of [`ShardedState`] pass them to each other.
+//! It consists of components. Each component owns its fields: [`ParameterState`], [`SecondaryShards`],
+//! [`LocalGradients`], [`Reductions`], [`OptimizerState`], [`OuterState`] and [`Disk`] hold values, and [`Memory`]
+//! creates and counts them. The components read [`Rank`], which does not change. The methods of [`ShardedState`] pass
+//! components to each other.
 
 mod averages;
 mod full;
@@ -53,8 +54,8 @@ pub struct ShardedState {
     optimizer: OptimizerState,
     outer: OuterState,
     disk: Disk,
-    /// While the averages of a schedule-free optimizer are in the place of the weights, those of this rank's ranges; `None` of
-    /// weights on the disk.
+    /// The weights of this rank's ranges while the averages of a schedule-free optimizer replace them. An entry is
+    /// `None` if its weights are on the disk.
     weights: Vec<Option<Vec<f32>>>,
 }
 
@@ -167,7 +168,7 @@ impl ShardedState {
                 None
             }
         };
-        // Allocate each state as zeros: cloning the first would touch all memory before the first step does.
+        // Allocate each state as zeros. Cloning the first state would touch all memory before the first step needs it.
         let state = |(column, name): (Column, &str)| match column.format {
             Format::EightBit => Ok(StateBuffer::eight_bit(name, in_memory)),
             Format::Bf16 => Ok(StateBuffer::Bf16(vec![bf16::ZERO; column.values(in_memory)])),
@@ -187,7 +188,8 @@ impl ShardedState {
         self.rank.holds(id)
     }
 
-    /// Returns whether this rank's stage owns the segment: it reduces its gradient, updates it and saves it.
+    /// Returns whether this rank's stage owns the segment. The owner reduces the segment's gradient, updates the
+    /// segment and saves it.
     #[must_use]
     pub fn owns(&self, id: SegmentId) -> bool {
         self.rank.owns(id)
@@ -257,31 +259,31 @@ impl ShardedState {
         self.optimizer.updates()
     }
 
-    /// Returns what a schedule-free optimizer has averaged so far.
+    /// Returns the sums of a schedule-free optimizer's averages so far.
     #[must_use]
     pub fn average_sums(&self) -> AverageSums {
         self.optimizer.sums()
     }
 
-    /// Sets the number of optimizer steps taken, and what a schedule-free optimizer has averaged, to resume from a
+    /// Sets the number of optimizer steps taken and the sums of a schedule-free optimizer's averages, to resume from a
     /// checkpoint.
     pub fn set_progress(&mut self, updates: u64, sums: AverageSums) {
         self.optimizer.set_progress(updates, sums);
     }
 
-    /// Returns the bytes of each element.
+    /// Returns the bytes per element of each kind of value.
     #[must_use]
     pub fn widths(&self) -> Widths {
         self.rank.widths()
     }
 
-    /// Returns the names of the states of all optimizers, with the average of the weights if there is one.
+    /// Returns the names of the states of all optimizers, preceded by the average of the weights if there is one.
     #[must_use]
     pub fn state_names(&self) -> Vec<&'static str> {
         self.rank.options.states()
     }
 
-    /// Returns the names of those states that a parameter has if it is trained.
+    /// Returns the names of the states that a parameter has if it is trainable.
     #[must_use]
     pub fn state_names_of(&self, parameter: &Parameter) -> Vec<&'static str> {
         self.rank.options.states_of(parameter)

@@ -1,4 +1,4 @@
-//! Options of a rank's sharded state, and the bytes of each element that follow from them.
+//! Options of a rank's sharded state, and the bytes per element that they imply.
 
 use candle_core::DType;
 use zero_model::Parameter;
@@ -14,20 +14,21 @@ use crate::placement::OnGpu;
 /// Options of a rank's sharded state.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ZeroOptions {
-    /// The optimizers and their hyperparameters. Each segment has the index of its own. A schedule-free one is the only one.
+    /// The optimizers and their hyperparameters. Each segment has the index of its optimizer. A schedule-free optimizer
+    /// must be the only one.
     pub optimizers: Vec<Optimizer>,
-    /// How gradients are clipped by the norms of groups, in the order of [`Tuning::clipping`](zero_model::Tuning::clipping),
-    /// from 1 on. Not on a GPU.
+    /// How gradients are clipped by the norms of groups. [`Tuning::clipping`](zero_model::Tuning::clipping) counts them
+    /// from 1. Not supported on a GPU.
     pub clippings: Vec<Clipping>,
     /// The moving average of the weights, if there is one.
     pub average: Option<Average>,
-    /// The outer optimizer of replicates that train alone; `None` if all data-parallel ranks sum their gradients. Not with state on
-    /// a disk or on a GPU, nor for 16-bit parameters without an f32 copy.
+    /// The outer optimizer of replicates that train alone; `None` if all data-parallel ranks sum their gradients. Not
+    /// supported with state on a disk or on a GPU, or for 16-bit parameters without an f32 copy.
     pub outer: Option<OuterOptions>,
     /// Dtype of the optimizer's states: f32 or bf16. The average is f32.
     pub state_dtype: DType,
-    /// Dtype in which gradients are kept until the update, and in which those of micro-batches are added up: f32, or bf16, which
-    /// is neither on a disk nor on a GPU and not for optimizers of whole parameters.
+    /// Dtype in which gradients are kept until the update and summed over micro-batches: f32 or bf16. Bf16 is not
+    /// supported on a disk, on a GPU, or for optimizers that update whole parameters.
     pub gradient_dtype: DType,
     /// Whether 16-bit parameters have an f32 copy, which the optimizer updates.
     pub has_master: bool,
@@ -35,18 +36,18 @@ pub struct ZeroOptions {
     pub stochastic_rounding: Option<u64>,
     /// The order of the sum over this rank's micro-batches.
     pub order: Order,
-    /// Whether the squares of the gradients of single micro-batches are summed.
+    /// Whether to sum the squares of the gradients of single micro-batches.
     pub sums_micro_batches: bool,
     /// Dtype of gradients in collectives: f32, bf16 or f16.
     pub communication: DType,
-    /// What collectives send as codes of 8 or 4 bits.
+    /// Which values collectives send as codes of 8 or 4 bits.
     pub coded: Coded,
     /// Whether sharded gradients use reduce-scatter. With `reduce_scatter: false` they use all-reduce, and each rank
-    /// keeps its part.
+    /// keeps only its shard.
     pub reduce_scatter: bool,
     /// Whether weight decay also applies to biases and norms (parameters of fewer than two dimensions).
     pub decay_all: bool,
-    /// Whether a parameter without a gradient counts as having a zero gradient instead of being an error.
+    /// Whether a parameter without a gradient gets a zero gradient instead of causing an error.
     pub ignore_unused: bool,
     /// Location and I/O options of offloaded state.
     pub disk: DiskOptions,
@@ -55,8 +56,8 @@ pub struct ZeroOptions {
 }
 
 impl ZeroOptions {
-    /// Returns the names of the values that elements have beside the parameter: the average of the weights, then the
-    /// states of all optimizers.
+    /// Returns the names of the values that elements can have besides the parameter: the average of the weights, then
+    /// the states of all optimizers.
     #[must_use]
     pub fn states(&self) -> Vec<&'static str> {
         let mut names: Vec<&str> = self.average.map(|_| Average::STATE).into_iter().collect();
@@ -68,8 +69,8 @@ impl ZeroOptions {
         names
     }
 
-    /// Returns the names of those values that the elements of a parameter have: the average of the weights, then the states of
-    /// its optimizer. A matrix that is updated as a whole may lack the last ones.
+    /// Returns the names of the values in `ZeroOptions::states` that a parameter has: the average of the weights, then
+    /// the states of its optimizer. A matrix that is updated as a whole may lack the last states.
     #[must_use]
     pub fn states_of(&self, parameter: &Parameter) -> Vec<&'static str> {
         let states = self.optimizer(parameter.tuning().optimizer).states();
@@ -82,7 +83,7 @@ impl ZeroOptions {
         &self.optimizers[index]
     }
 
-    /// Returns the bytes of each element, of which those of the parameter in the working dtype are given.
+    /// Returns the bytes per element of each kind of value. `parameter` is the width of the working dtype.
     #[must_use]
     pub fn widths(&self, parameter: usize) -> Widths {
         Widths {
@@ -97,25 +98,24 @@ impl ZeroOptions {
         }
     }
 
-    /// Returns how many of the states precede the optimizer's: 1 if there is an average of the weights, else 0.
+    /// Returns how many states precede those of the optimizer: 1 if there is an average of the weights, else 0.
     pub(crate) fn averages(&self) -> usize {
         usize::from(self.average.is_some())
     }
 
-    /// Returns whether the first of the states has averages of the weights, which can take their place.
+    /// Returns whether the first state gives averages that can replace the weights.
     #[must_use]
     pub fn has_averages(&self) -> bool {
         self.average.is_some() || self.is_schedule_free()
     }
 
-    /// Returns whether the optimizer is schedule-free: its averages are the sums of the weights and the first state.
+    /// Returns whether the optimizer is schedule-free. Its averages are then the weights plus the first state.
     #[must_use]
     pub fn is_schedule_free(&self) -> bool {
         matches!(self.optimizers[..], [Optimizer::ScheduleFree(_)])
     }
 
-    /// Returns the share of the new weights in their average after the optimizer step of this number; 0 without an
-    /// average.
+    /// Returns the share that the new weights get in their average after this optimizer step; 0 without an average.
     pub(crate) fn average_weight(&self, step: u64) -> f32 {
         self.average.map_or(0.0, |average| average.weight(step))
     }
@@ -126,10 +126,10 @@ impl ZeroOptions {
     }
 }
 
-/// Bytes of each element that the rank which updates it holds.
+/// Bytes that the rank that updates an element holds for it, by kind of value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Widths {
-    /// The parameter as layers read it.
+    /// The parameter in the working dtype, as layers read it.
     pub parameter: usize,
     /// The gradient.
     pub gradient: usize,
@@ -139,11 +139,11 @@ pub struct Widths {
     pub average: usize,
     /// One state of an optimizer.
     pub state: usize,
-    /// Number of the states of each optimizer.
+    /// Number of states of each optimizer.
     pub states: Vec<usize>,
-    /// The copy of the weights while averages of a schedule-free optimizer are in their place; 0 for other optimizers. It is on
-    /// the disk if the optimizer's states are.
+    /// The copy of the weights that is kept while the averages of a schedule-free optimizer replace them; 0 for other
+    /// optimizers. The copy is on the disk if the optimizer's states are.
     pub kept: usize,
-    /// The outer optimizer's state, which replicates that train alone divide among themselves.
+    /// The outer optimizer's state, which replicates that train alone divide among themselves; `None` without one.
     pub outer: Option<OuterShare>,
 }

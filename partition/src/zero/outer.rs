@@ -1,4 +1,4 @@
-//! Outer steps of replicates that train alone, on the parameters of a rank.
+//! Executes the outer steps of replicates that train alone, on the parameters of a rank.
 
 use candle_core::CpuStorage;
 use zero_pipeline::SegmentId;
@@ -8,8 +8,8 @@ use crate::error::ZeroError;
 use crate::outer::{OuterOptions, OuterState, share, store, store_on_host};
 
 impl ShardedState {
-    /// Starts averaging this rank's range of the parameters of a segment over the replicates: their f32 copies, if the working
-    /// dtype has 16 bits.
+    /// Starts averaging this rank's range of a segment's parameters over the replicates. If the working dtype has 16
+    /// bits, the f32 copies are averaged.
     ///
     /// # Errors
     /// Fails if the rank has no replicates that train alone.
@@ -22,7 +22,7 @@ impl ShardedState {
         self.outer.start(&self.rank, &mut self.memory, id, values)
     }
 
-    /// Waits for the average, runs the outer optimizer on this rank's share of it, gathers the result from the replicates and
+    /// Waits for the average, runs the outer optimizer on this rank's share, gathers the result from all replicates and
     /// stores it.
     ///
     /// # Errors
@@ -46,13 +46,13 @@ impl ShardedState {
         Ok(())
     }
 
-    /// Returns the outer optimizer of replicates that train alone, with this rank's share of its state; `None` if none do.
+    /// Returns the outer optimizer, with this rank's share of its state; `None` if no replicates train alone.
     #[must_use]
     pub fn outer(&self) -> Option<OuterOptions> {
         self.rank.options.outer
     }
 
-    /// Returns the parts of this rank's ranges whose outer momentum it holds.
+    /// Returns the parts of this rank's ranges for which it holds the outer momentum.
     pub(super) fn momentum_ranges(&self) -> Vec<Range> {
         let has_momentum = self.rank.options.outer.is_some_and(|outer| outer.momentum > 0.0);
         let segments = 0..if has_momentum { self.rank.layout.segments().len() } else { 0 };

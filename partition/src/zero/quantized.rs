@@ -46,7 +46,7 @@ impl ShardedState {
     /// Overwrites stored bytes of a quantized parameter that this rank holds.
     ///
     /// # Errors
-    /// As [`ShardedState::read_bytes_into`].
+    /// Fails in the same cases as [`ShardedState::read_bytes_into`].
     pub fn write_bytes(&mut self, range: &Range, bytes: &[u8]) -> Result<(), ZeroError> {
         let (id, at) = self.locate(range)?;
         let start = at.start.wrapping_sub(self.rank.own_range(id).start);
@@ -66,9 +66,9 @@ impl ShardedState {
         }
     }
 
-    /// Quantizes new values of a parameter, as far as this rank holds them. Returns `false`, and reads nothing, if the
-    /// parameter is not quantized. `read` fills a slice with elements of the whole parameter from an index on; it
-    /// is called with a few MiB at a time.
+    /// Quantizes the new values of a parameter that this rank holds. Returns `false` and reads nothing if the parameter
+    /// is not quantized. `read` fills a slice with elements of the whole parameter from an index on. Each call reads a
+    /// few MiB.
     ///
     /// # Errors
     /// Fails if a value is not finite. Returns errors of `read`.

@@ -1,8 +1,9 @@
-//! Compares values that several ranks hold, to detect a faulty processor or memory before training continues on its
-//! errors.
+//! Compares values that several ranks hold, to detect a faulty processor or memory before training continues with wrong
+//! values.
 //!
-//! All replicas of a value result from the same operations, so a difference of a single bit is an error of one of the
-//! ranks. Ranks exchange checksums, 4 bytes per parameter. A shard has replicas if a stage has several shard groups.
+//! All replicas of a value come from the same operations, so a difference of a single bit means that one of the ranks
+//! is faulty. Ranks exchange checksums, 4 bytes per parameter. A shard has replicas if a stage has several shard
+//! groups.
 
 use std::sync::Arc;
 
@@ -20,11 +21,11 @@ use crate::states::StateBuffer;
 /// Values that are compared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Compared {
-    /// What all ranks of a data-parallel group hold.
+    /// Values that all ranks of a data-parallel group hold.
     Replicated,
-    /// Shards of which each shard group has one.
+    /// Shards, which the ranks at the same position of all shard groups hold.
     Sharded,
-    /// What an outer step averages, whether it is sharded or not.
+    /// Values that an outer step averages, sharded or not.
     Averaged,
 }
 
@@ -39,16 +40,17 @@ impl Compared {
 }
 
 impl ShardedState {
-    /// Compares parameters and optimizer state in memory over the ranks that hold them. Collective over all ranks, to be called
-    /// between steps. Replicates that train alone are compared with each other if they are equal, as after an outer step: their
-    /// parameters and the f32 copies, since each has its own optimizer state.
+    /// Compares parameters and optimizer state in memory over the ranks that hold them. Collective over all ranks; call
+    /// it between steps. Replicates that train alone are compared with each other only with `replicates_are_equal`, as
+    /// after an outer step. Only their parameters and f32 copies are compared, since each replicate has its own
+    /// optimizer state.
     ///
     /// # Errors
-    /// Returns [`ZeroError::Differs`] on every rank of a group in which values differ. It names ranks of the world.
+    /// Returns [`ZeroError::Differs`] on every rank of a group in which values differ. The error names world ranks.
     pub fn compare_replicas(&self, replicates_are_equal: bool) -> Result<(), ZeroError> {
         let groups = &self.rank.groups;
         let at = groups.at();
-        // A data-parallel group has consecutive ranks of a plane.
+        // A data-parallel group consists of consecutive ranks of a plane.
         let step = groups.tensor().map_or(1, |tensor| tensor.size());
         let first = groups.rank() - groups.data().rank() * step;
         self.compare(groups.data(), Compared::Replicated, |replica| first + replica * step)?;
@@ -66,7 +68,7 @@ impl ShardedState {
         }
     }
 
-    /// Compares values over the ranks of a group. `world` returns the number of one of them in the world.
+    /// Compares values over the ranks of a group. `world` converts an index in the group to a world rank.
     fn compare(
         &self,
         comm: &Arc<dyn Communicator>,
@@ -76,8 +78,8 @@ impl ShardedState {
         compare(comm, self.checksums(compared)?, world)
     }
 
-    /// Returns the names and checksums of what this rank holds of parameters that are not cut, which all ranks of its tensor group
-    /// hold.
+    /// Returns the names and checksums of the values that this rank holds of parameters that are not cut. All ranks of
+    /// its tensor group hold the same values.
     fn uncut(&self) -> Result<(Vec<String>, Vec<u32>), ZeroError> {
         let (mut names, mut checksums) = (vec![], vec![]);
         for kind in self.kinds() {
@@ -96,7 +98,7 @@ impl ShardedState {
         Ok((names, checksums))
     }
 
-    /// Returns the names and checksums of the values that are in memory.
+    /// Returns the names and checksums of the compared values that are in memory.
     fn checksums(&self, compared: Compared) -> Result<(Vec<String>, Vec<u32>), ZeroError> {
         let (mut names, mut checksums) = (vec![], vec![]);
         for (id, segment) in self.rank.layout.segments().iter().enumerate().filter(|&(id, _)| self.holds(id)) {
@@ -137,7 +139,7 @@ impl ShardedState {
     }
 }
 
-/// Compares checksums over the ranks of a group. `world` returns the number of one of them in the world.
+/// Compares checksums over the ranks of a group. `world` converts an index in the group to a world rank.
 fn compare(
     comm: &Arc<dyn Communicator>,
     (names, checksums): (Vec<String>, Vec<u32>),
@@ -180,7 +182,7 @@ fn checksum(values: &candle_core::CpuStorage) -> u32 {
     hasher.finalize()
 }
 
-/// Returns the ranks whose value differs from the majority; all of them if no value has a majority.
+/// Returns the ranks whose value differs from the majority; all ranks if no value has a majority.
 fn odd_ones_out(values: &[i64]) -> Vec<usize> {
     let count = |value: i64| values.iter().filter(|&&other| other == value).count();
     let most = values.iter().copied().find(|&value| 2 * count(value) > values.len());

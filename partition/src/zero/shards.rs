@@ -25,7 +25,7 @@ pub enum Kind {
     Parameter,
     /// The state with this index, in the order of [`ZeroOptions::states`](super::ZeroOptions::states).
     State(usize),
-    /// The momentum of the outer optimizer, of which each replicate holds a share.
+    /// The momentum of the outer optimizer; each replicate holds a share.
     OuterMomentum,
 }
 
@@ -49,8 +49,8 @@ pub struct Range {
     pub elements: std::ops::Range<usize>,
 }
 
-/// Elements copied at a time: 16 MiB in f32. Small compared with a rank's memory, and large enough to amortize the
-/// overhead per copy.
+/// Elements copied at a time: 16 MiB in f32. This is small compared with a rank's memory, and large enough to amortize
+/// the overhead per copy.
 const PORTION: usize = 1 << 22;
 
 impl Range {
@@ -62,7 +62,8 @@ impl Range {
     }
 }
 
-/// Copies with streaming stores, which bypass the cache: a save copies all of a rank's state, which fits no cache.
+/// Copies with streaming stores, which bypass the cache. A save copies all of a rank's state, which does not fit into
+/// the cache.
 fn copy(from: &[f32], to: &mut [f32]) {
     zero_comm::copy::copy(cast_slice(from), cast_slice_mut(to), size_of_val(from));
 }
@@ -98,9 +99,9 @@ fn read_storage(from: &Storage, range: std::ops::Range<usize>, values: &mut [f32
 }
 
 impl Layout {
-    /// Returns the number of f32 that a rank's part of a checkpoint takes: the parameter, average and states of each trainable
-    /// element, one value of each frozen element, and the bytes of quantized parameters. The first of the replicates saves their
-    /// shard.
+    /// Returns the size of a rank's part of a checkpoint, as a number of f32 values: the parameter, average and states
+    /// of each trainable element, one value of each frozen element, and the bytes of quantized parameters. Only the
+    /// first of the replicates saves their shard.
     #[must_use]
     pub fn saved_elements(&self, stages: &Stages, at: Coordinates, widths: &Widths) -> usize {
         let is_saved = |id| stages.owner(id) == at.stage && at.replicate == 0;
@@ -138,15 +139,16 @@ impl ShardedState {
         self.memory.count(Category::Staging, bytes, 1);
     }
 
-    /// Returns the kinds of values of every parameter, besides the outer momentum.
+    /// Returns the kinds of values that parameters have, without the outer momentum.
     #[must_use]
     pub fn kinds(&self) -> Vec<Kind> {
         std::iter::once(Kind::Parameter).chain((0..self.state_names().len()).map(Kind::State)).collect()
     }
 
-    /// Returns the ranges that this rank writes into a checkpoint, in portions: its shards of the segments that its
-    /// pipeline stage owns, at every ZeRO stage, if it is the first of its replicates. Over all ranks, the ranges cover
-    /// each element once; if replicates train alone, they do over the ranks of each replicate.
+    /// Returns the ranges that this rank writes into a checkpoint, in portions. At every ZeRO stage these are its
+    /// shards of the segments that its pipeline stage owns, if the rank belongs to the first of the replicates. The
+    /// ranges of all ranks together cover each element once; if replicates train alone, the ranges of each replicate
+    /// do.
     #[must_use]
     pub fn saved_ranges(&self) -> Vec<Range> {
         let is_saved = |id| self.owns(id) && self.rank.speaks();
@@ -181,7 +183,7 @@ impl ShardedState {
         ranges.map(|(parameter, elements, _)| Range { parameter, elements }).collect()
     }
 
-    /// Returns the part of a range of a segment that has values of this kind.
+    /// Maps a range of a segment's elements to a range of its values of this kind.
     fn values_of(&self, kind: Kind, id: SegmentId, range: std::ops::Range<usize>) -> std::ops::Range<usize> {
         let own = kind.state().and_then(|index| self.rank.own_state(id, index));
         match own.and_then(|own| own.checked_sub(self.rank.options.averages())) {
@@ -255,11 +257,11 @@ impl ShardedState {
         Ok(values)
     }
 
-    /// Overwrites what this rank holds of a parameter, given all of its values, which are quantized if the parameter is. Those of a
-    /// parameter that is cut are the values of the whole parameter.
+    /// Overwrites the part of a parameter that this rank holds, given all of its values. They are quantized if the
+    /// parameter is. If the parameter is cut, `values` are those of the whole parameter.
     ///
     /// # Errors
-    /// The same as those of [`ShardedState::write`] and [`ShardedState::quantize`].
+    /// Fails in the same cases as [`ShardedState::write`] and [`ShardedState::quantize`].
     ///
     /// # Panics
     /// Panics if `values` has fewer elements than the parameter.
@@ -292,7 +294,7 @@ impl ShardedState {
             return Err(ZeroError::internal("the number of values differs from the length of their range"));
         }
         let own = self.rank.own_range(id);
-        // The range of a replicated parameter may exceed the part with optimizer state on this rank.
+        // The range of a replicated parameter may extend beyond the part whose optimizer state this rank holds.
         let held = at.start.max(own.start)..at.end.min(own.end);
         let of_held = |values: &[f32]| values[held.start - at.start..held.end - at.start].to_vec();
         if kind == Kind::OuterMomentum {
@@ -335,7 +337,8 @@ impl ShardedState {
         overwrite(parameter, range.elements.clone(), &working, 0..values.len())
     }
 
-    /// Returns how values of a kind are stored on the disk, if they are: a parameter as its master if it has one.
+    /// Returns which stored kind holds these values on the disk; `None` if none does. A parameter with a master is read
+    /// from the master.
     fn stored_as(&self, kind: Kind, id: SegmentId) -> Result<Option<Stored>, ZeroError> {
         let states = self.rank.states(id);
         let stored = match kind {

@@ -2,7 +2,7 @@
 //! of ZeRO.
 //!
 //! A [`Schedule`] orders whole chunks of layers ([`Slot`]); [`training`] and [`forward_only`] expand them into layers
-//! and messages. A single stage is a pipeline without messages, for which every schedule is plain gradient
+//! and messages. A single stage is a pipeline without messages. Every schedule then reduces to plain gradient
 //! accumulation.
 
 mod messages;
@@ -36,7 +36,7 @@ pub fn training(
     Program { instructions, micro_batches }
 }
 
-/// Returns an evaluation program: each micro-batch forward through all chunks of the stage.
+/// Returns an evaluation program, which runs each micro-batch forward through all chunks of the stage.
 #[must_use]
 pub fn forward_only(shape: &ModelShape, stages: &Stages, stage: StageId, micro_batches: usize) -> Program {
     let size = Size { stages: stages.count(), chunks: stages.chunks_per_stage(), micro_batches };
@@ -46,8 +46,8 @@ pub fn forward_only(shape: &ModelShape, stages: &Stages, stage: StageId, micro_b
     Program { instructions: connected(shape, stages, stage, forwards), micro_batches }
 }
 
-/// Expands the slots of a stage into instructions with both halves of its messages. The peers' programs determine the
-/// order of arrival.
+/// Expands the slots of a stage into instructions, including both halves of each message. The programs of the peers
+/// determine the order in which messages arrive.
 fn connected(
     shape: &ModelShape,
     stages: &Stages,
@@ -73,7 +73,8 @@ fn connected(
     messages::asynchronous(written(stage), &arriving)
 }
 
-/// Returns plain gradient accumulation on one stage: each micro-batch forward and backward, then one optimizer step.
+/// Returns the program for plain gradient accumulation on one stage: forward and backward of each micro-batch, then one
+/// optimizer step.
 #[must_use]
 pub fn accumulation(shape: &ModelShape, micro_batches: usize) -> Program {
     training(Schedule::OneFOneB, shape, &Stages::single(shape), 0, micro_batches)
@@ -85,7 +86,7 @@ struct Writer<'a> {
     shape: &'a ModelShape,
     stages: &'a Stages,
     stage: StageId,
-    /// The layers before it have no backward.
+    /// Layers before the first trained layer have no backward.
     first_trained: LayerId,
     instructions: Vec<Instruction>,
 }
@@ -173,8 +174,8 @@ impl Writer<'_> {
     }
 }
 
-/// Returns whether a layer's weight gradients are deferred. A frozen layer has none. Layers with tied segments never defer theirs, because a
-/// tied gradient is summed in the order of the backward pass, across stages.
+/// Returns whether a layer's weight gradients are deferred. A frozen layer has none. Layers with tied segments never
+/// defer them, because a tied gradient is summed across stages in the order of the backward pass.
 fn splits(shape: &ModelShape, stages: &Stages, layer: LayerId) -> bool {
     let is_tied = |&segment: &usize| stages.is_tied(segment);
     shape.layers[layer].splits && shape.trains(layer) && !shape.layers[layer].segments.iter().any(is_tied)

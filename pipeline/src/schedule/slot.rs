@@ -17,8 +17,8 @@ pub enum Schedule {
     /// with fewer micro-batches alive. Narayanan et al., "PipeDream: Generalized Pipeline Parallelism for DNN
     /// Training", SOSP 2019 (with a flush).
     OneFOneB,
-    /// 1F1B with several chunks of layers on each stage: a shorter bubble in exchange for more messages. Narayanan et
-    /// al., "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM", SC 2021.
+    /// 1F1B with several chunks of layers on each stage. The bubble is shorter, but there are more messages. Narayanan
+    /// et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM", SC 2021.
     Interleaved,
     /// 1F1B that defers weight gradients to fill the bubble. ZB-H1 of Qi et al., "Zero Bubble Pipeline Parallelism",
     /// ICLR 2024.
@@ -46,7 +46,7 @@ pub enum Work {
     Forward,
     /// The whole backward.
     Backward,
-    /// The part of the backward that the previous stage needs: gradients of inputs.
+    /// The part of the backward that the previous stage waits for: gradients of inputs.
     BackwardInput,
     /// The deferred rest of the backward: gradients of weights.
     BackwardWeight,
@@ -63,7 +63,7 @@ pub struct Slot {
     pub micro_batch: usize,
 }
 
-/// Dimensions of the pipeline that a schedule is written for.
+/// Dimensions of the pipeline.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Size {
     /// Number of stages.
@@ -97,7 +97,8 @@ fn gpipe(size: Size) -> Vec<Slot> {
     all.clone().map(slot(Work::Forward)).chain(all.map(slot(Work::Backward))).collect()
 }
 
-/// Returns the number of forwards before the first backward: the number of stages behind this one.
+/// Returns the number of forwards that a stage runs before it alternates forwards and backwards: the number of stages
+/// after this one, but at most the number of micro-batches.
 fn warm_up(size: Size, stage: StageId) -> usize {
     (size.stages - 1 - stage).min(size.micro_batches)
 }
@@ -112,9 +113,9 @@ fn one_f_one_b(size: Size, stage: StageId) -> Vec<Slot> {
     slots
 }
 
-/// Like 1F1B, but defers the weight gradients of `stage` micro-batches. The last stage never waits at the beginning, so
-/// it leaves most of them for the end, where it would idle; the first stage defers none. Every stage therefore keeps at
-/// most as many micro-batches alive as the first stage of 1F1B.
+/// Like 1F1B, but defers the weight gradients of `stage` micro-batches. The last stage defers the most, because it
+/// would otherwise idle at the end; the first stage defers none. Every stage therefore keeps at most as many
+/// micro-batches alive as the first stage of 1F1B.
 fn zero_bubble(size: Size, stage: StageId) -> Vec<Slot> {
     let (ahead, all) = (warm_up(size, stage), size.micro_batches);
     let mut slots: Vec<Slot> = (0..ahead).map(slot(Work::Forward)).collect();
@@ -134,8 +135,8 @@ fn zero_bubble(size: Size, stage: StageId) -> Vec<Slot> {
 }
 
 /// Micro-batches run in groups of equal size: a group goes through a stage's first chunk, then its second, and so on. A
-/// group size equal to the number of stages keeps every stage busy with the fewest micro-batches in flight; if the
-/// number of micro-batches is not divisible that way, groups are larger.
+/// group size equal to the number of stages keeps every stage busy with the fewest micro-batches in flight. If that
+/// size does not divide the number of micro-batches, groups are larger.
 fn interleaved(size: Size, stage: StageId) -> Vec<Slot> {
     let Size { stages, chunks, micro_batches } = size;
     let total = chunks * micro_batches;

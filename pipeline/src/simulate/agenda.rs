@@ -1,4 +1,4 @@
-//! The event queue of a simulation. Work proceeds at a rate that may change before it is done.
+//! The event queue of a simulation. Work proceeds at a rate that may change before the work is done.
 
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
@@ -82,7 +82,8 @@ impl Agenda {
 }
 
 impl Ord for End {
-    /// Reversed, because the heap pops the greatest: the earliest end first, and the lowest slot among equal times.
+    /// Reverses the order, because the heap pops the greatest element. The earliest end comes first, and among equal
+    /// times the lowest slot.
     fn cmp(&self, other: &Self) -> Ordering {
         other.time.total_cmp(&self.time).then(other.slot.cmp(&self.slot)).then(other.turn.cmp(&self.turn))
     }

@@ -37,13 +37,13 @@ pub struct Collectives {
     pub near: Link,
     /// Reductions of gradients with sharded optimizer state, by a shard group.
     pub reduce_scatter: Link,
-    /// Sums of shards that were reduced, over their replicates.
+    /// All-reduces of reduced shards over their replicates.
     pub replicates: Link,
     /// Reductions of all other gradients, by a data-parallel group.
     pub all_reduce: Link,
     /// Outer steps, by the replicates of a shard.
     pub outer: Link,
-    /// All-to-alls of codes: by a near group, and by the ranks at one place of all near groups.
+    /// All-to-alls of codes: by a near group, and by the ranks at the same position of all near groups.
     pub codes: [Link; 2],
 }
 
@@ -63,8 +63,8 @@ impl Collectives {
     }
 }
 
-/// Speed of concurrent compute and communication, relative to their speed alone: above 0, at most 1. Collectives run on
-/// worker threads that share cores with compute, so each slows the other.
+/// Speed of compute and communication while both run, relative to the speed of each alone: above 0, at most 1.
+/// Collectives run on worker threads that share cores with compute, so each slows the other.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Sharing {
     /// Rate of compute while the rank has a transfer in flight.
@@ -87,7 +87,7 @@ pub struct LayerCosts {
     pub backward: f64,
     /// Seconds of the first half of its backward, without the deferred gradients.
     pub backward_input: f64,
-    /// Seconds of the deferred gradients.
+    /// Seconds to compute the deferred gradients.
     pub backward_weight: f64,
     /// Bytes of its inputs, which are sent to its stage.
     pub inputs: u64,
@@ -102,9 +102,9 @@ pub struct SegmentCosts {
     pub parameters: u64,
     /// Bytes of the gradients of all its parameters.
     pub gradients: u64,
-    /// Bytes of all its parameters in a gather that sends them as codes.
+    /// Bytes of the codes of all its parameters, if gathers send codes.
     pub gathered_codes: Option<u64>,
-    /// Bytes that a rank sends in a reduction over shards that sends codes: within its near group, and between near groups.
+    /// Bytes that a rank sends in a reduction, if reductions send codes: (within its near group, between near groups).
     pub reduced_codes: Option<[u64; 2]>,
     /// Seconds to add one micro-batch's gradient to the accumulator.
     pub accumulate: f64,
@@ -135,8 +135,8 @@ pub struct Costs {
     pub gradient_norm: f64,
     /// Link between pipeline stages.
     pub pipe: Link,
-    /// The last micro-batch, if the reductions of only this one include the sum over replicates. `None` if those of each
-    /// micro-batch do.
+    /// The last micro-batch, if only its reductions include the sum over replicates. `None` if the reductions of every
+    /// micro-batch include it.
     pub replicates_after: Option<usize>,
     /// Links between the ranks of a data-parallel group.
     pub data: Collectives,
@@ -157,7 +157,7 @@ impl Costs {
         Self { layers, segments, load: 0.0, gradient_norm: 0.0, replicates_after, pipe, data, sharing, read, write }
     }
 
-    /// Checks that the table fits the world's model and holds valid values.
+    /// Checks that the table matches the world's model and has valid values.
     pub(super) fn check(&self, world: &World) -> Result<(), SimulationError> {
         let fits = |what, found, expected| match found == expected {
             true => Ok(()),
@@ -196,7 +196,7 @@ impl Costs {
             Computation::BackwardWeight(layer) => self.layers[layer].backward_weight,
             Computation::Accumulate(segment) => self.segments[segment].accumulate,
             Computation::Update(segment) => self.segments[segment].update,
-            // If there are two passes, each of them takes half of the time.
+            // If there are two passes, each takes half of the time.
             Computation::MeasureTile(segment) | Computation::UpdateTile(segment) => {
                 let tiers = shape.segments[segment].tiers;
                 self.segments[segment].update / (tiers.tiles.max(1) * (1 + usize::from(tiers.two_passes))) as f64
@@ -204,9 +204,9 @@ impl Costs {
         }
     }
 
-    /// Returns the seconds of a transfer from the time at which its lane is free and every rank that takes part has
-    /// started it. A bucket is one collective. Each member of a group sends at least (n−1)/n of the buffer in an
-    /// all-gather or reduce-scatter, and twice as much in an all-reduce.
+    /// Returns the seconds that a transfer takes once its lane is free and every participating rank has started it. A
+    /// bucket is one collective. Each member of a group sends at least (n−1)/n of the buffer in an all-gather or
+    /// reduce-scatter, and twice as much in an all-reduce.
     pub(super) fn transfer(&self, transfer: Transfer<'_>, world: &World) -> f64 {
         let mesh = world.mesh;
         let sum = |segments: &[SegmentId], bytes: fn(&SegmentCosts) -> u64| {
@@ -223,7 +223,7 @@ impl Costs {
                 self.data.near.seconds(sum(segments, |of| of.parameters) * others(mesh.near()))
             }
             Transfer::Reduce(segments, micro_batch) => self.reduction(segments, micro_batch, world),
-            // A reduce-scatter and an all-gather.
+            // An outer step is a reduce-scatter and an all-gather of equal size.
             Transfer::OuterStep(&segment) => {
                 let bytes = self.segments[segment].outer as f64;
                 2.0 * self.data.outer.seconds(bytes / 2.0)
@@ -235,8 +235,9 @@ impl Costs {
         }
     }
 
-    /// Returns the seconds of the reduction of a bucket: one reduce-scatter or all-reduce for those segments that it
-    /// concerns, and a collective for each segment that sends codes. Replicates all-reduce their shards afterwards.
+    /// Returns the seconds of the reduction of a bucket. It takes one reduce-scatter for the segments with sharded
+    /// optimizer state, one all-reduce for the others, and separate collectives for each segment that sends codes.
+    /// Replicates all-reduce their shards afterwards.
     fn reduction(&self, segments: &[SegmentId], micro_batch: usize, world: &World) -> f64 {
         let mesh = world.mesh;
         let replicates_sum = mesh.replicates() > 1 && self.replicates_after.is_none_or(|last| micro_batch == last);
@@ -266,7 +267,7 @@ impl Costs {
         seconds + cut + whole.map_or(0.0, |bytes| all_reduced(self.data.all_reduce, bytes, mesh.data()))
     }
 
-    /// Returns the bytes of an item in memory, and how many of them an offload writes.
+    /// Returns the bytes of an item that a fetch reads, and the bytes that an offload writes.
     fn item(&self, item: &Item) -> (u64, u64) {
         match item {
             Item::Parameters { segment } => (self.segments[*segment].stored_parameters, 0),
@@ -290,7 +291,7 @@ impl Costs {
     }
 }
 
-/// Returns the part of a buffer that a rank of `members` sends at least in an all-gather or reduce-scatter.
+/// Returns the minimum fraction of a buffer that each of `members` ranks sends in an all-gather or reduce-scatter.
 fn others(members: usize) -> f64 {
     (members as f64 - 1.0) / members as f64
 }

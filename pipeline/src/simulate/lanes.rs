@@ -3,8 +3,8 @@
 use crate::instruction::Instruction;
 use crate::timeline::Lane;
 
-/// A lane between ranks, which moves one transfer at a time. The k-th message sent is the k-th received, and the k-th
-/// collective of one member is the k-th of the others.
+/// A lane between ranks, which moves one transfer at a time. The k-th message that the sender sends is the k-th that
+/// the receiver receives. The k-th collective of one member is the k-th of all other members.
 pub(super) struct Queue<'a> {
     pub(super) lane: Lane,
     /// Slot in the agenda.
@@ -12,7 +12,7 @@ pub(super) struct Queue<'a> {
     /// Ranks that take part. The sender of a channel comes first.
     pub(super) members: Vec<usize>,
     entries: Vec<Entry<'a>>,
-    /// Number of transfers that the receiver of a channel admits; `None` for collectives, which all members start.
+    /// Number of messages that the receiver of a channel admits; `None` for collectives, which all members start.
     admitted: Option<usize>,
     posted: usize,
     /// Number of transfers that are complete.
@@ -25,7 +25,7 @@ pub(super) struct Queue<'a> {
 struct Entry<'a> {
     instruction: &'a Instruction,
     seconds: f64,
-    /// Number of members that have started it.
+    /// Number of members that have started the transfer.
     started: usize,
 }
 
@@ -50,7 +50,7 @@ impl<'a> Queue<'a> {
         Self { lane, admitted: Some(capacity), ..Self::collectives(slot, members) }
     }
 
-    /// Adds a member's start of transfer number `index`, which takes `seconds`.
+    /// Records that a member starts transfer number `index`, which takes `seconds`.
     pub(super) fn start(&mut self, index: usize, instruction: &'a Instruction, seconds: f64) {
         if self.entries.len() == index {
             self.entries.push(Entry { instruction, seconds, started: 0 });
@@ -58,21 +58,21 @@ impl<'a> Queue<'a> {
         self.entries[index].started += 1;
     }
 
-    /// Adds a message. Returns its number.
+    /// Adds a message and returns its index.
     pub(super) fn send(&mut self, instruction: &'a Instruction, seconds: f64) -> usize {
         let index = self.entries.len();
         self.start(index, instruction, seconds);
         index
     }
 
-    /// Posts a receive. Returns the number of its message.
+    /// Posts a receive and returns the index of its message.
     pub(super) fn post(&mut self) -> usize {
         self.admitted = self.admitted.map(|admitted| admitted + 1);
         self.posted += 1;
         self.posted - 1
     }
 
-    /// Returns the transfer that is active or may start, and its seconds.
+    /// Returns the active or next transfer and its seconds; `None` if the next transfer may not start yet.
     pub(super) fn first(&self) -> Option<(&'a Instruction, f64)> {
         let first = self.entries.get(self.ended)?;
         let is_ready = match self.admitted {
@@ -91,7 +91,7 @@ impl<'a> Queue<'a> {
 /// Gradient norms, at which all ranks synchronize.
 #[derive(Default)]
 pub(super) struct Norms {
-    /// Number of ranks that have arrived at each norm, and the time at which the last one did.
+    /// For each norm, the number of ranks that have arrived and the time at which the last rank arrived.
     met: Vec<(usize, Option<f64>)>,
 }
 
@@ -109,7 +109,7 @@ impl Norms {
         *come == ranks
     }
 
-    /// Returns the time at which all ranks had arrived, if they have.
+    /// Returns the time at which the last rank arrived; `None` if some have not.
     pub(super) fn begin(&self, index: usize) -> Option<f64> {
         self.met.get(index)?.1
     }

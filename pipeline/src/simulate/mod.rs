@@ -2,12 +2,12 @@
 //!
 //! The semantics match the executor and the validator. A rank executes its instructions in order. Operations that it
 //! starts proceed in separate lanes, and an await lasts until the operation is complete. A channel moves one message at
-//! a time, in order, each once its receive has been posted. The collectives of a data-parallel group run one after
-//! another, each once all members have started it. All ranks synchronize at the gradient norm.
+//! a time, in order; a message starts once its receive has been posted. The collectives of a data-parallel group run
+//! one after another; a collective starts once all members have started it. All ranks synchronize at the gradient norm.
 //!
 //! Concurrent compute and communication may slow each other, as set by [`Sharing`]. Simulated time therefore advances
 //! from one completion to the next, and work in progress continues at the rate that holds until then. Lanes are first
-//! in, first out, so the result does not depend on the order in which ranks are processed at equal times.
+//! in, first out. The order in which the simulator processes ranks at equal times therefore does not change the result.
 
 mod agenda;
 mod costs;
@@ -60,7 +60,7 @@ pub enum SimulationError {
     Program(#[from] Violation),
 }
 
-/// Simulates the programs of all ranks, one each, with the given costs.
+/// Simulates the programs of all ranks, one program per rank, with the given costs.
 ///
 /// The programs need not be complete: a schedule's programs can be simulated without the passes that add ZeRO's
 /// communication.
@@ -100,19 +100,19 @@ pub fn simulate(programs: &[Program], world: &World, costs: &Costs) -> Result<Ti
 #[derive(Default)]
 struct Progress<'a> {
     next: usize,
-    /// Time in seconds at which it reached the next instruction.
+    /// Time in seconds at which the rank reached the next instruction.
     begun: f64,
     doing: Doing,
     /// Transfers that were started and not awaited.
     in_flight: HashMap<Transfer<'a>, End>,
-    /// Number of collectives started in its group.
+    /// Number of collectives that the rank has started in its group.
     started: usize,
     norms: usize,
-    /// Whether it has arrived at the next gradient norm.
+    /// Whether the rank has arrived at the next gradient norm.
     at_norm: bool,
     /// Indices of the lanes that are moving a transfer of this rank.
     moving: Vec<usize>,
-    /// Time at which its disk, which serves requests one at a time, is free.
+    /// Time at which the rank's disk is free. The disk serves one request at a time.
     disk: f64,
 }
 
@@ -121,7 +121,7 @@ struct Progress<'a> {
 enum End {
     /// At a time.
     At(f64),
-    /// When a lane has completed the transfer with this number.
+    /// When a lane has completed the transfer with this index.
     Of { lane: usize, index: usize },
 }
 
@@ -139,7 +139,7 @@ enum Doing {
     Waiting,
 }
 
-/// What keeps a rank from completing an instruction immediately.
+/// The reason why a rank cannot complete an instruction immediately.
 enum Hold {
     Nothing,
     /// Compute of this many seconds.
@@ -155,15 +155,15 @@ struct Run<'a> {
     costs: &'a Costs,
     programs: &'a [Program],
     agenda: Agenda,
-    /// Progress by rank. Ranks have the first slots of the agenda, and lanes the next ones.
+    /// Progress by rank. The first slots of the agenda belong to ranks, the next ones to lanes.
     ranks: Vec<Progress<'a>>,
-    /// The data-parallel groups of the stages, followed by channels.
+    /// The lanes of the stages' data-parallel groups, followed by those of channels.
     lanes: Vec<Queue<'a>>,
-    /// Lanes of channels, by replica and channel.
+    /// Index of each channel's lane, by replica and channel.
     channels: BTreeMap<(usize, Channel), usize>,
     norms: Norms,
     events: Vec<Event>,
-    /// Ranks that can proceed, and `changed`, the ranks whose work or transfers changed since the rates were last set.
+    /// Ranks that can proceed. `changed` lists the ranks whose work or transfers changed since the rates were last set.
     ready: VecDeque<usize>,
     changed: Vec<usize>,
 }
@@ -372,7 +372,7 @@ impl<'a> Run<'a> {
         members.into_iter().for_each(|member| self.wake(member));
     }
 
-    /// Updates the rates of work that has gained or lost concurrent work.
+    /// Updates the rates of computations and transfers that now overlap, or no longer overlap, with others.
     fn share(&mut self) {
         let sharing = self.costs.sharing;
         let changed = std::mem::take(&mut self.changed);

@@ -1,5 +1,5 @@
-//! Tracks what a rank holds of each micro-batch between forward and backward: the inputs that the next layer takes,
-//! saved activations, kept inputs and deferred gradients. The executor's state of a micro-batch has the same form.
+//! Tracks the values of each micro-batch that a rank holds between forward and backward: the inputs that the next layer
+//! takes, saved activations, kept inputs and deferred gradients. The executor keeps the same state of a micro-batch.
 
 use std::collections::BTreeSet;
 
@@ -12,9 +12,9 @@ use crate::shape::ModelShape;
 pub(super) struct MicroBatch {
     /// Number of layers of the model.
     layers: usize,
-    /// The first layer with a trainable segment. The layers before it have no backward.
+    /// The first layer with a trainable segment. Layers before it have no backward.
     first_trained: LayerId,
-    /// Whether the program trains. The last layer's forward is then part of its backward.
+    /// Whether the program trains. If so, the last layer's forward is part of its backward.
     trains: bool,
     is_loaded: bool,
     /// The layer whose inputs the rank holds, and the layer for whose outputs it holds gradients.
@@ -57,7 +57,7 @@ impl MicroBatch {
         ensure(!std::mem::replace(&mut self.is_loaded, true), || "loaded twice".into())
     }
 
-    /// `needs_data`: whether the layer reads the batch.
+    /// `needs_data` tells whether the layer reads the batch.
     pub(super) fn forward(&mut self, layer: LayerId, needs_data: bool) -> Check {
         ensure(self.is_loaded || !needs_data, || "its micro-batch is not loaded".into())?;
         ensure(self.forward.insert(layer), || "run twice".into())?;
@@ -105,7 +105,7 @@ impl MicroBatch {
         let upstream = std::mem::replace(&mut self.upstream, before);
         let is_fed = if self.is_last(layer) { upstream.is_none() } else { upstream == Some(layer) };
         ensure(is_fed, || "the backward of the next layer has not run".into())?;
-        // The last layer uses its inputs only here. No layer uses the outputs of a recomputation.
+        // Only the backward uses the inputs of the last layer. No layer uses the outputs of a recomputation.
         self.flow = None;
         ensure(self.saved.remove(&layer), || "the activations that its forward saved were discarded".into())
     }
@@ -118,7 +118,7 @@ impl MicroBatch {
         ensure(self.deferred.remove(&layer), || "the layer has no deferred weight gradients".into())
     }
 
-    /// Takes the inputs of a layer, to be sent to its stage.
+    /// Takes the inputs of a layer, to send them to its stage.
     pub(super) fn send_inputs(&mut self, layer: LayerId) -> Check {
         ensure(self.flow.take() == Some(layer) && layer > 0, || "the previous layer has not run".into())
     }
@@ -127,7 +127,7 @@ impl MicroBatch {
         ensure(self.flow.replace(layer).is_none(), || "another layer has not used its inputs yet".into())
     }
 
-    /// Takes the gradients of a layer's inputs, to be sent to the stage of the layer before.
+    /// Takes the gradients of a layer's inputs, to send them to the stage of the layer before.
     pub(super) fn send_gradients(&mut self, layer: LayerId) -> Check {
         let upstream = self.upstream.take().map(|before| before + 1);
         ensure(upstream == Some(layer), || "the layer's backward has not run".into())
@@ -138,7 +138,7 @@ impl MicroBatch {
         ensure(upstream.is_none(), || "another layer has not used its gradients yet".into())
     }
 
-    /// Checks the end of a program that runs `layers` layers on this rank, of which `trained` have a backward.
+    /// Checks the state at the end of a program. The rank runs `layers` layers, and `trained` of them have a backward.
     pub(super) fn finish(&self, layers: usize, trained: usize) -> Check {
         ensure(self.kept.is_empty(), || "inputs were kept for a layer that was never recomputed".into())?;
         ensure(self.deferred.is_empty(), || "deferred weight gradients were never computed".into())?;

@@ -1,8 +1,8 @@
 //! Checks the programs of all ranks together before anything runs.
 //!
 //! First, each rank's program is checked against the preconditions and effects of its instructions. Then the ranks are
-//! compared: the members of a group start the same collectives in the same order, every message sent is received in the
-//! same order, and there is no deadlock. A violation names the rank, the instruction and the reason.
+//! compared: the members of a group must start the same collectives in the same order, messages must be received in the
+//! order in which they are sent, and no deadlock may occur. A violation names the rank, the instruction and the reason.
 
 mod micro_batch;
 mod tiers;
@@ -44,8 +44,8 @@ pub struct World<'a> {
     pub stages: &'a Stages,
     /// Arrangement of the ranks.
     pub mesh: Mesh,
-    /// Number of messages that a channel buffers without a posted receive. 0 is a rendezvous: a send completes when its
-    /// receive has been posted. Programs that run with 0 run on any transport.
+    /// Number of messages that a channel buffers without a posted receive. 0 means rendezvous: a send completes only
+    /// when its receive has been posted. A program that runs with 0 runs on any transport.
     pub capacity: usize,
 }
 
@@ -60,7 +60,7 @@ impl<'a> World<'a> {
     }
 }
 
-/// Checks the programs of all ranks, one each.
+/// Checks the programs of all ranks, one program per rank.
 ///
 /// # Errors
 /// Returns the first violation.

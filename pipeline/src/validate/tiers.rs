@@ -1,4 +1,4 @@
-//! Tracks whether each offloaded item is on the disk, in transfer or in memory. Items cycle through these states in
+//! Tracks whether each offloaded item is on the disk, in flight or in memory. Items cycle through these states in
 //! order.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -102,7 +102,7 @@ impl<'a> Items<'a> {
         }
     }
 
-    /// Records that a reduction has added a micro-batch's gradients to those of earlier ones.
+    /// Records that a reduction has added a micro-batch's gradients to those of earlier micro-batches.
     pub(super) fn reduced(&mut self, segment: SegmentId, is_first: bool) -> Check {
         let item = Item::Gradients { segment };
         match (self.of(segment).gradients, is_first) {
@@ -115,7 +115,7 @@ impl<'a> Items<'a> {
         }
     }
 
-    /// Checks that the norm can be computed: the gradients are in memory, or were offloaded, which records their
+    /// Checks that the norm can be computed: the gradients are in memory, or they were offloaded, which records their
     /// squares.
     pub(super) fn norm(&self, segment: SegmentId) -> Check {
         let place = self.places.get(&Item::Gradients { segment });
@@ -133,7 +133,7 @@ impl<'a> Items<'a> {
         ensure(self.measured.insert(item), || "measured twice".into())
     }
 
-    /// Checks that all tiles that must be measured before an update have been.
+    /// Checks that all tiles that must be measured before an update have been measured.
     pub(super) fn are_measured(&self) -> Check {
         let left = self.to_measure - self.measured.len();
         ensure(left == 0, || format!("{left} tiles have not been measured"))
@@ -151,7 +151,7 @@ impl<'a> Items<'a> {
         Ok(index + 1 == self.of(segment).tiles)
     }
 
-    /// Tracks the kept inputs of a layer, which are written next.
+    /// Starts tracking the kept inputs of a layer, which the next instruction writes to the disk.
     pub(super) fn keep(&mut self, item: Item) -> Check {
         ensure(self.places.insert(item, ItemState::Memory).is_none(), || "these inputs were offloaded already".into())
     }

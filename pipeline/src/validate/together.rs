@@ -94,8 +94,8 @@ pub(super) fn paired(programs: &[Program], world: &World) -> Result<(), Violatio
     Ok(())
 }
 
-/// Detects deadlocks by executing all programs against each other, considering only waits. A waiting rank proceeds once
-/// the awaited operation is complete.
+/// Detects deadlocks by simulating only the waits of all programs. A waiting rank proceeds once the awaited operation
+/// is complete.
 pub(super) fn flows(programs: &[Program], world: &World) -> Result<(), Violation> {
     let mut ranks: Vec<Progress> = programs.iter().map(|_| Progress::default()).collect();
     loop {
@@ -139,21 +139,24 @@ pub(super) fn flows(programs: &[Program], world: &World) -> Result<(), Violation
 #[derive(Default)]
 struct Progress<'a> {
     next: usize,
-    /// Number of collectives started in its group, and those in flight, each with its index.
+    /// Number of collectives that the rank has started. The next field, `in_flight`, lists those in flight with their
+    /// indices.
     started: usize,
     in_flight: Vec<(Transfer<'a>, usize)>,
-    /// Whether the rank is where all ranks meet, and how often all have met.
+    /// Whether the rank has arrived where all ranks wait for each other. The next field, `met`, counts how often it has
+    /// passed.
     meets: bool,
     met: usize,
-    /// Whether the rank is where its context group exchanges slices, and how often it has.
+    /// Whether the rank has arrived where its context group exchanges slices. The next field, `exchanged`, counts its
+    /// exchanges.
     exchanges: bool,
     exchanged: usize,
-    /// Messages sent and receives posted, by channel.
+    /// Messages that the rank has sent, and (`posted`) receives that it has posted, by channel.
     sent: BTreeMap<Channel, Passed>,
     posted: BTreeMap<Channel, Passed>,
 }
 
-/// Messages that went one way through a channel.
+/// Messages in one direction of a channel.
 #[derive(Default)]
 struct Passed {
     count: usize,
@@ -210,7 +213,7 @@ fn arrived(rank: usize, action: Action<'_>, ranks: &[Progress<'_>], world: &Worl
             posted.is_none_or(|index| sent > index)
         }
         Action::Awaits(transfer) => {
-            // A disk waits for no other rank.
+            // Disk transfers are not in this list, because they wait for no other rank.
             let started = ranks[rank].in_flight.iter().find(|(started, _)| *started == transfer);
             let mut group = world.mesh.ranks(at.stage);
             started.is_none_or(|&(_, index)| group.all(|member| ranks[member].started > index))

@@ -24,7 +24,7 @@ enum Fact<'a> {
     Gathering(SegmentId),
     /// All parameters of a sharded segment are complete.
     Gathered(SegmentId),
-    /// The secondary shards of a segment have the values of its parameters.
+    /// The secondary shards of a segment hold the current values of its parameters.
     Secondary(SegmentId),
     /// A segment's local gradient of a micro-batch, to which all layers have contributed.
     Complete(SegmentId, usize),
@@ -36,7 +36,7 @@ enum Fact<'a> {
     Norm,
     Updated(SegmentId),
     Refreshed(SegmentId),
-    /// A transfer that was not awaited yet.
+    /// A transfer that was started and not yet awaited.
     InFlight(Transfer<'a>),
     /// A message that was awaited.
     Moved(Transfer<'a>),
@@ -74,7 +74,7 @@ struct State<'a> {
     /// Micro-batch of the local gradient that each segment holds, from its first backward until it is accumulated or
     /// reduced.
     open: Vec<Option<usize>>,
-    /// Number of micro-batches in each replicated accumulator or reduced shard, which are added in order.
+    /// Number of micro-batches in each replicated accumulator or reduced shard. Micro-batches are added in order.
     added: Vec<usize>,
 }
 
@@ -335,7 +335,7 @@ impl<'a> State<'a> {
     }
 
     fn has(&self, fact: Fact<'_>) -> bool {
-        // Shorten the lifetime of the facts in the set, so that it can be searched for `fact`.
+        // Shorten the lifetime of the facts in the set, so that the set can be searched for `fact`.
         let facts: &BTreeSet<Fact<'_>> = &self.facts;
         facts.contains(&fact)
     }

@@ -8,7 +8,7 @@ use crate::executor::tensor_bytes::{dtype_code, dtype_of};
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Boundary {
     pub(super) tensors: Vec<(DType, Vec<usize>)>,
-    /// Which tensors have a gradient; `None` until the first backward.
+    /// For each tensor, whether it has a gradient; `None` until the first backward.
     pub(super) gradients: Option<Vec<bool>>,
 }
 
@@ -39,7 +39,7 @@ fn bytes((dtype, dims): &(DType, Vec<usize>)) -> usize {
     dims.iter().product::<usize>() * dtype.size_in_bytes()
 }
 
-/// Encodes dtypes and shapes for an announcement: dtype code, number of dimensions, dimensions.
+/// Encodes dtypes and shapes for an announcement: for each tensor, dtype code, number of dimensions, dimensions.
 pub(super) fn words(tensors: &[(DType, Vec<usize>)]) -> Vec<i64> {
     let of = |(dtype, dims): &(DType, Vec<usize>)| {
         [dtype_code(*dtype), dims.len() as i64].into_iter().chain(dims.iter().map(|&d| d as i64)).collect::<Vec<_>>()

@@ -1,4 +1,5 @@
-//! Compares every schedule, as a configuration sets it, with DeepSpeed's and transformers' at every step.
+//! Compares every schedule that a configuration can set with the schedules of DeepSpeed and transformers, at every
+//! step.
 
 use std::fmt::Write as _;
 
@@ -51,7 +52,7 @@ fn configured(kind: &str, params: &Value) -> Result<Config, zero_config::Errors>
     Config::parse("ds.yaml", text)
 }
 
-/// Returns the rate of each step. `betas` is `None` where the schedule leaves them alone.
+/// Returns the rate of each step. `betas` is `None` if the schedule does not change the betas.
 fn rates(kind: &str, params: &Value) -> Vec<Rate> {
     let config = configured(kind, params).unwrap_or_else(|errors| panic!("{kind} {params}: {errors}"));
     let schedule = schedule(&config).unwrap();
@@ -83,7 +84,7 @@ fn compare(packages: &[&str], script: &str, cases: &[(&str, Value)]) {
         for (index, rate) in rates(kind, params).into_iter().enumerate() {
             let (lr, betas) = found.next().expect("a line for each step");
             let at = || format!("{kind} {params}, step {}: {rate:?}, not {lr} {betas:?}", index + 1);
-            // Logarithm, cosine and power come from libm here and from the C library there. Where 1 + cos x is near 0,
+            // Logarithm, cosine and power come from libm here and from the C library in Python. If 1 + cos x is near 0,
             // an error of one unit in the last place of the cosine changes the rate by up to `EPSILON * LR`.
             assert!((rate.lr - lr).abs() <= 4.0 * f64::EPSILON * lr.abs() + f64::EPSILON * LR, "{}", at());
             assert_eq!(rate.betas.unwrap_or((0.9, 0.999)), betas, "{}", at());
@@ -133,7 +134,8 @@ fn deepspeeds_schedules_at_every_step() {
 #[test]
 fn transformers_schedules_at_every_step() {
     let mut cases = vec![];
-    // No warm-up, an ordinary one, one that takes all steps but one, and one longer than the schedule.
+    // (warm-up, total): no warm-up, ordinary warm-ups, one that takes all steps but one, and one that is longer than
+    // the schedule.
     for (warmup, total) in [(0, RUN), (10, RUN), (10, 45), (59, RUN), (30, 12), (0, 1)] {
         let with = |more: Value| {
             let mut params = json!({"num_warmup_steps": warmup, "num_training_steps": total});
