@@ -84,8 +84,8 @@ pub(crate) fn commit(root: &Path, manifest: &Manifest, save: &Save) -> Result<()
     if let Some(lock) = &save.lock {
         lock.check()?;
     }
-    // A run that was set back writes a step again. The old folder is moved aside and kept until the new one is in
-    // place.
+    // A run that resumed from an earlier step writes a step again. The old folder is moved aside and kept until the new
+    // one is in place.
     let replaced = root.join(format!(".replaced-{}", name(manifest.step)));
     if folder.exists() {
         remove(&replaced)?;

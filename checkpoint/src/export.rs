@@ -71,7 +71,7 @@ fn narrow(values: impl Iterator<Item = f32>, round: impl Fn(f32) -> ([u8; 2], bo
 pub enum Contents {
     /// All.
     Model,
-    /// Those that were trained beside a frozen model, in PEFT's format: `adapter_model.safetensors`.
+    /// The parameters that were trained beside a frozen model, in PEFT's format: `adapter_model.safetensors`.
     Adapter,
     /// The base model, with adapters folded into its weights.
     Merged(Merge),
@@ -94,7 +94,8 @@ impl Contents {
 
 /// Key of the metadata of a safetensors file for [`Export::mup`].
 pub(crate) const MUP: &str = "mup";
-/// Value of [`Export::mup`] of weights that compute what they should without the section.
+/// Value of [`Export::mup`] for weights that give the right results without the section, because its factors are folded
+/// into them.
 pub const FOLDED: &str = "folded";
 
 /// Options of an export.
@@ -104,13 +105,13 @@ pub struct Export {
     pub dtype: ExportDtype,
     /// Maximum bytes of tensors per file. A larger tensor gets a file of its own.
     pub max_shard_bytes: u64,
-    /// Whether to write the first of the states, the averages of the weights, instead of the weights.
+    /// Whether to write the averages of the weights, which are the first optimizer state, instead of the weights.
     pub averaged: bool,
     /// Which parameters are written, and how.
     pub contents: Contents,
-    /// Parameters that are multiplied by a number, by name.
+    /// Factors by which parameters are multiplied, by parameter name.
     pub factors: Vec<(&'static str, f32)>,
-    /// The section `mup` of a model whose weights compute what they should under that section alone, or [`FOLDED`].
+    /// The section `mup` of the configuration that a model with these weights needs, or [`FOLDED`].
     pub mup: Option<String>,
     /// Other files to write into the folder, by name: `config.json` and the like.
     pub beside: Vec<(String, Vec<u8>)>,

@@ -8,7 +8,7 @@ use std::time::Instant;
 use crate::error::CheckpointError;
 use crate::manifest::MANIFEST;
 
-/// Lists the committed checkpoints under `root`, oldest step first. A folder that does not exist has none.
+/// Lists the committed checkpoints under `root`, oldest step first. Returns an empty list if the folder does not exist.
 ///
 /// # Errors
 /// Fails if the folder cannot be listed.
@@ -84,7 +84,7 @@ pub fn set_back(root: &Path, step: u64) -> Result<Vec<PathBuf>, CheckpointError>
     Ok(aside)
 }
 
-/// Returns a name that is not taken, for the folder `name` of a checkpoint that a run will repeat.
+/// Returns a free name for the folder `name` of a checkpoint that a run will repeat.
 pub fn superseded(name: &str, is_taken: impl Fn(&str) -> bool) -> String {
     let name = format!("superseded-{name}");
     match is_taken(&name) {

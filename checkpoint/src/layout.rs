@@ -18,7 +18,8 @@ pub(crate) fn state_values(zero: &ShardedState, parameter: &Parameter) -> Option
     Some(averages.into_iter().chain(parameter.matrix()?.values.iter().copied()).collect())
 }
 
-/// Returns the names of a parameter's states if they are not the first ones of those of all optimizers.
+/// Returns the names of a parameter's states; `None` for the usual states: the first of those of all optimizers for a
+/// matrix, and all of them for another parameter.
 pub(crate) fn states(zero: &ShardedState, parameter: &Parameter) -> Option<Vec<String>> {
     let (own, all) = (zero.state_names_of(parameter), zero.state_names());
     let is_usual = !parameter.is_trainable()
@@ -59,7 +60,7 @@ pub(crate) fn entries(zero: &ShardedState) -> BTreeMap<String, ParameterEntry> {
             for (parameter, elements, _) in segment.overlaps(segment.shard(place)) {
                 let of = &model.parameters()[parameter];
                 let stored = match of.stored_cut() {
-                    // Without the padding of an uneven cut.
+                    // Exclude the padding of an uneven cut.
                     Some(cut) => cut.of(slice).elements(),
                     None if slice == 0 => usize::MAX,
                     None => continue,
@@ -97,7 +98,7 @@ pub(crate) struct ShardTensor {
 }
 
 impl ShardTensor {
-    /// Returns the number of f32 that take as much memory.
+    /// Returns the size of the tensor in f32 elements, rounded up.
     pub(crate) fn words(&self) -> usize {
         match self.dtype {
             Dtype::U8 => self.range.elements.len().div_ceil(size_of::<f32>()),
@@ -105,7 +106,8 @@ impl ShardTensor {
         }
     }
 
-    /// Reads this tensor's values from a rank's state into `into`, which has [`ShardTensor::words`] elements, and returns them as bytes.
+    /// Reads this tensor's values from a rank's state into `into`, which has [`ShardTensor::words`] elements, and
+    /// returns them as bytes.
     pub(crate) fn read<'a>(&self, zero: &ShardedState, into: &'a mut [f32]) -> Result<&'a [u8], CheckpointError> {
         if self.dtype == Dtype::U8 {
             let bytes = &mut bytemuck::cast_slice_mut(into)[..self.range.elements.len()];
@@ -148,7 +150,7 @@ impl Shard {
         Self { file: shard_file(rank, ranks), tensors }
     }
 
-    /// Returns the number of f32 that take as much memory as all tensors.
+    /// Returns the size of all tensors together in f32 elements.
     pub(crate) fn words(&self) -> usize {
         self.tensors.iter().map(ShardTensor::words).sum()
     }

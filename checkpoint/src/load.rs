@@ -90,8 +90,8 @@ fn read(folder: &Path, manifest: &Manifest, zero: &mut ShardedState) -> Result<(
     Ok(())
 }
 
-/// Returns the replicate of a checkpoint whose optimizer states this rank continues with: the one of its own number, or if there are
-/// fewer, that number modulo theirs.
+/// Returns the index of the saved replicate whose optimizer states this rank continues with: the index of its own
+/// replicate modulo the number of saved replicates.
 fn saved_replicate(manifest: &Manifest, zero: &ShardedState) -> usize {
     let saved = manifest.local_steps.as_ref().map_or(1, |local| local.updates.len());
     zero.outer().map_or(0, |outer| outer.share.replicate % saved.max(1))
@@ -109,7 +109,7 @@ fn fits(folder: &Path, manifest: &Manifest, zero: &ShardedState) -> Result<(), C
             return Err(CheckpointError::mismatch(&path, reason));
         }
     }
-    // The order of the names is that of the optimizers in the configuration.
+    // The order of the names follows the optimizers in the configuration, so it may differ.
     if !are_same(&manifest.states, &zero.state_names()) && !has_parameters_alone(manifest) {
         let reason = format!(
             "the checkpoint has optimizer states {:?}, but the configured optimizer has {:?}",
@@ -142,12 +142,12 @@ fn fits(folder: &Path, manifest: &Manifest, zero: &ShardedState) -> Result<(), C
     Ok(())
 }
 
-/// Whether two lists have the same names, in any order.
+/// Returns whether two lists have the same names, in any order.
 fn are_same(saved: &[String], own: &[&str]) -> bool {
     saved.len() == own.len() && saved.iter().all(|name| own.contains(&name.as_str()))
 }
 
-/// Checks that a checkpoint has exactly the parameters of a model that `is_stored` selects, and its buffers.
+/// Checks that a checkpoint has exactly those parameters of a model that `is_stored` selects, and the model's buffers.
 pub(crate) fn parameters_fit(
     folder: &Path,
     manifest: &Manifest,
@@ -209,8 +209,7 @@ pub(crate) fn parameters_fit(
     Ok(())
 }
 
-/// Returns whether the checkpoint is an import: parameters that no optimizer has updated, hence without optimizer
-/// state.
+/// Returns whether the checkpoint is an import: no optimizer has updated its parameters, so it has no optimizer state.
 fn has_parameters_alone(manifest: &Manifest) -> bool {
     manifest.states.is_empty() && manifest.step == 0 && manifest.updates == 0
 }
@@ -219,13 +218,13 @@ fn has_parameters_alone(manifest: &Manifest) -> bool {
 pub(crate) struct Source<'a> {
     pub(crate) folder: &'a Path,
     pub(crate) manifest: &'a Manifest,
-    /// State that stands for a trainable parameter; `None` for the parameter itself.
+    /// Optimizer state to read instead of a trainable parameter; `None` reads the parameter itself.
     pub(crate) instead: Option<&'a str>,
-    /// State that is added to a trainable parameter.
+    /// Optimizer state to add to a trainable parameter.
     pub(crate) added: Option<&'a str>,
     /// Open shards by index.
     open: HashMap<usize, TensorFile>,
-    /// Shards whose checksums have been compared as a whole.
+    /// Shards whose whole files have been compared with their checksums.
     pub(crate) intact: BTreeSet<usize>,
 }
 
@@ -234,12 +233,12 @@ impl<'a> Source<'a> {
         Self { folder, manifest, instead: None, added: None, open: HashMap::new(), intact: BTreeSet::new() }
     }
 
-    /// Opens a checkpoint for the weights that are evaluated.
+    /// Opens a checkpoint to read the weights that are used for evaluation.
     pub(crate) fn evaluated(folder: &'a Path, manifest: &'a Manifest) -> Self {
         Self { added: manifest.offset(), ..Self::new(folder, manifest) }
     }
 
-    /// Reads a range of a parameter as it is evaluated.
+    /// Reads a range of a parameter in the form that is used for evaluation.
     pub(crate) fn assemble_evaluated(
         &mut self,
         name: &str,
@@ -263,7 +262,7 @@ impl<'a> Source<'a> {
         }
     }
 
-    /// Reads one range of a parameter, or of an optimizer state of it, from the pieces that it overlaps.
+    /// Reads one range of a parameter, or of one of its optimizer states, from the pieces that the range overlaps.
     pub(crate) fn assemble(
         &mut self,
         name: &str,
@@ -278,7 +277,7 @@ impl<'a> Source<'a> {
         Ok(values)
     }
 
-    /// Reads one range of what a rank has of a parameter, or of an optimizer state of it. Padding is zero.
+    /// Reads one range of this rank's part of a parameter, or of one of its optimizer states. Padding is zero.
     fn assemble_own(
         &mut self,
         parameter: &Parameter,
@@ -293,7 +292,7 @@ impl<'a> Source<'a> {
         Ok(values)
     }
 
-    /// Reads one range of the bytes that a rank has of a quantized parameter.
+    /// Reads one range of the bytes of this rank's part of a quantized parameter.
     fn assemble_own_bytes(&mut self, parameter: &Parameter, bytes: Range<usize>) -> Result<Vec<u8>, CheckpointError> {
         let mut values = vec![0; bytes.len()];
         self.overlaps_of_own(parameter, None, bytes, |file, tensor, start, to| {
@@ -303,7 +302,7 @@ impl<'a> Source<'a> {
         Ok(values)
     }
 
-    /// [`Source::overlaps`] of a range of what a rank has of a parameter.
+    /// Does the same as [`Source::overlaps`] for a range of this rank's part of a parameter.
     fn overlaps_of_own(
         &mut self,
         parameter: &Parameter,
@@ -325,7 +324,7 @@ impl<'a> Source<'a> {
         Ok(())
     }
 
-    /// Reads one range of a state of a replicate, or of the outer momentum.
+    /// Reads one range of an optimizer state of a replicate, or of the outer momentum.
     fn assemble_local(
         &mut self,
         name: &str,
@@ -356,8 +355,8 @@ impl<'a> Source<'a> {
         Ok(values)
     }
 
-    /// Calls `read` for each piece that a range overlaps, with its tensor, the first element there, and the place in the
-    /// range with the number of elements of the piece.
+    /// Calls `read` for each piece that a range overlaps. Passes the file, the name of the tensor, the first element to
+    /// read, the place of the elements in the range, and the number of elements of the tensor.
     fn overlaps(
         &mut self,
         name: &str,
@@ -384,7 +383,7 @@ impl<'a> Source<'a> {
         Ok(())
     }
 
-    /// [`Source::overlaps`] of a range of a slice.
+    /// Does the same as [`Source::overlaps`] for a range of a slice.
     fn overlaps_of_slice(
         &mut self,
         name: &str,

@@ -1,5 +1,6 @@
-//! What a checkpoint holds of replicates that train alone: the optimizer states of each of them, and the outer momentum, which they
-//! divide among themselves. Their parameters are equal when they are saved.
+//! The part of a checkpoint for a run with local steps, whose replicates train alone. It has the optimizer states of
+//! each replicate, and the outer momentum, which is divided among the replicates. The parameters of all replicates are
+//! equal when they are saved.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -26,13 +27,14 @@ pub struct LocalSteps {
     pub momentum: bool,
 }
 
-/// A tensor that a replicate saves besides those of the parameter's pieces.
+/// A tensor that a replicate saves besides those of the parameter's `pieces`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LocalPiece {
     /// Name of the optimizer state, or `outer_momentum`.
     pub state: String,
-    /// The replicate, from 1 on; 0 for `outer_momentum`, which is that of all replicates. The pieces have the states of replicate 0.
+    /// The replicate, from 1 on; 0 for `outer_momentum`, which belongs to all replicates. The states of replicate 0 are
+    /// in the parameter's `pieces`.
     pub replicate: usize,
     /// Index into `shards`.
     pub shard: usize,
@@ -40,7 +42,8 @@ pub struct LocalPiece {
     pub start: usize,
     /// One past the last element.
     pub end: usize,
-    /// CRC-32 (IEEE) of the tensor's bytes. The tensor is named `name@start/state.replicate`, or `name@start/outer_momentum`.
+    /// CRC-32 (IEEE) of the tensor's bytes. The tensor is named `name@start/state.replicate`, or
+    /// `name@start/outer_momentum`.
     pub crc32: u32,
 }
 
@@ -51,7 +54,7 @@ impl LocalPiece {
         if self.replicate == 0 { name } else { format!("{name}.{}", self.replicate) }
     }
 
-    /// Returns the elements of the tensor.
+    /// Returns the range of values that the tensor holds.
     pub(crate) fn stored(&self, entry: &ParameterEntry, all: &[String]) -> Range<usize> {
         let index = entry.own_states(all).iter().position(|state| *state == self.state);
         match index {
@@ -61,7 +64,7 @@ impl LocalPiece {
     }
 }
 
-/// Describes the replicates; `None` if none train alone. Collective.
+/// Describes the replicates; `None` without local steps. Collective.
 pub(crate) fn of(zero: &ShardedState, comm: &dyn Communicator) -> Result<Option<LocalSteps>, CheckpointError> {
     let Some(outer) = zero.outer() else { return Ok(None) };
     let own = Buffer::I64(vec![zero.updates() as i64]);
@@ -72,8 +75,9 @@ pub(crate) fn of(zero: &ShardedState, comm: &dyn Communicator) -> Result<Option<
     Ok(Some(LocalSteps { updates, momentum: outer.momentum > 0.0 }))
 }
 
-/// Adds what replicates save to the parameters that they train, with empty checksums. Each of the pieces stands for the optimizer
-/// states of all replicates. Ranks whose share of the momentum is the same save it once.
+/// Adds the tensors of the replicates to the entries of the parameters that they train, with empty checksums. Each
+/// added piece holds one optimizer state of one replicate, or a part of the outer momentum. If several ranks have the
+/// same share of the momentum, one of them saves it.
 pub(crate) fn add(zero: &ShardedState, entries: &mut BTreeMap<String, ParameterEntry>) {
     let Some(outer) = zero.outer() else { return };
     let (groups, model) = (zero.groups(), zero.model());

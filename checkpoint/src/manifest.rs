@@ -17,7 +17,8 @@ pub use parameter::{CutEntry, ParameterEntry, PieceEntry};
 use crate::error::CheckpointError;
 use crate::local::{self, LocalSteps};
 
-/// The name of the file. A folder that has it is a complete checkpoint: it is written last and removed first.
+/// The name of the file. A folder with this file is a complete checkpoint, because the file is written last and removed
+/// first.
 pub const MANIFEST: &str = "manifest.json";
 /// The value of `format`.
 pub const FORMAT: &str = "zero-train-checkpoint";
@@ -25,7 +26,7 @@ pub const FORMAT: &str = "zero-train-checkpoint";
 pub const VERSION: u32 = 3;
 /// Maximum size of a manifest in bytes. Larger files are rejected before parsing.
 const MAX_BYTES: u64 = 256 << 20;
-/// Start of the manifest's last line. The CRC-32 of all bytes before that line follows it.
+/// Start of the manifest's last line. The CRC-32 of all bytes before that line comes next.
 const SEAL: &str = "\n  \"crc32\": ";
 
 /// The manifest of a checkpoint.
@@ -45,11 +46,12 @@ pub struct Manifest {
     /// State of the dynamic loss scale in f16 training. Otherwise the key is omitted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loss_scale: Option<LossScale>,
-    /// What a schedule-free optimizer has averaged. The weights to be evaluated are then the sum of a parameter and its state
-    /// `x_minus_y`. The key is left out with other optimizers.
+    /// The sums of a schedule-free optimizer over its steps. The weights to evaluate are then the sum of a parameter
+    /// and its state `x_minus_y`. Other optimizers leave the key out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub schedule_free: Option<ScheduleFreeSums>,
-    /// The replicates of a run with local steps, which have optimizer states of their own. Otherwise the key is left out.
+    /// The replicates of a run with local steps, which have optimizer states of their own. Otherwise the key is left
+    /// out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub local_steps: Option<LocalSteps>,
     /// Number of ranks that wrote the checkpoint.
@@ -62,7 +64,8 @@ pub struct Manifest {
     pub engine: serde_json::Value,
     /// Model and tokenizer settings of the configuration, used by an export. Null for a caller-defined model.
     pub config: serde_json::Value,
-    /// Values of the model's buffers (running statistics) by name, row-major; the key is left out of a model without buffers.
+    /// Values of the model's buffers (running statistics) by name, row-major. The key is left out if the model has no
+    /// buffers.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub buffers: BTreeMap<String, Vec<f32>>,
     /// One shard per rank.
@@ -96,7 +99,7 @@ pub struct ScheduleFreeSums {
 }
 
 impl ScheduleFreeSums {
-    /// Returns the sums of a run whose states have these names.
+    /// Returns the sums if these names of states include that of a schedule-free optimizer.
     pub(crate) fn of(states: &[&str], AverageSums { weights, largest_lr }: AverageSums) -> Option<Self> {
         states.contains(&ScheduleFree::OFFSET).then_some(Self { weights, largest_lr })
     }
@@ -123,7 +126,7 @@ pub(crate) fn tensor_name(parameter: &str, start: usize, state: Option<&str>) ->
 }
 
 impl Manifest {
-    /// Returns name, element type and count, and CRC-32 of each tensor of a shard, in file order.
+    /// Returns the name, the element type and count, and the CRC-32 of each tensor of a shard, in file order.
     pub(crate) fn tensors(&self, shard: usize) -> impl Iterator<Item = (String, (Dtype, usize), u32)> {
         self.parameters.iter().flat_map(move |(name, parameter)| {
             let of_pieces = parameter.pieces.iter().filter(move |piece| piece.shard == shard).flat_map(move |piece| {
@@ -184,7 +187,7 @@ impl Manifest {
     pub(crate) fn parse(text: &[u8]) -> Result<Self, String> {
         let seal = text.windows(SEAL.len()).rposition(|window| window == SEAL.as_bytes());
         let Some((body, sealed)) = seal.map(|at| text.split_at(at)) else {
-            // Without a checksum it may be another version's manifest; a version error is more useful.
+            // A text without a checksum may be a manifest of another version; a version error is then more useful.
             let other: Version = serde_json::from_slice(text).map_err(|e| e.to_string())?;
             other.check()?;
             return Err("the last line is not a checksum".into());
@@ -200,7 +203,8 @@ impl Manifest {
         Ok(manifest)
     }
 
-    /// Returns the state whose sum with a trainable parameter is evaluated, if there is one: the first.
+    /// Returns the state that is added to a trainable parameter for evaluation: the first state of a schedule-free
+    /// optimizer.
     pub(crate) fn offset(&self) -> Option<&str> {
         self.schedule_free.and_then(|_| self.states.first()).map(String::as_str)
     }
@@ -220,7 +224,8 @@ impl Manifest {
         for (name, parameter) in &self.parameters {
             let elements = parameter.shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d)).unwrap_or(0);
             if let Some(values) = &parameter.state_values {
-                // Averages of the weights, and what is added to the weights.
+                // Both the averages of the weights and the state that is added to the weights have one value per
+                // element.
                 let is_of_weights = self.states.first().is_some_and(|state| state == Average::STATE);
                 let is_of_weights = is_of_weights || self.schedule_free.is_some();
                 let names = parameter.states.as_ref().unwrap_or(&self.states);

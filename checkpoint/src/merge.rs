@@ -17,7 +17,7 @@ const BASE_LAYER: &str = ".base_layer.";
 pub struct Merge {
     /// Factor s of the products.
     pub scale: f32,
-    /// Whether weights are `[inputs, outputs]`, as those of GPT-2's `Conv1D`.
+    /// Whether weights are `[inputs, outputs]`, like those of GPT-2's `Conv1D`.
     pub inputs_first: bool,
 }
 
@@ -60,7 +60,8 @@ pub(crate) struct Product {
     /// The columns of the weight.
     pub(crate) columns: usize,
     pub(crate) merge: Merge,
-    /// DoRA's factors, one per output: the magnitude over the norm of the weights with the product.
+    /// DoRA's factors, one per output: the magnitude divided by the norm of the output's weights with the product
+    /// added.
     pub(crate) factors: Option<Vec<f32>>,
 }
 
@@ -75,7 +76,8 @@ impl Product {
         }
     }
 
-    /// Adds the square of each of these elements of the weight, with the product added, to the sum of its output.
+    /// Adds the product to each of these elements of the weight, and adds the square of the result to the sum of the
+    /// element's output.
     pub(crate) fn add_squares(&self, start: usize, bytes: &[u8], sums: &mut [f64]) {
         for (at, value) in (start..).zip(bytes.as_chunks().0) {
             let (output, sum) = self.sum(at, *value);
@@ -83,7 +85,7 @@ impl Product {
         }
     }
 
-    /// Returns the output of an element of the weight, and the element with the product.
+    /// Returns the output to which an element of the weight belongs, and the element with the product added.
     fn sum(&self, at: usize, value: [u8; 4]) -> (usize, f32) {
         let (rank, inputs) = (self.rank, self.a.len() / self.rank);
         let (row, column) = (at / self.columns, at % self.columns);

@@ -20,7 +20,7 @@ const INDEX: &str = "model.safetensors.index.json";
 const MAX_INDEX: u64 = 64 << 20;
 /// Prefixes of parameter names that are missing when a model was saved without its head.
 const PREFIXES: [&str; 2] = ["transformer.", "model."];
-/// A head that may be tied, and the embeddings to which it can be tied.
+/// The name of a head that may be tied, and of the embeddings to which it can be tied.
 const HEAD: &str = "lm_head.weight";
 const EMBEDDINGS: [&str; 2] = ["transformer.wte.weight", "model.embed_tokens.weight"];
 /// Suffixes of tensors that older versions of transformers saved although the configuration determines them: masks and
@@ -30,7 +30,7 @@ const COMPUTED: [&str; 3] = [".attn.bias", ".attn.masked_bias", ".rotary_emb.inv
 const OTHER_FORMATS: [&str; 5] =
     ["pytorch_model.bin", "pytorch_model.bin.index.json", "tf_model.h5", "flax_model.msgpack", "consolidated.00.pth"];
 
-/// Overwrites the parameters with those of a Hugging Face folder. Each rank reads only the ranges that it holds.
+/// Overwrites the parameters with the values in a Hugging Face folder. Each rank reads only the ranges that it holds.
 /// Collective: every rank must call it.
 ///
 /// The folder contains `model.safetensors`, or several files and `model.safetensors.index.json`. Each parameter appears

@@ -93,7 +93,8 @@ fn begin(
     Ok((manifest, shard))
 }
 
-/// Completes the manifest once all shards are written. If one failed, rank 0 removes the others. Collective.
+/// Completes the manifest once all shards are written. If a rank failed, rank 0 removes the temporary folder.
+/// Collective.
 fn conclude(
     root: &Path,
     comm: &dyn Communicator,
@@ -225,7 +226,7 @@ impl Background {
 
 /// Lowers this thread's priority in favor of the compute threads, which share the rank's cores.
 fn step_back() {
-    // If refused, the threads share the cores equally.
+    // If the system refuses, the threads share the cores equally.
     let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), 10);
 }
 

@@ -7,14 +7,15 @@ use crate::layout::{Shard, ShardTensor, entries};
 use crate::shard::Values;
 use crate::writer::BUFFER;
 
-/// A copy of a rank's shard: its parameters and optimizer state in f32, and quantized parameters. The memory is reused by later saves.
+/// A copy of a rank's shard: its parameters and optimizer state in f32, and quantized parameters. The memory is reused
+/// by later saves.
 #[derive(Debug, Default)]
 pub struct Snapshot {
     values: Vec<f32>,
 }
 
 impl Snapshot {
-    /// Returns the number of f32 that take as much memory as what a rank saves, over all kinds.
+    /// Returns the size of everything that a rank saves, in f32 elements.
     #[must_use]
     pub fn elements(zero: &ShardedState) -> usize {
         if zero.outer().is_some() {
@@ -60,7 +61,7 @@ impl Snapshot {
     }
 }
 
-/// The rest of a copy that has not been written.
+/// The part of a copy that has not been written yet.
 pub(crate) struct Copied<'a>(&'a [f32]);
 
 impl Values for Copied<'_> {

@@ -10,7 +10,7 @@ use crate::error::CheckpointError;
 use crate::manifest::Manifest;
 use crate::tensors::TensorFile;
 
-/// A difference between a checkpoint and what was written.
+/// A part of a checkpoint that differs from the data that was written.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Damage {
     /// The damaged shard or manifest.
@@ -301,7 +301,7 @@ mod tests {
         assert!(says("a.weight@120", "not in the manifest") && says("a.weight@0", "missing"), "{found:?}");
     }
 
-    /// A parameter of `[4, 50]` of which two ranks had 100 elements each.
+    /// A parameter of `[4, 50]`; each of two ranks had 100 of its elements.
     #[test]
     fn only_slices_that_cover_a_parameter_are_read() {
         let folder = tempfile::tempdir().unwrap();

@@ -22,8 +22,9 @@ use crate::together::together;
 /// Maximum number of problems listed in an error.
 const MAX_NAMED: usize = 10;
 
-/// Overwrites the parameters with those of the files. Each rank reads only the ranges that it holds. Collective: every
-/// rank must call it. `mup` is that section of the configuration, which must be that of an export of a model in µP.
+/// Overwrites the parameters with the values in the files. Each rank reads only the ranges that it holds. Collective:
+/// every rank must call it. `mup` is the configuration section of this name. If the files were exported from a model in
+/// µP, it must be the section of that model.
 ///
 /// # Errors
 /// Fails on every rank if one rank fails: a file is missing or damaged, or the files belong to another model. The
@@ -54,7 +55,8 @@ pub fn load_weights(
     Ok(())
 }
 
-/// Checks that a file has weights for a model with this section `mup`. A file of another program does not say.
+/// Checks that the weights in a file fit a model with this section `mup`. A file of another program does not record a
+/// section and is accepted.
 fn is_of_base_model(file: &TensorFile, mup: Option<&str>) -> Result<(), CheckpointError> {
     let reason = match (file.metadata.metadata().as_ref().and_then(|metadata| metadata.get(MUP)), mup) {
         (None, _) => return Ok(()),
@@ -72,8 +74,8 @@ fn is_of_base_model(file: &TensorFile, mup: Option<&str>) -> Result<(), Checkpoi
     Err(CheckpointError::mismatch(&file.path, reason))
 }
 
-/// Overwrites the parameters of adapters, and the modules that were trained with them, with those of a folder that PEFT
-/// has saved. Each rank reads only the ranges that it holds. Collective: every rank must call it.
+/// Overwrites the parameters of adapters, and of the modules that were trained with them, with the values in a folder
+/// that PEFT has saved. Each rank reads only the ranges that it holds. Collective: every rank must call it.
 ///
 /// # Errors
 /// Fails on every rank if one rank fails: `adapter_model.safetensors` is missing or damaged, or does not have exactly
@@ -95,8 +97,8 @@ pub(crate) fn is_of_base(parameter: &Parameter) -> bool {
     !parameter.is_adapter()
 }
 
-/// Returns whether a tensor is a buffer of the model, or PyTorch's count of the batches that such a buffer has seen,
-/// which nothing here reads.
+/// Returns whether a tensor is a buffer of the model, or PyTorch's count of the batches that such a buffer has seen.
+/// The count is not used.
 fn is_of_buffer(name: &str, buffers: &[ModuleBuffer]) -> bool {
     let counted = name.strip_suffix("num_batches_tracked").map(|prefix| format!("{prefix}running_mean"));
     let name = counted.as_deref().unwrap_or(name);
@@ -186,7 +188,7 @@ impl Weights {
         self.tensors[parameter].is_some()
     }
 
-    /// Returns whether the file at `path` is one of these and has a tensor named `tensor`.
+    /// Returns whether the file at `path` is one of these files and has a tensor named `tensor`.
     pub(crate) fn has(&self, path: &Path, tensor: &str) -> bool {
         self.files.iter().any(|file| file.path == path && file.metadata.info(tensor).is_some())
     }
@@ -209,7 +211,7 @@ impl Weights {
         Ok(values)
     }
 
-    /// Reads a range of what a rank has of a parameter. Padding is zero.
+    /// Reads a range of this rank's part of a parameter. Padding is zero.
     fn read_own(&self, parameter: &Parameter, range: &Range) -> Result<Vec<f32>, CheckpointError> {
         let Range { parameter: index, elements } = range;
         if parameter.cut().is_none() {
@@ -224,7 +226,7 @@ impl Weights {
         Ok(values)
     }
 
-    /// Returns the values of all buffers, each whole.
+    /// Returns all values of every buffer.
     fn buffers(&self, of: &Path, buffers: &[ModuleBuffer]) -> Result<Vec<Vec<f32>>, CheckpointError> {
         let values = |buffer: &ModuleBuffer| {
             let name = buffer.name();

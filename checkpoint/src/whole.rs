@@ -1,4 +1,4 @@
-//! Fills the parameters of a model whole, in one process and without optimizer state, to run it.
+//! Fills whole parameters of a model, in one process and without optimizer state, in order to run the model.
 
 use std::path::Path;
 
@@ -13,8 +13,8 @@ use crate::pretrained;
 use crate::verify::intact;
 use crate::weights::{Weights, is_of_base, of_adapter};
 
-/// Fills all parameters and buffers of a model from a checkpoint, after verifying the checksums of all shards. The
-/// weights of a schedule-free optimizer are those that it evaluates.
+/// Fills all parameters and buffers of a model from a checkpoint, after verifying the checksums of all shards. After
+/// training with a schedule-free optimizer, these are the weights that it uses for evaluation.
 ///
 /// # Errors
 /// Fails if a file is missing or damaged, or the checkpoint belongs to another model.
@@ -22,7 +22,7 @@ pub fn fill_from_checkpoint(folder: &Path, model: &Model) -> Result<(), Checkpoi
     fill_some(folder, model, |_| true)
 }
 
-/// Does the same as [`fill_from_checkpoint`] for a model with adapters that the checkpoint does not have, which stay
+/// Does the same as [`fill_from_checkpoint`] for a model whose adapters are not in the checkpoint. The adapters stay
 /// released.
 ///
 /// # Errors

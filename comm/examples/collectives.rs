@@ -1,4 +1,4 @@
-//! Times the collectives between ranks, and those on several vectors as one operation against separate ones.
+//! Times the collectives between ranks, and compares coalesced operations on several vectors with separate ones.
 //!
 //! `collectives N [threads|shm|tcp|hosts] [BYTES] [REPEATS]` starts N ranks on this host; with `hosts` they count as
 //! ranks of two hosts. Under a launcher, on one host or several, the process is one rank.
@@ -75,7 +75,8 @@ fn measure(comm: &dyn Communicator, bytes: usize, repeats: usize) -> Result<(), 
 /// Number of vectors of a coalesced operation.
 const VECTORS: usize = 5;
 
-/// Times operations on vectors of `bytes` bytes, started together, and one coalesced operation on them, in alternation.
+/// Times, alternately, operations on vectors of `bytes` bytes that are started together, and one coalesced operation on
+/// the same vectors.
 fn measure_coalesced(
     comm: &dyn Communicator,
     operation: Operation,

@@ -2,8 +2,8 @@
 //! allocated.
 //!
 //! Each rank publishes a digest of its terms. The terms themselves are exchanged only if digests differ, so that every
-//! rank names the same rank, the same key and both values. Processes do this over the store, before they connect;
-//! ranks that have met in another way, such as threads, do it over their group, with [`agree`].
+//! rank names the same rank, the same key and both values. Processes do this over the store, before they connect. Ranks
+//! that are connected already, such as threads, do it over their group, with [`agree`].
 
 use sha2::{Digest, Sha256};
 
@@ -18,11 +18,12 @@ const LONGEST: usize = 160;
 /// Number of hexadecimal digits of a digest.
 const DIGITS: usize = 16;
 
-/// Compares key–value pairs that must be equal on all ranks of `comm`, in their order; a collective. Processes that
-/// [`connect`](crate::connect()) has joined have already compared [`Options::terms`](crate::Options).
+/// Checks that the key–value pairs are equal on all ranks of `comm`, and compares them in the given order. This is a
+/// collective. [`connect`](crate::connect()) has already done this with [`Options::terms`](crate::Options) for the
+/// processes that it joins.
 ///
 /// # Errors
-/// [`CommError::Disagreement`] on every rank, which names the first key that differs, or the error of a collective.
+/// Returns [`CommError::Disagreement`] on every rank, with the first key that differs, or the error of a collective.
 pub fn agree(comm: &dyn Communicator, terms: &[(String, String)]) -> Result<(), CommError> {
     let terms = Terms::new(terms);
     let (rank, size) = (comm.rank(), comm.size());
@@ -53,7 +54,8 @@ impl Terms {
         short_digest(&self.text())
     }
 
-    /// Encodes keys and values, each followed by a zero byte, truncated to what the store accepts as one value.
+    /// Encodes each key and each value, followed by a zero byte, truncated to the maximum length of a value in the
+    /// store.
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut bytes = self.text();
         if bytes.len() > MAX_VALUE {
@@ -67,14 +69,14 @@ impl Terms {
         self.0.iter().flat_map(|(key, value)| [key.as_bytes(), &[0], value.as_bytes(), &[0]].concat()).collect()
     }
 
-    /// Decodes what another rank has published.
+    /// Decodes the terms that another rank has published.
     pub(crate) fn decode(bytes: &[u8]) -> Terms {
         let text = String::from_utf8_lossy(bytes);
         let words: Vec<&str> = text.split('\0').collect();
         Terms(words.as_chunks().0.iter().map(|[key, value]| (key.to_string(), value.to_string())).collect())
     }
 
-    /// Returns the error for a job in which rank `peer` has the terms `other` and rank `rank` has these.
+    /// Returns the error that reports that rank `rank` has these terms and rank `peer` has the terms `other`.
     pub(crate) fn disagreement(&self, rank: usize, other: &Terms, peer: usize) -> CommError {
         let of =
             |terms: &Terms, key: &str| terms.0.iter().find(|(name, _)| name == key).map(|(_, value)| value.clone());

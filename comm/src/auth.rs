@@ -24,7 +24,7 @@ const GREETING: &[u8; 8] = b"zero-c2\n";
 const NONCE_BYTES: usize = 32;
 const PROOF_BYTES: usize = 32;
 
-/// The request of a connection; the protocol above defines its meaning.
+/// The request of a connection; the protocol built on this one defines its meaning.
 pub(crate) type Hello = [u8; HELLO_BYTES];
 
 /// The HMAC key of the proofs.
@@ -61,7 +61,7 @@ impl std::fmt::Debug for Key {
 pub(crate) enum Refusal {
     /// The other side does not know the token, or does not accept this side's proof.
     Proof,
-    /// The other side accepted the proof but refused the connection; the protocol above defines the code.
+    /// The other side accepted the proof but refused the connection; the protocol built on this one defines the code.
     Verdict(u8),
     /// The other side does not speak this protocol.
     Protocol,

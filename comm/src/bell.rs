@@ -1,7 +1,7 @@
 //! Waits for another thread or process: spins for a bounded time, then sleeps on a futex.
 //!
 //! Waking a sleeping thread takes 50 to 150 µs, a spinning one well under 1 µs, but spinning ranks that share a core
-//! slow each other down. The spin is therefore short, and there is none if there are more ranks than cores.
+//! slow each other down. The spin is therefore short, and ranks that share cores do not spin at all.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -32,7 +32,7 @@ impl Bell {
         self.rings.load(Ordering::SeqCst)
     }
 
-    /// Returns after a ring later than `mark`, or after about `limit`. Spins for at most `spin`, then sleeps.
+    /// Waits until the count differs from `mark`, for at most about `limit`. Spins for at most `spin`, then sleeps.
     pub(crate) fn wait(&self, mark: u32, spin: Duration, limit: Duration) {
         if !spin.is_zero() {
             let until = Instant::now() + spin;
@@ -58,7 +58,8 @@ impl Bell {
     }
 }
 
-/// Returns how long a rank may spin if the job has `ranks` ranks on this host, in any groups: zero if ranks share cores.
+/// Returns how long a rank may spin if the job has `ranks` ranks on this host, in any groups: zero if ranks share
+/// cores.
 pub(crate) fn spin_time(ranks: usize) -> Duration {
     let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
     if ranks <= cores { Duration::from_micros(50) } else { Duration::ZERO }

@@ -1,9 +1,9 @@
-//! Times collectives, each alternating with its memory-traffic floor, for `zero-train bench comm` and this crate's
+//! Times collectives and, alternately, their memory-traffic floors, for `zero-train bench comm` and this crate's
 //! example.
 //!
-//! The floor of an operation is the time of its memory traffic alone on this machine: loops over the rank's own memory
-//! that read and write as many bytes as its share of the operation, on all ranks at once, without communication. For N
-//! ranks and a vector of S bytes per rank:
+//! The floor of an operation is the time of its memory traffic alone on this machine. Loops over the rank's own memory
+//! read and write as many bytes as the rank's share of the operation, on all ranks at once and without communication.
+//! For N ranks and a vector of S bytes per rank:
 //!
 //! | operation | reads | writes | loop |
 //! |---|---|---|---|
@@ -26,7 +26,7 @@ use crate::tree;
 /// Times of an operation and of its floor, measured alternately. Each time is that of the slowest rank.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Comparison {
-    /// Bytes that each rank must at least read and write.
+    /// Minimum number of bytes that each rank reads and writes.
     pub traffic: usize,
     /// The times of the operation.
     pub subject: Vec<Duration>,
@@ -44,13 +44,13 @@ impl Comparison {
     }
 }
 
-/// Runs before the first that counts: they fault in the buffers' pages and wake the ranks.
+/// Number of runs that do not count: they fault in the buffers' pages and wake the ranks.
 const WARM_UP: usize = 3;
 
-/// Times `repeats` operations on f32 vectors of `bytes` bytes, each started after a barrier, and as many floors.
+/// Times `repeats` operations on f32 vectors of `bytes` bytes and as many floors, each started after a barrier.
 ///
-/// `bytes` is the size of the whole vector, also for an all_gather, and of each rank's input of an all_to_all. Every rank of the group must call this. A `Send`
-/// goes from rank 0 to the last rank; a `Split` times nothing.
+/// For an all_gather, `bytes` is the size of the gathered vector; for an all_to_all, the size of each rank's input.
+/// Every rank of the group must call this. A `Send` goes from rank 0 to the last rank; a `Split` is not timed.
 ///
 /// # Errors
 /// Returns the errors of the operation.

@@ -1,6 +1,6 @@
 //! The data of an operation: an owned vector of one element type.
 //!
-//! An operation takes its buffers by value and returns them when it is done, so no other code can read or free memory
+//! An operation takes its buffers by value and returns them when it is done. So no other code can read or free memory
 //! that a worker or a peer is still using, and handing over data needs no copy. The vector is in host memory or, in
 //! groups with devices, in the memory of a device.
 

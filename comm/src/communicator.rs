@@ -18,16 +18,16 @@ use crate::stats::{SizeCounter, Stats};
 /// peer has one worker for messages to it and one for messages from it, so these cannot block each other. Any number of
 /// operations may be in flight, and they may be awaited in any order.
 ///
-/// The methods state how many bytes a rank sends to the others. In groups of 16 members or more, which are hosts if they
-/// have several ranks, small collectives over TCP go over a tree in fewer and larger messages. [`Stats`] counts what was
-/// written to sockets as `network_bytes`.
+/// Each method states how many bytes a rank sends to the others. In groups of at least 16 ranks, or on at least 16
+/// hosts if a host has several ranks, small collectives over TCP go over a tree, in fewer and larger messages.
+/// [`Stats`] counts the bytes written to sockets as `network_bytes`.
 ///
 /// Reductions are bit-identical on every transport and however the vector is partitioned: each element is summed over a
 /// fixed binary tree of the ranks, lowest bit first (level by level the pairs (0,1), (2,3), …; an unpaired node passes
 /// up unchanged). 16-bit floats are summed in f32 and rounded once at the end, integers wrap, and `Max` propagates NaN.
 ///
-/// Dropping a communicator finishes the submitted operations, each within its deadline, and then tells the other ranks
-/// that this rank has left.
+/// Dropping a communicator first finishes the submitted operations, each within its deadline. It then tells the other
+/// ranks that this rank has left.
 pub trait Communicator: Send + Sync {
     /// Returns this rank's index in the group, in `0..size`.
     fn rank(&self) -> usize;
@@ -60,9 +60,9 @@ pub trait Communicator: Send + Sync {
     /// Runs [`all_reduce`](Communicator::all_reduce) on several buffers as one operation, as PyTorch's
     /// `all_reduce_coalesced` does.
     ///
-    /// A coalesced operation takes at least one buffer. All of them are on the host or all on the device, and their
-    /// element types may differ. The results are those of separate operations, in the order of the buffers, and no buffer
-    /// is copied. The ranks meet once, exchange one header, and the operation counts as one call.
+    /// A coalesced operation takes at least one buffer. Its buffers are either all on the host or all on the device,
+    /// and their element types may differ. The results are those of separate operations, in the order of the buffers,
+    /// and no buffer is copied. The ranks meet once, exchange one header, and the operation counts as one call.
     fn all_reduce_coalesced(&self, buffers: Vec<Buffer>, op: ReduceOp) -> Pending<Vec<Buffer>>;
 
     /// Runs [`all_gather`](Communicator::all_gather) on several vectors as one operation, as PyTorch's
@@ -79,11 +79,12 @@ pub trait Communicator: Send + Sync {
     /// Sends a part of `input` to each rank and receives a part from each, as `MPI_Alltoallv` and PyTorch's
     /// `all_to_all_single` do.
     ///
-    /// `input` consists of the parts for all ranks in rank order, and the part for rank r has `send_counts[r]` elements.
-    /// `output` receives the parts from all ranks in rank order, and the part from rank r has `receive_counts[r]`
-    /// elements. Counts may be zero, and the lengths of the buffers may differ between ranks. `send_counts[j]` on rank i
-    /// must equal `receive_counts[i]` on rank j, and i and j report a difference before any data is used. The input is
-    /// returned unchanged. Each rank sends the bytes of its input, less those of the part for itself.
+    /// `input` consists of the parts for all ranks in rank order, and the part for rank r has `send_counts[r]`
+    /// elements. `output` receives the parts from all ranks in rank order, and the part from rank r has
+    /// `receive_counts[r]` elements. Counts may be zero, and the lengths of the buffers may differ between ranks.
+    /// `send_counts[j]` on rank i must equal `receive_counts[i]` on rank j, and i and j report a difference before any
+    /// data is used. The input is returned unchanged. Each rank sends the bytes of its input, less those of the part
+    /// for itself.
     fn all_to_all(
         &self,
         input: Buffer,
@@ -94,9 +95,9 @@ pub trait Communicator: Send + Sync {
 
     /// Sends the buffer to rank `to`, and returns it once it may be reused.
     ///
-    /// The operation may complete before the receiver has the data, or only when the receiver calls `recv`: two ranks
-    /// that both wait for a `send` before they call `recv` deadlock until the deadline. Messages from one rank to
-    /// another are received in the order in which they were sent.
+    /// The operation may complete before the receiver has the data, or only when the receiver calls `recv`. Two ranks
+    /// that both wait for a `send` before they call `recv` may therefore block each other until the deadline. Messages
+    /// from one rank to another are received in the order in which they were sent.
     fn send(&self, buffer: Buffer, to: usize) -> Pending<Buffer>;
 
     /// Fills the buffer with the next message from rank `from`, which must have the same element type and length.
@@ -118,8 +119,8 @@ pub trait Communicator: Send + Sync {
     /// [`CommError::Invalid`]; every group refuses an operation whose buffers are partly on the device and partly on
     /// the host.
     ///
-    /// Operations on devices behave as described above except for the bits: `devices` determines the order of their
-    /// sums.
+    /// Operations on devices behave as described above, except that `devices` determines the order of the additions in
+    /// a sum and with it the last bits.
     fn with_devices(&self, devices: Arc<dyn DeviceFabric>) -> Result<Arc<dyn Communicator>, CommError>;
 
     /// Fails every pending and later operation on every rank of the job with [`CommError::Aborted`], which names this
@@ -157,7 +158,7 @@ pub struct ToGather {
     pub counts: Vec<usize>,
 }
 
-/// A vector to reduce, of which each rank gets a range.
+/// A vector to reduce and scatter: each rank gets one range of the result.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ToScatter {
     /// This rank's values.
@@ -204,8 +205,8 @@ pub struct Exchanged {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Options {
     /// How long a thread may wait for an operation, counted from the operation's start on the worker, before it fails
-    /// with [`CommError::Deadline`]. The time does not run while no thread waits, for example for a receive that was
-    /// posted ahead. Default: 30 s.
+    /// with [`CommError::Deadline`]. The clock stops while no thread waits, for example for a receive that was posted
+    /// ahead. Default: 30 s.
     pub timeout: Duration,
     /// How long the rendezvous of the ranks may take. Default: 120 s, because a scheduler may start the processes at
     /// different times.
@@ -217,8 +218,8 @@ pub struct Options {
     /// A host name that divides one machine into several hosts: ranks with different names share no memory. This lets
     /// you test a multi-host job on one machine.
     pub host: Option<String>,
-    /// The job's secret token; each connection proves that it knows the token. Without a token only loopback is served,
-    /// and any process on the host that reaches the port can join.
+    /// The job's secret token; each connection proves that it knows the token. Without a token, ranks listen on
+    /// loopback only, and any process on the host that reaches the port can join.
     pub token: Option<String>,
     /// Key–value pairs that must be equal on all ranks, such as the program's version and its settings. If they differ,
     /// the processes do not connect, and each gets [`CommError::Disagreement`], which names the first key that differs.

@@ -70,18 +70,19 @@ pub fn connect(place: &LauncherEnvironment, options: &Options) -> Result<Arc<dyn
     Ok(Group::new(membership, Box::new(fabric), health, timeout)?)
 }
 
-/// Opens a listener at another port than the store's. The system may offer that port for port 0 before the store
-/// listens there, and the ranks would then wait for a store at this listener.
+/// Opens a listener on a port other than the store's. Before the store listens on its port, the system may assign this
+/// port to a bind to port 0. The ranks would then wait for a store at this listener.
 fn apart_from(store: u16, free: impl Fn() -> io::Result<TcpListener>) -> io::Result<TcpListener> {
     let first = free()?;
-    // The first listener stays open meanwhile, so that the second gets another port.
+    // The first listener stays open until the second is bound, so that the second gets another port.
     if first.local_addr()?.port() == store { free() } else { Ok(first) }
 }
 
 /// The group of all ranks of the job.
 const WORLD: u64 = 0;
 
-/// When the ranks' terms differ: how long the rank that serves the store stays so that the others can read the reason.
+/// How long the rank that serves the store stays after the ranks' terms were found to differ, so that the others can
+/// read the reason.
 const FAREWELL: Duration = Duration::from_secs(5);
 
 /// What a rank publishes in the store.
@@ -147,8 +148,8 @@ impl Meeting<'_> {
         }
     }
 
-    /// Connects to the store. Rank 0 serves it first, unless another process does or the launcher has announced that it
-    /// will.
+    /// Connects to the store. Rank 0 serves the store first, unless another process serves it or the launcher has
+    /// announced that it will.
     fn open_store(&self, deadline: Instant) -> Result<(Option<StoreServer>, StoreClient), CommError> {
         let token = self.options.token.as_deref();
         let server = match self.place.rank {

@@ -121,7 +121,7 @@ pub enum CommError {
         /// The type in the buffer.
         found: Dtype,
     },
-    /// A buffer is in the memory of a device where host memory is needed.
+    /// A buffer is in device memory, but the call needs host memory.
     #[error("the buffer is in the memory of device {device}; copy it to host memory first")]
     OnDevice {
         /// The index of the device.

@@ -309,8 +309,8 @@ impl Communicator for Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        // The lanes finish their jobs below. A panicking rank will not finish them together with the other ranks, so it
-        // tells them.
+        // The lanes finish their jobs when the fields are dropped. A panicking rank does not finish them together with
+        // the other ranks, so it aborts the job.
         if std::thread::panicking() {
             self.abort("the rank panicked");
         }

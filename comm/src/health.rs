@@ -11,8 +11,8 @@ use crate::error::CommError;
 use crate::inquiry::WaitRegistry;
 use crate::signature::Signature;
 
-/// How long a wait sleeps between checks whether the job has failed. The documented limit for noticing a failure is
-/// half a second; this leaves a margin.
+/// How long a waiting thread sleeps before it checks again whether the job has failed. The documented limit for
+/// noticing a failure is half a second; this leaves a margin.
 pub(crate) const SLICE: Duration = Duration::from_millis(50);
 
 /// Why the job ended. Ranks are global ranks.
@@ -44,8 +44,8 @@ pub(crate) trait Announce: Send + Sync {
     /// either ended or will find out by itself.
     fn announce(&self, cause: &Cause);
 
-    /// Asks a rank which ranks it waits for, on a topic. The answer, if any, arrives in the [`WaitRegistry`]. Must not
-    /// block for long.
+    /// Asks rank `peer` which ranks it waits for in the operation with this topic. The answer, if any, arrives in the
+    /// [`WaitRegistry`]. Must not block for long.
     fn ask(&self, peer: usize, topic: u64);
 }
 
@@ -137,7 +137,7 @@ impl Health {
     }
 
     /// Returns the failure for a connection to `peer` that broke while in use. If it broke because the peer knew of an
-    /// earlier fault, the peer's own message about that fault is in flight and more informative than the broken
+    /// earlier fault, the peer has sent a message about that fault. That message is more informative than the broken
     /// connection, so this waits for it.
     pub(crate) fn broken(&self, peer: usize, detail: &str) -> Failure {
         // If the peer's process has ended, the control connection reports that before this limit.

@@ -4,9 +4,9 @@
 //! prediction with reality. [`Counted`] wraps the program's global allocator and counts the sizes requested, not what
 //! the allocator rounds them up to or keeps for reuse.
 //!
-//! Allocations smaller than [`SMALL`] are not counted: a step makes thousands of them, together they come to a few
-//! hundred kilobytes, and counting them would make threads contend for the counter. A resized buffer counts with its
-//! new size instead of the old one, even while the allocator copies one to the other.
+//! Allocations smaller than [`SMALL`] are not counted. A step makes thousands of them, but together they come to only a
+//! few hundred kilobytes, and counting them would make threads contend for the counter. A resized buffer counts with
+//! its new size instead of the old one, even while the allocator copies one to the other.
 
 #![allow(unsafe_code)]
 

@@ -1,15 +1,15 @@
 //! Determines which rank to blame when an operation reaches its deadline.
 //!
-//! The peer that a rank waits for may itself wait for a third rank, which is the one that has stopped, so a rank that
-//! looks only at the missing data would often blame the wrong peer. In the second half of its time it therefore asks
-//! the ranks it waits for which ranks they wait for, then asks those, and so on. A rank that does not answer, or waits
-//! for no other rank, is to blame. Questions are sent over the control connections, where a dedicated thread answers
-//! them, so only a process that has stopped entirely stays silent.
+//! The peer that a rank waits for may itself wait for a third rank that has stopped. A rank that only looks at whose
+//! data is missing would then blame the wrong peer. Once half of the timeout has passed, a rank therefore asks the
+//! ranks it waits for which ranks they wait for, then asks those, and so on. A rank that does not answer, or waits for
+//! no other rank, is to blame. Questions are sent over the control connections, where a dedicated thread answers them,
+//! so only a process that has stopped entirely stays silent.
 //!
 //! A rank takes part in several operations of several groups at a time. A question is about one operation. If the asked
-//! rank is in that operation, its answer lists the ranks that the operation waits for. Otherwise the operations that
-//! the rank's own threads wait for keep it from that operation, so its answer lists the ranks that those wait for. A
-//! receive that was only posted ahead blocks no thread, and its deadline does not run.
+//! rank is in that operation, its answer lists the ranks that the operation waits for. Otherwise the rank's own threads
+//! wait for other operations, which keep the rank from that operation. Its answer then lists the ranks that those
+//! operations wait for. A receive that was only posted ahead blocks no thread, and its deadline does not run.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -26,7 +26,7 @@ pub(crate) struct Waiters(Mutex<Present>);
 #[derive(Debug, Default)]
 struct Present {
     threads: usize,
-    /// Since when at least one thread has been waiting.
+    /// The time since which at least one thread has been waiting.
     since: Option<Instant>,
 }
 
@@ -143,7 +143,7 @@ pub(crate) struct Inquest<'a> {
     up: Option<Instant>,
     /// How long other ranks may take to answer: a quarter of the timeout.
     patience: Duration,
-    /// Whether the registry shows other ranks that this rank waits.
+    /// Whether the registry tells other ranks that this rank waits.
     public: bool,
     /// When each rank was first asked.
     asked: BTreeMap<usize, Instant>,
@@ -175,7 +175,8 @@ impl<'a> Inquest<'a> {
         }
     }
 
-    /// Records that this rank waits, and asks other ranks once it has waited for long. Must be called regularly.
+    /// Records that this rank waits. Once half of the timeout has passed, also asks other ranks. Must be called
+    /// regularly.
     pub(crate) fn pursue(&mut self, waits: &[usize]) {
         self.notice_standstill();
         if self.begun.elapsed() < self.patience.min(SLICE) {
@@ -198,7 +199,7 @@ impl<'a> Inquest<'a> {
         Some(self.topic.waiters.since()?.max(self.deadline.started).elapsed())
     }
 
-    /// Returns the remaining time; `None` if the time does not run.
+    /// Returns the remaining time; `None` if no thread waits, because the clock then stands still.
     pub(crate) fn left(&self) -> Option<Duration> {
         Some(self.deadline.timeout.saturating_sub(self.waited()?))
     }
@@ -209,7 +210,7 @@ impl<'a> Inquest<'a> {
         let up = *self.up.get_or_insert_with(Instant::now);
         let chain = self.chain(waits);
         let silent = chain.iter().find(|(_, answer)| answer.is_none());
-        // After a standstill no rank has been asked yet.
+        // After a standstill, no rank counts as asked.
         let asked = |rank: usize| self.asked.get(&rank).is_some_and(|asked| asked.elapsed() >= self.patience);
         let over = up.elapsed() >= 2 * self.patience;
         if !over && chain.iter().any(|(rank, _)| !asked(*rank)) {
@@ -220,8 +221,9 @@ impl<'a> Inquest<'a> {
         silent.or(idle).map(|(rank, _)| *rank).or(waits.first().copied()).or(Some(self.health.rank))
     }
 
-    /// After a standstill, forgets which ranks were asked: they are asked again and get the full time to answer,
-    /// because neither an old nor a missing answer is evidence any more. `up` moves by the length of the standstill.
+    /// After a standstill, forgets which ranks were asked. They are asked again and get the full time to answer,
+    /// because neither an old answer nor a missing one is evidence any more. `up` moves by the length of the
+    /// standstill.
     fn notice_standstill(&mut self) {
         let (before, now) = (self.looked, Instant::now());
         self.looked = now;

@@ -25,12 +25,12 @@
 //!
 //! A `Group` checks arguments, orders operations, counts them and maps failures to errors. It hands each operation to a
 //! `Lane`, a worker thread, which runs it on an endpoint of a `Fabric`. There are two fabrics. Threads read each
-//! other's buffers directly. Processes exchange streams of chunks, and one engine (`stream`) runs every collective over
-//! these streams, whether a chunk passes through a ring in shared memory or a socket. In a program that uses the
+//! other's buffers directly. Processes exchange streams of chunks, which pass through rings in shared memory or through
+//! sockets. One engine (`stream`) runs every collective over these streams. In a program that uses the
 //! [`SharedAllocator`], processes on one host also access each other's buffers, and only headers pass through the
-//! rings. In an all_to_all, no rank knows what the others exchange, so every two ranks compare their counts, and each
-//! part goes from one buffer to the other without further memory (`parts`). For buffers in device memory, the ranks first synchronize over their fabric, and then a [`DeviceFabric`]
-//! from another crate moves the data (`device`).
+//! rings. In an all_to_all, no rank knows what the others exchange, so every two ranks compare their counts. Each part
+//! goes from one buffer to the other and needs no further memory (`parts`). For buffers in device memory, the ranks
+//! first synchronize over their fabric, and then a [`DeviceFabric`] from another crate moves the data (`device`).
 
 mod agreement;
 mod auth;

@@ -1,8 +1,9 @@
-//! An all_to_all in the form that every transport executes: what this rank exchanges with each other rank.
+//! An all_to_all in the form that every transport executes: the data that this rank exchanges with each other rank.
 //!
 //! No rank knows what the others exchange among themselves. Every two ranks therefore compare their counts before they
-//! use any data: a header states how many elements its sender sends to the receiver and expects from it. The traffic of
-//! headers grows with the number of ranks, not with its square, as it would if every rank collected the counts of all.
+//! use any data: a header states how many elements its sender sends to the receiver and expects from it. The number of
+//! headers that a rank sends thus grows with the number of ranks. If every rank collected the counts of all ranks, its
+//! traffic would grow with the square of that number.
 
 use std::ops::Range;
 
@@ -13,27 +14,29 @@ use crate::step::{Deadline, consecutive};
 
 /// An all_to_all to execute, or a part of one.
 pub(crate) struct Parts<'a> {
-    /// The operation that the caller requested. [`Pair::signature`] has that of the part between two ranks.
+    /// The operation that the caller requested. [`Pair::signature`] returns the signature of the part between two
+    /// ranks.
     pub(crate) signature: Signature,
     /// The parts for all ranks.
     pub(crate) input: &'a [u8],
     /// The parts from all ranks.
     pub(crate) output: &'a mut [u8],
-    /// What this rank exchanges with each rank, itself included; `None` if not even headers are to be exchanged.
+    /// The data that this rank exchanges with each rank, itself included; `None` if the two ranks exchange nothing, not
+    /// even headers.
     pub(crate) pairs: Vec<Option<Pair>>,
     pub(crate) deadline: Deadline,
 }
 
-/// What this rank exchanges with one rank.
+/// The data that this rank exchanges with one rank.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Pair {
     /// Elements that this rank sends.
     pub(crate) sent: usize,
     /// Elements that this rank expects.
     pub(crate) expected: usize,
-    /// The part for the other rank, as bytes of the input; empty if another transport carries the data.
+    /// The byte range of the input that holds the part for the other rank; empty if another transport carries the data.
     pub(crate) from: Range<usize>,
-    /// The place of the part from the other rank, as bytes of the output; empty if another transport carries the data.
+    /// The byte range of the output for the part from the other rank; empty if another transport carries the data.
     pub(crate) to: Range<usize>,
 }
 
@@ -83,8 +86,8 @@ impl Counts {
         Ok(())
     }
 
-    /// Returns what this rank exchanges with each rank, with elements of `unit` bytes. With 0 bytes, the ranks compare
-    /// their counts and transfer nothing.
+    /// Returns the data that this rank exchanges with each rank, with elements of `unit` bytes. With 0 bytes, the ranks
+    /// compare their counts and transfer nothing.
     pub(crate) fn pairs(&self, unit: usize) -> Vec<Option<Pair>> {
         let ranges = |counts: &[usize]| consecutive(counts.iter().copied(), unit);
         let places = ranges(&self.send).into_iter().zip(ranges(&self.receive));

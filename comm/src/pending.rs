@@ -75,8 +75,8 @@ impl<T> Pending<T> {
         Pending(Source::Operation(Awaited { slot, lane: None }))
     }
 
-    /// Creates a pending value and the handle that completes it. If the handle is dropped first, the result is
-    /// `abandoned`.
+    /// Creates a pending value and the handle that completes it. If the handle is dropped first, the result is the
+    /// error `abandoned`.
     pub(crate) fn new(abandoned: CommError, lane: Weak<dyn Help>) -> (Completion<T>, Pending<T>) {
         let slot = Arc::new(Slot { result: Mutex::new(None), done: Condvar::new() });
         let completion = Completion { slot: Some(Arc::clone(&slot)), abandoned: Some(abandoned) };

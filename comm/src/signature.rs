@@ -1,8 +1,9 @@
 //! The header of every message, in which a rank states its operation before any payload.
 //!
-//! Ranks run the same program, but nothing forces them to. Each message therefore starts with job, attempt, group,
-//! operation, sequence number, element type and length, and a receiver compares them with its own before it touches the
-//! payload. A difference is a [`CommError::Mismatch`](crate::CommError::Mismatch) that shows both sides.
+//! Ranks are meant to run the same program, but nothing forces them to. Each message therefore starts with job,
+//! attempt, group, operation, sequence number, element type and length, and a receiver compares them with its own
+//! before it touches the payload. If they differ, the result is a [`CommError::Mismatch`](crate::CommError::Mismatch)
+//! that shows both sides.
 
 use std::fmt;
 
@@ -81,13 +82,13 @@ pub(crate) struct Signature {
     pub(crate) vectors: u16,
     /// `None` for a barrier, and if the vectors differ in type.
     pub(crate) dtype: Option<Dtype>,
-    /// Elements of all vectors; bytes if they differ in type. In a header of an all_to_all, elements of the part from the
-    /// sender of the header to its receiver.
+    /// Total number of elements of all vectors, or of bytes if the vectors differ in type. In a header of an
+    /// all_to_all, the number of elements that the header's sender sends to its receiver.
     pub(crate) length: u64,
     pub(crate) reduce: Option<ReduceOp>,
-    /// Other values that must agree: the root of a broadcast, or a digest of the counts and, of several vectors, the
-    /// types. In a header of an all_to_all, the elements of the part that the sender of the header expects from its
-    /// receiver.
+    /// Other values that must agree: the root of a broadcast, or a digest of the counts and, if there are several
+    /// vectors, of their types. In a header of an all_to_all, the number of elements that the header's sender expects
+    /// from its receiver.
     pub(crate) layout: u64,
     /// Whether the buffers are in device memory.
     pub(crate) on_device: bool,
@@ -106,7 +107,7 @@ impl Signature {
             && Signature { operation: other.operation, length, layout, ..*self } == *other
     }
 
-    /// Returns the bytes of all vectors.
+    /// Returns the total size of all vectors in bytes.
     pub(crate) fn bytes(&self) -> u64 {
         self.length * self.dtype.map_or(1, |dtype| dtype.size() as u64)
     }
@@ -117,8 +118,7 @@ impl Signature {
         Signature { length: sent as u64, layout: expected as u64, ..*self }
     }
 
-    /// Returns the signature of a step of the operation in which every rank does the same: that of an all_to_all has no
-    /// counts.
+    /// Returns the signature of a step that is the same on all ranks. For an all_to_all, it has no counts.
     pub(crate) fn of_all(&self) -> Signature {
         if self.operation == Operation::AllToAll { self.between(0, 0) } else { *self }
     }

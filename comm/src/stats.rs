@@ -2,8 +2,8 @@
 //!
 //! Payload is the data that the algorithm must move, counted at the sender: the bytes that this rank contributes to
 //! other ranks' ranges, whether a peer reads them from memory or a socket carries them. Headers do not count. The
-//! closed forms (2(N−1)/N of the bytes for an all_reduce, …) therefore hold exactly on every transport. For an
-//! all_to_all it is the input without the part that the rank keeps: (N−1)/N of the bytes if all parts are equal.
+//! closed forms (2(N−1)/N of the bytes for an all_reduce, …) therefore hold exactly on every transport. The payload of
+//! an all_to_all is the input without the part that the rank keeps: (N−1)/N of the bytes if all parts are equal.
 
 use std::collections::BTreeMap;
 use std::ops::{Add, Index, Sub};
@@ -11,8 +11,8 @@ use std::ops::{Add, Index, Sub};
 use crate::signature::Operation;
 use crate::step::Carried;
 
-/// Counters by kind of operation. Subtract an earlier snapshot to count an interval; add the counters of several
-/// groups.
+/// Counters by kind of operation. To count an interval, subtract an earlier snapshot. To count several groups together,
+/// add their counters.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Stats {
     counters: [Counter; Operation::ALL.len()],
@@ -23,14 +23,15 @@ pub struct Stats {
 pub struct Counter {
     /// Operations that succeeded. A coalesced operation counts once.
     pub calls: u64,
-    /// Calls in which ranks read and wrote each other's buffers directly, all or some of a coalesced call: all collectives
-    /// and messages between threads and, under the [`SharedAllocator`](crate::SharedAllocator), those on large vectors
-    /// between processes of one host. Messages and the parts of an all_to_all are counted at the sender.
+    /// Calls in which ranks accessed each other's buffers directly, in a coalesced call at least some of the buffers.
+    /// These are all collectives and messages between threads and, under the
+    /// [`SharedAllocator`](crate::SharedAllocator), those on large vectors between processes of one host. Messages and
+    /// the parts of an all_to_all are counted at the sender.
     pub in_place: u64,
     /// Payload bytes that this rank sent.
     pub sent_bytes: u64,
-    /// Payload bytes that this rank wrote to sockets. In a group on several hosts most of `sent_bytes` stays in memory,
-    /// and data between hosts is sent once per host, or once per part of an all_to_all.
+    /// Payload bytes that this rank wrote to sockets. In a group on several hosts, most of `sent_bytes` stays in
+    /// memory. Data between hosts is sent once per host, or once per part of an all_to_all.
     pub network_bytes: u64,
     /// Seconds that the worker spent on these operations, including waiting for peers.
     pub seconds: f64,
@@ -62,8 +63,8 @@ impl Stats {
 pub struct SizeCounter {
     /// The kind of operation.
     pub operation: Operation,
-    /// Size of the whole vector in bytes, the parts of all ranks together, or of all vectors of a coalesced operation. Of an
-    /// all_to_all, size of this rank's input.
+    /// Size in bytes of the whole vector, with the ranges of all ranks; in a coalesced operation, of all its vectors.
+    /// For an all_to_all, the size of this rank's input.
     pub bytes: u64,
     /// Number of ranks in the group.
     pub ranks: usize,
@@ -115,7 +116,7 @@ impl Index<Operation> for Stats {
 }
 
 impl Stats {
-    /// Combines the counters of both, field by field.
+    /// Combines the counters of `self` and `other`, field by field.
     fn with(self, other: Stats, count: fn(u64, u64) -> u64, seconds: fn(f64, f64) -> f64) -> Stats {
         let both = |i: usize| {
             let (a, b) = (self.counters[i], other.counters[i]);

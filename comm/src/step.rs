@@ -1,10 +1,10 @@
 //! A collective in the form that every transport executes, and the traits that make up a transport.
 //!
-//! All collectives consist of two phases over vectors, each of which is divided into one range per rank. In *reduce*, the
-//! owner of a range combines the contributions of all ranks to it. In *gather*, every rank copies each range from its owner.
-//! An all_reduce is both, a reduce_scatter only the first, an all_gather only the second. A broadcast is a gather in
-//! which the root owns the whole vector. A barrier has neither phase. An all_to_all is not of this form, because no two
-//! ranks have the same vector; [`Parts`] describes it.
+//! All collectives consist of two phases over vectors, each of which is divided into one range per rank. In *reduce*,
+//! the owner of a range combines the contributions of all ranks to it. In *gather*, every rank copies each range from
+//! its owner. An all_reduce has both phases, a reduce_scatter only the first, an all_gather only the second. A
+//! broadcast is a gather in which the root owns the whole vector. A barrier has neither phase. An all_to_all does not
+//! have this form, because no two ranks have the same vector; [`Parts`] describes it.
 
 use std::ops::{AddAssign, Range};
 use std::sync::Arc;
@@ -111,8 +111,8 @@ impl Collective for Alone {
 /// How the payload of an operation was transferred.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Carried {
-    /// Whether ranks read or wrote each other's buffers, or some of those of a coalesced operation; otherwise the payload
-    /// was copied into and out of rings or sockets.
+    /// Whether ranks accessed each other's buffers directly, in a coalesced operation at least some of the buffers. If
+    /// not, the payload was copied into and out of rings or sockets.
     pub(crate) in_place: bool,
     /// Bytes that this rank wrote to sockets.
     pub(crate) network_bytes: usize,
@@ -166,8 +166,8 @@ pub(crate) struct Membership {
     pub(crate) rank: usize,
     /// Global ranks of the members, by rank in the group.
     pub(crate) members: Vec<usize>,
-    /// For each member, the number of consecutive ranks whose sum it contributes, which is a node of the reduction
-    /// tree.
+    /// For each member, the number of consecutive ranks whose sum it contributes. These ranks form a node of the
+    /// reduction tree.
     pub(crate) weights: Vec<usize>,
 }
 

@@ -77,8 +77,8 @@ fn read(path: &Path) -> Result<String, TokenError> {
     let shown = path.display().to_string();
     let unreadable = |error: io::Error| TokenError::Unreadable { path: shown.clone(), detail: error.to_string() };
     let refused = |reason: String| TokenError::NotPrivate { path: shown.clone(), reason };
-    // The checks below apply to the file that is read: it is opened first, and links are not followed. `NONBLOCK` keeps
-    // a pipe from blocking the open.
+    // The file is opened first and links are not followed, so the checks below apply to the file that is read.
+    // `NONBLOCK` keeps a pipe from blocking the open.
     let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let opened = OpenOptions::new().read(true).custom_flags(flags.bits().cast_signed()).open(path);
     let file = match opened {

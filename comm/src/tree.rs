@@ -1,8 +1,8 @@
 //! Reductions over a fixed binary tree of the ranks.
 //!
-//! Floating-point sums depend on their order, so every transport and every partition of the vector uses the same order:
-//! level by level, neighbours are combined, (0,1), (2,3), …, and an unpaired node passes up unchanged. Adding ranks one
-//! after another like bits of a binary counter gives the same tree and needs only one partial sum per level: after rank
+//! Floating-point sums depend on their order, so every transport and every partition of the vector uses the same order.
+//! Neighbours are combined level by level, (0,1), (2,3), …, and an unpaired node passes up unchanged. Adding ranks one
+//! after another like bits of a binary counter gives the same tree and needs only one partial sum per level. After rank
 //! i has been added, the partial sums are the complete subtrees that correspond to the set bits of i+1.
 //!
 //! An input may itself be a sum, for example over the ranks of one host. Such inputs are complete subtrees and enter
@@ -25,7 +25,7 @@ use crate::step::Reduction;
 
 /// Reduces one range in place. `own` holds this rank's contribution and receives the result. `peers` are the
 /// contributions of the others in rank order, without this rank; `rank` is this rank's position among them.
-/// `weights[r]` is the number of ranks that contribution r is the sum of. All slices have the same length in bytes.
+/// Contribution r is the sum over `weights[r]` ranks. All slices have the same length in bytes.
 pub(crate) fn reduce(reduction: Reduction, weights: &[usize], rank: usize, own: &mut [u8], peers: &[&[u8]]) {
     debug_assert!(peers.iter().all(|peer| peer.len() == own.len()) && rank <= peers.len());
     assert_eq!(weights.len(), peers.len() + 1);

@@ -1,5 +1,5 @@
-//! The shared allocator as the allocator of a program of its own, whose memory is measured. Blocks are disjoint and zeroed on request, and survive
-//! growing, shrinking and moving between arena and system.
+//! Tests the shared allocator in a program of its own, whose memory is measured. Blocks are disjoint and zeroed on
+//! request, and survive growing, shrinking and moving between arena and system.
 
 use std::os::unix::process::CommandExt;
 use std::process::Command;

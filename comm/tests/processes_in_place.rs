@@ -1,4 +1,5 @@
-//! Ranks as real processes that access each other's buffers in place, in a program of its own with the shared allocator.
+//! Ranks as real processes that access each other's buffers in place, in a program of its own with the shared
+//! allocator.
 
 #[path = "processes/scenes.rs"]
 mod scenes;

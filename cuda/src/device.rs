@@ -28,7 +28,7 @@ impl Device {
     /// Fails if the machine has no driver, or no such device.
     pub fn open(ordinal: usize) -> Result<Arc<Device>, CudaError> {
         let (mut device, mut context) = (0, std::ptr::null_mut());
-        // An ordinal too large for the driver cannot be a device.
+        // No device has an ordinal that is too large for the driver's integer type.
         let number = c_int::try_from(ordinal).unwrap_or(c_int::MAX);
         // SAFETY: initialisation may be repeated; the other functions write to what their first argument points to.
         unsafe {
@@ -61,7 +61,7 @@ impl Device {
     /// Returns the device's globally unique identifier. Each instance of a partitioned device has its own.
     ///
     /// # Errors
-    /// The driver's error.
+    /// Returns the driver's error.
     pub fn uuid(&self) -> Result<[u8; 16], CudaError> {
         let mut uuid = sys::CUuuid { bytes: [0; 16] };
         // SAFETY: writes sixteen bytes.
@@ -81,7 +81,7 @@ impl Device {
 
 impl Drop for Device {
     fn drop(&mut self) {
-        // SAFETY: retained once, released once. An error is ignored: nothing is left to clean up.
+        // SAFETY: the context was retained once and is released once. An error is ignored: nothing is left to clean up.
         unsafe { sys::cuDevicePrimaryCtxRelease_v2(self.device) };
     }
 }

@@ -35,7 +35,7 @@ impl std::error::Error for CudaError {}
 /// Converts a driver status into a `Result`.
 ///
 /// # Errors
-/// Every code other than `CUDA_SUCCESS`.
+/// Returns an error for every code other than `CUDA_SUCCESS`.
 pub fn check(call: &'static str, code: CUresult) -> Result<(), CudaError> {
     if code == CUresult::CUDA_SUCCESS {
         return Ok(());

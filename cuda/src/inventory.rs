@@ -30,8 +30,8 @@ pub struct Found {
 /// Looks for a driver, devices and NCCL.
 ///
 /// # Errors
-/// One line with the reason: the program was built without CUDA, or the machine has no driver, or the driver does not
-/// answer.
+/// Returns one line with the reason: the program was built without CUDA, or the machine has no driver, or the driver
+/// does not answer.
 #[cfg(not(feature = "cuda"))]
 pub fn inventory() -> Result<Inventory, String> {
     Err("this program was built without CUDA support; see docs/gpu.md".into())
@@ -40,8 +40,8 @@ pub fn inventory() -> Result<Inventory, String> {
 /// Looks for a driver, devices and NCCL.
 ///
 /// # Errors
-/// One line with the reason: the program was built without CUDA, or the machine has no driver, or the driver does not
-/// answer.
+/// Returns one line with the reason: the program was built without CUDA, or the machine has no driver, or the driver
+/// does not answer.
 #[cfg(feature = "cuda")]
 pub fn inventory() -> Result<Inventory, String> {
     found::inventory()

@@ -1,5 +1,5 @@
-//! Access to NVIDIA's libraries, found at run time: devices, streams, events, timelines, memory, products with an
-//! epilogue.
+//! Access to NVIDIA's libraries, found at run time: devices, streams, events, timelines, memory, and matrix products
+//! with an epilogue.
 //!
 //! With the feature `cuda` this crate defines the symbols of the driver, NCCL, cuBLAS and related libraries, so that
 //! candle and the bindings of `cudarc` link, and the program starts, on every machine. A library is opened at the first
@@ -31,7 +31,8 @@ mod trampolines;
 pub use inventory::{Found, Inventory, inventory};
 pub use timeline::{Span, Subject, Track, Transfer};
 
-/// The largest workspace, in bytes of GPU memory, of a product with an epilogue: what NVIDIA recommends for Hopper.
+/// The largest workspace, in bytes of GPU memory, of a matrix product with an epilogue; NVIDIA recommends this size for
+/// Hopper.
 pub const MOST_WORKSPACE: u64 = 32 << 20;
 
 #[cfg(feature = "cuda")]

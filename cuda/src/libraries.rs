@@ -35,7 +35,8 @@ impl Library {
         Library::Nvrtc,
     ];
 
-    /// Returns the file name that the dynamic linker looks up, of the release that the bindings were generated from.
+    /// Returns the file name that the dynamic linker looks up. It names the release that the bindings were generated
+    /// from.
     pub fn file(self) -> &'static str {
         self.soname().to_str().unwrap_or_default()
     }
@@ -52,7 +53,7 @@ impl Library {
         }
     }
 
-    /// Returns the code that functions of a missing library return: the closest of the library's own error codes.
+    /// Returns the code that the functions of a missing library return: the closest of the library's own error codes.
     pub(crate) fn absent(self) -> i32 {
         match self {
             // CUDA_ERROR_STUB_LIBRARY, and cudaErrorStubLibrary.
@@ -71,7 +72,7 @@ impl Library {
     /// Checks that the library can be opened.
     ///
     /// # Errors
-    /// The dynamic linker's message.
+    /// Returns the dynamic linker's message.
     pub fn available(self) -> Result<(), String> {
         self.handle().map(|_| ())
     }

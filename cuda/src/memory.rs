@@ -59,7 +59,7 @@ impl Allocation {
     /// `from` must live and stay unchanged, and `self` must live, until the stream has done the copy.
     ///
     /// # Errors
-    /// The driver's error.
+    /// Returns the driver's error.
     ///
     /// # Panics
     /// Panics if the sizes differ.
@@ -77,7 +77,7 @@ impl Allocation {
     /// Copies all bytes to host memory, after the work already on the stream, and waits for the copy.
     ///
     /// # Errors
-    /// The driver's error; the contents of `to` are then unspecified.
+    /// Returns the driver's error; the contents of `to` are then unspecified.
     ///
     /// # Panics
     /// Panics if the sizes differ.
@@ -102,7 +102,7 @@ impl Allocation {
     /// copy.
     ///
     /// # Errors
-    /// The driver's error; the contents are then unspecified.
+    /// Returns the driver's error; the contents are then unspecified.
     ///
     /// # Panics
     /// Panics if the sizes differ.
@@ -127,7 +127,7 @@ impl Drop for Allocation {
     }
 }
 
-/// Pinned host memory, zeroed at first: a device copies from and to it while the host does other work.
+/// Pinned host memory, zeroed at first. A device copies from and to it while the host does other work.
 #[derive(Debug)]
 pub struct Pinned {
     device: Arc<Device>,
@@ -170,7 +170,7 @@ impl Stream {
     /// stream has done the copy.
     ///
     /// # Errors
-    /// The driver's error.
+    /// Returns the driver's error.
     ///
     /// # Panics
     /// Panics if `to` is shorter than `bytes`.
@@ -192,7 +192,7 @@ impl Stream {
     /// stream has done the copy.
     ///
     /// # Errors
-    /// The driver's error.
+    /// Returns the driver's error.
     ///
     /// # Panics
     /// Panics if `from` is shorter than `bytes`.
@@ -214,7 +214,7 @@ impl Stream {
     /// done the copy.
     ///
     /// # Errors
-    /// The driver's error.
+    /// Returns the driver's error.
     pub unsafe fn copy(&self, from: u64, to: u64, bytes: usize) -> Result<(), CudaError> {
         self.device().make_current()?;
         // SAFETY: both buffers have `bytes` bytes; the caller ensures that they live long enough.

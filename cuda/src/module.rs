@@ -57,7 +57,7 @@ impl Module {
     /// Returns all kernels with their names.
     ///
     /// # Errors
-    /// The driver's error.
+    /// Returns the driver's error.
     pub fn functions(self: &Arc<Self>) -> Result<Vec<(String, Function)>, CudaError> {
         self.device.make_current()?;
         let mut count = 0;
@@ -125,7 +125,7 @@ impl Function {
     /// Returns the resources that the kernel needs.
     ///
     /// # Errors
-    /// The driver's error.
+    /// Returns the driver's error.
     pub fn footprint(&self) -> Result<Footprint, CudaError> {
         self.module.device.make_current()?;
         let attribute = |attribute| {
@@ -168,8 +168,8 @@ impl Stream {
     /// `shared_bytes` of dynamic shared memory. Returns before the kernel runs.
     ///
     /// # Safety
-    /// The kernel must take an `A` by value. The memory that `args` points to must stay valid until the kernel is done,
-    /// and what the kernel writes must not be accessed by others.
+    /// The kernel must take an `A` by value. The memory that `args` points to must stay valid until the kernel is done.
+    /// Until then, no other code may access the memory that the kernel writes.
     ///
     /// # Errors
     /// Fails if the driver rejects the launch. Errors inside the kernel surface in later calls.

@@ -33,7 +33,7 @@ impl Stream {
     /// Creates a stream of the default priority, which is the lowest.
     ///
     /// # Errors
-    /// The driver's error.
+    /// Returns the driver's error.
     pub fn new(device: &Arc<Device>) -> Result<Stream, CudaError> {
         Self::with_priority(device, DEFAULT_PRIORITY)
     }
@@ -42,7 +42,7 @@ impl Stream {
     /// which occupy few multiprocessors. Its kernels start before waiting kernels of other streams.
     ///
     /// # Errors
-    /// The driver's error.
+    /// Returns the driver's error.
     pub fn urgent(device: &Arc<Device>) -> Result<Stream, CudaError> {
         device.make_current()?;
         let (mut least, mut greatest) = (0, 0);
@@ -61,7 +61,7 @@ impl Stream {
         Ok(Stream { device: Arc::clone(device), raw, is_own: true })
     }
 
-    /// Wraps a stream that somebody else owns and destroys.
+    /// Wraps a stream that other code owns and destroys.
     ///
     /// # Safety
     /// `raw` must be a stream of this device that outlives the result.
@@ -85,7 +85,7 @@ impl Stream {
     /// `event` must be a live event of the driver.
     ///
     /// # Errors
-    /// The driver's error.
+    /// Returns the driver's error.
     pub unsafe fn wait_for_raw(&self, event: CUevent) -> Result<(), CudaError> {
         self.device.make_current()?;
         // SAFETY: the stream lives, and the caller ensures that the event does.
@@ -95,16 +95,16 @@ impl Stream {
     /// Makes later work on this stream wait for the event.
     ///
     /// # Errors
-    /// The driver's error.
+    /// Returns the driver's error.
     pub fn wait_for(&self, event: &Event) -> Result<(), CudaError> {
-        // SAFETY: the event lives during the call; the driver keeps what it needs of it.
+        // SAFETY: the event lives during the call, and the driver does not need it afterwards.
         unsafe { self.wait_for_raw(event.raw) }
     }
 
     /// Records the event: it completes when all earlier work on this stream is done.
     ///
     /// # Errors
-    /// The driver's error.
+    /// Returns the driver's error.
     pub fn record(&self, event: &Event) -> Result<(), CudaError> {
         self.device.make_current()?;
         // SAFETY: both live.
@@ -114,7 +114,7 @@ impl Stream {
     /// Returns whether all work on this stream is done.
     ///
     /// # Errors
-    /// An error of the stream's work.
+    /// Returns an error of the stream's work.
     pub fn is_done(&self) -> Result<bool, CudaError> {
         self.device.make_current()?;
         // SAFETY: the stream lives.
@@ -124,7 +124,7 @@ impl Stream {
     /// Waits until all work on this stream is done.
     ///
     /// # Errors
-    /// An error of the stream's work.
+    /// Returns an error of the stream's work.
     pub fn synchronize(&self) -> Result<(), CudaError> {
         self.device.make_current()?;
         // SAFETY: the stream lives.
@@ -158,7 +158,7 @@ impl Event {
     /// Creates an event, which counts as completed until it is recorded.
     ///
     /// # Errors
-    /// The driver's error.
+    /// Returns the driver's error.
     pub fn new(device: &Arc<Device>) -> Result<Event, CudaError> {
         Self::with(device, NO_TIMING)
     }
@@ -166,7 +166,7 @@ impl Event {
     /// Creates an event with a timestamp, for [`milliseconds_until`](Event::milliseconds_until).
     ///
     /// # Errors
-    /// The driver's error.
+    /// Returns the driver's error.
     pub fn timed(device: &Arc<Device>) -> Result<Event, CudaError> {
         Self::with(device, 0)
     }
@@ -183,7 +183,7 @@ impl Event {
     /// must be timed and completed.
     ///
     /// # Errors
-    /// The driver's error, also if an event is not timed or not completed.
+    /// Returns the driver's error, also if an event is not timed or not completed.
     pub fn milliseconds_until(&self, later: &Event) -> Result<f32, CudaError> {
         self.device.make_current()?;
         let mut elapsed = 0.0;
@@ -200,7 +200,7 @@ impl Event {
     /// Waits until the event has completed.
     ///
     /// # Errors
-    /// An error of the work on its stream.
+    /// Returns an error of the work on its stream.
     pub fn wait(&self) -> Result<(), CudaError> {
         self.device.make_current()?;
         // SAFETY: the event lives.
@@ -210,7 +210,7 @@ impl Event {
     /// Returns whether the event has completed.
     ///
     /// # Errors
-    /// An error of the work on its stream.
+    /// Returns an error of the work on its stream.
     pub fn is_done(&self) -> Result<bool, CudaError> {
         // SAFETY: the event lives.
         ready("cuEventQuery", unsafe { sys::cuEventQuery(self.raw) })

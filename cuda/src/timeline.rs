@@ -134,7 +134,7 @@ mod recorder {
     use super::{Span, Subject, Track, Transfer};
     use crate::{CudaError, Device, Event, Stream};
 
-    /// Records events around the work on a device's streams while it has a number.
+    /// Records events around the work on a device's streams, as long as a number is set.
     #[derive(Debug)]
     pub struct Recorder {
         device: Arc<Device>,
@@ -182,7 +182,7 @@ mod recorder {
         /// Creates a recorder that records nothing until [`Recorder::set_number`] is called.
         ///
         /// # Errors
-        /// The driver's error.
+        /// Returns the driver's error.
         pub fn new(device: &Arc<Device>) -> Result<Arc<Recorder>, CudaError> {
             let idle = Stream::new(device)?;
             let state = State { anchor: Anchor::new(device, &idle)?, number: None, ended: vec![] };
@@ -201,7 +201,7 @@ mod recorder {
         /// Records the start of work on a stream, or returns `None` if recording is disabled.
         ///
         /// # Errors
-        /// The driver's error.
+        /// Returns the driver's error.
         pub fn begin(&self, stream: &Stream, track: Track) -> Result<Option<Begun>, CudaError> {
             self.begin_as(stream, track, Subject::Number)
         }
@@ -210,7 +210,7 @@ mod recorder {
         /// other work.
         ///
         /// # Errors
-        /// The driver's error.
+        /// Returns the driver's error.
         pub fn begin_transfer(
             &self,
             stream: &Stream,
@@ -239,7 +239,7 @@ mod recorder {
         /// Records the end of the work.
         ///
         /// # Errors
-        /// The driver's error.
+        /// Returns the driver's error.
         pub fn end(&self, stream: &Stream, begun: Option<Begun>) -> Result<(), CudaError> {
             let Some(begun) = begun else { return Ok(()) };
             let end = Event::timed(&self.device)?;
@@ -251,7 +251,7 @@ mod recorder {
         /// Waits for the recorded work and returns the spans recorded since the last call.
         ///
         /// # Errors
-        /// An error of a stream's work.
+        /// Returns an error of a stream's work.
         pub fn take(&self) -> Result<Vec<Span>, CudaError> {
             let ended = std::mem::take(&mut self.state().ended);
             let mut spans = Vec::with_capacity(ended.len());

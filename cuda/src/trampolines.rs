@@ -1,9 +1,10 @@
 //! Defines the symbols of NVIDIA's libraries as functions that jump to the real ones.
 //!
 //! The bindings that candle uses link with the libraries, and a program linked with a library does not start where that
-//! library is missing. So this module defines each symbol: its function jumps to the address in a table. The table is
-//! empty at first; an empty entry leads to `resolve`, which saves all argument registers, finds the function in its
-//! library, and fills the table. A missing function is replaced by one that returns the library's own error code.
+//! library is missing. So this module defines each symbol itself, as a function that jumps to the address in a table.
+//! The table is empty at first; an empty entry leads to `resolve`, which saves all argument registers, finds the
+//! function in its library, and fills the table. A missing function is replaced by one that returns the library's own
+//! error code.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_char, c_void};
@@ -144,7 +145,7 @@ macro_rules! trampoline {
     };
 }
 
-// The table is read with `ldar`, which pairs with the release store in `find`: with a plain load the function could
+// The table is read with `ldar`, which pairs with the release store in `find`. After a plain load, the function could
 // read, ahead of the branch, data that the thread that opened its library has not published yet. x86-64 never reorders
 // loads.
 //

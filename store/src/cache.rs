@@ -1,8 +1,8 @@
-//! Downloaded objects on this machine. All processes of the host share them, and a limit bounds them.
+//! Downloaded objects on this machine. All processes of the host share them, and their total size is limited.
 //!
-//! Each version of an object has a slot. A slot is a folder with the downloaded file, under the object's own name. Beside
-//! the folder are a lock file and the part of an unfinished download. A process writes or removes the downloaded file only
-//! while it holds an exclusive lock. A process that reads the file holds a shared lock.
+//! Each version of an object has a slot. A slot is a folder with the downloaded file, under the object's own name.
+//! Beside the folder are a lock file and the part of an unfinished download. A process writes or removes the downloaded
+//! file only while it holds an exclusive lock. A process that reads the file holds a shared lock.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, TryLockError};
@@ -20,17 +20,18 @@ const PART: &str = "part";
 /// Pause between two attempts to get a lock.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// An object on this machine. It stays there until this and all its copies are dropped.
+/// An object on this machine. The file is kept until this value and all its clones are dropped. Only a file of another
+/// program, or one on a file system without locks, may disappear earlier.
 #[derive(Debug, Clone)]
 pub struct Local {
     /// The file.
     pub path: PathBuf,
-    /// `None` on a file system without locks and for a file of another program, which may be removed.
+    /// `None` on a file system without locks, and for a file of another program.
     _lock: Option<Arc<File>>,
 }
 
 impl Local {
-    /// Returns a file that another program keeps.
+    /// Returns a file that belongs to another program.
     pub(crate) fn of_others(path: &Path) -> Self {
         Self { path: path.into(), _lock: None }
     }
@@ -42,13 +43,13 @@ impl PartialEq for Local {
     }
 }
 
-/// Where an object is, or would be.
+/// The place of an object in the cache, whether or not it has been downloaded.
 pub(crate) struct Slot {
     folder: PathBuf,
     name: String,
 }
 
-/// The right to change a slot, until it is dropped.
+/// The exclusive right to change a slot, until it is dropped.
 pub(crate) struct Lock(Option<File>);
 
 impl Slot {
@@ -63,18 +64,18 @@ impl Slot {
         self.folder.join(&self.name)
     }
 
-    /// The part of a download that is not complete.
+    /// The unfinished part of a download.
     pub(crate) fn part(&self) -> PathBuf {
         self.folder.with_extension(PART)
     }
 
-    /// Returns the file if it is complete and nobody changes it.
+    /// Returns the file if it is complete and no process holds the exclusive lock.
     pub(crate) fn present(&self, object: &Object) -> Result<Option<Local>, Error> {
         if !self.is_complete(object) {
             return Ok(None);
         }
         let path = self.folder.with_extension(LOCK);
-        // A cache on a file system that cannot be written has no locks, and nobody removes what is in it.
+        // A cache on a read-only file system has no locks, and no process removes files from it.
         let Ok(file) = File::options().read(true).write(true).open(&path) else { return Ok(Some(self.local(None))) };
         match file.try_lock_shared() {
             Ok(()) => self.used(Some(file), object),
@@ -84,7 +85,7 @@ impl Slot {
         }
     }
 
-    /// Waits until nobody else uses the slot.
+    /// Waits until no other process uses the slot, and locks it.
     pub(crate) fn lock(&self, watch: &dyn Watch) -> Result<Lock, Error> {
         fs::create_dir_all(&self.folder).map_err(Error::local(&self.folder))?;
         let path = self.folder.with_extension(LOCK);
@@ -93,7 +94,7 @@ impl Slot {
         while !watch.is_stopped() {
             match file.try_lock() {
                 Ok(()) => {
-                    // Who removed the object meanwhile may have removed its folder.
+                    // A process that removed the object in the meantime may have removed the folder too.
                     fs::create_dir_all(&self.folder).map_err(Error::local(&self.folder))?;
                     return Ok(Lock(Some(file)));
                 }
@@ -105,7 +106,7 @@ impl Slot {
         Err(Error::Stopped)
     }
 
-    /// Returns the file if it is complete, and gives up the right to change it.
+    /// Returns the file if it is complete, and turns the exclusive lock into a shared one.
     pub(crate) fn shared(&self, lock: &Lock, object: &Object) -> Result<Option<Local>, Error> {
         if !self.is_complete(object) {
             return Ok(None);
@@ -121,7 +122,7 @@ impl Slot {
         fs::metadata(self.content()).is_ok_and(|metadata| metadata.is_file() && metadata.len() == object.size)
     }
 
-    /// Notes that the object is used now. Who removes objects may have been faster.
+    /// Records that the object is used now. Returns `None` if another process has just removed it.
     fn used(&self, lock: Option<File>, object: &Object) -> Result<Option<Local>, Error> {
         if let Some(file) = &lock {
             let _ = file.set_modified(SystemTime::now());
@@ -134,7 +135,8 @@ impl Slot {
     }
 }
 
-/// Returns a name for the content of objects: 16 hexadecimal digits, which depend on what and where they are.
+/// Returns a name for the content of objects: 16 hexadecimal digits, which depend on their addresses, versions and
+/// sizes.
 pub(crate) fn hash_of<'o>(objects: impl IntoIterator<Item = &'o Object>) -> String {
     let mut hash = Sha256::new();
     for object in objects {
@@ -150,8 +152,8 @@ pub(crate) fn hash_of<'o>(objects: impl IntoIterator<Item = &'o Object>) -> Stri
 }
 
 impl Stores {
-    /// Removes the least recently used objects until there is room for one more. Processes that download at the same
-    /// time may exceed the limit by what they download.
+    /// Removes the least recently used objects until the new object fits within the limit. If several processes
+    /// download at the same time, their objects together may exceed the limit.
     pub(crate) fn make_room(&self, object: &Object, own: &Slot) -> Result<(), Error> {
         let Some(limit) = self.limit else { return Ok(()) };
         let mut slots = BTreeMap::new();
@@ -180,7 +182,7 @@ impl Stores {
     }
 }
 
-/// Finds the slots in a folder, with the bytes of each, in the order in which they were used last.
+/// Finds the slots in a folder, with the size of each in bytes, least recently used first.
 fn find_slots(folder: &Path, slots: &mut BTreeMap<(SystemTime, PathBuf), (PathBuf, u64)>) -> io::Result<()> {
     let size = |path: &Path| fs::metadata(path).map_or(0, |metadata| metadata.len());
     for entry in fs::read_dir(folder)? {

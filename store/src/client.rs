@@ -29,14 +29,14 @@ use crate::hub;
 use crate::location::{Location, Service};
 use crate::profile::Profile;
 
-/// Time to connect, and longest time between two parts of an answer.
+/// Maximum time to connect, and maximum time between two parts of an answer.
 const CONNECT: Duration = Duration::from_secs(10);
 const SILENCE: Duration = Duration::from_secs(60);
 
-/// Stores by service. They keep connections open.
+/// The stores that were opened, by service. They keep connections open.
 static OPENED: Mutex<BTreeMap<Service, Arc<dyn ObjectStore>>> = Mutex::new(BTreeMap::new());
 
-/// Returns the threads on which all requests run. The caller waits.
+/// Returns the threads on which all requests run while the caller waits.
 ///
 /// # Errors
 /// Fails if the system has no threads left.
@@ -120,7 +120,7 @@ fn is_set(names: &[&str]) -> bool {
     names.iter().any(|name| std::env::var_os(name).is_some_and(|value| !value.is_empty()))
 }
 
-/// The address of an endpoint says itself whether the connection is encrypted.
+/// HTTP is allowed, because the scheme of an endpoint's address decides whether the connection is encrypted.
 fn options() -> ClientOptions {
     ClientOptions::new()
         .with_allow_http(true)
@@ -129,14 +129,14 @@ fn options() -> ClientOptions {
         .with_read_timeout(SILENCE)
 }
 
-/// Short interruptions end here. `download` waits for the long ones, and says that it does.
+/// Retries here cover short interruptions. `download` waits for the end of long ones and reports that it waits.
 fn retry() -> RetryConfig {
     let backoff =
         BackoffConfig { init_backoff: Duration::from_millis(100), max_backoff: Duration::from_secs(2), base: 2.0 };
     RetryConfig { backoff, max_retries: 3, retry_timeout: Duration::from_secs(10) }
 }
 
-/// Connects as object_store does, and adds the checksum in the headers of an answer to its extensions.
+/// Connects as object_store does, and adds the checksum in the headers of an answer to the answer's extensions.
 #[derive(Debug)]
 struct Connector;
 

@@ -1,4 +1,4 @@
-//! Checksums that stores give with an object, and their comparison with a downloaded file.
+//! Checksums that stores state for an object, and their comparison with a downloaded file.
 
 use std::fmt;
 use std::fs::File;
@@ -17,13 +17,13 @@ pub(crate) enum Checksum {
     Md5([u8; 16]),
     Crc32c(u32),
     Sha256([u8; 32]),
-    /// Git's identity of a file, which the Hub has for files outside LFS: SHA-1 of `blob LENGTH\0` and the content.
+    /// Git's identity of a file, which the Hub uses for files outside LFS: SHA-1 of `blob LENGTH\0` and the content.
     GitBlob([u8; 20]),
 }
 
 impl Checksum {
-    /// Reads the checksum in the headers of an answer. Amazon's `ETag` is the MD5 of objects that were uploaded in one
-    /// part and are not encrypted with a key of KMS or of the customer.
+    /// Reads the checksum in the headers of an answer. Amazon's `ETag` is the MD5 of the content if the object was
+    /// uploaded in one part and is not encrypted with a key of KMS or of the customer.
     pub(crate) fn of_headers(headers: &HeaderMap) -> Option<Self> {
         let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
         let md5 = |text: &str| base64(text).and_then(|bytes| bytes.try_into().ok()).map(Self::Md5);
@@ -47,7 +47,7 @@ impl Checksum {
         }
     }
 
-    /// Returns the checksum of this kind of a file.
+    /// Computes the checksum of a file, of the same kind as `self`.
     pub(crate) fn of_file(&self, path: &Path) -> io::Result<Self> {
         let mut file = File::open(path)?;
         match self {
@@ -78,7 +78,7 @@ impl fmt::Display for Checksum {
     }
 }
 
-/// Parses hexadecimal of exactly `N` bytes.
+/// Parses exactly `N` bytes in hexadecimal.
 pub(crate) fn unhex<const N: usize>(text: &str) -> Option<[u8; N]> {
     let mut bytes = [0; N];
     if text.len() != 2 * N || !text.is_ascii() {

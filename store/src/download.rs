@@ -1,5 +1,5 @@
-//! Downloads objects: in parts at the same time, again from the byte at which a connection broke, and compared with the
-//! store's checksum.
+//! Downloads objects in concurrent parts. A broken download resumes at the byte at which the connection broke. The file
+//! is compared with the store's checksum.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -14,22 +14,22 @@ use crate::digest::Checksum;
 use crate::list::{open, range};
 use crate::{Error, Local, Object, Stores, Watch, client};
 
-/// Bytes of a request. A part is in memory until those before it are written.
+/// Size of one request in bytes. A part stays in memory until all parts before it are written.
 const PART: u64 = 4 << 20;
-/// Parts that are requested at the same time.
+/// Number of parts that are requested at the same time.
 const AT_ONCE: usize = 8;
-/// Pauses between attempts.
+/// First and longest pause between two attempts.
 const FIRST_PAUSE: Duration = Duration::from_millis(250);
 const LONGEST_PAUSE: Duration = Duration::from_secs(15);
-/// How often a wait asks whether to end.
+/// How often a wait checks whether the caller wants to stop.
 const TICK: Duration = Duration::from_millis(50);
 
 impl Stores {
     /// Downloads an object, unless it is on this machine already, and returns the local file.
     ///
     /// # Errors
-    /// Fails if the store stays unreachable, refuses access, has another content now than when the object was listed,
-    /// or gives a content with another checksum than it states; if the cache has no room; or if `watch` ends the wait.
+    /// Fails if the store stays unreachable or refuses access, if the content has changed since the object was listed,
+    /// or if it does not match the store's checksum. Also fails if the cache has no room, or if `watch` ends the wait.
     pub fn fetch(&self, object: &Object, watch: &dyn Watch) -> Result<Local, Error> {
         if let Some(path) = &object.local {
             return Ok(Local::of_others(path));
@@ -52,7 +52,7 @@ impl Stores {
             if found == stated {
                 break;
             }
-            // Once more, which mends what the network damaged, and shows where two downloads differ.
+            // Download once more. This repairs damage by the network, or shows where the two downloads differ.
             let again = part.with_extension("damaged");
             if is_second {
                 let byte = first_difference(&part, &again).map_err(Error::local(&part))?;
@@ -119,7 +119,7 @@ impl Stores {
     }
 }
 
-/// Returns a range of an object, and the checksum that the answer states.
+/// Downloads a range of an object. Returns its bytes and the checksum that the answer states.
 async fn get(
     store: &dyn ObjectStore,
     object: &Object,
@@ -145,14 +145,14 @@ async fn get(
     }
 }
 
-/// Ends when the caller wants to stop.
+/// Completes when the caller wants to stop.
 async fn stopped(watch: &dyn Watch) {
     while !watch.is_stopped() {
         tokio::time::sleep(TICK).await;
     }
 }
 
-/// Makes a request again while it fails for a reason that may pass.
+/// Repeats a request as long as it fails with a transient error.
 pub(crate) fn patiently<T>(
     patience: Duration,
     watch: &dyn Watch,
@@ -174,7 +174,7 @@ pub(crate) fn patiently<T>(
     }
 }
 
-/// Growing pauses, up to a time without progress.
+/// Pauses that grow, until the time without progress is over.
 struct Pause {
     next: Duration,
     ends: Instant,
@@ -185,7 +185,7 @@ impl Pause {
         Self { next: FIRST_PAUSE, ends: Instant::now() + patience }
     }
 
-    /// Waits, or returns the error if the time is over.
+    /// Pauses before the next attempt, or returns the error if the time is over.
     fn wait(&mut self, error: Error, watch: &dyn Watch) -> Result<(), Error> {
         let left = self.ends.saturating_duration_since(Instant::now());
         if left.is_zero() {

@@ -1,4 +1,4 @@
-//! What can go wrong with a store. Every error names the address, and those of a download the byte.
+//! The errors of object stores. Every error names the address; errors of a download also name the byte.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 /// An error of a store, or of the folder with downloads.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// An address that no store can have.
+    /// The address is invalid.
     #[error("{address} is not an address of data: {problem}")]
     Address {
         /// The address as written.
@@ -47,12 +47,12 @@ pub enum Error {
     Denied {
         /// The address.
         address: String,
-        /// The first byte that is missing.
+        /// Offset of the first missing byte.
         byte: u64,
         /// The store's answer.
         message: String,
     },
-    /// The store will not answer this request, however often it is made.
+    /// The store rejects this request, and would reject it again.
     #[error("{address}: the store answered {message}")]
     Rejected {
         /// The address.
@@ -65,7 +65,7 @@ pub enum Error {
     Unreachable {
         /// The address.
         address: String,
-        /// The first byte that is missing.
+        /// Offset of the first missing byte.
         byte: u64,
         /// The last failure.
         message: String,
@@ -75,7 +75,7 @@ pub enum Error {
     Changed {
         /// The address.
         address: String,
-        /// The first byte that is missing.
+        /// Offset of the first missing byte.
         byte: u64,
     },
     /// The content differs from the store's checksum.
@@ -85,7 +85,7 @@ pub enum Error {
         address: String,
         /// The checksum in the store.
         stated: String,
-        /// The checksum of what was received.
+        /// The checksum of the bytes that were received.
         found: String,
         /// The first byte in which two downloads differ.
         byte: Option<u64>,
@@ -98,16 +98,16 @@ pub enum Error {
         /// What is wrong.
         problem: String,
     },
-    /// The folder of downloads may not take the object.
+    /// The object does not fit into the folder of downloads within its limit.
     #[error("{address} has {size} bytes, and {used} of the {limit} bytes of the cache are in use")]
     Limit {
         /// The address.
         address: String,
-        /// Its length.
+        /// The object's length in bytes.
         size: u64,
-        /// Bytes that cannot be removed.
+        /// Bytes in the folder that cannot be removed.
         used: u64,
-        /// The limit.
+        /// The limit in bytes.
         limit: u64,
     },
     /// A file on this machine cannot be used.
@@ -123,7 +123,7 @@ pub enum Error {
     Stopped,
 }
 
-/// How object_store begins the description of an answer that is an error.
+/// The text with which object_store begins the description of an answer with an error status.
 const STATUS: &str = "Server returned non-2xx status code: ";
 
 fn at(byte: Option<u64>) -> String {
@@ -140,7 +140,7 @@ impl Error {
         Self::failed(address, byte, on_one_line(error))
     }
 
-    /// Translates an error of object_store for the byte at which it happened.
+    /// Converts an error of object_store that happened at byte `byte`.
     pub(crate) fn of(address: &str, byte: u64, error: &object_store::Error) -> Self {
         use object_store::Error as E;
         let (address, message) = (address.to_string(), on_one_line(error));
@@ -156,9 +156,9 @@ impl Error {
         }
     }
 
-    /// A failure that may pass, unless the store is not the one that it claims to be, or finds fault with the request.
+    /// Returns a transient error, unless the store's identity could not be verified or the store rejects the request.
     fn failed(address: String, byte: u64, message: String) -> Self {
-        // Request timeout, too early, too many requests.
+        // These codes are transient: request timeout, too early, too many requests.
         let passes = |status: &str| !status.starts_with('4') || ["408", "425", "429"].contains(&status);
         match message.strip_prefix(STATUS) {
             _ if message.contains("invalid peer certificate") => Self::Setup { address, message },
@@ -202,18 +202,18 @@ pub fn on_one_line(error: &dyn std::error::Error) -> String {
         innermost = cause;
     }
     let line = innermost.to_string().split_whitespace().collect::<Vec<_>>().join(" ");
-    // object_store begins with the request and the settings of its attempts.
+    // object_store's text begins with the request and its retry settings.
     let line = match line.split_once(" - ") {
         Some((attempts, cause)) if attempts.contains("Error performing") => cause.into(),
         _ => line,
     };
-    // S3 and Azure explain themselves in XML.
+    // S3 and Azure describe the error in XML.
     let told = line.split_once('<').and_then(|(status, rest)| {
         let (reason, _) = rest.split_once("<Message>")?.1.split_once("</Message>")?;
         Some(format!("{}: {}", status.trim_end_matches([' ', ':']), reason.trim()))
     });
     let line = told.unwrap_or(line);
-    // Other answers may be a page of HTML.
+    // Other stores may answer with a page of HTML.
     match line.char_indices().nth(300) {
         Some((end, _)) => format!("{}…", &line[..end]),
         None => line,

@@ -1,6 +1,7 @@
 //! Downloads the objects of a folder, such as a model on the Hub, as a folder on this machine.
 //!
-//! The name of the local folder depends on what is in the store, so that a folder never has files of two versions.
+//! The name of the local folder depends on the objects in the store, so that a local folder never mixes files of two
+//! versions.
 
 use std::fs;
 use std::io;
@@ -13,10 +14,10 @@ use crate::cache::hash_of;
 use crate::location::{Location, Service};
 use crate::{Error, Object, Stores, Watch};
 
-/// The name of the file that says where a folder is from.
+/// The name of the file that states the origin of a local folder.
 const SOURCE: &str = ".source.json";
 
-/// Where a folder is from.
+/// The origin of a local folder.
 #[derive(Serialize, Deserialize)]
 struct Source {
     address: String,
@@ -26,11 +27,11 @@ struct Source {
 }
 
 impl Stores {
-    /// Downloads those objects in a folder whose name, relative to it, `is_wanted` accepts, and returns a folder with
-    /// them. [`complete`] adds others. The limit of the cache does not apply.
+    /// Downloads the objects in a folder whose relative names `is_wanted` accepts, and returns a local folder with
+    /// them. [`complete`] adds further objects. The limit of the cache does not apply.
     ///
     /// # Errors
-    /// Fails if there are no such objects, and for the reasons of [`fetch`](Stores::fetch).
+    /// Fails if the folder has no objects, and for the reasons of [`fetch`](Stores::fetch).
     pub fn fetch_folder(
         &self,
         address: &str,
@@ -40,11 +41,11 @@ impl Stores {
         self.fetch_listed(address, &self.list_folder(address, watch)?, is_wanted, watch)
     }
 
-    /// Does the same with the objects that [`find`](Stores::find) or [`list_folder`](Stores::list_folder) returned for
-    /// the address.
+    /// Does the same as [`fetch_folder`](Stores::fetch_folder) with the objects that [`find`](Stores::find) or
+    /// [`list_folder`](Stores::list_folder) returned for the address.
     ///
     /// # Errors
-    /// The same as those of [`fetch_folder`](Stores::fetch_folder).
+    /// Returns the errors of [`fetch_folder`](Stores::fetch_folder).
     pub fn fetch_listed(
         &self,
         address: &str,
@@ -81,11 +82,11 @@ impl Stores {
     }
 }
 
-/// Adds to a folder that [`Stores::fetch_folder`] returned the files that `is_wanted` accepts. Does nothing to other
-/// folders, nor a second time.
+/// Adds the files that `is_wanted` accepts to a folder that [`Stores::fetch_folder`] returned. Does nothing if the
+/// folder came from elsewhere or was completed before.
 ///
 /// # Errors
-/// Fails if the content of the store has changed since, and for the reasons of [`Stores::fetch`].
+/// Fails if the content of the store has changed since the first download, and for the reasons of [`Stores::fetch`].
 pub fn complete(folder: &Path, is_wanted: impl Fn(&str) -> bool, watch: &dyn Watch) -> Result<(), Error> {
     let Ok(text) = fs::read(folder.join(SOURCE)) else { return Ok(()) };
     let Ok(source) = serde_json::from_slice::<Source>(&text) else { return Ok(()) };
@@ -105,7 +106,7 @@ fn relative<'o>(folder: &Location, object: &'o Object) -> &'o str {
     name.strip_prefix(folder.folder()).unwrap_or(name).trim_start_matches('/')
 }
 
-/// Returns the address; one of the Hub with the commit whose files were listed.
+/// Returns the address. An address of the Hub gets the commit whose files were listed.
 fn pinned(address: &str, objects: &[(&str, &Object)]) -> String {
     let Ok(location) = Location::parse(address) else { return address.into() };
     let (Service::Hub { kind, repo, .. }, Some((_, first))) = (&location.service, objects.first()) else {
@@ -115,7 +116,7 @@ fn pinned(address: &str, objects: &[(&str, &Object)]) -> String {
     format!("hf://{}/{repo}@{revision}/{}", kind.plural(), location.key).trim_end_matches('/').into()
 }
 
-/// Makes a downloaded file available at another path, which other threads and processes may do at the same time.
+/// Makes a downloaded file available at another path; other threads and processes may do the same at the same time.
 fn place(from: &Path, to: &Path) -> io::Result<()> {
     match fs::hard_link(from, to) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {

@@ -1,7 +1,7 @@
-//! The Hugging Face Hub's interface: which files a repository has at a revision, with their checksums.
+//! The interface of the Hugging Face Hub: lists the files that a repository has at a revision, with their checksums.
 //!
-//! hf-hub is not used: its current version brings a hundred further crates for a transfer protocol that the Hub does
-//! not require, and its older ones another HTTP client.
+//! The hf-hub crate is not used: its current version brings a hundred further crates for a transfer protocol that the
+//! Hub does not require, and its older versions bring another HTTP client.
 
 use std::path::PathBuf;
 
@@ -25,7 +25,7 @@ struct Entry {
     path: String,
     #[serde(default)]
     size: u64,
-    /// Git's identity.
+    /// Git's identity of the file.
     oid: String,
     lfs: Option<Lfs>,
 }
@@ -45,7 +45,7 @@ fn endpoint() -> String {
     variable("HF_ENDPOINT").unwrap_or("https://huggingface.co".into()).trim_end_matches('/').into()
 }
 
-/// Returns the address below which the files of a repository are.
+/// Returns the address that precedes the names of a repository's files.
 pub(crate) fn files(kind: RepoKind, repo: &str, revision: &str) -> String {
     let prefix = if kind == RepoKind::Model { String::new() } else { format!("{}/", kind.plural()) };
     format!("{}/{prefix}{repo}/resolve/{}", endpoint(), revision.replace('/', "%2F"))
@@ -60,7 +60,7 @@ pub(crate) fn authorization() -> Option<HeaderMap> {
     Some(HeaderMap::from_iter([(AUTHORIZATION, value)]))
 }
 
-/// Returns the commit that a revision is now, so that all files are of one commit.
+/// Returns the commit that a revision refers to now, so that all files come from one commit.
 pub(crate) async fn commit(
     location: &Location,
     (kind, repo, revision): (RepoKind, &str, &str),
@@ -71,7 +71,8 @@ pub(crate) async fn commit(
     Ok(found.sha)
 }
 
-/// Lists the files in a folder of a repository and in all folders below. A missing folder has none.
+/// Lists the files in a folder of a repository, including those in its subfolders. Returns no files for a missing
+/// folder.
 pub(crate) async fn list(
     location: &Location,
     (kind, repo, commit): (RepoKind, &str, &str),

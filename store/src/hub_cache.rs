@@ -1,6 +1,7 @@
-//! The cache of Hugging Face's Python tools, from which repositories are read with `HF_HUB_OFFLINE=1`.
+//! The cache of Hugging Face's Python tools. With `HF_HUB_OFFLINE=1`, repositories are read from it.
 //!
-//! `models--owner--name/refs/main` holds a commit, and `snapshots/COMMIT` its files, which are links to `blobs`.
+//! `models--owner--name/refs/main` holds a commit, and `snapshots/COMMIT` holds the files of that commit as links to
+//! `blobs`.
 
 use std::env;
 use std::fs;
@@ -12,12 +13,12 @@ use crate::location::{Location, RepoKind, Service};
 use crate::upload::find;
 use crate::{Error, Object};
 
-/// Returns an environment variable that is not empty.
+/// Returns the value of an environment variable, unless it is empty.
 pub(crate) fn variable(name: &str) -> Option<String> {
     env::var(name).ok().filter(|value| !value.is_empty())
 }
 
-/// Returns whether the Hub must not be asked.
+/// Returns whether the environment forbids requests to the Hub.
 pub(crate) fn is_offline() -> bool {
     let is_true = |value: String| ["1", "on", "yes", "true"].contains(&value.to_ascii_lowercase().as_str());
     ["HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"].into_iter().filter_map(variable).any(is_true)
@@ -34,7 +35,7 @@ fn folder() -> Option<PathBuf> {
     named.map(PathBuf::from).or_else(|| Some(home()?.join("hub")))
 }
 
-/// Lists the files in a folder of a repository and in all folders below.
+/// Lists the files in a folder of a repository, including those in its subfolders.
 ///
 /// # Errors
 /// Fails if the cache does not have the revision, or if it cannot be read.

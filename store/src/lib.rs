@@ -1,8 +1,8 @@
-//! Object stores for zero-train: Amazon S3 and what has its interface, Google Cloud Storage, Azure Blob Storage, the
-//! Hugging Face Hub and web servers.
+//! Object stores for zero-train: Amazon S3 and compatible stores, Google Cloud Storage, Azure Blob Storage, the Hugging
+//! Face Hub and web servers.
 //!
-//! A [`Stores`] lists what an address or a pattern names, and keeps downloaded objects in a folder that all processes of
-//! a host share. Nothing else in zero-train talks to a store.
+//! [`Stores`] lists the objects that an address or a pattern names, and keeps downloaded objects in a folder that all
+//! processes of a host share. No other part of zero-train communicates with a store.
 //!
 //! | address | names |
 //! |---|---|
@@ -39,7 +39,7 @@ pub use upload::check_writable;
 use digest::Checksum;
 use location::Location;
 
-/// An object of a store as it was when it was listed.
+/// An object of a store, in the state in which it was listed.
 #[derive(Debug, Clone)]
 pub struct Object {
     /// The address of this object alone.
@@ -48,7 +48,7 @@ pub struct Object {
     key: object_store::path::Path,
     /// Length in bytes.
     pub size: u64,
-    /// What the store calls this content, such as its `ETag`. It changes when the object is replaced.
+    /// The store's identifier of this content, such as its `ETag`. It changes when the object is replaced.
     pub version: Option<String>,
     checksum: Option<Checksum>,
     /// The file on this machine, if another program keeps it there.
@@ -61,19 +61,19 @@ impl PartialEq for Object {
     }
 }
 
-/// What a caller learns while it waits for a store, and how it ends that.
+/// Informs a caller while it waits for a store, and lets the caller end the wait.
 pub trait Watch {
-    /// `done` of `total` bytes of an object are on this machine.
+    /// Reports that `done` of `total` bytes of an object are on this machine.
     fn progress(&self, done: u64, total: u64);
 
-    /// A request failed and will be made again, for at most `left`.
+    /// Reports that a request failed and will be retried, for at most `left`.
     fn waits(&self, problem: &Error, left: Duration);
 
-    /// Returns whether to end with [`Error::Stopped`]. It is asked often.
+    /// Returns whether the wait should end with [`Error::Stopped`]. Called often.
     fn is_stopped(&self) -> bool;
 }
 
-/// Access to all stores, with a folder for what was downloaded.
+/// Access to all stores, with a folder for downloaded objects.
 #[derive(Debug, Clone)]
 pub struct Stores {
     folder: PathBuf,
@@ -85,12 +85,12 @@ pub struct Stores {
 const PATIENCE: Duration = Duration::from_secs(5 * 60);
 
 impl Stores {
-    /// Keeps downloads in `folder`, with at most `limit` bytes; the least recently used are removed first.
+    /// Keeps downloads in `folder`, with at most `limit` bytes. The least recently used objects are removed first.
     pub fn new(folder: impl Into<PathBuf>, limit: Option<u64>) -> Self {
         Self { folder: folder.into(), limit, patience: PATIENCE }
     }
 
-    /// Sets the time without any progress after which a store counts as unreachable. By default it is 5 minutes.
+    /// Sets the time without any progress after which a store counts as unreachable. The default is 5 minutes.
     #[must_use]
     pub fn patience(self, patience: Duration) -> Self {
         Self { patience, ..self }

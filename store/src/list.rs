@@ -11,14 +11,14 @@ use crate::download::patiently;
 use crate::location::{Location, Service};
 use crate::{Error, Object, Stores, Watch, client, hub, hub_cache};
 
-/// As for local patterns.
+/// The same rules as for local patterns.
 const MATCHING: MatchOptions =
     MatchOptions { case_sensitive: true, require_literal_separator: true, require_literal_leading_dot: true };
 
-/// What an address names. Objects are sorted by address.
+/// The result of looking up an address. Objects are sorted by address.
 #[derive(Debug)]
 pub enum Found {
-    /// The object, or those that match a pattern: one or more.
+    /// The object at the address, or all objects that match a pattern: one or more.
     Objects(Vec<Object>),
     /// A folder: the objects in it and in the folders below it.
     Folder(Vec<Object>),
@@ -28,7 +28,7 @@ impl Stores {
     /// Returns the object that an address names, or those that match a pattern, sorted by address.
     ///
     /// # Errors
-    /// Fails if there are none, if it is a folder, or if the store cannot be used.
+    /// Fails if no object matches, if the address is a folder, or if the store cannot be used.
     pub fn list(&self, address: &str, watch: &dyn Watch) -> Result<Vec<Object>, Error> {
         match self.find(address, watch)? {
             Found::Objects(objects) => Ok(objects),
@@ -36,10 +36,10 @@ impl Stores {
         }
     }
 
-    /// Returns what an address names.
+    /// Returns the objects or the folder that an address names.
     ///
     /// # Errors
-    /// Fails if there is nothing, or if the store cannot be used.
+    /// Fails if the address names neither, or if the store cannot be used.
     pub fn find(&self, address: &str, watch: &dyn Watch) -> Result<Found, Error> {
         let location = Location::parse(address)?;
         if !location.is_pattern() {
@@ -63,7 +63,8 @@ impl Stores {
         }
     }
 
-    /// Returns all objects in a folder and in the folders below it, sorted by address. A missing folder has none.
+    /// Returns all objects in a folder and in the folders below it, sorted by address. Returns no objects for a missing
+    /// folder.
     ///
     /// # Errors
     /// Fails if the store cannot be used.
@@ -84,7 +85,7 @@ pub(crate) fn open(location: &Location) -> Result<Arc<dyn ObjectStore>, Error> {
     client::store(location).map_err(|error| Error::Setup { address: location.to_string(), message: error.to_string() })
 }
 
-/// Returns the object at an address, if there is one.
+/// Returns the object at an address, or `None` if there is none.
 async fn head(location: &Location) -> Result<Option<Object>, Error> {
     if let Service::Hub { .. } = location.service {
         let folder = location.key.rsplit_once('/').map_or("", |(folder, _)| folder);
@@ -156,9 +157,10 @@ fn object(location: &Location, meta: ObjectMeta) -> Object {
     }
 }
 
-/// Returns the options for a range of an object, if it still has the content that was listed.
+/// Returns the options of a request for a range of an object. The store then checks, if possible, that the object still
+/// has the content that was listed.
 pub(crate) fn range(object: &Object, range: std::ops::Range<u64>) -> GetOptions {
-    // The address of a file on the Hub has its commit, and a web server need not compare tags.
+    // On the Hub, the address of a file contains its commit; a web server need not compare tags.
     let is_checked = !matches!(object.location.service, Service::Hub { .. } | Service::Http(_));
     let tag = object.version.clone().filter(|version| is_checked && version.contains('"'));
     GetOptions { range: Some(GetRange::Bounded(range)), if_match: tag, ..GetOptions::default() }

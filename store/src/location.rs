@@ -1,4 +1,4 @@
-//! Addresses: which store, what is named in it, and where its content is kept on this machine.
+//! Addresses of objects: the store, the key in it, and the folder on this machine for its content.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -7,14 +7,14 @@ use object_store::path::Path as Key;
 
 use crate::Error;
 
-/// What answers for an address.
+/// The store or server of an address.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Service {
-    /// Amazon S3 or a store with its interface; the bucket.
+    /// Amazon S3 or a compatible store; the bucket.
     S3(String),
     /// Google Cloud Storage; the bucket.
     Gcs(String),
-    /// Azure Blob Storage; the container, and the account if the address has it.
+    /// Azure Blob Storage; the container, and the account if the address contains it.
     Azure { container: String, account: Option<String> },
     /// A web server; its scheme, host and port.
     Http(String),
@@ -22,7 +22,7 @@ pub(crate) enum Service {
     Hub { kind: RepoKind, repo: String, revision: String },
 }
 
-/// What a repository of the Hub holds.
+/// The kind of a repository of the Hub.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum RepoKind {
     Model,
@@ -31,7 +31,7 @@ pub(crate) enum RepoKind {
 }
 
 impl RepoKind {
-    /// Returns the name in paths of the Hub's interface.
+    /// Returns the name of the kind in paths of the Hub's interface.
     pub(crate) fn plural(self) -> &'static str {
         match self {
             Self::Model => "models",
@@ -44,14 +44,14 @@ impl RepoKind {
 /// An address of an object, a folder or a pattern.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Location {
-    /// The address up to the key, which a key completes.
+    /// The part of the address before the key.
     root: String,
     pub(crate) service: Service,
-    /// The rest, without a slash at the start.
+    /// The rest of the address, without a slash at the start.
     pub(crate) key: String,
 }
 
-/// Checks an address without a request.
+/// Checks an address without sending a request.
 ///
 /// # Errors
 /// Fails if its scheme is unknown, or if it has no bucket, container, host or repository.
@@ -109,18 +109,18 @@ impl Location {
         self.key.contains(['*', '?', '['])
     }
 
-    /// Returns the key without the slash at its end.
+    /// Returns the key without slashes at its end.
     pub(crate) fn folder(&self) -> &str {
         self.key.trim_end_matches('/')
     }
 
-    /// Returns the longest folder that everything which matches lies in.
+    /// Returns the longest folder that contains all objects that match.
     pub(crate) fn literal_folder(&self) -> &str {
         let end = self.key.find(['*', '?', '[']).unwrap_or(self.key.len());
         self.key[..end].rsplit_once('/').map_or("", |(folder, _)| folder)
     }
 
-    /// Returns the relative path of a folder for what is in the folder of `key`.
+    /// Returns the relative path of the local folder for objects in the same folder as `key`.
     pub(crate) fn local(&self, key: &Key) -> PathBuf {
         let mut path: PathBuf = match &self.service {
             Service::S3(bucket) => ["s3", bucket].iter().collect(),
@@ -143,7 +143,8 @@ impl fmt::Display for Location {
     }
 }
 
-/// Parses what follows `hf://`, as huggingface_hub's `HfFileSystem` does: `[datasets/|spaces/]repo[@revision][/path]`.
+/// Parses the part of an address after `hf://` in the same way as huggingface_hub's `HfFileSystem`:
+/// `[datasets/|spaces/]repo[@revision][/path]`.
 fn hub(rest: &str) -> Result<(Service, &str), String> {
     let (kind, rest) = match rest.split_once('/') {
         Some(("datasets", rest)) => (RepoKind::Dataset, rest),

@@ -1,5 +1,5 @@
-//! Credentials in `~/.aws`, which object_store does not read: the static keys of a profile, as the AWS command line
-//! writes them. The file is read for each request, so that a program that renews the keys needs to tell nobody.
+//! Reads credentials from `~/.aws`, which object_store does not do: the static keys of a profile, as the AWS command
+//! line writes them. The file is read again for each request, so another program may renew the keys at any time.
 
 use std::fmt;
 use std::fs;
@@ -9,12 +9,12 @@ use std::sync::Arc;
 use object_store::CredentialProvider;
 use object_store::aws::AwsCredential;
 
-/// A profile of `credentials` and `config`.
+/// A profile in the files `credentials` and `config`.
 pub(crate) struct Profile {
     name: String,
     pub(crate) region: Option<String>,
     pub(crate) endpoint: Option<String>,
-    /// Whether the profile has static keys, and the environment has none.
+    /// Whether the profile has static keys and the environment has none.
     pub(crate) has_keys: bool,
 }
 
@@ -25,7 +25,7 @@ impl fmt::Debug for Profile {
 }
 
 impl Profile {
-    /// Returns the profile `AWS_PROFILE`, or `default`; `None` if no file has it.
+    /// Returns the profile `AWS_PROFILE`, or `default`; `None` if neither file has it.
     pub(crate) fn of_environment() -> Option<Self> {
         let name = std::env::var("AWS_PROFILE").ok().filter(|name| !name.is_empty()).unwrap_or("default".into());
         let (credentials, config) = (read(File::Credentials)?, read(File::Config)?);
@@ -83,7 +83,7 @@ fn read(file: File) -> Option<String> {
     Some(fs::read_to_string(path).unwrap_or_default())
 }
 
-/// Profiles other than `default` have a longer name in `config`.
+/// In `config`, the section of a profile other than `default` has a longer name.
 fn config_name(name: &str) -> String {
     if name == "default" { name.into() } else { format!("profile {name}") }
 }
@@ -107,7 +107,7 @@ fn section<'t>(text: &'t str, name: &str) -> Option<&'t str> {
     from.map(|from| &text[from..])
 }
 
-/// Returns the value of a key. Indented lines belong to the key above them.
+/// Returns the value of a key in a section. Indented lines belong to the key above them.
 fn value(section: &str, key: &str) -> Option<String> {
     let lines = section.lines().filter(|line| !line.starts_with([' ', '\t', '#', ';']));
     let mut pairs = lines.filter_map(|line| line.split_once('='));

@@ -1,5 +1,5 @@
-//! Uploads files and folders, and moves and removes objects. Of a folder, chosen files come last, when all others are in the
-//! store.
+//! Uploads files and folders, and moves and removes objects. In a folder, chosen files are uploaded last, when all
+//! others are in the store.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -14,20 +14,20 @@ use crate::list::{key, open};
 use crate::location::{Location, Service};
 use crate::{Error, Object, Stores, Watch};
 
-/// Files up to this length are uploaded in one request, longer ones in parts of at least this length.
+/// Files up to this many bytes are uploaded in one request, longer ones in parts of at least this size.
 const PART: u64 = 16 << 20;
-/// The most parts of an object. S3 accepts 10,000.
+/// Maximum number of parts of an object. S3 accepts 10,000.
 const PARTS: u64 = 9_000;
-/// Parts that are sent at the same time.
+/// Number of parts that are sent at the same time.
 const AT_ONCE: usize = 4;
 
 impl Stores {
-    /// Uploads the files in a folder and in the folders below it to the same names below an address. Files that
-    /// `is_last` accepts by their relative name are uploaded when all others are in the store.
+    /// Uploads the files in a folder and in the folders below it to the same names below an address. Files whose
+    /// relative names `is_last` accepts are uploaded after all others are in the store.
     ///
     /// # Errors
-    /// Fails if a file cannot be read, or if the store stays unreachable or refuses it. Objects that were uploaded
-    /// before stay in the store.
+    /// Fails if a file cannot be read, if the store stays unreachable, or if it refuses a file. Objects that were
+    /// uploaded before the failure stay in the store.
     pub fn upload_folder(
         &self,
         folder: &Path,
@@ -59,7 +59,7 @@ impl Stores {
         })
     }
 
-    /// Removes an object. One that does not exist any more is no error.
+    /// Removes an object. Succeeds if the object no longer exists.
     ///
     /// # Errors
     /// Fails if the store stays unreachable or refuses it.
@@ -71,10 +71,10 @@ impl Stores {
         })
     }
 
-    /// Moves an object to another address of the same store, whose servers copy it.
+    /// Moves an object to another address of the same store. The store's servers copy it.
     ///
     /// # Errors
-    /// Fails if the store stays unreachable or refuses it. S3 copies no object above 5 GB.
+    /// Fails if the store stays unreachable or refuses it. S3 cannot copy objects above 5 GB.
     pub fn rename(&self, object: &Object, address: &str, watch: &dyn Watch) -> Result<(), Error> {
         let location = writable(address)?;
         let to = key(&location)?;
@@ -84,10 +84,10 @@ impl Stores {
     }
 }
 
-/// Checks without a request that objects can be written below an address.
+/// Checks, without sending a request, that objects can be written below an address.
 ///
 /// # Errors
-/// Fails on an address that no store can have, and on one of a store that is only read.
+/// Fails if the address is invalid or its store is read-only.
 pub fn check_writable(address: &str) -> Result<(), Error> {
     writable(address).map(drop)
 }

@@ -192,7 +192,7 @@ impl Floor {
     }
 
     /// Times a transfer of `read` and `write` bytes in whole blocks, each capped at the size of the file, with reads
-    /// and writes evenly mixed. A block that is both read and written is written back as read.
+    /// and writes evenly mixed. If a block is both read and written, the bytes that were read are written back.
     ///
     /// # Errors
     /// Returns the first error of the disk.

@@ -1,8 +1,8 @@
 //! Huge-page bounce buffers for blocks whose own pages are small.
 //!
 //! The kernel gives a disk a list of the pages of a transfer. A megabyte in pages of 4 KiB exceeds what many disks
-//! accept per transfer, so the kernel splits it: one disk read 0.75 GB/s that way, and 1.4 GB/s into pages of 2 MiB. Copying
-//! through huge pages is faster.
+//! accept per transfer, so the kernel splits it. One disk read 0.75 GB/s that way, and 1.4 GB/s into pages of 2 MiB.
+//! Copying through huge pages is faster.
 
 use crate::loan::Part;
 use crate::pages::Pages;

@@ -114,8 +114,8 @@ impl BufferPool {
         BufferPool::default()
     }
 
-    /// Returns the bytes allocated for a buffer of `len` bytes: `len` rounded up to one of eight sizes between
-    /// consecutive powers of two, hence at most an eighth more, and to whole pages.
+    /// Returns the number of bytes allocated for a buffer of `len` bytes. `len` is rounded up to one of eight sizes
+    /// between consecutive powers of two, which adds at most an eighth, and to whole pages.
     pub fn size_class(len: usize) -> usize {
         let step = (len.checked_next_power_of_two().unwrap_or(len) / 16).max(ALIGNMENT);
         len.max(1).checked_next_multiple_of(step).unwrap_or(len)

@@ -2,8 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-/// Why a swap file could not be created, or a request on it failed. The text is one line; [`help`](DiskError::help)
-/// returns another.
+/// Why a swap file could not be created, or a request on it failed. The text of the error is one line;
+/// [`help`](DiskError::help) returns a line of advice.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DiskError {

@@ -1,7 +1,6 @@
 //! Buffers on loan to the disk: only the blocks that read or write a buffer can reach its memory.
 //!
-//! A loan takes an aligned buffer, or a vector whose elements happen to begin on a page and which therefore needs no
-//! copy.
+//! A loan takes an aligned buffer, or a vector whose elements happen to begin on a page. Such a vector needs no copy.
 //!
 //! The kernel or another thread uses the memory of a request while the program continues. Rust's borrows cannot express
 //! that, so this file uses a reference count: every part keeps the buffer alive, parts do not overlap, and the buffer
@@ -87,7 +86,7 @@ pub(crate) struct Loan {
     /// The buffer. Not accessed until `end` has found that no part is left.
     owner: Arc<Box<dyn Any + Send>>,
     start: *mut u8,
-    /// Bytes that may be handed out, and `cut`, the bytes already handed out.
+    /// Number of bytes that may be handed out; `cut` is the number of bytes already handed out.
     room: usize,
     cut: usize,
     direction: Direction,

@@ -158,8 +158,8 @@ fn fill(file: &File, folder: &Path, size: u64) -> Result<(), DiskError> {
     Ok(())
 }
 
-/// Returns whether the file, opened with O_DIRECT, accepts blocks with our alignment. Some file systems refuse O_DIRECT
-/// only at the first transfer, and some need a larger alignment than a page.
+/// Returns whether the file, opened with O_DIRECT, accepts blocks with this crate's alignment. Some file systems refuse
+/// O_DIRECT only at the first transfer, and some need a larger alignment than a page.
 fn takes_direct(file: &File, size: u64) -> Result<bool, DiskError> {
     let page = AlignedBuffer::zeroed(ALIGNMENT)?;
     let refused =

@@ -35,8 +35,8 @@ pub struct Pending<B = AlignedBuffer> {
 type RequestResult = Result<Box<dyn Any + Send>, DiskError>;
 
 impl<B: 'static> Pending<B> {
-    /// Blocks until the request completes or fails. Returns the buffer with only the bytes that were read changed.
-    /// After a failed write, the range in the file holds old or new bytes.
+    /// Blocks until the request completes or fails. Returns the buffer, in which only the bytes that were read have
+    /// changed. After a failed write, the range in the file holds old or new bytes.
     ///
     /// # Errors
     /// Returns the error of the disk or the system, or [`DiskError::Invalid`] if the arguments of the request were
@@ -90,9 +90,9 @@ pub(crate) struct Queue {
 
 struct State {
     schedule: Schedule<Request>,
-    /// Set once the queue accepts no more requests: the reason.
+    /// Why the queue accepts no more requests; set when it is closed.
     closed: Option<DiskError>,
-    /// Number of blocks in flight, and `busy_since`, the time from which at least one was.
+    /// Number of blocks in flight; `busy_since` is the time since which at least one has been in flight.
     out: usize,
     busy_since: Instant,
     statistics: Statistics,

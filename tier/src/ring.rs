@@ -1,7 +1,7 @@
 //! The io_uring backend: one thread per ring, with many blocks in flight.
 //!
-//! The thread sleeps in the kernel until the next completion. An eventfd, the bell, which the ring polls like any other
-//! request, wakes it when there is new work.
+//! The thread sleeps in the kernel until the next completion. An eventfd, the bell, wakes it when new work arrives; the
+//! ring polls the bell like any other request.
 
 #![allow(unsafe_code)]
 
@@ -29,7 +29,7 @@ pub(crate) struct Ring {
 
 impl Ring {
     /// Creates a ring for `depth` blocks in flight. Blocks of vectors, up to `bounce` bytes each, go through huge
-    /// pages. A trial request makes a refusal (an old kernel, a seccomp filter, a sysctl) show here.
+    /// pages. A trial request detects a refusal here (an old kernel, a seccomp filter, a sysctl).
     pub(crate) fn new(depth: usize, bounce: usize) -> Result<Ring, Errno> {
         let errno = |error: std::io::Error| Errno::from_io_error(&error).unwrap_or(Errno::NOSYS);
         // One extra entry for the bell.
@@ -136,7 +136,7 @@ fn turn(
     options: &Options,
 ) -> Result<(), Errno> {
     let mut bell_is_set = false;
-    // The rest of blocks that were transferred in part.
+    // The remaining parts of blocks that were transferred only in part.
     let mut again: Vec<Block> = vec![];
     loop {
         if !bell_is_set {

@@ -1,9 +1,9 @@
 //! The order of requests: cuts them into blocks, and delays a request that overlaps an earlier one.
 //!
 //! When two requests overlap and at least one writes, the later one starts after the earlier one completes. A read
-//! therefore sees every write requested before it and none requested after. Requests that do not overlap start in
-//! arrival order, several at a time, and pass those that wait. Dependencies are found on arrival: a new request counts
-//! the unfinished requests that it must wait for. Only a few are unfinished at a time, so a list is fast enough.
+//! therefore sees every write requested before it and none requested after. Other requests start in arrival order,
+//! several at a time, and overtake requests that wait. Dependencies are found on arrival: a new request counts the
+//! unfinished requests that it must wait for. Only a few are unfinished at a time, so a list is fast enough.
 //!
 //! This module knows no disk and no thread; both backends use it.
 

@@ -63,8 +63,8 @@ impl SwapFile {
     /// [`ALIGNMENT`].
     ///
     /// # Errors
-    /// Returns [`DiskError::Memory`] if no memory is left for its last page. The [`PendingVec`] resolves to any other
-    /// error.
+    /// Returns [`DiskError::Memory`] if the system has no memory for the vector's last page. The [`PendingVec`]
+    /// resolves to any other error.
     pub fn read_over<T: Pod + Send>(&self, at: u64, values: Vec<T>) -> Result<PendingVec<T>, DiskError> {
         let len = values.len();
         self.read_pages(at, values, len)
@@ -83,8 +83,8 @@ impl SwapFile {
     /// the disk.
     ///
     /// # Errors
-    /// Returns [`DiskError::Memory`] if no memory is left for its last page. The [`PendingVec`] resolves to any other
-    /// error.
+    /// Returns [`DiskError::Memory`] if the system has no memory for the vector's last page. The [`PendingVec`]
+    /// resolves to any other error.
     pub fn write_vec<T: Pod + Send>(&self, at: u64, values: Vec<T>) -> Result<PendingVec<T>, DiskError> {
         let len = values.len();
         let bytes: &[u8] = cast_slice(&values);

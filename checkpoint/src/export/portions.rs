@@ -17,7 +17,7 @@ use crate::verify::intact;
 use crate::writer::TensorWriter;
 
 impl Source<'_> {
-    /// Appends a parameter, with the product of its adapter if adapters are folded into the weights.
+    /// Appends a parameter. If adapters are folded into the weights, adds the product of its adapter.
     pub(super) fn copy(
         &mut self,
         name: &str,
@@ -55,7 +55,7 @@ impl Source<'_> {
         })
     }
 
-    /// Returns the product that is added to a weight, if its linear map has an adapter.
+    /// Returns the product to add to a weight, if its linear map has an adapter.
     fn product(
         &mut self,
         name: &str,
@@ -142,7 +142,8 @@ impl Source<'_> {
         Ok(())
     }
 
-    /// [`Source::portions`] of a parameter that was cut, whose pieces are not in the order of its elements.
+    /// Does the same as [`Source::portions`] for a parameter that was cut, whose pieces are not in the order of its
+    /// elements.
     fn portions_of_cut(
         &mut self,
         name: &str,

@@ -16,30 +16,30 @@ use crate::local::LocalPiece;
 pub struct ParameterEntry {
     /// Shape of the parameter.
     pub shape: Vec<usize>,
-    /// Whether the parameter was frozen, so that it has no optimizer state. The key is left out if not.
+    /// Whether the parameter was frozen, so that it has no optimizer state. The key is left out if it was not.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub frozen: bool,
     /// The number of values of each optimizer state, if the optimizer updated the parameter as a whole matrix. The
-    /// values take the place of those of the first elements; all that are left belong to the last element. A matrix may
-    /// lack the last states. The key is left out of other parameters.
+    /// first values are stored with the elements of the same index; all remaining values are stored with the last
+    /// element. A matrix may lack the last states of the run. The key is left out for other parameters.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state_values: Option<Vec<usize>>,
-    /// The names of its optimizer states, if they are not the first ones of those of the run, since another optimizer
-    /// updates it. Otherwise the key is left out.
+    /// The names of the parameter's optimizer states, if they are not the first states of the run because another
+    /// optimizer updates the parameter. Otherwise the key is left out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub states: Option<Vec<String>>,
-    /// How the parameter was stored if it was quantized. The key is left out if not.
+    /// How the parameter was stored if it was quantized. The key is left out if it was not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quantized: Option<QuantizedEntry>,
-    /// How the ranks of a tensor group cut the parameter. The key is left out if they did not.
+    /// How the ranks of a tensor group cut the parameter. The key is left out if they did not cut it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cut: Option<CutEntry>,
-    /// Consecutive ranges that cover the row-major elements, or the bytes of a quantized parameter, without gaps; of a
-    /// parameter that was cut, those of the slice of each rank, one slice after the other. The tensors of a piece are
-    /// named `name@start` for the parameter and `name@start/state` for an optimizer state; all are F32, and the bytes
-    /// of a quantized parameter U8.
+    /// Consecutive ranges that cover the row-major elements, or the bytes of a quantized parameter, without gaps. If
+    /// the parameter was cut, they cover the slice of each rank, one slice after the other. The tensors of a piece are
+    /// named `name@start` for the parameter and `name@start/state` for an optimizer state. All are F32, except that the
+    /// bytes of a quantized parameter are U8.
     pub pieces: Vec<PieceEntry>,
-    /// What replicates that train alone save besides these. The key is left out without local steps.
+    /// Further tensors that the replicates of a run with local steps save. The key is left out without local steps.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub local: Vec<LocalPiece>,
 }
@@ -50,8 +50,8 @@ impl ParameterEntry {
         if self.quantized.is_some() { Dtype::U8 } else { Dtype::F32 }
     }
 
-    /// Returns the number of tensors of each piece: the parameter, and its optimizer states, of which the run has
-    /// `states`.
+    /// Returns the number of tensors of each piece: the parameter and its optimizer states. `states` is the number of
+    /// states of the run.
     #[must_use]
     pub fn tensors_per_piece(&self, states: usize) -> usize {
         1 + match (self.frozen, &self.state_values, &self.states) {
@@ -62,18 +62,18 @@ impl ParameterEntry {
         }
     }
 
-    /// Returns the names of the parameter's optimizer states, of which the run has `all`.
+    /// Returns the names of the parameter's optimizer states; `all` lists those of the run.
     pub(crate) fn own_states<'a>(&'a self, all: &'a [String]) -> &'a [String] {
         let names = self.states.as_deref().unwrap_or(all);
         &names[..names.len().min(self.tensors_per_piece(all.len()) - 1)]
     }
 
-    /// Returns the number of elements of each slice of the parameter's `elements`.
+    /// Returns the number of elements of each slice of a parameter with `elements` elements.
     pub(super) fn slices(&self, elements: usize) -> Result<Vec<usize>, String> {
         match &self.cut {
             None => Ok(vec![elements]),
-            // `Manifest::check` has compared the number of ranks with that of shards, and multiplied the sizes of the
-            // shape.
+            // `Manifest::check` has compared the number of ranks with the number of shards, and multiplied the sizes of
+            // the shape.
             Some(cut) => (0..cut.ranks).map(|slice| Ok(self.slice(slice)?.map_or(0, |cut| cut.elements()))).collect(),
         }
     }
@@ -87,7 +87,8 @@ impl ParameterEntry {
         cut.map(Some).map_err(|error| error.to_string())
     }
 
-    /// Returns the number of values of the parameter and of its optimizer states, of which the run has `states`.
+    /// Returns the number of values of the parameter and of its optimizer states; `states` is the number of states of
+    /// the run.
     #[must_use]
     pub fn stored_values(&self, states: usize) -> usize {
         let elements = self.shape.iter().fold(1usize, |product, &size| product.saturating_mul(size));
@@ -96,8 +97,8 @@ impl ParameterEntry {
         tensors.fold(0, usize::saturating_add)
     }
 
-    /// Returns the part of a range of elements that has values of a state, by its index among those of the parameter;
-    /// `None` stands for the parameter itself.
+    /// Returns the values of a state that belong to a range of elements. `state` is an index into the parameter's
+    /// states; `None` stands for the parameter itself.
     pub(crate) fn stored(&self, state: Option<usize>, range: Range<usize>) -> Range<usize> {
         match state.and_then(|state| self.state_values.as_ref()?.get(state)) {
             Some(&values) => part_of_state(range, self.shape.iter().product(), values),
@@ -106,9 +107,10 @@ impl ParameterEntry {
     }
 }
 
-/// How the ranks of a tensor group cut a parameter: each had one slice. A dimension of the parameter is the
-/// concatenation of parts, and a slice has of each part the same share of ⌈length / ranks⌉ indices, where the last ones
-/// may lack some. Of a quantized parameter, the bytes are cut, a matrix with a row for each output.
+/// How the ranks of a tensor group cut a parameter into slices, one per rank. One dimension of the parameter is the
+/// concatenation of parts. Each part is divided into shares of ⌈length / ranks⌉ indices, the last of which may be
+/// shorter or empty, and a slice has one share of each part. If the parameter is quantized, its bytes are cut, as a
+/// matrix with a row for each output.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CutEntry {
@@ -126,7 +128,8 @@ impl CutEntry {
         parameter.stored_cut().map(entry)
     }
 
-    /// Returns the rows and columns of the bytes of a quantized parameter, of which the parts make up one dimension.
+    /// Returns the shape of the bytes of a quantized parameter as a matrix, one dimension of which consists of the
+    /// parts.
     fn shape_of_bytes(&self, bytes: usize) -> [usize; 2] {
         let parts = self.parts.iter().copied().fold(0, usize::saturating_add);
         let others = bytes / parts.max(1);
@@ -162,7 +165,7 @@ impl QuantizedEntry {
 pub struct PieceEntry {
     /// Index into `shards`.
     pub shard: usize,
-    /// The slice of a parameter that was cut. The key is left out for the first one.
+    /// Index of the slice, if the parameter was cut. The key is left out for slice 0.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub slice: usize,
     /// First element.

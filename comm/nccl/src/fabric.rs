@@ -7,23 +7,23 @@ use zero_cuda::{Device, Library, Recorder};
 
 use crate::lane::Lane;
 
-/// Creates a group of the same ranks as `host` that runs operations on buffers of `device` over NCCL, and all other
-/// operations like `host`.
+/// Creates a group of the same ranks as `host`. It runs operations on buffers of `device` over NCCL, and all other
+/// operations as `host` does.
 ///
 /// This is a collective of `host`, which remains usable. Each rank needs a device of its own (or NCCL 2.30 and
 /// `NCCL_MULTI_RANK_GPU_ENABLE=1`). The NCCL connection is created at the first operation on a device.
 ///
 /// # Errors
 /// If this machine has no NCCL, this rank gets [`CommError::Io`] and the others get an error that this rank has
-/// aborted. Otherwise the errors of `host`.
+/// aborted. Otherwise returns the errors of `host`.
 pub fn attach(host: &dyn Communicator, device: &Arc<Device>) -> Result<Arc<dyn Communicator>, CommError> {
     attach_recorded(host, device, None)
 }
 
-/// Like [`attach`], with a recorder of when operations start and end on the device.
+/// Does the same as [`attach`], and also records when operations start and end on the device.
 ///
 /// # Errors
-/// As for [`attach`].
+/// Returns the errors of [`attach`].
 pub fn attach_recorded(
     host: &dyn Communicator,
     device: &Arc<Device>,

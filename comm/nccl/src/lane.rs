@@ -365,7 +365,7 @@ fn offset(start: *mut c_void, elements: usize, dtype: Dtype) -> *mut c_void {
 
 /// Returns address and number of elements of each rank's part of a buffer. An empty part has the buffer's address.
 ///
-/// Empty parts are sent, too: NCCL transfers messages of 0 bytes since 2.12.10, and all ranks then take part.
+/// Empty parts are sent too, so that all ranks take part; NCCL transfers messages of 0 bytes since 2.12.10.
 fn parts(buffer: &dyn DeviceMemory, counts: &[usize]) -> Vec<(*mut c_void, usize)> {
     let (start, ..) = place(buffer);
     let part = |(_, (at, count)): (usize, (usize, usize))| {

@@ -24,14 +24,14 @@
 //! names a rank that is missing or calls something else; NCCL itself would hang or corrupt memory. The cost is one
 //! barrier of the host transport per operation: some microseconds within a host and some tens between hosts, compared
 //! with the milliseconds of a bucket. It cannot be switched off, because NCCL's behaviour is undefined if ranks
-//! disagree. An operation starts only when the host has seen the end of the previous one on the same connection, which
-//! adds a gap of about the same length, so use few large operations instead of many small ones.
+//! disagree. An operation starts only when the host has seen the end of the previous one on the same connection. This
+//! adds a gap about as long as the barrier, so use few large operations instead of many small ones.
 //!
 //! # Numerics
 //!
 //! NCCL chooses the order of its sums and rounds 16-bit floats in intermediate steps. Results are bit-identical on all
-//! ranks and in every run of one layout on the same machines, but not across layouts and not with the host transports.
-//! The result of `Max` is unspecified if any value is NaN.
+//! ranks and in every run of one layout on the same machines. They can differ between layouts and from the results of
+//! the host transports. The result of `Max` is unspecified if any value is NaN.
 //!
 //! # Environment
 //!

@@ -57,7 +57,7 @@ impl DeviceVector {
     /// Copies the vector to the host, after the copy into it has completed.
     ///
     /// # Errors
-    /// The driver's error.
+    /// Returns the driver's error.
     pub fn download(&self) -> Result<Buffer, CudaError> {
         self.stream.wait_for(&self.written)?;
         let mut host = Buffer::zeros(self.dtype, self.len);

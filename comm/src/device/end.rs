@@ -28,13 +28,13 @@ pub(crate) struct DeviceEnd {
 /// How long a wait polls without sleeping: a small operation completes sooner than a sleeping thread wakes up.
 const SPIN: Duration = Duration::from_micros(100);
 const NAP: Duration = Duration::from_micros(50);
-/// How often a wait checks whether the job has failed.
+/// Interval at which a wait checks whether the job has failed.
 const LOOK: Duration = Duration::from_millis(5);
 
 impl DeviceEnd {
     /// Runs an operation that all ranks have reached. `tell` sends the first rank's invitation to the others; it is
-    /// called only when connecting. The buffers are returned unless the device may still be using them. In that case
-    /// they are leaked, because the device could otherwise write to memory that has been reused.
+    /// called only when connecting. Returns the buffers, unless the device may still be using them. In that case they
+    /// are leaked, because the device could otherwise write to memory that has been reused.
     pub(crate) fn carry_out<B>(
         &mut self,
         buffers: B,
@@ -127,9 +127,9 @@ impl DeviceEnd {
         }
     }
 
-    /// Turns an error of the device or its library into the failure that ends the job. If the error is only a
-    /// consequence of the job's end, that end's cause is more informative; it may still be in flight, so this waits up
-    /// to [`GRACE`] for it.
+    /// Turns an error of the device or its library into the failure that ends the job. If the device failed only
+    /// because the job has ended, the cause of that end is more informative. The cause may still be in flight, so this
+    /// waits up to [`GRACE`] for it.
     fn failure(&self, error: &str) -> Failure {
         let until = Instant::now() + GRACE;
         while Instant::now() < until {

@@ -166,7 +166,7 @@ pub trait DeviceLane: Send {
     fn leave(&mut self);
 }
 
-/// An operation on device memory. Ranks are those of the connection.
+/// An operation on device memory. Ranks are numbered within the connection.
 #[derive(Debug)]
 pub enum DeviceWork<'a> {
     /// Reduces the buffers of all ranks, in place on all ranks.
@@ -248,8 +248,7 @@ impl DeviceWork<'_> {
         }
     }
 
-    /// Returns the size of the vectors in bytes, the parts of all ranks together; of an all_to_all, the size of the larger
-    /// buffer.
+    /// Returns the size of the whole vectors in bytes; for an all_to_all, the size of the larger buffer.
     pub fn bytes(&self) -> usize {
         let bytes = |buffer: &dyn DeviceMemory| buffer.len() * buffer.dtype().size();
         match self {

@@ -17,8 +17,8 @@ use crate::stats::Sent;
 use crate::step::{Carried, Collective, Deadline, Inbox, Membership, Outbox, Step, Vector, even_counts};
 
 impl Group {
-    /// Returns this rank's end of the device connection for messages with a peer, in the direction of `operation`. The
-    /// sender has rank 0 of the two.
+    /// Returns this rank's end of the device connection for messages with a peer, in the direction of `operation`. In
+    /// this connection, the sender is rank 0 and the receiver is rank 1.
     pub(super) fn device_end(&self, operation: Operation, peer: usize, waiters: &Arc<Waiters>) -> Option<DeviceEnd> {
         let Membership { group, rank: own, ref members, .. } = *self.membership();
         let (from, to, rank) = if operation == Operation::Send { (own, peer, 0) } else { (peer, own, 1) };

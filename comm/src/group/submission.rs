@@ -16,7 +16,7 @@ use crate::signature::Signature;
 use crate::stats::{Log, Sent};
 use crate::step::{Alone, Collective, Deadline, Membership};
 
-/// What an operation needs besides its endpoint.
+/// The data that an operation needs besides its endpoint.
 pub(super) struct Context {
     pub(super) membership: Membership,
     pub(super) timeout: Duration,
@@ -47,7 +47,7 @@ impl<E: ?Sized + Send + 'static> Ordered<E> {
         Ok(Ordered { next: Mutex::new(0), lane, device })
     }
 
-    /// Makes the device end leave after all jobs submitted so far.
+    /// Makes the device end leave its connection after all jobs submitted so far.
     pub(super) fn leave_device(&self) {
         if let Some(device) = self.device.clone() {
             self.lane.submit(move |_| lock(&device).leave());
@@ -56,8 +56,8 @@ impl<E: ?Sized + Send + 'static> Ordered<E> {
 }
 
 impl Group {
-    /// Submits a job to a lane and assigns the sequence number of `signature`. `work` returns its result and what this
-    /// rank sent.
+    /// Submits a job to a lane and assigns the sequence number of `signature`. `work` returns its result and the data
+    /// that this rank sent.
     pub(super) fn submit<E: ?Sized + Send + 'static, T: Send + 'static>(
         &self,
         ordered: &Ordered<E>,
@@ -86,7 +86,7 @@ impl Group {
         if self.size() > 1 {
             return self.submit(&self.collectives, signature, work);
         }
-        // A group of one runs the operation here: it finishes sooner than a worker thread would wake up.
+        // A group of one rank runs the operation on this thread: it finishes sooner than a worker thread would wake up.
         let mut next = lock(&self.collectives.next);
         signature.sequence = *next;
         *next += 1;
@@ -131,6 +131,6 @@ pub(super) fn lane_to<E: ?Sized>(
 }
 
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // A job that panicked leaves only numbers behind, no broken invariant.
+    // A panic in a job breaks no invariant, because these locks protect only counters.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

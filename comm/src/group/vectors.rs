@@ -1,4 +1,5 @@
-//! The vectors of an operation: as a rank describes them to the others, and in the form that transports execute.
+//! The vectors of an operation in two forms: the description that a rank sends to the others, and the form that
+//! transports execute.
 
 use crate::buffer::Buffer;
 use crate::communicator::{ToGather, ToScatter};

@@ -1,15 +1,15 @@
-//! Determines which ranks of a group form a partial sum before other ranks see it.
+//! Determines which ranks of a group compute a partial sum among themselves before they send it to other ranks.
 //!
 //! Every sum uses the binary tree over the ranks, so ranks of one host may form a partial sum only if it is a node of
-//! that tree. A *cell* is a run of consecutive ranks on one host that forms one node. Two hosts with four ranks each
-//! form two cells. Two hosts with three ranks each form the cells 0–1, 2, 3 and 4–5, because the tree combines 2 and 3
-//! before either is combined with anything else. Fewer cells mean less traffic between hosts. Launchers number ranks
-//! host by host, so hosts with a power of two of ranks are one cell each.
+//! that tree. A *cell* is a run of consecutive ranks on one host that forms one node of the tree. Two hosts with four
+//! ranks each form two cells. Two hosts with three ranks each form the cells 0–1, 2, 3 and 4–5, because the tree
+//! combines 2 and 3 before either is combined with anything else. Fewer cells mean less traffic between hosts.
+//! Launchers number ranks host by host, so hosts with a power of two of ranks are one cell each.
 
 use std::ops::Range;
 
-/// Returns the cells of a group, in rank order, given the host of each rank: runs of ranks on one host that form partial sums
-/// before ranks on other hosts see them. Each cell sends what another lacks once.
+/// Returns the cells of a group in rank order, given the host of each rank. A cell is a run of ranks on one host that
+/// computes a partial sum before ranks on other hosts see it. Data that one cell needs from another is sent to it once.
 #[must_use]
 pub fn cells<T: PartialEq>(hosts: &[T]) -> Vec<Range<usize>> {
     let size = hosts.len();
@@ -24,8 +24,8 @@ pub fn cells<T: PartialEq>(hosts: &[T]) -> Vec<Range<usize>> {
     cells
 }
 
-/// Returns the size of the largest node of the tree over `size` ranks that starts at `start` and has at most `limit`
-/// ranks.
+/// Returns the size of a node of the tree over `size` ranks: the largest one that starts at `start` and has at most
+/// `limit` ranks.
 fn node(start: usize, limit: usize, size: usize) -> usize {
     // The remaining ranks form one node if `start` is a multiple of their number, rounded up to a power of two.
     let rest = size - start;

@@ -3,13 +3,13 @@
 //!
 //! The group is divided into [`cells`]. A vector is divided into as many slices as the smallest cell has ranks. The
 //! ranks with the same index in their cells form a *rail*, which moves one slice between the cells. An all_reduce has
-//! three phases: every cell reduces, each rank its slice; every rail reduces its slice over the cells; every cell
-//! gathers the slices. The traffic between hosts is that of flat collectives with one rank per cell. The result is
-//! bit-identical to the flat tree because a cell is a node of that tree. 16-bit floats are summed in f32 throughout and
-//! rounded once.
+//! three phases. First, each rank of a cell reduces its slice over the cell. Then every rail reduces its slice over the
+//! cells. Finally, every cell gathers the slices. The traffic between hosts is that of flat collectives with one rank
+//! per cell. The result is bit-identical to the flat tree because a cell is a node of that tree. 16-bit floats are
+//! summed in f32 throughout and rounded once.
 //!
-//! In an all_to_all, the parts between ranks of one cell stay in its shared memory, and each other part travels directly
-//! over a connection between its two ranks. Every byte between hosts then crosses the network once and is copied
+//! In an all_to_all, the parts between ranks of one cell stay in its shared memory. Each other part travels over a
+//! direct connection between its two ranks. A byte for another host therefore crosses the network once and is copied
 //! nowhere else. Rails would need fewer connections, but every part would pass through a third rank, which would need
 //! memory for it.
 
@@ -59,10 +59,11 @@ impl Collective for Hierarchy {
         }
     }
 
-    /// Exchanges the parts between ranks of one cell in the cell, and the others directly.
+    /// Exchanges the parts between ranks of this cell within the cell, and the others over direct connections.
     fn exchange(&mut self, parts: Parts<'_>) -> Result<Carried, Failure> {
         let Parts { signature, input, output, mut pairs, deadline } = parts;
-        // A rank in another collective uses cells and rails only, so the ranks must first meet there.
+        // A rank that has called a different collective communicates over cells and rails only. The ranks therefore
+        // first meet there, which detects the difference.
         self.barrier(&Task { signature: signature.of_all(), reduce: None, deadline })?;
         let cell = self.cells[self.own()].clone();
         let of_cell = pairs[cell].iter_mut().map(Option::take).collect();
@@ -73,7 +74,7 @@ impl Collective for Hierarchy {
     }
 }
 
-/// What the steps of a collective have in common.
+/// The data that all steps of a collective share.
 struct Task {
     signature: Signature,
     reduce: Option<ReduceOp>,
@@ -99,7 +100,7 @@ impl Task {
     }
 }
 
-/// Returns the vectors with other ranges, which are changed in place.
+/// Returns the vectors with new ranges over the same buffers.
 fn with_ranges<'a>(
     vectors: &'a mut [Vector<'_>],
     ranges: impl Fn(usize, &[Range<usize>]) -> Vec<Range<usize>>,
@@ -145,14 +146,14 @@ impl Hierarchy {
     fn reduce_scatter(&mut self, step: Step<'_>) -> Result<Carried, Failure> {
         let (task, mut vectors) = (Task::of(&step), step.vectors);
         let (own, place, rails) = (self.own(), self.place(), rails(&self.cells));
-        // If all cells have the same size, each rank's slice of a cell is exactly the range of the rank with the same
-        // index.
+        // If all cells have the same size, the slices of a cell are the ranges of its ranks, so each rank reduces its
+        // own range.
         let even = self.cells.iter().all(|cell| cell.len() == rails);
         let slices = |vector: &Vector<'_>, cell: &Range<usize>| match even {
             true => vector.ranges[cell.clone()].to_vec(),
             false => cut(&region(&vector.ranges, cell), rails, vector.dtype.size()),
         };
-        // The sums that this rank's cell computes for this rank's rail: one slice of each vector per cell.
+        // Memory for the sums that this rank's cell computes for this rank's rail: one slice of each vector per cell.
         let length = |vector: &Vector<'_>, cell| slices(vector, cell).get(place).map_or(0, ExactSizeIterator::len);
         let of_vector = |vector: &Vector<'_>| Sums::new(self.cells.iter().map(|cell| length(vector, cell)));
         let mut sums: Vec<Sums> = vectors.iter().map(of_vector).collect();
@@ -197,7 +198,7 @@ impl Hierarchy {
         Ok(carried)
     }
 
-    /// Runs an all_gather or a broadcast, in which one rank owns the whole vector.
+    /// Runs an all_gather, or a broadcast, which is an all_gather in which one rank owns the whole vector.
     fn gather(&mut self, step: Step<'_>) -> Result<Carried, Failure> {
         let (task, mut vectors) = (Task::of(&step), step.vectors);
         let (own, place, rails) = (self.own(), self.place(), rails(&self.cells));
@@ -224,7 +225,7 @@ impl Hierarchy {
         Ok(carried)
     }
 
-    /// Runs a reduction of 16-bit floats as one of f32, because partial sums must not be rounded.
+    /// Runs a reduction of 16-bit floats in f32, because partial sums must not be rounded.
     fn widened(&mut self, step: Step<'_>) -> Result<Carried, Failure> {
         let mut vectors = step.vectors;
         let mut wide: Vec<Wide> = vectors.iter().map(Wide::of).collect();
@@ -250,7 +251,7 @@ impl Hierarchy {
     }
 }
 
-/// Returns the slices by rank of a cell: one per rail, empty for the remaining ranks.
+/// Returns one range for each rank of a cell: the slice of its rail, or an empty range if the rank has no rail.
 fn one_each(slices: &[Range<usize>], ranks: usize) -> Vec<Range<usize>> {
     let slice = |rank| slices.get(rank).cloned().unwrap_or(0..0);
     (0..ranks).map(slice).collect()

@@ -1,4 +1,4 @@
-//! Memory for partial sums: those of a cell, and 16-bit floats in f32.
+//! Memory for the partial sums of a cell, and for 16-bit floats widened to f32.
 
 use std::ops::Range;
 
@@ -10,7 +10,7 @@ use crate::tree;
 pub(super) struct Sums {
     /// Aligned for every element type.
     words: Vec<u64>,
-    /// The bytes of each sum.
+    /// The byte range of each sum.
     pub(super) at: Vec<Range<usize>>,
 }
 
@@ -32,11 +32,11 @@ impl Sums {
     }
 }
 
-/// The sum of a vector over all cells, as far as the ranks of one cell need it.
+/// The part of a vector's sum over all cells that the ranks of one cell need.
 pub(super) struct CellSum {
-    /// Bytes of the vector.
+    /// The byte range of that part in the vector.
     region: Range<usize>,
-    /// The slice of each rail, from the start of the region.
+    /// The slice of each rail, relative to the start of the region.
     pub(super) slices: Vec<Range<usize>>,
     sum: Sums,
 }
@@ -50,7 +50,7 @@ impl CellSum {
         whole
     }
 
-    /// Returns the bytes of the region that are these bytes of the vector.
+    /// Converts a byte range of the vector to a byte range of the region.
     pub(super) fn within(&self, range: &Range<usize>) -> Range<usize> {
         range.start - self.region.start..range.end - self.region.start
     }
@@ -65,7 +65,7 @@ impl CellSum {
     }
 }
 
-/// The values of a vector of 16-bit floats in f32; empty for another vector.
+/// The values of a vector of 16-bit floats in f32; empty for a vector of another type.
 pub(super) struct Wide {
     pub(super) buffer: Vec<f32>,
     pub(super) shard: Vec<f32>,

@@ -1,4 +1,4 @@
-//! Finds the rendezvous of a job and the values that tell this job from others.
+//! Finds the rendezvous of a job and the values that distinguish it from other jobs.
 
 use sha2::{Digest, Sha256};
 
@@ -61,14 +61,14 @@ pub(super) fn port(environment: &Environment) -> Result<u16, LauncherEnvironment
     Ok(job.map_or(DEFAULT_PORT, |job| 20000 + (digest(&job) % 9000) as u16))
 }
 
-/// Returns whether the launcher serves the store. torchrun sets this variable when its agent does, and so does our
-/// launcher. Ray Train serves a store without setting the variable.
+/// Returns whether the launcher serves the store. torchrun sets this variable if its agent serves the store, and so
+/// does this project's launcher. Ray Train serves a store without setting the variable.
 pub(super) fn store_is_served(environment: &Environment) -> bool {
     environment.get("TORCHELASTIC_USE_AGENT_STORE").is_some_and(|value| matches!(value.as_str(), "True" | "true" | "1"))
 }
 
 pub(super) fn attempt(environment: &Environment) -> Result<u32, LauncherEnvironmentError> {
-    // The variable of our own launcher comes first, as the innermost: it may itself run inside a Slurm job.
+    // The variable of this project's launcher comes first, because that launcher may itself run inside a Slurm job.
     let found =
         environment.first_number(&["ZERO_TRAIN_ATTEMPT", "TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"])?;
     Ok(found.map_or(0, |(_, attempt)| attempt as u32))

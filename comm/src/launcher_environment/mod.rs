@@ -14,8 +14,8 @@
 //!
 //! OpenMPI and PMI come before Slurm because hydra inside Slurm gives every rank `SLURM_PROCID=0`. The script of a
 //! batch job has `SLURM_PROCID` but no `SLURM_STEP_ID` and is not a rank. `MASTER_ADDR` alone does not imply other
-//! ranks, but `RANK` or a `WORLD_SIZE` above 1 does: if only one of the two is set, that is an error, not a job of one
-//! rank.
+//! ranks, but `RANK` or a `WORLD_SIZE` above 1 does. If only one of these two is set, this is an error, not a job of
+//! one rank.
 
 mod master;
 mod slurm;

@@ -238,7 +238,7 @@ fn halves(topic: u64) -> [usize; 2] {
 fn answer(topic: u64, wait_state: &WaitState) -> Vec<u8> {
     let topic = halves(topic);
     match wait_state {
-        // Truncated to fit into a frame.
+        // The list of ranks is truncated to fit into a frame.
         WaitState::Waiting(ranks) => {
             frame(ANSWER_WAITING, &[&topic, &ranks[..ranks.len().min(MAX_TEXT)]].concat(), &[])
         }

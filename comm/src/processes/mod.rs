@@ -126,7 +126,7 @@ impl Processes {
         };
         let waiters = Arc::<Waiters>::default();
         let mut endpoint = group.exchange(&waiters)?;
-        // The calling thread waits for the steps below.
+        // The calling thread counts as a waiter during the steps below.
         let _seat = waiters.enter();
         match group.share_memory(&mut endpoint, deadline).map_err(lost)? {
             Ok(shared) => group.links = Links::Shm(shared),
@@ -188,7 +188,7 @@ impl Processes {
         Ok(Exchange { wires, neighbours, membership, health, topic, job: self.job() })
     }
 
-    /// Creates one end of the messages between this rank and `peer`.
+    /// Creates this rank's end of the stream of messages to or from `peer`.
     fn end(&self, peer: usize, direction: Direction, waiters: &Arc<Waiters>) -> Result<End, CommError> {
         let Membership { group, rank, .. } = self.membership;
         let (wires, neighbours): (Box<dyn Wires>, _) = match &self.links {

@@ -4,7 +4,7 @@
 //! The owner of a range reads it in all buffers, combines it, and writes the result back to all buffers while they are
 //! still in the cache. No other rank accesses that range of any buffer in the meantime, so ranks synchronize only
 //! twice. No rank starts before the exchange of headers, and no rank returns its buffer before the exchange of
-//! farewells. A gather without a reduction works the same way without the combining.
+//! farewells. A gather without a reduction works the same way, except that nothing is combined.
 //!
 //! For an all_reduce of S bytes on two ranks, each rank reads S and writes S. Through a ring it would read 2.5 S and
 //! write 2 S, largely in cache lines that the other core has just written.
@@ -19,7 +19,7 @@ use crate::health::{Cause, Failure, Health};
 use crate::step::{Membership, Reduction, Step, Vector};
 use crate::tree;
 
-/// Bytes that are combined at a time: the blocks of all ranks should fit into the L2 cache.
+/// Number of bytes combined at a time: the blocks of all ranks should fit into the L2 cache.
 const BLOCK: usize = 64 * 1024;
 
 /// The arenas of a group's ranks, by rank in the group; `None` for this rank itself.
@@ -61,8 +61,8 @@ impl Lease {
 }
 
 impl Neighbours {
-    /// Runs this rank's part of a collective on the vector with this index, after the headers were exchanged: all ranks
-    /// have lent their buffers and published the offsets. `places` lists (rank, offset) of all peers.
+    /// Runs this rank's part of a collective on the vector with this index. The headers have been exchanged already:
+    /// all ranks have lent their buffers and published the offsets. `places` lists (rank, offset) of all peers.
     pub(crate) fn carry_out(
         &self,
         step: &mut Step<'_>,
@@ -88,8 +88,8 @@ impl Neighbours {
 }
 
 impl Neighbours {
-    /// Copies the bytes that `peer`, a rank of the group, offers at offset `place`, a message or a part of its input, to
-    /// a part of a vector of `whole` bytes. The peer waits until the copy is done.
+    /// Copies a message, or a part of an all_to_all, from the arena of group rank `peer` at offset `place` to a part of
+    /// a vector of `whole` bytes. The peer waits until the copy is done.
     pub(crate) fn fetch(
         &self,
         peer: usize,
@@ -190,13 +190,13 @@ fn gather(vector: &Vector<'_>, own: &Lease, peers: &[Lease], health: &Health) ->
     for peer in peers {
         for block in blocks(&parts(peer.rank).0) {
             health.check()?;
-            // SAFETY: in this collective no rank writes to its own range in its own buffer. The first part of an
-            // owner's range is written, in each rank's buffer, only by that rank.
+            // SAFETY: in this collective no rank writes to its own range in its own buffer. In each rank's buffer, only
+            // that rank writes the first part of an owner's range.
             unsafe { copy(peer.read(&block), own.write(&block), whole) };
         }
         for block in blocks(&parts(own.rank).1) {
             health.check()?;
-            // SAFETY: as above; the last part is written only by its owner.
+            // SAFETY: as above; only the owner writes the last part.
             unsafe { copy(own.read(&block), peer.write(&block), whole) };
         }
     }

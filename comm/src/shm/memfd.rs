@@ -11,7 +11,7 @@ use std::os::unix::fs::PermissionsExt;
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 
-/// What another process needs to open a file.
+/// The data that another process needs to open a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Ticket {
     process: u32,

@@ -116,8 +116,8 @@ struct Layout {
     chunk: usize,
 }
 
-/// Bytes that all outgoing rings of one rank hold per slot. The limit keeps written data in the writer's L2 cache, or
-/// in a cache that both share, until it is read.
+/// Total size in bytes of one slot in each of a rank's outgoing rings. The limit keeps written data in the writer's L2
+/// cache, or in a cache that writer and reader share, until it is read.
 const CHUNKS_OF_A_RANK: usize = 128 * 1024;
 
 impl Layout {

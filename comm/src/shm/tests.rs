@@ -1,5 +1,5 @@
-//! Ranks of which some have buffers that their peers cannot access. In a real program all ranks have the allocator or
-//! none does; here each thread chooses.
+//! Tests groups in which some ranks have buffers that their peers cannot access. In a real program all ranks have the
+//! allocator or none does; here each thread chooses.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;

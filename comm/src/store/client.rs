@@ -1,4 +1,4 @@
-//! The client of the store, for our server and PyTorch's.
+//! The client of the store, for this crate's server and PyTorch's.
 
 use std::io::{self, Write};
 use std::net::{TcpStream, ToSocketAddrs};
@@ -61,7 +61,7 @@ impl StoreClient {
         Err(StoreError::Unreachable { address: String::new(), detail: "no address to connect to".into() })
     }
 
-    /// Returns whether the server is PyTorch's, which any client can read.
+    /// Returns whether the server is PyTorch's, whose keys any client can read.
     pub fn is_torch(&self) -> bool {
         self.protocol == Protocol::Torch
     }
@@ -132,7 +132,7 @@ impl StoreClient {
     /// Waits until all keys are set.
     ///
     /// # Errors
-    /// As [`get`](StoreClient::get).
+    /// Returns the errors of [`get`](StoreClient::get).
     pub fn wait(&mut self, keys: &[&str], deadline: Instant) -> Result<(), StoreError> {
         keys.iter().try_for_each(|key| self.get(key, deadline).map(drop))
     }
@@ -148,7 +148,8 @@ fn attempt(address: &str, key: &Key, deadline: Instant) -> Result<(TcpStream, Pr
         let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
         match TcpStream::connect_timeout(&address, left.min(Duration::from_secs(5))) {
             Err(error) => last = error,
-            // While nothing listens, a port of the ephemeral range can connect to itself.
+            // While no server listens on a port of the ephemeral range, a connection to that port can connect to
+            // itself.
             Ok(stream) if stream.local_addr().ok() == stream.peer_addr().ok() => {
                 last = io::ErrorKind::ConnectionRefused.into();
             }
@@ -161,9 +162,9 @@ fn attempt(address: &str, key: &Key, deadline: Instant) -> Result<(TcpStream, Pr
     Err(last.into())
 }
 
-/// Determines the server's protocol and, if it is ours, proves the token.
+/// Determines the server's protocol and proves the token to a server of this crate.
 pub(super) fn greet(stream: &mut TcpStream, key: &Key) -> Result<Protocol, Refusal> {
-    // Any number that differs from our own server's answer works.
+    // Any number works that differs from the answer of this crate's server.
     let number = (std::process::id()).to_le_bytes();
     stream.write_all(&torch::hello(u32::from_le_bytes(number)))?;
     let mut answer = [0; 4];

@@ -68,8 +68,8 @@ pub(crate) const MAX_VALUE: usize = 64 * 1024;
 /// Maximum number of keys of a server: even a client that has proven the token may be broken.
 pub(crate) const MAX_KEYS: usize = 1 << 20;
 
-// Requests of our protocol: a code, then strings, each preceded by its length as a little-endian u32. `SET key value`
-// is answered with a zero byte. `GET key milliseconds` waits for the key and is answered with 1, the length and the
-// value, or with 0 after the timeout.
+// Requests of this crate's protocol: a code, then strings, each preceded by its length as a little-endian u32. `SET key
+// value` is answered with a zero byte. `GET key milliseconds` waits for the key and is answered with 1, the length and
+// the value, or with 0 after the timeout.
 pub(crate) const SET: u8 = 1;
 pub(crate) const GET: u8 = 2;

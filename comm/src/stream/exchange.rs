@@ -44,7 +44,7 @@ struct Streams {
     header: [u8; HEADER_BYTES],
     header_received: usize,
     places_sent: usize,
-    /// The places of the peer's buffers, as [`Run::places`].
+    /// The places of the peer's buffers, in the format of [`Run::places`].
     places: Vec<u8>,
     places_received: usize,
     receiving: Order,
@@ -58,8 +58,8 @@ struct Streams {
 struct Run<'a> {
     step: Step<'a>,
     header: Header,
-    /// Offsets of this rank's buffers that peers may access, as words; [`NOWHERE`] for others. Empty if the header says
-    /// it all.
+    /// Offsets of this rank's buffers that peers may access, as words; [`NOWHERE`] for others. Empty unless several
+    /// offsets follow the header.
     places: Vec<u8>,
     streams: Vec<Streams>,
     rank: usize,
@@ -67,7 +67,7 @@ struct Run<'a> {
     chunk: usize,
     /// Payload bytes sent, without headers.
     payload: usize,
-    /// By rank, the chunks of its ranges of all vectors that are streamed. Empty until these vectors are known.
+    /// For each rank, the chunks of its ranges in all streamed vectors. Empty until these vectors are known.
     chunks: Vec<Vec<Chunk>>,
     /// Number of reduced chunks of this rank's ranges.
     reduced: usize,
@@ -89,7 +89,7 @@ impl Collective for Exchange {
         let offer = |vector: &Vector<'_>| self.neighbours.as_ref().and_then(|_| lend(vector.buffer));
         let mut lent: Vec<Option<Lent>> = step.vectors.iter().map(offer).collect();
         let places: Vec<Option<u64>> = lent.iter().map(|lent| lent.as_ref().map(Lent::place)).collect();
-        // Whether to send places is the same on all ranks.
+        // All ranks agree on whether places follow the header.
         let place = if let [place] = places[..] { place } else { None };
         let follow = self.neighbours.is_some() && places.len() > 1;
         let header = Header { job, attempt, group: self.membership.group, signature: step.signature, place };
@@ -225,7 +225,7 @@ impl<'a> Run<'a> {
         [absent, owing, slow, full].concat()
     }
 
-    /// Returns whether a chunk may be sent: a chunk of this rank's range only once it is reduced.
+    /// Returns whether a chunk may be sent. A chunk of this rank's range may be sent only once it is reduced.
     fn may_send(&self, item: Item) -> bool {
         match item {
             Item::Reduce(_) => true,

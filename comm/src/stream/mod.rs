@@ -95,8 +95,8 @@ struct Watch<'a> {
     members: &'a [usize],
     /// Tracks the deadline and determines which rank to blame, which may differ from the rank waited for.
     inquest: Inquest<'a>,
-    /// Why the lane would have given up. It checks its streams once more first, because data that a rank sent before it
-    /// left or was lost may have arrived after the last check.
+    /// The reason to give up, once the lane has found one. The lane checks its streams once more before it gives up,
+    /// because data that a rank sent before it left or was lost may have arrived after the last check.
     last_look: Option<Failure>,
 }
 
@@ -121,7 +121,7 @@ impl<'a> Watch<'a> {
         Ok(())
     }
 
-    /// Returns the reason if no more data can come from these ranks.
+    /// Returns a failure if no more data can come from these ranks.
     fn hopeless(&mut self, peers: &[usize]) -> Option<Failure> {
         if let Err(failure) = self.health.check() {
             return Some(failure);

@@ -61,7 +61,7 @@ impl Order {
 pub(super) struct Chunk {
     /// Index of the vector.
     pub(super) vector: usize,
-    /// Bytes of the vector.
+    /// The chunk's byte range in the vector.
     pub(super) range: Range<usize>,
 }
 

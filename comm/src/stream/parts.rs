@@ -1,9 +1,9 @@
 //! Runs an all_to_all over the streams between the ranks of a group.
 //!
 //! The stream to each peer carries a header, then the part for that peer in chunks. The streams are independent of each
-//! other: each iteration offers every peer its next chunk and takes what has arrived, and no chunk waits for one of
-//! another stream. No rank can therefore block another, however little the streams hold, and a part goes from the input
-//! of one rank to the output of the other without further memory.
+//! other. Each iteration offers every peer its next chunk and takes the data that has arrived, and no chunk waits for a
+//! chunk of another stream. No rank can therefore block another, however little the streams hold. A part goes from the
+//! input of one rank to the output of the other and needs no further memory.
 //!
 //! If the peers can access this rank's input, the header contains the offset of the part instead, and the peer copies
 //! the part from there. It then sends a receipt, which this rank waits for. Each rank decides this for its own input.
@@ -113,7 +113,7 @@ impl Streams {
 }
 
 impl Run<'_, '_> {
-    /// Returns the bytes of this rank's part for a peer that travel in chunks.
+    /// Returns how many bytes of this rank's part for a peer travel in chunks.
     fn streamed(&self, streams: &Streams) -> usize {
         if self.lent { 0 } else { streams.pair.from.len() }
     }

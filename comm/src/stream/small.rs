@@ -1,13 +1,15 @@
-//! Small collectives of many ranks over a network: a tree of the ranks instead of a message between every two of them.
+//! Runs small collectives of many ranks over a network. They use a tree of the ranks instead of a message between every
+//! two ranks.
 //!
-//! The ranks form a binomial tree. The parent of rank r is r without its lowest set bit, so rank 0 is the root, and a rank
-//! and those below it are consecutive. The contributions of the ranks travel to the root, which reduces all of them at once,
-//! in the order of `tree.rs`, so the bits are those of `exchange.rs`. The result travels back to all ranks. Headers and
-//! payloads use the N − 1 connections of the tree instead of all N(N − 1)/2, and at most 2⌈log₂ N⌉ payloads follow each other.
+//! The ranks form a binomial tree. The parent of rank r is r without its lowest set bit. Rank 0 is therefore the root,
+//! and every subtree consists of consecutive ranks. The contributions of the ranks travel to the root, which reduces
+//! all of them at once. It adds in the order of `tree.rs`, so the result is bit-identical to that of `exchange.rs`. The
+//! result travels back to all ranks. Headers and payloads use the N − 1 connections of the tree instead of all N(N −
+//! 1)/2, and at most 2⌈log₂ N⌉ payloads are sent one after another.
 //!
-//! Every rank first sends its header to its parent and to the ranks directly below it. A rank whose operation is so different
-//! that it does not take this path sends its header to all ranks. The tree connects all ranks, so some two of them compare
-//! different headers, and their failure ends the operation on all ranks.
+//! Every rank first sends its header to its parent and its children. A rank whose operation is so different that it
+//! does not take this path sends its header to all ranks. Because the tree connects all ranks, at least two of them
+//! then compare different headers, and their failure ends the operation on all ranks.
 
 use std::ops::Range;
 
@@ -19,11 +21,12 @@ use crate::signature::{HEADER_BYTES, Header};
 use crate::step::{Carried, Membership, Reduction, Step, Vector};
 use crate::tree;
 
-/// Minimum number of ranks of the group; on several hosts, of hosts. With fewer, messages between all of them, sent at the same time, arrive sooner.
+/// Minimum number of ranks in the group; for a group on several hosts, of hosts. For fewer ranks, it is faster if all
+/// of them send to each other at the same time.
 const RANKS: usize = 16;
 
-/// Returns whether a collective goes over the tree. Ranks with equal headers decide equally. The contributions of all ranks must
-/// fit in one chunk.
+/// Returns whether a collective goes over the tree. Ranks with equal headers decide equally. The contributions of all
+/// ranks must fit in one chunk.
 pub(super) fn is_small(step: &Step<'_>, membership: &Membership, wires: &dyn Wires) -> bool {
     let size = membership.size();
     let whole: usize = step.vectors.iter().map(length).sum();
@@ -53,7 +56,7 @@ pub(super) fn run(
     let children = neighbours.len() - usize::from(parent.is_some());
 
     deliver(header, &mut neighbours, wires, watch, |index| index < children)?;
-    // In rank order: this rank, and then those below it.
+    // In rank order: first this rank, then its subtree.
     let mut all = own(&step, rank);
     for child in &neighbours[..children] {
         all.extend(child.payload());
@@ -77,17 +80,17 @@ pub(super) fn run(
     Ok(Carried::streamed(sent))
 }
 
-/// A rank directly above or below this one, with what is sent to it and received from it.
+/// The parent or a child of this rank, with the data that is sent to it and received from it.
 struct Neighbour {
     rank: usize,
     /// Chunks to send; the first is the header.
     sending: Vec<Vec<u8>>,
-    /// Number of chunks that were sent, and bytes of the next one.
+    /// Number of chunks sent, and number of bytes sent of the next chunk.
     sent: (usize, usize),
     header: [u8; HEADER_BYTES],
     /// The payload, followed by [`DONE`], since there may be no payload.
     received: Vec<u8>,
-    /// Bytes that have arrived of the header, and of the payload.
+    /// Number of bytes that have arrived of the header, and of the payload.
     arrived: (usize, usize),
 }
 
@@ -121,7 +124,7 @@ impl Neighbour {
         self.arrived.1 < self.received.len()
     }
 
-    /// Sends what can be sent. Returns whether something was.
+    /// Sends as many bytes to the neighbour as possible. Returns whether it sent any.
     fn push(&mut self, wires: &mut dyn Wires, watch: &Watch<'_>) -> Result<bool, Failure> {
         let Some(chunk) = self.sending.get(self.sent.0) else { return Ok(false) };
         let pushed = wires.push(self.rank, &chunk[self.sent.1..]).map_err(watch.broken(self.rank))?;
@@ -132,7 +135,8 @@ impl Neighbour {
         Ok(pushed > 0)
     }
 
-    /// Receives what has arrived, and compares the header before the payload. Returns whether something has.
+    /// Receives the bytes that have arrived, and compares the header before the payload. Returns whether any have
+    /// arrived.
     fn pull(&mut self, ours: &Header, wires: &mut dyn Wires, watch: &Watch<'_>) -> Result<bool, Failure> {
         let broken = watch.broken(self.rank);
         if self.arrived.0 < HEADER_BYTES {
@@ -149,7 +153,7 @@ impl Neighbour {
     }
 }
 
-/// Sends all that is to be sent, and receives the payloads of the neighbours that `is_needed` selects by their index.
+/// Sends all pending chunks, and receives the payloads of the neighbours that `is_needed` selects by their index.
 fn deliver(
     header: &Header,
     neighbours: &mut [Neighbour],
@@ -184,18 +188,18 @@ fn parent(rank: usize) -> Option<usize> {
     (rank > 0).then(|| rank & (rank - 1))
 }
 
-/// Returns the end of the ranks that consist of `rank` and those below it.
+/// Returns the end of the ranks in the subtree of `rank`.
 fn end(rank: usize, size: usize) -> usize {
     if rank == 0 { size } else { size.min(rank + (1 << rank.trailing_zeros())) }
 }
 
-/// Returns the ranks directly below a rank, in order.
+/// Returns the children of a rank, in order.
 fn below(rank: usize, size: usize) -> impl Iterator<Item = usize> {
     let end = end(rank, size);
     (0..usize::BITS).map(move |bit| rank + (1 << bit)).take_while(move |child| *child < end)
 }
 
-/// Returns the bytes of the ranges of all ranks. They need not cover the whole buffer.
+/// Returns the total length in bytes of the ranges of all ranks. They need not cover the whole buffer.
 fn length(vector: &Vector<'_>) -> usize {
     vector.ranges.iter().map(Range::len).sum()
 }
@@ -205,12 +209,12 @@ fn contributed<'a>(step: &Step<'_>, vector: &'a Vector<'_>, rank: usize) -> &'a 
     if step.reduce.is_some() { &vector.ranges } else { &vector.ranges[rank..=rank] }
 }
 
-/// Returns the bytes that a rank contributes.
+/// Returns the number of bytes that a rank contributes.
 fn contribution(step: &Step<'_>, rank: usize) -> usize {
     step.vectors.iter().flat_map(|vector| contributed(step, vector, rank)).map(Range::len).sum()
 }
 
-/// Returns what this rank contributes: vector by vector, range by range.
+/// Returns this rank's contribution: vector by vector, range by range.
 fn own(step: &Step<'_>, rank: usize) -> Vec<u8> {
     let mut own = vec![];
     for vector in &step.vectors {
@@ -219,7 +223,7 @@ fn own(step: &Step<'_>, rank: usize) -> Vec<u8> {
     own
 }
 
-/// Returns the result from the contributions of all ranks: vector by vector, range by range.
+/// Computes the result from the contributions of all ranks: vector by vector, range by range.
 fn reduced(step: &Step<'_>, membership: &Membership, all: &[u8]) -> Vec<u8> {
     let Some(op) = step.reduce else {
         let mut parts = vec![vec![]; step.vectors.len()];
@@ -253,7 +257,7 @@ fn reduced(step: &Step<'_>, membership: &Membership, all: &[u8]) -> Vec<u8> {
     result
 }
 
-/// Stores the result where the operation wants it: the ranges of all ranks, or those of this rank after a reduction without a
+/// Stores the result in the vectors: the ranges of all ranks, or only this rank's ranges after a reduction without a
 /// gather.
 fn store(step: &mut Step<'_>, rank: usize, mut result: &[u8]) {
     for vector in &mut step.vectors {

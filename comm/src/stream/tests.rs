@@ -1,4 +1,4 @@
-//! Tests that a rank that stops in the middle of a collective is the one that is blamed, wherever it stops.
+//! Tests that the other ranks blame a rank that stops in the middle of a collective, wherever it stops.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -27,7 +27,8 @@ struct Peer {
     stream: TcpStream,
     sending: Option<Tail>,
     receiving: Tail,
-    /// The current chunk and its checksum, if the chunk is reduced from here. Stored as words for alignment.
+    /// Memory for the current chunk and its checksum, used if the chunk is reduced directly from here. Stored as words
+    /// for alignment.
     staging: Vec<u64>,
     staged: usize,
 }
@@ -48,7 +49,7 @@ struct Tail {
 const TAIL: usize = 4;
 
 impl Tail {
-    /// Returns how many bytes to report when `moved` bytes were transferred of the `rest` of a chunk and of the
+    /// Returns how many of the `moved` bytes to report, which were transferred of the `rest` of a chunk and of the
     /// checksum after it.
     fn report(&mut self, moved: usize, rest: usize) -> usize {
         // If the last byte was held back, `rest` is that one byte, and it has been transferred already.

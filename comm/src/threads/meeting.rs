@@ -2,8 +2,8 @@
 //!
 //! A collective has up to three phases with a barrier after each. *Post*: the buffers are posted and the signatures
 //! compared. *Reduce*: the owner of a range combines it; no other rank reads or writes that range in the meantime.
-//! *Gather*: every rank copies the other ranges from their owners. The barriers keep the ranges that are written in a
-//! phase disjoint, in every buffer, from those that are read in it.
+//! *Gather*: every rank copies the other ranges from their owners. Because of the barriers, the ranges that are written
+//! in a phase are disjoint, in every buffer, from those that are read in it.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -42,7 +42,7 @@ struct Post {
     signature: Signature,
     /// One for each vector of a collective, or the input of an all_to_all.
     buffers: Arc<[Posted]>,
-    /// For an all_to_all, what the rank exchanges with each rank.
+    /// For an all_to_all, the data that the rank exchanges with each rank.
     pairs: Option<Arc<[Option<Pair>]>>,
 }
 
@@ -59,7 +59,8 @@ unsafe impl Send for Posted {}
 unsafe impl Sync for Posted {}
 
 impl Post {
-    /// Returns what the rank of this post exchanges with rank `rank`; `None` unless the post is for an all_to_all.
+    /// Returns the data that the rank of this post exchanges with rank `rank`; `None` unless the post is for an
+    /// all_to_all.
     fn pair(&self, rank: usize) -> Option<&Pair> {
         self.pairs.as_ref()?.get(rank)?.as_ref()
     }
@@ -244,8 +245,8 @@ impl Participant {
             let (own, theirs) = if rank < other { (&low, &high) } else { (&high, &low) };
             let buffers = own.post.buffers.iter().zip(&*theirs.post.buffers);
             for ((own, theirs), range) in buffers.zip(parts.iter().map(|part| &part.ranges[other])) {
-                // SAFETY: the posts are locked. In this phase every rank writes only the ranges of others in its own
-                // buffer and reads, in others' buffers, only the range of the buffer's owner.
+                // SAFETY: the posts are locked. In this phase, a rank writes only to its own buffer, and there only to
+                // the ranges of other ranks. In another rank's buffer, it reads only the range of that rank.
                 unsafe { copy(theirs.read(range), own.write(range), own.length) };
             }
         }
@@ -265,7 +266,7 @@ impl Participant {
         Ok(())
     }
 
-    /// Posts a buffer and compares what the ranks do.
+    /// Posts the buffers and compares the signatures of the ranks.
     fn meet(&mut self, post: Post, inquest: &mut Inquest<'_>) -> Result<(), Failure> {
         let seat = &self.room.meeting.seats[self.membership.rank];
         *seat.post.write().unwrap_or_else(PoisonError::into_inner) = Some(post.clone());

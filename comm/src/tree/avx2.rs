@@ -1,4 +1,4 @@
-//! The loops of the tree for vectors of 32 bytes.
+//! The reduction loops of the tree, compiled for 32-byte vectors.
 
 use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch, _mm_sfence, _mm256_loadu_ps, _mm256_stream_ps};
 
@@ -45,9 +45,9 @@ pub(super) fn both(left: &mut [f32], right: &mut [f32], combine: impl Fn(f32, f3
     }
 }
 
-/// Reduces the f32 of two ranks into memory that is not cached, with streaming stores for the reasons given in
-/// `copy`. Reducing into the cache and copying from there takes half as long again, because no reads overlap with
-/// the copy's writes.
+/// Reduces the f32 of two ranks into memory that is not cached, with streaming stores for the reasons given in `copy`.
+/// Reducing into the cache and copying from there takes 1.5 times as long, because no reads overlap with the copy's
+/// writes.
 #[target_feature(enable = "avx2")]
 pub(super) fn stream(left: &[f32], right: &[f32], target: &mut [f32], combine: impl Fn(f32, f32) -> f32) {
     assert!(left.len() == target.len() && right.len() == target.len());

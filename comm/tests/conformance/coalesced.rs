@@ -1,4 +1,4 @@
-//! Coalesced operations: their results are those of separate operations, but the ranks meet once.
+//! Coalesced operations: their results are those of separate operations, but the ranks meet only once.
 
 use zero_comm::{Buffer, CommError, Communicator, Dtype, Operation, ReduceOp, ToGather, ToScatter};
 

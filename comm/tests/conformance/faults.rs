@@ -96,8 +96,8 @@ pub(crate) fn a_part_of_another_length_is_reported_with_both_sides(kind: Kind) {
     for size in [3, 4, 5] {
         for other in [0, 999, 1001] {
             let errors = run(kind, size, |comm| {
-                // A late rank may hear of the fault while it waits for the first operation, in which all agree; a rank that
-                // exchanges nothing wrong may be done with the second one before.
+                // A late rank may hear of the fault while it waits for the first operation, in which all agree. A rank
+                // without a wrong part may have completed the second operation before the fault.
                 let error = exchange(&comm, 1000).and_then(|_| exchange(&comm, other)).err();
                 error.unwrap_or_else(|| comm.barrier().wait().expect_err("the failure is final"))
             });
@@ -134,7 +134,8 @@ pub(crate) fn an_all_to_all_without_all_ranks_names_the_missing_one(kind: Kind) 
         if comm.rank() == 3 {
             given_up.wait_for(3);
         }
-        // What the others sent may lie in the late rank's sockets, so that it is done before it hears of the failure.
+        // The data of the others may already be in the late rank's sockets, so it may be done before it hears of the
+        // failure.
         let error = exchange(&comm, 1000).err();
         let error = error.unwrap_or_else(|| comm.barrier().wait().expect_err("the failure is final"));
         given_up.add_one();

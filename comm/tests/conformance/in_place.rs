@@ -1,5 +1,5 @@
 //! Operations that access the buffers of peers in place: when they do, when they do not, and what happens to the buffer
-//! of a failed one.
+//! of a failed operation.
 
 use zero_comm::{Buffer, CommError, Communicator, Operation, Pending, ReduceOp};
 
@@ -75,7 +75,8 @@ pub(crate) fn large_vectors_are_accessed_in_place(kind: Kind) {
     }
 }
 
-/// Returns the elements that a rank of a ring sends to each rank and receives from each: one, but most to the next rank.
+/// Returns the elements that a rank of a ring sends to each rank and receives from each: one per rank, except that the
+/// next rank gets most of them.
 fn ring(rank: usize, size: usize) -> (Vec<usize>, Vec<usize>) {
     let count = |from: usize, to: usize| if to == (from + 1) % size { LENGTH - (size - 1) } else { 1 };
     ((0..size).map(|to| count(rank, to)).collect(), (0..size).map(|from| count(from, rank)).collect())

@@ -1,4 +1,4 @@
-//! The rendezvous of ranks: the store, unauthenticated clients, and PyTorch's store in place of ours.
+//! The rendezvous of ranks: the store, unauthenticated clients, and PyTorch's store in place of this crate's.
 
 use std::collections::HashMap;
 use std::io::{Read, Write};
@@ -223,7 +223,7 @@ fn other_hosts_need_a_token() {
     assert_eq!(meet(&vec![options; 2], free_port()), [Ok(1), Ok(1)]);
 }
 
-/// The part of PyTorch's `TCPStore` that our clients use, written from the description of its protocol.
+/// The part of PyTorch's `TCPStore` that this crate's clients use, written from the description of its protocol.
 fn torch_store(listener: &TcpListener) {
     let values = std::sync::Mutex::new(HashMap::<Vec<u8>, Vec<u8>>::new());
     std::thread::scope(|scope| {

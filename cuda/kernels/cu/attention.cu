@@ -164,7 +164,8 @@ ENTRY(attention_deltas_f32, AttentionArgs, 256) {
 // The probability of a score, and the gradient of the score; both 0 for an unseen key.
 struct Scored { float p, d; };
 
-// What the forward saved of a query. A query that does not exist has a first key beyond all positions, and sees nothing.
+// The statistics of a query that the forward saved. A query that does not exist has a first key beyond all positions,
+// and sees nothing.
 struct Query {
     unsigned position, first;
     float log_sum, delta;

@@ -15,15 +15,16 @@ struct AttentionArgs {
     // Elements from one position to the next; gradients have the layout of their tensors. The heads of a position are
     // contiguous.
     uint64_t q_row, k_row, v_row, out_row;
-    // The queries are those at the positions from `from` to `time`: a sequence has time − from rows of q, out and their
-    // gradients, and `keys` rows of k and v, of which those before `time` are read and get gradients.
+    // The queries are those at the positions from `from` to `time`. A sequence has time − from rows of q, out and their
+    // gradients. It has `keys` rows of k and v; those before `time` are read and get gradients.
     uint32_t from, time, keys;
     uint32_t heads, kv_heads, size;
     float scale;
-    // Whether everything that is read in tiles can be copied 16 bytes at a time: every row of a head begins and ends at
+    // Whether all rows that are read in tiles can be copied 16 bytes at a time: every row of a head begins and ends at
     // a multiple of 16 bytes.
     uint32_t in_pieces;
-    // Number of heads, over all samples, whose blocks are interleaved: what they read fits the device's cache.
+    // Number of heads, over all samples, whose blocks are interleaved: the data that they read fits into the device's
+    // cache.
     uint32_t together;
     uint32_t unused;
 };
@@ -44,7 +45,7 @@ struct Rows {
 struct Place {
     // `tiles` is the number of tiles with queries; the `skipped` tiles before them have none.
     unsigned sample, head, tile, tiles, skipped;
-    // `heads` per sample, each in tiles of `rows` positions, of which those before `from` have no tile of their own.
+    // `heads` per sample, each divided into tiles of `rows` positions; tiles that end at or before `from` are left out.
     DEVICE Place(const AttentionArgs& a, unsigned heads, unsigned rows, unsigned from)
         : tiles((a.time + rows - 1) / rows - from / rows), skipped(from / rows) {
         unsigned first = blockIdx.x / (a.together * tiles) * a.together, rest = gridDim.x / tiles - first;

@@ -3,12 +3,13 @@
 //
 // Each of a block's four warps has one or two bands of sixteen queries or keys, and holds their factors in registers.
 // The other operands pass through shared memory in stages of two tiles of ROWS rows: while one stage is in use, the
-// next arrives. At first the second stage holds the factors that are loaded into registers. A warp multiplies what it
-// reads from shared memory with all its bands: with a single band, shared memory is slower than the tensor cores.
+// next arrives. At first the second stage holds the factors that are loaded into registers. A warp multiplies the data
+// that it reads from shared memory with all its bands: with a single band, shared memory is slower than the tensor
+// cores.
 //
-// The backward is two kernels that both compute scores and gradients of probabilities: seven products, where a single
-// kernel would have five but would have to add up the gradient of q across blocks. docs/gpu-kernels.md has the cost of
-// that.
+// The backward consists of two kernels that both compute scores and gradients of probabilities: seven products. A
+// single kernel would have five, but would have to add up the gradient of q across blocks. docs/gpu-kernels.md states
+// the cost.
 #include "attention_tiles.cuh"
 
 template <class T, unsigned SIZE> DEVICE void forward(const AttentionArgs& a) {

@@ -4,11 +4,12 @@
 //
 // Forward, in one pass: each row's largest logit, Σ e^(x − largest) and the target's logit. Then the mean of the rows'
 // losses, summed in f64 in an order that depends only on the number of rows. Backward: softmax times a factor, minus
-// the factor at the target, optionally in place; with a z-loss, softmax is also multiplied by 1 + 2·z_loss·ln Z. A target out of range makes its row's loss and gradient NaN. A row
-// with NO_TARGET is not part of the mean; its loss and its gradient are 0.
+// the factor at the target, optionally in place. With a z-loss, softmax is also multiplied by 1 + 2·z_loss·ln Z. A
+// target out of range makes its row's loss and gradient NaN. A row with NO_TARGET is not part of the mean; its loss and
+// its gradient are 0.
 //
-// If ranks have parts of the classes, each computes the statistics of its own, and they are joined before the mean and the
-// backward. The target's logit is 0 on ranks for which the target is ELSEWHERE.
+// If ranks have parts of the classes, each rank computes the statistics of its part. They are joined before the mean
+// and the backward. The target's logit is 0 on ranks for which the target is ELSEWHERE.
 #include "fault.cuh"
 #include "math.cuh"
 #include "pack.cuh"

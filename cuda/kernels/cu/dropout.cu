@@ -9,8 +9,8 @@ struct DropoutArgs {
     // [samples, rows, width], samples `stride` elements apart; y may be x.
     uint64_t x, y;
     uint64_t samples, rows, width, stride;
-    // Index, within its whole sample, of the first element here; difference between the indices of the first elements of
-    // consecutive rows.
+    // Index, within its whole sample, of the first element here; difference between the indices of the first elements
+    // of consecutive rows.
     uint64_t place, apart;
     // Number of the first sample; further samples count on from it.
     uint64_t first_sample;

@@ -19,7 +19,8 @@ struct IndicesArgs {
     uint64_t begin, own;
 };
 
-// Halves the numbers of a block's threads until the first thread has the result. One number per thread.
+// Combines one number of each thread of a block with `f`: each step halves their count, until the first thread has the
+// result.
 template <class F> DEVICE uint64_t of_block(uint64_t* room, uint64_t own, F f) {
     room[threadIdx.x] = own;
     for (unsigned half = blockDim.x / 2; half > 0; half /= 2) {
@@ -50,7 +51,7 @@ template <class T, bool TARGETS> DEVICE void indices(const IndicesArgs& a) {
         report(a.fault, a.what, uint64_t(int64_t(as<T>(a.from)[first])), first, a.limit);
     }
     if (TARGETS) {
-        // All threads have read the result before.
+        // Wait until all threads have read the previous result.
         __syncthreads();
         targets = of_block(room, targets, [](uint64_t x, uint64_t y) { return x + y; });
         if (threadIdx.x == 0) as_mut<uint32_t>(a.to)[a.count] = uint32_t(targets);

@@ -2,8 +2,8 @@
 // (ops/src/kernel/rotary.rs).
 #include "pack.cuh"
 
-// x and y are [batch, time, heads, 2·half]; cos and sin are f32 of [positions, half]. positions is u32 of [batch, time],
-// or 0 if the first token of each row is position 0. y may be x.
+// x and y are [batch, time, heads, 2·half]; cos and sin are f32 of [positions, half]. positions is u32 of [batch,
+// time], or 0 if the first token of each row is position 0. y may be x.
 struct RotaryArgs {
     uint64_t x, cos, sin, positions, y;
     // batch·time

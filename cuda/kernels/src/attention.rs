@@ -35,14 +35,15 @@ pub struct Args {
     unused: u32,
 }
 
-/// Sizes and memory layout of q, `[batch, time − from, heads, size]`, and of k and v, `[batch, time + later, kv_heads, size]`.
+/// Sizes and memory layout of q, `[batch, time − from, heads, size]`, and of k and v, `[batch, time + later, kv_heads,
+/// size]`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Geometry {
     /// Number of sequences, at least 1.
     pub batch: u32,
     /// Position of the first query; 0 for whole sequences and with `packed`.
     pub from: u32,
-    /// Position after the last query, at least `from` + 1. Queries see no keys from there on.
+    /// Position after the last query, at least `from` + 1. Queries see no keys from this position on.
     pub time: u32,
     /// Number of later keys and values of each sequence, which no query sees and whose gradients are not written. With
     /// `packed`, 0.
@@ -57,8 +58,8 @@ pub struct Geometry {
     pub dtype: Dtype,
     /// Whether q, k and v are one buffer of `[batch, time, 3, heads, size]`; their gradients then have the same layout.
     pub packed: bool,
-    /// The first position that each position attends to, u32 of `[batch, time + later]`: never after the position itself, and
-    /// non-decreasing within a sequence. 0 if all positions attend from position 0 on.
+    /// The first position that each position attends to, u32 of `[batch, time + later]`: never after the position
+    /// itself, and non-decreasing within a sequence. 0 if all positions attend from position 0 on.
     pub firsts: Address,
 }
 
@@ -205,8 +206,8 @@ impl Geometry {
         Launch { threads, shared_bytes, ..Launch::new(kernels.source, kernel, self.dtype, grid, args) }
     }
 
-    /// How many of `heads` heads run with their blocks interleaved. The heads are split into groups of about equal
-    /// size, so that the operands that the blocks of one group share fit into the L2 cache.
+    /// Returns how many of `heads` heads run with their blocks interleaved. The heads are split into groups of about
+    /// equal size, so that the operands that the blocks of one group share fit into the L2 cache.
     fn together(&self, heads: u32) -> u32 {
         const CACHE: u64 = 32 << 20;
         // Two elements per position and head dimension: k and v, or q and the gradient of the result.
@@ -238,7 +239,8 @@ impl Args {
     }
 }
 
-/// Writes `out`, `[batch, time − from, heads, size]`, and `log_sums`, f32 of `[batch, heads, time − from]`, which the backward reads.
+/// Writes `out`, `[batch, time − from, heads, size]`, and `log_sums`, f32 of `[batch, heads, time − from]`, which the
+/// backward reads.
 ///
 /// # Errors
 /// Fails if no kernel supports this geometry.
@@ -261,9 +263,9 @@ pub struct Saved {
     pub d_out: Address,
 }
 
-/// Returns the launches of the backward, in order: for f32 only, Σ out·d_out into `deltas`, f32 of `[batch, heads,
-/// time − from]`; the gradient of q, and for 16-bit types also `deltas`; the gradients of k and v. Each gradient has the
-/// layout of its tensor and must not overlap it.
+/// Returns the launches of the backward, in order. The first, for f32 only, writes Σ out·d_out to `deltas`, f32 of
+/// `[batch, heads, time − from]`. The next computes the gradient of q, and for 16-bit types also `deltas`. The last
+/// computes the gradients of k and v. Each gradient has the layout of its tensor and must not overlap it.
 ///
 /// # Errors
 /// Fails if no kernel supports this geometry.

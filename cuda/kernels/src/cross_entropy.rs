@@ -107,7 +107,7 @@ pub enum Counted {
 }
 
 impl Counted {
-    /// Returns a number and an address, of which the other one is 0.
+    /// Returns the number and the address; the value that is not given is 0.
     fn parts(self) -> (u32, Address) {
         match self {
             Self::Known(rows) => (rows, 0),
@@ -148,16 +148,16 @@ pub fn forward(logits: &Logits, statistics: Address) -> Launch<Args> {
     of_rows(logits, "cross_entropy", logits.dtype, Args { statistics, ..NOTHING })
 }
 
-/// Joins what [`forward`] computed of `rows` rows on each of `ranks` ranks that have parts of the classes, f32 of
-/// `[ranks, rows, 3]`, to that of all classes, f32 of `[rows, 3]`. `rows` is at least 1.
+/// Joins the statistics that [`forward`] computed of `rows` rows on each of `ranks` ranks, which have parts of the
+/// classes: f32 of `[ranks, rows, 3]`. Writes the statistics of all classes, f32 of `[rows, 3]`. `rows` is at least 1.
 pub fn join([ranks, rows]: [u32; 2], parts: Address, targets: Address, statistics: Address) -> Launch<JoinArgs> {
     let args = JoinArgs { parts, targets, statistics, ranks: ranks.into(), rows: rows.into() };
     let grid = [rows.div_ceil(THREADS), 1, 1];
     Launch { source: Source::CrossEntropy, entry: "join".into(), grid, threads: THREADS, shared_bytes: 0, args }
 }
 
-/// Adds the losses of `rows` rows and divides by `counted`: an f32. `rows` is at least 1. If `z_loss` is not 0, adds
-/// `z_loss` times the mean of ln²Z, and also writes this part to `z` unless that is 0.
+/// Adds the losses of `rows` rows and divides the sum by `counted`. The result is an f32. `rows` is at least 1. If
+/// `z_loss` is not 0, adds `z_loss` times the mean of ln²Z, and also writes this part to `z` unless that is 0.
 pub fn mean_loss(
     rows: u32,
     counted: Counted,
@@ -172,8 +172,8 @@ pub fn mean_loss(
     Launch { source, entry, grid: [1, 1, 1], threads: THREADS, shared_bytes: 8 * THREADS, args }
 }
 
-/// Computes (softmax·(1 + 2·z_loss·ln Z) − one-hot(target))·gradient/`counted`, the gradient of a mean over this number of rows. The logits
-/// may be a part of these rows.
+/// Computes (softmax·(1 + 2·z_loss·ln Z) − one-hot(target))·gradient/`counted`, the gradient of a mean over this number
+/// of rows. The logits may be a part of these rows.
 ///
 /// `out` has type `dtype`: the type of the logits or, for f32 logits, any type. It may overwrite the logits; its row
 /// stride in bytes is that of the logits.

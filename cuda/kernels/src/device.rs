@@ -59,7 +59,7 @@ impl Kernels {
         unsafe { Self::of_images(device, Source::image) }
     }
 
-    /// Kernels from other images.
+    /// Returns kernels from other images.
     ///
     /// # Safety
     /// Each image must meet the requirements of [`Module::load`] and be compiled from the file of that name in `cu/`.
@@ -72,9 +72,9 @@ impl Kernels {
         &self.device
     }
 
-    /// Loads all kernels now. Loading may wait until the device is idle, and a collective may keep it busy until
-    /// another rank launches, which in turn may wait for its own loading. To avoid that deadlock, call this before the
-    /// first collective.
+    /// Loads all kernels now. Loading may wait until the device is idle. A collective may keep the device busy until
+    /// another rank launches its part, and that rank may in turn wait for its own loading. To avoid that deadlock, call
+    /// this before the first collective.
     ///
     /// # Errors
     /// Fails if the kernels have no code for this device, or the device is out of memory.
@@ -101,8 +101,8 @@ impl Kernels {
     /// Enqueues a launch on a stream of the same device, without waiting for it.
     ///
     /// # Safety
-    /// Until the stream has run the launch, its addresses must be valid as documented at the function that made it, and
-    /// what it writes must not be accessed by others.
+    /// Until the stream has run the launch, its addresses must be valid as documented at the function that made it.
+    /// Until then, no other code may access the memory that the launch writes.
     ///
     /// # Errors
     /// Fails if the driver has no code for this device, a block needs more shared memory than the device has, or the

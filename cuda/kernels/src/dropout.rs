@@ -33,7 +33,7 @@ pub struct Mask {
     pub scale: f32,
 }
 
-/// Where the elements are, `[samples, rows, width]`, and which elements of their samples they are.
+/// The memory layout of the elements, `[samples, rows, width]`, and their indices in whole samples.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Place {
     /// Number of samples.
@@ -51,7 +51,7 @@ pub struct Place {
 }
 
 impl Place {
-    /// All elements of samples of `size` elements.
+    /// Returns the place of all elements of samples with `size` elements.
     #[must_use]
     pub fn whole([samples, size]: [u64; 2]) -> Self {
         Self { samples, rows: 1, width: size, stride: size, first: 0, apart: size }

@@ -52,7 +52,8 @@ pub struct Lookup {
 }
 
 /// Gathers the table's rows at u32 indices of `[count]` into y, `[count, size]`. An index not below `entries` gives a
-/// row of NaN, [`ELSEWHERE`](crate::indices::ELSEWHERE) one of zeros. Returns `None` if there is nothing to look up.
+/// row of NaN; [`ELSEWHERE`](crate::indices::ELSEWHERE) gives a row of zeros. Returns `None` if there is nothing to
+/// look up.
 pub fn gather(of: &Lookup, table: Address, indices: Address, y: Address) -> Option<Launch<GatherArgs>> {
     let (count, size, entries) = (u64::from(of.count), u64::from(of.size), of.entries.into());
     let args = GatherArgs { table, indices, y, count, size, entries };
@@ -96,9 +97,9 @@ pub fn sort(count: u32, indices: Address, keys: Address) -> impl Iterator<Item =
         .map(move |(entry, run, distance)| launch(entry, run, distance))
 }
 
-/// Sets row `id` of `to`, f32 of `[entries, size]`, to the sum of the rows of dy, `[count, size]`, at the positions of
-/// `id`, added in order; with `add`, adds that sum to the row. Leaves other rows unchanged. `keys` must be the output
-/// of [`sort`]. Returns `None` if there is nothing to add.
+/// For each index `id`, adds the rows of dy, `[count, size]`, at the positions of `id`, in order, and writes the sum to
+/// row `id` of `to`, f32 of `[entries, size]`. With `add`, adds the sum to that row instead. Leaves other rows
+/// unchanged. `keys` must be the output of [`sort`]. Returns `None` if there is nothing to add.
 pub fn scatter(of: &Lookup, dy: Address, keys: Address, to: Address, add: bool) -> Option<Launch<ScatterArgs>> {
     let (count, size, entries) = (of.count.into(), of.size.into(), of.entries.into());
     let args = ScatterArgs { dy, keys, to, count, size, entries, add: add.into() };

@@ -31,7 +31,7 @@ impl Emulator {
     /// Compiles the kernels. Returns `None` without a C++ compiler, which is `CXX` or `c++`.
     ///
     /// # Errors
-    /// The compiler's messages.
+    /// Returns the compiler's messages.
     fn new() -> Result<Option<Self>, String> {
         let compiled = std::thread::scope(|scope| {
             let threads = Source::ALL.map(|source| (source, scope.spawn(move || Compiled::new(&file(source)))));
@@ -81,7 +81,7 @@ impl Emulator {
 /// without a C++ compiler.
 ///
 /// # Errors
-/// The compiler's messages.
+/// Returns the compiler's messages.
 pub fn image(source: Source) -> Result<Option<Vec<u8>>, String> {
     let Some((_folder, library)) = compile(&file(source), How::Plain)? else { return Ok(None) };
     std::fs::read(library).map(Some).map_err(|error| error.to_string())
@@ -133,7 +133,7 @@ impl Compiled {
     /// Compiles a file. Returns `None` without a C++ compiler, which is `CXX` or `c++`.
     ///
     /// # Errors
-    /// The compiler's messages.
+    /// Returns the compiler's messages.
     pub fn new(source: &Path) -> Result<Option<Self>, String> {
         let Some((plain_folder, plain)) = compile(source, How::Plain)? else { return Ok(None) };
         let Some((watched_folder, watched)) = compile(source, How::Watched)? else { return Ok(None) };
@@ -271,7 +271,7 @@ impl Memory {
         memory
     }
 
-    /// Returns all bytes, starting [`SENTINELS`] bytes before the first, for a copy in other memory.
+    /// Returns all bytes, including the sentinels at both ends, for a copy in other memory.
     #[must_use]
     pub fn whole(&self) -> Vec<u8> {
         self.words.iter().flat_map(|word| word.to_ne_bytes()).collect()

@@ -61,9 +61,9 @@ pub struct VerdictArgs {
 pub struct Verdict {
     /// The norm. A NaN has the bits of `f64::NAN`.
     pub norm: f64,
-    /// As in [`zero_optim::norm::Verdict`].
+    /// The clip coefficient, as in [`zero_optim::norm::Verdict`].
     pub clip: f64,
-    /// As in [`zero_optim::norm::Verdict`].
+    /// The factor for the gradients, as in [`zero_optim::norm::Verdict`].
     pub scale: f32,
     /// 0 if the update is skipped.
     pub admitted: u32,
@@ -75,7 +75,7 @@ impl From<Verdict> for zero_optim::norm::Verdict {
     }
 }
 
-/// Consecutive f32 gradients of a parameter, starting on a block of [`SQUARES`] elements.
+/// Consecutive f32 gradients of a parameter, starting at a multiple of [`SQUARES`] elements.
 #[derive(Clone, Copy, Debug)]
 pub struct Squared {
     /// Device address of the first gradient.
@@ -86,23 +86,24 @@ pub struct Squared {
     pub travelled: Dtype,
 }
 
-/// Gradients whose squares are added into one sum, counted from the first of a parameter, as in `zero_optim::norm`.
+/// Number of gradients whose squares are added into one sum. Counting starts with the first gradient of a parameter, as
+/// in `zero_optim::norm`.
 pub const SQUARES: u64 = zero_optim::norm::BLOCK as u64;
-/// The most ranges of one launch.
+/// Maximum number of ranges of one launch.
 pub const SQUARES_RANGES: usize = 112;
-/// Sums computed by one block.
+/// Number of sums that one block computes.
 const SUMS: u64 = THREADS as u64 / 4;
-/// Sums that justify another block.
+/// Number of sums for which another block is worthwhile.
 const SUMS_EACH: u64 = 64;
-/// The most blocks that add limbs.
+/// Maximum number of blocks that add limbs.
 const MOST_BLOCKS: u64 = 1024;
 /// Threads for the limbs of one sum.
 const FOR_LIMBS: u32 = 96;
-/// Blocks' limbs that the last kernel adds concurrently.
+/// Number of blocks whose limbs the last kernel adds concurrently.
 const ROWS: u32 = 8;
 
-/// Computes the sum of squares of every [`SQUARES`] gradients, in f64, range after range. Returns `None` without
-/// gradients.
+/// Computes, for every [`SQUARES`] gradients, the sum of their squares in f64, range after range. Returns `None`
+/// without gradients.
 ///
 /// # Panics
 /// Fails if there are more than [`SQUARES_RANGES`] ranges.
@@ -129,7 +130,7 @@ fn blocks(count: u64) -> u64 {
     count.div_ceil(SUMS_EACH).min(MOST_BLOCKS)
 }
 
-/// Adds the limbs of `count` non-negative f64 sums, in several partial results: i64 of [`partials`]. Returns `None` if
+/// Adds the limbs of `count` non-negative f64 sums into several partial results, i64 of [`partials`]. Returns `None` if
 /// there are no sums.
 pub fn limbs(count: u64, sums: Address, partials: Address) -> Option<Launch<LimbsArgs>> {
     (count > 0).then(|| of("limbs", blocks(count) as u32, FOR_LIMBS, 0, LimbsArgs { sums, count, partials }))

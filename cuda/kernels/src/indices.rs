@@ -20,7 +20,7 @@ pub enum IndexType {
 /// The index of a row without a target.
 pub const NO_TARGET: u32 = u32::MAX - 1;
 
-/// An index of another rank, where ranks have parts of a table or of the classes of a loss.
+/// Marks an index that belongs to another rank, where ranks have parts of a table or of the classes of a loss.
 pub const ELSEWHERE: u32 = u32::MAX - 2;
 
 /// Matches `Fault` of `cu/fault.cuh`: the first fault. Initially zeros, in host memory that the device writes.
@@ -59,7 +59,7 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// All indices below a limit.
+    /// Returns limits with which this rank has all indices below `all`.
     #[must_use]
     pub fn whole(all: u32) -> Self {
         Self { all, own: 0..all }

@@ -155,18 +155,18 @@ pub struct Launch<A> {
 /// The largest grid in x, y and z.
 pub(crate) const MOST: [u32; 3] = [i32::MAX as u32, 65_535, 65_535];
 
-/// The most blocks of a launch whose threads stride over the elements: enough to fill any device.
+/// Maximum number of blocks of a launch whose threads stride over the elements: enough to fill any device.
 const MOST_BLOCKS: u64 = 4096;
-/// Packs that a thread loads at a time, as in `cu/pack.cuh`.
+/// Number of packs that a thread loads at a time, as in `cu/pack.cuh`.
 const IN_FLIGHT: u32 = 2;
 /// Threads per block of most launches.
 pub(crate) const THREADS: u32 = 256;
-/// Threads of a block that processes `packs` packs: whole warps, at most `most`.
+/// Returns the number of threads of a block that processes `packs` packs: whole warps, at most `most` threads.
 pub(crate) fn threads_for(packs: u32, most: u32) -> u32 {
     packs.clamp(1, most).next_multiple_of(32)
 }
 
-/// Bytes of one float per warp of the largest block.
+/// Size in bytes of one float for each warp of the largest block.
 pub(crate) const SUMS_BYTES: u32 = 32 * 4;
 
 impl<A> Launch<A> {

@@ -1,5 +1,5 @@
-//! CUDA kernels for operations that candle has no backward for or runs with wasted memory traffic: their sources and
-//! their launches.
+//! CUDA kernels for operations for which candle has no backward or wastes memory traffic: their sources and their
+//! launches.
 //!
 //! The crate itself needs neither a device nor a toolkit. A function such as [`norm::forward`] returns a [`Launch`]: an
 //! entry point, its arguments, and the numbers of blocks and threads. A caller with a stream launches it; the tests run

@@ -1,7 +1,7 @@
 //! Layer norm and RMS norm over rows, and the gradients of their weights.
 //!
-//! A backward consists of a launch of [`backward`], which computes the gradient of x and partial sums over groups of
-//! rows for the gradients of the weights, and a launch of [`sums`] for each weight.
+//! A backward consists of several launches. [`backward`] computes the gradient of x and, over groups of rows, partial
+//! sums of the gradients of the weights. [`sums`] is launched for each weight and adds these partial sums.
 
 use crate::launch::{Address, Dtype, Launch, SUMS_BYTES, Source, threads_for};
 
@@ -97,9 +97,9 @@ impl Rows {
     }
 }
 
-/// Packs of a row that a thread holds in registers, as in `cu/norm.cu`.
+/// Number of packs of a row that a thread holds in registers, as in `cu/norm.cu`.
 const KEPT: u32 = 2;
-/// The most threads of a block.
+/// Maximum number of threads of a block.
 const MOST_THREADS: u32 = 512;
 
 fn of_rows(rows: &Rows, kernel: &str, blocks: u32, args: Args) -> Launch<Args> {
@@ -126,7 +126,7 @@ pub fn forward_residual(
     of_rows(rows, kernel, rows.rows, Args { x, branch, total, out: y, ..args })
 }
 
-/// Computes dx, the gradient of x, and `partials`, whose number is [`Rows::partials`]. `before` is an earlier gradient
+/// Computes dx, the gradient of x, and writes [`Rows::partials`] values to `partials`. `before` is an earlier gradient
 /// of x, to which the rounded dx is added; 0 if there is none. dx may overwrite x, dy or `before`.
 pub fn backward(
     rows: &Rows,

@@ -74,15 +74,15 @@ pub struct Updated {
     pub decay: bool,
 }
 
-/// The most ranges of one launch.
+/// Maximum number of ranges of one launch.
 pub const UPDATE_RANGES: usize = 60;
 /// Elements per block.
 const TILE: u64 = 4096;
 
-/// Updates ranges in one pass. `with_decay` and `without` are the factors of one step. If `verdict` is not 0, the
-/// verdict at that address provides the gradient scale and may skip the update. `working` is the type of the working
-/// parameters. `average_weight` is the share of the new parameters in their averages: [`zero_optim::Average::weight`].
-/// Returns `None` if there are no elements.
+/// Updates ranges in one pass. `with_decay` and `without` are the factors of one step, with and without weight decay.
+/// If `verdict` is not 0, the verdict at that address provides the gradient scale and may skip the update. `working` is
+/// the type of the working parameters. `average_weight` is the share of the new parameters in their averages:
+/// [`zero_optim::Average::weight`]. Returns `None` if there are no elements.
 ///
 /// # Panics
 /// Fails if there are more than [`UPDATE_RANGES`] ranges, or the two sets of factors have different formulas.

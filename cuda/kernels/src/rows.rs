@@ -44,10 +44,10 @@ pub enum Onto {
     Start,
 }
 
-/// Rows that are added into one partial sum.
+/// Number of rows that are added into one partial sum.
 pub const BLOCK: u32 = 64;
 
-/// The most blocks in y for [`spread`]: enough to fill any device.
+/// Maximum number of blocks in y for [`spread`]: enough to fill any device.
 const MOST_ROWS: u32 = 1024;
 /// Threads of a block whose threads process several columns each.
 const WIDE_THREADS: u32 = 128;
@@ -59,7 +59,8 @@ pub fn spread(dtype: Dtype, [rows, size]: [u32; 2], from: Address, y: Address) -
     (rows > 0 && size > 0).then(|| Launch::new(Source::Rows, "spread", dtype, grid, args))
 }
 
-/// Sums every [`BLOCK`] rows of x into f32 of `[blocks, size]`. There must be at least one row and one column.
+/// Sums each block of [`BLOCK`] rows of x; the sums are f32 of `[blocks, size]`. There must be at least one row and one
+/// column.
 pub fn sums(dtype: Dtype, [rows, size]: [u32; 2], x: Address, partials: Address) -> Launch<RowSumsArgs> {
     let (args, blocks) = (RowSumsArgs { x, partials, rows: rows.into(), size: size.into() }, rows.div_ceil(BLOCK));
     // Columns per 8-byte access, if x and each of its rows are aligned to 8 bytes.

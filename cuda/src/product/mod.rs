@@ -1,9 +1,9 @@
 //! Matrix products with a fused epilogue, by cuBLASLt.
 //!
 //! The epilogue applies a bias, an activation or an activation's derivative to the sums before they are written, which
-//! saves a pass over memory. cuBLASLt's heuristic chooses the algorithm once per shape and nothing is timed, so a shape
-//! uses the same algorithm, and gives the same bits, in every run. Sums are in f32 and never rounded to a narrower type
-//! in between: the reduction schemes that round, and those that accumulate in place, are excluded.
+//! saves a pass over memory. cuBLASLt's heuristic chooses the algorithm once per shape, and no candidates are timed. So
+//! a shape uses the same algorithm, and gives the same bits, in every run. Sums are in f32 and never rounded to a
+//! narrower type in between. Reduction schemes that round, and those that accumulate in place, are excluded.
 #![allow(unsafe_code)]
 
 mod descriptions;
@@ -114,8 +114,8 @@ pub enum Epilogue {
     BiasGelu {
         /// Device address of the row.
         bias: u64,
-        /// Device address of the output for GELU's operand, rounded: a matrix like the result. GELU itself reads the
-        /// operand before it is rounded.
+        /// Device address for the rounded operand of GELU: an output with the shape of the result. GELU itself reads
+        /// the operand before it is rounded.
         sum: u64,
     },
     /// Multiplies by the derivative of GELU's tanh form.
@@ -238,8 +238,8 @@ impl CublasLt {
     /// does not support the product's sizes or alignment.
     ///
     /// # Safety
-    /// When the stream reaches the product, all matrices must be at their addresses and have the product's sizes, and
-    /// what the product writes must not be accessed by others.
+    /// When the stream reaches the product, all matrices must be at their addresses and have the product's sizes. No
+    /// other code may access the memory that the product writes.
     ///
     /// # Errors
     /// Fails if cuBLASLt or the driver rejects a supported product.
@@ -258,8 +258,8 @@ impl CublasLt {
         let (one, zero, stream) = (1f32, 0f32, stream.raw());
         let number = |x: &f32| std::ptr::from_ref(x).cast::<c_void>();
         let mut workspace = 0;
-        // SAFETY: the handle and the plan live, scalars are read during the call, and the caller ensures that the matrices
-        // are valid. The workspace is allocated and freed in stream order.
+        // SAFETY: the handle and the plan live, scalars are read during the call, and the caller ensures that the
+        // matrices are valid. The workspace is allocated and freed in stream order.
         unsafe {
             if plan.workspace > 0 {
                 check("cuMemAllocAsync", sys::cuMemAllocAsync(&raw mut workspace, plan.workspace, stream))?;
@@ -317,7 +317,7 @@ impl CublasLt {
                 &raw mut count,
             )
         };
-        // Which of the two statuses a library returns for unsupported products differs between releases.
+        // Releases of the library differ in which of these two statuses they return for unsupported products.
         let is_refused =
             matches!(said, cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED | cublasStatus_t::CUBLAS_STATUS_INVALID_VALUE);
         if !is_refused {

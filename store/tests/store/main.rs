@@ -1,4 +1,4 @@
-//! Downloads from a store that fails: the file is right, or the error names the object and the byte.
+//! Downloads from a store that fails: either the file is right, or the error names the object and the byte.
 
 mod server;
 
@@ -11,7 +11,7 @@ use std::time::Duration;
 use server::{Fault, Server};
 use zero_store::{Error, Stores, Watch};
 
-/// Counts what a caller would show.
+/// Counts the events that a caller would show.
 #[derive(Default)]
 struct Counts {
     waits: AtomicUsize,
@@ -39,7 +39,7 @@ impl Watch for Counts {
     }
 }
 
-/// Bytes without a period that a part of a download could have.
+/// Returns bytes that do not repeat with the length of a part, so that a misplaced part is noticed.
 fn content(length: usize) -> Vec<u8> {
     let mut state = 1_u32;
     let next = || {
@@ -86,7 +86,7 @@ fn an_object_that_was_replaced_is_downloaded_again() {
     assert_eq!(read(), "one");
     server.put("a", "two", &[("etag", "\"v2\"")]);
     assert_eq!(read(), "two");
-    // A listing that is older than the object.
+    // The listing is older than the object.
     let object = stores.list(&server.url("a"), &watch).unwrap().remove(0);
     server.put("a", "three", &[("etag", "\"v3\"")]);
     let other = tempfile::tempdir().unwrap();
@@ -175,9 +175,10 @@ fn a_wrong_byte_is_found_by_every_checksum_that_stores_state() {
             let local = stores(folder.path()).fetch(&object, &watch);
             local.map(|local| fs::read(local.path).unwrap())
         };
-        // Once: the second download is right.
+        // The fault occurs once, so the second download is right.
         assert!(get(Fault::Flip { byte: 4_300_000, times: 1, varies: false }).unwrap() == right);
-        // Always another value: the byte is known. Always the same value: the store has it.
+        // The byte differs in each download, so the error names it. The byte is wrong in the same way each time, so the
+        // store itself has it.
         let at = |fault| match get(fault).unwrap_err() {
             Error::Corrupt { byte, address, .. } => (byte, address.ends_with("/a")),
             error => panic!("{error}"),
@@ -185,7 +186,7 @@ fn a_wrong_byte_is_found_by_every_checksum_that_stores_state() {
         assert_eq!(at(Fault::Flip { byte: 4_300_000, times: usize::MAX, varies: true }), (Some(4_300_000), true));
         assert_eq!(at(Fault::Flip { byte: 4_300_000, times: usize::MAX, varies: false }), (None, true));
     }
-    // The tag of an object that is encrypted with a key of KMS, or that has parts, is no MD5.
+    // The tag of an object that is encrypted with a key of KMS, or that has parts, is not an MD5.
     let (server, folder, watch) = (Server::start(), tempfile::tempdir().unwrap(), Counts::default());
     let tag = format!("\"{}\"", "0".repeat(32));
     let headers = [("etag", tag.as_str()), ("x-amz-request-id", "1"), ("x-amz-server-side-encryption", "aws:kms")];
@@ -266,7 +267,7 @@ fn the_least_recently_used_objects_make_room() {
     let (a, b, c, d) = (object("a"), object("b"), object("c"), object("d"));
     let path = |object| {
         let path = stores.fetch(object, &watch).unwrap().path;
-        // File systems have time stamps of some milliseconds.
+        // Time stamps of file systems have a resolution of some milliseconds.
         std::thread::sleep(Duration::from_millis(20));
         path
     };
@@ -274,7 +275,7 @@ fn the_least_recently_used_objects_make_room() {
     path(&a);
     path(&c);
     assert_eq!((of_a.exists(), of_b.exists()), (true, false));
-    // What is in use stays.
+    // Objects in use are not removed.
     let (_a, _c) = (stores.fetch(&a, &watch).unwrap(), stores.fetch(&c, &watch).unwrap());
     let error = stores.fetch(&d, &watch).unwrap_err();
     assert_eq!(

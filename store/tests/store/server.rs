@@ -1,4 +1,4 @@
-//! A web server for tests, which fails in the ways in which stores and networks do.
+//! A web server for tests, which fails in the ways in which real stores and networks fail.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
@@ -8,14 +8,15 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// What happens to the requests for a file instead of an answer.
+/// A fault in the server's answers for a file.
 #[derive(Debug, Clone)]
 pub(crate) enum Fault {
-    /// The next answers to GET have this status.
+    /// The next answers to GET have this status; the second field counts them.
     Status(u16, usize),
-    /// The connections of the next answers end after this many bytes of the content.
+    /// The connections of the next answers end after this many bytes of the content; the second field counts them.
     Cut(usize, usize),
-    /// This byte of the file is wrong in the next answers that have it, in another way each time if `varies`.
+    /// This byte of the file is wrong in the next `times` answers that contain it; if `varies`, in another way each
+    /// time.
     Flip { byte: usize, times: usize, varies: bool },
     /// The content comes in pieces of this many bytes, with a pause after each.
     Slow(usize, Duration),
@@ -31,7 +32,7 @@ struct File {
 #[derive(Default)]
 struct State {
     files: BTreeMap<String, File>,
-    /// Ranges that were asked for by GET, by path.
+    /// The ranges that GET requested, by path.
     requests: Vec<String>,
 }
 
@@ -65,7 +66,7 @@ impl Server {
         Self { address, state, ends, thread: Some(thread) }
     }
 
-    /// Ends the server and all its connections, and returns what starts it again at the same port.
+    /// Ends the server and all its connections. Returns a function that starts it again at the same port.
     pub(crate) fn kill(mut self) -> impl FnOnce() -> Self {
         self.end();
         let (address, state) = (self.address, Arc::clone(&self.state));

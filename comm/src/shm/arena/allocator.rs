@@ -5,7 +5,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use super::own::{Own, own, present};
 use super::space::UNIT;
 
-/// Allocations of at least this many bytes are placed in the arena; smaller ones are as fast through a ring.
+/// Allocations of at least this many bytes are placed in the arena; for smaller ones, a ring is as fast.
 pub(super) const LARGE: usize = 256 * 1024;
 
 /// A global allocator that lets collectives between processes of one host read and write the ranks' vectors in place.
@@ -18,9 +18,10 @@ pub(super) const LARGE: usize = 256 * 1024;
 ///
 /// Allocations of at least 256 KiB come from one anonymous memory file of this process. Smaller ones, and those that do
 /// not fit into the file, come from [`System`]. The file is as large as the machine's memory, but only touched pages
-/// are resident. Freed memory is kept for reuse. Pages are returned to the operating system when, because of
-/// fragmentation or [memory elsewhere](SharedAllocator::note_elsewhere), the resident bytes would exceed the peak in
-/// use by more than a sixteenth (at least 16 MiB). Blocks start and end at multiples of 64 KiB.
+/// are resident. Freed memory is kept for reuse. Because of fragmentation or [memory
+/// elsewhere](SharedAllocator::note_elsewhere), the resident bytes can exceed the peak in use. If they would exceed it
+/// by more than a sixteenth (at least 16 MiB), pages are returned to the operating system. Blocks start and end at
+/// multiples of 64 KiB.
 ///
 /// A child created by `fork` without `exec` would share large allocations with its parent, so programs that fork this
 /// way cannot use this allocator.
@@ -28,7 +29,7 @@ pub(super) const LARGE: usize = 256 * 1024;
 pub struct SharedAllocator;
 
 impl SharedAllocator {
-    /// Size in bytes from which allocations start at a multiple of 64 KiB.
+    /// Allocations of at least this many bytes start at a multiple of 64 KiB.
     pub const LARGE: usize = LARGE;
 
     /// Sets the number of bytes that the process uses, or is about to use, outside of this allocator. The allocator

@@ -7,7 +7,7 @@
 //! without the allocator, or when the arena is full or unavailable, only more slowly.
 //!
 //! A process that has mapped an arena can write to all of it. Only processes of the same user can map it, and these may
-//! debug each other anyway. Only ranks that have proven the job token do map it. When a collective fails, a rank may
+//! debug each other anyway. Ranks map it only after they have proven the job token. When a collective fails, a rank may
 //! not know whether a peer is still writing to its buffer. Such a buffer is *retired*: its memory is never allocated
 //! again.
 

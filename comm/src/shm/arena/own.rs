@@ -50,8 +50,8 @@ fn space() -> MutexGuard<'static, Space> {
     SPACE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Returns the ticket with which other processes open the arena; `None` without an arena, for example because this
-/// program does not use the allocator.
+/// Returns the ticket with which other processes open the arena. Returns `None` if there is no arena, for example
+/// because this program does not use the allocator.
 pub(crate) fn ticket() -> Option<Ticket> {
     // This allocation creates the arena if `SharedAllocator` is the global allocator and has had no large allocation
     // yet.
@@ -60,7 +60,7 @@ pub(crate) fn ticket() -> Option<Ticket> {
     Some(Ticket::new(&own.file, own.nonce))
 }
 
-/// A buffer that peers may read and write. Dropping it retires its memory unless it is `returned`.
+/// A buffer that peers may read and write. Dropping it retires its memory; `returned` ends the loan without that.
 pub(crate) struct Lent {
     range: Range<usize>,
     place: u64,
@@ -130,7 +130,7 @@ impl Own {
         }
     }
 
-    /// Returns kept memory to the operating system that exceeds the limit, given `bytes` in use elsewhere.
+    /// Records that `bytes` are in use elsewhere, and returns the kept memory beyond the limit to the operating system.
     pub(super) fn note_elsewhere(&self, bytes: usize) {
         let mut space = space();
         space.note_elsewhere(bytes);

@@ -16,7 +16,7 @@ const ENTRIES: usize = 8192;
 /// Maximum number of buffers that can be retired individually. After more failures no memory is reused at all.
 const RETIRED: usize = 64;
 
-/// Bytes that may be resident beyond the peak in use: this many, or 1/SHARE of the peak if that is more.
+/// The resident bytes may exceed the peak in use by this many bytes, or by 1/SHARE of the peak if that is more.
 const SLACK: usize = 16 << 20;
 const SHARE: usize = 16;
 
@@ -34,7 +34,7 @@ impl Free {
     }
 }
 
-/// The table of free blocks. All zeros is an arena without any space.
+/// The table of free blocks. A table of zeros describes an arena without any space.
 pub(super) struct Space {
     free: [Free; ENTRIES],
     count: usize,

@@ -78,7 +78,7 @@ fn every_entry_loads_and_stays_within_its_limits() {
     println!("{} entries", all.len());
     assert!(larger.is_empty(), "{larger:?}");
     assert!(LARGER.iter().all(|(name, _)| all.contains(*name)), "LARGER names an entry that does not exist");
-    // On a GPU every entry uses registers: if not, the driver was not asked.
+    // On a GPU, every entry uses registers; a count of 0 would mean that the driver was not asked.
     if mock::is_real() && std::env::var_os("CARD_MOCK").is_none() {
         let of = |source| card.kernels.footprints(source).unwrap();
         assert!(Source::ALL.into_iter().flat_map(of).all(|(_, of)| of.registers > 0 && of.most_threads > 0));

@@ -254,8 +254,8 @@ fn bits_depend_on_what_is_seen(of: Geometry) {
     }
 }
 
-/// Queries of a part of the positions have the bits that they have among all, and the gradients of keys and values of all
-/// parts add up to those of the whole.
+/// The results of queries at some positions are bit-identical to those among all positions, and the gradients of keys
+/// and values of all parts add up to those of the whole.
 #[test]
 fn queries_of_a_part_of_the_positions() {
     for (dtype, size, time, ends) in [

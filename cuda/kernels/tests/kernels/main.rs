@@ -30,8 +30,8 @@ use zero_kernels::emulated::{self, Compiled, Emulator, How, ORDERS};
 use zero_kernels::{Dtype, Launch, Source};
 
 /// Runs a case and returns its result, which must be the same for every order of threads on the emulator, and in every
-/// run on a card. With the mock, the emulator runs one order and the mock, which uses another order at each launch, the
-/// others; on a GPU only the GPU runs, since its machine may have no compiler.
+/// run on a card. With the mock, the emulator runs one order; the mock, which uses another order at each launch, runs
+/// the others. On a GPU, only the GPU runs, since its machine may have no compiler.
 fn on_device<R: PartialEq + Debug>(case: impl Fn(&Device) -> R) -> Option<R> {
     let mut results = vec![];
     if !is_gpu() {
