@@ -12,7 +12,7 @@ use crate::typed::Typed;
 
 /// A configuration that a program writes key by key. [`build`](Self::build) checks and resolves it like a file.
 ///
-/// The common keys have methods; [`set`](Self::set) sets any other key. A key that is set twice has the later value.
+/// The common keys have methods; [`set`](Self::set) sets any other key. If a key is set twice, the later value wins.
 ///
 /// ```
 /// use zero_config::{Config, ZeroStage};
@@ -52,13 +52,13 @@ macro_rules! setters {
 }
 
 setters! {
-    /// Sets what ZeRO shards, as a number from 0 to 3.
+    /// Sets the ZeRO stage, from 0 to 3.
     zero_stage(stage: u8) sets Zero::stage;
-    /// Sets the samples of one forward and backward on one rank.
+    /// Sets the number of samples per forward and backward pass on one rank.
     micro_batch(samples: usize) sets Config::train_micro_batch_size_per_gpu;
-    /// Sets the samples per optimizer step over all ranks.
+    /// Sets the number of samples per optimizer step over all ranks.
     train_batch(samples: usize) sets Config::train_batch_size;
-    /// Sets the micro-batches per optimizer step.
+    /// Sets the number of micro-batches per optimizer step.
     gradient_accumulation(steps: usize) sets Config::gradient_accumulation_steps;
     /// Sets the maximum global L2 norm of the gradient; 0 disables clipping.
     gradient_clipping(norm: f64) sets Config::gradient_clipping;
@@ -66,15 +66,15 @@ setters! {
     bf16(enabled: bool) sets Bf16::enabled;
     /// Sets the number of pipeline stages.
     pipeline_stages(stages: usize) sets Pipeline::stages;
-    /// Sets the optimizer steps to train.
+    /// Sets the number of optimizer steps to train.
     max_steps(steps: usize) sets Training::max_steps;
-    /// Sets the passes over the data to train.
+    /// Sets the number of passes over the data (epochs).
     epochs(epochs: f64) sets Training::epochs;
     /// Sets the seed of initialisation, shuffling and dropout.
     seed(seed: u64) sets Training::seed;
-    /// Sets the steps between evaluations; 0 never evaluates.
+    /// Sets the number of steps between evaluations; 0 never evaluates.
     eval_every(steps: usize) sets Training::eval_every;
-    /// Sets the steps between checkpoints; 0 saves none during training.
+    /// Sets the number of steps between checkpoints; 0 saves none during training.
     save_every(steps: usize) sets Training::save_every;
     /// Sets the folder of the run.
     output_dir(folder: &str) sets Training::output_dir;
@@ -94,8 +94,8 @@ impl Builder {
         self.set(Optimizer::TYPE, ADAMW).set(Adam::lr, lr)
     }
 
-    /// Sets the key at `path` (`zero_optimization.stage`). A value is whatever serialises to the value of the file:
-    /// a number, a text, a list, `serde_json::json!({…})` for a section, or a field of another configuration.
+    /// Sets the key at `path` (`zero_optimization.stage`). `value` may be anything that serialises to a value of the
+    /// file: a number, a string, a list, `serde_json::json!({…})` for a section, or a field of another configuration.
     pub fn set(mut self, path: &str, value: impl Serialize) -> Self {
         let (message, help) = match (overrides::keys(path), serde_json::to_value(value)) {
             (None, _) => (

@@ -1,6 +1,6 @@
 //! Parses sizes in bytes with units: `6GiB`, `800 MB`.
 
-/// Decimal and binary units. `G` alone is missing, because programs disagree on whether it is 10^9 or 2^30.
+/// Decimal and binary units. `G` alone is rejected, because programs disagree on whether it is 10^9 or 2^30.
 const UNITS: [(&str, u64); 9] = [
     ("b", 1),
     ("kb", 1000),
@@ -28,7 +28,7 @@ pub fn bytes(text: &str) -> Option<u64> {
     }
     // The number is a fraction or has too many digits for 64 bits.
     let bytes = number.parse::<f64>().ok()? * unit as f64;
-    // 2^64 is the first float that does not fit.
+    // 2^64 is the first float that does not fit into a u64.
     (bytes < 18_446_744_073_709_551_616.0).then_some(bytes as u64)
 }
 

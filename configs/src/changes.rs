@@ -1,5 +1,5 @@
-//! Fields that the program changed after the configuration was resolved. They are set over the written values, and
-//! everything else is resolved and checked again, as for a file.
+//! Fields that the program changed after the configuration was resolved. They override the written values; everything
+//! else is resolved and checked again, as for a file.
 
 use serde_json::Value as Json;
 
@@ -15,8 +15,8 @@ impl Config {
     /// values that follow from others, such as the batch sizes, are computed again.
     ///
     /// # Errors
-    /// The errors of a file with these values; a batch size that is not divisible by the number of ranks, for
-    /// example.
+    /// The same errors as for a file with these values, for example a batch size that is not divisible by the number of
+    /// ranks.
     pub fn for_world_size(&self, world_size: usize) -> Result<Self, Errors> {
         let before = self.typed.resolve(Some(self.world_size))?;
         let changes = changes(&self.typed, &before, self);
@@ -33,8 +33,8 @@ impl Config {
     }
 }
 
-/// Returns the values that differ, each with its path. A section that is not written is one value if its keys depend
-/// on its `type`.
+/// Returns the values that differ, each with its path. If the file does not contain a section whose keys depend on its
+/// `type`, the whole section counts as one value.
 fn changes(typed: &Typed, before: &Config, after: &Config) -> Vec<(String, Node)> {
     let mut list = Vec::new();
     compare(typed, "", &yaml_out::tree(before), &yaml_out::tree(after), &mut list);

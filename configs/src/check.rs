@@ -16,7 +16,7 @@ use crate::report::Report;
 use crate::schema::{self, Auto, Key, Kind, Section, Status, Switch, join};
 use crate::value::{Leaf, MAX_PATTERNS, expected, leaf};
 
-/// Predicate of the warning about an ignored key.
+/// End of the warning about a key without effect.
 pub(crate) const NO_EFFECT: &str = "has no effect";
 
 /// Part of the help for an unknown key at the top of the file, which DeepSpeed ignores.
@@ -73,7 +73,7 @@ pub(crate) struct Check<'r> {
     pub(crate) fields: Fields,
     /// Entries at the top of the file.
     pub(crate) root: &'r [Entry],
-    /// Whether the section is in one that is switched off.
+    /// Whether the section, or a section around it, is switched off.
     pub(crate) is_off: bool,
 }
 

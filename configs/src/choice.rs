@@ -6,8 +6,8 @@ use serde::Serializer;
 use crate::schema::Kind;
 
 /// Declares an enum with the spelling of each variant. Alternative spellings after `|` are read but never written.
-/// `enum zero_pipeline::Schedule {…}` declares the spellings of an enum of another crate, whose fields are written with
-/// [`word`].
+/// `enum zero_pipeline::Schedule {…}` declares the spellings of another crate's enum; fields of that type serialise
+/// with [`word`].
 macro_rules! choice {
     (
         $(#[$meta:meta])*
@@ -70,13 +70,13 @@ pub(crate) trait Choice: Copy {
     /// All spellings, including the alternative ones.
     const NAMES: &'static [&'static str];
 
-    /// The type of a key that takes any of them.
+    /// The type of a key that takes any of these spellings.
     const KIND: Kind = Kind::Choice { names: Self::NAMES, later: &[] };
 
     /// Returns the variant with the given spelling.
     fn from_name(name: &str) -> Option<Self>;
 
-    /// Returns the spelling that is written.
+    /// Returns the primary spelling, which is the only one written to files.
     fn spelling(self) -> &'static str;
 }
 

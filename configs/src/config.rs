@@ -91,22 +91,23 @@ pub use transformers_schedules::*;
 pub use zero::{Zero, ZeroStage};
 
 section! {
-    /// The resolved configuration of one run. Created by [`Typed::resolve`](crate::Typed::resolve) or by one of the
-    /// shortcuts here.
+    /// The resolved configuration of one run. [`Typed::resolve`](crate::Typed::resolve) creates it, as do the shortcuts
+    /// below.
     #[derive(Debug, Clone, Serialize)]
     pub struct Config(keys) in ROOT {
         /// Samples per optimizer step over all ranks: micro-batch × accumulation ×
         /// [`data_parallel_size`](Self::data_parallel_size).
         pub train_batch_size: usize = engine(COUNT, "= micro-batch × accumulation × data-parallel ranks", "Samples per optimizer step over all ranks") [is keys.facts().batch.train];
-        /// Samples of one forward and backward on one rank.
+        /// Samples per forward and backward pass on one rank.
         pub train_micro_batch_size_per_gpu: usize = engine(COUNT, "= from the other two", "Samples of one forward and backward on one rank; auto, where train_batch_size does not say it: 8, as Hugging Face's Trainer") [is keys.facts().batch.micro];
         /// Micro-batches per optimizer step, on one rank or through one pipeline.
         pub gradient_accumulation_steps: usize = engine(COUNT, "= from the other two, else 1", "Micro-batches of one rank, or of one pipeline, per optimizer step") [is keys.facts().batch.accumulation];
-        /// Ranks that share each sequence (DeepSpeed-Ulysses): each computes a slice of it, and in attention some heads of all of it.
+        /// Number of ranks that share each sequence (DeepSpeed-Ulysses). Each rank computes a slice of the sequence; in
+        /// attention, it computes some of the heads over the whole sequence.
         pub sequence_parallel_size: usize = key(RANKS, "1", "Consecutive ranks that share each sequence (Ulysses): each computes a slice of its positions, and in attention a part of the heads over all positions. ZeRO shards over them as over the other ranks; they count as one in batch sizes");
         /// Steps between two progress lines; 0 prints none.
         pub steps_per_print: usize = now(COUNT_OR_0, "10", "Steps between two lines of progress; 0: no lines");
-        /// Largest absolute value of an element of the gradient; larger ones are clipped to it. `None` disables this.
+        /// Maximum absolute value of a gradient element; elements beyond it are clipped to it. `None` disables this.
         pub gradient_clipping_value: Option<f64> = key(POSITIVE, "null", "Largest absolute value of each element of the gradient, instead of `gradient_clipping`");
         /// Maximum global L2 norm of the gradient; gradients with a larger norm are scaled down to it. 0 disables
         /// clipping.
@@ -120,7 +121,7 @@ section! {
         pub wall_clock_breakdown: bool = now(Kind::Bool, "false", "Print the time of the parts of a step, send it to monitors, and write the timeline");
         /// Print the memory held by each rank in each part of a step.
         pub memory_breakdown: bool = now(Kind::Bool, "false", "Print the memory that each rank held in each part of a step, at the steps of steps_per_print");
-        /// Print the program of a step at the start.
+        /// Print the instructions of a step at the start.
         pub dump_state: bool = now(Kind::Bool, "false", "Print the program of a step at the start");
         /// Drop the last batch of an epoch if it is incomplete.
         pub dataloader_drop_last: bool = now(Kind::Bool, "false", "Leave out the last batch of an epoch when it is not full");
@@ -143,7 +144,7 @@ section! {
         pub pipeline: Pipeline = section(&Pipeline::SECTION, "Pipeline parallelism: layers in stages on different ranks");
         /// Hybrid sharding: groups of ranks that hold the same shards.
         pub mesh: Mesh = section(&Mesh::SECTION, "Hybrid sharding (HSDP): groups of ranks that hold the same ZeRO shards");
-        /// Tensor parallelism: ranks that cut layers among them.
+        /// Tensor parallelism: layers divided among ranks.
         pub tensor_parallel: TensorParallel = section(&TensorParallel::SECTION, "Tensor parallelism: ranks that cut layers among them");
         /// Which activations are recomputed in the backward; `None` keeps all of them.
         pub activation_checkpointing: Option<ActivationCheckpointing> = section(&activations::Written::SECTION, "Keep the inputs of some layers only, and compute the rest again in the backward: less memory, more time");
@@ -167,11 +168,11 @@ section! {
         pub flops_profiler: FlopsProfiler = section(&FlopsProfiler::SECTION, "Parameters, multiply-accumulates and times of each layer in one step");
         /// The model to build; `None` if the program provides its own.
         pub model: Option<Model> = key(Kind::Variants(&Model::VARIANTS), "null", "The model to build; a program may bring its own instead");
-        /// The base model of the maximal update parametrization; `None` without it.
+        /// The base model of the maximal update parametrization (µP); `None` trains without µP.
         pub mup: Option<Mup> = section(&Mup::SECTION, "Maximal update parametrization (µP): the base model for which `optimizer.params.lr` was tuned, for MuAdam, MuAdamW and MuSGD");
         /// Adapters that are trained instead of the model; `None` trains the model.
         pub adapter: Option<Adapter> = section(&Adapter::SECTION, "Small matrices to train beside the linear maps of a model, which is frozen; without the section the model itself is trained");
-        /// How frozen weights are quantized; `None` quantizes none.
+        /// How frozen weights are quantized; `None` does not quantize.
         pub quantization_config: Option<Quantization> = section(&Quantization::SECTION, "Store frozen weights in 4 or 8 bits (QLoRA, with `adapter`)");
         /// Training on pairs of answers; `None` trains on texts.
         pub preference: Option<Preference> = section(&Preference::SECTION, "Train on pairs of a chosen and a rejected answer, with `data.format: chat`; without the section every conversation is one to imitate");
@@ -217,14 +218,14 @@ section! {
         = removed("progressive_layer_drop", "it is gone; delete the section");
     }
     and {
-        /// Number of ranks this configuration was resolved for: pipeline stages × data-parallel ranks. Written out as
-        /// `launcher.num_processes`.
+        /// Number of ranks this configuration was resolved for: pipeline stages × data-parallel ranks × ranks that
+        /// share a sequence × tensor-parallel ranks. Written out as `launcher.num_processes`.
         #[serde(skip)]
         pub world_size: usize = keys.facts().ranks,
         /// Name of the file that the configuration was read from, for messages.
         #[serde(skip)]
         pub name: String = keys.file().to_string(),
-        /// Keys that were accepted and have no effect, each with the reason.
+        /// Warnings about accepted keys that have no effect, each with the reason.
         #[serde(skip)]
         pub warnings: Vec<Warning> = Vec::new(),
         /// Origin of each value.
@@ -237,8 +238,8 @@ section! {
 }
 
 impl Config {
-    /// Data-parallel degree: the number of ranks of a pipeline stage that train on different samples, where ranks that share
-    /// sequences, or cut layers among them, count as one.
+    /// Data-parallel degree: how many ranks of a pipeline stage train on different samples. Ranks that share a sequence
+    /// count as one, as do tensor-parallel ranks.
     pub fn data_parallel_size(&self) -> usize {
         self.ranks_of_stage() / self.context_size()
     }
@@ -248,28 +249,28 @@ impl Config {
         (self.sequence_parallel_size * self.mesh.context_parallel_degree).max(1)
     }
 
-    /// The key that says how many ranks share each sequence.
+    /// The key that sets how many ranks share each sequence.
     pub fn context_key(&self) -> &'static str {
         if self.mesh.context_parallel_degree > 1 { Mesh::context_parallel_degree } else { Self::sequence_parallel_size }
     }
 
-    /// Number of ranks that cut layers among them.
+    /// Number of tensor-parallel ranks.
     pub fn tensor_size(&self) -> usize {
         self.tensor_parallel.autotp_size.max(1)
     }
 
-    /// Number of ranks of a pipeline stage over which gradients are summed, where ranks that cut layers among them count as one.
+    /// Number of ranks of a pipeline stage over which gradients are summed. Tensor-parallel ranks count as one.
     pub fn ranks_of_stage(&self) -> usize {
         // The field is public, so a program may have set it to 0.
         self.world_size / self.pipeline.stages.max(1) / self.tensor_size()
     }
 
-    /// Number of ranks over which ZeRO shards: those of a pipeline stage divided by the number of their shard groups.
+    /// Number of ranks over which ZeRO shards: `ranks_of_stage` divided by the number of shard groups.
     pub fn shard_group_size(&self) -> usize {
         self.ranks_of_stage() / self.mesh.data_parallel_replicate_degree.max(1)
     }
 
-    /// Number of ranks of each host, as [`Typed::on_hosts`] has set it; all ranks if it has not.
+    /// Number of ranks per host, as set by [`Typed::on_hosts`]; without that call, all ranks.
     pub fn ranks_per_host(&self) -> usize {
         self.typed.ranks_per_host.unwrap_or(self.world_size)
     }
@@ -286,15 +287,16 @@ impl Config {
             .any(|path| self.typed.fields.is_auto(path))
     }
 
-    /// Number of ranks that together hold secondary shards of all parameters (hpZ); `None` without secondary shards, and if
-    /// that is the whole shard group, whose shards they would repeat.
+    /// Number of ranks that together hold secondary shards of all parameters (hpZ). `None` without secondary shards;
+    /// also `None` if it equals the shard group, because secondary shards would then only repeat the primary ones.
     pub fn secondary_group_size(&self) -> Option<usize> {
         let size = self.zero.zero_hpz_partition_size;
         (size > 1 && size != self.shard_group_size()).then_some(size)
     }
 
-    /// Number of consecutive ranks whose links are fast: those of [`Config::secondary_group_size`], or with
-    /// `zero_quantized_gradients` those of a shard group that share a host. `None` if that is one rank or the whole shard group.
+    /// Number of consecutive ranks with fast links between them: [`Config::secondary_group_size`] if set, or with
+    /// `zero_quantized_gradients` the ranks of a shard group on one host. `None` if that is one rank or the whole shard
+    /// group.
     pub fn near_group_size(&self) -> Option<usize> {
         let of_host = || match self.zero.zero_quantized_gradients {
             true => common_divisor(self.shard_group_size(), (self.ranks_per_host() / self.tensor_size()).max(1)),
@@ -304,7 +306,7 @@ impl Config {
             .or_else(|| Some(of_host()).filter(|&near| near > 1 && near < self.shard_group_size()))
     }
 
-    /// The optimizers: that of all parameters without one of their own, and those of `training.param_groups`, each with the
+    /// The optimizers of the run: first the section `optimizer`, then those of `training.param_groups`, each with the
     /// index of its group.
     pub fn optimizers(&self) -> Vec<(Option<usize>, &Optimizer)> {
         let groups = self.training.param_groups.iter().flatten().enumerate();
@@ -312,14 +314,15 @@ impl Config {
         std::iter::once((None, &self.optimizer)).chain(of_groups).collect()
     }
 
-    /// The name of an optimizer that updates whole parameters in f32, in host memory, with the path of its `type`.
+    /// The first optimizer that updates whole parameters (in f32, in host memory): the path of its `type`, and its
+    /// name.
     pub fn of_whole_parameters(&self) -> Option<(String, &'static str)> {
         self.optimizers()
             .into_iter()
             .find_map(|(group, optimizer)| Some((in_group(group, Optimizer::TYPE), optimizer.of_whole_parameters()?)))
     }
 
-    /// The path of a key with which states have 8 bits, of some parameters at least.
+    /// The path of a key that selects 8-bit optimizer states, for some parameters at least.
     pub fn eight_bit_states(&self) -> Option<String> {
         let of_optimizer = self.optimizers().into_iter().find(|(_, optimizer)| optimizer.has_eight_bits());
         let group = || self.training.param_groups.iter().flatten().position(|group| group.optim_bits == Some(8));
@@ -329,8 +332,8 @@ impl Config {
         }
     }
 
-    /// Data type in which gradients are kept until the update, and in which those of micro-batches are added up.
-    /// `bf16_master_weights_and_grads` means bf16, but not for reproducible gradients.
+    /// Data type in which gradients are accumulated over micro-batches and kept until the update.
+    /// `bf16_master_weights_and_grads` selects bf16, except with `training.reproducible`.
     pub fn gradient_dtype(&self) -> Dtype {
         let is_narrow = self.bf16.bf16_master_weights_and_grads && !self.training.reproducible;
         self.data_types.grad_accum_dtype.unwrap_or(if is_narrow { Dtype::Bf16 } else { Dtype::F32 })
@@ -346,12 +349,12 @@ impl Config {
     }
 }
 
-/// Returns the path of a key of the run, or of the same key of a group of parameters.
+/// Returns the path of a key: of the run, or of a parameter group.
 fn in_group(group: Option<usize>, key: &str) -> String {
     group.map_or(key.to_string(), |group| format!("{}.{group}.{key}", Training::param_groups))
 }
 
-/// Why gradients need not be divided before the reduction.
+/// The reason why two of DeepSpeed's keys about dividing gradients have no effect.
 const PRESCALED: &str = "the loss is divided by the number of micro-batches and ranks before the backward, so gradients are divided before the reduction; with `gradient_allreduce_op: sum`, by the number of micro-batches alone";
 
 choice! {

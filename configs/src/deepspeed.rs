@@ -37,7 +37,7 @@ written without it, as in DeepSpeed.
 | refused | an error, with this reason and this help. At its default, or where its section is off, the key is accepted; one that DeepSpeed has removed with a warning |
 ";
 
-/// Every key of DeepSpeed 0.19.8 and those it removed recently, in the order of DeepSpeed's reference.
+/// Every key of DeepSpeed 0.19.8, and keys that it removed recently, in the order of DeepSpeed's reference.
 static GROUPS: LazyLock<Vec<Group>> =
     LazyLock::new(|| serde_json::from_str(include_str!("deepspeed/0.19.8.json")).unwrap_or_default());
 
@@ -48,7 +48,7 @@ struct Group {
     title: &'static str,
     /// Path of the section, with a trailing dot.
     path: &'static str,
-    /// Overrides that enable the feature which the keys belong to.
+    /// Overrides that enable the feature of these keys.
     with: Vec<&'static str>,
     keys: Vec<Key>,
 }
@@ -64,7 +64,7 @@ struct Key {
     /// Further overrides that the example requires.
     #[serde(default)]
     with: Vec<&'static str>,
-    /// How the meaning differs here, apart from the default.
+    /// How the key's meaning differs from DeepSpeed's, apart from the default.
     #[serde(default)]
     difference: &'static str,
 }
@@ -173,7 +173,7 @@ fn fate(group: &Group, key: &Key) -> Fate {
     }
 }
 
-/// Resolves a small configuration with everything that the key requires, and the key set to `value`.
+/// Resolves a small configuration that sets everything the key requires, and the key itself to `value`.
 fn tried(group: &Group, key: &Key, value: Option<&str>) -> Result<Config, Errors> {
     let source = Source { name: "ds_config.json".to_string(), text: "{\"train_batch_size\": 8}".to_string() };
     let this = format!("{}=", path(group, key));
@@ -184,7 +184,7 @@ fn tried(group: &Group, key: &Key, value: Option<&str>) -> Result<Config, Errors
 }
 
 fn path(group: &Group, key: &Key) -> String {
-    // A key that is listed once per value has the value after a colon.
+    // Some keys are listed once per value, with the value after a colon: `type: Adam`.
     format!("{}{}", group.path, key.name.split(':').next().unwrap_or_default())
 }
 

@@ -1,7 +1,7 @@
 //! Changes values in the text of a configuration and preserves everything else: comments, order, layout.
 //!
-//! Each change is a splice at the byte offsets reported by the parser. The result is parsed again and compared with
-//! the expected tree. An unforeseen layout can therefore cost the comments, but never changes the meaning.
+//! Each change is a splice at the byte offsets reported by the parser. The result is parsed again and compared with the
+//! expected tree. An unforeseen layout can therefore lose comments, but it cannot change the meaning.
 
 mod layout;
 mod splice;
@@ -25,9 +25,9 @@ use written::Style;
 /// are applied in order. Missing sections are created. If a path leads through a value that is not a section, a
 /// section replaces the value. A JSON file stays JSON.
 ///
-/// The result is checked to have the same meaning as the text with these overrides. If the text cannot be changed
-/// in place, for example because an alias repeats the value, the file is written anew and starts with a comment
-/// that says so.
+/// The result is checked: it must mean the same as the text with these overrides. If the text cannot be changed in
+/// place, for example because an alias repeats the value, the file is written anew and starts with a comment that says
+/// so.
 ///
 /// # Errors
 /// The text is not a single YAML document, is larger than 1 MiB or contains a duplicate key; a path is invalid; a

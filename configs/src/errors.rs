@@ -75,13 +75,13 @@ pub enum Spot {
         /// Number of characters of `text` before the range.
         indent: usize,
     },
-    /// On the command line: the whole `path.to.key=value`.
+    /// An override on the command line: the whole `path.to.key=value`.
     Set(String),
     /// The key is absent from the named file, so it has its default.
     Default(String),
     /// The number of started ranks, which is not written anywhere.
     Launch(usize),
-    /// In the program, which set the value.
+    /// The program set the value.
     Program,
     /// The named file as a whole.
     Whole(String),

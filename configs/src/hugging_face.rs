@@ -22,7 +22,7 @@ use keys::{GEMMA3, HARMLESS, OFF, TYPES};
 pub(crate) struct Translated {
     /// Keys of the section `model`, `type` first; null for a feature that the model does not use.
     pub(crate) keys: Vec<(&'static str, Value)>,
-    /// Descriptions of keys that have no effect but may have been meant to have one.
+    /// Descriptions of keys that have no effect, although a user may expect one.
     pub(crate) ignored: Vec<String>,
 }
 
@@ -40,7 +40,7 @@ const MAX_LISTED: usize = 10;
 /// Translates a `config.json` into the keys of `model`.
 ///
 /// # Errors
-/// All keys that make the model impossible to build.
+/// Every key that makes the model impossible to build.
 pub(crate) fn translate(config: &Map<String, Json>) -> Result<Translated, Vec<Refusal>> {
     let mut reader = Reader { config, read: vec![], refusals: vec![], ignored: vec![] };
     let Some(kind) = reader.kind() else { return Err(reader.refusals) };

@@ -37,15 +37,15 @@ pub(crate) fn nearest<'a>(name: &str, candidates: impl Iterator<Item = &'a str>)
 /// example.
 const MAX_SUGGESTIONS: usize = 3;
 
-/// Returns the paths of the keys with that name, if there are only a few. If there are several, returns only those
-/// of implemented keys.
+/// Returns the paths of the keys with that name, if there are only a few. If several keys have the name, returns only
+/// the paths of implemented keys.
 pub(crate) fn elsewhere(name: &str) -> &'static [String] {
-    /// For one name: the paths of all keys, and those of implemented keys.
+    /// For one name: the paths of all keys, and the paths of implemented keys.
     type Places = (Vec<String>, Vec<String>);
     static PLACES: LazyLock<HashMap<&'static str, Places>> = LazyLock::new(|| {
         let mut places = HashMap::<_, Places>::new();
         schema::walk("", schema::TOP.keys, &mut |path, key: &'static Key| {
-            // The base model's keys are those of `model`, which are meant.
+            // `mup.base` repeats keys of `model`; suggest only the latter.
             if path.strip_prefix(Mup::base).is_some_and(|rest| rest.starts_with('.')) {
                 return;
             }
@@ -76,8 +76,8 @@ fn plain(path: &str) -> String {
     }
 }
 
-/// Returns advice for a key that does not exist in the section at `path`. The section has the keys `keys` and those
-/// named in `beside`. Also returns the key that was probably meant, if there is one.
+/// Returns advice for a key that does not exist in the section at `path`. The section's keys are `keys` and the names
+/// in `beside`. Also returns the key that was probably meant, if there is one.
 pub(crate) fn unknown_key(
     path: &str,
     name: &str,
@@ -115,7 +115,7 @@ fn names(keys: &[&'static [Key]], status: impl Fn(Status) -> bool) -> impl Itera
     keys.iter().flat_map(|keys| keys.iter()).filter(move |key| status(key.status)).map(|key| key.name)
 }
 
-/// Returns further advice for an invalid value, beside the expected type.
+/// Returns advice for an invalid value, in addition to the expected type.
 pub(crate) fn value(kind: &Kind, found: &Value) -> Option<String> {
     match (kind, found) {
         (Kind::Choice { names, .. }, Value::Text(text)) => {

@@ -106,7 +106,7 @@ pub(crate) fn keys(path: &str) -> Option<Vec<&str>> {
     (keys.iter().all(|key| !key.is_empty()) && keys.len() <= MAX_PATH).then_some(keys)
 }
 
-/// Sets the key at `path`. A key that is already written under another of its names is set there.
+/// Sets the key at `path`. If the key is already written under another of its names, sets that entry.
 pub(crate) fn set(root: &mut Node, path: &[&str], value: Node) {
     let at = value.at;
     set_in(root, schema::TOP.keys, path, value, at);

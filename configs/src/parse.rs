@@ -43,7 +43,7 @@ pub(crate) fn override_value(text: &str, index: usize, report: &mut Report) -> R
     tree(text, Input::Set(index), report).map_err(|problem| (problem.message, problem.help))
 }
 
-/// Parses YAML that is no configuration, such as the head of a page. Returns `None` if it is not YAML.
+/// Parses YAML that is not a configuration, such as the front matter of a page. Returns `None` if it is not YAML.
 pub fn yaml(text: &str) -> Option<serde_json::Value> {
     constant(text).map(|node| crate::yaml_out::json_of(&node.value))
 }

@@ -16,17 +16,17 @@ use crate::report::Report;
 use crate::schema::{TYPE, join};
 use crate::table::last;
 
-/// Maximum size of a `config.json` in bytes. Those of transformers have a few thousand.
+/// Maximum size of a `config.json` in bytes. The files that transformers writes have a few thousand.
 const MAX_BYTES: u64 = 1 << 20;
 const KEY: &str = Gpt2::pretrained;
 
-/// Downloads the files that describe a model, and returns their folder; or a message and what to do.
+/// Downloads the files that describe a model and returns their folder; the error is a message and advice.
 pub type FetchPretrained = fn(&str) -> Result<PathBuf, (String, String)>;
 
 static FETCH: OnceLock<FetchPretrained> = OnceLock::new();
 
-/// Sets how this process makes a `model.pretrained` available that is an address, such as `hf://owner/name`. The first
-/// call decides. This crate has no connection to the network.
+/// Sets the function that downloads a `model.pretrained` given as an address, such as `hf://owner/name`. Only the first
+/// call has an effect. This crate itself does not use the network.
 pub fn fetch_pretrained_with(fetch: FetchPretrained) {
     let _ = FETCH.set(fetch);
 }
@@ -37,12 +37,12 @@ pub fn is_address(text: &str) -> bool {
     scheme.len() > 1 && scheme.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '+' | '-' | '.'))
 }
 
-/// Returns a path that is an address as text.
+/// Returns the path as text if it is an address.
 pub fn address(path: &Path) -> Option<&str> {
     path.to_str().filter(|path| is_address(path))
 }
 
-/// Returns the folder that the key names, on this machine.
+/// Returns the local folder for a value of the key, after downloading it if it is an address.
 fn local(folder: &str) -> Result<PathBuf, (String, String)> {
     match FETCH.get() {
         _ if !is_address(folder) => Ok(folder.into()),

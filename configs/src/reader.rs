@@ -33,13 +33,13 @@ pub(crate) struct Reader<'r, 't> {
     keys: &'static [Key],
 }
 
-/// A type of which a key may have no value.
+/// Reads a key that may have no value.
 pub(crate) trait Find: Sized {
     /// Reads the key. Returns `None` if its value is null, `auto` or computed.
     fn find(keys: &mut Reader<'_, '_>, name: &'static str) -> Option<Self>;
 }
 
-/// A type of which a key always has a value.
+/// Reads a key that always has a value.
 pub(crate) trait Read: Sized {
     /// Reads the key; returns a placeholder after an error.
     fn read(keys: &mut Reader<'_, '_>, name: &'static str) -> Self;

@@ -11,7 +11,8 @@ use crate::schema::TOP;
 /// Maximum number of errors that are listed. A file with more errors is probably the wrong file.
 const MAX_LISTED: usize = 50;
 
-/// Maximum number of characters shown of a line, and before the location in it. A JSON file is often a single line.
+/// Maximum number of characters shown of a line, and of those before the error's column. A JSON file is often a single
+/// line.
 const MAX_LINE: usize = 160;
 const MAX_BEFORE: usize = 60;
 
@@ -52,7 +53,7 @@ impl Report {
         Self { pretrained: self.pretrained.clone(), ..Self::of_files(self.sources.clone(), &self.overrides) }
     }
 
-    /// Returns the first file, after which the run is named.
+    /// Returns the first file, which gives the run its name.
     pub(crate) fn source(&self) -> &Source {
         &self.sources[0]
     }
@@ -108,7 +109,7 @@ impl Report {
         let Some(place) = found.first().cloned() else { return };
         self.list.retain(|error| !is_unknown_at_the_top(error));
         for place in &found {
-            // The key nearest to the unknown one may be reported as missing again.
+            // The nearest known key was marked when the unknown key was reported; it may be reported as missing again.
             if let (Some(near), _) = nearest::unknown_key("", &place.path, &[TOP.keys], &[]) {
                 self.poisoned.remove(near);
             }
@@ -123,7 +124,7 @@ impl Report {
         ends.into_iter().any(|end| self.poisoned.contains(&path[..end]))
     }
 
-    /// Returns whether further errors are only counted. Computing advice for them is then useless.
+    /// Returns whether further errors are only counted. Callers then need not compute advice for them.
     pub(crate) fn is_full(&self) -> bool {
         self.list.len() >= MAX_LISTED
     }

@@ -15,11 +15,12 @@ use crate::world::World;
 use crate::yaml_out;
 
 impl Typed {
-    /// Resolves the configuration for `world_size` ranks. `None` means `launcher.num_processes` ranks, or if that is not
-    /// set, one for each pipeline stage and each rank of it that shares a sequence or cuts layers.
+    /// Resolves the configuration for `world_size` ranks. `None` means `launcher.num_processes` ranks. If that key is
+    /// not set, the number is the product of the pipeline stages, the ranks that share a sequence, and the
+    /// tensor-parallel ranks.
     ///
     /// # Errors
-    /// All errors of the configuration, including those of single values.
+    /// All errors of the configuration, including errors in single values.
     pub fn resolve(&self, world_size: Option<usize>) -> Result<Config, Errors> {
         let (fields, report) = (&self.fields, self.report.clone());
         let (origins, facts) = (Origins::default(), Facts::default());
@@ -112,14 +113,14 @@ pub(crate) struct Facts {
     pub(crate) ranks: usize,
     /// Shard groups per pipeline stage.
     pub(crate) replicates: usize,
-    /// Ranks of a shard group, if `auto` is written for them.
+    /// Ranks of a shard group, if `mesh.data_parallel_shard_degree` is `auto`.
     pub(crate) shards: Option<usize>,
     pub(crate) batch: Batch,
     /// The optimizer's learning rate.
     pub(crate) lr: f64,
-    /// `None` for a run that is counted in epochs.
+    /// `None` if the configuration gives the length of the run in epochs.
     pub(crate) max_steps: Option<usize>,
-    /// Whether a cost table is named.
+    /// Whether the configuration names a cost table.
     pub(crate) is_measured: bool,
     /// Width of the model, if it has one.
     pub(crate) width: Option<usize>,
@@ -147,7 +148,7 @@ fn config(resolver: &mut Resolver<'_>, world: World) -> Config {
     Config::of(&mut resolver.top())
 }
 
-/// Checks that concern more than one section.
+/// Runs the checks that concern more than one section.
 fn check(config: &mut Config, world: World, resolver: &mut Resolver<'_>) {
     config.training.check(resolver);
     if config.gradient_clipping_value.is_some() && config.gradient_clipping > 0.0 {
@@ -230,9 +231,9 @@ fn check(config: &mut Config, world: World, resolver: &mut Resolver<'_>) {
     }
 }
 
-/// Checks the requirements of `training.reproducible`. It adds over one binary tree of all micro-batches of the
-/// global batch, or of all their slices if ranks share sequences, cut at the ranks of a stage. Both numbers must therefore
-/// be powers of two, and communication must not round.
+/// Checks the requirements of `training.reproducible`. Gradients are added in one binary tree over all micro-batches of
+/// the global batch, or over all their slices if ranks share sequences; each rank of a stage has one subtree. The
+/// numbers of leaves and of ranks must therefore be powers of two, and communication must not round.
 fn reproducible(config: &Config, world: World, resolver: &mut Resolver<'_>) {
     const KEY: &str = Training::reproducible;
     if let Some(dtype) = config.communication_data_type.filter(|dtype| *dtype != Dtype::F32) {

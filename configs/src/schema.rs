@@ -1,8 +1,7 @@
 //! All keys that the parser knows, as data: name, type, default, description and status. The declarations with
-//! [`section!`](crate::table::section) are this data.
+//! [`section!`](crate::table::section) produce this data.
 //!
-//! It drives the detection of unknown keys, the messages, the defaults and the reference in `docs/`, so they cannot
-//! disagree.
+//! Unknown keys, messages, defaults and the reference in `docs/` all come from this data, so they cannot disagree.
 
 mod inactive;
 
@@ -28,7 +27,7 @@ pub(crate) struct Key {
     pub(crate) instead: Option<&'static str>,
 }
 
-/// Marks a key without a default: it must be written if its section is.
+/// Marks a key without a default, which must be written if its section is written.
 pub(crate) const REQUIRED: &str = "required";
 
 /// Support of a key.
@@ -223,7 +222,7 @@ pub(crate) const fn removed(name: &'static str, meaning: &'static str) -> Key {
     Key { status: Status::Removed, ..key(name, Kind::Any, "null", meaning) }
 }
 
-/// Declares a removed key that was off at `off`.
+/// Declares a removed key whose value `off` meant that the feature was off.
 pub(crate) const fn removed_unless(name: &'static str, off: &'static str, meaning: &'static str) -> Key {
     Key { default: off, ..removed(name, meaning) }
 }
@@ -259,7 +258,7 @@ pub(crate) const fn variant(name: &'static str, meaning: &'static str, keys: &'s
 }
 
 impl Key {
-    /// Says what to write instead of this key.
+    /// Adds advice on what to write instead of this key.
     pub(crate) const fn instead(self, instead: &'static str) -> Self {
         assert!(matches!(self.status, Status::Later { .. } | Status::Rejected { .. }));
         Self { instead: Some(instead), ..self }
@@ -284,8 +283,8 @@ pub(crate) fn first_name<'a>(keys: &'static [Key], name: &'a str) -> &'a str {
     }
 }
 
-/// Returns the keys of the section `name` in `keys`, or of each section of that list. Returns none if it is not a section
-/// or depends on its `type`.
+/// Returns the keys of the section `name` in `keys`, or of each section of that list. Returns no keys if it is not a
+/// section, or if its keys depend on its `type`.
 pub(crate) fn inside(keys: &'static [Key], name: &str) -> &'static [Key] {
     match find(keys, first_name(keys, name)).map(|key| key.kind) {
         Some(Kind::Section(section) | Kind::Sections(section)) => section.keys,

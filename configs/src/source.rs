@@ -43,7 +43,7 @@ impl Source {
     /// Creates a source from the bytes of a file.
     ///
     /// # Errors
-    /// There are more than 1 MiB, or they are not UTF-8.
+    /// The text is larger than 1 MiB, or it is not UTF-8.
     pub fn from_bytes(name: impl Into<String>, bytes: Vec<u8>) -> Result<Self, Errors> {
         let name = name.into();
         if bytes.len() > MAX_BYTES {

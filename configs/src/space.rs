@@ -17,7 +17,7 @@ use crate::yaml_out;
 
 use target::Target;
 
-/// Maximum number of values in a dimension, and of dimensions.
+/// Maximum number of values in a dimension, and maximum number of dimensions.
 const MAX_VALUES: usize = 1000;
 const MAX_DIMENSIONS: usize = 100;
 

@@ -1,6 +1,6 @@
-//! [`section!`]: the table of keys. A section is declared once, as a struct; each key with its type, its default, its
-//! description on the reference page and, if it is not implemented, the answer to it. The struct, its reader, the
-//! schema and a constant with each key's path follow from that declaration.
+//! [`section!`]: the table of keys. A section is declared once, as a struct. The declaration of a key contains its
+//! type, its default, its description on the reference page and, if it is not implemented, the reason. The macro
+//! generates the struct, its reader, the schema and a constant with each key's path.
 
 /// Declares a section of the file.
 ///
@@ -19,9 +19,9 @@
 /// ```
 ///
 /// A row is a field and a constructor of [`Key`](crate::schema::Key), or `=` and a constructor alone for a key without
-/// a field. `[else …]` is the value of a key that is not written or `auto`; it may refer to the fields above it and to
-/// the reader `keys`. `[or …]` is the same for an `Option`. `[is …]` is the value of a field that is not read. `pub zero as "zero_optimization"` is a field
-/// with another name than its key.
+/// a field. `[else …]` gives the value if the key is not written or `auto`; the expression may use the fields above it
+/// and the reader `keys`. `[or …]` does the same for an `Option`. `[is …]` gives the value of a field that is not read
+/// from the file. `pub zero as "zero_optimization"` declares a field whose name differs from its key.
 ///
 /// It generates, for `Aio`: the struct; `Aio::SECTION` for the schema; `Aio::block_size`, the path of the key
 /// (`aio.block_size`), for checks and messages; `Aio::of(&mut Reader)`; and [`Read`](crate::reader::Read) and
@@ -101,7 +101,7 @@ macro_rules! section {
 
 pub(crate) use section;
 
-/// Joins two constants to `section.name`.
+/// Joins two constants into `section.name`.
 macro_rules! joined_path {
     ($section:expr, $name:expr) => {{
         const PATH: [u8; $crate::table::length($section, $name)] = $crate::table::joined($section, $name);

@@ -41,7 +41,7 @@ pub fn load(source: Source, overrides: &[String]) -> Result<Typed, Errors> {
 /// configuration its name.
 ///
 /// # Errors
-/// As for [`load`], and an empty list of files.
+/// Those of [`load`], and an error if the list of files is empty.
 pub fn load_files(sources: Vec<Source>, overrides: &[String]) -> Result<Typed, Errors> {
     if sources.is_empty() {
         return Err(Errors::one(ErrorKind::Missing, "there is no configuration".to_string(), vec![], None));

@@ -117,7 +117,7 @@ fn bounds(min: u64, max: u64) -> String {
 fn whole(value: &Value, min: u64, max: u64) -> Option<u64> {
     let number = match value {
         Value::Int(value) => u64::try_from(*value).ok()?,
-        // 2^64 is the first float that does not fit.
+        // 2^64 is the first float that does not fit into a u64.
         Value::Float(value) if value.fract() == 0.0 && *value >= 0.0 && *value < 18_446_744_073_709_551_616.0 => {
             *value as u64
         }

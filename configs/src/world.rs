@@ -1,5 +1,5 @@
-//! The ranks of a run: pipeline stages × data-parallel ranks, which are shard groups × their ranks, × ranks that share sequences,
-//! × ranks that cut layers among them.
+//! The ranks of a run: pipeline stages × data-parallel ranks × ranks that share a sequence × tensor-parallel ranks. The
+//! data-parallel ranks are divided into shard groups.
 
 use crate::config::{Config, Launcher, Mesh, Pipeline, TensorParallel};
 use crate::errors::ErrorKind;
@@ -19,26 +19,28 @@ const TENSOR: &str = TensorParallel::autotp_size;
 const REPLICATES: &str = Mesh::data_parallel_replicate_degree;
 const SHARDS: &str = Mesh::data_parallel_shard_degree;
 
-/// Number of ranks; a multiple of the stages times the ranks that share sequences unless an error has been reported.
+/// Number of ranks; a multiple of stages × ranks that share a sequence × tensor-parallel ranks, unless an error has
+/// been reported.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct World {
     pub(crate) ranks: usize,
     stages: usize,
-    /// Ranks that share sequences, and the keys that say so.
+    /// Number of ranks that share a sequence; the next field has the two keys that determine it.
     pub(crate) context: usize,
     sharing: [(&'static str, usize); 2],
-    /// Ranks that cut layers among them.
+    /// Number of tensor-parallel ranks.
     tensor: usize,
-    /// Shard groups of each stage; divides its ranks unless an error has been reported.
+    /// Number of shard groups per stage; divides the data-parallel ranks unless an error has been reported.
     pub(crate) replicates: usize,
-    /// Ranks of a shard group, if `auto` is written for them.
+    /// Ranks of a shard group, if `mesh.data_parallel_shard_degree` is `auto`.
     pub(crate) shards: Option<usize>,
     /// Origin of the number of ranks.
     at: At,
 }
 
 impl World {
-    /// Determines the number of ranks: `started`, else `launcher.num_processes`, else as few as the other keys allow.
+    /// Determines the number of ranks: `started` if given, else `launcher.num_processes`, else the minimum that the
+    /// other keys allow.
     pub(crate) fn read(resolver: &mut Resolver<'_>, started: Option<usize>) -> Self {
         let mut keys = resolver.top();
         let stages = Pipeline::read(&mut keys, Config::pipeline).stages;
@@ -106,18 +108,19 @@ impl World {
         resolver.report.poison(RANKS.to_string());
     }
 
-    /// Returns the product of the axes other than the data-parallel one.
+    /// Returns the product of all axes except the data-parallel axis.
     fn each(self) -> usize {
         self.stages.saturating_mul(self.context).saturating_mul(self.tensor)
     }
 
-    /// Returns the largest number of consecutive ranks of a stage that divides its ranks into groups that each are on one host.
+    /// Returns the largest shard group of consecutive ranks that divides a stage evenly and keeps each group on one
+    /// host.
     fn in_a_host(self, ranks_per_host: Option<usize>) -> usize {
         let data = self.data_parallel();
         common_divisor(data, ranks_per_host.map_or(data, |ranks| (ranks / self.context / self.tensor).max(1)))
     }
 
-    /// Returns the number of shard groups of a stage, from the degrees that are written.
+    /// Returns the number of shard groups of a stage, given the degrees in the file.
     fn replicates(self, resolver: &mut Resolver<'_>, degrees: [Option<usize>; 2]) -> usize {
         let (data, name) = (self.data_parallel(), self.data_parallel_name());
         let (product, replicates, written) = match degrees {
@@ -149,14 +152,14 @@ impl World {
         1
     }
 
-    /// Returns the data-parallel degree: the number of ranks of a stage, or of groups that share sequences, that train on
-    /// different samples.
+    /// Returns the data-parallel degree: how many ranks of a stage train on different samples. Ranks that share a
+    /// sequence count as one, as do tensor-parallel ranks.
     pub(crate) fn data_parallel(self) -> usize {
         (self.ranks / self.each()).max(1)
     }
 
-    /// Returns how messages call the ranks counted by [`data_parallel`](Self::data_parallel): without a pipeline and without
-    /// ranks that share sequences, all ranks.
+    /// Returns the name in messages of the ranks that [`data_parallel`](Self::data_parallel) counts: "ranks" if these
+    /// are all ranks.
     pub(crate) fn data_parallel_name(self) -> &'static str {
         if self.each() == 1 { "ranks" } else { "data-parallel ranks" }
     }

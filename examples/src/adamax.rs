@@ -1,5 +1,5 @@
-//! Adamax (Kingma & Ba 2015, "Adam: A Method for Stochastic Optimization", algorithm 2), an optimizer that zero-train does not
-//! have.
+//! Adamax (Kingma & Ba 2015, "Adam: A Method for Stochastic Optimization", algorithm 2), an optimizer that zero-train
+//! does not include.
 
 use zero_train::optimizer::{CustomOptimizer, CustomStep, Update};
 

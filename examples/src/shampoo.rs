@@ -1,5 +1,5 @@
-//! Shampoo (Gupta, Koren & Singer 2018, "Shampoo: Preconditioned Stochastic Tensor Optimization", algorithm 1), an optimizer
-//! that zero-train does not have, for the matrices of a model, with Adam for all other parameters.
+//! Shampoo (Gupta, Koren & Singer 2018, "Shampoo: Preconditioned Stochastic Tensor Optimization", algorithm 1), an
+//! optimizer that zero-train does not include. It updates the matrices of a model; Adam updates all other parameters.
 //!
 //! ```text
 //! L ← L + G·Gᵀ        R ← R + Gᵀ·G        W ← W(1 − lr·λ) − lr · (L + εI)^(−1/4) · G · (R + εI)^(−1/4)
@@ -7,7 +7,7 @@
 
 use zero_train::optimizer::{CustomOptimizer, CustomStep, MatrixStates, Update};
 
-/// ε of both, and the decay of Adam's moments.
+/// The ε of Shampoo and Adam, and the decay of Adam's moments.
 #[derive(Debug)]
 pub(crate) struct Shampoo {
     pub(crate) epsilon: f64,
@@ -15,7 +15,7 @@ pub(crate) struct Shampoo {
 }
 
 impl CustomOptimizer for Shampoo {
-    /// Of a matrix, L and R. Of another parameter, Adam's two moments.
+    /// For a matrix, the states are L and R; for any other parameter, Adam's two moments.
     fn states(&self) -> &'static [&'static str] {
         &["first", "second"]
     }
@@ -25,7 +25,7 @@ impl CustomOptimizer for Shampoo {
         let side = rows.max(columns);
         (!is_embedding).then(|| MatrixStates {
             values: vec![rows * rows, columns * columns],
-            // What `root` and `update` hold at a time, in f64.
+            // The f64 buffers that `root` and `update` hold at the same time.
             buffer_bytes: 8 * (4 * side * side + 2 * rows * columns),
             multiply_adds: 32 * (rows.pow(3) + columns.pow(3)) as u128,
         })

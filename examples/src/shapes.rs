@@ -10,11 +10,11 @@ pub(crate) const SIZE: u32 = 16;
 /// The classes in the order of their indices.
 pub(crate) const CLASSES: [&str; 3] = ["cross", "disk", "square"];
 
-/// A folder with the data sets `train` and `valid`, which is removed at the end.
+/// A folder with the data sets `train` and `valid`; dropping the value removes the folder.
 pub(crate) struct Shapes(PathBuf);
 
 impl Shapes {
-    /// Draws 100 images of each class for training and 30 for evaluation. Every rank draws the same images, each into a
+    /// Draws 100 images of each class for training and 30 for evaluation. Every rank draws the same images into a
     /// folder of its own.
     pub(crate) fn draw(example: &str) -> anyhow::Result<Self> {
         let folder = std::env::temp_dir().join(format!("zero-train-{example}-{}", std::process::id()));
@@ -34,12 +34,12 @@ impl Shapes {
 
 impl Drop for Shapes {
     fn drop(&mut self) {
-        // A folder that stays behind is no reason to fail.
+        // A folder that cannot be removed is not an error.
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }
 
-/// Draws these shapes of each class, of several sizes, places and colors: `folder/disk/17.ppm`.
+/// Draws the shapes with these numbers for each class, in several sizes, places and colors: `folder/disk/17.ppm`.
 fn draw(folder: &Path, shapes: Range<i32>) -> std::io::Result<()> {
     for (class, name) in CLASSES.iter().enumerate() {
         std::fs::create_dir_all(folder.join(name))?;

@@ -1,10 +1,10 @@
-//! Selects the instruction set that kernels run on, from what the processor supports and what the user configured.
+//! Selects the instruction set that kernels use, among the sets that the processor supports. The user can configure it.
 //!
 //! Kernels are compiled for each [`Vectors`] and their results are bit-identical on all of them, so a narrower choice
-//! changes only the speed. One exception: on processors with AMX, products of two bf16 operands round differently from
-//! those on processors without it.
+//! changes only the speed. One exception: AMX rounds products of two bf16 operands differently from the other
+//! instruction sets.
 //!
-//! Users choose with the environment variable [`VARIABLE`] or with the configuration's `launcher.instruction_set`; the
+//! Users choose with the environment variable [`VARIABLE`] or the configuration key `launcher.instruction_set`; the
 //! variable takes precedence.
 
 use std::fmt;
@@ -17,8 +17,8 @@ mod x86;
 /// The environment variable that selects the instruction set of this process.
 pub const VARIABLE: &str = "ZERO_TRAIN_ISA";
 
-/// Whether this is a development build. `zero-ops` is compiled without debug assertions in these too, since its innermost loops
-/// would be several times slower with them.
+/// Whether this is a development build. Development builds, too, compile `zero-ops` without debug assertions, which
+/// would make its innermost loops several times slower.
 pub const IS_DEVELOPMENT: bool = cfg!(debug_assertions);
 
 /// An instruction set that this processor supports. Values other than [`Isa::BASELINE`] exist only after detection.
@@ -40,7 +40,7 @@ enum Set {
 pub enum Vectors {
     /// Scalar code, compiled for the target's baseline.
     Baseline,
-    /// NEON: 32 registers of 128 bits, in the baseline of aarch64.
+    /// NEON: 32 registers of 128 bits; part of the aarch64 baseline.
     #[cfg(target_arch = "aarch64")]
     Neon,
     /// AVX2 and FMA: 16 registers of 256 bits.
@@ -90,7 +90,7 @@ impl Isa {
         Set::ALL.into_iter().filter(|set| set.is_here()).map(Isa).collect()
     }
 
-    /// The set that kernels use: the chosen one, or else the widest that this processor supports.
+    /// The set that kernels use: the chosen set, or else the widest set that this processor supports.
     ///
     /// # Panics
     /// Panics if [`Isa::choose`] was never called and [`VARIABLE`] names a set that cannot be used.
@@ -111,8 +111,8 @@ impl Isa {
         }
     }
 
-    /// Sets the instruction set of this process: the one that [`VARIABLE`] names, else the `configured` one, else the
-    /// widest.
+    /// Sets the instruction set of this process: the set that [`VARIABLE`] names, else the `configured` set, else the
+    /// widest set.
     ///
     /// # Errors
     /// Fails if the name is unknown, or this processor lacks the set.

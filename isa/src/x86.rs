@@ -16,8 +16,8 @@ pub(crate) fn has_avx512() -> bool {
         && is_x86_feature_detected!("avx512vl")
 }
 
-/// Whether this process may use AMX's bf16 tiles: the processor supports them, and the kernel granted permission to use
-/// their registers.
+/// Whether this process may use AMX's bf16 tiles: the processor supports them, and the operating system granted
+/// permission to use their registers.
 pub(crate) fn has_amx() -> bool {
     static GRANTED: LazyLock<bool> = LazyLock::new(|| {
         use std::arch::x86_64::{__cpuid, __cpuid_count};

@@ -18,7 +18,7 @@ impl Activations {
     /// Returns the only tensor.
     ///
     /// # Errors
-    /// If there is not exactly one.
+    /// Fails if there is not exactly one tensor.
     pub fn single(&self) -> Result<&Tensor> {
         match self.0.as_slice() {
             [one] => Ok(one),
@@ -29,7 +29,7 @@ impl Activations {
     /// Returns all tensors, which must be `N`.
     ///
     /// # Errors
-    /// If there are more or fewer.
+    /// Fails if the number of tensors is not `N`.
     pub fn array<const N: usize>(&self) -> Result<[&Tensor; N]> {
         array(&self.0)
     }

@@ -1,4 +1,4 @@
-//! Adapters: small trainable additions to the linear maps of a frozen model, with PEFT's rules for names.
+//! Adapters: small trainable additions to the linear maps of a frozen model. Names follow PEFT's rules.
 
 use zero_ops::{LinearMap, LoraOptions, names};
 
@@ -13,20 +13,21 @@ pub enum TrainedBias {
     None,
     /// All of them.
     All,
-    /// Those of the linear maps with an adapter.
+    /// The biases of the linear maps with an adapter.
     LoraOnly,
 }
 
 /// The adapters of a model. All other parameters are frozen.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Adapter {
-    /// Size and place of the adapters.
+    /// Size of the adapters, and the linear maps that get one.
     pub lora: LoraOptions,
-    /// Modules of the base model that are trained as a whole, named by their path or the end of it.
+    /// Modules of the base model that are trained in full, each named by its path or by the end of its path.
     pub modules_to_save: Vec<String>,
     /// Biases that are trained.
     pub bias: TrainedBias,
-    /// The learning rate of B, and of all vectors, over that of A and other matrices: LoRA+. 1 for plain LoRA.
+    /// Ratio of the learning rate of B and of all vectors to the learning rate of A and other matrices (LoRA+). 1 for
+    /// plain LoRA.
     pub lr_ratio: f64,
 }
 
@@ -68,12 +69,12 @@ impl Adapter {
     }
 }
 
-/// Returns whether a module of this name contains a parameter, directly or in a module inside it.
+/// Returns whether a module of this name contains the parameter, directly or in a submodule.
 pub(crate) fn contains(module: &str, parameter: &str) -> bool {
     parameter.match_indices('.').any(|(at, _)| names(module, &parameter[..at]))
 }
 
-/// Returns the last parts of paths, each once, in order of appearance.
+/// Returns the last part of each path, without duplicates, in order of appearance.
 pub(crate) fn ends(paths: &[String]) -> Vec<String> {
     let mut ends: Vec<String> = vec![];
     for path in paths {

@@ -1,4 +1,4 @@
-//! What can be wrong with a list of layers and the parts of it that training or an adapter selects.
+//! Errors in a list of layers, and in the selection of parameters for training or of modules for an adapter.
 
 /// An error of building a model.
 #[derive(Debug, thiserror::Error)]
@@ -23,7 +23,7 @@ pub enum BuildError {
     /// Two values have the same name.
     #[error("two values are named `{0}`: a layer, and an output that a layer exposes, or two such outputs")]
     DuplicateValue(String),
-    /// A layer names a value that is computed after it.
+    /// A layer names a value that the layer itself or a later layer computes.
     #[error("layer `{layer}` takes `{value}`, which is computed by that layer itself or by a later one")]
     LaterValue {
         /// The layer.
@@ -45,10 +45,10 @@ pub enum BuildError {
     /// A layer takes nothing.
     #[error("layer `{0}` has no inputs: `.inputs([…])` is empty")]
     NoInputs(String),
-    /// No later layer and no loss takes the outputs of a layer.
+    /// Neither a later layer nor the loss takes the outputs of a layer.
     #[error("neither a later layer nor the loss takes the outputs of layer `{0}`")]
     UnusedLayer(String),
-    /// A call describes a layer before there is one.
+    /// A call describes the layers of the previous call, but there are none.
     #[error("`.{0}([…])` describes the layers of the call before, and there is none")]
     NoLayerYet(&'static str),
     /// A tie names a parameter that no layer uses.
@@ -86,7 +86,7 @@ pub enum BuildError {
         /// The last parts of the paths of all linear maps.
         modules: Vec<String>,
     },
-    /// An adapter is to train a module that the model does not have.
+    /// An adapter names a module to train that the model does not have.
     #[error("the model has no module `{name}`\n  help: its modules are {}", quoted(modules))]
     UnknownModule {
         /// The name.
@@ -100,7 +100,7 @@ pub enum BuildError {
     /// A quantized weight would be trained.
     #[error("`{0}` is trained, but quantized weights are frozen")]
     TrainedQuantized(String),
-    /// A module that is to keep its weights does not exist.
+    /// The quantization skips a module that does not exist.
     #[error("the model has no module `{name}`\n  help: its modules are {}", quoted(modules))]
     UnknownSkipped {
         /// The name.
@@ -113,13 +113,13 @@ pub enum BuildError {
         "the model has no `ops::Linear` or `ops::Conv1D` that is built from a `VarBuilder`, so nothing is quantized"
     )]
     NothingQuantized,
-    /// A z-loss is configured for a loss that has none.
+    /// A z-loss is configured, but the loss does not support it.
     #[error("the loss of the model has no z-loss: it is not a head that computes a softmax")]
     NoZLoss,
-    /// The base model of µP, or the wider one that it is compared with, cannot be built.
+    /// The base model of µP, or the wider model that it is compared with, cannot be built.
     #[error("the base model: {0}")]
     Base(Box<Self>),
-    /// The base model of µP has other parameters than the model.
+    /// The base model of µP and the model have different parameters.
     #[error("{0}")]
     BaseShapes(String),
     /// Every parameter is frozen.

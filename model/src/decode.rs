@@ -1,4 +1,4 @@
-//! Runs a model forward on the next tokens of some sequences, with their keys and values in caches.
+//! Decoding: runs a model forward on the next tokens of sequences whose keys and values are cached.
 
 use candle_core::{Result, Tensor, bail};
 use zero_ops::{Cache, Pass, decode};
@@ -10,12 +10,12 @@ impl Model {
     /// Runs all layers on `tokens`, `[batch, time]` of u32: row i continues the sequence of the i-th cache. Returns the
     /// logits after each row's last token, `[batch, vocabulary]`.
     ///
-    /// The results are bit-identical to those of the whole sequences, as long as layers mix positions only with the
-    /// operations of this project. All parameters must be filled.
+    /// The results are bit-identical to a forward over the whole sequences, as long as layers mix positions only with
+    /// the operations of this project. All parameters must be filled.
     ///
     /// # Errors
-    /// Fails if the model takes named inputs, if its outputs are not one tensor of `[batch, time, vocabulary]`, or if a
-    /// layer fails; the caches can then no longer be used.
+    /// Fails if the model takes named inputs, if its output is not a single tensor `[batch, time, vocabulary]`, or if a
+    /// layer fails. The caches cannot be used after an error.
     pub fn next_logits(&self, tokens: &Tensor, caches: &mut [&mut Cache]) -> Result<Tensor> {
         if let Some((input, layer)) = self.signature().inputs.first() {
             bail!("layer `{layer}` takes the input `{input}`, so the model does not map tokens alone to logits");

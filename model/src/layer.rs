@@ -1,4 +1,4 @@
-//! What a model consists of: layers, and a last one that computes the loss.
+//! The parts of a model: layers, and a last layer that computes the loss.
 
 use candle_core::{Result, Tensor};
 use candle_nn::Module;
@@ -6,23 +6,23 @@ use zero_ops::Pass;
 
 use crate::activations::Activations;
 
-/// Maps activations to activations. Every `candle_nn::Module` is one.
+/// Maps activations to activations. Every `candle_nn::Module` is a layer.
 pub trait Layer: Send + Sync {
     /// Runs the layer. The name differs from `forward` so that both traits can be in scope.
     ///
     /// # Errors
-    /// If shapes or dtypes do not match.
+    /// Fails if shapes or dtypes do not match.
     fn run(&self, x: &Activations, pass: &Pass) -> Result<Activations>;
 
-    /// Returns whether most of the work for the gradients of its weights can be deferred, as for the operations of
-    /// `zero-ops`. A zero-bubble pipeline then splits the layer's backward. The backward of a plain candle module
+    /// Returns whether most of the work for the layer's weight gradients can be deferred, as the operations of
+    /// `zero-ops` do. A zero-bubble pipeline then splits the layer's backward. The backward of a plain candle module
     /// runs as a whole.
     fn splits(&self) -> bool {
         false
     }
 
-    /// Returns whether the layer has an attention of `zero-ops`, which exchanges slices with other ranks if these share
-    /// sequences. A layer that exchanges and does not say so fails.
+    /// Returns whether the layer contains an attention of `zero-ops`, which exchanges slices with other ranks if ranks
+    /// share sequences. A layer that exchanges slices but returns false fails.
     fn exchanges(&self) -> bool {
         false
     }
@@ -35,13 +35,13 @@ impl<M: Module + Send + Sync> Layer for M {
 }
 
 /// A last layer that computes the loss without holding all of its outputs, such as a language model's head
-/// ([`linear_cross_entropy`](zero_ops::linear_cross_entropy)). Run as a layer, it returns the outputs.
+/// ([`linear_cross_entropy`](zero_ops::linear_cross_entropy)). Its `run` returns the outputs.
 pub trait Head: Layer {
-    /// Computes the loss, the mean over the micro-batch. `gradient` is the gradient that the loss will receive in the
-    /// backward. Unless `pass` is training, no gradient is wanted.
+    /// Computes the mean loss over the micro-batch. `gradient` is the gradient that the loss will receive in the
+    /// backward. Gradients are needed only if `pass` is training.
     ///
     /// # Errors
-    /// If shapes or dtypes do not match.
+    /// Fails if shapes or dtypes do not match.
     fn loss(&self, x: &Activations, targets: &Tensor, pass: &Pass, gradient: f32) -> Result<Tensor>;
 
     /// Returns whether [`Head::loss_with_z_loss`] is implemented.
@@ -54,7 +54,7 @@ pub trait Head: Layer {
     /// Called in training only.
     ///
     /// # Errors
-    /// As [`Head::loss`], and if the head has no z-loss.
+    /// As [`Head::loss`]; also fails if the head has no z-loss.
     fn loss_with_z_loss(
         &self,
         x: &Activations,
@@ -68,17 +68,18 @@ pub trait Head: Layer {
     }
 
     /// Returns the weight of a micro-batch's loss in the mean over the global batch, such as its number of targets.
-    /// `None`, the default, if all micro-batches weigh the same. Either all micro-batches have a weight or none has.
+    /// `None`, the default, means that all micro-batches weigh the same. Either all micro-batches have a weight, or
+    /// none has one.
     ///
     /// # Errors
-    /// If the targets cannot be read.
+    /// Fails if the targets cannot be read.
     fn weight(&self, targets: &Tensor) -> Result<Option<u64>> {
         let _ = targets;
         Ok(None)
     }
 
-    /// Returns whether each position of the outputs, `[batch, time, …]`, depends on that position of the input alone.
-    /// Decoding then computes the outputs of last positions only.
+    /// Returns whether each position of the outputs, `[batch, time, …]`, depends only on the same position of the
+    /// input. Decoding then computes only the outputs at the last positions.
     fn is_by_position(&self) -> bool {
         false
     }

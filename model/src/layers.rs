@@ -15,10 +15,10 @@ use crate::routes::{self, Names, Route, Signature};
 use crate::trainable::Trainable;
 use crate::width::BaseShapes;
 
-/// A layer's module, and the same module again as a head if it is one.
+/// A layer's module, and the same module as a head if it is a head.
 pub(crate) type Built = (Arc<dyn Layer>, Option<Arc<dyn Head>>);
 pub(crate) type Build = Box<dyn Fn(VarBuilder<'static>) -> Result<Built> + Send + Sync>;
-/// Computes the loss from the outputs that it sees and its targets.
+/// Computes the loss from its outputs and targets.
 pub(crate) type Loss = Box<dyn Fn(&Activations, &[Tensor]) -> Result<Tensor> + Send + Sync>;
 
 /// Computes the weight of a micro-batch's loss from its targets.
@@ -31,7 +31,7 @@ pub(crate) struct Entry {
     pub(crate) names: Names,
 }
 
-/// The layers of a model, from which [`Layers::build`] builds it.
+/// The layers of a model; [`Layers::build`] builds the model.
 ///
 /// ```
 /// use candle_nn::{Module, VarBuilder, linear};
@@ -49,10 +49,11 @@ pub(crate) struct Entry {
 ///
 /// # Models that are not a plain list
 ///
-/// A layer receives the outputs of the layer before, and the first layer the inputs of the batch that have no name.
-/// [`with`](Layers::with) adds values to these and [`inputs`](Layers::inputs) replaces them. A value is an input of the
-/// batch, or the only output of an earlier layer, by the name of that layer. [`exposes`](Layers::exposes) names further
-/// outputs. [`loss_of`](Layers::loss_of) names the outputs and targets of the loss.
+/// A layer receives the outputs of the layer before; the first layer receives the inputs of the batch that have no
+/// name. [`with`](Layers::with) adds values to these inputs, and [`inputs`](Layers::inputs) replaces them. A value is a
+/// named input of the batch, or the only output of an earlier layer, under the name of that layer.
+/// [`exposes`](Layers::exposes) names further outputs. [`loss_of`](Layers::loss_of) names the outputs and targets of
+/// the loss.
 ///
 /// ```
 /// use candle_nn::{VarBuilder, linear, loss::{cross_entropy, mse}};
@@ -75,22 +76,22 @@ pub struct Layers {
     pub(crate) ties: Vec<(String, String)>,
     pub(crate) loss: Option<Loss>,
     pub(crate) loss_weight: Option<LossWeight>,
-    /// Outputs and targets that the loss names.
+    /// Names of the outputs and targets that the loss takes.
     pub(crate) loss_names: Option<(Vec<String>, Vec<String>)>,
     pub(crate) trainable: Trainable,
     pub(crate) adapter: Option<Adapter>,
     pub(crate) quantization: Option<QuantizationOptions>,
     pub(crate) optimizer: Option<Arc<dyn CustomOptimizer>>,
     pub(crate) base_shapes: Option<std::result::Result<BaseShapes, BuildError>>,
-    /// If ranks can share sequences, the inputs that each of them takes whole.
+    /// If ranks can share sequences, the names of the inputs that each rank takes whole.
     pub(crate) whole_inputs: Option<Vec<String>>,
-    /// Whether the layers cut their parameters among the ranks of a tensor group.
+    /// Whether the layers divide their parameters among the ranks of a tensor group.
     is_tensor_parallel: bool,
     /// The index of this rank in its tensor group, and the number of ranks.
     pub(crate) tensor_group: Option<(usize, usize)>,
-    /// Number of layers before those of the last call.
+    /// Number of layers that were added before the last call.
     before_last_call: usize,
-    /// The first method that was called before there was a layer.
+    /// The first method that was called before any layer was added.
     mistake: Option<&'static str>,
 }
 
@@ -119,7 +120,7 @@ impl Layers {
         self
     }
 
-    /// Appends a last layer that computes the model's loss itself. A [`Layers::loss`] set in addition takes
+    /// Appends a last layer that computes the model's loss itself. If [`Layers::loss`] is also set, it takes
     /// precedence.
     #[must_use]
     pub fn head<H: Head + 'static>(
@@ -151,16 +152,17 @@ impl Layers {
         self
     }
 
-    /// Gives the layers of the last call further inputs, behind the outputs of the layer before. Each name is an input
-    /// of the batch, an earlier layer with one output, or `layer.output` for one that [`exposes`](Layers::exposes) it.
+    /// Gives the layers of the last call further inputs, after the outputs of the layer before. Each name is an input
+    /// of the batch, an earlier layer with one output, or `layer.output` for an output that the layer
+    /// [`exposes`](Layers::exposes).
     #[must_use]
     pub fn with<S: Into<String>>(self, names: impl IntoIterator<Item = S>) -> Self {
         let names: Vec<String> = names.into_iter().map(Into::into).collect();
         self.last_call("with", |layer| layer.inputs.extend_from_slice(&names))
     }
 
-    /// Gives the layers of the last call exactly these inputs, instead of the outputs of the layer before. The names are
-    /// those of [`with`](Layers::with).
+    /// Gives the layers of the last call exactly these inputs, instead of the outputs of the layer before. Names are as
+    /// for [`with`](Layers::with).
     #[must_use]
     pub fn inputs<S: Into<String>>(self, names: impl IntoIterator<Item = S>) -> Self {
         let names: Vec<String> = names.into_iter().map(Into::into).collect();
@@ -168,7 +170,7 @@ impl Layers {
     }
 
     /// Names the last outputs of each layer of the last call: the output `kl` of a layer `encoder` is `encoder.kl`. The
-    /// next layer and a loss without names do not receive them.
+    /// next layer does not receive these outputs, nor does a loss without names.
     #[must_use]
     pub fn exposes<S: Into<String>>(self, names: impl IntoIterator<Item = S>) -> Self {
         let names: Vec<String> = names.into_iter().map(Into::into).collect();
@@ -191,7 +193,7 @@ impl Layers {
     }
 
     /// Adds adapters to linear maps of the model ([`ops::Linear`](zero_ops::Linear), [`ops::Conv1D`](zero_ops::Conv1D))
-    /// that are built from a `VarBuilder`. Everything else is frozen, except for what the adapter names.
+    /// that are built from a `VarBuilder`. All other parameters are frozen, except those that the adapter names.
     #[must_use]
     pub fn adapter(mut self, adapter: Adapter) -> Self {
         self.adapter = Some(adapter);
@@ -205,15 +207,15 @@ impl Layers {
         self
     }
 
-    /// Sets the optimizer of a configuration whose `optimizer.type` is `Custom`.
+    /// Sets the optimizer for a configuration whose `optimizer.type` is `Custom`.
     #[must_use]
     pub fn optimizer(mut self, optimizer: impl CustomOptimizer + 'static) -> Self {
         self.optimizer = Some(Arc::new(optimizer));
         self
     }
 
-    /// Sets the shapes of the base model of µP, by which MuAdam, MuAdamW and MuSGD scale learning rates and weight decays. The
-    /// layers themselves say how they are initialized and scaled.
+    /// Sets the shapes of the base model of µP. MuAdam, MuAdamW and MuSGD use them to scale learning rates and weight
+    /// decays. The layers themselves must apply µP's initialization and multipliers.
     #[must_use]
     pub fn with_base_shapes(mut self, shapes: BaseShapes) -> Self {
         self.base_shapes = Some(Ok(shapes));
@@ -227,31 +229,32 @@ impl Layers {
     }
 
     /// Declares that ranks can share the sequences of this model (`sequence_parallel_size`,
-    /// `mesh.context_parallel_degree`): each runs the layers on a slice of the positions, of every input and target
-    /// `[batch, time, …]` except the inputs named in `whole`. Layers must compute each position alone, or mix positions by
-    /// the attentions of `zero-ops` and say so ([`Layer::exchanges`]). The loss must be a mean over positions, or have a
-    /// weight.
+    /// `mesh.context_parallel_degree`). Each rank then runs the layers on a slice of the positions of every input and
+    /// target `[batch, time, …]`, except the inputs named in `whole`. A layer must compute each position alone, or mix
+    /// positions only with the attentions of `zero-ops` and return true from [`Layer::exchanges`]. The loss must be a
+    /// mean over positions, or have a weight.
     #[must_use]
     pub fn shares_sequences<S: Into<String>>(mut self, whole: impl IntoIterator<Item = S>) -> Self {
         self.whole_inputs = Some(whole.into_iter().map(Into::into).collect());
         self
     }
 
-    /// Declares that the layers can be cut among the ranks of a tensor group (`tensor_parallel.autotp_size`). They cut parameters by
-    /// [`Linear::column_parallel`](zero_ops::Linear), [`RowParallel`](zero_ops::RowParallel),
-    /// [`Embedding::vocab_parallel`](zero_ops::Embedding) and [`LanguageHead`](crate::zoo::LanguageHead), and run attentions and
-    /// feed-forward networks in [`whole_sequences`](zero_ops::whole_sequences).
+    /// Declares that the layers support tensor parallelism (`tensor_parallel.autotp_size`). Such layers divide their
+    /// parameters with [`Linear::column_parallel`](zero_ops::Linear), [`RowParallel`](zero_ops::RowParallel),
+    /// [`Embedding::vocab_parallel`](zero_ops::Embedding) and [`LanguageHead`](crate::zoo::LanguageHead), and run
+    /// attentions and feed-forward networks in [`whole_sequences`](zero_ops::whole_sequences).
     ///
-    /// Every rank of a group gets whole inputs and targets. If ranks also share sequences, it gets slices of them, except for the
-    /// inputs that are declared whole: [`own_slice`](zero_ops::own_slice) is for these. Between layers, activations
-    /// `[batch, slice, …]` are this rank's slice of the positions. The last layer is a head whose loss is that of whole sequences. The gradients of parameters that are not cut
-    /// are summed over the group.
+    /// Every rank of a group gets whole inputs and targets. If ranks also share sequences, it gets slices of them,
+    /// except for the inputs that are declared whole, which layers slice with [`own_slice`](zero_ops::own_slice).
+    /// Between layers, activations `[batch, slice, …]` hold this rank's slice of the positions. The last layer is a
+    /// head that computes the loss of whole sequences. The gradients of parameters that are not divided are summed over
+    /// the group.
     #[must_use]
     pub fn tensor_parallel(self) -> Self {
         Self { is_tensor_parallel: true, ..self }
     }
 
-    /// Returns whether the layers can be cut among ranks.
+    /// Returns whether the layers support tensor parallelism.
     #[must_use]
     pub fn is_tensor_parallel(&self) -> bool {
         self.is_tensor_parallel
@@ -263,15 +266,15 @@ impl Layers {
         Self { tensor_group: (ranks > 1).then_some((index, ranks)), ..self }
     }
 
-    /// Selects the parameters that training changes. The others are frozen. An [`Layers::adapter`] takes precedence.
+    /// Selects the parameters that training changes; the others are frozen. [`Layers::adapter`] takes precedence.
     #[must_use]
     pub fn trainable(mut self, trainable: Trainable) -> Self {
         self.trainable = trainable;
         self
     }
 
-    /// Sets the loss, which maps the last layer's only output and the batch's only target to a scalar, the mean over the
-    /// micro-batch.
+    /// Sets the loss: a function of the last layer's only output and the batch's only target. It returns a scalar, the
+    /// mean over the micro-batch.
     #[must_use]
     pub fn loss(self, loss: impl Fn(&Tensor, &Tensor) -> Result<Tensor> + Send + Sync + 'static) -> Self {
         self.loss_of_all(move |outputs, targets| loss(outputs.single()?, targets))
@@ -289,8 +292,8 @@ impl Layers {
     }
 
     /// Sets a loss of several outputs and targets, which it receives in the order of their names. An output is a layer
-    /// with one output, or `layer.output` for one that [`exposes`](Layers::exposes) it. A target is a named target of
-    /// the batch, or one of its named inputs. The loss is a scalar, the mean over the micro-batch.
+    /// with one output, or `layer.output` for an output that the layer [`exposes`](Layers::exposes). A target is a
+    /// named target or a named input of the batch. The loss returns a scalar, the mean over the micro-batch.
     #[must_use]
     pub fn loss_of<const O: usize, const T: usize>(
         mut self,
@@ -303,8 +306,8 @@ impl Layers {
         self
     }
 
-    /// Sets the weight of a micro-batch's loss in the mean over the global batch, from the loss's only target. Without
-    /// a weight, all micro-batches weigh the same.
+    /// Sets the function that computes the weight of a micro-batch's loss in the mean over the global batch, from the
+    /// loss's only target. Without a weight, all micro-batches weigh the same.
     ///
     /// Use it for a loss that is a mean over something other than samples: gradient accumulation, more ranks and
     /// evaluations then compute the mean over the whole batch. For a [`cross_entropy`](zero_ops::cross_entropy) that
@@ -337,7 +340,7 @@ impl Layers {
         self
     }
 
-    /// Returns what the model takes from a batch, without building it.
+    /// Returns the inputs and targets that the model takes from a batch, without building the model.
     ///
     /// # Errors
     /// Fails if a name cannot be resolved: see [`BuildError`].
@@ -355,7 +358,7 @@ impl Layers {
     }
 }
 
-/// Returns the target of a loss that takes one.
+/// Returns the only target, for a loss that takes one.
 pub(crate) fn only_target(targets: &[Tensor]) -> Result<&Tensor> {
     match targets {
         [one] => Ok(one),

@@ -8,19 +8,19 @@
 //! # How the figures add up
 //!
 //! The figures exclude parameters and the buffers of their gradients. The inputs of a layer are *leaves*, which are
-//! kept until its backward ends. Its outputs are the next layer's leaves ([`hand_on`](crate::hand_on)). Changes
-//! relative to the bytes before each pass:
+//! kept until its backward ends. Its outputs are the next layer's leaves ([`hand_on`](crate::hand_on)). The table lists
+//! the change relative to the bytes before each pass:
 //!
 //! | | peak | afterwards |
 //! |---|---|---|
 //! | forward | `+ forward_peak` | `+ kept + outputs` |
 //! | backward | `+ backward_peak` | `− leaves − kept − the outputs' gradients + input_gradients` |
 //!
-//! The model's own inputs are not leaves. If a layer has no dry run, the next layer's inputs are copied first. If
-//! weight gradients are deferred, the backward's peak is `deferred_peak`, and `deferred` bytes stay allocated until
-//! these gradients are computed, which allocates nothing more. The last layer's forward runs as part of its backward:
-//! see [`LossMemory`]. In addition, every thread that computes matrix products keeps a buffer of [`room_of_a_thread`]
-//! bytes.
+//! The model's own inputs are not leaves. An output that does not come from a fused block of this project is copied
+//! into a new leaf. If weight gradients are deferred, the backward's peak is `deferred_peak`, and `deferred` bytes stay
+//! allocated until these gradients are computed. That computation allocates nothing more. The last layer's forward runs
+//! as part of its backward: see [`LossMemory`]. In addition, every thread that computes matrix products keeps a buffer
+//! of [`room_of_a_thread`] bytes.
 
 use std::collections::{BTreeMap, HashSet};
 use zero_ops::Pass;
@@ -82,21 +82,21 @@ pub struct LayerMemory {
     pub input_gradients: u64,
     /// Like [`LayerMemory::backward_peak`], for a backward that defers the weight gradients.
     pub deferred_peak: u64,
-    /// Bytes that such a backward leaves until the weight gradients are computed, in addition to the gradients of the
-    /// inputs.
+    /// Bytes that a deferring backward keeps until the weight gradients are computed, in addition to the gradients of
+    /// the inputs.
     pub deferred: u64,
-    /// Bytes that the forward and the backward send to other ranks.
+    /// Bytes sent to other ranks: in the forward, and in the backward.
     pub exchanged: [Exchanged; 2],
 }
 
 /// Memory of the last layer and the loss, forward and backward together, in bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LossMemory {
-    /// Bytes of the inputs, which are freed at the end.
+    /// Bytes of the inputs, which are freed after the backward.
     pub leaves: u64,
-    /// Peak, relative to the bytes before.
+    /// Peak, relative to the bytes before the pass.
     pub peak: u64,
-    /// Bytes of the gradients of the inputs, which remain.
+    /// Bytes of the gradients of the inputs, which remain afterwards.
     pub input_gradients: u64,
     /// Bytes sent to other ranks.
     pub exchanged: Exchanged,
@@ -107,17 +107,17 @@ pub struct LossMemory {
 pub struct EvaluationMemory {
     /// The layer's outputs.
     pub outputs: Vec<Form>,
-    /// Peak, relative to the bytes before. Includes the outputs.
+    /// Peak, relative to the bytes before the pass. Includes the outputs.
     pub peak: u64,
-    /// Bytes that the layer's modules compute at their first use and keep, such as the angles of rotary positions. Layers
-    /// that share them have the same key. They are not part of any other figure.
+    /// Bytes that the layer's modules compute at their first use and keep, such as the angles of rotary positions.
+    /// Layers that share such values have the same key. No other figure includes these bytes.
     pub kept_once: BTreeMap<usize, u64>,
     /// Bytes sent to other ranks.
     pub exchanged: Exchanged,
 }
 
-/// Calls `run` with figures for layers on a GPU: those of the CPU, plus cuBLASLt's workspace for each product that
-/// needs one.
+/// Calls `run` with figures for layers on a GPU: the figures for the CPU, plus cuBLASLt's workspace for each product
+/// that needs one.
 pub fn on_gpu<T>(run: impl FnOnce() -> T) -> T {
     meta::on_gpu(run)
 }
@@ -126,8 +126,8 @@ impl Model {
     /// Computes the memory of layer `layer` in a training step. The layer must not be the last one.
     ///
     /// # Errors
-    /// Fails if the inputs do not fit the layer, or the layer uses operations other than those of this project, which
-    /// have no dry run. The memory of such a layer can only be measured.
+    /// Fails if the inputs do not fit the layer, or if the layer uses operations from outside this project, which have
+    /// no dry run. The memory of such a layer can only be measured.
     pub fn layer_memory(&self, layer: usize, inputs: &[Form]) -> Result<LayerMemory> {
         let built = self.layer(layer)?;
         let memory = self.step(layer, built, inputs, false)?;
@@ -181,7 +181,8 @@ impl Model {
         })
     }
 
-    /// Computes the memory of the last layer and the loss in a training step. `targets` are those that the loss takes.
+    /// Computes the memory of the last layer and the loss in a training step. `targets` are the targets that the loss
+    /// takes.
     ///
     /// # Errors
     /// As [`Model::layer_memory`].
@@ -241,7 +242,7 @@ impl Model {
         }
     }
 
-    /// Returns the parameters of a layer to whose gradients the backward of a later layer has already added.
+    /// Returns the parameters of a layer whose gradients already contain a later layer's contribution.
     fn written_before(&self, layer: usize) -> HashSet<TensorId> {
         let uses = self.layers()[layer].uses().iter().filter(|&&parameter| self.last_user(parameter) > layer);
         uses.map(|&parameter| self.parameters()[parameter].leaf().id()).collect()
@@ -253,7 +254,7 @@ fn pass(layer: usize, training: bool) -> Pass {
     Pass { training, seed: 0, step: 1, sample: 0, layer: layer as u32 }
 }
 
-/// Returns a layer's inputs, and separately those that need gradients.
+/// Returns a layer's inputs, and separately the inputs that need gradients.
 fn leaves(layer: usize, forms: &[Form]) -> Result<(Vec<Tensor>, Vec<Tensor>)> {
     let wanted = |form: &Form| layer > 0 && form.dtype.is_float();
     let input = |form: &Form| meta::leaf(&form.shape, form.dtype, wanted(form));

@@ -35,7 +35,7 @@ impl BuiltLayer {
         &self.name
     }
 
-    /// Returns all parameters that the layer uses, its own and tied ones, in the order in which it requested them.
+    /// Returns all parameters that the layer uses, owned or tied, in the order in which it requested them.
     #[must_use]
     pub fn uses(&self) -> &[ParameterId] {
         &self.uses
@@ -55,20 +55,20 @@ impl BuiltLayer {
         self.module.splits()
     }
 
-    /// Returns whether the layer exchanges slices with ranks that share its sequences. The last layer never does: its forward
-    /// runs as part of its backward.
+    /// Returns whether the layer exchanges slices with the ranks that share its sequences. The last layer never
+    /// exchanges slices: its forward runs as part of its backward.
     #[must_use]
     pub fn exchanges(&self) -> bool {
         !self.is_last && self.module.exchanges()
     }
 
-    /// Where the layer's inputs come from, and what it passes on.
+    /// Returns where the layer's inputs come from, and what it passes on.
     #[must_use]
     pub fn route(&self) -> &Route {
         &self.route
     }
 
-    /// Runs the layer on the tensors that [`Route`] describes, and returns its outputs, auxiliary ones last. In an
+    /// Runs the layer on the tensors that [`Route`] describes, and returns its outputs, auxiliary outputs last. In an
     /// evaluation, operations of this project save nothing for a backward.
     ///
     /// # Errors
@@ -78,8 +78,8 @@ impl BuiltLayer {
         if pass.training { run() } else { untracked(run) }.map_err(|e| self.context(e))
     }
 
-    /// Runs `run` in the pass. A layer that did not declare exchanges cannot begin one, for which other ranks would have to be
-    /// in the same layer.
+    /// Runs `run` in the pass. A layer that did not declare exchanges cannot begin an exchange, because other ranks may
+    /// be in a different layer.
     fn within<T>(&self, pass: &Pass, run: impl FnOnce() -> T) -> T {
         match SequenceGroup::current() {
             Some(group) if !self.exchanges() => group.silent_in(&self.name).within(|| pass.within(run)),
@@ -87,15 +87,15 @@ impl BuiltLayer {
         }
     }
 
-    /// Runs the layer like [`BuiltLayer::run`], but saves nothing for a backward, in training too.
+    /// Runs the layer like [`BuiltLayer::run`], but saves nothing for a backward, even in training.
     ///
     /// # Errors
-    /// The same as those of [`BuiltLayer::run`].
+    /// The same errors as [`BuiltLayer::run`].
     pub fn run_forward_only(&self, x: &Activations, pass: &Pass) -> Result<Activations> {
         untracked(|| self.run(x, pass))
     }
 
-    /// Returns what flows behind the layer, given its outputs and the tensors that it ran on.
+    /// Returns the tensors that the layer passes on, given its outputs and the tensors that it ran on.
     ///
     /// # Errors
     /// As [`Route::pass_on`], with the layer's name added.
@@ -120,7 +120,7 @@ enum Ending {
     Head(Arc<dyn Head>),
 }
 
-/// A built model. Its parameters are released until they are filled.
+/// A built model. Its parameters are in the released state until they are filled.
 pub struct Model {
     layers: Vec<BuiltLayer>,
     parameters: Vec<Parameter>,
@@ -145,39 +145,40 @@ impl Model {
         &self.device
     }
 
-    /// Layers in the order of the forward pass.
+    /// Returns the layers in the order of the forward pass.
     #[must_use]
     pub fn layers(&self) -> &[BuiltLayer] {
         &self.layers
     }
 
-    /// What the model takes from a batch, and what its loss sees.
+    /// Returns which inputs and targets the model takes from a batch, and which outputs its loss takes.
     #[must_use]
     pub fn signature(&self) -> &Signature {
         &self.signature
     }
 
-    /// Returns the linear maps of a model with adapters, with or without one; without adapters, nothing.
+    /// Returns all linear maps of a model with adapters, whether or not a map has an adapter. Empty for a model without
+    /// adapters.
     #[must_use]
     pub fn linear_maps(&self) -> &[LinearMap] {
         &self.linear_maps
     }
 
-    /// Returns the optimizer that came with the layers.
+    /// Returns the optimizer that was set on the layers.
     #[must_use]
     pub fn optimizer(&self) -> Option<&Arc<dyn CustomOptimizer>> {
         self.optimizer.as_ref()
     }
 
-    /// Returns the inputs of the batch of which ranks that share sequences take the whole, by name; `None` if ranks cannot share
-    /// the sequences of this model.
+    /// Returns the names of the batch's inputs that each rank takes whole if ranks share sequences. `None` if ranks
+    /// cannot share the sequences of this model.
     #[must_use]
     pub fn whole_inputs(&self) -> Option<&[String]> {
         self.whole_inputs.as_deref()
     }
 
-    /// Sets what optimizers keep of the parameters that they update as whole matrices, in the order of the parameters. These are
-    /// trainable and have two dimensions.
+    /// Sets the optimizer states of parameters that are updated as whole matrices, in the order of the parameters. Such
+    /// a parameter is trainable and has two dimensions.
     #[must_use]
     pub fn with_matrices(mut self, matrices: Vec<Option<MatrixStates>>) -> Self {
         for (parameter, matrix) in self.parameters.iter_mut().zip(matrices) {
@@ -186,7 +187,7 @@ impl Model {
         self
     }
 
-    /// Sets how the update of each parameter differs from what the optimizer says, in the order of the parameters.
+    /// Sets how the update of each parameter differs from the optimizer's settings, in the order of the parameters.
     #[must_use]
     pub fn with_tunings(mut self, tunings: &[Tuning]) -> Self {
         for (parameter, &tuning) in self.parameters.iter_mut().zip(tunings) {
@@ -199,7 +200,7 @@ impl Model {
     /// (Chowdhery et al., "PaLM", 2022, section 5). 0 adds nothing.
     ///
     /// # Errors
-    /// Fails if the coefficient is not 0 and the model does not end with a head that has a z-loss.
+    /// Fails if the coefficient is not 0 and the model does not end with a head that supports a z-loss.
     pub fn with_z_loss(mut self, coefficient: f32) -> std::result::Result<Self, BuildError> {
         if coefficient != 0.0 && !matches!(&self.ending, Ending::Head(head) if head.has_z_loss()) {
             return Err(BuildError::NoZLoss);
@@ -214,19 +215,19 @@ impl Model {
         self.z_loss != 0.0
     }
 
-    /// Parameters in the order of construction. A tied parameter occurs once, under its owner's name.
+    /// Returns the parameters in the order of construction. A tied parameter occurs once, under its owner's name.
     #[must_use]
     pub fn parameters(&self) -> &[Parameter] {
         &self.parameters
     }
 
-    /// Buffers in the order of construction: running statistics, which are no parameters.
+    /// Returns the buffers in the order of construction: running statistics, which are not parameters.
     #[must_use]
     pub fn buffers(&self) -> &[ModuleBuffer] {
         &self.buffers
     }
 
-    /// Returns the buffers of a layer, each with its index among all.
+    /// Returns the buffers of a layer, each with its index among all buffers.
     pub fn buffers_of(&self, layer: usize) -> impl Iterator<Item = (usize, &ModuleBuffer)> {
         self.buffers.iter().enumerate().filter(move |(_, buffer)| buffer.layer() == layer)
     }
@@ -241,23 +242,24 @@ impl Model {
         self.last_users[parameter]
     }
 
-    /// Returns the number of elements of all parameters, each whole.
+    /// Returns the number of elements of all parameters, counting each parameter in full.
     #[must_use]
     pub fn elements(&self) -> usize {
         self.parameters.iter().map(Parameter::whole_elements).sum()
     }
 
-    /// Returns the number of elements of all trainable parameters, each whole.
+    /// Returns the number of elements of all trainable parameters, counting each parameter in full.
     #[must_use]
     pub fn trainable_elements(&self) -> usize {
         self.parameters.iter().filter(|parameter| parameter.is_trainable()).map(Parameter::whole_elements).sum()
     }
 
-    /// Runs the last layer on its input `x`, and the loss. Returns a scalar. `targets` are those of
-    /// [`Signature::targets`].
+    /// Runs the last layer on its input `x`, and computes the loss. Returns a scalar. `targets` are the tensors that
+    /// [`Signature::targets`] names.
     ///
     /// `gradient` is the gradient of the loss in the coming backward, since a [`Head`] computes gradients together with
-    /// the loss. Within [`zero_ops::sink::Gradients::capture`] they are written to their buffers immediately.
+    /// the loss. Within [`zero_ops::sink::Gradients::capture`], the head writes these gradients to their buffers
+    /// immediately.
     ///
     /// # Errors
     /// Returns errors of the layer and of the loss function. Fails if the result is not a scalar.
@@ -265,8 +267,8 @@ impl Model {
         Ok(self.loss_and_z_loss(x, targets, pass, gradient)?.0)
     }
 
-    /// Returns the [`Model::loss`], and the part of it that the z-loss adds; `None` in an evaluation and without
-    /// [`Model::with_z_loss`].
+    /// Returns [`Model::loss`], and the part of it that the z-loss adds. The part is `None` in an evaluation and
+    /// without [`Model::with_z_loss`].
     ///
     /// # Errors
     /// As [`Model::loss`].
@@ -294,8 +296,8 @@ impl Model {
         Ok((scalar(loss)?, z.map(scalar).transpose()?))
     }
 
-    /// Returns the outputs that the loss sees, on the last layer's input `x`, and the loss, for an evaluation that uses
-    /// both. A [`Head`] runs once for each.
+    /// Runs the last layer on its input `x`, and returns the outputs that the loss takes and the loss, for an
+    /// evaluation that uses both. A [`Head`] runs twice, once for each.
     ///
     /// # Errors
     /// As [`Model::loss`].
@@ -325,7 +327,7 @@ impl Model {
         }
     }
 
-    /// Returns whether each position of the outputs depends on that position of the last layer's input alone.
+    /// Returns whether each position of the outputs depends only on the same position of the last layer's input.
     pub(crate) fn ends_by_position(&self) -> bool {
         matches!(&self.ending, Ending::Head(head) if head.is_by_position()) && self.last().route.is_plain()
     }
@@ -335,12 +337,12 @@ impl Model {
     }
 }
 
-/// Returns the loss without dimensions.
+/// Returns the loss as a tensor without dimensions.
 fn scalar(loss: Tensor) -> Result<Tensor> {
     if loss.elem_count() != 1 {
         candle_core::bail!("the loss has shape {:?}; it must be a scalar", loss.shape());
     }
-    // A reshape, even to the same shape, would hide a head's region from its backward.
+    // A reshape, even to the same shape, would hide a head's fused block from its backward.
     if loss.rank() == 0 { Ok(loss) } else { loss.reshape(()) }
 }
 

@@ -8,8 +8,8 @@ use candle_nn::Init;
 /// A tensor that a module reads but that has no gradient and no optimizer state: a *buffer* in PyTorch.
 ///
 /// Every rank holds all of its elements, and they are equal on all ranks. A module may write new values in the forward
-/// of training, as [`zero_ops::BatchNorm`] and [`candle_nn::BatchNorm`] do. [`ModuleBuffer::take`] hands them over and
-/// restores the values before, so that every micro-batch of a step starts from the same values.
+/// of training, as [`zero_ops::BatchNorm`] and [`candle_nn::BatchNorm`] do. [`ModuleBuffer::take`] returns the new
+/// values and restores the previous ones, so that every micro-batch of a step starts from the same values.
 #[derive(Debug)]
 pub struct ModuleBuffer {
     name: String,
@@ -22,7 +22,7 @@ pub struct ModuleBuffer {
 #[derive(Debug)]
 struct Values {
     floats: Vec<f32>,
-    /// The same in the dtype and on the device of the variable.
+    /// The same values, in the dtype and on the device of the variable.
     tensor: Tensor,
 }
 
@@ -33,7 +33,8 @@ impl Values {
 }
 
 impl ModuleBuffer {
-    /// Returns whether a parameter of this name is a buffer: candle's and PyTorch's names of running statistics.
+    /// Returns whether a parameter with this name is a buffer: candle and PyTorch use these names for running
+    /// statistics.
     pub(crate) fn is_one(name: &str) -> bool {
         matches!(name.rsplit('.').next(), Some("running_mean" | "running_var"))
     }
@@ -81,7 +82,7 @@ impl ModuleBuffer {
         self.variable.as_tensor()
     }
 
-    /// Returns the values that were set last; initially those of the module's constructor.
+    /// Returns the values that were set last; initially the values from the module's constructor.
     #[must_use]
     pub fn values(&self) -> Vec<f32> {
         self.last().floats.clone()
@@ -90,7 +91,7 @@ impl ModuleBuffer {
     /// Sets all values.
     ///
     /// # Errors
-    /// Fails if their number differs from the number of elements.
+    /// Fails if the number of values differs from the number of elements.
     pub fn set(&self, values: &[f32]) -> Result<()> {
         let tensor = Tensor::from_slice(values, self.shape(), self.variable.device())?;
         self.variable.set(&tensor.to_dtype(self.variable.dtype())?)?;
@@ -98,8 +99,8 @@ impl ModuleBuffer {
         Ok(())
     }
 
-    /// Returns the values that the module has written, and restores those that were set last. Does not wait for the
-    /// device.
+    /// Returns the values that the module has written, and restores the values that were set last. Does not wait for
+    /// the device.
     ///
     /// # Errors
     /// Fails if the values cannot be copied.
@@ -117,7 +118,7 @@ impl ModuleBuffer {
         self.variable.set(&self.last().tensor)
     }
 
-    /// Returns whether the module has written other values. Waits for the device.
+    /// Returns whether the module has written values that differ from those set last. Waits for the device.
     ///
     /// # Errors
     /// Fails if the values cannot be read.

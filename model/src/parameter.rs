@@ -1,10 +1,10 @@
-//! A parameter: a candle autograd leaf whose storage can be removed and restored. The storage of a quantized parameter is
-//! bytes, which only the linear map that requested it can read.
+//! A parameter: a candle autograd leaf whose storage can be removed and restored. A quantized parameter stores bytes,
+//! which only the linear map that requested it can read.
 //!
 //! A *released* leaf keeps its shape but holds an empty storage of a dummy dtype, which every candle operation rejects
 //! with an error. (`matmul` would read an empty `f32` vector out of bounds.) A *gathered* leaf holds the full values.
-//! The storage is swapped behind the leaf's `Arc`, so a module is built only once, and a graph that was saved before a
-//! release can run its backward after the next gather.
+//! The storage behind the leaf's `Arc` is swapped. A module is therefore built only once, and a graph that was saved
+//! before a release can run its backward after the next gather.
 
 use std::convert::Infallible;
 use std::ops::Range;
@@ -33,11 +33,11 @@ pub struct Parameter {
     tuning: Tuning,
     matrix: Option<MatrixStates>,
     quantization: Option<Quantization>,
-    /// Which part of the whole parameter it is, if it is cut among the ranks of a tensor group.
+    /// Which part of the whole parameter this rank holds, if the parameter is divided among a tensor group.
     cut: Option<Cut>,
-    /// The same of its storage: of the bytes of a quantized parameter.
+    /// The same for its storage, which for a quantized parameter is bytes.
     stored_cut: Option<Cut>,
-    /// Whether it is a weight of `[inputs, outputs]`.
+    /// Whether it is a weight of shape `[inputs, outputs]`.
     inputs_first: bool,
     widths: Option<Widths>,
     leaf: Tensor,
@@ -91,27 +91,27 @@ impl Parameter {
         Ok(parameter)
     }
 
-    /// Returns the full name: the layer's name, a dot, the name inside the layer.
+    /// Returns the full name: the layer's name, a dot, and the name inside the layer.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Returns the shape, which stays the same when the parameter is released. If the parameter is cut, it is that of this rank's
-    /// part.
+    /// Returns the shape, which stays the same when the parameter is released. For a divided parameter, it is the shape
+    /// of this rank's part.
     #[must_use]
     pub fn shape(&self) -> &Shape {
         &self.shape
     }
 
-    /// Returns which part of the whole parameter this rank has; `None` if it has all of it.
+    /// Returns which part of the whole parameter this rank holds; `None` if it holds the whole.
     #[must_use]
     pub fn cut(&self) -> Option<&Cut> {
         self.cut.as_ref()
     }
 
-    /// Returns which part of the whole parameter's storage this rank has, its elements or the bytes of a quantized parameter; `None`
-    /// if it has all of it.
+    /// Returns which part of the whole parameter's storage this rank holds, in elements, or in bytes if the parameter
+    /// is quantized. `None` if it holds the whole.
     #[must_use]
     pub fn stored_cut(&self) -> Option<&Cut> {
         self.stored_cut.as_ref()
@@ -129,7 +129,7 @@ impl Parameter {
         self.whole_shape().iter().product()
     }
 
-    /// Returns where a range of its elements is in the whole parameter, without the padding of an uneven cut.
+    /// Maps a range of this rank's elements to runs of the whole parameter. Skips the padding of an uneven division.
     #[must_use]
     pub fn runs(&self, elements: Range<usize>) -> Vec<Run> {
         match &self.cut {
@@ -138,8 +138,8 @@ impl Parameter {
         }
     }
 
-    /// Fills `out`, its elements from `start` on, with those of the whole parameter: `read` writes consecutive ones, from an element
-    /// of the whole on. Padding becomes zero.
+    /// Fills `out` with this rank's elements from `start` on. `read` receives an index into the whole parameter and
+    /// writes consecutive elements from there. Padding becomes zero.
     ///
     /// # Errors
     /// Returns the error of `read`.
@@ -158,8 +158,8 @@ impl Parameter {
         Ok(())
     }
 
-    /// Writes the initial values of the elements from `start` on. Those of a part are the ones of the whole parameter; padding is
-    /// zero.
+    /// Writes the initial values of this rank's elements from `start` on. A part has the same values as in the whole
+    /// parameter; padding is zero.
     pub fn initialise(&self, seed: u64, start: usize, out: &mut [f32]) {
         let shape = Shape::from(self.whole_shape());
         let Ok(()) = self.fill_from_whole(start, out, |whole, out| {
@@ -180,14 +180,14 @@ impl Parameter {
         self.quantization
     }
 
-    /// Returns the length of its storage: its elements, or the bytes of a quantized parameter.
+    /// Returns the length of the storage: the number of elements, or the number of bytes if the parameter is quantized.
     #[must_use]
     pub fn stored_elements(&self) -> usize {
         self.quantization.map_or(self.elements(), |quantization| quantization.bytes())
     }
 
-    /// Returns a range of the stored bytes of its initial values; `None` if it is not quantized. The range begins and
-    /// ends between records.
+    /// Returns a range of the stored bytes of the initial values; `None` if the parameter is not quantized. The range
+    /// must begin and end at record boundaries.
     ///
     /// # Errors
     /// Fails if an initial value is not finite.
@@ -199,7 +199,8 @@ impl Parameter {
         self.quantization.map(|quantization| quantization.quantize(bytes, read)).transpose()
     }
 
-    /// Returns the working dtype: f32, bf16 or f16. That of a quantized parameter is the dtype of its map's inputs.
+    /// Returns the working dtype: f32, bf16 or f16. For a quantized parameter, it is the dtype of the linear map's
+    /// inputs.
     #[must_use]
     pub fn dtype(&self) -> DType {
         self.dtype
@@ -223,25 +224,25 @@ impl Parameter {
         self.role == Role::Adapter
     }
 
-    /// Returns how the parameter's update differs from that of others.
+    /// Returns how the parameter's update differs from the optimizer's settings.
     #[must_use]
     pub fn tuning(&self) -> Tuning {
         self.tuning
     }
 
-    /// Returns whether the optimizer updates the parameter as a whole, with its rows and columns.
+    /// Returns whether the optimizer updates the parameter as a whole matrix.
     #[must_use]
     pub fn is_matrix(&self) -> bool {
         self.matrix.is_some()
     }
 
-    /// Returns what the optimizer keeps of the parameter, if it updates it as a whole.
+    /// Returns the optimizer states of a parameter that is updated as a whole matrix.
     #[must_use]
     pub fn matrix(&self) -> Option<&MatrixStates> {
         self.matrix.as_ref()
     }
 
-    /// Returns its widths compared with those of the base model, if the model has base shapes.
+    /// Returns the parameter's widths relative to the base model, if the model has base shapes.
     #[must_use]
     pub fn widths(&self) -> Option<&Widths> {
         self.widths.as_ref()
@@ -252,12 +253,12 @@ impl Parameter {
         self.widths = Some(Widths::new(multipliers, self.inputs_first));
     }
 
-    /// Sets what the optimizer keeps of the parameter, if it updates it as a whole.
+    /// Sets the optimizer states of a parameter that is updated as a whole matrix.
     pub(crate) fn set_matrix(&mut self, matrix: Option<MatrixStates>) {
         self.matrix = matrix;
     }
 
-    /// Sets how the parameter's update differs from that of others.
+    /// Sets how the parameter's update differs from the optimizer's settings.
     pub(crate) fn set_tuning(&mut self, tuning: Tuning) {
         self.tuning = tuning;
     }
@@ -273,7 +274,7 @@ impl Parameter {
         Ok(Self { quantization, stored_cut, ..self })
     }
 
-    /// Returns the index of the layer that owns it.
+    /// Returns the index of the layer that owns the parameter.
     #[must_use]
     pub fn layer(&self) -> usize {
         self.layer

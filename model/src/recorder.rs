@@ -26,7 +26,7 @@ pub(crate) struct Use {
 pub(crate) struct Record {
     pub(crate) parameters: Vec<Parameter>,
     pub(crate) buffers: Vec<ModuleBuffer>,
-    /// Parameters that each layer requested, its own and tied ones.
+    /// Parameters that each layer requested, owned or tied.
     pub(crate) uses: Vec<Vec<Use>>,
     by_name: HashMap<String, ParameterId>,
     /// Maps the name of a tied user to the name of its owner.
@@ -102,7 +102,8 @@ impl Record {
         Ok(self.parameters[id].leaf().clone())
     }
 
-    /// Returns the role of a new parameter. With an adapter, only that and what it names are trained.
+    /// Returns the role of a new parameter. With an adapter, only the adapter's parameters and the parameters that it
+    /// names are trained.
     fn role(&self, name: &str) -> Role {
         let is_trained = match &self.adapter {
             _ if zero_ops::asks_adapter() => return Role::Adapter,
@@ -197,7 +198,8 @@ mod tests {
         let model = layers.loss(|_, _| unreachable!()).build(DType::F32).unwrap();
         let expected: [&[&str]; 3] = [&[], &["twice.weight"], &["last.weight"]];
         assert_eq!(read_backward(&model), expected, "the last layer's forward is a part of its backward");
-        // A layer that requested the parameter in `forward_only` and reads it in the backward finds it released.
+        // If a layer requested a parameter in `forward_only` and reads it in the backward, the parameter is already
+        // released.
         let scale = model.parameters()[1].leaf();
         let error = ops::gelu(scale).err().map(|e| e.to_string()).unwrap_or_default();
         assert!(error.contains("reads a released parameter"), "{error}");

@@ -10,8 +10,9 @@ const LISTED: usize = 8;
 
 /// Which parameters are trainable. The default is all.
 ///
-/// Patterns are globs over the full name: `*` matches any characters, dots too, `?` one character and `[…]` a set.
-/// A parameter is trainable if a pattern of `trainable` matches it, or there are none, and no pattern of `frozen` does.
+/// Patterns are globs over the full name: `*` matches any characters, dots too, `?` one character and `[…]` a set. A
+/// parameter is trainable if a pattern of `trainable` matches it, or `trainable` is not given, and no pattern of
+/// `frozen` matches it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Trainable {
     trainable: Option<Vec<Pattern>>,

@@ -1,6 +1,6 @@
-//! What is special about the update of a parameter.
+//! Settings of a single parameter's update.
 
-/// How the update of a parameter differs from what the optimizer and the schedule of the run say.
+/// How the update of a parameter differs from the settings of the run's optimizer and schedule.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Tuning {
     /// Multiplies the learning rate.
@@ -11,11 +11,12 @@ pub struct Tuning {
     pub betas: Option<(f64, f64)>,
     /// Whether the optimizer's states have 8 bits.
     pub eight_bit: bool,
-    /// Whether its optimizer needs a norm of the whole parameter, and takes two passes over it: LAMB and Adafactor.
+    /// Whether the optimizer (LAMB or Adafactor) needs a norm of the whole parameter and therefore takes two passes
+    /// over it.
     pub two_passes: bool,
-    /// Which of the run's optimizers updates the parameter.
+    /// Index of the optimizer that updates the parameter, among the run's optimizers.
     pub optimizer: usize,
-    /// How its gradient is clipped: 0 as most are, and otherwise by the norm of a group of parameters.
+    /// How the gradient is clipped: 0 with the run's other parameters, otherwise by the norm of a group of parameters.
     pub clipping: usize,
 }
 

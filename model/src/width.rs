@@ -1,9 +1,9 @@
-//! Maximal update parametrization (µP): which dimensions of a parameter are widths, and by how much they exceed those of a base
-//! model.
+//! Maximal update parametrization (µP): which dimensions of a parameter are widths, and how many times larger they are
+//! than in a base model.
 //!
-//! Yang et al., "Tensor Programs V: Tuning Large Neural Networks via Zero-Shot Hyperparameter Transfer", 2022. The rules are
-//! those of the Python package `mup`: a dimension that differs between a base model and a wider one, the delta, is a width, and
-//! its multiplier is its size divided by that in the base model.
+//! Yang et al., "Tensor Programs V: Tuning Large Neural Networks via Zero-Shot Hyperparameter Transfer", 2022. The
+//! rules are those of the Python package `mup`: a dimension is a width if it differs between a base model and a wider
+//! model, the delta. Its multiplier is its size divided by its size in the base model.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use crate::build_error::BuildError;
 use crate::layers::Layers;
 use crate::parameter::Parameter;
 
-/// The dimensions of each parameter in the base model; `None` for those that are not widths.
+/// The dimensions of each parameter in the base model; `None` for a dimension that is not a width.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct BaseShapes(BTreeMap<String, Vec<Option<usize>>>);
 
@@ -24,7 +24,7 @@ impl FromIterator<(String, Vec<Option<usize>>)> for BaseShapes {
 }
 
 impl BaseShapes {
-    /// Compares a base model with a `delta` in which all widths are larger, as `mup.make_base_shapes`. Allocates no
+    /// Compares a base model with a `delta` whose widths are all larger, as `mup.make_base_shapes` does. Allocates no
     /// parameters.
     ///
     /// # Errors
@@ -51,7 +51,7 @@ impl BaseShapes {
         self.0.iter().map(|(name, shape)| (name.as_str(), shape.as_slice()))
     }
 
-    /// Checks that the base model has the parameters of a model, each with as many dimensions.
+    /// Checks that the base model has the same parameters as a model, each with the same number of dimensions.
     fn check(&self, parameters: &[Parameter]) -> Result<(), BuildError> {
         let is_in_model = |name: &&String| !parameters.iter().any(|parameter| parameter.name() == **name);
         if let Some(name) = self.0.keys().find(is_in_model) {
@@ -97,7 +97,7 @@ impl BaseShapes {
 /// The widths among a parameter's dimensions: `mup.InfShape`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Widths {
-    /// Of each dimension; `None` if it is not a width.
+    /// Multiplier of each dimension; `None` if the dimension is not a width.
     multipliers: Vec<Option<f64>>,
     /// Whether the first dimension is the fan-in, as in the weight of a [`Conv1D`](zero_ops::Conv1D).
     inputs_first: bool,
@@ -114,7 +114,8 @@ impl Widths {
         self.multipliers.iter().flatten().count()
     }
 
-    /// Returns the multiplier of the fan-in if two dimensions are widths, that of the only one, or 1.
+    /// Returns the multiplier of the fan-in if two dimensions are widths, the multiplier of the only width, or 1
+    /// without widths.
     #[must_use]
     pub fn multiplier(&self) -> f64 {
         let mut widths = self.multipliers.iter().flatten();
@@ -122,7 +123,7 @@ impl Widths {
         main.copied().unwrap_or(1.0)
     }
 
-    /// Returns the multiplier of the fan-in divided by that of the fan-out.
+    /// Returns the multiplier of the fan-in divided by the multiplier of the fan-out.
     #[must_use]
     pub fn fan_in_to_fan_out(&self) -> f64 {
         let of = |dimension: usize| self.multipliers.get(dimension).copied().flatten().unwrap_or(1.0);

@@ -1,4 +1,5 @@
-//! Suggests changes that make a configuration fit: small changes first, each planned like the configuration itself.
+//! Suggests changes that make a configuration fit into memory. Small changes come first, and each change is planned
+//! like the configuration itself.
 
 use std::fmt;
 
@@ -15,15 +16,15 @@ use zero_engine::format::bytes;
 pub struct Advice {
     /// The changed settings, as `--set` takes them.
     pub settings: Vec<String>,
-    /// Peak bytes of the busiest rank after the change, where its layers compute.
+    /// Peak bytes of the busiest rank after the change, in the memory where its layers compute (host or GPU).
     pub peak_bytes: u64,
     /// Bytes that this rank needs on its disk.
     pub disk_bytes: u64,
-    /// Predicted seconds per step, or what the cost table lacks; `None` without a table.
+    /// Predicted seconds per step, or a description of what the cost table lacks; `None` without a table.
     pub seconds: Option<Result<f64, String>>,
 }
 
-/// The most suggestions; later candidates need more changes.
+/// Maximum number of suggestions; later candidates need more changes.
 const SHOWN: usize = 4;
 
 /// Finds the smallest changes to `config` with which no rank exceeds one of the limits. `change` returns the configuration with
@@ -42,16 +43,16 @@ pub fn advice(
         let includes = |found: &Advice| found.settings.iter().all(|setting| settings.contains(setting));
         let cuts = |settings: &[String]| settings.iter().any(|setting| setting.starts_with(TENSOR));
         if found.iter().any(|found| includes(found) || cuts(&found.settings) && cuts(&settings)) {
-            // A subset of these settings already fits, or fewer ranks that cut layers.
+            // A subset of these settings already fits, or a smaller tensor-parallel degree does.
             continue;
         }
-        // Some settings contradict the file; they are skipped.
+        // Skip settings that contradict the file.
         let Ok(changed) = change(&settings) else { continue };
         let memory_plan = memory_plan(&changed)?;
         if memory_plan.exceeded(limits).is_none() {
             let plan = memory_plan.plan()?;
             if plan.disk_bytes() == 0 && settings.iter().any(|setting| setting.ends_with(".device=nvme")) {
-                // Nothing would go to the disk: other settings of the set made it fit.
+                // Nothing would be offloaded to the disk: the other settings alone made it fit.
                 continue;
             }
             let of =
@@ -70,29 +71,30 @@ pub fn advice(
     Ok(found)
 }
 
-/// Another number of ranks with which every rank fits.
+/// A different number of ranks with which every rank fits.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Ranks {
     /// The number of ranks.
     pub ranks: usize,
-    /// The settings to change as well, as `--set` takes them.
+    /// Further settings to change, as `--set` takes them.
     pub settings: Vec<String>,
-    /// Peak bytes of the busiest rank, where its layers compute.
+    /// Peak bytes of the busiest rank, in the memory where its layers compute.
     pub peak_bytes: u64,
-    /// The limit per rank at that number of ranks, there.
+    /// The limit per rank in that memory, with that number of ranks.
     pub limit: u64,
 }
 
-/// Factors by which the number of ranks is increased. If a thousand times as many do not help, more ranks will not.
+/// Factors by which the number of ranks is increased. If 1024 times as many ranks do not help, more will not help
+/// either.
 const MORE: [usize; 4] = [2, 8, 64, 1024];
-/// The most ranks to suggest.
+/// Maximum number of ranks to suggest.
 const MOST: usize = 1 << 16;
 
-/// Finds a number of ranks that fits where no change of settings does. If the ranks divide one machine's memory, whose limits
-/// `shares` gives for a number of ranks, fewer ranks are tried first, because each share then grows. Otherwise more
-/// ranks on other machines are tried, each with the same `limits`. `change` returns the configuration with further
-/// settings for a number of ranks. Returns `None` if no number of ranks helps, because something that cannot be sharded
-/// is too large.
+/// Finds a number of ranks that fits, for a configuration that no change of settings makes fit. If the ranks divide one
+/// machine's memory, `shares` gives the limits for a number of ranks. Fewer ranks are then tried first, because each
+/// rank's share grows. After that, more ranks on other machines are tried, each with the same `limits`. `change`
+/// returns the configuration with further settings for a number of ranks. Returns `None` if no number of ranks helps,
+/// because something that cannot be sharded is too large.
 pub fn other_ranks(
     config: &Config,
     limits: &[Limit],
@@ -140,7 +142,7 @@ fn candidates(config: &Config) -> Vec<Vec<String>> {
     let shards = config.shard_group_size();
     let recompute = if config.activation_checkpointing.is_none() { one(RECOMPUTE) } else { vec![] };
     let higher: Vec<Vec<String>> = match shards {
-        // A single rank has nobody to shard with.
+        // A single rank has no other rank to shard with.
         1 => vec![],
         _ => (stage + 1..=3).map(|stage| vec![format!("zero_optimization.stage={stage}")]).collect(),
     };
@@ -190,7 +192,7 @@ fn candidates(config: &Config) -> Vec<Vec<String>> {
     all
 }
 
-/// Runs the feed-forward part in tiles with as many rows as the model is wide: the inner activations of one tile are
+/// Runs the feed-forward part in tiles whose number of rows is the model's width: the inner activations of one tile are
 /// then as large as a weight.
 fn tiles(config: &Config) -> Vec<String> {
     let width = match &config.model {
@@ -201,7 +203,7 @@ fn tiles(config: &Config) -> Vec<String> {
     vec![format!("model.tiled_mlp_rows={}", width.next_multiple_of(zero_model::ops::TILE_UNIT))]
 }
 
-/// Returns smaller micro-batches and more of them, for the same global batch.
+/// Returns settings with smaller and more micro-batches, for the same global batch.
 fn halvings(config: &Config) -> Vec<Vec<String>> {
     let (mut size, mut count) = (config.train_micro_batch_size_per_gpu, config.gradient_accumulation_steps);
     let mut all = vec![];
@@ -215,8 +217,8 @@ fn halvings(config: &Config) -> Vec<Vec<String>> {
     all
 }
 
-/// Returns more ranks that share each sequence, and more micro-batches, for the same global batch. Helps where one sample is too
-/// large.
+/// Returns settings with more ranks that share each sequence, and more micro-batches, for the same global batch. Helps
+/// if a single sample is too large.
 fn shared_sequences(config: &Config) -> Vec<Vec<String>> {
     if config.train_micro_batch_size_per_gpu > 1 || config.mesh.context_parallel_degree > 1 {
         return vec![];
@@ -231,8 +233,8 @@ fn shared_sequences(config: &Config) -> Vec<Vec<String>> {
     all
 }
 
-/// Returns more ranks that cut each layer among them, and more micro-batches, for the same global batch. Helps where a layer is too
-/// large.
+/// Returns settings with more tensor-parallel ranks, and more micro-batches, for the same global batch. Helps if a
+/// layer is too large.
 fn cut_layers(config: &Config) -> Vec<Vec<String>> {
     let (mut replicas, mut parts) = (config.data_parallel_size(), config.tensor_size());
     let mut count = config.gradient_accumulation_steps;

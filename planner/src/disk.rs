@@ -8,7 +8,7 @@ use zero_partition::{Layout, disk_bytes};
 /// Checks that the folders are writable and have room for the files of all ranks on this machine.
 ///
 /// # Errors
-/// Fails if a folder is not writable or too small; the error names its key.
+/// Fails if a folder is not writable or has too little room; the error names the folder's key.
 pub(crate) fn check_space(layout: &Layout, stage_plan: &StagePlan, settings: &Settings) -> Result<(), Error> {
     let disk = &settings.zero.disk;
     if !layout.uses_disk() {
@@ -22,7 +22,7 @@ pub(crate) fn check_space(layout: &Layout, stage_plan: &StagePlan, settings: &Se
         .fold((0, 0), |sum, bytes| (sum.0 + bytes.optimizer, sum.1 + bytes.parameters));
     let mut folders = vec![("offload_optimizer", &disk.optimizer, optimizer)];
     match (&disk.optimizer, &disk.parameters) {
-        // One folder has to hold both.
+        // Both keys may name the same folder, which then has to hold both.
         (Some(one), Some(other)) if one == other => folders[0].2 += parameters,
         _ => folders.push(("offload_param", &disk.parameters, parameters)),
     }

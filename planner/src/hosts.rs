@@ -9,23 +9,24 @@ use crate::plan::MemoryPlan;
 /// A layout of a job on several hosts.
 #[derive(Debug, Clone, PartialEq)]
 pub struct OnHosts {
-    /// What it is called.
+    /// Name of the layout.
     pub name: String,
-    /// The settings that select it, as `--set` takes them; none for the configuration itself.
+    /// The settings that select the layout, as `--set` takes them; empty for the configuration itself.
     pub settings: Vec<String>,
-    /// Whether its collectives send codes of 8 or 4 bits, which rounds gradients and the weights that ranks compute with.
+    /// Whether collectives send 8-bit or 4-bit codes, which rounds gradients and gathered weights.
     pub rounds: bool,
-    /// Bytes that all hosts together send to other hosts in a step; `None` if they are only known in a run.
+    /// Bytes that all hosts together send to other hosts per step; `None` if they are only known at run time.
     pub network_bytes: Option<u64>,
     /// Peak bytes of the busiest rank.
     pub peak_bytes: u64,
-    /// Predicted seconds per step, or what the cost table lacks; `None` without a table.
+    /// Predicted seconds per step, or a description of what the cost table lacks; `None` without a table.
     pub seconds: Option<Result<f64, String>>,
 }
 
-/// Plans a configuration and other layouts of its ranks on hosts of `ranks` ranks each. `change` returns the configuration
-/// with further settings, given as `--set` takes them. Layouts that contradict the configuration or that its model cannot
-/// have are left out. The layouts are in the order of their bytes, the configuration itself first.
+/// Plans a configuration, and other layouts of its ranks on hosts with `ranks` ranks each. `change` returns the
+/// configuration with further settings, given as `--set` takes them. Leaves out layouts that contradict the
+/// configuration, and layouts that the model does not support. The configuration itself comes first; the other layouts
+/// are sorted by the bytes between hosts.
 ///
 /// # Errors
 /// Fails if the configuration itself cannot be planned.
@@ -48,14 +49,14 @@ pub fn layouts_on_hosts(
     for (name, mut settings) in candidates(config, ranks) {
         let Ok(mut changed) = change(&settings) else { continue };
         if changed.train_batch_size != config.train_batch_size {
-            // Another number of replicas must not make another global batch.
+            // A different number of replicas must not change the global batch size.
             settings.push(format!("train_batch_size={}", config.train_batch_size));
             match change(&settings) {
                 Ok(same_batch) => changed = same_batch,
                 Err(_) => continue,
             }
         }
-        // Another number of replicates that train alone is another training.
+        // With local steps, a different number of replicates would change the training.
         let replicates = |of: &Config| of.training.local_steps.map(|_| of.mesh.data_parallel_replicate_degree);
         if is_same(&changed, config) || replicates(&changed) != replicates(config) {
             continue;
@@ -69,7 +70,7 @@ pub fn layouts_on_hosts(
     Ok(all)
 }
 
-/// Returns whether two configurations divide the same state over the same groups.
+/// Returns whether two configurations have the same layout: the same ZeRO stage, groups, pipeline stages and codes.
 fn is_same(a: &Config, b: &Config) -> bool {
     let layout = |config: &Config| {
         let zero = &config.zero;
@@ -81,11 +82,11 @@ fn is_same(a: &Config, b: &Config) -> bool {
 
 const HPZ: &str = "zero_optimization.zero_hpz_partition_size";
 
-/// Returns names and settings of layouts for hosts of `ranks` ranks.
+/// Returns names and settings of the layouts for hosts with `ranks` ranks each.
 fn candidates(config: &Config, ranks: usize) -> Vec<(String, Vec<String>)> {
     let hosts = config.world_size / ranks;
     let as_one = config.context_size() * config.tensor_size();
-    // Only the settings that change something.
+    // Each of these returns a setting only if it changes something.
     let stage = |stage: u8| (config.zero.stage.number() != stage).then(|| format!("zero_optimization.stage={stage}"));
     let one_stage = || (config.pipeline.stages > 1).then(|| "pipeline.stages=1".to_string());
     let one_group = || {
@@ -98,7 +99,7 @@ fn candidates(config: &Config, ranks: usize) -> Vec<(String, Vec<String>)> {
     };
     let flat = |zero: u8| chosen("", zero, [one_group(), one_stage(), no_copy()]);
     let groups = |zero: u8| {
-        // Ranks that share sequences or cut layers count as one.
+        // In this degree, ranks that share a sequence count as one, as do tensor-parallel ranks.
         let mesh = format!("mesh={{data_parallel_shard_degree: {}}}", ranks / as_one);
         chosen(", a shard group per host (HSDP)", zero, [Some(mesh), one_stage(), no_copy()])
     };

@@ -1,5 +1,5 @@
-//! Plans configurations before they run: memory, traffic and time of each rank, changes that make a configuration fit,
-//! and the fastest configuration that fits.
+//! Plans configurations before they run: memory, traffic and time of each rank. Also finds changes that make a
+//! configuration fit into memory, and the fastest configuration that fits.
 //!
 //! [`Plan`] walks the same programs that an engine executes. [`advice()`] changes a configuration until it fits;
 //! [`autotune`] searches for the fastest one, or for the best hyperparameters.

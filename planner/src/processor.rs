@@ -1,14 +1,14 @@
-//! The name of the processor, for reports and `zero-train doctor`, and on aarch64 its vector features.
+//! The name of the processor and, on aarch64, its vector features, for reports and `zero-train doctor`.
 //!
-//! On x86-64 `/proc/cpuinfo` has the name. On aarch64 it only has the fields of the register MIDR_EL1, which the tables
-//! below translate; they are from Arm's reference manuals, Linux's `arch/arm64/include/asm/cputype.h`, and m1n1's
-//! `midr.h` for Apple.
+//! On x86-64, `/proc/cpuinfo` has the name. On aarch64, it has only the fields of the register MIDR_EL1, which the
+//! tables below translate. The tables are from Arm's reference manuals, Linux's `arch/arm64/include/asm/cputype.h` and,
+//! for Apple, m1n1's `midr.h`.
 
 use std::fmt::Write;
 use std::fs;
 
-/// Returns the name of this machine's processor, or of each kind of core with its count; `None` if the system does not
-/// provide it.
+/// Returns the name of this machine's processor. If it has several kinds of cores, returns the name and count of each
+/// kind. `None` if the system does not provide a name.
 #[must_use]
 pub fn name() -> Option<String> {
     named(&fs::read_to_string("/proc/cpuinfo").ok()?)
@@ -113,8 +113,8 @@ const ARM_PARTS: [(u32, &str); 16] = [
     (0xd8e, "Neoverse N3"),
 ];
 
-/// The two kinds of core of each chip, including the Pro and Max variants. The hypervisor of macOS reports part 0 to
-/// its guests.
+/// The two kinds of core of each chip, including the Pro and Max variants. macOS's hypervisor reports part 0 to its
+/// guests.
 const APPLE_PARTS: [(&[u32], &str); 4] = [
     (&[0x22, 0x23, 0x24, 0x25, 0x28, 0x29], "Apple M1"),
     (&[0x32, 0x33, 0x34, 0x35, 0x38, 0x39], "Apple M2"),

@@ -1,4 +1,4 @@
-//! What is off: sections by their switch, and keys without an effect by their value.
+//! Decides what is off: a section by its switch, and a key without an effect by its value.
 
 use crate::config::Bf16;
 use crate::node::{Entry, Value};

@@ -17,8 +17,8 @@ use crate::table::section;
 pub struct ActivationCheckpointing {
     /// Which layers' inputs are kept.
     pub spacing: CheckpointSpacing,
-    /// Patterns of layer names. Only layers that match one of them are recomputed; `None` recomputes every layer
-    /// that saves memory by it.
+    /// Patterns of layer names. Only layers that match one of them are recomputed; `None` recomputes every layer whose
+    /// recomputation saves memory.
     pub layers: Option<Vec<LayerPattern>>,
     /// Where kept inputs are stored until the backward.
     pub device: OffloadDevice,
@@ -31,7 +31,7 @@ pub struct ActivationCheckpointing {
 pub enum CheckpointSpacing {
     /// The input of every n-th layer; 1 keeps the input of each layer.
     Interval(usize),
-    /// This many inputs, at equal distances.
+    /// This number of inputs, at equal distances.
     Number(usize),
 }
 
@@ -54,7 +54,7 @@ section! {
     }
 }
 
-/// Returns `None` also if the section is switched off.
+/// Also returns `None` if the section is switched off.
 impl Find for ActivationCheckpointing {
     fn find(keys: &mut Reader<'_, '_>, name: &'static str) -> Option<Self> {
         let written = Written::find(keys, name).filter(|written| written.enabled)?;
@@ -84,7 +84,7 @@ impl ActivationCheckpointing {
         }
         if let (Some(on_host), Some(device)) = (written.cpu_checkpointing, written.device)
             && on_host != (device == OffloadDevice::Cpu)
-            // `cpu_checkpointing: false` does not rule out files.
+            // `cpu_checkpointing: false` still allows `device: nvme`.
             && (on_host || device == OffloadDevice::Cpu)
         {
             let paths = [Written::cpu_checkpointing, Written::device];

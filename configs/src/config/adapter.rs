@@ -21,7 +21,7 @@ section! {
         pub lora_dropout: f64 = key(Kind::Float(Range { min: 0.0, max: 1.0, above: false, below: true }), "0.0", "Probability with which an element of the product's input is dropped in training");
         /// Names of the linear maps that get an adapter, or `all-linear`.
         pub target_modules: Vec<String> = key(Kind::Names, "all-linear", "Linear maps that get an adapter: a name or a list of names, each the path of a module or the end of it, such as `q_proj`; all-linear: all but the head");
-        /// Names of modules that are trained as a whole.
+        /// Names of modules that are trained in full.
         pub modules_to_save: Vec<String> = key(Kind::Texts, "[]", "Modules of the base model that are trained and saved as a whole");
         /// Biases of the base model that are trained.
         pub bias: AdapterBias = key(AdapterBias::KIND, "none", "Biases of the base model that are trained: none, all, or those of the maps with an adapter");
@@ -31,14 +31,14 @@ section! {
         pub init_lora_weights: InitLora = key(InitLora::KIND, "true", "Initial values: true and gaussian start from the base model, with a uniform or normal A and B = 0; false draws both");
         /// PEFT folder whose adapter training starts from, relative to the working directory.
         pub pretrained: Option<String> = key(Kind::Path, "null", "Folder with `adapter_config.json` and `adapter_model.safetensors`, as PEFT saves them, to start from, relative to the working directory");
-        /// Train the norm of each output's weights too.
+        /// Also train the norm of the weights of each output (DoRA).
         pub use_dora: bool = key(Kind::Bool, "false", "Also train the norm of each output's weights (DoRA)");
-        /// Learning rate of B over that of A.
+        /// Ratio of B's learning rate to A's (LoRA+).
         pub loraplus_lr_ratio: Option<f64> = key(POSITIVE, "null", "Learning rate of B, and of trained vectors, over that of A (LoRA+)");
     }
 }
 
-/// The value of `target_modules` that stands for all linear maps.
+/// The value of `target_modules` that selects all linear maps.
 pub const ALL_LINEAR: &str = "all-linear";
 
 choice! {
@@ -56,7 +56,7 @@ choice! {
         None = "none",
         /// All.
         All = "all",
-        /// Those of linear maps with an adapter.
+        /// The biases of linear maps with an adapter.
         LoraOnly = "lora_only",
     }
 }
@@ -64,23 +64,23 @@ choice! {
 choice! {
     /// Initial values of an adapter.
     pub enum InitLora {
-        /// A uniform as `torch.nn.Linear`, B zero.
+        /// A is uniform, as in `torch.nn.Linear`; B is zero.
         Zero = "true",
         /// A normal, B zero.
         Gaussian = "gaussian",
-        /// Both uniform, so that training does not start from the base model.
+        /// A and B are both uniform, so training does not start from the base model.
         Random = "false",
     }
 }
 
 impl Adapter {
-    /// Returns the names of the linear maps that get an adapter; `None` stands for all of them.
+    /// Returns the names of the linear maps that get an adapter; `None` selects all linear maps.
     #[must_use]
     pub fn targets(&self) -> Option<Vec<String>> {
         (self.target_modules != [ALL_LINEAR]).then(|| self.target_modules.clone())
     }
 
-    /// Returns the factor of the product.
+    /// Returns the factor of the product B·A.
     #[must_use]
     pub fn scale(&self) -> f64 {
         let r = self.r as f64;

@@ -17,7 +17,7 @@ section! {
     /// `autotuning`. The section is optional: without it, every field has its default.
     #[derive(Debug, Clone, PartialEq, Serialize)]
     pub struct Autotuning(keys) in Config::autotuning {
-        /// DeepSpeed's switch. Training never tunes, and warns if it is on.
+        /// DeepSpeed's switch. Training never tunes; it warns if this key is on.
         pub enabled: bool = now(Kind::Bool, "false", "DeepSpeed's switch. A training run never tunes and says so when this is on; `zero-train autotune` tunes whatever it is");
         /// Tune only the ZeRO stage and the micro-batch size.
         pub fast: bool = now(Kind::Bool, "false", "Tune the ZeRO stage and the micro-batch only (DeepSpeed's default is true)");
@@ -51,7 +51,7 @@ section! {
         pub min_train_micro_batch_size_per_gpu: usize = now(COUNT, "1", "Smallest micro-batch");
         /// Maximum number of micro-batch sizes to try; `None` tries all.
         pub num_tuning_micro_batch_sizes: Option<usize> = now(COUNT, "null", "Maximum number of micro-batch sizes to try; null: all (DeepSpeed's default is 3)");
-        /// The search space, in the order of the file. No path appears twice, and none lies inside another.
+        /// The search space, in the order of the file. No path appears twice, and no path lies inside another.
         #[serde(serialize_with = "yaml_out::space")]
         pub space: Vec<Dimension> = key(Kind::Space { continuous: false }, "{}", SPACE);
         /// Time limit for one run of a trial, in seconds. Longer runs are stopped.
@@ -108,7 +108,7 @@ pub struct Interval {
     pub high: f64,
     /// Draw values log-uniformly; `low` is then positive.
     pub log: bool,
-    /// Draw whole numbers only, because the key takes no others.
+    /// Draw whole numbers only, because the key takes integers.
     pub is_integer: bool,
 }
 

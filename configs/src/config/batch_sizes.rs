@@ -14,9 +14,9 @@ section! {
     pub struct RampUp(keys) in Training::rampup_batch_size {
         /// Samples of the first step.
         pub start: usize = key(COUNT, REQUIRED, "Samples of the first step");
-        /// By how many samples a step grows at a time.
+        /// Number of samples that each increment adds to a step.
         pub increment: usize = key(COUNT, REQUIRED, "By how many samples a step grows at a time");
-        /// Samples after which a step has `train_batch_size`.
+        /// Number of consumed samples after which a step has `train_batch_size` samples.
         pub samples: u64 = key(SIZE_1, REQUIRED, "Samples after which a step has train_batch_size; the increments are spread evenly over them");
     }
 }
@@ -26,7 +26,7 @@ section! {
 pub struct BatchSizes {
     /// `train_batch_size`.
     pub full: usize,
-    /// How it is reached.
+    /// How the batch size grows to `full`; `None` if it is constant.
     pub rampup: Option<RampUp>,
 }
 
@@ -45,7 +45,7 @@ impl BatchSizes {
         }
     }
 
-    /// Returns the samples that have been consumed `steps` steps after `consumed`.
+    /// Returns the number of consumed samples `steps` steps after `consumed` samples.
     #[must_use]
     pub fn after(&self, mut consumed: u64, mut steps: u64) -> u64 {
         while steps > 0 && self.is_growing(consumed) {

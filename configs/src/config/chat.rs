@@ -1,4 +1,5 @@
-//! `data.chat`: conversations as training data. Keys have Axolotl's and TRL's names where those have them.
+//! `data.chat`: conversations as training data. Keys have the names that Axolotl and TRL use, where these have such a
+//! key.
 
 use serde::Serialize;
 
@@ -11,7 +12,7 @@ section! {
     /// `data.chat`.
     #[derive(Debug, Clone, PartialEq, Serialize)]
     pub struct Chat(keys) in Data::chat {
-        /// What the records of a file are.
+        /// The kind of records in a file.
         pub kind as "type": ChatType = key(ChatType::KIND, "auto", "What a record is; auto: recognized by the first record's fields; messages: a list of messages, as of OpenAI or ShareGPT; alpaca: instruction, input and output; prompt_completion: prompt and completion, which are texts or lists of messages; preference: chosen and rejected, with their prompt or as whole conversations, for `preference`");
         /// The template: its text, or the path of its file.
         pub chat_template: Option<String> = key(Kind::Text, "= the model's own", "Jinja template, as its text or the path of a file; the model's own is chat_template.jinja, or chat_template in tokenizer_config.json, beside the tokenizer or in model.pretrained");
@@ -21,7 +22,7 @@ section! {
         pub message_property_mappings: MessageProperties = section(&MessageProperties::SECTION, "Fields of a message that have other names");
         /// Names of roles in the files.
         pub roles: Roles = section(&Roles::SECTION, "The names that each role of the template has in the files");
-        /// Field of a message that decides whether it is trained, whatever its role.
+        /// Field of a message that decides whether the message is trained, whatever its role.
         pub message_field_training: String = key(Kind::Text, "weight", "Field of a message, 0 or 1 or true or false, that decides whether the message is trained, whatever its role");
         /// Roles whose messages are trained.
         pub roles_to_train: Vec<String> = key(Kind::Texts, "[assistant]", "Roles whose messages are trained");
@@ -52,19 +53,19 @@ section! {
     /// `data.chat.roles`.
     #[derive(Debug, Clone, PartialEq, Serialize)]
     pub struct Roles(keys) in Chat::roles {
-        /// Names of the user.
+        /// Names for the user.
         pub user: Vec<String> = key(Kind::Texts, "[user, human]", "Names of the role `user`");
-        /// Names of the assistant.
+        /// Names for the assistant.
         pub assistant: Vec<String> = key(Kind::Texts, "[assistant, gpt]", "Names of the role `assistant`");
-        /// Names of the system prompt.
+        /// Names for the system prompt.
         pub system: Vec<String> = key(Kind::Texts, "[system, developer]", "Names of the role `system`");
-        /// Names of the results of tools.
+        /// Names for tool results.
         pub tool: Vec<String> = key(Kind::Texts, "[tool]", "Names of the role `tool`");
     }
 }
 
 choice! {
-    /// What the records of a file are.
+    /// The kind of records in a file.
     pub enum ChatType {
         /// Recognized by the fields of the first record.
         Auto = "auto",
@@ -86,7 +87,7 @@ choice! {
         Turn = "turn",
         /// Those of all messages.
         All = "all",
-        /// The last one of a conversation.
+        /// The last end-of-turn token of a conversation.
         Last = "last",
     }
 }

@@ -14,7 +14,7 @@ section! {
     /// `data`.
     #[derive(Debug, Clone, PartialEq, Serialize)]
     pub struct Data(keys) in Config::data {
-        /// Files and globs to train on, relative to the working directory; `None` with `datasets`.
+        /// Files and globs to train on, relative to the working directory; `None` if `datasets` is given.
         pub train: Option<Vec<String>> = key(Kind::Paths, "= required without datasets", "File, glob, address of a store, or list of them; paths are relative to the working directory");
         /// Several data sets to train on, and how they are mixed.
         pub datasets: Option<Vec<MixedDataset>> = sections(&MixedDataset::SECTION, "Several data sets in place of train, and how many samples of each an epoch has");
@@ -26,20 +26,20 @@ section! {
         pub format: DataFormat = key(DataFormat::KIND, "auto", "How files are read; auto: by their first bytes, and text by the name's end; bytes: as they are, whatever they hold, by the byte tokenizer; chat: conversations in JSON, Parquet, Arrow or MDS");
         /// Tokenizer for text.
         pub tokenizer: Tokenizer = key(Kind::Text, "byte", "byte, or the path of a Hugging Face tokenizer.json");
-        /// Tokens per sample. `None` if it is not given and no `model` with a maximum sequence length provides it.
+        /// Tokens per sample. `None` if neither this key nor a `model` with a maximum sequence length gives it.
         pub sequence_length: Option<usize> = key(POSITIONS, "= the model's longest", "Tokens per sample") [or keys.facts().longest];
         /// Field of a JSON line, or column, that holds the text.
         pub text_key: String = key(Kind::Text, "text", "Field of a JSON line, or column, that holds the text");
         /// Integer type of a token file.
         pub token_dtype: TokenDtype = key(TokenDtype::KIND, "u16", "Type of the numbers in a token file");
-        /// How conversations become samples; `None` with another format.
+        /// How conversations become samples; `None` if no format is `chat`.
         pub chat: Option<Chat> = section(&Chat::SECTION, "How conversations become samples, with `format: chat`") [or MixedDataset::formats(datasets.as_ref(), format).contains(&DataFormat::Chat).then(|| Chat::read(keys, last(Data::chat)))];
         /// Put several conversations into each sample.
         pub sample_packing: bool = key(Kind::Bool, "false", "Put several conversations into each sample, with `format: chat`; none sees another, and positions restart in each");
         /// Maximum number of positions of a micro-batch, padding included; `None`: all micro-batches
         /// have the same number of samples.
         pub max_tokens: Option<usize> = key(COUNT, "null", "Most positions of a micro-batch, padding included, with `format: chat`: the samples of a step are sorted by length and dealt to as few micro-batches as possible, each padded to its longest sample");
-        /// Folder of the token cache; `None` is the user's.
+        /// Folder of the token cache; `None` is the user's cache folder.
         pub cache_dir: Option<String> = key(Kind::Path, "= the user's cache", "Folder where tokens of text are kept between runs; without it $ZERO_TRAIN_CACHE, or else zero-train in $XDG_CACHE_HOME, or else ~/.cache/zero-train");
         /// Maximum number of bytes of downloaded objects in the cache; `None` for no limit.
         pub cache_limit: Option<u64> = key(Kind::Bytes { min: 0 }, "= no limit", "How much of what is downloaded from stores is kept in the cache; the least recently used objects are removed first");
@@ -51,8 +51,8 @@ section! {
 choice! {
     /// How files are read.
     pub enum DataFormat {
-        /// Parquet, Arrow and MDS by their content, others by the file name: `.jsonl` and `.ndjson`, `.csv`, `.bin`; any
-        /// other file is text. gzip and zstd are unpacked.
+        /// Recognizes Parquet, Arrow and MDS by their content, and `.jsonl`, `.ndjson`, `.csv` and `.bin` by the file
+        /// name. Any other file is text. gzip and zstd are unpacked.
         Auto = "auto",
         /// Plain text.
         Text = "text",
@@ -161,7 +161,7 @@ impl Data {
         }
     }
 
-    /// Checks `max_tokens` against what else decides the micro-batches of a step.
+    /// Checks `max_tokens` against the other keys that determine the micro-batches of a step.
     pub(crate) fn check_max_tokens(config: &Config, resolver: &mut Resolver<'_>) {
         let Some(data) = &config.data else { return };
         let Some(max_tokens) = data.max_tokens else { return };

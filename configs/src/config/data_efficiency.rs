@@ -12,7 +12,7 @@ use crate::schema::*;
 use crate::table::{last, section};
 
 section! {
-    /// `data_efficiency`: which parts of samples are trained at a step.
+    /// `data_efficiency`: which part of each sample a step trains on.
     #[derive(Debug, Clone, PartialEq, Serialize)]
     pub struct DataEfficiency(keys) in Config::data_efficiency, off while enabled is ["false"] {
         /// Whether the section has an effect.
@@ -46,13 +46,13 @@ section! {
         /// Whether the section has an effect.
         pub enabled: bool = now(Kind::Bool, "false", "Use the section");
         = ignored("data_cluster_path", Kind::Path, "= not given", "the order of the samples is computed, not kept in files");
-        /// What the curriculum is over.
+        /// The quantity that the curriculum increases.
         pub curriculum_metrics: CurriculumMetrics = section(&CurriculumMetrics::SECTION, "What the curriculum is over: the sequence length");
     }
 }
 
 section! {
-    /// `curriculum_metrics`: what the curriculum is over.
+    /// `curriculum_metrics`: the quantity that the curriculum increases.
     #[derive(Debug, Clone, PartialEq, Serialize)]
     pub struct CurriculumMetrics(keys) in CurriculumLearning::curriculum_metrics {
         /// The sequence length.
@@ -81,16 +81,16 @@ section! {
 }
 
 section! {
-    /// `schedule_config`: the parameters of a schedule. Those of other schedules are not set.
+    /// `schedule_config`: the parameters of a schedule. The parameters of other schedules are not set.
     #[derive(Debug, Clone, PartialEq, Serialize)]
     pub struct CurriculumConfig(keys) in Curriculum::schedule_config {
         /// The step at which the length reaches `max_difficulty`.
         pub total_curriculum_step: Option<usize> = now(COUNT, "null", "fixed_linear and fixed_root: the step at which the length reaches max_difficulty");
         /// The length is a multiple of this.
         pub difficulty_step: Option<usize> = now(COUNT, "null", "fixed_linear and fixed_root: lengths are multiples of this");
-        /// Which root of the step.
+        /// Degree of the root; 2 is the square root.
         pub root_degree: Option<f64> = now(POSITIVE, "null", "fixed_root: which root; 2 is the square root");
-        /// Lengths, one after the other.
+        /// The lengths, in the order in which they apply.
         pub difficulty: Option<Vec<usize>> = now(Kind::Ints { min: 1, max: u32::MAX as u64 }, "null", "fixed_discrete: the lengths, one after the other");
         /// The last step of each length but the last.
         pub max_step: Option<Vec<usize>> = now(Kind::Ints { min: 1, max: u32::MAX as u64 }, "null", "fixed_discrete: the last step of each length but the last");
@@ -130,7 +130,8 @@ impl DataEfficiency {
         let on = switches.iter().rposition(|(_, is_on)| *is_on);
         match (off.map(|index| (index, switches[index].0)), on.map(|index| (index, switches[index].0))) {
             (None, _) => {}
-            // A section that says `enabled: false` switches off those inside it. One without the key was meant to be on.
+            // A section with `enabled: false` also switches off the sections inside it. If the key is missing, the
+            // section was meant to be on.
             (Some((outside, outer)), Some((inside, inner))) if inside > outside => {
                 if resolver.at(outer) == At::Default {
                     let message = format!("`{inner}: true` has no effect without `{outer}: true`");

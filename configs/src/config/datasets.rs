@@ -30,7 +30,7 @@ section! {
         pub text_key: Option<String> = key(Kind::Text, "= data.text_key", "Field of a JSON line that holds the text");
         /// Files and globs to evaluate on.
         pub eval: Option<Vec<String>> = key(Kind::Paths, "null", "The same, to evaluate on");
-        /// Share of an epoch, relative to the weights of the others.
+        /// Share of an epoch, relative to the weights of the other data sets.
         pub weight: Option<f64> = key(NON_NEGATIVE, "null", "Share of an epoch, relative to the weights of the other data sets; the length of an epoch is the sum of the lengths of all data sets");
         /// Share of an epoch.
         pub proportion: Option<f64> = key(RATIO, "null", "Share of an epoch; those of all data sets add up to 1");
@@ -50,16 +50,16 @@ impl Find for Vec<MixedDataset> {
 /// The number of samples of a data set in an epoch, as written.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Share {
-    /// A share of the samples of all data sets, relative to those of the others.
+    /// A share of the epoch, relative to the shares of the other data sets.
     Weight(f64),
-    /// This many times its own samples.
+    /// The number of passes over its own samples.
     Repeat(f64),
-    /// This many samples.
+    /// The number of samples.
     Choose(usize),
 }
 
 impl MixedDataset {
-    /// Returns the share as written; one pass if none is.
+    /// Returns the share as written; one pass if no share is written.
     pub fn share(&self) -> Share {
         match (self.weight.or(self.proportion), self.choose) {
             (Some(weight), _) => Share::Weight(weight),
@@ -68,7 +68,7 @@ impl MixedDataset {
         }
     }
 
-    /// Returns the formats of the data sets, with `otherwise` where none is written.
+    /// Returns the format of each data set, or `otherwise` for a data set without a format.
     pub(crate) fn formats(sets: Option<&Vec<Self>>, otherwise: DataFormat) -> Vec<DataFormat> {
         sets.map_or(vec![otherwise], |sets| sets.iter().map(|set| set.format.unwrap_or(otherwise)).collect())
     }
@@ -96,7 +96,7 @@ impl MixedDataset {
         Self::check_evaluation(sets, data, resolver);
     }
 
-    /// Checks that each data set has a name of its own.
+    /// Checks that the names of the data sets are unique.
     fn check_names(sets: &[Self], resolver: &mut Resolver<'_>) {
         let names: Vec<String> = sets.iter().enumerate().map(|(index, set)| set.name_at(index)).collect();
         for (index, name) in names.iter().enumerate() {
@@ -122,12 +122,12 @@ impl MixedDataset {
         }
     }
 
-    /// Returns the slices of `split`, one or more; none if all files are read.
+    /// Returns the slices of `split`; empty if the key is not given and all files are read.
     pub fn split_parts(&self) -> Vec<SplitPart> {
         self.split.as_deref().map_or(vec![], |split| SplitPart::parse(split).unwrap_or_default())
     }
 
-    /// Checks that the shares of the data sets are written in one way and make an epoch.
+    /// Checks that all data sets give their shares with the same key, and that the shares add up to an epoch.
     fn check_shares(sets: &[Self], resolver: &mut Resolver<'_>) {
         let keys = [Self::weight, Self::proportion, Self::repeat, Self::choose];
         let written =
@@ -140,7 +140,7 @@ impl MixedDataset {
                 resolver.contradiction(&[&places[0], &places[1]], message, Some("keep one of the two".into()));
             }
         }
-        // Weights and proportions share an epoch that all data sets divide, so each needs one.
+        // Weights and proportions divide one epoch among all data sets, so each data set needs one.
         for (key, help) in
             [(Self::weight, "give each data set a weight"), (Self::proportion, "give each its proportion")]
         {
@@ -170,7 +170,7 @@ impl MixedDataset {
         }
     }
 
-    /// Checks that the evaluation data are written in one way.
+    /// Checks that only one key gives the evaluation data.
     fn check_evaluation(sets: &[Self], data: &Data, resolver: &mut Resolver<'_>) {
         if let Some(index) = sets.iter().position(|set| set.eval.is_some()) {
             let own = path(index, Self::eval);

@@ -12,8 +12,8 @@ section! {
     /// `launcher`.
     #[derive(Debug, Clone, PartialEq, Serialize)]
     pub struct Launcher(keys) in Config::launcher {
-        /// Ranks to start on this machine; if not given, the pipeline stages × the ranks that share a sequence or cut
-        /// layers among them. In a resolved configuration this is the world size.
+        /// Number of ranks to start on this machine. If not given: pipeline stages × ranks that share a sequence ×
+        /// tensor-parallel ranks. In a resolved configuration this is the world size.
         pub num_processes: usize = engine(RANKS, "= pipeline.stages × ranks that share a sequence or cut layers; with training.device: cuda one for each GPU", "Ranks to start on this machine") [is keys.facts().ranks];
         /// Transport for messages between ranks.
         pub transport: Transport = key(Transport::KIND, "auto", "What carries messages between ranks");
@@ -27,13 +27,13 @@ section! {
         /// machine.
         #[serde(serialize_with = "crate::yaml_out::auto")]
         pub threads_per_rank: Option<usize> = engine(Kind::Int { min: 1, max: 4096 }, "auto", "Compute threads of each rank; auto: the cores divided by the ranks on this machine");
-        /// Instruction set of the kernels; `auto` is the widest that the processor supports.
+        /// Instruction set of the kernels; `auto` is the widest set that the processor supports.
         pub instruction_set: InstructionSet = key(InstructionSet::KIND, "auto", "Instruction set of the kernels; auto: the widest that the processor has. The environment variable ZERO_TRAIN_ISA wins over it");
         /// Bind each rank to its own cores if there are enough cores.
         pub bind_cores_to_rank: bool = key(Kind::Bool, "true", "Bind each rank to cores of its own; not done when there are more ranks, or threads, than cores, or when another launcher has bound them");
         /// Maximum number of times that the launcher restarts all ranks after one has died.
         pub max_restarts: usize = key(COUNT_OR_0, "0", "How often `zero-train -n` starts all ranks again, from the newest checkpoint, after one has died; 0 never");
-        /// Minimum number of ranks of a restart. `None` restarts with the original number of ranks.
+        /// Minimum number of ranks after a restart. `None` restarts with the original number of ranks.
         pub min_ranks: Option<usize> = key(RANKS, "null", "Minimum number of ranks that must be left for a restart without the ranks that died, with the same train_batch_size; null: restart all ranks");
         /// Cores of this machine that ranks may use, for example `0-27,32-59`. `None` uses the cores allowed to the
         /// process.
@@ -50,7 +50,7 @@ choice! {
         SharedMemory = "shared_memory",
         /// For processes on any machines.
         Tcp = "tcp",
-        /// For ranks that are threads of one process.
+        /// For ranks that run as threads of one process.
         Threads = "threads",
     }
 }

@@ -3,14 +3,14 @@
 use regex::{Regex, RegexBuilder};
 use serde::Serialize;
 
-/// A regular expression on layer names. It matches anywhere in a name and ignores case, as in DeepSpeed. It is
-/// compiled once, when the configuration is read, so the accepted expression is the one that is matched.
+/// A regular expression on layer names. It matches anywhere in a name and ignores case, as in DeepSpeed. It is compiled
+/// once, when the configuration is read, so exactly the accepted expression is matched later.
 #[derive(Debug, Clone)]
 pub struct LayerPattern(Regex);
 
 impl LayerPattern {
-    /// Maximum length of the expression and of its compiled form, in bytes. Layer names need far less, and
-    /// compiling takes no noticeable time within these limits.
+    /// Maximum length of the expression and of its compiled form, in bytes. Layer names need far less, and within these
+    /// limits compiling takes no noticeable time.
     const MAX_LENGTH: usize = 1000;
     const MAX_COMPILED: usize = 1 << 20;
 

@@ -1,4 +1,4 @@
-//! `training.local_steps`: replicates that train alone between outer steps (DiLoCo).
+//! `training.local_steps`: replicates take optimizer steps on their own between outer steps (DiLoCo).
 
 use serde::Serialize;
 
@@ -13,7 +13,7 @@ section! {
     /// `training.local_steps`.
     #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
     pub struct LocalSteps(keys) in Training::local_steps {
-        /// Optimizer steps that each replicate takes alone between two outer steps.
+        /// Number of optimizer steps that each replicate takes on its own between two outer steps.
         pub steps: usize = key(COUNT, REQUIRED, "Optimizer steps that each replicate takes alone between two outer steps");
         /// Learning rate of the outer optimizer.
         pub outer_lr: f64 = key(POSITIVE, "0.7", "Learning rate of the outer optimizer, SGD with Nesterov's momentum");
@@ -23,7 +23,7 @@ section! {
 }
 
 impl LocalSteps {
-    /// Checks that the mesh has replicates, and rejects what they cannot do alone.
+    /// Checks that the mesh has more than one replicate, and rejects keys that do not work with local steps.
     pub(crate) fn check(config: &Config, resolver: &mut Resolver<'_>) {
         let Some(local) = config.training.local_steps else { return };
         const KEY: &str = Training::local_steps;

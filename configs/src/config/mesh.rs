@@ -1,5 +1,5 @@
-//! `mesh`: how the data-parallel ranks are divided into shard groups (hybrid sharding, HSDP), and how many ranks share
-//! each sequence.
+//! `mesh`: how data-parallel ranks are divided into shard groups (hybrid sharding, HSDP), and how many ranks share each
+//! sequence.
 
 use serde::Serialize;
 
@@ -12,10 +12,11 @@ section! {
     /// `mesh`. The keys have torchtitan's names.
     #[derive(Debug, Clone, PartialEq, Serialize)]
     pub struct Mesh(keys) in Config::mesh {
-        /// Number of shard groups per pipeline stage. Ranks at the same place of several groups hold the same shards of
-        /// ZeRO's state.
+        /// Number of shard groups per pipeline stage. Ranks with the same index in their groups hold the same ZeRO
+        /// shards.
         pub data_parallel_replicate_degree: usize = engine(RANKS, "= data-parallel ranks / data_parallel_shard_degree, else 1", "Number of groups of ranks that each hold all of ZeRO's shards (HSDP); 1: one group of all ranks of a pipeline stage; auto: one group per host, unless the other key is a number") [is keys.facts().replicates];
-        /// Number of ranks over which ZeRO shards; `None` is the rest of the ranks.
+        /// Number of ranks over which ZeRO shards, where ranks that share a sequence count as one; `None` is the
+        /// data-parallel ranks divided by `data_parallel_replicate_degree`.
         pub data_parallel_shard_degree: Option<usize> = engine(RANKS, "null", "Number of ranks over which ZeRO shards, where those that share sequences count as one; null: the data-parallel ranks / data_parallel_replicate_degree; auto: those of a host, unless the other key is a number") [or keys.facts().shards];
         /// Ranks that share each sequence and gather keys and values in attention (context parallelism).
         pub context_parallel_degree: usize = key(RANKS, "1", "Number of consecutive ranks that share each sequence (context parallelism of Llama 3): each computes attention for the queries of two chunks, one from each end, and gathers the keys and values of all positions. Otherwise like `sequence_parallel_size`, but not limited by the number of heads");
@@ -24,7 +25,7 @@ section! {
 
 impl Mesh {
     pub(crate) fn check(config: &Config, resolver: &mut Resolver<'_>) {
-        // Replicates that train alone need no shards.
+        // Replicates with local steps are useful even if ZeRO shards nothing.
         let is_alone = config.training.local_steps.is_some();
         if config.mesh.data_parallel_replicate_degree == 1 || config.zero.stage != ZeroStage::Zero || is_alone {
             return;

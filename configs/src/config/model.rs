@@ -28,7 +28,7 @@ section! {
     pub struct Gpt2(keys) in Config::model {
         /// Hugging Face folder with the remaining keys and the initial weights; `None` draws the weights from the seed.
         pub pretrained: Option<String> = key(Kind::Path, "null", PRETRAINED);
-        /// Vocabulary size; `None` is `auto`: the tokenizer's.
+        /// Vocabulary size; `None` is `auto`, the size of the tokenizer's vocabulary.
         #[serde(serialize_with = "crate::yaml_out::auto")]
         pub vocab_size: Option<usize> = engine(VOCABULARY, "50257", "Number of tokens; auto: the tokenizer's");
         /// Maximum sequence length.
@@ -47,7 +47,7 @@ section! {
         pub layer_norm_epsilon: f64 = key(POSITIVE, "1.0e-5", "Added to the variance in layer norm");
         /// Standard deviation of the initial weights.
         pub initializer_range: f64 = key(NON_NEGATIVE, "0.02", "Standard deviation of the initial weights");
-        /// Share the weights of the embedding with the head.
+        /// Tie the head's weights to the token embedding.
         pub tie_word_embeddings: bool = key(Kind::Bool, "true", "The head shares the embedding's weights");
         /// Rows of a micro-batch per tile of the feed-forward part, a multiple of 64; `None` computes all rows at once.
         pub tiled_mlp_rows: Option<usize> = key(TILES, "null", TILED);
@@ -66,7 +66,7 @@ section! {
     pub struct Llama(keys) in Config::model {
         /// Hugging Face folder with the remaining keys and the initial weights; `None` draws the weights from the seed.
         pub pretrained: Option<String> = key(Kind::Path, "null", PRETRAINED);
-        /// Vocabulary size; `None` is `auto`: the tokenizer's.
+        /// Vocabulary size; `None` is `auto`, the size of the tokenizer's vocabulary.
         #[serde(serialize_with = "crate::yaml_out::auto")]
         pub vocab_size: Option<usize> = engine(VOCABULARY, "32000", "Number of tokens; auto: the tokenizer's");
         /// Width of the residual stream.
@@ -87,33 +87,35 @@ section! {
         pub rope_theta: f64 = key(POSITIVE, "10000.0", "Base of the rotary embedding's frequencies");
         /// Scaling of the frequencies for longer sequences; `None` does not scale them.
         pub rope_scaling: Option<RopeScaling> = section(&rope::Written::SECTION, "How the rotary embedding's frequencies are scaled for sequences longer than those of an earlier training; null: they are not");
-        /// Number of positions that a position attends to, including itself; `None` attends to all earlier positions.
+        /// Number of positions that each position attends to, including itself; `None` is itself and all earlier
+        /// positions.
         pub sliding_window: Option<usize> = key(POSITIONS, "null", "How many positions one attends to, its own included, as Mistral; null: all before it");
-        /// The kind of each layer, `full_attention` or `sliding_attention`; if empty, all use `sliding_window`.
+        /// The kind of each layer, `full_attention` or `sliding_attention`; if empty, all layers use `sliding_window`.
         pub layer_types: Vec<String> = key(Kind::Texts, "[]", "`full_attention` or `sliding_attention` for each layer, where only some of them have `sliding_window`; []: all layers have it");
-        /// 1 for each layer with rotary embedding and 0 for one without; if empty, all have it.
+        /// 1 for each layer with rotary embedding and 0 for each layer without; if empty, all layers have it.
         pub no_rope_layers: Vec<usize> = key(Kind::Ints { min: 0, max: 1 }, "[]", "1 for each layer that turns queries and keys by their position, and 0 for one that does not, as SmolLM3; []: all do");
         /// RMS norms of each head's queries and keys.
         pub qk_norm: bool = key(Kind::Bool, "false", "RMS norms of each head's queries and keys before they are turned, as Qwen3");
-        /// Scores are divided by its square root; by that of `head_dim` if `None`.
+        /// Attention scores are divided by the square root of this number; `None` uses `head_dim`.
         pub query_pre_attn_scalar: Option<f64> = key(POSITIVE, "null", "Scores of the attention are divided by its square root, as Gemma 3; null: by that of head_dim");
-        /// Base of the frequencies in layers of sliding attention, which are then not scaled; `rope_theta` if `None`.
+        /// Base of the rotary frequencies in layers with sliding attention, whose frequencies are then not scaled.
+        /// `None` uses `rope_theta`, with scaling.
         pub rope_local_base_freq: Option<f64> = key(POSITIVE, "null", "Base of the frequencies in layers of `sliding_attention`, without rope_scaling, as Gemma 3; null: they have those of the other layers");
-        /// The part of each head that has rotary embedding.
+        /// The fraction of each head that has rotary embedding.
         pub partial_rotary_factor: f64 = key(Kind::Float(Range { min: 0.0, max: 1.0, above: true, below: false }), "1.0", "The part of each head that is turned by its position, as Phi-4-mini; on the CPU only if less than 1");
         /// Norms multiply by 1 + weight.
         pub norm_unit_offset: bool = key(Kind::Bool, "false", "Norms multiply by 1 + weight, as Gemma; on the CPU only");
-        /// Norms also follow the attention and the feed-forward part.
+        /// Also apply a norm after the attention and after the feed-forward part.
         pub post_norms: bool = key(Kind::Bool, "false", "Norms also follow the attention and the feed-forward part of each block, as Gemma 3");
-        /// Token embeddings are multiplied by √`hidden_size`.
+        /// Multiply token embeddings by √`hidden_size`.
         pub scale_embeddings: bool = key(Kind::Bool, "false", "Embeddings are multiplied by the square root of hidden_size, as Gemma");
-        /// One linear map for queries, keys and values, and one for the gate and its factor.
+        /// One linear map computes queries, keys and values, and one computes the gate and the up projection.
         pub fused_projections: bool = key(Kind::Bool, "false", "One linear map `qkv_proj` and one `gate_up_proj`, as Phi-3");
         /// Dropout probability of attention probabilities.
         pub attention_dropout: f64 = key(Kind::Float(FRACTION), "0.0", "Dropout of attention probabilities, on the CPU only; the default of a pretrained model is that of its config.json");
         /// Added to the mean square in RMS normalisation.
         pub rms_norm_eps: f64 = key(POSITIVE, "1.0e-6", "Added to the mean square in RMS norm");
-        /// Share the weights of the embedding with the head.
+        /// Tie the head's weights to the token embedding.
         pub tie_word_embeddings: bool = key(Kind::Bool, "false", "The head shares the embedding's weights");
         /// Rows of a micro-batch per tile of the feed-forward part, a multiple of 64; `None` computes all rows at once.
         pub tiled_mlp_rows: Option<usize> = key(TILES, "null", TILED);
@@ -181,7 +183,7 @@ impl Model {
         }
     }
 
-    /// Returns the rows per tile of the feed-forward part, if it is computed in tiles.
+    /// Returns the number of rows per tile of the feed-forward part, if it is computed in tiles.
     pub fn tiled_mlp_rows(&self) -> Option<usize> {
         match self {
             Self::Gpt2(model) => model.tiled_mlp_rows,
@@ -218,7 +220,7 @@ impl Model {
         self
     }
 
-    /// Returns the path and the value of the dropout probability of attention probabilities; `None` without attention.
+    /// Returns the key of the dropout on attention probabilities and its value; `None` without attention.
     pub fn attention_dropout(&self) -> Option<(&'static str, f64)> {
         match self {
             Self::Gpt2(model) => Some((Gpt2::attn_pdrop, model.attn_pdrop)),
@@ -312,8 +314,8 @@ impl Llama {
         keys.into_iter().find(|(_, is_used)| *is_used).map(|(path, _)| path)
     }
 
-    /// Checks that angles which depend on a sequence's length are not needed for several sequences in one sample, which
-    /// `has_pairs` says too.
+    /// Rejects samples with several sequences if LongRoPE's angles would depend on the length of each sequence. With
+    /// `has_pairs`, each sample has two.
     pub(crate) fn check_rows(&self, data: &Data, has_pairs: bool, resolver: &mut Resolver<'_>) {
         let Some(RopeScaling::LongRope { original_max_position_embeddings: original, .. }) = &self.rope_scaling else {
             return;
@@ -374,12 +376,12 @@ fn divides(resolver: &mut Resolver<'_>, (part_path, part): Size, (whole_path, wh
     }
 }
 
-/// Upper bound that keeps every product of a model's sizes far from overflow.
+/// Upper bounds on a model's sizes, low enough that no product of sizes overflows.
 const WIDTH: Kind = Kind::Int { min: 1, max: 1 << 20 };
 const DEPTH: Kind = Kind::Int { min: 1, max: 1 << 14 };
 const VOCABULARY: Kind = Kind::Int { min: 1, max: 1 << 30 };
 pub(super) const POSITIONS: Kind = Kind::Int { min: 1, max: 1 << 30 };
-/// `zero_model::ops::TILE_UNIT`: sums over rows are bit-identical with tiles of a multiple of this many rows.
+/// `zero_model::ops::TILE_UNIT`: sums over rows are bit-identical if tiles have a multiple of this number of rows.
 const TILES: Kind = Kind::Multiple { of: 64, max: 1 << 30 };
 const TILED: &str = "Rows (samples × positions) of a micro-batch that the feed-forward part computes at a time, as DeepSpeed's TiledMLP: it keeps no inner activations and makes them again in the backward; null: all rows, and they are kept";
 const PRETRAINED: &str = "Hugging Face folder of GPT-2, Llama, Mistral, Qwen2, Qwen3, Gemma 3 (text), Phi-3, Phi-4 or SmolLM3, relative to the working directory: `config.json` says type and sizes, of which what is written here must be the same, and training starts from its weights, `model.safetensors` or several files with an index, unless it resumes. Its `tokenizer.json` is taken where `data.tokenizer` is not written; null: weights are drawn from the seed";

@@ -15,7 +15,7 @@ section! {
     pub struct Monitor(keys) in Config::csv_monitor {
         /// Whether the monitor is on.
         pub enabled: bool = now(Kind::Bool, "false", "Write at all");
-        /// Folder; empty is the folder of the run.
+        /// Output folder; if empty, the folder of the run.
         pub output_path: String = key(Kind::Text, "", "Folder; empty is the run's own");
         /// Folder inside `output_path`.
         pub job_name: String = key(Kind::Text, "DeepSpeedJobName", "Folder inside output_path");
@@ -123,7 +123,7 @@ impl FlopsProfiler {
         self.enabled && step == self.profile_step as u64
     }
 
-    /// Checks that the depth is an integer: the range of the schema accepts -0.5 and 1.5.
+    /// Checks that the depth is an integer; the schema's range also accepts -0.5 and 1.5.
     pub(crate) fn check(resolver: &mut Resolver<'_>) {
         let depth = f64::read(&mut resolver.top().section(Config::flops_profiler), last(Self::module_depth));
         if depth.fract() != 0.0 {
@@ -142,7 +142,7 @@ fn depth(keys: &mut Reader<'_, '_>) -> Option<usize> {
 const OPERATIONS: [&str; 9] =
     ["all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "send", "recv", "barrier", "split"];
 
-/// Maps DeepSpeed's name of an operation to the name here; several names may map to one.
+/// Maps DeepSpeed's name of an operation to this project's name; several names may map to one.
 fn operation(name: &str) -> Option<&'static str> {
     let name = match name {
         "all_gather_into_tensor" | "all_gather_coalesced" => "all_gather",
@@ -157,7 +157,7 @@ fn operation(name: &str) -> Option<&'static str> {
 }
 
 impl CommsLogger {
-    /// Replaces DeepSpeed's names of operations, and reports unknown ones.
+    /// Replaces DeepSpeed's names of operations, and reports unknown names.
     pub(crate) fn check(&mut self, resolver: &mut Resolver<'_>) {
         for name in std::mem::take(&mut self.prof_ops) {
             match operation(&name) {

@@ -9,7 +9,7 @@ use crate::schema::*;
 use crate::table::{last, section};
 
 section! {
-    /// `mup`. One of the two keys is written.
+    /// `mup`. A file sets exactly one of the two keys.
     #[derive(Debug, Clone, PartialEq, Serialize)]
     pub struct Mup(keys) in Config::mup {
         /// The widths of `model` that differ in the base model.
@@ -20,7 +20,7 @@ section! {
 }
 
 section! {
-    /// `mup.base`: widths of the base model, under the names that `model` has for them.
+    /// `mup.base`: widths of the base model, under the same names as in `model`.
     #[derive(Debug, Clone, PartialEq, Serialize)]
     pub struct BaseWidths(keys) in Mup::base {
         /// Width of the residual stream of a GPT-2.
@@ -96,7 +96,7 @@ impl Mup {
     }
 }
 
-/// The path of a key, what is wrong with its value, and what to write.
+/// An error: the path of the key, a message, and advice.
 type Mistake = (String, String, String);
 
 impl BaseWidths {
@@ -170,7 +170,7 @@ impl BaseWidths {
     }
 }
 
-/// Returns the width that is written, or one that falls in the same proportion as another width.
+/// Returns the written width, or else scales the model's width by `base` / `whole`, the ratio of another width.
 fn in_proportion(
     (path, written, of_model): (&'static str, Option<usize>, usize),
     base: usize,

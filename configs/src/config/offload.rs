@@ -13,7 +13,7 @@ use crate::reader::Resolver;
 use crate::schema::*;
 use crate::table::{last, section};
 
-/// Number of staging buffers, each the size of a tile. A larger number would no longer be staging.
+/// Number of staging buffers, each the size of a tile. More than 64 would defeat the purpose of staging.
 const BUFFERS: Kind = Kind::Int { min: 0, max: 64 };
 /// Unit and alignment of direct I/O, large enough for every current disk.
 const BLOCK: Kind = Kind::Multiple { of: 4096, max: 1 << 30 };
@@ -25,7 +25,7 @@ choice! {
     pub enum OffloadDevice {
         /// No offload.
         None = "none",
-        /// Host memory. Without an accelerator this is the same as no offload.
+        /// Host memory. Without an accelerator, this is the same as no offload.
         Cpu = "cpu",
         /// Files on a local disk.
         Nvme = "nvme",
@@ -83,7 +83,7 @@ section! {
         pub block_size: usize = now(BLOCK, "1048576", "Bytes of one read or write");
         /// Maximum number of reads and writes in flight.
         pub queue_depth: usize = now(Kind::Int { min: 1, max: 1024 }, "8", "Reads and writes under way at a time");
-        /// Submit each request to the kernel by itself instead of all waiting requests in one call.
+        /// Submit each request to the kernel in its own call, instead of all waiting requests in one call.
         pub single_submit: bool = now(Kind::Bool, "true", "Submit each read or write to the kernel separately; false: submit all that are ready in one call, which is slower (DeepSpeed's default is false)");
         /// Submit further requests before those in flight have completed.
         pub overlap_events: bool = now(Kind::Bool, "true", "Hand over further reads and writes before those under way have ended; false: one batch of `queue_depth` after the other");
@@ -94,7 +94,7 @@ section! {
     }
 }
 
-/// Checks what offload requires of the ZeRO stage, and the device of its section.
+/// Checks that the ZeRO stage supports the offload, and that each section has a valid `device`.
 pub(super) fn check(zero: &Zero, resolver: &mut Resolver<'_>) {
     let (param, optimizer) = (&zero.offload_param, &zero.offload_optimizer);
     let device = (OffloadOptimizer::device, optimizer.device);
@@ -138,7 +138,7 @@ pub(super) fn check(zero: &Zero, resolver: &mut Resolver<'_>) {
     }
 }
 
-/// Checks that the stage shards what is to be offloaded: a rank offloads only its own shard.
+/// Checks that the ZeRO stage shards the offloaded state: a rank offloads only its own shard.
 fn sharded(
     (path, device): (&str, OffloadDevice),
     stage: ZeroStage,
@@ -161,7 +161,7 @@ fn has_device(section: &str, device: &str, resolver: &mut Resolver<'_>) {
     }
 }
 
-/// Checks that a section with files has a folder. Each section has its own, as in DeepSpeed.
+/// Checks that a section with files has a folder. Each section has its own folder, as in DeepSpeed.
 pub(super) fn has_path(
     (device_path, device): (&str, OffloadDevice),
     (path, folder): (&str, &Option<PathBuf>),

@@ -12,7 +12,7 @@ use crate::schema::*;
 use crate::table::path;
 use crate::value::Leaf;
 
-/// An optimizer with its hyperparameters. `training.weight_decay_on` selects the parameters that are decayed.
+/// An optimizer with its hyperparameters. `training.weight_decay_on` selects the parameters with weight decay.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Optimizer {
     /// Adam with decoupled weight decay (Loshchilov & Hutter 2019), or plain Adam if `adam_w_mode` is off.
@@ -35,7 +35,7 @@ pub enum Optimizer {
     Lamb(Lamb),
     /// Schedule-free AdamW, as `schedulefree.AdamWScheduleFree` (Defazio et al. 2024).
     ScheduleFree(ScheduleFree),
-    /// Adafactor: second moments with a value for each row and column (Shazeer & Stern 2018), as `torch.optim.Adafactor`.
+    /// Adafactor: second moments stored per row and per column (Shazeer & Stern 2018), as `torch.optim.Adafactor`.
     Adafactor(Adafactor),
     /// An optimizer of the program that reads the configuration.
     Custom(Custom),
@@ -120,7 +120,7 @@ impl Optimizer {
         }
     }
 
-    /// Checks this optimizer, which updates all parameters that have no optimizer of their own.
+    /// Checks this optimizer as the run's main optimizer, for all parameters without an optimizer of their own.
     pub(crate) fn check(&self, config: &Config, resolver: &mut Resolver<'_>) {
         let mut without_own = config.training.param_groups.iter().flatten().filter(|group| group.optimizer.is_none());
         let has_eight_bits = self.has_eight_bits() || without_own.any(|group| group.optim_bits == Some(8));
@@ -184,7 +184,7 @@ impl Optimizer {
         }
     }
 
-    /// Returns the optimizer's name if it updates whole parameters, in f32 and in host memory; otherwise `None`.
+    /// Returns the optimizer's name if it updates whole parameters (in f32, in host memory); otherwise `None`.
     pub fn of_whole_parameters(&self) -> Option<&'static str> {
         match self {
             Self::Muon(_) => Some("Muon"),
@@ -194,7 +194,7 @@ impl Optimizer {
         }
     }
 
-    /// Returns why a run with this optimizer can have no other optimizer; `None` if it can.
+    /// Returns the reason why a run with this optimizer cannot have a second one; `None` if it can.
     pub(crate) fn stands_alone(&self) -> Option<&'static str> {
         match self {
             Self::ScheduleFree(_) => Some("AdamWScheduleFree averages the weights of all parameters"),
@@ -211,8 +211,8 @@ impl Optimizer {
         matches!(self, Self::MuAdam(_) | Self::MuAdamW(_) | Self::MuSgd(_))
     }
 
-    /// Returns the bits of each value of the states, and the number of elements from which on a parameter has states in 8 bits; `None`
-    /// if the optimizer supports no states in 8 bits.
+    /// Returns the bits per value of the states, and the minimum number of elements of a parameter with 8-bit states.
+    /// `None` if the optimizer does not support 8-bit states.
     pub fn optim_bits(&self) -> Option<(usize, usize)> {
         match self {
             Self::AdamW(Adam { optim_bits, min_8bit_size, .. })
@@ -221,13 +221,13 @@ impl Optimizer {
         }
     }
 
-    /// Returns whether states have 8 bits by default.
+    /// Returns whether the optimizer's `optim_bits` is 8.
     pub(crate) fn has_eight_bits(&self) -> bool {
         self.optim_bits().is_some_and(|(bits, _)| bits == 8)
     }
 
-    /// Returns the betas that a schedule may change, if the optimizer has any. DeepSpeed's schedules do not change those of
-    /// the AdamW in Muon. The average of a schedule-free optimizer needs a constant β₁.
+    /// Returns the betas that a schedule may change, if the optimizer has any. DeepSpeed's schedules do not change the
+    /// betas of Muon's AdamW. The average of a schedule-free optimizer needs a constant β₁.
     pub fn betas(&self) -> Option<[f64; 2]> {
         match self {
             Self::AdamW(Adam { betas, .. })

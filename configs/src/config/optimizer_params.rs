@@ -15,10 +15,10 @@ const NOT_POSITIVE: Kind = Kind::Float(Range { min: f64::MIN, max: 0.0, ..ANY_SI
 const BETAS: Kind = Kind::Pair(FRACTION);
 /// 8 or 32: see [`check_bits`].
 pub(crate) const OPTIM_BITS: Kind = Kind::Int { min: 8, max: 32 };
-/// bitsandbytes' default, from which alone one can see that `min_8bit_size` is written.
+/// bitsandbytes' default. A check compares with it to detect that `min_8bit_size` is written.
 pub(crate) const MIN_8BIT_SIZE: usize = 4096;
 
-/// Checks the bits of a state's value.
+/// Checks that `optim_bits` is 8 or 32.
 pub(crate) fn check_bits(bits: usize, place: &str, resolver: &mut Resolver<'_>) {
     if ![8, 32].contains(&bits) {
         let message = format!("states of {bits} bits are not implemented");
@@ -43,11 +43,11 @@ section! {
         /// `true`: decay the weights directly (AdamW). `false`: add the decay to the gradient (L2).
         pub adam_w_mode: bool = now(Kind::Bool, "true", "Decay the weights directly; false, with type Adam only: add the decay to the gradient");
         = ignored("torch_adam", Kind::Bool, "false", "there is one implementation");
-        /// Keep the moments in f32; otherwise in bf16 if parameters are.
+        /// Keep the moments in f32; otherwise in the parameters' dtype, f32 or bf16.
         pub fp32_optimizer_states: bool = now(Kind::Bool, "true", "Moments in f32; false: in the type of the parameters, f32 or bf16");
-        /// Bits of a state's value: 32, or 8 for large parameters.
+        /// Bits per value of the optimizer states: 32, or 8 for large parameters.
         pub optim_bits: usize = key(OPTIM_BITS, "32", "Bits of a state's value: 32; or 8, in blocks as bitsandbytes'");
-        /// Elements from which a parameter has states in 8 bits.
+        /// Minimum number of elements of a parameter with 8-bit states.
         pub min_8bit_size: usize = key(COUNT, "4096", "Elements from which a parameter has states in 8 bits");
         = rejected("amsgrad", "false", "DeepSpeed's Adam does not have it either");
         = removed("max_grad_norm", "write `gradient_clipping` at the top level");
@@ -77,7 +77,7 @@ section! {
 }
 
 section! {
-    /// Parameters of MuAdam and MuAdamW, as those of the package `mup`.
+    /// Parameters of MuAdam and MuAdamW, as in the package `mup`.
     #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
     pub struct MuAdam(keys) in Optimizer::PARAMS {
         /// Learning rate of the base model.
@@ -108,9 +108,9 @@ section! {
         pub betas: [f64; 2] = now(BETAS, "[0.9, 0.999]", "Interpolation for the update, decay of the momentum");
         /// Decoupled weight decay.
         pub weight_decay: f64 = now(NON_NEGATIVE, "0.0", "Decoupled weight decay");
-        /// Bits of a state's value: 32, or 8 for large parameters.
+        /// Bits per value of the optimizer states: 32, or 8 for large parameters.
         pub optim_bits: usize = key(OPTIM_BITS, "32", "Bits of a state's value: 32; or 8, in blocks as bitsandbytes'");
-        /// Elements from which a parameter has states in 8 bits.
+        /// Minimum number of elements of a parameter with 8-bit states.
         pub min_8bit_size: usize = key(COUNT, "4096", "Elements from which a parameter has states in 8 bits");
         = removed("max_grad_norm", "write `gradient_clipping` at the top level");
     }
@@ -126,7 +126,7 @@ section! {
         pub eps: f64 = now(NON_NEGATIVE, "1.0e-10", "Added to the square root of the sum");
         /// L2 weight decay, added to the gradient.
         pub weight_decay: f64 = now(NON_NEGATIVE, "0.0", "Added to the gradient");
-        /// Keep the sum in f32; otherwise in bf16 if parameters are.
+        /// Keep the sum in f32; otherwise in the parameters' dtype, f32 or bf16.
         pub fp32_optimizer_states: bool = now(Kind::Bool, "true", "The sum in f32; false: in the type of the parameters, f32 or bf16");
         = removed("max_grad_norm", "write `gradient_clipping` at the top level");
     }
@@ -212,7 +212,7 @@ section! {
         pub muon_lr: Option<f64> = now(NON_NEGATIVE, "= lr", "Learning rate of the matrices");
         /// Learning rate of all other parameters, in place of `lr`.
         pub adam_lr: Option<f64> = now(NON_NEGATIVE, "= lr", "Learning rate of all other parameters, which AdamW updates");
-        /// Names of the matrices; `None` for all but embeddings and the head.
+        /// Globs over the names of the matrices that Muon updates; `None` selects all but embeddings and the head.
         pub matrices: Option<Vec<String>> = key(Kind::Texts, "null", "Globs over the names of the parameters with two dimensions that are orthogonalized; null: all whose name has none of embed, lm_head, wte and wpe");
         /// Momentum of the matrices.
         pub momentum: f64 = now(Kind::Float(FRACTION), "0.95", "Momentum of the matrices");
@@ -262,17 +262,18 @@ section! {
     pub struct ScheduleFree(keys) in Optimizer::PARAMS {
         /// Learning rate.
         pub lr: f64 = engine(NON_NEGATIVE, "0.0025", LR) [else TRAINER];
-        /// Share of the average in the weights that gradients are taken at, and decay of the second moment.
+        /// First: the share of the averaged weights in the point where gradients are computed. Second: the decay of the
+        /// second moment.
         pub betas: [f64; 2] = now(BETAS, "[0.9, 0.999]", "Share of the average in the weights that gradients are taken at, and decay of the second moment");
         /// Added to the square root of the second moment.
         pub eps: f64 = now(NON_NEGATIVE, "1.0e-8", "Added to the square root of the second moment");
         /// Weight decay.
         pub weight_decay: f64 = now(NON_NEGATIVE, "0.0", "Weight decay");
-        /// Steps in which the learning rate rises linearly to `lr`.
+        /// Number of steps over which the learning rate rises linearly to `lr`.
         pub warmup_steps: u64 = key(COUNT_OR_0, "0", "Steps in which the learning rate rises linearly to `lr`");
-        /// Power of the step in the weight of its iterate in the average.
+        /// Exponent of the step number in the weight that each iterate has in the average.
         pub r: f64 = key(NON_NEGATIVE, "0.0", "Power of the step in the weight of its iterate in the average");
-        /// Power of the largest learning rate so far in the weight of an iterate.
+        /// Exponent of the largest learning rate so far in the weight that each iterate has in the average.
         pub weight_lr_power: f64 = key(NON_NEGATIVE, "2.0", "Power of the largest learning rate so far in the weight of an iterate");
         = ignored("foreach", Kind::Bool, "= PyTorch's choice", "there is one implementation");
         = removed("max_grad_norm", "write `gradient_clipping` at the top level");
@@ -283,13 +284,13 @@ section! {
     /// Parameters of Adafactor, as `torch.optim.Adafactor`.
     #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
     pub struct Adafactor(keys) in Optimizer::PARAMS {
-        /// Largest relative step size, and the rate of the weight decay.
+        /// Maximum relative step size; also the learning rate of the weight decay.
         pub lr: f64 = engine(NON_NEGATIVE, "0.01", "Largest relative step: steps are min(lr, 1/√step) times the rms of the parameter; auto: 5e-5, as Hugging Face's Trainer") [else TRAINER];
-        /// Exponent of the step in the weight of new squares.
+        /// Exponent of the step number in the decay of the second moment: β₂ is 1 − step^`beta2_decay`.
         pub beta2_decay: f64 = now(NOT_POSITIVE, "-0.8", "β₂ is 1 − step^beta2_decay");
-        /// Bounds of the second moment's root and of the parameter's rms.
+        /// Lower bounds of the square root of the second moment and of the parameter's rms.
         pub eps: [f64; 2] = now(Kind::Pair(ANY_SIZE), "[1.1920928955078125e-7, 0.001]", "Smallest root of the second moment, and smallest rms of a parameter; PyTorch's null is the first default, in f32");
-        /// Largest rms of an update.
+        /// Maximum rms of an update; larger updates are scaled down to it.
         pub d: f64 = now(Kind::Float(Range { min: 1.0, ..ANY_SIZE }), "1.0", "Largest rms of an update before it is scaled down");
         /// Weight decay.
         pub weight_decay: f64 = now(NON_NEGATIVE, "0.0", "Decoupled weight decay");
@@ -306,7 +307,7 @@ section! {
 }
 
 section! {
-    /// Parameters of an optimizer of the program. Those of its own are in the program.
+    /// The two parameters that every optimizer of a program takes from the file; the program sets any others.
     #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
     pub struct Custom(keys) in Optimizer::PARAMS {
         /// Learning rate.
@@ -317,7 +318,7 @@ section! {
 }
 
 impl Muon {
-    /// Returns the learning rate of the parameters that are no matrices.
+    /// Returns the learning rate of the parameters that AdamW updates.
     pub fn lr_of_others(&self) -> f64 {
         self.adam_lr.unwrap_or(self.lr)
     }

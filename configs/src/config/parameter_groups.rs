@@ -1,5 +1,5 @@
-//! `training.param_groups`: an optimizer of their own, or another learning rate, weight decay, betas and bits of the states, for
-//! some of the parameters.
+//! `training.param_groups`: some of the parameters get their own optimizer, or another learning rate, weight decay,
+//! betas or number of bits of the states.
 
 use serde::Serialize;
 
@@ -11,8 +11,8 @@ use crate::schema::*;
 use crate::table::{item_path, last, section};
 
 section! {
-    /// A group of `training.param_groups`: the trainable parameters that all of `params`, `kinds` and `layers` select,
-    /// without those of an earlier group.
+    /// A group of `training.param_groups`: the trainable parameters that match `params`, `kinds` and `layers` together
+    /// and belong to no earlier group.
     #[derive(Debug, Clone, PartialEq, Serialize)]
     pub struct ParameterGroup(keys) in Training::param_groups {
         /// Globs over the names of the parameters.
@@ -23,20 +23,20 @@ section! {
         pub layers: Option<Vec<usize>> = key(Kind::Ints { min: 0, max: u32::MAX as u64 }, "= all", "Numbers of the blocks, from 0: of the layers whose names end with a number, or of all layers if there are none");
         /// The optimizer of the group.
         pub optimizer: Option<Optimizer> = key(Kind::Variants(&Optimizer::VARIANTS), "null", "`type` and `params` of an optimizer for the group alone, with the keys of the section `optimizer`");
-        /// Learning rate in place of the optimizer's. The schedule scales it as it does the optimizer's.
+        /// Learning rate in place of the optimizer's. The schedule scales both by the same factor.
         pub lr: Option<f64> = key(NON_NEGATIVE, "null", "Learning rate in place of the optimizer's `lr`; the schedule scales both alike");
         /// Factor of the learning rate.
         pub lr_scale: Option<f64> = key(NON_NEGATIVE, "null", "Factor of the learning rate, instead of `lr`");
-        /// Weight decay in place of the optimizer's, biases and norms included.
+        /// Weight decay in place of the optimizer's, including biases and norms.
         pub weight_decay: Option<f64> = key(NON_NEGATIVE, "null", "Weight decay of all parameters of the group, whatever `training.weight_decay_on` says");
         /// Decay of the first and the second moment in place of the optimizer's.
         pub betas: Option<[f64; 2]> = key(Kind::Pair(FRACTION), "null", "Decay of the first and the second moment in place of the optimizer's");
-        /// Maximum L2 norm of the gradient of the group, which is then left out of the norm by which others are clipped. 0
+        /// Maximum L2 norm of the group's gradient. The norm that clips other parameters then excludes the group. 0
         /// disables clipping.
         pub gradient_clipping: Option<f64> = key(NON_NEGATIVE, "null", "Largest L2 norm of the group's gradient, which the run's clipping then leaves out; 0 disables");
-        /// Largest absolute value of an element of the group's gradient, which is then left out of the run's clipping.
+        /// Maximum absolute value of an element of the group's gradient. The run's clipping then excludes the group.
         pub gradient_clipping_value: Option<f64> = key(POSITIVE, "null", "Largest absolute value of each element of the group's gradient, instead of `gradient_clipping`");
-        /// Bits of a state's value in place of the optimizer's.
+        /// Bits per value of the optimizer states, in place of the optimizer's.
         pub optim_bits: Option<usize> = key(OPTIM_BITS, "null", "Bits of a state's value, 8 or 32, in place of the optimizer's");
     }
 }
@@ -73,8 +73,8 @@ impl ParameterGroup {
         self.kinds.as_ref().map(kinds)
     }
 
-    /// Returns the largest norm and the largest value of the group's gradient, each 0 for none; `None` if the group is clipped
-    /// with all other parameters.
+    /// Returns the limits on the norm and on the values of the group's gradient, 0 for no limit. `None` if the group is
+    /// clipped together with all other parameters.
     pub fn clipping(&self) -> Option<(f64, f64)> {
         let (norm, value) = (self.gradient_clipping, self.gradient_clipping_value);
         (norm.is_some() || value.is_some()).then(|| (norm.unwrap_or(0.0), value.unwrap_or(0.0)))
@@ -190,11 +190,12 @@ impl ParameterGroup {
             let help = "leave the group's `optimizer` out, or write another type for the run".to_string();
             return resolver.contradiction(&[&at(Config::optimizer), Optimizer::TYPE], reason.to_string(), Some(help));
         }
-        // Written out, `optimizer.params` has all of its keys, so both would set the same.
+        // The resolved `optimizer.params` contains all of its keys, so such a key of the group would set the same value
+        // again.
         for (is_written, key) in [
             (self.lr.is_some(), Self::lr),
             (self.weight_decay.is_some(), Self::weight_decay),
-            // Without such a key in `params`, the checks of the group's keys report it.
+            // If the optimizer has no such parameter, the checks of the group's keys report the error.
             (self.betas.is_some() && own.betas().is_some(), Self::betas),
             (self.optim_bits.is_some() && own.optim_bits().is_some(), Self::optim_bits),
         ] {

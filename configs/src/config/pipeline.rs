@@ -57,12 +57,12 @@ pub enum PartitionMethod {
     Uniform,
     /// Balances the measured time.
     Time,
-    /// Balances the number of layers whose names match.
+    /// Balances the number of layers whose names match the pattern.
     Type(LayerPattern),
 }
 
 impl PartitionMethod {
-    /// Names of all methods but the one with a pattern. DeepSpeed calls its default `best`.
+    /// Names of all methods except `type:`, which takes a pattern. DeepSpeed calls its default `best`.
     const NAMES: [&str; 4] = ["parameters", "uniform", "time", "best"];
 
     /// Parses a method.
@@ -107,7 +107,7 @@ read_as! {
 }
 
 impl Pipeline {
-    /// Checks that the schedule fits the number of chunks.
+    /// Checks that only the interleaved schedule has several chunks per stage.
     pub(crate) fn check(&self, resolver: &mut Resolver<'_>) {
         let (schedule, chunks) = (self.schedule, self.virtual_stages);
         let is_interleaved = schedule == PipelineSchedule::Interleaved;

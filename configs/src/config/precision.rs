@@ -39,7 +39,7 @@ section! {
 }
 
 impl Bf16 {
-    /// Checks the keys against each other, the optimizer and the average of the weights.
+    /// Checks the keys against each other, the optimizer and `training.ema`.
     pub(crate) fn check(&self, config: &Config, resolver: &mut Resolver<'_>) {
         const GRADIENTS: &str = DataTypes::grad_accum_dtype;
         let gradients = config.data_types.grad_accum_dtype;
@@ -162,7 +162,7 @@ section! {
         pub initial_scale_power: u32 = now(Kind::Int { min: 0, max: 127 }, "16", "The first scale, as a power of 2");
         /// Steps without overflow after which the scale is doubled.
         pub loss_scale_window: usize = now(COUNT, "1000", "Steps without overflow before the scale is doubled");
-        /// Number of overflows that it takes to halve the scale.
+        /// Number of overflows after which the scale is halved.
         pub hysteresis: usize = now(COUNT, "2", "Which overflow halves the scale; those before it only skip the step");
         /// Reset the count of overflows after every step without overflow, not only after the scale is doubled.
         pub consecutive_hysteresis: bool = now(Kind::Bool, "false", "Count overflows anew after each step that goes well, and not only after the scale is doubled");
@@ -177,8 +177,8 @@ section! {
     /// `data_types`: data types of buffers.
     #[derive(Debug, Clone, PartialEq, Serialize)]
     pub struct DataTypes(keys) in Config::data_types {
-        /// Data type in which gradients are kept until the update, and in which those of micro-batches are added up; `None`
-        /// as in [`Config::gradient_dtype`].
+        /// Data type in which gradients are accumulated over micro-batches and kept until the update; for `None`, see
+        /// [`Config::gradient_dtype`].
         pub grad_accum_dtype: Option<Dtype> = now(Dtype::KIND, "null", "Type in which gradients are summed over micro-batches and kept: fp32 or bf16. null: bf16 with bf16_master_weights_and_grads and without training.reproducible, else fp32");
         = later("param_dtype", "null", "Type that parameters are cast to").instead("`bf16` and `fp16` say in what parameters are stored");
         = later("buffer_dtype", "null", "Type that buffers are cast to").instead("`bf16` and `fp16` say in what values are stored");

@@ -19,7 +19,7 @@ section! {
         pub beta: f64 = key(POSITIVE, "0.1", "β. dpo: larger values keep the model closer to the reference; orpo: weight of the odds-ratio term; simpo: factor of the difference of the mean log-probabilities");
         /// The loss of DPO.
         pub loss_type: DpoLoss = key(DpoLoss::KIND, "sigmoid", "Loss of `type: dpo`: sigmoid (DPO), hinge (SLiC), ipo (IPO), robust (with `label_smoothing`)");
-        /// Probability that a pair is the wrong way round.
+        /// Probability that the two answers of a pair are swapped.
         pub label_smoothing: f64 = key(Kind::Float(Range { min: 0.0, max: 0.5, above: false, below: true }), "0.0", "Probability that a pair is the wrong way round, for `loss_type: robust`");
         /// Margin of SimPO.
         pub simpo_gamma: f64 = key(NON_NEGATIVE, "0.5", "γ: margin between the scaled mean log-probabilities, for `type: simpo`");
@@ -47,19 +47,19 @@ choice! {
         Hinge = "hinge",
         /// The squared distance to a margin.
         Ipo = "ipo",
-        /// The logistic loss for labels of which some are wrong.
+        /// The logistic loss, corrected for pairs with swapped answers.
         Robust = "robust",
     }
 }
 
 impl Preference {
-    /// Returns whether the loss compares with the model at the start.
+    /// Returns whether the loss compares the model with its initial state, the reference.
     #[must_use]
     pub fn has_reference(&self) -> bool {
         self.kind == PreferenceType::Dpo
     }
 
-    /// Reports what does not go with `preference`, and keys that have no effect.
+    /// Reports keys that contradict `preference`, and keys that have no effect with it.
     pub(crate) fn check(config: &Config, resolver: &mut Resolver<'_>) {
         let Some(preference) = &config.preference else {
             if config.data.as_ref().and_then(|data| data.chat.as_ref()).is_some_and(|c| c.kind == ChatType::Preference)

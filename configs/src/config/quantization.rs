@@ -26,7 +26,7 @@ section! {
         pub bnb_4bit_compute_dtype: Option<Dtype> = key(Dtype::KIND, "null", "Data type of the inputs of quantized linear layers; null: the working data type, which is the only one supported");
         /// Modules whose weights are not quantized.
         pub llm_int8_skip_modules: Vec<String> = key(Kind::Texts, "[]", "Modules whose linear maps are not quantized: paths, or the ends of paths. Embeddings and the head of a language model never are");
-        /// Data type that holds 4-bit codes.
+        /// Data type that stores the 4-bit codes.
         pub bnb_4bit_quant_storage: QuantStorage = key(QuantStorage::KIND, "uint8", "Data type that holds 4-bit codes");
         = later_unless("llm_int8_threshold", &["0", "0.0"], "Inputs above which int8 products are computed apart").instead("inputs are not quantized, so that none needs to be computed apart; write 0");
         = later("llm_int8_has_fp16_weight", "false", "Train int8 weights").instead("`adapter` trains beside quantized weights");
@@ -43,7 +43,7 @@ choice! {
 }
 
 choice! {
-    /// A data type that holds 4-bit codes.
+    /// A data type that stores 4-bit codes.
     pub enum QuantStorage {
         /// Bytes, each of which holds two codes.
         Bytes = "uint8",

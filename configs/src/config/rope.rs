@@ -22,25 +22,26 @@ pub enum RopeScaling {
     Llama3 {
         /// Divisor of low frequencies.
         factor: f64,
-        /// A pair of dimensions that rotates fewer times than this over the original positions has a low frequency.
+        /// A frequency is low if its pair of dimensions makes fewer rotations than this over the original positions.
         low_freq_factor: f64,
-        /// A pair of dimensions that rotates more times than this has a high frequency.
+        /// A frequency is high if its pair makes more rotations than this.
         high_freq_factor: f64,
         /// Maximum sequence length of the original training.
         original_max_position_embeddings: usize,
     },
-    /// LongRoPE, as in Phi-3: divides each frequency by a factor of its own, which is another one for rows longer than
-    /// those of the original training.
+    /// LongRoPE, as in Phi-3: divides each frequency by its own factor, with a second list of factors for rows that are
+    /// longer than in the original training.
     #[serde(rename = "longrope")]
     LongRope {
         /// Divisors for rows of at most `original_max_position_embeddings` tokens.
         short_factor: Vec<f64>,
         /// Divisors for longer rows.
         long_factor: Vec<f64>,
-        /// How much longer sequences are than those of the original training; `None`: as the two maximum lengths say.
+        /// How many times longer sequences are than in the original training; `None` is the ratio of the two maximum
+        /// lengths.
         #[serde(skip_serializing_if = "Option::is_none")]
         factor: Option<f64>,
-        /// Factor of cosines and sines; `None`: √(1 + ln factor/ln original length), at least 1.
+        /// Factor of cosines and sines; `None` is √(1 + ln factor/ln original length), at least 1.
         #[serde(skip_serializing_if = "Option::is_none")]
         attention_factor: Option<f64>,
         /// Maximum sequence length of the original training.
@@ -105,7 +106,7 @@ const PARAMETERS: [&str; 7] = [
     Written::attention_factor,
 ];
 
-/// Returns the keys that a type requires, and those that it may have.
+/// Returns the keys that a type requires, and its optional keys.
 pub(crate) fn keys_of(kind: &str) -> (&'static [&'static str], &'static [&'static str]) {
     const LONG: [&str; 3] = [Written::original_max_position_embeddings, Written::short_factor, Written::long_factor];
     match kind {
@@ -117,8 +118,8 @@ pub(crate) fn keys_of(kind: &str) -> (&'static [&'static str], &'static [&'stati
 }
 
 impl RopeScaling {
-    /// Reports keys that the type requires and that are missing, keys that it does not use, a low factor above the high
-    /// one, and lists without a number for each of `pairs`.
+    /// Reports missing keys, keys that the type does not use, a low factor that is not below the high one, and lists
+    /// whose length is not `pairs`.
     pub(crate) fn check(scaling: Option<&Self>, pairs: usize, resolver: &mut Resolver<'_>) {
         let kind = match scaling {
             None => "default",

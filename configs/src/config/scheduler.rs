@@ -18,13 +18,13 @@ use crate::table::{path, section};
 pub enum Scheduler {
     /// The optimizer's `lr` at every step (no `scheduler` section).
     Constant,
-    /// Rises from `warmup_min_lr` to `warmup_max_lr` over `warmup_num_steps` steps, then stays constant.
+    /// The rate rises from `warmup_min_lr` to `warmup_max_lr` over `warmup_num_steps` steps, then stays constant.
     WarmupLR(WarmupLr),
     /// Like [`WarmupLR`](Self::WarmupLR), then decays linearly to 0 at `total_num_steps`.
     WarmupDecayLR(WarmupDecayLr),
     /// Warm-up, then half a cosine. Ratios are relative to the optimizer's `lr`.
     WarmupCosineLR(WarmupCosineLr),
-    /// A sweep over learning rates that rise without end.
+    /// A sweep: the learning rate rises without limit.
     LRRangeTest(LrRangeTest),
     /// One cycle of learning rate and momentum, then a decay.
     OneCycle(OneCycle),
@@ -65,7 +65,7 @@ section! {
         pub warmup_min_lr: f64 = now(NON_NEGATIVE, "0.0", "Learning rate at the start");
         /// Learning rate after the warm-up.
         pub warmup_max_lr: f64 = now(NON_NEGATIVE, "= the optimizer's lr", "Learning rate after the warm-up") [else keys.facts().lr];
-        /// Steps of the warm-up.
+        /// Number of steps of the warm-up.
         pub warmup_num_steps: usize = engine(COUNT_OR_0, "1000", WARMUP_STEPS) [else 0];
         /// Shape of the warm-up.
         #[serde(serialize_with = "crate::choice::word")]
@@ -77,15 +77,15 @@ section! {
     /// Parameters of [`Scheduler::WarmupDecayLR`].
     #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
     pub struct WarmupDecayLr(keys) in Scheduler::PARAMS {
-        /// Steps of the whole schedule. `None` is `auto` in a run that is counted in epochs: the number of steps in these
-        /// epochs, which depends on the data.
+        /// Steps of the whole schedule. `None` is `auto` in a run whose length is given in epochs: the steps of these
+        /// epochs, which depend on the data.
         #[serde(serialize_with = "crate::yaml_out::auto")]
         pub total_num_steps: Option<usize> = engine(COUNT, REQUIRED, "Steps of the whole schedule; auto: those of the run") [or keys.facts().max_steps];
         /// Learning rate at the start.
         pub warmup_min_lr: f64 = now(NON_NEGATIVE, "0.0", "Learning rate at the start");
         /// Learning rate after the warm-up. DeepSpeed's default is 0.001, not the optimizer's `lr`.
         pub warmup_max_lr: f64 = engine(NON_NEGATIVE, "0.001", "Learning rate after the warm-up; not the optimizer's lr, but for auto") [else keys.facts().lr];
-        /// Steps of the warm-up.
+        /// Number of steps of the warm-up.
         pub warmup_num_steps: usize = engine(COUNT_OR_0, "1000", WARMUP_STEPS) [else 0];
         /// Shape of the warm-up.
         #[serde(serialize_with = "crate::choice::word")]
@@ -102,7 +102,7 @@ section! {
         pub total_num_steps: Option<usize> = engine(COUNT, REQUIRED, "Steps of the whole schedule; auto: those of the run") [or keys.facts().max_steps];
         /// Ratio at the start of the warm-up.
         pub warmup_min_ratio: f64 = now(RATIO, "0.0", "Part of the optimizer's lr at the start");
-        /// Steps of the warm-up.
+        /// Number of steps of the warm-up.
         pub warmup_num_steps: usize = engine(COUNT_OR_0, "1000", WARMUP_STEPS) [else 0];
         /// Ratio at the end of the cosine.
         pub cos_min_ratio: f64 = now(RATIO, "0.0001", "Part of the optimizer's lr at the end");
@@ -122,7 +122,7 @@ section! {
         pub lr_range_test_step_size: usize = now(COUNT, "2000", "Steps per increase");
         /// Increase, as a multiple of the first learning rate.
         pub lr_range_test_step_rate: f64 = now(NON_NEGATIVE, "1.0", "Increase, as a multiple of the first learning rate");
-        /// Keep the learning rate between increases.
+        /// Keep the learning rate constant between increases.
         pub lr_range_test_staircase: bool = now(Kind::Bool, "false", "Increase in stairs");
     }
 }
@@ -135,7 +135,7 @@ section! {
         pub cycle_min_lr: f64 = now(NON_NEGATIVE, REQUIRED, "Learning rate at the start and the end of the cycle");
         /// Learning rate at the top of the cycle.
         pub cycle_max_lr: f64 = now(NON_NEGATIVE, REQUIRED, "Learning rate at the top of the cycle");
-        /// Decay of the learning rate after the cycle.
+        /// Rate of the learning rate's decay after the cycle.
         pub decay_lr_rate: f64 = now(NON_NEGATIVE, "0.0", "t × `decay_step_size` steps after the cycle, the learning rate is `cycle_min_lr` / (1 + t × this)");
         /// Steps up.
         pub cycle_first_step_size: usize = now(COUNT, "2000", "Steps up");
@@ -145,7 +145,7 @@ section! {
         pub cycle_first_stair_count: usize = now(COUNT_OR_0, "0", "Stairs up; 0: continuously");
         /// Stairs down.
         pub cycle_second_stair_count: usize = now(COUNT_OR_0, "= cycle_first_stair_count", "Stairs down; 0: continuously") [else cycle_first_stair_count];
-        /// Unit of the decay's time.
+        /// Number of steps that count as one time unit of the decay.
         pub decay_step_size: usize = now(COUNT_OR_0, "0", "Unit of the decays, in steps; 0: no decay");
         /// Cycle β₁ as well.
         pub cycle_momentum: bool = now(Kind::Bool, "true", "Cycle β₁ as well, opposite to the learning rate, with β₂ 0.99; without effect on an optimizer without betas");
@@ -153,7 +153,7 @@ section! {
         pub cycle_min_mom: f64 = now(Kind::Float(FRACTION), "0.8", "β₁ at the top of the cycle");
         /// β₁ at both ends of the cycle.
         pub cycle_max_mom: f64 = now(Kind::Float(FRACTION), "0.9", "β₁ at the start and the end of the cycle");
-        /// Growth of β₁ after the cycle.
+        /// Rate of β₁'s growth after the cycle.
         pub decay_mom_rate: f64 = now(NON_NEGATIVE, "0.0", "t × `decay_step_size` steps after the cycle, β₁ is `cycle_max_mom` × (1 + t × this), at most 0.9999");
     }
 }
@@ -196,7 +196,7 @@ impl Scheduler {
         ],
     };
 
-    /// Returns the steps of the warm-up.
+    /// Returns the number of steps of the warm-up.
     fn warmup(&self) -> Option<usize> {
         match *self {
             Self::Constant | Self::LRRangeTest(_) | Self::OneCycle(_) => None,
@@ -215,8 +215,8 @@ impl Scheduler {
         }
     }
 
-    /// Returns the key for the steps of the whole schedule, if it has one; `None` inside is a run that is counted in
-    /// epochs.
+    /// Returns the value of the key for the steps of the whole schedule, if the schedule has one. The value is `None`
+    /// in a run whose length is given in epochs.
     pub fn total_steps_mut(&mut self) -> Option<&mut Option<usize>> {
         match self {
             Self::Constant
@@ -237,8 +237,8 @@ impl Scheduler {
         }
     }
 
-    /// Returns the largest learning rate, if the schedule names it itself instead of scaling the optimizer's; infinity if
-    /// it has no limit.
+    /// Returns the maximum learning rate if the schedule sets it, rather than scaling the optimizer's; infinity if it
+    /// has no limit.
     pub(crate) fn peak(&self) -> Option<f64> {
         match self {
             Self::WarmupLR(WarmupLr { warmup_max_lr, .. })
@@ -249,9 +249,9 @@ impl Scheduler {
         }
     }
 
-    /// Checks the parameters against each other, the optimizer and the run. Warns if the warm-up is longer than the run,
-    /// as with DeepSpeed's default of 1000 steps in a short run. `max_steps` is `None` for a run that is counted in
-    /// epochs.
+    /// Checks the parameters against each other, the optimizer and the run. Warns if the warm-up is longer than the
+    /// run, as with DeepSpeed's default of 1000 steps in a short run. `max_steps` is `None` in a run whose length is
+    /// given in epochs.
     pub(crate) fn check(&self, optimizer: &Optimizer, max_steps: Option<usize>, resolver: &mut Resolver<'_>) {
         let total = self.clone().total_steps_mut().map_or(max_steps, |total| *total);
         if let (Some(total), Some(warmup)) = (total, self.warmup())
@@ -307,7 +307,7 @@ impl OneCycle {
                            false` keeps yours";
             resolver.warn(Adam::betas, message.to_string());
         }
-        // The default length is not that of a program with its own loop.
+        // A program with its own loop need not train for the default number of steps, so only a written number counts.
         let written = max_steps.filter(|_| resolver.at(Training::max_steps) != At::Default);
         let after = written.map(|max| max.saturating_sub(self.cycle_first_step_size + self.cycle_second_step_size));
         if let (Some(after), size @ 1..) = (after, self.decay_step_size)

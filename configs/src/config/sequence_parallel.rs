@@ -1,16 +1,17 @@
-//! `sequence_parallel_size` and `mesh.context_parallel_degree`: what ranks that share sequences cannot do.
+//! `sequence_parallel_size` and `mesh.context_parallel_degree`: rejects features that do not work if ranks share
+//! sequences.
 
 use crate::config::{Config, Curriculum, CurriculumConfig, Data, Gpt2, Llama, Mesh, Model, Training, Zero, ZeroStage};
 use crate::reader::Resolver;
 
-/// Checks that sequences can be cut into slices, and rejects what slices of sequences cannot be used for.
+/// Checks that sequences can be cut into slices, and rejects features that need whole sequences.
 pub(crate) fn check(config: &Config, resolver: &mut Resolver<'_>) {
     let size = config.context_size();
     if size == 1 {
         return;
     }
     let (key, degree) = (config.context_key(), config.mesh.context_parallel_degree);
-    // With the context degree, each rank has a chunk from each end.
+    // With a context degree, each rank has one chunk from each half of the sequence.
     let (chunks, parts) = match degree {
         1 => (size, format!("{size} slices")),
         _ => (2 * size, format!("2 × {size} chunks")),
@@ -26,7 +27,7 @@ pub(crate) fn check(config: &Config, resolver: &mut Resolver<'_>) {
         Some(Model::Llama(model)) => Some((Llama::num_attention_heads, model.num_attention_heads)),
         _ => None,
     };
-    // Ranks that cut layers have a part of the heads.
+    // Each tensor-parallel rank has a part of the heads.
     let heads = heads.map(|(path, heads)| (path, heads / config.tensor_size()));
     if let Some((path, heads)) = heads.filter(|(_, heads)| config.sequence_parallel_size > (*heads).max(1)) {
         let (key, ranks) = (Config::sequence_parallel_size, config.sequence_parallel_size);
@@ -39,7 +40,8 @@ pub(crate) fn check(config: &Config, resolver: &mut Resolver<'_>) {
         let help = format!("the next multiple is {}", length.next_multiple_of(chunks));
         resolver.contradiction(&[path, key], message, Some(help));
     }
-    // Gradients that are not sharded are added up over micro-batches before slices, others after them.
+    // Below stage 2, gradients are added over micro-batches first and over slices second; from stage 2 on, the other
+    // way round.
     let adds_first = config.zero.stage < ZeroStage::Two && config.gradient_accumulation_steps > 1;
     if config.training.reproducible && adds_first {
         let message = format!(
@@ -73,7 +75,7 @@ pub(crate) fn check(config: &Config, resolver: &mut Resolver<'_>) {
     }
 }
 
-/// Returns a length of the curriculum that is not a multiple of `chunks`, with its key.
+/// Returns the first length of the curriculum that is not a multiple of `chunks`, with its key.
 pub(super) fn uneven_length(config: &Config, chunks: usize) -> Option<(&'static str, usize)> {
     let curriculum = config.data_efficiency.curriculum()?;
     let schedule = &curriculum.schedule_config;

@@ -12,11 +12,11 @@ pub struct SplitPart {
     unit: Unit,
 }
 
-/// What the numbers of a slice count.
+/// The unit of a slice's bounds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Unit {
     Records,
-    /// Percent of the records, rounded to whole records.
+    /// Percent of the records, rounded to the nearest record.
     Percent,
     /// Multiples of a hundredth of the records, rounded down.
     Hundredths,
@@ -26,7 +26,7 @@ impl SplitPart {
     /// Reads a split, or several with `+` between them.
     ///
     /// # Errors
-    /// Says what is wrong with the text.
+    /// A description of the mistake in the text.
     pub fn parse(text: &str) -> Result<Vec<Self>, String> {
         let last = text.matches('+').count();
         let parts = text.split('+').enumerate().map(|(index, part)| {
@@ -84,10 +84,10 @@ impl SplitPart {
         self.from.is_none() && self.to.is_none()
     }
 
-    /// Returns the records of the slice, of a split with `count` records.
+    /// Returns the range of records that the slice selects from a split with `count` records.
     ///
     /// # Errors
-    /// Says why there are none.
+    /// The reason why the slice selects no records.
     pub fn range(&self, count: u64) -> Result<Range<u64>, String> {
         let all = i64::try_from(count).unwrap_or(i64::MAX);
         if self.unit == Unit::Hundredths && count < 100 {
@@ -95,7 +95,7 @@ impl SplitPart {
         }
         let records = |bound: i64| match self.unit {
             Unit::Records => bound,
-            // As Python: halves are rounded to even numbers.
+            // As in Python, halves are rounded to even numbers.
             Unit::Percent => (bound as f64 * all as f64 / 100.0).round_ties_even() as i64,
             Unit::Hundredths => bound * (all / 100),
         };

@@ -1,4 +1,4 @@
-//! `tensor_parallel`: ranks that cut the parameters of layers among them.
+//! `tensor_parallel`: divides the parameters of layers among the ranks of a tensor group.
 
 use serde::Serialize;
 
@@ -15,9 +15,9 @@ section! {
     /// `tensor_parallel`.
     #[derive(Debug, Clone, PartialEq, Serialize)]
     pub struct TensorParallel(keys) in Config::tensor_parallel {
-        /// Number of ranks that cut layers among them; 0 and 1 cut nothing.
+        /// Number of tensor-parallel ranks; 0 and 1 disable tensor parallelism.
         pub autotp_size: usize = key(COUNT_OR_0, "0", "Consecutive ranks that cut layers among them: attention by heads, feed-forward networks by columns, embedding and head by vocabulary; norms see slices of sequences. The ranks load the same samples. 0 and 1 cut nothing");
-        /// Whether a backward computes gradients of weights while it exchanges slices.
+        /// Whether the backward computes weight gradients while it exchanges slices.
         pub tp_overlap_comm: bool = key(Kind::Bool, "false", "Compute gradients while a backward exchanges slices: of a cut map's input while the input is gathered again, and of its weight while the gradient of the input is summed; the numbers keep their bits");
         = ignored("vocab_parallel_lm_head", Kind::Bool, "null", "embedding and head are always cut by vocabulary");
         = section("tp", &TP, "Ranks of the tensor axis");
@@ -32,7 +32,7 @@ section! {
 }
 
 impl TensorParallel {
-    /// Checks that layers can be cut, and rejects what ranks that cut them cannot do.
+    /// Checks that layers can be divided evenly, and rejects features that tensor parallelism does not support.
     pub(crate) fn check(config: &Config, resolver: &mut Resolver<'_>) {
         let (size, key) = (config.tensor_size(), Self::autotp_size);
         if size == 1 {

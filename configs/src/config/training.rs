@@ -17,7 +17,7 @@ section! {
     pub struct Training(keys) in Config::training {
         /// Optimizer steps to train. Exactly one of this and `epochs` is set.
         pub max_steps: Option<usize> = key(COUNT, "= 100, unless epochs is given", "Optimizer steps to train") [or Option::<f64>::read(keys, last(Training::epochs)).is_none().then_some(DEFAULT_STEPS)];
-        /// Passes over the data to train.
+        /// Number of passes over the data.
         pub epochs: Option<f64> = key(POSITIVE, "null", "Passes over the data to train, instead of max_steps");
         /// Device that layers run on.
         pub device: Compute = key(Compute::KIND, "cpu", "What layers run on: the processor, or a GPU of NVIDIA's for each rank");
@@ -35,9 +35,9 @@ section! {
         pub reproducible: bool = key(Kind::Bool, "false", "Same bits at every number of ranks that is a power of two");
         /// Steps between evaluations; 0 never evaluates.
         pub eval_every: usize = key(COUNT_OR_0, "0", "Steps between two evaluations; 0: no evaluation");
-        /// Micro-batches per evaluation and rank.
+        /// Number of micro-batches that each rank evaluates per evaluation.
         pub eval_batches: usize = key(COUNT, "8", "Micro-batches per evaluation and rank; where a program gives its own evaluation data and this is not written, all of them");
-        /// Threads of each rank that load micro-batches ahead; 0 loads them when they are needed.
+        /// Number of threads per rank that load micro-batches ahead; 0 loads each micro-batch when it is needed.
         pub dataloader_num_workers: usize = key(COUNT_OR_0, "1", "Threads of each rank that load training data while it computes; 0: it loads them itself");
         /// Micro-batches that each of these threads loads ahead.
         pub dataloader_prefetch_factor: usize = key(COUNT, "2", "Micro-batches that each of these threads loads ahead");
@@ -61,7 +61,7 @@ section! {
         pub nonfinite: Nonfinite = key(Nonfinite::KIND, "skip", "What a gradient or loss that is not finite does: skip the update, or stop the run");
         /// Stop the run after this many skipped steps in a row.
         pub max_skipped_steps: usize = key(COUNT, "20", "Number of consecutive skipped steps that stops the run");
-        /// Reaction to a gradient norm far above the preceding ones.
+        /// Reaction to a gradient norm far above the norms of preceding steps.
         pub spikes: Option<Spikes> = section(&Spikes::SECTION, "What to do about a gradient norm far above those before it");
         /// Steps between comparisons of replicated state across ranks; 0 never compares.
         pub compare_replicas_every: usize = key(COUNT_OR_0, "100", "Steps between two comparisons of checksums of the values that must be equal on several ranks; 0: no comparison");
@@ -75,11 +75,11 @@ section! {
         pub gradient_noise_scale: Option<GradientNoiseScale> = section(&GradientNoiseScale::SECTION, "Measure the gradient noise scale, from the gradients of single micro-batches and of the step");
         /// A batch size that grows.
         pub rampup_batch_size: Option<RampUp> = section(&RampUp::SECTION, "A batch size that grows to train_batch_size, as Megatron-LM's --rampup-batch-size");
-        /// Replicates that train alone between outer steps.
+        /// Local optimizer steps of each replicate between outer steps (DiLoCo).
         pub local_steps: Option<LocalSteps> = section(&LocalSteps::SECTION, "Local steps (DiLoCo): the replicates of the mesh train alone, and an outer optimizer moves their common start to their average every few steps");
         /// A moving average of the weights.
         pub ema: Option<Ema> = section(&Ema::SECTION, "Exponential moving average of the trained weights, in 4 bytes a parameter, sharded as the optimizer's states");
-        /// Learning rate of a block relative to that of the block after it.
+        /// Ratio of a block's learning rate to the next block's.
         pub layerwise_lr_decay: f64 = key(SHRINKING, "1.0", "Learning rate of a block relative to that of the block after it; 1 is off. The head and what follows the last block have the whole rate");
         /// Coefficient of the auxiliary loss ln²Z; 0 adds none.
         pub z_loss: f64 = key(NON_NEGATIVE, "0.0", "Adds this times the mean of ln²Z to the loss of a language model, where Z is the normalizer of its softmax: 1e-4 in PaLM; 0: nothing");
@@ -111,7 +111,7 @@ section! {
     /// `training.gradient_noise_scale`.
     #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
     pub struct GradientNoiseScale(keys) in Training::gradient_noise_scale {
-        /// Share of the averages of signal and noise that a step keeps.
+        /// Decay of the moving averages of signal and noise per step.
         pub smoothing: f64 = key(Kind::Float(FRACTION), "0.99", "Share of the averages of signal and noise that a step keeps");
     }
 }
@@ -120,7 +120,7 @@ section! {
     /// `training.ema`.
     #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
     pub struct Ema(keys) in Training::ema {
-        /// Share of the average that a step keeps.
+        /// Decay of the moving average per step.
         pub decay: f64 = key(Kind::Float(FRACTION), "0.999", "Share of the average that a step keeps; the rest comes from the new weights");
         /// Steps before the average begins.
         pub start_step: u64 = key(COUNT_OR_0, "0", "Number of steps before the average begins; until then it equals the weights");
@@ -133,9 +133,9 @@ section! {
     /// `training.early_stopping`.
     #[derive(Debug, Clone, PartialEq, Serialize)]
     pub struct EarlyStopping(keys) in Training::early_stopping {
-        /// Evaluations without improvement before training stops.
+        /// Number of evaluations without improvement after which training stops.
         pub patience: usize = key(COUNT, REQUIRED, "Evaluations without improvement before training stops");
-        /// Minimum improvement over the best value.
+        /// Minimum change from the best value that counts as an improvement.
         pub min_delta: f64 = key(NON_NEGATIVE, "0.0", "What counts as improvement: a value better than the best by more than this");
         /// Metric to compare: `loss`, `loss_<name>` of a data set, or a metric of the program.
         pub metric: String = key(Kind::Text, "loss", "What evaluations are compared by: the evaluation loss, that of one of several data sets as loss_<name>, or a metric of the program's own");
@@ -165,7 +165,7 @@ section! {
         pub tokens: usize = key(COUNT, "200", "Tokens to generate");
         /// Sampling temperature: divides the logits. 0 takes the most likely token.
         pub temperature: f64 = key(NON_NEGATIVE, "0.8", "Divides the logits; 0 takes the likeliest token");
-        /// Draw only from this many most likely tokens.
+        /// Sample only from this number of most likely tokens.
         pub top_k: Option<usize> = key(COUNT, "null", "Draw only from this number of most likely tokens");
     }
 }
@@ -201,7 +201,7 @@ choice! {
 }
 
 choice! {
-    /// Reaction to a gradient norm far above the preceding ones.
+    /// Reaction to a gradient norm far above the norms of preceding steps.
     pub enum OnSpike {
         /// Log a warning.
         Warn = "warn",

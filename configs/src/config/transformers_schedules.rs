@@ -1,5 +1,5 @@
-//! The learning-rate schedules of Hugging Face transformers. Types are the values of its `lr_scheduler_type`, and keys
-//! the parameters of the function behind each.
+//! The learning-rate schedules of Hugging Face transformers. `type` takes the values of transformers'
+//! `lr_scheduler_type`; the keys are the parameters of the schedule's function there.
 
 use serde::Serialize;
 
@@ -16,7 +16,7 @@ section! {
     /// Parameters of [`Scheduler::ConstantWithWarmup`].
     #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
     pub struct ConstantWithWarmup(keys) in Scheduler::PARAMS {
-        /// Steps of the warm-up.
+        /// Number of steps of the warm-up.
         pub num_warmup_steps: usize = key(COUNT_OR_0, "0", WARMUP_STEPS);
     }
 }
@@ -25,9 +25,9 @@ section! {
     /// Parameters of [`Scheduler::Linear`].
     #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
     pub struct LinearDecay(keys) in Scheduler::PARAMS {
-        /// Steps of the warm-up.
+        /// Number of steps of the warm-up.
         pub num_warmup_steps: usize = key(COUNT_OR_0, "0", WARMUP_STEPS);
-        /// Steps of the whole schedule. `None` in a run that is counted in epochs: the number of steps in these epochs.
+        /// Steps of the whole schedule. `None` in a run whose length is given in epochs: the steps of these epochs.
         #[serde(serialize_with = "crate::yaml_out::auto")]
         pub num_training_steps: Option<usize> = engine(COUNT, "= training.max_steps", TRAINING_STEPS) [or keys.facts().max_steps];
     }
@@ -37,12 +37,12 @@ section! {
     /// Parameters of [`Scheduler::Cosine`].
     #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
     pub struct CosineDecay(keys) in Scheduler::PARAMS {
-        /// Steps of the warm-up.
+        /// Number of steps of the warm-up.
         pub num_warmup_steps: usize = key(COUNT_OR_0, "0", WARMUP_STEPS);
-        /// Steps of the whole schedule. `None` in a run that is counted in epochs: the number of steps in these epochs.
+        /// Steps of the whole schedule. `None` in a run whose length is given in epochs: the steps of these epochs.
         #[serde(serialize_with = "crate::yaml_out::auto")]
         pub num_training_steps: Option<usize> = engine(COUNT, "= training.max_steps", TRAINING_STEPS) [or keys.facts().max_steps];
-        /// Waves after the warm-up.
+        /// Number of cosine periods after the warm-up.
         pub num_cycles: f64 = key(NON_NEGATIVE, "0.5", "Waves after the warm-up; 0.5 falls once");
     }
 }
@@ -51,12 +51,12 @@ section! {
     /// Parameters of [`Scheduler::CosineWithRestarts`].
     #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
     pub struct CosineRestarts(keys) in Scheduler::PARAMS {
-        /// Steps of the warm-up.
+        /// Number of steps of the warm-up.
         pub num_warmup_steps: usize = key(COUNT_OR_0, "0", WARMUP_STEPS);
-        /// Steps of the whole schedule. `None` in a run that is counted in epochs: the number of steps in these epochs.
+        /// Steps of the whole schedule. `None` in a run whose length is given in epochs: the steps of these epochs.
         #[serde(serialize_with = "crate::yaml_out::auto")]
         pub num_training_steps: Option<usize> = engine(COUNT, "= training.max_steps", TRAINING_STEPS) [or keys.facts().max_steps];
-        /// Half cosines, each from the optimizer's rate to 0.
+        /// Number of half cosines, each from the optimizer's rate to 0.
         pub num_cycles: usize = key(COUNT, "1", "Half cosines, each from the optimizer's `lr` to 0");
     }
 }
@@ -65,16 +65,16 @@ section! {
     /// Parameters of [`Scheduler::CosineWithMinLr`].
     #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
     pub struct CosineMinLr(keys) in Scheduler::PARAMS {
-        /// Steps of the warm-up.
+        /// Number of steps of the warm-up.
         pub num_warmup_steps: usize = key(COUNT_OR_0, "0", WARMUP_STEPS);
-        /// Steps of the whole schedule. `None` in a run that is counted in epochs: the number of steps in these epochs.
+        /// Steps of the whole schedule. `None` in a run whose length is given in epochs: the steps of these epochs.
         #[serde(serialize_with = "crate::yaml_out::auto")]
         pub num_training_steps: Option<usize> = engine(COUNT, "= training.max_steps", TRAINING_STEPS) [or keys.facts().max_steps];
-        /// Waves after the warm-up.
+        /// Number of cosine periods after the warm-up.
         pub num_cycles: f64 = key(NON_NEGATIVE, "0.5", "Waves after the warm-up; 0.5 falls once");
         /// Smallest learning rate.
         pub min_lr: Option<f64> = key(NON_NEGATIVE, "null", "Smallest learning rate; write this or `min_lr_rate`");
-        /// Smallest learning rate as a part of the optimizer's.
+        /// Minimum learning rate as a fraction of the optimizer's.
         pub min_lr_rate: Option<f64> = key(RATIO, "null", "Smallest learning rate as a part of the optimizer's `lr`");
     }
 }
@@ -83,18 +83,18 @@ section! {
     /// Parameters of [`Scheduler::CosineWarmupWithMinLr`].
     #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
     pub struct CosineWarmupMinLr(keys) in Scheduler::PARAMS {
-        /// Steps of the warm-up.
+        /// Number of steps of the warm-up.
         pub num_warmup_steps: usize = key(COUNT_OR_0, "0", WARMUP_STEPS);
-        /// Steps of the whole schedule. `None` in a run that is counted in epochs: the number of steps in these epochs.
+        /// Steps of the whole schedule. `None` in a run whose length is given in epochs: the steps of these epochs.
         #[serde(serialize_with = "crate::yaml_out::auto")]
         pub num_training_steps: Option<usize> = engine(COUNT, "= training.max_steps", TRAINING_STEPS) [or keys.facts().max_steps];
-        /// Waves after the warm-up.
+        /// Number of cosine periods after the warm-up.
         pub num_cycles: f64 = key(NON_NEGATIVE, "0.5", "Waves after the warm-up; 0.5 falls once");
         /// Smallest learning rate.
         pub min_lr: Option<f64> = key(NON_NEGATIVE, "null", "Smallest learning rate; write this or `min_lr_rate`");
-        /// Smallest learning rate as a part of the optimizer's.
+        /// Minimum learning rate as a fraction of the optimizer's.
         pub min_lr_rate: Option<f64> = key(RATIO, "null", "Smallest learning rate as a part of the optimizer's `lr`");
-        /// First learning rate as a part of the optimizer's.
+        /// Initial learning rate as a fraction of the optimizer's.
         pub warmup_lr_rate: Option<f64> = key(RATIO, "null", "First learning rate as a part of the optimizer's `lr`; null: 1 / num_warmup_steps");
     }
 }
@@ -103,14 +103,14 @@ section! {
     /// Parameters of [`Scheduler::Polynomial`].
     #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
     pub struct PolynomialDecay(keys) in Scheduler::PARAMS {
-        /// Steps of the warm-up.
+        /// Number of steps of the warm-up.
         pub num_warmup_steps: usize = key(COUNT_OR_0, "0", WARMUP_STEPS);
-        /// Steps of the whole schedule. `None` in a run that is counted in epochs: the number of steps in these epochs.
+        /// Steps of the whole schedule. `None` in a run whose length is given in epochs: the steps of these epochs.
         #[serde(serialize_with = "crate::yaml_out::auto")]
         pub num_training_steps: Option<usize> = engine(COUNT, "= training.max_steps", TRAINING_STEPS) [or keys.facts().max_steps];
         /// Last learning rate.
         pub lr_end: f64 = key(NON_NEGATIVE, "1.0e-7", "Last learning rate");
-        /// Power of the steps left; 1 is a line.
+        /// Exponent of the fraction of steps left; 1 is linear.
         pub power: f64 = key(NON_NEGATIVE, "1.0", "Power of the steps left; 1 is a line");
     }
 }
@@ -119,7 +119,7 @@ section! {
     /// Parameters of [`Scheduler::InverseSqrt`].
     #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
     pub struct InverseSqrt(keys) in Scheduler::PARAMS {
-        /// Steps of the warm-up.
+        /// Number of steps of the warm-up.
         pub num_warmup_steps: usize = key(COUNT_OR_0, "0", WARMUP_STEPS);
         /// Steps after which the rate has fallen to 1/√2.
         pub timescale: usize = key(COUNT, "= num_warmup_steps, or 10000 without a warm-up", "Steps after the warm-up in which the rate falls to 1/√2") [else if num_warmup_steps > 0 { num_warmup_steps } else { 10_000 }];
@@ -130,14 +130,14 @@ section! {
     /// Parameters of [`Scheduler::WarmupStableDecay`].
     #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
     pub struct WarmupStableDecay(keys) in Scheduler::PARAMS {
-        /// Steps of the warm-up.
+        /// Number of steps of the warm-up.
         pub num_warmup_steps: usize = key(COUNT_OR_0, "0", WARMUP_STEPS);
         /// Steps of the decay.
         pub num_decay_steps: usize = key(COUNT_OR_0, REQUIRED, "Steps of the decay");
-        /// Steps of the whole schedule. `None` in a run that is counted in epochs: the number of steps in these epochs.
+        /// Steps of the whole schedule. `None` in a run whose length is given in epochs: the steps of these epochs.
         #[serde(serialize_with = "crate::yaml_out::auto")]
         pub num_training_steps: Option<usize> = engine(COUNT, "= training.max_steps", TRAINING_STEPS) [or keys.facts().max_steps];
-        /// Steps between warm-up and decay. `None`: those that are left of the whole schedule.
+        /// Steps between warm-up and decay. `None` takes the steps of the whole schedule that warm-up and decay leave.
         pub num_stable_steps: Option<usize> = key(COUNT_OR_0, "null", "Steps between warm-up and decay; null: those that are left of `num_training_steps`");
         /// Shape of the warm-up.
         #[serde(serialize_with = "crate::choice::word")]
@@ -145,9 +145,9 @@ section! {
         /// Shape of the decay.
         #[serde(serialize_with = "crate::choice::word")]
         pub decay_type: Curve = key(Curve::KIND, "cosine", "Shape of the decay");
-        /// Learning rate at the start and after the decay, as a part of the optimizer's.
+        /// Learning rate at the start and after the decay, as a fraction of the optimizer's.
         pub min_lr_ratio: f64 = key(RATIO, "0.0", "Part of the optimizer's `lr` at the start and after the decay");
-        /// Waves of a decay along a cosine.
+        /// Number of periods of a cosine decay.
         pub num_cycles: f64 = key(NON_NEGATIVE, "0.5", "Waves of a decay along a cosine; 0.5 falls once");
     }
 }
@@ -209,7 +209,7 @@ impl Scheduler {
 }
 
 impl WarmupStableDecay {
-    /// Checks the stages against the whole, and returns the step at which the decay ends.
+    /// Checks that warm-up and decay fit into the schedule, and returns the step at which the decay ends.
     fn end(&self, resolver: &mut Resolver<'_>) -> Option<usize> {
         let moving = self.num_warmup_steps + self.num_decay_steps;
         match (self.num_stable_steps, self.num_training_steps) {

@@ -19,11 +19,12 @@ section! {
         /// What is sharded.
         #[serde(serialize_with = "number")]
         pub stage: ZeroStage = key(Kind::Int { min: 0, max: 3 }, "0", "What is sharded over the ranks: 0 nothing, 1 optimizer state, 2 and gradients, 3 and parameters");
-        /// Overlap communication with compute. If not given, it is on for stage 3 and off for lower stages, as in
-        /// DeepSpeed. `None` is `auto` with a cost table, which then decides.
+        /// Overlap communication with compute. The default is on for stage 3 and off for lower stages, as in DeepSpeed.
+        /// `None` lets the cost table decide, if `training.cost_table` names one.
         #[serde(serialize_with = "crate::yaml_out::auto")]
         pub overlap_comm: Option<bool> = engine(Kind::Bool, "= true at stage 3, else false", "Communicate while computing; not given or auto, where training.cost_table names a table: as a simulated step is shorter") [or (!keys.facts().is_measured).then_some(stage == ZeroStage::Three)];
-        /// Reduce gradients by reduce-scatter. `false` uses an all-reduce, of which each rank keeps its own part.
+        /// Reduce gradients by reduce-scatter. `false` uses an all-reduce, after which each rank keeps only its own
+        /// part.
         pub reduce_scatter: bool = now(Kind::Bool, "true", "Reduce gradients by reduce-scatter; false: all-reduce, then keep one's own part");
         /// Elements per reduction of gradients; `None` is `auto`: one reduction per layer.
         #[serde(serialize_with = "crate::yaml_out::auto")]
@@ -39,15 +40,15 @@ section! {
         pub stage3_model_persistence_threshold: usize = now(SIZE, "18446744073709551615", "Maximum number of elements that stay gathered because they are small");
         /// Maximum number of gathered elements; further gathers wait for a release.
         pub stage3_max_live_parameters: usize = now(SIZE, "1000000000", "Maximum number of elements gathered at a time");
-        /// Keep parameters gathered that are used again within this number of elements.
+        /// Keep parameters gathered if they are used again within this number of elements.
         pub stage3_max_reuse_distance: usize = now(SIZE, "1000000000", "Keep parameters gathered that are used again within this number of elements");
         /// Number of consecutive ranks of a shard group that hold secondary shards (stage 3). 0 and 1 turn them off.
         pub zero_hpz_partition_size: usize = now(PARTITION, "1", "ZeRO++ hpZ: number of consecutive ranks, such as those of a host, that hold a second copy of the sharded parameters, from which later gathers of a step come; a divisor of the number of ranks over which ZeRO shards; 1, 0 or that number: none");
         /// Gather sharded parameters as int8 (stage 3).
         pub zero_quantized_weights: bool = now(Kind::Bool, "false", "ZeRO++ qwZ: gather sharded parameters as int8, in blocks of 512 elements with a scale each; stage 3 only. It changes the numbers");
-        /// Gather sharded parameters that are not trained as int8 (stage 3).
+        /// Gather frozen sharded parameters as int8 (stage 3).
         pub zero_quantized_nontrainable_weights: bool = now(Kind::Bool, "false", "Gather sharded parameters that are not trained as int8; stage 3 only. Each rank keeps its shard in the working dtype, where DeepSpeed keeps int8: `quantization_config` takes less memory");
-        /// Reduce sharded gradients as int8, and between near groups as floats of 4 bits (stages 2 and 3).
+        /// Reduce sharded gradients as int8 codes, and between near groups as 4-bit floats (stages 2 and 3).
         pub zero_quantized_gradients: bool = now(Kind::Bool, "false", "ZeRO++ qgZ: reduce sharded gradients as int8, and between hosts, or the groups of `zero_hpz_partition_size` ranks, as floats of 4 bits (E2M1), in blocks of 512 and 256 elements with a scale each, and sum them in f32; stages 2 and 3. `communication_data_type` then is that of sums between shard groups. It changes the numbers");
         /// Accept a parameter without a gradient. The default is `false`, unlike DeepSpeed's: a parameter without a
         /// gradient is an error that names it.
@@ -101,7 +102,7 @@ section! {
 }
 
 impl Zero {
-    /// Returns whether collectives send codes of 8 or 4 bits, of weights or of gradients.
+    /// Returns whether collectives send weights or gradients as 8-bit or 4-bit codes.
     #[must_use]
     pub fn sends_codes(&self) -> bool {
         self.zero_quantized_weights || self.zero_quantized_nontrainable_weights || self.zero_quantized_gradients
@@ -142,7 +143,8 @@ impl Zero {
         }
     }
 
-    /// Checks that secondary shards are possible: parameters are sharded, in memory, over a multiple of the ranks.
+    /// Checks the requirements of secondary shards: parameters are sharded and in memory, and the shard group is a
+    /// multiple of the secondary group.
     pub(crate) fn check_secondary(config: &Config, world: World, resolver: &mut Resolver<'_>) {
         const KEY: &str = Zero::zero_hpz_partition_size;
         let (zero, size) = (&config.zero, config.zero.zero_hpz_partition_size);
@@ -172,7 +174,7 @@ impl Zero {
     }
 }
 
-/// Ranks of a secondary partition group; 0 and 1 turn it off.
+/// Number of ranks of a secondary shard group; 0 and 1 disable secondary shards.
 const PARTITION: Kind = Kind::Int { min: 0, max: 65_536 };
 
 /// Keys with older names.
@@ -181,7 +183,7 @@ const GRANULARITY: &str = "stage3_module_granularity_threshold";
 const ALL_REDUCE: &str = "stage3_use_all_reduce_for_fetch_params";
 const SEQUENTIAL: &str = "stage3_allgather_sequential";
 
-/// What the older forms of offload mean.
+/// The section that the older forms of offload stand for.
 const CPU: &[(&str, &str)] = &[(last(OffloadOptimizer::device), "cpu")];
 
 read_as! {

@@ -171,8 +171,8 @@ fn every_key_of_the_schema_is_deepspeeds_or_ours() {
         ]
         .contains(&top)
             || OWN.contains(&path)
-            // Optimizers of PyTorch, which DeepSpeed accepts by name, and schedules of transformers, in lower case.
-            // Those of bitsandbytes.
+            // PyTorch's optimizers, which DeepSpeed accepts by name; transformers' schedules, whose names are lower
+            // case; bitsandbytes' parameters.
             || ["optim_bits", "min_8bit_size"].iter().any(|name| path.ends_with(&format!("].{name}")))
             || ["matrices", "ns_steps"].iter().any(|name| path == format!("optimizer.params[Muon].{name}"))
             || ["RMSprop", "NAdam", "RAdam", "Adafactor", "AdamWScheduleFree", "MuAdam", "MuAdamW"]

@@ -6,7 +6,7 @@ use granit_parser::{Event, Parser, ScalarStyle, StructureStyle};
 #[derive(Debug)]
 pub(super) struct Piece {
     pub(super) shape: Shape,
-    /// Start without anchor and tag; for a block scalar, the start of its first line.
+    /// Start of the value after its anchor and tag; for a block scalar, the start of its first line.
     pub(super) start: usize,
     /// Offset after the last significant character.
     pub(super) end: usize,

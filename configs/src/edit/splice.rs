@@ -38,8 +38,8 @@ impl<'t> Splice<'t> {
         let piece = &slot.value;
         let is_block = matches!(piece.shape, Shape::Block | Shape::Map { flow: false, .. });
         if is_block {
-            // Only an anchor, a tag or the indicator of a block scalar can be in between, and none of them contains
-            // a `#`.
+            // Only an anchor, a tag or the indicator of a block scalar can follow the colon on this line, and none of
+            // them contains a `#`.
             let head = &self.text[after..end_of_line];
             let comment = [" #", "\t#"].iter().filter_map(|mark| head.find(mark)).min();
             let head_end = after + comment.map_or(head.len(), |at| head[..at].trim_end().len());
@@ -58,8 +58,8 @@ impl<'t> Splice<'t> {
         }
     }
 
-    /// Adds an entry to a section. A flow mapping gets `key: value`, a block mapping the `lines`, which are not
-    /// indented.
+    /// Adds an entry to a section. A flow mapping gets `key: value`. A block mapping gets `lines`, which this method
+    /// indents.
     pub(super) fn insert(&mut self, section: &Piece, key: &str, value: &str, lines: &[String]) -> Option<()> {
         let Shape::Map { flow, entries } = &section.shape else { return None };
         let line_break = self.line_break();
@@ -174,7 +174,7 @@ impl<'t> Splice<'t> {
         self.text[at..].find(['\n', '\r']).map_or(self.text.len(), |end| at + end)
     }
 
-    /// Returns the start of the line after the one that ends at `end`.
+    /// Returns the start of the line after the line that ends at `end`.
     fn next_line(&self, end: usize) -> usize {
         let rest = &self.text[end..];
         end + if rest.starts_with("\r\n") { 2 } else { usize::from(!rest.is_empty()) }
@@ -187,20 +187,20 @@ impl<'t> Splice<'t> {
         before.trim_start_matches([' ', '\t']).is_empty().then_some(before)
     }
 
-    /// Returns the lines from the one of `from` to the one of `to`, including their line breaks.
+    /// Returns the range of the lines that contain the offsets from `from` to `to`, with their line breaks.
     fn lines(&self, from: usize, to: usize) -> Range<usize> {
         let start = self.text[..from].rfind(['\n', '\r']).map_or(0, |end| end + 1);
         start..self.next_line(self.line_end(to))
     }
 
-    /// Returns the offset of a `,` after `from` that only whitespace precedes.
+    /// Returns the offset of the first character after `from` that is not whitespace, if it is a `,`.
     fn comma(&self, from: usize, to: usize) -> Option<usize> {
         let between = self.text.get(from..to)?;
         let at = between.len() - between.trim_start().len();
         between[at..].starts_with(',').then_some(from + at)
     }
 
-    /// If the line after the one that ends at `end` is a comment, returns its end and its indentation.
+    /// If the line that ends at `end` is followed by a comment line, returns the comment's end and its indentation.
     fn comment_line(&self, end: usize) -> Option<(usize, usize)> {
         let start = self.next_line(end);
         let line = self.text.get(start..self.line_end(start))?;

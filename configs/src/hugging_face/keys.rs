@@ -18,8 +18,8 @@ pub(super) const GEMMA3: &str = "gemma3_text";
 /// Phi-3 and Phi-4.
 pub(super) const PHI3: &str = "phi3";
 
-/// Keys that change how the model computes with its weights. Unless the translation of the type reads them, they are
-/// rejected if they are not null, empty, or one of these values.
+/// Keys that change how the model computes with its weights. If the translation of a model type does not read such a
+/// key, the key must be null, empty, or one of these values; otherwise it is rejected.
 pub(super) const OFF: &[(&str, &[&str])] = &[
     ("quantization_config", &[]),
     ("auto_map", &[]),

@@ -89,7 +89,7 @@ impl Reader<'_> {
         );
         let layers = self.whole(last(Llama::num_hidden_layers), defaults.layers);
         if kind == PHI3 {
-            // It names code that transformers' own class has replaced.
+            // `auto_map` names code that transformers' own class has replaced.
             self.read.push("auto_map");
         }
         // Null means as many key-value heads as query heads. transformers' default applies only to a missing key.
@@ -110,7 +110,7 @@ impl Reader<'_> {
             (last(Llama::rope_theta), theta),
             (last(Llama::rope_scaling), scaling),
             (last(Llama::partial_rotary_factor), partial),
-            // No layer uses it if none has a window.
+            // Without a sliding window, no layer uses this base.
             (last(Llama::rope_local_base_freq), if window == Value::Null { Value::Null } else { local_theta }),
             (WINDOW, window),
             (last(Llama::layer_types), layer_types),
@@ -226,7 +226,7 @@ impl Reader<'_> {
         }
     }
 
-    /// Returns 0 for each layer of SmolLM3 that does not rotate, and 1 for the others; nothing if all rotate.
+    /// Returns 1 for each layer of SmolLM3 with rotary embedding and 0 for each without; empty if all layers have it.
     fn no_rope_layers(&mut self, layers: usize) -> Vec<Value> {
         let interval = self.whole("no_rope_layer_interval", 4);
         let rotates: Vec<Value> = match self.per_layer(last(Llama::no_rope_layers), layers) {

@@ -24,9 +24,9 @@ const ORIGINAL: &str = last(ROPE_ORIGINAL);
 pub(super) struct Rope {
     pub(super) theta: Value,
     pub(super) scaling: Value,
-    /// The part of each head that is rotated.
+    /// The fraction of each head that is rotated.
     pub(super) partial: Value,
-    /// The base in layers of sliding attention; null: `theta`.
+    /// The base in layers with sliding attention; null means `theta`.
     pub(super) local_theta: Value,
 }
 
@@ -75,7 +75,8 @@ impl Reader<'_> {
         }
     }
 
-    /// Returns the parameters of layers of full and of sliding attention. `rope_scaling` belongs to the former.
+    /// Returns the parameters of layers with full attention and of layers with sliding attention. `rope_scaling`
+    /// applies to full attention.
     fn parameters_by_layer_type(&mut self) -> (Map<String, Json>, Map<String, Json>) {
         let mut of = self.section(PARAMETERS);
         let [mut full, local] = [FULL_ATTENTION, SLIDING_ATTENTION].map(|layers| match of.remove(layers) {
@@ -97,7 +98,7 @@ impl Reader<'_> {
     /// Returns the section `rope_scaling`; null if frequencies are not scaled.
     fn scaling(&mut self, kind: &str, positions: usize, parameters: &Map<String, Json>) -> Value {
         let type_of = parameters.get(ROPE_TYPE).or(parameters.get(TYPE)).and_then(Json::as_str).unwrap_or("default");
-        // Earlier names of Phi's files.
+        // Older Phi files use these names.
         let type_of = if kind == PHI3 && ["su", "yarn"].contains(&type_of) { "longrope" } else { type_of };
         let implemented: &[&str] = match kind {
             PHI3 => &["default", "longrope"],
@@ -110,7 +111,7 @@ impl Reader<'_> {
         }
         let (required, optional) = rope_keys_of(type_of);
         let used = || required.iter().chain(optional).map(|path| last(path));
-        // The number beside the section precedes the one in it. Phi-3's class has a default.
+        // The number next to the section takes precedence over the number in it. Phi-3's class has a default.
         let beside = self.get(ORIGINAL).cloned().or((kind == PHI3).then(|| 4096.into()));
         let longest = self.get(last(Llama::max_position_embeddings)).cloned().unwrap_or(positions.into());
         let mut entries = vec![(ROPE_TYPE, Value::Text(type_of.into()))];

@@ -1,5 +1,5 @@
-//! DeepSpeed's sections that are not implemented. They are known, so that a configuration that switches them off is
-//! accepted unchanged and any other gets an error that names the key.
+//! DeepSpeed's sections that are not implemented. The schema lists them, so a configuration that switches them off is
+//! accepted unchanged, and any other use is an error that names the key.
 
 use super::*;
 use crate::config::Bf16;

@@ -113,9 +113,10 @@ fn one_of_each() -> Vec<Config> {
                 true => text.replace("adapter: {}", "mup: {base: {}}"),
                 false => text,
             };
-            // An MLP gives no answers, and two of them are longer than the original length of LongRoPE here.
+            // Not with the MLP, which has no answers, nor with LongRoPE, whose original length here is shorter than two
+            // answers.
             let text = if index % 4 < 2 { text + "preference: {}\n" } else { text };
-            // It has an average of its own.
+            // A schedule-free optimizer averages the weights itself.
             let text = if text.contains("ScheduleFree") { text.replace("ema: {}, ", "") } else { text };
             Config::parse("each", text).unwrap_or_else(|errors| panic!("{errors}"))
         })

@@ -72,8 +72,8 @@ fn whole(first: i128, last: i128, by: i128, times: bool, most: usize) -> Option<
     Some(values)
 }
 
-/// Returns the floats of a range, without the last digits, which are rounding errors: 0.1 + 2 · 0.1 becomes 0.3.
-/// The range thus includes its end.
+/// Returns the floats of a range. Drops the last digits, which are rounding errors: 0.1 + 2 · 0.1 becomes 0.3. The
+/// range therefore includes its end.
 fn fractions(first: f64, last: f64, by: f64, times: bool, most: usize) -> Option<Vec<Value>> {
     let mut values: Vec<Value> = Vec::new();
     let mut before = f64::NEG_INFINITY;

@@ -15,7 +15,7 @@ use super::Written;
 pub(super) struct Target {
     /// Path with the primary names of the keys.
     pub(super) path: String,
-    /// One for each possible type of the section.
+    /// What the path means, once for each possible type of the section.
     meanings: Vec<Meaning>,
 }
 
@@ -37,7 +37,7 @@ pub(super) struct Problem {
     pub(super) help: Option<String>,
 }
 
-/// Returns whether the path refers to a section, for any types of the sections around it.
+/// Returns whether the path refers to a section for at least one choice of the types of the sections around it.
 pub(super) fn is_section(path: &str) -> bool {
     let mut meanings = vec![Meaning::Top];
     for name in path.split('.') {
@@ -164,7 +164,7 @@ fn unknown(
 }
 
 impl Meaning {
-    /// Returns the key `name` inside and its primary name, once for each possible type.
+    /// Returns what `name` means inside this key, with the primary name: one entry for each possible type.
     fn down<'a>(self, name: &'a str, is_of_type: &dyn Fn(&Variant) -> bool) -> Vec<(&'a str, Self)> {
         match self {
             Self::Key(Key { kind: Kind::Variants(variants), .. }) if name == TYPE => {
@@ -201,7 +201,7 @@ impl Meaning {
 }
 
 impl Target {
-    /// Returns the number of possible types of its section.
+    /// Returns the number of possible types of the key's section.
     pub(super) fn len(&self) -> usize {
         self.meanings.len()
     }

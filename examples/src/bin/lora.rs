@@ -1,11 +1,11 @@
-//! Trains a model, and then adapts it to another task with LoRA: the trained weights stay as they are, and small
-//! matrices beside the linear maps are trained.
+//! Trains a model, then adapts it to another task with LoRA: the model's weights are frozen, and only small matrices
+//! beside the linear maps are trained.
 //!
 //! ```sh
 //! cargo run --release -p zero-examples --bin lora
 //! ```
 //!
-//! Linear maps get an adapter if they are built with `ops::Linear::new`. The configuration needs no code for it.
+//! Linear maps get an adapter if they are built with `ops::Linear::new`. The rest is configuration.
 
 use candle_core::{Device, Result, Tensor};
 use candle_nn::VarBuilder;
@@ -22,7 +22,7 @@ fn model() -> Layers {
         .loss(cross_entropy)
 }
 
-/// Returns features, and the index of the largest or of the smallest one.
+/// Returns features, and the index of the largest or the smallest feature of each row.
 fn batch(largest: bool) -> Result<Batch> {
     let features: Vec<f32> = (0..256u32).map(|i| (i * i * 37 % 1009 + i * 11 % 97) as f32 / 500.0 - 1.0).collect();
     let features = Tensor::from_vec(features, (64, 4), &Device::Cpu)?;

@@ -1,10 +1,10 @@
-//! Trains a plain candle model with ZeRO-2; three lines are new.
+//! Trains a plain candle model with ZeRO-2; three lines set up the training.
 //!
 //! ```sh
 //! cargo run --release -p zero-examples --bin mlp
 //! ```
 //!
-//! `Mlp` uses only candle. The lines marked 1, 2 and 3 are all that training on any number of ranks needs.
+//! `Mlp` uses only candle. Training on any number of ranks needs only the lines marked 1, 2 and 3.
 
 use candle_core::{D, Device, Result, Tensor};
 use candle_nn::{Linear, Module, VarBuilder, linear, loss::cross_entropy};

@@ -1,5 +1,5 @@
-//! `Trainer` with an optimizer of the program, sharded, saved and planned as those of zero-train: Adamax, which updates elements, or
-//! Shampoo, which updates matrices.
+//! `Trainer` with an optimizer that the program defines: Adamax, which updates elements, or Shampoo, which updates
+//! matrices. Its states are sharded, saved and planned like the states of zero-train's optimizers.
 //!
 //! ```sh
 //! cargo run --release -p zero-examples --bin optimizer -- adamax

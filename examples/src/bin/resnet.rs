@@ -1,5 +1,5 @@
-//! A small ResNet that learns to tell drawn shapes apart: candle's convolutions, and batch norms whose running statistics
-//! are equal on all ranks and part of every checkpoint.
+//! A small ResNet that learns to classify drawn shapes. It uses candle's convolutions, and batch norms whose running
+//! statistics are equal on all ranks and part of every checkpoint.
 //!
 //! ```sh
 //! cargo run --release -p zero-examples --bin resnet
@@ -43,7 +43,7 @@ impl Module for Convolution {
     }
 }
 
-/// Two convolutions beside a shortcut, which is a convolution if the shape changes.
+/// Two convolutions in parallel with a shortcut, which is a convolution if the shape changes.
 struct Block {
     first: Convolution,
     second: Convolution,

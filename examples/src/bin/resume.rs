@@ -1,5 +1,5 @@
-//! Stops in the middle of a training run and resumes from a checkpoint. The losses are bit-identical to those without
-//! the stop.
+//! Stops in the middle of a training run and resumes from a checkpoint. The losses are bit-identical to the losses of
+//! an uninterrupted run.
 //!
 //! ```sh
 //! cargo run --release -p zero-examples --bin resume
@@ -46,7 +46,7 @@ fn batch(step: u64) -> candle_core::Result<Batch> {
     Ok(Batch::new(features, largest))
 }
 
-/// Trains up to `steps` and returns the bits of each loss.
+/// Trains until step `steps` and returns the bits of each loss.
 fn train(engine: &mut Engine, steps: u64) -> anyhow::Result<Vec<u32>> {
     let mut losses = vec![];
     while engine.steps() < steps {
@@ -59,8 +59,8 @@ fn main() -> anyhow::Result<()> {
     let mut through = Engine::new(config(3)?, model())?;
     let expected = train(&mut through, 40)?;
 
-    // A program would call `Engine::new` here too. Within one process, the ranks keep the group in which they have
-    // already met.
+    // A program would call `Engine::new` here too. Within one process, the ranks reuse the process group that they have
+    // already formed.
     let comm = through.communicator().clone();
     let mut stopped = Engine::with_communicator(config(3)?, model(), comm.clone())?;
     let mut losses = train(&mut stopped, 15)?;

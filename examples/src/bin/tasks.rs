@@ -1,4 +1,4 @@
-//! A model of two named inputs and two tasks: which half of a text has the larger numbers, and by how much.
+//! A model with two named inputs and two tasks: which half of a text has the larger numbers, and by how much.
 //!
 //! ```sh
 //! cargo run --release -p zero-examples --bin tasks
@@ -30,7 +30,7 @@ impl Layer for Segments {
     }
 }
 
-/// Sample `i`: eight tokens below 10 in two segments.
+/// Returns sample `i`: eight tokens below 10 in two segments.
 fn sample(i: usize) -> std::result::Result<Batch, BoxError> {
     let text: Vec<u32> = (0..8).map(|t| (i * 7919 + t * (i % 13 + 104_729) + t * t * 31) as u32 / 3 % 10).collect();
     let difference = text.iter().zip(0..).map(|(&x, t)| if t < 4 { f64::from(x) } else { -f64::from(x) }).sum::<f64>();

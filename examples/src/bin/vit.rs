@@ -1,5 +1,5 @@
-//! A vision transformer that learns to tell drawn shapes apart: a data set of images in folders, `Trainer`, and layers
-//! from the library's operations.
+//! A vision transformer that learns to classify drawn shapes. It uses a data set of images in folders, `Trainer`, and
+//! layers from the library's operations.
 //!
 //! ```sh
 //! cargo run --release -p zero-examples --bin vit
@@ -51,7 +51,7 @@ impl Module for Patches {
     }
 }
 
-/// Attention of all patches to all, and a perceptron.
+/// Attention between all patches, and a perceptron.
 struct Block {
     norms: [LayerNorm; 2],
     attention: [Linear; 2],

@@ -13,8 +13,8 @@ use crate::quantized::check_quantized;
 use crate::recorder::{Record, Recorder, Use};
 
 impl Layers {
-    /// Builds the model without allocating parameters: each one is a released leaf of the working dtype (f32, bf16 or
-    /// f16).
+    /// Builds the model without allocating parameters: each parameter is a released leaf of the working dtype (f32,
+    /// bf16 or f16).
     ///
     /// # Errors
     /// See [`BuildError`].
@@ -30,7 +30,7 @@ impl Layers {
         let (routes, signature) = self.resolved()?;
         let Self { layers, ties, loss, loss_weight, trainable, adapter, quantization, .. } = self;
         let Self { base_shapes, optimizer, whole_inputs, tensor_group, .. } = self;
-        // Before the layers, which are computed from the base model's sizes.
+        // An invalid base model is reported first, because the layers' settings are computed from its sizes.
         let base_shapes = base_shapes.transpose()?;
         let recorder = Recorder(Arc::new(Mutex::new(Record::new(&ties, trainable.clone(), adapter.clone()))));
         let root = VarBuilder::from_backend(Box::new(recorder.clone()), dtype, device.clone());

@@ -1,4 +1,4 @@
-//! The values of a parameter: they are put into its leaf, taken out of it, changed and read.
+//! Access to a parameter's values: puts them into its leaf, takes them out, changes and reads them.
 
 use super::Parameter;
 use candle_core::backend::{BackendDevice, BackendStorage};
@@ -12,7 +12,7 @@ impl Parameter {
     /// there and returns `values` itself.
     ///
     /// # Errors
-    /// Fails if the values have another dtype or length than the parameter, or GPU memory is exhausted.
+    /// Fails if the dtype or length of the values differs from the parameter's, or if GPU memory is exhausted.
     pub fn fill(&self, values: CpuStorage) -> Result<CpuStorage> {
         if let Some(quantization) = self.quantization {
             if quantized_bytes(&values).map(<[u8]>::len) != Some(quantization.bytes()) {
@@ -41,10 +41,10 @@ impl Parameter {
         on_host(swap(&self.leaf, Storage::Cpu(values))?)
     }
 
-    /// Fills the leaf with f32, rounded to the parameter's dtype or quantized.
+    /// Fills the leaf with f32 values, rounded to the parameter's dtype or quantized.
     ///
     /// # Errors
-    /// See [`Parameter::fill`]. Fails if a value that is to be quantized is not finite.
+    /// See [`Parameter::fill`]. Also fails if a value to quantize is not finite.
     pub fn fill_from_floats(&self, values: Vec<f32>) -> Result<()> {
         if let Some(quantization) = self.quantization {
             if values.len() != self.elements() {
@@ -68,7 +68,7 @@ impl Parameter {
     /// storage.
     ///
     /// # Errors
-    /// Fails if the values are on another device or have another dtype than the parameter.
+    /// Fails if the device or dtype of the values differs from the parameter's.
     pub fn put(&self, values: Storage) -> Result<Storage> {
         match values {
             Storage::Cpu(values) => self.fill(values).map(Storage::Cpu),
@@ -95,7 +95,7 @@ impl Parameter {
         on_host(take(&self.leaf)?)
     }
 
-    /// Changes the values: in place on the CPU; on a GPU in a host copy, which is then uploaded.
+    /// Changes the values: on the CPU in place, on a GPU in a host copy that is then uploaded.
     ///
     /// # Errors
     /// Returns errors of `change` and of the GPU's driver.
@@ -131,7 +131,7 @@ impl Parameter {
     }
 }
 
-/// Returns a storage if it is on the host, and otherwise an empty one.
+/// Returns the storage if it is on the host, otherwise an empty storage.
 fn on_host(storage: Storage) -> Result<CpuStorage> {
     match storage {
         Storage::Cpu(values) => Ok(values),

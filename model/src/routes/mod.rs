@@ -1,9 +1,9 @@
 //! Resolves the names of a model: which values each layer receives, and which it passes on.
 //!
-//! Between two layers flows one list of tensors: the outputs of the layer before, then the *carried* values, which an
-//! earlier layer computed and a later layer or the loss names. Gradients of carried values flow back the same way, so
-//! pipeline messages, recomputation and offload need to know nothing of names. Named inputs of the batch are not
-//! carried: a layer receives them from the micro-batch, on whichever pipeline stage it is.
+//! One list of tensors flows from each layer to the next: the outputs of the layer before, then the *carried* values.
+//! An earlier layer computed each carried value, and a later layer or the loss names it. Gradients of carried values
+//! flow back the same way, so pipeline messages, recomputation and offload need no names. Named inputs of the batch are
+//! not carried: every pipeline stage takes them from the micro-batch.
 
 use std::collections::HashMap;
 
@@ -12,29 +12,29 @@ use candle_core::{Result, Tensor};
 use crate::activations::Activations;
 use crate::build_error::BuildError;
 
-/// What a layer asks for, and the names of its auxiliary outputs.
+/// The inputs that a layer names, and the names of its auxiliary outputs.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Names {
-    /// Values that the layer names, in order.
+    /// Inputs that the layer names, in order.
     pub(crate) inputs: Vec<String>,
     /// Whether the layer does not receive the outputs of the layer before.
     pub(crate) only_named: bool,
-    /// Names of the last outputs.
+    /// Names of the layer's last outputs, the auxiliary ones.
     pub(crate) exposed: Vec<String>,
 }
 
-/// The inputs and targets that a model takes from a batch, and the outputs that its loss sees.
+/// The inputs and targets that a model takes from a batch, and the outputs that its loss takes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Signature {
     /// Name of the first layer.
     pub first: String,
-    /// Whether the first layer takes the batch's inputs without a name.
+    /// Whether the first layer takes the unnamed inputs of the batch.
     pub takes_unnamed: bool,
-    /// Each input that a layer names, and that layer.
+    /// Each input of the batch that a layer names, with the name of that layer.
     pub inputs: Vec<(String, String)>,
     /// Names of all values that layers compute.
     pub values: Vec<String>,
-    /// Names of the outputs that the loss sees. Without named outputs, the name of the last layer.
+    /// Names of the outputs that the loss takes. If the loss names none, the name of the last layer.
     pub outputs: Vec<String>,
     /// Names of the targets; `None` for a loss that takes the batch's only target.
     pub targets: Option<Vec<String>>,
@@ -57,7 +57,7 @@ pub struct Route {
 enum Take {
     /// All outputs of the layer before.
     Before,
-    /// The only output of the layer before, by its name.
+    /// The only output of the layer before, under that layer's name.
     Named,
     Carried(usize),
     Batch(usize),
@@ -65,9 +65,9 @@ enum Take {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum PassOn {
-    /// All outputs that are not auxiliary.
+    /// All outputs of the layer that are not auxiliary.
     Outputs,
-    /// The only one of them, by the layer's name.
+    /// The layer's only output that is not auxiliary, under the layer's name.
     Output,
     Exposed(usize),
     /// The only output of the layer before.
@@ -83,18 +83,18 @@ struct Value {
 }
 
 impl Route {
-    /// The inputs of the batch that the layer names, in order.
+    /// Returns the inputs of the batch that the layer names, in order.
     #[must_use]
     pub fn reads(&self) -> &[String] {
         &self.reads
     }
 
-    /// Returns whether the layer's inputs are all that flows: the outputs of the layer before.
+    /// Returns whether the layer takes exactly the tensors that flow into it, the outputs of the layer before.
     pub(crate) fn is_plain(&self) -> bool {
         self.takes == [Take::Before] && self.carried == 0 && self.reads.is_empty()
     }
 
-    /// Returns the layer's own inputs; `None` if they are all that flows.
+    /// Selects the layer's inputs among the tensors `x`; `None` if they are all of `x`.
     pub(crate) fn inputs(&self, x: &Activations) -> Result<Option<Activations>> {
         if self.is_plain() {
             return Ok(None);
@@ -112,11 +112,12 @@ impl Route {
         Ok(Some(Activations::new(inputs)))
     }
 
-    /// Returns what flows behind the layer, given its outputs and the tensors that it received. Behind the last layer,
-    /// these are the outputs that the loss sees.
+    /// Returns the tensors that the layer passes on, given its outputs and the tensors that it received. The last layer
+    /// passes on the outputs that the loss takes.
     ///
     /// # Errors
-    /// Fails if the layer has fewer outputs than it exposes, or several where its name stands for one.
+    /// Fails if the layer has fewer outputs than it exposes, or if it has several outputs and its name is used as a
+    /// value.
     pub fn pass_on(&self, outputs: Activations, x: &Activations) -> Result<Activations> {
         if self.passes_on == [PassOn::Outputs] && self.exposed == 0 {
             return Ok(outputs);
@@ -139,8 +140,8 @@ impl Route {
         Ok(Activations::new(flow))
     }
 
-    /// Splits the gradients of what flows behind the layer: those of its `outputs` outputs, and those that bypass it,
-    /// for each of the `flowing` tensors that flow into it.
+    /// Splits the gradients of the tensors that the layer passes on. Returns the gradients of its `outputs` outputs,
+    /// and, for each of the `flowing` tensors that flow into it, the gradient that bypasses it.
     #[must_use]
     pub fn gradients(&self, behind: Vec<Option<Tensor>>, outputs: usize, flowing: usize) -> [Vec<Option<Tensor>>; 2] {
         let (mut own, mut bypass) = (vec![None; outputs], vec![None; flowing]);
@@ -158,8 +159,8 @@ impl Route {
         [own, bypass]
     }
 
-    /// Returns whether the layer takes tensor `index` of the `flowing` tensors that flow into it. It only passes on the
-    /// others.
+    /// Returns whether the layer takes tensor `index` of the `flowing` tensors that flow into it. The layer only passes
+    /// on the others.
     #[must_use]
     pub fn takes(&self, index: usize, flowing: usize) -> bool {
         match index.checked_sub(flowing - self.carried) {
@@ -191,7 +192,7 @@ fn only(outputs: &[Tensor]) -> Result<&Tensor> {
     }
 }
 
-/// Resolves all names. `loss` are the outputs and the targets that the loss names.
+/// Resolves all names. `loss` has the outputs and the targets that the loss names.
 pub(crate) fn resolve(
     layers: &[(&str, &Names)],
     loss: Option<&(Vec<String>, Vec<String>)>,
@@ -199,7 +200,7 @@ pub(crate) fn resolve(
     let (values, count) = (values(layers)?, layers.len());
     let value_named = |name: &String| values.iter().find(|(of, _)| of == name).map(|(_, value)| *value);
     let Some(first) = layers.first().map(|(name, _)| name.to_string()) else { return Err(BuildError::NoLayers) };
-    // For each layer the values and the inputs of the batch that it names, and for each value its last user.
+    // Collects the values and batch inputs that each layer names, and the last user of each value.
     let (mut named, mut inputs) = (vec![], vec![]);
     let mut last_use: HashMap<Value, usize> = HashMap::new();
     for (layer, (name, names)) in layers.iter().enumerate() {
@@ -237,7 +238,7 @@ pub(crate) fn resolve(
     last_use.extend(seen.iter().map(|&value| (value, count)));
     let is_used = |value: Value, layer: usize| last_use.get(&value).is_some_and(|&last| last >= layer);
     let output = |layer: usize| Value { layer, exposed: None };
-    // Whether the outputs of the layer before flow into a layer, and the values that are carried there.
+    // Whether the outputs of the previous layer flow into `layer`, and which values are carried to it.
     let flows_before = |layer: usize| layer == 0 || !layers[layer].1.only_named || is_used(output(layer - 1), layer);
     let carried = |layer: usize| -> Vec<Value> {
         let earlier = values.iter().map(|(_, value)| *value).filter(|value| value.layer < layer);

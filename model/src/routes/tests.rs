@@ -1,4 +1,4 @@
-//! Tests of the resolution of names, on tensors of one number.
+//! Tests of name resolution, on tensors with one number each.
 
 use super::*;
 use crate::Layers;
@@ -61,7 +61,7 @@ fn values_flow_to_their_last_user_and_gradients_flow_back() {
     assert_eq!(of(&c.pass_on(numbers(&[30.0]), &x).unwrap()), [30.0, 11.0, 20.0]);
     let takes = |route: &Route, flowing: usize| (0..flowing).map(|i| route.takes(i, flowing)).collect::<Vec<_>>();
     assert_eq!((takes(b, 2), takes(c, 3)), (vec![true, false], vec![false, true, false]));
-    // Gradients of [20, 10, 11] behind `b`: the first is its own, the others bypass it.
+    // Gradients of [20, 10, 11], which `b` passes on: the first is of its own output, the others bypass it.
     let gradient = |x: f32| Some(number(x));
     let [own, bypass] = b.gradients(vec![gradient(0.1), None, gradient(0.3)], 1, 2);
     let values =

@@ -76,14 +76,15 @@ pub struct Gpt2Config {
     /// Rows per tile of the MLP, a multiple of [`TILE_UNIT`](zero_ops::TILE_UNIT). A [`TiledMlp`] saves no inner rows
     /// for the backward. If `None`, the MLP computes all rows at once and saves them.
     pub tiled_mlp_rows: Option<usize>,
-    /// Whether a sample may contain several documents. The model then takes [`POSITION_IDS`] beside its tokens.
+    /// Whether a sample may contain several documents. The model then takes [`POSITION_IDS`] in addition to tokens.
     pub packed: bool,
-    /// The loss of pairs of answers. A sample then consists of two documents, as with `packed`, and `lm_head` returns their
-    /// log-probabilities.
+    /// The loss for pairs of answers, if any. A sample then consists of two documents, as with `packed`, and `lm_head`
+    /// returns their log-probabilities.
     pub preference: Option<PreferenceLoss>,
-    /// The same model with other widths (`n_embd`, `n_inner`, `n_head`), the base model of µP. The inputs of the head are
-    /// divided by the multiplier of `n_embd`, attention scores by the square root of that of the heads' size, and the initial
-    /// weights of matrices between two widths by the square root of that of their inputs.
+    /// The base model of µP: the same model with other widths (`n_embd`, `n_inner`, `n_head`). µP divides the inputs of
+    /// the head by the multiplier of `n_embd`, and attention scores by the square root of the multiplier of the head
+    /// size. It divides the initial weights of a matrix between two widths by the square root of the multiplier of its
+    /// inputs.
     pub base: Option<Box<Self>>,
 }
 
@@ -148,7 +149,7 @@ impl Gpt2Config {
         times_as_wide(self, self.base.as_deref(), size)
     }
 
-    /// Returns the same model with all widths doubled, the size of a head too.
+    /// Returns the same model with all widths doubled, including the head size.
     fn wider(&self) -> Self {
         Self { n_embd: 2 * self.n_embd, n_inner: Some(2 * self.inner()), ..self.clone() }
     }
@@ -231,7 +232,7 @@ struct Block {
     attn_proj: RowParallel<Conv1D>,
     /// Number of this rank's heads.
     heads: usize,
-    /// Square root of the factor of attention scores, beside the attention's own 1/√size.
+    /// Square root of µP's factor of attention scores, which multiplies the attention's own 1/√size.
     score_root: f32,
     ln_2: LayerNorm,
     mlp: Mlp,
@@ -268,7 +269,8 @@ impl Block {
             let qkv = self.c_attn.forward(x)?;
             let span = within_documents(&AttentionSpan::default(), position_ids);
             let dropout = (&self.probability_dropout, pass);
-            // Queries, keys and values are one tensor, so all three are multiplied, and the outputs are divided again.
+            // Queries, keys and values are one tensor. The factor therefore also multiplies the values, so the outputs
+            // are divided by it.
             let qkv = scaled(&qkv, self.score_root)?;
             let attended = causal_attention_packed_with_dropout(&qkv, self.heads, &span, dropout)?;
             self.attn_proj.forward(&scaled(&attended, 1.0 / self.score_root)?)

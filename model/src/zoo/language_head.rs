@@ -72,7 +72,7 @@ impl Head for LanguageHead {
     }
 }
 
-/// Returns the number of i64 targets that are not ignored. `None` for other dtypes, of which none can be ignored.
+/// Returns the number of i64 targets that are not ignored. `None` for other dtypes, where no target can be ignored.
 pub(super) fn targets_that_count(targets: &Tensor) -> Result<Option<u64>> {
     (targets.dtype() == DType::I64).then(|| count_targets(targets)).transpose()
 }

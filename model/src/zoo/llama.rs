@@ -2,11 +2,11 @@
 //!
 //! Touvron et al., "LLaMA: open and efficient foundation language models", 2023. Names and layouts are those of
 //! `LlamaForCausalLM`. A Llama with a sliding window is a Mistral (Jiang et al., "Mistral 7B", 2023). With biases of
-//! queries, keys and values it is a Qwen2 (Yang et al., "Qwen2 technical report", 2024). With norms of queries and keys it
-//! is a Qwen3 (Yang et al., "Qwen3 technical report", 2025). Without rotation in some layers it is a SmolLM3 (Bakouch et
-//! al., 2025). With offsets in its norms, norms behind attention and MLP, scaled embeddings, a GELU gate and another base
-//! of the local layers' angles it is a Gemma 3 (Kamath et al., "Gemma 3 technical report", 2025). With fused projections
-//! it is a Phi-3 or Phi-4 (Abdin et al., "Phi-3 technical report", 2024).
+//! queries, keys and values it is a Qwen2 (Yang et al., "Qwen2 technical report", 2024). With norms of queries and keys
+//! it is a Qwen3 (Yang et al., "Qwen3 technical report", 2025). Without rotation in some layers it is a SmolLM3
+//! (Bakouch et al., 2025). With unit offsets in its norms, norms after attention and MLP, scaled embeddings, a GELU
+//! gate and a separate rotary base in local layers it is a Gemma 3 (Kamath et al., "Gemma 3 technical report", 2025).
+//! With fused projections it is a Phi-3 or Phi-4 (Abdin et al., "Phi-3 technical report", 2024).
 
 use super::pair_head::with_head;
 use super::{Last, LlamaConfig, POSITION_IDS, with_positions, within_documents};
@@ -51,11 +51,11 @@ pub fn llama(config: &LlamaConfig) -> Layers {
     if config.tie_word_embeddings { layers.tie("model.embed_tokens.weight", "lm_head.weight") } else { layers }
 }
 
-/// What blocks share: rotary tables, which grow with the longest row, and the spans of attention, which are uploaded to a
-/// GPU only once.
+/// State that all blocks share: rotary tables, which grow with the longest row, and attention spans, which are uploaded
+/// to a GPU only once.
 struct Shared {
     rotary: OnceLock<Rotary>,
-    /// The table of layers of sliding attention, if they have another base.
+    /// The rotary table of layers with sliding attention, if they have a separate base.
     local: OnceLock<Rotary>,
     full: AttentionSpan,
     window: AttentionSpan,
@@ -91,13 +91,13 @@ enum Mlp {
     Tiled { mlp: TiledMlp, down: RowParallel<Linear> },
 }
 
-/// The projections to the gate and its factor.
+/// The gate and up projections of the MLP.
 enum Inner {
     Separate {
         gate: Linear,
         up: Linear,
     },
-    /// Their outputs behind each other.
+    /// One projection that returns the gate, then the up projection.
     Fused(Linear),
 }
 
@@ -145,12 +145,12 @@ impl Module for Mlp {
 /// The projections to queries, keys and values.
 enum Qkv {
     Separate([Linear; 3]),
-    /// Their outputs behind each other.
+    /// One projection that returns queries, keys and values, with their sizes on this rank.
     Fused(Linear, [usize; 3]),
 }
 
 impl Qkv {
-    /// `sizes` are those of all heads.
+    /// `sizes` are the output sizes of queries, keys and values over the heads of all ranks.
     fn new(config: &LlamaConfig, sizes: [usize; 3], vb: &VarBuilder) -> Result<Self> {
         let bias = config.attention_bias || config.qkv_bias;
         let std = config.std_from(|config| config.hidden_size);
@@ -179,23 +179,23 @@ struct Block {
     input_layernorm: RmsNorm,
     qkv: Qkv,
     o_proj: RowParallel<Linear>,
-    /// The norms of queries and of keys.
+    /// The norms of queries and keys.
     qk_norm: Option<[RmsNorm; 2]>,
-    /// Numbers of this rank's heads.
+    /// Number of this rank's query heads; `kv_heads` is its number of key and value heads.
     heads: usize,
     kv_heads: usize,
     head_size: usize,
-    /// `None` if the layer does not rotate.
+    /// `None` if the layer has no rotary embedding.
     rotary: Option<Rotary>,
     span: AttentionSpan,
-    /// Factor of the queries, beside the attention's own 1/√`head_size`.
+    /// Factor of the queries, which multiplies the attention's own 1/√`head_size`.
     query_scale: f32,
     dropout: Dropout,
-    /// Norm of the attention's output, before it is added.
+    /// Norm of the attention's output, before the residual addition.
     after_attention: Option<RmsNorm>,
     before_mlp: RmsNorm,
     mlp: Mlp,
-    /// Norm of the MLP's output, before it is added.
+    /// Norm of the MLP's output, before the residual addition.
     after_mlp: Option<RmsNorm>,
 }
 

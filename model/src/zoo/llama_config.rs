@@ -10,12 +10,12 @@ use zero_ops::{Activation, PreferenceLoss, RmsNorm, RopeScaling};
 pub enum LayerType {
     /// All preceding positions.
     FullAttention,
-    /// Those within [`LlamaConfig::sliding_window`].
+    /// The positions within [`LlamaConfig::sliding_window`].
     SlidingAttention,
 }
 
 /// Configuration of a Llama: the fields of Hugging Face's `LlamaConfig` that have an effect here, under the same names,
-/// and those that describe other families. The defaults describe a Llama.
+/// and fields that describe other families. The defaults describe a Llama.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LlamaConfig {
     /// Number of token ids.
@@ -38,21 +38,21 @@ pub struct LlamaConfig {
     pub rope_theta: f64,
     /// Scaling of the rotary angles for longer sequences; unscaled if `None`.
     pub rope_scaling: Option<RopeScaling>,
-    /// Number of positions that a position attends to, itself and the ones just before it, as in `MistralConfig`. All
-    /// preceding positions if `None`.
+    /// Number of positions that each position attends to, itself and the positions just before it, as in
+    /// `MistralConfig`. `None` is itself and all earlier positions.
     pub sliding_window: Option<usize>,
     /// The kind of each layer. If empty, all layers use `sliding_window`.
     pub layer_types: Vec<LayerType>,
-    /// Whether each layer rotates queries and keys by their positions, as in SmolLM3. If empty, all do.
+    /// Whether each layer has rotary embedding, as in SmolLM3. If empty, all layers have it.
     pub rotates: Vec<bool>,
     /// Whether each head's queries and keys pass an RMS norm before the rotation, as in Qwen3.
     pub qk_norm: bool,
-    /// Scores are divided by the square root of this number; by that of the head's size if `None`.
+    /// Attention scores are divided by the square root of this number; `None` uses the head size.
     pub query_pre_attn_scalar: Option<f64>,
-    /// Base of the rotary angles in layers of sliding attention, which are then not scaled, as in Gemma 3. `rope_theta` if
-    /// `None`.
+    /// Base of the rotary angles in layers with sliding attention, whose angles are then not scaled, as in Gemma 3.
+    /// `None` uses `rope_theta`, with scaling.
     pub rope_local_base_freq: Option<f64>,
-    /// The part of each head that is rotated, as in Phi-4-mini: more than 0, and at most 1.
+    /// The fraction of each head that is rotated, as in Phi-4-mini: more than 0, and at most 1.
     pub partial_rotary_factor: f64,
     /// Non-linearity of the gate: SiLU or the tanh form of GELU.
     pub hidden_act: Activation,
@@ -62,7 +62,7 @@ pub struct LlamaConfig {
     pub post_norms: bool,
     /// Whether token embeddings are multiplied by √`hidden_size`, as in Gemma.
     pub scale_embeddings: bool,
-    /// Whether one linear map computes queries, keys and values, and one the gate and its factor, as in Phi-3.
+    /// Whether one linear map computes queries, keys and values, and another the gate and up projections, as in Phi-3.
     /// Unsupported with `tiled_mlp_rows`.
     pub fused_projections: bool,
     /// Dropout probability of attention probabilities. Must be 0 on a GPU.
@@ -82,15 +82,16 @@ pub struct LlamaConfig {
     /// Rows per tile of the MLP, a multiple of [`TILE_UNIT`](zero_ops::TILE_UNIT). A [`TiledMlp`](zero_ops::TiledMlp) saves no inner rows
     /// for the backward. If `None`, the MLP computes all rows at once and saves them.
     pub tiled_mlp_rows: Option<usize>,
-    /// Whether a sample may contain several documents. The model then takes [`POSITION_IDS`](super::POSITION_IDS) beside its tokens.
+    /// Whether a sample may contain several documents. The model then takes [`POSITION_IDS`](super::POSITION_IDS) in
+    /// addition to tokens.
     pub packed: bool,
-    /// The loss of pairs of answers. A sample then consists of two documents, as with `packed`, and `lm_head` returns their
-    /// log-probabilities.
+    /// The loss for pairs of answers, if any. A sample then consists of two documents, as with `packed`, and `lm_head`
+    /// returns their log-probabilities.
     pub preference: Option<PreferenceLoss>,
-    /// The same model with other widths (`hidden_size`, `intermediate_size`, `num_attention_heads`, `num_key_value_heads`,
-    /// `head_dim`), the base model of µP. The inputs of the head are divided by the multiplier of `hidden_size`, attention
-    /// scores by the square root of that of the heads' size, and the initial weights of matrices between two widths by the
-    /// square root of that of their inputs.
+    /// The base model of µP: the same model with other widths (`hidden_size`, `intermediate_size`,
+    /// `num_attention_heads`, `num_key_value_heads`, `head_dim`). µP divides the inputs of the head by the multiplier
+    /// of `hidden_size`, and attention scores by the square root of the multiplier of the head size. It divides the
+    /// initial weights of a matrix between two widths by the square root of the multiplier of its inputs.
     pub base: Option<Box<Self>>,
 }
 
@@ -198,18 +199,19 @@ impl LlamaConfig {
         self.head_dim.unwrap_or(self.hidden_size / self.num_attention_heads)
     }
 
-    /// Returns how many times as wide the model is as its base model in one of its sizes.
+    /// Returns how many times larger one of the model's sizes is than in its base model.
     pub(super) fn times_as_wide(&self, size: impl Fn(&Self) -> usize) -> f64 {
         times_as_wide(self, self.base.as_deref(), size)
     }
 
-    /// Returns the standard deviation of the initial weights of a matrix between two widths with this many inputs.
+    /// Returns the standard deviation of the initial weights of a matrix between two widths, given the size of its
+    /// inputs.
     pub(super) fn std_from(&self, inputs: impl Fn(&Self) -> usize) -> f64 {
         self.initializer_range / self.times_as_wide(inputs).sqrt()
     }
 
-    /// Returns the factor of the queries, beside the attention's own 1/√size. Scores fall with the size of a head as 1/size
-    /// in µP, and otherwise as 1/√size, or not at all with `query_pre_attn_scalar`.
+    /// Returns the factor of the queries, which multiplies the attention's own 1/√size. In µP, scores scale as 1/size
+    /// with the head size; otherwise they scale as 1/√size, or not at all with `query_pre_attn_scalar`.
     pub(super) fn query_scale(&self) -> f64 {
         let wider = self.times_as_wide(Self::head_size);
         match self.query_pre_attn_scalar {
@@ -218,13 +220,13 @@ impl LlamaConfig {
         }
     }
 
-    /// Returns the factor of token embeddings if they are scaled: that of the base model in µP.
+    /// Returns the factor of scaled token embeddings. In µP, it is the factor of the base model.
     pub(super) fn embedding_scale(&self) -> f64 {
         (self.base.as_deref().unwrap_or(self).hidden_size as f64).sqrt()
     }
 
-    /// Returns a model with the same parameters and all widths doubled, the size of a head too. Its rotation is not the same: some
-    /// rotations fit one size of heads only.
+    /// Returns a model with the same parameters and all widths doubled, including the head size. It drops the rotary
+    /// settings, because some of them fit only one head size.
     pub(super) fn wider(&self) -> Self {
         Self {
             hidden_size: 2 * self.hidden_size,
@@ -236,7 +238,7 @@ impl LlamaConfig {
         }
     }
 
-    /// Returns how many elements of a head are rotated.
+    /// Returns the number of elements of each head that are rotated.
     pub(super) fn rotated(&self) -> usize {
         (self.head_size() as f64 * self.partial_rotary_factor) as usize
     }

@@ -26,8 +26,8 @@ use zero_ops::scaled;
 
 use crate::activations::Activations;
 
-/// The norm before a language model's head, whose inputs it multiplies by a number other than 1 if the model is wider than its
-/// base model.
+/// The norm before a language model's head. It also multiplies the head's inputs by a factor, which differs from 1 only
+/// if the model is wider than its base model.
 struct Last<M>(M, f32);
 
 impl<M: Module> Module for Last<M> {
@@ -36,12 +36,12 @@ impl<M: Module> Module for Last<M> {
     }
 }
 
-/// Returns how many times as wide a model is as its base model, if it has one, in one of its sizes.
+/// Returns how many times larger one of a model's sizes is than in its base model; 1 without a base model.
 fn times_as_wide<C>(config: &C, base: Option<&C>, size: impl Fn(&C) -> usize) -> f64 {
     base.map_or(1.0, |base| size(config) as f64 / size(base) as f64)
 }
 
-/// Name of the batch's input that a model of packed samples takes beside its tokens: `[batch, time]` of u32, the position
+/// Name of the input that a model of packed samples takes in addition to tokens: `[batch, time]` of u32, the position
 /// of each token in its document. A document begins at each 0.
 pub const POSITION_IDS: &str = "position_ids";
 

@@ -10,12 +10,12 @@ use zero_ops::{Pass, PreferenceLoss, linear_log_probs, preference_loss};
 
 use super::{LanguageHead, POSITION_IDS};
 
-/// Name of the batch's input `[batch, time]` of i64: the next token where it belongs to an answer or its prompt, otherwise
+/// Name of the batch's input `[batch, time]` of i64: the next token if it belongs to an answer or its prompt, otherwise
 /// [`IGNORE_INDEX`](zero_ops::IGNORE_INDEX).
 pub const LABELS: &str = "labels";
 
-/// Name of the batch's input `[batch, time]` of u8: 0 for labels of the chosen answer, 1 for those of the rejected answer, 2
-/// for those of the prompt before the chosen answer.
+/// Name of the batch's input `[batch, time]` of u8: 0 for labels of the chosen answer, 1 for labels of the rejected
+/// answer, 2 for labels of the prompt before the chosen answer.
 pub const LABEL_GROUPS: &str = "label_groups";
 
 /// Name of the batch's target `[batch, 3]` of f32: the number of labels of each group.
@@ -25,7 +25,8 @@ pub const LABEL_COUNTS: &str = "label_counts";
 /// reference model. Losses without a reference ignore it.
 pub const REFERENCE_LOG_PROBS: &str = "reference_log_probs";
 
-/// Appends the last layer, `lm_head`: for a `loss` of pairs, the sums of log-probabilities `[batch, 3]`, otherwise logits.
+/// Appends the last layer, `lm_head`: with a `loss` for pairs it returns sums of log-probabilities `[batch, 3]`,
+/// otherwise logits.
 pub(super) fn with_head(
     layers: Layers,
     (width, vocabulary, std): (usize, usize, f64),

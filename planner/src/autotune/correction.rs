@@ -1,12 +1,12 @@
-//! Corrects predictions from measured runs: a factor per setting, by ridge regression.
+//! Corrects predicted step times with measured runs: ridge regression fits one factor per setting.
 //!
-//! The logarithm of measured over predicted is modelled as a sum of a common term and one term for each setting (a key
-//! with its value) of a configuration. Terms are regularized towards zero: without measurements, or for an unmeasured
-//! setting, they are zero.
+//! The logarithm of measured time / predicted time is modelled as a sum of a common term and one term for each setting
+//! (a key with its value) of a configuration. Terms are regularized towards zero: without measurements, all terms are
+//! zero, as is the term of an unmeasured setting.
 
 use std::collections::BTreeMap;
 
-/// Regularization of a setting's term and of the common term, as a number of measurements that would contradict them.
+/// Regularization of a setting's term and of the common term, in equivalent measurements with the value zero.
 const OF_A_SETTING: f64 = 1.0;
 const OF_ALL: f64 = 0.05;
 /// Lower bound on the uncertainty of predictions, in logarithms.
@@ -27,12 +27,12 @@ pub(super) fn overrides(settings: &[Setting]) -> impl Iterator<Item = String> {
 pub(super) struct Correction {
     all: f64,
     terms: BTreeMap<Setting, f64>,
-    /// Standard deviation between corrected and measured times, in logarithms.
+    /// Standard deviation of log(measured / corrected).
     pub(super) spread: f64,
 }
 
 impl Correction {
-    /// Fits the terms to configurations: the settings of each, and measured over predicted.
+    /// Fits the terms to measured configurations, each given as its settings and the ratio measured / predicted.
     pub(super) fn fit(measured: &[(&[Setting], f64)]) -> Self {
         let mut ids: BTreeMap<&Setting, usize> = BTreeMap::new();
         for setting in measured.iter().flat_map(|(settings, _)| settings.iter()) {

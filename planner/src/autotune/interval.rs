@@ -1,6 +1,6 @@
 //! Means of a few runs, with confidence intervals.
 
-/// A geometric mean with its 95 % confidence interval, for quantities that are compared by their ratio.
+/// A geometric mean with its 95 % confidence interval, for quantities that are compared by ratio.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Interval {
     /// The geometric mean.
@@ -16,11 +16,11 @@ const T: [f64; 30] = [
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120,
     2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
 ];
-/// The quantile for more degrees of freedom.
+/// The quantile for more degrees of freedom, from the normal distribution.
 const NORMAL: f64 = 1.960;
 
 impl Interval {
-    /// Computes the interval of positive samples; `None` without samples.
+    /// Computes the interval from positive samples; `None` without samples.
     #[must_use]
     pub fn of(samples: &[f64]) -> Option<Self> {
         let count = samples.len() as f64;
@@ -39,14 +39,15 @@ impl Interval {
         Some(Self { mean: mean.exp(), low: (mean - half).exp(), high: (mean + half).exp() })
     }
 
-    /// Returns whether the true mean is above `value`, with that confidence.
+    /// Returns whether the whole interval is above `value`.
     #[must_use]
     pub fn is_above(&self, value: f64) -> bool {
         self.low > value
     }
 }
 
-/// Returns the median of some times, the lower of two middle ones; zero without any.
+/// Returns the median of some times. For an even number, it is the lower of the two middle values; for an empty list,
+/// zero.
 pub(super) fn median(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);

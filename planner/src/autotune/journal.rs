@@ -1,4 +1,5 @@
-//! `results.jsonl`, and `sweep.jsonl` of a sweep: a line for each finding, from which an interrupted search continues.
+//! The journal of a search: `results.jsonl`, or `sweep.jsonl` for a sweep. It has one line per result, so an
+//! interrupted search can continue.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Seek, SeekFrom, Write};
@@ -16,7 +17,7 @@ pub(super) struct Journal {
 }
 
 impl Journal {
-    /// Creates a journal of this name in `autotuning.results_dir`; its first line is `head`.
+    /// Creates a journal with this name in `folder`; its first line is `head`.
     pub(super) fn create(folder: &Path, name: &str, head: &Value) -> Result<Self, Error> {
         let path = folder.join(name);
         let file = File::create(&path).map_err(|source| Error::Io { path: path.clone(), source })?;
@@ -28,7 +29,7 @@ impl Journal {
     /// Reopens the journal of the folder, if it exists, and returns its lines after the head.
     ///
     /// # Errors
-    /// Fails if the journal belongs to another search: its head is not `head`.
+    /// Fails if the journal belongs to another search, which has a different first line than `head`.
     pub(super) fn reopen(folder: &Path, name: &str, head: &Value) -> Result<Option<(Self, Vec<Value>)>, Error> {
         let path = folder.join(name);
         let failed = |source| Error::Io { path: path.clone(), source };

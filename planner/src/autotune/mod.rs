@@ -1,11 +1,11 @@
-//! Autotuning: finds the fastest configuration that fits.
+//! Autotuning: finds the fastest configuration that fits into memory.
 //!
 //! All candidates are planned, and those that do not fit are never started. Short profiles fill cost tables, from which
-//! the simulator predicts the step time of each candidate. The best candidates run in processes of their own, taking
-//! turns, until it is clear which is the fastest; the measurements correct the predictions.
+//! the simulator predicts the step time of each candidate. The best candidates run in turn, each in processes of its
+//! own, until it is clear which candidate is the fastest. The measurements correct the predictions.
 //!
 //! `zero-train autotune` calls [`tune`], and with `--sweep` it calls [`sweep()`], which searches hyperparameters by the
-//! evaluation loss. Both start copies of that program for their runs.
+//! evaluation loss. Both start copies of `zero-train` for their runs.
 
 mod correction;
 mod interval;
@@ -48,20 +48,21 @@ use zero_engine::costs::CostTable;
 
 /// The file that records runs.
 const JOURNAL: &str = "results.jsonl";
-/// The most measured steps of a profile, after two warm-up steps.
+/// Maximum number of measured steps of a profile, after two warm-up steps.
 const PROFILE_STEPS: &str = "4";
-/// Seconds after which a profile begins no further step: for a large model, each step runs every layer many times.
+/// Number of seconds after which a profile begins no further step. A profiled step of a large model takes long, because
+/// it runs every layer many times.
 const PROFILE_SECONDS: &str = "6";
-/// The most micro-batches of a profiled step.
+/// Maximum number of micro-batches of a profiled step.
 const PROFILE_MICRO_BATCHES: usize = 4;
-/// A run measures steps for at least this many seconds; with short steps it measures more of them than configured.
+/// Minimum number of seconds that a run measures. If steps are short, it measures more steps than configured.
 const AT_LEAST: &str = "1";
 /// Observes a search.
 pub trait Watch {
-    /// Called with all rows whenever one has changed.
+    /// Called with all rows whenever a row has changed.
     fn rows(&mut self, rows: &[Row], changed: Option<usize>, tuning: &Autotuning);
 
-    /// Called with a message about the progress.
+    /// Called with a progress message.
     fn say(&mut self, word: &str);
 }
 
@@ -121,7 +122,7 @@ pub fn tune(request: &Request<'_>, watch: &mut dyn Watch) -> Result<Tuned, Error
     results::finish(&found, rows, tuning.clone(), journal, end, began)
 }
 
-/// Opens the folder of the results and loads the results of an earlier search.
+/// Opens the results folder, and loads the results of an earlier search when resuming.
 fn open(tuning: &Autotuning, resume: bool, head: &Value, rows: &mut [Row]) -> Result<(PathBuf, Journal), Error> {
     let folder = tuning.results_dir.clone();
     let failed = unwritable(&folder);
@@ -144,7 +145,7 @@ fn open(tuning: &Autotuning, resume: bool, head: &Value, rows: &mut [Row]) -> Re
     Ok((folder, journal))
 }
 
-/// Applies a line of an earlier search to its row.
+/// Applies a journal line of an earlier search to its row.
 fn replay(line: &Value, rows: &mut [Row]) {
     let row = line["id"].as_u64().and_then(|id| rows.get_mut(id as usize));
     let Some(row) = row.filter(|row| line["settings"] == settings(row)) else { return };
@@ -167,14 +168,14 @@ fn settings(row: &Row) -> Value {
     json!(correction::overrides(&row.candidate.settings).collect::<Vec<_>>())
 }
 
-/// Runs this program on candidates.
+/// Runs `zero-train` on candidates.
 struct Bench<'a> {
     began: Instant,
     base: &'a Config,
     request: &'a Request<'a>,
     outlook: &'a Outlook<'a>,
     folder: &'a Path,
-    /// The user's file, as it was when the search began.
+    /// A copy of the user's file, made when the search began.
     file: PathBuf,
     tuning: &'a Autotuning,
     journal: Journal,
@@ -201,8 +202,8 @@ impl Bench<'_> {
         trial.run()
     }
 
-    /// Profiles layers, transfers and the disk for all candidates to be predicted. Returns the tables and whether the
-    /// user interrupted.
+    /// Profiles layers, transfers and the disk for all candidates that need a prediction. Returns the tables, and
+    /// whether the user interrupted the search.
     fn profile(&mut self, rows: &[Row]) -> Result<(Tables, bool), Error> {
         let mut tables = Tables::default();
         let mut wanted: std::collections::BTreeMap<Conditions, Vec<(usize, usize)>> = std::collections::BTreeMap::new();
@@ -229,7 +230,7 @@ impl Bench<'_> {
             let config = self.outlook.resolve(rows[id].candidate.ranks, &rows[id].candidate.settings).ok()?;
             Some((self.outlook.conditions(&config, &rows[id].candidate), config.train_micro_batch_size_per_gpu, id))
         }));
-        // The user's own configuration first, so that it is profiled even if time runs out.
+        // Profile the user's own configuration first, so that it is profiled even if time runs out.
         let own = self.outlook.conditions(self.base, &rows[0].candidate);
         asked.sort_by_key(|(conditions, ..)| *conditions != own);
         let enough = self.tuning.budget_seconds.map(|seconds| Duration::from_secs(seconds) / 2);

@@ -2,7 +2,7 @@
 
 use zero_config::Metric;
 
-/// The work of a step, as far as a metric counts it.
+/// The quantities of a step's work that the metrics use.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct StepWork {
     /// Samples per global batch.
@@ -29,7 +29,8 @@ pub fn value(metric: Metric, work: &StepWork, seconds: f64) -> f64 {
     }
 }
 
-/// Computes the cost to minimize, for any metric: the ratio of two costs is the factor by which one is better.
+/// Computes the cost to minimize, for any metric. The ratio of two costs is the factor by which one configuration is
+/// better.
 #[must_use]
 pub fn cost(metric: Metric, work: &StepWork, seconds: f64) -> f64 {
     let value = value(metric, work, seconds);

@@ -1,4 +1,4 @@
-//! Plans candidates before they run: each is refused, too large, or worth a run.
+//! Plans candidates before they run. A candidate is refused, too large, or worth a run.
 
 use zero_config::{Config, Source};
 use zero_pipeline::Timeline;
@@ -19,12 +19,12 @@ pub(super) struct Outlook<'a> {
     /// Overrides of the command line.
     pub(super) overrides: &'a [String],
     pub(super) planner: &'a Planner,
-    /// Number of compute threads of each rank of a configuration on this machine.
+    /// Returns the number of compute threads of each rank of a configuration on this machine.
     pub(super) threads: &'a dyn Fn(&Config) -> usize,
 }
 
 impl Outlook<'_> {
-    /// Returns all overrides of a candidate, as `--set` takes them.
+    /// Returns the overrides of the command line and of a candidate, as `--set` takes them.
     pub(super) fn overrides(&self, settings: &[Setting]) -> Vec<String> {
         self.overrides.iter().cloned().chain(overrides(settings)).collect()
     }
@@ -67,7 +67,7 @@ impl Outlook<'_> {
         row
     }
 
-    /// Plans a configuration with the number of threads that its ranks would have.
+    /// Plans a configuration with the number of threads that its ranks would use.
     pub(super) fn memory_plan(&self, config: &Config) -> Result<MemoryPlan, Error> {
         zero_model::ops::set_threads((self.threads)(config));
         self.planner.memory_plan(config)

@@ -1,4 +1,4 @@
-//! The inputs and outputs of a search, and the setup that both kinds of searches share.
+//! The inputs and outputs of a search, and the setup that speed searches and sweeps share.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
@@ -12,9 +12,9 @@ use super::row::Row;
 use crate::memory::Limit;
 use crate::plan::Planner;
 
-/// Share of the machine's memory that a trial may use; the rest is for the system and the tuner.
+/// Fraction of the machine's memory that a trial may use; the rest is for the system and the tuner.
 const SHARE_OF_MEMORY: f64 = 0.95;
-/// Bytes of a rank that its allocator does not count.
+/// Allowance per rank for memory that its allocator does not count, in bytes.
 const BESIDES: u64 = 64 << 20;
 
 /// The inputs of a search.
@@ -23,15 +23,15 @@ pub struct Request<'a> {
     pub source: Source,
     /// Overrides of the command line, as `--set` takes them.
     pub overrides: Vec<String>,
-    /// The most ranks; `None` for the file's number.
+    /// Maximum number of ranks; `None` uses the file's number.
     pub ranks: Option<usize>,
     /// The path of `zero-train` itself.
     pub program: PathBuf,
-    /// Number of compute threads of each rank of a configuration on this machine.
+    /// Returns the number of compute threads of each rank of a configuration on this machine.
     pub threads: &'a dyn Fn(&Config) -> usize,
     /// Opens the data of the configuration and returns a planner for it.
     pub planner: &'a dyn Fn(&Config) -> Result<Planner, Error>,
-    /// The folder for results, if not `autotuning.results_dir`.
+    /// The folder for results; `None` uses `autotuning.results_dir`.
     pub results_dir: Option<PathBuf>,
     /// Whether to continue from the results of an earlier search.
     pub resume: bool,
@@ -44,10 +44,10 @@ pub struct Request<'a> {
 pub struct Tuned {
     /// All configurations, the user's own first.
     pub rows: Vec<Row>,
-    /// The best configuration that ran; `None` if none did.
+    /// Index of the best configuration that ran; `None` if no configuration ran.
     pub best: Option<usize>,
-    /// How many times better it is than the user's own. If the two never ran in the same round, the interval is 0 to
-    /// infinity.
+    /// How many times better the best configuration is than the user's own. If the two never ran in the same round, the
+    /// interval is 0 to infinity.
     pub gain: Option<Interval>,
     /// The settings of the search.
     pub tuning: Autotuning,
@@ -57,8 +57,8 @@ pub struct Tuned {
     pub interrupted: bool,
 }
 
-/// Loads the user's configuration and its autotuning settings, and builds the first line of a journal, which identifies
-/// the search.
+/// Loads the user's configuration and its autotuning settings. Also builds the first line of the journal, which
+/// identifies the search.
 pub(super) fn begin(request: &Request<'_>) -> Result<(Config, Autotuning, Value), Error> {
     let base = zero_config::load(request.source.clone(), &request.overrides)?.resolve(request.ranks)?;
     base.model_and_data()?;
@@ -74,7 +74,7 @@ pub(super) fn begin(request: &Request<'_>) -> Result<(Config, Autotuning, Value)
     Ok((base, tuning, head))
 }
 
-/// Builds an error about the results folder, or a folder in it.
+/// Builds an error about the results folder or a folder in it.
 pub(super) fn unwritable(folder: &Path) -> impl Fn(std::io::Error) -> Error + Copy + '_ {
     |source| {
         let error = Error::Io { path: folder.to_path_buf(), source };
@@ -82,7 +82,7 @@ pub(super) fn unwritable(folder: &Path) -> impl Fn(std::io::Error) -> Error + Co
     }
 }
 
-/// Rejects a folder that already has this journal, unless it may be overwritten.
+/// Rejects a results folder that already has this journal, unless `autotuning.overwrite` is true.
 pub(super) fn refuse_to_overwrite(tuning: &Autotuning, journal: &str) -> Result<(), Error> {
     let folder = &tuning.results_dir;
     if tuning.overwrite || !folder.join(journal).exists() {
@@ -106,7 +106,7 @@ pub(super) fn too_much(bytes: u64) -> String {
 /// Returns the bytes that a trial with this number of ranks may use, if known.
 pub(super) fn memory(base: &Config, ranks: usize) -> Option<u64> {
     let machine = Limit::of_machine().map(|limit| (limit.bytes as f64 * SHARE_OF_MEMORY) as u64);
-    // The ranks themselves stop at their limit. The margin covers memory that no plan counts: the program and its
+    // Each rank stops by itself at its limit. The margin covers memory that no plan counts: the program and its
     // threads.
     let own = base.training.memory_limit.map(|bytes| ranks as u64 * (bytes + bytes / 4 + BESIDES));
     machine.into_iter().chain(own).min()

@@ -75,7 +75,7 @@ fn best_yaml(found: &Found<'_>, row: &Row) -> Result<String, Error> {
     edited(found.request, found.request.ranks.map(|_| row.candidate.ranks), &row.candidate.settings)
 }
 
-/// Edits values in the user's file, and sets the number of ranks if `ranks` is given.
+/// Returns the user's file with these settings, and with the number of ranks if `ranks` is given.
 pub(super) fn edited(request: &Request<'_>, ranks: Option<usize>, settings: &[Setting]) -> Result<String, Error> {
     // The file needs the overrides of the command line as well as the settings that the search found.
     let typed = request.overrides.iter().filter_map(|change| change.split_once('='));
@@ -131,7 +131,7 @@ fn finite(value: f64) -> Option<f64> {
     value.is_finite().then_some(value)
 }
 
-/// Returns the spans of a timeline, by rank and lane.
+/// Returns the spans of a timeline, grouped by rank and lane.
 fn spans(timeline: &Timeline) -> Value {
     let mut lanes: BTreeMap<(usize, zero_pipeline::Lane), Vec<Value>> = BTreeMap::new();
     for event in timeline.events.iter().filter(|event| event.end > event.start) {
@@ -148,7 +148,7 @@ fn spans(timeline: &Timeline) -> Value {
     json!({ "seconds": timeline.makespan(), "rows": rows.collect::<Vec<_>>() })
 }
 
-/// Cores and memory, as far as the system reports them.
+/// Describes the machine's cores and memory, as far as the system reports them.
 fn machine() -> String {
     let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let mut words = zero_engine::format::counted(cores, "core", "cores");

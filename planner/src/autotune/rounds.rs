@@ -1,14 +1,14 @@
 //! Estimates how fast the machine was in each round, so that runs of different rounds can be compared.
 //!
 //! The logarithm of a run's time is modelled as the sum of a term for its configuration and a term for its round,
-//! fitted by least squares. Configurations that ran in several rounds tie the rounds together.
+//! fitted by least squares. Configurations that ran in several rounds connect the rounds.
 
 use std::collections::BTreeMap;
 
 use super::row::Row;
 
-/// Sweeps of the solver. Each solves for half of the terms exactly; long chains of rounds, which converge slowly, are
-/// rare.
+/// Sweeps of the solver. Each sweep solves exactly for the terms of the configurations, then for the terms of the
+/// rounds. Long chains of rounds converge slowly, but are rare.
 const SWEEPS: usize = 60;
 
 /// Returns for each round how many times slower the machine was than on average.
@@ -41,7 +41,7 @@ mod tests {
 
     #[test]
     fn a_slow_round_is_detected_from_its_runs() {
-        // Row 0 runs in all rounds, each other row in one; in round 2 everything takes twice as long.
+        // Row 0 runs in all rounds, and each other row in one round. In round 2 every run takes twice as long.
         let (own, slow) = ([1.0, 0.8, 1.5, 0.7], [1.0, 1.0, 2.0, 1.0]);
         let run = |row: usize, round: usize| Run { round, step_seconds: vec![own[row] * slow[round]], peak_bytes: 0 };
         let rows: Vec<Row> = (0..4)

@@ -20,7 +20,7 @@ pub enum State {
     /// Its plan needs more memory than a rank may have; it is never started.
     #[serde(rename = "too large")]
     TooLarge,
-    /// It fits and has not been measured.
+    /// It fits into memory and has not been measured.
     Predicted,
     /// It ran.
     Measured,
@@ -76,7 +76,7 @@ pub struct Run {
     pub round: usize,
     /// Seconds of each measured step.
     pub step_seconds: Vec<f64>,
-    /// Peak bytes of a rank, by the program's own count.
+    /// Peak bytes of a rank, as counted by the program itself.
     pub peak_bytes: u64,
 }
 
@@ -93,7 +93,7 @@ impl Run {
 pub struct Planned {
     /// Peak bytes of the busiest rank.
     pub peak_bytes: u64,
-    /// Bytes of its disk.
+    /// Bytes that this rank needs on its disk.
     pub disk_bytes: u64,
     /// The limit in bytes per rank, if known.
     pub limit_bytes: Option<u64>,
@@ -108,11 +108,11 @@ pub struct Row {
     pub id: usize,
     /// The configuration.
     pub candidate: Candidate,
-    /// Its state in the search.
+    /// The configuration's state in the search.
     pub state: State,
-    /// Reason for that state, if any.
+    /// The reason for the state, if any.
     pub reason: Option<String>,
-    /// `None` if it was refused.
+    /// The plan; `None` if the configuration was refused.
     pub planned: Option<Planned>,
     /// Seconds per step, from the simulator and the cost table.
     pub predicted: Option<f64>,
@@ -129,14 +129,14 @@ impl Row {
         let runs: Vec<f64> = self.runs.iter().map(Run::seconds).collect();
         let mut of = Interval::of(&runs)?;
         if let [run] = &self.runs[..] {
-            // With a single run only the spread of its steps is known, not the spread between runs.
+            // A single run shows only the spread of its steps, not the spread between runs.
             let steps = run.step_seconds.iter().copied();
             (of.low, of.high) = (steps.clone().fold(f64::INFINITY, f64::min), steps.fold(0.0, f64::max));
         }
         Some(of)
     }
 
-    /// Returns the cost to minimize, from its runs, adjusted for the speed of the machine in each round.
+    /// Returns the measured cost to minimize, adjusted for the speed of the machine in each round.
     pub(super) fn measured_cost(&self, slowness: &BTreeMap<usize, f64>, metric: Metric) -> Option<f64> {
         let evened = |run: &Run| run.seconds() / slowness.get(&run.round).copied().unwrap_or(1.0);
         let runs: Vec<f64> = self.runs.iter().map(evened).collect();
@@ -144,12 +144,13 @@ impl Row {
         (!runs.is_empty()).then(|| cost(metric, &planned.work, median(&runs)))
     }
 
-    /// Returns the cost to minimize, from its prediction.
+    /// Returns the predicted cost to minimize.
     pub(super) fn predicted_cost(&self, metric: Metric) -> Option<f64> {
         Some(cost(metric, &self.planned.as_ref()?.work, self.corrected.or(self.predicted)?))
     }
 
-    /// Returns how many times as much as `other` it costs, over the rounds in which both ran; `None` if there are none.
+    /// Returns the ratio of this row's cost to `other`'s, over the rounds in which both ran; `None` if there is no such
+    /// round.
     #[must_use]
     pub fn over(&self, other: &Self, metric: Metric) -> Option<Interval> {
         let (own, others) = (&self.planned.as_ref()?.work, &other.planned.as_ref()?.work);
@@ -160,7 +161,7 @@ impl Row {
         Interval::of(&pairs.collect::<Vec<_>>())
     }
 
-    /// Returns the differences to the user's file, as a line.
+    /// Returns the settings that differ from the user's file, on one line.
     #[must_use]
     pub fn words(&self) -> String {
         if self.candidate.settings.is_empty() {

@@ -1,8 +1,9 @@
 //! Enumerates the configurations to try. Keys in `autotuning.space` take the values listed there; the other keys that
-//! affect the step time take values of our own.
+//! affect the step time take built-in values.
 //!
-//! Values that make no difference are skipped: a ZeRO stage with one replica, a schedule with one pipeline stage. The
-//! global batch size is kept by adjusting the accumulation, unless it is itself one of the keys to try.
+//! Values that make no difference are skipped, for example a ZeRO stage with one replica, or a schedule with one
+//! pipeline stage. Adjusting the accumulation keeps the global batch size constant, unless the batch size is itself a
+//! key to try.
 
 mod batches;
 
@@ -13,7 +14,7 @@ use zero_config::{Autotuning, Config, Dimension};
 use super::correction::Setting;
 use zero_engine::Error;
 
-/// The most configurations to plan.
+/// Maximum number of configurations to plan.
 const MOST: usize = 20_000;
 
 const RANKS: &str = "launcher.num_processes";
@@ -35,7 +36,7 @@ const BUCKET: &str = "zero_optimization.reduce_bucket_size";
 const STATE: &str = "zero_optimization.offload_optimizer.device";
 const PARAMETERS: &str = "zero_optimization.offload_param.device";
 
-/// The keys for which we have values of our own.
+/// The keys with built-in values.
 const OURS: [&str; 15] = [
     RANKS,
     STAGES,
@@ -59,7 +60,7 @@ const OURS: [&str; 15] = [
 pub struct Candidate {
     /// The number of ranks.
     pub ranks: usize,
-    /// The differences to the user's file, as `--set` takes them.
+    /// The settings that differ from the user's file: key and value, as `--set` takes them.
     pub settings: Vec<(String, String)>,
 }
 
@@ -76,9 +77,9 @@ struct Space<'a> {
 struct Partial {
     ranks: usize,
     stages: usize,
-    /// Ranks that share sequences.
+    /// Number of ranks that share a sequence.
     slices: usize,
-    /// Ranks that cut layers among them.
+    /// Number of tensor-parallel ranks.
     tensor: usize,
     zero: String,
     settings: Vec<Setting>,
@@ -87,7 +88,7 @@ struct Partial {
 /// Returns all candidates; the first is the user's own configuration.
 ///
 /// # Errors
-/// Fails if there are more than [`MOST`].
+/// Fails if there are more than [`MOST`] candidates.
 pub(super) fn candidates(base: &Config, tuning: &Autotuning) -> Result<Vec<Candidate>, Error> {
     let values = base.leaves().into_iter().map(|(path, value)| (path, plain(&value).to_string())).collect();
     let space = Space { base, tuning, values };
@@ -109,7 +110,7 @@ impl Space<'_> {
         let one = |path: &str, values: Vec<String>| -> Vec<Vec<Setting>> {
             values.into_iter().map(|value| vec![(path.to_string(), value)]).collect()
         };
-        // Those of a stage.
+        // Number of ranks of a pipeline stage.
         let ranks = |partial: &Partial| partial.ranks / partial.stages;
         let choices: [Choose<'_>; 9] = [
             &|p| one(SCHEDULE, self.where_it_matters(SCHEDULE, p.stages > 1, || self.schedules())),
@@ -126,7 +127,7 @@ impl Space<'_> {
                 one(PREFETCH, self.where_it_matters(PREFETCH, matters, || self.base_and(PREFETCH, &["0"])))
             },
             &|p| {
-                // A bucket delays the segments in it; `auto` reduces layer by layer.
+                // A bucket delays the reduction of its segments; `auto` reduces layer by layer.
                 let matters = p.zero != "3" && ranks(p) > 1;
                 one(BUCKET, self.where_it_matters(BUCKET, matters, || self.base_and(BUCKET, &["500000000"])))
             },
@@ -169,12 +170,13 @@ impl Space<'_> {
         Ok(more)
     }
 
-    /// Numbers of ranks, pipeline stages, ranks that share sequences or cut layers, and ZeRO stages.
+    /// Returns combinations of the number of ranks, pipeline stages, sequence-sharing ranks, tensor-parallel ranks, and
+    /// the ZeRO stage.
     fn meshes(&self) -> Vec<Partial> {
         let powers = |most: usize| std::iter::successors(Some(1), |n| Some(n * 2)).take_while(move |&n| n < most);
         let numbers = |path: &str, ours: &dyn Fn() -> Vec<usize>| -> Vec<usize> {
             let found = self.or_ours(path, || ours().iter().map(ToString::to_string).collect());
-            // A tensor group of 0 ranks has one.
+            // `autotp_size: 0` means one rank.
             found.iter().filter_map(|value| value.parse().ok()).map(|n: usize| n.max(1)).collect()
         };
         let most = self.base.world_size;
@@ -187,7 +189,7 @@ impl Space<'_> {
                 false => powers(ranks).chain([ranks]).filter(|&stages| ranks.is_multiple_of(stages)).collect(),
             };
             for stages in numbers(STAGES, &stages) {
-                // An `auto` number of ranks depends on the stages.
+                // Skip numbers of ranks that the stages do not divide.
                 if !ranks.is_multiple_of(stages) {
                     continue;
                 }
@@ -246,11 +248,11 @@ impl Space<'_> {
         });
         for switch in switches {
             if switch != "true" {
-                // This is the default of a file without the key.
+                // A file without the key already has recomputation off.
                 all.push(if own == "true" { vec![setting(RECOMPUTE, &switch)] } else { vec![] });
                 continue;
             }
-            // A number of checkpoints would contradict an interval.
+            // An interval would contradict `number_checkpoints`.
             let has_number = self.is_typed("activation_checkpointing.number_checkpoints");
             let intervals = match self.said(INTERVAL) {
                 Some(values) => values.to_vec(),
@@ -262,7 +264,7 @@ impl Space<'_> {
             }
             for interval in intervals {
                 let mut settings = vec![setting(RECOMPUTE, "true")];
-                // 1 is the section's own default.
+                // 1 is the default interval.
                 if interval != "1" || !self.value(INTERVAL).is_empty() {
                     settings.push(setting(INTERVAL, &interval));
                 }
@@ -276,20 +278,20 @@ impl Space<'_> {
         self.base_and(SCHEDULE, &["1f1b", "zb_h1"])
     }
 
-    /// Returns the tiers that are possible: those for which the file names a folder.
+    /// Returns the devices to try: memory and NVMe if the file names a folder, otherwise only the user's device.
     fn devices(&self, path: &str) -> Vec<String> {
         let folder = path.replace(".device", ".nvme_path");
         let has_folder = self.values.get(&folder).is_some_and(|folder| folder != "null");
         self.base_and(path, if has_folder { &["none", "nvme"] } else { &[] })
     }
 
-    /// Returns the values of a key in `autotuning.space`.
+    /// Returns the values that `autotuning.space` lists for a key.
     fn said(&self, path: &str) -> Option<&[String]> {
         self.tuning.space.iter().find(|of| of.path == path).map(|of| &of.values[..])
     }
 
-    /// Returns the values listed for a key. Without a list, returns our own, or with `autotuning.fast` only the user's
-    /// value for all but the main keys.
+    /// Returns the values that `autotuning.space` lists for a key. Without a list, returns the built-in values `ours`;
+    /// with `autotuning.fast`, returns only the user's value for all but the main keys.
     fn or_ours(&self, path: &str, ours: impl FnOnce() -> Vec<String>) -> Vec<String> {
         match self.said(path) {
             Some(values) => values.iter().map(|value| plain(value).to_string()).collect(),
@@ -299,7 +301,7 @@ impl Space<'_> {
     }
 
     /// Returns the values of [`or_ours`](Self::or_ours) if the key matters. Otherwise returns a single value: the
-    /// user's, unless `autotuning.space` lists values without it.
+    /// user's value, or the first listed value if `autotuning.space` lists values and the user's is not among them.
     fn where_it_matters(&self, path: &str, matters: bool, ours: impl FnOnce() -> Vec<String>) -> Vec<String> {
         if matters {
             return self.or_ours(path, ours);
@@ -319,7 +321,7 @@ impl Space<'_> {
         std::iter::once(own.to_string()).chain(others).collect()
     }
 
-    /// Returns the value in the user's configuration; the switch of a missing section is off.
+    /// Returns the value in the user's configuration. Recomputation is off if its section is missing.
     fn value(&self, path: &str) -> &str {
         match self.values.get(path) {
             Some(value) => value,

@@ -1,8 +1,8 @@
-//! Cost tables for all candidates: a few are measured in short runs, the others are interpolated.
+//! Cost tables for all candidates. A few tables are measured in short runs, the others are interpolated.
 //!
-//! A table depends on the ranks, threads and micro-batch and on everything that the model is built from. For each
-//! combination of the other conditions, the smallest and the largest micro-batch are measured, and enough between them
-//! that neighbours differ by at most a factor of four where possible.
+//! A table depends on the number of ranks, threads and samples per micro-batch, and on all settings of the model. For
+//! each combination of the conditions without the micro-batch, the smallest and the largest micro-batch are measured.
+//! Enough sizes between them are measured that neighbours differ by at most a factor of four, where possible.
 
 use std::collections::BTreeMap;
 
@@ -11,10 +11,10 @@ use zero_config::{Config, OffloadDevice};
 use super::correction::Setting;
 use zero_engine::costs::CostTable;
 
-/// The conditions that a table holds for, except the micro-batch.
+/// The conditions under which a table is valid, except the micro-batch.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Conditions {
-    /// Ranks that exchange gradients; all ranks if each is a pipeline stage of its own.
+    /// Number of ranks that exchange gradients; all ranks if each rank is a pipeline stage of its own.
     pub(super) ranks: usize,
     pub(super) threads: usize,
     /// Settings that may change a layer or its cost.
@@ -70,7 +70,7 @@ pub(super) fn measured(micro_batches: &[usize]) -> Vec<usize> {
     let mut chosen: Vec<usize> = sorted.first().copied().into_iter().collect();
     for pair in sorted.windows(2) {
         let last = chosen.last().copied().unwrap_or(1);
-        // The next one would be more than a factor of four away.
+        // The next size would be more than a factor of four away.
         if pair[1] > 4 * last && pair[0] != last {
             chosen.push(pair[0]);
         }

@@ -1,4 +1,4 @@
-//! Runs a trial: a process group with a deadline and a memory limit. The tuner continues however the trial ends.
+//! Runs a trial as a process group with a deadline and a memory limit. However the trial ends, the tuner continues.
 
 use std::ffi::OsString;
 use std::io::Read;
@@ -11,20 +11,20 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process_group};
 
-/// How often a trial is checked.
+/// Interval between checks of a trial.
 const EVERY: Duration = Duration::from_millis(20);
-/// Number of checks per reading of the memory, because a reading takes the kernel some time.
+/// Number of checks per memory reading; reading takes the kernel some time.
 const MEMORY_EVERY: u32 = 10;
-/// The most bytes of a trial's output that are kept.
+/// Maximum number of bytes kept of a trial's output.
 const KEPT: u64 = 1 << 20;
 
 /// A trial to run.
 pub(super) struct Trial<'a> {
     pub(super) program: &'a Path,
     pub(super) arguments: Vec<OsString>,
-    /// The longest time that it may take.
+    /// Time limit of the trial.
     pub(super) deadline: Duration,
-    /// Bytes that all its processes may use together.
+    /// Bytes that all processes of the trial may use together.
     pub(super) memory: Option<u64>,
     /// Set when the user interrupts the search.
     pub(super) stop: &'a AtomicBool,
@@ -35,7 +35,7 @@ pub(super) struct Trial<'a> {
 pub(super) enum Ended {
     /// Successfully, with its output.
     Well(String),
-    /// With an error: its exit status, if it has one, and the reason.
+    /// It ended with an error; has the exit status, if any, and the reason.
     Badly { status: Option<i32>, reason: String },
     /// The caller dropped it.
     Dropped,
@@ -48,7 +48,7 @@ pub(super) enum Ended {
 }
 
 impl Trial<'_> {
-    /// Runs the trial to its end; afterwards none of its processes is left.
+    /// Runs the trial to its end, after which none of its processes is left.
     pub(super) fn run(self) -> Ended {
         self.run_while(&|| true)
     }
@@ -118,9 +118,9 @@ struct Running {
     child: Child,
     group: Pid,
     readers: Option<[JoinHandle<String>; 2]>,
-    /// The most bytes seen so far.
+    /// Maximum number of bytes seen so far.
     most: u64,
-    /// Whether the caller dropped it.
+    /// Whether the caller stopped the trial.
     is_dropped: bool,
 }
 
@@ -134,7 +134,7 @@ impl Running {
 
     /// Kills the rest of the group and returns its output.
     fn end(&mut self) -> (String, String) {
-        // The group may be empty already.
+        // The group may already be empty.
         let _ = kill_process_group(self.group, Signal::KILL);
         let _ = self.child.wait();
         let [out, errors] = self
@@ -178,8 +178,8 @@ fn reason(status: ExitStatus, errors: &str) -> String {
     }
 }
 
-/// Returns the bytes that the processes of a group use. If their sum is above `limit`, counts shared pages only once,
-/// which takes longer.
+/// Returns the bytes that the processes of a group use. If their sum exceeds `limit`, counts again with shared pages
+/// counted only once, which takes longer.
 fn held(group: Pid, limit: u64) -> u64 {
     let processes = members(group);
     let resident: u64 = processes.iter().filter_map(|&pid| field(&format!("/proc/{pid}/status"), "VmRSS:")).sum();
@@ -231,7 +231,7 @@ mod tests {
         assert_eq!(run("echo one; echo two", LONG, None, &stop), Ended::Well("one\ntwo\n".into()));
         let error = "echo training >&2; printf 'error: no such file\\n  help: none\\n' >&2; exit 3";
         assert_eq!(run(error, LONG, None, &stop), badly(Some(3), "status 3: no such file"));
-        // The word "error" alone is no failure, and the last line is not an error of ours either.
+        // The word "error" in the output does not make a trial fail.
         assert_eq!(run("echo 'error: 0.1' >&2", LONG, None, &stop), Ended::Well(String::new()));
         assert_eq!(
             run("echo core dumped >&2; kill -SEGV $$", LONG, None, &stop),
@@ -264,7 +264,7 @@ mod tests {
     #[test]
     fn a_trial_above_the_memory_limit_is_stopped() {
         let stop = AtomicBool::new(false);
-        // The shell doubles a string until it is stopped.
+        // The shell doubles a string until the trial is stopped.
         let bomb = "x=0123456789abcdef; while :; do x=$x$x; done";
         match run(bomb, LONG, Some(64 << 20), &stop) {
             Ended::TooLarge(bytes) => assert!(bytes > 64 << 20),

@@ -1,20 +1,21 @@
-//! Computes when a pipeline stage can be sure that its messages have arrived at other stages.
+//! Computes from which point on a pipeline stage can be sure that its messages have arrived at other stages.
 //!
-//! The memory of a message is free once it has arrived. No clock is needed to know when: a stage that receives a
-//! message knows everything that its sender knew when it was sent (Lamport, "Time, Clocks, and the Ordering of Events
-//! in a Distributed System", 1978).
+//! The memory of a message can be freed once the message has arrived. The sender learns of the arrival without a clock:
+//! a stage that receives a message also learns everything that its sender knew at the time of sending (Lamport, "Time,
+//! Clocks, and the Ordering of Events in a Distributed System", 1978).
 
 use std::collections::BTreeMap;
 
 use zero_pipeline::{Channel, Instruction, Message, Program};
 
 /// For each message that a stage sends, the position in its program from which on the message has certainly arrived. A
-/// message that is missing here may be in flight until the end.
+/// message without an entry may be in flight until the end.
 pub(crate) type Arrivals = BTreeMap<Message, usize>;
 
 /// Computes the arrivals of all stages from their programs.
 pub(crate) fn arrivals(programs: &[Program]) -> Vec<Arrivals> {
-    // The programs run in one fixed order, however long a stage waits: knowledge does not depend on time.
+    // Any order of running the programs gives the same result, because knowledge does not depend on how long a stage
+    // waits.
     let mut stages = vec![Stage::default(); programs.len()];
     let mut under_way: BTreeMap<Message, Knowledge> = BTreeMap::new();
     let mut moved = true;
@@ -40,7 +41,7 @@ pub(crate) fn arrivals(programs: &[Program]) -> Vec<Arrivals> {
     stages.into_iter().map(|stage| stage.arrived).collect()
 }
 
-/// Arrived messages: for each channel, the number of its first messages that have arrived.
+/// For each channel, how many of its messages, in the order of sending, have arrived.
 type Knowledge = BTreeMap<Channel, usize>;
 
 #[derive(Clone, Default)]
@@ -100,7 +101,7 @@ mod tests {
         let after_both = program(vec![take(a), take(b), send(x), send(y)]);
         let known = arrivals(&[first, after_both]);
         assert_eq!(known[0], BTreeMap::from([(a, 2), (b, 2)]));
-        // Nobody tells the second stage that its gradients have arrived.
+        // No message tells the second stage that its gradients have arrived.
         assert!(known[1].is_empty());
     }
 

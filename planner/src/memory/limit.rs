@@ -1,5 +1,5 @@
-//! The memory limits of a rank: on the host from the configuration, else its share of the memory of this machine or control
-//! group, and on a GPU the memory of the device.
+//! The memory limits of a rank. On the host, it is the configured limit, or else the rank's share of the memory of this
+//! machine or control group. On a GPU, it is the rank's share of the device's memory.
 
 use std::fs;
 use std::path::Path;
@@ -7,17 +7,17 @@ use std::path::Path;
 use zero_config::{Compute, Config};
 use zero_engine::format::bytes;
 
-/// The memories in which a rank has bytes.
+/// The kinds of memory that a rank uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MemoryKind {
-    /// That of the machine.
+    /// The memory of the host.
     Host,
-    /// That of its GPU.
+    /// The memory of the rank's GPU.
     Gpu,
 }
 
 impl MemoryKind {
-    /// Returns where the layers of a configuration compute.
+    /// Returns the memory in which the layers of a configuration compute.
     #[must_use]
     pub fn of_layers(config: &Config) -> Self {
         match config.training.device {
@@ -30,7 +30,7 @@ impl MemoryKind {
 /// A memory limit and its source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limit {
-    /// The memory that it limits.
+    /// The kind of memory that is limited.
     pub memory: MemoryKind,
     /// Bytes per rank.
     pub bytes: u64,
@@ -39,14 +39,14 @@ pub struct Limit {
 }
 
 impl Limit {
-    /// Returns the limits of a rank, with `local_ranks` ranks on this machine, as far as they are known: that of its GPU first, if it
-    /// computes on one.
+    /// Returns the known limits of a rank, with `local_ranks` ranks on this machine. If the rank computes on a GPU, the
+    /// GPU's limit comes first.
     #[must_use]
     pub fn all_of_rank(config: &Config, local_ranks: usize) -> Vec<Self> {
         Self::of_gpu(config, local_ranks).into_iter().chain(Self::of_rank(config, local_ranks)).collect()
     }
 
-    /// Returns the limit of a rank's GPU, whose ranks share its memory.
+    /// Returns a rank's limit on its GPU; ranks on the same GPU share its memory.
     fn of_gpu(config: &Config, local_ranks: usize) -> Option<Self> {
         if config.training.device != Compute::Cuda {
             return None;
@@ -56,7 +56,7 @@ impl Limit {
         Some(Self { memory: MemoryKind::Gpu, bytes, source: "the memory of its GPU" })
     }
 
-    /// Says what a rank needs and may use.
+    /// Describes how much memory a rank needs and how much it may use.
     #[must_use]
     pub fn told(&self, needs: u64, conjunction: &str) -> String {
         let (needs, has, source) = (bytes(needs), bytes(self.bytes), self.source);

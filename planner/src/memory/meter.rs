@@ -7,9 +7,9 @@ use zero_partition::{CATEGORIES, Category};
 /// Peak bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Peaks {
-    /// All categories together, on the host.
+    /// Sum over all categories, on the host.
     pub total: u64,
-    /// All categories together, on the GPU.
+    /// Sum over all categories, on the GPU.
     pub gpu: u64,
     /// By category, in the order of [`CATEGORIES`].
     pub by_category: [u64; CATEGORIES.len()],
@@ -20,7 +20,7 @@ pub struct Peaks {
 pub(crate) struct Meter {
     now: [u64; CATEGORIES.len()],
     on_gpu: u64,
-    /// Whether each category is on the GPU, unless stated otherwise at the call.
+    /// Whether each category is on the GPU by default; `add_at` and `free_at` override this.
     pub(crate) usually_on_gpu: [bool; CATEGORIES.len()],
     pub(crate) peaks: Peaks,
 }
@@ -48,7 +48,7 @@ impl Meter {
         self.on_gpu = self.on_gpu.saturating_sub(if on_gpu { bytes } else { 0 });
     }
 
-    /// Adds bytes and frees them at once, so that they count only for the peaks.
+    /// Adds bytes and frees them immediately, so that they count only for the peaks.
     pub(crate) fn flash(&mut self, category: Category, bytes: u64) {
         self.add(category, bytes);
         self.free(category, bytes);
@@ -63,12 +63,12 @@ impl Meter {
     }
 }
 
-/// Idle buffers by size: those of `zero_partition`'s pool in elements, those of the disk in bytes.
+/// Idle buffers by size. Sizes are in elements for `zero_partition`'s pool, and in bytes for disk buffers.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Idle(BTreeMap<u64, usize>);
 
 impl Idle {
-    /// Takes an idle buffer; returns whether there was one of this size.
+    /// Takes an idle buffer of this size; returns false if there is none.
     pub(crate) fn take(&mut self, size: u64) -> bool {
         match self.0.get_mut(&size) {
             Some(count) if *count > 0 => {

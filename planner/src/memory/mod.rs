@@ -1,8 +1,8 @@
-//! Computes memory before the run: walks a rank's program with the sizes that its execution will request from the
-//! allocator.
+//! Computes memory before the run: walks through a rank's program, using the sizes that its execution will request from
+//! the allocator.
 //!
-//! The walk allocates, frees and keeps the same buffers as the executor and `ShardedState`, in the same order; layers
-//! report what they allocate (`zero_model::memory`). The planned bytes are what the allocator counts
+//! The walk allocates, frees and reuses the same buffers as the executor and `ShardedState`, in the same order;
+//! `zero_model::memory` computes what layers allocate. The planned bytes are the bytes that the allocator counts
 //! (`zero_comm::heap`), so a test compares the two.
 
 mod arrivals;
@@ -29,7 +29,7 @@ use zero_engine::Engine;
 use zero_engine::costs::forms::Table;
 use zero_engine::timing;
 
-/// Memory of the engine itself beyond what a program requests: its lists, the metrics of a step.
+/// Memory of the engine itself in addition to a program's requests: its lists and the metrics of a step.
 const OWN: u64 = 64 << 10;
 
 /// A rank's program, with the known arrivals of its messages.
@@ -39,8 +39,8 @@ pub(crate) struct Script<'a> {
     pub(crate) arrivals: &'a Arrivals,
 }
 
-/// Returns the peak bytes of a rank over two steps, of which the second reuses the buffers of the first, and an
-/// evaluation after them. Replicates that train alone are averaged after the second step.
+/// Returns the peak bytes of a rank over two steps, an outer step (`averaging`) if replicates take local steps, an
+/// evaluation, and a third step. Later steps reuse the buffers of earlier ones.
 pub(crate) fn peaks(
     work: WalkInputs<'_>,
     config: &Config,
@@ -72,8 +72,8 @@ pub(crate) fn peaks(
     peaks
 }
 
-/// Returns the memory that the engine keeps for its programs, which have this number of instructions, their timeline and the monitors. Memory outside of the
-/// categories is counted as activations.
+/// Returns the memory that the engine keeps for its programs (with this number of instructions in total), their
+/// timeline and the monitors. It belongs to no category and is counted as activations.
 fn lists(config: &Config, step: &Program, instructions: usize) -> u64 {
     let monitors = monitors(config);
     let on_gpu = config.training.device == Compute::Cuda;
@@ -89,8 +89,8 @@ fn kept_once(work: &WalkInputs<'_>) -> u64 {
     kept.values().sum()
 }
 
-/// Returns the peak memory of the monitors on rank 0: each keeps the waiting steps, and as much again while it writes
-/// them.
+/// Returns the peak memory of the monitors on rank 0: each monitor buffers the waiting steps, and needs the same amount
+/// again while it writes them.
 fn monitors(config: &Config) -> u64 {
     let is_on = [
         config.csv_monitor.enabled,
@@ -102,7 +102,7 @@ fn monitors(config: &Config) -> u64 {
     is_on.into_iter().filter(|&on| on).count() as u64 * (1 << 20)
 }
 
-/// Returns the bytes of the copy of a rank's state that is written while training continues.
+/// Returns the bytes of the copy of a rank's state that a background checkpoint writes while training continues.
 fn copy(work: &WalkInputs<'_>, config: &Config) -> u64 {
     if !config.training.save_async {
         return 0;
@@ -111,9 +111,9 @@ fn copy(work: &WalkInputs<'_>, config: &Config) -> u64 {
     zero_checkpoint::Snapshot::planned_bytes(work.layout.saved_elements(work.stages, work.at, &widths))
 }
 
-/// Returns the memory of a rank's sockets if the configuration selects TCP: one chunk per peer and group
-/// that reduces. Near groups gather straight into place. The shared-memory transport uses no heap. The mesh is that of one of
-/// `alone` replicates that train alone.
+/// Returns the memory of a rank's sockets if the configuration selects TCP: one chunk per peer and group that reduces.
+/// Near groups need no chunk: they gather directly into the destination. The shared-memory transport uses no heap.
+/// `alone` is the number of replicates with local steps, and `mesh` is the mesh of one of them.
 fn transport(config: &Config, mesh: Mesh, alone: usize) -> u64 {
     if config.launcher.transport != Transport::Tcp {
         return 0;
@@ -128,7 +128,7 @@ fn transport(config: &Config, mesh: Mesh, alone: usize) -> u64 {
     };
     let all = match alone {
         1 => mesh.world_size() - 1,
-        // All ranks reduce only in evaluations and saves, unless each is a replicate.
+        // With local steps, all ranks reduce together only in evaluations and saves, unless each rank is a replicate.
         _ => {
             let of_one = if mesh.pipe() > 1 { mesh.world_size() - 1 } else { 0 };
             let training = &config.training;
@@ -137,14 +137,14 @@ fn transport(config: &Config, mesh: Mesh, alone: usize) -> u64 {
             of_one + if meets { alone * mesh.world_size() - 1 } else { 0 }
         }
     };
-    // Ranks that share sequences reduce only gradients of keys and values that they gathered.
+    // Context-parallel ranks reduce only the gradients of gathered keys and values.
     let of_context = config.mesh.context_parallel_degree.max(1) - 1;
     let of_tensor = config.tensor_size() - 1;
     let peers = all + of_stage + of_shards + of_context + of_tensor;
     (peers * zero_comm::TCP_CHUNK) as u64
 }
 
-/// Returns the number of elements of the gradients that a rank sums over its tensor group.
+/// Returns the number of gradient elements that a rank sums over its tensor group.
 fn tensor_sum(of: (&Layout, &Model, &Stages), at: Coordinates, config: &Config) -> u64 {
     if config.tensor_size() == 1 { 0 } else { shared_elements(of, at) as u64 }
 }

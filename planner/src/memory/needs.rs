@@ -8,16 +8,16 @@ use super::{Peaks, Script, arrivals, peaks, tensor_sum};
 use zero_engine::costs::forms::Table;
 use zero_engine::costs::subject::Subject;
 
-/// The needs of the busiest rank of a stage.
+/// The memory needs of a pipeline stage's busiest rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Needs {
     pub(crate) peaks: Peaks,
     pub(crate) disk: DiskBytes,
-    /// Whether the memory of layers is included. It is unknown if a layer uses operations that are not ours.
+    /// Whether the memory of layers is included. It is unknown if a layer uses operations from outside this project.
     pub(crate) with_activations: bool,
 }
 
-/// Computes the needs of each stage of a subject.
+/// Computes the needs of each pipeline stage of a subject.
 pub(crate) fn needs(subject: &Subject<'_>) -> Vec<Needs> {
     let table = subject.table();
     let evaluations = subject.stage_plan.evaluation(subject.layout.shape(), 1);
@@ -43,7 +43,8 @@ fn of_stage(
 ) -> Needs {
     let width = subject.settings.dtype.size_in_bytes();
     let widths = subject.settings.zero.widths(width);
-    // Shards differ by a few blocks at most, so a few ranks stand for many, but not if some own whole matrices.
+    // Shards differ by a few blocks at most, so a few ranks represent all. This does not hold if some ranks own whole
+    // matrices.
     let last = subject.stage_plan.mesh.shards() - 1;
     let has_owners = subject.layout.segments().iter().any(|segment| segment.matrix.is_some());
     let mut shards = if last < 4 || has_owners { (0..=last).collect() } else { vec![0, last / 2, last - 1, last] };

@@ -1,12 +1,12 @@
-//! Building blocks of report pages: single HTML files that make no network requests.
+//! Building blocks of report pages. A report page is a single HTML file that makes no network requests.
 //!
-//! A page is plain HTML, CSS and JavaScript in files beside the module that builds it, so that each can be read and
-//! linted on its own. [`assemble`] merges them into one file, with the data as JSON. The style and the scripts here are
-//! shared: number formats, charts, and the timeline of a step.
+//! The sources of a page are plain HTML, CSS and JavaScript files next to the module that builds it, so each file can
+//! be read and linted on its own. [`assemble`] merges them into one file, with the data as JSON. All pages share the
+//! style and the scripts of this module: number formats, charts, and the timeline of a step.
 
 use serde_json::Value;
 
-/// The shared style sheet, for light, dark, narrow screens and print.
+/// The shared style sheet, for light and dark themes, narrow screens and print.
 pub const STYLE: &str = include_str!("page.css");
 /// Formats numbers and settings.
 pub const WORDS: &str = include_str!("words.js");
@@ -15,8 +15,8 @@ pub const CHARTS: &str = include_str!("charts.js");
 /// The timeline of one step; uses [`CHARTS`].
 pub const TIMELINE: &str = include_str!("timeline.js");
 
-/// Merges a page: replaces the markers `/*STYLE*/`, `/*SCRIPT*/` and `/*DATA*/null` of `html` by the styles, by the
-/// scripts in this order, and by `data`.
+/// Merges a page: replaces the markers `/*STYLE*/`, `/*SCRIPT*/` and `/*DATA*/null` of `html` by the styles, the
+/// scripts (in this order) and `data`.
 ///
 /// No text in `data` can close the script element that holds it.
 #[must_use]
@@ -30,24 +30,25 @@ pub fn assemble(html: &str, styles: &[&str], scripts: &[&str], data: &Value) -> 
 /// Characters after which a line break may be removed, in scripts and styles.
 const OPEN: [char; 4] = ['{', ';', ',', '('];
 
-/// Removes indentation, comment lines and insignificant line breaks, a fifth of the code. The code must not contain
-/// multi-line strings.
+/// Removes indentation, comment lines and insignificant line breaks, which are a fifth of the code. The code must not
+/// contain multi-line strings.
 #[must_use]
 pub fn compact(code: &str) -> String {
     let lines = code.lines().map(str::trim_start).filter(|line| !line.is_empty() && !line.starts_with("//"));
     lines.flat_map(|line| [line, if line.ends_with(OPEN) { "" } else { "\n" }]).collect()
 }
 
-/// Escapes JSON for a `<script>` element: without `<`, neither an end tag nor a comment can begin. JSON has `<` only
-/// inside strings.
+/// Escapes JSON for a `<script>` element: without `<`, neither an end tag nor a comment can begin. In JSON, `<` occurs
+/// only inside strings.
 fn embedded(data: &Value) -> String {
     data.to_string().replace('<', "\\u003c")
 }
 
-/// Checks that a page of these styles and scripts is self-contained, and that [`compact`] keeps their meaning.
+/// Checks that a page built from these styles and scripts is self-contained, and that [`compact`] does not change their
+/// meaning.
 ///
 /// # Panics
-/// Panics if it is not.
+/// Panics if a check fails.
 pub fn check_self_contained(page: &str, styles: &[&str], scripts: &[&str]) {
     for text in scripts.iter().chain(styles) {
         assert!(page.contains(&compact(text)));

@@ -1,9 +1,9 @@
-//! Draws which ranks form which groups of the mesh.
+//! Draws how the ranks form the groups of the mesh.
 
 use zero_pipeline::{Coordinates, Mesh, StageId};
 
-/// Returns a line for each pipeline stage, or for the first two and the last; nothing if all ranks of a stage are one shard group
-/// without further groups.
+/// Returns a legend and a line for each pipeline stage; with many stages, only for the first two and the last. Empty if
+/// each stage is one shard group without further groups.
 pub(super) fn drawing(mesh: Mesh) -> Vec<String> {
     if mesh.tensor() == 1 && mesh.context() == 1 && mesh.replicates() == 1 {
         return vec![];
@@ -40,7 +40,7 @@ fn shard_group(mesh: Mesh, stage: StageId, replicate: usize) -> String {
     })
 }
 
-/// Joins a list, and leaves out what is between its first two and its last element if it is long.
+/// Joins a list. Abbreviates a long list to its first two elements and its last.
 fn some(mut list: Vec<String>) -> String {
     if list.len() > 4 {
         list.splice(2..list.len() - 1, ["…".to_string()]);

@@ -1,4 +1,4 @@
-//! Plans a configuration before it runs: which rank has which layers, what it needs, and the step as a grid.
+//! Plans a configuration before it runs: the layers and the memory needs of each rank, and the step as a grid.
 
 mod drawing;
 mod json;
@@ -22,7 +22,7 @@ use zero_engine::costs::{Choice, CostTable, Prediction, choose, costs};
 use zero_engine::settings::{Settings, with_total_steps, working_dtype};
 use zero_engine::stage_plan::StagePlan;
 
-/// The memory part of a plan: enough to tell whether a configuration fits. The programs are not validated.
+/// The memory part of a plan, which is enough to tell whether a configuration fits. The programs are not validated.
 pub struct MemoryPlan {
     config: Config,
     settings: Settings,
@@ -31,9 +31,10 @@ pub struct MemoryPlan {
     stage_plan: StagePlan,
     /// The program of each stage.
     programs: Vec<Program>,
-    /// The program of each stage for an outer step, and the steps between two of them; `None` unless replicates train alone.
+    /// The program of each stage for an outer step, and the number of steps between two outer steps; `None` without
+    /// local steps.
     averaging: Option<(Vec<Program>, usize)>,
-    /// The needs of each stage.
+    /// The memory needs of each stage.
     needs: Vec<Needs>,
     /// From `training.cost_table`.
     table: Option<CostTable>,
@@ -43,22 +44,22 @@ pub struct MemoryPlan {
 /// The plan of a training step of all ranks.
 pub struct Plan {
     memory_plan: MemoryPlan,
-    /// The simulation of two replicas.
+    /// The simulated step of two replicas, which stand for all.
     timeline: Timeline,
     /// The prediction from the configuration's cost table.
     prediction: Option<Result<Prediction, String>>,
 }
 
-/// The share of one rank of a stage.
+/// Layers, parameters, state and traffic of one rank of a stage.
 struct Share {
     layers: String,
     parameters: usize,
-    /// Those that training changes.
+    /// The parameters that training changes.
     trainable: usize,
     state: StateBytes,
     /// Bytes sent per step, except activations and their gradients, whose sizes are only known at run time.
     sent: Payload,
-    /// Bytes sent in an outer step of replicates that train alone, and those of them that go to other replicates.
+    /// Bytes sent in an outer step, with local steps; the next field counts the bytes that go to other replicates.
     sent_outer: u64,
     sent_between: u64,
     alive: usize,
@@ -77,7 +78,7 @@ impl Planner {
         Self { vocabulary }
     }
 
-    /// Plans a configuration that is resolved for its number of ranks. Starts nothing.
+    /// Plans a configuration that is resolved for its number of ranks. Starts no processes.
     ///
     /// # Errors
     /// Returns any error that would keep the ranks from starting.
@@ -104,7 +105,7 @@ impl MemoryPlan {
     pub fn new(config: Config, model: Layers) -> Result<Self, Error> {
         let model = configured_model::cut(&config, model, 0)?;
         let model = configured_model::build(&config, model, working_dtype(&config)?)?;
-        // Costs that would have to be measured are assumed equal.
+        // Choices that depend on measured costs assume that all costs are equal.
         let equal = CutCosts::equal(model.layers().len());
         let mut config = config;
         let choice = choose(&config, &model, Some(&equal))?;
@@ -129,13 +130,14 @@ impl MemoryPlan {
         Ok(Self { config, settings, model, layout, stage_plan, programs, averaging, needs, table, choice })
     }
 
-    /// Returns the peak bytes of the busiest rank on the host, as the allocator counts them: without the program itself.
+    /// Returns the peak bytes of the busiest rank on the host, as the allocator counts them. The program itself is not
+    /// included.
     #[must_use]
     pub fn peak_bytes(&self) -> u64 {
         self.peak_in(MemoryKind::Host)
     }
 
-    /// Returns the peak bytes of the busiest rank in one of its memories.
+    /// Returns the peak bytes of the busiest rank in one kind of memory.
     #[must_use]
     pub fn peak_in(&self, memory: MemoryKind) -> u64 {
         let peak = |needs: &Needs| match memory {
@@ -145,13 +147,13 @@ impl MemoryPlan {
         self.needs.iter().map(peak).max().unwrap_or(0)
     }
 
-    /// Returns the first of these limits that a rank exceeds.
+    /// Returns the first of these limits that any rank exceeds.
     #[must_use]
     pub fn exceeded(&self, limits: &[Limit]) -> Option<Limit> {
         limits.iter().copied().find(|limit| self.peak_in(limit.memory) > limit.bytes)
     }
 
-    /// Returns the most bytes that a rank needs on its disk.
+    /// Returns the maximum number of bytes that a rank needs on its disk.
     #[must_use]
     pub fn disk_bytes(&self) -> u64 {
         self.needs.iter().map(|needs| needs.disk.optimizer + needs.disk.parameters).max().unwrap_or(0)
@@ -168,8 +170,8 @@ impl MemoryPlan {
         }
     }
 
-    /// Predicts the time of a step from the configuration's cost table, or returns what the table lacks; `None` if the
-    /// configuration names no table.
+    /// Predicts the time of a step from the configuration's cost table, or describes what the table lacks; `None` if
+    /// the configuration names no table.
     #[must_use]
     pub fn prediction(&self) -> Option<Result<Prediction, String>> {
         Some(self.predict(self.table.as_ref()?))
@@ -188,7 +190,7 @@ impl MemoryPlan {
         Ok(prediction.with_tokens(tokens))
     }
 
-    /// Simulates a step with a cost table: what each rank does at which time.
+    /// Simulates a step with a cost table. The timeline tells what each rank does at which time.
     ///
     /// # Errors
     /// Describes what the table lacks.
@@ -243,15 +245,15 @@ impl Plan {
         check_space(&self.memory_plan.layout, &self.memory_plan.stage_plan, &self.memory_plan.settings)
     }
 
-    /// Draws the step as a grid with a row per stage and a column per time slot. Assumes that every chunk of layers
-    /// takes equally long, a backward twice as long as a forward, and communication no time.
+    /// Draws the step as a grid with a row per stage and a column per time slot. Assumes that all chunks of layers take
+    /// the same time, that a backward takes twice as long as a forward, and that communication takes no time.
     #[must_use]
     pub fn grid(&self, columns: usize) -> String {
         let few = self.memory_plan.stage_plan.of_two_replicas();
         grid::grid(&self.timeline, &few.stages, few.mesh, columns)
     }
 
-    /// Returns the fraction of a step in which even the busiest stage is idle, under the same assumptions.
+    /// Returns the fraction of a step in which the busiest stage is idle, under the same assumptions.
     #[must_use]
     pub fn bubble(&self) -> f64 {
         self.timeline.bubble()
@@ -260,30 +262,31 @@ impl Plan {
     /// Simulates the programs of all ranks with a table of costs.
     ///
     /// # Errors
-    /// Fails if the table is for another model.
+    /// Fails if the table belongs to another model.
     pub fn simulate(&self, costs: &Costs) -> Result<Timeline, Error> {
         self.memory_plan.stage_plan.simulate(&self.memory_plan.programs, self.memory_plan.layout.shape(), costs)
     }
 
-    /// Returns the peak bytes of the busiest rank on the host, as the allocator counts them: without the program itself.
+    /// Returns the peak bytes of the busiest rank on the host, as the allocator counts them. The program itself is not
+    /// included.
     #[must_use]
     pub fn peak_bytes(&self) -> u64 {
         self.memory_plan.peak_bytes()
     }
 
-    /// Returns the peak bytes of the busiest rank in one of its memories.
+    /// Returns the peak bytes of the busiest rank in one kind of memory.
     #[must_use]
     pub fn peak_in(&self, memory: MemoryKind) -> u64 {
         self.memory_plan.peak_in(memory)
     }
 
-    /// Returns the first of these limits that a rank exceeds.
+    /// Returns the first of these limits that any rank exceeds.
     #[must_use]
     pub fn exceeded(&self, limits: &[Limit]) -> Option<Limit> {
         self.memory_plan.exceeded(limits)
     }
 
-    /// Returns the most bytes that a rank needs on its disk.
+    /// Returns the maximum number of bytes that a rank needs on its disk.
     #[must_use]
     pub fn disk_bytes(&self) -> u64 {
         self.memory_plan.disk_bytes()
@@ -295,8 +298,8 @@ impl Plan {
         self.memory_plan.needs.iter().all(|needs| needs.with_activations)
     }
 
-    /// Returns the predicted time of a step from the configuration's cost table, or what the table lacks; `None` if the
-    /// configuration names no table.
+    /// Returns the predicted time of a step from the configuration's cost table, or a description of what the table
+    /// lacks; `None` if the configuration names no table.
     #[must_use]
     pub fn prediction(&self) -> Option<&Result<Prediction, String>> {
         self.prediction.as_ref()
@@ -351,7 +354,7 @@ impl Plan {
     }
 }
 
-/// Returns a table in which every chunk takes equally long, and a backward has two equal halves.
+/// Returns a cost table in which all chunks take the same time, and a backward has two equal halves.
 fn equal_chunks(stage_plan: &StagePlan, layout: &Layout) -> Costs {
     let of_chunk = |chunk: &std::ops::Range<usize>| {
         let share = 1.0 / chunk.len() as f64;

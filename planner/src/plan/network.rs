@@ -1,4 +1,4 @@
-//! The bytes that ranks send inside of layers, and between hosts.
+//! The bytes that ranks send inside layers, and that hosts send to each other.
 
 use zero_config::Transport;
 use zero_engine::costs::forms::Table;
@@ -9,11 +9,11 @@ use zero_pipeline::{Content, Coordinates, Mesh, Program};
 use super::{MemoryPlan, Plan};
 
 impl MemoryPlan {
-    /// Returns the bytes that hosts of `ranks` ranks send to each other in a step: the sum over the hosts. An outer
-    /// step of replicates that train alone counts with its share of a step.
+    /// Returns the bytes that hosts with `ranks` ranks each send to each other per step, summed over the hosts. With
+    /// local steps, the bytes of an outer step are divided by the number of steps between two outer steps.
     ///
-    /// Returns `None` if the sizes of activations that cross hosts are only known in a run, or if `launcher.transport`
-    /// keeps the ranks of a host from using shared memory among themselves.
+    /// Returns `None` if the sizes of activations between hosts are only known at run time, or if `launcher.transport`
+    /// keeps the ranks of a host from using shared memory.
     ///
     /// # Panics
     /// Panics if `ranks` is 0.
@@ -22,7 +22,8 @@ impl MemoryPlan {
         if ranks > 1 && self.config.launcher.transport != Transport::Auto {
             return None;
         }
-        // Ranks that share sequences in both ways do not send the same to each of the others.
+        // With both `sequence_parallel_size` and `context_parallel_degree`, a rank does not send the same to each of
+        // the others.
         if self.config.sequence_parallel_size > 1 && self.config.mesh.context_parallel_degree > 1 {
             return None;
         }
@@ -56,8 +57,8 @@ impl MemoryPlan {
         Some(of(&self.programs) + exchanged + outer)
     }
 
-    /// Returns the bytes that ranks send inside of layers to ranks on other hosts that share their sequences or cut
-    /// their layers. Assumes that each rank sends the same to every other rank of its group. `ranks` are those of a host.
+    /// Returns the bytes that ranks send inside layers to ranks of their context or tensor group on other hosts.
+    /// Assumes that each rank sends the same to every other rank of its group. `ranks` is the number of ranks per host.
     fn exchanged_between_hosts(&self, table: &Table, mesh: Mesh, ranks: usize) -> u64 {
         let elsewhere =
             |rank: usize, group: &[usize]| group.iter().filter(|&&other| other / ranks != rank / ranks).count() as u64;
@@ -75,7 +76,7 @@ impl MemoryPlan {
         self.programs.iter().enumerate().map(of_stage).sum()
     }
 
-    /// Returns the bytes that a rank sends to its tensor group to sum the gradients of parameters that are not cut.
+    /// Returns the bytes that a rank sends to its tensor group to sum the gradients of parameters that are not divided.
     fn tensor_sum(&self, at: Coordinates) -> u64 {
         let of = (&self.layout, &self.model, &self.stage_plan.stages);
         expected_tensor_sum(of, at, (0, self.stage_plan.whole.tensor()))
@@ -83,9 +84,9 @@ impl MemoryPlan {
 }
 
 impl Plan {
-    /// Returns the bytes that a rank of each stage sends in a step to the ranks that share its sequences or cut its
-    /// layers. Returns `None` if there are none, or if they are only known in a run. Ranks differ if heads cannot be
-    /// divided evenly.
+    /// Returns the bytes that a rank of each stage sends per step to its context and tensor groups. Returns `None` if
+    /// it has no such group, or if the bytes are only known at run time. Ranks may differ if heads cannot be divided
+    /// evenly.
     pub(super) fn exchanged(&self) -> Option<Vec<Exchanged>> {
         let of = &self.memory_plan;
         let mesh = of.stage_plan.whole;

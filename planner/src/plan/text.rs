@@ -136,11 +136,11 @@ impl Plan {
         self.memory_plan.settings.zero.on_gpu.layers
     }
 
-    /// Writes the peak bytes by category. The categories peak at different times, so the total peak is at most the
-    /// sum.
+    /// Writes the peak bytes by category. The categories peak at different times, so the total peak is at most the sum
+    /// of their peaks.
     fn memory(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let names = ["parameters", "gradients", "optimizer", "activations", "messages", "staging"];
-        // With a GPU, the totals are listed separately for its memory and the host's.
+        // With a GPU, there are separate totals for the GPU and the host.
         let at_a_time: &[&str] = if self.has_gpu() { &["on the GPU", "on the host"] } else { &["peak"] };
         let heads = ["stage"].iter().chain(&names).chain(at_a_time).chain(&["disk"]);
         let mut rows = vec![heads.map(ToString::to_string).collect::<Vec<_>>()];
@@ -176,7 +176,7 @@ impl Plan {
         writeln!(f, "predicted time of a step: {:.1} ms{tokens}", prediction.step_seconds * 1e3)?;
         let names = ["stage", "computes", "idle", "collectives", "sends", "disk"];
         let mut rows = vec![names.map(String::from).to_vec()];
-        // The first rank stands for its stage.
+        // Show the first rank of each stage.
         for stage in 0..self.memory_plan.stage_plan.mesh.pipe() {
             let rank = prediction.ranks[self.memory_plan.stage_plan.mesh.ranks(stage).start];
             let times = [rank.computing, rank.idle, rank.collectives, rank.sending, rank.disk];
@@ -186,7 +186,7 @@ impl Plan {
         table(f, &rows)
     }
 
-    /// Returns a table of the bytes of state per rank at each ZeRO stage for several numbers of ranks: Figure 1 of the
+    /// Returns a table of the bytes of state per rank for each ZeRO stage and several numbers of ranks: figure 1 of the
     /// ZeRO paper, for this model.
     #[must_use]
     pub fn stages_over_ranks(&self, ranks: &[usize]) -> String {

@@ -1,7 +1,7 @@
 //! The report page of an autotuning run: a single file that makes no network requests.
 //!
-//! Its parts are in the files beside this one and in [`crate::page`]. The page's content security policy forbids all
-//! requests.
+//! The parts of the page are in the files of this folder and in [`crate::page`]. The page's content security policy
+//! forbids all requests.
 
 use serde_json::Value;
 
@@ -9,7 +9,7 @@ use crate::page::{self, CHARTS, STYLE, TIMELINE, WORDS};
 
 const PAGE: &str = include_str!("page.html");
 
-/// The scripts of the page, each after those that it uses. `page.js` shows the results; the others only define
+/// The scripts of the page, each after the scripts that it uses. `page.js` shows the results; the others only define
 /// functions.
 const SCRIPTS: [&str; 7] = [
     WORDS,
@@ -21,7 +21,7 @@ const SCRIPTS: [&str; 7] = [
     include_str!("page.js"),
 ];
 
-/// Builds the page that shows `data`: an object with `rows`, `best`, `timeline` and so on, any of which may be null or
+/// Builds the page that shows `data`, an object with `rows`, `best`, `timeline` and so on. Any entry may be null or
 /// missing.
 ///
 /// No text in `data` can close the script element that holds it.

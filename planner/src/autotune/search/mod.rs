@@ -1,11 +1,11 @@
 //! Decides which configurations are measured, in which order, and when to stop.
 //!
-//! First, each configuration is measured once, a few per round together with the best so far, in the order of
-//! `autotuning.tuner_type`. `model_based` takes the best remaining prediction, corrects all predictions by the
-//! measurements, and stops when no prediction is better than the best measurement. Then the contenders for the best run
-//! round after round, taking turns, so that a slowdown of the machine affects all of them. Half of the contenders are
-//! dropped after each round while there are many. A contender is also dropped when its ratio to the leader, paired by
-//! round, is above 1 with 95 % confidence.
+//! First, each configuration is measured once, in the order of `autotuning.tuner_type`: a few per round, together with
+//! the best configuration so far. `model_based` takes the best remaining predictions, corrects all predictions by the
+//! measurements, and stops when no prediction is better than the best measurement. Then the contenders run round after
+//! round. They take turns, so that a slowdown of the machine affects all of them. While there are many contenders, half
+//! of them are dropped after each round. A contender is also dropped when it is slower than the leader: the 95 %
+//! confidence interval of their ratio, paired by round, is above 1.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ use zero_engine::Error;
 pub(super) enum RunOutcome {
     /// It ran.
     Ran { step_seconds: Vec<f64>, peak_bytes: u64 },
-    /// It failed, with the state and the reason.
+    /// It failed; has the state and the reason.
     Fell(State, String),
     /// The user interrupted the search.
     Interrupted,
@@ -36,7 +36,7 @@ pub(super) trait Measure {
     /// Returns the time since the search began, including the preparation before the first run.
     fn elapsed(&self) -> Duration;
 
-    /// Called with all rows whenever one has changed.
+    /// Called with all rows whenever a row has changed.
     fn changed(&mut self, rows: &[Row], changed: usize);
 
     /// Called with a message when the search changes course.
@@ -50,29 +50,29 @@ pub(super) enum End {
     Done,
     /// `autotuning.budget_seconds` have passed.
     Budget,
-    /// The user interrupted it.
+    /// The user interrupted the search.
     Interrupted,
 }
 
-/// The most contenders in the first round of the comparison.
+/// Maximum number of contenders in the first round of the comparison.
 const CONTENDERS: usize = 8;
-/// Contenders take at most this many times as long as the best.
+/// The cost of a contender is at most this factor times the best cost.
 const NEAR: f64 = 1.2;
-/// The most configurations that are measured for the first time in one round.
+/// Maximum number of configurations that are measured for the first time in one round.
 const AT_A_TIME: usize = 3;
-/// Number of configurations in a row that must be no better before the search trusts the predictions that no other one
-/// is.
+/// Number of measurements in a row without an improvement, after which the search trusts predictions that no other
+/// configuration is better.
 const CONVINCED: usize = 3;
-/// Configurations tie if one takes at most this many times as long as the other.
+/// Configurations tie with the best one if their cost is at most this factor times its cost.
 const ALIKE: f64 = 1.01;
-/// Rounds in which the user's own configuration runs even if it is slower, to determine the gain.
+/// Number of rounds in which the user's own configuration runs even if it is slower, to determine the gain.
 const OWN_ROUNDS: usize = 3;
 
 /// A running search.
 pub(super) struct Search<'a> {
     rows: &'a mut [Row],
     tuning: &'a Autotuning,
-    /// Total time and number of the trials in this search.
+    /// Total time and number of this search's trials.
     spent: (Duration, u32),
 }
 
@@ -81,7 +81,7 @@ impl<'a> Search<'a> {
         Self { rows, tuning, spent: (Duration::ZERO, 0) }
     }
 
-    /// Measures until nothing is left to measure.
+    /// Runs the search until nothing is left to measure.
     ///
     /// # Errors
     /// Returns errors of `measure` itself; a failed trial is not an error.
@@ -96,7 +96,7 @@ impl<'a> Search<'a> {
         self.tuning.metric
     }
 
-    /// Measures each configuration once; returns `None` to go on with the comparison.
+    /// Measures each configuration once; returns `None` if the comparison should follow.
     fn explore(&mut self, measure: &mut impl Measure) -> Result<Option<End>, Error> {
         loop {
             self.correct();
@@ -108,13 +108,13 @@ impl<'a> Search<'a> {
             if next.is_empty() {
                 return Ok(None);
             }
-            // Knowing which of two measured configurations is better is worth more than measuring a third.
+            // Finding the better of two measured configurations is worth more than measuring a third.
             let measured = self.rows.iter().filter(|row| row.state == State::Measured).count();
             if measured > 1 && left <= 2 * OWN_ROUNDS + next.len() {
                 measure.say("exploration ends: the rest of autotuning.budget_seconds is reserved for comparing the best configurations");
                 return Ok(None);
             }
-            // The best so far runs along, because the machine may be slower now than it was then.
+            // Run the best configuration so far again, because the machine may be slower now than in its round.
             next.extend(self.best());
             let round = self.rounds();
             for id in next {
@@ -150,7 +150,7 @@ impl<'a> Search<'a> {
             TunerType::GridSearch => {}
             TunerType::Random => open.sort_by_key(|row| crc32c::crc32c(&(row.id as u64 ^ 0x5eed).to_le_bytes())),
             TunerType::ModelBased => open.sort_by(|a, b| {
-                // Of predictions within 0.1 %, the one that changes least comes first.
+                // Among predictions within 0.1 %, the configuration with the fewest changed settings comes first.
                 let rounded = |row: &Row| (predicted(row).ln() * 1000.0).round();
                 rounded(a).total_cmp(&rounded(b)).then_with(|| changes(a).cmp(&changes(b)))
             }),
@@ -177,7 +177,7 @@ impl<'a> Search<'a> {
 
     /// Returns the number of configurations measured since the last improvement.
     fn without_gain(&self) -> usize {
-        // A row's first run tells when it was measured.
+        // The round of a row's first run tells when the row was first measured.
         let mut measured: Vec<(usize, f64)> = self
             .rows
             .iter()
@@ -210,7 +210,7 @@ impl<'a> Search<'a> {
                 break;
             }
             measure.say(&format!("round {round}: comparing {} configurations", contenders.len()));
-            // The order alternates: the first in one round is the last in the next.
+            // Alternate the order: the first contender of a round is the last in the next.
             contenders.reverse();
             let number = self.rounds();
             for &id in &contenders {
@@ -219,7 +219,7 @@ impl<'a> Search<'a> {
                     false => self.measure(id, number, measure)?.then_some(End::Interrupted),
                 };
                 if let Some(end) = end {
-                    // The runs of an incomplete round have nothing to be compared with.
+                    // Drop the runs of an incomplete round, which cannot be compared.
                     self.rows.iter_mut().for_each(|row| row.runs.retain(|run| run.round != number));
                     return Ok(end);
                 }
@@ -249,7 +249,7 @@ impl<'a> Search<'a> {
                 _ => !slower && likely.contains(&id),
             }
         });
-        // A leader that is alone, because all others are surely slower, needs no further rounds.
+        // If only the leader is left, because all others are surely slower, no further rounds are needed.
         if contenders[..] == [leader] {
             contenders.clear();
         }
@@ -282,8 +282,8 @@ impl<'a> Search<'a> {
         self.rows.iter().flat_map(|row| &row.runs).map(|run| run.round + 1).max().unwrap_or(0)
     }
 
-    /// Returns the number of further trials that the budget allows, if they take as long as the previous ones; without
-    /// a budget, any number.
+    /// Returns the number of further trials that the budget allows, if they take as long as the previous ones;
+    /// unlimited without a budget.
     fn left(&self, measure: &impl Measure) -> usize {
         let Some(budget) = self.tuning.budget_seconds else { return usize::MAX };
         let left = Duration::from_secs(budget).saturating_sub(measure.elapsed());
@@ -295,12 +295,12 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Returns the cost to minimize of each row; `None` for configurations that do not run.
+    /// Returns the measured cost of each row; `None` for a row without a successful measurement.
     fn costs(&self) -> Vec<Option<f64>> {
         costs(self.rows, self.metric())
     }
 
-    /// Returns the best configuration that runs.
+    /// Returns the best measured configuration.
     fn best(&self) -> Option<usize> {
         best(self.rows, self.metric())
     }
@@ -323,15 +323,15 @@ impl<'a> Search<'a> {
     }
 }
 
-/// Returns the cost to minimize of each row; `None` for configurations that do not run.
+/// Returns the measured cost of each row; `None` for a row without a successful measurement.
 fn costs(rows: &[Row], metric: Metric) -> Vec<Option<f64>> {
     let slowness = slowness(rows);
     let cost = |row: &Row| row.measured_cost(&slowness, metric).filter(|_| row.state == State::Measured);
     rows.iter().map(cost).collect()
 }
 
-/// Returns the best configuration. If several ran in turn up to the last round, only those compete, so that a single
-/// lucky run does not win.
+/// Returns the best configuration. If several configurations have more than one run and took part in the last round,
+/// only these compete, so that a single lucky run does not win.
 pub(super) fn best(rows: &[Row], metric: Metric) -> Option<usize> {
     let costs = costs(rows, metric);
     let cost = |row: &&Row| costs[row.id].unwrap_or(f64::INFINITY);
@@ -340,13 +340,14 @@ pub(super) fn best(rows: &[Row], metric: Metric) -> Option<usize> {
     let in_turn = run().filter(|row| row.runs.len() > 1 && row.runs.iter().any(|run| run.round == last));
     let finalists: Vec<&Row> = if in_turn.clone().count() > 1 { in_turn.collect() } else { run().collect() };
     let least = finalists.iter().map(cost).fold(f64::INFINITY, f64::min);
-    // Runs cannot resolve a difference of 1 %. Within that, the configuration that changes the user's file least wins.
+    // Runs cannot resolve differences below 1 %. Among such ties, the configuration with the fewest changed settings
+    // wins.
     let near = finalists.iter().filter(|row| cost(row) <= least * ALIKE);
     near.min_by(|a, b| changes(a).cmp(&changes(b)).then(cost(a).total_cmp(&cost(b)))).map(|row| row.id)
 }
 
-/// Returns how many times better a row is than the user's own. Compares round by round if both ran in the same rounds;
-/// otherwise compares the runs adjusted for the speed of their rounds, with unknown confidence.
+/// Returns how many times better a row is than the user's own configuration. Compares them round by round if both ran
+/// in a common round. Otherwise it compares runs adjusted for the speed of their rounds, with unknown confidence.
 pub(super) fn gain(rows: &[Row], of: usize, metric: Metric) -> Option<Interval> {
     let paired = rows[0].over(&rows[of], metric);
     paired.or_else(|| {

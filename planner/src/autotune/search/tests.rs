@@ -1,4 +1,4 @@
-//! Searches over planted step times, where the best is known.
+//! Tests searches over planted step times, where the best configuration is known.
 
 use std::time::Duration;
 
@@ -67,7 +67,7 @@ fn tuning(text: &str) -> Autotuning {
     zero_config::Config::with_world_size("ds.yaml", &text, 1).unwrap().autotuning
 }
 
-/// Creates 64 configurations. Predictions are off by a factor for each value of a key, and by chance.
+/// Creates 64 configurations. Predictions have two errors: a factor for each value of a key, and random noise.
 fn planted(seed: u64) -> (Vec<Row>, Planted) {
     let mut random = Random(seed);
     let keys = ["zero_optimization.stage", "train_micro_batch_size_per_gpu", "pipeline.stages"];
@@ -144,7 +144,7 @@ fn a_fifth_of_the_configurations_is_enough_to_be_near_the_best() {
     assert!(regrets[95] <= 0.05, "{:?}", &regrets[85..]);
 }
 
-/// The machine becomes slower and slower: without taking turns, the first to run would win.
+/// The machine becomes slower and slower. Without taking turns, the first configuration to run would win.
 #[test]
 fn a_machine_that_slows_down_does_not_change_the_result() {
     let tuning = tuning("");
@@ -193,7 +193,7 @@ fn planted_one() -> (Vec<Row>, Planted) {
 fn a_failed_run_does_not_end_the_search() {
     let tuning = tuning("");
     let (mut rows, mut planted) = planted(3);
-    // Failures of the user's own configuration, and of those that are predicted to be best.
+    // The user's own configuration fails, as do the configurations with the best predictions.
     let mut order: Vec<usize> = (1..64).collect();
     order.sort_by(|&a, &b| rows[a].predicted.unwrap().total_cmp(&rows[b].predicted.unwrap()));
     let states = [State::Failed, State::TimedOut, State::OutOfMemory];
@@ -249,7 +249,7 @@ fn a_search_that_runs_out_of_budget_has_a_known_gain() {
     assert_eq!((search(&mut rows, &mut planted, &tuning), tried(&rows)), (End::Budget, 0));
 }
 
-/// The gain between runs of different rounds is found through configurations that ran in both rounds.
+/// The gain between runs of different rounds is computed through configurations that ran in both rounds.
 #[test]
 fn a_gain_needs_no_common_round() {
     let metric = Metric::Throughput;

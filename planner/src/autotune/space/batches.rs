@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use super::{ACCUMULATION, BATCH, MICRO, Space};
 use crate::autotune::correction::Setting;
 
-/// Learning rates, which are scaled with the square root of the global batch size.
+/// Learning rates; they are scaled with the square root of the global batch size.
 const RATES: [&str; 5] = [
     "optimizer.params.lr",
     "scheduler.params.warmup_max_lr",
@@ -50,7 +50,7 @@ impl Space<'_> {
                     continue;
                 }
                 let mut settings = vec![];
-                // Of the three keys, those that the file leaves out follow from the others.
+                // Leave out a key that the file does not write and that follows from the other two.
                 if self.is_typed(BATCH) || !self.is_typed(MICRO) {
                     settings.push((BATCH.to_string(), batch.to_string()));
                 }
@@ -79,7 +79,7 @@ impl Space<'_> {
         let all: BTreeSet<usize> = powers.chain([own]).filter(fits).collect();
         let all: Vec<usize> = all.into_iter().collect();
         match tuning.num_tuning_micro_batch_sizes {
-            // Evenly spaced over the range.
+            // Choose values that are evenly spaced over the range.
             Some(few) if few < all.len() => {
                 let at = |index: usize| if few == 1 { all.len() - 1 } else { index * (all.len() - 1) / (few - 1) };
                 (0..few).map(|index| all[at(index)]).collect()

@@ -41,13 +41,13 @@ pub(super) struct Bench<'a> {
 #[derive(Default)]
 struct Seen {
     evaluations: Vec<Evaluation>,
-    /// Why the trial should stop.
+    /// The outcome and the reason, if the trial should stop.
     verdict: Option<(TrialState, String)>,
 }
 
 impl Seen {
-    /// Reads new evaluations. They are judged one by one, so that the result does not depend on the polling interval:
-    /// evaluations after the verdict are ignored.
+    /// Reads new evaluations. Judges them one by one and ignores evaluations after the verdict, so that the result does
+    /// not depend on the polling interval.
     fn look(&mut self, metrics: &mut Metrics, judge: &Judge<'_>) {
         for evaluated in metrics.new_ones() {
             if self.verdict.is_some() {
@@ -68,8 +68,8 @@ impl Seen {
 }
 
 impl Bench<'_> {
-    /// Returns the longest time of a trial. The default timeout is meant for runs of a few steps, so it does not apply
-    /// to a whole training.
+    /// Returns the time limit of a trial. The default timeout is meant for runs of a few steps, so it does not apply to
+    /// a whole training.
     fn deadline(&self) -> Duration {
         match self.base.origins.get("autotuning.trial_timeout_seconds") {
             Origin::Default => Duration::MAX,
@@ -101,7 +101,7 @@ impl Bench<'_> {
     }
 }
 
-/// Returns why there will be no evaluation, if so.
+/// Returns the reason why a configuration never evaluates, if so.
 fn no_evaluation(config: &Config) -> Option<String> {
     match (config.training.eval_every, config.training.max_steps) {
         (0, _) => Some("training.eval_every is 0, but a sweep compares evaluation losses".into()),

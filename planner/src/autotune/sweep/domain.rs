@@ -1,4 +1,5 @@
-//! Domains of hyperparameters, either listed values or a range of numbers, with coordinates from 0 to 1.
+//! Domains of hyperparameters: either listed values or a range of numbers. A coordinate is the index of a listed value,
+//! or a position from 0 to 1 in the range.
 
 use zero_config::{Dimension, Interval};
 use zero_model::random::Stream;
@@ -17,7 +18,7 @@ pub(super) enum Coordinate {
 pub(super) struct Domain<'a>(pub(super) &'a Dimension);
 
 impl Domain<'_> {
-    /// Returns the number of values; `None` for real numbers.
+    /// Returns the number of values; `None` for a range of real numbers.
     pub(super) fn len(&self) -> Option<u64> {
         match self.0.range {
             None => Some(self.0.values.len() as u64),
@@ -47,7 +48,7 @@ impl Domain<'_> {
         }
     }
 
-    /// Returns the index of a value, where values can be counted.
+    /// Returns the index of a value; meaningful only if values can be counted.
     pub(super) fn index(&self, coordinate: Coordinate) -> u64 {
         match (coordinate, self.0.range) {
             (Coordinate::Index(index), _) => index as u64,
@@ -56,7 +57,7 @@ impl Domain<'_> {
         }
     }
 
-    /// Rounds a position to the coordinate of an actual value: values are whole, or have four digits.
+    /// Rounds a position to the coordinate of a value that can be tried: whole numbers, or numbers with four digits.
     pub(super) fn settled(&self, of: f64) -> Coordinate {
         let share = |range: &Interval| share(range, number(range, of));
         Coordinate::Share(self.0.range.as_ref().map_or(of, share))
@@ -94,7 +95,8 @@ fn number(range: &Interval, share: f64) -> f64 {
     x.clamp(range.low, range.high)
 }
 
-/// Uniform numbers in [0, 1) for one trial; each is a function of the seed, the trial, and the number of earlier draws.
+/// Uniform numbers in [0, 1) for one trial. Each number is a function of the seed, the trial, and the number of earlier
+/// draws.
 pub(super) struct Draws {
     stream: Stream,
     drawn: u64,
@@ -130,7 +132,7 @@ mod tests {
         let values: Vec<f64> =
             uniform.iter().map(|&u| Domain(&log).text(Domain(&log).at(u)).parse().unwrap()).collect();
         assert!(values.iter().all(|x| (1e-5..=1e-1).contains(x)));
-        // Each decade has a quarter of the values.
+        // Each of the four decades has a quarter of the values.
         for decade in [1e-5, 1e-4, 1e-3, 1e-2] {
             let inside = values.iter().filter(|&&x| x >= decade && x < decade * 10.0).count();
             assert!((900..1100).contains(&inside), "{decade}: {inside}");

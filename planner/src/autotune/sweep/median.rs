@@ -1,8 +1,8 @@
 //! The median rule: stops a trial that is far behind the others.
 //!
-//! Golovin et al. 2017, "Google Vizier: a service for black-box optimization", section 3.2.2: a trial is stopped at a
-//! step if its best value so far is worse than the median, over the completed trials, of the mean of the values that
-//! each had reported up to that step.
+//! Golovin et al. 2017, "Google Vizier: a service for black-box optimization", section 3.2.2: for each completed trial,
+//! take the mean of the values that it had reported up to a step. A trial is stopped at that step if its best value so
+//! far is worse than the median of these means.
 
 use super::trial::Evaluation;
 
@@ -11,7 +11,7 @@ const COMPLETE: usize = 3;
 /// Number of evaluations before a trial is judged.
 const EVALUATIONS: usize = 2;
 
-/// Returns the median that a trial is behind after its last evaluation; `None` while it may go on.
+/// Returns the median of the completed trials if the trial's best loss is worse; `None` if the trial may go on.
 pub(super) fn behind(own: &[Evaluation], complete: &[&[Evaluation]]) -> Option<f64> {
     let last = own.last()?;
     if own.len() < EVALUATIONS || complete.len() < COMPLETE {
@@ -28,7 +28,7 @@ pub(super) fn behind(own: &[Evaluation], complete: &[&[Evaluation]]) -> Option<f
     (best > median).then_some(median)
 }
 
-/// Returns the mean of the evaluations up to a step.
+/// Returns the mean loss of the evaluations up to a step.
 fn mean(of: &[Evaluation], step: u64) -> Option<f64> {
     let until: Vec<f64> = of.iter().filter(|of| of.step <= step).map(|of| f64::from(of.loss)).collect();
     (!until.is_empty()).then(|| until.iter().sum::<f64>() / until.len() as f64)

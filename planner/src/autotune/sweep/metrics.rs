@@ -34,7 +34,7 @@ impl Metrics {
 
     /// Returns the evaluations added since the last call.
     pub(super) fn new_ones(&mut self) -> Vec<Evaluated> {
-        // The file does not exist before the first step; a read that fails now may succeed later.
+        // The file does not exist before the first step. A read that fails now may succeed later.
         let Ok(mut file) = File::open(&self.path) else { return vec![] };
         let mut bytes = vec![];
         if file.seek(SeekFrom::Start(self.read)).and_then(|_| file.read_to_end(&mut bytes)).is_err() {
@@ -50,7 +50,7 @@ impl Metrics {
         let step = line["step"].as_u64()?;
         match line["eval_loss"].as_f64().map(|loss| loss as f32) {
             Some(loss) if loss.is_finite() => Some(Evaluated::Loss(Evaluation { step, loss })),
-            // A non-finite loss is written as null, and so is a missing evaluation.
+            // Both a non-finite loss and a missing evaluation are written as null.
             _ => (self.every > 0 && step.is_multiple_of(self.every)).then_some(Evaluated::NotFinite { step }),
         }
     }

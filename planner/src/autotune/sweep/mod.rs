@@ -1,6 +1,6 @@
-//! A sweep: trains the configuration with different hyperparameters; the lowest evaluation loss wins.
+//! A sweep trains the configuration with different hyperparameters; the lowest evaluation loss wins.
 //!
-//! `search.rs` runs the trials, `propose.rs` and `tpe.rs` choose their points, and `median.rs` decides which trials to
+//! The module `search` runs the trials, `propose` and `tpe` choose their points, and `median` decides which trials to
 //! stop early. `zero-train autotune --sweep` calls [`sweep`], which starts copies of that program, one at a time, each
 //! with all ranks.
 
@@ -34,7 +34,7 @@ const JOURNAL: &str = "sweep.jsonl";
 const BEST: &str = "sweep-best.yaml";
 /// The folder with the folders of the trials.
 const TRIALS: &str = "sweep";
-/// Number of evaluations per trial, if the file does not set their interval.
+/// Number of evaluations per trial, if the file does not set the interval.
 const EVALUATIONS: usize = 10;
 
 /// Observes a sweep.
@@ -42,14 +42,14 @@ pub trait SweepWatch {
     /// Called when a trial has ended.
     fn trial(&mut self, trial: &SweepTrial);
 
-    /// Called with a message about the progress.
+    /// Called with a progress message.
     fn say(&mut self, word: &str);
 }
 
 /// The outcome of a sweep.
 #[derive(Debug)]
 pub struct Swept {
-    /// All trials, in their order.
+    /// All trials, in the order in which they ran.
     pub trials: Vec<SweepTrial>,
     /// The trial that finished with the lowest evaluation loss; `None` if none finished.
     pub best: Option<usize>,
@@ -104,7 +104,7 @@ fn method(sweep: &Sweep) -> String {
 /// Returns the overrides of all trials.
 fn changes(base: &Config, sweep: &Sweep, watch: &mut dyn SweepWatch) -> Result<Vec<String>, Error> {
     const EVAL_EVERY: &str = "training.eval_every";
-    // Keys that the command line of a trial sets anyway.
+    // The command line of each trial sets these keys, so a sweep cannot search them.
     let ours = ["launcher.num_processes", "training.output_dir"];
     if let Some(dimension) = sweep.space.iter().find(|dimension| ours.contains(&dimension.path.as_str())) {
         let message = format!(
@@ -150,7 +150,7 @@ fn changes(base: &Config, sweep: &Sweep, watch: &mut dyn SweepWatch) -> Result<V
     Ok(changes)
 }
 
-/// Opens the journal and reads what an earlier sweep wrote.
+/// Opens the journal, and reads the lines of an earlier sweep when resuming.
 fn open(tuning: &Autotuning, resume: bool, head: &Value) -> Result<(Journal, Vec<Value>), Error> {
     let folder = tuning.results_dir.join(TRIALS);
     let failed = unwritable(&folder);
@@ -159,7 +159,7 @@ fn open(tuning: &Autotuning, resume: bool, head: &Value) -> Result<(Journal, Vec
         return Ok(found);
     }
     refuse_to_overwrite(tuning, JOURNAL)?;
-    // Removes only what a sweep writes.
+    // Remove only files and folders that a sweep writes.
     for entry in std::fs::read_dir(&folder).map_err(failed)?.flatten() {
         let is_trial = entry.file_name().to_str().is_some_and(|name| name.bytes().all(|byte| byte.is_ascii_digit()));
         if is_trial {

@@ -1,4 +1,4 @@
-//! Chooses the next point of the space: on a grid or at random. (`tpe.rs` chooses it from earlier results.)
+//! Chooses the next point of the space: on a grid or at random. (The module `tpe` uses earlier results.)
 
 use zero_config::{Sweep, SweepMethod};
 
@@ -6,15 +6,15 @@ use super::domain::{Coordinate, Domain, Draws};
 use super::tpe::Tpe;
 use zero_engine::Error;
 
-/// The most combinations of a grid.
+/// Maximum number of combinations of a grid.
 const MOST: u64 = 10_000;
-/// Number of times that a point already tried is redrawn; after that the next untried point is taken.
+/// Number of draws while the drawn point was already tried; after that, the next untried point is taken.
 const REDRAWN: usize = 64;
 
 /// A coordinate for each hyperparameter, in the order of the file.
 pub(super) type Point = Vec<Coordinate>;
 
-/// A point that was tried, and its loss; `None` if the trial gave none.
+/// A point that was tried, and its loss; `None` if the trial has no loss.
 pub(super) type Tried = (Point, Option<f64>);
 
 /// Chooses points. The same history always gives the same point.
@@ -23,7 +23,7 @@ pub(super) trait Strategy {
     fn propose(&self, history: &[Tried]) -> Option<Point>;
 }
 
-/// Returns the strategy of a sweep and the most trials that it makes.
+/// Returns the strategy of a sweep, and its maximum number of trials.
 ///
 /// # Errors
 /// Fails if the grid is too large.
@@ -82,7 +82,7 @@ impl Strategy for Grid<'_> {
     }
 }
 
-/// Independent draws. Where points can be counted, none is drawn twice.
+/// Independent draws. If points can be counted, no point is proposed twice.
 pub(super) struct Random<'a> {
     pub(super) space: Vec<Domain<'a>>,
     pub(super) seed: u64,
@@ -101,7 +101,7 @@ impl Random<'_> {
             point = draw();
         }
         let first = index(&self.space, &point);
-        // Among one more point than were tried, at least one is new.
+        // Of n + 1 points, at least one is new if n points were tried.
         let near = (0..all.min(history.len() as u64 + 1)).map(|by| nth(&self.space, (first + by) % all));
         { near }.find(is_new)
     }

@@ -1,5 +1,5 @@
-//! The sequence of a sweep: a point, its training, its outcome, and the next point. Independent of how trials run, for
-//! example as processes.
+//! The loop of a sweep: proposes a point, trains it, records the outcome, and proposes the next point. It does not
+//! depend on how trials run, for example as processes.
 
 use std::time::Instant;
 
@@ -14,7 +14,7 @@ use crate::autotune::correction::Setting;
 use crate::autotune::search::End;
 use zero_engine::Error;
 
-/// Returns why a trial should stop after its last evaluation, or `None`.
+/// Returns the reason why a trial should stop after its last evaluation, or `None`.
 pub(super) type Judge<'a> = dyn Fn(&[Evaluation]) -> Option<String> + 'a;
 
 /// Trains trials.
@@ -22,7 +22,7 @@ pub(super) trait Train {
     /// Trains with these settings, and calls `judge` after each evaluation. Returns `None` if the user interrupted.
     fn train(&mut self, id: usize, settings: &[Setting], judge: &Judge<'_>) -> Result<Option<TrialOutcome>, Error>;
 
-    /// Called for each trial that it has trained.
+    /// Called for each trial that has been trained.
     fn ended(&mut self, trial: &SweepTrial) -> Result<(), Error>;
 }
 
@@ -75,7 +75,7 @@ mod tests {
     use super::*;
     use zero_config::{Dimension, Interval, SweepMethod};
 
-    /// Trains on a planted loss: the distance of the settings from 1e-3, in decades, which shrinks with each
+    /// Trains on a planted loss: the distance of the setting from 1e-3, in decades, plus a term that shrinks with each
     /// evaluation.
     #[derive(Default)]
     struct Planted {

@@ -9,7 +9,7 @@ use crate::autotune::correction::{Setting, overrides};
 /// An evaluation during a trial.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Evaluation {
-    /// Number of optimizer steps before it.
+    /// Number of optimizer steps before the evaluation.
     pub step: u64,
     /// The evaluation loss.
     pub loss: f32,
@@ -70,13 +70,13 @@ pub(super) struct TrialOutcome {
 pub struct SweepTrial {
     /// Index among all trials, from 0.
     pub id: usize,
-    /// Its hyperparameters: keys and values, as `--set` takes them.
+    /// The trial's hyperparameters: keys and values, as `--set` takes them.
     pub settings: Vec<Setting>,
     /// How it ended.
     pub state: TrialState,
-    /// Reason for that outcome, if any.
+    /// The reason for the outcome, if any.
     pub reason: Option<String>,
-    /// In step order; every loss is finite.
+    /// The evaluations in step order; every loss is finite.
     pub evaluations: Vec<Evaluation>,
 }
 
@@ -86,7 +86,7 @@ impl SweepTrial {
         Self { id, settings, state, reason, evaluations }
     }
 
-    /// Returns the evaluation with the lowest loss; the earliest of several.
+    /// Returns the evaluation with the lowest loss; the earliest if several tie.
     #[must_use]
     pub fn best(&self) -> Option<Evaluation> {
         self.evaluations.iter().copied().min_by(|a, b| a.loss.total_cmp(&b.loss))
@@ -107,7 +107,7 @@ impl SweepTrial {
         a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)).then(a.2.cmp(&b.2))
     }
 
-    /// Returns the settings as a line.
+    /// Returns the settings on one line.
     #[must_use]
     pub fn words(&self) -> String {
         overrides(&self.settings).collect::<Vec<_>>().join(" ")
@@ -126,7 +126,8 @@ impl SweepTrial {
         })
     }
 
-    /// Parses the outcome from such a line, if it is about the trial with this number and these settings.
+    /// Parses the outcome from a line of `sweep.jsonl`, if the line is about the trial with this number and these
+    /// settings.
     pub(super) fn outcome(line: &Value, id: usize, settings: &[Setting]) -> Option<TrialOutcome> {
         let told: Map<String, Value> = settings.iter().map(|(path, value)| (path.clone(), json!(value))).collect();
         if line["event"] != "trial" || line["id"] != id || line["settings"] != Value::Object(told) {

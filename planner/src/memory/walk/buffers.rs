@@ -1,4 +1,4 @@
-//! The buffers of gradients in `ShardedState`, and the pool that buffers come from.
+//! The gradient buffers of `ShardedState`, and the pool that buffers come from.
 
 use zero_partition::{Category, CodedLevel, Order};
 use zero_pipeline::{LayerId, Placement, SegmentId};
@@ -6,7 +6,7 @@ use zero_pipeline::{LayerId, Placement, SegmentId};
 use super::Walk;
 
 impl Walk<'_> {
-    /// Takes a gradient buffer. On a GPU the driver keeps freed buffers and does not count them.
+    /// Takes a gradient buffer. On a GPU, the driver pools freed buffers, which are not counted.
     pub(super) fn take(&mut self, category: Category, elements: u64) {
         match self.is_resident {
             true => self.meter.add_at(category, elements * 4, true),
@@ -21,7 +21,7 @@ impl Walk<'_> {
         }
     }
 
-    /// Sets the segment whose gradients the following calls are about.
+    /// Sets the segment whose gradients the following calls concern.
     fn about(&mut self, id: SegmentId) {
         self.is_resident = self.residents[id];
     }
@@ -35,12 +35,12 @@ impl Walk<'_> {
         self.meter.free_at(category, bytes, self.is_resident && self.on_gpu().sums);
     }
 
-    /// Returns whether gradients are kept in bf16, whose buffers are not reused.
+    /// Returns whether gradients are kept in bf16; such buffers are not reused.
     fn keeps_narrow(&self) -> bool {
         self.work.options.gradient_dtype.size_in_bytes() < 4
     }
 
-    /// Takes a buffer for kept gradients.
+    /// Takes a buffer for gradients that are kept until the update.
     fn take_kept(&mut self, category: Category, elements: u64) {
         match self.keeps_narrow() {
             true => self.meter.add(category, elements * 2),
@@ -83,8 +83,8 @@ impl Walk<'_> {
             }
         }
         if self.on_gpu().layers {
-            // A gradient for the host is computed on the GPU, and stays there until the next layer's gradient is
-            // computed.
+            // A gradient that goes to the host is computed on the GPU, and stays there until the next layer's gradient
+            // is computed.
             self.meter.add_at(Category::Staging, made, true);
             let before = std::mem::replace(&mut self.brought, made);
             self.meter.free_at(Category::Staging, before, true);
@@ -101,7 +101,7 @@ impl Walk<'_> {
         self.add_up_kept(id, elements);
     }
 
-    /// Moves a summand of the kept type from staging into the sum.
+    /// Moves a summand in the kept dtype from staging into the sum.
     fn add_up_kept(&mut self, id: SegmentId, elements: u64) {
         let bytes = elements * self.work.options.gradient_dtype.size_in_bytes() as u64;
         self.meter.free_at(Category::Staging, bytes, self.is_resident);
@@ -158,7 +158,7 @@ impl Walk<'_> {
         self.pack(category, elements, is_narrow);
     }
 
-    /// Converts a gradient in f32, or in bf16 if it `is_narrow`, to the communication dtype.
+    /// Converts a gradient to the communication dtype, from bf16 if `is_narrow`, otherwise from f32.
     fn pack(&mut self, category: Category, elements: u64, is_narrow: bool) {
         match (is_narrow, self.sends_narrow()) {
             (false, true) => {
@@ -177,7 +177,7 @@ impl Walk<'_> {
         self.work.options.communication.size_in_bytes() < 4
     }
 
-    /// Converts a received gradient to the kept type.
+    /// Converts a received gradient to the dtype in which gradients are kept.
     fn receive(&mut self, category: Category, elements: u64) {
         match (self.sends_narrow(), self.keeps_narrow()) {
             (true, false) => {
@@ -235,7 +235,7 @@ impl Walk<'_> {
         }
     }
 
-    /// Returns whether the gradients of micro-batches are summed before replicates are.
+    /// Returns whether gradients are summed over micro-batches before they are summed over replicates.
     fn sums_first(&self, id: SegmentId) -> bool {
         let is_cut = self.scatters(id) || !self.coded(id).is_empty();
         self.work.mesh.replicates() > 1
@@ -243,12 +243,12 @@ impl Walk<'_> {
             && self.work.layout.sums_before_replicates(self.work.options, self.micro_batches)
     }
 
-    /// Returns the all-to-alls of a reduction that sends codes.
+    /// Returns the all-to-all levels of a reduction that sends codes; empty for any other reduction.
     fn coded(&self, id: SegmentId) -> Vec<CodedLevel> {
         self.segment(id).reduced_as(self.work.options.coded, self.work.mesh, self.work.at)
     }
 
-    /// Adds up the codes of each level, sends the sum to the next one, and adds the last sum to the shard.
+    /// Adds up the codes of each level, sends the sum to the next level, and adds the last sum to the shard.
     fn await_coded(&mut self, id: SegmentId, levels: &[CodedLevel]) {
         let (segment, shard) = (self.segment(id), self.shard(id));
         let bytes = |level: &CodedLevel| level.bytes(segment) as u64;
@@ -271,7 +271,7 @@ impl Walk<'_> {
         self.add_up_kept(id, shard);
     }
 
-    /// Replaces sharded gradients by the reduced ones.
+    /// Finishes the sums of a segment's gradients, which are then reduced.
     pub(super) fn settle(&mut self, id: SegmentId) {
         self.about(id);
         let elements = self.part(id, self.segment(id).placements.gradients);

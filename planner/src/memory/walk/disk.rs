@@ -14,7 +14,7 @@ fn is_lent(bytes: u64) -> bool {
 }
 
 impl Walk<'_> {
-    /// Takes the buffer for the last, partial page of a vector. It is not kept for reuse.
+    /// Takes the buffer for the last, partial page of a vector. This buffer is not kept for reuse.
     fn page(&mut self, bytes: u64) -> Vec<u64> {
         let page = ALIGNMENT as u64;
         if bytes.is_multiple_of(page) {
@@ -99,7 +99,7 @@ impl Walk<'_> {
             Item::Tile { .. } => drop(self.tiles.insert(item, moved)),
             Item::Activations { layer, micro_batch } => {
                 let bytes = self.work.table.map_or(0, |table| table.inputs[layer]);
-                // Read from the disk's buffer into a buffer of the inputs' dtype.
+                // The inputs are copied from the disk's buffer into a buffer of their own dtype.
                 self.meter.add(Category::Activations, bytes);
                 if let Some(before) = layer.checked_sub(1) {
                     self.values.insert((before, micro_batch), Values { bytes, kept: true, ..Values::default() });
@@ -139,10 +139,11 @@ impl Walk<'_> {
             }
             Item::Tile { segment, .. } => {
                 let mut classes = self.tiles.remove(&item).unwrap_or_default();
-                // Gradients are not written back, so their buffer is free at once. It comes after the state's.
+                // Gradients are not written back, so their buffer is freed immediately. It follows the state's buffer
+                // in the list.
                 let tiers = self.segment(segment).tiers;
                 if tiers.gradients == Tier::Nvme && !classes.is_empty() {
-                    // Plain SGD has no state, and without a master copy no buffer comes before the gradients'.
+                    // Without a state (plain SGD) and a master copy, the gradients' buffer is the first.
                     let (of, widths) = (self.segment(segment), self.widths());
                     let has_state = tiers.optimizer == Tier::Nvme && of.state_bytes(1, &widths) + widths.master > 0;
                     let class = classes.remove(usize::from(has_state));
@@ -152,7 +153,7 @@ impl Walk<'_> {
             }
             Item::Activations { layer, micro_batch } => {
                 let class = self.kept_buffer(layer);
-                // A temporary copy, freed before the write of the buffer begins.
+                // A temporary copy of the inputs, freed before the write begins.
                 let bytes = self.work.table.map_or(0, |table| table.inputs[layer]);
                 self.meter.flash(Category::Staging, bytes);
                 if let Some(before) = layer.checked_sub(1) {

@@ -22,7 +22,8 @@ impl Walk<'_> {
         }
     }
 
-    /// Walks through a forward. `again` marks a recomputation from the kept inputs, which are released afterwards.
+    /// Walks through a forward. `again` marks a recomputation from kept inputs, which are not kept any longer
+    /// afterwards.
     pub(super) fn forward(&mut self, layer: LayerId, micro_batch: usize, again: bool) {
         let Some(table) = self.work.table else { return };
         let is_last = layer == table.layers.len();
@@ -49,7 +50,7 @@ impl Walk<'_> {
         let memory = &table.layers[layer];
         let outputs = memory.outputs.iter().map(|form| form.bytes()).sum();
         if layer > 0 {
-            // The outputs of the previous layer are this layer's leaves, and stay until its backward.
+            // The outputs of the previous layer are this layer's leaves, which stay until this layer's backward.
             self.let_go(layer - 1, micro_batch, |values| {
                 (values.flows, values.saved) = (false, true);
                 values.kept &= !again;
@@ -88,7 +89,8 @@ impl Walk<'_> {
         self.flow_back(layer, micro_batch, upstream, memory.input_gradients);
     }
 
-    /// Replaces the gradients of a layer's outputs by those of its inputs, unless no layer before it has a backward.
+    /// Replaces the gradients of a layer's outputs by the gradients of its inputs, or by nothing if no earlier layer
+    /// has a backward.
     fn flow_back(&mut self, layer: LayerId, micro_batch: usize, before: u64, after: u64) {
         let after = if layer > self.first_trained { after } else { 0 };
         self.meter.free(Category::Activations, before);

@@ -53,7 +53,7 @@ impl Walk<'_> {
             // Stays in staging.
             Content::TiedGradient { segment, .. } => self.open[segment] = false,
             Content::TiedParameters { segment } => match self.segment(segment).placements.parameters {
-                // A copy of the shard, which then returns to the pool.
+                // A copy of the shard, whose buffer later returns to the pool.
                 Placement::Sharded => self.meter.add(Category::Staging, bytes),
                 Placement::Replicated => self.blank(bytes / self.work.width),
             },

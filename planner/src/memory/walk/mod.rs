@@ -1,5 +1,5 @@
-//! Walks a rank's program on sizes alone: allocates, frees and keeps what the executor and `ShardedState` do, in their
-//! order.
+//! Walks through a rank's program on sizes alone: allocates, frees and keeps the same memory as the executor and
+//! `ShardedState`, in the same order.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -29,9 +29,9 @@ pub(crate) struct WalkInputs<'a> {
     pub(crate) options: &'a ZeroOptions,
     /// Bytes per element of the working dtype.
     pub(crate) width: u64,
-    /// `None` if the memory of layers is unknown; it is then left out.
+    /// `None` if the memory of layers is unknown; the plan then excludes it.
     pub(crate) table: Option<&'a Table>,
-    /// Number of elements of the gradients that are summed over a tensor group.
+    /// Number of gradient elements that are summed over the tensor group.
     pub(crate) tensor_sum: u64,
 }
 
@@ -39,7 +39,7 @@ pub(crate) struct WalkInputs<'a> {
 #[derive(Debug, Clone, Copy, Default)]
 struct Values {
     bytes: u64,
-    /// Saved for the backward of the next layer, whose leaves they are.
+    /// Saved for the backward of the next layer, as its leaves.
     saved: bool,
     /// Input of the next layer, or of a message.
     flows: bool,
@@ -54,20 +54,20 @@ pub(crate) struct Walk<'a> {
     pool: Idle,
     /// Maximum elements of a buffer in the pool.
     longest: u64,
-    /// Aligned buffers of the disk, by size class.
+    /// Idle aligned buffers for the disk, by size class.
     buffers: Idle,
-    /// Aligned buffers for inputs that are kept on the disk.
+    /// Idle aligned buffers for inputs that are kept on the disk.
     kept_buffers: Idle,
-    /// By segment: whether its gradient is open, the heights of its partial sums, whether its reduced gradient is in
-    /// memory.
+    /// By segment: whether its gradient buffer is open, the tree heights of its partial sums, and whether its reduced
+    /// gradient is in memory.
     open: Vec<bool>,
     sums: Vec<Vec<u32>>,
     reduced: Vec<bool>,
-    /// By segment, whether the all-reduce of its sum over replicates is in flight.
+    /// By segment, whether the all-reduce of its gradient sum over replicates is in flight.
     over_replicates: Vec<bool>,
-    /// By producing layer and micro-batch.
+    /// Layer outputs, by producing layer and micro-batch.
     values: BTreeMap<(LayerId, usize), Values>,
-    /// Bytes that forwards have saved for backwards.
+    /// Bytes that forwards have saved for backwards, by layer and micro-batch.
     saved: BTreeMap<(LayerId, usize), u64>,
     /// Gradients of the outputs of the layer whose backward is next, by micro-batch.
     upstream: BTreeMap<usize, u64>,
@@ -82,9 +82,9 @@ pub(crate) struct Walk<'a> {
     micro_batches: usize,
     loaded: u64,
     trains: bool,
-    /// The layers before it have no backward.
+    /// First layer with a trainable parameter; the layers before it have no backward.
     first_trained: LayerId,
-    /// The size classes of the buffers of tiles in memory.
+    /// The size classes of the buffers of each tile in memory.
     tiles: BTreeMap<Item, Vec<u64>>,
     moving: BTreeMap<Item, Vec<u64>>,
     /// Bytes of a layer's gradients in transit from the GPU to the host.
@@ -149,7 +149,7 @@ impl<'a> Walk<'a> {
         self.segment(id).shard(self.work.at.shard).len() as u64
     }
 
-    /// Elements of this rank's part under a placement.
+    /// Number of elements of this rank's part under a placement.
     fn part(&self, id: SegmentId, placement: Placement) -> u64 {
         match placement {
             Placement::Replicated => self.elements(id),
@@ -195,7 +195,7 @@ impl<'a> Walk<'a> {
             let is_updated = self.work.stages.owner(id) == self.work.at.stage && self.segment(id).is_trainable;
             if is_updated && tiers.optimizer == Tier::Memory {
                 let own = self.part(id, placements.optimizer);
-                // If the parameters are on the GPU, the host also holds a master copy.
+                // If the parameters are on the GPU but their state is not, the host also holds a master copy.
                 let has_master = widths.master > 0 || (is_on_gpu && !self.residents[id]);
                 self.meter.add_at(Category::Parameters, if has_master { own * 4 } else { 0 }, self.residents[id]);
                 self.meter.add_at(
@@ -214,15 +214,16 @@ impl<'a> Walk<'a> {
         self.meter.usually_on_gpu[Category::Activations as usize] = on_gpu.layers;
     }
 
-    /// Returns the elements of this rank's share of the outer optimizer's state of a segment, and the bytes of each.
+    /// Returns the number of elements of this rank's share of the outer optimizer's state of a segment, and the bytes
+    /// per element.
     fn outer_share(&self, id: SegmentId) -> Option<(u64, u64)> {
         let share = self.work.options.outer?.share;
         let own = self.part(id, self.segment(id).placements.optimizer) as usize;
         Some((share.of(own).len() as u64, share.width as u64))
     }
 
-    /// Keeps a copy of the weights that this rank updates while averages are in their place, if the optimizer is schedule-free and
-    /// its states are in memory. Returns its bytes.
+    /// With a schedule-free optimizer, keeps a copy of the weights that this rank updates while an evaluation uses
+    /// their averages. Segments whose optimizer states are not in memory are excluded. Returns the bytes of the copy.
     pub(crate) fn keep_weights(&mut self) -> u64 {
         if !self.work.options.is_schedule_free() {
             return 0;
@@ -237,7 +238,7 @@ impl<'a> Walk<'a> {
         bytes
     }
 
-    /// Frees the copy that [`Walk::keep_weights`] has counted.
+    /// Frees the copy that [`Walk::keep_weights`] counted.
     pub(crate) fn drop_weights(&mut self, bytes: u64) {
         self.meter.free(Category::Staging, bytes);
     }
@@ -269,7 +270,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Takes the buffers of the update of a matrix that this rank owns, if the segment is one, and frees them.
+    /// If the segment is a matrix that this rank owns, takes and frees the buffers of its update.
     fn update_whole(&mut self, id: SegmentId) {
         if self.part(id, self.segment(id).placements.optimizer) > 0 {
             self.meter.flash(Category::Staging, self.segment(id).update_bytes() as u64);
@@ -360,7 +361,7 @@ impl<'a> Walk<'a> {
                 match message.content {
                     Content::TiedGradient { segment, .. } => self.take(Category::Staging, self.elements(segment)),
                     Content::TiedParameters { .. } => self.blank(bytes / self.work.width),
-                    // The first message announces its size; its memory is allocated on arrival.
+                    // The size of the first message is only known on arrival, when its memory is allocated.
                     Content::Activations { micro_batch: 0, .. } | Content::Gradients { micro_batch: 0, .. } => {}
                     _ => self.meter.add(Category::Communication, bytes),
                 }

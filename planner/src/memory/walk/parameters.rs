@@ -1,4 +1,4 @@
-//! The buffers of parameters in `ShardedState`: those of gathers, refreshes and outer steps.
+//! The parameter buffers of `ShardedState`: for gathers, refreshes and outer steps.
 
 use zero_partition::Category;
 use zero_pipeline::{SegmentId, Tier};
@@ -23,13 +23,13 @@ impl Walk<'_> {
         }
     }
 
-    /// Returns whether gathering this segment just uses the only shard, read from the disk.
+    /// Returns whether the segment's only shard is read from the disk, so that a gather needs no buffer of its own.
     fn is_whole(&self, id: SegmentId) -> bool {
         let sends_codes = self.segment(id).gathered_as(self.work.options.coded).is_some();
         self.work.layout.ranks() == 1 && self.segment(id).tiers.parameters == Tier::Nvme && !sends_codes
     }
 
-    /// Returns the bytes of the codes that a gather of the segment sends and receives, if it does.
+    /// Returns the bytes of the codes that a gather of the segment sends and receives; `None` if it does not use codes.
     fn gathered_codes(&self, id: SegmentId) -> Option<u64> {
         let (segment, own) = (self.segment(id), self.segment(id).shard(self.work.at.shard));
         let codes = segment.gathered_as(self.work.options.coded)?;
@@ -46,10 +46,10 @@ impl Walk<'_> {
         self.gather_values(id);
     }
 
-    /// Starts a gather of values, which a gather from secondary shards always is.
+    /// Starts a gather of values rather than codes. Gathers from secondary shards always send values.
     pub(super) fn gather_values(&mut self, id: SegmentId) {
         match self.segment(id).quantization {
-            // Bytes are not kept for reuse.
+            // Buffers of bytes are not kept for reuse.
             Some(_) => self.meter.add(Category::Staging, self.elements(id)),
             None => self.add_gathered(self.elements(id)),
         }
@@ -132,7 +132,7 @@ impl Walk<'_> {
         }
     }
 
-    /// Returns the elements of each temporary buffer of a refresh.
+    /// Returns the number of elements of each temporary buffer of a refresh.
     fn refreshed(&self, id: SegmentId) -> Vec<u64> {
         let on_gpu = self.on_gpu();
         if on_gpu.layers && self.work.layout.ranks() == 1 {
@@ -142,7 +142,7 @@ impl Walk<'_> {
         if is_gathered_in_place { vec![self.shard(id)] } else { vec![self.shard(id), self.elements(id)] }
     }
 
-    /// Copies the parameters that this rank updates, and allocates the sum of its share.
+    /// Takes buffers for a copy of the parameters that this rank updates, and for the sum of its share.
     pub(super) fn outer_step(&mut self, id: SegmentId) {
         let own = self.part(id, self.segment(id).placements.optimizer);
         self.take_on_host(Category::Staging, own);

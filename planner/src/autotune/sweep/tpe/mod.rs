@@ -1,19 +1,21 @@
-//! A tree-structured Parzen estimator (TPE): proposes points that resemble the good ones and differ from the others.
+//! A tree-structured Parzen estimator (TPE): proposes points that resemble the points of good trials and differ from
+//! the others.
 //!
 //! Bergstra, Bardenet, Bengio, Kégl 2011, "Algorithms for hyper-parameter optimization", section 4. The trials are
-//! split by loss. For each hyperparameter, the values of the good trials have the density l and those of the others the
-//! density g. Of some draws from l, the one with the largest l/g is tried, which maximizes the expected improvement.
+//! split by loss. For each hyperparameter, l is the density of the values in good trials, and g the density of the
+//! values in the others. Several values are drawn from l. The value with the largest l/g, which maximizes the expected
+//! improvement, is tried.
 
 use super::domain::{Coordinate, Domain, Draws};
 use super::propose::{Point, Random, Strategy, Tried};
 
-/// Number of random trials at the start, or a third of all trials if that is less.
+/// Maximum number of random trials at the start; at most a third of all trials, rounded up, are random.
 const RANDOM: usize = 8;
 /// The fraction of trials that count as good: the paper's γ.
 const GOOD: f64 = 0.15;
 /// Draws from l per hyperparameter.
 const CANDIDATES: usize = 24;
-/// Number of times that a draw outside of the range is repeated.
+/// Maximum number of draws until one is inside the range.
 const REDRAWN: usize = 64;
 
 /// The strategy.
@@ -58,9 +60,9 @@ impl Strategy for Tpe<'_> {
 
 /// A density over one hyperparameter.
 enum Density {
-    /// For each value, its count plus one.
+    /// Listed values: the probability of each is proportional to its count plus one.
     Counts(Vec<f64>),
-    /// A bell around each observed position, and a uniform density with the weight of one bell.
+    /// A range: a bell around each observed position, and a uniform density with the weight of one bell.
     Bells(Vec<Bell>),
 }
 
@@ -124,11 +126,11 @@ impl Density {
     }
 }
 
-/// A normal density, truncated to 0 to 1.
+/// A normal density, truncated to the range from 0 to 1.
 struct Bell {
     middle: f64,
     width: f64,
-    /// The mass inside the range.
+    /// The probability mass of the untruncated density inside the range.
     inside: f64,
 }
 

@@ -24,7 +24,7 @@ fn best(history: &[Tried]) -> f64 {
     history.iter().filter_map(|(_, loss)| *loss).fold(f64::INFINITY, f64::min)
 }
 
-/// A bowl over two logarithms, with its minimum at 1e-3 and 3e-2.
+/// A quadratic loss in the logarithms of two values, with its minimum at 1e-3 and 3e-2.
 fn bowl(texts: &[String]) -> Option<f64> {
     let of = |index: usize, floor: f64| (texts[index].parse::<f64>().unwrap() / floor).log10().powi(2);
     Some(of(0, 1e-3) + of(1, 3e-2))
