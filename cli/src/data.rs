@@ -49,10 +49,13 @@ fn prepared_text(data: &PreparedData) -> String {
     let PreparedData { name, new, cached, in_memory, documents, tokens } = data;
     let files = |count: usize| counted(count, "file", "files");
     match (new + cached, *in_memory) {
-        (0, 0) => format!("{name}: nothing to tokenize into the cache"),
-        (0, small) => format!("{name}: nothing to prepare, {} of less than 4 MiB in total", files(small)),
+        (0, 0) => format!("{name}: no text files to tokenize"),
+        (0, small) => format!(
+            "{name}: nothing to prepare: {} of less than 4 MiB in total, which each run tokenizes in memory",
+            files(small)
+        ),
         (all, _) => format!(
-            "{name}: {}, {new} tokenized now, {cached} in the cache before; {}, {} tokens",
+            "{name}: {}, {new} tokenized now, {cached} already in the cache; {}, {} tokens",
             files(all),
             format_args!("{} {}", grouped(*documents), of_number(*documents as usize, "document", "documents")),
             grouped(*tokens)

@@ -18,7 +18,7 @@ pub(crate) fn report() -> String {
     line("cores", &format!("{}, hardware threads {cores}", cores.count()));
     line(
         "processor",
-        &zero_planner::processor::name().unwrap_or_else(|| "unknown: /proc/cpuinfo does not name it".into()),
+        &zero_planner::processor::name().unwrap_or_else(|| "unknown: /proc/cpuinfo has no processor name".into()),
     );
     line("instructions", &instructions());
     #[cfg(target_arch = "aarch64")]
@@ -27,7 +27,7 @@ pub(crate) fn report() -> String {
     line("memory", &memory);
     line(
         "shared memory",
-        &or_why(zero_comm::shared_memory(), "available to the ranks of this machine", "ranks communicate over TCP"),
+        &or_why(zero_comm::shared_memory(), "available between ranks on this machine", "ranks communicate over TCP"),
     );
     line("io_uring", &or_why(zero_tier::io_uring(), "available for offload to disk", "threads read and write instead"));
     match zero_cuda::inventory() {

@@ -54,7 +54,7 @@ fn open(args: &GenerateArgs) -> Result<Generator, Error> {
     }
     if let Some(path) = &args.tokenizer {
         let tokenizer = Tokenizer::from_file(path)
-            .map_err(|error| Error::from(error).named("--tokenizer", "name the tokenizer.json of the model"))?;
+            .map_err(|error| Error::from(error).named("--tokenizer", "give the path of the model's tokenizer.json"))?;
         generator = generator.with_tokenizer(tokenizer)?;
     }
     Ok(match &args.chat_template {
@@ -85,7 +85,7 @@ fn records(args: &GenerateArgs) -> Result<(Vec<PlacedRecord>, &Path), Error> {
     if let Some(path) = &args.input {
         let path: &Path = if is_standard_input(path) { "/dev/stdin".as_ref() } else { path };
         let records = read_records(path).map_err(|error| {
-            Error::from(error).named("--input", "name a file of JSON lines with `prompt` or `messages`")
+            Error::from(error).named("--input", "give a JSON Lines file whose records have `prompt` or `messages`")
         })?;
         return Ok((records, path));
     }
@@ -155,7 +155,7 @@ fn to_file(
     }
     match &args.output {
         Some(path) => zero_engine::files::replace(path, lines)
-            .map_err(|error| Error::io(path)(error).named("--output", "name a file that can be written"))?,
+            .map_err(|error| Error::io(path)(error).named("--output", "give the path of a writable file"))?,
         None => show(&lines),
     }
     report(args, &all, taken);
@@ -171,9 +171,9 @@ fn report(args: &GenerateArgs, all: &[Generated], taken: Duration) {
     let (prompt, new): (usize, usize) = (all.iter().map(prompt).sum(), all.iter().map(new).sum());
     let seconds = taken.as_secs_f64();
     eprintln!(
-        "{} after {} of prompts in {seconds:.2} s: {:.1} tokens/s",
+        "generated {} from {} in {seconds:.2} s: {:.1} tokens/s",
         counted(new, "token", "tokens"),
-        counted(prompt, "token", "tokens"),
+        counted(prompt, "prompt token", "prompt tokens"),
         new as f64 / seconds.max(1e-9)
     );
 }

@@ -91,8 +91,9 @@ fn reach(interface: Option<&str>, timeout: Duration) -> anyhow::Result<Reach> {
         anyhow::bail!(Error::Setting {
             key: "ZERO_TRAIN_TOKEN_FILE".into(),
             message: "a run on several hosts needs a job token, and none is set".into(),
-            help: "write a secret to a file on every host, the same on all, and set ZERO_TRAIN_TOKEN_FILE to its path"
-                .into(),
+            help:
+                "write the same secret to a file on every host, and set ZERO_TRAIN_TOKEN_FILE to the path of the file"
+                    .into(),
         });
     };
     let listen = match interface {
@@ -162,8 +163,13 @@ fn lead(args: &TrainArgs, started: &Started<'_>) -> anyhow::Result<u8> {
     }
     if config.launcher.transport == Transport::Threads {
         if hosts.count > 1 || started.output.log_dir.is_some() || started.output.tee.is_some() {
-            let message = "`threads` runs all ranks in one process, which excludes several hosts, --log-dir and --tee";
-            return Err(setting("launcher.transport", message, "leave the key out: `launch` then starts processes"));
+            let message =
+                "`threads` runs all ranks in one process, so it does not support several hosts, --log-dir or --tee";
+            return Err(setting(
+                "launcher.transport",
+                message,
+                "leave the key out, so that `launch` starts one process per rank",
+            ));
         }
         return rank::run_as_threads(&config, &options);
     }
@@ -206,7 +212,7 @@ fn reach_of(hosts: &Hosts, config: &Config) -> anyhow::Result<Option<Reach>> {
     }
     if config.launcher.min_ranks.is_some() {
         let message = "a run on several hosts always restarts with all ranks";
-        return Err(setting("launcher.min_ranks", message, "leave it out, or train on one host"));
+        return Err(setting("launcher.min_ranks", message, "leave the key out, or train on one host"));
     }
     reach(config.launcher.interface.as_deref(), zero_engine::timeout(config)).map(Some)
 }

@@ -87,7 +87,7 @@ pub(crate) fn plan(args: &PlanArgs) -> anyhow::Result<u8> {
                     .on_hosts(config.ranks_per_host())
                     .resolve(Some(config.world_size))
                 {
-                    Err(_) => "conflicts with the rest of the file".to_string(),
+                    Err(_) => "conflicts with other keys of the configuration".to_string(),
                     Ok(config) => match planner.memory_plan(&config)?.prediction() {
                         Some(Ok(time)) => format!("{:.1} ms", time.step_seconds * 1e3),
                         Some(Err(missing)) => format!("unknown: {missing}"),
@@ -101,7 +101,7 @@ pub(crate) fn plan(args: &PlanArgs) -> anyhow::Result<u8> {
     if args.grid {
         let terminal = console::Term::stdout();
         let columns = if terminal.is_term() { usize::from(terminal.size().1) } else { 120 };
-        show("\nassuming that the forward of a chunk takes one second, the backward two, and a message no time:\n");
+        show("\nassuming that the forward of a chunk takes 1 s, its backward 2 s, and messages no time:\n");
         show(&plan.grid(columns));
     }
     Ok(0)

@@ -117,7 +117,10 @@ impl Batch {
         self.map(|tensor| match names.next() {
             Some(name) if whole.iter().any(|whole| whole == name) => Ok(tensor.clone()),
             Some(name) if tensor.rank() < 2 => {
-                candle_core::bail!("ranks share sequences, and `{name}` of shape {:?} has none", tensor.shape())
+                candle_core::bail!(
+                    "ranks share sequences, but `{name}` of shape {:?} has no sequence dimension",
+                    tensor.shape()
+                )
             }
             _ => group.slice(tensor),
         })
@@ -229,18 +232,17 @@ impl Batch {
         let missing = |input: &String| !self.named_inputs.iter().any(|(name, _)| name == input);
         if let Some((input, layer)) = model.inputs.iter().find(|(input, _)| missing(input)) {
             let message =
-                format!("layer `{layer}` takes `{input}`, which is no input of the batch and no earlier layer");
+                format!("layer `{layer}` takes `{input}`, which is neither an input of the batch nor an earlier layer");
             return Err(Error::setting("Layers::inputs", message, there()));
         }
         match (model.takes_unnamed, self.inputs.tensors().is_empty()) {
             (true, true) => {
-                let message = format!("layer `{}` takes inputs without a name, and the batch has none", model.first);
-                let help = format!("name what it takes, `.inputs([\"…\"])`: {}", self.listed());
+                let message = format!("layer `{}` takes unnamed inputs, but the batch has none", model.first);
+                let help = format!("name the inputs of the layer with `.inputs([\"…\"])`; {}", self.listed());
                 return Err(Error::setting("Layers::inputs", message, help));
             }
             (false, false) => {
-                let message =
-                    format!("layer `{}` names its inputs, and the batch has inputs without a name", model.first);
+                let message = format!("layer `{}` takes named inputs, but the batch has unnamed inputs", model.first);
                 return Err(Error::setting("Batch::new", message, "name all of them with `Batch::named`"));
             }
             _ => {}

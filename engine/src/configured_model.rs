@@ -199,8 +199,8 @@ fn vocab_size(configured: Option<usize>, tokenizer: Option<usize>, pretrained: O
         (None, Some(needed)) => Ok(needed),
         (None, None) => Err(Error::setting(
             "model.vocab_size",
-            "`auto` takes the vocabulary size from the tokenizer, but the data has none",
-            "set it to the largest token of the files plus one, or set `data.tokenizer` to the tokenizer.json that made the files",
+            "`auto` takes the vocabulary size from the tokenizer, but the data has no tokenizer",
+            "set it to the largest token of the files plus one, or set `data.tokenizer` to the tokenizer.json that produced the files",
         )),
     }
 }
@@ -221,8 +221,8 @@ pub fn build(config: &Config, layers: Layers, dtype: DType) -> Result<Model, Err
 pub fn cut(config: &Config, layers: Layers, rank: usize) -> Result<Layers, Error> {
     let ranks = config.tensor_size();
     if ranks > 1 && !layers.is_tensor_parallel() {
-        let message = "the layers of this model cannot be cut among ranks";
-        let help = "leave the key out; in a program of your own, call `Layers::tensor_parallel` if its layers cut their parameters";
+        let message = "the layers of this model do not support tensor parallelism";
+        let help = "leave the key out; in your own program, call `Layers::tensor_parallel` if the layers split their parameters among ranks";
         return Err(Error::setting("tensor_parallel.autotp_size", message, help));
     }
     Ok(layers.cut_among((rank % ranks, ranks)))

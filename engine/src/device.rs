@@ -29,7 +29,7 @@ pub(crate) fn check(config: &Config) -> Result<(), Error> {
     let offloaded = &config.zero.offload_optimizer;
     let is_split = offloaded.device != OffloadDevice::None && offloaded.ratio < 1.0;
     if config.training.device == Compute::Cpu {
-        let message = "it splits state between a GPU and the host, but layers run on the CPU";
+        let message = "the key splits state between a GPU and the host, but layers run on the CPU";
         return if is_split { Err(Error::setting(RATIO, message, "leave it out")) } else { Ok(()) };
     }
     if cfg!(not(feature = "cuda")) {
@@ -42,18 +42,22 @@ pub(crate) fn check(config: &Config) -> Result<(), Error> {
         return Err(Error::setting(&key, message, "use AdamW, or write `training.device: cpu`"));
     }
     if matches!(config.optimizer, zero_config::Optimizer::Custom(_)) {
-        let message = "an optimizer of the program is implemented on the CPU only";
+        let message = "the program's own optimizer runs on the CPU only";
         return Err(Error::setting("optimizer.type", message, "use AdamW, or write `training.device: cpu`"));
     }
     let not_there = |key: &str, message: &str, help: &str| Err(Error::setting(key, message, help));
     let mut groups = config.training.param_groups.iter().flatten();
     if let Some(index) = groups.position(|group| group.clipping().is_some()) {
         let (key, help) = (format!("training.param_groups.{index}"), "clip all parameters alike");
-        return not_there(&key, "the gradients of a group are not clipped by themselves on GPUs", help);
+        return not_there(&key, "clipping the gradients of one group is implemented on the CPU only", help);
     }
     if config.training.gradient_noise_scale.is_some() {
         let help = "leave the section out, or write `training.device: cpu`";
-        return not_there("training.gradient_noise_scale", "the noise scale is not measured on GPUs", help);
+        return not_there(
+            "training.gradient_noise_scale",
+            "the gradient noise scale is measured on the CPU only",
+            help,
+        );
     }
     if config.quantization_config.as_ref().is_some_and(|section| section.quantizes()) {
         let help = "leave the section out, or write `training.device: cpu`";
@@ -104,7 +108,7 @@ pub(crate) fn check(config: &Config) -> Result<(), Error> {
         return not_there(&format!("zero_optimization.{key}"), message, "leave it out, or train on the CPU");
     }
     if config.preference.is_some() {
-        return not_there("preference", "losses of pairs are computed on the CPU only", "train on the CPU");
+        return not_there("preference", "preference losses are computed on the CPU only", "train on the CPU");
     }
     if config.pipeline.stages > 1 && config.pipeline.partition_method == PartitionMethod::Time {
         let message = "layers are timed on the CPU only";
@@ -252,7 +256,7 @@ pub(crate) fn connect(
                 };
                 let recorder = timeline.map(GpuTimeline::recorder);
                 let attached = zero_nccl::attach_recorded(&*comm, &device, recorder)?;
-                return Ok((attached, Some(format!("between GPUs: NCCL, {what}"))));
+                return Ok((attached, Some(format!("between GPUs: NCCL for {what}"))));
             }
             (Some(why), GpuTransport::Nccl) => {
                 let help = "set it to `auto`, which copies through the host where NCCL is unavailable";

@@ -98,21 +98,21 @@ impl LossWeights {
                 loaded.push((other != index).then_some(batch));
             }
             let known = known(own, mean, data)?;
-            self.0.set(known).map_err(|_| Error::Batch("the weights of its loss are known already".into()))?;
+            self.0.set(known).map_err(|_| Error::Batch("the weights of its loss were already computed".into()))?;
             Ok(first)
         }
     }
 }
 
 fn differ() -> Error {
-    Error::Batch("some micro-batches of a step have targets that may be ignored (i64), and others have not".into())
+    Error::Batch("some micro-batches of a step have targets that may be ignored (i64), but others do not".into())
 }
 
 fn weight(model: &Model, batch: &Batch) -> Result<Option<u64>, Error> {
     let weight = model.loss_weight(&batch.loss_targets(model.signature())?)?;
     match weight {
         Some(weight) if weight > MOST => {
-            Err(Error::Batch(format!("the weight of a micro-batch is {weight}; the largest one is 2^40")))
+            Err(Error::Batch(format!("the weight of a micro-batch is {weight}; the maximum is 2^40")))
         }
         weight => Ok(weight),
     }
@@ -132,9 +132,7 @@ fn known(own: Vec<u64>, mean: Mean, data: &dyn Communicator) -> Result<Known, Er
         Mean::EachMicroBatch => (ranks, &|index| totals[index]),
     };
     if mean != Mean::EachMicroBatch && totals[0] == 0 {
-        return Err(Error::Batch(
-            "all targets of the step are ignored (-100), so its loss is a mean over nothing".to_string(),
-        ));
+        return Err(Error::Batch("all targets of the step are ignored (-100), so its loss is undefined".to_string()));
     }
     let factors = own.iter().enumerate().map(|(index, &weight)| factor(weight, micro_batches, total(index)));
     let factors = factors.collect();

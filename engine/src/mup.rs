@@ -18,8 +18,8 @@ const FILE: &str = "mup.base_shapes";
 pub(crate) fn with_base_shapes(config: &Config, layers: Layers) -> Result<Layers, Error> {
     let Some(path) = config.mup.as_ref().and_then(|mup| mup.base_shapes.as_deref()) else { return Ok(layers) };
     if layers.has_base_shapes() {
-        let message = "the program has given its layers a base model with `Layers::with_base_shapes`";
-        return Err(Error::setting(FILE, message, "keep one of the two"));
+        let message = "the program already sets a base model with `Layers::with_base_shapes`";
+        return Err(Error::setting(FILE, message, "remove this key, or the call of `Layers::with_base_shapes`"));
     }
     let text = fs::read_to_string(path).map_err(|error| {
         Error::io(path)(error).named(FILE, "name a file that `mup.make_base_shapes` or `mup.save_base_shapes` wrote")
@@ -64,17 +64,13 @@ pub(crate) fn scaled(config: &Config, parameter: &Parameter, mut tuning: Tuning)
         return Ok(tuning);
     };
     let Some(widths) = parameter.widths() else {
-        let message = "the optimizer scales learning rates by the widths of a base model, and the model has none";
+        let message = "the optimizer scales learning rates by the widths of a base model, but no base model is set";
         let help = "write `mup.base_shapes`, call `Layers::with_base_shapes`, or use another optimizer";
         return Err(Error::setting("optimizer.type", message, help));
     };
     if widths.count() > 2 {
-        let message = format!("`{}` has more than two dimensions that are widths", parameter.name());
-        return Err(Error::setting(
-            "mup",
-            message,
-            "only two dimensions of a parameter may differ from the base model",
-        ));
+        let message = format!("more than two dimensions of `{}` differ from the base model", parameter.name());
+        return Err(Error::setting("mup", message, "change at most two dimensions of a parameter"));
     }
     let divisor = divisor(&config.optimizer, widths);
     if divisor != 1.0 {

@@ -25,7 +25,8 @@ pub(crate) fn with_matrices(config: &Config, model: Model) -> Result<Model, Erro
         let own: Vec<ParameterId> = (0..members.len()).filter(is_own).collect();
         let section = group.map_or("optimizer".to_string(), |group| format!("{}.optimizer", at(group)));
         if own.is_empty() && members.iter().any(Option::is_some) {
-            let message = "all trained parameters belong to groups that have an optimizer of their own";
+            let message =
+                "the optimizer has no parameters: all trained parameters belong to groups with their own optimizers";
             return Err(Error::setting(&section, message, "remove a group's `optimizer`"));
         }
         for (parameter, matrix) in matrices(optimizer, &section, &own, &model)? {
@@ -56,7 +57,9 @@ fn matrices(
         (config::Optimizer::Adafactor(_), _) => {
             if let Some((_, parameter)) = own.clone().find(|(_, parameter)| parameter.shape().rank() > 2) {
                 let name = parameter.name();
-                let message = format!("Adafactor with more than two dimensions is not implemented: `{name}`");
+                let message = format!(
+                    "Adafactor is not implemented for parameters with more than two dimensions, such as `{name}`"
+                );
                 let key = format!("{section}.type");
                 return Err(Error::setting(&key, message, "use AdamW, or freeze the parameter"));
             }
@@ -76,7 +79,7 @@ fn matrices(
                 let selection = matching(&key, std::slice::from_ref(pattern), model.parameters())?;
                 if !of_two.clone().any(|(_, parameter, _)| selection.contains(parameter.name())) {
                     let message = format!("no parameter that matches `{pattern}` has two dimensions");
-                    return Err(Error::setting(&key, message, "name matrices"));
+                    return Err(Error::setting(&key, message, "name parameters with two dimensions"));
                 }
             }
             let selection = patterns.map(|patterns| matching(&key, patterns, model.parameters())).transpose()?;
@@ -86,7 +89,7 @@ fn matrices(
             let selected = of_two.filter(|(_, parameter, _)| is_selected(parameter.name()));
             let selected: Vec<_> = selected.map(|(p, _, shape)| (p, muon_states(shape))).collect();
             if selected.is_empty() {
-                let message = "there is no trainable matrix that Muon could orthogonalize";
+                let message = "the model has no trainable matrix that Muon can orthogonalize";
                 return Err(Error::setting(&key, message, "name matrices, or use AdamW"));
             }
             Ok(selected)
@@ -106,7 +109,7 @@ fn check_custom(config: &Config, optimizer: &dyn CustomOptimizer, model: &Model)
     let reserved = [Average::STATE, ScheduleFree::OFFSET, ""];
     let is_taken = |(index, name): &(usize, &&str)| reserved.contains(*name) || names[..*index].contains(*name);
     if let Some((_, name)) = names.iter().enumerate().find(is_taken) {
-        let message = format!("the program's optimizer has a state named `{name}`, a name that is taken");
+        let message = format!("the program's optimizer has a state named `{name}`, but this name is already taken");
         return Err(Error::setting("optimizer.type", message, "give each state a name of its own"));
     }
     let mut matrices = model.parameters().iter().filter_map(|parameter| Some((parameter.name(), parameter.matrix()?)));
@@ -114,15 +117,19 @@ fn check_custom(config: &Config, optimizer: &dyn CustomOptimizer, model: &Model)
     let states = names.len();
     if let Some((name, matrix)) = matrices.find(|(_, matrix)| matrix.values.len() > states) {
         let count = matrix.values.len();
-        let message = format!("the program's optimizer keeps {count} states of `{name}` and names {states}");
-        return Err(Error::setting("optimizer.type", message, "name a state for each of its numbers of values"));
+        let message = format!("the program's optimizer keeps {count} states of `{name}`, but names only {states}");
+        return Err(Error::setting(
+            "optimizer.type",
+            message,
+            "return a name for each state from `CustomOptimizer::states`",
+        ));
     }
     if config.bf16.bf16_optimizer_states || config.bf16.bf16_master_weights_and_grads {
         let message = format!("the program's optimizer updates `{name}` as a whole, which is not implemented in bf16");
         return Err(Error::setting("bf16", message, "keep states and the copy of the parameters in f32"));
     }
     if config.gradient_dtype() != config::Dtype::F32 {
-        let message = format!("the program's optimizer updates `{name}` as a whole, from gradients in f32");
+        let message = format!("the program's optimizer updates `{name}` as a whole, which needs gradients in f32");
         return Err(Error::setting("data_types.grad_accum_dtype", message, "write `grad_accum_dtype: fp32`"));
     }
     Ok(())
@@ -206,7 +213,7 @@ pub fn members(config: &Config, model: &Model) -> Result<Vec<Option<usize>>, Err
                 ),
                 None => fail(
                     "the group selects no parameter of this model".to_string(),
-                    "a parameter has to be in all of `params`, `kinds` and `layers` that are written",
+                    "change `params`, `kinds` or `layers`, so that a parameter matches all that are set",
                 ),
             };
         };
@@ -214,7 +221,7 @@ pub fn members(config: &Config, model: &Model) -> Result<Vec<Option<usize>>, Err
         if free.is_empty() {
             let name = model.parameters()[first].name();
             return fail(
-                format!("earlier groups have all parameters of the group, such as `{name}`"),
+                format!("earlier groups already contain all parameters of this group, such as `{name}`"),
                 "write the group that selects fewer parameters first",
             );
         }

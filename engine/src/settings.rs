@@ -77,7 +77,7 @@ impl Settings {
         }
         if let (2.., Some(buffer)) = (config.tensor_size(), model.buffers().first()) {
             let message = format!(
-                "ranks have slices of sequences, and the buffer `{}` has statistics of whole ones",
+                "each rank has slices of sequences, but the buffer `{}` needs statistics of whole sequences",
                 buffer.name()
             );
             let help = "use a model without running statistics, or leave the key out";
@@ -85,7 +85,7 @@ impl Settings {
         }
         if config.context_size() > 1 && model.whole_inputs().is_none() {
             let message = "ranks cannot share the sequences of this model: its layers may mix positions";
-            let help = "leave the key out; in a program of your own, call `Layers::shares_sequences` if its layers compute each position alone, or mix them by this project's attention";
+            let help = "leave the key out; in your own program, call `Layers::shares_sequences` if the layers compute each position alone, or mix positions only with this project's attention";
             return Err(Error::setting(config.context_key(), message, help));
         }
         let ranks = config.shard_group_size();
@@ -330,9 +330,9 @@ fn optimizers(optimizer: &config::Optimizer, model: &Model) -> Result<Vec<Optimi
         }
         From::Custom(config::Custom { weight_decay, .. }) => {
             let Some(rule) = model.optimizer().cloned() else {
-                let message = "type Custom stands for an optimizer of the program, and this program has none";
+                let message = "`type: Custom` selects the program's own optimizer, but this program has none";
                 let help =
-                    "call `Trainer::optimizer` or `Layers::optimizer` in a program of your own, or write another type";
+                    "call `Trainer::optimizer` or `Layers::optimizer` in your own program, or write another type";
                 return Err(Error::setting(KEY, message, help));
             };
             Optimizer::Custom(Custom { rule, weight_decay })

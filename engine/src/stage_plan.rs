@@ -272,7 +272,7 @@ fn cut(
     cut.map_err(|error| {
         let key = if size.chunks > 1 { "pipeline.virtual_stages" } else { "pipeline.stages" };
         let help = match &error {
-            SplitError::TooFewLayers { layers, .. } => format!("this model can be cut into at most {layers}"),
+            SplitError::TooFewLayers { layers, .. } => format!("cut this model into at most {layers} parts"),
             _ => "use another `pipeline.partition_method`".into(),
         };
         Error::setting(key, error.to_string(), help)

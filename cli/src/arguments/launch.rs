@@ -10,8 +10,8 @@ use zero_train::process::launch::{Hosts, Tee};
 
 /// Options of `launch`.
 #[derive(Debug, Args)]
-#[command(override_usage = "zero-train launch [OPTIONS] --config <FILE> [OPTIONS OF TRAINING]\n       \
-                            zero-train launch [OPTIONS] [--] <PROGRAM> [ARGUMENTS OF THE PROGRAM]...")]
+#[command(override_usage = "zero-train launch [OPTIONS] --config <FILE> [TRAINING OPTIONS]\n       \
+                            zero-train launch [OPTIONS] [--] <PROGRAM> [PROGRAM ARGUMENTS]...")]
 pub(crate) struct LaunchArgs {
     /// Ranks per host: a number, cpu (one per core), or auto [default: the same number as without `launch`, but 1 for a
     /// program]
@@ -122,7 +122,7 @@ impl LaunchArgs {
             (1, _) => 0,
             (_, None) => {
                 return Err(format!(
-                    "the index of this host among {count} is missing: give --node-rank, from 0 to {}",
+                    "this is one of {count} hosts, but --node-rank is missing: give the index of this host, from 0 to {}",
                     count - 1
                 ));
             }
@@ -152,11 +152,11 @@ impl LaunchArgs {
         let Some(all) = self.train.config.num_processes.map(|ranks| ranks as usize) else { return Ok(here) };
         match here {
             Some(here) if here * hosts != all => Err(format!(
-                "--num-processes {all} is the number of all ranks, but --nproc-per-node {here} on {hosts} hosts makes {}",
+                "--num-processes {all} is the total number of ranks, but --nproc-per-node {here} on {hosts} hosts starts {}",
                 here * hosts
             )),
             _ if !all.is_multiple_of(hosts) => Err(format!(
-                "--num-processes {all} is the number of all ranks; it is not a multiple of the {hosts} hosts"
+                "--num-processes {all} is the total number of ranks, but it is not a multiple of the {hosts} hosts"
             )),
             _ => Ok(Some(all / hosts)),
         }

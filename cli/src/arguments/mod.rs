@@ -214,7 +214,7 @@ impl TrainArgs {
         ];
         match options.into_iter().find(|(_, given)| *given) {
             Some((name, _)) => Err(format!(
-                "{name} is an option of training, not of `launch` with a program; if it is an option of the program, write it after the program"
+                "{name} is a training option, so `launch` does not accept it before a program; if it belongs to the program, write it after the program"
             )),
             None => Ok(()),
         }
@@ -248,12 +248,12 @@ impl Cli {
 /// Returns the parser. Flags may contain `_` in place of `-`, since torchrun, deepspeed and accelerate use both.
 fn command() -> clap::Command {
     let launch = |launch: clap::Command| {
-        let ranks = "Number of ranks on all hosts together, as for accelerate";
+        let ranks = "Total number of ranks on all hosts, as in `accelerate launch`";
         launch
             .mut_arg("num_processes", |arg| arg.help(ranks).long_help(ranks))
             .mut_arg("max_restarts", |arg| arg.env("PET_MAX_RESTARTS"))
     };
-    let most = "Maximum number of ranks [default: launcher.num_processes, else one for each GPU, without GPUs as few as the other keys allow]";
+    let most = "Maximum number of ranks [default: launcher.num_processes, else one per GPU, or without GPUs the fewest that the other keys allow]";
     let autotune = |autotune: clap::Command| autotune.mut_arg("num_processes", |arg| arg.help(most).long_help(most));
     underscores(Cli::command().mut_subcommand("launch", launch).mut_subcommand("autotune", autotune))
 }

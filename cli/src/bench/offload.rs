@@ -178,5 +178,5 @@ fn print(what: &str, moved: Moved, times: &Times) {
     println!("  share of the floor's rate   {}", spread(of_rate.collect(), 1, "%"));
     let bound = both.zip(&times.computing).map(|((subject, floor), computing)| (subject, floor.max(computing)));
     let times = bound.map(|(subject, bound)| subject.as_secs_f64() / bound.as_secs_f64());
-    println!("  times the longer of floor and arithmetic {}", spread(times.collect(), 2, "×"));
+    println!("  time / max(floor, arithmetic) {}", spread(times.collect(), 2, "×"));
 }

@@ -19,8 +19,12 @@ use super::figures::{spread, summary};
 pub(crate) fn optimizers(millions: usize, repeats: usize) -> anyhow::Result<u8> {
     zero_model::ops::set_threads(1);
     let parameters = millions * 1_000_000;
-    println!("updates of {millions} million parameters, one thread, {repeats} runs that alternate with the floor");
-    println!("the floor reads and writes the same bytes; the share is of its rate");
+    println!(
+        "each optimizer updates {millions} million parameters on one thread; {repeats} runs alternate with the floor"
+    );
+    println!(
+        "the floor is a loop that reads and writes the same bytes; the share is the optimizer's rate divided by the floor's rate"
+    );
     for (name, optimizer) in all() {
         let (subject, floor) = against_floor(&optimizer, parameters, repeats);
         show(name, bytes_per_parameter(optimizer.states().len()), (&subject, &floor), 1.0);

@@ -103,7 +103,7 @@ fn config(stages: usize, schedule: &str, micro_batches: usize) -> std::result::R
 /// Fails if a rank fails.
 pub(crate) fn pipeline(stages: &[usize], micro_batches: usize, repeats: usize) -> anyhow::Result<u8> {
     println!(
-        "each stage sleeps {} ms in forward, input backward and weight backward; {micro_batches} micro-batches; medians of {repeats} steps",
+        "each stage sleeps {} ms in each forward, input backward and weight backward; {micro_batches} micro-batches; medians of {repeats} steps",
         PACE.as_millis()
     );
     println!(

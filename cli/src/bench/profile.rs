@@ -61,7 +61,7 @@ fn print(
     peak: f64,
 ) {
     println!(
-        "a step of rank 0 takes {:.1} ms; peak, from multiply-adds in registers: {:.0} GFLOP/s",
+        "a step of rank 0 takes {:.1} ms; peak {:.0} GFLOP/s, measured with multiply-adds in registers",
         whole / steps * 1e3,
         peak / 1e9
     );

@@ -264,8 +264,7 @@ fn architecture(manifest: &Manifest, dtype: ExportDtype) -> Result<(Value, Facto
 /// Returns factors for the weights of the last norm. They divide the inputs of the head, as µP does in a model that is
 /// wider than its base model. The products are exact if the divisor is a power of two, and otherwise rounded once.
 fn readout_factors(config: &Config) -> Result<Factors, String> {
-    let none =
-        |of: &str| Err(format!("moving the factor of {of} of a model in µP into the weights is not implemented"));
+    let none = |of: &str| Err(format!("folding the µP factor of {of} into the weights is not implemented"));
     let (divisor, names): (_, &[&str]) = match (&config.model, config.base_model()) {
         (Some(Model::Gpt2(model)), Some(Model::Gpt2(base))) => {
             if model.n_embd / model.n_head != base.n_embd / base.n_head {

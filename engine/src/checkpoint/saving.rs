@@ -111,7 +111,7 @@ impl Engine {
     pub fn save_checkpoint_in_background(&mut self, root: impl AsRef<Path>, state: Value) -> Result<Duration, Error> {
         let started = std::time::Instant::now();
         if self.zero.outer().is_some() {
-            let message = "a copy of all replicates' states is not implemented";
+            let message = "saving in the background is not implemented for local steps";
             return Err(Error::setting("training.local_steps", message, "use `Engine::save_checkpoint_with`"));
         }
         self.has_own_weights("a checkpoint")?;

@@ -88,7 +88,7 @@ impl StoredModel {
             .map_err(|error| Error::from(error).named(FOLDER, "name the folder of a checkpoint or of a run"))?;
         let recorded = &manifest.config;
         if recorded["model"].is_null() {
-            let message = format!("the program of {} built its model in code", folder.display());
+            let message = format!("the program that wrote {} built its model in code", folder.display());
             let help = "generate in the program, with `Generator::of_layers`";
             return Err(Error::setting(FOLDER, message, help));
         }

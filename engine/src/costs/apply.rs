@@ -195,7 +195,9 @@ fn of_layer(
     let (first, second) = match (of.backward_input, of.backward_weight) {
         (Some(first), Some(second)) => (first.median, second.median),
         _ if is_cut => {
-            return Err(format!("the table lacks separate times of the two halves of the backward of `{name}`"));
+            return Err(format!(
+                "the table has no separate times of the input backward and the weight backward of `{name}`"
+            ));
         }
         _ => (of.backward.median, 0.0),
     };

@@ -16,7 +16,7 @@ impl CostTable {
         let (low, high) = (self.micro_batch(), other.micro_batch());
         if !(low <= micro_batch && micro_batch <= high && low < high) {
             return Err(format!(
-                "cannot interpolate to a micro-batch of {micro_batch}: it is not between {low} and {high}"
+                "cannot interpolate to a micro-batch of {micro_batch}, which is not between {low} and {high}"
             ));
         }
         let share = (micro_batch - low) as f64 / (high - low) as f64;

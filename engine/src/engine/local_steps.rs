@@ -70,7 +70,7 @@ impl Engine {
             return Ok(());
         }
         let message =
-            format!("{what} needs equal replicates, and the last outer step was after step {}", self.averaged);
+            format!("{what} needs equal replicates, but the last outer step was after step {}", self.averaged);
         Err(Error::setting(KEY, message, "call `Engine::outer_step` first"))
     }
 }

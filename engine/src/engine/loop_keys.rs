@@ -49,8 +49,8 @@ pub(super) fn warn(config: &Config, rank: usize) {
         let keys = keys.iter().map(|key| format!("`{key}`")).collect::<Vec<_>>().join(", ");
         WARNED.call_once(|| {
             eprintln!(
-                "warning: `Engine` ignores {keys}: only a training loop can honour them\n  \
-                 help: use `Trainer`, or leave out the keys that your own training loop does not honour"
+                "warning: `Engine` ignores {keys}: only a training loop can apply them\n  \
+                 help: use `Trainer`, or leave out the keys that your own training loop does not apply"
             );
         });
     }

@@ -283,7 +283,7 @@ pub enum DataError {
     },
     /// A file of the cache is damaged. It has been removed.
     #[error(
-        "{}, byte {byte}: the cached tokens are damaged\n  help: start again, which builds the removed file anew; check the disk if it happens twice",
+        "{}, byte {byte}: the cached tokens are damaged\n  help: start again to rebuild the file, which has been removed; check the disk if this happens again",
         path.display()
     )]
     CacheEntry {
@@ -293,7 +293,7 @@ pub enum DataError {
         byte: u64,
     },
     /// A file was written to while it was read.
-    #[error("{}: the file changed while it was read\n  help: start again once it is complete", path.display())]
+    #[error("{}: the file changed while it was read\n  help: start again when the file is complete", path.display())]
     Changed {
         /// The file.
         path: PathBuf,
@@ -371,7 +371,7 @@ impl DataError {
                 Some("unpack it or convert it to text; `data.format: bytes` trains on the raw bytes")
             }
             Self::Format { .. } => Some("correct `data.format`, or leave it out to recognize files by their content"),
-            Self::NoSplit { .. } => Some("write another `split`, or leave it out to name files"),
+            Self::NoSplit { .. } => Some("write another `split`, or leave the key out to name files"),
             Self::Slice { .. } => Some("write another slice in `split`, or the whole split"),
             Self::Column { .. } => Some("set `data.text_key` to the column with the text"),
             _ => None,

@@ -20,7 +20,7 @@ pub use data::{At, DataError};
 pub enum Error {
     /// An operation needs the weights while their averages replace them.
     #[error(
-        "{what} needs the weights, and their averages are in their place: `Engine::with_averages` has not returned, or failed"
+        "{what} needs the weights, but their averages replace them: `Engine::with_averages` has not returned, or it failed"
     )]
     Exchanged {
         /// What needs the weights.
@@ -61,7 +61,7 @@ pub enum Error {
     /// An evaluation changed a module buffer, such as the running statistics of a BatchNorm in training mode.
     #[error(
         "the evaluation changed the buffer `{name}`: a module normalizes with the statistics of the micro-batch\n  \
-         help: use `ops::BatchNorm`, or pass whether the pass trains: `norm.forward_t(x, pass.training)` in `Layer::run`"
+         help: use `ops::BatchNorm`, or pass the training flag of the pass: `norm.forward_t(x, pass.training)` in `Layer::run`"
     )]
     ChangedBuffer {
         /// Its full name.

@@ -204,7 +204,7 @@ pub(super) fn backward(
     let mut taken = (0..inputs.len()).filter(taken).peekable();
     if taken.peek().is_some() && taken.all(|index| gradients[index].is_none()) {
         let what = format!(
-            "layer `{}` passes no gradient to the layer before: an operation without a backward?",
+            "layer `{}` passes no gradient to the previous layer; one of its operations may have no backward",
             built.name()
         );
         return Err(Error::Tensor(candle_core::Error::Msg(what)));

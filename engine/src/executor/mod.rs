@@ -84,7 +84,7 @@ impl Observed<'_> {
         let find = |name: &S| {
             let place = self.signature.outputs.iter().position(|output| output == name.as_ref());
             let found = place.and_then(|place| self.outputs.tensors().get(place)).cloned();
-            found.ok_or_else(|| Error::Batch(format!("the loss does not see an output `{}`", name.as_ref())))
+            found.ok_or_else(|| Error::Batch(format!("the loss receives no output `{}`", name.as_ref())))
         };
         Ok(Activations::new(names.iter().map(find).collect::<Result<_, _>>()?))
     }
@@ -195,8 +195,8 @@ fn carry_out(program: &Program, context: &mut Context<'_>) -> Result<StepOutput,
             }
             Instruction::Offload { item: Item::Activations { layer, micro_batch } } => {
                 let inputs = micro_batches[*micro_batch].kept.remove(layer);
-                let inputs =
-                    inputs.ok_or_else(|| Error::Batch("inputs that were not kept cannot be written".into()))?;
+                let inputs = inputs
+                    .ok_or_else(|| Error::Batch("cannot offload the inputs of a layer that were not kept".into()))?;
                 disk(&mut context.kept)?.offload((*layer, *micro_batch), &inputs)?;
             }
             Instruction::AwaitOffload { item: Item::Activations { layer, micro_batch } } => {
@@ -262,7 +262,8 @@ fn is_here(zero: &ShardedState, layer: LayerId) -> bool {
 }
 
 fn disk<'k>(kept: &'k mut Option<&mut ActivationOffload>) -> Result<&'k mut ActivationOffload, Error> {
-    kept.as_deref_mut().ok_or_else(|| Error::Zero(ZeroError::Internal("there is no file for what is kept".into())))
+    kept.as_deref_mut()
+        .ok_or_else(|| Error::Zero(ZeroError::Internal("no file is open for the inputs of layers".into())))
 }
 
 fn send(

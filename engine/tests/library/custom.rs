@@ -243,16 +243,28 @@ fn mistakes_are_errors() {
     };
     let whole = "updates `transformer.wpe.weight` as a whole, which is not implemented";
     for (layers, text, expected) in [
-        (gpt2(), CUSTOM.to_string(), "type Custom stands for an optimizer of the program, and this program has none"),
+        (gpt2(), CUSTOM.to_string(), "`type: Custom` selects the program's own optimizer, but this program has none"),
         (gpt2().optimizer(ADAMAX), "optimizer: {type: AdamW}".to_string(), "which the configuration does not use"),
         (
             gpt2().optimizer(Wide),
             format!("{CUSTOM}\nbf16: {{enabled: true, bf16_master_weights_and_grads: true}}"),
             &format!("{whole} in bf16"),
         ),
-        (gpt2().optimizer(Nameless), CUSTOM.to_string(), "keeps 1 states of `transformer.wte.weight` and names 0"),
-        (gpt2().optimizer(Named(&["a", "b", "a"])), CUSTOM.to_string(), "has a state named `a`, a name that is taken"),
-        (gpt2().optimizer(Named(&["ema"])), CUSTOM.to_string(), "has a state named `ema`, a name that is taken"),
+        (
+            gpt2().optimizer(Nameless),
+            CUSTOM.to_string(),
+            "keeps 1 states of `transformer.wte.weight`, but names only 0",
+        ),
+        (
+            gpt2().optimizer(Named(&["a", "b", "a"])),
+            CUSTOM.to_string(),
+            "has a state named `a`, but this name is already taken",
+        ),
+        (
+            gpt2().optimizer(Named(&["ema"])),
+            CUSTOM.to_string(),
+            "has a state named `ema`, but this name is already taken",
+        ),
     ] {
         let said = error(layers, &text);
         assert!(said.contains(expected), "{said}");

@@ -39,8 +39,8 @@ fn the_step_is_that_of_one_micro_batch() {
 #[test]
 fn what_cannot_be_dealt_is_an_error() {
     for (ranks, more, rows, expected) in [
-        (1, "", &[4, 4, 4][..], "have 8 samples together"),
-        (1, "", &[8, 0], "not empty"),
+        (1, "", &[4, 4, 4][..], "have 8 samples in total"),
+        (1, "", &[8, 0], "none may be empty"),
         (2, "", &[4, 2, 2], "must be a multiple of 2"),
         (2, "pipeline: {stages: 2}", &[3, 1, 2, 2], "cannot pass through the stages of a pipeline"),
     ] {

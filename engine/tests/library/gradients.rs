@@ -168,7 +168,7 @@ fn a_layer_that_passes_no_gradient_on_is_named() {
     for zero_stage in [0, 3] {
         for said in first_step(2, &config(2, zero_stage, ""), model) {
             let error = said.expect_err("the cut went unnoticed");
-            assert!(error.contains("layer `second` passes no gradient to the layer before"), "{error}");
+            assert!(error.contains("layer `second` passes no gradient to the previous layer"), "{error}");
         }
     }
 }

@@ -360,7 +360,7 @@ fn groups_that_cannot_be_updated_are_errors() {
     };
     expect(&format!("{{params: '*.q_proj.*', {sgd}}}"), "", &["param_groups.0.params", "`*.q_proj.*`"]);
     expect(&format!("{{kinds: head, {sgd}}}"), "", &["param_groups.0", "selects no parameter"]);
-    expect(&format!("{{params: '*', {sgd}}}"), "", &["in: optimizer", "optimizer of their own"]);
+    expect(&format!("{{params: '*', {sgd}}}"), "", &["in: optimizer", "groups with their own optimizers"]);
     let muon = "{kinds: norm, optimizer: {type: Muon}}";
     expect(muon, "", &["param_groups.0.optimizer.params.matrices", "no trainable matrix"]);
     let wrong = "{layers: [0], optimizer: {type: Muon, params: {matrices: ['*.h.1.mlp.c_fc.weight']}}}";

@@ -314,7 +314,7 @@ fn exports_and_stored_models_are_the_trained_model() {
         let said = if norm.is_empty() { "write the same section" } else { "leave the section out" };
         assert!(error.contains(said), "{error}");
         if norm.is_empty() {
-            let said = "no config.json: moving the factor of the attention of a model in µP";
+            let said = "no config.json: folding the µP factor of the attention";
             assert!(left_out.iter().any(|line| line.starts_with(said)), "{left_out:?}");
             assert!(!out.join("config.json").exists());
             continue;

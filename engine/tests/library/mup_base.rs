@@ -185,7 +185,7 @@ fn base_shapes_are_read_from_mups_file() {
         ("first.bias: 8", with_file, "is not YAML with a list of sizes for each parameter"),
         (&written.replace("first.bias", "second.bias"), with_file, "the base model has a parameter `second.bias`"),
         (&written.replace("first.bias:\n- 8", "first.bias:\n- 8\n- 8"), with_file, "`first.bias` is [32] in the model"),
-        (written, "", "the optimizer scales learning rates by the widths of a base model, and the model has none"),
+        (written, "", "the optimizer scales learning rates by the widths of a base model, but no base model is set"),
     ] {
         let error = build(text, mup).err().unwrap_or_default();
         assert!(error.contains(said), "{said}: {error}");

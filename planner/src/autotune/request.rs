@@ -78,7 +78,7 @@ pub(super) fn begin(request: &Request<'_>) -> Result<(Config, Autotuning, Value)
 pub(super) fn unwritable(folder: &Path) -> impl Fn(std::io::Error) -> Error + Copy + '_ {
     |source| {
         let error = Error::Io { path: folder.to_path_buf(), source };
-        error.named("autotuning.results_dir", "name a writable folder, in this key or with --out")
+        error.named("autotuning.results_dir", "set this key or --out to a writable folder")
     }
 }
 
@@ -100,7 +100,7 @@ pub(super) fn too_long(tuning: &Autotuning) -> String {
 }
 
 pub(super) fn too_much(bytes: u64) -> String {
-    format!("the trial used {}, more memory than this machine has for it", zero_engine::bytes(bytes))
+    format!("the trial used {}, which is more memory than this machine has", zero_engine::bytes(bytes))
 }
 
 /// Returns the bytes that a trial with this number of ranks may use, if known.

@@ -44,7 +44,7 @@ impl Tables {
             (Some((_, below)), Some((_, above))) => below.between(above, micro)?,
             _ => {
                 return Err(format!(
-                    "no profile has a micro-batch of {micro}, or a smaller and a larger one to interpolate between"
+                    "no profile has a micro-batch of {micro}, and no two profiles with smaller and larger micro-batches allow interpolation"
                 ));
             }
         };

@@ -79,7 +79,7 @@ impl Limit {
     pub fn of_machine() -> Option<Self> {
         let of = |bytes, source| Self { memory: MemoryKind::Host, bytes, source };
         let machine = physical().map(|bytes| of(bytes, "its share of this machine's memory"));
-        let group = group().map(|bytes| of(bytes, "its share of the control group's memory"));
+        let group = group().map(|bytes| of(bytes, "its share of the cgroup's memory limit"));
         machine.into_iter().chain(group).min_by_key(|limit| limit.bytes)
     }
 }

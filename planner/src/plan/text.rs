@@ -72,7 +72,7 @@ impl fmt::Display for Plan {
             let join = |of: fn(&Share) -> u64| shares.iter().map(of).map(bytes).collect::<Vec<_>>().join(" | ");
             writeln!(
                 f,
-                "replicates train alone for {}; an outer step sends {} per rank, {} to other replicates; `sent/step` includes 1/{local_steps} of it",
+                "each replicate trains alone for {}; an outer step sends {} per rank, {} to other replicates; `sent/step` includes 1/{local_steps} of these bytes",
                 counted(local_steps as usize, "step", "steps"),
                 join(|share| share.sent_outer),
                 join(|share| share.sent_between),
@@ -92,7 +92,7 @@ impl fmt::Display for Plan {
         }
         if mesh.tensor() > 1 {
             let sent = sent_inside(|sent| sent.tensor);
-            writeln!(f, "sent in layers per step to the ranks that cut them: {sent}")?;
+            writeln!(f, "sent in layers per step to the ranks that split them: {sent}")?;
         }
         let layout = &self.memory_plan.layout;
         if let Some(near) = layout.secondary() {
@@ -110,7 +110,7 @@ impl fmt::Display for Plan {
         {
             writeln!(
                 f,
-                "stages assume that all layers take equally long; a run measures the layers first and cuts by time"
+                "this plan assumes that all layers take equally long; a run first measures the layers, then cuts stages by time"
             )?;
         }
         if let Some(gathering) = self.memory_plan.stage_plan.gathering(self.memory_plan.layout.shape()) {

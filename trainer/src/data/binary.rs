@@ -51,7 +51,7 @@ pub(super) fn kind(content: &[u8]) -> Option<&'static str> {
         Some((magic, kind)) if !is_text(magic) || has_zero || is_no_utf8 => Some(kind),
         _ if content.get(257..262) == Some(b"ustar") => Some("a tar archive"),
         _ if content.get(4..8) == Some(b"ftyp") && has_zero => Some("an MP4 video or HEIC image"),
-        _ => has_zero.then_some("a binary file, with bytes of value 0"),
+        _ => has_zero.then_some("a binary file that contains NUL bytes"),
     }
 }
 
@@ -69,7 +69,7 @@ mod tests {
         tar[257..262].copy_from_slice(b"ustar");
         assert_eq!(kind(&tar), Some("a tar archive"));
         assert_eq!(kind(b"\0\0\0\x20ftypisom"), Some("an MP4 video or HEIC image"));
-        assert_eq!(kind(b"some\0more"), Some("a binary file, with bytes of value 0"));
+        assert_eq!(kind(b"some\0more"), Some("a binary file that contains NUL bytes"));
     }
 
     #[test]

@@ -49,13 +49,16 @@ pub fn images(folder: impl AsRef<Path>, [height, width]: [u32; 2]) -> Result<Ima
         let first = files.len();
         collect(&class, classes.len() as u32, &mut files)?;
         if files.len() == first {
-            let message = format!("no image in this class; the names of images end in {}", EXTENSIONS.join(", "));
+            let message = format!(
+                "the folder of this class has no images; the names of image files end in {}",
+                EXTENSIONS.join(", ")
+            );
             return Err(DataError::Image { path: class, message });
         }
         classes.push(class.file_name().unwrap_or_default().to_string_lossy().into_owned());
     }
     if classes.is_empty() {
-        let message = "no subfolder; each class is a subfolder with its images".into();
+        let message = "the folder has no subfolders; each class needs a subfolder with its images".into();
         return Err(DataError::Image { path: folder.into(), message });
     }
     Ok(ImageFolder { classes, files, height: height.max(1), width: width.max(1), mean: [0.0; 3], std: [1.0; 3] })
@@ -200,9 +203,9 @@ mod tests {
         assert!(error.contains("dog/b.png: "), "{error}");
         std::fs::create_dir(folder.path().join("empty")).unwrap();
         let error = images(folder.path(), [6, 8]).unwrap_err().to_string();
-        assert!(error.contains("empty: no image in this class"), "{error}");
+        assert!(error.contains("empty: the folder of this class has no images"), "{error}");
         let error = images(folder.path().join("cat"), [6, 8]).unwrap_err().to_string();
-        assert!(error.contains("cat: no subfolder"), "{error}");
+        assert!(error.contains("cat: the folder has no subfolders"), "{error}");
     }
 
     /// Without scaling, the pixels are equal to torchvision's. With scaling or JPEG, they differ by at most 2 of 255

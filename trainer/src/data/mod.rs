@@ -105,7 +105,7 @@ pub(crate) fn open_watched(
         Format::Csv => return Ok(FileDataset::new(rows::Rows::read(&sources, options)?)),
         Format::Tokens => {
             if options.split.as_ref().is_some_and(|split| !split.is_whole()) {
-                let message = "token files have no records, so no slice of them can be taken".into();
+                let message = "token files have no records, so `split` cannot select a slice of them".into();
                 return Err(DataError::Slice { sources: options.sources.clone(), message });
             }
             let paths: Vec<PathBuf> = sources.into_iter().map(|source| source.path).collect();

@@ -24,7 +24,7 @@ pub(super) enum Cuts {
 
 impl Cuts {
     pub(super) fn of(tokenizer: &Tokenizer) -> Self {
-        #[expect(clippy::disallowed_methods, reason = "whether one of several tokens is such has no order")]
+        #[expect(clippy::disallowed_methods, reason = "the order of the tokens does not affect the result")]
         let mut added = tokenizer.get_added_vocabulary().get_added_tokens_decoder().values();
         let has_normalizer = tokenizer.get_normalizer().is_some();
         if added.any(|token| Self::is_prevented_by(token, has_normalizer)) { Cuts::Nowhere } else { Cuts::Words }

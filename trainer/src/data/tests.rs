@@ -325,7 +325,7 @@ fn slices_of_tables_are_of_rows_and_tokens_have_none() {
     let whole = DataOptions { split: part("train"), ..files.options(&["a.bin"]) };
     assert_eq!(open(&whole, &Tokenizer::Byte).unwrap().len(), 1);
     let error = files.message(&["a.bin"], |options| options.split = part("train[:50%]"));
-    assert_eq!(error, "a.bin: token files have no records, so no slice of them can be taken");
+    assert_eq!(error, "a.bin: token files have no records, so `split` cannot select a slice of them");
     let error = files.message(&["a.bin"], |options| options.split = part("test"));
     assert_eq!(error, "a.bin has no split `test`; it has train");
 }

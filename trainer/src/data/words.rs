@@ -65,7 +65,7 @@ impl Words {
         if model.dropout.is_some_and(|dropout| dropout > 0.0) {
             return None;
         }
-        #[expect(clippy::disallowed_methods, reason = "whether one of several texts occurs has no order")]
+        #[expect(clippy::disallowed_methods, reason = "the order of the texts does not affect the result")]
         let added: Vec<&String> = tokenizer.get_added_vocabulary().get_vocab().keys().collect();
         if is_normalizing && !added.iter().all(|text| is_normalized(text)) {
             return None;

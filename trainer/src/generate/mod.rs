@@ -205,8 +205,9 @@ impl Generator {
 
     fn tokenizer(&self) -> Result<&Tokenizer, Error> {
         self.tokenizer.as_ref().ok_or_else(|| {
-            let message = "the model has no tokenizer: its folder has no tokenizer.json, and names none that exists";
-            Error::setting("--tokenizer", message, "name the tokenizer.json of the model")
+            let message =
+                "the model has no tokenizer: its folder has no tokenizer.json and does not refer to an existing one";
+            Error::setting("--tokenizer", message, "give the path of the model's tokenizer.json")
         })
     }
 
@@ -273,10 +274,14 @@ impl Generator {
     fn check(&self, prompts: &[Vec<u32>], options: &Generate) -> Result<(), Error> {
         options.sampling.check()?;
         if options.max_new_tokens == 0 {
-            return Err(Error::setting("--max-new-tokens", "0 tokens are no text", "write at least 1"));
+            return Err(Error::setting("--max-new-tokens", "0 would generate no text", "write at least 1"));
         }
         if options.stop.iter().any(String::is_empty) {
-            return Err(Error::setting("--stop", "an empty string ends every text", "write at least one character"));
+            return Err(Error::setting(
+                "--stop",
+                "an empty string would end every text at once",
+                "write at least one character",
+            ));
         }
         if !options.stop.is_empty() {
             self.tokenizer()?;
@@ -285,16 +290,17 @@ impl Generator {
             let refused =
                 |message: String, help: &str| Err(Error::setting(&format!("prompt {}", index + 1), message, help));
             if prompt.is_empty() {
-                return refused("it has no tokens".into(), "write a text");
+                return refused("the prompt has no tokens".into(), "write a text");
             }
             if let Some(longest) = self.longest.filter(|&longest| prompt.len() > longest) {
-                let message = format!("it has {} tokens, but the model has {longest} positions", prompt.len());
+                let message = format!("the prompt has {} tokens, but the model has {longest} positions", prompt.len());
                 return refused(message, "shorten the prompt");
             }
             if let Some(vocabulary) = self.vocabulary
                 && let Some(token) = prompt.iter().find(|&&token| token as usize >= vocabulary)
             {
-                let message = format!("it has the token {token}, but the model has a vocabulary of {vocabulary}");
+                let message =
+                    format!("the prompt has the token {token}, but the model's vocabulary has {vocabulary} tokens");
                 return refused(message, "use the tokenizer that the model was trained with");
             }
         }

@@ -57,7 +57,7 @@ impl Sink for Csv {
     }
 
     fn help(&self) -> String {
-        "free some space there, or set `csv_monitor.output_path`".into()
+        "free some disk space, or set `csv_monitor.output_path` to another folder".into()
     }
 }
 

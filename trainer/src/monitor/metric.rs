@@ -74,10 +74,10 @@ metrics! {
     EVAL_LOSS = gauge("Train/Samples/eval_loss", "evaluation_loss", 1.0, "Mean loss of the last evaluation.");
     GRAD_NORM = gauge("Train/Samples/grad_norm", "gradient_norm", 1.0, "L2 norm of the last gradient, before clipping.");
     STEP_TIME = gauge("Train/Samples/elapsed_time_ms", "step_seconds", 1e-3, "Time of the last step on the slowest rank.");
-    DATA_WAIT = gauge("Train/Samples/data_wait_ms", "data_wait_seconds", 1e-3, "Longest time of any rank that the last step waited for data.");
+    DATA_WAIT = gauge("Train/Samples/data_wait_ms", "data_wait_seconds", 1e-3, "Longest time that a rank waited for data in the last step.");
     TOKENS_PER_SECOND = gauge("Train/Samples/tokens_per_second", "tokens_per_second", 1.0, "Tokens per second in the last step.");
     SEQLEN = gauge("Train/Samples/seqlen", "sequence_length_tokens", 1.0, "Tokens per sample in the last step, with a curriculum.");
-    PEAK_BYTES = gauge("Train/Samples/peak_bytes", "tracked_peak_bytes", 1.0, "Largest peak of tracked bytes of any rank.");
+    PEAK_BYTES = gauge("Train/Samples/peak_bytes", "tracked_peak_bytes", 1.0, "Largest peak of tracked bytes among the ranks.");
     SENT_BYTES = counter("Train/Samples/sent_bytes", "sent_bytes_total", "Bytes sent by all ranks since this process started.");
     SKIPPED = counter("Train/Samples/skipped", "skipped_steps_total", "Skipped updates since this process started.");
     FORWARD_TIME = phase("Train/Samples/elapsed_time_ms_forward", "forward");
@@ -89,7 +89,7 @@ metrics! {
     GATHER_TIME = phase("Train/Samples/elapsed_time_ms_gather", "gather");
     MESSAGES_TIME = phase("Train/Samples/elapsed_time_ms_pipeline", "pipeline");
     DISK_TIME = phase("Train/Samples/elapsed_time_ms_disk", "disk");
-    CPU = gauge("Machine/cpu_percent", "machine_cpu_ratio", 0.01, "Busy share of all cores of rank 0's machine.");
+    CPU = gauge("Machine/cpu_percent", "machine_cpu_ratio", 0.01, "CPU utilization of rank 0's machine, averaged over its cores.");
     PROCESS_CPU = gauge("Machine/process_cpu_percent", "process_cpu_ratio", 0.01, "Number of cores that rank 0's process keeps busy.");
     RESIDENT = gauge("Machine/process_resident_bytes", "process_resident_bytes", 1.0, "Resident memory of rank 0's process.");
     AVAILABLE = gauge("Machine/memory_available_bytes", "machine_memory_available_bytes", 1.0, "Available memory of rank 0's machine.");

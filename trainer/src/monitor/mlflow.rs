@@ -90,7 +90,7 @@ impl Mlflow {
     fn tell(&self, path: &str, body: &Value) -> Result<Value, Trouble> {
         let json = |client: &Client, url| client.post(url).header("Content-Type", "application/json");
         let answer = self.send(path, |client, url| json(client, url).body(body.to_string()))?;
-        answer.ok_or_else(|| self.server.trouble(path, "the server does not know what the request names"))
+        answer.ok_or_else(|| self.server.trouble(path, "the server does not know the experiment or run in the request"))
     }
 
     fn send(

@@ -115,9 +115,9 @@ impl Page {
         }
         family(&mut text, "steps_total", "counter", "Optimizer steps of the run, including those before a resume.");
         let _ = writeln!(text, "zero_train_steps_total {}", self.step);
-        family(&mut text, "samples_total", "counter", "Samples of these steps, over all ranks.");
+        family(&mut text, "samples_total", "counter", "Samples of all ranks in the optimizer steps of the run.");
         let _ = writeln!(text, "zero_train_samples_total {}", self.samples);
-        family(&mut text, "last_step_timestamp_seconds", "gauge", "Time at which the last step ended, since 1970.");
+        family(&mut text, "last_step_timestamp_seconds", "gauge", "Unix time at which the last step ended.");
         let _ = writeln!(text, "zero_train_last_step_timestamp_seconds {}", number(self.time));
         family(
             &mut text,

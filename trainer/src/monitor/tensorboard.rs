@@ -57,7 +57,7 @@ impl Sink for TensorBoard {
     }
 
     fn help(&self) -> String {
-        "free some space there, or set `tensorboard.output_path`".into()
+        "free some disk space, or set `tensorboard.output_path` to another folder".into()
     }
 }
 

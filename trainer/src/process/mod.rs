@@ -160,7 +160,8 @@ pub fn settle(config: &Config, place: &LauncherEnvironment) -> Result<String, Er
     compute_threads(threads);
     let binding = bind(launcher, &cores, threads, place);
     let missing = launcher.bind_core_list.as_ref().filter(|list| Cores::listed(list).as_ref() != Some(&cores));
-    let missing = missing.map_or(String::new(), |list| format!(" (this process may not use the others of {list})"));
+    let missing =
+        missing.map_or(String::new(), |list| format!(" (this process may not use the other cores of {list})"));
     Ok(format!("cores {cores}{missing}: {}, {binding}; {ALLOCATOR}", counted(ranks, threads)))
 }
 
@@ -169,7 +170,10 @@ pub fn settle_threads(config: &Config) -> String {
     let threads = threads(Some(&config.launcher), config.world_size);
     compute_threads(threads);
     let cores = allowed(&config.launcher);
-    format!("cores {cores}: {}, not bound because they are threads of one process", counted(config.world_size, threads))
+    format!(
+        "cores {cores}: {}, not bound because the ranks are threads of one process",
+        counted(config.world_size, threads)
+    )
 }
 
 const ALLOCATOR: &str = "large buffers in shared memory";

@@ -19,7 +19,7 @@ function memory(body, { runs, isOne }, width) {
   groups.push(["all together", of("", "all together", rank => rank.measured_peak_total_bytes, rank => rank.planned_peak_total_bytes)]);
   const used = groups.filter(([, bars]) => bars.some(({ value, planned }) => value > 0 || planned > 0));
   const rows = used.flatMap(([heading, bars]) => (isOne ? bars : [{ heading }, ...bars]));
-  body.append(make("h3", null, "Peaks by category, against the plan"), paragraph(`Of ${isOne ? `rank ${fullest[0][1].rank}, the one` : "the rank of each run"} with the largest peak. The categories reach their peaks at different times.`));
+  body.append(make("h3", null, "Peaks by category, against the plan"), paragraph(`Peaks of ${isOne ? `rank ${fullest[0][1].rank}, which has` : "the rank of each run that has"} the largest peak. The categories reach their peaks at different times.`));
   drawBars(body, { title: "Peak memory by category", name: "peak", unit: "B", rows }, width);
   for (const [run] of fullest) ranks(body, run, isOne);
 }
@@ -39,13 +39,13 @@ function timeline(body, { runs, isOne }, width) {
   for (const run of traced) {
     const { timeline: shown, overlap, report } = run, figure = make("figure"), text = paragraph("");
     if (!isOne) body.append(make("h3", null, run.name));
-    body.append(paragraph(`Step ${shown.step} of ${plural(shown.steps, "traced step", "traced steps")}, the one of median duration.`), figure, text);
+    body.append(paragraph(`Step ${shown.step}, which has the median duration of ${plural(shown.steps, "traced step", "traced steps")}.`), figure, text);
     drawTimeline(figure, text, { timeline: { ...shown, title: `Timeline of a step, run ${runs.indexOf(run) + 1}` } }, width);
     if (shown.lanes > shown.rows.length) body.append(paragraph(`The trace has ${plural(shown.lanes, "lane", "lanes")}; this page contains the first ${shown.rows.length}.`, "note"));
     const share = ({ communication, overlapped }) => (communication > 0 ? percent(overlapped / communication) : DASH);
     const rows = overlap.map(one => [`rank ${one.rank}`, amount(one.compute, "s"), amount(one.communication, "s"), amount(one.overlapped, "s"), share(one)]);
     body.append(figures(`Overlap: ${run.name}`, ["All traced steps", "Compute", "Communication and disk", "Overlapped with compute", "Share overlapped"], rows));
-    body.append(paragraph("A transfer counts from its start, or from the end of the one before, until it was awaited.", "note"));
+    body.append(paragraph("The time of a transfer runs from its start, or from the end of the previous transfer, until the rank has awaited it.", "note"));
     const gpu = object(report.gpu_timeline);
     if (known(gpu.compute)) body.append(paragraph(`GPU of rank 0 in the traced steps: ${amount(gpu.compute, "s")} of compute, ${amount(gpu.copies, "s")} of copies, ${amount(gpu.transfers, "s")} of transfers; ${amount(gpu.beside_compute, "s")} of the copies and transfers overlapped with compute.`));
   }
@@ -58,7 +58,7 @@ function traffic(body, { runs, isOne }, width) {
     if (!run.hasReport) { body.append(withoutReport(run)); continue; }
     if (!isOne) body.append(make("h3", null, run.name));
     const expected = list(object(report.memory).ranks).map(rank => object(rank).expected_sent_bytes_per_step).filter(known).reduce((sum, bytes) => sum + bytes, 0);
-    body.append(paragraph(`Sent in all steps: ${amount(totals.sent_bytes, "B")}. In a step: ${amount(totals.median_sent_bytes, "B")} (median); layout and program imply ${amount(expected, "B")}.`));
+    body.append(paragraph(`Sent in all steps: ${amount(totals.sent_bytes, "B")}. In a step: ${amount(totals.median_sent_bytes, "B")} (median); the layout and the step program predict ${amount(expected, "B")}.`));
     const rows = Object.entries(object(report.collectives)).map(([name, one]) => [words(name), object(one).calls, object(one).sent_bytes, object(one).seconds])
       .sort((a, b) => (b[2] ?? 0) - (a[2] ?? 0)).map(([name, calls, sent, seconds]) => [name, known(calls) ? calls.toLocaleString("en") : DASH, amount(sent, "B"), amount(seconds, "s")]);
     if (rows.length > 0) body.append(figures(`Collectives: ${run.name}`, ["Operation", "Calls of rank 0", "Sent by all ranks", "Time of rank 0"], rows));
@@ -76,7 +76,7 @@ function time(body, { runs, isOne }, width) {
   const keys = [...new Set(parts.flatMap(([, lanes]) => [...lanes.keys()]))].filter(key => parts.some(([, lanes]) => lanes.get(key) > 0));
   const bar = (run, label, key, lanes) => ({ label, value: lanes.get(key), planned: null, look: run.color });
   const rows = keys.flatMap(key => (isOne ? [bar(parts[0][0], words(key), key, parts[0][1])] : [{ heading: words(key) }, ...parts.map(([run, lanes]) => bar(run, run.name, key, lanes))]));
-  body.append(paragraph("Rank 0, with evaluations. Communication and disk are only the parts that did not overlap with compute; other is the rest of the time of the process."));
+  body.append(paragraph("Time of rank 0, including evaluations. Communication and disk count only the parts that did not overlap with compute; other is the rest of the process's time."));
   drawBars(body, { title: "Time of rank 0", name: "time", unit: "s", rows }, width);
 }
 

@@ -32,7 +32,7 @@ function result(body, { runs, isOne }) {
     if (told.length > 0) body.append(paragraph(isOne ? `The run ${before}. ${after}` : `${before.replace(/^./, first => first.toUpperCase())}: ${told.join(", ")}. ${after}`, "warning"));
   };
   warn(run => stateOf(run) === "not finished", "has not finished", "A run that has not finished is still training, or it ended with an error. This page shows the steps so far.");
-  warn(run => run.is_report_old, "was resumed after report.json was written", "Figures from that file describe the part before.");
+  warn(run => run.is_report_old, "was resumed after report.json was written", "Figures from that file describe the run before it was resumed.");
   if (!isOne) {
     const rows = runs.map(run => [run.name, stateOf(run), run.totals.steps.toLocaleString("en"), digits(run.totals.last_loss, 5), evaluation(run.totals) || DASH,
       digits(run.totals.median_tokens_per_s, 4), amount(run.totals.peak_bytes, "B"), duration(run.totals.step_seconds)]);
@@ -50,7 +50,7 @@ function result(body, { runs, isOne }) {
     ["Lowest evaluation loss", evaluation(totals)],
     ["Speed", known(totals.median_tokens_per_s) ? `${digits(totals.median_tokens_per_s, 4)} tokens/s, ${amount(totals.median_step_ms / 1e3, "s")} per step (medians)` : ""],
     ["Tokens", totals.tokens > 0 ? totals.tokens.toLocaleString("en") : ""],
-    ["Time", totals.steps > 0 ? `${duration(totals.step_seconds)} in steps${known(report.seconds) ? `, ${duration(report.seconds)} of the last process` : ""}` : ""],
+    ["Time", totals.steps > 0 ? `${duration(totals.step_seconds)} in steps${known(report.seconds) ? `, ${duration(report.seconds)} in the last process` : ""}` : ""],
     ["Peak memory of a rank", known(totals.peak_bytes) ? amount(totals.peak_bytes, "B") : ""],
     ["Model and ranks", placeOf(runs[0])],
     ["Restarts", restarts.map(one => `after step ${object(one).step}, with ${object(one).ranks} ranks: ${object(one).reason}`).join("; ")],
@@ -64,7 +64,7 @@ const curvesOf = (runs, key, look = run => run.look) => runs.map(run => ({ name:
 // States that long curves are thinned.
 function thinned(runs, key) {
   const most = Math.max(0, ...runs.map(run => object(run.curves[key])).map(({ points, steps }) => (points > list(steps).length ? points : 0)));
-  return most > 0 ? paragraph(`Drawn from ${most.toLocaleString("en")} steps: the smallest and largest value of each few neighbours.`, "note") : "";
+  return most > 0 ? paragraph(`Drawn from ${most.toLocaleString("en")} steps: each group of neighbouring steps keeps its smallest and its largest value.`, "note") : "";
 }
 
 function over(body, runs, key, options, width) {

@@ -182,7 +182,8 @@ impl Corpus {
             }
         }
         if config.data_efficiency.curriculum().is_some() {
-            let message = "a curriculum truncates the samples of a `data` section, and the program has its own";
+            let message =
+                "a curriculum truncates only the samples of a `data` section, but the program passes its own data set";
             let help = "leave the section out, or read the data through a `data` section";
             return Err(Error::setting("data_efficiency", message, help));
         }
@@ -258,7 +259,7 @@ fn truncate(batch: Batch, whole: usize, length: usize) -> Result<Batch, Error> {
     let truncate = |tensor: &Tensor| match tensor.dims().get(1) == Some(&whole) {
         true => tensor.narrow(1, 0, length)?.contiguous(),
         false => candle_core::bail!(
-            "sequences of {whole} tokens are truncated, and a tensor of the batch has the shape {:?}",
+            "the curriculum truncates sequences of {whole} tokens, but a tensor of the batch has the shape {:?}",
             tensor.dims()
         ),
     };

@@ -30,14 +30,14 @@ pub(super) fn describe(engine: &Engine) -> Vec<String> {
         let elements = engine.zero().layout().elements();
         if lives(|tiers| tiers.parameters) && engine.config().zero.stage3_max_reuse_distance >= elements {
             let why = "because of stage3_max_reuse_distance, a layer's parameters stay in memory from its forward to its backward";
-            lines.push(format!("{why}; set it to 0 to keep only those in use"));
+            lines.push(format!("{why}; set it to 0 to keep only the parameters in use"));
         }
     }
     let disk = &engine.settings().zero.disk;
     if engine.zero().disk_use().is_none() && (disk.optimizer.is_some() || disk.parameters.is_some()) {
         let least = bytes(engine.config().aio.block_size as u64);
         lines.push(format!(
-            "disk: rank 0 offloads nothing, because segments smaller than aio.block_size, {least}, stay in memory"
+            "disk: rank 0 offloads nothing, because segments smaller than aio.block_size ({least}) stay in memory"
         ));
     }
     if let Some(notices) = engine.kept_notices() {

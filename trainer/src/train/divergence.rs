@@ -85,7 +85,7 @@ impl Divergence {
             return Err(Error::Diverged { reason: format!("{reason}; the configuration stops the run in this case") });
         }
         if self.skipped_in_a_row >= self.max_skipped {
-            let reason = format!("{reason}; this was the last of {} such steps in a row", self.skipped_in_a_row);
+            let reason = format!("{reason}; {} steps in a row were skipped or not finite", self.skipped_in_a_row);
             return Err(Error::Diverged { reason });
         }
         Ok(())
@@ -158,7 +158,10 @@ mod tests {
         let mut usual = divergence("");
         assert_eq!(outcome(&mut usual, &[1.0, nan, 1.0]).unwrap(), [false, true, false]);
         let error = outcome(&mut usual, &[nan; 20]).unwrap_err();
-        assert!(error.contains("step 20: ") && error.contains("the last of 20 such steps in a row"), "{error}");
+        assert!(
+            error.contains("step 20: ") && error.contains("20 steps in a row were skipped or not finite"),
+            "{error}"
+        );
         outcome(&mut divergence("max_skipped_steps: 3"), &[nan, nan, 1.0, nan, nan]).unwrap();
         outcome(&mut divergence("max_skipped_steps: 3"), &[nan, f64::INFINITY, nan]).unwrap_err();
         let error = outcome(&mut divergence("nonfinite: stop"), &[1.0, nan]).unwrap_err();

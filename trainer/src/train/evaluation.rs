@@ -152,7 +152,7 @@ fn some(
 }
 
 fn no_targets() -> Error {
-    Error::Batch("all targets of the evaluation data are ignored (-100), so their loss is a mean over nothing".into())
+    Error::Batch("all targets of the evaluation data are ignored (-100), so the evaluation loss is undefined".into())
 }
 
 /// Evaluates every sample once. Each replica runs whole micro-batches. In the last round, some replicas have a smaller

@@ -32,8 +32,7 @@ impl Files {
         logged: bool,
         progress: &Progress,
     ) -> Result<Self, Error> {
-        let unusable =
-            |error: Error| error.named("training.output_dir", "name a writable folder, in this key or with --out");
+        let unusable = |error: Error| error.named("training.output_dir", "set this key or --out to a writable folder");
         let mut lock = RunLock::take(out).map_err(|error| unusable(error.into()))?;
         let folder = if goes_on {
             for aside in zero_checkpoint::set_back(&out.join("checkpoints"), engine.steps())? {

@@ -87,13 +87,14 @@ pub(super) fn say(engine: &Engine, corpus: &Corpus, progress: &Progress, steps: 
     ));
     if let Some(LocalSteps { steps, outer_lr, outer_momentum }) = config.training.local_steps {
         progress.say(&format!(
-            "local steps: replicates train alone for {}; outer SGD with lr {outer_lr}, momentum {outer_momentum}; the loss is that of rank 0's replicate",
+            "local steps: each replicate trains alone for {} between outer steps; outer SGD with lr {outer_lr}, momentum {outer_momentum}; printed losses are from rank 0's replicate",
             counted(steps, "step", "steps"),
         ));
     }
     if let Some(RampUp { start, increment, samples }) = config.training.rampup_batch_size {
         let grouped = counted(samples as usize, "sample", "samples");
-        progress.say(&format!("batch size: from {start} by {increment} at a time, over the first {grouped}"));
+        progress
+            .say(&format!("batch size: starts at {start} and grows in steps of {increment} over the first {grouped}"));
     }
     autos::said(config).iter().for_each(|lines| progress.say(lines));
     if config.dump_state || config.log_level >= LogLevel::Debug {

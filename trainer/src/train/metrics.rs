@@ -58,12 +58,15 @@ impl Metric {
         };
         let outputs = || format!("the loss sees the outputs {}", model.outputs.join(", "));
         match &self.function {
-            Function::Single(_) if model.outputs.len() != 1 => {
-                refused(format!("one output, and {}", outputs()), "name those it takes: `.metric_of(…)`".into())
-            }
+            Function::Single(_) if model.outputs.len() != 1 => refused(
+                format!("one output, but {}", outputs()),
+                "name the outputs and targets with `.metric_of(…)`".into(),
+            ),
             Function::Single(_) | Function::All(_) => match batch.only_target() {
                 Ok(_) => Ok(()),
-                Err(error) => refused(format!("one target: {error}"), "name those it takes: `.metric_of(…)`".into()),
+                Err(error) => {
+                    refused(format!("one target: {error}"), "name the outputs and targets with `.metric_of(…)`".into())
+                }
             },
             Function::Named { outputs: of, targets, .. } => {
                 if let Some(output) = of.iter().find(|output| !model.outputs.contains(output)) {
@@ -101,7 +104,7 @@ pub(super) fn check(config: &zero_config::Config, metrics: &[Metric]) -> std::re
     match metrics.first() {
         Some(metric) if config.context_size() > 1 => {
             let message =
-                format!("the metric `{}` needs whole sequences, and each rank has slices of them", metric.name);
+                format!("the metric `{}` needs whole sequences, but each rank has only slices of them", metric.name);
             let help = format!("write `{}: 1`, or leave out the metrics of the program", config.context_key());
             Err(Error::setting(config.context_key(), message, help))
         }
@@ -179,7 +182,9 @@ fn numbers(value: &Tensor, samples: usize) -> Result<Values> {
         [] => Ok(Values::Mean(numbers[0])),
         [rows, ..] if *rows == samples => Ok(Values::Each(numbers)),
         dims => {
-            candle_core::bail!("the shape {dims:?} is neither a scalar nor one value for each of {samples} samples")
+            candle_core::bail!(
+                "a metric must return a scalar or one value for each of {samples} samples, not the shape {dims:?}"
+            )
         }
     }
 }

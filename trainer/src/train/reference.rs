@@ -96,7 +96,7 @@ fn compute(engine: &mut Engine, corpus: &Corpus, pairs: &PairDataset) -> Result<
     match all.iter().position(|pair| pair.iter().any(|log_prob| !log_prob.is_finite())) {
         None => Ok(all),
         Some(pair) => Err(Error::Batch(format!(
-            "the reference model gives an answer of pair {pair} the log-probabilities {} and {}",
+            "the reference model's log-probabilities of pair {pair} are not finite: {} and {}",
             all[pair][0], all[pair][1]
         ))),
     }
@@ -114,7 +114,10 @@ fn read(corpus: &Corpus, out: &Path, checkpoint: &Path) -> Result<(), Error> {
     let tensors = safetensors::load(&path, &Device::Cpu)?;
     for pairs in &corpus.reference {
         let Some(tensor) = tensors.get(&name(pairs)?) else {
-            let message = format!("{} is of other pairs than those of `data.train` and `data.eval`", path.display());
+            let message = format!(
+                "{} was computed from other pairs than the pairs in `data.train` and `data.eval`",
+                path.display()
+            );
             let help = "resume with the files, the tokenizer and the `data` section that the run began with";
             return Err(Error::setting("preference", message, help));
         };

@@ -17,13 +17,13 @@ use zero_model::zoo::POSITION_IDS;
 pub(super) fn missing(config: &Config, corpus: &Corpus) -> Result<Option<&'static str>, Error> {
     let Some(sample) = &config.training.sample else { return Ok(None) };
     if config.preference.is_some() {
-        return Ok(Some("a model that compares answers returns no logits; `zero-train generate` loads the checkpoint"));
+        return Ok(Some("with `preference`, the model returns no logits; use `zero-train generate` with a checkpoint"));
     }
     if corpus.vocabulary.is_none() {
         let reason = match config.model {
             Some(zero_config::Model::Mlp(_)) => "an MLP generates no text",
             None => "data passed by the program has no tokenizer",
-            _ => "no tokenizer can decode the tokens; set `data.tokenizer` to the tokenizer.json that made them",
+            _ => "no tokenizer can decode the tokens; set `data.tokenizer` to the tokenizer.json that produced them",
         };
         return Ok(Some(reason));
     }

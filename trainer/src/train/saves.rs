@@ -77,8 +77,10 @@ impl Saves {
             match engine.save_checkpoint_in_background(&self.root, state) {
                 Ok(_) => {
                     self.begun = Some(began);
-                    progress
-                        .say(&format!("saving step {step} in the background, after waiting {}", time(began.elapsed())));
+                    progress.say(&format!(
+                        "saving step {step} in the background; training waited {}",
+                        time(began.elapsed())
+                    ));
                     Ok(())
                 }
                 Err(error) => self.ended(engine, Ended { step, result: Err(error) }, began, progress),
@@ -165,7 +167,7 @@ impl Saves {
         let total = layout.checkpoint_bytes(&widths);
         match zero_checkpoint::write_rate(&self.root, total) {
             Ok(rate) => format!(
-                "checkpoint: {}; SIGTERM or Ctrl-C saves one after the {}, in about {}, and stops",
+                "checkpoint: {}; on SIGTERM or Ctrl-C, the run saves a checkpoint after the {}, in about {}, and stops",
                 bytes(total),
                 if engine.zero().outer().is_some() { "next outer step" } else { "current step" },
                 time(Duration::from_secs_f64(total as f64 / rate))

@@ -81,7 +81,7 @@ impl Task<'_> {
         if is_own && config.preference.is_some() {
             return Err(Error::setting(
                 "preference",
-                "the program's own model computes its own loss",
+                "the section needs the built-in loss, but the program's model computes its own",
                 "leave the section out, and build the loss with `ops::preference_loss`",
             ));
         }
@@ -102,7 +102,7 @@ impl Task<'_> {
                 return Err(Error::setting(
                     "data.sample_packing",
                     format!(
-                        "the model does not take `{POSITION_IDS}`, so conversations of one sample would see each other"
+                        "the model does not take `{POSITION_IDS}`, so conversations in the same sample would attend to each other"
                     ),
                     format!("add `.with([\"{POSITION_IDS}\"])` to the layers with attention, or leave the key out"),
                 ));

@@ -49,8 +49,8 @@ impl TokenBatches {
 
     /// Describes the distribution in one line.
     pub(super) fn describe(&self) -> String {
-        let count = self.count.map_or(String::new(), |count| format!(", always {count} of them"));
-        format!("micro-batches: dealt by length, at most {} positions each{count}", self.max_tokens)
+        let count = self.count.map_or(String::new(), |count| format!(", always {count} micro-batches"));
+        format!("micro-batches: samples grouped by length, at most {} positions each{count}", self.max_tokens)
     }
 
     /// Distributes samples with these lengths.

@@ -12,17 +12,17 @@ use zero_engine::Error;
 const OPTIONS: &str = "Options:
   -c, --config FILE     ds.yaml or ds_config.json; may be repeated: keys of later files override earlier ones
   -n, --num-processes N start N ranks on this machine, each a process of this program
-                        [default: launcher.num_processes, else one for each GPU, without GPUs as few as the other keys allow]
+                        [default: launcher.num_processes, else one per GPU, or without GPUs the fewest that the other keys allow]
       --set KEY=VALUE   override a value, for example zero_optimization.stage=2; may be given several times
       --max-steps N     stop after N optimizer steps
       --out DIR         folder of the run [default: training.output_dir]
-      --resume auto|DIR go on from the newest checkpoint of the run, or from the checkpoint or the run in DIR
-      --force           go on beyond training.memory_limit
-      --plain           plain lines instead of a progress bar, also on a terminal
-      --quiet           print nothing but errors
+      --resume auto|DIR resume from the newest checkpoint of the run (auto), or from the checkpoint or the run in DIR
+      --force           start even if the plan exceeds the memory limit
+      --plain           print plain lines instead of a progress bar, even on a terminal
+      --quiet           print only errors
   -h, --help            print this
 
-A launcher also starts ranks, on several hosts: zero-train launch --nnodes M PROGRAM [OPTIONS], or torchrun.";
+To run on several hosts, use a launcher: zero-train launch --nnodes M PROGRAM [OPTIONS], or torchrun.";
 
 /// The parsed command line.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -44,8 +44,7 @@ impl Arguments {
     /// # Errors
     /// Fails on an unknown option, and on an option whose value is missing or not a number.
     pub(super) fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Self, Error> {
-        let help =
-            "run the program with --help for its options; its own arguments belong before `Trainer::from_arguments`";
+        let help = "run the program with --help for its options; a program must remove its own arguments before it calls `Trainer::from_arguments`";
         Self::read(arguments).map_err(|error| Error::setting("the command line", error.to_string(), help))
     }
 

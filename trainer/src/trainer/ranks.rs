@@ -25,9 +25,10 @@ pub(super) fn to_start(
     match asked {
         // After a restart, there may be fewer ranks than on the command line.
         Some(ranks) if ranks != place.world_size && !process::launched_by_us() => {
-            let started = counted(place.world_size, "rank is", "ranks are");
-            let message = format!("it asks for {} and {started} started", counted(ranks, "rank", "ranks"));
-            Err(Error::setting("-n", message, "leave it out: the launcher says how many ranks there are"))
+            let started = counted(place.world_size, "rank", "ranks");
+            let message =
+                format!("the option asks for {}, but the launcher started {started}", counted(ranks, "rank", "ranks"));
+            Err(Error::setting("-n", message, "leave the option out: the launcher sets the number of ranks"))
         }
         _ => Ok(None),
     }
@@ -46,7 +47,7 @@ pub(super) fn configured(typed: &Typed) -> Option<usize> {
 pub(super) fn run(arguments: &Arguments, sources: &[Source], typed: Typed, ranks: usize) -> Result<u8, Error> {
     let config = typed.on_hosts(ranks).resolve(Some(ranks))?;
     if config.launcher.transport == Transport::Threads {
-        let message = "the ranks of a program are processes".to_string();
+        let message = "a program starts its ranks as processes, not as threads".to_string();
         let help = "leave the key out, or pass the communicators of `ranks::threads` to `Trainer::communicator`";
         return Err(Error::setting("launcher.transport", message, help));
     }

@@ -207,7 +207,7 @@ fn only_a_process_that_was_started_alone_starts_ranks() {
     let one_of_two = LauncherEnvironment { world_size: 2, ..alone };
     assert_eq!(ranks::to_start(Some(2), || Some(4), &one_of_two).unwrap(), None);
     let error = ranks::to_start(Some(3), || None, &one_of_two).unwrap_err().to_string();
-    assert!(error.contains("it asks for 3 ranks and 2 ranks are started"), "{error}");
+    assert!(error.contains("the option asks for 3 ranks, but the launcher started 2 ranks"), "{error}");
 }
 
 /// A program without `-n` starts the same number of ranks as `zero-train`.

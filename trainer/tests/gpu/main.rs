@@ -231,7 +231,11 @@ fn the_placement_of_state_makes_no_difference() {
 #[test]
 fn what_groups_cannot_have_on_a_gpu_is_an_error() {
     for (group, key, message) in [
-        ("gradient_clipping: 1", "training.param_groups.0", "not clipped by themselves on GPUs"),
+        (
+            "gradient_clipping: 1",
+            "training.param_groups.0",
+            "clipping the gradients of one group is implemented on the CPU only",
+        ),
         ("optimizer: {type: Lamb}", "training.param_groups.0.optimizer.type", "LAMB is implemented on the CPU only"),
     ] {
         let text = format!("train_batch_size: 1\ntraining: {{device: cuda, param_groups: [{{kinds: norm, {group}}}]}}");

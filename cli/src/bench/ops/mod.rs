@@ -69,12 +69,12 @@ pub(crate) fn ops(chosen: &Selection) -> anyhow::Result<u8> {
     keep_pages();
     println!("{}: {}", Isa::current(), machine::described());
     println!(
-        "{}, {repeats} runs of each, alternating with its limit: time, rate, share of the limit (lowest – highest), `<` marks less than {:.0} %",
+        "{}; {repeats} runs of each operation alternate with runs of its limit; columns: time, rate, share of the limit (lowest – highest); `<` marks shares below {:.0} %",
         zero_engine::counted(threads, "thread", "threads"),
         ENOUGH * 100.0
     );
     println!(
-        "gemm: the same product in f32 by candle's gemm crate with the same instruction set, and our rate divided by its rate"
+        "gemm: rate of candle's gemm crate for the same product in f32 with the same instruction set, and our rate divided by that rate"
     );
     let (mut below, mut all) = (0, 0);
     for dtype in [DType::F32, DType::BF16] {

@@ -74,7 +74,7 @@ fn bad_input_is_one_clear_error_and_nothing_is_written() {
         (
             &["--set", "data.train=odd.bin", "--set", "model.vocab_size=auto"],
             2,
-            "`auto` takes the vocabulary size from the tokenizer, but the data has none\n  in: model.vocab_size",
+            "`auto` takes the vocabulary size from the tokenizer, but the data has no tokenizer\n  in: model.vocab_size",
         ),
         (&["--set", "data.sequence_length=17"], 2, "data.sequence_length"),
         (&["--set", "model.vocab_size=100"], 2, "model.vocab_size"),

@@ -39,7 +39,7 @@ fn check_reports_the_same_errors_as_a_run() {
         ),
         (
             "training.param_groups=[{kinds: norm, optimizer: {type: Muon}}]",
-            "no trainable matrix that Muon could orthogonalize",
+            "no trainable matrix that Muon can orthogonalize",
             "training.param_groups.0.optimizer.params.matrices",
         ),
     ];

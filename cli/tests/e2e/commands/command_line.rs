@@ -246,7 +246,11 @@ fn missing_cores_are_named_with_their_list() {
         let told = case.train(&["--plain", "--max-steps", "1", "--set", &format!("launcher.bind_core_list={list}")]);
         told.lines().next().unwrap().to_string()
     };
-    assert!(first("0-999").contains(" (this process may not use the others of 0-999): 1 rank"), "{}", first("0-999"));
+    assert!(
+        first("0-999").contains(" (this process may not use the other cores of 0-999): 1 rank"),
+        "{}",
+        first("0-999")
+    );
     let all = first("0-999").split([' ', '(']).nth(1).unwrap().to_string();
-    assert!(!first(&all).contains("the others of"), "{}", first(&all));
+    assert!(!first(&all).contains("the other cores of"), "{}", first(&all));
 }

@@ -27,13 +27,16 @@ fn a_prepared_corpus_is_not_tokenized_again() {
     let (status, out, err) = run(&case, "prepare");
     assert_eq!(status, Some(0), "{err}");
     let tokens = "60,000 documents, 5,729,999 tokens";
-    assert!(out.contains(&format!("training data: 1 file, 1 tokenized now, 0 in the cache before; {tokens}")), "{out}");
     assert!(
-        out.contains(&format!("evaluation data: 1 file, 0 tokenized now, 1 in the cache before; {tokens}")),
+        out.contains(&format!("training data: 1 file, 1 tokenized now, 0 already in the cache; {tokens}")),
+        "{out}"
+    );
+    assert!(
+        out.contains(&format!("evaluation data: 1 file, 0 tokenized now, 1 already in the cache; {tokens}")),
         "{out}"
     );
     let (_, out, _) = run(&case, "prepare");
-    assert!(out.contains("training data: 1 file, 0 tokenized now, 1 in the cache before"), "{out}");
+    assert!(out.contains("training data: 1 file, 0 tokenized now, 1 already in the cache"), "{out}");
     // A run reads the same entry.
     case.train(&["--set", "data={train: large.jsonl, cache_dir: cache}", "--set", "training.eval_every=0"]);
     assert_eq!(fs::read_dir(case.path("cache/tokens")).unwrap().count(), 2, "an entry and the lock");
@@ -103,6 +106,6 @@ fn a_signal_ends_a_preparation_that_the_next_start_continues() {
         assert_eq!(entries().len(), 2, "an entry and the lock: {:?}", entries());
         let output = case.command(&["data", "prepare", "--config", "ds.yaml", "--set", data]).output().unwrap();
         let out = text(&output.stdout);
-        assert!(out.contains("2 files, 1 tokenized now, 1 in the cache before"), "{out}");
+        assert!(out.contains("2 files, 1 tokenized now, 1 already in the cache"), "{out}");
     }
 }

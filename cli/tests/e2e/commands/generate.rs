@@ -55,7 +55,7 @@ fn a_run_a_checkpoint_and_an_export_give_the_same_text() {
     // The export of a model over bytes has no tokenizer.
     let (status, _, error) = generate(&case, &["exported", "--prompt", "line"]);
     assert!(status == 2 && error.contains("the model has no tokenizer"), "{error}");
-    assert!(error.contains("help: name the tokenizer.json of the model"), "{error}");
+    assert!(error.contains("help: give the path of the model's tokenizer.json"), "{error}");
 }
 
 #[test]
@@ -74,7 +74,7 @@ fn prompts_come_from_standard_input_and_files() {
     child.stdin.take().unwrap().write_all(b"line 1\n").unwrap();
     let output = child.wait_with_output().unwrap();
     assert_eq!(text(&output.stdout), expected);
-    assert!(text(&output.stderr).contains("6 tokens after 6 tokens of prompts in "), "{}", text(&output.stderr));
+    assert!(text(&output.stderr).contains("generated 6 tokens from 6 prompt tokens in "), "{}", text(&output.stderr));
     let (_, several, silent) = generate(&case, &["run", "--prompt", "line 1", "-p", "of", "-n", "6", "--quiet"]);
     assert!(several.starts_with(&format!("[1] line 1\n{expected}\n[2] of\n")), "{several}");
     assert_eq!(silent, "");
@@ -136,8 +136,8 @@ fn mistakes_are_one_clear_error() {
     fs::create_dir(case.path("empty")).unwrap();
     fails(&["empty", "-p", "x"], 3, &["contains no checkpoint", "help: name a checkpoint, a run, or a folder"]);
     let long = "x".repeat(17);
-    fails(&["run", "-p", &long], 2, &["it has 17 tokens, but the model has 16 positions"]);
-    fails(&["run", "-p", ""], 2, &["it has no tokens"]);
+    fails(&["run", "-p", &long], 2, &["the prompt has 17 tokens, but the model has 16 positions"]);
+    fails(&["run", "-p", ""], 2, &["the prompt has no tokens"]);
     fails(&["run", "-p", "x", "--top-p", "0.9"], 2, &["no effect at temperature 0", "in: --top-p"]);
     fails(&["run", "-p", "x", "--temperature=-1"], 2, &["temperature"]);
     fails(&["run", "-p", "x", "--temperature", "nan"], 2, &["temperature"]);

@@ -124,9 +124,9 @@ fn invalid_arguments_are_rejected() {
         text(&output.stderr)
     };
     assert!(refused(&["--config", "ds.yaml", "sh"]).contains("give either --config or a program, not both"));
-    assert!(refused(&["--max-steps", "3", "sh"]).contains("--max-steps is an option of training"));
+    assert!(refused(&["--max-steps", "3", "sh"]).contains("--max-steps is a training option"));
     assert!(refused(&[]).contains("--config <FILE> is missing"));
-    assert!(refused(&["--nproc-per-node", "2", "-n", "3", "sh"]).contains("makes 2"));
+    assert!(refused(&["--nproc-per-node", "2", "-n", "3", "sh"]).contains("starts 2"));
     let threads = ["--config", "ds.yaml", "--set", "launcher.transport=threads", "--log-dir", "logs"];
     assert!(refused(&threads).contains("in: launcher.transport"));
     let output = launch(&case, &["no-such-program"]);

@@ -54,7 +54,7 @@ fn layouts_on_hosts_are_compared() {
     // Codes send the least, and only a run that rounds anyway is told to use them.
     let told = plan(&case, &["--hosts", "2", "--device-memory", "1GiB"]);
     assert!(
-        all[1]["rounds"] == true && told.contains("which sends the least of the layouts that fit and send no codes"),
+        all[1]["rounds"] == true && told.contains("; of the layouts that fit and send no quantized values, it sends"),
         "{told}"
     );
     let told = plan(&case, &["--hosts", "2", "--device-memory", "1KiB"]);

@@ -23,10 +23,10 @@ fn a_resumed_run_continues() {
     let run = |more: &[&str]| case.train(&[&["-n", "4", "--plain"], &SETTINGS[..], more].concat());
     let said = run(&["--out", "whole", "--max-steps", "18"]);
     assert!(
-        said.contains("local steps: replicates train alone for 3 steps; outer SGD with lr 0.7, momentum 0.9"),
+        said.contains("local steps: each replicate trains alone for 3 steps between outer steps; outer SGD with lr 0.7, momentum 0.9"),
         "{said}"
     );
-    assert!(said.contains("SIGTERM or Ctrl-C saves one after the next outer step"), "{said}");
+    assert!(said.contains("the run saves a checkpoint after the next outer step"), "{said}");
     run(&["--out", "parts", "--max-steps", "12"]);
     run(&["--out", "parts", "--max-steps", "18", "--resume", "auto", "--set", "zero_optimization.stage=1"]);
     let (whole, parts) = (case.metrics("whole"), case.metrics("parts"));
@@ -90,5 +90,5 @@ fn a_plan_has_the_bytes_and_the_state_of_outer_steps() {
     }
     let said = plan(&[]);
     assert!(said.contains("4 ranks = 1 pipeline stage × 2 shard groups × 2 ranks"), "{said}");
-    assert!(said.contains("replicates train alone for 3 steps; an outer step sends"), "{said}");
+    assert!(said.contains("each replicate trains alone for 3 steps; an outer step sends"), "{said}");
 }

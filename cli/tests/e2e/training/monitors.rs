@@ -114,19 +114,19 @@ fn a_monitor_that_cannot_be_written_is_reported_once_and_training_continues() {
             "csv",
             &["csv_monitor={enabled: true, output_path: file}"],
             "cannot write the monitor `csv_monitor`: file/DeepSpeedJobName: Not a directory (os error 20); training continues; \
-             free some space there, or set `csv_monitor.output_path`",
+             free some disk space, or set `csv_monitor.output_path` to another folder",
         ),
         (
             "tensorboard",
             &["tensorboard={enabled: true, output_path: file}"],
             "cannot write the monitor `tensorboard`: file/DeepSpeedJobName: Not a directory (os error 20); training continues; \
-             free some space there, or set `tensorboard.output_path`",
+             free some disk space, or set `tensorboard.output_path` to another folder",
         ),
         (
             "full",
             &["csv_monitor={enabled: true, output_path: full/csv_monitor}"],
             "cannot write the monitor `csv_monitor`: full/csv_monitor/DeepSpeedJobName/Train_Samples_train_loss.csv: No space left \
-             on device (os error 28); training continues; free some space there, or set `csv_monitor.output_path`",
+             on device (os error 28); training continues; free some disk space, or set `csv_monitor.output_path` to another folder",
         ),
     ];
     for (out, sets, expected) in cases {

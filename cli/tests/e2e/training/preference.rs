@@ -79,7 +79,7 @@ fn contradictions_are_errors() {
         (&["preference={}", &packed], "a sample of `preference` is one pair"),
         (&["preference={}", &messages], "`data.chat.type: messages` has one answer, and `preference` compares two"),
         (&["preference={}", &trained], "`train_on_inputs` has no effect with `preference`"),
-        (&[&data], "the record is a pair of answers, `chosen` and `rejected`"),
+        (&[&data], "the record is a preference pair with the answers `chosen` and `rejected`"),
         (
             &[&data.replace("chat: {", "chat: {type: preference, ")],
             "`data.chat.type: preference` is for training on pairs",

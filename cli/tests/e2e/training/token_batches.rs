@@ -14,7 +14,7 @@ fn run(case: &Case, out: &str, ranks: usize, data: &str, more: &[&str]) -> Vec<(
     let mut args = vec!["-n", &ranks, "--out", out, "--max-steps", "12"];
     args.extend(settings.iter().flat_map(|setting| ["--set", *setting]));
     let said = case.train(&args);
-    let dealt = said.contains("micro-batches: dealt by length, at most ");
+    let dealt = said.contains("micro-batches: samples grouped by length, at most ");
     assert_eq!(dealt, data.contains("max_tokens"), "{said}");
     let number = |line: &serde_json::Value, key: &str| line[key].as_u64();
     let of = |line: &serde_json::Value| {

@@ -28,7 +28,7 @@ fn missing_names_are_errors_that_list_the_names() {
     };
     let error = refused(misspelt, named);
     assert!(
-        error.contains("layer `segments` takes `segmnt`, which is no input of the batch and no earlier layer"),
+        error.contains("layer `segments` takes `segmnt`, which is neither an input of the batch nor an earlier layer"),
         "{error}"
     );
     assert!(
@@ -44,10 +44,10 @@ fn missing_names_are_errors_that_list_the_names() {
     assert!(refused(two_inputs, || features(0)).contains("it has no target"));
     let unnamed = || Batch::new(integers(0, 7, 61), labels(0)).input("text", integers(0, 7, 61));
     let error = refused(two_inputs, move || unnamed().input("segment", integers(0, 7, 2)).input("weight", words(0)));
-    assert!(error.contains("layer `tokens` names its inputs, and the batch has inputs without a name"), "{error}");
+    assert!(error.contains("layer `tokens` takes named inputs, but the batch has unnamed inputs"), "{error}");
     let first = || Layers::new().layer("tokens", |vb: VarBuilder| embedding(61, 12, vb)).loss(cross_entropy);
     let error = refused(first, named);
-    assert!(error.contains("layer `tokens` takes inputs without a name, and the batch has none"), "{error}");
+    assert!(error.contains("layer `tokens` takes unnamed inputs, but the batch has none"), "{error}");
     let error = refused(two_inputs, move || named().input("mix", words(0)));
     assert!(error.contains("`mix` is an input of the batch and an output of the model"), "{error}");
     assert!(
@@ -82,7 +82,7 @@ fn a_layer_that_cuts_the_gradient_is_found_beside_values_that_bypass_it() {
             })
     };
     let batch = || features(0).target("label", labels(0)).target("words", words(0));
-    assert!(refused(layers, batch).contains("layer `topic` passes no gradient to the layer before"));
+    assert!(refused(layers, batch).contains("layer `topic` passes no gradient to the previous layer"));
     // No gradient comes from the loss.
     let layers = || {
         Layers::new()

@@ -41,7 +41,7 @@ fn a_failing_layer_and_its_rank_are_named() {
             "in layer `middle`",
         ),
         (|_, x, _| x * 2.0, "`middle.weight`"),
-        (|linear, x, _| linear.forward(&x.detach()), "layer `middle` passes no gradient to the layer before"),
+        (|linear, x, _| linear.forward(&x.detach()), "layer `middle` passes no gradient to the previous layer"),
         (|_, x, _| x.to_dtype(DType::F8E4M3), "a tensor of dtype F8E4M3 cannot be sent to another pipeline stage"),
     ];
     for zero_stage in [0, 3] {

@@ -163,7 +163,7 @@ fn layers_that_cannot_be_cut_are_errors() {
         [refused, Engine::with_communicator(config(2, &text), three(), comm).err().unwrap().to_string()]
     });
     for [refused, uneven] in messages {
-        assert!(refused.contains("the layers of this model cannot be cut among ranks"), "{refused}");
+        assert!(refused.contains("the layers of this model do not support tensor parallelism"), "{refused}");
         assert!(uneven.contains("3 heads cannot be divided evenly among 2 ranks"), "{uneven}");
     }
     let text = keys(3, 2, 1, 0, "");

@@ -53,7 +53,7 @@ pub(super) fn run(
                     trials.iter().filter(is_complete).map(|trial| &trial.evaluations[..]).collect();
                 let judge = |own: &[Evaluation]| {
                     let median = behind(own, &complete)?;
-                    Some(format!("worse than the median of the others, {median:.4} at step {}", own.last()?.step))
+                    Some(format!("worse than the median of the other trials, {median:.4} at step {}", own.last()?.step))
                 };
                 let Some(outcome) = train.train(id, &settings, &judge)? else { return Ok((trials, End::Interrupted)) };
                 outcome

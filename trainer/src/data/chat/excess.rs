@@ -65,8 +65,10 @@ impl Excess {
                 format!("{} conversations are too long, the longest with {longest} tokens", grouped(count as u64))
             }
         };
-        let message =
-            format!("{length} tokens do not fit into a sample of {} and the next token; {which}", self.sequence_length);
+        let message = format!(
+            "the conversation has {length} tokens, but a sample holds {} and the next token; {which}",
+            self.sequence_length
+        );
         let help = "increase `data.sequence_length`, or set `data.chat.excess_length_strategy` to `truncate` or `drop`";
         Err(Problem::new(message, help).at(path, *at))
     }

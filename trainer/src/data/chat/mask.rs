@@ -15,8 +15,8 @@ use super::record::{Conversation, Problem};
 use super::template::{Rendered, Template};
 
 /// Advice for templates whose turns cannot be found.
-const NEEDS_MARKS: &str = "use a template that encloses what the model generates in `{% generation %}` and \
-                           `{% endgeneration %}`: set `data.chat.chat_template`";
+const NEEDS_MARKS: &str = "set `data.chat.chat_template` to a template that encloses the model's text in \
+                           `{% generation %}` and `{% endgeneration %}`";
 
 /// A conversation in which to find the trained turns.
 pub(super) struct Turns<'a> {
@@ -83,8 +83,9 @@ impl Turns<'_> {
             Some(prompt) if is_whole_start(prompt) => prompt.len(),
             _ => {
                 let before = render(i, false).ok().filter(is_whole_start);
-                let before = before
-                    .ok_or_else(|| self.not_found(i, "what precedes it is not the beginning of the whole text"))?;
+                let before = before.ok_or_else(|| {
+                    self.not_found(i, "the messages before it, rendered alone, are not the beginning of the whole text")
+                })?;
                 // The generation prompt may continue differently from the turn. For example, Nemotron 3's contains
                 // `<think>`.
                 prompt.map_or(0, |prompt| common(&prompt)).max(before.len())
@@ -112,14 +113,14 @@ impl Turns<'_> {
             {
                 Ok(start..end)
             }
-            _ => Err(self.not_found(i, "the template renders it otherwise when messages follow it")),
+            _ => Err(self.not_found(i, "the template renders it differently when messages follow it")),
         }
     }
 
     fn not_found(&self, i: usize, why: &str) -> Problem {
         let text = shown(&self.full.text);
         Problem::new(
-            format!("the template does not show which tokens message {} has: {why}\n{text}", i + 1),
+            format!("cannot find the tokens of message {} in the output of the template: {why}\n{text}", i + 1),
             NEEDS_MARKS,
         )
     }

@@ -198,9 +198,9 @@ impl Records for Conversations {
         }
         let (trained, padding) = (share(self.trained), share(positions - self.positions));
         let mut text = format!("{what}, {trained} of positions trained, {padding} padding");
-        text += &self.excess.description([(self.untrained, "left out without a trained token")]);
+        text += &self.excess.description([(self.untrained, "left out because no token is trained")]);
         if self.is_dated {
-            text += ", with today's date from the template";
+            text += "; the template inserts today's date";
         }
         Some(text)
     }

@@ -29,12 +29,15 @@ pub(super) fn pair(record: Object, options: &ChatOptions) -> Result<PairRecord, 
         }
         (_, [Value::Array(chosen), Value::Array(rejected)]) => [chosen, rejected],
         (None, [Value::String(_), Value::String(_)]) => {
-            return Err(Problem::new("the record has two texts but no `prompt`", "add the text before both answers"));
+            return Err(Problem::new(
+                "`chosen` and `rejected` are texts, but the record has no `prompt`",
+                "add `prompt`, the text before both answers",
+            ));
         }
         _ => {
             return Err(Problem::new(
                 "`chosen` and `rejected` must be two texts or two lists of messages",
-                "give both the same type, and `prompt` too",
+                "make `chosen`, `rejected` and `prompt` all texts or all lists of messages",
             ));
         }
     };
@@ -55,7 +58,7 @@ pub(super) fn pair(record: Object, options: &ChatOptions) -> Result<PairRecord, 
         && !before.iter().any(|message| message.get("content") == Some(&json!(text)))
     {
         return Err(Problem::new(
-            "`prompt` is a text, but no message that both answers begin with has this text",
+            "`prompt` is a text, but none of the messages with which both answers begin has this text",
             "make `prompt` a list of messages, or leave it out",
         ));
     }
@@ -65,7 +68,10 @@ pub(super) fn pair(record: Object, options: &ChatOptions) -> Result<PairRecord, 
         before.insert(0, message(json!({"role": "system", "content": system}), 0, options)?.0);
     }
     if before.is_empty() {
-        return Err(Problem::new("the answers have no prompt in common", "add `prompt`, a list of messages"));
+        return Err(Problem::new(
+            "`chosen` and `rejected` have no common first message that could be the prompt",
+            "add `prompt`, a list of messages",
+        ));
     }
     if let Some(side) = sides.iter().position(Vec::is_empty) {
         return Err(Problem::new(

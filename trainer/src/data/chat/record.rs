@@ -68,7 +68,7 @@ pub(super) fn recognize(first: &Object, options: &ChatOptions) -> Result<ChatTyp
         ChatType::Auto if has("instruction") && has("output") => ChatType::Alpaca,
         ChatType::Auto => {
             return Err(Problem::new(
-                format!("the record is no known kind of conversation; its fields are {}", names(first)),
+                format!("the record has no known conversation format; its fields are {}", names(first)),
                 "set `data.chat.type`, and `data.chat.field_messages` to the field with the messages",
             ));
         }
@@ -78,7 +78,7 @@ pub(super) fn recognize(first: &Object, options: &ChatOptions) -> Result<ChatTyp
 
 fn one_answer() -> Problem {
     Problem::new(
-        "the record is a pair of answers, `chosen` and `rejected`",
+        "the record is a preference pair with the answers `chosen` and `rejected`",
         "add a section `preference` to train on pairs, for example `preference: {type: dpo}`",
     )
 }
@@ -137,7 +137,10 @@ pub(super) fn conversation(record: Object, kind: ChatType, options: &ChatOptions
 pub(super) fn message(message: Value, i: usize, options: &ChatOptions) -> Result<(Object, bool), Problem> {
     let number = i + 1;
     let Value::Object(mut message) = message else {
-        return Err(Problem::new(format!("message {number} is not an object"), "write a role and a content"));
+        return Err(Problem::new(
+            format!("message {number} is not an object"),
+            "write an object with a role and a content",
+        ));
     };
     let mut take = |mapped: &Option<String>, [first, second]: [&str; 2], key: &str| {
         let name = mapped.as_deref().unwrap_or(if message.contains_key(first) { first } else { second });
@@ -158,7 +161,7 @@ pub(super) fn message(message: Value, i: usize, options: &ChatOptions) -> Result
     if content.is_null() && !message.contains_key("tool_calls") {
         return Err(Problem::new(
             format!("the content of message {number} is null"),
-            "write a text; only a message with `tool_calls` may have none",
+            "write a text; only messages with `tool_calls` may have no content",
         ));
     }
     let known = role.as_str().and_then(|name| options.role(name));

@@ -60,13 +60,13 @@ impl<'a> Renderer<'a> {
             help: help.into(),
         };
         let Tokenizer::HuggingFace(tokenizer) = tokenizer else {
-            let message = "bytes have no special tokens, which a conversation needs".to_string();
-            return Err(failed("byte tokenizer", message, "use the tokenizer.json of the model"));
+            let message = "conversations need special tokens, but the byte tokenizer has none".to_string();
+            return Err(failed("byte tokenizer", message, "use the model's tokenizer.json"));
         };
         if let Some(name) = options.roles_to_train.iter().find(|name| options.role(name).is_none()) {
             let known: Vec<&str> = options.roles.iter().map(|(role, _)| role.as_str()).collect();
             let help = format!("name some of {}", known.join(", "));
-            return Err(failed("data.chat.roles_to_train", format!("`{name}` is no known role"), &help));
+            return Err(failed("data.chat.roles_to_train", format!("`{name}` is not a known role"), &help));
         }
         let folders: Vec<PathBuf> =
             tokenizer.folder().map(PathBuf::from).into_iter().chain(options.pretrained.clone()).collect();
@@ -87,7 +87,7 @@ impl<'a> Renderer<'a> {
                 && tokenizer.single(text)?.is_none()
             {
                 let origin = folders.first().map_or(String::new(), |folder| folder.display().to_string());
-                let message = format!("tokenizer.json has no token `{text}`, which is the {name}");
+                let message = format!("the {name} of the model is `{text}`, but tokenizer.json has no such token");
                 return Err(failed(&origin, message, "use the tokenizer.json and tokenizer_config.json of one model"));
             }
         }
@@ -99,8 +99,9 @@ impl<'a> Renderer<'a> {
             && source.contains("eos_token")
             && eos.is_none()
         {
-            let message = "the template ends turns with the `eos_token`, which the tokenizer does not name".to_string();
-            return Err(failed(origin, message, "name it in tokenizer_config.json beside the tokenizer.json"));
+            let message =
+                "the template ends turns with `eos_token`, but the tokenizer does not define this token".to_string();
+            return Err(failed(origin, message, "set `eos_token` in tokenizer_config.json beside the tokenizer.json"));
         }
         let is_dated = source.as_ref().is_some_and(|(source, _)| is_dated(source));
         let key = key(options, source.as_ref().map(|(source, _)| &**source), &files, is_dated.then(today));
@@ -130,9 +131,9 @@ impl<'a> Renderer<'a> {
     /// Concatenates the texts unchanged. The completion and the `eos_token` after it are trained.
     fn of_texts(&self, prompt: &str, completion: &str, path: &Path, at: At) -> Result<Sample, DataError> {
         let Some(eos) = self.eos else {
-            let help = "name it in tokenizer_config.json beside the tokenizer.json";
+            let help = "set `eos_token` in tokenizer_config.json beside the tokenizer.json";
             return Err(Problem::new(
-                "a completion ends with the `eos_token`, which the tokenizer does not name",
+                "a completion ends with `eos_token`, but the tokenizer does not define this token",
                 help,
             )
             .at(path, at));
@@ -165,7 +166,10 @@ impl<'a> Renderer<'a> {
         {
             let roles: Vec<&str> =
                 conversation.messages.iter().filter_map(|message| message.get("role")?.as_str()).collect();
-            let message = format!("no message is trained; their roles are {}", roles.join(", "));
+            let message = format!(
+                "no message of the conversation is trained; the roles of its messages are {}",
+                roles.join(", ")
+            );
             let help =
                 "add an assistant message, or leave such conversations out: `data.chat.untrained_strategy: drop`";
             return Err(Problem::new(message, help).at(path, at));

@@ -116,10 +116,11 @@ impl Rendering<'_> {
         let first = (1..length).find(|&i| sample.trained[i]).unwrap_or(length);
         if first >= length.min(most) && self.refuses_untrained(length) {
             let why = match length > most {
-                true => format!("no token of the first {most} is trained; the conversation has {length}"),
+                true => format!("none of the first {most} tokens is trained; the conversation has {length} tokens"),
                 false => "no token of the conversation is trained".to_string(),
             };
-            let help = "correct the conversation, or leave such ones out: `data.chat.untrained_strategy: drop`";
+            let help =
+                "correct the conversation, or leave such conversations out: `data.chat.untrained_strategy: drop`";
             return Err(Problem::new(format!("{why}\n{}", shown(&sample.text)), help).at(path, at));
         }
         let mut rendered = Rendered { texts: vec![], bytes: sample.text.len() };
@@ -142,7 +143,7 @@ impl Rendering<'_> {
                 true => format!("the first {most} tokens contain nothing of the {which} answer"),
                 false => format!("the {which} answer has no tokens"),
             };
-            let help = "correct the record, or leave such ones out: `data.chat.untrained_strategy: drop`";
+            let help = "correct the record, or leave such records out: `data.chat.untrained_strategy: drop`";
             return Err(Problem::new(format!("{why}\n{}", shown(&pair.texts[side])), help).at(path, at));
         }
         let mut rendered = Rendered { texts: vec![], bytes: pair.texts.iter().map(String::len).sum() };

@@ -70,7 +70,7 @@ impl Template {
             ValueKind::None => out.write_str("None").map_err(Error::from),
             kind @ (ValueKind::Seq | ValueKind::Map) => Err(Error::new(
                 ErrorKind::InvalidOperation,
-                format!("the template prints a {kind}, whose text only Python defines; use `| tojson`"),
+                format!("the template prints a {kind}, whose text form is defined only in Python; use `| tojson`"),
             )),
             _ => escape_formatter(out, state, value),
         });

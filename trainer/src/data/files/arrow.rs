@@ -43,7 +43,7 @@ impl Lengths {
     fn check_stream(&self) -> Result<(), Fault> {
         let mut at = 0;
         loop {
-            let cut = |_| (at, "the Arrow stream is cut: it has no end mark".into());
+            let cut = |_| (at, "the Arrow stream is truncated: it has no end-of-stream marker".into());
             let mut start = at + 4;
             let mut length = self.array::<4>(at).map_err(cut)?;
             if length == CONTINUATION {
@@ -100,13 +100,19 @@ impl Lengths {
             let stated = u64::try_from(i64::from_le_bytes(self.array(at)?)).unwrap_or(packed - 8);
             let is_possible = stated <= most * (packed - 8);
             if !is_possible || Vec::<u8>::new().try_reserve_exact(stated as usize).is_err() {
-                return Err((at, format!("a compressed buffer of {packed} bytes states that it holds {stated}")));
+                return Err((
+                    at,
+                    format!("a compressed buffer of {packed} bytes claims to hold {stated} bytes, which is impossible"),
+                ));
             }
             unpacked = unpacked.saturating_add(stated);
         }
         // A row takes at least one bit, except in columns of nulls or runs, which no sample can use.
         if u64::try_from(batch.length()).map_or(true, |rows| rows.div_ceil(8) > unpacked) {
-            return Err((start, format!("a batch of {unpacked} bytes states that it has {} rows", batch.length())));
+            return Err((
+                start,
+                format!("a batch of {unpacked} bytes claims to have {} rows, which is impossible", batch.length()),
+            ));
         }
         Ok(end)
     }
@@ -114,7 +120,9 @@ impl Lengths {
     /// Returns the end of a part. Fails if it is beyond `limit`.
     fn end(&self, start: u64, length: i64, limit: u64) -> Result<u64, Fault> {
         let end = u64::try_from(length).ok().and_then(|length| start.checked_add(length));
-        let fault = || (start.min(self.length), format!("a part of {length} bytes begins here, and does not fit"));
+        let fault = || {
+            (start.min(self.length), format!("a part of {length} bytes begins here, but it does not fit into the file"))
+        };
         end.filter(|end| *end <= limit).ok_or_else(fault)
     }
 

@@ -126,7 +126,7 @@ impl Encoding {
             Self::Json | Self::Digits => serde_json::from_slice(bytes).map_err(|error| format!("is not JSON: {error}")),
             Self::Number(number) => match number.read(bytes).as_deref() {
                 Some([value]) => Ok(value.clone()),
-                _ => Err("is no single number".into()),
+                _ => Err("is not a single number".into()),
             },
             Self::List(number) => number.read(bytes).map(Value::Array).ok_or_else(|| "ends within a number".into()),
             Self::Array { number, shape } => {

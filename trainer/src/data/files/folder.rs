@@ -88,7 +88,7 @@ pub(super) fn inside(folder: &Path, name: &str) -> Result<PathBuf, String> {
     let is_inside = |part: Component| matches!(part, Component::Normal(_) | Component::CurDir);
     match !name.is_empty() && Path::new(name).components().all(is_inside) {
         true => Ok(folder.join(name)),
-        false => Err(format!("`{name}` is no file in the folder")),
+        false => Err(format!("`{name}` is not a path in the folder")),
     }
 }
 

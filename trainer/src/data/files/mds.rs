@@ -75,7 +75,7 @@ pub(super) fn tokens(
         };
         let token = |value: &Value| {
             let token = value.as_u64().and_then(|token| u32::try_from(token).ok());
-            let token = token.ok_or_else(|| failed(format!("{value} is no token")))?;
+            let token = token.ok_or_else(|| failed(format!("{value} is not a token")))?;
             match (token as usize) < vocabulary {
                 true => Ok(token),
                 false => {

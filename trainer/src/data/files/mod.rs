@@ -332,7 +332,7 @@ fn named<'a>(
                 };
                 match format {
                     Format::Auto | Format::Mds | Format::Chat => Ok(source(format)),
-                    _ => Err(source(format).is_no("a file of the format that is stated")),
+                    _ => Err(source(format).is_no("a file of the format in `data.format`")),
                 }
             };
             return Ok(Box::new(shards.into_iter().map(shard)));

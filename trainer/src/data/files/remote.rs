@@ -146,7 +146,7 @@ impl zero_store::Watch for Download<'_> {
 
 /// Formats the message about a wait for a store.
 pub(crate) fn waiting(problem: &zero_store::Error, left: Duration) -> String {
-    format!("{problem}; trying again, for {} s at most", left.as_secs())
+    format!("{problem}; retrying for at most {} s", left.as_secs())
 }
 
 pub(crate) fn failed(error: zero_store::Error) -> DataError {

@@ -108,11 +108,11 @@ impl Shard {
             return Err(format!("shards of the format `{format}` are unsupported, only `mds` is supported"));
         }
         if column_names.len() != column_encodings.len() || column_names.len() != column_sizes.len() {
-            return Err("a shard has different numbers of names, encodings and sizes of columns".into());
+            return Err("a shard lists different numbers of column names, encodings and sizes".into());
         }
         // The offsets of n samples take 4·(n + 2) bytes, and no offset is above 4 GiB.
         if raw_data.bytes > u64::from(u32::MAX) || *samples > raw_data.bytes / 4 {
-            return Err(format!("{samples} samples in {} bytes cannot be in a shard", raw_data.bytes));
+            return Err(format!("a shard cannot hold {samples} samples in {} bytes", raw_data.bytes));
         }
         let raw = inside(folder, &raw_data.basename)?;
         let (path, packing) = match zip_data {
@@ -176,7 +176,7 @@ impl Shard {
             }
             match stored.hashes.iter().find(|(name, hash)| hex(name, bytes).is_some_and(|found| found != **hash)) {
                 Some((name, _)) => {
-                    Err(self.damaged(None, format!("the {name} checksum differs from that of index.json")))
+                    Err(self.damaged(None, format!("the {name} checksum differs from the checksum in index.json")))
                 }
                 None => Ok(()),
             }
@@ -229,7 +229,7 @@ impl Samples {
     /// Returns the bytes of a sample in a column.
     pub(super) fn value(&self, sample: usize, column: usize) -> Result<&[u8], DataError> {
         let at = Some(At::Row(sample as u64));
-        let message = || "the sample does not fit into the shard".into();
+        let message = || "the sample extends beyond the end of the shard".into();
         let cut = || DataError::Damaged { path: self.path.clone(), at, message: message() };
         let offset = |i: usize| u32_at(&self.bytes, 4 * (i + 1)).map(|offset| offset as usize);
         let range = offset(sample).zip(offset(sample + 1));

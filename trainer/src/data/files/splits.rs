@@ -120,7 +120,7 @@ pub(super) fn select(path: &Path, names: &[String], card: Option<&str>, split: &
         (false, _) => Ok(found),
         (true, true) => Err(DataError::NoSplit { path: path.into(), split: split.into(), splits: names_of() }),
         (true, false) => {
-            let message = format!("no file of the split `{split}` has an extension of data that can be read");
+            let message = format!("no file of the split `{split}` has the extension of a supported data format");
             Err(DataError::Slice { sources: vec![path.display().to_string()], message })
         }
     }
@@ -135,7 +135,8 @@ fn configuration(card: &str) -> Result<Option<Value>, String> {
     if !head.lines().any(|line| line.starts_with("configs:")) {
         return Ok(None);
     }
-    let head = zero_config::yaml(&head).ok_or("its head cannot be read as YAML; name files instead of a split")?;
+    let head = zero_config::yaml(&head)
+        .ok_or("the YAML header of the dataset card is invalid; name files instead of a split")?;
     let list = head["configs"].as_array().cloned().unwrap_or_default();
     let name = |configuration: &Value| configuration["config_name"].as_str().unwrap_or_default().to_string();
     let is_default = |configuration: &&Value| configuration["default"] == true || name(configuration) == "default";
@@ -144,7 +145,10 @@ fn configuration(card: &str) -> Result<Option<Value>, String> {
         ([one], _) | (_, Some(one)) => Ok(Some(one.clone())),
         (several, None) => {
             let names: Vec<String> = several.iter().map(name).collect();
-            Err(format!("it lists the configurations {}; name the files of one instead of a split", names.join(", ")))
+            Err(format!(
+                "the dataset card lists the configurations {}; name the files of one configuration instead of a split",
+                names.join(", ")
+            ))
         }
     }
 }
@@ -166,7 +170,7 @@ fn of_configuration(names: &[String], configuration: &Value) -> Result<Splits, S
         }
         files => texts(files).map(|files| vec![(TRAIN.into(), files)]),
     };
-    let listed = listed.ok_or("its `data_files` are neither names nor splits with a `path`")?;
+    let listed = listed.ok_or("`data_files` in the dataset card must be file names, or splits with a `path`")?;
     let matching = |text: &String| {
         let pattern = format!("{folder}{}", text.trim_start_matches("./"));
         let pattern = Pattern::new(&pattern).map_err(|error| format!("`{pattern}`: {}", error.msg))?;

@@ -107,7 +107,7 @@ impl Iterator for Table {
                 Ok(None) => {
                     self.is_at_end = true;
                     if let Some(rows) = self.rows.filter(|rows| *rows != self.row) {
-                        return Some(Err(self.damaged(format!("the file ends here, and should have {rows} rows"))));
+                        return Some(Err(self.damaged(format!("the file ends here, but it should have {rows} rows"))));
                     }
                 }
                 Err(message) => {

@@ -59,7 +59,7 @@ fn of(config: &zero_config::Wandb, variable: impl Fn(&str) -> Option<String>) ->
     let of_netrc = || password(&fs::read_to_string(netrc?).ok()?, &host);
     let Some(key) = variable("WANDB_API_KEY").or_else(of_netrc) else {
         let help = "set the environment variable WANDB_API_KEY, or run `wandb login`, which writes ~/.netrc";
-        return setting(format!("the key of the account on {host} is missing"), help);
+        return setting(format!("the API key for {host} is missing"), help);
     };
     Ok(Some(Account {
         server,
@@ -163,7 +163,7 @@ mod tests {
             (&[("WANDB_MODE", "offline"), ("WANDB_API_KEY", "abc")][..], "WANDB_MODE=offline is not supported"),
             (&[("WANDB_BASE_URL", "wandb"), ("WANDB_API_KEY", "abc")], "WANDB_BASE_URL=wandb is not the address"),
             (&[("WANDB_BASE_URL", "https://h:x"), ("WANDB_API_KEY", "abc")], "WANDB_BASE_URL=https://h:x is not"),
-            (&[("WANDB_BASE_URL", "http://host:1")], "the key of the account on host is missing"),
+            (&[("WANDB_BASE_URL", "http://host:1")], "the API key for host is missing"),
         ] {
             let error = with(variables).expect_err(expected);
             assert!(error.contains(expected) && error.contains("\n  in: wandb\n  help: "), "{error}");

@@ -116,8 +116,7 @@ impl Wandb {
             None => {
                 let answer = self.ask("viewer", VIEWER, &json!({}))?;
                 let entity = answer["viewer"]["entity"].as_str().map(str::to_string);
-                entity
-                    .ok_or_else(|| self.server.trouble("viewer", "the server does not know the key of the account"))?
+                entity.ok_or_else(|| self.server.trouble("viewer", "the server does not know the API key"))?
             }
         };
         let project = of_file("project").unwrap_or_else(|| account.project.clone());
@@ -180,7 +179,7 @@ impl Wandb {
         let tail = tail.last().map(|line| parsed(line)).unwrap_or_default();
         run.last = tail["_step"].as_u64();
         if run.offset > 0 && run.last.is_none() {
-            return Err(self.server.trouble(place, "the response has no last step"));
+            return Err(self.server.trouble(place, "the response does not contain the last step of the run"));
         }
         run.began -= tail["_runtime"].as_f64().unwrap_or_default();
         let summary = bucket["summaryMetrics"].as_str().map(parsed).unwrap_or_default();

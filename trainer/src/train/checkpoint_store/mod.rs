@@ -194,7 +194,7 @@ fn newest(address: &str, key: &'static str, download: &Download<'_>) -> Result<O
     let listed = CheckpointStore::new(address)?.list(download).map_err(failed(key))?;
     match listed.complete().pop() {
         None if !listed.is_checkpoint => {
-            let help = "name the folder of a checkpoint, or one with folders `step-…`";
+            let help = "name the folder of a checkpoint, or a folder that contains folders `step-…`";
             Err(Error::setting(key, format!("there is no checkpoint at {address}"), help))
         }
         step => Ok(step),

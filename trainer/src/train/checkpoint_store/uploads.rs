@@ -142,7 +142,10 @@ impl Uploads {
         self.look(progress);
         self.jobs = None;
         if !self.thread.is_finished() {
-            progress.say(&format!("copying the last checkpoint to {}; a signal ends the run without it", self.address));
+            progress.say(&format!(
+                "copying the last checkpoint to {}; a signal ends the run without this copy",
+                self.address
+            ));
         }
         while let Ok(said) = self.said.recv() {
             match said {
@@ -152,7 +155,7 @@ impl Uploads {
         }
         let Some(error) = self.failure.take() else { return Ok(()) };
         let message = format!("the last checkpoint in {} was not copied: {error}", self.root.display());
-        let help = "start the run again with --resume auto when the store can be used: it copies the checkpoint";
+        let help = "when the store is available again, start the run with --resume auto, which copies the checkpoint";
         Err(Error::from(DataError::Store { message, help: Some(help) }).named(KEY, HELP))
     }
 
@@ -166,8 +169,8 @@ impl Uploads {
             }
             Said::Left { step } => progress.say(&format!("step {step} was not copied: newer checkpoints were ready")),
             Said::Failed { step, error } => {
-                let newest = self.newest.map_or("it has no checkpoint yet".into(), |step| {
-                    format!("the newest checkpoint there is step {step}")
+                let newest = self.newest.map_or("the store has no checkpoint yet".into(), |step| {
+                    format!("the newest checkpoint in the store is step {step}")
                 });
                 progress.warn(&format!("cannot copy step {step}: {error}; training continues, {newest}"));
                 self.failure = Some(error);

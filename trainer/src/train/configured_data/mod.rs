@@ -324,7 +324,9 @@ fn are_the_models(config: &Config, model: Option<&config::Model>, vocabulary: Op
     match (model.and_then(|model| model.pretrained()), model.and_then(classes)) {
         (Some(folder), Some(known)) if by_default && vocabulary != Some(known) => Err(Error::setting(
             "data.tokenizer",
-            format!("{folder} has no tokenizer.json, and its model has {known} tokens, so its tokens are not bytes"),
+            format!(
+                "the byte tokenizer, which is the default, does not fit {folder}: its model has {known} tokens, and it has no tokenizer.json"
+            ),
             "set it to the tokenizer.json that the model was trained with",
         )),
         _ => Ok(()),
@@ -360,7 +362,7 @@ fn fits(model: Option<&config::Model>, shape: SampleShape) -> Result<(), Error> 
         (config::Model::Mlp(m), SampleShape::Features(n)) if m.input_size == n => Ok(()),
         (config::Model::Mlp(m), SampleShape::Features(n)) => Err(Error::setting(
             "model.input_size",
-            format!("it is {}, but the table has {n} features besides the label", m.input_size),
+            format!("the value is {}, but the table has {n} features besides the label", m.input_size),
             format!("set it to {n}"),
         )),
         (config::Model::Mlp(_), SampleShape::Tokens(_)) => Err(Error::setting(

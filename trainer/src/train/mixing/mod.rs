@@ -53,7 +53,7 @@ impl Mixing {
         let parts: Vec<MixedPart> = sets.iter().zip(by_weight).map(part).collect();
         if parts.iter().all(|part| part.per_epoch == 0) {
             let help = "increase `repeat`, or write `choose`";
-            return Err(Error::setting("data.datasets", "an epoch has no samples of any data set", help));
+            return Err(Error::setting("data.datasets", "an epoch would contain no samples", help));
         }
         let names = sets.iter().map(|set| set.name.clone()).collect();
         Ok(Self { names, mixture: Mixture::new(parts), start: 0 })
@@ -121,7 +121,7 @@ impl Mixing {
         self.mixture = Mixture::new(self.names.iter().zip(self.mixture.parts()).map(part).collect());
         self.start = position;
         Some(
-            "the data sets or their shares changed: a new epoch begins, and each data set continues where it was"
+            "the data sets or their shares changed: a new epoch begins, and each data set continues where it stopped"
                 .into(),
         )
     }

@@ -64,7 +64,7 @@ fn shares_decide_how_many_samples_of_each_data_set_an_epoch_has() {
     }
     let none = text(folder.path(), ["repeat: 0.001", "repeat: 0.001", "repeat: 0.001"], "max_steps: 1");
     let error = configured_data::open(&Config::parse("ds.yaml", none).unwrap(), false, &Unwatched).err().unwrap();
-    assert!(error.to_string().contains("an epoch has no samples of any data set"), "{error}");
+    assert!(error.to_string().contains("an epoch would contain no samples"), "{error}");
 }
 
 fn metrics(summary: &Summary) -> Vec<Value> {

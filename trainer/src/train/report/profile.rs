@@ -106,7 +106,7 @@ fn summary(text: &mut String, engine: &Engine, step: &Step, found: &Found, peak:
     line("FLOPS = 2 * (fwd + bwd MACs) / iter latency:", rate(both, iteration));
     if let Some(peak) = peak {
         let of = counted(threads(), "thread", "threads");
-        line(&format!("peak, from multiply-adds in registers of {of}:"), scaled(peak, "FLOPS"));
+        line(&format!("peak, measured with multiply-adds in registers of {of}:"), scaled(peak, "FLOPS"));
         line("share of the peak in fwd+bwd and in the whole iteration:", {
             format!("{}, {}", share(both / (forward + backward), peak), share(both / iteration, peak))
         });

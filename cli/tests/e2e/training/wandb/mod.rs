@@ -166,7 +166,7 @@ fn the_environment_is_checked_before_anything_starts() {
         command.output().unwrap()
     };
     for (variables, expected) in [
-        (&[][..], "error: the key of the account on 127.0.0.1 is missing\n  in: wandb\n  help: "),
+        (&[][..], "error: the API key for 127.0.0.1 is missing\n  in: wandb\n  help: "),
         (&[("WANDB_MODE", "offline")], "error: WANDB_MODE=offline is not supported\n  in: wandb\n  help: "),
     ] {
         let output = run(variables);

@@ -188,11 +188,10 @@ fn errors_of_lengths_are_the_same_from_the_cache() {
     assert!(compare(of_conversations, &folder, &options(300, ExcessLength::Raise)).is_ok());
     let before = entries(&folder);
     let error = |length, excess| compare(of_conversations, &folder, &options(length, excess)).unwrap_err();
-    let expected = "data.jsonl, line 3: 27 tokens do not fit into a sample of 25 and the next token; 2 conversations are \
+    let expected = "data.jsonl, line 3: the conversation has 27 tokens, but a sample holds 25 and the next token; 2 conversations are \
                     too long, the longest with 28 tokens\n";
     assert!(error(25, ExcessLength::Raise).contains(expected), "{}", error(25, ExcessLength::Raise));
-    let expected =
-        "data.jsonl, line 1: no token of the first 17 is trained; the conversation has 22\n    | <|im_start|>user\n";
+    let expected = "data.jsonl, line 1: none of the first 17 tokens is trained; the conversation has 22 tokens\n    | <|im_start|>user\n";
     assert!(error(16, ExcessLength::Truncate).contains(expected), "{}", error(16, ExcessLength::Truncate));
     assert!(error(9, ExcessLength::Drop).contains("no tokens or rows in"));
     assert_eq!(entries(&folder), before);

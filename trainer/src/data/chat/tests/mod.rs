@@ -171,7 +171,7 @@ fn samples_have_the_sequence_length() {
     assert_eq!(all.description().unwrap(), "2 conversations, 17.3 % of positions trained, 7.7 % padding");
 
     let error = raw(length - 2, ExcessLength::Raise).unwrap_err().to_string();
-    let expected = "data.jsonl, line 1: 27 tokens do not fit into a sample of 25 and the next token; no other \
+    let expected = "data.jsonl, line 1: the conversation has 27 tokens, but a sample holds 25 and the next token; no other \
                     conversation is too long\n  help: increase `data.sequence_length`";
     assert!(error.contains(expected), "{error}");
     let error = raw(9, ExcessLength::Raise).unwrap_err().to_string();
@@ -182,12 +182,13 @@ fn samples_have_the_sequence_length() {
     let dropped = raw(21, ExcessLength::Drop).unwrap();
     assert_eq!((dropped.len(), dropped.description().unwrap().ends_with(", 1 left out as too long")), (1, true));
     let error = raw(17, ExcessLength::Truncate).unwrap_err().to_string();
-    let expected = "line 1: no token of the first 18 is trained; the conversation has 27\n    | <|im_start|>user\n";
+    let expected =
+        "line 1: none of the first 18 tokens is trained; the conversation has 27 tokens\n    | <|im_start|>user\n";
     assert!(error.contains(expected), "{error}");
     folder.write("data.jsonl", &format!("{record}\n{}", said(&[("user", "a")])));
     let left = folder.open(30, ChatOptions { untrained: Untrained::Drop, ..ChatOptions::default() }).unwrap();
     assert_eq!(left.len(), 1);
-    assert!(left.description().unwrap().ends_with(", 1 left out without a trained token"));
+    assert!(left.description().unwrap().ends_with(", 1 left out because no token is trained"));
 }
 
 #[test]
@@ -263,7 +264,7 @@ fn errors_name_the_record_and_a_remedy() {
     };
     begins(
         said(&[("system", "s"), ("user", "a")]),
-        "no message is trained; their roles are system, user\n  help: add an assistant message",
+        "no message of the conversation is trained; the roles of its messages are system, user\n  help: add an assistant message",
     );
     begins(
         said(&[("user", "a"), ("bot", "b")]),
@@ -290,14 +291,16 @@ fn errors_name_the_record_and_a_remedy() {
 
     let unknown = folder.error(&[json!({"a": 1})], ChatOptions::default());
     assert!(
-        unknown.starts_with("data.jsonl, line 1: the record is no known kind of conversation; its fields are `a`"),
+        unknown.starts_with("data.jsonl, line 1: the record has no known conversation format; its fields are `a`"),
         "{unknown}"
     );
     let alpaca = ChatOptions { kind: ChatType::Alpaca, ..ChatOptions::default() };
     assert!(folder.error(&[json!({"a": 1})], alpaca).contains("no field `instruction`; its fields are `a`"));
     let role = ChatOptions { roles_to_train: vec!["bot".into()], ..ChatOptions::default() };
     assert!(
-        folder.error(&[json!({})], role).contains("roles_to_train: `bot` is no known role\n  help: name some of user,")
+        folder
+            .error(&[json!({})], role)
+            .contains("roles_to_train: `bot` is not a known role\n  help: name some of user,")
     );
     for (text, expected) in [
         ("{\"a\": }", "data.jsonl, line 1: column 7: expected value"),
@@ -343,9 +346,11 @@ fn errors_of_templates_name_the_template() {
     let source = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{% if loop.last and m.role == 'assistant' %}{{ '<think></think>' }}{% endif %}{{ m.content + '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
     let turns = [said(&[("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d")])];
     let error = Folder::new(source, IM).error(&turns, ChatOptions::default());
-    assert!(error.starts_with("data.jsonl, line 1: the template does not show which tokens message 2 has: the template renders it otherwise when messages follow it\n    | <|im_start|>user\n    | a<|im_end|>"), "{error}");
+    assert!(error.starts_with("data.jsonl, line 1: cannot find the tokens of message 2 in the output of the template: the template renders it differently when messages follow it\n    | <|im_start|>user\n    | a<|im_end|>"), "{error}");
     assert!(
-        error.contains("\n  help: use a template that encloses what the model generates in `{% generation %}`"),
+        error.contains(
+            "\n  help: set `data.chat.chat_template` to a template that encloses the model's text in `{% generation %}`"
+        ),
         "{error}"
     );
 
@@ -353,7 +358,7 @@ fn errors_of_templates_name_the_template() {
     assert!(
         folder
             .error(&hi, ChatOptions::default())
-            .contains("tokenizer.json has no token `<|endoftext|>`, which is the bos_token")
+            .contains("the bos_token of the model is `<|endoftext|>`, but tokenizer.json has no such token")
     );
     let bare = chatml();
     std::fs::remove_file(bare.path().join("chat_template.jinja")).unwrap();
@@ -373,7 +378,9 @@ fn errors_of_templates_name_the_template() {
     bare.write("tokenizer_config.json", "{}");
     let ends =
         ChatOptions { chat_template: Some("{{ messages[0].content + eos_token }}".into()), ..ChatOptions::default() };
-    assert!(bare.error(&hi, ends).contains("ends turns with the `eos_token`, which the tokenizer does not name"));
+    assert!(
+        bare.error(&hi, ends).contains("ends turns with `eos_token`, but the tokenizer does not define this token")
+    );
 }
 
 #[test]

@@ -97,7 +97,7 @@ fn long_pairs_are_cut_left_out_or_an_error() {
         read(&folder, &records, ChatOptions { excess_length, untrained, ..ChatOptions::default() }, 4)
     };
     let error = open(ExcessLength::Raise, Untrained::Raise).unwrap_err().to_string();
-    assert!(error.contains("line 2: 11 tokens do not fit into a sample of 4"), "{error}");
+    assert!(error.contains("line 2: the conversation has 11 tokens, but a sample holds 4"), "{error}");
     let pairs = open(ExcessLength::Drop, Untrained::Raise).unwrap();
     assert_eq!((pairs.len(), pairs.description().ends_with(", 1 left out as too long")), (1, true));
     let pairs = open(ExcessLength::Truncate, Untrained::Raise).unwrap();
@@ -109,7 +109,12 @@ fn long_pairs_are_cut_left_out_or_an_error() {
     };
     let error = open(Untrained::Raise).unwrap_err().to_string();
     assert!(error.contains("line 2: the first 5 tokens contain nothing of the chosen answer\n"), "{error}");
-    assert!(open(Untrained::Drop).unwrap().description().ends_with(", 1 truncated, 1 left out without an answer"));
+    assert!(
+        open(Untrained::Drop)
+            .unwrap()
+            .description()
+            .ends_with(", 1 truncated, 1 left out because an answer is missing")
+    );
 }
 
 #[test]
@@ -119,13 +124,16 @@ fn wrong_records_are_errors() {
     let of = |record: Value| read(&folder, &[record], ChatOptions::default(), LENGTH).unwrap_err().to_string();
     for (record, expected) in [
         (json!({"prompt": "a", "chosen": "b"}), "the record has no field `rejected`"),
-        (json!({"chosen": "a", "rejected": "b"}), "the record has two texts but no `prompt`"),
+        (json!({"chosen": "a", "rejected": "b"}), "are texts, but the record has no `prompt`"),
         (json!({"prompt": "a", "chosen": "b", "rejected": messages(&[no])}), "must be two texts or two lists"),
         (
             json!({"prompt": "other", "chosen": messages(&[hi, yes]), "rejected": messages(&[hi, no])}),
-            "no message that both answers begin with has this text",
+            "none of the messages with which both answers begin has this text",
         ),
-        (json!({"chosen": messages(&[yes]), "rejected": messages(&[no])}), "the answers have no prompt in common"),
+        (
+            json!({"chosen": messages(&[yes]), "rejected": messages(&[no])}),
+            "have no common first message that could be the prompt",
+        ),
         (
             json!({"chosen": messages(&[hi, yes]), "rejected": messages(&[hi])}),
             "the rejected answer has no messages besides the prompt",
@@ -141,7 +149,7 @@ fn wrong_records_are_errors() {
     // Pairs cannot be trained as conversations.
     let error = folder.error(&[json!({"prompt": "a", "chosen": "b", "rejected": "c"})], ChatOptions::default());
     assert!(
-        error.contains("the record is a pair of answers") && error.contains("`preference: {type: dpo}`"),
+        error.contains("the record is a preference pair") && error.contains("`preference: {type: dpo}`"),
         "{error}"
     );
 }

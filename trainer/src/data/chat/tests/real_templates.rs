@@ -143,7 +143,7 @@ fn tokens_and_masks_of_real_templates_are_those_of_transformers() {
                 }
                 // The template renders a turn differently when others follow it, so the tokens of the turn cannot be
                 // found.
-                (Err(error), Some(_)) if error.to_string().contains("the template does not show which tokens") => {
+                (Err(error), Some(_)) if error.to_string().contains("cannot find the tokens of message") => {
                     unknown += 1;
                 }
                 (Err(_), None) => {}

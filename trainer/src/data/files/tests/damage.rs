@@ -89,7 +89,7 @@ fn a_length_that_cannot_be_in_an_arrow_file_is_an_error() {
                 let path = folder.write("long.arrow", &changed);
                 let error =
                     documents(&path, Format::Auto, "text").err().map_or(String::new(), |error| error.to_string());
-                found += usize::from(error.contains("states that it holds 1125899906842624"));
+                found += usize::from(error.contains("claims to hold 1125899906842624"));
             }
             assert!(found >= 10, "{found} buffers");
         }
@@ -104,7 +104,7 @@ fn rows_without_bytes_in_an_arrow_file_are_an_error() {
     let batch = [RecordBatch::try_from_iter([("text", column)]).unwrap()];
     for (name, whole) in [("a.arrow", arrow_file(&batch, None)), ("b.arrow", arrow_stream(&batch, None))] {
         let error = records(&folder.write(name, &whole), &[]).unwrap_err().to_string();
-        assert!(error.contains("a batch of 0 bytes states that it has 1099511627776 rows"), "{error}");
+        assert!(error.contains("a batch of 0 bytes claims to have 1099511627776 rows"), "{error}");
     }
 }
 

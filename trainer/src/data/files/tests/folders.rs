@@ -36,7 +36,7 @@ fn a_saved_data_set_has_its_files_in_order() {
 
     folder.write("train/state.json", r#"{"_data_files": [{"filename": "../../secret.arrow"}]}"#);
     let error = folder.without(&open(&folder.path().join("train"), Format::Auto).unwrap_err());
-    assert_eq!(error, "train/state.json: `../../secret.arrow` is no file in the folder");
+    assert_eq!(error, "train/state.json: `../../secret.arrow` is not a path in the folder");
     folder.write("other/a.txt", "x");
     assert!(matches!(open(&folder.path().join("other"), Format::Auto), Err(DataError::Directory { .. })));
 }
@@ -153,16 +153,16 @@ fn a_shard_that_differs_from_its_index_is_an_error() {
     let message = || folder.without(&documents(folder.path(), Format::Auto, "text").unwrap_err());
 
     fs::write(&shard, [&raw[..raw.len() - 1], b"X"].concat()).unwrap();
-    assert_eq!(message(), "shard.00000.mds: the sha1 checksum differs from that of index.json");
+    assert_eq!(message(), "shard.00000.mds: the sha1 checksum differs from the checksum in index.json");
     fs::write(&shard, &raw[..raw.len() - 1]).unwrap();
     assert_eq!(message(), format!("shard.00000.mds: {} bytes, but index.json states {}", raw.len() - 1, raw.len()));
     fs::write(&shard, &raw).unwrap();
     for (from, to, expected) in [
         ("\"samples\":1", "\"samples\":2", "shard.00000.mds: 1 samples, but index.json states 2"),
-        ("shard.00000.mds", "/etc/passwd", "index.json: `/etc/passwd` is no file in the folder"),
+        ("shard.00000.mds", "/etc/passwd", "index.json: `/etc/passwd` is not a path in the folder"),
         ("\"mds\"", "\"json\"", "index.json: shards of the format `json` are unsupported, only `mds` is supported"),
-        ("[8,null]", "[9,null]", "shard.00000.mds, row 0: the sample does not fit into the shard"),
-        ("[8,null]", "[8]", "index.json: a shard has different numbers of names, encodings and sizes of columns"),
+        ("[8,null]", "[9,null]", "shard.00000.mds, row 0: the sample extends beyond the end of the shard"),
+        ("[8,null]", "[8]", "index.json: a shard lists different numbers of column names, encodings and sizes"),
     ] {
         assert!(entry.contains(from), "{entry}");
         fs::write(&index, entry.replace(from, to)).unwrap();

@@ -55,7 +55,7 @@ fn names_of_files_and_folders_state_splits() {
         (&shards[..], "test", "set has no split `test`; it has train, my_split"),
         (&folders, "test", "set has no split `test`; it has train, validation"),
         (&plain, "test", "set has no split `test`; it has train"),
-        (&["train.png"], "train", "set: no file of the split `train` has an extension of data that can be read"),
+        (&["train.png"], "train", "set: no file of the split `train` has the extension of a supported data format"),
     ] {
         assert_eq!(chosen(names, None, split).unwrap_err(), expected);
     }
@@ -74,11 +74,17 @@ fn the_page_of_a_repository_states_splits() {
     let default = card("- config_name: de\n  data_files: de/*\n- config_name: en\n  data_dir: en\n  default: true\n");
     assert_eq!(chosen(&names, Some(&default), "train").unwrap(), ["en/a.jsonl", "en/b.jsonl"]);
     for (configs, expected) in [
-        ("- config_name: de\n- config_name: en\n", "it lists the configurations de, en; name the files of one"),
-        ("- config_name: de\n  data_files: 3\n", "its `data_files` are neither names nor splits"),
-        ("- config_name: de\n  data_files: [{split: train}]\n", "its `data_files` are neither names nor splits"),
+        (
+            "- config_name: de\n- config_name: en\n",
+            "the dataset card lists the configurations de, en; name the files of one",
+        ),
+        ("- config_name: de\n  data_files: 3\n", "`data_files` in the dataset card must be file names, or splits"),
+        (
+            "- config_name: de\n  data_files: [{split: train}]\n",
+            "`data_files` in the dataset card must be file names, or splits",
+        ),
         ("- config_name: de\n  data_files: a**b\n", "`a**b`: "),
-        ("- config_name: [\n", "its head cannot be read as YAML"),
+        ("- config_name: [\n", "the YAML header of the dataset card is invalid"),
     ] {
         let error = chosen(&names, Some(&card(configs)), "train").unwrap_err();
         assert!(error.starts_with("set/README.md: ") && error.contains(expected), "{configs}\n{error}");
