@@ -63,7 +63,7 @@ pub(crate) fn resolve(resolver: &mut Resolver<'_>, world: World) -> Batch {
         (None, Some(micro), accumulation) => {
             let accumulation = accumulation.unwrap_or(1);
             let train = usize::try_from(product(micro, accumulation, ranks)).unwrap_or_else(|_| {
-                let message = format!("{micro} × {accumulation} × {ranks} samples are more than can be counted");
+                let message = format!("the batch size {micro} × {accumulation} × {ranks} overflows");
                 contradiction(resolver, &[MICRO, ACCUMULATION], world, message, "write smaller numbers".to_string());
                 usize::MAX
             });

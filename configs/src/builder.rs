@@ -100,7 +100,7 @@ impl Builder {
         let (message, help) = match (overrides::keys(path), serde_json::to_value(value)) {
             (None, _) => (
                 format!("`{path}` is not the path of a key"),
-                Some("write keys with dots between them, as `zero_optimization.stage`"),
+                Some("separate keys with dots, as in `zero_optimization.stage`"),
             ),
             (Some(_), Err(error)) => (format!("`{path}`: the value cannot be written as YAML: {error}"), None),
             // JSON has no NaN and no infinities.

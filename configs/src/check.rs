@@ -353,7 +353,7 @@ impl Check<'_> {
             && later.contains(&text.as_str())
         {
             let message = format!("`{path}: {text}` is not implemented yet");
-            let help = format!("write {}", expected(&Kind::Choice { names, later: &[] }));
+            let help = format!("write a supported value: {}", expected(&Kind::Choice { names, later: &[] }));
             return self.report.error(ErrorKind::NotImplemented, path, node.at, message, Some(help));
         }
         let or_auto = if key.auto == Auto::Engine { ", or `auto`" } else { "" };
@@ -369,7 +369,7 @@ impl Check<'_> {
                     Ok(_) => continue,
                     Err(help) => help,
                 },
-                _ => "write it in quotes if it is a text".to_string(),
+                _ => "write it in quotes if it is a string".to_string(),
             };
             let message = format!("`{path}`: expected a regular expression, found {}", item.value.describe());
             self.report.error(ErrorKind::Value, path, item.at, message, Some(help));

@@ -99,123 +99,123 @@ section! {
         /// [`data_parallel_size`](Self::data_parallel_size).
         pub train_batch_size: usize = engine(COUNT, "= micro-batch × accumulation × data-parallel ranks", "Samples per optimizer step over all ranks") [is keys.facts().batch.train];
         /// Samples per forward and backward pass on one rank.
-        pub train_micro_batch_size_per_gpu: usize = engine(COUNT, "= from the other two", "Samples of one forward and backward on one rank; auto, where train_batch_size does not say it: 8, as Hugging Face's Trainer") [is keys.facts().batch.micro];
+        pub train_micro_batch_size_per_gpu: usize = engine(COUNT, "= from the other two", "Samples per forward and backward on one rank; auto: derived from train_batch_size if that is given, else 8, as in Hugging Face's Trainer") [is keys.facts().batch.micro];
         /// Micro-batches per optimizer step, on one rank or through one pipeline.
         pub gradient_accumulation_steps: usize = engine(COUNT, "= from the other two, else 1", "Micro-batches of one rank, or of one pipeline, per optimizer step") [is keys.facts().batch.accumulation];
         /// Number of ranks that share each sequence (DeepSpeed-Ulysses). Each rank computes a slice of the sequence; in
         /// attention, it computes some of the heads over the whole sequence.
-        pub sequence_parallel_size: usize = key(RANKS, "1", "Consecutive ranks that share each sequence (Ulysses): each computes a slice of its positions, and in attention a part of the heads over all positions. ZeRO shards over them as over the other ranks; they count as one in batch sizes");
+        pub sequence_parallel_size: usize = key(RANKS, "1", "Number of consecutive ranks that share each sequence (DeepSpeed-Ulysses). Each rank computes a slice of the positions, and in attention some of the heads at all positions. ZeRO shards over these ranks too; in batch sizes they count as one rank");
         /// Steps between two progress lines; 0 prints none.
-        pub steps_per_print: usize = now(COUNT_OR_0, "10", "Steps between two lines of progress; 0: no lines");
+        pub steps_per_print: usize = now(COUNT_OR_0, "10", "Steps between two progress lines; 0: no lines");
         /// Maximum absolute value of a gradient element; elements beyond it are clipped to it. `None` disables this.
-        pub gradient_clipping_value: Option<f64> = key(POSITIVE, "null", "Largest absolute value of each element of the gradient, instead of `gradient_clipping`");
+        pub gradient_clipping_value: Option<f64> = key(POSITIVE, "null", "Clip each element of the gradient to this absolute value, instead of clipping its norm with `gradient_clipping`");
         /// Maximum global L2 norm of the gradient; gradients with a larger norm are scaled down to it. 0 disables
         /// clipping.
-        pub gradient_clipping: f64 = now(NON_NEGATIVE, "= 1.0, or 0 with gradient_clipping_value", "Largest global L2 norm of the gradient; 0 disables") [else if gradient_clipping_value.is_some() { 0.0 } else { 1.0 }];
+        pub gradient_clipping: f64 = now(NON_NEGATIVE, "= 1.0, or 0 with gradient_clipping_value", "Clip the global L2 norm of the gradient to this value; 0 disables clipping") [else if gradient_clipping_value.is_some() { 0.0 } else { 1.0 }];
         /// How the gradients of the ranks are reduced.
         pub gradient_allreduce_op: ReduceOp = now(ReduceOp::KIND, "mean", "How the gradients of the ranks are reduced");
         /// Data type in which gradients are communicated; `None` uses the data type of the parameters, or f32 with
         /// `training.reproducible`.
-        pub communication_data_type: Option<Dtype> = now(Dtype::KIND, "null", "Type in which gradients are communicated; null: that of the parameters, or fp32 with training.reproducible");
+        pub communication_data_type: Option<Dtype> = now(Dtype::KIND, "null", "Data type in which gradients are communicated; null: the data type of the parameters, or fp32 with training.reproducible");
         /// Print the time spent in the parts of a step, send it to the monitors, and write the timeline.
-        pub wall_clock_breakdown: bool = now(Kind::Bool, "false", "Print the time of the parts of a step, send it to monitors, and write the timeline");
+        pub wall_clock_breakdown: bool = now(Kind::Bool, "false", "Print the time of each part of a step, send it to the monitors, and write the timeline");
         /// Print the memory held by each rank in each part of a step.
-        pub memory_breakdown: bool = now(Kind::Bool, "false", "Print the memory that each rank held in each part of a step, at the steps of steps_per_print");
+        pub memory_breakdown: bool = now(Kind::Bool, "false", "Print the memory held by each rank in each part of a step, every steps_per_print steps");
         /// Print the instructions of a step at the start.
-        pub dump_state: bool = now(Kind::Bool, "false", "Print the program of a step at the start");
+        pub dump_state: bool = now(Kind::Bool, "false", "Print the planned operations of a step when the run starts");
         /// Drop the last batch of an epoch if it is incomplete.
-        pub dataloader_drop_last: bool = now(Kind::Bool, "false", "Leave out the last batch of an epoch when it is not full");
+        pub dataloader_drop_last: bool = now(Kind::Bool, "false", "Drop the last batch of an epoch if it is incomplete");
         /// Which log messages are printed.
-        pub log_level: LogLevel = now(LogLevel::KIND, "info", "What is logged");
+        pub log_level: LogLevel = now(LogLevel::KIND, "info", "Which log messages are printed");
         /// Data types of buffers.
-        pub data_types: DataTypes = section(&DataTypes::SECTION, "Types of buffers");
+        pub data_types: DataTypes = section(&DataTypes::SECTION, "Data types of buffers");
         /// bfloat16 parameters and activations over f32 master weights.
         pub bf16: Bf16 = section(&Bf16::SECTION, "bfloat16 parameters and activations over f32 master weights");
         = alias("bfloat16", Config::bf16);
         /// f16 parameters and activations over f32 master weights, with a loss scale.
-        pub fp16: Fp16 = section(&Fp16::SECTION, "f16 parameters and activations over f32 master weights, and a loss scale");
+        pub fp16: Fp16 = section(&Fp16::SECTION, "f16 parameters and activations over f32 master weights, with a loss scale");
         /// Optimizer and its parameters.
         pub optimizer: Optimizer = key(Kind::Variants(&Optimizer::VARIANTS), "null", "Optimizer; AdamW with its defaults when not given");
         /// Learning rate schedule.
-        pub scheduler: Scheduler = key(Kind::Variants(&Scheduler::VARIANTS), "null", "Learning rate over time; constant when not given");
+        pub scheduler: Scheduler = key(Kind::Variants(&Scheduler::VARIANTS), "null", "Learning rate schedule; constant when not given");
         /// ZeRO: what is sharded, and how shards are fetched.
-        pub zero as "zero_optimization": Zero = section(&Zero::SECTION, "ZeRO: what is sharded, and how it is fetched. `true` is stage 1");
+        pub zero as "zero_optimization": Zero = section(&Zero::SECTION, "ZeRO: which state is sharded, and how shards are fetched. `true` means stage 1");
         /// Pipeline parallelism: layers in stages on different ranks.
-        pub pipeline: Pipeline = section(&Pipeline::SECTION, "Pipeline parallelism: layers in stages on different ranks");
+        pub pipeline: Pipeline = section(&Pipeline::SECTION, "Pipeline parallelism: the layers are divided into stages on different ranks");
         /// Hybrid sharding: groups of ranks that hold the same shards.
         pub mesh: Mesh = section(&Mesh::SECTION, "Hybrid sharding (HSDP): groups of ranks that hold the same ZeRO shards");
         /// Tensor parallelism: layers divided among ranks.
-        pub tensor_parallel: TensorParallel = section(&TensorParallel::SECTION, "Tensor parallelism: ranks that cut layers among them");
+        pub tensor_parallel: TensorParallel = section(&TensorParallel::SECTION, "Tensor parallelism: several ranks split each layer");
         /// Which activations are recomputed in the backward; `None` keeps all of them.
-        pub activation_checkpointing: Option<ActivationCheckpointing> = section(&activations::Written::SECTION, "Keep the inputs of some layers only, and compute the rest again in the backward: less memory, more time");
+        pub activation_checkpointing: Option<ActivationCheckpointing> = section(&activations::Written::SECTION, "Keep only the inputs of some layers and recompute the other activations in the backward: less memory, more time");
         /// How offload to NVMe reads and writes files.
-        pub aio: Aio = section(&Aio::SECTION, "Reads and writes of offload to NVMe");
+        pub aio: Aio = section(&Aio::SECTION, "How offload to NVMe reads and writes its files");
         /// One CSV file per metric.
         pub csv_monitor: Monitor = section(&Monitor::SECTION, "One CSV file per metric");
         /// TensorBoard event files.
         pub tensorboard: Monitor = section(&Monitor::SECTION, "TensorBoard event files");
         /// A run on an MLflow tracking server.
-        pub mlflow: Mlflow = section(&Mlflow::SECTION, "A run of an MLflow tracking server");
+        pub mlflow: Mlflow = section(&Mlflow::SECTION, "Log metrics to a run on an MLflow tracking server");
         /// A run on Weights & Biases.
-        pub wandb: Wandb = section(&Wandb::SECTION, "A run of Weights & Biases");
+        pub wandb: Wandb = section(&Wandb::SECTION, "Log metrics to a run on Weights & Biases");
         /// An HTTP page with the newest values, for Prometheus.
-        pub prometheus: Prometheus = section(&Prometheus::SECTION, "A page of the newest values, for Prometheus");
+        pub prometheus: Prometheus = section(&Prometheus::SECTION, "Serve the newest metrics over HTTP for Prometheus");
         /// Usage of rank 0's machine, sampled during training.
-        pub machine_monitor: MachineMonitor = section(&MachineMonitor::SECTION, "What rank 0's machine does meanwhile, for all monitors");
+        pub machine_monitor: MachineMonitor = section(&MachineMonitor::SECTION, "Sample the load of rank 0's machine during training and send it to all monitors");
         /// Counts and times of collectives.
         pub comms_logger: CommsLogger = section(&CommsLogger::SECTION, "Count, bytes and seconds of each collective");
         /// A profile of one step, layer by layer.
         pub flops_profiler: FlopsProfiler = section(&FlopsProfiler::SECTION, "Parameters, multiply-accumulates and times of each layer in one step");
         /// The model to build; `None` if the program provides its own.
-        pub model: Option<Model> = key(Kind::Variants(&Model::VARIANTS), "null", "The model to build; a program may bring its own instead");
+        pub model: Option<Model> = key(Kind::Variants(&Model::VARIANTS), "null", "The model to build; a program may provide its own instead");
         /// The base model of the maximal update parametrization (µP); `None` trains without µP.
-        pub mup: Option<Mup> = section(&Mup::SECTION, "Maximal update parametrization (µP): the base model for which `optimizer.params.lr` was tuned, for MuAdam, MuAdamW and MuSGD");
+        pub mup: Option<Mup> = section(&Mup::SECTION, "Maximal update parametrization (µP): the base model for which `optimizer.params.lr` was tuned; for the optimizers MuAdam, MuAdamW and MuSGD");
         /// Adapters that are trained instead of the model; `None` trains the model.
-        pub adapter: Option<Adapter> = section(&Adapter::SECTION, "Small matrices to train beside the linear maps of a model, which is frozen; without the section the model itself is trained");
+        pub adapter: Option<Adapter> = section(&Adapter::SECTION, "LoRA: train small matrices beside the linear layers of a frozen model; without the section the model itself is trained");
         /// How frozen weights are quantized; `None` does not quantize.
         pub quantization_config: Option<Quantization> = section(&Quantization::SECTION, "Store frozen weights in 4 or 8 bits (QLoRA, with `adapter`)");
         /// Training on pairs of answers; `None` trains on texts.
-        pub preference: Option<Preference> = section(&Preference::SECTION, "Train on pairs of a chosen and a rejected answer, with `data.format: chat`; without the section every conversation is one to imitate");
+        pub preference: Option<Preference> = section(&Preference::SECTION, "Preference training on pairs of a chosen and a rejected answer; needs `data.format: chat`. Without the section, training imitates every conversation");
         /// The training data; `None` if the program provides its own batches.
-        pub data: Option<Data> = section(&Data::SECTION, "What to train on; a program may feed its own batches instead");
+        pub data: Option<Data> = section(&Data::SECTION, "Training data; a program may provide its own batches instead");
         /// A curriculum over the sequence length.
-        pub data_efficiency: DataEfficiency = section(&DataEfficiency::SECTION, "Short sequences first");
+        pub data_efficiency: DataEfficiency = section(&DataEfficiency::SECTION, "Curriculum learning: short sequences first");
         /// Duration of training, evaluation and checkpoints.
         pub training: Training = section(&Training::SECTION, "How long to train, when to evaluate and save");
         /// How ranks are started and how they communicate.
-        pub launcher: Launcher = section(&Launcher::SECTION, "How ranks are started and how they talk");
+        pub launcher: Launcher = section(&Launcher::SECTION, "How ranks are started and how they communicate");
         /// The search of `zero-train autotune`. Training ignores it.
-        pub autotuning: Autotuning = section(&Autotuning::SECTION, "What `zero-train autotune` searches. The section may be left out; training ignores it");
+        pub autotuning: Autotuning = section(&Autotuning::SECTION, "Search space and limits of `zero-train autotune`. The section is optional; training ignores it");
         = section("checkpoint", &CHECKPOINT, "How checkpoints are written");
         = section("timers", &TIMERS, "Timers");
         = later("managed_gradient_accumulation", "true", "false: the program decides when the optimizer steps").instead("`gradient_accumulation_steps` says when the optimizer steps");
         = ignored("prescale_gradients", Kind::Bool, "false", PRESCALED);
         = ignored("gradient_predivide_factor", POSITIVE, "1.0", PRESCALED);
-        = later("seq_parallel_communication_data_type", "fp32", "Type of the sequence-parallel reduction").instead("the gradients of slices of sequences travel like all others, as `communication_data_type` says");
-        = later("use_data_before_expert_parallelism", "false", "Order of ranks for experts").instead("there are no experts to place");
-        = later("data_parallel_size", "null", "Ranks of the data axis, with sequence_parallel_size").instead("it is the number of ranks over `pipeline.stages` × `sequence_parallel_size` × `mesh.context_parallel_degree` × `tensor_parallel.autotp_size`");
+        = later("seq_parallel_communication_data_type", "fp32", "Data type of the sequence-parallel reduction").instead("`communication_data_type` applies to the gradients of sequence slices too");
+        = later("use_data_before_expert_parallelism", "false", "Order of ranks for experts").instead("mixture-of-experts layers are not supported");
+        = later("data_parallel_size", "null", "Number of data-parallel ranks, if sequence_parallel_size is set").instead("it is derived: the number of ranks / (`pipeline.stages` × `sequence_parallel_size` × `mesh.context_parallel_degree` × `tensor_parallel.autotp_size`)");
         = ignored("vocabulary_size", SIZE_1, "= not given", "DeepSpeed only checks that it is a multiple of 8");
-        = ignored("zero_allow_untested_optimizer", Kind::Bool, "false", "every optimizer works at every stage");
+        = ignored("zero_allow_untested_optimizer", Kind::Bool, "false", "every optimizer works at every ZeRO stage");
         = ignored("zero_force_ds_cpu_optimizer", Kind::Bool, "true", "there is one implementation of each optimizer");
-        = rejected_section("comet", &COMET, "there is no client of it in Rust");
+        = rejected_section("comet", &COMET, "Comet has no client for Rust");
         = rejected_section("torch_autocast", &TORCH_AUTOCAST, "candle has no autocast; use `bf16`");
         = rejected_section("expert_parallel", &EXPERT_PARALLEL, "it rewrites Python classes of Hugging Face's models");
         = rejected_section("hybrid_engine", &HYBRID_ENGINE, "there is no inference engine to switch to");
-        = section("compile", &COMPILE, "torch.compile; there is nothing to compile here");
+        = section("compile", &COMPILE, "Settings of torch.compile; zero-train has no graph to compile");
         = rejected("weight_quantization", "null", "it is for inference");
         = ignored("disable_allgather", Kind::Bool, "false", "updated parameters are always all-gathered, as in DeepSpeed, which reads the key and does not use it");
         = rejected("disable_python_gc", "false", "there is no Python");
-        = removed("nebula", "it was a service of Azure; delete the section");
-        = removed("compression_training", "quantization-aware training and pruning are gone; delete the section");
-        = removed("amp", "Apex is gone; use `bf16`");
-        = removed("quantize_training", "MoQ is gone; delete the section");
-        = removed("eigenvalue", "MoQ is gone; delete the section");
-        = removed("sparse_gradients", "sparse reduction of embeddings is gone; delete the key");
-        = removed("sparse_attention", "its kernels are gone; delete the section");
-        = removed("elasticity", "checkpoints load at any world size; delete the section");
-        = removed("graph_harvesting", "CUDA graphs are gone; delete the key");
+        = removed("nebula", "delete the section: Nebula was a service of Azure");
+        = removed("compression_training", "delete the section: quantization-aware training and pruning were removed");
+        = removed("amp", "use `bf16` instead of Apex");
+        = removed("quantize_training", "delete the section: MoQ was removed");
+        = removed("eigenvalue", "delete the section: MoQ was removed");
+        = removed("sparse_gradients", "delete the key: sparse reduction of embeddings was removed");
+        = removed("sparse_attention", "delete the section: its kernels were removed");
+        = removed("elasticity", "delete the section: checkpoints load at any world size");
+        = removed("graph_harvesting", "delete the key: CUDA graphs were removed");
         = removed("curriculum_learning", "write the curriculum as `data_efficiency.data_sampling.curriculum_learning`");
-        = removed("progressive_layer_drop", "it is gone; delete the section");
+        = removed("progressive_layer_drop", "delete the section");
     }
     and {
         /// Number of ranks this configuration was resolved for: pipeline stages × data-parallel ranks × ranks that
@@ -355,7 +355,7 @@ fn in_group(group: Option<usize>, key: &str) -> String {
 }
 
 /// The reason why two of DeepSpeed's keys about dividing gradients have no effect.
-const PRESCALED: &str = "the loss is divided by the number of micro-batches and ranks before the backward, so gradients are divided before the reduction; with `gradient_allreduce_op: sum`, by the number of micro-batches alone";
+const PRESCALED: &str = "the engine divides the loss before the backward, so gradients are already scaled at the reduction: it divides by the number of micro-batches × ranks, or with `gradient_allreduce_op: sum` by the number of micro-batches";
 
 choice! {
     /// How the gradients of the ranks are reduced.

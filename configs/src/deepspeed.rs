@@ -23,18 +23,18 @@ const INTRODUCTION: &str = "\
 <!-- Generated from configs/src/deepspeed. Do not edit. -->
 # DeepSpeed's keys
 
-Every key that DeepSpeed 0.19.8 reads, older ones that it has removed since, and what becomes of each here. For each row the
-program was given a configuration with that key at the value in the third column, and the last two columns are its answer. Where
-all keys of a section get the same answer, the section has one row. Keys of `zero_optimization` that begin with `stage3_` may be
-written without it, as in DeepSpeed.
-[Coming from DeepSpeed](from-deepspeed.md) has the larger picture, [the reference](configuration.md) the values that a key takes.
+Every key that DeepSpeed 0.19.8 reads, and older keys that it has removed, with their support in zero-train. For each row the
+program resolved a configuration with the key set to the value in the third column; the last two columns show the result. If all
+keys of a section have the same result, the section has one entry. Keys of `zero_optimization` that begin with `stage3_` may be
+written without this prefix, as in DeepSpeed.
+[Coming from DeepSpeed](from-deepspeed.md) gives an overview; [the reference](configuration.md) lists the values of each key.
 
 | here | means |
 |---|---|
-| works | it does what it does in DeepSpeed |
-| differs | it works, with the difference that is said |
-| ignored | accepted, with this warning; what the key asks for happens anyway, or has no meaning here |
-| refused | an error, with this reason and this help. At its default, or where its section is off, the key is accepted; one that DeepSpeed has removed with a warning |
+| works | the key does the same as in DeepSpeed |
+| differs | the key works, with the difference in the last column |
+| ignored | the key is accepted with the warning in the last column; its effect happens anyway or has no meaning here |
+| refused | the key is an error, with the reason and the help in the last column. It is accepted at its default or in a section that is off; if DeepSpeed has removed the key, with a warning |
 ";
 
 /// Every key of DeepSpeed 0.19.8, and keys that it removed recently, in the order of DeepSpeed's reference.
@@ -86,7 +86,7 @@ pub fn deepspeed_keys() -> String {
     let count = |is: fn(&Fate) -> bool| fates.iter().flatten().filter(|fate| is(fate)).count();
     let _ = writeln!(
         out,
-        "\nOf {} keys {} work, {} differ, {} are ignored and {} refused.",
+        "\nOf {} keys, {} work, {} differ, {} are ignored and {} are refused.",
         fates.iter().flatten().count(),
         count(|fate| *fate == Fate::Works),
         count(|fate| matches!(fate, Fate::Differs(_))),

@@ -113,16 +113,16 @@ impl<'c> Reader<'c> {
             self.refuse(
                 "model_type",
                 "`model_type` is missing".into(),
-                Some(&format!("implemented are {implemented}")),
+                Some(&format!("the supported types are {implemented}")),
             );
             return None;
         };
         let Some((kind, class)) = TYPES.into_iter().find(|(kind, _)| value == kind) else {
             let help = match value.as_str() {
                 Some("gemma3") => format!(
-                    "this model also reads images; of Gemma 3 `{GEMMA3}` is implemented, as in google/gemma-3-1b-it"
+                    "this model also reads images; the Gemma 3 type that is implemented is `{GEMMA3}`, as in google/gemma-3-1b-it"
                 ),
-                _ => format!("implemented are {implemented}"),
+                _ => format!("the supported types are {implemented}"),
             };
             self.not_implemented("model_type", value, Some(&help));
             return None;
@@ -131,7 +131,7 @@ impl<'c> Reader<'c> {
         let base = class.replace("LMHeadModel", "Model").replace("ForCausalLM", "Model");
         let classes = self.get("architectures").and_then(Json::as_array).map_or(&[][..], Vec::as_slice);
         if let Some(other) = classes.iter().find(|other| *other != class && **other != *base) {
-            self.not_implemented("architectures", other, Some(&format!("implemented of {kind} is {class}")));
+            self.not_implemented("architectures", other, Some(&format!("the class supported for {kind} is {class}")));
         }
         Some(kind)
     }
@@ -150,7 +150,8 @@ impl<'c> Reader<'c> {
                 && value != Some(other)
             {
                 let own = value.map_or("not written".to_string(), short);
-                let message = format!("`{alias}` is {} and `{name}`, which is the same, is {own}", short(other));
+                let message =
+                    format!("`{alias}` is {}, and `{name}`, which has the same meaning, is {own}", short(other));
                 self.refuse(alias, message, None);
             }
         }
@@ -181,7 +182,11 @@ impl<'c> Reader<'c> {
             None => Value::Text(default.into()),
             Some(value) if implemented.iter().any(|known| value == known) => node(value),
             Some(value) => {
-                self.not_implemented(name, value, Some(&format!("implemented is {}", implemented.join(" or "))));
+                self.not_implemented(
+                    name,
+                    value,
+                    Some(&format!("the supported value is {}", implemented.join(" or "))),
+                );
                 Value::Null
             }
         }

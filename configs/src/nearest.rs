@@ -96,14 +96,14 @@ pub(crate) fn unknown_key(
     let useful: Vec<&str> = beside.iter().copied().chain(names(keys, |status| status == Status::Now)).collect();
     let places = elsewhere(name);
     if places.contains(&schema::join(path, name)) {
-        return (None, Some(format!("it belongs to another `type`; keys of this one are {}", list(&useful))));
+        return (None, Some(format!("it belongs to another `type`; the keys of this type are {}", list(&useful))));
     }
     if !places.is_empty() {
         let places: Vec<String> = places.iter().map(|place| format!("`{place}`")).collect();
         return (None, Some(format!("it belongs at {}", places.join(" or "))));
     }
-    let help =
-        (!path.is_empty() && (1..=16).contains(&useful.len())).then(|| format!("keys here are {}", list(&useful)));
+    let help = (!path.is_empty() && (1..=16).contains(&useful.len()))
+        .then(|| format!("the keys of this section are {}", list(&useful)));
     (None, help)
 }
 
@@ -144,7 +144,7 @@ pub(crate) fn value(kind: &Kind, found: &Value) -> Option<String> {
         (
             Kind::Text | Kind::Path | Kind::Paths | Kind::Names | Kind::Texts,
             Value::Bool(_) | Value::Int(_) | Value::Float(_),
-        ) => Some("write it in quotes if it is a text".to_string()),
+        ) => Some("write it in quotes if it is a string".to_string()),
         _ => None,
     }
 }

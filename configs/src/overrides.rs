@@ -97,7 +97,7 @@ fn split(text: &str) -> Result<Vec<&str>, String> {
     let Some((path, _)) = text.split_once('=') else {
         return Err("an override needs `=` between the path and the value".to_string());
     };
-    keys(path.trim()).ok_or_else(|| "the path of an override is keys with dots between them".to_string())
+    keys(path.trim()).ok_or_else(|| "the path of an override must be keys separated by dots".to_string())
 }
 
 /// Splits a path into its keys. Returns `None` if a key is empty or there are too many.

@@ -151,7 +151,7 @@ impl Builder<'_> {
                 let (value, at, anchor) = match self.open.pop() {
                     Some(Open::List { items, at, anchor }) => (Value::List(items), at, anchor),
                     Some(Open::Map { entries, at, anchor, .. }) => (Value::Map(entries), at, anchor),
-                    None => return Err(self.problem(at, "a list or section ends here that did not begin")),
+                    None => return Err(self.problem(at, "the list or section that ends here has no beginning")),
                 };
                 self.node(Node { value, at }, anchor, 1)?;
             }
@@ -224,9 +224,7 @@ impl Builder<'_> {
     fn count(&mut self, more: usize, at: At) -> Result<(), Problem> {
         self.nodes += more;
         match self.nodes > MAX_NODES {
-            true => {
-                Err(self.problem(at, &format!("more than {MAX_NODES} values, aliases counted as what they stand for")))
-            }
+            true => Err(self.problem(at, &format!("more than {MAX_NODES} values after aliases are expanded"))),
             false => Ok(()),
         }
     }

@@ -74,7 +74,7 @@ pub(crate) fn apply(root: &mut Node, report: &mut Report) {
     let config = match read(&path) {
         Ok(config) => config,
         Err(Unreadable::Missing) if has_type => {
-            let message = format!("{} is not there: the model is what is written here alone", path.display());
+            let message = format!("{} does not exist: the model is built from the configuration alone", path.display());
             return report.warn(KEY, at, message);
         }
         Err(error) => {
@@ -122,11 +122,11 @@ impl Unreadable {
     /// Returns the message and the advice.
     fn message_and_help(self, path: &Path) -> (String, String) {
         let path = path.display();
-        let help = "name a folder with config.json and model.safetensors, as transformers saves one".to_string();
+        let help = "name a folder with config.json and model.safetensors, as saved by transformers".to_string();
         match self {
             Self::Missing => {
                 let help = format!("{help}; to continue a run without the folder, use the run's resolved.yaml");
-                (format!("{path} is not there"), help)
+                (format!("{path} does not exist"), help)
             }
             Self::File(error) => (format!("{path} cannot be read: {error}"), help),
             Self::TooLarge => (format!("{path} is larger than {} KiB", MAX_BYTES >> 10), help),
@@ -192,7 +192,7 @@ fn merge(entries: &mut Vec<Entry>, name: &'static str, value: Value, report: &mu
             let path = join(Config::model, name);
             let message =
                 format!("`{path}` is {}, and {} in the pretrained model", described(&node.value), described(&value));
-            let help = "leave it out: the pretrained model says what it is".to_string();
+            let help = "leave it out: the pretrained model sets it".to_string();
             report.contradiction(&[(&path, node.at), (&path, At::Pretrained)], message, Some(help));
         }
     }

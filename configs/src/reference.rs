@@ -9,25 +9,26 @@ const INTRODUCTION: &str = "\
 <!-- Generated from the schema in configs/src/schema. Do not edit. -->
 # Configuration
 
-A configuration is one YAML or JSON file, or several, of which a further `--config` stands over those before it, key by key. Names and meanings
-are DeepSpeed's; `model`, `adapter`, `quantization_config`, `preference`, `data`, `training`, `launcher` and a few others say what
-DeepSpeed's users write in Python. A key that is not in these tables is an error. A key set to `null` counts as not written.
+A configuration is one YAML or JSON file, or several: each further `--config` overrides the files before it, key by key. Keys have
+the names and meanings of DeepSpeed; `model`, `adapter`, `quantization_config`, `preference`, `data`, `training`, `launcher` and a
+few others set what DeepSpeed users write in Python. A key that is not in these tables is an error. A key set to `null` counts as
+not written.
 
-`auto` at one of DeepSpeed's own numbers, switches and choices is its default; where Hugging Face's Trainer takes another value, or it means
-more, the table says so. The resolved value is printed by `zero-train check`.
+For DeepSpeed's own numbers, switches and choices, `auto` means the default. The tables say where `auto` has another meaning, such
+as the value that Hugging Face's Trainer takes. `zero-train check` prints the resolved values.
 
 | status | means |
 |---|---|
 | | does what it says |
 | later | not implemented yet: an error, unless the value is the default or switches it off |
 | ignored | accepted without effect, for the reason given; a warning when the value is not the default |
-| rejected | cannot have a meaning here: an error with the reason, unless it is off |
-| removed | gone from DeepSpeed: an error that says what to write instead |
+| rejected | not supported: an error with the reason, unless the value switches it off |
+| removed | removed from DeepSpeed: an error that says what to write instead |
 
 ## A model larger than memory
 
-Parameters and optimizer state in files on a local disk, the inputs of layers kept and the rest computed again, and no more than
-6 GiB a rank:
+This configuration keeps parameters and optimizer state in files on a local disk, recomputes activations from the inputs of the
+layers, and limits each rank to 6 GiB:
 
 ```yaml
 train_micro_batch_size_per_gpu: 1
@@ -41,8 +42,8 @@ training: {memory_limit: 6GiB}
 
 ## What a search tries
 
-`zero-train autotune` takes what it tries from the section `autotuning`, and has defaults for all of it. A key of the file with a
-list of values, or a range, is a dimension of the search. Values are lists and sections where the key takes those. Every value
+The section `autotuning` describes the search of `zero-train autotune`; all of its keys have defaults. In `space`, each key of the
+file with a list of values or a range is a dimension of the search. If a key takes lists or sections, so do its values. Every value
 is checked before anything runs:
 
 ```yaml
@@ -123,7 +124,7 @@ fn switch(section: &Section, out: &mut String) {
     let _ = match section.switch {
         Switch::Keys => Ok(()),
         Switch::Key(name, off) => writeln!(out, "\nIt is off while `{name}` is `{}`.", off.join("` or `")),
-        Switch::Presence => writeln!(out, "\nIt is off while it is not written."),
+        Switch::Presence => writeln!(out, "\nIt is off unless it is written."),
     };
 }
 

@@ -180,12 +180,12 @@ fn check(config: &mut Config, world: World, resolver: &mut Resolver<'_>) {
     if config.training.gradient_noise_scale.is_some() {
         let key = Training::gradient_noise_scale;
         if config.batch_sizes().at(0) == config.train_micro_batch_size_per_gpu {
-            let message = "the noise is the difference between micro-batches, and a step has one".to_string();
+            let message = "the noise scale compares micro-batches, and a step has one".to_string();
             let help = "use more ranks, or write `gradient_accumulation_steps: 2`".to_string();
             resolver.contradiction(&[key, Config::train_batch_size], message, Some(help));
         }
         if config.data.as_ref().is_some_and(|data| data.max_tokens.is_some()) {
-            let message = "the formula needs micro-batches of the same number of samples".to_string();
+            let message = "the gradient noise scale needs micro-batches of the same number of samples".to_string();
             resolver.contradiction(&[key, Data::max_tokens], message, Some("keep one of the two".to_string()));
         }
     }
@@ -237,19 +237,19 @@ fn check(config: &mut Config, world: World, resolver: &mut Resolver<'_>) {
 fn reproducible(config: &Config, world: World, resolver: &mut Resolver<'_>) {
     const KEY: &str = Training::reproducible;
     if let Some(dtype) = config.communication_data_type.filter(|dtype| *dtype != Dtype::F32) {
-        let message = format!("gradients that travel as {dtype} are rounded differently at every number of ranks");
+        let message =
+            format!("gradients that are communicated as {dtype} are rounded differently for each number of ranks");
         let help = "write `communication_data_type: fp32`, or leave it out".to_string();
         resolver.contradiction(&[KEY, Config::communication_data_type], message, Some(help));
     }
     if let Some(dtype) = config.data_types.grad_accum_dtype.filter(|dtype| *dtype != Dtype::F32) {
-        let message =
-            format!("gradients that are added up as {dtype} are rounded differently at every number of ranks");
+        let message = format!("gradients that are summed as {dtype} are rounded differently for each number of ranks");
         let help = "write `grad_accum_dtype: fp32`, or leave it out".to_string();
         resolver.contradiction(&[KEY, DataTypes::grad_accum_dtype], message, Some(help));
     }
     if config.zero.zero_quantized_gradients {
-        let message =
-            "gradients that travel in 8 or 4 bits are rounded differently at every number of ranks".to_string();
+        let message = "gradients that are communicated in 8 or 4 bits are rounded differently for each number of ranks"
+            .to_string();
         let help = "leave `zero_quantized_gradients` out".to_string();
         resolver.contradiction(&[KEY, Zero::zero_quantized_gradients], message, Some(help));
     }

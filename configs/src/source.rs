@@ -52,7 +52,8 @@ impl Source {
         match String::from_utf8(bytes) {
             Ok(text) => Ok(Self { name, text }),
             Err(error) => {
-                let message = format!("not UTF-8 text: the byte at offset {} is not", error.utf8_error().valid_up_to());
+                let message =
+                    format!("not UTF-8 text: the byte at offset {} is invalid", error.utf8_error().valid_up_to());
                 Err(Errors::one(ErrorKind::Unreadable, message, vec![whole(name)], None))
             }
         }

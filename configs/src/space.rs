@@ -39,7 +39,11 @@ impl Check<'_> {
         let mut written = Vec::new();
         flatten("", entries, &mut written);
         if written.len() > MAX_DIMENSIONS {
-            return self.wrong(path, node, format!("at most {MAX_DIMENSIONS} keys are tried, found {}", written.len()));
+            return self.wrong(
+                path,
+                node,
+                format!("a search takes at most {MAX_DIMENSIONS} keys, found {}", written.len()),
+            );
         }
         let mut dimensions: Vec<(Dimension, At)> = Vec::new();
         for one in &written {
@@ -79,9 +83,9 @@ impl Check<'_> {
         };
         let message = match path == other {
             true => format!("`{path}` is given twice"),
-            false => format!("`{path}` and `{other}` set each other's values"),
+            false => format!("`{path}` and `{other}` set the same values"),
         };
-        let help = format!("`{other}` is already there{line}; keep one of the two");
+        let help = format!("`{other}` is already written{line}; keep one of the two");
         self.report.error(ErrorKind::DuplicateKey, place, key_at, message, Some(help));
     }
 
@@ -114,10 +118,10 @@ impl Check<'_> {
             _ => std::slice::from_ref(node),
         };
         match items.len() {
-            0 => return self.refuse(place, node.at, "expected a value at least, found an empty list"),
+            0 => return self.refuse(place, node.at, "expected at least one value, found an empty list"),
             1..=MAX_VALUES => {}
             many => {
-                return self.refuse(place, node.at, &format!("at most {MAX_VALUES} values are tried, found {many}"));
+                return self.refuse(place, node.at, &format!("a key takes at most {MAX_VALUES} values, found {many}"));
             }
         }
         let (mut values, mut seen) = (Vec::with_capacity(items.len()), BTreeSet::new());
@@ -126,7 +130,7 @@ impl Check<'_> {
             valid &= self.accepts(place, target, item);
             let value = yaml_out::value(&item.value);
             if !seen.insert(value.clone()) {
-                self.refuse::<()>(place, item.at, &format!("{value} is there twice"));
+                self.refuse::<()>(place, item.at, &format!("{value} is listed twice"));
                 valid = false;
             }
             values.push(value);
@@ -144,16 +148,12 @@ impl Check<'_> {
         node: &Node,
     ) -> Option<Interval> {
         if !continuous {
-            let message = "all between two numbers can be tried in `autotuning.sweep.space` only; write a list, \
-                           or `{from: 1, to: 16, times: 2}`";
+            let message = "only `autotuning.sweep.space` takes continuous ranges; write a list, or \
+                           `{from: 1, to: 16, times: 2}`";
             return self.refuse(place, node.at, message);
         }
         let Some(is_integer) = target.is_integer() else {
-            return self.refuse(
-                place,
-                node.at,
-                "expected a list of values: not all between two numbers are possible here",
-            );
+            return self.refuse(place, node.at, "expected a list of values: this key takes no continuous range");
         };
         match range::interval(entries, node.at, is_integer) {
             Ok((interval, [low, high])) => {

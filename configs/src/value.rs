@@ -78,10 +78,10 @@ pub(crate) fn expected(kind: &Kind) -> String {
         Kind::Bool => "true or false".to_string(),
         Kind::Int { min, max } => format!("a whole number{}", bounds(*min, *max)),
         Kind::Multiple { of, max } => format!("a multiple of {of}, at most {max}"),
-        Kind::Bytes { min } => format!("a number of bytes of at least {min}, or a text like `6GiB`"),
+        Kind::Bytes { min } => format!("a number of bytes of at least {min}, or a size like `6GiB`"),
         Kind::Float(range) => range.describe("a number"),
         Kind::Pair(range) => format!("a list of two numbers, each {}", range.describe("")),
-        Kind::Text => "a text".to_string(),
+        Kind::Text => "a string".to_string(),
         Kind::Path => "a path".to_string(),
         Kind::Choice { names, .. } => {
             let names: Vec<_> = names.iter().map(|name| format!("`{name}`")).collect();
@@ -93,7 +93,7 @@ pub(crate) fn expected(kind: &Kind) -> String {
         }
         Kind::Partition => "`parameters`, `uniform`, `time` or `type:REGEX`".to_string(),
         Kind::Paths => "a path, a glob, or a list of them".to_string(),
-        Kind::Texts => "a list of texts".to_string(),
+        Kind::Texts => "a list of strings".to_string(),
         Kind::Names => "a name, or a list of names".to_string(),
         Kind::Patterns => format!("a list of 1 to {MAX_PATTERNS} regular expressions"),
         Kind::Ints { min, max } => format!("a list of whole numbers{}", bounds(*min, *max)),

@@ -55,7 +55,7 @@ impl World {
         let at = started.map_or(resolver.at(RANKS), At::Launch);
         let ranks = started.or(written).unwrap_or(stages.saturating_mul(context).saturating_mul(tensor));
         if ranks == 0 || ranks > MAX_RANKS {
-            let message = format!("{ranks} ranks: there are at least 1 and at most {MAX_RANKS}");
+            let message = format!("{ranks} ranks: the number must be from 1 to {MAX_RANKS}");
             resolver.report.error(ErrorKind::Value, RANKS, at, message, None);
         }
         if started.is_some() && started != written {
@@ -97,7 +97,7 @@ impl World {
             let places: Vec<_> = own.into_iter().chain([(RANKS, at)]).collect();
             let help = match (self.context, self.tensor) {
                 (context, 1) => format!("{context} ranks share each sequence; the next multiple is {next}"),
-                (1, tensor) => format!("{tensor} ranks cut each layer among them; the next multiple is {next}"),
+                (1, tensor) => format!("{tensor} ranks split each layer; the next multiple is {next}"),
                 _ => format!("the next multiple is {next}"),
             };
             resolver.report.contradiction(&places, format!("{ranks} ranks are not a multiple of {of}"), Some(help));
@@ -138,7 +138,7 @@ impl World {
         let (relation, help) = match written {
             [_] => {
                 let next = data.next_multiple_of(product).saturating_mul(self.each());
-                let help = format!("the next number of ranks that can be divided in this way is {next}");
+                let help = format!("the next number of ranks that fits is {next}");
                 (format!("a multiple of {} {product}", written[0]), help)
             }
             _ => {

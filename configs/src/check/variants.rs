@@ -116,7 +116,7 @@ impl Check<'_> {
                 None
             }
             _ => {
-                let help = format!("implemented are {}", names.join(", "));
+                let help = format!("write one of {}", names.join(", "));
                 let message = format!("`{path}: {}` is not implemented yet", variant.name);
                 self.report.error(ErrorKind::NotImplemented, &path, node.at, message, Some(help));
                 None

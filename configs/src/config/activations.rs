@@ -39,18 +39,18 @@ section! {
     /// The section as written.
     #[derive(Debug, Clone, Serialize)]
     pub(crate) struct Written(keys) in Config::activation_checkpointing, off while enabled is ["false"] {
-        pub enabled: bool = now(Kind::Bool, "true", "Recompute; the section alone switches it on (in DeepSpeed it does nothing until the program asks for it)");
-        pub interval: Option<usize> = now(COUNT, "= 1, unless number_checkpoints is given", "Layers between two inputs that are kept; what lies between is computed again in the backward");
-        pub number_checkpoints: Option<usize> = now(COUNT, "null", "How many inputs are kept, at equal distances, instead of interval");
-        pub layers: Option<Vec<LayerPattern>> = now(Kind::Patterns, "= every layer that gains from it", "Regular expressions, upper or lower case: only layers in whose name one is found are computed again");
+        pub enabled: bool = now(Kind::Bool, "true", "Recompute activations; writing the section is enough to switch it on (in DeepSpeed the program must also call it)");
+        pub interval: Option<usize> = now(COUNT, "= 1, unless number_checkpoints is given", "Keep the input of every n-th layer; the activations between two kept inputs are recomputed in the backward");
+        pub number_checkpoints: Option<usize> = now(COUNT, "null", "Number of layer inputs to keep, evenly spaced, instead of interval");
+        pub layers: Option<Vec<LayerPattern>> = now(Kind::Patterns, "= every layer that saves memory by it", "Case-insensitive regular expressions: only layers whose name matches one of them are recomputed");
         pub cpu_checkpointing: Option<bool> = now(Kind::Bool, "= true when device is cpu", "DeepSpeed's way to write `device: cpu`");
-        pub device: Option<OffloadDevice> = now(OffloadDevice::KIND, "= cpu when cpu_checkpointing is true, else none", "Where inputs that are kept wait for the backward: in memory, in the memory of the host, which on a machine without accelerator is the same, or in files");
+        pub device: Option<OffloadDevice> = now(OffloadDevice::KIND, "= cpu when cpu_checkpointing is true, else none", "Where kept inputs wait for the backward: none, in device memory; cpu, in host memory (no change on a machine without a GPU); nvme, in files");
         #[serde(serialize_with = "crate::yaml_out::path")]
-        pub nvme_path: Option<PathBuf> = key(Kind::Path, "null", "Folder of the files, on a local disk; relative to the working directory; needed for nvme");
-        = ignored("contiguous_memory_optimization", Kind::Bool, "false", "each input that is kept has memory of its own");
+        pub nvme_path: Option<PathBuf> = key(Kind::Path, "null", "Folder of the files on a local disk, relative to the working directory; required for nvme");
+        = ignored("contiguous_memory_optimization", Kind::Bool, "false", "each kept input has its own buffer");
         = ignored("synchronize_checkpoint_boundary", Kind::Bool, "false", "it only adds waits for the device; the results are the same without it");
         = ignored("profile", Kind::Bool, "false", "`training.trace` shows the time of every part of a step");
-        = ignored("partition_activations", Kind::Bool, "false", "tensor-parallel ranks have slices of activations between layers anyway");
+        = ignored("partition_activations", Kind::Bool, "false", "between layers, tensor-parallel ranks always hold only slices of the activations");
     }
 }
 

@@ -16,25 +16,25 @@ section! {
         /// Rank of the product.
         pub r: usize = key(COUNT, "8", "Rank of the two matrices");
         /// Scale of the product: α/r, or α/√r with `use_rslora`.
-        pub lora_alpha: f64 = key(POSITIVE, "8.0", "Scale α: the product is multiplied by α/r");
+        pub lora_alpha: f64 = key(POSITIVE, "8.0", "Scale α: the adapter's output is multiplied by α/r");
         /// Dropout on the input of the product.
-        pub lora_dropout: f64 = key(Kind::Float(Range { min: 0.0, max: 1.0, above: false, below: true }), "0.0", "Probability with which an element of the product's input is dropped in training");
+        pub lora_dropout: f64 = key(Kind::Float(Range { min: 0.0, max: 1.0, above: false, below: true }), "0.0", "Dropout probability of the adapter's input in training");
         /// Names of the linear maps that get an adapter, or `all-linear`.
-        pub target_modules: Vec<String> = key(Kind::Names, "all-linear", "Linear maps that get an adapter: a name or a list of names, each the path of a module or the end of it, such as `q_proj`; all-linear: all but the head");
+        pub target_modules: Vec<String> = key(Kind::Names, "all-linear", "Linear layers that get an adapter: a name or a list of names, each the path of a module or the end of its path, such as `q_proj`; all-linear: all except the head");
         /// Names of modules that are trained in full.
-        pub modules_to_save: Vec<String> = key(Kind::Texts, "[]", "Modules of the base model that are trained and saved as a whole");
+        pub modules_to_save: Vec<String> = key(Kind::Texts, "[]", "Modules of the base model that are trained and saved in full");
         /// Biases of the base model that are trained.
-        pub bias: AdapterBias = key(AdapterBias::KIND, "none", "Biases of the base model that are trained: none, all, or those of the maps with an adapter");
+        pub bias: AdapterBias = key(AdapterBias::KIND, "none", "Biases of the base model that are trained: none; all; lora_only, those of the layers with an adapter");
         /// Scale the product by α/√r.
-        pub use_rslora: bool = key(Kind::Bool, "false", "Multiply the product by α/√r instead of α/r (rsLoRA)");
+        pub use_rslora: bool = key(Kind::Bool, "false", "Multiply the adapter's output by α/√r instead of α/r (rsLoRA)");
         /// Initial values.
-        pub init_lora_weights: InitLora = key(InitLora::KIND, "true", "Initial values: true and gaussian start from the base model, with a uniform or normal A and B = 0; false draws both");
+        pub init_lora_weights: InitLora = key(InitLora::KIND, "true", "Initial values: true draws A from a uniform and gaussian from a normal distribution, with B = 0, so that training starts from the base model; false draws A and B");
         /// PEFT folder whose adapter training starts from, relative to the working directory.
-        pub pretrained: Option<String> = key(Kind::Path, "null", "Folder with `adapter_config.json` and `adapter_model.safetensors`, as PEFT saves them, to start from, relative to the working directory");
+        pub pretrained: Option<String> = key(Kind::Path, "null", "Folder of an adapter to start from, relative to the working directory, with `adapter_config.json` and `adapter_model.safetensors` as PEFT saves them");
         /// Also train the norm of the weights of each output (DoRA).
-        pub use_dora: bool = key(Kind::Bool, "false", "Also train the norm of each output's weights (DoRA)");
+        pub use_dora: bool = key(Kind::Bool, "false", "Also train the norm of each output's weight vector (DoRA)");
         /// Ratio of B's learning rate to A's (LoRA+).
-        pub loraplus_lr_ratio: Option<f64> = key(POSITIVE, "null", "Learning rate of B, and of trained vectors, over that of A (LoRA+)");
+        pub loraplus_lr_ratio: Option<f64> = key(POSITIVE, "null", "Ratio of the learning rate of B, and of trained vectors, to that of A (LoRA+)");
     }
 }
 

@@ -18,7 +18,7 @@ section! {
     #[derive(Debug, Clone, PartialEq, Serialize)]
     pub struct Autotuning(keys) in Config::autotuning {
         /// DeepSpeed's switch. Training never tunes; it warns if this key is on.
-        pub enabled: bool = now(Kind::Bool, "false", "DeepSpeed's switch. A training run never tunes and says so when this is on; `zero-train autotune` tunes whatever it is");
+        pub enabled: bool = now(Kind::Bool, "false", "DeepSpeed's switch. A training run never tunes, and warns if this is true; `zero-train autotune` ignores the value");
         /// Tune only the ZeRO stage and the micro-batch size.
         pub fast: bool = now(Kind::Bool, "false", "Tune the ZeRO stage and the micro-batch only (DeepSpeed's default is true)");
         /// Folder for the results, relative to the working directory.
@@ -27,7 +27,7 @@ section! {
         /// Delete the results of an earlier search.
         pub overwrite: bool = now(Kind::Bool, "true", "Delete the results of an earlier search");
         /// The metric to optimise.
-        pub metric: Metric = now(Metric::KIND, "throughput", "What is best: most samples per second, least time per step (DeepSpeed looks for the most), or most operations per second");
+        pub metric: Metric = now(Metric::KIND, "throughput", "Objective: throughput, most samples per second; latency, shortest step (DeepSpeed picks the longest); flops, most operations per second");
         /// File for the best value of the metric.
         #[serde(serialize_with = "yaml_out::path")]
         pub metric_path: Option<PathBuf> = key(Kind::Path, "null", "File that the best value of the metric is written to, as JSON");
@@ -36,9 +36,9 @@ section! {
         /// Last step to measure; not before the first.
         pub end_profile_step: usize = now(COUNT, "5", "Last step that is measured");
         /// Order in which configurations are tried.
-        pub tuner_type: TunerType = now(TunerType::KIND, "model_based", "Order of the configurations: those that are predicted to be best first, all in turn, or at random (DeepSpeed's default is gridsearch)");
+        pub tuner_type: TunerType = now(TunerType::KIND, "model_based", "Order of the configurations: model_based, best prediction first; gridsearch, all in turn; random (DeepSpeed's default is gridsearch)");
         /// Stop after this many configurations in a row without an improvement; 0 never stops early.
-        pub tuner_early_stopping: usize = now(COUNT_OR_0, "5", "Number of consecutive configurations without an improvement that ends the search; 0: no limit");
+        pub tuner_early_stopping: usize = now(COUNT_OR_0, "5", "End the search after this number of consecutive configurations without an improvement; 0: no limit");
         /// Maximum number of configurations to measure; at least 1.
         pub tuner_num_trials: usize = now(COUNT, "50", "Maximum number of configurations to measure");
         /// Maximum global batch size, in samples.
@@ -55,17 +55,17 @@ section! {
         #[serde(serialize_with = "yaml_out::space")]
         pub space: Vec<Dimension> = key(Kind::Space { continuous: false }, "{}", SPACE);
         /// Time limit for one run of a trial, in seconds. Longer runs are stopped.
-        pub trial_timeout_seconds: u64 = key(COUNT, "300", "A run of a trial that takes longer is ended, and listed with that reason");
+        pub trial_timeout_seconds: u64 = key(COUNT, "300", "Stop a trial's run that takes longer than this, and list the trial with that reason");
         /// Time limit for all measurements, in seconds.
-        pub budget_seconds: Option<u64> = key(COUNT, "null", "Measuring ends after so long; null: when the search does");
+        pub budget_seconds: Option<u64> = key(COUNT, "null", "Stop measuring after this time; null: no time limit");
         /// Maximum number of runs per configuration, interleaved with the other configurations.
-        pub repeats: usize = key(COUNT, "5", "Maximum number of runs of a configuration, in turn with the others");
+        pub repeats: usize = key(COUNT, "5", "Maximum number of runs per configuration; the runs of different configurations alternate");
         /// Hyperparameter search, if the section is present.
-        pub sweep: Option<Sweep> = section(&Sweep::SECTION, "Search of hyperparameters, judged by the evaluation loss: `zero-train autotune --sweep`");
-        = ignored("exps_dir", Kind::Path, "autotuning_exps", "trials have their folders in `results_dir`");
+        pub sweep: Option<Sweep> = section(&Sweep::SECTION, "Hyperparameter search that compares evaluation losses: `zero-train autotune --sweep`");
+        = ignored("exps_dir", Kind::Path, "autotuning_exps", "trials write to folders in `results_dir`");
         = ignored("model_info_path", Kind::Path, "null", SIZES);
-        = section("model_info", &MODEL_INFO, "Sizes of the model, which DeepSpeed measures in a run of its own");
-        = later("mp_size", "1", "Ranks of the model axis").instead("`autotuning.space` may try `pipeline.stages`");
+        = section("model_info", &MODEL_INFO, "Sizes of the model, which DeepSpeed measures in a separate run");
+        = later("mp_size", "1", "Number of model-parallel ranks").instead("`autotuning.space` may try `pipeline.stages`");
         = rejected("arg_mappings", "null", "there is no script to pass arguments to");
     }
 }
@@ -78,11 +78,11 @@ section! {
         #[serde(serialize_with = "yaml_out::space")]
         pub space: Vec<Dimension> = key(Kind::Space { continuous: true }, REQUIRED, "Same form as `autotuning.space`; the methods random and tpe also accept a range such as `{low: 1e-5, high: 1e-2, log: true}`, from which they draw values");
         /// How points of the search space are chosen.
-        pub method: SweepMethod = key(SweepMethod::KIND, "grid", "All combinations, at random, or where earlier trials were good (a tree of Parzen estimators)");
+        pub method: SweepMethod = key(SweepMethod::KIND, "grid", "How values are chosen: grid, all combinations; random; tpe, near good earlier trials (tree-structured Parzen estimator)");
         /// Number of trials of [`SweepMethod::Random`] and [`SweepMethod::Tpe`].
-        pub trials: usize = key(COUNT, "16", "Trials of random and tpe");
+        pub trials: usize = key(COUNT, "16", "Number of trials with random and tpe");
         /// Optimizer steps of a trial; `None` trains as long as the run itself.
-        pub max_steps: Option<usize> = key(COUNT, "null", "Optimizer steps of a trial; null: those of the run");
+        pub max_steps: Option<usize> = key(COUNT, "null", "Optimizer steps per trial; null: as many as the training run");
         /// Seed of [`SweepMethod::Random`] and [`SweepMethod::Tpe`].
         pub seed: u64 = key(SIZE, "42", "Seed of random and tpe");
     }
@@ -196,14 +196,14 @@ impl Sweep {
         {
             let path = join(Self::space, &dimension.path);
             let places = [(path.as_str(), *at), (Self::method, resolver.at(Self::method))];
-            let message = format!("a grid has no end over all values between two numbers, as of `{}`", dimension.path);
+            let message = format!("a grid needs a list of values, and `{}` has a continuous range", dimension.path);
             let help = "write `method: random` or `method: tpe`, or a list of values".to_string();
             resolver.report.contradiction(&places, message, Some(help));
         }
     }
 }
 
-const SPACE: &str = "What is tried: `path.to.key` with a list of values, one value, or `{from: 1, to: 16, times: 2}` or `{from: 0, to: 64, step: 16}`; keys may also stand in their sections";
+const SPACE: &str = "Values to try: `path.to.key` with a list of values, one value, `{from: 1, to: 16, times: 2}` or `{from: 0, to: 64, step: 16}`; keys may also be nested in their sections";
 const SIZES: &str = "the tuner takes the sizes from the model itself";
 
 #[rustfmt::skip]

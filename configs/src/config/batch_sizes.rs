@@ -15,9 +15,9 @@ section! {
         /// Samples of the first step.
         pub start: usize = key(COUNT, REQUIRED, "Samples of the first step");
         /// Number of samples that each increment adds to a step.
-        pub increment: usize = key(COUNT, REQUIRED, "By how many samples a step grows at a time");
+        pub increment: usize = key(COUNT, REQUIRED, "Samples added to the batch at each increase");
         /// Number of consumed samples after which a step has `train_batch_size` samples.
-        pub samples: u64 = key(SIZE_1, REQUIRED, "Samples after which a step has train_batch_size; the increments are spread evenly over them");
+        pub samples: u64 = key(SIZE_1, REQUIRED, "Samples to train on until the batch size reaches train_batch_size; the increases are evenly spaced over them");
     }
 }
 
@@ -85,13 +85,13 @@ impl RampUp {
         let groups = if is_interleaved { config.pipeline.stages } else { 1 };
         let unit = full / config.gradient_accumulation_steps.max(1) * groups;
         if config.training.trace {
-            let message = "a trace shows repetitions of one step, and steps grow".to_string();
+            let message = "a trace needs steps of equal size, and the batch size grows".to_string();
             let help = Some("leave `trace` out while the batch size grows".to_string());
             resolver.contradiction(&[Training::rampup_batch_size, Training::trace], message, help);
         }
         if self.start >= full || !(full - self.start).is_multiple_of(self.increment) {
             let message = format!(
-                "steps of {} samples do not grow to `{}` {full} by {} at a time",
+                "a batch size that starts at {} cannot reach `{}` {full} in increments of {}",
                 self.start,
                 Config::train_batch_size,
                 self.increment
@@ -101,8 +101,8 @@ impl RampUp {
             .into_iter()
             .find(|(_, n)| !n.is_multiple_of(unit))
         {
-            let what = if is_interleaved { "as many micro-batches as stages" } else { "one micro-batch" };
-            let message = format!("{count} samples are not a multiple of the {unit} of {what} on each replica");
+            let what = if is_interleaved { "one micro-batch per stage" } else { "one micro-batch" };
+            let message = format!("{count} samples are not a multiple of {unit}, the size of {what} on each replica");
             let help =
                 Some(format!("write a multiple of {unit}, or a smaller `{}`", Config::train_micro_batch_size_per_gpu));
             resolver.contradiction(&[key, Config::train_micro_batch_size_per_gpu], message, help);
@@ -111,10 +111,10 @@ impl RampUp {
                 (self.start..=full).step_by(self.increment).find(|size| !(size / micro).is_power_of_two())
         {
             let message = format!(
-                "reproducible gradients need a power of two of micro-batches in each step, and one of {size} samples has {}",
+                "reproducible gradients need a power of two of micro-batches in each step, and a step of {size} samples has {}",
                 size / micro
             );
-            let help = Some(format!("write `start` and `increment` as half of `{}`", Config::train_batch_size));
+            let help = Some(format!("set `start` and `increment` to half of `{}`", Config::train_batch_size));
             resolver.contradiction(&[Training::reproducible, Self::increment], message, help);
         }
     }

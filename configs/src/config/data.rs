@@ -15,34 +15,34 @@ section! {
     #[derive(Debug, Clone, PartialEq, Serialize)]
     pub struct Data(keys) in Config::data {
         /// Files and globs to train on, relative to the working directory; `None` if `datasets` is given.
-        pub train: Option<Vec<String>> = key(Kind::Paths, "= required without datasets", "File, glob, address of a store, or list of them; paths are relative to the working directory");
+        pub train: Option<Vec<String>> = key(Kind::Paths, "= required without datasets", "File, glob, remote address, or a list of them; paths are relative to the working directory");
         /// Several data sets to train on, and how they are mixed.
-        pub datasets: Option<Vec<MixedDataset>> = sections(&MixedDataset::SECTION, "Several data sets in place of train, and how many samples of each an epoch has");
+        pub datasets: Option<Vec<MixedDataset>> = sections(&MixedDataset::SECTION, "Several data sets instead of train, with the share of each in an epoch");
         /// Files and globs to evaluate on.
-        pub eval: Option<Vec<String>> = key(Kind::Paths, "null", "The same, to evaluate on");
+        pub eval: Option<Vec<String>> = key(Kind::Paths, "null", "Evaluation data, in the same form as train");
         /// Fraction at the end of the training text that is kept for evaluation if `eval` is not given.
-        pub eval_fraction: f64 = key(Kind::Float(FRACTION), "0.0", "Part of the training data's end that is kept for evaluation when `eval` is not given");
+        pub eval_fraction: f64 = key(Kind::Float(FRACTION), "0.0", "Fraction of the training data, at its end, that is held out for evaluation if `eval` is not given");
         /// How files are read.
-        pub format: DataFormat = key(DataFormat::KIND, "auto", "How files are read; auto: by their first bytes, and text by the name's end; bytes: as they are, whatever they hold, by the byte tokenizer; chat: conversations in JSON, Parquet, Arrow or MDS");
+        pub format: DataFormat = key(DataFormat::KIND, "auto", "How files are read. auto: detected from their first bytes, and text from the end of the file name; bytes: any file, unchanged, with the byte tokenizer; chat: conversations in JSON, Parquet, Arrow or MDS");
         /// Tokenizer for text.
         pub tokenizer: Tokenizer = key(Kind::Text, "byte", "byte, or the path of a Hugging Face tokenizer.json");
         /// Tokens per sample. `None` if neither this key nor a `model` with a maximum sequence length gives it.
         pub sequence_length: Option<usize> = key(POSITIONS, "= the model's longest", "Tokens per sample") [or keys.facts().longest];
         /// Field of a JSON line, or column, that holds the text.
-        pub text_key: String = key(Kind::Text, "text", "Field of a JSON line, or column, that holds the text");
+        pub text_key: String = key(Kind::Text, "text", "JSON field or table column that holds the text");
         /// Integer type of a token file.
         pub token_dtype: TokenDtype = key(TokenDtype::KIND, "u16", "Type of the numbers in a token file");
         /// How conversations become samples; `None` if no format is `chat`.
         pub chat: Option<Chat> = section(&Chat::SECTION, "How conversations become samples, with `format: chat`") [or MixedDataset::formats(datasets.as_ref(), format).contains(&DataFormat::Chat).then(|| Chat::read(keys, last(Data::chat)))];
         /// Put several conversations into each sample.
-        pub sample_packing: bool = key(Kind::Bool, "false", "Put several conversations into each sample, with `format: chat`; none sees another, and positions restart in each");
+        pub sample_packing: bool = key(Kind::Bool, "false", "Pack several conversations into each sample, with `format: chat`; they do not attend to each other, and positions restart in each");
         /// Maximum number of positions of a micro-batch, padding included; `None`: all micro-batches
         /// have the same number of samples.
-        pub max_tokens: Option<usize> = key(COUNT, "null", "Most positions of a micro-batch, padding included, with `format: chat`: the samples of a step are sorted by length and dealt to as few micro-batches as possible, each padded to its longest sample");
+        pub max_tokens: Option<usize> = key(COUNT, "null", "Maximum number of positions per micro-batch, padding included, with `format: chat`. The samples of a step are sorted by length and divided into as few micro-batches as possible, each padded to its longest sample");
         /// Folder of the token cache; `None` is the user's cache folder.
-        pub cache_dir: Option<String> = key(Kind::Path, "= the user's cache", "Folder where tokens of text are kept between runs; without it $ZERO_TRAIN_CACHE, or else zero-train in $XDG_CACHE_HOME, or else ~/.cache/zero-train");
+        pub cache_dir: Option<String> = key(Kind::Path, "= the user's cache", "Folder that keeps tokenized text between runs; default: $ZERO_TRAIN_CACHE, else $XDG_CACHE_HOME/zero-train, else ~/.cache/zero-train");
         /// Maximum number of bytes of downloaded objects in the cache; `None` for no limit.
-        pub cache_limit: Option<u64> = key(Kind::Bytes { min: 0 }, "= no limit", "How much of what is downloaded from stores is kept in the cache; the least recently used objects are removed first");
+        pub cache_limit: Option<u64> = key(Kind::Bytes { min: 0 }, "= no limit", "Maximum size of downloaded objects in the cache; the least recently used ones are removed first");
         /// Draw samples in a random order that depends only on the seed.
         pub shuffle: bool = key(Kind::Bool, "true", "Draw samples in a random order that depends on the seed only");
     }
@@ -123,14 +123,16 @@ impl Data {
         }
         let formats = MixedDataset::formats(self.datasets.as_ref(), self.format);
         if formats.contains(&DataFormat::Bytes) && self.tokenizer != Tokenizer::Byte {
-            let message = format!("`{}: bytes` is for the byte tokenizer", Self::format);
+            let message = format!("`{}: bytes` needs the byte tokenizer", Self::format);
             let help = Some(format!("leave `{}` out, or write `format: text`", Self::tokenizer));
             resolver.contradiction(&[Self::format, Self::tokenizer], message, help);
         }
         let is_chat = formats.contains(&DataFormat::Chat);
         if is_chat && self.tokenizer == Tokenizer::Byte {
-            let message =
-                format!("`{}: chat` needs a tokenizer with special tokens, and bytes have none", Self::format);
+            let message = format!(
+                "`{}: chat` needs a tokenizer with special tokens, and the byte tokenizer has none",
+                Self::format
+            );
             let help = Some(format!("set `{}` to the tokenizer.json of the model", Self::tokenizer));
             resolver.contradiction(&[Self::format, Self::tokenizer], message, help);
         }
@@ -170,13 +172,13 @@ impl Data {
         };
         let without = || format!("leave `{}` out", Self::max_tokens);
         if data.sample_packing {
-            refused(Self::sample_packing, "packed samples have the same length", "keep one of the two".into());
+            refused(Self::sample_packing, "packed samples all have the same length", "keep one of the two".into());
         }
         if config.preference.is_some() {
-            refused(Config::preference, "pairs of answers are not dealt by their lengths", without());
+            refused(Config::preference, "pairs of answers are not grouped by length", without());
         }
         if config.training.rampup_batch_size.is_some() {
-            let message = "a batch size grows by micro-batches of the same number of samples";
+            let message = "a growing batch size needs micro-batches of the same number of samples";
             refused(Training::rampup_batch_size, message, "keep one of the two".into());
         }
         if config.pipeline.stages > 1 {
@@ -189,8 +191,7 @@ impl Data {
             (FlopsProfiler::enabled, config.flops_profiler.enabled),
         ] {
             if is_on {
-                let message =
-                    "steps have different numbers of micro-batches, and are measured as repetitions of one program";
+                let message = "steps have different numbers of micro-batches, and measurements need identical steps";
                 refused(key, message, without());
             }
         }
@@ -202,13 +203,13 @@ impl Data {
             refused(Self::sequence_length, &message, format!("write {length} or more"));
         } else if max_tokens > planned {
             let message = format!(
-                "micro-batches of {max_tokens} positions need more memory than the {micro} × {length} = {planned} of {micro} samples, which are planned"
+                "micro-batches of {max_tokens} positions exceed the planned memory, which is for {micro} samples × {length} tokens = {planned} positions"
             );
             let help = format!("write {planned} or less, or increase `{}`", Config::train_micro_batch_size_per_gpu);
             refused(Config::train_micro_batch_size_per_gpu, &message, help);
         } else if max_tokens < planned && config.training.reproducible {
             let message = format!(
-                "reproducible steps have a fixed number of micro-batches, and {max_tokens} positions in each may not hold all samples"
+                "reproducible steps have a fixed number of micro-batches, which may not hold all samples with {max_tokens} positions each"
             );
             refused(Training::reproducible, &message, format!("write {planned}"));
         }

@@ -32,10 +32,10 @@ section! {
         pub enabled: bool = now(Kind::Bool, "false", "Use the section");
         = ignored("num_epochs", COUNT, "1000", "`training.epochs` or `training.max_steps` says how long to train");
         = ignored("num_workers", COUNT_OR_0, "0", "`training.dataloader_num_workers` is the number of threads that load samples");
-        = ignored("pin_memory", Kind::Bool, "false", "it changes how batches reach a GPU, not what a step trains on");
+        = ignored("pin_memory", Kind::Bool, "false", "it changes how batches reach a GPU, not the results");
         /// Training on short sequences first.
-        pub curriculum_learning: CurriculumLearning = section(&CurriculumLearning::SECTION, "Short sequences first");
-        = later_section("dynamic_batching", &DYNAMIC_BATCHING, "Batches with a limit of tokens instead of a number of samples").instead("`data.max_tokens` limits the tokens of a micro-batch, and keeps the number of samples of a step");
+        pub curriculum_learning: CurriculumLearning = section(&CurriculumLearning::SECTION, "Curriculum learning: short sequences first");
+        = later_section("dynamic_batching", &DYNAMIC_BATCHING, "Batches limited by tokens instead of by a number of samples").instead("`data.max_tokens` limits the tokens of a micro-batch, and keeps the number of samples of a step");
     }
 }
 
@@ -47,7 +47,7 @@ section! {
         pub enabled: bool = now(Kind::Bool, "false", "Use the section");
         = ignored("data_cluster_path", Kind::Path, "= not given", "the order of the samples is computed, not kept in files");
         /// The quantity that the curriculum increases.
-        pub curriculum_metrics: CurriculumMetrics = section(&CurriculumMetrics::SECTION, "What the curriculum is over: the sequence length");
+        pub curriculum_metrics: CurriculumMetrics = section(&CurriculumMetrics::SECTION, "Metric of the curriculum; only the sequence length is supported");
     }
 }
 
@@ -65,8 +65,8 @@ section! {
     /// `curriculum_metrics.seqlen`: the number of tokens per sample at each step.
     #[derive(Debug, Clone, PartialEq, Serialize)]
     pub struct Curriculum(keys) in CurriculumMetrics::seqlen {
-        = ignored("index_to_sample_path", Kind::Text, "= not given", "samples are truncated, not looked up by their length; with `single_cluster` DeepSpeed does not read it either");
-        = ignored("index_to_metric_path", Kind::Text, "= not given", "samples are truncated, not looked up by their length; with `single_cluster` DeepSpeed does not read it either");
+        = ignored("index_to_sample_path", Kind::Text, "= not given", "samples are truncated, not looked up by length; with `single_cluster` DeepSpeed does not read the key either");
+        = ignored("index_to_metric_path", Kind::Text, "= not given", "samples are truncated, not looked up by length; with `single_cluster` DeepSpeed does not read the key either");
         = later("difficulty_type", "value", "value: lengths in tokens").instead("difficulties are lengths in tokens");
         = later("clustering_type", "single_cluster", "single_cluster: every sample is drawn, and truncated").instead("every sample is drawn and truncated to the length of the step");
         /// Tokens per sample at the start.
@@ -74,7 +74,7 @@ section! {
         /// Tokens per sample at the end.
         pub max_difficulty: usize = now(COUNT, REQUIRED, "Tokens per sample at the end");
         /// How the length grows.
-        pub schedule_type: CurriculumSchedule = now(Kind::Choice { names: CurriculumSchedule::NAMES, later: &["custom"] }, REQUIRED, "fixed_linear: in proportion to the step; fixed_root: to a root of it; fixed_discrete: a list of lengths");
+        pub schedule_type: CurriculumSchedule = now(Kind::Choice { names: CurriculumSchedule::NAMES, later: &["custom"] }, REQUIRED, "How the length grows: fixed_linear, in proportion to the step; fixed_root, in proportion to a root of the step; fixed_discrete, through a list of lengths");
         /// The parameters of the schedule.
         pub schedule_config: CurriculumConfig = key(Kind::Section(&CurriculumConfig::SECTION), REQUIRED, "Parameters of the schedule");
     }
@@ -89,9 +89,9 @@ section! {
         /// The length is a multiple of this.
         pub difficulty_step: Option<usize> = now(COUNT, "null", "fixed_linear and fixed_root: lengths are multiples of this");
         /// Degree of the root; 2 is the square root.
-        pub root_degree: Option<f64> = now(POSITIVE, "null", "fixed_root: which root; 2 is the square root");
+        pub root_degree: Option<f64> = now(POSITIVE, "null", "fixed_root: degree of the root; 2 is the square root");
         /// The lengths, in the order in which they apply.
-        pub difficulty: Option<Vec<usize>> = now(Kind::Ints { min: 1, max: u32::MAX as u64 }, "null", "fixed_discrete: the lengths, one after the other");
+        pub difficulty: Option<Vec<usize>> = now(Kind::Ints { min: 1, max: u32::MAX as u64 }, "null", "fixed_discrete: the lengths in order");
         /// The last step of each length but the last.
         pub max_step: Option<Vec<usize>> = now(Kind::Ints { min: 1, max: u32::MAX as u64 }, "null", "fixed_discrete: the last step of each length but the last");
     }
@@ -202,12 +202,13 @@ impl Curriculum {
         let (Some(lengths), Some(steps)) = (&config.difficulty, &config.max_step) else { return };
         if steps.is_empty() || lengths.len() != steps.len() + 1 {
             let message = format!(
-                "{} lengths need {} last steps, found {}",
+                "{} lengths need {} entries in `max_step`, found {}",
                 lengths.len(),
                 lengths.len().max(2) - 1,
                 steps.len()
             );
-            let help = "the last length is for all steps after the last of `max_step`".to_string();
+            let help =
+                "leave the last length without an entry: it applies after the last step in `max_step`".to_string();
             resolver.contradiction(&[CurriculumConfig::difficulty, CurriculumConfig::max_step], message, Some(help));
         } else if steps.windows(2).any(|pair| pair[0] >= pair[1]) {
             let message = format!("the steps {steps:?} do not increase");

@@ -19,23 +19,23 @@ section! {
     #[derive(Debug, Clone, PartialEq, Serialize)]
     pub struct MixedDataset(keys) in Data::datasets {
         /// The name in reports.
-        pub name: Option<String> = key(Kind::Path, "= its position in the list, from 0", "Name in messages, and of its loss in evaluations");
+        pub name: Option<String> = key(Kind::Path, "= its position in the list, from 0", "Name of the data set in messages and of its loss in evaluations");
         /// Files and globs to train on.
         pub path: Vec<String> = key(Kind::Paths, REQUIRED, "File, glob, or list of them, as in data.train");
         /// The split to train on, or slices of splits.
-        pub split: Option<String> = key(Kind::Text, "= all files", "Split of the folder or repository in path, as `datasets` finds it, or slices of splits: `train`, `train[:90%]`, `train[1000:2000]`, `train+validation`");
+        pub split: Option<String> = key(Kind::Text, "= all files", "Split of the folder or repository in path, found as Hugging Face's `datasets` does, or slices of splits: `train`, `train[:90%]`, `train[1000:2000]`, `train+validation`");
         /// How the files are read.
         pub format: Option<DataFormat> = key(DataFormat::KIND, "= data.format", "How these files are read");
         /// Field of a JSON line that holds the text.
         pub text_key: Option<String> = key(Kind::Text, "= data.text_key", "Field of a JSON line that holds the text");
         /// Files and globs to evaluate on.
-        pub eval: Option<Vec<String>> = key(Kind::Paths, "null", "The same, to evaluate on");
+        pub eval: Option<Vec<String>> = key(Kind::Paths, "null", "Evaluation data, in the same form as path");
         /// Share of an epoch, relative to the weights of the other data sets.
-        pub weight: Option<f64> = key(NON_NEGATIVE, "null", "Share of an epoch, relative to the weights of the other data sets; the length of an epoch is the sum of the lengths of all data sets");
+        pub weight: Option<f64> = key(NON_NEGATIVE, "null", "Share of an epoch, relative to the weights of the other data sets; an epoch has as many samples as all data sets together");
         /// Share of an epoch.
-        pub proportion: Option<f64> = key(RATIO, "null", "Share of an epoch; those of all data sets add up to 1");
+        pub proportion: Option<f64> = key(RATIO, "null", "Share of an epoch; the proportions of all data sets must add up to 1");
         /// Passes per epoch.
-        pub repeat: Option<f64> = key(POSITIVE, "null", "How often an epoch uses each sample of this data set; 1 if no share is written, 0.5 uses half of them");
+        pub repeat: Option<f64> = key(POSITIVE, "null", "How often an epoch uses each sample of this data set; 0.5 uses half of the samples; 1 if no share is written");
         /// Samples per epoch.
         pub choose: Option<usize> = key(COUNT, "null", "Number of samples of this data set in an epoch");
     }
@@ -135,7 +135,8 @@ impl MixedDataset {
         let of = |set: &Self| keys.into_iter().zip(written(set)).filter(|(_, is)| *is).map(|(key, _)| key);
         for (index, set) in sets.iter().enumerate() {
             if let [one, other, ..] = of(set).collect::<Vec<_>>()[..] {
-                let message = format!("`{}` and `{}` both say how much of an epoch it is", last(one), last(other));
+                let message =
+                    format!("`{}` and `{}` both set the data set's share of an epoch", last(one), last(other));
                 let places = [path(index, one), path(index, other)];
                 resolver.contradiction(&[&places[0], &places[1]], message, Some("keep one of the two".into()));
             }
@@ -148,7 +149,7 @@ impl MixedDataset {
             if let (Some(with), Some(without)) = (sets.iter().position(have), sets.iter().position(|set| !have(set))) {
                 let name = last(key);
                 let message = format!(
-                    "`{name}` is written for data set `{}` and not for `{}`",
+                    "`{name}` is set for data set `{}` but not for `{}`",
                     sets[with].name_at(with),
                     sets[without].name_at(without)
                 );
@@ -166,7 +167,11 @@ impl MixedDataset {
         let weights: Vec<f64> = sets.iter().filter_map(|set| set.weight).collect();
         if weights.len() == sets.len() && weights.iter().sum::<f64>() == 0.0 {
             let message = "all weights are 0".to_string();
-            resolver.contradiction(&[Data::datasets], message, Some("give a data set a weight above 0".into()));
+            resolver.contradiction(
+                &[Data::datasets],
+                message,
+                Some("give at least one data set a weight above 0".into()),
+            );
         }
     }
 

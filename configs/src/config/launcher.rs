@@ -14,30 +14,30 @@ section! {
     pub struct Launcher(keys) in Config::launcher {
         /// Number of ranks to start on this machine. If not given: pipeline stages × ranks that share a sequence ×
         /// tensor-parallel ranks. In a resolved configuration this is the world size.
-        pub num_processes: usize = engine(RANKS, "= pipeline.stages × ranks that share a sequence or cut layers; with training.device: cuda one for each GPU", "Ranks to start on this machine") [is keys.facts().ranks];
+        pub num_processes: usize = engine(RANKS, "= pipeline.stages × ranks that share a sequence or split layers; with training.device: cuda, one per GPU", "Ranks to start on this machine") [is keys.facts().ranks];
         /// Transport for messages between ranks.
-        pub transport: Transport = key(Transport::KIND, "auto", "What carries messages between ranks");
+        pub transport: Transport = key(Transport::KIND, "auto", "Transport for messages between ranks");
         /// Transport for values between GPUs.
-        pub gpu_transport: GpuTransport = key(GpuTransport::KIND, "auto", "What carries values between GPUs; auto: NCCL if it is installed and each rank has its own GPU, otherwise host memory");
+        pub gpu_transport: GpuTransport = key(GpuTransport::KIND, "auto", "Transport for tensors between GPUs; auto: NCCL if it is installed and each rank has its own GPU, otherwise host memory");
         /// Network interface or address to bind to; `None` is loopback.
         pub interface: Option<String> = key(Kind::Text, "null", "Network interface or address to bind; loopback when not given");
         /// Seconds without a sign of life after which a peer counts as lost.
-        pub timeout_seconds: f64 = key(Kind::Float(Range { min: 0.0, max: 86_400.0, above: true, below: false }), "30.0", "Seconds without a sign of a peer before it counts as lost");
+        pub timeout_seconds: f64 = key(Kind::Float(Range { min: 0.0, max: 86_400.0, above: true, below: false }), "30.0", "Seconds without a sign of life from a peer before it counts as lost");
         /// Compute threads per rank; `None` is `auto`: the number of cores divided by the number of ranks on this
         /// machine.
         #[serde(serialize_with = "crate::yaml_out::auto")]
         pub threads_per_rank: Option<usize> = engine(Kind::Int { min: 1, max: 4096 }, "auto", "Compute threads of each rank; auto: the cores divided by the ranks on this machine");
         /// Instruction set of the kernels; `auto` is the widest set that the processor supports.
-        pub instruction_set: InstructionSet = key(InstructionSet::KIND, "auto", "Instruction set of the kernels; auto: the widest that the processor has. The environment variable ZERO_TRAIN_ISA wins over it");
+        pub instruction_set: InstructionSet = key(InstructionSet::KIND, "auto", "Instruction set of the kernels; auto: the widest that the processor supports. The environment variable ZERO_TRAIN_ISA overrides it");
         /// Bind each rank to its own cores if there are enough cores.
-        pub bind_cores_to_rank: bool = key(Kind::Bool, "true", "Bind each rank to cores of its own; not done when there are more ranks, or threads, than cores, or when another launcher has bound them");
+        pub bind_cores_to_rank: bool = key(Kind::Bool, "true", "Bind each rank to its own cores; skipped if there are more ranks or threads than cores, or if another launcher has bound the ranks");
         /// Maximum number of times that the launcher restarts all ranks after one has died.
-        pub max_restarts: usize = key(COUNT_OR_0, "0", "How often `zero-train -n` starts all ranks again, from the newest checkpoint, after one has died; 0 never");
+        pub max_restarts: usize = key(COUNT_OR_0, "0", "`zero-train -n` restarts all ranks from the newest checkpoint up to this number of times after one dies; 0: never");
         /// Minimum number of ranks after a restart. `None` restarts with the original number of ranks.
-        pub min_ranks: Option<usize> = key(RANKS, "null", "Minimum number of ranks that must be left for a restart without the ranks that died, with the same train_batch_size; null: restart all ranks");
+        pub min_ranks: Option<usize> = key(RANKS, "null", "Minimum number of surviving ranks for a restart without the ranks that died, with the same train_batch_size; null: restart all ranks");
         /// Cores of this machine that ranks may use, for example `0-27,32-59`. `None` uses the cores allowed to the
         /// process.
-        pub bind_core_list: Option<String> = key(Kind::Text, "null", "Cores to use, as in `0-27,32-59`; those that the process may use when not given");
+        pub bind_core_list: Option<String> = key(Kind::Text, "null", "Cores to use, such as `0-27,32-59`; null: all cores that the process may use");
     }
 }
 
@@ -90,18 +90,19 @@ impl Launcher {
     pub(crate) fn check(&self, resolver: &mut Resolver<'_>) {
         if self.max_restarts > 0 && self.transport == Transport::Threads {
             let message =
-                "ranks that are threads of one process end together: none is left to start others".to_string();
+                "ranks that are threads of one process end together, so none is left to restart the others".to_string();
             let help = "leave one of them out".to_string();
             resolver.contradiction(&[Self::max_restarts, Self::transport], message, Some(help));
         }
         let Some(min_ranks) = self.min_ranks else { return };
         if self.max_restarts == 0 {
-            let message = "fewer ranks can only go on if they are started again".to_string();
+            let message = "training continues with fewer ranks only after a restart".to_string();
             let help = format!("write `{}` as well", Self::max_restarts);
             resolver.contradiction(&[Self::min_ranks, Self::max_restarts], message, Some(help));
         }
         if min_ranks > self.num_processes {
-            let message = format!("at least {min_ranks} ranks of {} cannot be left", self.num_processes);
+            let message =
+                format!("the minimum of {min_ranks} ranks is more than the {} ranks of the run", self.num_processes);
             resolver.contradiction(&[Self::min_ranks, Self::num_processes], message, None);
         }
     }

@@ -20,13 +20,13 @@ impl LayerPattern {
     /// A description of what is wrong with the pattern, as advice.
     pub(crate) fn new(pattern: &str) -> Result<Self, String> {
         if pattern.is_empty() {
-            return Err("the regular expression is empty and would be found in every name".to_string());
+            return Err("the regular expression is empty and would match every name".to_string());
         }
         if pattern.len() > Self::MAX_LENGTH {
             return Err(format!("the regular expression has more than {} bytes", Self::MAX_LENGTH));
         }
         let regex = RegexBuilder::new(pattern).case_insensitive(true).size_limit(Self::MAX_COMPILED).build();
-        regex.map(Self).map_err(|error| format!("the regular expression is wrong: {}", reason(&error)))
+        regex.map(Self).map_err(|error| format!("the regular expression is invalid: {}", reason(&error)))
     }
 
     /// Returns the expression as written.

@@ -18,7 +18,7 @@ section! {
         /// Learning rate of the outer optimizer.
         pub outer_lr: f64 = key(POSITIVE, "0.7", "Learning rate of the outer optimizer, SGD with Nesterov's momentum");
         /// Momentum of the outer optimizer; 0 is plain SGD.
-        pub outer_momentum: f64 = key(Kind::Float(FRACTION), "0.9", "Momentum of the outer optimizer, as torch.optim.SGD(nesterov=True); 0: plain SGD, without its state");
+        pub outer_momentum: f64 = key(Kind::Float(FRACTION), "0.9", "Momentum of the outer optimizer, as in torch.optim.SGD(nesterov=True); 0: plain SGD, without momentum state");
     }
 }
 
@@ -29,10 +29,10 @@ impl LocalSteps {
         const KEY: &str = Training::local_steps;
         let (training, zero) = (&config.training, &config.zero);
         if config.mesh.data_parallel_replicate_degree == 1 {
-            let message = format!("`{KEY}` is for replicates that train alone, and the mesh has one");
+            let message = format!("`{KEY}` needs several replicates, and the mesh has one");
             let degree = Mesh::data_parallel_replicate_degree;
             let help = match config.mesh_is_auto() {
-                true => "`auto` makes each host a replicate, and there is one: start the ranks on several hosts, plan with `--hosts`, or write a number".to_string(),
+                true => "`auto` makes each host a replicate, and there is one host: start the ranks on several hosts, plan with `--hosts`, or write a number".to_string(),
                 false => format!("write `{degree}`, or leave `{}` out", last(KEY)),
             };
             resolver.contradiction(&[KEY, Mesh::data_parallel_replicate_degree], message, Some(help));
@@ -46,7 +46,7 @@ impl LocalSteps {
                 "gradients are not summed over replicates that train alone",
             ),
             (training.ema.is_some(), Training::ema, "with outer steps, an average of the weights is not implemented"),
-            (training.spikes.is_some(), Training::spikes, "each replicate has its own norms"),
+            (training.spikes.is_some(), Training::spikes, "each replicate has its own gradient norms"),
             (
                 training.gradient_noise_scale.is_some(),
                 Training::gradient_noise_scale,
@@ -55,34 +55,34 @@ impl LocalSteps {
             (
                 config.flops_profiler.enabled,
                 FlopsProfiler::enabled,
-                "ranks do not meet in the steps in which it adds up their times",
+                "it adds up the times of all ranks, and replicates do not communicate in local steps",
             ),
             (
                 config.memory_breakdown,
                 Config::memory_breakdown,
-                "ranks do not meet in the steps in which it compares their memory",
+                "it compares the memory of all ranks, and replicates do not communicate in local steps",
             ),
-            (training.save_async, Training::save_async, "a copy of all replicates' states is not implemented"),
+            (training.save_async, Training::save_async, "copying the states of all replicates is not implemented"),
             (is_schedule_free, Config::optimizer, "with outer steps, averages of the weights are not implemented"),
             (config.fp16.enabled, Fp16::enabled, "a loss scale for each replicate is not implemented"),
             (
                 config.bf16.enabled && config.bf16.bf16_master_weights_and_grads,
                 Bf16::bf16_master_weights_and_grads,
-                "outer steps move the f32 copies of the parameters",
+                "outer steps update the f32 copies of the parameters, which this key removes",
             ),
             (
                 is_on_disk(zero.offload_optimizer.device),
                 OffloadOptimizer::device,
-                "outer steps of state on a disk are not implemented",
+                "outer steps with optimizer state on disk are not implemented",
             ),
             (
                 is_on_disk(zero.offload_param.device),
                 OffloadParam::device,
-                "outer steps of parameters on a disk are not implemented",
+                "outer steps with parameters on disk are not implemented",
             ),
         ] {
             if is_on {
-                let message = format!("`{KEY}` does not go with `{path}`: {why}");
+                let message = format!("`{KEY}` cannot be combined with `{path}`: {why}");
                 let help = "leave one of the two out".to_string();
                 resolver.contradiction(&[KEY, path], message, Some(help));
             }

@@ -14,12 +14,12 @@ section! {
     pub struct Mesh(keys) in Config::mesh {
         /// Number of shard groups per pipeline stage. Ranks with the same index in their groups hold the same ZeRO
         /// shards.
-        pub data_parallel_replicate_degree: usize = engine(RANKS, "= data-parallel ranks / data_parallel_shard_degree, else 1", "Number of groups of ranks that each hold all of ZeRO's shards (HSDP); 1: one group of all ranks of a pipeline stage; auto: one group per host, unless the other key is a number") [is keys.facts().replicates];
+        pub data_parallel_replicate_degree: usize = engine(RANKS, "= data-parallel ranks / data_parallel_shard_degree, else 1", "Number of groups of ranks that each hold all ZeRO shards (HSDP); 1: all ranks of a pipeline stage form one group; auto: one group per host, unless data_parallel_shard_degree is a number") [is keys.facts().replicates];
         /// Number of ranks over which ZeRO shards, where ranks that share a sequence count as one; `None` is the
         /// data-parallel ranks divided by `data_parallel_replicate_degree`.
-        pub data_parallel_shard_degree: Option<usize> = engine(RANKS, "null", "Number of ranks over which ZeRO shards, where those that share sequences count as one; null: the data-parallel ranks / data_parallel_replicate_degree; auto: those of a host, unless the other key is a number") [or keys.facts().shards];
+        pub data_parallel_shard_degree: Option<usize> = engine(RANKS, "null", "Number of ranks over which ZeRO shards; ranks that share a sequence count as one; null: the data-parallel ranks / data_parallel_replicate_degree; auto: the ranks of a host, unless data_parallel_replicate_degree is a number") [or keys.facts().shards];
         /// Ranks that share each sequence and gather keys and values in attention (context parallelism).
-        pub context_parallel_degree: usize = key(RANKS, "1", "Number of consecutive ranks that share each sequence (context parallelism of Llama 3): each computes attention for the queries of two chunks, one from each end, and gathers the keys and values of all positions. Otherwise like `sequence_parallel_size`, but not limited by the number of heads");
+        pub context_parallel_degree: usize = key(RANKS, "1", "Number of consecutive ranks that share each sequence (context parallelism as in Llama 3). Each rank computes attention for the queries of two chunks, one from each end of the sequence, and gathers the keys and values of all positions. Like `sequence_parallel_size`, but not limited by the number of heads");
     }
 }
 

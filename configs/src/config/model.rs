@@ -30,9 +30,9 @@ section! {
         pub pretrained: Option<String> = key(Kind::Path, "null", PRETRAINED);
         /// Vocabulary size; `None` is `auto`, the size of the tokenizer's vocabulary.
         #[serde(serialize_with = "crate::yaml_out::auto")]
-        pub vocab_size: Option<usize> = engine(VOCABULARY, "50257", "Number of tokens; auto: the tokenizer's");
+        pub vocab_size: Option<usize> = engine(VOCABULARY, "50257", "Vocabulary size; auto: the tokenizer's");
         /// Maximum sequence length.
-        pub n_positions: usize = key(POSITIONS, "1024", "Longest sequence");
+        pub n_positions: usize = key(POSITIONS, "1024", "Maximum sequence length");
         /// Width of the residual stream.
         pub n_embd: usize = key(WIDTH, "768", "Width of the residual stream");
         /// Number of blocks.
@@ -42,7 +42,7 @@ section! {
         /// Hidden width of the feed-forward part; 4·`n_embd` if not given.
         pub n_inner: usize = key(WIDTH, "= 4 · n_embd", "Width inside the feed-forward part") [else 4 * n_embd];
         /// Non-linearity of the feed-forward part.
-        pub activation_function: Activation = key(Kind::Choice { names: &["gelu_new", "gelu_pytorch_tanh"], later: &["gelu", "relu", "silu"] }, "gelu_new", "Non-linearity of the feed-forward part");
+        pub activation_function: Activation = key(Kind::Choice { names: &["gelu_new", "gelu_pytorch_tanh"], later: &["gelu", "relu", "silu"] }, "gelu_new", "Activation function of the feed-forward part");
         /// Added to the variance in layer normalisation.
         pub layer_norm_epsilon: f64 = key(POSITIVE, "1.0e-5", "Added to the variance in layer norm");
         /// Standard deviation of the initial weights.
@@ -52,11 +52,11 @@ section! {
         /// Rows of a micro-batch per tile of the feed-forward part, a multiple of 64; `None` computes all rows at once.
         pub tiled_mlp_rows: Option<usize> = key(TILES, "null", TILED);
         /// Dropout probability after the embedding.
-        pub embd_pdrop: f64 = key(Kind::Float(FRACTION), "0.0", "Dropout after the embeddings; the default of a pretrained model is that of its config.json (transformers' default is 0.1)");
+        pub embd_pdrop: f64 = key(Kind::Float(FRACTION), "0.0", "Dropout after the embeddings; a pretrained model takes its default from config.json (transformers' default is 0.1)");
         /// Dropout probability before the residual additions.
-        pub resid_pdrop: f64 = key(Kind::Float(FRACTION), "0.0", "Dropout at the end of each residual branch; the default of a pretrained model is that of its config.json (transformers' default is 0.1)");
+        pub resid_pdrop: f64 = key(Kind::Float(FRACTION), "0.0", "Dropout at the end of each residual branch; a pretrained model takes its default from config.json (transformers' default is 0.1)");
         /// Dropout probability of attention probabilities.
-        pub attn_pdrop: f64 = key(Kind::Float(FRACTION), "0.0", "Dropout of attention probabilities, on the CPU only; the default of a pretrained model is that of its config.json (transformers' default is 0.1)");
+        pub attn_pdrop: f64 = key(Kind::Float(FRACTION), "0.0", "Dropout of attention probabilities, on the CPU only; a pretrained model takes its default from config.json (transformers' default is 0.1)");
     }
 }
 
@@ -68,7 +68,7 @@ section! {
         pub pretrained: Option<String> = key(Kind::Path, "null", PRETRAINED);
         /// Vocabulary size; `None` is `auto`, the size of the tokenizer's vocabulary.
         #[serde(serialize_with = "crate::yaml_out::auto")]
-        pub vocab_size: Option<usize> = engine(VOCABULARY, "32000", "Number of tokens; auto: the tokenizer's");
+        pub vocab_size: Option<usize> = engine(VOCABULARY, "32000", "Vocabulary size; auto: the tokenizer's");
         /// Width of the residual stream.
         pub hidden_size: usize = key(WIDTH, "4096", "Width of the residual stream");
         /// Hidden width of the feed-forward part.
@@ -78,41 +78,41 @@ section! {
         /// Attention heads.
         pub num_attention_heads: usize = key(WIDTH, "32", "Attention heads");
         /// Key and value heads; must divide `num_attention_heads`, which is the default.
-        pub num_key_value_heads: usize = key(WIDTH, "= num_attention_heads", "Heads of keys and values; divides num_attention_heads") [else num_attention_heads];
+        pub num_key_value_heads: usize = key(WIDTH, "= num_attention_heads", "Key-value heads; divides num_attention_heads") [else num_attention_heads];
         /// Width of a head, an even number; `hidden_size / num_attention_heads` if not given.
         pub head_dim: usize = key(WIDTH, "= hidden_size / num_attention_heads", "Width of a head; even") [else hidden_size / num_attention_heads];
         /// Maximum sequence length.
-        pub max_position_embeddings: usize = key(POSITIONS, "2048", "Longest sequence");
+        pub max_position_embeddings: usize = key(POSITIONS, "2048", "Maximum sequence length");
         /// Base of the rotary embedding's frequencies.
         pub rope_theta: f64 = key(POSITIVE, "10000.0", "Base of the rotary embedding's frequencies");
         /// Scaling of the frequencies for longer sequences; `None` does not scale them.
-        pub rope_scaling: Option<RopeScaling> = section(&rope::Written::SECTION, "How the rotary embedding's frequencies are scaled for sequences longer than those of an earlier training; null: they are not");
+        pub rope_scaling: Option<RopeScaling> = section(&rope::Written::SECTION, "Scaling of the rotary embedding's frequencies for sequences longer than those of the original training; null: no scaling");
         /// Number of positions that each position attends to, including itself; `None` is itself and all earlier
         /// positions.
-        pub sliding_window: Option<usize> = key(POSITIONS, "null", "How many positions one attends to, its own included, as Mistral; null: all before it");
+        pub sliding_window: Option<usize> = key(POSITIONS, "null", "Number of positions that each position attends to, itself included, as in Mistral; null: itself and all earlier ones");
         /// The kind of each layer, `full_attention` or `sliding_attention`; if empty, all layers use `sliding_window`.
-        pub layer_types: Vec<String> = key(Kind::Texts, "[]", "`full_attention` or `sliding_attention` for each layer, where only some of them have `sliding_window`; []: all layers have it");
+        pub layer_types: Vec<String> = key(Kind::Texts, "[]", "`full_attention` or `sliding_attention` for each layer, if only some layers have `sliding_window`; []: all layers have it");
         /// 1 for each layer with rotary embedding and 0 for each layer without; if empty, all layers have it.
-        pub no_rope_layers: Vec<usize> = key(Kind::Ints { min: 0, max: 1 }, "[]", "1 for each layer that turns queries and keys by their position, and 0 for one that does not, as SmolLM3; []: all do");
+        pub no_rope_layers: Vec<usize> = key(Kind::Ints { min: 0, max: 1 }, "[]", "For each layer, 1 to apply the rotary embedding or 0 to leave it out, as in SmolLM3; []: 1 for all layers");
         /// RMS norms of each head's queries and keys.
-        pub qk_norm: bool = key(Kind::Bool, "false", "RMS norms of each head's queries and keys before they are turned, as Qwen3");
+        pub qk_norm: bool = key(Kind::Bool, "false", "RMS norms of each head's queries and keys before the rotary embedding, as in Qwen3");
         /// Attention scores are divided by the square root of this number; `None` uses `head_dim`.
-        pub query_pre_attn_scalar: Option<f64> = key(POSITIVE, "null", "Scores of the attention are divided by its square root, as Gemma 3; null: by that of head_dim");
+        pub query_pre_attn_scalar: Option<f64> = key(POSITIVE, "null", "Attention scores are divided by the square root of this number, as in Gemma 3; null: of head_dim");
         /// Base of the rotary frequencies in layers with sliding attention, whose frequencies are then not scaled.
         /// `None` uses `rope_theta`, with scaling.
-        pub rope_local_base_freq: Option<f64> = key(POSITIVE, "null", "Base of the frequencies in layers of `sliding_attention`, without rope_scaling, as Gemma 3; null: they have those of the other layers");
+        pub rope_local_base_freq: Option<f64> = key(POSITIVE, "null", "Base of the rotary frequencies in layers of `sliding_attention`, which ignore rope_scaling, as in Gemma 3; null: the frequencies of the other layers");
         /// The fraction of each head that has rotary embedding.
-        pub partial_rotary_factor: f64 = key(Kind::Float(Range { min: 0.0, max: 1.0, above: true, below: false }), "1.0", "The part of each head that is turned by its position, as Phi-4-mini; on the CPU only if less than 1");
+        pub partial_rotary_factor: f64 = key(Kind::Float(Range { min: 0.0, max: 1.0, above: true, below: false }), "1.0", "Fraction of each head that the rotary embedding rotates, as in Phi-4-mini; values below 1 run on the CPU only");
         /// Norms multiply by 1 + weight.
-        pub norm_unit_offset: bool = key(Kind::Bool, "false", "Norms multiply by 1 + weight, as Gemma; on the CPU only");
+        pub norm_unit_offset: bool = key(Kind::Bool, "false", "Norms multiply by 1 + weight, as in Gemma; on the CPU only");
         /// Also apply a norm after the attention and after the feed-forward part.
-        pub post_norms: bool = key(Kind::Bool, "false", "Norms also follow the attention and the feed-forward part of each block, as Gemma 3");
+        pub post_norms: bool = key(Kind::Bool, "false", "Norms also follow the attention and the feed-forward part of each block, as in Gemma 3");
         /// Multiply token embeddings by √`hidden_size`.
-        pub scale_embeddings: bool = key(Kind::Bool, "false", "Embeddings are multiplied by the square root of hidden_size, as Gemma");
+        pub scale_embeddings: bool = key(Kind::Bool, "false", "Embeddings are multiplied by the square root of hidden_size, as in Gemma");
         /// One linear map computes queries, keys and values, and one computes the gate and the up projection.
-        pub fused_projections: bool = key(Kind::Bool, "false", "One linear map `qkv_proj` and one `gate_up_proj`, as Phi-3");
+        pub fused_projections: bool = key(Kind::Bool, "false", "Fuse the projections of each block into the linear layers `qkv_proj` and `gate_up_proj`, as in Phi-3");
         /// Dropout probability of attention probabilities.
-        pub attention_dropout: f64 = key(Kind::Float(FRACTION), "0.0", "Dropout of attention probabilities, on the CPU only; the default of a pretrained model is that of its config.json");
+        pub attention_dropout: f64 = key(Kind::Float(FRACTION), "0.0", "Dropout of attention probabilities, on the CPU only; a pretrained model takes its default from config.json");
         /// Added to the mean square in RMS normalisation.
         pub rms_norm_eps: f64 = key(POSITIVE, "1.0e-6", "Added to the mean square in RMS norm");
         /// Tie the head's weights to the token embedding.
@@ -122,13 +122,13 @@ section! {
         /// Standard deviation of the initial weights.
         pub initializer_range: f64 = key(NON_NEGATIVE, "0.02", "Standard deviation of the initial weights");
         /// Biases in the query, key and value projections.
-        pub qkv_bias: bool = key(Kind::Bool, "false", "Biases in the projections of queries, keys and values, as Qwen2");
+        pub qkv_bias: bool = key(Kind::Bool, "false", "Biases in the projections of queries, keys and values, as in Qwen2");
         /// Biases in all four attention projections.
         pub attention_bias: bool = key(Kind::Bool, "false", "Biases in all four projections of the attention");
         /// Biases in the three feed-forward projections.
         pub mlp_bias: bool = key(Kind::Bool, "false", "Biases in the three projections of the feed-forward part");
         /// Non-linearity of the gate.
-        pub hidden_act: Activation = key(Kind::Choice { names: &["silu", "swish", "gelu_pytorch_tanh", "gelu_new"], later: &["gelu", "relu"] }, "silu", "Non-linearity of the gate; GELU on the CPU only");
+        pub hidden_act: Activation = key(Kind::Choice { names: &["silu", "swish", "gelu_pytorch_tanh", "gelu_new"], later: &["gelu", "relu"] }, "silu", "Activation function of the gate; GELU runs on the CPU only");
     }
 }
 
@@ -274,8 +274,8 @@ impl Llama {
         }
         self.check_layers(resolver);
         if self.qkv_bias && self.attention_bias {
-            let message = "`attention_bias` has the biases of `qkv_bias` among its own".to_string();
-            let help = Some("keep one of the two: Llama's is attention_bias, Qwen2's is qkv_bias".to_string());
+            let message = "`attention_bias` includes the biases of `qkv_bias`".to_string();
+            let help = Some("keep one of the two: Llama has attention_bias, Qwen2 has qkv_bias".to_string());
             resolver.contradiction(&[Self::qkv_bias, Self::attention_bias], message, help);
         }
         if !self.rotated().is_multiple_of(2) || self.rotated() == 0 {
@@ -287,7 +287,7 @@ impl Llama {
             resolver.contradiction(&paths[..if self.partial_rotary_factor < 1.0 { 4 } else { 3 }], message, None);
         }
         if self.fused_projections && self.tiled_mlp_rows.is_some() {
-            let message = "tiles of a fused projection are not implemented".to_string();
+            let message = "`tiled_mlp_rows` is not implemented for fused projections".to_string();
             let help = Some("leave tiled_mlp_rows out".to_string());
             resolver.contradiction(&[Self::fused_projections, Self::tiled_mlp_rows], message, help);
         }
@@ -324,14 +324,14 @@ impl Llama {
         let rows = [(data.sample_packing, Data::sample_packing), (data.max_tokens.is_some(), Data::max_tokens)];
         for (_, key) in rows.into_iter().filter(|(is_on, _)| *is_on && length > *original) {
             let message = format!(
-                "samples of {length} tokens are longer than {original}, from which the angles of `rope_type: longrope` depend on the length of each conversation"
+                "samples of {length} tokens are longer than {original}; above that, the angles of `rope_type: longrope` depend on the length of each conversation"
             );
             let help = format!("write `{}: {original}` or less, or leave `{key}` out", Data::sequence_length);
             resolver.contradiction(&[key, Self::rope_scaling], message, Some(help));
         }
         if has_pairs && 2 * length > *original {
             let message = format!(
-                "two answers of {length} tokens in a sample are longer than {original}, from which the angles of `rope_type: longrope` depend on the length of each answer"
+                "two answers of {length} tokens in a sample are longer than {original}; above that, the angles of `rope_type: longrope` depend on the length of each answer"
             );
             let help = format!("write `{}: {}` or less", Data::sequence_length, original / 2);
             resolver.contradiction(&[Config::preference, Self::rope_scaling], message, Some(help));
@@ -383,5 +383,5 @@ const VOCABULARY: Kind = Kind::Int { min: 1, max: 1 << 30 };
 pub(super) const POSITIONS: Kind = Kind::Int { min: 1, max: 1 << 30 };
 /// `zero_model::ops::TILE_UNIT`: sums over rows are bit-identical if tiles have a multiple of this number of rows.
 const TILES: Kind = Kind::Multiple { of: 64, max: 1 << 30 };
-const TILED: &str = "Rows (samples × positions) of a micro-batch that the feed-forward part computes at a time, as DeepSpeed's TiledMLP: it keeps no inner activations and makes them again in the backward; null: all rows, and they are kept";
-const PRETRAINED: &str = "Hugging Face folder of GPT-2, Llama, Mistral, Qwen2, Qwen3, Gemma 3 (text), Phi-3, Phi-4 or SmolLM3, relative to the working directory: `config.json` says type and sizes, of which what is written here must be the same, and training starts from its weights, `model.safetensors` or several files with an index, unless it resumes. Its `tokenizer.json` is taken where `data.tokenizer` is not written; null: weights are drawn from the seed";
+const TILED: &str = "Rows (samples × positions) of a micro-batch that the feed-forward part computes at a time, as in DeepSpeed's TiledMLP; its inner activations are recomputed in the backward. null: all rows at a time, with their activations kept";
+const PRETRAINED: &str = "Hugging Face folder of GPT-2, Llama, Mistral, Qwen2, Qwen3, Gemma 3 (text), Phi-3, Phi-4 or SmolLM3, relative to the working directory. Its `config.json` sets the type and the sizes; sizes that are also written here must be equal. Training starts from its weights (`model.safetensors`, or several files with an index) unless it resumes. Its `tokenizer.json` is used if `data.tokenizer` is not written. null: weights are drawn from the seed";

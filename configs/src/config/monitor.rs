@@ -14,9 +14,9 @@ section! {
     #[derive(Debug, Clone, PartialEq, Serialize)]
     pub struct Monitor(keys) in Config::csv_monitor {
         /// Whether the monitor is on.
-        pub enabled: bool = now(Kind::Bool, "false", "Write at all");
+        pub enabled: bool = now(Kind::Bool, "false", "Enable this monitor");
         /// Output folder; if empty, the folder of the run.
-        pub output_path: String = key(Kind::Text, "", "Folder; empty is the run's own");
+        pub output_path: String = key(Kind::Text, "", "Folder; empty: the folder of the run");
         /// Folder inside `output_path`.
         pub job_name: String = key(Kind::Text, "DeepSpeedJobName", "Folder inside output_path");
     }
@@ -27,13 +27,13 @@ section! {
     #[derive(Debug, Clone, PartialEq, Serialize)]
     pub struct Mlflow(keys) in Config::mlflow {
         /// Whether the monitor is on.
-        pub enabled: bool = key(Kind::Bool, "false", "Write at all");
+        pub enabled: bool = key(Kind::Bool, "false", "Enable this monitor");
         /// Address of the server; `None` takes it from the environment.
-        pub tracking_uri: Option<String> = key(Kind::Path, "null", "Address of the server, as in `http://host:5000`; null: the variable MLFLOW_TRACKING_URI. A token is taken from MLFLOW_TRACKING_TOKEN alone");
+        pub tracking_uri: Option<String> = key(Kind::Path, "null", "Address of the server, such as `http://host:5000`; null: the environment variable MLFLOW_TRACKING_URI. A token is read only from MLFLOW_TRACKING_TOKEN");
         /// Experiment that the run belongs to.
-        pub experiment_name: String = key(Kind::Path, "zero-train", "Experiment that the run belongs to; made if there is none");
+        pub experiment_name: String = key(Kind::Path, "zero-train", "Experiment that the run belongs to; created if it does not exist");
         /// Name of the run; `None` lets the server choose one.
-        pub run_name: Option<String> = key(Kind::Path, "null", "Name of the run; null: the server finds one");
+        pub run_name: Option<String> = key(Kind::Path, "null", "Name of the run; null: the server chooses one");
     }
 }
 
@@ -42,13 +42,13 @@ section! {
     #[derive(Debug, Clone, PartialEq, Serialize)]
     pub struct Wandb(keys) in Config::wandb {
         /// Whether the monitor is on.
-        pub enabled: bool = key(Kind::Bool, "false", "Write at all; the key of the account is taken from WANDB_API_KEY or the file ~/.netrc alone");
+        pub enabled: bool = key(Kind::Bool, "false", "Enable this monitor; the API key is read only from WANDB_API_KEY or the file ~/.netrc");
         /// Group of runs that the run belongs to; `None` takes it from the environment.
-        pub group: Option<String> = key(Kind::Path, "null", "Group of runs that the run belongs to; null: the variable WANDB_RUN_GROUP, if it is set");
+        pub group: Option<String> = key(Kind::Path, "null", "Group of runs that the run belongs to; null: the environment variable WANDB_RUN_GROUP, if it is set");
         /// Team or user that the project belongs to; `None` takes it from the environment.
-        pub team: Option<String> = key(Kind::Path, "null", "Team or user that the project belongs to; null: the variable WANDB_ENTITY, else the default of the account");
+        pub team: Option<String> = key(Kind::Path, "null", "Team or user that the project belongs to; null: the environment variable WANDB_ENTITY, else the default of the account");
         /// Project that the run belongs to; `None` takes it from the environment.
-        pub project: Option<String> = key(Kind::Path, "null", "Project that the run belongs to; null: the variable WANDB_PROJECT, else `deepspeed`");
+        pub project: Option<String> = key(Kind::Path, "null", "Project that the run belongs to; null: the environment variable WANDB_PROJECT, else `deepspeed`");
     }
 }
 
@@ -57,9 +57,9 @@ section! {
     #[derive(Debug, Clone, PartialEq, Serialize)]
     pub struct MachineMonitor(keys) in Config::machine_monitor {
         /// Whether the monitor is on.
-        pub enabled: bool = key(Kind::Bool, "false", "Sample processor, memory, disk, network and GPUs");
+        pub enabled: bool = key(Kind::Bool, "false", "Sample the usage of processor, memory, disk, network and GPUs");
         /// Seconds between two samples.
-        pub interval_seconds: f64 = key(Kind::Float(Range { min: 0.0, max: 86_400.0, above: true, below: false }), "5.0", "How often");
+        pub interval_seconds: f64 = key(Kind::Float(Range { min: 0.0, max: 86_400.0, above: true, below: false }), "5.0", "Seconds between two samples");
     }
 }
 
@@ -68,11 +68,11 @@ section! {
     #[derive(Debug, Clone, PartialEq, Serialize)]
     pub struct Prometheus(keys) in Config::prometheus {
         /// Whether the page is served.
-        pub enabled: bool = key(Kind::Bool, "false", "Serve it, from rank 0, at /metrics");
+        pub enabled: bool = key(Kind::Bool, "false", "Serve the metrics from rank 0 at /metrics");
         /// Address to listen on.
-        pub host: String = key(Kind::Path, "127.0.0.1", "Address to listen at; 0.0.0.0 is every interface of the machine");
+        pub host: String = key(Kind::Path, "127.0.0.1", "Address to listen on; 0.0.0.0: all interfaces of the machine");
         /// Port to listen on; 0 chooses a free port.
-        pub port: u16 = key(Kind::Int { min: 0, max: 65_535 }, "9464", "Port to listen at; 0 is a free one, which is printed");
+        pub port: u16 = key(Kind::Int { min: 0, max: 65_535 }, "9464", "Port to listen on; 0: a free port, which is printed");
     }
 }
 
@@ -81,14 +81,14 @@ section! {
     #[derive(Debug, Clone, PartialEq, Serialize)]
     pub struct CommsLogger(keys) in Config::comms_logger {
         /// Whether collectives are recorded.
-        pub enabled: bool = now(Kind::Bool, "false", "Record at all");
+        pub enabled: bool = now(Kind::Bool, "false", "Record collectives");
         /// Print the operations of each step.
-        pub verbose: bool = now(Kind::Bool, "false", "Print what the operations of each step did");
+        pub verbose: bool = now(Kind::Bool, "false", "Print the recorded operations of each step");
         /// Show all kinds of operations.
         pub prof_all: bool = now(Kind::Bool, "true", "Show every kind of operation");
         /// Kinds of operations to show if `prof_all` is off, for example `all_gather`.
-        pub prof_ops: Vec<String> = key(Kind::Texts, "[]", "With prof_all off: the kinds of operations to show");
-        = later_unless("debug", &["false"], "The place in the program of each operation; `training.trace` shows it").instead("no operation has a caller in a program of yours; `training.trace` shows where in the step each one is");
+        pub prof_ops: Vec<String> = key(Kind::Texts, "[]", "With `prof_all: false`: the kinds of operations to show");
+        = later_unless("debug", &["false"], "Print the call site of each operation").instead("operations have no call site in your program; `training.trace` shows where in the step each one runs");
     }
 }
 
@@ -99,17 +99,17 @@ section! {
         /// Whether the profiler is on.
         pub enabled: bool = now(Kind::Bool, "false", "Profile one step");
         /// The step to profile, counted from 1.
-        pub profile_step: usize = now(COUNT, "1", "Which step; the first one takes longer than others");
+        pub profile_step: usize = now(COUNT, "1", "Step to profile; the first step takes longer than others");
         /// Maximum depth to print in the hierarchy of layer names; `None` prints all depths and is written as -1.
         #[serde(serialize_with = "or_minus_1")]
-        pub module_depth: Option<usize> = now(Kind::Float(Range { min: -1.0, max: 1e6, above: false, below: false }), "-1", "How deep in the names of layers to print; -1 all") [is depth(keys)];
+        pub module_depth: Option<usize> = now(Kind::Float(Range { min: -1.0, max: 1e6, above: false, below: false }), "-1", "Depth of layer names to print; -1: all") [is depth(keys)];
         /// Number of top layers to list for each depth.
-        pub top_modules: usize = now(COUNT, "1", "How many to name as the first of each depth");
+        pub top_modules: usize = now(COUNT, "1", "Number of top layers to list at each depth");
         /// Print every layer.
         pub detailed: bool = now(Kind::Bool, "true", "Print every layer");
         /// File for the profile; `None` prints it.
-        pub output_file: Option<PathBuf> = key(Kind::Path, "null", "File to write it to; null prints it");
-        = ignored("recompute_fwd_factor", NON_NEGATIVE, "0.0", "forwards that are computed again are counted, not estimated");
+        pub output_file: Option<PathBuf> = key(Kind::Path, "null", "File for the profile; null: print it");
+        = ignored("recompute_fwd_factor", NON_NEGATIVE, "0.0", "recomputed forwards are counted, not estimated");
     }
 }
 

@@ -13,9 +13,9 @@ section! {
     #[derive(Debug, Clone, PartialEq, Serialize)]
     pub struct Mup(keys) in Config::mup {
         /// The widths of `model` that differ in the base model.
-        pub base: Option<BaseWidths> = section(&BaseWidths::SECTION, "Widths of the base model: keys of `model` with other values. A key that is not written is as in `model`");
+        pub base: Option<BaseWidths> = section(&BaseWidths::SECTION, "Widths of the base model: keys of `model` with other values");
         /// File with the shapes of the base model of a program's own model.
-        pub base_shapes: Option<String> = key(Kind::Path, "null", "File of `mup.make_base_shapes`, for a model that the program builds: YAML with a list for each parameter, of the sizes in the base model, null for a dimension that is no width");
+        pub base_shapes: Option<String> = key(Kind::Path, "null", "File written by `mup.make_base_shapes`, for a model that the program builds: YAML with one list per parameter, which holds its sizes in the base model, and null for a dimension that is not a width");
     }
 }
 
@@ -36,9 +36,9 @@ section! {
         /// Attention heads of a Llama.
         pub num_attention_heads: Option<usize> = key(WIDTH, "= model.num_attention_heads", "Llama: attention heads");
         /// Heads of keys and values of a Llama.
-        pub num_key_value_heads: Option<usize> = key(WIDTH, "= in proportion to num_attention_heads", "Llama: heads of keys and values");
+        pub num_key_value_heads: Option<usize> = key(WIDTH, "= in proportion to num_attention_heads", "Llama: key-value heads");
         /// Width of a head of a Llama.
-        pub head_dim: Option<usize> = key(WIDTH, "= hidden_size / num_attention_heads where model.head_dim is that, else model.head_dim", "Llama: width of a head");
+        pub head_dim: Option<usize> = key(WIDTH, "= hidden_size / num_attention_heads if the same holds in model, else model.head_dim", "Llama: width of a head");
         /// Widths of the hidden layers of an MLP.
         pub hidden_sizes: Option<Vec<usize>> = key(Kind::Ints { min: 1, max: 1 << 20 }, "= model.hidden_sizes", "MLP: widths of the hidden layers");
     }
@@ -60,7 +60,7 @@ impl Mup {
             return;
         };
         if !config.optimizer.is_mu() {
-            let message = "a model in µP needs learning rates that fall with its width";
+            let message = "`mup` needs an optimizer that scales learning rates with the width";
             fail(&[Config::mup, Optimizer::TYPE], message, "use MuAdamW, MuAdam or MuSGD, or leave the section out");
         }
         if config.adapter.is_some() {
@@ -76,7 +76,11 @@ impl Mup {
             }
             (Self { base: Some(_), .. }, None) => {
                 let message = "`mup.base` needs a `model` section";
-                fail(&[Self::base], message, "write one, or `base_shapes` for a model that the program builds");
+                fail(
+                    &[Self::base],
+                    message,
+                    "write a `model` section, or `base_shapes` for a model that the program builds",
+                );
             }
             (Self { base_shapes: Some(_), .. }, Some(_)) => {
                 let message = "`mup.base_shapes` is for a model that the program builds";
@@ -180,7 +184,7 @@ fn in_proportion(
         Some(written) => Ok(written),
         None if (of_model * base).is_multiple_of(whole) => Ok(of_model * base / whole),
         None => {
-            let message = format!("{of_model} · {base} / {whole}, the default, is not a whole number");
+            let message = format!("the default, {of_model} · {base} / {whole}, is not a whole number");
             Err((path.to_string(), message, format!("write `{}`", last(path))))
         }
     }

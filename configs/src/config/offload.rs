@@ -18,7 +18,7 @@ const BUFFERS: Kind = Kind::Int { min: 0, max: 64 };
 /// Unit and alignment of direct I/O, large enough for every current disk.
 const BLOCK: Kind = Kind::Multiple { of: 4096, max: 1 << 30 };
 
-pub(super) const PINNED: &str = "memory of the host is pinned where a GPU copies from it or to it, and nowhere else";
+pub(super) const PINNED: &str = "host memory is always pinned if a GPU copies from or to it, and never otherwise";
 
 choice! {
     /// Where state is kept while it is not in use.
@@ -37,22 +37,22 @@ section! {
     #[derive(Debug, Clone, PartialEq, Serialize)]
     pub struct OffloadOptimizer(keys) in Zero::offload_optimizer, off while device is ["none"] {
         /// Target device.
-        pub device: OffloadDevice = now(OffloadDevice::KIND, "none", "Where a rank keeps its optimizer state and master weights: in memory, in the memory of the host, which on a machine without accelerator is the same, or in files; stages 1 to 3");
+        pub device: OffloadDevice = now(OffloadDevice::KIND, "none", "Where a rank keeps its optimizer state and master weights: none, in device memory; cpu, in host memory (no change on a machine without a GPU); nvme, in files. For stages 1 to 3");
         /// Folder of the files, relative to the working directory. Set if the device is [`OffloadDevice::Nvme`].
         #[serde(serialize_with = "crate::yaml_out::path")]
-        pub nvme_path: Option<PathBuf> = key(Kind::Path, "null", "Folder of the files, on a local disk; relative to the working directory; needed for nvme");
+        pub nvme_path: Option<PathBuf> = key(Kind::Path, "null", "Folder of the files on a local disk, relative to the working directory; required for nvme");
         /// Maximum number of tiles of `sub_group_size` elements in memory, including those being read or written. At
         /// least 2 if reads or writes are pipelined.
-        pub buffer_count: usize = now(BUFFERS, "4", "With nvme: tiles of `sub_group_size` in memory at a time, those being read and written included; 1 or more, 2 or more with pipeline_read or pipeline_write");
+        pub buffer_count: usize = now(BUFFERS, "4", "With nvme: number of tiles of `sub_group_size` elements in memory, including tiles in flight; at least 1, or 2 with pipeline_read or pipeline_write");
         /// Read the next tile during the update of the current one.
-        pub pipeline_read: bool = now(Kind::Bool, "true", "With nvme: read the next tile while this one is updated. The bits are the same, and it is faster (DeepSpeed's default is false)");
+        pub pipeline_read: bool = now(Kind::Bool, "true", "With nvme: read the next tile while the current one is updated; faster, with bit-identical results (DeepSpeed's default is false)");
         /// Write the previous tile during the update of the current one.
-        pub pipeline_write: bool = now(Kind::Bool, "true", "With nvme: write the last tile while this one is updated. The bits are the same, and it is faster (DeepSpeed's default is false)");
+        pub pipeline_write: bool = now(Kind::Bool, "true", "With nvme: write the previous tile while the current one is updated; faster, with bit-identical results (DeepSpeed's default is false)");
         = ignored("pin_memory", Kind::Bool, "true", PINNED);
         = ignored("fast_init", Kind::Bool, "false", "nothing is read back before the first step");
         /// Fraction of the elements whose state is offloaded, from 0 to 1; the rest stays on the GPU.
-        pub ratio: f64 = now(RATIO, "1.0", "Share of the state that is offloaded; that of the last layers stays on the GPU");
-        = rejected("super_offload", "false", "it is for one kind of machine");
+        pub ratio: f64 = now(RATIO, "1.0", "Fraction of the state that is offloaded; the state of the last layers stays on the GPU");
+        = rejected("super_offload", "false", "it is for superchips such as GH200 only");
         = rejected("cpuadam_cores_perc", "0.8", "it belongs to super_offload");
     }
 }
@@ -62,14 +62,14 @@ section! {
     #[derive(Debug, Clone, PartialEq, Serialize)]
     pub struct OffloadParam(keys) in Zero::offload_param, off while device is ["none"] {
         /// Target device.
-        pub device: OffloadDevice = now(OffloadDevice::KIND, "none", "Where a rank keeps its shards of the parameters: in memory, in the memory of the host, which on a machine without accelerator is the same, or in files; stage 3 only");
+        pub device: OffloadDevice = now(OffloadDevice::KIND, "none", "Where a rank keeps its shards of the parameters: none, in device memory; cpu, in host memory (no change on a machine without a GPU); nvme, in files. For stage 3 only");
         /// Folder of the files, relative to the working directory. Set if the device is [`OffloadDevice::Nvme`].
         #[serde(serialize_with = "crate::yaml_out::path")]
-        pub nvme_path: Option<PathBuf> = key(Kind::Path, "null", "Folder of the files, on a local disk; relative to the working directory; needed for nvme");
+        pub nvme_path: Option<PathBuf> = key(Kind::Path, "null", "Folder of the files on a local disk, relative to the working directory; required for nvme");
         /// Maximum number of shards in memory, including those being read or written.
-        pub buffer_count: usize = now(BUFFERS, "5", "With nvme: shards in memory at a time, those being read and written included, and at least those that one layer gathers; 1 or more");
+        pub buffer_count: usize = now(BUFFERS, "5", "With nvme: number of shards in memory, including shards in flight; at least 1, and at least the shards that one layer gathers");
         /// Number of elements that stay in memory if the device is [`OffloadDevice::Nvme`].
-        pub max_in_cpu: usize = now(SIZE, "0", "With nvme: elements that stay in memory all the same (DeepSpeed's default of 1e9 would leave small models wholly in memory)");
+        pub max_in_cpu: usize = now(SIZE, "0", "With nvme: number of elements that stay in memory (DeepSpeed's default of 1e9 would keep small models entirely in memory)");
         = ignored("buffer_size", SIZE, "= derived", "a buffer is as large as the largest shard");
         = ignored("pin_memory", Kind::Bool, "true", PINNED);
     }
@@ -82,11 +82,11 @@ section! {
         /// Bytes per read or write, a multiple of 4096.
         pub block_size: usize = now(BLOCK, "1048576", "Bytes of one read or write");
         /// Maximum number of reads and writes in flight.
-        pub queue_depth: usize = now(Kind::Int { min: 1, max: 1024 }, "8", "Reads and writes under way at a time");
+        pub queue_depth: usize = now(Kind::Int { min: 1, max: 1024 }, "8", "Reads and writes in flight at a time");
         /// Submit each request to the kernel in its own call, instead of all waiting requests in one call.
         pub single_submit: bool = now(Kind::Bool, "true", "Submit each read or write to the kernel separately; false: submit all that are ready in one call, which is slower (DeepSpeed's default is false)");
         /// Submit further requests before those in flight have completed.
-        pub overlap_events: bool = now(Kind::Bool, "true", "Hand over further reads and writes before those under way have ended; false: one batch of `queue_depth` after the other");
+        pub overlap_events: bool = now(Kind::Bool, "true", "Submit further reads and writes while others are in flight; false: wait for each batch of `queue_depth`");
         /// Number of threads that share the reads and writes of a rank.
         pub intra_op_parallelism: usize = now(Kind::Int { min: 1, max: 64 }, "1", "Threads that share the reads and writes of a rank");
         = rejected("use_gds", "false", "GPUDirect Storage needs a GPU");
@@ -132,7 +132,8 @@ pub(super) fn check(zero: &Zero, resolver: &mut Resolver<'_>) {
         && optimizer.buffer_count == 1
     {
         let name = last(path);
-        let message = format!("`{name}` has one tile under way while another is updated, and `buffer_count` is 1");
+        let message =
+            format!("`{name}` needs two tiles in memory, one in flight and one being updated, and `buffer_count` is 1");
         let help = "write `buffer_count: 2` or more, or `pipeline_read: false` and `pipeline_write: false`".to_string();
         resolver.contradiction(&[OffloadOptimizer::buffer_count, path], message, Some(help));
     }
@@ -147,7 +148,8 @@ fn sharded(
 ) {
     if device != OffloadDevice::None && stage < least {
         let (stage, least) = (stage.number(), least.number());
-        let message = format!("`{path}: {device}` keeps a rank's shard of the {what}, and stage {stage} has none");
+        let message =
+            format!("`{path}: {device}` offloads each rank's shard of the {what}, which stage {stage} does not shard");
         let or_more = if least < 3 { " or more" } else { "" };
         let help = format!("write `stage: {least}`{or_more}, or leave `device` out");
         resolver.contradiction(&[path, Zero::stage], message, Some(help));
@@ -168,8 +170,8 @@ pub(super) fn has_path(
     resolver: &mut Resolver<'_>,
 ) {
     if device == OffloadDevice::Nvme && folder.is_none() && !resolver.report.is_poisoned(path) {
-        let message = format!("`{device_path}: nvme` needs `{path}`, and it is not written");
-        let help = "write the folder for its files, on a local disk; each section has its own".to_string();
+        let message = format!("`{device_path}: nvme` needs `{path}`, which is missing");
+        let help = "set it to a folder on a local disk; each section has its own".to_string();
         resolver.report.error(ErrorKind::Missing, path, resolver.at(device_path), message, Some(help));
     }
 }

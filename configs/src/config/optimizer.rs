@@ -47,7 +47,7 @@ pub enum Optimizer {
     MuSgd(Sgd),
 }
 
-const ONE_BIT: &str = "compressed-momentum optimizers are gone from DeepSpeed; use AdamW";
+const ONE_BIT: &str = "use AdamW: DeepSpeed has removed its optimizers with compressed momentum";
 
 impl Optimizer {
     pub(crate) const PARAMS: &'static str = path!(Config::optimizer, PARAMS);
@@ -56,10 +56,10 @@ impl Optimizer {
     #[rustfmt::skip]
     pub(crate) const VARIANTS: Variants = Variants {
         params: Some(PARAMS),
-        shared: &[rejected("legacy_fusion", "false", "it is an old path for fp16")],
+        shared: &[rejected("legacy_fusion", "false", "it is an old code path for fp16")],
         list: &[
             variant(ADAMW, "Adam with decoupled weight decay", Adam::SECTION.keys),
-            variant("Adam", "The same, unless `adam_w_mode` is false", Adam::SECTION.keys),
+            variant("Adam", "AdamW, unless `adam_w_mode` is false", Adam::SECTION.keys),
             variant("SGD", "Stochastic gradient descent with momentum", Sgd::SECTION.keys),
             variant("Lion", "Sign of an interpolated momentum", Lion::SECTION.keys),
             variant("Adagrad", "Sum of squared gradients", Adagrad::SECTION.keys),
@@ -70,7 +70,7 @@ impl Optimizer {
             variant("Muon", "Orthogonalized momentum for matrices, AdamW for the rest", Muon::SECTION.keys),
             variant("Lamb", "Adam with a trust ratio for each parameter", Lamb::SECTION.keys),
             variant("Adafactor", "Second moments with one value for each row and column", Adafactor::SECTION.keys),
-            variant("Custom", "An optimizer of your own program, which calls `Trainer::optimizer`", Custom::SECTION.keys),
+            variant("Custom", "An optimizer that your program provides with `Trainer::optimizer`", Custom::SECTION.keys),
             variant("MuAdam", "Adam with L2 decay in the maximal update parametrization, with the section `mup`", MuAdam::SECTION.keys),
             variant("MuAdamW", "AdamW in the maximal update parametrization, with the section `mup`", MuAdam::SECTION.keys),
             variant("MuSGD", "SGD in the maximal update parametrization, with the section `mup`", Sgd::SECTION.keys),
@@ -97,7 +97,7 @@ impl Optimizer {
             resolver.contradiction(&paths, message.to_string(), help.map(String::from));
         };
         if self.optim_bits().is_some_and(|(_, smallest)| smallest != MIN_8BIT_SIZE) && !has_eight_bits {
-            let help = Some("write `optim_bits: 8`, or leave the size out");
+            let help = Some("write `optim_bits: 8`, or leave `min_8bit_size` out");
             fail(&[Adam::min_8bit_size, Adam::optim_bits], "all states have 32 bits", help);
         }
         match self {
@@ -128,7 +128,8 @@ impl Optimizer {
         match self {
             Self::Muon(muon) if self.lr() == 0.0 && muon.lr_of_others() != 0.0 => {
                 let message =
-                    "the learning rate of the matrices is 0, and that of the others is relative to it".to_string();
+                    "the learning rate of the other parameters is relative to that of the matrices, which is 0"
+                        .to_string();
                 let help = Some("use AdamW, with `training.frozen` for the matrices".to_string());
                 resolver.contradiction(&[Muon::muon_lr, Muon::adam_lr], message, help);
             }
@@ -139,7 +140,8 @@ impl Optimizer {
             }
             Self::ScheduleFree(_) if config.training.ema.is_some() => {
                 let message =
-                    "AdamWScheduleFree has an average of its own, which is evaluated and exported".to_string();
+                    "AdamWScheduleFree already keeps an average of the weights, which is evaluated and exported"
+                        .to_string();
                 let help = Some("leave `training.ema` out".to_string());
                 resolver.contradiction(&[Training::ema, Self::TYPE], message, help);
             }
@@ -198,10 +200,8 @@ impl Optimizer {
     pub(crate) fn stands_alone(&self) -> Option<&'static str> {
         match self {
             Self::ScheduleFree(_) => Some("AdamWScheduleFree averages the weights of all parameters"),
-            Self::Custom(_) => Some("the optimizer of a program updates all parameters"),
-            Self::MuAdam(_) | Self::MuAdamW(_) | Self::MuSgd(_) => {
-                Some("µP has a rule for the learning rates of all parameters")
-            }
+            Self::Custom(_) => Some("an optimizer that the program provides updates all parameters"),
+            Self::MuAdam(_) | Self::MuAdamW(_) | Self::MuSgd(_) => Some("µP sets the learning rates of all parameters"),
             _ => None,
         }
     }

@@ -7,7 +7,7 @@ use crate::reader::Resolver;
 use crate::schema::*;
 use crate::table::section;
 
-const LR: &str = "Learning rate; auto: 5e-5, as Hugging Face's Trainer";
+const LR: &str = "Learning rate; auto: 5e-5, as in Hugging Face's Trainer";
 /// Hugging Face's Trainer replaces an `lr` of `auto` by the default of its `learning_rate`.
 const TRAINER: f64 = 5e-5;
 const ANY_SIZE: Range = Range { min: 0.0, max: f64::MAX, above: false, below: false };
@@ -21,7 +21,7 @@ pub(crate) const MIN_8BIT_SIZE: usize = 4096;
 /// Checks that `optim_bits` is 8 or 32.
 pub(crate) fn check_bits(bits: usize, place: &str, resolver: &mut Resolver<'_>) {
     if ![8, 32].contains(&bits) {
-        let message = format!("states of {bits} bits are not implemented");
+        let message = format!("optimizer states of {bits} bits are not implemented");
         resolver.contradiction(&[place], message, Some("write 8 or 32".to_string()));
     }
 }
@@ -44,12 +44,12 @@ section! {
         pub adam_w_mode: bool = now(Kind::Bool, "true", "Decay the weights directly; false, with type Adam only: add the decay to the gradient");
         = ignored("torch_adam", Kind::Bool, "false", "there is one implementation");
         /// Keep the moments in f32; otherwise in the parameters' dtype, f32 or bf16.
-        pub fp32_optimizer_states: bool = now(Kind::Bool, "true", "Moments in f32; false: in the type of the parameters, f32 or bf16");
+        pub fp32_optimizer_states: bool = now(Kind::Bool, "true", "Keep the moments in f32; false: in the data type of the parameters, f32 or bf16");
         /// Bits per value of the optimizer states: 32, or 8 for large parameters.
-        pub optim_bits: usize = key(OPTIM_BITS, "32", "Bits of a state's value: 32; or 8, in blocks as bitsandbytes'");
+        pub optim_bits: usize = key(OPTIM_BITS, "32", "Bits per value of the optimizer state: 32, or 8 with blockwise quantization as in bitsandbytes");
         /// Minimum number of elements of a parameter with 8-bit states.
-        pub min_8bit_size: usize = key(COUNT, "4096", "Elements from which a parameter has states in 8 bits");
-        = rejected("amsgrad", "false", "DeepSpeed's Adam does not have it either");
+        pub min_8bit_size: usize = key(COUNT, "4096", "Minimum number of elements of a parameter whose states have 8 bits");
+        = rejected("amsgrad", "false", "AMSGrad is not implemented; DeepSpeed's Adam does not have it either");
         = removed("max_grad_norm", "write `gradient_clipping` at the top level");
     }
 }
@@ -69,7 +69,7 @@ section! {
         /// L2 weight decay, added to the gradient.
         pub weight_decay: f64 = now(NON_NEGATIVE, "0.0", "Added to the gradient");
         = rejected("maximize", "false", "losses are minimised");
-        = rejected("differentiable", "false", "the step is not part of a graph");
+        = rejected("differentiable", "false", "the optimizer step is not part of an autograd graph");
         = ignored("foreach", Kind::Bool, "= PyTorch's choice", "there is one implementation");
         = ignored("fused", Kind::Bool, "= PyTorch's choice", "there is one implementation");
         = removed("max_grad_norm", "write `gradient_clipping` at the top level");
@@ -81,17 +81,17 @@ section! {
     #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
     pub struct MuAdam(keys) in Optimizer::PARAMS {
         /// Learning rate of the base model.
-        pub lr: f64 = engine(NON_NEGATIVE, "0.001", "Learning rate of the base model; auto: 5e-5, as Hugging Face's Trainer") [else TRAINER];
+        pub lr: f64 = engine(NON_NEGATIVE, "0.001", "Learning rate of the base model; auto: 5e-5, as in Hugging Face's Trainer") [else TRAINER];
         /// Decay of the first and second moment.
         pub betas: [f64; 2] = now(BETAS, "[0.9, 0.999]", "Decay of the first and the second moment");
         /// Added to the square root of the second moment.
         pub eps: f64 = now(NON_NEGATIVE, "1.0e-8", "Added to the square root of the second moment");
         /// Weight decay of the base model.
         pub weight_decay: f64 = now(NON_NEGATIVE, "0.0", "Weight decay of the base model");
-        = rejected("amsgrad", "false", "the largest second moment so far is not kept");
+        = rejected("amsgrad", "false", "AMSGrad is not implemented");
         = rejected("maximize", "false", "losses are minimised");
-        = rejected("differentiable", "false", "the step is not part of a graph");
-        = ignored("capturable", Kind::Bool, "false", "there is no CUDA graph to capture into");
+        = rejected("differentiable", "false", "the optimizer step is not part of an autograd graph");
+        = ignored("capturable", Kind::Bool, "false", "CUDA graphs are not supported");
         = ignored("foreach", Kind::Bool, "= PyTorch's choice", "there is one implementation");
         = ignored("fused", Kind::Bool, "= PyTorch's choice", "there is one implementation");
         = removed("max_grad_norm", "write `gradient_clipping` at the top level");
@@ -105,13 +105,13 @@ section! {
         /// Learning rate.
         pub lr: f64 = engine(NON_NEGATIVE, "0.001", LR) [else TRAINER];
         /// Interpolation factor of the update and decay of the momentum.
-        pub betas: [f64; 2] = now(BETAS, "[0.9, 0.999]", "Interpolation for the update, decay of the momentum");
+        pub betas: [f64; 2] = now(BETAS, "[0.9, 0.999]", "β₁ interpolates the update; β₂ decays the momentum");
         /// Decoupled weight decay.
         pub weight_decay: f64 = now(NON_NEGATIVE, "0.0", "Decoupled weight decay");
         /// Bits per value of the optimizer states: 32, or 8 for large parameters.
-        pub optim_bits: usize = key(OPTIM_BITS, "32", "Bits of a state's value: 32; or 8, in blocks as bitsandbytes'");
+        pub optim_bits: usize = key(OPTIM_BITS, "32", "Bits per value of the optimizer state: 32, or 8 with blockwise quantization as in bitsandbytes");
         /// Minimum number of elements of a parameter with 8-bit states.
-        pub min_8bit_size: usize = key(COUNT, "4096", "Elements from which a parameter has states in 8 bits");
+        pub min_8bit_size: usize = key(COUNT, "4096", "Minimum number of elements of a parameter whose states have 8 bits");
         = removed("max_grad_norm", "write `gradient_clipping` at the top level");
     }
 }
@@ -127,7 +127,7 @@ section! {
         /// L2 weight decay, added to the gradient.
         pub weight_decay: f64 = now(NON_NEGATIVE, "0.0", "Added to the gradient");
         /// Keep the sum in f32; otherwise in the parameters' dtype, f32 or bf16.
-        pub fp32_optimizer_states: bool = now(Kind::Bool, "true", "The sum in f32; false: in the type of the parameters, f32 or bf16");
+        pub fp32_optimizer_states: bool = now(Kind::Bool, "true", "Keep the sum in f32; false: in the data type of the parameters, f32 or bf16");
         = removed("max_grad_norm", "write `gradient_clipping` at the top level");
     }
 }
@@ -147,10 +147,10 @@ section! {
         /// Momentum of the steps; 0 keeps no state.
         pub momentum: f64 = now(Kind::Float(FRACTION), "0.0", "Momentum of the steps; 0 keeps no state for it");
         /// Divide by the root of the variance.
-        pub centered: bool = now(Kind::Bool, "false", "Divide by the root of the variance; not together with `momentum`");
+        pub centered: bool = now(Kind::Bool, "false", "Divide by the square root of the variance; cannot be combined with `momentum`");
         = rejected("maximize", "false", "losses are minimised");
-        = rejected("differentiable", "false", "the step is not part of a graph");
-        = ignored("capturable", Kind::Bool, "false", "there is no CUDA graph to capture into");
+        = rejected("differentiable", "false", "the optimizer step is not part of an autograd graph");
+        = ignored("capturable", Kind::Bool, "false", "CUDA graphs are not supported");
         = ignored("foreach", Kind::Bool, "= PyTorch's choice", "there is one implementation");
         = removed("max_grad_norm", "write `gradient_clipping` at the top level");
     }
@@ -173,8 +173,8 @@ section! {
         /// Speed at which the momentum rises to the first beta.
         pub momentum_decay: f64 = now(NON_NEGATIVE, "0.004", "Speed at which the momentum rises to β₁");
         = rejected("maximize", "false", "losses are minimised");
-        = rejected("differentiable", "false", "the step is not part of a graph");
-        = ignored("capturable", Kind::Bool, "false", "there is no CUDA graph to capture into");
+        = rejected("differentiable", "false", "the optimizer step is not part of an autograd graph");
+        = ignored("capturable", Kind::Bool, "false", "CUDA graphs are not supported");
         = ignored("foreach", Kind::Bool, "= PyTorch's choice", "there is one implementation");
         = removed("max_grad_norm", "write `gradient_clipping` at the top level");
     }
@@ -195,8 +195,8 @@ section! {
         /// `true`: decay the weights directly. `false`: add the decay to the gradient (L2).
         pub decoupled_weight_decay: bool = now(Kind::Bool, "false", "Decay the weights directly; false: add the decay to the gradient");
         = rejected("maximize", "false", "losses are minimised");
-        = rejected("differentiable", "false", "the step is not part of a graph");
-        = ignored("capturable", Kind::Bool, "false", "there is no CUDA graph to capture into");
+        = rejected("differentiable", "false", "the optimizer step is not part of an autograd graph");
+        = ignored("capturable", Kind::Bool, "false", "CUDA graphs are not supported");
         = ignored("foreach", Kind::Bool, "= PyTorch's choice", "there is one implementation");
         = removed("max_grad_norm", "write `gradient_clipping` at the top level");
     }
@@ -213,7 +213,7 @@ section! {
         /// Learning rate of all other parameters, in place of `lr`.
         pub adam_lr: Option<f64> = now(NON_NEGATIVE, "= lr", "Learning rate of all other parameters, which AdamW updates");
         /// Globs over the names of the matrices that Muon updates; `None` selects all but embeddings and the head.
-        pub matrices: Option<Vec<String>> = key(Kind::Texts, "null", "Globs over the names of the parameters with two dimensions that are orthogonalized; null: all whose name has none of embed, lm_head, wte and wpe");
+        pub matrices: Option<Vec<String>> = key(Kind::Texts, "null", "Globs over the names of the two-dimensional parameters that Muon updates; null: all except those with embed, lm_head, wte or wpe in their name");
         /// Momentum of the matrices.
         pub momentum: f64 = now(Kind::Float(FRACTION), "0.95", "Momentum of the matrices");
         /// Nesterov momentum.
@@ -242,7 +242,7 @@ section! {
         /// Added to the square root of the second moment.
         pub eps: f64 = now(NON_NEGATIVE, "1.0e-8", "Added to the square root of the second moment");
         /// Weight decay.
-        pub weight_decay: f64 = now(NON_NEGATIVE, "0.0", "Weight decay, part of the direction whose norm the ratio has");
+        pub weight_decay: f64 = now(NON_NEGATIVE, "0.0", "Weight decay, added to the update before the trust ratio is computed");
         /// Multiply the step by √(1 − β₂ᵗ)/(1 − β₁ᵗ).
         pub bias_correction: bool = now(Kind::Bool, "true", "Multiply the step by √(1 − β₂ᵗ)/(1 − β₁ᵗ)");
         /// Largest trust ratio.
@@ -250,8 +250,8 @@ section! {
         /// Smallest trust ratio.
         pub min_coeff: f64 = now(NON_NEGATIVE, "0.01", "Smallest trust ratio");
         /// Add `eps` to the second moment, under the root.
-        pub eps_inside_sqrt: bool = now(Kind::Bool, "false", "Add eps to the second moment, under the root");
-        = rejected("amsgrad", "false", "DeepSpeed's Lamb does not have it either");
+        pub eps_inside_sqrt: bool = now(Kind::Bool, "false", "Add eps to the second moment, under the square root");
+        = rejected("amsgrad", "false", "AMSGrad is not implemented; DeepSpeed's Lamb does not have it either");
         = removed("max_grad_norm", "write `gradient_clipping` at the top level");
     }
 }
@@ -264,17 +264,17 @@ section! {
         pub lr: f64 = engine(NON_NEGATIVE, "0.0025", LR) [else TRAINER];
         /// First: the share of the averaged weights in the point where gradients are computed. Second: the decay of the
         /// second moment.
-        pub betas: [f64; 2] = now(BETAS, "[0.9, 0.999]", "Share of the average in the weights that gradients are taken at, and decay of the second moment");
+        pub betas: [f64; 2] = now(BETAS, "[0.9, 0.999]", "Share of the average in the weights at which gradients are computed, and decay of the second moment");
         /// Added to the square root of the second moment.
         pub eps: f64 = now(NON_NEGATIVE, "1.0e-8", "Added to the square root of the second moment");
         /// Weight decay.
         pub weight_decay: f64 = now(NON_NEGATIVE, "0.0", "Weight decay");
         /// Number of steps over which the learning rate rises linearly to `lr`.
-        pub warmup_steps: u64 = key(COUNT_OR_0, "0", "Steps in which the learning rate rises linearly to `lr`");
+        pub warmup_steps: u64 = key(COUNT_OR_0, "0", "Steps over which the learning rate rises linearly to `lr`");
         /// Exponent of the step number in the weight that each iterate has in the average.
-        pub r: f64 = key(NON_NEGATIVE, "0.0", "Power of the step in the weight of its iterate in the average");
+        pub r: f64 = key(NON_NEGATIVE, "0.0", "Exponent of the step number in the weight that the average gives to an iterate");
         /// Exponent of the largest learning rate so far in the weight that each iterate has in the average.
-        pub weight_lr_power: f64 = key(NON_NEGATIVE, "2.0", "Power of the largest learning rate so far in the weight of an iterate");
+        pub weight_lr_power: f64 = key(NON_NEGATIVE, "2.0", "Exponent of the largest learning rate so far in the weight that the average gives to an iterate");
         = ignored("foreach", Kind::Bool, "= PyTorch's choice", "there is one implementation");
         = removed("max_grad_norm", "write `gradient_clipping` at the top level");
     }
@@ -285,13 +285,13 @@ section! {
     #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
     pub struct Adafactor(keys) in Optimizer::PARAMS {
         /// Maximum relative step size; also the learning rate of the weight decay.
-        pub lr: f64 = engine(NON_NEGATIVE, "0.01", "Largest relative step: steps are min(lr, 1/√step) times the rms of the parameter; auto: 5e-5, as Hugging Face's Trainer") [else TRAINER];
+        pub lr: f64 = engine(NON_NEGATIVE, "0.01", "Largest relative step: steps are min(lr, 1/√step) times the rms of the parameter; auto: 5e-5, as in Hugging Face's Trainer") [else TRAINER];
         /// Exponent of the step number in the decay of the second moment: β₂ is 1 − step^`beta2_decay`.
         pub beta2_decay: f64 = now(NOT_POSITIVE, "-0.8", "β₂ is 1 − step^beta2_decay");
         /// Lower bounds of the square root of the second moment and of the parameter's rms.
-        pub eps: [f64; 2] = now(Kind::Pair(ANY_SIZE), "[1.1920928955078125e-7, 0.001]", "Smallest root of the second moment, and smallest rms of a parameter; PyTorch's null is the first default, in f32");
+        pub eps: [f64; 2] = now(Kind::Pair(ANY_SIZE), "[1.1920928955078125e-7, 0.001]", "Lower bounds of the square root of the second moment and of a parameter's rms; the first default is what `null` means for f32 in PyTorch");
         /// Maximum rms of an update; larger updates are scaled down to it.
-        pub d: f64 = now(Kind::Float(Range { min: 1.0, ..ANY_SIZE }), "1.0", "Largest rms of an update before it is scaled down");
+        pub d: f64 = now(Kind::Float(Range { min: 1.0, ..ANY_SIZE }), "1.0", "Updates with a larger rms are scaled down to this rms");
         /// Weight decay.
         pub weight_decay: f64 = now(NON_NEGATIVE, "0.0", "Decoupled weight decay");
         = rejected("maximize", "false", "losses are minimised");

@@ -16,28 +16,28 @@ section! {
     #[derive(Debug, Clone, PartialEq, Serialize)]
     pub struct ParameterGroup(keys) in Training::param_groups {
         /// Globs over the names of the parameters.
-        pub params: Option<Vec<String>> = key(Kind::Names, "= all", "Glob over parameter names, or list of them, such as `*.attn.*`; each has to match a parameter");
+        pub params: Option<Vec<String>> = key(Kind::Names, "= all", "Glob over parameter names, such as `*.attn.*`, or a list of globs; each must match a parameter");
         /// Names of [`ParameterKind`]s.
-        pub kinds: Option<Vec<String>> = key(Kind::Names, "= all", "Kind of parameter, or list of them: norm (weight and bias of a normalization), bias (all biases), embedding, head (of the last layer)");
+        pub kinds: Option<Vec<String>> = key(Kind::Names, "= all", "Kind of parameter, or a list of kinds: norm (weight and bias of a normalization), bias (all biases), embedding, head (parameters of the last layer)");
         /// Numbers of the transformer blocks, from 0.
-        pub layers: Option<Vec<usize>> = key(Kind::Ints { min: 0, max: u32::MAX as u64 }, "= all", "Numbers of the blocks, from 0: of the layers whose names end with a number, or of all layers if there are none");
+        pub layers: Option<Vec<usize>> = key(Kind::Ints { min: 0, max: u32::MAX as u64 }, "= all", "Numbers of the blocks, from 0. Blocks are the layers whose names end with a number, or all layers if no name does");
         /// The optimizer of the group.
-        pub optimizer: Option<Optimizer> = key(Kind::Variants(&Optimizer::VARIANTS), "null", "`type` and `params` of an optimizer for the group alone, with the keys of the section `optimizer`");
+        pub optimizer: Option<Optimizer> = key(Kind::Variants(&Optimizer::VARIANTS), "null", "`type` and `params` of an optimizer for this group only, with the keys of the section `optimizer`");
         /// Learning rate in place of the optimizer's. The schedule scales both by the same factor.
         pub lr: Option<f64> = key(NON_NEGATIVE, "null", "Learning rate in place of the optimizer's `lr`; the schedule scales both alike");
         /// Factor of the learning rate.
-        pub lr_scale: Option<f64> = key(NON_NEGATIVE, "null", "Factor of the learning rate, instead of `lr`");
+        pub lr_scale: Option<f64> = key(NON_NEGATIVE, "null", "Factor on the optimizer's learning rate, instead of `lr`");
         /// Weight decay in place of the optimizer's, including biases and norms.
         pub weight_decay: Option<f64> = key(NON_NEGATIVE, "null", "Weight decay of all parameters of the group, whatever `training.weight_decay_on` says");
         /// Decay of the first and the second moment in place of the optimizer's.
         pub betas: Option<[f64; 2]> = key(Kind::Pair(FRACTION), "null", "Decay of the first and the second moment in place of the optimizer's");
         /// Maximum L2 norm of the group's gradient. The norm that clips other parameters then excludes the group. 0
         /// disables clipping.
-        pub gradient_clipping: Option<f64> = key(NON_NEGATIVE, "null", "Largest L2 norm of the group's gradient, which the run's clipping then leaves out; 0 disables");
+        pub gradient_clipping: Option<f64> = key(NON_NEGATIVE, "null", "Clip the L2 norm of the group's gradient to this value, and exclude the group from the run's clipping; 0: do not clip the group");
         /// Maximum absolute value of an element of the group's gradient. The run's clipping then excludes the group.
-        pub gradient_clipping_value: Option<f64> = key(POSITIVE, "null", "Largest absolute value of each element of the group's gradient, instead of `gradient_clipping`");
+        pub gradient_clipping_value: Option<f64> = key(POSITIVE, "null", "Clip each element of the group's gradient to this absolute value, instead of clipping its norm with `gradient_clipping`");
         /// Bits per value of the optimizer states, in place of the optimizer's.
-        pub optim_bits: Option<usize> = key(OPTIM_BITS, "null", "Bits of a state's value, 8 or 32, in place of the optimizer's");
+        pub optim_bits: Option<usize> = key(OPTIM_BITS, "null", "Bits per value of the optimizer state, 8 or 32, in place of the optimizer's `optim_bits`");
     }
 }
 
@@ -87,7 +87,7 @@ impl ParameterGroup {
             let optimizer = group.optimizer.as_ref().unwrap_or(all);
             let at = format!("{}.{index}", Training::param_groups);
             if group.params.is_none() && group.kinds.is_none() && group.layers.is_none() {
-                let message = "the group does not say which parameters it has".to_string();
+                let message = "the group does not select parameters".to_string();
                 resolver.contradiction(&[&at], message, Some("write `params`, `kinds` or `layers`".to_string()));
             }
             let changes = [group.lr, group.lr_scale, group.weight_decay, group.betas.map(|[beta1, _]| beta1)];
@@ -118,21 +118,22 @@ impl ParameterGroup {
             };
             if let (Some(rate), 0.0) = (&rate, all.lr()) {
                 let message = "the group's `lr` is relative to the optimizer's, which is 0".to_string();
-                let help = "write the optimizer's `lr`, and `lr_scale: 0` in the groups that are to rest".to_string();
+                let help = "write the optimizer's `lr`, and `lr_scale: 0` in the groups that should not be trained"
+                    .to_string();
                 resolver.contradiction(&[rate, Config::optimizer], message, Some(help));
             }
             if let Some(rate) = &rate
                 && scheduler.peak().is_some_and(|peak| peak != all.lr())
             {
-                let message = "the schedule has a largest learning rate of its own, and the group's `lr` is relative to that \
-                               of the optimizer";
+                let message = "the schedule sets its own largest learning rate, and the group's `lr` is relative to the \
+                               optimizer's `lr`";
                 let help = match (scheduler, &group.optimizer) {
                     (Scheduler::LRRangeTest(_), Some(_)) => {
                         "use another schedule, or leave the group's `optimizer` out"
                     }
                     (Scheduler::LRRangeTest(_), None) => "use another schedule, or write `lr_scale`",
-                    (_, Some(_)) => "make the schedule's largest rate the `lr` of `optimizer.params`",
-                    (_, None) => "write `lr_scale`, or make the schedule's largest rate the optimizer's `lr`",
+                    (_, Some(_)) => "set `lr` of `optimizer.params` to the schedule's largest rate",
+                    (_, None) => "write `lr_scale`, or set the optimizer's `lr` to the schedule's largest rate",
                 };
                 let (places, help) = ([rate, Config::scheduler, Config::optimizer], help.to_string());
                 resolver.contradiction(&places, message.to_string(), Some(help));
@@ -148,7 +149,7 @@ impl ParameterGroup {
                 let place = path(index, Self::optim_bits);
                 check_bits(bits, &place, resolver);
                 if bits == 8 && optimizer.optim_bits().is_none() {
-                    let message = "the optimizer has no states in 8 bits".to_string();
+                    let message = "the optimizer does not support 8-bit states".to_string();
                     resolver.contradiction(&[&place, Optimizer::TYPE], message, Some("use AdamW or Lion".to_string()));
                 }
             }
@@ -201,7 +202,7 @@ impl ParameterGroup {
         ] {
             if is_written {
                 let (key, name) = (path(index, key), last(key));
-                let message = format!("the group's optimizer has `{name}` in its `params`");
+                let message = format!("`{name}` belongs in the `params` of the group's optimizer");
                 resolver.contradiction(&[&key, &at(Config::optimizer)], message, Some("write it there".to_string()));
             }
         }
@@ -214,7 +215,7 @@ impl ParameterGroup {
             let help = "remove `fp32_optimizer_states: false`; `bf16.bf16_optimizer_states` keeps the states of all optimizers \
                         in bf16"
                 .to_string();
-            let message = "the states of all optimizers of a run have one type".to_string();
+            let message = "all optimizers of a run keep their states in the same data type".to_string();
             resolver.contradiction(&[&places[0], &places[1]], message, Some(help));
         }
         if let Scheduler::OneCycle(cycle) = scheduler

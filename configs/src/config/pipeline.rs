@@ -17,23 +17,23 @@ section! {
     #[derive(Debug, Clone, PartialEq, Serialize)]
     pub struct Pipeline(keys) in Config::pipeline {
         /// Number of stages, which must divide the number of ranks; 1 disables the pipeline.
-        pub stages: usize = now(RANKS, "1", "Number of stages; the number of ranks is a multiple of it");
+        pub stages: usize = now(RANKS, "1", "Number of stages; must divide the number of ranks");
         /// How layers are assigned to stages.
-        pub partition_method: PartitionMethod = now(Kind::Partition, "parameters", "What is balanced between stages: parameters, layers (`uniform`), measured time, or layers whose name matches a regular expression, upper or lower case; `best`, DeepSpeed's word, is `parameters`");
+        pub partition_method: PartitionMethod = now(Kind::Partition, "parameters", "What is balanced between stages: `parameters`; `uniform`, the number of layers; `time`, the measured time; `type:REGEX`, the number of layers whose name matches a case-insensitive regular expression. DeepSpeed's `best` means `parameters`");
         = alias("partition", Pipeline::partition_method);
         /// Order in which micro-batches pass through the stages.
         #[serde(serialize_with = "crate::choice::word")]
-        pub schedule: PipelineSchedule = now(PipelineSchedule::KIND, "1f1b", "In what order micro-batches go through the stages");
+        pub schedule: PipelineSchedule = now(PipelineSchedule::KIND, "1f1b", "Order in which micro-batches go through the stages");
         /// Chunks of layers per stage; more than 1 only with [`PipelineSchedule::Interleaved`], which requires it.
-        pub virtual_stages: usize = now(Kind::Int { min: 1, max: 1 << 14 }, "= 2 for interleaved_1f1b, else 1", "Chunks of layers that each stage has; more than 1 for interleaved_1f1b and only there") [else if schedule == PipelineSchedule::Interleaved { 2 } else { 1 }];
+        pub virtual_stages: usize = now(Kind::Int { min: 1, max: 1 << 14 }, "= 2 for interleaved_1f1b, else 1", "Chunks of layers per stage; more than 1 with interleaved_1f1b, otherwise 1") [else if schedule == PipelineSchedule::Interleaved { 2 } else { 1 }];
         /// ZeRO-3: gather a stage's parameters once per step (`true`) or for each micro-batch. `None` is `auto`: once
         /// per step if `stage3_max_live_parameters` allows it.
         #[serde(serialize_with = "crate::yaml_out::auto")]
-        pub keep_gathered: Option<bool> = engine(Kind::Bool, "auto", "ZeRO-3: gather a stage's parameters once a step; false: for each micro-batch; auto: once a step where `stage3_max_live_parameters` allows it");
+        pub keep_gathered: Option<bool> = engine(Kind::Bool, "auto", "ZeRO-3: gather a stage's parameters once per step; false: for each micro-batch; auto: once per step if `stage3_max_live_parameters` allows it");
         = ignored("seed_layers", Kind::Bool, "false", "initialisation never depends on the layout");
-        = rejected("activation_checkpoint_interval", "0", "`activation_checkpointing.interval` says it, with a pipeline and without");
-        = ignored("pipe_partitioned", Kind::Bool, "true", "tensor-parallel ranks have slices of activations between layers anyway");
-        = ignored("grad_partitioned", Kind::Bool, "true", "tensor-parallel ranks have slices of gradients between layers anyway");
+        = rejected("activation_checkpoint_interval", "0", "`activation_checkpointing.interval` sets it, with and without a pipeline");
+        = ignored("pipe_partitioned", Kind::Bool, "true", "between layers, tensor-parallel ranks always hold only slices of the activations");
+        = ignored("grad_partitioned", Kind::Bool, "true", "between layers, tensor-parallel ranks always hold only slices of the gradients");
     }
 }
 
@@ -114,11 +114,13 @@ impl Pipeline {
         if is_interleaved != (chunks > 1) {
             let (message, help) = match is_interleaved {
                 true => (
-                    format!("`{schedule}` goes back and forth between the chunks of a stage, and there is {chunks}"),
+                    format!(
+                        "`{schedule}` alternates between several chunks of a stage, and `virtual_stages` is {chunks}"
+                    ),
                     "write `virtual_stages: 2` or more, or `schedule: 1f1b`",
                 ),
                 false => (
-                    format!("`{schedule}` runs a stage's layers in one go, not in {chunks} chunks"),
+                    format!("`{schedule}` runs the layers of a stage as one chunk, not as {chunks}"),
                     "write `schedule: interleaved_1f1b`, or leave `virtual_stages` out",
                 ),
             };

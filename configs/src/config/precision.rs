@@ -32,9 +32,9 @@ section! {
         /// Keep no f32 copy of the parameters.
         pub bf16_master_weights_and_grads: bool = now(Kind::Bool, "false", "No f32 copy of the parameters: the optimizer updates them in bf16. Gradients are kept in bf16 too; see `data_types.grad_accum_dtype`");
         /// Keep the states of the optimizer in bfloat16.
-        pub bf16_optimizer_states: bool = now(Kind::Bool, "false", "States of the optimizer in bf16; needs bf16_master_weights_and_grads");
+        pub bf16_optimizer_states: bool = now(Kind::Bool, "false", "Keep optimizer states in bf16; needs bf16_master_weights_and_grads");
         /// Round updated parameters up or down at random.
-        pub stochastic_rounding: bool = key(Kind::Bool, "false", "Round updated parameters up or down at random, so that their mean is exact; needs bf16_master_weights_and_grads");
+        pub stochastic_rounding: bool = key(Kind::Bool, "false", "Round updated parameters stochastically, so that rounding is unbiased; needs bf16_master_weights_and_grads");
     }
 }
 
@@ -44,7 +44,7 @@ impl Bf16 {
         const GRADIENTS: &str = DataTypes::grad_accum_dtype;
         let gradients = config.data_types.grad_accum_dtype;
         if gradients == Some(Dtype::F16) {
-            let message = "sums of gradients exceed the range of fp16".to_string();
+            let message = "sums of gradients can exceed the range of fp16".to_string();
             resolver.contradiction(&[GRADIENTS], message, Some("write `grad_accum_dtype: fp32`".to_string()));
         }
         let mut needs = |is_missing: bool, key: &str, other: &str, message: &str, help: &str| {
@@ -78,7 +78,7 @@ impl Bf16 {
             self.bf16_master_weights_and_grads && config.training.ema.is_some(),
             no_copy,
             Training::ema,
-            "the average is exchanged with an f32 copy of the parameters, and there would be none",
+            "the average is swapped with the f32 copy of the parameters, which this key removes",
             "keep the f32 copy, or leave `training.ema` out",
         );
         needs(
@@ -97,7 +97,7 @@ impl Bf16 {
                 of_eight_bits.is_some() && is_in_bf16,
                 of_eight_bits.as_deref().unwrap_or_default(),
                 key,
-                "states have 8 bits and 32, or the type of the parameters",
+                "optimizer states have either 8 and 32 bits or the data type of the parameters",
                 "keep one of the two keys",
             );
         }
@@ -113,7 +113,7 @@ impl Bf16 {
             config.gradient_dtype() == Dtype::Bf16 && config.communication_data_type == Some(Dtype::F16),
             Config::communication_data_type,
             if is_narrow { GRADIENTS } else { no_copy },
-            "gradients are kept in bf16, whose range fp16 does not have",
+            "gradients are kept in bf16, whose range is larger than that of fp16",
             "write `communication_data_type: bf16` or `fp32`",
         );
         let of_whole = config.of_whole_parameters();
@@ -157,17 +157,17 @@ section! {
         /// Compute in half precision.
         pub enabled: bool = now(Kind::Bool, "false", "Compute in f16");
         /// Loss scale; 0 enables dynamic loss scaling with the parameters below.
-        pub loss_scale: f64 = now(NON_NEGATIVE, "0", "What the loss is multiplied by before the backward; 0 is a scale that follows the gradients");
+        pub loss_scale: f64 = now(NON_NEGATIVE, "0", "Factor on the loss before the backward; 0: dynamic loss scaling");
         /// The initial loss scale is 2 to this power.
-        pub initial_scale_power: u32 = now(Kind::Int { min: 0, max: 127 }, "16", "The first scale, as a power of 2");
+        pub initial_scale_power: u32 = now(Kind::Int { min: 0, max: 127 }, "16", "Initial loss scale, as an exponent of 2");
         /// Steps without overflow after which the scale is doubled.
         pub loss_scale_window: usize = now(COUNT, "1000", "Steps without overflow before the scale is doubled");
         /// Number of overflows after which the scale is halved.
-        pub hysteresis: usize = now(COUNT, "2", "Which overflow halves the scale; those before it only skip the step");
+        pub hysteresis: usize = now(COUNT, "2", "Number of overflows until the scale is halved; earlier ones only skip the step");
         /// Reset the count of overflows after every step without overflow, not only after the scale is doubled.
-        pub consecutive_hysteresis: bool = now(Kind::Bool, "false", "Count overflows anew after each step that goes well, and not only after the scale is doubled");
+        pub consecutive_hysteresis: bool = now(Kind::Bool, "false", "Reset the count of overflows after each step without one; false: only when the scale is doubled");
         /// Minimum loss scale. Training stops if gradients overflow at this scale.
-        pub min_loss_scale: usize = now(COUNT, "1", "The smallest scale; an overflow there ends training, with exit status 5");
+        pub min_loss_scale: usize = now(COUNT, "1", "Smallest loss scale; an overflow at this scale ends training with exit status 5");
         = later("auto_cast", "false", "Cast the model's inputs to f16");
         = rejected("fp16_master_weights_and_grads", "false", "it costs accuracy");
     }
@@ -179,9 +179,9 @@ section! {
     pub struct DataTypes(keys) in Config::data_types {
         /// Data type in which gradients are accumulated over micro-batches and kept until the update; for `None`, see
         /// [`Config::gradient_dtype`].
-        pub grad_accum_dtype: Option<Dtype> = now(Dtype::KIND, "null", "Type in which gradients are summed over micro-batches and kept: fp32 or bf16. null: bf16 with bf16_master_weights_and_grads and without training.reproducible, else fp32");
-        = later("param_dtype", "null", "Type that parameters are cast to").instead("`bf16` and `fp16` say in what parameters are stored");
-        = later("buffer_dtype", "null", "Type that buffers are cast to").instead("`bf16` and `fp16` say in what values are stored");
+        pub grad_accum_dtype: Option<Dtype> = now(Dtype::KIND, "null", "Data type in which gradients are summed over micro-batches and kept: fp32 or bf16. null: bf16 with bf16_master_weights_and_grads and without training.reproducible, else fp32");
+        = later("param_dtype", "null", "Data type that parameters are cast to").instead("`bf16` and `fp16` set the data type of parameters");
+        = later("buffer_dtype", "null", "Data type that buffers are cast to").instead("`bf16` and `fp16` set the data type of all values");
         = later_unless("keep_in_fp32_modules", &["auto", "[]"], "Modules that stay in f32").instead("`bf16` and `fp16` apply to all modules; f32 master weights are kept unless `bf16_master_weights_and_grads` is set");
     }
 }

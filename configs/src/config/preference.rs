@@ -14,13 +14,13 @@ section! {
     #[derive(Debug, Clone, PartialEq, Serialize)]
     pub struct Preference(keys) in Config::preference {
         /// Method.
-        pub kind as "type": PreferenceType = key(PreferenceType::KIND, "dpo", "Method. dpo: compared with the model at the start; orpo: with a loss of the chosen answer and no reference; simpo: mean log-probabilities and no reference");
+        pub kind as "type": PreferenceType = key(PreferenceType::KIND, "dpo", "Method. dpo: compares with the initial model as the reference; orpo: adds a loss of the chosen answer, without a reference; simpo: compares mean log-probabilities, without a reference");
         /// Strength.
         pub beta: f64 = key(POSITIVE, "0.1", "β. dpo: larger values keep the model closer to the reference; orpo: weight of the odds-ratio term; simpo: factor of the difference of the mean log-probabilities");
         /// The loss of DPO.
         pub loss_type: DpoLoss = key(DpoLoss::KIND, "sigmoid", "Loss of `type: dpo`: sigmoid (DPO), hinge (SLiC), ipo (IPO), robust (with `label_smoothing`)");
         /// Probability that the two answers of a pair are swapped.
-        pub label_smoothing: f64 = key(Kind::Float(Range { min: 0.0, max: 0.5, above: false, below: true }), "0.0", "Probability that a pair is the wrong way round, for `loss_type: robust`");
+        pub label_smoothing: f64 = key(Kind::Float(Range { min: 0.0, max: 0.5, above: false, below: true }), "0.0", "Probability that the two answers of a pair are swapped, for `loss_type: robust`");
         /// Margin of SimPO.
         pub simpo_gamma: f64 = key(NON_NEGATIVE, "0.5", "γ: margin between the scaled mean log-probabilities, for `type: simpo`");
     }
@@ -64,7 +64,7 @@ impl Preference {
         let Some(preference) = &config.preference else {
             if config.data.as_ref().and_then(|data| data.chat.as_ref()).is_some_and(|c| c.kind == ChatType::Preference)
             {
-                let message = format!("`{}: preference` is for training on pairs", Chat::kind);
+                let message = format!("`{}: preference` needs the section `preference`", Chat::kind);
                 let help = Some(format!("add a `{}` section, for example `type: dpo`", Config::preference));
                 resolver.contradiction(&[Chat::kind, Config::preference], message, help);
             }
@@ -107,7 +107,7 @@ impl Preference {
                 resolver.contradiction(&[Data::format, Config::preference], message, help);
             }
             if data.sample_packing {
-                let message = "a sample of `preference` is one pair".to_string();
+                let message = "with `preference`, a sample is one pair".to_string();
                 resolver.contradiction(
                     &[Data::sample_packing, Config::preference],
                     message,
@@ -135,7 +135,7 @@ impl Preference {
             && adapter.pretrained.is_none()
             && self.has_reference()
         {
-            let message = "the reference would be a model with a random adapter".to_string();
+            let message = "the reference model would have a random adapter".to_string();
             let help = Some("leave `init_lora_weights` out, so that training starts from the base model".to_string());
             resolver.contradiction(&[Adapter::init_lora_weights, Config::preference], message, help);
         }

@@ -52,14 +52,14 @@ pub enum RopeScaling {
 section! {
     /// The section as written.
     pub(super) struct Written(keys) in Llama::rope_scaling {
-        pub rope_type: String = key(Kind::Choice { names: &["default", "linear", "llama3", "longrope"], later: &["dynamic", "yarn"] }, REQUIRED, "default: none; linear: every frequency divided by factor; llama3: the low ones, as Llama 3.1; longrope: each by a number of its own, as Phi-3");
-        pub factor: Option<f64> = key(POSITIVE, "null", "What frequencies are divided by, with linear and llama3; longrope: how much longer sequences are than those of the earlier training, by default max_position_embeddings / original_max_position_embeddings");
-        pub low_freq_factor: Option<f64> = key(POSITIVE, "null", "llama3: a pair that turns less often than this over the original positions is divided");
-        pub high_freq_factor: Option<f64> = key(POSITIVE, "null", "llama3: a pair that turns more often than this is kept; larger than low_freq_factor");
-        pub original_max_position_embeddings: Option<usize> = key(POSITIONS, "null", "llama3, longrope: longest sequence of the earlier training");
-        pub short_factor: Vec<f64> = key(FACTORS, "[]", "longrope: what each frequency is divided by in rows of at most original_max_position_embeddings tokens");
-        pub long_factor: Vec<f64> = key(FACTORS, "[]", "longrope: what each frequency is divided by in longer rows");
-        pub attention_factor: Option<f64> = key(POSITIVE, "null", "longrope: what cosines and sines are multiplied by; null: √(1 + ln factor / ln original_max_position_embeddings), at least 1");
+        pub rope_type: String = key(Kind::Choice { names: &["default", "linear", "llama3", "longrope"], later: &["dynamic", "yarn"] }, REQUIRED, "default: no scaling; linear: divides every frequency by factor; llama3: divides the low frequencies, as in Llama 3.1; longrope: divides each frequency by a number of its own, as in Phi-3");
+        pub factor: Option<f64> = key(POSITIVE, "null", "linear, llama3: divisor of the frequencies; longrope: ratio of the sequence length to that of the original training, by default max_position_embeddings / original_max_position_embeddings");
+        pub low_freq_factor: Option<f64> = key(POSITIVE, "null", "llama3: frequencies with fewer rotations than this over original_max_position_embeddings are divided by factor");
+        pub high_freq_factor: Option<f64> = key(POSITIVE, "null", "llama3: frequencies with more rotations than this are kept; must be larger than low_freq_factor");
+        pub original_max_position_embeddings: Option<usize> = key(POSITIONS, "null", "llama3, longrope: longest sequence of the original training");
+        pub short_factor: Vec<f64> = key(FACTORS, "[]", "longrope: divisor of each frequency in rows of at most original_max_position_embeddings tokens");
+        pub long_factor: Vec<f64> = key(FACTORS, "[]", "longrope: divisor of each frequency in longer rows");
+        pub attention_factor: Option<f64> = key(POSITIVE, "null", "longrope: factor on cosines and sines; null: √(1 + ln factor / ln original_max_position_embeddings), at least 1");
     }
 }
 
@@ -131,9 +131,7 @@ impl RopeScaling {
         for path in PARAMETERS {
             let is_written = resolver.at(path) != At::Default;
             let (message, help) = match (is_written, required.contains(&path), optional.contains(&path)) {
-                (true, false, false) => {
-                    (format!("`rope_type: {kind}` has no use for `{}`", last(path)), "leave it out")
-                }
+                (true, false, false) => (format!("`rope_type: {kind}` does not use `{}`", last(path)), "leave it out"),
                 (false, true, _) => {
                     (format!("`rope_type: {kind}` needs `{}`", last(path)), "write it beside `rope_type`")
                 }
@@ -152,7 +150,7 @@ impl RopeScaling {
         if let Some(Self::LongRope { short_factor, long_factor, .. }) = scaling {
             for (path, factors) in [(Written::short_factor, short_factor), (Written::long_factor, long_factor)] {
                 if resolver.at(path) != At::Default && factors.len() != pairs {
-                    let message = format!("{} has {} numbers for {pairs} pairs of a head", last(path), factors.len());
+                    let message = format!("{} has {} numbers, and a head has {pairs} pairs", last(path), factors.len());
                     resolver.contradiction(&[path], message, None);
                 }
             }

@@ -80,11 +80,11 @@ section! {
         /// Steps of the whole schedule. `None` is `auto` in a run whose length is given in epochs: the steps of these
         /// epochs, which depend on the data.
         #[serde(serialize_with = "crate::yaml_out::auto")]
-        pub total_num_steps: Option<usize> = engine(COUNT, REQUIRED, "Steps of the whole schedule; auto: those of the run") [or keys.facts().max_steps];
+        pub total_num_steps: Option<usize> = engine(COUNT, REQUIRED, "Steps of the whole schedule; auto: the steps of the run") [or keys.facts().max_steps];
         /// Learning rate at the start.
         pub warmup_min_lr: f64 = now(NON_NEGATIVE, "0.0", "Learning rate at the start");
         /// Learning rate after the warm-up. DeepSpeed's default is 0.001, not the optimizer's `lr`.
-        pub warmup_max_lr: f64 = engine(NON_NEGATIVE, "0.001", "Learning rate after the warm-up; not the optimizer's lr, but for auto") [else keys.facts().lr];
+        pub warmup_max_lr: f64 = engine(NON_NEGATIVE, "0.001", "Learning rate after the warm-up, which replaces the optimizer's lr; auto: the optimizer's lr") [else keys.facts().lr];
         /// Number of steps of the warm-up.
         pub warmup_num_steps: usize = engine(COUNT_OR_0, "1000", WARMUP_STEPS) [else 0];
         /// Shape of the warm-up.
@@ -99,13 +99,13 @@ section! {
     pub struct WarmupCosineLr(keys) in Scheduler::PARAMS {
         /// As in [`WarmupDecayLr`].
         #[serde(serialize_with = "crate::yaml_out::auto")]
-        pub total_num_steps: Option<usize> = engine(COUNT, REQUIRED, "Steps of the whole schedule; auto: those of the run") [or keys.facts().max_steps];
+        pub total_num_steps: Option<usize> = engine(COUNT, REQUIRED, "Steps of the whole schedule; auto: the steps of the run") [or keys.facts().max_steps];
         /// Ratio at the start of the warm-up.
-        pub warmup_min_ratio: f64 = now(RATIO, "0.0", "Part of the optimizer's lr at the start");
+        pub warmup_min_ratio: f64 = now(RATIO, "0.0", "Learning rate at the start, as a fraction of the optimizer's lr");
         /// Number of steps of the warm-up.
         pub warmup_num_steps: usize = engine(COUNT_OR_0, "1000", WARMUP_STEPS) [else 0];
         /// Ratio at the end of the cosine.
-        pub cos_min_ratio: f64 = now(RATIO, "0.0001", "Part of the optimizer's lr at the end");
+        pub cos_min_ratio: f64 = now(RATIO, "0.0001", "Learning rate at the end, as a fraction of the optimizer's lr");
         /// Shape of the warm-up.
         #[serde(serialize_with = "crate::choice::word")]
         pub warmup_type: Warmup = now(Warmup::KIND, "log", "Shape of the warm-up");
@@ -148,7 +148,7 @@ section! {
         /// Number of steps that count as one time unit of the decay.
         pub decay_step_size: usize = now(COUNT_OR_0, "0", "Unit of the decays, in steps; 0: no decay");
         /// Cycle β₁ as well.
-        pub cycle_momentum: bool = now(Kind::Bool, "true", "Cycle β₁ as well, opposite to the learning rate, with β₂ 0.99; without effect on an optimizer without betas");
+        pub cycle_momentum: bool = now(Kind::Bool, "true", "Also cycle β₁, opposite to the learning rate, with β₂ = 0.99; no effect on an optimizer without betas");
         /// β₁ at the top of the cycle.
         pub cycle_min_mom: f64 = now(Kind::Float(FRACTION), "0.8", "β₁ at the top of the cycle");
         /// β₁ at both ends of the cycle.
@@ -168,7 +168,7 @@ choice! {
 }
 
 /// Hugging Face's Trainer replaces `auto` by no warm-up, unless its own arguments request one.
-const WARMUP_STEPS: &str = "Steps of the warm-up; fewer than 2 count as 2; auto: 0, as Hugging Face's Trainer";
+const WARMUP_STEPS: &str = "Steps of the warm-up; fewer than 2 count as 2; auto: 0, as in Hugging Face's Trainer";
 
 impl Scheduler {
     pub(super) const PARAMS: &'static str = path!(Config::scheduler, PARAMS);
@@ -180,17 +180,17 @@ impl Scheduler {
         list: &[
             variant("Constant", "The optimizer's `lr` at every step", &[]),
             variant("WarmupLR", "Warm-up, then constant", WarmupLr::SECTION.keys),
-            variant("WarmupDecayLR", "Warm-up, then linearly to 0", WarmupDecayLr::SECTION.keys),
-            variant("WarmupCosineLR", "Warm-up, then half a cosine", WarmupCosineLr::SECTION.keys),
-            variant("LRRangeTest", "Sweep over learning rates; `zero-train report` plots the loss over them", LrRangeTest::SECTION.keys),
+            variant("WarmupDecayLR", "Warm-up, then a linear decay to 0", WarmupDecayLr::SECTION.keys),
+            variant("WarmupCosineLR", "Warm-up, then a cosine decay", WarmupCosineLr::SECTION.keys),
+            variant("LRRangeTest", "Learning rate range test; `zero-train report` plots the loss over the learning rate", LrRangeTest::SECTION.keys),
             variant("OneCycle", "One cycle of learning rate and momentum, then a decay", OneCycle::SECTION.keys),
             variant("constant_with_warmup", "Transformers': warm-up, then constant", ConstantWithWarmup::SECTION.keys),
-            variant("linear", "Transformers': warm-up, then linearly to 0", LinearDecay::SECTION.keys),
-            variant("cosine", "Transformers': warm-up, then a cosine to 0", CosineDecay::SECTION.keys),
-            variant("cosine_with_restarts", "Transformers': warm-up, then several half cosines", CosineRestarts::SECTION.keys),
-            variant("cosine_with_min_lr", "Transformers': warm-up, then a cosine to a smallest rate", CosineMinLr::SECTION.keys),
-            variant("cosine_warmup_with_min_lr", "Transformers': the same, but the first step's rate is not 0", CosineWarmupMinLr::SECTION.keys),
-            variant("polynomial", "Transformers': warm-up, then a power of the steps left", PolynomialDecay::SECTION.keys),
+            variant("linear", "Transformers': warm-up, then a linear decay to 0", LinearDecay::SECTION.keys),
+            variant("cosine", "Transformers': warm-up, then a cosine decay to 0", CosineDecay::SECTION.keys),
+            variant("cosine_with_restarts", "Transformers': warm-up, then several cosine decays with restarts", CosineRestarts::SECTION.keys),
+            variant("cosine_with_min_lr", "Transformers': warm-up, then a cosine decay to a smallest rate", CosineMinLr::SECTION.keys),
+            variant("cosine_warmup_with_min_lr", "Transformers': as cosine_with_min_lr, but the rate of the first step is not 0", CosineWarmupMinLr::SECTION.keys),
+            variant("polynomial", "Transformers': warm-up, then a polynomial decay", PolynomialDecay::SECTION.keys),
             variant("inverse_sqrt", "Transformers': warm-up, then the inverse square root of the step", InverseSqrt::SECTION.keys),
             variant("warmup_stable_decay", "Transformers': warm-up, constant, then a decay", WarmupStableDecay::SECTION.keys),
         ],
@@ -298,7 +298,7 @@ impl OneCycle {
             return;
         }
         let Some([_, beta2]) = optimizer.betas() else {
-            let message = "has no effect: the optimizer has no betas; DeepSpeed disables it then as well".to_string();
+            let message = "cycling β₁ has no effect: the optimizer has no betas; DeepSpeed disables it too".to_string();
             resolver.warn(Self::cycle_momentum, message);
             return;
         };

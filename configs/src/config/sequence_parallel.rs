@@ -56,16 +56,16 @@ pub(crate) fn check(config: &Config, resolver: &mut Resolver<'_>) {
     let is_mlp = matches!(config.model, Some(Model::Mlp(_)));
     for (is_on, path, why) in [
         (is_mlp, Model::TYPE, "an mlp has no sequences to cut"),
-        (config.preference.is_some(), Config::preference, "the loss of pairs needs whole answers on a rank"),
+        (config.preference.is_some(), Config::preference, "the loss of pairs needs whole answers on each rank"),
         (
             data.is_some_and(|data| data.max_tokens.is_some()),
             Data::max_tokens,
-            "micro-batches of different lengths that are cut into slices are not implemented",
+            "slicing micro-batches of different lengths is not implemented",
         ),
         (
             config.training.gradient_noise_scale.is_some(),
             Training::gradient_noise_scale,
-            "the noise is that between samples, and ranks have slices of samples",
+            "the noise scale compares whole samples, and ranks hold slices of samples",
         ),
     ] {
         if is_on {

@@ -37,7 +37,7 @@ impl SplitPart {
         let parts = parts.collect::<Result<Vec<_>, _>>()?;
         let is_mixed = |other: &Self| !matches!((parts[0].unit, other.unit), (Unit::Records, _) | (_, Unit::Records));
         match parts.iter().find(|other| is_mixed(other) && other.unit != parts[0].unit) {
-            Some(_) => Err("the slices are rounded in two ways".into()),
+            Some(_) => Err("all slices must be rounded in the same way".into()),
             None => Ok(parts),
         }
     }
@@ -53,15 +53,15 @@ impl SplitPart {
         };
         let is_word = |part: &str| !part.is_empty() && part.chars().all(|c| c.is_alphanumeric() || c == '_');
         if !name.split('.').all(is_word) {
-            return Err(format!("`{text}` is no split, as in `train`, `train[:90%]` or `train[1000:2000]`"));
+            return Err(format!("`{text}` is not a split such as `train`, `train[:90%]` or `train[1000:2000]`"));
         }
         let bounds = slice.map(|slice| slice.split_once(':').ok_or(slice)).transpose();
         let (from, to) =
-            bounds.map_err(|slice| format!("`[{slice}]` is no slice; write `[from:to]`"))?.unwrap_or_default();
+            bounds.map_err(|slice| format!("`[{slice}]` is not a slice; write `[from:to]`"))?.unwrap_or_default();
         let is_percent = from.ends_with('%') || to.ends_with('%');
         let number = |text: &str| match text.strip_suffix('%').unwrap_or(text) {
             "" if text.is_empty() => Ok(None),
-            digits => number(digits).map(Some).ok_or_else(|| format!("`{text}` is no whole number")),
+            digits => number(digits).map(Some).ok_or_else(|| format!("`{text}` is not a whole number")),
         };
         let (from, to) = (number(from)?, number(to)?);
         if let Some(bound) = from.into_iter().chain(to).find(|bound| is_percent && !(-100..=100).contains(bound)) {
@@ -72,7 +72,7 @@ impl SplitPart {
             (true, None | Some("closest")) => Unit::Percent,
             (true, Some("pct1_dropremainder")) => Unit::Hundredths,
             (true, Some(other)) => {
-                return Err(format!("`({other})` is no rounding; write `(closest)` or `(pct1_dropremainder)`"));
+                return Err(format!("`({other})` is not a rounding mode; write `(closest)` or `(pct1_dropremainder)`"));
             }
             (false, Some(_)) => return Err("only percentages are rounded".into()),
         };
@@ -91,7 +91,9 @@ impl SplitPart {
     pub fn range(&self, count: u64) -> Result<Range<u64>, String> {
         let all = i64::try_from(count).unwrap_or(i64::MAX);
         if self.unit == Unit::Hundredths && count < 100 {
-            return Err(format!("a hundredth of {count} records is none, so `pct1_dropremainder` selects nothing"));
+            return Err(format!(
+                "1 % of {count} records is less than one record, so `pct1_dropremainder` selects nothing"
+            ));
         }
         let records = |bound: i64| match self.unit {
             Unit::Records => bound,

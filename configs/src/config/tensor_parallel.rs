@@ -16,13 +16,13 @@ section! {
     #[derive(Debug, Clone, PartialEq, Serialize)]
     pub struct TensorParallel(keys) in Config::tensor_parallel {
         /// Number of tensor-parallel ranks; 0 and 1 disable tensor parallelism.
-        pub autotp_size: usize = key(COUNT_OR_0, "0", "Consecutive ranks that cut layers among them: attention by heads, feed-forward networks by columns, embedding and head by vocabulary; norms see slices of sequences. The ranks load the same samples. 0 and 1 cut nothing");
+        pub autotp_size: usize = key(COUNT_OR_0, "0", "Number of consecutive ranks that split each layer: attention by heads, feed-forward networks by columns, embedding and head by vocabulary; norms compute slices of sequences. These ranks load the same samples. 0 and 1: no split");
         /// Whether the backward computes weight gradients while it exchanges slices.
-        pub tp_overlap_comm: bool = key(Kind::Bool, "false", "Compute gradients while a backward exchanges slices: of a cut map's input while the input is gathered again, and of its weight while the gradient of the input is summed; the numbers keep their bits");
-        = ignored("vocab_parallel_lm_head", Kind::Bool, "null", "embedding and head are always cut by vocabulary");
-        = section("tp", &TP, "Ranks of the tensor axis");
-        = later("partition_config", "null", "Which weights are cut how").instead("`Layers::tensor_parallel` cuts the layers of a program");
-        = rejected("dtype", "torch.float16", "it is a type of PyTorch's; use `bf16`");
+        pub tp_overlap_comm: bool = key(Kind::Bool, "false", "Overlap communication and computation in the backward of a split linear layer: compute the gradient of its input while the input is gathered again, and that of its weight while the input's gradient is summed; results are bit-identical");
+        = ignored("vocab_parallel_lm_head", Kind::Bool, "null", "embedding and head are always split by vocabulary");
+        = section("tp", &TP, "Number of tensor-parallel ranks");
+        = later("partition_config", "null", "How each weight is split").instead("`Layers::tensor_parallel` splits the layers of a program");
+        = rejected("dtype", "torch.float16", "it is a data type of PyTorch; use `bf16`");
         = rejected("vocab_parallel_ce_backend", "torch", "it names a Python package");
         = rejected("injection_policy_tuple", "null", "it names Python classes");
         = rejected("preset_model", "null", "it names Python classes");
@@ -79,45 +79,45 @@ impl TensorParallel {
             (
                 config.training.local_steps.is_some(),
                 Training::local_steps,
-                "local steps of ranks that cut layers are not implemented",
+                "local steps with tensor parallelism are not implemented",
             ),
-            (matches!(config.model, Some(Model::Mlp(_))), Model::TYPE, "an mlp cannot be cut"),
-            (config.preference.is_some(), Config::preference, "the loss of pairs needs a whole head on a rank"),
+            (matches!(config.model, Some(Model::Mlp(_))), Model::TYPE, "tensor parallelism does not support an mlp"),
+            (config.preference.is_some(), Config::preference, "the loss of pairs needs the whole head on each rank"),
             (
                 quantization.is_some_and(|section| section.load_in_8bit),
                 Quantization::load_in_8bit,
-                "weights in 8 bits have a scale for each row, and ranks have parts of rows",
+                "8-bit weights have one scale per row, and ranks hold parts of rows",
             ),
             (
                 quantization.is_some_and(|section| section.bnb_4bit_use_double_quant),
                 Quantization::bnb_4bit_use_double_quant,
-                "scales of scales belong to whole weights, and ranks have parts of them",
+                "double quantization needs whole weights, and ranks hold parts of them",
             ),
             (
                 of_whole.is_some() || is_custom,
                 Optimizer::TYPE,
-                "the optimizer updates whole matrices, and ranks have parts of them",
+                "the optimizer updates whole matrices, and ranks hold parts of them",
             ),
-            (uses_disk, uses_disk_key, "offload to NVMe with layers that are cut among ranks is not implemented"),
+            (uses_disk, uses_disk_key, "offload to NVMe with tensor parallelism is not implemented"),
             (
                 config.pipeline.stages > 1 && config.pipeline.partition_method == PartitionMethod::Time,
                 Pipeline::partition_method,
-                "`time` runs each layer on one rank, and a rank has parts of layers",
+                "`time` measures each layer on one rank, and ranks hold parts of layers",
             ),
             (
                 config.data.as_ref().is_some_and(|data| data.max_tokens.is_some()),
                 Data::max_tokens,
-                "micro-batches of different lengths that are cut into slices are not implemented",
+                "slicing micro-batches of different lengths is not implemented",
             ),
             (
                 config.training.gradient_noise_scale.is_some(),
                 Training::gradient_noise_scale,
-                "the gradient noise scale needs the squares of whole gradients, and ranks have parts of them",
+                "the gradient noise scale needs the squares of whole gradients, and ranks hold parts of them",
             ),
             (
                 config.bf16.stochastic_rounding,
                 Bf16::stochastic_rounding,
-                "random numbers for parts of parameters are not implemented",
+                "stochastic rounding of split parameters is not implemented",
             ),
         ] {
             if is_on {

@@ -9,8 +9,8 @@ use crate::reader::Resolver;
 use crate::schema::*;
 use crate::table::section;
 
-const WARMUP_STEPS: &str = "Steps of the warm-up, which starts at 0";
-const TRAINING_STEPS: &str = "Steps of the whole schedule, warm-up included; auto: those of the run";
+const WARMUP_STEPS: &str = "Steps of the warm-up, which starts at a learning rate of 0";
+const TRAINING_STEPS: &str = "Steps of the whole schedule, warm-up included; auto: the steps of the run";
 
 section! {
     /// Parameters of [`Scheduler::ConstantWithWarmup`].
@@ -43,7 +43,7 @@ section! {
         #[serde(serialize_with = "crate::yaml_out::auto")]
         pub num_training_steps: Option<usize> = engine(COUNT, "= training.max_steps", TRAINING_STEPS) [or keys.facts().max_steps];
         /// Number of cosine periods after the warm-up.
-        pub num_cycles: f64 = key(NON_NEGATIVE, "0.5", "Waves after the warm-up; 0.5 falls once");
+        pub num_cycles: f64 = key(NON_NEGATIVE, "0.5", "Number of cosine periods after the warm-up; 0.5: one decrease");
     }
 }
 
@@ -57,7 +57,7 @@ section! {
         #[serde(serialize_with = "crate::yaml_out::auto")]
         pub num_training_steps: Option<usize> = engine(COUNT, "= training.max_steps", TRAINING_STEPS) [or keys.facts().max_steps];
         /// Number of half cosines, each from the optimizer's rate to 0.
-        pub num_cycles: usize = key(COUNT, "1", "Half cosines, each from the optimizer's `lr` to 0");
+        pub num_cycles: usize = key(COUNT, "1", "Number of cosine decays, each from the optimizer's `lr` to 0");
     }
 }
 
@@ -71,11 +71,11 @@ section! {
         #[serde(serialize_with = "crate::yaml_out::auto")]
         pub num_training_steps: Option<usize> = engine(COUNT, "= training.max_steps", TRAINING_STEPS) [or keys.facts().max_steps];
         /// Number of cosine periods after the warm-up.
-        pub num_cycles: f64 = key(NON_NEGATIVE, "0.5", "Waves after the warm-up; 0.5 falls once");
+        pub num_cycles: f64 = key(NON_NEGATIVE, "0.5", "Number of cosine periods after the warm-up; 0.5: one decrease");
         /// Smallest learning rate.
         pub min_lr: Option<f64> = key(NON_NEGATIVE, "null", "Smallest learning rate; write this or `min_lr_rate`");
         /// Minimum learning rate as a fraction of the optimizer's.
-        pub min_lr_rate: Option<f64> = key(RATIO, "null", "Smallest learning rate as a part of the optimizer's `lr`");
+        pub min_lr_rate: Option<f64> = key(RATIO, "null", "Smallest learning rate, as a fraction of the optimizer's `lr`");
     }
 }
 
@@ -89,13 +89,13 @@ section! {
         #[serde(serialize_with = "crate::yaml_out::auto")]
         pub num_training_steps: Option<usize> = engine(COUNT, "= training.max_steps", TRAINING_STEPS) [or keys.facts().max_steps];
         /// Number of cosine periods after the warm-up.
-        pub num_cycles: f64 = key(NON_NEGATIVE, "0.5", "Waves after the warm-up; 0.5 falls once");
+        pub num_cycles: f64 = key(NON_NEGATIVE, "0.5", "Number of cosine periods after the warm-up; 0.5: one decrease");
         /// Smallest learning rate.
         pub min_lr: Option<f64> = key(NON_NEGATIVE, "null", "Smallest learning rate; write this or `min_lr_rate`");
         /// Minimum learning rate as a fraction of the optimizer's.
-        pub min_lr_rate: Option<f64> = key(RATIO, "null", "Smallest learning rate as a part of the optimizer's `lr`");
+        pub min_lr_rate: Option<f64> = key(RATIO, "null", "Smallest learning rate, as a fraction of the optimizer's `lr`");
         /// Initial learning rate as a fraction of the optimizer's.
-        pub warmup_lr_rate: Option<f64> = key(RATIO, "null", "First learning rate as a part of the optimizer's `lr`; null: 1 / num_warmup_steps");
+        pub warmup_lr_rate: Option<f64> = key(RATIO, "null", "First learning rate, as a fraction of the optimizer's `lr`; null: 1 / num_warmup_steps");
     }
 }
 
@@ -111,7 +111,7 @@ section! {
         /// Last learning rate.
         pub lr_end: f64 = key(NON_NEGATIVE, "1.0e-7", "Last learning rate");
         /// Exponent of the fraction of steps left; 1 is linear.
-        pub power: f64 = key(NON_NEGATIVE, "1.0", "Power of the steps left; 1 is a line");
+        pub power: f64 = key(NON_NEGATIVE, "1.0", "Exponent of the decay; 1: linear");
     }
 }
 
@@ -138,7 +138,7 @@ section! {
         #[serde(serialize_with = "crate::yaml_out::auto")]
         pub num_training_steps: Option<usize> = engine(COUNT, "= training.max_steps", TRAINING_STEPS) [or keys.facts().max_steps];
         /// Steps between warm-up and decay. `None` takes the steps of the whole schedule that warm-up and decay leave.
-        pub num_stable_steps: Option<usize> = key(COUNT_OR_0, "null", "Steps between warm-up and decay; null: those that are left of `num_training_steps`");
+        pub num_stable_steps: Option<usize> = key(COUNT_OR_0, "null", "Steps between warm-up and decay; null: the rest of `num_training_steps`");
         /// Shape of the warm-up.
         #[serde(serialize_with = "crate::choice::word")]
         pub warmup_type: Curve = key(Curve::KIND, "linear", "Shape of the warm-up");
@@ -146,9 +146,9 @@ section! {
         #[serde(serialize_with = "crate::choice::word")]
         pub decay_type: Curve = key(Curve::KIND, "cosine", "Shape of the decay");
         /// Learning rate at the start and after the decay, as a fraction of the optimizer's.
-        pub min_lr_ratio: f64 = key(RATIO, "0.0", "Part of the optimizer's `lr` at the start and after the decay");
+        pub min_lr_ratio: f64 = key(RATIO, "0.0", "Learning rate at the start and after the decay, as a fraction of the optimizer's `lr`");
         /// Number of periods of a cosine decay.
-        pub num_cycles: f64 = key(NON_NEGATIVE, "0.5", "Waves of a decay along a cosine; 0.5 falls once");
+        pub num_cycles: f64 = key(NON_NEGATIVE, "0.5", "Number of cosine periods of a cosine decay; 0.5: one decrease");
     }
 }
 
@@ -179,7 +179,7 @@ impl Scheduler {
                     }
                     (Some(_), None) | (None, Some(_)) => {}
                     (Some(_), Some(_)) => {
-                        let message = "both set the smallest learning rate".to_string();
+                        let message = "both keys set the smallest learning rate".to_string();
                         resolver.contradiction(&rate, message, Some(help.to_string()));
                     }
                     (None, None) => {

@@ -18,44 +18,44 @@ section! {
     pub struct Zero(keys) in Config::zero {
         /// What is sharded.
         #[serde(serialize_with = "number")]
-        pub stage: ZeroStage = key(Kind::Int { min: 0, max: 3 }, "0", "What is sharded over the ranks: 0 nothing, 1 optimizer state, 2 and gradients, 3 and parameters");
+        pub stage: ZeroStage = key(Kind::Int { min: 0, max: 3 }, "0", "What is sharded over the ranks: 0, nothing; 1, the optimizer state; 2, also the gradients; 3, also the parameters");
         /// Overlap communication with compute. The default is on for stage 3 and off for lower stages, as in DeepSpeed.
         /// `None` lets the cost table decide, if `training.cost_table` names one.
         #[serde(serialize_with = "crate::yaml_out::auto")]
-        pub overlap_comm: Option<bool> = engine(Kind::Bool, "= true at stage 3, else false", "Communicate while computing; not given or auto, where training.cost_table names a table: as a simulated step is shorter") [or (!keys.facts().is_measured).then_some(stage == ZeroStage::Three)];
+        pub overlap_comm: Option<bool> = engine(Kind::Bool, "= true at stage 3, else false", "Overlap communication with compute. With training.cost_table, the default and auto take whichever value makes the simulated step shorter") [or (!keys.facts().is_measured).then_some(stage == ZeroStage::Three)];
         /// Reduce gradients by reduce-scatter. `false` uses an all-reduce, after which each rank keeps only its own
         /// part.
-        pub reduce_scatter: bool = now(Kind::Bool, "true", "Reduce gradients by reduce-scatter; false: all-reduce, then keep one's own part");
+        pub reduce_scatter: bool = now(Kind::Bool, "true", "Reduce gradients by reduce-scatter; false: all-reduce, then each rank keeps its own part");
         /// Elements per reduction of gradients; `None` is `auto`: one reduction per layer.
         #[serde(serialize_with = "crate::yaml_out::auto")]
-        pub reduce_bucket_size: Option<usize> = engine(SIZE, "auto", "Elements per reduction of gradients; 0: segment by segment; auto: one per layer (DeepSpeed's default is 5e8)");
+        pub reduce_bucket_size: Option<usize> = engine(SIZE, "auto", "Elements per reduction of gradients; 0: one reduction per flat parameter; auto: one per layer (DeepSpeed's default is 5e8)");
         /// Elements per gather of updated parameters (stages 1 and 2); `None` is `auto`: one gather per layer.
         #[serde(serialize_with = "crate::yaml_out::auto")]
-        pub allgather_bucket_size: Option<usize> = engine(SIZE, "auto", "Elements per gather of updated parameters at stages 1 and 2; 0: segment by segment; auto: one per layer (DeepSpeed's default is 5e8)");
+        pub allgather_bucket_size: Option<usize> = engine(SIZE, "auto", "Elements per gather of updated parameters at stages 1 and 2; 0: one gather per flat parameter; auto: one per layer (DeepSpeed's default is 5e8)");
         /// Maximum number of elements fetched ahead of their use (stage 3).
-        pub stage3_prefetch_bucket_size: usize = engine(SIZE, "50000000", "Elements fetched ahead of use; the next layer may exceed it; 0: nothing is fetched ahead; auto: 0.9 × the square of the model's width, as Hugging Face's Trainer") [else keys.facts().width.map_or(50_000_000, |width| width * width * 9 / 10)];
+        pub stage3_prefetch_bucket_size: usize = engine(SIZE, "50000000", "Maximum number of elements to prefetch, which the next layer alone may exceed; 0: no prefetch; auto: 0.9 × the square of the model's width, as in Hugging Face's Trainer") [else keys.facts().width.map_or(50_000_000, |width| width * width * 9 / 10)];
         /// Parameters with fewer elements than this stay gathered (stage 3).
-        pub stage3_param_persistence_threshold: usize = engine(SIZE, "100000", "Parameters with fewer elements stay gathered on every rank; auto: 10 × the model's width, as Hugging Face's Trainer") [else keys.facts().width.map_or(100_000, |width| 10 * width)];
+        pub stage3_param_persistence_threshold: usize = engine(SIZE, "100000", "Parameters with fewer elements stay gathered on every rank; auto: 10 × the model's width, as in Hugging Face's Trainer") [else keys.facts().width.map_or(100_000, |width| 10 * width)];
         /// Maximum number of elements of small parameters that stay gathered.
-        pub stage3_model_persistence_threshold: usize = now(SIZE, "18446744073709551615", "Maximum number of elements that stay gathered because they are small");
+        pub stage3_model_persistence_threshold: usize = now(SIZE, "18446744073709551615", "Maximum total number of elements of small parameters that stay gathered");
         /// Maximum number of gathered elements; further gathers wait for a release.
         pub stage3_max_live_parameters: usize = now(SIZE, "1000000000", "Maximum number of elements gathered at a time");
         /// Keep parameters gathered if they are used again within this number of elements.
-        pub stage3_max_reuse_distance: usize = now(SIZE, "1000000000", "Keep parameters gathered that are used again within this number of elements");
+        pub stage3_max_reuse_distance: usize = now(SIZE, "1000000000", "Keep parameters gathered if they are used again within this number of elements");
         /// Number of consecutive ranks of a shard group that hold secondary shards (stage 3). 0 and 1 turn them off.
-        pub zero_hpz_partition_size: usize = now(PARTITION, "1", "ZeRO++ hpZ: number of consecutive ranks, such as those of a host, that hold a second copy of the sharded parameters, from which later gathers of a step come; a divisor of the number of ranks over which ZeRO shards; 1, 0 or that number: none");
+        pub zero_hpz_partition_size: usize = now(PARTITION, "1", "ZeRO++ hpZ: number of consecutive ranks, such as the ranks of a host, that together hold a second copy of the sharded parameters. Later gathers of a step read this copy. Must divide the number of ranks over which ZeRO shards; 0, 1 or that number: no copy");
         /// Gather sharded parameters as int8 (stage 3).
-        pub zero_quantized_weights: bool = now(Kind::Bool, "false", "ZeRO++ qwZ: gather sharded parameters as int8, in blocks of 512 elements with a scale each; stage 3 only. It changes the numbers");
+        pub zero_quantized_weights: bool = now(Kind::Bool, "false", "ZeRO++ qwZ: gather sharded parameters as int8, in blocks of 512 elements with a scale each; stage 3 only. It changes the results");
         /// Gather frozen sharded parameters as int8 (stage 3).
-        pub zero_quantized_nontrainable_weights: bool = now(Kind::Bool, "false", "Gather sharded parameters that are not trained as int8; stage 3 only. Each rank keeps its shard in the working dtype, where DeepSpeed keeps int8: `quantization_config` takes less memory");
+        pub zero_quantized_nontrainable_weights: bool = now(Kind::Bool, "false", "Gather frozen parameters as int8; stage 3 only. Each rank keeps its shard in the working data type (DeepSpeed keeps int8); `quantization_config` takes less memory");
         /// Reduce sharded gradients as int8 codes, and between near groups as 4-bit floats (stages 2 and 3).
-        pub zero_quantized_gradients: bool = now(Kind::Bool, "false", "ZeRO++ qgZ: reduce sharded gradients as int8, and between hosts, or the groups of `zero_hpz_partition_size` ranks, as floats of 4 bits (E2M1), in blocks of 512 and 256 elements with a scale each, and sum them in f32; stages 2 and 3. `communication_data_type` then is that of sums between shard groups. It changes the numbers");
+        pub zero_quantized_gradients: bool = now(Kind::Bool, "false", "ZeRO++ qgZ: reduce sharded gradients as int8, and between hosts (or groups of `zero_hpz_partition_size` ranks) as 4-bit floats (E2M1), in blocks of 512 and 256 elements with a scale each; sums are in f32. Stages 2 and 3 only. `communication_data_type` then applies to sums between shard groups. It changes the results");
         /// Accept a parameter without a gradient. The default is `false`, unlike DeepSpeed's: a parameter without a
         /// gradient is an error that names it.
-        pub ignore_unused_parameters: bool = now(Kind::Bool, "false", "Accept a parameter that gets no gradient; false: an error that names it (DeepSpeed's default is true)");
+        pub ignore_unused_parameters: bool = now(Kind::Bool, "false", "Accept parameters that get no gradient; false: report them as an error (DeepSpeed's default is true)");
         /// Elements per tile, the unit of optimizer updates and of offload reads and writes. `None` is `auto`.
         #[serde(serialize_with = "crate::yaml_out::auto")]
-        pub sub_group_size: Option<usize> = engine(SIZE, "auto", "Elements that the optimizer updates at a time, which is also what offload reads and writes at a time, rounded up to whole pages of the disk; 0: as many as a rank's shard of the largest parameter; auto: 1,048,576 (DeepSpeed's default is 1e9)");
+        pub sub_group_size: Option<usize> = engine(SIZE, "auto", "Elements that the optimizer updates at a time; offload reads and writes the same number at a time, rounded up to whole pages of the disk; 0: as many as a rank's shard of the largest parameter; auto: 1,048,576 (DeepSpeed's default is 1e9)");
         /// Where a rank keeps its parameter shards.
         pub offload_param: OffloadParam = section(&OffloadParam::SECTION, "Parameters in host memory or on disk");
         /// Where a rank keeps its optimizer state and master weights.
@@ -63,7 +63,7 @@ section! {
         = later("load_from_fp32_weights", "true", "Resume from the f32 master weights; false: from the 16-bit ones").instead("checkpoints hold f32 weights only");
         = later(SEQUENTIAL, "false", "Gather parameter by parameter").instead("a smaller `stage3_prefetch_bucket_size` takes less memory");
         = later("save_muon_momentum_buffer_in_memory", "false", "Keep Muon's momentum out of the swap");
-        = later_section("zenflow", &ZENFLOW, "Update important gradients at once, the others now and then").instead("`offload_optimizer` on nvme updates one tile while it reads and writes others");
+        = later_section("zenflow", &ZENFLOW, "Apply important gradients at once and the others periodically").instead("`offload_optimizer` on nvme updates one tile while it reads and writes others");
         = later_section("leaf_module", &LEAF_MODULE, "Modules gathered as a whole").instead("each layer of a model is gathered as a whole anyway");
         = ignored("contiguous_gradients", Kind::Bool, "true", "gradients always go to one buffer as they are produced");
         = ignored("compute_grad_norm", Kind::Bool, "true", "the norm of the gradient is always computed and written to the metrics");
@@ -74,7 +74,7 @@ section! {
         = ignored("use_multi_rank_bucket_allreduce", Kind::Bool, "true", "buckets are reduced to all owners in one collective");
         = ignored("allgather_partitions", Kind::Bool, "true", "updated parameters are always all-gathered");
         = ignored(GATHER_16BIT, Kind::Bool, "false", "checkpoints stream shards and load into any layout");
-        = ignored(GRANULARITY, SIZE, "0", "layers are the unit of fetching");
+        = ignored(GRANULARITY, SIZE, "0", "parameters are always fetched layer by layer");
         = ignored(ALL_REDUCE, Kind::Bool, "false", "parameters are always all-gathered");
         = ignored("memory_efficient_linear", Kind::Bool, "true", "parameters are always gathered again for the backward");
         = ignored("pipeline_loading_checkpoint", Kind::Bool, "false", "shards are always loaded one by one");
@@ -96,8 +96,8 @@ section! {
         = ignored("elastic_checkpoint", Kind::Bool, "false", "every checkpoint loads at any number of ranks");
         = rejected("legacy_stage1", "false", "the old implementation of stage 1 is gone");
         = removed_unless("mics_shard_size", "-1", "write it as `mesh.data_parallel_shard_degree`");
-        = removed("mics_hierarchical_params_gather", "MiCS is gone; delete the key");
-        = removed("zeropp_loco_param", "LoCo is gone; delete the key");
+        = removed("mics_hierarchical_params_gather", "delete the key: MiCS was removed");
+        = removed("zeropp_loco_param", "delete the key: LoCo was removed");
     }
 }
 
@@ -134,7 +134,7 @@ impl Zero {
         }
         if self.zero_quantized_gradients && !self.reduce_scatter {
             let message = format!(
-                "`{}` sends to each rank the codes of its own part, and `{}: false` reduces all of them on all ranks",
+                "`{}` sends each rank the quantized gradients of its own part only, and `{}: false` reduces all gradients on all ranks",
                 Self::zero_quantized_gradients,
                 Self::reduce_scatter
             );
@@ -196,10 +196,10 @@ fn number<S: Serializer>(stage: &ZeroStage, serializer: S) -> Result<S::Ok, S::E
 
 #[rustfmt::skip]
 static ZENFLOW: Section = Section { switch: Switch::Presence, keys: &[
-    later("topk_ratio", "0.1", "Part of the gradient's columns updated each step"),
+    later("topk_ratio", "0.1", "Fraction of the gradient's columns updated in each step"),
     later("select_strategy", "auto", "auto, step or epoch"),
     later("select_interval", "auto", "Steps between selections"),
-    later("update_interval", "auto", "Steps between updates of the rest"),
+    later("update_interval", "auto", "Steps between updates of the other columns"),
     later("overlap_step", "false", "Update while computing"),
     later("offload", "false", "Selected state on the host"),
     later("auto_ratio", "0.99", "Threshold of the automatic interval"),

@@ -56,4 +56,4 @@ impl Style {
     }
 }
 
-const ANEW: &str = "# Written anew: what was changed could not be changed in place. Comments are lost.\n";
+const ANEW: &str = "# Rewritten, without comments: the changes could not be made in place.\n";

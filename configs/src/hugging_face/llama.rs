@@ -154,8 +154,8 @@ impl Reader<'_> {
             if !has && bias != Value::Bool(false) {
                 self.refuse(
                     name,
-                    format!("`{name}` is none of {kind}'s"),
-                    Some("its weights would not be those of the class"),
+                    format!("`{name}` is not a key of {kind}"),
+                    Some("the weights would not match those of the class"),
                 );
             }
             keys.push((name, bias));
@@ -214,7 +214,11 @@ impl Reader<'_> {
             }
             None => none,
             Some(window) if kind == "llama" => {
-                self.not_implemented(WINDOW, &window, Some("the class of llama has none; of mistral it has"));
+                self.not_implemented(
+                    WINDOW,
+                    &window,
+                    Some("the llama class has no sliding window; the mistral class has one"),
+                );
                 none
             }
             Some(_) if !slides.contains(&true) => none,

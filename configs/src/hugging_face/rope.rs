@@ -88,7 +88,7 @@ impl Reader<'_> {
             }
         });
         if let Some((name, value)) = of.iter().next() {
-            let help = format!("implemented are `{FULL_ATTENTION}` and `{SLIDING_ATTENTION}`");
+            let help = format!("the supported layer types are `{FULL_ATTENTION}` and `{SLIDING_ATTENTION}`");
             self.not_implemented(&format!("{PARAMETERS}.{name}"), value, Some(&help));
         }
         full.extend(self.section(SCALING));
@@ -106,7 +106,11 @@ impl Reader<'_> {
         };
         if !implemented.contains(&type_of) {
             let message = format!("`rope_type: {}` is not implemented yet", short(&type_of.into()));
-            self.refuse(SCALING, message, Some(&format!("implemented of {kind} are {}", implemented.join(", "))));
+            self.refuse(
+                SCALING,
+                message,
+                Some(&format!("the types supported for {kind} are {}", implemented.join(", "))),
+            );
             return Value::Null;
         }
         let (required, optional) = rope_keys_of(type_of);

@@ -8,7 +8,7 @@ const ENABLED: Switch = Switch::Key(last(Bf16::enabled), &["false"]);
 
 #[rustfmt::skip]
 pub(crate) static CHECKPOINT: Section = Section { switch: Switch::Keys, keys: &[
-    ignored("tag_validation", Kind::Choice { names: &["WARN", "IGNORE", "FAIL", "Warn", "Ignore", "Fail", "warn", "ignore", "fail"], later: &[] }, "WARN", "all ranks save under one name"),
+    ignored("tag_validation", Kind::Choice { names: &["WARN", "IGNORE", "FAIL", "Warn", "Ignore", "Fail", "warn", "ignore", "fail"], later: &[] }, "WARN", "all ranks save under the same name"),
     ignored("load_universal", Kind::Bool, "false", "every checkpoint loads into any layout"),
     later("use_node_local_storage", "false", "Each node writes its own copy"),
     section("parallel_write", &PARALLEL_WRITE, "Writers"),
@@ -41,7 +41,7 @@ pub(crate) static TIMERS: Section = Section { switch: Switch::Keys, keys: &[
 #[rustfmt::skip]
 static THROUGHPUT: Section = Section { switch: Switch::Keys, keys: &[
     ignored("enabled", Kind::Bool, "true", "throughput is always measured"),
-    ignored("synchronized", Kind::Bool, "true", "a step ends when its work has"),
+    ignored("synchronized", Kind::Bool, "true", "a step ends only when all of its work is done"),
 ] };
 
 #[rustfmt::skip]
@@ -64,23 +64,23 @@ pub(crate) static DATA_ROUTING: Section = Section { switch: ENABLED, keys: &[
 
 #[rustfmt::skip]
 pub(crate) static TP: Section = Section { switch: Switch::Keys, keys: &[
-    later("tp_size", "1", "Ranks of the tensor axis").instead("`tensor_parallel.autotp_size` is that of training"),
-    later("tp_grain_size", "1", "Widths are cut in multiples of this"),
+    later("tp_size", "1", "Number of tensor-parallel ranks").instead("`tensor_parallel.autotp_size` sets the size for training"),
+    later("tp_grain_size", "1", "Widths are split in multiples of this"),
     rejected("mpu", "null", "it is a Python object"),
     rejected("tp_group", "null", "it is a Python object"),
 ] };
 
 #[rustfmt::skip]
 pub(crate) static COMET: Section = Section { switch: ENABLED, keys: &[
-    rejected("enabled", "false", "there is no client of it in Rust"),
-    rejected("samples_log_interval", "100", "there is no client of it in Rust"),
-    rejected("project", "null", "there is no client of it in Rust"),
-    rejected("workspace", "null", "there is no client of it in Rust"),
-    rejected("api_key", "null", "there is no client of it in Rust"),
-    rejected("experiment_name", "null", "there is no client of it in Rust"),
-    rejected("experiment_key", "null", "there is no client of it in Rust"),
-    rejected("online", "null", "there is no client of it in Rust"),
-    rejected("mode", "null", "there is no client of it in Rust"),
+    rejected("enabled", "false", "Comet has no client for Rust"),
+    rejected("samples_log_interval", "100", "Comet has no client for Rust"),
+    rejected("project", "null", "Comet has no client for Rust"),
+    rejected("workspace", "null", "Comet has no client for Rust"),
+    rejected("api_key", "null", "Comet has no client for Rust"),
+    rejected("experiment_name", "null", "Comet has no client for Rust"),
+    rejected("experiment_key", "null", "Comet has no client for Rust"),
+    rejected("online", "null", "Comet has no client for Rust"),
+    rejected("mode", "null", "Comet has no client for Rust"),
 ] };
 
 #[rustfmt::skip]

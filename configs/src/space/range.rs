@@ -35,7 +35,7 @@ pub(super) fn steps(entries: &[Entry], at: At, most: usize) -> Result<Vec<Node>,
     let (by, times) = match [find(entries, "times"), find(entries, "step")] {
         [Some(times), None] => (times, true),
         [None, Some(step)] => (step, false),
-        _ => return Err((at, "a range has either `times` or `step`".to_string())),
+        _ => return Err((at, "a range needs either `times` or `step`".to_string())),
     };
     let numbers = [number(from)?, number(to)?, number(by)?];
     let [first, last, distance] = numbers.map(Number::as_f64);
@@ -44,16 +44,19 @@ pub(super) fn steps(entries: &[Entry], at: At, most: usize) -> Result<Vec<Node>,
     }
     if times && (distance <= 1.0 || first <= 0.0) {
         let at = if distance <= 1.0 { by.at } else { from.at };
-        return Err((at, "with `times` a range grows: `times` is more than 1 and `from` more than 0".to_string()));
+        return Err((
+            at,
+            "a range with `times` must grow: `times` must be more than 1 and `from` more than 0".to_string(),
+        ));
     }
     if !times && distance <= 0.0 {
-        return Err((by.at, "`step` is more than 0".to_string()));
+        return Err((by.at, "`step` must be more than 0".to_string()));
     }
     let values = match numbers {
         [Number::Int(first), Number::Int(last), Number::Int(by)] => whole(first, last, by, times, most),
         _ => fractions(first, last, distance, times, most),
     };
-    let too_many = (at, format!("at most {most} values are tried, and this range has more"));
+    let too_many = (at, format!("a key takes at most {most} values, and this range has more"));
     let values = values.ok_or(too_many)?;
     Ok(values.into_iter().map(|value| Node { value, at }).collect())
 }
@@ -95,7 +98,7 @@ fn fractions(first: f64, last: f64, by: f64, times: bool, most: usize) -> Option
 
 /// Reads a range between two numbers, with the nodes of both.
 pub(super) fn interval(entries: &[Entry], at: At, is_integer: bool) -> Result<(Interval, [&Node; 2]), Problem> {
-    const FORM: &str = "all between two numbers is `{low: 1e-5, high: 1e-2}`, with `log: true` where it counts how often one is in the other";
+    const FORM: &str = "a continuous range is `{low: 1e-5, high: 1e-2}`, with `log: true` for a logarithmic scale";
     if let Some(entry) = entries.iter().find(|entry| !["low", "high", "log"].contains(&entry.key.as_str())) {
         return Err((entry.key_at, format!("{FORM}; found `{}`", entry.key)));
     }
@@ -112,7 +115,7 @@ pub(super) fn interval(entries: &[Entry], at: At, is_integer: bool) -> Result<(I
         return Err((from.at, "`low` is not less than `high`".to_string()));
     }
     if log && low <= 0.0 {
-        return Err((from.at, "with `log` a range begins above 0".to_string()));
+        return Err((from.at, "with `log: true`, `low` must be more than 0".to_string()));
     }
     Ok((Interval { low, high, log, is_integer }, [from, to]))
 }

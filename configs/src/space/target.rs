@@ -143,7 +143,7 @@ fn unknown(
         if let Meaning::Key(key) = meaning
             && !matches!(key.kind, Kind::Section(_) | Kind::Variants(_))
         {
-            let message = format!("`{section}` has no keys in it: it is {}", expected(&key.kind));
+            let message = format!("`{section}` is not a section: it takes {}", expected(&key.kind));
             return Problem { kind: ErrorKind::UnknownKey, message, help: Some(format!("write `{section}`")) };
         }
         keys.extend(meaning.keys(is_of_type));

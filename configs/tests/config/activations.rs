@@ -107,9 +107,9 @@ fn each_wrong_expression_is_shown_at_its_place() {
         })
         .collect();
     let expected = [
-        (3, 16, "the regular expression is wrong: unclosed group"),
-        (3, 22, "write it in quotes if it is a text"),
-        (3, 25, "the regular expression is empty and would be found in every name"),
+        (3, 16, "the regular expression is invalid: unclosed group"),
+        (3, 22, "write it in quotes if it is a string"),
+        (3, 25, "the regular expression is empty and would match every name"),
     ];
     assert_eq!(found, expected, "{errors}");
     let many = format!("layers: [{}]", "'\\pL{300}', ".repeat(101));
@@ -154,7 +154,9 @@ fn unsupported_keys_give_a_reason() {
     assert_eq!(config.warnings.len(), 4);
     let told = &config.warnings[0].message;
     assert!(
-        told.ends_with("has no effect: tensor-parallel ranks have slices of activations between layers anyway"),
+        told.ends_with(
+            "has no effect: between layers, tensor-parallel ranks always hold only slices of the activations"
+        ),
         "{told}"
     );
 }

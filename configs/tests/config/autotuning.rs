@@ -147,10 +147,10 @@ fn a_sweep_may_be_continuous() {
     assert_eq!((found.method, found.trials, found.max_steps, found.seed), (SweepMethod::Tpe, 16, None, 42));
     let refused = [
         ("method: tpe, space: {optimizer.params.lr: {low: 1, high: 1}}", "`low` is not less than `high`"),
-        ("method: tpe, space: {optimizer.params.lr: {low: 0, high: 1, log: true}}", "begins above 0"),
+        ("method: tpe, space: {optimizer.params.lr: {low: 0, high: 1, log: true}}", "`low` must be more than 0"),
         ("method: tpe, space: {optimizer.params.lr: {low: -1, high: 1}}", "found `-1`"),
         ("method: tpe, space: {optimizer.params.lr: {low: 0, high: 1, log: yes}}", "`log`"),
-        ("method: tpe, space: {optimizer.params.lr: {low: 0}}", "all between two numbers is"),
+        ("method: tpe, space: {optimizer.params.lr: {low: 0}}", "a continuous range is"),
         ("method: tpe, space: {optimizer.params.lr: {low: 0, hihg: 1}}", "found `hihg`"),
         ("method: tpe, space: {training.seed: {low: 0.5, high: 1}}", "found `0.5`"),
         ("method: tpe, space: {model.tiled_mlp_rows: {low: 64, high: 128}}", "needs `model.type`"),

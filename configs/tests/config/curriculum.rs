@@ -45,12 +45,12 @@ fn a_curriculum_is_checked() {
         (
             discrete("difficulty: [8, 64], max_step: [1, 2]"),
             ".schedule_config.difficulty",
-            "2 lengths need 1 last steps, found 2",
+            "2 lengths need 1 entries in `max_step`, found 2",
         ),
         (
             discrete("difficulty: [8], max_step: []"),
             ".schedule_config.difficulty",
-            "1 lengths need 1 last steps, found 0",
+            "1 lengths need 1 entries in `max_step`, found 0",
         ),
         (
             discrete("difficulty: [8, 16, 64], max_step: [9, 9]"),

@@ -51,8 +51,11 @@ fn several_data_sets_have_shares_of_an_epoch() {
         ("datasets: [{}]", "`data.datasets.0.path` is missing"),
         ("datasets: [{path: a, weigth: 1}]", "unknown key `data.datasets.0.weigth`"),
         ("datasets: [{path: a, weight: -1}]", "`data.datasets.0.weight`: expected a number, at least 0"),
-        ("datasets: [{path: a, weight: 1}, {path: b}]", "`weight` is written for data set `0` and not for `1`"),
-        ("datasets: [{path: a, weight: 1, repeat: 2}]", "`weight` and `repeat` both say how much of an epoch it is"),
+        ("datasets: [{path: a, weight: 1}, {path: b}]", "`weight` is set for data set `0` but not for `1`"),
+        (
+            "datasets: [{path: a, weight: 1, repeat: 2}]",
+            "`weight` and `repeat` both set the data set's share of an epoch",
+        ),
         ("datasets: [{path: a, proportion: 0.5}, {path: b, proportion: 0.4}]", "the proportions add up to 0.9"),
         ("datasets: [{path: a, weight: 0}]", "all weights are 0"),
         ("datasets: [{path: a, name: x}, {path: b, name: x}]", "two data sets have the name `x`"),

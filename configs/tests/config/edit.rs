@@ -10,7 +10,7 @@ const PRESETS: [&str; 4] = [
     include_str!("../../ds_config.json"),
 ];
 
-const ANEW: &str = "# Written anew";
+const ANEW: &str = "# Rewritten";
 
 fn source(text: &str) -> Source {
     Source { name: "ds.yaml".to_string(), text: text.to_string() }

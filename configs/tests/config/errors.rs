@@ -100,7 +100,7 @@ fn a_misplaced_key_suggests_the_right_section() {
     }
     assert_eq!(only(&format!("{HEAD}zero_optimization: {{lr: 1}}")).5, "it belongs at `optimizer.params.lr`");
     let help = only(&format!("{HEAD}optimizer: {{type: SGD, params: {{betas: [0.9, 0.99]}}}}")).5;
-    assert!(help.starts_with("it belongs to another `type`; keys of this one are `lr`, `momentum`"), "{help}");
+    assert!(help.starts_with("it belongs to another `type`; the keys of this type are `lr`, `momentum`"), "{help}");
     assert!(only(&format!("{HEAD}<<: {{a: 1}}")).5.contains("merge keys"));
 }
 
@@ -145,8 +145,8 @@ fn missing_model_and_data_are_errors_that_name_them() {
 #[test]
 fn a_wrong_split_is_shown_with_its_place() {
     for (split, expected) in [
-        ("train[5]", "`[5]` is no slice; write `[from:to]`"),
-        ("tra in", "`tra in` is no split, as in `train`, `train[:90%]` or `train[1000:2000]`"),
+        ("train[5]", "`[5]` is not a slice; write `[from:to]`"),
+        ("tra in", "`tra in` is not a split such as `train`, `train[:90%]` or `train[1000:2000]`"),
         ("train[:200%]", "200 % is not between -100 % and 100 %"),
     ] {
         let text = format!("{HEAD}data:\n  datasets:\n  - {{path: a}}\n  - {{path: b, split: {split:?}}}\n");

@@ -43,10 +43,7 @@ fn values_are_in_range() {
 fn local_steps_need_replicates() {
     let text = "train_micro_batch_size_per_gpu: 2\ntraining: {local_steps: {steps: 5}}";
     let errors = Config::with_world_size("ds.yaml", text, 4).unwrap_err().to_string();
-    assert!(
-        errors.contains("`training.local_steps` is for replicates that train alone, and the mesh has one"),
-        "{errors}"
-    );
+    assert!(errors.contains("`training.local_steps` needs several replicates, and the mesh has one"), "{errors}");
     assert!(errors.contains("write `mesh.data_parallel_replicate_degree`, or leave `local_steps` out"), "{errors}");
 }
 
@@ -81,6 +78,6 @@ fn what_replicates_cannot_do_alone_is_an_error() {
         ("", &nvme("offload_param", 3), "zero_optimization.offload_param.device"),
     ] {
         let errors = with(training, more).map(drop).unwrap_err();
-        assert!(errors.contains(&format!("`training.local_steps` does not go with `{key}`")), "{errors}");
+        assert!(errors.contains(&format!("`training.local_steps` cannot be combined with `{key}`")), "{errors}");
     }
 }

@@ -70,13 +70,13 @@ fn degrees_divide_the_ranks() {
             "data_parallel_replicate_degree: 4",
             6,
             "6 ranks are not a multiple of mesh.data_parallel_replicate_degree 4",
-            "the next number of ranks that can be divided in this way is 8",
+            "the next number of ranks that fits is 8",
         ),
         (
             "data_parallel_shard_degree: 8",
             4,
             "4 ranks are not a multiple of mesh.data_parallel_shard_degree 8",
-            "the next number of ranks that can be divided in this way is 8",
+            "the next number of ranks that fits is 8",
         ),
         (
             "data_parallel_replicate_degree: 2, data_parallel_shard_degree: 2",
@@ -92,7 +92,7 @@ fn degrees_divide_the_ranks() {
     }
     let error = only(&format!("{HEAD}mesh: {{data_parallel_replicate_degree: 4}}\npipeline: {{stages: 2}}"), 12);
     assert_eq!(error.message, "6 data-parallel ranks are not a multiple of mesh.data_parallel_replicate_degree 4");
-    assert_eq!(error.help.as_deref(), Some("the next number of ranks that can be divided in this way is 16"));
+    assert_eq!(error.help.as_deref(), Some("the next number of ranks that fits is 16"));
 }
 
 #[test]

@@ -314,7 +314,7 @@ fn a_memory_limit_is_a_number_or_a_string_with_a_unit() {
     ] {
         let error = only(&format!("training:\n  memory_limit: {text}"));
         assert_eq!((error.kind, spot(&error), error.help.as_deref()), (ErrorKind::Value, (3, 17), help), "{error}");
-        assert!(error.message.contains("a number of bytes of at least 1048576, or a text like `6GiB`"), "{error}");
+        assert!(error.message.contains("a number of bytes of at least 1048576, or a size like `6GiB`"), "{error}");
     }
 }
 

@@ -30,7 +30,7 @@ fn parameter_groups_select_and_change_something() {
     assert_eq!(clipping("gradient_clipping: 0, gradient_clipping_value: 0.5", ""), Some((0.0, 0.5)));
     let sgd = "optimizer: {type: SGD, params: {lr: 0.1}}";
     for (groups, more, expected) in [
-        ("{lr: 1}", "", "the group does not say which parameters it has"),
+        ("{lr: 1}", "", "the group does not select parameters"),
         ("{kinds: norm}", "", "the group changes nothing"),
         (
             "{kinds: norm, gradient_clipping: 1, gradient_clipping_value: 1}",
@@ -53,12 +53,12 @@ fn parameter_groups_select_and_change_something() {
         (
             "{kinds: norm, lr: 1}",
             "scheduler: {type: WarmupLR, params: {warmup_max_lr: 0.1}}",
-            "the schedule has a largest learning rate of its own",
+            "the schedule sets its own largest learning rate",
         ),
         (
             "{kinds: norm, lr_scale: 2}",
             "optimizer: {type: Muon, params: {muon_lr: 0, adam_lr: 1}}",
-            "learning rate of the matrices is 0",
+            "relative to that of the matrices, which is 0",
         ),
     ] {
         assert_refused(parse(groups, more), &[expected]);
@@ -90,20 +90,30 @@ fn a_group_can_have_an_optimizer_of_its_own() {
     let narrow = "bf16: {enabled: true}\noptimizer: {type: AdamW, params: {fp32_optimizer_states: false}}";
     for (group, more, place, expected) in [
         ("optimizer: {type: AdamWScheduleFree}", "", "0.optimizer.type", "averages the weights of all parameters"),
-        ("optimizer: {type: Custom}", "", "0.optimizer.type", "the optimizer of a program updates all parameters"),
-        ("optimizer: {type: MuSGD}", "", "0.optimizer.type", "µP has a rule"),
+        (
+            "optimizer: {type: Custom}",
+            "",
+            "0.optimizer.type",
+            "an optimizer that the program provides updates all parameters",
+        ),
+        ("optimizer: {type: MuSGD}", "", "0.optimizer.type", "µP sets the learning rates"),
         ("optimizer: {type: SGD}", "optimizer: {type: AdamWScheduleFree}", "0.optimizer", "averages the weights"),
         ("optimizer: {type: SGD}", "optimizer: {type: Custom}", "0.optimizer", "updates all parameters"),
-        ("lr: 1, optimizer: {type: SGD}", "", "0.lr", "the group's optimizer has `lr` in its `params`"),
-        ("weight_decay: 0.1, optimizer: {type: SGD}", "", "0.weight_decay", "`weight_decay` in its `params`"),
-        ("betas: [0.9, 0.99], optimizer: {type: Lion}", "", "0.betas", "`betas` in its `params`"),
-        ("optim_bits: 8, optimizer: {type: Lion}", "", "0.optim_bits", "`optim_bits` in its `params`"),
+        ("lr: 1, optimizer: {type: SGD}", "", "0.lr", "`lr` belongs in the `params` of the group's optimizer"),
+        ("weight_decay: 0.1, optimizer: {type: SGD}", "", "0.weight_decay", "`weight_decay` belongs in the `params`"),
+        ("betas: [0.9, 0.99], optimizer: {type: Lion}", "", "0.betas", "`betas` belongs in the `params`"),
+        ("optim_bits: 8, optimizer: {type: Lion}", "", "0.optim_bits", "`optim_bits` belongs in the `params`"),
         ("betas: [0.9, 0.99], optimizer: {type: SGD}", "", "0.betas", "the optimizer has no betas"),
-        ("optim_bits: 8, optimizer: {type: SGD}", "", "0.optim_bits", "no states in 8 bits"),
-        ("optimizer: {type: SGD}", narrow, "0.optimizer.type", "the states of all optimizers of a run have one type"),
+        ("optim_bits: 8, optimizer: {type: SGD}", "", "0.optim_bits", "does not support 8-bit states"),
+        (
+            "optimizer: {type: SGD}",
+            narrow,
+            "0.optimizer.type",
+            "all optimizers of a run keep their states in the same data type",
+        ),
         ("optimizer: {type: SGD}", "scheduler: {type: LRRangeTest}", "0.optimizer", "use another schedule"),
         ("optimizer: {type: SGD}", "optimizer: {type: SGD, params: {lr: 0}}", "0.optimizer", "which is 0"),
-        ("optimizer: {type: SGD}", peak, "0.optimizer", "the schedule has a largest learning rate of its own"),
+        ("optimizer: {type: SGD}", peak, "0.optimizer", "the schedule sets its own largest learning rate"),
         ("optimizer: {type: Lion}", cycle, "0.optimizer", "OneCycle cycles the betas of one optimizer"),
         ("optimizer: {type: AdamW, params: {adam_w_mode: false}}", "", "0.optimizer.type", "type AdamW is Adam"),
         ("optimizer: {type: SGD, params: {nesterov: true}}", "", "0.optimizer.params.nesterov", "Nesterov momentum"),
@@ -112,7 +122,7 @@ fn a_group_can_have_an_optimizer_of_its_own() {
             "optimizer: {type: Adagrad, params: {fp32_optimizer_states: false}}",
             "bf16: {enabled: true}",
             "0.optimizer.params.fp32_optimizer_states",
-            "the states of all optimizers of a run have one type",
+            "all optimizers of a run keep their states in the same data type",
         ),
         (
             "optimizer: {type: Lamb}",

@@ -206,8 +206,8 @@ fn an_invalid_partition_method_gives_a_reason() {
         ("parameter", "did you mean `parameters`?"),
         ("Uniform", "did you mean `uniform`?"),
         ("fastest", ""),
-        ("type:h(", "the regular expression is wrong: unclosed group"),
-        ("type:*", "the regular expression is wrong: repetition operator missing expression"),
+        ("type:h(", "the regular expression is invalid: unclosed group"),
+        ("type:*", "the regular expression is invalid: repetition operator missing expression"),
         ("type:(?=a)", "look-around, including look-ahead and look-behind, is not supported"),
         ("type:", "write a regular expression after `type:`"),
         ("type:(a{1000}){1000}", "size limit"),
@@ -286,7 +286,7 @@ fn deepspeeds_other_keys_are_accepted_if_they_are_off() {
     let error = only(&format!("{HEAD}pipeline: {{activation_checkpoint_interval: 1}}"), None);
     assert_eq!(error.kind, ErrorKind::Rejected);
     assert!(
-        error.message.ends_with("`activation_checkpointing.interval` says it, with a pipeline and without"),
+        error.message.ends_with("`activation_checkpointing.interval` sets it, with and without a pipeline"),
         "{error}"
     );
 }

@@ -76,7 +76,11 @@ fn sizes_come_from_the_folder_and_other_keys_from_the_file() {
     let without = Config::parse("resolved.yaml", config.to_yaml()).unwrap();
     assert_eq!(without, config);
     assert_eq!(without.warnings.len(), 1);
-    assert!(without.warnings[0].message.ends_with("config.json is not there: the model is what is written here alone"));
+    assert!(
+        without.warnings[0]
+            .message
+            .ends_with("config.json does not exist: the model is built from the configuration alone")
+    );
 }
 
 #[test]
@@ -175,7 +179,7 @@ fn a_folder_that_cannot_be_read_is_one_error() {
         errors
     };
     let config = |folder: &TempDir| folder.path().join("config.json");
-    assert!(said(&|_| ()).contains("config.json is not there"));
+    assert!(said(&|_| ()).contains("config.json does not exist"));
     assert!(said(&|folder| fs::create_dir(config(folder)).unwrap()).contains("it is not a file"));
     for text in ["", "{", "[]", "{\"a\": NaN}", &"[".repeat(1000)] {
         assert!(said(&|folder| fs::write(config(folder), text).unwrap()).contains("is not a JSON object"), "{text}");

@@ -36,9 +36,9 @@ fn invalid_combinations_are_reported() {
     for (keys, said) in [
         ("rope_scaling: {factor: 2}", "`model.rope_scaling.rope_type` is missing"),
         ("rope_scaling: {rope_type: yarn, factor: 2}", "`model.rope_scaling.rope_type: yarn` is not implemented yet"),
-        ("rope_scaling: {rope_type: default, factor: 2}", "`rope_type: default` has no use for `factor`"),
+        ("rope_scaling: {rope_type: default, factor: 2}", "`rope_type: default` does not use `factor`"),
         ("rope_scaling: {rope_type: linear}", "`rope_type: linear` needs `factor`"),
-        ("rope_scaling: {rope_type: linear, factor: 2, low_freq_factor: 1}", "has no use for `low_freq_factor`"),
+        ("rope_scaling: {rope_type: linear, factor: 2, low_freq_factor: 1}", "does not use `low_freq_factor`"),
         (
             "rope_scaling: {rope_type: llama3, factor: 2, low_freq_factor: 1, high_freq_factor: 4}",
             "`rope_type: llama3` needs `original_max_position_embeddings`",
@@ -49,13 +49,13 @@ fn invalid_combinations_are_reported() {
         ),
         (
             "head_dim: 2, rope_scaling: {rope_type: longrope, short_factor: [1, 2], long_factor: [1], original_max_position_embeddings: 9}",
-            "short_factor has 2 numbers for 1 pairs of a head",
+            "short_factor has 2 numbers, and a head has 1 pairs",
         ),
-        ("fused_projections: true, tiled_mlp_rows: 64", "tiles of a fused projection are not implemented"),
+        ("fused_projections: true, tiled_mlp_rows: 64", "`tiled_mlp_rows` is not implemented for fused projections"),
         ("rope_local_base_freq: 2.0", "layers of `sliding_attention` need `sliding_window`"),
         ("partial_rotary_factor: 0", "`model.partial_rotary_factor`: expected"),
         ("head_dim: 4, partial_rotary_factor: 0.3", "in pairs: the number must be even"),
-        ("qkv_bias: true, attention_bias: true", "`attention_bias` has the biases of `qkv_bias` among its own"),
+        ("qkv_bias: true, attention_bias: true", "`attention_bias` includes the biases of `qkv_bias`"),
     ] {
         let errors = parse(keys).expect_err(keys);
         assert!(errors.contains(said) && errors.matches("error:").count() == 1, "{keys}\n{errors}");

@@ -67,18 +67,18 @@ fn what_parts_of_layers_cannot_do_is_refused() {
         ("optimizer: {type: LAMB, params: {lr: 0.01}}", "the optimizer updates whole matrices"),
         (
             "zero_optimization: {stage: 2, offload_optimizer: {device: nvme, nvme_path: /tmp}}",
-            "offload to NVMe with layers that are cut",
+            "offload to NVMe with tensor parallelism",
         ),
-        ("adapter: {r: 4}\nquantization_config: {load_in_8bit: true}", "weights in 8 bits have a scale for each row"),
+        ("adapter: {r: 4}\nquantization_config: {load_in_8bit: true}", "8-bit weights have one scale per row"),
         (
             "adapter: {r: 4}\nquantization_config: {load_in_4bit: true, bnb_4bit_use_double_quant: true}",
-            "scales of scales belong to whole weights",
+            "double quantization needs whole weights",
         ),
         (
             "data: {train: a.jsonl, format: chat, tokenizer: t.json, sequence_length: 64, max_tokens: 128}",
             "micro-batches of different lengths",
         ),
-        ("pipeline: {stages: 2, partition_method: time}", "runs each layer on one rank"),
+        ("pipeline: {stages: 2, partition_method: time}", "measures each layer on one rank"),
         (
             "data: {train: a.txt, tokenizer: byte, sequence_length: 64}\ntraining: {max_steps: 4}\n\
              data_efficiency: {enabled: true, data_sampling: {enabled: true, curriculum_learning: {enabled: true, \
@@ -86,7 +86,10 @@ fn what_parts_of_layers_cannot_do_is_refused() {
              schedule_config: {total_curriculum_step: 4, difficulty_step: 8}}}}}}",
             "sequences of 10 tokens cannot be cut into 4 slices",
         ),
-        ("model: {type: mlp, input_size: 4, hidden_sizes: [8], num_labels: 3}", "an mlp cannot be cut"),
+        (
+            "model: {type: mlp, input_size: 4, hidden_sizes: [8], num_labels: 3}",
+            "tensor parallelism does not support an mlp",
+        ),
     ] {
         let ranks = if text.contains("stages: 2") { 8 } else { 4 };
         let error = parsed(ranks, &format!("{FOUR}{text}")).unwrap_err();

@@ -201,7 +201,7 @@ fn mistakes_are_errors() {
             "optimizer: {type: MuAdam}",
             "the optimizer scales learning rates by the widths of a base model, which is missing",
         ),
-        (gpt2, "mup: {base: {n_embd: 16}}", "a model in µP needs learning rates that fall with its width"),
+        (gpt2, "mup: {base: {n_embd: 16}}", "`mup` needs an optimizer that scales learning rates with the width"),
         (gpt2, "optimizer: {type: MuAdam}\nmup: {}", "the section does not describe a base model"),
         (
             gpt2,
@@ -218,7 +218,7 @@ fn mistakes_are_errors() {
         (
             LLAMA,
             "optimizer: {type: MuAdam}\nmup: {base: {hidden_size: 12, num_attention_heads: 1}}",
-            "2 · 1 / 4, the default, is not a whole number",
+            "the default, 2 · 1 / 4, is not a whole number",
         ),
         (LLAMA, "optimizer: {type: MuAdam}\nmup: {base: {head_dim: 5}}", "the base model: cannot build layer"),
         (gpt2, "optimizer: {type: MuAdam}\nmup: {base: {n_embd: 16}}\nadapter: {}", "`mup` does not support adapters"),

@@ -125,22 +125,22 @@ fn mistakes_are_errors() {
         (
             "train_batch_size: 8",
             "start: 8, increment: 2, samples: 9",
-            "steps of 8 samples do not grow to `train_batch_size` 8 by 2",
+            "a batch size that starts at 8 cannot reach `train_batch_size` 8 in increments of 2",
         ),
         (
             "train_batch_size: 8",
             "start: 2, increment: 4, samples: 9",
-            "steps of 2 samples do not grow to `train_batch_size` 8 by 4",
+            "a batch size that starts at 2 cannot reach `train_batch_size` 8 in increments of 4",
         ),
         (
             "{train_batch_size: 16, train_micro_batch_size_per_gpu: 2}",
             "start: 2, increment: 2, samples: 9",
-            "2 samples are not a multiple of the 4",
+            "2 samples are not a multiple of 4",
         ),
         (
             "{train_batch_size: 16, train_micro_batch_size_per_gpu: 2}",
             "start: 4, increment: 6, samples: 9",
-            "6 samples are not a multiple of the 4",
+            "6 samples are not a multiple of 4",
         ),
         (
             "{train_batch_size: 16, train_micro_batch_size_per_gpu: 1}",
@@ -152,18 +152,18 @@ fn mistakes_are_errors() {
         (
             "train_batch_size: 8",
             "start: 4, increment: 4, samples: 5}, trace: true, spikes: {",
-            "a trace shows repetitions of one step",
+            "a trace needs steps of equal size",
         ),
-        ("train_batch_size: 8", "start: 16, increment: 4, samples: 5}, gradient_noise_scale: {", "do not grow"),
+        ("train_batch_size: 8", "start: 16, increment: 4, samples: 5}, gradient_noise_scale: {", "cannot reach"),
         (
             "{train_batch_size: 8, data: {train: a.txt, sequence_length: 9, max_tokens: 9}}",
             "start: 4, increment: 4, samples: 5",
-            "a batch size grows by micro-batches of the same number of samples",
+            "a growing batch size needs micro-batches of the same number of samples",
         ),
         (
             "{train_batch_size: 8, pipeline: {stages: 2, schedule: interleaved_1f1b}, train_micro_batch_size_per_gpu: 1}",
             "start: 1, increment: 1, samples: 9",
-            "1 samples are not a multiple of the 2 of as many micro-batches as stages",
+            "1 samples are not a multiple of 2, the size of one micro-batch per stage",
         ),
     ] {
         let text = format!(

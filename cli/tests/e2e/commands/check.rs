@@ -34,7 +34,7 @@ fn check_reports_the_same_errors_as_a_run() {
         ("model.n_layer=1", "cannot be cut into 7 parts", "pipeline"),
         (
             "training.param_groups=[{kinds: norm, optimizer: {type: Custom}}]",
-            "the optimizer of a program updates all parameters, not those of a group",
+            "an optimizer that the program provides updates all parameters, not those of a group",
             "training.param_groups.0.optimizer.type",
         ),
         (
@@ -84,7 +84,7 @@ fn binary_files_are_trained_on_only_as_format_bytes() {
     fs::write(case.path("tokenizer.json"), "{}").unwrap();
     let args = ["check", "--config", "ds.yaml", "--set", "data={train: a, format: bytes, tokenizer: tokenizer.json}"];
     let told = text(&case.command(&args).output().unwrap().stderr);
-    assert!(told.contains("`data.format: bytes` is for the byte tokenizer"), "{told}");
+    assert!(told.contains("`data.format: bytes` needs the byte tokenizer"), "{told}");
 }
 
 /// Axolotl's configuration for stage 3, with top-level keys that DeepSpeed ignores.

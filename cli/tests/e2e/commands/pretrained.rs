@@ -40,7 +40,9 @@ fn a_run_starts_from_the_folder_and_resumes_without_it() {
     let resolved = case.path("run/resolved.yaml").display().to_string();
     let output = case.command(&["--config", &resolved, "--resume", "auto", "--max-steps", "6"]).output().unwrap();
     assert!(output.status.success(), "{}", text(&output.stderr));
-    assert!(text(&output.stderr).contains("hf/config.json is not there: the model is what is written here alone"));
+    assert!(
+        text(&output.stderr).contains("hf/config.json does not exist: the model is built from the configuration alone")
+    );
     assert!(!text(&output.stdout).contains("pretrained:"), "{}", text(&output.stdout));
     assert_eq!(case.losses("run"), case.losses("whole"));
     assert_eq!(case.shards("run", 6), case.shards("whole", 6));
@@ -52,7 +54,7 @@ fn a_run_starts_from_the_folder_and_resumes_without_it() {
     assert_eq!(said.matches("error:").count(), 1, "{said}");
     let output = case.run(&[]);
     let said = text(&output.stderr);
-    assert!(output.status.code() == Some(2) && said.contains("hf/config.json is not there"), "{said}");
+    assert!(output.status.code() == Some(2) && said.contains("hf/config.json does not exist"), "{said}");
     assert!(said.contains("resolved.yaml"), "{said}");
 }
 

@@ -87,10 +87,10 @@ fn what_cannot_be_dealt_is_an_error() {
     let chat = |max_tokens: usize| case.conversations(48, &format!("max_tokens: {max_tokens}"));
     for (data, more, expected) in [
         (chat(47), "train_batch_size=2", "a micro-batch of at most 47 positions cannot hold a sample of 48"),
-        (chat(97), "train_batch_size=2", "need more memory than the 2 × 48 = 96 of 2 samples"),
-        (chat(96), "data.sample_packing=true", "packed samples have the same length"),
+        (chat(97), "train_batch_size=2", "which is for 2 samples × 48 tokens = 96 positions"),
+        (chat(96), "data.sample_packing=true", "packed samples all have the same length"),
         (chat(96), "pipeline.stages=2", "cannot pass through a pipeline"),
-        (chat(96), "wall_clock_breakdown=true", "are measured as repetitions of one program"),
+        (chat(96), "wall_clock_breakdown=true", "measurements need identical steps"),
         (chat(50), "training.reproducible=true", "reproducible steps have a fixed number of micro-batches"),
         (
             "data={train: corpus.txt}".into(),

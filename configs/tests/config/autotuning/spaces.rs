@@ -94,16 +94,16 @@ fn invalid_ranges_are_rejected_at_their_location() {
     let cases = [
         ("{from: 4, to: 1, step: 1}", 7, "`from` is more than `to`"),
         ("{from: 0, to: 8, times: 2}", 7, "`from` more than 0"),
-        ("{from: 1, to: 8, times: 1}", 24, "`times` is more than 1"),
-        ("{from: 1, to: 8, step: 0}", 23, "`step` is more than 0"),
+        ("{from: 1, to: 8, times: 1}", 24, "`times` must be more than 1"),
+        ("{from: 1, to: 8, step: 0}", 23, "`step` must be more than 0"),
         ("{from: 1, to: 8}", 0, "either `times` or `step`"),
         ("{from: 1, to: 8, step: 1, times: 2}", 0, "either `times` or `step`"),
         ("{from: 1, step: 1}", 0, "found a section"),
         ("{from: 1, to: 8, by: 1}", 17, "found `by`"),
         ("{from: a, to: 8, step: 1}", 7, "expected a number, found the text \"a\""),
-        ("{low: 1, high: 8}", 0, "in `autotuning.sweep.space` only"),
+        ("{low: 1, high: 8}", 0, "only `autotuning.sweep.space` takes continuous ranges"),
         ("[]", 0, "found an empty list"),
-        ("[1, 2, 1]", 7, "1 is there twice"),
+        ("[1, 2, 1]", 7, "1 is listed twice"),
     ];
     for (text, column, message) in cases {
         let start = "autotuning: {space: {training.seed: ";

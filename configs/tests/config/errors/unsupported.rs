@@ -139,7 +139,7 @@ autotuning: {exps_dir: here, model_info: {profile: true, num_params: null}}
     );
     assert_eq!(
         config.warnings[0].to_string(),
-        "warning: `zero_allow_untested_optimizer` has no effect: every optimizer works at every stage\n  \
+        "warning: `zero_allow_untested_optimizer` has no effect: every optimizer works at every ZeRO stage\n  \
          in: zero_allow_untested_optimizer (ds.yaml:2:1)"
     );
     let config = Config::parse("ds.yaml", format!("{HEAD}zero_optimization: true")).expect("the old form");

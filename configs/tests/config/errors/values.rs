@@ -76,7 +76,7 @@ fn wrong_types_and_ranges_say_what_is_expected() {
         ("optimizer: {type: AdamW, params: {betas: [0.9, 1]}}", "at least 0 and less than 1, found a list", ""),
         ("gradient_allreduce_op: men", "expected `mean` or `sum`", "did you mean `mean`?"),
         ("data: {train: []}", "expected a path, a glob, or a list of them, found a list", ""),
-        ("data: {train: x, text_key: 5}", "expected a text, found `5`", "write it in quotes if it is a text"),
+        ("data: {train: x, text_key: 5}", "expected a string, found `5`", "write it in quotes if it is a string"),
         (
             "model: {type: mlp, input_size: 1, output_size: 1, hidden_sizes: [8, 0]}",
             "expected a list of whole numbers",

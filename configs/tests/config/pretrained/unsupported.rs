@@ -13,8 +13,18 @@ fn keys_that_change_the_arithmetic_are_rejected_by_name() {
         ("gpt2", "reorder_and_upcast_attn", json!(true), "`reorder_and_upcast_attn: true` is not implemented yet"),
         ("gpt2", "add_cross_attention", json!(true), "`add_cross_attention: true` is not implemented yet"),
         ("gpt2", "pruned_heads", json!({"0": [1]}), "`pruned_heads: {…}` is not implemented yet"),
-        ("gpt2", "hidden_size", json!(64), "`hidden_size` is 64 and `n_embd`, which is the same, is not written"),
-        ("gpt2", "architectures", json!(["GPT2ForSequenceClassification"]), "implemented of gpt2 is GPT2LMHeadModel"),
+        (
+            "gpt2",
+            "hidden_size",
+            json!(64),
+            "`hidden_size` is 64, and `n_embd`, which has the same meaning, is not written",
+        ),
+        (
+            "gpt2",
+            "architectures",
+            json!(["GPT2ForSequenceClassification"]),
+            "the class supported for gpt2 is GPT2LMHeadModel",
+        ),
         ("llama", "quantization_config", json!({"bits": 4}), "`quantization_config: {…}` is not implemented yet"),
         ("llama", "auto_map", json!({"AutoModel": "x.Y"}), "`auto_map: {…}` is not implemented yet"),
         ("llama", "hidden_act", json!("gelu"), "`hidden_act: gelu` is not implemented yet"),
@@ -34,11 +44,21 @@ fn keys_that_change_the_arithmetic_are_rejected_by_name() {
             "`rope_type: yarn` is not implemented yet",
         ),
         ("llama", "rope_parameters", json!({"rope_type": "longrope"}), "`rope_type: longrope` needs `short_factor`"),
-        ("phi3", "rope_scaling", json!({"type": "linear", "factor": 2}), "implemented of phi3 are default, longrope"),
+        (
+            "phi3",
+            "rope_scaling",
+            json!({"type": "linear", "factor": 2}),
+            "the types supported for phi3 are default, longrope",
+        ),
         ("phi3", "resid_pdrop", json!(0.1), "`resid_pdrop: 0.1` is not implemented yet"),
-        ("phi3", "mlp_bias", json!(true), "`mlp_bias` is none of phi3's"),
+        ("phi3", "mlp_bias", json!(true), "`mlp_bias` is not a key of phi3"),
         ("phi3", "lm_head_bias", json!(true), "`lm_head_bias: true` is not implemented yet"),
-        ("phi3", "rope_scaling", json!({"type": "longrope", "short_factor": [1], "long_factor": [1]}), "for 48 pairs"),
+        (
+            "phi3",
+            "rope_scaling",
+            json!({"type": "longrope", "short_factor": [1], "long_factor": [1]}),
+            "a head has 48 pairs",
+        ),
         ("gemma3_text", "hidden_activation", json!("gelu"), "`hidden_activation: gelu` is not implemented yet"),
         ("gemma3_text", "use_bidirectional_attention", json!(true), "`use_bidirectional_attention: true` is not"),
         ("gemma3_text", "attn_logit_softcapping", json!(50.0), "`attn_logit_softcapping: 50.0` is not implemented"),
@@ -65,9 +85,9 @@ fn keys_that_change_the_arithmetic_are_rejected_by_name() {
         ),
         ("llama", "rope_scaling", json!({"rope_type": "linear"}), "`rope_type: linear` needs `factor`"),
         ("llama", "rope_scaling", json!("linear"), "it should be a section of keys"),
-        ("mistral", "attention_bias", json!(true), "`attention_bias` is none of mistral's"),
-        ("qwen2", "mlp_bias", json!(true), "`mlp_bias` is none of qwen2's"),
-        ("qwen3", "mlp_bias", json!(true), "`mlp_bias` is none of qwen3's"),
+        ("mistral", "attention_bias", json!(true), "`attention_bias` is not a key of mistral"),
+        ("qwen2", "mlp_bias", json!(true), "`mlp_bias` is not a key of qwen2"),
+        ("qwen3", "mlp_bias", json!(true), "`mlp_bias` is not a key of qwen3"),
         ("smollm3", "no_rope_layers", json!([1, 0]), "should be a list with an entry for each of 36 layers"),
         ("llama", "resid_pdrop", json!(0.1), "`resid_pdrop: 0.1` is not implemented yet"),
         (
@@ -96,12 +116,16 @@ fn keys_that_change_the_arithmetic_are_rejected_by_name() {
     ] {
         let errors = refused(&config);
         assert!(
-            errors.contains(said) && errors.contains("implemented are gpt2, llama, mistral, qwen2, qwen3, smollm3"),
+            errors.contains(said)
+                && errors.contains("the supported types are gpt2, llama, mistral, qwen2, qwen3, smollm3"),
             "{errors}"
         );
     }
     let images = refused(&json!({"model_type": "gemma3", "text_config": {"model_type": "gemma3_text"}}));
-    assert!(images.contains("this model also reads images; of Gemma 3 `gemma3_text` is implemented"), "{images}");
+    assert!(
+        images.contains("this model also reads images; the Gemma 3 type that is implemented is `gemma3_text`"),
+        "{images}"
+    );
     // All unsupported keys are reported together.
     let two = json!({"model_type": "gpt2", "quantization_config": {"bits": 4}, "activation_function": "relu"});
     assert_eq!(with(&folder(&two), "", "").unwrap_err().matches("error:").count(), 2);

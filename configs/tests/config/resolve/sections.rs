@@ -90,7 +90,7 @@ fn values_in_bf16_need_what_they_replace() {
         ("bf16: {bf16_master_weights_and_grads: true}".to_string(), "only if `bf16` is enabled"),
         (bf16("bf16_optimizer_states: true"), "need parameters without an f32 copy"),
         (bf16("stochastic_rounding: true"), "rounded to nearest, which loses nothing"),
-        (format!("{}\ntraining: {{ema: {{}}}}", bf16("bf16_master_weights_and_grads: true")), "there would be none"),
+        (format!("{}\ntraining: {{ema: {{}}}}", bf16("bf16_master_weights_and_grads: true")), "which this key removes"),
         (
             format!("{}\noptimizer: {{type: Lamb}}", bf16("bf16_master_weights_and_grads: true")),
             "LAMB updates an f32 copy",
