@@ -232,7 +232,7 @@ mod tests {
         let error = |args: &[&str]| {
             launch(args).and_then(|args| args.hosts(|_| None).map(drop)).expect_err("the flags must be rejected")
         };
-        assert!(error(&["--nnodes", "2"]).contains("--node-rank, from 0 to 1"));
+        assert!(error(&["--nnodes", "2"]).contains("--node-rank is missing: give the index of this host, from 0 to 1"));
         assert!(error(&["--nnodes", "2", "--node-rank", "2"]).contains("the 2 hosts are 0 to 1"));
         assert!(error(&["--nnodes", "2", "--node-rank", "0"]).contains("--master-addr"));
         assert!(error(&["--nnodes", "1:4"]).contains("write one number"));

@@ -76,13 +76,13 @@ fn contradictions_are_errors() {
     let trained = data.replace("chat: {", "chat: {train_on_inputs: true, ");
     for (settings, expected) in [
         (&["preference={}"][..], "`data.format: auto` has no pairs of answers"),
-        (&["preference={}", &packed], "a sample of `preference` is one pair"),
+        (&["preference={}", &packed], "with `preference`, a sample is one pair"),
         (&["preference={}", &messages], "`data.chat.type: messages` has one answer, and `preference` compares two"),
         (&["preference={}", &trained], "`train_on_inputs` has no effect with `preference`"),
         (&[&data], "the record is a preference pair with the answers `chosen` and `rejected`"),
         (
             &[&data.replace("chat: {", "chat: {type: preference, ")],
-            "`data.chat.type: preference` is for training on pairs",
+            "`data.chat.type: preference` needs the section `preference`",
         ),
         (&["preference={type: orpo, loss_type: ipo}", &data], "`loss_type` has no effect with `preference.type: orpo`"),
         (&["preference={label_smoothing: 0.1}", &data], "`label_smoothing` has no effect"),
@@ -90,7 +90,7 @@ fn contradictions_are_errors() {
         (&["preference={type: rlhf}", &data], "rlhf"),
         (
             &["preference={}", &data, "adapter={init_lora_weights: false}"],
-            "the reference would be a model with a random",
+            "the reference model would have a random adapter",
         ),
         (&["preference={}", &data, "training.device=cuda"], "training"),
     ] {
