@@ -24,8 +24,8 @@
 //! # Implementation
 //!
 //! A `Group` checks arguments, orders operations, counts them and maps failures to errors. It hands each operation to a
-//! `Lane`, a worker thread, which runs it on an endpoint of a `Fabric`. There are two fabrics. Threads read each
-//! other's buffers directly. Processes exchange streams of chunks, which pass through rings in shared memory or through
+//! `Lane`, a worker thread, which runs it on an endpoint of a `Fabric`. There are two fabrics. Ranks that are
+//! threads of one process read each other's buffers directly. Ranks that are processes exchange streams of chunks, which pass through rings in shared memory or through
 //! sockets. One engine (`stream`) runs every collective over these streams. In a program that uses the
 //! [`SharedAllocator`], processes on one host also access each other's buffers, and only headers pass through the
 //! rings. In an all_to_all, no rank knows what the others exchange, so every two ranks compare their counts. Each part

@@ -6,7 +6,7 @@
 //! the global batch. The weights are known before the first backward, because all micro-batches of a step are loaded
 //! together.
 //!
-//! Most models have no weights ([`Model::loss_weight`]). Their micro-batches are loaded one at a time, and ranks
+//! Most models define no weight of the loss ([`Model::loss_weight`]). Their micro-batches are loaded one at a time, and ranks
 //! exchange nothing. Only if micro-batches have different numbers of samples, these numbers serve as weights. If all
 //! weights are equal, the factor is exactly 1.
 

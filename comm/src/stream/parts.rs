@@ -113,7 +113,7 @@ impl Streams {
 }
 
 impl Run<'_, '_> {
-    /// Returns how many bytes of this rank's part for a peer travel in chunks.
+    /// Returns how many bytes this rank sends to a peer in chunks: none if the peer reads them from a lent buffer.
     fn streamed(&self, streams: &Streams) -> usize {
         if self.lent { 0 } else { streams.pair.from.len() }
     }

@@ -217,7 +217,7 @@ impl Reader<'_> {
                 self.not_implemented(
                     WINDOW,
                     &window,
-                    Some("the llama class has no sliding window; the mistral class has one"),
+                    Some("the class `llama` of Transformers has no sliding window; its class `mistral` has one"),
                 );
                 none
             }

@@ -86,7 +86,7 @@ fn unreadable_files_give_a_reason() {
     assert!(message.starts_with("cannot read the configuration: "), "{message}");
     assert_eq!(first(Config::from_path(folder.path()).expect_err("a folder")).0, ErrorKind::Unreadable);
     let (kind, message) = first(Source::from_bytes("x", b"a: \xff\xfe".to_vec()).expect_err("not UTF-8"));
-    assert_eq!((kind, message.as_str()), (ErrorKind::Unreadable, "not UTF-8 text: the byte at offset 3 is not"));
+    assert_eq!((kind, message.as_str()), (ErrorKind::Unreadable, "not UTF-8 text: the byte at offset 3 is invalid"));
 }
 
 #[test]

@@ -153,7 +153,7 @@ pub fn settle(config: &Config, place: &LauncherEnvironment) -> Result<String, Er
         return Err(Error::Setting {
             key: "launcher.bind_core_list".into(),
             message: format!("`{list}` contains none of the cores that this process may use: {}", Cores::allowed()),
-            help: "write it as `0-3,8`, or leave the key out".into(),
+            help: "list some of these cores, as in `0-3,8`, or leave the key out".into(),
         });
     }
     let threads = threads_of_rank(Some(launcher), ranks);

@@ -57,7 +57,7 @@ impl Objective {
         if self.metric == LOSS { "evaluation loss" } else { &self.metric }
     }
 
-    /// Returns where an improved value lies.
+    /// Returns where a better value lies in comparison with the best one, for messages.
     pub(super) fn than(&self) -> &'static str {
         if self.mode == StopMode::Max { "above" } else { "below" }
     }

@@ -30,7 +30,7 @@ pub(in crate::monitor) struct Account {
 /// Returns the account from the configuration and the environment. Returns `None` if W&B is disabled.
 ///
 /// # Errors
-/// Fails if the account has no key, or if this program does not support its mode or its address.
+/// Fails if no API key is set, or if this program does not support the mode or the server address that is set.
 pub(in crate::monitor) fn account(config: &zero_config::Wandb) -> Result<Option<Account>, Error> {
     of(config, |name| std::env::var(name).ok().filter(|value| !value.is_empty()))
 }
