@@ -242,8 +242,8 @@ mod tests {
         assert!(ranks(&["-n", "3"]).expect_err("3 ranks on 2 hosts is an error").contains("not a multiple"));
         assert!(
             ranks(&["-n", "4", "--nproc-per-node", "4"])
-                .expect_err("4 ranks on each of 2 hosts makes 8")
-                .contains("makes 8")
+                .expect_err("4 ranks on each of 2 hosts are 8")
+                .contains("starts 8")
         );
         assert_eq!((ranks(&["--nproc-per-node", "cpu"]), ranks(&[])), (Ok(Some(8)), Ok(None)));
     }
