@@ -145,7 +145,7 @@ fn mistakes_are_errors() {
         (
             "{train_batch_size: 16, train_micro_batch_size_per_gpu: 1}",
             "start: 4, increment: 4, samples: 9}, reproducible: true, spikes: {",
-            "one of 12 samples has 12",
+            "a step of 12 samples has 12",
         ),
         ("train_batch_size: 8", "start: 2, increment: 2, samples: 0", "in: training.rampup_batch_size.samples"),
         ("train_batch_size: 8", "start: 2, samples: 5", "`training.rampup_batch_size.increment` is missing"),
