@@ -47,7 +47,7 @@ impl Comparison {
 /// Number of runs that do not count: they fault in the buffers' pages and wake the ranks.
 const WARM_UP: usize = 3;
 
-/// Times `repeats` operations on f32 vectors of `bytes` bytes and as many floors, each started after a barrier.
+/// Times `repeats` operations on f32 vectors of `bytes` bytes and the same number of floors, each started after a barrier.
 ///
 /// For an all_gather, `bytes` is the size of the gathered vector; for an all_to_all, the size of each rank's input.
 /// Every rank of the group must call this. A `Send` goes from rank 0 to the last rank; a `Split` is not timed.

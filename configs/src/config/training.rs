@@ -138,9 +138,9 @@ section! {
         /// Minimum change from the best value that counts as an improvement.
         pub min_delta: f64 = key(NON_NEGATIVE, "0.0", "An evaluation counts as an improvement if it is better than the best one by more than this");
         /// Metric to compare: `loss`, `loss_<name>` of a data set, or a metric of the program.
-        pub metric: String = key(Kind::Text, "loss", "Metric by which evaluations are compared: loss, the evaluation loss; loss_<name>, that of one of several data sets; or a metric that the program defines");
+        pub metric: String = key(Kind::Text, "loss", METRIC);
         /// Whether lower or higher values are better.
-        pub mode: StopMode = key(StopMode::KIND, "min", "Whether lower (min) or higher (max) values of the metric are better");
+        pub mode: StopMode = key(StopMode::KIND, "min", MODE);
     }
 }
 
@@ -149,9 +149,9 @@ section! {
     #[derive(Debug, Clone, PartialEq, Serialize)]
     pub struct KeepBest(keys) in Training::keep_best {
         /// Metric to compare: `loss`, `loss_<name>` of a data set, or a metric of the program.
-        pub metric: String = key(Kind::Text, "loss", "Metric by which evaluations are compared: loss, the evaluation loss; loss_<name>, that of one of several data sets; or a metric that the program defines");
+        pub metric: String = key(Kind::Text, "loss", METRIC);
         /// Whether lower or higher values are better.
-        pub mode: StopMode = key(StopMode::KIND, "min", "Whether lower (min) or higher (max) values of the metric are better");
+        pub mode: StopMode = key(StopMode::KIND, "min", MODE);
     }
 }
 
@@ -224,6 +224,10 @@ choice! {
 
 /// 0 < x ≤ 1.
 const SHRINKING: Kind = Kind::Float(Range { min: 0.0, max: 1.0, above: true, below: false });
+
+/// Descriptions of the keys of the sections that compare evaluations.
+const METRIC: &str = "Metric by which evaluations are compared: loss, the evaluation loss; loss_<name>, that of one of several data sets; or a metric that the program defines";
+const MODE: &str = "Whether lower (min) or higher (max) values of the metric are better";
 
 /// Steps of a run with neither `max_steps` nor `epochs`.
 const DEFAULT_STEPS: usize = 100;

@@ -42,12 +42,15 @@ pub(super) struct Best {
     saved: Option<Found>,
     /// A better one, whose checkpoint is not written yet.
     unsaved: Option<Found>,
+    /// The folder of the checkpoints.
+    root: PathBuf,
 }
 
 impl Best {
-    pub(super) fn new(options: Option<&KeepBest>) -> Self {
+    /// Creates the search for a run in the folder `out`.
+    pub(super) fn new(options: Option<&KeepBest>, out: &Path) -> Self {
         let objective = options.map(|KeepBest { metric, mode }| Objective::new(metric, *mode));
-        Self { objective, saved: None, unsaved: None }
+        Self { objective, saved: None, unsaved: None, root: out.join("checkpoints") }
     }
 
     /// Checks that the evaluations of the run have the metric.
@@ -79,12 +82,11 @@ impl Best {
     /// Takes the result of a save and returns whether its checkpoint is the best one. If that of a better evaluation could not
     /// be written, the one before stays the best.
     pub(super) fn ended(&mut self, step: u64, is_saved: bool) -> bool {
-        let is_best = is_saved && self.unsaved.is_some_and(|found| found.step == step);
-        if is_best {
-            self.saved = self.unsaved;
+        let Some(found) = self.unsaved.take_if(|found| found.step == step) else { return false };
+        if is_saved {
+            self.saved = Some(found);
         }
-        self.unsaved = self.unsaved.filter(|found| found.step != step);
-        is_best
+        is_saved
     }
 
     /// Returns the state for a checkpoint.
@@ -93,54 +95,52 @@ impl Best {
         found.map_or(Value::Null, |Found { step, cost }| json!({ "step": step, "cost": cost }))
     }
 
-    /// Restores the state from a checkpoint if the best checkpoint is still in the folder `root`, and makes [`link`] name it.
-    /// Collective.
-    pub(super) fn restore(&mut self, state: &Value, root: &Path, comm: &dyn Communicator) -> Result<(), Error> {
+    /// Restores the state from a checkpoint if the best checkpoint is still on disk, and links it. Collective.
+    pub(super) fn restore(&mut self, state: &Value, comm: &dyn Communicator) -> Result<(), Error> {
         if self.objective.is_none() {
             return Ok(());
         }
         let step = state["step"].as_u64();
-        let is_there = |step: &u64| root.join(zero_checkpoint::name(*step)).join(MANIFEST).is_file();
+        let is_there = |step: &u64| self.root.join(zero_checkpoint::name(*step)).join(MANIFEST).is_file();
         let step = on_first_rank(comm, || {
             let step = step.filter(is_there);
-            let linked = step.map_or_else(|| unlink(root), |step| link(root, step));
-            linked.map_err(Error::io(&root.join(LINK)))?;
+            let path = self.root.join(LINK);
+            let linked = step.map_or_else(|| remove(&path), |step| self.link(step));
+            linked.map_err(Error::io(&path))?;
             Ok(step)
         })?;
         self.saved = step.zip(state["cost"].as_f64()).map(|(step, cost)| Found { step, cost });
         Ok(())
     }
 
-    /// Returns the best checkpoint below `root`, if any.
-    pub(super) fn checkpoint(&self, root: &Path) -> Option<BestCheckpoint> {
-        let (objective, Found { step, cost }) = self.objective.as_ref().zip(self.saved)?;
-        Some(BestCheckpoint { step, value: objective.value(cost), folder: root.join(zero_checkpoint::name(step)) })
+    /// Makes the link name the checkpoint of a step. Replaced by rename, so that it always names a checkpoint.
+    pub(super) fn link(&self, step: u64) -> io::Result<()> {
+        let temporary = self.root.join(".best");
+        remove(&temporary)?;
+        symlink(zero_checkpoint::name(step), &temporary)?;
+        fs::rename(temporary, self.root.join(LINK))
     }
 
-    /// Returns a line about the best checkpoint below `root`, if any.
-    pub(super) fn line(&self, root: &Path) -> Option<String> {
-        let BestCheckpoint { step, value, .. } = self.checkpoint(root)?;
+    /// Returns the best checkpoint, if any.
+    pub(super) fn checkpoint(&self) -> Option<BestCheckpoint> {
+        let (objective, Found { step, cost }) = self.objective.as_ref().zip(self.saved)?;
+        Some(BestCheckpoint { step, value: objective.value(cost), folder: self.root.join(zero_checkpoint::name(step)) })
+    }
+
+    /// Returns a line about the best checkpoint, if any.
+    pub(super) fn line(&self) -> Option<String> {
+        let BestCheckpoint { step, value, .. } = self.checkpoint()?;
         let name = self.objective.as_ref().map_or("", Objective::name);
-        Some(format!("best        {}  ({name} {value:.4} after step {step})", root.join(LINK).display()))
+        Some(format!("best        {}  ({name} {value:.4} after step {step})", self.root.join(LINK).display()))
     }
 }
 
 /// Name of the link to the best checkpoint, beside the checkpoints.
 const LINK: &str = "best";
 
-/// Makes `root/best` a link to the checkpoint of a step. Replaced by rename, so that it always names a checkpoint.
-pub(super) fn link(root: &Path, step: u64) -> io::Result<()> {
-    let temporary = root.join(".best");
-    match fs::remove_file(&temporary) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => symlink(zero_checkpoint::name(step), &temporary)?,
-    }
-    fs::rename(temporary, root.join(LINK))
-}
-
-/// Removes the link, which names a checkpoint that the run does not continue from.
-fn unlink(root: &Path) -> io::Result<()> {
-    match fs::remove_file(root.join(LINK)) {
+/// Removes a file or a link, if it exists.
+fn remove(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         ended => ended,
     }
@@ -157,7 +157,7 @@ mod tests {
 
     #[test]
     fn a_better_evaluation_counts_once_its_checkpoint_is_written() {
-        let mut best = Best::new(Some(&KeepBest { metric: "loss".into(), mode: StopMode::Min }));
+        let mut best = Best::new(Some(&KeepBest { metric: "loss".into(), mode: StopMode::Min }), Path::new("run"));
         assert!(best.improves(&of(1, 2.0)) && best.ended(1, true));
         assert!(!best.improves(&of(2, f32::NAN)) && !best.improves(&of(3, 2.0)));
         assert!(best.improves(&of(4, 1.0)) && best.step() == Some(4));
@@ -168,6 +168,6 @@ mod tests {
         assert!(!best.ended(4, true) && best.is_unsaved());
         assert!(best.ended(5, true) && !best.is_unsaved());
         assert_eq!(best.state(), json!({"step": 5, "cost": 1.5}));
-        assert!(!Best::new(None).improves(&of(1, 0.0)));
+        assert!(!Best::new(None, Path::new("run")).improves(&of(1, 0.0)));
     }
 }

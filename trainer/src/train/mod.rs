@@ -112,7 +112,9 @@ pub(crate) fn fit(
     let config = config.for_world_size(comm.size())?;
     let out = PathBuf::from(&config.training.output_dir);
     match begin((config, &out), options, comm, task, &requests) {
-        Err(Error::Data(DataError::Stopped)) => Ok(Summary::stopped(requests.stop(), out)),
+        Err(Error::Data(DataError::Stopped)) => {
+            Ok(Summary::untrained(Finished::Stopped(requests.stop() as i32), 0, out))
+        }
         ended => ended,
     }
 }
@@ -144,8 +146,7 @@ fn begin(
     let layers = task.layers(&config, &corpus)?;
     if let Some(steps) = options.verify {
         let finished = verify::verify(&config, &corpus, layers, comm, steps, options.output)?;
-        let (loss, evaluation, checkpoint, best, resumed_from) = (None, None, None, None, None);
-        return Ok(Summary { finished, steps, loss, evaluation, checkpoint, best, resumed_from, folder: out.into() });
+        return Ok(Summary::untrained(finished, steps, out.into()));
     }
     let restarts = restart::found(&options.restarts, options.job.as_deref(), out, &**comm)?;
     let options = RunOptions { restarts, ..options.clone() };
@@ -159,7 +160,7 @@ fn begin(
     }
     let mut early = EarlyStop::new(config.training.early_stopping.clone());
     metrics::check(&config, &task.metrics)?;
-    let mut best = Best::new(config.training.keep_best.as_ref());
+    let mut best = Best::new(config.training.keep_best.as_ref(), out);
     let sets = || corpus.eval_sets.iter().map(|set| set.name.as_str());
     early.check(&task.metrics, sets())?;
     best.check(&task.metrics, sets())?;
@@ -195,7 +196,7 @@ fn begin(
     let job = (options.job.as_deref(), &options.restarts);
     let mut files = if main { Some(Files::open(&mut engine, out, job, goes_on, logged, &progress)?) } else { None };
     if let Some((_, state)) = &resumed {
-        best.restore(&state["best"], &out.join("checkpoints"), &**comm)?;
+        best.restore(&state["best"], &**comm)?;
         engine.keep_checkpoint(best.step());
     }
     let from = resumed.map(|(from, _)| from);

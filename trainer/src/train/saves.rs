@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use zero_checkpoint::patiently;
 
-use super::best::{self, Best, BestCheckpoint};
+use super::best::Best;
 use super::checkpoint_store::Uploads;
 use super::evaluation::Evaluation;
 use super::progress::Progress;
@@ -22,7 +22,7 @@ pub(super) struct Saves {
     /// When the current background save began.
     begun: Option<Instant>,
     newest: Option<u64>,
-    best: Best,
+    pub(super) best: Best,
     /// Copies the checkpoints to a store, on rank 0.
     uploads: Option<Uploads>,
 }
@@ -32,21 +32,6 @@ impl Saves {
     /// resumes, if it resumes.
     pub(super) fn new(out: &Path, from: Option<u64>, best: Best, uploads: Option<Uploads>) -> Self {
         Self { root: out.join("checkpoints"), begun: None, newest: from, best, uploads }
-    }
-
-    /// Returns the best checkpoint.
-    pub(super) fn best(&self) -> Option<BestCheckpoint> {
-        self.best.checkpoint(&self.root)
-    }
-
-    /// Returns a line about the best checkpoint.
-    pub(super) fn best_line(&self) -> Option<String> {
-        self.best.line(&self.root)
-    }
-
-    /// Returns the state of the search for the best evaluation.
-    pub(super) fn best_state(&self) -> Value {
-        self.best.state()
     }
 
     /// Takes an evaluation, and returns whether the checkpoint of its step must be saved because it is the best so far. A
@@ -119,7 +104,7 @@ impl Saves {
         self.newest = Some(step);
         if self.best.ended(step, true)
             && engine.communicator().rank() == 0
-            && let Err(error) = best::link(&self.root, step)
+            && let Err(error) = self.best.link(step)
         {
             progress
                 .warn(&format!("cannot link the best checkpoint, {}: {error}; training continues", folder.display()));

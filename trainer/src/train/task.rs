@@ -167,10 +167,9 @@ pub struct Summary {
 }
 
 impl Summary {
-    /// Describes a run that a signal ended before its first step.
-    pub(super) fn stopped(signal: i64, folder: PathBuf) -> Self {
-        let finished = Finished::Stopped(signal as i32);
+    /// Describes a run that trained nothing: a signal ended it before its first step, or it only verified steps.
+    pub(super) fn untrained(finished: Finished, steps: u64, folder: PathBuf) -> Self {
         let (loss, evaluation, checkpoint, best, resumed_from) = (None, None, None, None, None);
-        Self { finished, steps: 0, loss, evaluation, checkpoint, best, resumed_from, folder }
+        Self { finished, steps, loss, evaluation, checkpoint, best, resumed_from, folder }
     }
 }

@@ -255,7 +255,7 @@ impl<'a> Run<'a> {
     /// Returns the state that checkpoints hold in addition to the engine's.
     fn state(&self) -> Value {
         let mut state = self.early.state();
-        state["best"] = self.saves.best_state();
+        state["best"] = self.saves.best.state();
         state["divergence"] = self.divergence.state();
         if self.engine.config().training.gradient_noise_scale.is_some() {
             state["noise_scale"] = self.noise_scale.state();
@@ -311,7 +311,7 @@ impl<'a> Run<'a> {
 
     /// Returns the best checkpoint.
     pub(super) fn best(&self) -> Option<BestCheckpoint> {
-        self.saves.best()
+        self.saves.best.checkpoint()
     }
 
     pub(super) fn finish(
@@ -348,7 +348,7 @@ impl<'a> Run<'a> {
         if let Some(saved) = saved {
             self.progress.say(&format!("checkpoint  {}", saved.display()));
         }
-        if let Some(best) = self.saves.best_line() {
+        if let Some(best) = self.saves.best.line() {
             self.progress.say(&best);
         }
         self.progress.say(&format!("run         {}  (resolved.yaml, metrics.jsonl, report.json)", out.display()));
