@@ -9,11 +9,13 @@ fn main() {
     if env::var_os("CARGO_FEATURE_CUDA").is_none() {
         return;
     }
-    for name in ["NVCC", "CUDA_HOME", "PATH"] {
-        println!("cargo::rerun-if-env-changed={name}");
-    }
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
     let nvcc = nvcc();
+    // `PATH` decides only if the compiler is looked up there. Python's launchers extend it, for example.
+    let names = ["NVCC", "CUDA_HOME", "PATH"];
+    for name in &names[..if nvcc.is_absolute() { 2 } else { 3 }] {
+        println!("cargo::rerun-if-env-changed={name}");
+    }
     let mut sources: Vec<PathBuf> =
         fs::read_dir("cu").expect("the sources are there").map(|entry| entry.expect("an entry").path()).collect();
     sources.retain(|path| path.extension().is_some_and(|extension| extension == "cu"));

@@ -56,8 +56,9 @@ def build(*options, env=None):
 def emulated():
     """Builds the programs for the emulated GPU."""
     # The emulator's compiler replaces nvcc; the capability makes cargo keep the builds of the two apart.
-    path = f"{ROOT / 'scripts' / 'emulated-nvcc'}:{os.environ['PATH']}"
-    return build(env=os.environ | {"PATH": path, "CUDA_COMPUTE_CAP": "80"})
+    folder = ROOT / "scripts" / "emulated-nvcc"
+    path = f"{folder}:{os.environ['PATH']}"
+    return build(env=os.environ | {"PATH": path, "NVCC": str(folder / "nvcc"), "CUDA_COMPUTE_CAP": "80"})
 
 
 def unpacked(pack, folder):
