@@ -75,7 +75,7 @@ fn freed_memory_is_reused() {
     for _ in 0..200 {
         assert!(std::hint::black_box(vec![1u8; 8 << 20]).iter().all(|byte| *byte == 1));
     }
-    // Allow for the blocks of the other tests and for the slack.
+    // The limit allows for the blocks of the other tests and for the allocator's slack.
     assert!(resident() < 400 << 10, "{} KiB", resident());
 }
 

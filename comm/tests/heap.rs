@@ -67,7 +67,7 @@ fn allocations_are_counted() {
         assert_eq!(heap::now(), before);
     }
 
-    // Grow and shrink across the counting threshold and from one allocator to the other.
+    // The buffer grows and shrinks across the size that is counted, and moves from one allocator to the other.
     let before = heap::now();
     let mut buffer = Vec::<u8>::with_capacity(heap::SMALL - 1);
     assert_eq!(heap::now(), before);

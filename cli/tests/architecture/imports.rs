@@ -70,7 +70,7 @@ fn imports(path: &str, text: &str, modules: &BTreeMap<Module, &String>) -> BTree
     };
     for (at, _) in code.match_indices("::") {
         let start = code[..at].rfind(|c| !super::is_word(c)).map_or(0, |before| before + 1);
-        // The path in a visibility such as `pub(in crate::a)` is no import.
+        // The path in a visibility such as `pub(in crate::a)` is not an import.
         let is_first = !code[..start].ends_with("::") && !code[..start].ends_with("(in ");
         let rest = &code[at + 2..];
         let child = [&own[..], &[code[start..at].to_string()]].concat();

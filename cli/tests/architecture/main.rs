@@ -246,7 +246,7 @@ fn import_cycles_are_short() {
     }
 }
 
-/// Every other file reads the table of effects, so that a new instruction touches few files.
+/// All other files read the table of effects, so that a new instruction changes few files.
 #[test]
 fn only_the_listed_files_distinguish_all_instructions() {
     let sources = sources();

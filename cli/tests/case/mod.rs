@@ -135,8 +135,8 @@ impl Case {
         serde_json::from_str(&fs::read_to_string(self.path(out).join("report.json")).unwrap()).unwrap()
     }
 
-    /// Returns the manifest's entries of the shards of a checkpoint. Their checksums cover every bit of the parameters
-    /// and the optimizer state.
+    /// Returns the `shards` of a checkpoint's manifest. Their checksums cover every bit of the parameters and the
+    /// optimizer state.
     pub fn shards(&self, out: &str, step: u64) -> Value {
         let manifest = self.path(out).join(format!("checkpoints/step-{step:08}/manifest.json"));
         let manifest: Value = serde_json::from_str(&fs::read_to_string(manifest).unwrap()).unwrap();

@@ -37,7 +37,7 @@ pub(crate) fn ready() -> bool {
 /// NCCL chooses its own order of summation.
 pub(crate) const TREE: bool = false;
 
-/// Host buffers are not accessed in place: the host transport only synchronizes the ranks.
+/// Host buffers are not accessed in place, because the host transport only synchronizes the ranks.
 pub(crate) const IN_PLACE: bool = false;
 
 /// Wraps a host communicator from `connect` or `threads` in NCCL.

@@ -61,7 +61,7 @@ fn one_inaccessible_buffer_makes_all_ranks_use_rings() {
             assert!(sum.as_i64().is_some_and(|all| all.iter().all(|value| *value == 3)));
             let done = (comm.stats() - before)[Operation::AllReduce];
             assert_eq!((done.calls, done.in_place), (1, u64::from(outsider == SIZE)));
-            // In an all_to_all, the parts of the other ranks are still copied from their inputs.
+            // In an all_to_all, the inputs of the other ranks are still accessed in place.
             let input: Vec<i64> = (0..SIZE).flat_map(|to| vec![(10 * rank + to) as i64; LENGTH]).collect();
             let counts = [LENGTH; SIZE];
             let output = vec![0i64; SIZE * LENGTH];

@@ -19,7 +19,7 @@ const CHUNK: usize = 16;
 const CHUNKS: usize = 2;
 const TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Chunks from one rank to another.
+/// Chunks in flight from one rank to another.
 type Stream = VecDeque<Vec<u8>>;
 
 /// The ranks of a scene.
@@ -37,7 +37,7 @@ const FEW: Cast = Cast { size: SIZE, stopped: 2, chunk: CHUNK, is_network: false
 /// An in-memory world in which one rank stops after a number of chunks.
 struct Scene {
     cast: Cast,
-    /// By (sender, receiver).
+    /// Keys are pairs (sender, receiver).
     streams: Mutex<HashMap<(usize, usize), Stream>>,
     registries: Vec<Arc<WaitRegistry>>,
     /// Number of chunks that the stopping rank still sends.
@@ -71,7 +71,7 @@ fn reduce(exchange: &mut Exchange, _rank: usize, sequence: u64) -> Result<(), Fa
     reduce_all(exchange, sequence, &[CHUNKS])
 }
 
-/// Reduces the chunks of `reduce` in several vectors.
+/// Reduces as many chunks as `reduce`, divided among several vectors.
 fn reduce_coalesced(exchange: &mut Exchange, _rank: usize, sequence: u64) -> Result<(), Failure> {
     reduce_all(exchange, sequence, &[1, 0, CHUNKS - 1])
 }
@@ -92,7 +92,7 @@ fn reduce_all(exchange: &mut Exchange, sequence: u64, chunks: &[usize]) -> Resul
     Ok(())
 }
 
-/// Reduces a few bytes of each of many ranks, over a tree of the ranks.
+/// Reduces a few bytes over a tree of many ranks.
 fn reduce_small(exchange: &mut Exchange, _rank: usize, sequence: u64) -> Result<(), Failure> {
     let mut buffer = [1; 5];
     let signature = Signature { reduce: Some(ReduceOp::Sum), ..signature(Operation::AllReduce, sequence, 5) };
@@ -117,7 +117,7 @@ fn exchange_parts(exchange: &mut Exchange, rank: usize, sequence: u64) -> Result
     Ok(())
 }
 
-/// Bytes of a part, the last chunk of which is short.
+/// Bytes of a part. Its last chunk is short.
 const PART: usize = 2 * CHUNKS * CHUNK - 1;
 
 fn signature(operation: Operation, sequence: u64, length: usize) -> Signature {
@@ -167,7 +167,7 @@ impl Wires for End {
     }
 
     fn view(&self, peer: usize, length: usize) -> &[u8] {
-        // Every rank contributes ones.
+        // All values are 1.
         assert_eq!(self.stream(peer, self.rank, |stream| stream.front().cloned()), Some(vec![1; length]));
         &[1; CHUNK][..length]
     }
@@ -234,17 +234,18 @@ fn stop_everywhere(cast: Cast, collective: Run, whole: usize) {
 
 #[test]
 fn the_rank_that_stopped_is_named_wherever_it_stops() {
-    // In each of two collectives: two headers, and for each of two peers its chunks to be reduced and the reduced
-    // chunks.
+    // In each of two collectives, the rank sends two headers. To each of two peers, it sends the peer's chunks for
+    // the reduction and its own reduced chunks.
     stop_everywhere(FEW, reduce, 2 * (2 + 2 * 2 * CHUNKS));
     stop_everywhere(FEW, reduce_coalesced, 2 * (2 + 2 * 2 * CHUNKS));
-    // Two headers, and a part for each of two peers.
+    // In each of two collectives, the rank sends two headers, and one part to each of two peers.
     stop_everywhere(FEW, exchange_parts, 2 * (2 + 2 * 2 * CHUNKS));
 }
 
 #[test]
 fn the_rank_that_stopped_is_named_in_a_tree_of_ranks() {
-    // In each of two collectives: a header to each rank above and below, a contribution, and results.
+    // In each of two collectives, the rank sends a header to each neighbour in the tree, its contribution to the rank
+    // above, and the result to each rank below. The numbers are in this order.
     for (stopped, chunks) in [(0, 5 + 5), (12, 3 + 1 + 2), (13, 1 + 1)] {
         let cast = Cast { size: MANY, stopped, chunk: 4096, is_network: true };
         stop_everywhere(cast, reduce_small, 2 * chunks);

@@ -106,7 +106,7 @@ fn reduce_into_is_bit_identical_to_reduce() {
 
 #[test]
 fn half_precision_is_rounded_once() {
-    // Summed in f16, 2048 + 1 is 2048 again; summed in f32, all four ones count.
+    // In f16, 2048 + 1 is rounded to 2048. A sum in f32 counts all four ones.
     let ranks = [2048.0, 1.0, 1.0, 1.0, 1.0].map(|value| vec![f16::from_f32(value); 3]);
     let mut own = ranks[0].clone();
     let peers: Vec<&[u8]> = ranks[1..].iter().map(|rank| bytemuck::cast_slice(rank)).collect();
@@ -116,8 +116,8 @@ fn half_precision_is_rounded_once() {
 
 #[test]
 fn bf16_rounding_matches_the_half_crate() {
-    // Every bf16 value plus low bits around the midpoint to the next: all classes of values, and ties in both
-    // directions.
+    // Adds low bits around the midpoint to the next value to every bf16 value. This covers all classes of values, and
+    // ties in both directions.
     for high in 0..=u16::MAX {
         let wide: Vec<f32> =
             [0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF].map(|low| f32::from_bits(u32::from(high) << 16 | low)).to_vec();

@@ -1,4 +1,4 @@
-//! Coalesced operations: their results are those of separate operations, but the ranks meet only once.
+//! Coalesced operations: they give the results of separate operations, but the ranks synchronize only once.
 
 use zero_comm::{Buffer, CommError, Communicator, Dtype, Operation, ReduceOp, ToGather, ToScatter};
 
@@ -79,7 +79,7 @@ pub(crate) fn coalesced_operations_match_separate_ones(kind: Kind) {
 pub(crate) fn coalesced_vectors_of_many_chunks(kind: Kind) {
     for size in [2, 3, 5] {
         run(kind, size, |comm| {
-            // Large vectors, which ranks may access in place, next to small ones, which they may not.
+            // Large vectors, which ranks may access in place, and small ones, which they may not.
             let vectors =
                 [(Dtype::F32, 220_009), (Dtype::Bf16, 77), (Dtype::F16, 340_007), (Dtype::F32, 3), (Dtype::U8, 0)];
             for seed in 0..3 {
@@ -130,14 +130,14 @@ pub(crate) fn different_vectors_are_reported_with_both_sides(kind: Kind) {
     };
     let usual = [(Dtype::F32, 8), (Dtype::F32, 16)];
     let others = [
-        // Another number of vectors of the same length in all, other lengths, another type of the same size.
+        // Another number of vectors with the same total length, other lengths, and another element type.
         (&[(Dtype::F32, 24)][..], "all_gather #1 of 72 f32 (counts "),
         (&[(Dtype::F32, 16), (Dtype::F32, 8)], "all_gather #1 of 2 buffers with 72 f32 (counts "),
         (&[(Dtype::F32, 8), (Dtype::I64, 8)], "all_gather #1 of 2 buffers with 288 bytes (counts "),
     ];
     for (other, text) in others {
         let errors = run(kind, 3, |comm| {
-            // A late rank may hear of the mismatch while it waits for the first operation, in which all agree.
+            // A late rank may learn of the mismatch while it still waits for the first operation, in which all agree.
             let first = gather(&*comm, &usual);
             let second = |_| gather(&*comm, if comm.rank() == 1 { other } else { &usual });
             first.and_then(second).expect_err("they do not agree")

@@ -85,7 +85,7 @@ pub(crate) fn every_operation_matches_its_definition(kind: Kind) {
 }
 
 pub(crate) fn vectors_of_many_chunks(kind: Kind) {
-    // More than one chunk per owner on every transport, and not a whole number of chunks.
+    // Each owner has more than one chunk on every transport, and the last chunk is short.
     for (size, length) in [(2, 150_001), (3, 220_009), (5, 340_007)] {
         run(kind, size, |comm| {
             for (seed, dtype) in [Dtype::F32, Dtype::F16].into_iter().enumerate() {
@@ -140,7 +140,7 @@ pub(crate) fn many_all_to_alls_in_flight(kind: Kind) {
                 (expected, comm.all_to_all(input, output, &sent, &received))
             };
             let mut pending: Vec<_> = (0..40).map(start).collect();
-            // Messages between the same ranks do not disturb them.
+            // Messages between the same ranks do not interfere with the collectives.
             let (next, previous) = ((rank + 1) % size, (rank + size - 1) % size);
             let send = comm.send(vector(Dtype::F32, 99, rank, 70_000), next);
             let message = comm.recv(Buffer::zeros(Dtype::F32, 70_000), previous).wait().expect("received");

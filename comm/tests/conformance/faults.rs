@@ -58,7 +58,7 @@ pub(crate) fn different_lengths_and_types_are_reported_with_both_sides(kind: Kin
         assert_mismatch(error, (0, f16), (1, bf16));
     }
     let errors = run(kind, 2, |comm| {
-        // The same whole with different counts.
+        // The total length is the same, but the counts differ.
         let counts = if comm.rank() == 0 { [4, 4] } else { [5, 3] };
         let shard = Buffer::zeros(Dtype::I64, counts[comm.rank()]);
         comm.all_gather(shard, Buffer::zeros(Dtype::I64, 8), &counts).wait().expect_err("counts differ")
@@ -96,8 +96,8 @@ pub(crate) fn a_part_of_another_length_is_reported_with_both_sides(kind: Kind) {
     for size in [3, 4, 5] {
         for other in [0, 999, 1001] {
             let errors = run(kind, size, |comm| {
-                // A late rank may hear of the fault while it waits for the first operation, in which all agree. A rank
-                // without a wrong part may have completed the second operation before the fault.
+                // A late rank may learn of the fault while it still waits for the first operation, in which all agree.
+                // A rank without a wrong part may have completed the second operation before the fault.
                 let error = exchange(&comm, 1000).and_then(|_| exchange(&comm, other)).err();
                 error.unwrap_or_else(|| comm.barrier().wait().expect_err("the failure is final"))
             });
@@ -134,8 +134,8 @@ pub(crate) fn an_all_to_all_without_all_ranks_names_the_missing_one(kind: Kind) 
         if comm.rank() == 3 {
             given_up.wait_for(3);
         }
-        // The data of the others may already be in the late rank's sockets, so it may be done before it hears of the
-        // failure.
+        // The data of the others may already be in the late rank's sockets, so its operation may complete before it
+        // learns of the failure.
         let error = exchange(&comm, 1000).err();
         let error = error.unwrap_or_else(|| comm.barrier().wait().expect_err("the failure is final"));
         given_up.add_one();
@@ -262,7 +262,7 @@ pub(crate) fn a_panic_reaches_every_rank(kind: Kind) {
 pub(crate) fn a_failure_in_a_split_reaches_every_rank(kind: Kind) {
     let errors = run(kind, 4, |comm| {
         let half = comm.split(comm.rank() / 2, 0).expect("split");
-        // A slow rank may hear of the job's end before it has completed the first barrier.
+        // A slow rank may learn of the abort before it has completed the first barrier.
         let everybody_has_its_half = comm.barrier().wait();
         if comm.rank() == 3 {
             half.abort("cosmic ray");

@@ -15,7 +15,7 @@ fn between(kind: Kind, size: usize, operation: impl Fn(&dyn Communicator) -> Cou
 }
 
 pub(crate) fn data_between_hosts_is_sent_once_per_host(kind: Kind) {
-    // Hosts of equal and of different size; each is one node of the tree.
+    // The hosts have equal or different sizes. Each host is one node of the tree of ranks.
     for size in [4, 7, 8] {
         let length = 840 * size;
         let counts = vec![840; size];
@@ -53,7 +53,8 @@ pub(crate) fn data_between_hosts_is_sent_once_per_host(kind: Kind) {
 }
 
 pub(crate) fn parts_between_hosts_are_sent_once(kind: Kind) {
-    // Hosts of one cell and, for 6 ranks, of two: a host of three ranks is not one node of the tree.
+    // A cell is a run of ranks on one host that is one node of the tree. Each host is one cell, except that with 6 ranks
+    // each host has two.
     for size in [4, 6, 7, 8] {
         // Rank i sends 10 (i + 1) + j elements to rank j.
         let count = |from: usize, to: usize| 10 * (from + 1) + to;
@@ -66,7 +67,7 @@ pub(crate) fn parts_between_hosts_are_sent_once(kind: Kind) {
             pending.wait().expect("exchanged");
             comm.stats()[Operation::AllToAll]
         });
-        // The cells of three ranks are those of two and one.
+        // With 6 ranks, the cells are ranks 0–1, 2, 3 and 4–5.
         let cell = |rank: usize| if size == 6 { [0, 0, 1, 2, 3, 3][rank] } else { rank / first_host(size) };
         let across = |from: std::ops::Range<usize>| -> u64 {
             let pairs = from.flat_map(|from| (0..size).map(move |to| (from, to)));

@@ -6,7 +6,7 @@ use zero_comm::{Buffer, CommError, Communicator, Operation, Pending, ReduceOp};
 use crate::IN_PLACE;
 use crate::world::{GivenUp, Kind, impatient, run, run_with};
 
-/// Elements of a vector that is large enough for in-place access, in several blocks of which the last is short.
+/// Elements of a vector that is large enough for in-place access. It has several blocks, and the last one is short.
 const LENGTH: usize = 150_001;
 
 pub(crate) fn large_vectors_are_accessed_in_place(kind: Kind) {
@@ -27,7 +27,7 @@ pub(crate) fn large_vectors_are_accessed_in_place(kind: Kind) {
             assert!(scattered.shard.as_f32().is_some_and(|all| all.iter().all(|value| *value == square)));
             let gathered = comm.all_gather(scattered.shard, scattered.input, &counts).wait().expect("gathered");
             assert!(gathered.output.as_f32().is_some_and(|all| all.iter().all(|value| *value == square)));
-            // All but some elements go to the next rank.
+            // Almost all elements go to the next rank.
             let (sent, received) = ring(comm.rank(), size);
             let (input, output) = (vec![comm.rank() as f32; LENGTH], vec![0f32; received.iter().sum()]);
             let exchanged = comm.all_to_all(input.into(), output.into(), &sent, &received).wait().expect("exchanged");
@@ -43,7 +43,7 @@ pub(crate) fn large_vectors_are_accessed_in_place(kind: Kind) {
             let letter = comm.broadcast(letter.into(), root).wait().expect("sent");
             assert!(letter.as_f32().is_some_and(|all| all.iter().all(|value| *value == 7.0)));
 
-            // Send to the next rank, before receiving, a large and a small message.
+            // Every rank sends a large and a small message to the next rank before it receives any.
             let next = (comm.rank() + 1) % size;
             let sends: Vec<_> = (0..2 * usize::from(size > 1))
                 .map(|i| comm.send(vec![(comm.rank() + i) as f32; [LENGTH, 100][i]].into(), next))
@@ -67,7 +67,7 @@ pub(crate) fn large_vectors_are_accessed_in_place(kind: Kind) {
             {
                 assert_eq!(in_place(operation), (1, reached), "{operation}");
             }
-            // With two hosts it depends on the host of the next rank.
+            // With two hosts, this depends on whether the next rank is on the same host.
             if size > 1 && kind != Kind::Hosts {
                 assert_eq!(in_place(Operation::Send), (2, reached + u64::from(threads)));
             }

@@ -1,4 +1,4 @@
-//! Small operations of many ranks, which go over a tree of the ranks where a network connects them.
+//! Small operations of many ranks. If a network connects the ranks, these operations use a tree of ranks.
 
 use zero_comm::{Buffer, CommError, Dtype, Operation, ReduceOp};
 
@@ -9,7 +9,7 @@ use crate::world::{GivenUp, Kind, impatient, run, run_with};
 const MANY: usize = 19;
 
 pub(crate) fn small_operations_of_many_ranks_match_their_definitions(kind: Kind) {
-    // 17 hosts, all of two ranks, and 18, one of one rank.
+    // 34 ranks are 17 hosts with two ranks each. 35 ranks are 18 hosts, and the last one has one rank.
     let sizes = if kind == Kind::Pairs { &[34, 35][..] } else { &[MANY] };
     for &size in sizes {
         run(kind, size, |comm| {
@@ -38,7 +38,7 @@ pub(crate) fn a_small_sum_travels_up_and_down_the_tree(kind: Kind) {
         comm.all_reduce(vec![1f32].into(), ReduceOp::Sum).wait().expect("reduced");
         comm.stats()[Operation::AllReduce].network_bytes as usize
     });
-    // Each contribution travels once for each bit of its rank, and the sum once to each rank but the root.
+    // Each contribution is sent once for each set bit of its rank, and the sum once to each rank except the root.
     let up: usize = (0..MANY).map(|rank| rank.count_ones() as usize).sum();
     assert_eq!(sent.iter().sum::<usize>(), BYTES * (up + MANY - 1));
 }

@@ -28,7 +28,7 @@ fn place(rank: usize, size: usize, port: u16) -> LauncherEnvironment {
     }
 }
 
-/// Runs a job that meets at `port` and sums its ranks, each started with its own options.
+/// Runs a job that meets at `port` and sums the numbers of its ranks. Each rank has its own options.
 fn meet(options: &[Options], port: u16) -> Vec<Result<i64, CommError>> {
     let size = options.len();
     let rank = |rank: usize| {
@@ -76,7 +76,7 @@ fn a_store_serves_nobody_without_the_token() {
     for guess in [None, Some(""), Some("Token")] {
         assert!(matches!(client(&server, guess), Err(StoreError::Unauthorized { .. })), "{guess:?}");
     }
-    // A client of PyTorch's store gets no answer to its requests.
+    // The store does not answer requests in the protocol of PyTorch's store.
     let mut stream = TcpStream::connect(server.address()).expect("a connection");
     stream.write_all(&[0, 0xCE, 0xF7, 0x85, 0x3C, 7, 7]).expect("sent");
     let mut answer = Vec::new();
@@ -94,7 +94,8 @@ fn a_port_in_use_is_reported() {
 #[test]
 fn unauthenticated_connections_do_not_block_the_ranks() {
     let server = StoreServer::bind(("127.0.0.1", 0), Some("token")).expect("a server");
-    // Half of them send nothing, half send garbage, and they exceed the limit of unauthenticated connections.
+    // Half of the connections send nothing, and half send garbage. Together they exceed the limit for
+    // unauthenticated connections.
     let strangers: Vec<TcpStream> = (0..100)
         .map(|i| {
             let mut stream = TcpStream::connect(server.address()).expect("a connection");
@@ -143,7 +144,7 @@ fn no_rank_serves_a_store_that_the_launcher_serves_later() {
 fn all_ranks_report_the_same_differing_key() {
     let usual = [("version", "1"), ("zero_optimization.stage", "3")];
     let other = [("version", "1"), ("zero_optimization.stage", "2")];
-    // The launcher's store, then rank 0's own, which must stay until the others have read the terms.
+    // First with the launcher's store, then with rank 0's own, which must exist until the others have read the terms.
     let server = StoreServer::bind(("127.0.0.1", 0), None).expect("a server");
     for port in [server.address().port(), free_port()] {
         let error = CommError::Disagreement {
@@ -170,7 +171,7 @@ fn a_leftover_rank_of_an_earlier_attempt_neither_joins_nor_disturbs() {
     let in_attempt =
         |attempt: u32, rank: usize, size: usize| LauncherEnvironment { attempt, ..place(rank, size, port) };
     std::thread::scope(|scope| {
-        // Rank 1 of attempt 0 is late: it has missed the other ranks of its attempt and waits for them.
+        // Rank 1 of attempt 0 is late. The other ranks of its attempt have already ended, and it waits for them.
         let patience = Options { meeting_timeout: Duration::from_secs(4), ..Options::default() };
         let late = scope.spawn(move || connect(&in_attempt(0, 1, 2), &patience).map(drop));
         std::thread::sleep(Duration::from_millis(100));

@@ -12,7 +12,8 @@ pub(crate) fn every_rank_sends_to_every_other_before_receiving(kind: Kind) {
         run(kind, size, |comm| {
             let rank = comm.rank();
             let others = || (0..size).filter(|other| *other != rank);
-            // Larger than any ring or socket buffer between the ranks, so that no send completes before it is received.
+            // Two ranks send messages that are larger than any ring or socket buffer, so that no send completes before
+            // its message is received.
             let length = if size == 2 { 3 << 20 } else { 50_000 };
             let message = |from: usize, to: usize| vector(Dtype::F32, to as u64, from, length);
             let sends: Vec<_> = others().map(|to| (to, comm.send(message(rank, to), to))).collect();
@@ -57,7 +58,7 @@ pub(crate) fn operations_that_are_not_awaited_do_not_time_out(kind: Kind) {
         } else {
             let receive = comm.recv(Buffer::zeros(Dtype::F32, length), 0);
             let sum = comm.all_reduce(message(), ReduceOp::Max);
-            // Busy with other work.
+            // The rank is busy with other work.
             std::thread::sleep(options.timeout + Duration::from_millis(300));
             assert_same(&receive.wait().expect("received"), &message(), "posted long ago");
             assert_same(&sum.wait().expect("reduced"), &message(), "begun long ago");

@@ -3,7 +3,8 @@
 use half::{bf16, f16};
 use zero_comm::{Buffer, Dtype, ReduceOp};
 
-/// Returns numbers that are equal on every rank that computes them, of very different magnitudes and both signs.
+/// Returns pseudo-random numbers for a seed and a rank. Every rank can compute them. Floats have both signs and very
+/// different magnitudes, or are small integers if sums must not depend on their order.
 pub(crate) fn vector(dtype: Dtype, seed: u64, rank: usize, length: usize) -> Buffer {
     let bits = |i: usize| {
         let mut x = seed ^ ((rank as u64) << 40) ^ i as u64;

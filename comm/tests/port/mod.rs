@@ -1,11 +1,11 @@
-//! Ports for tests that tell a port to programs before they listen on it.
+//! Ports for tests that pass a port number to programs before anything listens on the port.
 #![allow(unreachable_pub)] // shared by tests of several crates
 
 use std::net::TcpListener;
 use std::sync::atomic::{AtomicU16, Ordering};
 
-/// Returns a free port of the loopback interface that no test of this program gets twice. It is below the range from
-/// which systems take ports for connections and for port 0, so that no other test takes it before it is used.
+/// Returns a free port of the loopback interface. It returns the same port only once in a program. The port is below
+/// the system's range of ephemeral ports, so no connection takes it before it is used.
 pub fn free_port() -> u16 {
     static GIVEN: AtomicU16 = AtomicU16::new(0);
     let first = std::process::id() % 10_000;

@@ -16,7 +16,7 @@ use zero_comm::{
 const SCENE: &str = "ZERO_COMM_TEST_SCENE";
 const TRANSPORT: &str = "ZERO_COMM_TEST_TRANSPORT";
 const TOKEN: &str = "ZERO_TRAIN_TOKEN";
-/// Names the emulator and its options that run this program, because the ranks need it too.
+/// Variable with the emulator that runs this program and the emulator's options. The ranks need the emulator too.
 const RUNNER: &str = "ZERO_COMM_TEST_RUNNER";
 
 /// How long ranks wait for a rank that was stopped.
@@ -45,7 +45,7 @@ pub(crate) fn play(transports: &[&str]) {
     }
     wrong_token();
     println!("a rank with another token ... ok");
-    // In these scenes ranks only wait, for seconds.
+    // In these scenes, ranks mostly wait for several seconds, so the scenes run at the same time.
     std::thread::scope(|scope| {
         for scene in [
             ("a rank is stopped", stopped as fn(&str)),
@@ -59,7 +59,7 @@ pub(crate) fn play(transports: &[&str]) {
     });
 }
 
-/// Runs a rank. It prints `ready` before the scene proper, and the error that ends it.
+/// Runs a rank. It prints `ready` before the scene begins, and the error that ends it.
 fn rank(scene: &str) {
     let place = LauncherEnvironment::from_environment(|name| std::env::var(name).ok()).expect("a place");
     let (transport, host) = match std::env::var(TRANSPORT).as_deref() {
@@ -68,14 +68,14 @@ fn rank(scene: &str) {
         Ok("hosts") => (Transport::Auto, Some((place.rank / 2).to_string())),
         _ => (Transport::SharedMemory, None),
     };
-    // Long enough for a machine on which a process may have to wait for a second.
+    // The timeout is long enough for a busy machine, on which a process may not run for a second.
     let timeout = if scene.starts_with("stopped") { PATIENCE } else { Duration::from_secs(60) };
     let meeting_timeout = Duration::from_secs(if scene == "meet" { 6 } else { 60 });
     let token = std::env::var(TOKEN).ok();
     let options = Options { transport, host, token, timeout, meeting_timeout, ..Options::default() };
     let outcome = connect(&place, &options).and_then(|comm| {
-        // Create the groups before printing `ready`: a rank that is killed while groups are created is reported by the
-        // ranks that wait for it there.
+        // Create the groups before printing `ready`. If a rank were killed during this, the ranks that wait for it in
+        // `split` would report it instead.
         let mesh = if scene.ends_with("mesh") { Some(mesh(&*comm)?) } else { None };
         comm.barrier().wait()?;
         println!("ready");
@@ -94,7 +94,7 @@ fn rank(scene: &str) {
             "leave" => {
                 work(&*comm, 10)?;
                 comm.barrier().wait()?;
-                // Ends the process without a goodbye to the others.
+                // Ends the process without notifying the others.
                 std::process::exit(0);
             }
             _ => work(&*comm, 20),
@@ -106,7 +106,7 @@ fn rank(scene: &str) {
     }
 }
 
-/// More rounds than a test takes.
+/// More rounds than any test runs.
 const FOREVER: usize = 1_000_000;
 
 fn work(comm: &dyn Communicator, rounds: usize) -> Result<(), CommError> {
@@ -276,7 +276,7 @@ fn stopped_exchanging(transport: &str) {
     stop_one("stopped exchange", transport, Operation::AllToAll);
 }
 
-/// Stops one of three ranks and checks that the others name it when their time is over.
+/// Stops one of three ranks and checks that the others name it when their timeout has passed.
 fn stop_one(scene: &str, transport: &str, operation: Operation) {
     let mut ranks = Ranks::start(scene, transport, 3, |_, _| {});
     let outputs = ranks.ready();

@@ -61,7 +61,7 @@ fn check_reports_the_same_errors_as_a_run() {
         assert_eq!(output.status.code(), Some(2));
     }
     assert!(!case.path("run").exists() && !case.path("s3:").exists(), "nothing is written");
-    // A configuration without model and data, for use with a program, is checked as far as possible.
+    // A configuration for a user's own program may lack `model` and `data`. Its other sections are still checked.
     fs::write(case.path("own.json"), "{\"train_batch_size\": 8}").unwrap();
     let check = |set: &str| case.command(&["check", "--config", "own.json", "--set", set]).output().unwrap();
     assert!(check("steps_per_print=1").status.success());

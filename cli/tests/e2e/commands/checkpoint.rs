@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use case::{Case, text};
 
-/// Returns exit status and standard output.
+/// Returns the exit status and the output: standard output followed by standard error.
 fn checkpoint(case: &Case, args: &[&str]) -> (i32, String) {
     let output = case.command(&[&["checkpoint"], args].concat()).output().unwrap();
     (output.status.code().unwrap(), text(&output.stdout) + &text(&output.stderr))
@@ -81,7 +81,7 @@ fn verify_names_damaged_and_intact_checkpoints() {
     assert!(checkpoint(&case, &["inspect", "run"]).1.contains("step 2, 2 updates"));
 }
 
-/// A run does not write its steps into the folder of another run.
+/// The steps of a run are never written into the folder of another run.
 #[test]
 fn a_run_from_the_checkpoint_of_another_run_has_its_own_folder() {
     let case = Case::new();

@@ -110,7 +110,6 @@ fn a_run_writes_its_folder() {
         for kind in ["parameters", "gradients", "optimizer_state"] {
             assert_eq!(rank["measured_peak_bytes"][kind], rank["expected_state_bytes"][kind], "{kind}");
         }
-        // The gradient norm and the loss are communicated as well: a few hundred bytes per step.
         let expected = rank["expected_sent_bytes_per_step"].as_u64().unwrap();
         assert!(expected > 0);
     }
@@ -120,6 +119,7 @@ fn a_run_writes_its_folder() {
         .iter()
         .map(|rank| rank["expected_sent_bytes_per_step"].as_u64().unwrap())
         .sum();
+    // The tolerance covers the gradient norm and the loss: a few hundred bytes per step.
     let sent = metrics[5]["sent_bytes"].as_u64().unwrap();
     assert!(sent >= expected && sent < expected + 4096, "{sent} sent, {expected} expected");
     let csv = fs::read_to_string(case.path("run/csv_monitor/DeepSpeedJobName/Train_Samples_train_loss.csv")).unwrap();
@@ -196,7 +196,7 @@ fn every_kind_of_data_model_and_optimizer_trains() {
                 "scheduler={type: OneCycle, params: {cycle_min_lr: 0.001, cycle_max_lr: 0.02, cycle_first_step_size: 5}}",
             ],
         ),
-        // The decay is at the end of the epochs.
+        // The learning rate decays over the last 5 steps of the run, whose length `training.epochs` determines.
         (
             "stages",
             &[

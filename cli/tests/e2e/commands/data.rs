@@ -5,7 +5,7 @@ use std::process::Stdio;
 
 use crate::case::{Case, signal, text, wait_for};
 
-/// More than the 4 MiB that are tokenized in memory.
+/// Number of lines of the corpus. It is larger than the 4 MiB up to which a corpus is tokenized in memory.
 const LINES: usize = 60_000;
 
 fn case() -> Case {
@@ -37,7 +37,7 @@ fn a_prepared_corpus_is_not_tokenized_again() {
     );
     let (_, out, _) = run(&case, "prepare");
     assert!(out.contains("training data: 1 file, 0 tokenized now, 1 already in the cache"), "{out}");
-    // A run reads the same entry.
+    // A run reads the same cache entry.
     case.train(&["--set", "data={train: large.jsonl, cache_dir: cache}", "--set", "training.eval_every=0"]);
     assert_eq!(fs::read_dir(case.path("cache/tokens")).unwrap().count(), 2, "an entry and the lock");
 }
@@ -78,7 +78,7 @@ fn damage_and_a_folder_that_cannot_be_written_are_found() {
     assert!(err.contains("in: data.cache_dir\n  help: set it to a folder that this process can write"), "{err}");
 }
 
-/// A signal while the second of two files is tokenized.
+/// The signal arrives while the second of two files is tokenized.
 #[test]
 fn a_signal_ends_a_preparation_that_the_next_start_continues() {
     for (what, name, status) in [("prepare", "TERM", 143), ("verify", "INT", 130)] {

@@ -1,6 +1,5 @@
-//! The `ds_config.json` files of `examples/deepspeed`, unchanged. Each of them trains on two ranks with a second file for
-//! model and data. Its loss falls, and the run is bit-identical to one with the same configuration as a single YAML
-//! file.
+//! Trains with the unchanged DeepSpeed configurations of `examples/deepspeed`, on two ranks, with a second file for model
+//! and data. The loss must fall, and the run must be bit-identical to one with the same settings in a single YAML file.
 
 use crate::case;
 

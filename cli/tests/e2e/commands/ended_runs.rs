@@ -77,7 +77,7 @@ fn resume_works_with_another_layout() {
     ]);
     assert!(out.contains("resumed from a/checkpoints/step-00000010 after step 10"), "{out}");
     assert_eq!(case.metrics("b").len(), 10);
-    // A run folder stands for its newest checkpoint.
+    // `--resume` with a run folder uses the newest checkpoint in it.
     fs::create_dir(case.path("a/checkpoints/step-00000011")).unwrap();
     for (from, out) in [("a", "c"), ("a/checkpoints", "d")] {
         let out = case.train(&["--plain", "-n", "2", "--max-steps", "11", "--out", out, "--resume", from]);

@@ -20,7 +20,7 @@ fn generated(case: &Case, args: &[&str]) -> String {
     out
 }
 
-/// A case with a trained run `run` over bytes.
+/// Returns a case whose run `run` has trained a byte-level model.
 fn trained() -> Case {
     let case = Case::new();
     case.train(&["--quiet", "-n", "2"]);
@@ -52,7 +52,7 @@ fn a_run_a_checkpoint_and_an_export_give_the_same_text() {
     let out = generated(&case, &[&["run", "--input", "prompts.jsonl"], rest].concat());
     assert_eq!(out, lines);
 
-    // The export of a model over bytes has no tokenizer.
+    // The export of a byte-level model has no tokenizer.
     let (status, _, error) = generate(&case, &["exported", "--prompt", "line"]);
     assert!(status == 2 && error.contains("the model has no tokenizer"), "{error}");
     assert!(error.contains("help: give the path of the model's tokenizer.json"), "{error}");
@@ -90,7 +90,7 @@ fn conversations_and_adapters_are_continued() {
     case.train(&["--quiet", "-n", "1", "--max-steps", "4", "--out", "base", "--set", &data, "--set", model]);
     let chat = ["--chat", "-p", "w2 w3", "-n", "5", "--quiet"];
     let answer = generated(&case, &[&["base"], &chat[..]].concat());
-    // The same tokens as the rendered text.
+    // `--chat` gives the same tokens as the text that the template renders.
     let rendered = generated(&case, &["base", "-p", "user w2 w3 . assistant ", "-n", "5", "--quiet"]);
     assert_eq!(answer, rendered);
     let system = generated(&case, &[&["base", "--system", "w1"], &chat[..]].concat());
@@ -103,7 +103,8 @@ fn conversations_and_adapters_are_continued() {
     };
     export("base", "exported");
     assert_eq!(generated(&case, &[&["exported"], &chat[..]].concat()), answer);
-    // An adapter trained on the export: from its checkpoint, and from its export on top of the base model.
+    // An adapter that is trained on the export gives the same text from its checkpoint and from its own export on top
+    // of the base model.
     let adapter = "adapter={type: lora, r: 2, init_lora_weights: false}";
     let pretrained = "model={pretrained: exported}";
     let set = ["--set", &data, "--set", pretrained, "--set", adapter];

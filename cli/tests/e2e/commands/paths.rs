@@ -1,6 +1,6 @@
-//! Every key and option that names a file or a folder, given a path that is missing, of the wrong kind, or
-//! unreadable: one error with the path, the key and advice. The offload tests cover `nvme_path`. Also tests
-//! incomplete launcher environments.
+//! Gives a path that is missing, of the wrong kind, or unreadable to every key and option that names a file or a folder.
+//! Each gives one error with the path, the key and advice. The offload tests cover `nvme_path`. Also tests incomplete
+//! launcher environments.
 
 use crate::case;
 
@@ -9,7 +9,7 @@ use std::os::unix::fs::symlink;
 
 use case::{Case, text};
 
-/// Creates a case with a folder `dir`, a link to itself `loop`, which cannot be read, and a file `file`.
+/// Creates a case with a folder `dir`, a file `file`, and `loop`, a link to itself that cannot be read.
 fn case() -> Case {
     let case = Case::new();
     fs::write(case.path("ds.yaml"), case::CONFIG.replace(", eval_fraction: 0.1", "")).unwrap();
@@ -47,7 +47,7 @@ fn paths_to_read() {
             let set = format!("{key}={path}");
             for ranks in ["1", "2"] {
                 let args = ["--config", "ds.yaml", "--quiet", "-n", ranks, "--set", &set];
-                // Its `config.json` is part of the configuration.
+                // The folder's `config.json` is part of the configuration, so some errors are configuration errors.
                 let statuses: &[i32] = if key == "model.pretrained" { &[2, 3] } else { &[3] };
                 refused(&case, &args, statuses, path, key);
             }

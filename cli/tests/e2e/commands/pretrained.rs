@@ -84,7 +84,7 @@ fn an_import_is_a_checkpoint() {
     }
     assert_eq!(fs::read_to_string(case.path("imported/latest")).unwrap(), "step-00000000\n");
 
-    // The same run, once from the folder and once from the import; the second run has no access to the folder.
+    // The same run starts once from the folder and once from the import, when the folder no longer exists.
     case.train(&["--quiet", "-n", "2", "--max-steps", "4", "--out", "a"]);
     let first = fs::read_to_string(case.path("a/resolved.yaml")).unwrap();
     fs::write(case.path("ds.yaml"), first.replace("pretrained: hf", "pretrained: null")).unwrap();

@@ -1,4 +1,4 @@
-//! `zero-train report` on runs of a tiny model, on a large and hostile one, and in a real browser.
+//! `zero-train report` on runs of a tiny model, and on large runs whose names contain HTML. Opens the pages in a browser.
 
 use crate::case;
 
@@ -19,7 +19,7 @@ fn report(case: &Case, args: &[&str], out: &str) -> String {
     fs::read_to_string(case.path(out)).unwrap()
 }
 
-/// The errors of a `report` that must fail.
+/// Runs a `report` that must fail, and returns standard error.
 fn refused(case: &Case, args: &[&str]) -> String {
     let output = case.command(&[&["report"], args].concat()).output().unwrap();
     assert_eq!(output.status.code(), Some(2), "{args:?}");
@@ -32,7 +32,7 @@ fn data(page: &str) -> Value {
     serde_json::from_str(after.split("</script").next().unwrap()).unwrap()
 }
 
-/// Checks that each element is closed in order, and that nothing outside of the page is named.
+/// Checks that the elements of a page are closed in order, and that it refers to no other file.
 fn check_markup(page: &str) {
     assert!(page.starts_with("<!doctype html>"), "{}", &page[..40]);
     let mut open: Vec<String> = vec![];
@@ -60,7 +60,7 @@ fn check_markup(page: &str) {
     assert!(!page.contains("@import") && page.matches("url(").count() == page.matches("url(#").count());
 }
 
-/// Checks that the curves of a short run are its lines.
+/// Checks that the curves of a short run contain the values of all lines of its metrics.
 fn check_curves(run: &Value, lines: &[Value]) {
     for key in ["loss", "lr", "grad_norm", "tokens_per_s", "step_ms", "sent_bytes", "peak_bytes"] {
         let of = |key: &str| lines.iter().map(|line| line[key].clone()).collect::<Vec<_>>();
@@ -125,7 +125,7 @@ fn a_page_has_the_numbers_of_the_run() {
     check_in_browser(&pages);
 }
 
-/// A page of a range test, whose loss is also drawn over the learning rate.
+/// Returns the page of a learning rate range test, which also plots the loss over the learning rate.
 fn range_test(case: &Case) -> String {
     let test = "scheduler={type: LRRangeTest, params: {lr_range_test_min_lr: 0.0001, lr_range_test_step_size: 1, \
                 lr_range_test_step_rate: 20}}";
@@ -144,7 +144,7 @@ fn range_test(case: &Case) -> String {
     page
 }
 
-/// A page of eight runs of 10,000 lines with spikes, whose names and configurations try to run a script.
+/// Returns the page of eight runs of 10,000 lines with spikes. Their names and configurations try to run a script.
 fn large(case: &Case) -> String {
     let mut folders = vec![];
     for index in 0..8_u32 {
@@ -179,7 +179,7 @@ fn large(case: &Case) -> String {
     page
 }
 
-/// Opens the pages at several widths, light and dark; prints a message without node or a browser.
+/// Opens the pages in a browser at several widths, light and dark. Prints a message if node or a browser is missing.
 fn check_in_browser(pages: &[(&str, String)]) {
     // The folder is kept after the test, so that its pictures can be inspected.
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("run-report");

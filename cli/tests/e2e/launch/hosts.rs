@@ -41,7 +41,7 @@ fn start_both(case: &Case, hosts: &Hosts, args: &[&str]) -> [Alone; 2] {
     [0, 1].map(|host| start(case, hosts, host, args))
 }
 
-/// Secondary shards on each host, from which the gathers of backwards come.
+/// Keeps secondary shards on each host, which the gathers of backwards use.
 const SECONDARY: [&str; 2] = ["--set", "zero_optimization.zero_hpz_partition_size=2"];
 
 fn steps(case: &Case) -> usize {
@@ -80,9 +80,9 @@ fn two_hosts_with_two_ranks_are_bit_identical_to_one_host_with_four() {
     }
 }
 
-/// Each host sends its half of the parameters once for each gather from all shards, and once for each reduction the sums of its
-/// ranks for the other half. Plain stage 3 gathers twice for each of M micro-batches, except for two of the layers: 3MΨ/2
-/// elements. With secondary shards it gathers once a step: (1 + M)Ψ/2.
+/// Each gather from all shards and each reduction makes a host send Ψ/2 elements: its half of the parameters, or its
+/// sums for the other half. Plain stage 3 gathers twice and reduces once in each of M micro-batches: 3MΨ/2 elements, or
+/// less, because two layers are gathered once. With secondary shards, it gathers once per step: (1 + M)Ψ/2.
 #[test]
 fn secondary_shards_keep_later_gathers_within_a_host() {
     const STEPS: u64 = 5;
@@ -91,7 +91,7 @@ fn secondary_shards_keep_later_gathers_within_a_host() {
     let model = "model={type: gpt2, vocab_size: 256, n_positions: 16, n_embd: 192, n_layer: 6, n_head: 4, tie_word_embeddings: false}";
     for micro_batches in [1, 3] {
         let batch = format!("train_batch_size={}", 8 * micro_batches);
-        // The bytes of steps are the difference between a long and a short run.
+        // The difference between a long and a short run contains only the bytes of the steps.
         let sent = |out: &str, secondary: &[&str]| {
             let [short, long] = [2, 2 + STEPS].map(|steps| {
                 let before = [0, 1].map(|host| hosts.sent(host));
@@ -230,7 +230,7 @@ fn a_launcher_that_was_killed_is_not_replaced_in_the_middle_of_a_job() {
     let (status, errors) = first.end();
     assert_eq!(status, Some(4), "{errors}");
     assert!(errors.ends_with("error: the launcher of host 1 was restarted\n"), "{errors}");
-    // The replacement waits for a host 0 that knows it, until its timeout.
+    // The launcher of host 0 has ended, so the replacement waits for it until the timeout.
     let (status, errors) = another.end();
     assert_eq!(status, Some(4), "{errors}");
     assert!(errors.starts_with("error: cannot reach the launcher of host 0: "), "{errors}");

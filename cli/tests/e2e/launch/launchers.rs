@@ -57,7 +57,7 @@ fn deepspeed() {
     launcher.works();
 }
 
-/// Both hosts are this machine, under two names; see scripts/ssh-here.sh.
+/// Both hosts are this machine under two names. See scripts/ssh-here.sh.
 #[test]
 fn deepspeed_by_ssh() {
     let folder = tempfile::tempdir().unwrap();
@@ -194,7 +194,7 @@ fn ray() {
     launcher.version = vec![python(), "-c".into(), "import ray; print(ray.__version__)".into()];
     launcher.start = vec![python(), adapter("zero_ray.py"), "-n".into(), "2".into(), "--".into()];
     launcher.variables = vec![("RAY_DEDUP_LOGS", "0".into()), ("RAY_raylet_start_wait_time_s", "300".into())];
-    // Starts a new Ray instead of connecting to one it finds, which may have ended.
+    // Starts a new Ray cluster instead of connecting to an earlier one, which may have ended.
     launcher.variables.push(("RAY_ADDRESS", "local".into()));
     launcher.works();
 }

@@ -1,6 +1,6 @@
 //! Measures how soon ranks notice that one of them is lost, and checks that they raise no false alarm.
 //!
-//! `ZERO_TRAIN_NOTICE` sets the number of kills (6 by default) and, if set, runs 10,000 steps under load.
+//! `ZERO_TRAIN_NOTICE` sets the number of kills (6 by default). If it is set, the test under load runs 10,000 steps.
 //! `scripts/notice.sh` runs only these tests. The ranks are started without our launcher, which would end the survivors
 //! itself.
 
@@ -47,7 +47,7 @@ fn lose_one(case: &Case, number: usize, name: &str, transport: &str) -> Duration
         assert!(ended.is_none(), "ended early: {:?}", ended.map(|rank| ranks.remove(rank).end()));
         steps(case, &out) >= 3
     });
-    // A moment somewhere in a step. Multiples of the golden ratio spread the moments evenly over 0.2 s.
+    // Waits until a moment somewhere in a step. Multiples of the golden ratio spread the moments evenly over 0.2 s.
     std::thread::sleep(Duration::from_secs_f64(0.2 * (number as f64 * 0.618_034).fract()));
     let victim = number % RANKS;
     let lost = ranks.remove(victim);
@@ -91,7 +91,8 @@ fn survivors_end_soon_after_a_lost_rank_and_name_it() {
     println!("|---|---|---|---|---|---|");
     let deadline = format!("stopped, deadline {DEADLINE:?}");
     for (which, transport) in TRANSPORTS.into_iter().enumerate() {
-        // These limits allow for other tests at the same time. On an idle machine, a tenth of them is promised.
+        // These limits allow for other tests that run at the same time. On an idle machine, survivors
+        // of a kill end within a tenth.
         assert!(row("killed", transport, of(&killed, which)) < Duration::from_secs(5));
         assert!(row(&deadline, transport, of(&stopped, which)) < DEADLINE + Duration::from_secs(15));
     }

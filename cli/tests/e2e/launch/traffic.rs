@@ -1,4 +1,4 @@
-//! Bytes between two hosts of two ranks: what processes write to sockets is what `plan --hosts` predicts.
+//! Two hosts with two ranks each must write as many bytes to sockets as `plan --hosts` predicts.
 
 use crate::case;
 use crate::launch::namespaces;
@@ -77,7 +77,7 @@ fn hosts_send_the_bytes_that_the_plan_predicts() {
             "bf16.enabled=true",
         ],
         &["--set", "zero_optimization.stage=1", "--set", "pipeline.stages=2"],
-        // Four of the six steps have two outer steps.
+        // The four steps that are measured below contain two outer steps here, and one with `steps: 4`.
         &["--set", "zero_optimization.stage=2", "--set", groups, "--set", "training.local_steps={steps: 2}"],
         &["--set", "zero_optimization.stage=0", "--set", groups, "--set", "training.local_steps={steps: 4}"],
     ] {
@@ -86,7 +86,7 @@ fn hosts_send_the_bytes_that_the_plan_predicts() {
         assert!(output.status.success(), "{}", text(&output.stderr));
         let plan: Value = serde_json::from_slice(&output.stdout).unwrap();
         let planned = plan["hosts"]["layouts"][0]["network_bytes_per_step"].as_f64().unwrap();
-        // The difference contains no bytes of the start and the end of a run.
+        // The difference between two runs contains no bytes of their start and end.
         let [few, many] = [2, 6].map(|steps| network_bytes(&case, &hosts, steps, layout));
         let sent = (many - few) / 4.0;
         println!("{layout:?}: planned {planned}, sent {sent}");

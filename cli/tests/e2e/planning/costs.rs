@@ -42,7 +42,7 @@ fn a_cost_table_predicts_the_time_of_steps() {
     assert!(of(&["--set", "model.n_layer=8"]) > of(&[]));
     assert!(of(&["--set", "gradient_accumulation_steps=3"]) > of(&[]));
 
-    // A plan names the first setting for which the table does not hold.
+    // A plan names the first setting that differs from that of the table.
     let missing = |args: &[&str]| json(args)["time"]["missing"].as_str().unwrap().to_string();
     assert!(missing(&["--set", "train_micro_batch_size_per_gpu=1"]).contains("micro-batch 2, but the plan has 1"));
     assert!(missing(&["--set", "bf16.enabled=true"]).contains("dtype f32, but the plan has bf16"));
@@ -121,7 +121,7 @@ fn updates_of_matrices_are_predicted_by_their_work() {
     assert!((all / two - 1.5).abs() < 0.01, "{all} {two}");
 }
 
-/// A table of four ranks has the times of their groups: of two neighbours, and of two ranks that are two apart.
+/// The cost table of four ranks contains the times of groups of two neighbours and of two ranks that are two apart.
 #[test]
 fn collectives_of_a_mesh_are_predicted_by_the_times_of_its_groups() {
     let case = Case::new();
@@ -132,7 +132,7 @@ fn collectives_of_a_mesh_are_predicted_by_the_times_of_its_groups() {
     assert!(told.contains("all_reduce by groups of 2 ranks that are 2 apart"), "{told}");
     assert!(told.contains("all_gather by groups of 2 consecutive ranks"), "{told}");
     let measured: Value = serde_json::from_slice(&std::fs::read(case.path("costs.json")).unwrap()).unwrap();
-    // A second for a collective of one kind by one kind of groups, and no time for the others.
+    // Writes a table in which one collective of one kind of group takes a second, and all others take no time.
     let with = |ranks: u64, apart: u64, slow: &str| {
         let mut table = measured.clone();
         let mut found = 0;
@@ -148,7 +148,7 @@ fn collectives_of_a_mesh_are_predicted_by_the_times_of_its_groups() {
         assert_eq!(found, 1, "{table}");
         std::fs::write(case.path("slow.json"), table.to_string()).unwrap();
     };
-    // Seconds of collectives on rank 0: how many it takes part in.
+    // The seconds that rank 0 spends in collectives equal the number of slow collectives in which it takes part.
     let collectives = |sets: &[&str]| {
         let args = ["plan", "--json", "--config", "ds.yaml", "-n", "4", "--costs", "slow.json"];
         let sets: Vec<&str> = sets.iter().flat_map(|set| ["--set", *set]).collect();

@@ -40,7 +40,7 @@ fn layouts_on_hosts_are_compared() {
     for layout in &all {
         let seconds = bytes(layout).unwrap() as f64 / 2.0 / 125e6;
         assert!((layout["link_seconds"].as_f64().unwrap() / seconds - 1.0).abs() < 1e-9, "{layout}");
-        // Its settings select it, with the same global batch.
+        // The settings of a layout select this layout, with the same global batch.
         let settings = layout["settings"].as_array().unwrap().iter().map(|setting| setting.as_str().unwrap());
         let sets: Vec<&str> = settings.flat_map(|setting| ["--set", setting]).collect();
         let selected = &layouts(&case, &[&["--hosts", "2"], &sets[..]].concat())[0];
@@ -51,7 +51,8 @@ fn layouts_on_hosts_are_compared() {
         );
         assert_eq!(layout["rounds"], layout["name"].as_str().unwrap().contains("codes"), "{layout}");
     }
-    // Codes send the least, and only a run that rounds anyway is told to use them.
+    // The layout with quantized codes sends the fewest bytes. It is recommended only if the configuration already sends
+    // codes.
     let told = plan(&case, &["--hosts", "2", "--device-memory", "1GiB"]);
     assert!(
         all[1]["rounds"] == true && told.contains("; of the layouts that fit and send no quantized values, it sends"),
@@ -59,12 +60,12 @@ fn layouts_on_hosts_are_compared() {
     );
     let told = plan(&case, &["--hosts", "2", "--device-memory", "1KiB"]);
     assert!(told.contains("no layout fits") && told.contains(", too much"), "{told}");
-    // Alone, a host sends nothing. With one rank on each, no group is within a host.
+    // A single host sends nothing. With one rank on each host, no layout has a group within a host.
     assert!(layouts(&case, &["--hosts", "1"]).iter().all(|layout| bytes(layout) == Some(0)));
     assert!(
         layouts(&case, &["--hosts", "4"]).iter().all(|layout| !layout["name"].as_str().unwrap().contains("per host ("))
     );
-    // Over TCP alone, each rank sends to each rank.
+    // The plan does not know the bytes if the ranks of a host do not use shared memory.
     let flat = layouts(&case, &["--hosts", "2", "--set", "launcher.transport=tcp"]);
     assert!(flat.iter().all(|layout| bytes(layout).is_none()), "{flat:?}");
 }

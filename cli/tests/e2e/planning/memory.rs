@@ -1,8 +1,8 @@
 //! Compares the planned peak memory with the allocator's count. On every rank, the plan is never below the count and at
 //! most slightly above it.
 //!
-//! Each rank is a process of its own, so the count contains nothing else. The models take some tens of megabytes: in
-//! smaller models, one message in flight would be a percent of the total.
+//! Each rank is a process of its own, so the count contains nothing else. The models take tens of megabytes, because in
+//! smaller models a single message in flight would be one percent of the total.
 
 mod models;
 mod optimizers;
@@ -195,7 +195,7 @@ fn secondary_shards() {
     holds(4, zero, &["bf16.enabled=true", "launcher.transport=tcp"]);
 }
 
-/// Buffers of codes take the place of those of values.
+/// The communication buffers contain codes instead of values.
 #[test]
 fn collectives_in_8_bits() {
     let codes = "zero_quantized_weights: true, zero_quantized_gradients: true";

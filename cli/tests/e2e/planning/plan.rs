@@ -43,12 +43,12 @@ fn a_plan_reports_the_memory_of_a_rank_and_starts_no_run() {
     assert_eq!(stage["activations_known"], true);
     let of = |category: &str| stage["planned_peak_bytes"][category].as_u64().unwrap();
     let state = |kind: &str| stage["state_bytes_per_rank"][kind].as_u64().unwrap();
-    // The peak is that of the rank with the largest peak, the state that of the first rank.
+    // The plan reports the peak of the rank with the largest peak, but the state of the first rank.
     assert!(of("parameters") >= state("parameters") && of("parameters") < 2 * state("parameters"));
     assert!(of("optimizer_state") >= state("optimizer_state"));
 }
 
-/// A plan reads the data only if the configuration leaves the vocabulary size to them.
+/// A plan reads the data only if `model.vocab_size` is `auto`.
 #[test]
 fn a_plan_reads_the_data_only_for_the_vocabulary_size() {
     let case = Case::new();
@@ -74,8 +74,9 @@ fn a_run_reports_its_plan() {
     assert_eq!(of_ranks.into_iter().max(), Some(planned));
 }
 
-/// With secondary shards in groups of two ranks, four ranks send each parameter and, for each of two micro-batches, its gradient to
-/// the two ranks of the other group. Plan and report state these bytes, and the run has the losses of plain stage 3.
+/// Four ranks have secondary shards in groups of two. Each parameter is sent to the two ranks of the other group once,
+/// and its gradient once for each of two micro-batches. Plan and report state these bytes. The losses are those of
+/// plain stage 3.
 #[test]
 fn bytes_for_other_near_groups_are_reported() {
     let case = Case::new();
@@ -128,12 +129,12 @@ fn a_trillion_parameters_can_be_planned_on_one_machine() {
     assert!(told.contains("1,008,014,617,600"), "{told}");
     assert!(told.contains("does not fit: a rank needs") && told.contains("85.9 GB: `--device-memory`"), "{told}");
     assert!(told.contains("any one of these changes makes it fit") && told.contains("of disk per rank"), "{told}");
-    // The memory of other machines is unknown, so without a limit nothing is said about it.
+    // The memory of other machines is unknown, so without a limit the plan does not say whether the model fits.
     assert!(!plan(&case, &trillion).contains("fit"));
 }
 
-/// The lists of a schedule grow with stages × micro-batches, and planning must not grow faster. Only the duration of
-/// this test shows that.
+/// The lists of a schedule grow with stages × micro-batches, and the time to plan must not grow faster. Only the
+/// duration of this test shows whether it does.
 #[test]
 fn a_deep_pipeline_with_many_micro_batches_is_planned_in_time() {
     let case = Case::new();
@@ -149,7 +150,8 @@ fn a_deep_pipeline_with_many_micro_batches_is_planned_in_time() {
     ];
     let told = plan(&case, &[&deep[..], &["--set", "pipeline.schedule=gpipe", "--device-memory", "1kB"]].concat());
     assert!(told.contains("does not fit: a rank needs") && told.contains("more ranks do not help either"), "{told}");
-    // For p stages and m micro-batches, the bubble of 1F1B is (p − 1)/(m + p − 1), and that of ZB-H1 a third of it.
+    // With p stages and m micro-batches, the bubble of 1F1B takes (p − 1)/(m + p − 1) of a step. The bubble of ZB-H1
+    // takes about a third of that.
     assert!(plan(&case, &deep).contains("1f1b: 10.8 % of a step is bubble"));
     assert!(plan(&case, &[&deep[..], &["--set", "pipeline.schedule=zb_h1"]].concat()).contains("zb_h1: "));
 }
@@ -244,7 +246,7 @@ fn a_tiled_mlp_is_advised() {
     assert!(told.contains("does not fit") && !told.contains("--set model.tiled"), "{told}");
 }
 
-/// From a lower stage too, all savings of stage 3 in memory are advised before offload to a disk.
+/// A configuration with a lower stage is advised to use all memory savings of stage 3 before offload to a disk.
 #[test]
 fn stage_3_without_prefetching_is_advised_before_offload_to_disk() {
     let case = Case::new();
@@ -272,8 +274,8 @@ fn stage_3_without_prefetching_is_advised_before_offload_to_disk() {
     assert!(late.iter().all(|word| advice.contains(word)) && !advice.contains("nvme"), "{told}");
 }
 
-/// Under another launcher, no plan is checked before launch. A rank that exceeds the limit stops with a table of its
-/// memory.
+/// Other launchers do not check the plan before they start the ranks. A rank that exceeds the limit stops with a table
+/// of its memory.
 #[test]
 fn an_exceeded_limit_is_an_error_with_a_table() {
     let case = Case::new();

@@ -36,7 +36,7 @@ fn a_good_learning_rate_wins_and_its_file_reproduces_the_trial() {
     let best = lines.last().unwrap()["best"].as_u64().unwrap();
     assert!([2, 3].contains(&best), "{said}");
     assert!(matches!(trials[4]["state"].as_str(), Some("stopped early" | "diverged")), "{said}");
-    // Training the best file gives bit-identical losses to the trial.
+    // Training with the best file gives losses that are bit-identical to those of the trial.
     let rate = trials[best as usize]["settings"]["optimizer.params.lr"].as_str().unwrap();
     let output = case
         .command(&[

@@ -54,10 +54,10 @@ pub fn sweep(kills: usize) {
     println!("| {killed} | {runs} | {killed} | {:.0?} | {:.0?} | {:.0?} |", at(0.5), at(0.99), at(1.0));
 }
 
-/// Kills all processes of a run at `kills` random steps, each time continuing it on another number of ranks, and prints
-/// a table of the results. Losses and the last checkpoint must be bit-identical to those of an undisturbed run.
+/// Kills all processes of a run at `kills` random steps. Each time, the run continues on another number of ranks. Its
+/// losses and its last checkpoint must be bit-identical to those of an undisturbed run. Prints a summary.
 pub fn sweep_over_ranks(kills: usize) {
-    /// Steps and kills of a run.
+    /// Number of steps of a run, and maximum number of kills.
     const OF_A_RUN: (u64, usize) = (200, 10);
     let case = Case::new();
     let mut random = Random::new();
@@ -66,7 +66,7 @@ pub fn sweep_over_ranks(kills: usize) {
         let (steps, ranks) = (OF_A_RUN.0.to_string(), ranks.to_string());
         let args = ["--config", "ds.yaml", "--plain", "-n", &ranks, "--out", out, "--max-steps", &steps];
         let mut command = case.command(&args);
-        // Micro-batches of two samples on every number of ranks.
+        // A micro-batch has two samples on any number of ranks.
         for set in ["train_batch_size=8", "training.reproducible=true", "training.save_every=7", "steps_per_print=0"] {
             command.args(["--set", set]);
         }
@@ -86,7 +86,7 @@ pub fn sweep_over_ranks(kills: usize) {
         at.sort_unstable();
         for step in at {
             let mut run = start(&out, ranks);
-            // An earlier kill came later than it was meant to, if processes were slow.
+            // If processes are slow, the previous kill came late, and the run may already have passed this step.
             let lines = || fs::read_to_string(case.path(&out).join("metrics.jsonl")).map_or(0, |it| it.lines().count());
             while lines() < step && run.try_wait().unwrap().is_none() {
                 std::thread::sleep(Duration::from_millis(1));
@@ -102,7 +102,7 @@ pub fn sweep_over_ranks(kills: usize) {
             *pairs.entry((ranks, next)).or_insert(0) += 1;
             (ranks, done) = (next, done + 1);
         }
-        // The last part runs on one rank, as the undisturbed run, so that their checkpoints have the same shards.
+        // The last part runs on one rank like the undisturbed run, so that both checkpoints have the same shards.
         end(start(&out, 1));
         assert_eq!(case.losses(&out), expected.0, "{out}");
         assert_eq!(case.shards(&out, OF_A_RUN.0), expected.1, "{out}");
@@ -112,7 +112,7 @@ pub fn sweep_over_ranks(kills: usize) {
     println!("{killed} kills in {runs} runs, all bit-identical; ranks before and after a kill: {pairs:?}");
 }
 
-/// Kills processes, the launcher first, and waits until all but it have ended.
+/// Kills the launcher, then its ranks. Waits until the ranks have ended.
 fn kill_all(processes: &[u32]) {
     for &process in processes {
         let process = rustix::process::Pid::from_raw(process.cast_signed()).unwrap();
@@ -161,7 +161,7 @@ fn kill_one(run: &mut Child, attempt: usize, random: &mut Random) -> Option<Dura
 
 fn end_of_both(ranks: &[u32], victim: usize) -> Option<Duration> {
     let process = |rank: usize| rustix::process::Pid::from_raw(ranks[rank].cast_signed()).unwrap();
-    // If the rank has already ended and the launcher has just not reaped it, the run is over.
+    // If the rank has already ended and the launcher has not reaped it yet, the run is over.
     if has_ended(ranks[victim])
         || rustix::process::kill_process(process(victim), rustix::process::Signal::KILL).is_err()
     {

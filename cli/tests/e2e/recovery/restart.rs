@@ -131,7 +131,7 @@ fn a_configuration_that_has_changed_prevents_a_restart() {
     assert!(errors.contains("error: cannot restart: ds.yaml has changed since the run began"), "{errors}");
 }
 
-/// A global batch of the same samples for any number of ranks, reduced in the same order.
+/// Each step has the same samples on any number of ranks, and reduces them in the same order.
 const REPRODUCIBLE: [&str; 4] = ["--set", "training.reproducible=true", "--set", "train_batch_size=8"];
 
 #[test]
@@ -206,7 +206,7 @@ fn usr1_saves_on_all_ranks_and_training_goes_on() {
 fn usr1_before_training_does_not_kill_a_rank() {
     let case = Case::new();
     let run = start(&case, "run", 1_000_000, &["-n", "2", "--set", "training.keep_last=0"]);
-    // Sent as soon as a rank exists. The launcher holds the signal back until the rank has installed its handler.
+    // The test sends the signal as soon as a rank exists. The launcher holds it back until the rank has a handler.
     wait_for(|| !ranks::of(run.id()).is_empty());
     signal(run.id(), "USR1");
     wait_for(|| checkpoints(&case, "run").len() == 1);
@@ -262,7 +262,7 @@ fn a_killed_rank_is_recovered_from_whenever_it_is_killed() {
     kills::sweep(kills);
 }
 
-/// Kills the run six times, or `ZERO_TRAIN_KILLS` times.
+/// Kills the run `ZERO_TRAIN_KILLS` times (6 by default).
 #[test]
 fn a_killed_run_continues_on_another_number_of_ranks_with_the_same_bits() {
     let kills = std::env::var("ZERO_TRAIN_KILLS").ok().and_then(|kills| kills.parse().ok()).unwrap_or(6);

@@ -1,5 +1,5 @@
-//! Checkpoints of a run in a store, as moto serves S3: copied while the run trains, resumed from on another machine, and kept
-//! apart from those of other runs.
+//! Checkpoints of a run in an S3 store, which moto simulates. They are copied while the run trains, another machine
+//! resumes from them, and they are kept apart from those of other runs.
 
 use std::path::PathBuf;
 use std::process::{Command, Output};
@@ -7,7 +7,7 @@ use std::process::{Command, Output};
 use super::services::{Service, installed, python, serve};
 use crate::case::{Alone, Case, signal, text, wait_for};
 
-/// A case, and a server with the bucket `runs`.
+/// A case with an S3 server that has the bucket `runs`.
 struct Stored {
     case: Case,
     _server: Service,
@@ -37,7 +37,7 @@ impl Stored {
         python(&self.folder.join("bin/python"), &script, &[&self.endpoint])
     }
 
-    /// Returns the names of the manifests and of folders without one.
+    /// Returns the names of the checkpoints below `prefix`. Asserts that each of them has a manifest.
     fn folders(&self, prefix: &str) -> Vec<String> {
         let line = format!(
             "names = sorted(o['Key'] for o in s3.list_objects_v2(Bucket='runs', Prefix='{prefix}/').get('Contents', []))\n\
@@ -88,7 +88,7 @@ fn a_run_goes_on_from_the_store_elsewhere() {
     stored.trained("whole", 14, &[]);
     let said = stored.trained("first", 9, &with(&["-n", "2", "--set", "training.save_async=true"]));
     assert!(said.contains("copied s3://runs/a/step-00000009 in "), "{said}");
-    // As on disk: two, and every sixth.
+    // The store keeps the same checkpoints as the disk: the last two and every sixth step.
     assert_eq!(stored.folders("a"), ["step-00000006", "step-00000008", "step-00000009"]);
     let leftovers = std::fs::read_dir(case.path("first/checkpoints")).unwrap();
     let leftovers: Vec<_> = leftovers
@@ -97,19 +97,19 @@ fn a_run_goes_on_from_the_store_elsewhere() {
         .collect();
     assert!(leftovers.is_empty(), "{leftovers:?}");
 
-    // Another machine has no folder of the run, and another number of ranks.
+    // Another machine lacks the folder of the run and uses another number of ranks.
     let said = stored.trained("elsewhere", 14, &with(&["--resume", "auto"]));
     assert!(said.contains("step-00000009"), "{said}");
     assert_eq!(case.losses("elsewhere"), case.losses("whole")[9..]);
     assert_eq!(stored.folders("a"), ["step-00000006", "step-00000010", "step-00000012", "step-00000014"]);
 
-    // A new run does not mix its checkpoints with those.
+    // A new run does not mix its checkpoints with those of the earlier run.
     let output = stored.run("other", 4, &STORE);
     let error = text(&output.stderr);
     assert!(!output.status.success() && error.contains("s3://runs/a/step-00000014 exists already"), "{error}");
     assert!(error.contains("--resume s3://runs/a"), "{error}");
 
-    // Set back, the run gives its later checkpoints other names.
+    // A run that resumes from an earlier checkpoint renames the later ones.
     let from = ["--resume", "s3://runs/a/step-00000006"];
     let said = stored.trained("back", 8, &with(&from));
     assert!(said.contains("moved a checkpoint of a later step to s3://runs/a/superseded-step-00000014"), "{said}");
@@ -117,7 +117,7 @@ fn a_run_goes_on_from_the_store_elsewhere() {
     let aside = [10, 12, 14].map(|step| format!("superseded-step-{step:08}"));
     assert_eq!(stored.folders("a"), [&["step-00000006".into(), "step-00000008".into()][..], &aside].concat());
 
-    // The commands that read checkpoints take addresses.
+    // The commands that read checkpoints accept addresses of stores.
     for command in [&["inspect"][..], &["verify"], &["export", "--out", "model"]] {
         let output =
             stored.command(&[&["checkpoint", command[0], "s3://runs/a"], &command[1..]].concat()).output().unwrap();
@@ -157,7 +157,7 @@ fn a_store_that_fails_does_not_end_the_training() {
         "{errors}"
     );
 
-    // It is on disk, and uploaded when the run goes on.
+    // The last checkpoint is on disk. The resumed run uploads it.
     let steps = case.metrics("run").len() as u64;
     stored.client("s3.create_bucket(Bucket='runs')");
     let said = stored.trained("run", steps, &with(&["--resume", "auto"]));

@@ -1,4 +1,4 @@
-//! Data and models at addresses of stores.
+//! Data, models and checkpoints in object stores and on web servers.
 
 mod checkpoints;
 mod services;
@@ -8,7 +8,7 @@ use std::fs;
 
 use crate::case::Case;
 
-/// Texts that together have more than the cache keeps in memory.
+/// Returns two texts that together are too large to be tokenized in memory.
 fn corpus() -> Vec<(&'static str, String)> {
     let text = |from: usize| {
         let line = |i: usize| format!("line {i} of a text with {} words of its own\n", i * i % 977);
@@ -17,7 +17,7 @@ fn corpus() -> Vec<(&'static str, String)> {
     vec![("a.txt", text(0)), ("b.txt", text(60_000))]
 }
 
-/// Returns the losses of training on the local copies.
+/// Trains on local copies of the corpus. Returns the losses.
 fn local_losses(case: &Case) -> Vec<String> {
     for (name, content) in corpus() {
         fs::write(case.path(name), content).unwrap();

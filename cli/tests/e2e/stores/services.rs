@@ -1,5 +1,5 @@
-//! Stores as their users have them: S3 as moto serves it, Azure's as Azurite does, and the Hub's interface. The folder of
-//! `scripts/install-stores.sh` is in `ZERO_TRAIN_STORES`.
+//! Tests with simulated services: moto for S3, Azurite for Azure, and `scripts/hub-server.py` for the Hugging Face Hub.
+//! `ZERO_TRAIN_STORES` names the folder in which `scripts/install-stores.sh` has installed moto and Azurite.
 
 use std::io::{BufRead, BufReader};
 use std::net::TcpStream;
@@ -10,7 +10,7 @@ use std::time::Duration;
 use super::{corpus, data, local_losses};
 use crate::case::{Case, port, text};
 
-/// A process that ends with the test.
+/// A server process. Dropping it kills the process.
 pub(super) struct Service(Child);
 
 impl Drop for Service {
@@ -46,7 +46,7 @@ pub(super) fn python(program: &Path, script: &str, arguments: &[&str]) -> String
     text(&output.stdout)
 }
 
-/// Writes the corpus and trains on it. Returns the losses.
+/// Returns a case with the corpus, and the losses of training on it.
 fn case() -> (Case, Vec<String>) {
     let case = Case::new();
     let losses = local_losses(&case);
@@ -85,7 +85,7 @@ fn s3() {
     {
         assert_eq!(train(&case, out, sources, &variables), Ok(losses.clone()), "{sources}");
     }
-    // Keys, region and endpoint of a profile.
+    // The keys, the region and the endpoint come from a profile.
     std::fs::create_dir_all(case.path("home/.aws")).unwrap();
     std::fs::write(case.path("home/.aws/credentials"), "[p]\naws_access_key_id = a\naws_secret_access_key = b\n")
         .unwrap();
@@ -93,7 +93,7 @@ fn s3() {
     std::fs::write(case.path("home/.aws/config"), config).unwrap();
     let profile = [("AWS_PROFILE", "p")];
     assert_eq!(train(&case, "profile", "\"s3://books/deep/**/*.txt\"", &profile), Ok(losses));
-    // A model that is exported to the store, and read from there.
+    // A model is exported to the store and read from there.
     let export = |out: &str| {
         let mut command = case.command(&["checkpoint", "export", "local", "--out", out]);
         let output = command.envs(variables.iter().copied()).output().unwrap();
@@ -139,7 +139,7 @@ fn azure() {
         ("AZURE_STORAGE_ENDPOINT", endpoint.as_str()),
     ];
     assert_eq!(train(&case, "run", "\"az://books/deep/*.txt\"", &variables), Ok(losses));
-    // Checkpoints in the store, and a run that is set back there.
+    // A run writes its checkpoints to the store. Another run resumes from the second of them.
     let stored = |out: &str, more: &[&str]| {
         let mut command = case.command(&["--config", "ds.yaml", "--max-steps", "3", "--out", out]);
         command.args(["--set", "training={checkpoint_store: az://books/run, save_every: 1, keep_last: 0}"]).args(more);
@@ -157,7 +157,7 @@ fn azure() {
     assert!(refused.contains("az://books/deep/c.txt: access was refused"), "{refused}");
 }
 
-/// The script of the Hub needs nothing but Python.
+/// The Hub's server needs only Python, so most of this test runs without `ZERO_TRAIN_STORES`.
 #[test]
 fn the_hub() {
     let program = Path::new("python3");
@@ -179,7 +179,7 @@ fn the_hub() {
     }
     std::fs::write(split.join("test-00000-of-00001.txt"), "not wanted").unwrap();
     std::fs::write(split.join("../README.md"), "# A data set").unwrap();
-    // A model, as `checkpoint export` writes it.
+    // The Hub also serves a model that `checkpoint export` has written.
     let exported = case.command(&["checkpoint", "export", "local", "--out", "hub/models/who/gpt"]).output().unwrap();
     assert!(exported.status.success(), "{}", text(&exported.stderr));
     std::fs::write(case.path("hub/models/who/gpt/pytorch_model.bin"), "not wanted").unwrap();
@@ -198,7 +198,7 @@ fn the_hub() {
     let refused = train(&case, "none", "hf://datasets/who/books/deep/a.txt", &[variables[0]]).unwrap_err();
     assert!(refused.contains("access was refused at byte 0: Invalid credentials"), "{refused}");
 
-    // A model by its name, on two ranks that are processes: as from the local folder.
+    // Two ranks, each a process, load a model by its name. The result is the same as from the local folder.
     let model = |pretrained: &str, out: &str| {
         let set = format!("model={{pretrained: {pretrained}}}");
         let mut command =
@@ -213,7 +213,7 @@ fn the_hub() {
 
     encrypted(&case, &losses);
 
-    // The same server and the Hub's own client agree on the protocol.
+    // Hugging Face's own client can download from the same server.
     let Some(installed) = installed() else { return };
     let script = "import sys, huggingface_hub as hub\n\
         print(hub.snapshot_download('who/books', repo_type='dataset', local_dir=sys.argv[1], token='secret'))\n";
@@ -225,7 +225,7 @@ fn the_hub() {
         .env("HF_HOME", case.path("hf-home"));
     let output = command.output().unwrap();
     assert!(output.status.success(), "{}", text(&output.stderr));
-    // What they keep in their cache is read without the server.
+    // Runs read the client's cache when the server is not available.
     let script = "import huggingface_hub as hub\n\
         hub.snapshot_download('who/books', repo_type='dataset', token='secret')\n\
         hub.snapshot_download('who/gpt', token='secret')\n";
@@ -245,7 +245,7 @@ fn the_hub() {
     }
 }
 
-/// The cache that Hugging Face's tools document, made by hand.
+/// Reads a cache that the test writes in the layout that Hugging Face documents.
 #[test]
 fn the_cache_of_the_hub() {
     let (case, losses) = case();
@@ -277,7 +277,7 @@ fn the_cache_of_the_hub() {
     }
 }
 
-/// Starts the Hub on the folder `hub` of a case. Returns its address.
+/// Starts the Hub's server on the folder `hub` of a case. Returns the server and its address.
 fn hub(case: &Case, arguments: &[&str]) -> (Service, String) {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../scripts/hub-server.py");
     let mut command = Command::new("python3");
@@ -287,7 +287,7 @@ fn hub(case: &Case, arguments: &[&str]) -> (Service, String) {
     (Service(child), endpoint.trim().into())
 }
 
-/// Trains over TLS, with a certificate that this machine is told to trust and with one that it is not.
+/// Trains over TLS with a new certificate. This succeeds if `SSL_CERT_FILE` names the certificate, and fails otherwise.
 fn encrypted(case: &Case, losses: &[String]) {
     let (certificate, key) = (case.path("certificate.pem"), case.path("key.pem"));
     let mut command = Command::new("openssl");

@@ -1,4 +1,4 @@
-//! Training on files of a web server that fails: the same losses, or an error with the address and the byte.
+//! Training on files of a web server with faults. It gives the same losses, or an error with the address and the byte.
 
 use std::fs;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use super::{corpus, data, local_losses};
 use crate::case::{Case, text};
 use server::{Fault, Server};
 
-/// Puts the corpus on a server, with the checksums that Amazon would state. Returns the value of `data.train`.
+/// Puts the corpus on a server, which states checksums like S3. Returns the value of `data.train`.
 fn put(server: &Server) -> String {
     let urls = corpus().into_iter().map(|(name, content)| {
         use md5::{Digest, Md5};
@@ -33,7 +33,7 @@ fn two_ranks_download_once_and_train_as_on_local_files() {
     train("first");
     let requests = server.requests();
     assert_eq!(case.losses("first"), local_losses_of_two(&case));
-    // Everything is in the cache.
+    // The second run finds all files in the cache.
     train("second");
     assert_eq!(server.requests(), requests);
     assert_eq!(case.losses("second"), case.losses("first"));

@@ -75,7 +75,7 @@ fn an_exported_adapter_is_the_merged_model() {
     assert!(said.contains("pretrained: adapter of adapter\n"), "{said}");
     assert!((merged - adapted).abs() < 1e-5 && (base - adapted).abs() > 1e-3, "{merged} {adapted} {base}");
 
-    // Another scale than that of the folder is an error, and so are the adapters of other modules.
+    // A scale that differs from the one in the folder is an error, and so are adapters of other modules.
     configure(&case, "hf", &LORA.replace("{r: 4, lora_alpha: 8", "{pretrained: adapter, r: 4, lora_alpha: 9"));
     let said = text(&case.run(&["--max-steps", "1"]).stderr);
     assert!(said.contains("in: adapter.lora_alpha") && said.contains("set it to 8"), "{said}");
@@ -84,7 +84,7 @@ fn an_exported_adapter_is_the_merged_model() {
     assert!(said.contains("adapter does not fit: `transformer.h.0.attn.c_proj.lora_A.weight` is missing"), "{said}");
 }
 
-/// PEFT names the bias of a linear map with an adapter `base_layer.bias`.
+/// PEFT gives the bias of a linear map that has an adapter the name `base_layer.bias`.
 #[test]
 fn trained_biases_have_the_names_of_peft() {
     let case = Case::new();
@@ -107,7 +107,7 @@ fn trained_biases_have_the_names_of_peft() {
     assert!((adapted - merged).abs() < 1e-5, "{adapted} {merged}");
 }
 
-/// Two ranks on packed conversations, with an evaluation.
+/// Trains on packed conversations with two ranks, and evaluates.
 #[test]
 fn packed_conversations_are_trained() {
     let case = Case::new();
@@ -140,7 +140,7 @@ fn packed_conversations_are_trained() {
     assert!(said.contains("`data.sample_packing` has no effect on `data.format: auto`"), "{said}");
 }
 
-/// The codes stay in the checkpoint, and what would need the original weights is one clear error.
+/// The checkpoint keeps the quantized weights. A command that needs the original weights fails with one clear error.
 #[test]
 fn a_run_with_quantized_weights_is_inspected_exported_and_generates() {
     let case = Case::new();

@@ -15,7 +15,7 @@ const SETTINGS: [&str; 8] = [
     "training.eval_every=10",
 ];
 
-/// A run that stops and is resumed continues the averages of the noise scale and of the weights.
+/// A resumed run continues the averages of the noise scale and of the weights.
 #[test]
 fn averages_continue_in_a_resumed_run() {
     let case = Case::new();
@@ -54,8 +54,8 @@ fn averages_continue_in_a_resumed_run() {
     assert!(error.contains("no averages of the weights") && error.contains("training.ema"), "{error}");
 }
 
-/// Evaluations of a schedule-free run, and its export, are of the averages: a run that starts from the export and does not move has
-/// the same loss.
+/// A schedule-free run evaluates and exports the averages of its weights. A run that starts from the export with a
+/// learning rate of 0 therefore has the same evaluation loss.
 #[test]
 fn averages_of_a_schedule_free_run_are_evaluated_and_exported() {
     let case = Case::new();

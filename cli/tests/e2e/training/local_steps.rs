@@ -1,4 +1,4 @@
-//! Runs whose replicates train alone between outer steps.
+//! Runs with `training.local_steps`: replicates train alone between two outer steps.
 
 use crate::case;
 
@@ -16,7 +16,7 @@ const SETTINGS: [&str; 8] = [
     "training.save_every=6",
 ];
 
-/// Runs 18 steps at once, and in two parts, the second at another ZeRO stage.
+/// Runs 18 steps at once, and again in two parts. The second part uses another ZeRO stage.
 #[test]
 fn a_resumed_run_continues() {
     let case = Case::new();
@@ -42,13 +42,13 @@ fn a_resumed_run_continues() {
     }
     let [report, of_part] = ["whole", "parts"].map(|out| case.report(out));
     assert_eq!((&report["outer_steps"], &of_part["outer_steps"]), (&6.into(), &2.into()));
-    // Outer steps of each segment are instructions like others.
+    // The report counts the outer steps of all segments like other instructions.
     assert!(report["instructions"]["await_outer_step"].as_u64().unwrap() >= 6);
     let output = case.command(&["checkpoint", "verify", "parts"]).output().unwrap();
     assert!(output.status.success(), "{}", text(&output.stderr));
 }
 
-/// The last round of local steps may be shorter.
+/// The last outer step may follow fewer local steps than the others.
 #[test]
 fn a_run_ends_with_an_outer_step() {
     let case = Case::new();
@@ -77,12 +77,13 @@ fn a_plan_has_the_bytes_and_the_state_of_outer_steps() {
         let (found, without) = (&local["stages"][0], &plain["stages"][0]);
         assert_eq!((&local["local_steps"], &plain["local_steps"]), (&3.into(), &Value::Null));
         let parameters = found["parameters"].as_u64().unwrap();
-        // The two replicates share 8 bytes for each element that a rank updates.
+        // The outer state takes 8 bytes per element that a rank updates. The two replicates have half of it each.
         let own = |of: &Value| of["state_bytes_per_rank"]["optimizer_state"].as_u64().unwrap();
         let inner = if stage == 0 { 8 * parameters } else { own(without) };
         let outer = own(found) - inner;
         assert!(outer.abs_diff(inner / 2) <= 8 * 20, "stage {stage}: {outer}, {inner}");
-        // Each rank sends half of its part, and half of it again. At stages 1 and 2, it then refreshes its shard group.
+        // A rank sends half of its elements for the reduction and half for the gather. At stages 1 and 2, it then sends
+        // the new values to its shard group.
         let sent = |key: &str| found[key].as_u64().unwrap();
         let (all, between) = (sent("sent_bytes_per_outer_step"), sent("sent_bytes_between_replicates_per_outer_step"));
         assert!(between.abs_diff(outer) <= 8 * 20, "stage {stage}: {between}, {outer}");

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use case::{Case, text};
 
-/// Each overflow prints a line, the metrics contain the scale, and an overflow at the minimum scale ends the run.
+/// Each overflow prints a line. The metrics contain the scale. An overflow at the minimum scale ends the run.
 #[test]
 fn overflows_are_reported_and_an_overflow_at_the_minimum_scale_is_an_error() {
     let case = Case::new();

@@ -85,7 +85,7 @@ fn a_resumed_run_does_not_repeat_steps() {
     case.train(&[&common[..], &["--max-steps", "5"]].concat());
     let first = csv(&case, "run", "train_loss");
     assert_eq!(first.len(), 5);
-    // The incomplete line of a killed run.
+    // A killed run may leave an incomplete line.
     let path = case.path("run/csv_monitor/DeepSpeedJobName/Train_Samples_lr.csv");
     fs::write(&path, fs::read_to_string(&path).unwrap() + "24,0.0").unwrap();
     case.train(&[&common[..], &["--max-steps", "8", "--resume", "run/checkpoints/step-00000003"]].concat());
@@ -100,7 +100,7 @@ fn a_resumed_run_does_not_repeat_steps() {
     }
 }
 
-/// The folder of a monitor is a file, or the disk is full.
+/// Cases: the folder of a monitor is a file, or the disk is full.
 #[test]
 fn a_monitor_that_cannot_be_written_is_reported_once_and_training_continues() {
     let case = Case::new();

@@ -1,4 +1,4 @@
-//! Training on pairs of answers: the run, what it prints and leaves, what follows it, and mistakes.
+//! Preference training on pairs of answers: output, evaluation, resumption, generation, export, and mistakes.
 
 use std::fs;
 
@@ -41,7 +41,7 @@ fn pairs_are_trained_evaluated_and_resumed() {
     assert!(shown.contains("chosen:\nuser w0 . assistant") && shown.contains("\n\nrejected:\nuser w0 ."), "{shown}");
 }
 
-/// The reference of an adapter is the model with its quantized weights.
+/// The reference model of an adapter is the base model with its quantized weights.
 #[test]
 fn adapters_of_quantized_weights_learn_from_pairs() {
     let case = Case::new();

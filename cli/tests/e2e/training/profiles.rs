@@ -15,8 +15,8 @@ fn row<'a>(profile: &'a str, name: &str) -> Vec<&'a str> {
     rows.find(|row| row.clone().next() == Some(name)).unwrap_or_else(|| panic!("{name} is not in {profile}")).collect()
 }
 
-/// Multiply-accumulates of a GPT-2 block of width w: 12 w² per token, plus the two products of attention over the
-/// unmasked scores. A backward takes twice the former, plus five products for attention.
+/// The forward of a GPT-2 block of width w takes 12 w² multiply-accumulates per token, plus two products of attention
+/// over the unmasked scores. A backward takes twice 12 w² per token, plus five products for attention.
 #[test]
 fn multiply_accumulates_match_the_closed_forms_on_every_layout() {
     let case = Case::new();
@@ -58,7 +58,7 @@ fn recomputation_adds_the_forward_to_the_backward() {
     case.train(&[&["--quiet", "-n", "2", "--max-steps", "2"], &set[..]].concat());
     let profile = fs::read_to_string(case.path("profiles/second.txt")).unwrap();
     let macs = |column: usize| row(&profile, "0")[column].parse::<f64>().unwrap();
-    // The backward of the closed form above, plus one forward.
+    // The backward takes the closed form above plus one forward.
     assert_eq!((macs(4), macs(9)), (107.01, 325.38), "{profile}");
 }
 
@@ -87,7 +87,7 @@ fn profilers_print_their_results_and_do_not_change_the_training() {
         assert!(out.contains(part), "{part} is not in {out}");
     }
     assert!(!out.contains("depth 2:"), "{out}");
-    // Printed at steps 1, 2 and 4, with four parts of the step for each rank.
+    // The table is printed at steps 1, 2 and 4. It has four parts of the step for each rank.
     assert_eq!(out.matches("peak memory in each part").count(), 3, "{out}");
     let table = out.split("peak memory in each part of step 4, by rank\n").nth(1).unwrap();
     let rows: Vec<&str> = table.lines().skip(1).take(8).collect();

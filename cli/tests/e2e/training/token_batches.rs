@@ -1,4 +1,4 @@
-//! `data.max_tokens`: the samples of a step are dealt to micro-batches by their lengths.
+//! `data.max_tokens`: the samples of a step are grouped by length into micro-batches.
 
 use crate::case;
 
@@ -6,7 +6,8 @@ use case::{Case, text};
 
 const GPT2: &str = "model={type: gpt2, vocab_size: 64, n_positions: 48, n_embd: 16, n_layer: 2, n_head: 2}";
 
-/// Returns the losses of 12 steps on 8 micro-batches of 2 conversations, and the numbers of tokens and micro-batches.
+/// Trains 12 steps of 16 conversations. Returns the loss, the number of tokens and the number of micro-batches of each
+/// step.
 fn run(case: &Case, out: &str, ranks: usize, data: &str, more: &[&str]) -> Vec<(f64, u64, Option<u64>)> {
     let mut settings = vec!["train_batch_size=16", "train_micro_batch_size_per_gpu=2", GPT2, data];
     settings.extend(more);
@@ -48,7 +49,8 @@ fn the_losses_are_those_of_padded_samples() {
         let most = fewer(&run(&case, out, ranks, &data("max_tokens: 96"), more), out);
         assert!(most < 8 || ranks == 4, "{out}: {most} micro-batches");
     }
-    // With one sample of the longest that may be, there are more micro-batches than without `max_tokens`.
+    // If a micro-batch holds only one sample of the maximum length, a step may have more micro-batches than without
+    // `max_tokens`.
     fewer(&run(&case, "narrow", 2, &data("max_tokens: 48"), &[]), "narrow");
 }
 

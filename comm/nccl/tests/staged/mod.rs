@@ -17,7 +17,7 @@ pub(crate) struct Staged {
     device: Arc<Device>,
 }
 
-/// Creates a group over NCCL of the ranks of `host` that takes host buffers.
+/// Creates a group over NCCL from the ranks of `host`. It accepts host buffers.
 pub(crate) fn staged(host: &dyn Communicator) -> Arc<dyn Communicator> {
     let device = device_of(host.rank());
     let inner = zero_nccl::attach(host, &device).expect("a group with devices");

@@ -20,7 +20,7 @@ pub(super) struct Launcher {
     pub(super) variables: Vec<(&'static str, String)>,
     /// The launcher's exit status when a rank was killed.
     status: i32,
-    /// Texts that the launcher must then print, in this order, in addition to the surviving rank's error.
+    /// Texts that the launcher must print when a rank was killed, in this order and in addition to the survivor's error.
     says: &'static [&'static str],
     /// Whether the launcher kills the surviving rank before that rank can report an error.
     pub(super) kills: bool,
@@ -104,7 +104,7 @@ impl Launcher {
         let out = case.path("killed");
         let running = self.command(case, &out, &["--max-steps", "1000000"]).spawn().unwrap();
         let metrics = || fs::read_to_string(out.join("metrics.jsonl")).map_or(0, |text| text.lines().count());
-        // Some launchers take a minute on a busy machine.
+        // Some launchers take a minute to start on a busy machine.
         let patience = Instant::now() + Duration::from_secs(300);
         while metrics() < 3 {
             assert!(Instant::now() < patience, "{}: it does not train", self.name);

@@ -3,7 +3,7 @@
 use super::{ABOVE, BLOCKS, GPT2, LLAMA, PARAMETERS, STATE, UNTIED, WIDE, holds, holds_in, holds_within};
 use crate::case::Case;
 
-/// Angles of all positions would take 100 MB.
+/// A table of the rotary angles of all positions would take 50 MB.
 const GEMMA: &str = "model={type: llama, vocab_size: 256, hidden_size: 192, intermediate_size: 512, num_hidden_layers: 4, \
                      num_attention_heads: 4, num_key_value_heads: 2, max_position_embeddings: 131072, qk_norm: true, \
                      sliding_window: 32, layer_types: [sliding_attention, full_attention, sliding_attention, full_attention], \
@@ -41,7 +41,7 @@ fn families_with_long_sequences() {
         holds(2, "stage: 2", &more("bf16.enabled=true"));
         holds(2, "stage: 3", &more("adapter={r: 8}"));
         holds(2, "stage: 1", &more("pipeline.stages=2"));
-        // The angles of 1,024 positions are 0.4 MB in the first model and 0.1 MB in the second.
+        // The rotary angles of 1,024 positions take 0.4 MB in the first model and 0.1 MB in the second.
         holds(1, "stage: 0", &[model, "data.sequence_length=1024", "train_micro_batch_size_per_gpu=1"]);
     }
 }

@@ -28,7 +28,7 @@ fn factored_moments() {
     holds(2, "stage: 3", &[adafactor, saves]);
 }
 
-/// The states of each group are those of its optimizer, on a disk too.
+/// Each group has the states of its own optimizer, in memory and on a disk.
 #[test]
 fn optimizers_of_groups() {
     let by_elements = "training.param_groups=[{kinds: embedding, optimizer: {type: SGD, params: {momentum: 0.9}}}, \
@@ -46,7 +46,7 @@ fn optimizers_of_groups() {
     }
 }
 
-/// Checkpoints that are written while training goes on have a copy of the states in f32.
+/// A background save copies the states in f32.
 #[test]
 fn states_in_eight_bits() {
     let adamw = "optimizer={type: AdamW, params: {optim_bits: 8, min_8bit_size: 1000}}";
@@ -58,7 +58,7 @@ fn states_in_eight_bits() {
     holds(2, &format!("stage: 2, {STATE}"), &[adamw, BLOCKS]);
 }
 
-/// While averages are evaluated, ranks keep the weights.
+/// Ranks also keep the weights in memory while they evaluate the averages.
 #[test]
 fn averages_of_a_schedule_free_optimizer() {
     let free = "optimizer={type: AdamWScheduleFree, params: {lr: 0.01}}";

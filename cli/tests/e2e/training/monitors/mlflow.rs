@@ -19,7 +19,7 @@ struct Server {
 }
 
 impl Server {
-    /// Starts the server; `None` if Python has no MLflow, which is printed.
+    /// Starts the server. Prints the reason and returns `None` if Python has no MLflow.
     fn start(case: &Case) -> Option<Self> {
         python(&["mlflow"], "")?;
         let port = case::port();

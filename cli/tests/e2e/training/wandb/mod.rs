@@ -28,7 +28,7 @@ fn steps(run: &Run) -> Vec<u64> {
     run.history.iter().map(|line| parsed(line)["_step"].as_u64().unwrap()).collect()
 }
 
-/// Returns a run of the program with the variables of the server and no others of W&B.
+/// Returns a command that trains with the variables `WANDB_…` of the server and no other ones.
 fn command(case: &Case, server: &Server, args: &[&str]) -> Command {
     let mut command = case.command(&[&["--config", "ds.yaml", "-n", "2"], args].concat());
     for (name, _) in std::env::vars_os() {
@@ -65,7 +65,7 @@ fn a_resumed_run_continues_the_run_of_the_server() {
     assert_eq!(run.end.unwrap(), json!({ "complete": true, "exitcode": 0, "dropped": 0, "uploaded": [] }));
     assert_eq!(run.history.len(), 5);
     let began = parsed(&run.history[0])["_runtime"].as_f64().unwrap();
-    // The steps after the checkpoint run again, and the server has them already.
+    // The steps after the checkpoint run again. The server already has their lines.
     let resume = ["--max-steps", "8", "--resume", "run/checkpoints/step-00000003"];
     quiet(command(&case, &server, &[&common[..], &resume].concat()));
     let (same, resumed) = server.run();
@@ -83,7 +83,7 @@ fn a_resumed_run_continues_the_run_of_the_server() {
         let logged: Vec<f64> = resumed.history.iter().map(|line| parsed(line)[&key].as_f64().unwrap()).collect();
         assert_eq!(logged, written, "{name}");
     }
-    // A deleted run is created again under another name, and the variable names a run.
+    // A run that was deleted on the server is created again with another ID. `WANDB_RUN_ID` sets the ID of a run.
     server.state().runs.clear();
     quiet(command(&case, &server, &[&common[..], &["--max-steps", "9", "--resume", "auto"]].concat()));
     let (other, run) = server.run();
@@ -96,7 +96,7 @@ fn a_resumed_run_continues_the_run_of_the_server() {
     assert_eq!(steps(&server.state().runs["named"]), [4, 8]);
 }
 
-/// The server stores lines and does not confirm them.
+/// The server stores the lines of one post and closes the connection without an answer.
 #[test]
 fn lines_that_are_sent_again_appear_once() {
     let (case, server) = (Case::new(), Server::start());
@@ -108,7 +108,7 @@ fn lines_that_are_sent_again_appear_once() {
     let end = "\nwarning: the monitor `wandb` can be written again; no step is missing\n";
     assert!(said.ends_with(end) && said.lines().count() == 2, "{said}");
     assert_eq!(steps(&server.run().1), (1..=300).map(|step| 4 * step).collect::<Vec<u64>>());
-    // The backlog of a long run becomes full meanwhile.
+    // In a long run, the backlog of the monitor fills up before the server answers again.
     let server = Server::start();
     server.state().lost = 1;
     let args =
@@ -177,7 +177,7 @@ fn the_environment_is_checked_before_anything_starts() {
     }
     assert!(run(&[("WANDB_MODE", "disabled")]).status.success());
     assert!(server.state().runs.is_empty());
-    // What `wandb login` writes.
+    // The same entry that `wandb login` writes.
     fs::write(case.path(".netrc"), format!("machine 127.0.0.1\n  login user\n  password {KEY}\n")).unwrap();
     let output = run(&[]);
     assert!(output.status.success() && output.stderr.is_empty(), "{}", text(&output.stderr));
@@ -202,7 +202,7 @@ for samples in sorted(events):
 wandb.finish(exit_code=status)
 ";
 
-/// A run that fails with a loss of NaN, which JSON lacks.
+/// The run fails with a loss of NaN, which JSON cannot represent.
 #[test]
 fn the_client_of_weights_and_biases_sends_the_same() {
     let (case, server) = (Case::new(), Server::start());

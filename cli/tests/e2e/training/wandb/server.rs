@@ -1,4 +1,4 @@
-//! A server that speaks the protocol of Weights & Biases as far as its Python client and this program need it.
+//! A server with the part of the protocol of Weights & Biases that its Python client and this program need.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -7,12 +7,12 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use serde_json::{Value, json};
 
-/// The client refuses keys of another length.
+/// An API key. The client rejects keys of another length.
 pub(super) const KEY: &str = "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa";
 /// `api:KEY` in base 64.
 const BASIC: &str = "Basic YXBpOmFhYWFhYWFhYWFhYWFhYWFhYWFhYWFhYWFhYWFhYWFhYWFhYWFhYWE=";
 
-/// What the server has of a run.
+/// The data that the server stores about a run.
 #[derive(Default, Clone)]
 pub(super) struct Run {
     place: String,
@@ -21,16 +21,16 @@ pub(super) struct Run {
     pub(super) config: Value,
     pub(super) history: Vec<String>,
     pub(super) summary: String,
-    /// The last message of the run, after which it has ended.
+    /// The last message of a run that has ended.
     pub(super) end: Option<Value>,
 }
 
 #[derive(Default)]
 pub(super) struct State {
     pub(super) runs: BTreeMap<String, Run>,
-    /// Number of next posts of lines that are stored and not answered.
+    /// Number of following posts of lines that the server stores and does not answer.
     pub(super) lost: usize,
-    /// Number of posts of lines that were stored.
+    /// Number of posts of lines that the server has stored.
     pub(super) stored: usize,
 }
 
@@ -115,7 +115,7 @@ impl Server {
             let [entity, project] = ["entity", "project"].map(|key| variables[key].as_str().unwrap());
             let run = state.runs.entry(id.into()).or_default();
             run.place = format!("/files/{entity}/{project}/{id}/file_stream").replace(' ', "%20");
-            // The client updates a run with the values that it changes.
+            // An update of a run contains only the values that change.
             for (to, from) in [(&mut run.group, "groupName"), (&mut run.name, "displayName")] {
                 if !variables[from].is_null() {
                     *to = variables[from].clone();
@@ -148,7 +148,7 @@ impl Server {
         json!({ "data": data })
     }
 
-    /// Stores lines; `None` if the connection ends without an answer.
+    /// Stores lines. Returns the answer, or `None` to close the connection without one.
     fn lines(&self, path: &str, body: &Value) -> Option<(&'static str, Value)> {
         let mut state = self.state();
         let Some(run) = state.runs.values_mut().find(|run| run.place == path) else {
