@@ -15,7 +15,7 @@ use zero_nccl::DeviceVector;
 
 use mock::device_of;
 
-/// Returns the lock of the running test; `None` if neither the mock nor a device is available.
+/// Waits for other tests and returns a lock that excludes them; `None` if neither the mock nor a device is available.
 fn alone() -> Option<MutexGuard<'static, ()>> {
     static ONE: Mutex<()> = Mutex::new(());
     let alone = ONE.lock().unwrap_or_else(PoisonError::into_inner);

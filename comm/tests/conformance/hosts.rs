@@ -53,8 +53,8 @@ pub(crate) fn data_between_hosts_is_sent_once_per_host(kind: Kind) {
 }
 
 pub(crate) fn parts_between_hosts_are_sent_once(kind: Kind) {
-    // A cell is a run of ranks on one host that is one node of the tree. Each host is one cell, except that with 6 ranks
-    // each host has two.
+    // A cell is a run of ranks on one host that is one node of the tree. Each host is one cell, but with 6 ranks, each
+    // host has two cells.
     for size in [4, 6, 7, 8] {
         // Rank i sends 10 (i + 1) + j elements to rank j.
         let count = |from: usize, to: usize| 10 * (from + 1) + to;

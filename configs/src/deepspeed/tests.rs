@@ -61,8 +61,8 @@ fn the_result_for_each_key_matches_its_status_in_the_schema() {
     check_every_key(|path, group, key| {
         let fate = fate(group, key);
         let is_refused = matches!(fate, Fate::Refused(_));
-        // If the section or the type is not implemented, the program rejects the configuration without the key as
-        // well.
+        // Keys of an unimplemented section or type are skipped: the program rejects the configuration even without
+        // the key.
         let is_refused_without = tried(group, key, None).is_err();
         let is_right = match in_schema(path, group).map(|key| key.status) {
             _ if is_refused_without || key.name.starts_with("type: ") => return None,
@@ -171,8 +171,8 @@ fn every_key_of_the_schema_is_deepspeeds_or_ours() {
         ]
         .contains(&top)
             || OWN.contains(&path)
-            // PyTorch's optimizers, which DeepSpeed accepts by name; transformers' schedules, whose names are lower
-            // case; bitsandbytes' parameters.
+            // The other keys of this project are parameters of bitsandbytes, of PyTorch's optimizers, which DeepSpeed
+            // accepts by name, and of transformers' schedules, whose names are lower case.
             || ["optim_bits", "min_8bit_size"].iter().any(|name| path.ends_with(&format!("].{name}")))
             || ["matrices", "ns_steps"].iter().any(|name| path == format!("optimizer.params[Muon].{name}"))
             || ["RMSprop", "NAdam", "RAdam", "Adafactor", "AdamWScheduleFree", "MuAdam", "MuAdamW"]

@@ -108,13 +108,13 @@ fn one_of_each() -> Vec<Config> {
                 if index % 4 == 3 { "datasets: [{path: a}]" } else { "train: a" },
                 if index % 4 == 2 { "" } else { ", sample: {prompt: a}" },
             );
-            // µP has no adapters.
+            // µP does not work with adapters.
             let text = match text.contains("type: Mu") && !text.contains("type: Muon") {
                 true => text.replace("adapter: {}", "mup: {base: {}}"),
                 false => text,
             };
-            // Not with the MLP, which has no answers, nor with LongRoPE, whose original length here is shorter than two
-            // answers.
+            // `preference` works neither with the MLP, which has no answers, nor with LongRoPE, whose original length here
+            // is shorter than two answers.
             let text = if index % 4 < 2 { text + "preference: {}\n" } else { text };
             // A schedule-free optimizer averages the weights itself.
             let text = if text.contains("ScheduleFree") { text.replace("ema: {}, ", "") } else { text };
@@ -135,7 +135,7 @@ fn of_replicates_alone() -> Config {
 fn resolved_keys_are_exactly_the_implemented_keys() {
     let mut resolved = BTreeSet::new();
     for config in one_of_each() {
-        // Keys of a search space are paths of the whole file.
+        // The keys below a search space are paths of other keys, so only the part up to `.space` counts.
         let without_dimension =
             |path: String| path.split_inclusive(".space").next().map(String::from).unwrap_or_default();
         resolved.extend(config.leaves().into_iter().map(|(path, _)| without_dimension(path)));

@@ -1,5 +1,5 @@
-//! `zero_quantized_weights`, `zero_quantized_nontrainable_weights` and `zero_quantized_gradients`: the stages that they need, and what they
-//! exclude.
+//! `zero_quantized_weights`, `zero_quantized_nontrainable_weights` and `zero_quantized_gradients`: the stages that they
+//! need, and the settings that they exclude.
 
 use zero_config::{Config, Error, ErrorKind, Source, load};
 

@@ -4,7 +4,7 @@ use zero_config::Config;
 
 const HEAD: &str = "train_micro_batch_size_per_gpu: 1\n";
 
-/// The keys around a curriculum, with this section `seqlen`.
+/// Returns the section `data_efficiency` with these keys of the curriculum `seqlen`.
 fn curriculum(seqlen: &str) -> String {
     format!(
         "data_efficiency:\n  enabled: true\n  data_sampling:\n    enabled: true\n    curriculum_learning:\n      \
@@ -111,7 +111,7 @@ fn a_curriculum_may_be_deepspeeds_and_off() {
     let paths: Vec<&str> =
         config.warnings.iter().map(|warning| warning.place.path.rsplit('.').next().unwrap()).collect();
     assert_eq!(paths, ["index_to_sample_path", "index_to_metric_path"]);
-    // Written out, it is the same configuration.
+    // The YAML output is the same configuration.
     assert_eq!(Config::parse("ds.yaml", config.to_yaml()).unwrap(), config);
 
     let off = text.replacen("enabled: true", "enabled: false", 1).replace("single_cluster", "schedule_based");

@@ -143,7 +143,7 @@ fn older_forms_are_converted_with_a_warning() {
         let (name, section) = (old.split(':').next().expect("a name"), today.split(':').next().expect("a name"));
         let off = format!("zero_optimization: {{stage: 3, {name}: false, {section}: {{device: none}}}}");
         assert_eq!(warnings(&off), [format!("`zero_optimization.{name}: false` is an old form; leave it out")]);
-        // DeepSpeed rejects this combination, too.
+        // DeepSpeed also rejects the combination of both forms.
         let error = only(&format!("zero_optimization: {{stage: 3, {today}, {old}}}"));
         assert_eq!(error.kind, ErrorKind::DuplicateKey);
         assert!(

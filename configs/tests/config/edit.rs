@@ -164,7 +164,7 @@ fn changes_are_applied_in_order() {
 
 #[test]
 fn an_edit_never_changes_other_uses_of_an_anchor() {
-    // The value behind the alias gets a copy; the anchor keeps its own value.
+    // A changed copy replaces the alias. The anchor keeps its value.
     assert_eq!(
         edited("a: &x {b: 1, c: 2} # k\nd: *x # l\n", &[("d.b", "5")]),
         "a: &x {b: 1, c: 2} # k\nd: {b: 5, c: 2} # l\n"
@@ -248,7 +248,7 @@ proptest! {
         let result = edited(&text, &list);
         prop_assert!(!result.starts_with(ANEW), "{}", result);
         prop_assert_eq!(result.matches('\r').count(), if unix { 0 } else { result.matches('\n').count() });
-        // All comments are preserved, and all keys that no change names.
+        // The edit preserves all comments and all keys that no change names.
         let kept: Vec<&str> = lines(&text).into_iter().filter(|line| !is_affected(line, &list)).collect();
         prop_assert!(is_subsequence(&kept, &lines(&result)), "{}\n=>\n{}", text, result);
         if preset == 3 {

@@ -1,4 +1,4 @@
-//! Any input gives a result: a configuration whose output can be used again, or errors that can be printed.
+//! Parses random input. The result must be a configuration whose YAML output is valid, or errors that can be printed.
 
 use proptest::prelude::*;
 use zero_config::{Config, Source, load};

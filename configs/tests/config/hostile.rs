@@ -1,4 +1,4 @@
-//! Input that is not a configuration, by accident or by intent: one clear error, with bounded memory use.
+//! Input that is not a configuration, by accident or by intent. It must give one clear error and use little memory.
 
 use std::fs;
 

@@ -1,11 +1,11 @@
-//! Each key is written once in the sources: in the table of keys. Everything else refers to it by its constant.
+//! Checks that the sources contain each key once, in the table of keys. All other code must use a constant.
 
 use std::collections::BTreeSet;
 use std::path::Path;
 
 use regex::Regex;
 
-/// Words of values that are also names of keys: two operations, an origin.
+/// Names of keys that are also words of values: two operations and an origin.
 const VALUES: [&str; 3] = ["reduce_scatter", "split", "pretrained"];
 
 /// Returns the names and the paths of all keys, from the reference page.
@@ -15,7 +15,7 @@ fn names_and_paths() -> BTreeSet<String> {
         if let Some(heading) = line.strip_prefix('#') {
             section = heading.split('`').nth(1).unwrap_or_default().to_string();
         } else if line.replace("\\|", "").matches('|').count() != 6 {
-            // Not a row of keys.
+            // The line is not a row of keys.
         } else if let Some(name) = line.strip_prefix("| `").and_then(|row| row.split('`').next()) {
             names.extend([name.to_string(), format!("{section}.{name}")]);
         }
@@ -23,7 +23,7 @@ fn names_and_paths() -> BTreeSet<String> {
     names
 }
 
-/// Calls `visit` with each source file and its code: without comments and without tests.
+/// Calls `visit` with each source file and its code, without comments and tests.
 fn each_source(folder: &Path, visit: &mut impl FnMut(&Path, &str)) {
     for entry in std::fs::read_dir(folder).expect("a folder") {
         let path = entry.expect("an entry").path();
@@ -43,10 +43,11 @@ fn each_source(folder: &Path, visit: &mut impl FnMut(&Path, &str)) {
 fn each_key_is_written_once() {
     let keys = names_and_paths();
     assert!(keys.len() > 600 && keys.contains("zero_optimization.stage"), "{}", keys.len());
-    // A row of the table, and a word of a value, which may be that of a key: `Bf16 = "bf16"`.
+    // These match the code before a literal. `row` matches in a row of the table, and `word` in the definition of a
+    // value, whose word may also be a key: `Bf16 = "bf16"`.
     let row = Regex::new(r"(?:^|[ .=\[])(?:key|now|engine|later|later_unless|later_section|rejected|rejected_section|removed|removed_unless|old|ignored|alias|section)\($| as $").unwrap();
     let word = Regex::new(r#"^\s*[A-Z]\w* = (?:"\w+" \| )*$"#).unwrap();
-    // The default in a field's row: its first literal, since the field is its name.
+    // `argument` matches before the first literal in a field's row, which is the default: the field itself is the name.
     let argument = Regex::new(r#" = (?:key|now|engine)\([^"]*, $"#).unwrap();
     let literal = Regex::new(r#""([a-z0-9_.]+)""#).unwrap();
     let constant = Regex::new(r"^(?:pub\(\w+\) )?const \w+: &str = $").unwrap();
@@ -54,7 +55,7 @@ fn each_key_is_written_once() {
     let mut constants = Vec::new();
     let field = Regex::new(r"^        pub \w+(?: as .*)?: .* = (?:key|now|engine|later|section)\(").unwrap();
     each_source(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), &mut |path, code| {
-        // Names in Hugging Face's files.
+        // This file contains the names of keys in Hugging Face's files.
         if path.ends_with("hugging_face/keys.rs") {
             return;
         }
@@ -75,7 +76,7 @@ fn each_key_is_written_once() {
         }
     });
     assert!(others.is_empty(), "refer to these keys by their constants:\n{}", others.join("\n"));
-    // A constant is the only place of a key whose name occurs in several rows.
+    // If several rows have a key of the same name, only a constant contains the name, and the rows use the constant.
     let twice = constants.iter().filter(|name| rows.contains(*name) && *name != "type").collect::<Vec<_>>();
     assert!(twice.is_empty(), "{twice:?}");
     assert_eq!(constants.iter().collect::<BTreeSet<_>>().len(), constants.len(), "{constants:?}");

@@ -1,4 +1,4 @@
-//! `training.local_steps`: its defaults, and the settings that it contradicts.
+//! `training.local_steps`: its defaults, and the settings that cannot be combined with it.
 
 use zero_config::{Config, LocalSteps};
 
@@ -15,7 +15,7 @@ fn the_outer_optimizer_has_the_defaults_of_diloco() {
     let config = with("", "").unwrap();
     let local = LocalSteps { steps: 5, outer_lr: 0.7, outer_momentum: 0.9 };
     assert_eq!(config.training.local_steps, Some(local));
-    // Replicates that train alone need no shards.
+    // Local steps need no sharding, so the mesh is accepted at ZeRO stage 0.
     assert_eq!((config.zero.stage.number(), config.shard_group_size()), (0, 2));
     let again = Config::with_world_size("ds.yaml", config.to_yaml(), 4).unwrap();
     assert_eq!(again.training.local_steps, Some(local));

@@ -47,10 +47,10 @@ fn auto_shards_inside_a_host_and_replicates_across_hosts() {
         ("data_parallel_replicate_degree: auto, data_parallel_shard_degree: auto", 16, 8, (2, 8)),
         ("data_parallel_shard_degree: auto", 8, 8, (1, 8)),
         ("data_parallel_shard_degree: auto", 4, 1, (4, 1)),
-        // The written degree determines the other.
+        // The degree that is given determines the other one.
         ("data_parallel_replicate_degree: 2, data_parallel_shard_degree: auto", 16, 4, (2, 8)),
         ("data_parallel_replicate_degree: auto, data_parallel_shard_degree: 2", 16, 4, (8, 2)),
-        // Each stage begins with a new group, and a group never spans hosts.
+        // Each pipeline stage begins with a new group, and no group spans hosts.
         ("data_parallel_shard_degree: auto}\npipeline: {stages: 2", 8, 8, (1, 4)),
         ("data_parallel_shard_degree: auto}\npipeline: {stages: 2", 16, 4, (2, 4)),
         ("data_parallel_shard_degree: auto}\npipeline: {stages: 3", 12, 6, (2, 2)),

@@ -1,8 +1,8 @@
-//! `training.param_groups`: what a group selects and changes, and its own optimizer.
+//! `training.param_groups`: the parameters that a group selects, the settings that it changes, and its own optimizer.
 
 use zero_config::{Config, Errors};
 
-/// Asserts that there is one error, and that it contains all of these.
+/// Asserts that the result is a single error with all of these texts.
 fn assert_refused(parsed: Result<Config, Errors>, expected: &[&str]) {
     let errors = parsed.expect_err(&format!("an error: {expected:?}"));
     assert_eq!(errors.count(), 1, "{expected:?}: {errors}");

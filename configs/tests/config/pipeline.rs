@@ -189,7 +189,7 @@ fn a_pattern_matches_anywhere_and_ignores_case() {
         assert_eq!(config.pipeline.partition_method.to_string(), pattern);
         assert_eq!(Config::parse("resolved.yaml", config.to_yaml()).expect("the output is valid"), config);
     }
-    // Without quotes, as DeepSpeed's users would write it.
+    // The value needs no quotes. DeepSpeed's users write it like this.
     let PartitionMethod::Type(pattern) =
         with("pipeline:\n  partition_method: type:h\\.[0-9]\n").pipeline.partition_method
     else {

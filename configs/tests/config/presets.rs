@@ -22,7 +22,7 @@ fn folder() -> PathBuf {
 fn preset(name: &str) -> Config {
     let text = fs::read_to_string(folder().join(name)).expect("the preset is there");
     let text = text.replace("pretrained: DIR", "pretrained: tests/pretrained");
-    // A path relative to the repository, so that the golden file is the same in every checkout.
+    // The path is relative to the repository, so that the golden file is the same in every checkout.
     match Config::parse(format!("configs/{name}"), text) {
         Ok(config) => config,
         Err(errors) => panic!("{errors}"),

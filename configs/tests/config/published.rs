@@ -1,5 +1,5 @@
-//! Published DeepSpeed configurations, by their keys and values. Each is combined with a second file for model and
-//! data, as its users would write it. Also generates the page `docs/published-configurations.md` from the parser's
+//! The keys and values of published DeepSpeed configurations. Each is combined with a second file for model and data,
+//! like one that its users would write. Also generates the page `docs/published-configurations.md` from the parser's
 //! results.
 
 use std::fmt::Write as _;
@@ -19,7 +19,7 @@ DeepSpeed configurations that other projects ship, as they were in August 2026, 
 /// Content of the second file.
 const RUN: &str = "model: {type: gpt2, vocab_size: auto, n_positions: 64, n_embd: 64, n_layer: 2, n_head: 4}\ndata: {train: a.txt}\ntraining: {max_steps: 2000}";
 
-/// Files of a project: the path, and the content in parts, because several files share parts.
+/// The configuration files of a project. Each has a path and parts of its content, because several files share parts.
 struct Project {
     title: &'static str,
     folder: &'static str,
@@ -311,8 +311,8 @@ fn the_page_of_published_configurations_is_current() {
     );
 }
 
-/// The remaining files use features that are not implemented, that DeepSpeed 0.19.8 rejects as well, or that it
-/// ignores although the user requested them.
+/// The rejected files use features that are not implemented, that DeepSpeed 0.19.8 rejects as well, or that it ignores
+/// although the user requested them.
 #[test]
 fn few_published_configurations_are_rejected() {
     let all = [TRANSFORMERS, LLAMA_FACTORY, AXOLOTL, DEEPSPEED];

@@ -7,7 +7,8 @@ fn parse(keys: &str) -> Result<Config, String> {
     Config::parse("ds.yaml", text).map_err(|errors| errors.to_string())
 }
 
-/// What `BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4").to_dict()` has, as far as it has an effect.
+/// The keys come from `BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4").to_dict()`, without those that
+/// have no effect.
 #[test]
 fn keys_of_bits_and_bytes_are_read() {
     let config = parse(

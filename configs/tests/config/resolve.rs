@@ -103,7 +103,7 @@ fn optimizers_have_deepspeeds_names_and_defaults() {
         with("optimizer: {type: adagrad}").optimizer,
         Optimizer::Adagrad(Adagrad { lr: 1e-2, eps: 1e-10, weight_decay: 0.0, fp32_optimizer_states: true })
     );
-    // PyTorch's.
+    // The defaults of these optimizers are PyTorch's.
     assert_eq!(
         with("optimizer: {type: RMSprop}").optimizer,
         Optimizer::RmsProp(RmsProp {

@@ -62,7 +62,8 @@ fn invalid_combinations_are_reported() {
     }
 }
 
-/// The angles of a packed conversation would depend on the length of its sample. Two answers are packed, too.
+/// In longer samples, the angles of a packed conversation would depend on the length of its sample. The two answers of
+/// a pair are packed, too.
 #[test]
 fn packed_samples_are_not_longer_than_the_original_length() {
     let parsed = |length: usize, packing: bool, more: &str| {

@@ -1,4 +1,4 @@
-//! `zero_hpz_partition_size`: which ranks hold secondary shards, and messages for those that cannot.
+//! `zero_hpz_partition_size`: the size of groups with secondary shards, and messages for invalid sizes.
 
 use zero_config::{Config, Error, ErrorKind, Source, load};
 
@@ -24,7 +24,7 @@ fn the_size_of_a_group_is_a_part_of_a_shard_group() {
         (1, 8, "", None),
         (2, 8, "", Some(2)),
         (4, 8, "", Some(4)),
-        // The secondary shards would be the shards themselves.
+        // If the group is as large as the shard group, the secondary shards would equal the shards.
         (8, 8, "", None),
         (4, 8, HSDP, None),
         (2, 8, HSDP, Some(2)),
@@ -36,7 +36,7 @@ fn the_size_of_a_group_is_a_part_of_a_shard_group() {
         let again = Config::with_world_size("ds.yaml", config.to_yaml(), ranks).unwrap();
         assert_eq!(again.zero, config.zero);
     }
-    // Gradients that are reduced as codes are added up on each host first.
+    // Gradients that are reduced as codes are first summed in groups of ranks on each host.
     let on_hosts = |size: usize, more: &str, per_host: usize| {
         let zero = ", zero_quantized_gradients: true";
         let source = Source { name: "ds.yaml".to_string(), text: text(3, size, zero, more) };
@@ -53,7 +53,7 @@ fn the_size_of_a_group_is_a_part_of_a_shard_group() {
     ] {
         assert_eq!(on_hosts(size, more, per_host), expected, "{size}, {more}, hosts of {per_host}");
     }
-    // Turned off, it is accepted at every stage.
+    // A size of 1 turns secondary shards off, and is accepted at every stage.
     for stage in 0..=3 {
         assert!(Config::with_world_size("ds.yaml", text(stage, 1, "", ""), 6).is_ok());
     }

@@ -1,4 +1,4 @@
-//! `sequence_parallel_size`: batch sizes, meshes, and what it cannot be used with.
+//! `sequence_parallel_size`: batch sizes, meshes, and settings that cannot be combined with it.
 
 use zero_config::{Config, load};
 
@@ -27,7 +27,7 @@ fn ranks_that_share_sequences_count_as_one() {
         let again = Config::with_world_size("ds.yaml", config.to_yaml(), ranks).unwrap();
         assert_eq!(again.sequence_parallel_size, 2);
     }
-    // Without a number of ranks, one group of each pipeline stage.
+    // Without a number of ranks, the configuration resolves for one group in each pipeline stage.
     let config = Config::parse("ds.yaml", format!("{HEAD}pipeline: {{stages: 2}}")).unwrap();
     assert_eq!((config.world_size, config.train_batch_size), (4, 2));
 }

@@ -1,4 +1,4 @@
-//! `tensor_parallel.autotp_size`: what it divides, and what it refuses.
+//! `tensor_parallel.autotp_size`: its effect on ranks and batch sizes, and messages for invalid combinations.
 
 use zero_config::Config;
 
@@ -17,7 +17,7 @@ fn ranks_of_a_tensor_group_count_as_one() {
     for off in ["", "tensor_parallel: {autotp_size: 0}", "tensor_parallel: {autotp_size: 1}"] {
         assert_eq!(parsed(4, off).unwrap().tensor_size(), 1);
     }
-    // Without a number of ranks, as few as the keys allow.
+    // Without a number of ranks, the configuration resolves for the lowest number that the keys allow.
     let text = format!("{FOUR}train_micro_batch_size_per_gpu: 2\nsequence_parallel_size: 2");
     assert_eq!(Config::parse("ds.yaml", &text).unwrap().world_size, 8);
 }

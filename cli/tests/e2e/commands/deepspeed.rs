@@ -1,5 +1,6 @@
-//! Trains with the unchanged DeepSpeed configurations of `examples/deepspeed`, on two ranks, with a second file for model
-//! and data. The loss must fall, and the run must be bit-identical to one with the same settings in a single YAML file.
+//! Trains with the unchanged DeepSpeed configurations of `examples/deepspeed`, on two ranks, with a second file for
+//! model and data. The loss must fall, and the run must be bit-identical to one with the same settings in a single YAML
+//! file.
 
 use crate::case;
 

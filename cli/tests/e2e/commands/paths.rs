@@ -1,5 +1,5 @@
-//! Gives a path that is missing, of the wrong kind, or unreadable to every key and option that names a file or a folder.
-//! Each gives one error with the path, the key and advice. The offload tests cover `nvme_path`. Also tests incomplete
+//! Sets every key and option that names a file or a folder to a path that is missing, of the wrong kind, or unreadable.
+//! Each causes one error with the path, the key and advice. The offload tests cover `nvme_path`. Also tests incomplete
 //! launcher environments.
 
 use crate::case;

@@ -1,4 +1,4 @@
-//! `zero-train report` on runs of a tiny model, and on large runs whose names contain HTML. Opens the pages in a browser.
+//! `zero-train report` on runs of a tiny model and on large runs whose names contain HTML. A browser opens the pages.
 
 use crate::case;
 

@@ -80,7 +80,7 @@ fn ranks_with_different_settings_or_programs_refuse_to_start() {
         }
         assert!(!case.path("run").exists(), "a rejected run wrote files");
     }
-    // A setting that may differ between hosts.
+    // This setting may differ between hosts.
     for (status, errors) in started(None, &["--set", "launcher.bind_cores_to_rank=false"]) {
         assert_eq!((status, errors.as_str()), (Some(0), ""));
     }

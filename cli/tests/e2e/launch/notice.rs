@@ -91,8 +91,8 @@ fn survivors_end_soon_after_a_lost_rank_and_name_it() {
     println!("|---|---|---|---|---|---|");
     let deadline = format!("stopped, deadline {DEADLINE:?}");
     for (which, transport) in TRANSPORTS.into_iter().enumerate() {
-        // These limits allow for other tests that run at the same time. On an idle machine, survivors
-        // of a kill end within a tenth.
+        // These limits allow for other tests that run at the same time. On an idle machine, the survivors of a kill end
+        // within half a second.
         assert!(row("killed", transport, of(&killed, which)) < Duration::from_secs(5));
         assert!(row(&deadline, transport, of(&stopped, which)) < DEADLINE + Duration::from_secs(15));
     }

@@ -116,7 +116,7 @@ fn updates_of_matrices_are_predicted_by_their_work() {
         let plan: Value = serde_json::from_slice(&output.stdout).unwrap();
         plan["time"]["step_seconds"].as_f64().unwrap_or_else(|| panic!("{}", plan["time"]))
     };
-    // One of two ranks has two of the three matrices.
+    // At stage 2, one of the two ranks updates two of the three matrices.
     let (all, two) = (seconds(0), seconds(2));
     assert!((all / two - 1.5).abs() < 0.01, "{all} {two}");
 }

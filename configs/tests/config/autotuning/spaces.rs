@@ -163,7 +163,7 @@ fn keys_depend_on_the_type_of_their_section() {
     let found = only("autotuning: {space: {scheduler.params.warmup_num_steps: [5]}}");
     assert_eq!(found.0, ErrorKind::Missing);
     assert!(found.4.contains("`scheduler.type`"), "{}", found.4);
-    // The invalid type is reported once, where it is written.
+    // The invalid type is reported once, at its location in the file.
     assert_eq!(only("model: {type: gpt3}\nautotuning: {space: {model.n_layer: [5]}}").1, "model.type");
 }
 

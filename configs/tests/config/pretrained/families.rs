@@ -31,8 +31,7 @@ fn rotary_scaling_is_read_in_both_of_its_forms() {
     assert_eq!(of(json!({"rope_theta": 5e5, "rope_scaling": before})), (5e5, llama3(64)));
     let inside = with(json!({"original_max_position_embeddings": 64, "rope_theta": 7e5}));
     assert_eq!(of(json!({"rope_theta": 5e5, "rope_parameters": inside})), (7e5, llama3(64)));
-    // Without an original length among these keys, it is taken from the key next to them or from the model's
-    // maximum length.
+    // If these keys lack the original length, it comes from the key next to them or from the model's maximum length.
     assert_eq!(of(json!({"rope_scaling": keys})), (1e4, llama3(4096)));
     assert_eq!(of(json!({"rope_scaling": before, "original_max_position_embeddings": 128})), (1e4, llama3(128)));
     assert_eq!(of(json!({"rope_parameters": {"rope_type": "default", "rope_theta": 3.0}})), (3.0, None));
@@ -74,7 +73,7 @@ fn gemma_3_is_read_in_both_of_its_forms() {
     }));
     assert_eq!((nested.rope_theta, nested.rope_local_base_freq), (7.0, Some(5.0)));
     assert_eq!(nested.rope_scaling, Some(RopeScaling::Linear { factor: 8.0 }));
-    // No layer has a window, so none has other angles.
+    // No layer has a sliding window, so the local base frequency is not used.
     let full = llama(&json!({"model_type": "gemma3_text", "num_hidden_layers": 1, "layer_types": ["full_attention"]}));
     assert_eq!((full.sliding_window, full.rope_local_base_freq, full.rope_theta), (None, None, 1e6));
 }
@@ -117,7 +116,7 @@ fn phi_3_is_read_with_its_scaling() {
         config.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
         llama(&config)
     };
-    // Earlier names of the type, and transformers' default of the original length.
+    // `su` and `yarn` are earlier names of the type. The default of the original length is that of transformers.
     for name in ["su", "yarn", "longrope"] {
         let keys = json!({"rope_scaling": {"type": name, "short_factor": factors(1.0), "long_factor": factors(2.0)}});
         assert_eq!(of(keys).rope_scaling, scaling(4096));

@@ -96,7 +96,7 @@ fn keys_that_change_the_arithmetic_are_rejected_by_name() {
             json!({"rope_type": "default", "partial_rotary_factor": 0.5}),
             "`partial_rotary_factor: 0.5` of the rotary embedding is not implemented yet",
         ),
-        // The schema's message, located in `config.json`.
+        // The schema's messages point to `config.json`.
         ("llama", "hidden_size", json!("wide"), "`model.hidden_size`: expected a whole number"),
         ("llama", "head_dim", json!(7), "in pairs: the number must be even"),
         ("llama", "num_key_value_heads", json!(5), "num_key_value_heads 5 does not divide num_attention_heads 32"),

@@ -10,7 +10,7 @@ fn the_enabled_section_determines_the_dtype() {
         ("", Dtype::F32),
         ("bf16: {enabled: true}", Dtype::Bf16),
         ("fp16: {enabled: true}\nbf16: {enabled: false}", Dtype::F16),
-        // As written by Hugging Face's integration.
+        // Hugging Face's integration writes the section like this.
         ("fp16: {enabled: auto, loss_scale: 0, initial_scale_power: 16, hysteresis: 2, min_loss_scale: 1}", Dtype::F32),
     ] {
         assert_eq!(with(text).working_dtype(), dtype, "{text}");
@@ -137,7 +137,8 @@ fn clipping_by_value_replaces_clipping_by_norm() {
     assert!(error.contains("gradient_clipping_value"), "{error}");
 }
 
-/// DeepSpeed's keys for dividing gradients before the reduction, which always happens here.
+/// With DeepSpeed's keys, gradients are divided before the reduction. This engine always does that, since it divides
+/// the loss before the backward.
 #[test]
 fn prescaled_gradients_are_a_warning() {
     for text in ["prescale_gradients: true", "gradient_predivide_factor: 4", "gradient_predivide_factor: 4.0"] {

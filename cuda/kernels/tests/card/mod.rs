@@ -1,5 +1,5 @@
-//! Runs the kernels on a card: the mock driver with emulated kernels on its own streams, or with
-//! `ZERO_TRAIN_CUDA_TESTS=1` the real driver and a GPU of this machine.
+//! Runs the kernels on a card. By default, the card is the mock driver with emulated kernels on its own streams. With
+//! `ZERO_TRAIN_CUDA_TESTS=1`, it is the real driver with a GPU of this machine.
 #![allow(dead_code, reason = "not all of the programs that include this file need all of it")]
 
 #[path = "../../../tests/mock/mod.rs"]
@@ -57,7 +57,8 @@ impl Card {
         allocation
     }
 
-    /// Enqueues a launch. Tests keep memory of the sizes that their launches need until they have waited.
+    /// Enqueues a launch. The caller allocates the memory that the launch needs, and keeps it until it has synchronized
+    /// the stream.
     pub(crate) fn launch<A>(&self, launch: &Launch<A>, stream: &Stream) -> Result<(), CudaError> {
         // SAFETY: the tests uphold the contract above.
         unsafe { self.kernels.launch(launch, stream) }

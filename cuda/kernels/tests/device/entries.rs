@@ -11,7 +11,7 @@ const FEW_BYTES: u32 = 32;
 /// Entries that use more, each with the reason.
 const LARGER: [(&str, &str); 0] = [];
 
-/// The text of the sources at compile time.
+/// Includes the text of a source file at compile time.
 macro_rules! text {
     ($name:literal) => {
         include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/cu/", $name, ".cu"))
@@ -34,8 +34,8 @@ fn text(source: Source) -> &'static str {
     }
 }
 
-/// The entries that `ENTRY` and `KERNEL` define at the start of a line. Entries of other macros are not found here,
-/// only by the driver.
+/// Returns the entries that `ENTRY` and `KERNEL` define at the start of a line. Entries of other macros are missing
+/// here, but the driver finds them.
 fn written(source: Source) -> Vec<String> {
     let names = |line: &str| {
         let (kind, rest) = line.split_once('(')?;
@@ -78,7 +78,7 @@ fn every_entry_loads_and_stays_within_its_limits() {
     println!("{} entries", all.len());
     assert!(larger.is_empty(), "{larger:?}");
     assert!(LARGER.iter().all(|(name, _)| all.contains(*name)), "LARGER names an entry that does not exist");
-    // On a GPU, every entry uses registers; a count of 0 would mean that the driver was not asked.
+    // On a GPU, every entry uses registers. A count of 0 would mean that the count does not come from the driver.
     if mock::is_real() && std::env::var_os("CARD_MOCK").is_none() {
         let of = |source| card.kernels.footprints(source).unwrap();
         assert!(Source::ALL.into_iter().flat_map(of).all(|(_, of)| of.registers > 0 && of.most_threads > 0));

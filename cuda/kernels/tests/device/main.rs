@@ -129,7 +129,7 @@ fn streams_wait_for_events() {
     }
 }
 
-/// With heads of 128 elements a block needs more shared memory than the default limit.
+/// With heads of 128 elements, a block needs more shared memory than the default limit.
 #[test]
 fn attention_gets_the_shared_memory_that_it_needs() {
     let Some(bench) = Bench::new() else { return };

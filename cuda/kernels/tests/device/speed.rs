@@ -1,10 +1,10 @@
-//! Measures the speed of each kernel on the card, at the sizes of two models, and compares it with the card's ceilings:
-//! `device --ignored --nocapture speed` prints a line of JSON for each. On the mock (without a GPU, or with
-//! `CARD_MOCK`) sizes are tiny and times are meaningless.
+//! Measures the speed of each kernel on the card at the sizes of two models, and compares it with the card's maximum
+//! speeds. `device --ignored --nocapture speed` prints a line of JSON for each kernel. On the mock (without a GPU, or
+//! with `CARD_MOCK`), sizes are tiny and times are meaningless.
 //!
 //! Events time many launches, which cycle through different memory so that the L2 cache does not help. A kernel's bytes
-//! are those that it must read and write once; its operations are those that its mathematics requires, two per
-//! multiply-add. The shortest kernels are limited by the host's launch time.
+//! are those that it must read and write once. Its operations are those that its mathematics requires, two per
+//! multiply-add. The host's launch time limits the shortest kernels.
 
 use std::env;
 
@@ -93,7 +93,7 @@ type Work<'a> = Box<dyn Fn() + 'a>;
 struct Bed<'a> {
     bench: &'a Bench,
     model: Model,
-    /// The kernels' operands; valid numbers in −1..1 in every type.
+    /// The kernels' operands. Its bytes are valid numbers in −1..1 in every type.
     memory: &'a Allocation,
     warm_up: u32,
     launches: u32,
@@ -117,8 +117,8 @@ impl<'a> Bed<'a> {
         1e3 * f64::from(start.milliseconds_until(&end).unwrap()) / f64::from(self.launches)
     }
 
-    /// Prints a line about the work that `make` allocates in a room: a kernel that moves at least `bytes` bytes and
-    /// takes at least `flops` operations.
+    /// Measures a kernel and prints a line. The kernel moves at least `bytes` bytes and takes at least `flops`
+    /// operations. `make` allocates its operands in a room and returns its launches.
     fn measure(&self, kernel: &str, bytes: u64, flops: u64, make: impl Fn(&mut Room) -> Work<'a>) {
         let mut room = Room { next: 0 };
         drop(make(&mut room));
@@ -205,7 +205,7 @@ impl<'a> Bed<'a> {
             });
             let nowhere = if is_layer { Weights::Layer { weight: 0, bias: 0 } } else { Weights::Rms { weight: 0 } };
             let partials = 4 * of.partials(nowhere) as u64;
-            // Alone, and added to an existing gradient.
+            // The gradient is written alone, or added to an existing one.
             for (is_added, what) in [(false, "backward"), (true, "backward added")] {
                 let bytes = if is_added { 8 } else { 6 } * w + partials;
                 self.measure(&format!("{name} {what}"), bytes, 0, |room| {
@@ -234,7 +234,7 @@ impl<'a> Bed<'a> {
         });
     }
 
-    /// Logits in f32 with gradients in bf16, and both in bf16.
+    /// Measures the cross-entropy with logits in f32 and in bf16, with gradients in bf16.
     fn head(&self, targets: Address) {
         let Model { rows, vocab: classes, .. } = self.model;
         // The same stride as in the model's head.
@@ -272,7 +272,7 @@ impl<'a> Bed<'a> {
         });
         let keys = 8 * embedding::keys(count);
         self.measure("sort", keys, 0, |room| self.work(embedding::sort(count, indices, room.take(keys))));
-        // The bytes include the keys, which are sorted once beforehand.
+        // The keys are sorted once beforehand. `_kept` reserves their place at the start of the memory.
         let sorted = Room { next: self.memory.address() }.take(keys);
         self.work(embedding::sort(count, indices, sorted))();
         self.measure("scatter", 6 * n, 0, |room| {
@@ -285,7 +285,7 @@ impl<'a> Bed<'a> {
         });
     }
 
-    /// The update of one layer's parameters.
+    /// Measures the update of one layer's parameters, and related kernels of the same size.
     fn update(&self) {
         let width = u64::from(self.model.width);
         let (count, t) = (12 * width * width, Dtype::Bf16);
@@ -315,7 +315,7 @@ impl<'a> Bed<'a> {
         }
     }
 
-    /// The forward takes two products over the lower half of the scores, the backward five.
+    /// Measures attention. The forward takes two products over the lower half of the scores, and the backward five.
     fn attention(&self) {
         let Model { batch, time, heads: [heads, kv_heads], .. } = self.model;
         let of = Geometry {
@@ -367,7 +367,7 @@ fn speed() {
     let copied = (bytes as u64 / 4) as usize;
     let us = bed.time(|_| {
         let (from, to) = (memory.address(), memory.address() + 2 * copied as Address);
-        // SAFETY: both ranges lie in memory that nothing else uses now.
+        // SAFETY: both ranges are in memory that nothing else uses now.
         unsafe { bench.stream.copy(from, to, copied) }.unwrap();
     });
     bed.copy_gb_s = 2.0 * copied as f64 / us / 1e3;

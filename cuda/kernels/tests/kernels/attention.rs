@@ -1,17 +1,17 @@
-//! Compares attention with f64.
+//! Compares the attention kernels with a reference in f64.
 
 use zero_kernels::attention::{Geometry, Saved, backward, forward};
 use zero_kernels::{Address, Dtype};
 
 use crate::{Memory, epsilon, numbers, on_device, rounded};
 
-/// q, k, v and the gradient of the result, [batch, time, heads, size] each.
+/// The inputs of attention: q, k, v and the gradient of the result, [batch, time, heads, size] each.
 struct Case {
     of: Geometry,
     qkv: [Vec<f32>; 3],
     d_out: Vec<f32>,
     firsts: Vec<u32>,
-    /// Heads whose blocks are interleaved, if not chosen by the launch.
+    /// Number of heads whose blocks are interleaved. `None` keeps the launch's own choice.
     together: Option<u32>,
 }
 
@@ -21,7 +21,7 @@ impl Case {
         let values = |seed, heads| rounded(of.dtype, &numbers(seed, count(heads)));
         let q: Vec<f32> = values(1, of.heads).iter().map(|x| 2.0 * x).collect();
         let position = |at: u32| at % of.time;
-        // Documents whose lengths do not match any tile.
+        // Documents have 41 positions, so that their ends do not match those of tiles.
         let first = |at: u32| if documents { position(at) / 41 * 41 } else { 0 };
         Self {
             of,
@@ -36,7 +36,8 @@ impl Case {
         (((sample * self.of.time + position) * heads + head) * self.of.size) as usize
     }
 
-    /// The result and the gradients of q, k and v, in f64; each with the sum of the magnitudes of its terms.
+    /// Returns the result and the gradients of q, k and v in f64. Next to each number is the sum of the magnitudes of
+    /// its terms.
     fn exact(&self) -> [Vec<[f64; 2]>; 4] {
         let Geometry { batch, time, heads, kv_heads, size, .. } = self.of;
         let wide = |values: &[f32]| values.iter().map(|&x| f64::from(x)).collect::<Vec<f64>>();
@@ -75,7 +76,7 @@ impl Case {
         all
     }
 
-    /// The same results from the kernels.
+    /// Returns the result and the gradients of the kernels.
     fn found(&self) -> Option<[Vec<f32>; 4]> {
         let dtype = self.of.dtype;
         on_device(|device| {
@@ -103,7 +104,7 @@ impl Case {
                 let [dq, dk, dv] = gradients.map(|memory| memory.to_floats(dtype));
                 return [out.to_floats(dtype), dq, dk, dv];
             }
-            // One buffer in which q, k and v follow each other at each position.
+            // One buffer contains q, k and v one after the other at each position.
             let width = (of.heads * of.size) as usize;
             let all: Vec<f32> = (0..self.d_out.len() / width)
                 .flat_map(|row| self.qkv.each_ref().map(|of| &of[row * width..(row + 1) * width]))
@@ -123,13 +124,14 @@ impl Case {
         })
     }
 
-    /// Rows of a range of the positions of every sample.
+    /// Returns the rows of these positions of every sample.
     fn rows(&self, all: &[f32], positions: std::ops::Range<u32>, heads: u32) -> Vec<f32> {
         let range = |sample| self.at(heads, sample, positions.start, 0)..self.at(heads, sample, positions.end, 0);
         (0..self.of.batch).flat_map(|sample| all[range(sample)].to_vec()).collect()
     }
 
-    /// The result and the gradients of the queries at some positions alone, and of all keys and values.
+    /// Runs the kernels for only the queries at some positions. Returns the result and the gradients of these queries
+    /// and of all keys and values.
     fn of_positions(&self, from: u32, to: u32) -> Option<[Vec<f32>; 4]> {
         let (dtype, heads) = (self.of.dtype, self.of.heads);
         on_device(|device| {
@@ -155,9 +157,10 @@ impl Case {
         })
     }
 
-    /// Checks that each number is as close to the exact one as rounding allows. For 16-bit types these are rounded to
-    /// the type, or to its smallest numbers: a probability or the gradient of a score, Σ out·d_out through the result,
-    /// and the number itself. For f32, scores reach 6 and have errors of 6 units, which e^score inherits.
+    /// Checks that each number is as close to the exact one as rounding allows. For 16-bit types, three values are
+    /// rounded to the type or to its smallest numbers: a probability or the gradient of a score, Σ out·d_out because of
+    /// the rounded result, and the number itself. For f32, scores reach 6 and have errors of 6 units, which
+    /// e^score inherits.
     fn check(&self) {
         let Some(found) = self.found() else { return };
         let of = &self.of;
@@ -195,8 +198,8 @@ fn every_type_and_every_size_of_a_head() {
     for (size, time) in [(1, 3), (32, 33), (40, 65), (64, 64), (96, 40), (128, 35)] {
         Case::new(Geometry { size, time, ..one }, false).check();
     }
-    // Tiles of 64 and of 128 rows, with 16-byte copies if all rows are aligned; tiles that every row sees, and tiles
-    // that some warps do not see.
+    // These sizes cover tiles of 64 and of 128 rows, copies of 16 bytes (all rows are aligned) and smaller ones, and
+    // tiles that every row sees or that some warps do not see.
     for (size, time) in [(1, 3), (17, 65), (64, 130), (64, 260), (100, 70), (128, 64), (128, 132)] {
         Case::new(Geometry { size, time, dtype: Dtype::Bf16, ..one }, false).check();
     }
@@ -205,7 +208,7 @@ fn every_type_and_every_size_of_a_head() {
     }
 }
 
-/// A block finds its tile and its head whatever the order of blocks.
+/// A block finds its tile and its head for any order of blocks.
 #[test]
 fn interleaving_heads_changes_no_bits() {
     for dtype in [Dtype::F32, Dtype::Bf16] {
@@ -229,7 +232,7 @@ fn documents_do_not_see_each_other_and_packed_buffers_have_the_same_bits() {
     packed.check();
 }
 
-/// Earlier documents in a buffer do not influence a row's bits, and neither do other samples.
+/// Neither earlier documents in a buffer nor other samples influence a row's bits.
 #[test]
 fn a_rows_bits_depend_only_on_what_it_sees() {
     for dtype in [Dtype::F32, Dtype::Bf16] {
@@ -254,8 +257,8 @@ fn bits_depend_on_what_is_seen(of: Geometry) {
     }
 }
 
-/// The results of queries at some positions are bit-identical to those among all positions, and the gradients of keys
-/// and values of all parts add up to those of the whole.
+/// The results of queries at some positions are bit-identical to those of a run with all positions. The gradients of
+/// keys and values of all parts add up to those of that run.
 #[test]
 fn queries_of_a_part_of_the_positions() {
     for (dtype, size, time, ends) in [

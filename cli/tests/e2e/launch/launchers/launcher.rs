@@ -20,7 +20,7 @@ pub(super) struct Launcher {
     pub(super) variables: Vec<(&'static str, String)>,
     /// The launcher's exit status when a rank was killed.
     status: i32,
-    /// Texts that the launcher must print when a rank was killed, in this order and in addition to the survivor's error.
+    /// Texts that the launcher must print when a rank was killed, in this order, in addition to the survivor's error.
     says: &'static [&'static str],
     /// Whether the launcher kills the surviving rank before that rank can report an error.
     pub(super) kills: bool,
