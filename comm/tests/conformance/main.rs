@@ -1,5 +1,5 @@
-//! The conformance suite of all transports: what a communicator promises, for jobs of 1 to 8 ranks. `meeting.rs` tests
-//! how the ranks connect.
+//! The conformance suite of all transports: the guarantees of a communicator, for jobs of 1 to 8 ranks. `many.rs` tests
+//! more ranks, and `meeting.rs` tests how the ranks connect.
 //!
 //! The ranks are threads here, each of which calls `connect` as a process would; `processes.rs` uses real processes.
 

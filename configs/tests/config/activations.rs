@@ -1,4 +1,4 @@
-//! `activation_checkpointing`: its presence switches it on; spacing, layer patterns and devices.
+//! `activation_checkpointing`: the section's presence turns it on. Also tests intervals, layer patterns and devices.
 
 use std::path::Path;
 

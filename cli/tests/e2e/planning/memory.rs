@@ -59,7 +59,7 @@ fn holds_in(case: &Case, most: f64, ranks: usize, zero: &str, settings: &[&str])
         let above = (planned as f64 / measured as f64 - 1.0) * 100.0;
         let what =
             format!("{ranks} ranks, {zero}, {settings:?}: planned {planned}, measured {measured}, {above:+.2} %");
-        // A background save allocates a few kilobytes of its own, which may be at the time of the peak.
+        // At the peak, a background save may have allocated a few kilobytes that the plan does not count.
         let least = if settings.iter().any(|setting| setting.contains("save_async: true")) { -0.1 } else { 0.0 };
         assert!((least..=most).contains(&above), "{what}\n{rank:#}");
         // The layout determines the resident parameters and optimizer state to the byte.
