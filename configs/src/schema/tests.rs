@@ -113,7 +113,7 @@ fn one_of_each() -> Vec<Config> {
                 true => text.replace("adapter: {}", "mup: {base: {}}"),
                 false => text,
             };
-            // `preference` needs answers, which the MLP lacks. LongRoPE's original length here is shorter than two answers.
+            // `preference` needs answers, which the MLP lacks. LongRoPE's original length is too short for two answers.
             let text = if index % 4 < 2 { text + "preference: {}\n" } else { text };
             // A schedule-free optimizer averages the weights itself.
             let text = if text.contains("ScheduleFree") { text.replace("ema: {}, ", "") } else { text };

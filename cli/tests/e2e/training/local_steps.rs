@@ -77,7 +77,7 @@ fn a_plan_has_the_bytes_and_the_state_of_outer_steps() {
         let (found, without) = (&local["stages"][0], &plain["stages"][0]);
         assert_eq!((&local["local_steps"], &plain["local_steps"]), (&3.into(), &Value::Null));
         let parameters = found["parameters"].as_u64().unwrap();
-        // The outer state takes 8 bytes per element that a rank updates. The two replicates have half of it each.
+        // The outer state takes 8 bytes per element that a rank updates. Each of the two replicates holds half.
         let own = |of: &Value| of["state_bytes_per_rank"]["optimizer_state"].as_u64().unwrap();
         let inner = if stage == 0 { 8 * parameters } else { own(without) };
         let outer = own(found) - inner;
