@@ -93,7 +93,7 @@ type Work<'a> = Box<dyn Fn() + 'a>;
 struct Bed<'a> {
     bench: &'a Bench,
     model: Model,
-    /// The kernels' operands. Its bytes are valid numbers in −1..1 in every type.
+    /// The memory of the kernels' operands. Its bytes are valid numbers in −1..1 in every type.
     memory: &'a Allocation,
     warm_up: u32,
     launches: u32,
