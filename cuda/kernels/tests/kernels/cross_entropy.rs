@@ -11,7 +11,7 @@ fn losses_and_the_gradient_in_place() {
     for ((rows, classes), z_loss) in [((1, 1), 0.0), ((7, 50), 0.0), ((7, 50), 3e-3), ((3, 3000), 1e-4)] {
         for dtype in Dtype::ALL {
             let count = (rows * classes) as usize;
-            // An offset that overflows unless the largest element is subtracted.
+            // The offset makes exponentials overflow unless the largest element is subtracted.
             let x: Vec<f32> = numbers(1, count).iter().map(|x| 8.0 * x + 200.0).collect();
             let x = rounded(dtype, &x);
             let targets: Vec<u32> = (0..rows).map(|row| (row * 37 + 5) % classes).collect();
@@ -83,7 +83,7 @@ fn gradients(logits: &[Vec<f32>], stride: usize, targets: &[u32], dtype: Dtype) 
         };
         device.run(&forward(&of, statistics.address()));
         device.run(&mean_loss(of.rows, Counted::Known(of.rows), statistics.address(), 0.0, [loss.address(), 0]));
-        // The mean is over more rows than this buffer has.
+        // The mean is over 100 rows, of which this buffer has only some.
         let launch = backward(&of, statistics.address(), (Upstream::Known(2.0), Counted::Known(100)), (dtype, at));
         device.run(&launch);
         let narrow = x.to_floats(dtype);
@@ -97,7 +97,7 @@ fn gradients(logits: &[Vec<f32>], stride: usize, targets: &[u32], dtype: Dtype) 
 
 #[test]
 fn gradients_of_strided_logits_are_narrowed_in_place() {
-    // More than one turn of a block's threads, and not a multiple of it.
+    // More classes than a block's threads process in one loop iteration, and not a multiple of that number.
     let (rows, classes, stride) = (3, 1300, 1304);
     let logits: Vec<Vec<f32>> = (0..rows).map(|row| numbers(row, classes).iter().map(|x| 3.0 * x).collect()).collect();
     let targets = [5, 1299, 0];
@@ -126,7 +126,7 @@ fn a_target_out_of_range_makes_the_loss_and_its_row_nan() {
     }
 }
 
-/// Rows without a target: their loss and gradient are 0 whatever their logits are, and the mean is over the others.
+/// Rows without a target have loss 0 and gradient 0, whatever their logits are. The mean is over the other rows.
 #[test]
 fn ignored_rows_do_not_contribute() {
     let (rows, classes) = (5u32, 1300usize);
@@ -151,7 +151,7 @@ fn ignored_rows_do_not_contribute() {
                     (loss.to_floats(Dtype::F32)[0], x.to_floats(dtype))
                 };
                 let (loss, dx) = run(&targets, &logits, counted as u32);
-                // The rows with a target, and no others.
+                // Runs the rows with a target alone.
                 let (mut some, mut x) = (vec![], vec![]);
                 for (row, &target) in targets.iter().enumerate().filter(|(_, target)| **target != NO_TARGET) {
                     some.push(target);

@@ -1,5 +1,5 @@
-//! Compares activations and rotary embedding with f64, dropout and rows bit by bit. (`ops/tests/ops` compares their
-//! bits with the CPU's operations.)
+//! Compares activations and rotary embedding with f64. Compares dropout, and the broadcast and sum of rows, bit by bit.
+//! (`ops/tests/ops` compares their bits with the CPU's operations.)
 
 use zero_kernels::Dtype;
 use zero_kernels::activation::{self, Function};
@@ -11,7 +11,7 @@ use crate::{Memory, assert_near, epsilon, numbers, on_device, rounded};
 
 /// Φ(x), by numerical integration of the density.
 fn cdf(x: f64) -> f64 {
-    // Simpson's rule over the density.
+    // Simpson's rule.
     let (n, from) = (4000, -12.0);
     let h = (x - from) / f64::from(n);
     let density = |t: f64| (-0.5 * t * t).exp() / std::f64::consts::TAU.sqrt();
@@ -132,7 +132,7 @@ fn philox(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
 
 #[test]
 fn dropout_depends_only_on_an_elements_index() {
-    // The first known answer of the authors.
+    // The first test vector that the authors published.
     assert_eq!(philox([0; 4], [0; 2]), [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]);
     let mask = Mask { key: [7, 9], first_sample: (1 << 32) - 1, probability: 0.3, scale: 1.0 / 0.7 };
     for [samples, size] in [[1u64, 1u64], [3, 10], [2, 1028]] {
@@ -158,7 +158,7 @@ fn dropout_depends_only_on_an_elements_index() {
     }
 }
 
-/// A part of the rows and columns of larger samples has the elements that the whole samples have there.
+/// Dropout of some rows and columns of larger samples gives the same elements as dropout of the whole samples.
 #[test]
 fn dropout_of_a_part_has_the_mask_of_the_whole() {
     let mask = Mask { key: [3, 1], first_sample: 5, probability: 0.4, scale: 1.0 / 0.6 };

@@ -1,5 +1,5 @@
-//! Compares index conversion, embedding lookup and the gradient of the table bit by bit. (`ops/tests/ops` compares with
-//! the CPU's operation.)
+//! Compares index conversion, embedding lookup and the gradient of the table bit by bit. (`ops/tests/ops` compares them
+//! with the CPU's operations.)
 
 use zero_kernels::Dtype;
 use zero_kernels::embedding::{Lookup, gather, keys, scatter, sort};
@@ -7,16 +7,16 @@ use zero_kernels::indices::{ELSEWHERE, Fault, IndexType, Limits, NO_TARGET, indi
 
 use crate::{Memory, numbers, on_device, rounded};
 
-/// Converts indices to u32; returns them with the recorded fault.
+/// Converts indices to u32. Returns them, and the recorded fault.
 fn taken(of: IndexType, bytes: &[u8], count: u32, limit: u32) -> Option<(Vec<u64>, Fault)> {
     taken_of(of, bytes, count, &Limits::whole(limit))
 }
 
-/// Does the same for indices of which a rank has some.
+/// Does the same on a rank that holds a part of the table.
 fn taken_of(of: IndexType, bytes: &[u8], count: u32, limits: &Limits) -> Option<(Vec<u64>, Fault)> {
     on_device(|device| {
         let mut from = Memory::integers(&bytes.chunks(4).map(word).collect::<Vec<_>>());
-        // Targets are followed by their number.
+        // After the targets, the kernel writes the number of targets that are not ignored.
         let written = count as usize + usize::from(of == IndexType::Targets);
         let (mut to, mut fault) = (Memory::unwritten(written * 4), Memory::integers(&[0; 8]));
         let at = [from.address(), to.address()];
@@ -43,7 +43,7 @@ fn the_first_index_out_of_range_is_recorded() {
     let mut many: Vec<i64> = (0..3000).map(|i| i % 70).collect();
     let Some((found, fault)) = taken(IndexType::I64, &of_i64(&many), 3000, 70) else { return };
     assert!(found.iter().zip(&many).all(|(&found, &want)| found == want as u64));
-    // The second launch found an index that is not below 1.
+    // The second launch, with a limit of 1, found the index 1.
     assert_eq!(fault, Fault { what: 5, details: [1, 1, 1] });
 
     (many[2999], many[1030], many[1025]) = (70, -1, 1 << 32);
@@ -71,14 +71,14 @@ fn ignored_targets_are_counted() {
     let Some((found, fault)) = taken(IndexType::Targets, &of_i64(&many), 3000, 70) else { return };
     assert_eq!(found, want);
     assert_eq!(fault, Fault { what: 5, details: [1, 1, 1] });
-    // Other targets out of range stay faults, and count.
+    // Other targets out of range are faults. They count as targets.
     many[1029] = -99;
     let Some((found, fault)) = taken(IndexType::Targets, &of_i64(&many), 3000, 70) else { return };
     assert_eq!((found[1029], found[3000]), (u32::MAX.into(), targets as u64));
     assert_eq!(fault, Fault { what: 4, details: [-99i64 as u64, 1029, 70] });
     let none = taken(IndexType::Targets, &of_i64(&[-100; 3]), 3, 1);
     assert_eq!(none, Some((vec![NONE, NONE, NONE, 0], Fault::default())));
-    // For indices, −100 is a fault.
+    // As an index that is no target, −100 is a fault.
     let Some((_, fault)) = taken(IndexType::I64, &of_i64(&[-100]), 1, 70) else { return };
     assert_eq!(fault, Fault { what: 4, details: [-100i64 as u64, 0, 70] });
 }
@@ -103,7 +103,7 @@ fn rows_are_looked_up() {
     assert!(gather(&Lookup { count: 0, ..of(Dtype::F32) }, 0, 0, 0).is_none());
 }
 
-/// This rank has the indices 3 to 6 of 10.
+/// This rank holds rows 3 to 6 of a table of 10. Indices of the other rows become `ELSEWHERE`.
 #[test]
 fn indices_of_other_ranks_have_no_place_here() {
     let bytes: Vec<u8> = [3i64, 0, 6, 7, 9, 10, -100, 5].iter().flat_map(|x| x.to_ne_bytes()).collect();
@@ -113,7 +113,7 @@ fn indices_of_other_ranks_have_no_place_here() {
     assert_eq!(fault, Fault { what: 4, details: [10, 5, 10] });
 }
 
-/// Indices of which some are frequent, most occur once or never, and every hundredth is invalid.
+/// Returns indices. Some are frequent, most occur once or never, and every hundredth is invalid.
 fn some_indices(count: usize) -> Vec<u32> {
     let index = |i: usize| if i % 100 == 99 { u32::MAX } else { ((i * i * 7 + i) % 211 % (1 + i % 300)) as u32 };
     (0..count).map(index).collect()

@@ -45,7 +45,7 @@ fn sums_of_squares_are_bit_identical_to_the_cpus() {
     assert_eq!(SQUARES, zero_optim::norm::BLOCK as u64);
 }
 
-/// Computes the limbs and the verdict of sums.
+/// Adds up the sums on the device. Returns the limbs of the total, and the verdict.
 fn judged(device: &Device, sums: &[f64], limits: &Limits) -> (Vec<i64>, Verdict) {
     let words: Vec<u32> = sums.iter().flat_map(|x| [x.to_bits() as u32, (x.to_bits() >> 32) as u32]).collect();
     let (count, mut from) = (sums.len() as u64, Memory::integers(&words));
@@ -75,11 +75,11 @@ fn a_norm_and_its_clip_are_bit_identical_to_the_hosts() {
         vec![tiny],
         vec![f64::MIN_POSITIVE, tiny, 1e-310],
         vec![0.3],
-        // Ties to even, and values just above a tie.
+        // Ties, which round to even, and values just above a tie.
         vec![1.0, half_ulp],
         vec![1.0, half_ulp, tiny],
         vec![1.0 + f64::EPSILON, half_ulp],
-        // A carry through the whole significand.
+        // A carry through the whole significand, and sums around the largest f64.
         vec![2.0 - f64::EPSILON, half_ulp],
         vec![f64::MAX, 2f64.powi(970)],
         vec![f64::MAX, 2f64.powi(969)],

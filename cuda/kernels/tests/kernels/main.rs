@@ -29,9 +29,9 @@ use memory::{Device, Memory};
 use zero_kernels::emulated::{self, Compiled, Emulator, How, ORDERS};
 use zero_kernels::{Dtype, Launch, Source};
 
-/// Runs a case and returns its result, which must be the same for every order of threads on the emulator, and in every
-/// run on a card. With the mock, the emulator runs one order; the mock, which uses another order at each launch, runs
-/// the others. On a GPU, only the GPU runs, since its machine may have no compiler.
+/// Runs a case and returns its result. The result must be the same for every order of threads on the emulator, and in
+/// every run on a card. With the mock, the emulator runs only the first order: the mock uses another order at each
+/// launch. On a real GPU, the emulator does not run, since the machine may have no compiler.
 fn on_device<R: PartialEq + Debug>(case: impl Fn(&Device) -> R) -> Option<R> {
     let mut results = vec![];
     if !is_gpu() {
@@ -54,7 +54,7 @@ fn on_device<R: PartialEq + Debug>(case: impl Fn(&Device) -> R) -> Option<R> {
     Some(result)
 }
 
-/// Whether cases run on a GPU.
+/// Whether cases run on a real GPU.
 fn is_gpu() -> bool {
     cfg!(feature = "cuda") && env::var_os("ZERO_TRAIN_CUDA_TESTS").is_some()
 }
@@ -83,7 +83,7 @@ fn numbers(seed: u32, count: usize) -> Vec<f32> {
     (0..count).map(|_| next()).collect()
 }
 
-/// The numbers after rounding to a type.
+/// Returns the numbers rounded to a type.
 fn rounded(dtype: Dtype, values: &[f32]) -> Vec<f32> {
     emulated::Memory::floats(dtype, values).to_floats(dtype)
 }
@@ -97,8 +97,8 @@ fn epsilon(dtype: Dtype) -> f64 {
     }
 }
 
-/// Asserts that every error is at most `units` units in the last place of the expected number in the type, plus as many
-/// f32 units of `scale`.
+/// Asserts that each error is at most `units` units in the last place of the expected number in `dtype`, plus `units`
+/// f32 units in the last place of `scale`.
 fn assert_near(what: &str, dtype: Dtype, got: &[f32], want: &[f64], units: f64, scale: f64) {
     assert_eq!(got.len(), want.len());
     for (i, (&got, &want)) in got.iter().zip(want).enumerate() {
@@ -108,7 +108,7 @@ fn assert_near(what: &str, dtype: Dtype, got: &[f32], want: &[f64], units: f64, 
     }
 }
 
-/// Memory of the emulator is not memory of a card, so cases must use `crate::Memory`.
+/// A card cannot access the emulator's memory, so cases must use `crate::Memory`.
 #[test]
 fn cases_use_the_memory_of_their_device() {
     if is_gpu() {
@@ -137,12 +137,12 @@ fn faults_are_found() {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/emulated/faulty.cu");
     let Some(kernels) = Compiled::new(&file).unwrap() else { return };
     let numbers = || emulated::Memory::floats(Dtype::F32, &[1.0; 64]);
-    // SAFETY: the kernels of this file access at most 64 floats; those that go beyond are watched or only reach the
-    // sentinels.
+    // SAFETY: the kernels of this file access at most 64 floats. Kernels that access more either run watched or reach
+    // no further than the sentinels.
     let run = |launch: &Launch<u64>, order, how| unsafe { kernels.run(launch, order, how) };
     let alone = |entry, how| run(&faulty(entry, numbers().address()), 0, how);
 
-    // Unordered accesses of threads or blocks show in the results of other orders.
+    // A race between threads or blocks gives other results in another order of threads.
     for (entry, blocks) in [("race", 1), ("blocks", 4), ("turns", 4)] {
         let results = ORDERS.map(|order| {
             let mut out = emulated::Memory::floats(Dtype::F32, &[0.0; 64]);
@@ -151,7 +151,8 @@ fn faults_are_found() {
         });
         assert!(results.iter().any(|result| *result != results[0]), "the race of {entry} was not seen");
         if entry == "race" {
-            // Unwritten memory is NaN: in the first order, the first thread reads what the second has not yet written.
+            // Unwritten memory is NaN: in the first order, the first thread reads a value before the second thread
+            // writes it.
             assert!(f32::from_bits(results[0][0]).is_nan());
         }
     }
@@ -214,7 +215,7 @@ fn faults_are_found() {
         assert_eq!(alone(entry, How::Plain), Err(format!("faulty_{entry}: {askew}")));
     }
 
-    // Masks may name a part of a warp, and lanes that have ended do not keep others waiting.
+    // A mask may name a part of a warp. Lanes that have ended do not block the others.
     let mut memory = numbers();
     run(&faulty("halves", memory.address()), 0, How::Watched).unwrap();
     let halves: Vec<f32> = memory.to_floats(Dtype::F32)[..32].into();

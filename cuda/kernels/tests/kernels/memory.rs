@@ -1,4 +1,4 @@
-//! The device of a case and its memory: the emulator's, or a card's with the same sentinels around it.
+//! The device that runs a case, and its memory: the emulator's, or a card's with the same sentinels around it.
 
 #[cfg(feature = "cuda")]
 pub(crate) use seat::Seat;
@@ -10,7 +10,7 @@ use zero_kernels::{Address, Dtype, Launch};
 pub(crate) enum Device {
     /// The emulator, with the threads of a block in one order.
     Emulated { emulator: &'static Emulator, order: u32 },
-    /// A card. Memory that this thread creates during the case is the card's.
+    /// A card. Memory that this thread creates during the case is on the card.
     #[cfg(feature = "cuda")]
     Card(std::rc::Rc<Seat>),
 }
@@ -42,7 +42,7 @@ impl Memory {
         Self::placed(emulated::Memory::unwritten(bytes))
     }
 
-    /// Allocates numbers in a type, each rounded once.
+    /// Allocates numbers, each rounded once to a type.
     pub(crate) fn floats(dtype: Dtype, values: &[f32]) -> Self {
         Self::placed(emulated::Memory::floats(dtype, values))
     }

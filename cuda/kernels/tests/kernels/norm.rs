@@ -40,8 +40,8 @@ fn exact(centred: bool, [x, dy, weight, bias]: [&[f32]; 4]) -> Exact {
 
 #[test]
 fn norms_and_the_gradients_of_all_they_read() {
-    // Fewer elements than threads, more than threads, more than fit the threads' registers; more rows than one partial
-    // sum covers, and more than the partial sums cover with eight rows each.
+    // Sizes: fewer elements than threads, more than threads, and more than fit the threads' registers. Rows: more than
+    // one partial sum of eight rows covers, and more than 512 such partial sums cover.
     for (rows, size) in [(1, 1), (3, 100), (21, 48), (10, 1000), (2, 8208), (4101, 1)] {
         for dtype in Dtype::ALL {
             for centred in [true, false] {
@@ -70,7 +70,7 @@ fn check(rows: u32, size: u32, dtype: Dtype, centred: bool) {
         let mut partials = Memory::unwritten(of.partials(weights) * 4);
         let (from, to) = ([at_x.address(), at_dy.address(), 0], [dx.address(), partials.address()]);
         device.run(&norm::backward(&of, weights, from, to));
-        // Added to the existing gradients.
+        // `true` adds the sums to the existing gradients.
         let at = [partials.address(), d_weight.address()];
         device.run(&norm::sums(&of, weights, Parameter::Weight, at, true));
         if centred {
@@ -118,7 +118,7 @@ fn a_fused_residual_norm_matches_separate_launches() {
     assert_eq!(total, rounded(of.dtype, &x.iter().zip(&branch).map(|(x, b)| x + b).collect::<Vec<_>>()));
 }
 
-/// The gradient of x added to an existing one is bit-identical to computing it and adding afterwards.
+/// Adding the gradient of x to an existing gradient in the kernel is bit-identical to adding it afterwards.
 #[test]
 fn a_gradient_is_added_to_an_existing_one() {
     for dtype in Dtype::ALL {

@@ -15,8 +15,8 @@ fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|x| x.to_bits()).collect()
 }
 
-/// Ranges of one launch. Their starts differ, so that some are accessed four elements at a time, with or without a head
-/// and a tail, and some are not.
+/// Ranges of one launch. Their starts differ: the kernel accesses some ranges four elements at a time, with or without
+/// a head and a tail, and others one element at a time.
 const RANGES: [std::ops::Range<usize>; 5] = [0..1, 4..24, 27..5000, 5001..5004, 5008..6000];
 
 const AVERAGE: Average = Average { decay: 0.9, start: 1 };
@@ -58,11 +58,11 @@ fn an_update_is_bit_identical_to_the_cpus() {
         let grad_limit = limits[step % 2];
         Step { step: step as u64 + 1, lr: 1e-2, grad_scale: 0.37, grad_limit, decay }
     };
-    // Every second range has weight decay, and the last two have unaligned gradients.
+    // Every second range has weight decay. The gradients of the last two ranges are unaligned.
     let decays = |range: usize| range.is_multiple_of(2);
     for (optimizer, dtype) in optimizers.iter().flat_map(|optimizer| Dtype::ALL.map(|dtype| (optimizer, dtype))) {
         let held = optimizer.states().len();
-        // The gradients travelled in the type of the parameters.
+        // The gradients were sent in the type of the working parameters.
         let Some((params, states, working, averages)) = on_device(|device| {
             let mut params = Memory::floats(Dtype::F32, &start);
             let mut states: Vec<Memory> = (0..held).map(|_| Memory::floats(Dtype::F32, &vec![0.0; count])).collect();
@@ -124,7 +124,8 @@ fn an_update_is_bit_identical_to_the_cpus() {
     }
 }
 
-/// A verdict's scale replaces the scale of the factors; a verdict that is not admitted leaves everything unchanged.
+/// The scale of the verdict replaces the scale of the step. A verdict that does not admit the step leaves everything
+/// unchanged.
 #[test]
 fn an_update_follows_the_verdict() {
     let (count, start, grads) = (100, numbers(1, 100), numbers(2, 100));
@@ -177,7 +178,7 @@ fn gradients_that_travelled_are_rounded_before_they_are_added() {
     }
 }
 
-/// Covers all 65536 16-bit values, and values between and next to them.
+/// Covers all 65,536 16-bit values, values between them, and their f32 neighbors.
 #[test]
 fn numbers_are_rounded_to_nearest_even() {
     let close = |x: f32| [x.to_bits().wrapping_sub(1), x.to_bits(), x.to_bits().wrapping_add(1)].map(f32::from_bits);

@@ -1,5 +1,5 @@
-//! Kernels that access sixteen bytes at a time give the same bits whatever the alignment of their operands, for numbers
-//! of elements with and without a remainder, in one turn of a launch's threads and in several.
+//! Kernels that access 16 bytes at a time give the same bits for every alignment of their operands. The numbers of
+//! elements are multiples of a pack or not, and take one loop iteration of a launch's threads or several.
 
 use zero_kernels::activation::{self, Function};
 use zero_kernels::cross_entropy::{self, Counted, Logits, Upstream, rescale};
@@ -35,7 +35,7 @@ impl Placed {
         self.memory.address() + (self.behind * bytes(self.dtype)) as Address
     }
 
-    /// Returns their bits. Panics if something wrote before them.
+    /// Returns the bits of the numbers. Panics if a kernel wrote before the first one.
     fn bits(&self) -> Vec<u32> {
         let all = self.memory.to_floats(self.dtype);
         assert!(all[..self.behind].iter().all(|&x| x == -7.0), "a write in front of memory");
@@ -46,8 +46,8 @@ impl Placed {
 /// The type and the numbers of each operand.
 type Operands = Vec<(Dtype, Vec<f32>)>;
 
-/// Checks that all operands hold the same after `run` in each of these alignments: all at multiples of 16 bytes, each
-/// one alone shifted, and all shifted.
+/// Checks that all operands hold the same numbers after `run` in each of these alignments: all operands at multiples of
+/// 16 bytes, each one alone shifted, and all shifted.
 fn check_all_alignments(what: &str, operands: &Operands, run: impl Fn(&Device, &[Address])) {
     let places = std::iter::once(vec![0; operands.len()])
         .chain((0..operands.len()).map(|odd| (0..operands.len()).map(|i| usize::from(i == odd)).collect()))
@@ -74,7 +74,7 @@ fn operand(dtype: Dtype, seed: u32, count: usize) -> (Dtype, Vec<f32>) {
     (dtype, rounded(dtype, &numbers(seed, count)))
 }
 
-/// Runs a launch as it is, or with a single block, whose threads then take several turns.
+/// Runs a launch as it is, or with a single block, whose threads then take several loop iterations.
 fn in_turns<A>(device: &Device, launch: Option<Launch<A>>, one: bool) {
     let launch = launch.unwrap();
     let grid = if one { [1, 1, 1] } else { launch.grid };
@@ -84,7 +84,7 @@ fn in_turns<A>(device: &Device, launch: Option<Launch<A>>, one: bool) {
 #[test]
 fn elements_one_by_one() {
     for dtype in Dtype::ALL {
-        // Counts up to more than one turn of a block.
+        // Counts up to more elements than one block processes in one loop iteration.
         for (count, one) in [(1, false), (7, false), (8, false), (4099, false), (4099 * 2, true)] {
             let (n, what) = (count as u64, format!("{dtype:?} {count}"));
             let [a, b, c] = [1, 2, 3].map(|seed| operand(dtype, seed, count));
@@ -139,7 +139,7 @@ fn add_gives_the_rounded_sum() {
 #[test]
 fn norms() {
     for dtype in Dtype::ALL {
-        // Whole packs, packs and a remainder, and more than fits the threads' registers.
+        // Rows of whole packs, rows of packs and a remainder, and rows that do not fit the threads' registers.
         for (rows, size) in [(9u32, 48u32), (9, 45), (2, 8208)] {
             let (of, count) = (Rows { rows, size, dtype, eps: 1e-5 }, (rows * size) as usize);
             let [x, other] = [1, 2].map(|seed| operand(dtype, seed, count));
@@ -230,8 +230,8 @@ fn rows_of_tables_and_their_sums() {
 #[test]
 fn losses_and_their_gradients() {
     for dtype in Dtype::ALL {
-        // With a gap after each row, the next row has another alignment; the last size takes more than one turn of a
-        // block's threads.
+        // The gap after each row of 45 gives the next row another alignment. The last size takes more than one loop
+        // iteration of a block's threads.
         for (classes, stride) in [(8u32, 8u64), (13, 13), (45, 48), (4 * 512 * 4 + 3, 4 * 512 * 4 + 3)] {
             let row = rounded(dtype, &numbers(1, classes as usize).iter().map(|x| 9.0 * x).collect::<Vec<_>>());
             // All rows have the same numbers.
@@ -276,7 +276,7 @@ fn losses_and_their_gradients() {
     }
 }
 
-/// Logits of −∞, in whole turns of a thread, leave the others unchanged.
+/// Logits of −∞ contribute nothing, even if a thread reads no other logits in an iteration.
 #[test]
 fn logits_of_minus_infinity_do_not_contribute() {
     for dtype in Dtype::ALL {
