@@ -1,5 +1,5 @@
-//! Compares products with an epilogue with f64, checks that unsupported products are rejected, and that a shape gives
-//! the same bits each time. Runs on the mock of cuBLASLt, or with `ZERO_TRAIN_CUDA_TESTS=1` on a GPU.
+//! Compares products with an epilogue with f64, and checks that unsupported products are rejected and that a shape
+//! gives the same bits each time. Runs on the mock of cuBLASLt, or with `ZERO_TRAIN_CUDA_TESTS=1` on a GPU.
 #![allow(unsafe_code)]
 
 mod mock;
@@ -124,7 +124,8 @@ fn products_with_epilogues_match_f64() {
                     to: y.address(),
                     epilogue,
                 };
-                // The rows of a transpose with few rows are not multiples of 16 bytes.
+                // A transposed left factor is stored in rows of `rows` elements. It is rejected unless these rows are
+                // multiples of 16 bytes.
                 let fits = !turned[0] || (rows * if element == Element::F32 { 4 } else { 2 }) % 16 == 0;
                 let near = |what: &str, from: &Allocation, want: &[f64]| {
                     let most = if element == Element::F32 { 2e-5 } else { 2f64.powi(-8) };
@@ -180,7 +181,7 @@ fn unaligned_products_are_rejected() {
         ("rows of the left factor", Product { inner: 20, left: factor(0, 20), ..good }),
         ("rows that lie in each other", Product { left: factor(0, 16), ..good }),
         ("rows of the result", Product { columns: 12, right: factor(1 << 12, 16), ..good }),
-        // Rows of 48 bytes, but only 12 elements.
+        // Rows of 48 bytes, a multiple of 16, but of only 12 elements.
         (
             "rows of a sum",
             Product {

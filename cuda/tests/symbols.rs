@@ -35,7 +35,7 @@ fn bindings() -> PathBuf {
         .output()
         .expect("cargo runs");
     let text = String::from_utf8_lossy(&metadata.stdout);
-    // The only manifest of that name: two versions would not link, because both set `links` to the same libraries.
+    // The only manifest of the bindings: two versions would not link, because both set `links` to the same libraries.
     let end = text.match_indices("/Cargo.toml\"").map(|(at, _)| at);
     let start = |end: usize| text[..end].rfind('"').map_or(0, |at| at + 1);
     let folders: Vec<&str> = end.map(|end| &text[start(end)..end]).filter(|path| path.contains("/cudarc-")).collect();
@@ -134,7 +134,7 @@ fn calls_without_a_library_return_error_codes_and_inventory_gives_the_reason() {
         // SAFETY: writes one number, if anything.
         let result = unsafe { cudarc::nccl::sys::ncclGetVersion(&raw mut version) };
         assert_eq!((result, version), (ncclResult_t::ncclSystemError, 7));
-        // SAFETY: it gives text, or null.
+        // SAFETY: returns text or null.
         let text = unsafe { cudarc::nccl::sys::ncclGetErrorString(result) };
         assert!(!text.is_null());
     }

@@ -1,4 +1,4 @@
-//! Driver calls of a training step: launches, copies, bytes and host waits, counted by the mock of the driver for
+//! Driver calls of a training step: launches, copies, bytes and host waits. The mock of the driver counts them for
 //! models with GPT-2's layers. The counts do not depend on the width, so the models are narrow.
 
 #[path = "../../cuda/tests/mock/mod.rs"]
@@ -48,14 +48,14 @@ impl Counts {
     }
 }
 
-/// Whether the driver is the mock, and kernels record what they read and write.
+/// Whether the driver is the mock, and kernels can record what they read and write.
 fn is_ready() -> bool {
     static READY: OnceLock<bool> = OnceLock::new();
     *READY.get_or_init(|| mock::only_the_mock() && mock::watch_kernels())
 }
 
-/// Returns `now` at the first load and at the end of a model's third step. `watches` makes kernels record their memory
-/// accesses. `None` if this build has no kernels.
+/// Trains three steps. Returns the values of `now` at the first load and at the end of the third step. `watches` makes
+/// kernels record their memory accesses. `None` if this build has no kernels.
 fn third_step<T: Send>(
     model: &zoo::Gpt2Config,
     [samples, micro_batches]: [usize; 2],
@@ -149,8 +149,8 @@ fn collectives_in_8_or_4_bits_are_refused_by_their_key() {
     }
 }
 
-/// Everything between load and loss is enqueued on the GPU's stream without a wait. The host reads results together
-/// with the loss.
+/// A step enqueues all work between load and loss on the GPU's stream without a wait. The host reads other results
+/// together with the loss.
 #[test]
 fn a_step_waits_only_at_its_end() {
     if !is_ready() {
@@ -210,9 +210,9 @@ const MOVED: [(&str, &[&str], f64); 5] = [
     ("products", &["products"], 56.0),
 ];
 
-/// Measures the traffic of one layer's activations through GPU memory as a difference of differences: the additional
-/// traffic of one more layer, and of that the part that grows with the number of tokens. Traffic of the layer's
-/// parameters cancels.
+/// Measures the traffic of one layer's activations through GPU memory as a difference of differences: the traffic that
+/// one more layer adds, and the part of it that grows with the number of tokens. Traffic of the layer's parameters
+/// cancels.
 #[test]
 fn traffic_of_a_layer_matches_the_expected_bytes() {
     if !is_ready() {

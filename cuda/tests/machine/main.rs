@@ -134,7 +134,7 @@ fn a_write_after_free_is_found() {
     // see.
     let code = unsafe { sys::cuLaunchHostFunc(stream.raw(), Some(poke), (address + 50) as *mut c_void) };
     check("cuLaunchHostFunc", code).unwrap();
-    // The mock checks a freed piece when it leaves the quarantine, so free more than the quarantine holds.
+    // The mock checks freed memory when it leaves the quarantine, so free more than the quarantine holds.
     for _ in 0..80 {
         free(allocate(900_000, &stream).unwrap(), &stream);
     }
@@ -251,7 +251,7 @@ unsafe extern "C" fn hold(until: *mut c_void) {
     until.recv().expect("the test lets go");
 }
 
-/// A slice of no values can be made of it.
+/// Empty pinned memory must be aligned, so that a program can make an empty slice of values from it.
 #[test]
 fn empty_pinned_memory_is_aligned_for_values() {
     if skipped() {
@@ -274,7 +274,7 @@ fn a_stream_that_does_not_wait_reads_old_contents() {
     let address = allocate(8, &writer).unwrap();
     writer.synchronize().unwrap();
     let (let_go, held) = channel::<()>();
-    // SAFETY: all of it lives until the stream is done.
+    // SAFETY: the receiver and both buffers live until the streams are done.
     unsafe {
         let held = (&raw const held).cast_mut().cast();
         check("cuLaunchHostFunc", sys::cuLaunchHostFunc(writer.raw(), Some(hold), held)).unwrap();
@@ -310,8 +310,8 @@ fn driver_calls_are_counted() {
     let stream = stream();
     let address = allocate(100_000, &stream).unwrap();
     let (mut plain, mut pinned) = (vec![0u8; 100_000], Pinned::new(stream.device(), 10).unwrap());
-    // Copies up from pageable memory (large and small) and from pinned memory; then down to both kinds of memory, and
-    // within the device.
+    // Copies to the device from pageable memory (a large and a small copy) and from pinned memory, then to the host
+    // into both kinds of memory, and within the device.
     // SAFETY: all buffers live until the stream is done.
     unsafe {
         for bytes in [100_000, 90] {
@@ -345,7 +345,7 @@ fn driver_calls_are_counted() {
         (c"mock_records", 1),
         (c"mock_event_waits", 1),
         (c"mock_queries", 1),
-        // The large copy from pageable memory, and the copy to pageable memory.
+        // The host waits for the large copy from pageable memory and for the copy to pageable memory.
         (c"mock_waits_copy", 2),
         (c"mock_waits_event", 1),
         (c"mock_waits_stream", 1),

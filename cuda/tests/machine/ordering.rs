@@ -1,4 +1,4 @@
-//! The mock finds memory that streams use without an order.
+//! The mock reports memory that streams use without being ordered.
 
 use std::ffi::c_void;
 use std::sync::mpsc::{Sender, channel};
@@ -66,8 +66,8 @@ unsafe extern "C" fn say(to: *mut c_void) {
     unsafe { &*to.cast::<Sender<()>>() }.send(()).expect("the test listens");
 }
 
-/// The streams are ordered by events (also through a third stream), by waits of the host, and by a message from a
-/// stream to the host.
+/// Streams are ordered by events (also through a third stream), by waits of the host, and by a message from a stream to
+/// the host.
 #[test]
 fn streams_that_wait_may_use_and_free_memory_of_others() {
     if skipped() || of_child("ordering::streams_that_wait_may_use_and_free_memory_of_others").is_some() {

@@ -1,5 +1,5 @@
 //! A mock of the driver, NCCL, cuBLAS and cuRAND for machines without them. It is compiled from C and loaded under the
-//! libraries' names, for all tests of a program.
+//! libraries' names before the tests of a program run.
 #![allow(unsafe_code)]
 
 use std::collections::BTreeMap;
@@ -14,7 +14,8 @@ use zero_cuda::{Device, Library, Module};
 /// The environment variable that runs the tests on this machine's real devices instead.
 pub(crate) const REAL: &str = "ZERO_TRAIN_CUDA_TESTS";
 
-/// Whether there are devices to test on; prints the reason if not. Panics if real devices are requested and missing.
+/// Whether the tests have devices to run on; prints the reason if not. Panics if real devices are requested and
+/// missing.
 ///
 /// On real devices a test may only print `skipped: needs N GPUs` or `skipped: only the mock can do this`:
 /// `scripts/card.sh` treats every other message about skipping as a failure.
@@ -34,7 +35,7 @@ pub(crate) fn is_real() -> bool {
     env::var_os(REAL).is_some()
 }
 
-/// Whether the mock runs, for tests of faults that real devices cannot be made to have; prints a message if not.
+/// Whether the mock runs; prints a message if not. For tests of faults that real devices do not show on demand.
 #[allow(dead_code, reason = "not all of the programs that include this file need it")]
 pub(crate) fn only_the_mock() -> bool {
     if is_real() {
@@ -61,7 +62,7 @@ pub(crate) fn connects(ranks: usize) -> bool {
     if may_share { ready() } else { has_gpus(ranks) }
 }
 
-/// Whether an error says that the program was built without kernels; prints the error then. Panics on real devices,
+/// Whether an error says that the program was built without kernels; prints the error if so. Panics on real devices,
 /// because a program without kernels would pass all tests by skipping them.
 #[allow(dead_code, reason = "not all of the programs that include this file need it")]
 pub(crate) fn has_no_kernels(error: &dyn std::fmt::Display) -> bool {
@@ -94,7 +95,7 @@ fn prepare() -> Result<(), String> {
 
 const SCRIPT: &str = "cuda/tests/mock/build.sh";
 
-/// The root of the repository: several crates include this file.
+/// The root of the repository. Several crates include this file, so it is searched for.
 fn root() -> &'static Path {
     let mut folders = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors();
     folders.find(|folder| folder.join(SCRIPT).exists()).expect("the sources of the mock")
@@ -112,7 +113,8 @@ fn build(folder: &Path) -> Result<Vec<PathBuf>, String> {
         .map_err(|error| format!("no shell for the mock: {error}"))?;
     // If a compiler exists, it must accept the sources.
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    // A library loaded under such a name satisfies later lookups of that name; cudart and nvrtc use the driver.
+    // Once a library is loaded under its name, later lookups of that name return it. The mock has no cudart and no
+    // NVRTC.
     let libraries = [Library::Cuda, Library::Nccl, Library::Cublas, Library::CublasLt, Library::Curand];
     Ok(libraries.map(|library| folder.join(library.file())).into())
 }
@@ -146,8 +148,9 @@ pub(crate) fn read(name: &CStr) -> c_long {
     unsafe { variable::<c_long>(name).read_volatile() }
 }
 
-/// Compiles our kernels with checks and counts of their memory accesses. While `mock_watches` is set, they run instead
-/// of the kernels that are loaded from now on. Returns false and prints a message if there is no C++ compiler.
+/// Compiles our kernels so that they check and count their memory accesses. While `mock_watches` is set, each kernel
+/// that is loaded is replaced by its compiled copy. Returns false and prints a message if the machine has no C++
+/// compiler.
 #[allow(dead_code, reason = "not all of the programs that include this file need it")]
 pub(crate) fn watch_kernels() -> bool {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("watched");
@@ -181,8 +184,8 @@ pub(crate) fn watch_kernels() -> bool {
     true
 }
 
-/// For each kernel that was looked up, by name: the number of launches, and the bytes read, written and accessed (0
-/// unless the kernel is watched).
+/// Returns, for each kernel that was looked up, by name: the number of launches, and the bytes read, written and
+/// accessed (0 unless the kernel is watched).
 #[allow(dead_code, reason = "not all of the programs that include this file need it")]
 pub(crate) fn kernels() -> BTreeMap<String, [i64; 4]> {
     type Next = extern "C" fn(*const c_void, *mut *const c_char, *mut *const [c_long; 4]) -> *const c_void;

@@ -180,10 +180,11 @@ fn mlp_cases() -> Result<Vec<Case>> {
     Ok(cases)
 }
 
-/// i64 targets of which some are ignored, so that the head copies the other rows.
+/// i64 targets, some of which are ignored, so that the head copies the other rows.
 fn ignoring_cases() -> Result<Vec<Case>> {
     let mut cases = vec![];
-    // A plan assumes that every row has a target. Here a chunk of rows is full in either case.
+    // A plan assumes that every row has a target. The other rows fill a whole chunk here, so the peak is that of the
+    // plan.
     let vocabulary = 5000;
     for dtype in [DType::F32, DType::BF16, DType::F16] {
         let config = Gpt2Config {

@@ -1,5 +1,5 @@
-//! Compares the memory that a dry run plans for each layer with the bytes that the allocator counts, in a program of its
-//! own, because allocations of a parallel test would be counted too.
+//! Compares the memory that a dry run plans for each layer with the bytes that the allocator counts. This is a program
+//! of its own, because the allocator would also count allocations of parallel tests.
 
 use std::alloc::System;
 use std::collections::BTreeSet;
@@ -20,7 +20,7 @@ use cases::Case;
 #[global_allocator]
 static ALLOCATOR: heap::Counted<System> = heap::Counted(System);
 
-/// A plan must be at least the measurement, and at most 1 % plus this many bytes above it.
+/// A plan must be at least the measurement, and may exceed it by 1 % plus this many bytes.
 const SLACK: u64 = 16 * 1024;
 
 #[derive(Debug, Default)]
@@ -47,7 +47,7 @@ impl Comparison {
     }
 }
 
-/// Runs `run`. Returns its result, the peak of additional bytes, and the additional bytes at the end.
+/// Runs `run`. Returns its result, the peak of the bytes that it adds, and the bytes that it leaves allocated.
 fn measured<T>(run: impl FnOnce() -> Result<T>) -> Result<(T, u64, u64)> {
     let before = heap::now();
     heap::reset_peak();
@@ -57,7 +57,7 @@ fn measured<T>(run: impl FnOnce() -> Result<T>) -> Result<(T, u64, u64)> {
     Ok((result, peak as u64, heap::now().saturating_sub(before) as u64))
 }
 
-/// A model's forward and backward, layer by layer as in the engine, with the graph cut between layers.
+/// Runs a model's forward and backward layer by layer, as the engine does, with the graph cut between layers.
 struct Run<'a> {
     name: &'a str,
     model: &'a Model,
@@ -69,7 +69,7 @@ impl Run<'_> {
         Pass { training: true, seed: 1, step: 1, sample: 0, layer: layer as u32 }
     }
 
-    /// Creates gradient buffers for a layer's parameters. Buffers of parameters that a later layer uses too count as
+    /// Creates gradient buffers for a layer's parameters. If a later layer uses a parameter too, its buffer counts as
     /// written.
     fn sink(&self, layer: usize) -> Gradients {
         let mut sink = Gradients::default();
@@ -86,7 +86,7 @@ impl Run<'_> {
         x.tensors().iter().map(|x| Form::new(x.shape(), x.dtype())).collect()
     }
 
-    /// Runs all layers once, so that what they compute once is in no other measurement.
+    /// Runs all layers once, so that no other measurement includes values that layers compute once and keep.
     fn first(&mut self, inputs: &Tensor) -> Result<()> {
         let mut flow = Activations::from(inputs.clone());
         let mut known = BTreeSet::new();
@@ -216,7 +216,7 @@ impl Run<'_> {
     }
 }
 
-/// Returns a layer's inputs, and separately the leaves among them.
+/// Returns a layer's inputs, and the leaves among them.
 fn cut(incoming: &Activations, layer: usize) -> (Activations, Vec<Tensor>) {
     if layer == 0 {
         return (incoming.clone(), vec![]);
@@ -243,7 +243,7 @@ fn fill(model: &Model) -> Result<()> {
     Ok(())
 }
 
-/// Allocates the buffers that threads keep, so that they are in no measurement.
+/// Allocates the buffers that threads keep, so that no measurement includes them.
 fn make_rooms(threads: usize) -> Result<()> {
     let before = heap::now();
     ops::set_threads(threads);

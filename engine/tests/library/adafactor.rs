@@ -1,4 +1,5 @@
-//! Adafactor: the losses of PyTorch's, the bytes of its state in memory and in a checkpoint, and what is refused.
+//! Adafactor: the losses of PyTorch's, the bytes of its state in memory and in a checkpoint, and a large matrix in
+//! checkpoints.
 
 use std::path::{Path, PathBuf};
 
@@ -22,8 +23,8 @@ fn fifty_steps_agree_with_pytorch() {
     fifty_steps_agree(&["torch", "transformers"], "", &cases);
 }
 
-/// The state of a matrix has one value for each row and each column. That of another parameter has one value for each element.
-/// A checkpoint stores the same number of values.
+/// The state of a matrix has one value for each row and each column. The state of any other parameter has one value for
+/// each element. A checkpoint stores the same number of values.
 #[test]
 fn bytes_match_the_formula() {
     let root = tempfile::tempdir().unwrap();
@@ -82,13 +83,13 @@ fn data_bytes(file: &[u8]) -> u64 {
     file.len() as u64 - 8 - header
 }
 
-/// The values of a matrix of more than 4 million elements are saved in several pieces, of which the first has its factors.
+/// A matrix of more than 4 million elements is saved in several pieces. The first piece has its row and column factors.
 #[test]
 fn a_large_matrix_is_resumed() {
     resumes_a_large_matrix(ADAFACTOR, |layers| layers);
 }
 
-/// Resumes a model with such a matrix.
+/// Resumes a model that has such a matrix.
 pub(crate) fn resumes_a_large_matrix(optimizer: &str, with_optimizer: impl Fn(Layers) -> Layers + Sync) {
     let folder = tempfile::tempdir().unwrap();
     let layers = || {

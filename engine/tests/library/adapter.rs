@@ -1,4 +1,4 @@
-//! LoRA adapters: bit-identical at every layout, and compared with PEFT in `peft.rs`.
+//! LoRA adapters: training is bit-identical at every layout. `peft.rs` compares it with PEFT.
 
 use crate::world;
 
@@ -72,7 +72,7 @@ fn every_layout_with_dora_is_equal() {
     layouts_are_equal(model, DORA);
 }
 
-/// With B = 0 the first loss is that of the base model, which then stays as it was.
+/// B starts at 0, so the first loss is that of the base model. Training changes the adapter only.
 #[test]
 fn training_starts_from_the_base_model_and_keeps_it() {
     let losses = |more: &str| {
@@ -92,13 +92,13 @@ fn training_starts_from_the_base_model_and_keeps_it() {
         assert_eq!(after.losses[0], base.losses[0]);
         assert_ne!(after.losses[1], base.losses[1]);
         for (index, ((name, old), (_, new))) in before.iter().zip(&after.parameters).enumerate() {
-            // In the first step the gradient of A is zero, because B is.
+            // The gradient of A is zero in the first step, because B is zero. Later steps change A too.
             assert_eq!(old != new, is_adapter[index], "{name}");
         }
     }
 }
 
-/// The magnitudes start as the norms of the weights, which are those of the base model.
+/// DoRA's magnitudes start as the norms of the base model's weights, so the first loss is that of the base model.
 #[test]
 fn dora_starts_from_the_base_model() {
     let first = |adapter: &str| {
@@ -116,7 +116,7 @@ fn dora_starts_from_the_base_model() {
     assert!((base - dora).abs() < 1e-6 * base, "{base} {dora}");
 }
 
-/// The shapes of the parameters do not tell the scale of an adapter.
+/// The shapes of an adapter's parameters do not determine its scale, so a resume compares the configured scales.
 #[test]
 fn a_checkpoint_resumes_with_its_own_scale_only() {
     let folder = TempDir::new().unwrap();
@@ -155,7 +155,7 @@ fn names_and_keys_without_effect_are_errors() {
     assert!(unknown.contains("q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj"), "{unknown}");
     assert!(error("adapter: {modules_to_save: [score]}").contains("adapter.modules_to_save"));
     assert!(error("adapter: {}\ntraining: {frozen: ['*']}").contains("training.frozen"));
-    // The adapter of a model with other sizes.
+    // The adapter of a model with other sizes is rejected.
     let folder = TempDir::new().unwrap();
     let settings = serde_json::json!({"peft_type": "LORA", "r": 8, "lora_alpha": 8});
     std::fs::write(folder.path().join("adapter_config.json"), settings.to_string()).unwrap();

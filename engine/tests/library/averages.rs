@@ -25,7 +25,7 @@ fn text(stage: u8, replicas: usize, more: &str) -> String {
     if more.contains(FREE) { text } else { text.replace("training: {", &format!("training: {{{EMA}, ")) }
 }
 
-/// Losses, norms and parameters; then the averages.
+/// Returns losses, norms and parameters, and the averages.
 fn observed(engine: &mut Engine, steps: u64) -> (Trajectory, Vec<Vec<u32>>) {
     let trajectory = trajectory(engine, steps);
     let bits = |values: Vec<f32>| values.into_iter().map(f32::to_bits).collect();
@@ -34,7 +34,7 @@ fn observed(engine: &mut Engine, steps: u64) -> (Trajectory, Vec<Vec<u32>>) {
     let of =
         |engine: &mut Engine| names.iter().map(|name| bits(engine.full_parameter(name).unwrap())).collect::<Vec<_>>();
     let averages = engine.with_averages(|engine| Ok(of(engine))).unwrap();
-    // What evaluates the averages changes nothing.
+    // Evaluating the averages leaves the weights unchanged.
     let after: Vec<_> = trajectory
         .parameters
         .iter()
@@ -78,7 +78,7 @@ fn every_layout_is_bit_identical_and_training_is_unchanged() {
     }
 }
 
-/// The loss and the outputs within the exchange are those of an engine whose parameters are the averages.
+/// Within `with_averages`, the loss equals that of an engine whose parameters are the averages.
 #[test]
 fn averages_are_evaluated() {
     let folder = tempfile::tempdir().unwrap();
@@ -185,7 +185,8 @@ fn saved_and_exported(more: &str) {
     of_engine.sort_by(|a, b| a.0.cmp(&b.0));
     let [weights, averages] = [false, true].map(|averaged| exported(&saved, averaged));
     if more == FREE {
-        // The weights at which gradients are taken are nothing to evaluate.
+        // Exports of a schedule-free run always contain the averages: the weights at which it takes gradients are not
+        // meant for evaluation.
         assert!(averages == of_engine && weights == of_engine);
         let model = gpt2().build(candle_core::DType::F32).unwrap();
         zero_checkpoint::fill_from_checkpoint(&saved, &model).unwrap();
@@ -253,7 +254,7 @@ print('result', json.dumps(losses))
     assert!(relative < 1e-6, "{relative}\n{losses:?}\n{theirs:?}");
 }
 
-/// Losses of 50 steps, and losses of the averages, against the package of the method's authors.
+/// Compares the losses of 50 steps, and the losses of the averages, with the package of the method's authors.
 #[test]
 fn schedule_free_steps_agree_with_the_package() {
     let root = tempfile::tempdir().unwrap();

@@ -11,7 +11,7 @@ use zero_partition::{
     state_formula,
 };
 
-/// With a `width` of 256, cutting on blocks of 1,024 elements changes a shard by less than 1 %.
+/// With a `width` of 256, cutting at blocks of 1,024 elements changes a shard by less than 1 %.
 fn model(width: usize, tied: bool) -> Layers {
     zoo::gpt2(&zoo::Gpt2Config {
         vocab_size: 64,
@@ -117,7 +117,7 @@ impl Run {
         })
     }
 
-    /// Bytes that a step sends in addition to its program: the norm as one exact sum, and the losses.
+    /// Bytes that a step sends in addition to its program: one exact sum for the norm, and the losses.
     fn norm_and_loss(&self, rank: usize) -> u64 {
         let losses = if self.zero_stage >= 2 { self.micro_batches } else { 1 };
         let [norm, losses] =
@@ -126,14 +126,14 @@ impl Run {
     }
 }
 
-/// Elements that a rank sends in an all-reduce: the other ranks' ranges to their owners, then its own range to every
-/// rank.
+/// Elements that a rank sends in an all-reduce: the other ranks' parts to their owners, then its own part to every
+/// other rank.
 pub(crate) fn all_reduced(elements: usize, ranks: usize, rank: usize) -> usize {
     let own = elements / ranks + usize::from(rank < elements % ranks);
     elements - own + own * (ranks - 1)
 }
 
-/// The bytes of each element with AdamW, if the working dtype has this width.
+/// Returns the bytes of each element with AdamW, for a working dtype of `parameter` bytes.
 pub(crate) fn widths(parameter: usize) -> Widths {
     let master = if parameter == 4 { 0 } else { 4 };
     Widths { parameter, gradient: 4, master, average: 0, state: 4, states: vec![2], kept: 0, outer: None }
@@ -247,7 +247,8 @@ fn sent_bytes_match_the_plan() {
     }
 }
 
-/// Summed over all ranks, cuts and rounding cancel: each reduced or gathered element is sent by all ranks but one.
+/// Summed over all ranks, uneven shards cancel: with N ranks, each element of a reduction or gather is sent N − 1
+/// times.
 #[test]
 fn sent_bytes_match_the_closed_form() {
     for ranks in [2, 4] {

@@ -1,4 +1,5 @@
-//! A configuration that the program wrote or changed is the same configuration as in a file, on any number of ranks.
+//! A configuration that the program builds or changes trains like the same configuration from a file, on any number of
+//! ranks.
 
 use zero_config::{Config, ZeroStage};
 use zero_engine::Engine;
@@ -24,7 +25,7 @@ fn run(ranks: usize, config: &Config) -> Trajectory {
     all.remove(0)
 }
 
-/// Returns the same configuration, changed in the program.
+/// Returns the same configuration, made by changing fields in the program.
 fn changed() -> Config {
     let text = "train_batch_size: 4\noptimizer: {type: AdamW, params: {lr: 0.02, weight_decay: 0.1}}\n";
     let mut config = Config::parse("ds.yaml", text).unwrap();

@@ -126,7 +126,7 @@ fn a_checkpoint_loads_into_any_layout() {
     }
 }
 
-/// Every rank reads replicated parameters, so all ranks must have the full, equal values after a load.
+/// Every rank reads replicated parameters, so after a load all ranks must have all values, and equal ones.
 #[test]
 fn every_rank_has_the_loaded_parameters() {
     let root = tempfile::tempdir().unwrap();
@@ -156,7 +156,8 @@ fn copy(from: &Path, to: &Path) {
     }
 }
 
-/// Data continue after the samples that were consumed, not after the steps, also if the batch size has changed.
+/// After a resume, data continue after the consumed samples, even if the batch size has changed. The number of steps
+/// does not matter.
 #[test]
 fn data_continue_after_the_consumed_samples() {
     let root = tempfile::tempdir().unwrap();

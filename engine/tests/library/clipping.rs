@@ -12,7 +12,7 @@ fn parsed(ranks: usize, text: &str) -> Config {
     Config::with_world_size("test.yaml", text, ranks).unwrap_or_else(|e| panic!("{text}\n{e}"))
 }
 
-/// Fifty steps from the same weights on the same chats. The limit clips about a third of the elements.
+/// Trains fifty steps from the same weights on the same chats. The limit clips about a third of the elements.
 #[test]
 fn fifty_steps_agree_with_pytorch() {
     const STEPS: u64 = 50;
@@ -38,7 +38,7 @@ fn fifty_steps_agree_with_pytorch() {
                 for (step, want) in lines.iter().enumerate() {
                     let taken = engine.train_batch(&chats(step as u64)).unwrap();
                     let got = [f64::from(taken.loss), taken.grad_norm];
-                    // Roundings of f32 in another order; the norm is the one before clipping.
+                    // The f32 sums have another order. The norm is the one before clipping.
                     for (got, want) in got.iter().zip(want) {
                         assert!((got - want).abs() < 1e-4 * want, "step {}: {got}, PyTorch {want}", step + 1);
                     }

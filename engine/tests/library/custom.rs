@@ -1,4 +1,5 @@
-//! Optimizers of the program: equal to their references, in every layout, in checkpoints, and their bytes.
+//! Optimizers of the program: they match their references, are bit-identical in every layout, resume, and have the
+//! planned bytes.
 
 use std::sync::Arc;
 
@@ -13,7 +14,7 @@ use crate::on_disk::assert_offloads;
 use crate::whole::{reproducible, text};
 use crate::world::{Trajectory, agreed, assert_same, batch, gpt2, trajectory, world};
 
-// Those of the example program.
+// The optimizers of the example program.
 #[path = "../../../examples/src/adamax.rs"]
 mod adamax;
 #[path = "../../../examples/src/shampoo.rs"]
@@ -23,7 +24,8 @@ use shampoo::Shampoo;
 
 const CUSTOM: &str = "optimizer: {type: Custom, params: {lr: 0.002, weight_decay: 0.1}}";
 
-/// The signs of a momentum, of which a matrix keeps more values than it has elements, in a second state.
+/// Updates by the sign of a momentum. For a matrix, the first state has fewer values than the matrix has elements, and
+/// the second state has more and holds the momentum.
 #[derive(Debug)]
 struct Wide;
 
@@ -78,7 +80,7 @@ fn run(optimizer: &Arc<dyn CustomOptimizer>, ranks: usize, text: &str) -> Trajec
     agreed(world(ranks, |comm| trajectory(&mut engine_of(optimizer, gpt2(), comm, text), 5)), text)
 }
 
-/// Adamax without betas for groups, and the paper's formulas for Shampoo, with roots of matrices by PyTorch, in f64.
+/// Adamax without betas of groups, and Shampoo by the formulas of the paper, with matrix roots by PyTorch in f64.
 const REFERENCES: &str = "
 class Adamax(torch.optim.Adamax):
     def __init__(self, groups, lr): super().__init__(groups, lr=lr)
@@ -133,7 +135,7 @@ fn every_layout_is_bit_identical() {
     }
 }
 
-/// Elements that are independent are updated in tiles, and matrices as a whole, with states of more or fewer values.
+/// Independent elements are updated in tiles. Matrices are updated as a whole, with states of more or fewer values.
 #[test]
 fn states_are_on_a_disk() {
     let all: [Arc<dyn CustomOptimizer>; 2] = [Arc::new(ADAMAX), Arc::new(Wide)];
@@ -142,7 +144,7 @@ fn states_are_on_a_disk() {
     }
 }
 
-/// Elements that are independent are updated in bf16.
+/// Independent elements are updated in bf16.
 #[test]
 fn elements_are_narrow() {
     let [adamax, ..] = all();
@@ -176,7 +178,7 @@ fn a_run_is_resumed_in_another_layout() {
     }
 }
 
-/// A matrix that is saved in several pieces, with states of more and of fewer values than its elements.
+/// The matrix is saved in several pieces. Its states have more and fewer values than it has elements.
 #[test]
 fn a_large_matrix_is_resumed() {
     resumes_a_large_matrix(CUSTOM, |layers| layers.optimizer(Wide));

@@ -1,11 +1,11 @@
-//! Global batches that are dealt to different numbers of micro-batches of different sizes (`Engine::train_dealt`).
+//! `Engine::train_dealt`: each step splits its global batch into another number of micro-batches, of different sizes.
 
 use super::ignored_targets::{assert_near, chats, engine, plain, run, text};
 use crate::world::{Trajectory, agreed, batch, gpt2, trajectory_of, world};
 
 use zero_engine::{Batch, Layers};
 
-/// Samples of each micro-batch, by step; together 8.
+/// Samples of each micro-batch, by step. Each step has 8 samples.
 const ROWS: [&[usize]; 4] = [&[3, 1, 2, 2], &[6, 2], &[2, 2, 2, 2], &[1, 2, 1, 1, 1, 2]];
 
 fn dealt(layers: impl Fn() -> Layers + Sync, ranks: usize, text: &str, of: impl Fn(u64) -> Batch + Sync) -> Trajectory {
@@ -19,7 +19,7 @@ fn dealt(layers: impl Fn() -> Layers + Sync, ranks: usize, text: &str, of: impl 
     agreed(all, text)
 }
 
-/// With weights, without them, and with dropout, whose masks belong to the samples.
+/// With loss weights, without them, and with dropout, whose masks depend on the sample.
 #[test]
 fn the_step_is_that_of_one_micro_batch() {
     let unweighted = |step: u64| batch(step, 8);

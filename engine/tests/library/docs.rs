@@ -14,7 +14,7 @@ fn read(path: &str) -> String {
     fs::read_to_string(root().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
 }
 
-/// A configuration whose errors the README shows.
+/// The configuration whose errors the README shows.
 const MISTAKEN: &str = "\
 train_micro_batch_size_per_gpu: 4
 model: {type: gpt2, n_layer: 4, n_heads: 4}
@@ -214,7 +214,7 @@ fn literals(source: &str) -> Vec<String> {
                     chars.next();
                     text.push(c);
                 }
-                // Braces without a closing brace are not a placeholder.
+                // An opening brace without a closing brace is not a placeholder.
                 '{' if rest[at..].find(['}', '"']).is_some_and(|end| rest[at + end..].starts_with('}')) => {
                     text.push('\u{0}');
                     chars.by_ref().find(|(_, c)| *c == '}');
@@ -308,7 +308,7 @@ fn messages_of_the_troubleshooting_page_are_in_the_source() {
     assert!(found > 60, "{found}");
 }
 
-/// Names in backticks that start with a folder of the repository.
+/// Checks names in backticks that start with a folder of the repository.
 #[test]
 fn paths_that_the_pages_name_exist() {
     let folders = [

@@ -1,4 +1,4 @@
-//! Dropout of the configuration's models: every layout draws the same masks.
+//! Dropout of models from a configuration: every layout draws the same masks.
 
 use crate::world;
 
@@ -39,7 +39,7 @@ fn layouts_and_recomputation_are_bit_identical() {
     }
 }
 
-/// Masks are those of samples, so the loss of a step depends on the micro-batch size only by rounding.
+/// Each sample has its own mask, so the micro-batch size changes the loss of a step by rounding only.
 #[test]
 fn micro_batch_sizes_see_the_same_masks() {
     for layers in [gpt2, llama] {
@@ -57,7 +57,7 @@ fn micro_batch_sizes_see_the_same_masks() {
             assert!((loss - whole).abs() < 1e-5 * whole, "{loss} for {whole}");
             assert!((other - evaluated).abs() < 1e-5 * evaluated, "{other} for {evaluated}");
         }
-        // An evaluation drops nothing.
+        // An evaluation drops nothing, so its loss differs.
         assert!((evaluated - whole).abs() > 1e-4 * whole, "{evaluated} and {whole}");
     }
 }

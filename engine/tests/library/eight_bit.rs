@@ -1,4 +1,5 @@
-//! Optimizer states in 8 bits: equal to bitsandbytes' bytes, bit-identical at every layout, with the bytes of the formula.
+//! Optimizer states in 8 bits: byte-identical to bitsandbytes, bit-identical at every layout, with the bytes of the
+//! formula.
 
 use zero_optim::{AdamW, EIGHT_BIT_BLOCK, EightBit, Lion, Optimizer, Step};
 use zero_partition::{Category, Grads, Values, expected_state, update};
@@ -47,7 +48,7 @@ fn every_layout_is_bit_identical() {
     assert!(expected.parameters != run(1, 5, &reproducible(0, 1, ADAMW)).parameters);
 }
 
-/// A checkpoint restores indices and largest values to the bit, in another layout too.
+/// A checkpoint restores indices and largest values bit for bit, in another layout too.
 #[test]
 fn a_run_is_resumed_in_another_layout() {
     for more in [ADAMW, LION] {
@@ -55,7 +56,7 @@ fn a_run_is_resumed_in_another_layout() {
     }
 }
 
-/// A run with states in f32 goes on from those in 8 bits, and the other way round.
+/// A run with states in f32 continues from states in 8 bits, and the other way round.
 #[test]
 fn states_are_converted_when_a_run_is_resumed() {
     let root = tempfile::tempdir().unwrap();
@@ -79,7 +80,7 @@ fn states_are_converted_when_a_run_is_resumed() {
     }
 }
 
-/// Each state has one byte an element and four a block, of the parameters that are large enough.
+/// Each state takes one byte per element and four bytes per block. Small parameters have states in f32.
 #[test]
 fn bytes_are_those_of_the_formula() {
     for (more, states) in [(ADAMW, 2), (LION, 1)] {
@@ -105,12 +106,13 @@ fn bytes_are_those_of_the_formula() {
     }
 }
 
-/// The 256 values and the indices of a million numbers are those of bitsandbytes.
+/// The 256 values, and the indices of a million numbers, are those of bitsandbytes.
 #[test]
 fn bytes_are_those_of_bitsandbytes() {
     let root = tempfile::tempdir().unwrap();
     let file = root.path().join("bytes");
-    // In f64, the operation on the CPU takes the nearest value, as that for any device; in f32, it looks it up in a coarser table.
+    // For f64, bitsandbytes' operation on the CPU stores the nearest value, like its implementation for any device. For
+    // f32, it looks up the value in a coarser table.
     let script = format!(
         "
 import torch
@@ -199,12 +201,12 @@ print('result', 0)
     }
 }
 
-/// Returns little-endian values.
+/// Decodes little-endian values.
 fn floats(bytes: &[u8]) -> Vec<f32> {
     bytes.as_chunks().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect()
 }
 
-/// Lets bitsandbytes' optimizers on the CPU store the nearest values, as its implementation for any device does.
+/// Makes bitsandbytes' optimizers on the CPU store the nearest values, as its implementation for any device does.
 fn exact_quantization() -> String {
     "
 import torch
@@ -219,8 +221,8 @@ ops._quant_blockwise_fp32_direct = exact
     .to_string()
 }
 
-/// Losses of 50 steps against bitsandbytes' AdamW and Lion in 8 bits. AdamW's differ more than those in f32: gradients differ by
-/// rounding, and where that changes an index, a state changes by up to a few percent.
+/// Compares the losses of 50 steps with those of bitsandbytes' AdamW and Lion in 8 bits. AdamW's losses differ more
+/// than in f32: gradients differ by rounding, and where that changes an index, a state changes by up to a few percent.
 #[test]
 fn fifty_steps_agree_with_bitsandbytes() {
     let root = tempfile::tempdir().unwrap();

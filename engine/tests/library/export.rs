@@ -74,7 +74,7 @@ fn every_layout_gives_the_same_bytes() {
     }
 }
 
-/// Returns the loss bits of one step, after `prepare`.
+/// Returns the bits of the loss of one step, after `prepare`.
 fn loss(model: &str, layers: impl Fn() -> Layers + Sync, more: &str, prepare: impl Fn(&mut Engine) + Sync) -> u32 {
     world(1, |comm| {
         let mut engine = Engine::with_communicator(config_of(1, model, more), layers(), comm).unwrap();

@@ -1,4 +1,5 @@
-//! Families of language models beside transformers: the same logits, the same training, and the same files back.
+//! Families of language models, compared with transformers: the same logits, the same training, and exports that
+//! transformers reads.
 
 use std::path::{Path, PathBuf};
 
@@ -11,8 +12,8 @@ use zero_engine::{Config, Engine, ExportDtype, Weights, configured_layers, expor
 
 const STEPS: u64 = 20;
 
-/// Class without `ForCausalLM`, and arguments of its configuration beside the sizes of [`PREAMBLE`]. A row has 16 tokens,
-/// more than a window.
+/// Names of classes without `ForCausalLM`, and configuration arguments in addition to the sizes in [`PREAMBLE`]. A row
+/// has 16 tokens, more than a window.
 const CASES: [(&str, &str); 14] = [
     ("Qwen3", "head_dim=12, tie_word_embeddings=True"),
     ("Qwen3", "attention_bias=True, use_sliding_window=True, sliding_window=5, max_window_layers=2"),
@@ -83,7 +84,7 @@ def case(name, folder, **more):
     print('result', json.dumps([first, losses]))
 ";
 
-/// Returns the largest difference over the largest value.
+/// Returns the largest difference, relative to the largest value.
 fn difference(a: &[f32], b: &[f32]) -> f32 {
     assert_eq!(a.len(), b.len());
     let largest = b.iter().fold(0.0f32, |largest, b| largest.max(b.abs()));
@@ -152,7 +153,7 @@ fn families_agree_with_transformers() {
     let theirs = python(&["torch", "transformers"], &script).unwrap();
     for (((class, more), line), ours) in CASES.iter().zip(results(&theirs)).zip(&expected) {
         let (name, theirs): (String, Vec<f32>) = serde_json::from_str(line).unwrap();
-        // A Mistral without a window is exported as a Llama, which computes the same.
+        // A Mistral without a window is exported as a Llama, which computes the same logits.
         let is_same = name == format!("{class}ForCausalLM") || (*class == "Mistral" && name == "LlamaForCausalLM");
         assert!(is_same, "{class}, {more}: {name}");
         let logits = difference(ours, &theirs);

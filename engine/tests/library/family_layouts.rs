@@ -6,7 +6,7 @@ use world::{BF16, assert_same, llama_config, reproducible, run_of};
 use zero_engine::zoo;
 use zero_model::ops::RopeScaling;
 
-/// Layers of both kinds, in a window shorter than a row of 16 tokens.
+/// Layers with and without a window, which is shorter than a row of 16 tokens.
 fn layer_types() -> Vec<zoo::LayerType> {
     [zoo::LayerType::SlidingAttention, zoo::LayerType::FullAttention].repeat(2)
 }
@@ -35,7 +35,7 @@ pub(crate) fn gemma3() -> zoo::LlamaConfig {
     }
 }
 
-/// Rows have up to 16 tokens, so that packed ones keep the shorter angles.
+/// Rows have at most 16 tokens, so rows use the short factors, packed or not.
 pub(crate) fn phi3() -> zoo::LlamaConfig {
     zoo::LlamaConfig {
         num_hidden_layers: 4,
@@ -52,7 +52,7 @@ pub(crate) fn phi3() -> zoo::LlamaConfig {
     }
 }
 
-/// Phi-3 with rows longer than those of its original training.
+/// Phi-3 with rows longer than `original_max_position_embeddings`.
 fn long_phi3() -> zoo::LlamaConfig {
     let rope_scaling = phi3().rope_scaling.map(|scaling| match scaling {
         RopeScaling::LongRope { short_factor, long_factor, attention_factor, .. } => {

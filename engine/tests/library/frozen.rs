@@ -1,4 +1,5 @@
-//! Models of which only a part is trained: bit-identical at every layout, and equal to full training where they should.
+//! Models of which only a part is trained: training is bit-identical at every layout, and trained parameters match full
+//! training after one step.
 
 use crate::bytes::widths;
 use crate::world;
@@ -23,7 +24,8 @@ fn model(tied: bool) -> Layers {
     })
 }
 
-/// The last block; all but the tied embedding; biases everywhere; the final norm alone; a block in the middle.
+/// The last block; everything except the tied embedding; all biases; the final norm; a block in the middle without its
+/// biases.
 const SELECTIONS: [&str; 5] = [
     "trainable: ['*.h.2.*']",
     "frozen: ['*wte*']",
@@ -102,7 +104,8 @@ fn offloading_and_recomputation_are_equal() {
     }
 }
 
-/// After one step of plain SGD, trained parameters are bit-identical to those of full training, and others unchanged.
+/// After one step of plain SGD, trained parameters are bit-identical to those of full training, and the others are
+/// unchanged.
 #[test]
 fn one_step_of_sgd_changes_the_selected_parameters_alone() {
     let step = |selection: &str| {

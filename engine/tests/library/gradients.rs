@@ -28,7 +28,7 @@ fn batch() -> Batch {
     Batch::new(inputs, Tensor::from_vec(targets, SAMPLES, &Device::Cpu).unwrap())
 }
 
-/// Two linear layers with a function between them.
+/// Two linear layers with the function `between` in between.
 struct Between {
     inner: Linear,
     outer: Linear,
@@ -48,7 +48,7 @@ impl Module for Between {
     }
 }
 
-/// candle's fused softmax has no backward and does not report that.
+/// candle's fused softmax has no backward, and its backward pass does not report that.
 #[expect(clippy::disallowed_methods, reason = "the cut is what is tested")]
 fn fused_softmax(x: &Tensor) -> Result<Tensor> {
     candle_nn::ops::softmax_last_dim(x)
@@ -216,7 +216,7 @@ fn a_tied_parameter_gets_the_sum_of_both_uses() {
             {
                 assert!(expected.iter().any(|g| g.abs() > 1e-2), "all gradients are too small to compare");
                 for (i, g) in expected.iter().enumerate() {
-                    // Rounding of the difference, and of two sums in different orders.
+                    // The difference is rounded, and the two sums have different orders.
                     let off = (before[i] - after[i] - g).abs();
                     assert!(off < 1e-6, "stage {zero_stage}, {name}[{i}]: {} and {g}", before[i] - after[i]);
                 }

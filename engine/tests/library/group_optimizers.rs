@@ -1,5 +1,5 @@
-//! Groups with an optimizer or a clipping of their own: the losses of PyTorch on the same groups, bit-identical in every layout,
-//! resumed in another one, and the bytes of their states.
+//! Groups with their own optimizer or clipping: the losses match PyTorch on the same groups, and runs are bit-identical
+//! in every layout, resume in another one, and have the planned bytes of state.
 
 use candle_core::DType;
 use zero_checkpoint::Manifest;
@@ -14,7 +14,7 @@ use crate::world::{
     trajectory, world,
 };
 
-/// Optimizers of two states, one and none; element by element.
+/// Element-wise optimizers with two states, one state and none.
 pub(crate) const BY_ELEMENTS: &str = "\
     {kinds: embedding, optimizer: {type: SGD, params: {lr: 0.05, momentum: 0.9}}}, \
     {params: '*.h.0.mlp.*', optimizer: {type: Lion, params: {lr: 0.001, weight_decay: 0.2}}}, \
@@ -29,7 +29,7 @@ pub(crate) const OF_WHOLE: &str = "\
     {params: '*.h.0.mlp.c_proj.*', optimizer: {type: Lamb, params: {lr: 0.01, weight_decay: 0.1}}}, \
     {kinds: norm, optimizer: {type: SGD, params: {lr: 0.02}}}";
 
-/// Returns keys for `world::config`, of a run that is the same in every layout.
+/// Returns keys for `world::config`, for a run whose bits do not depend on the layout.
 fn keys(groups: &str, stage: u8, replicas: usize, more: &str) -> String {
     let groups = format!("reproducible: true, param_groups: [{groups}]");
     reproducible(stage, replicas, more).replace("reproducible: true", &groups)
@@ -132,7 +132,7 @@ fn every_layout_is_bit_identical() {
                     "training_ema" => ("", format!("{groups}], ema: {{decay: 0.9}}, frozen: ['*.h.1.ln_2.*'")),
                     more => (more, groups.to_string()),
                 };
-                // The brackets close around the keys behind the groups.
+                // `keys` appends the bracket that closes the last list in `groups`.
                 keys(&groups, stage, replicas, &format!("{more}\n{extra}"))
             };
             let expected = run(1, 6, &text(0, 1, ""));
@@ -159,7 +159,7 @@ fn every_layout_is_bit_identical() {
     }
 }
 
-/// The norm of a group has the same bits in every layout, and the reported norm is that of all gradients.
+/// The norm of a group has the same bits in every layout. The reported norm is that of all gradients.
 #[test]
 fn clipping_of_groups_is_bit_identical() {
     const CLIPPED: &str = "{kinds: embedding, gradient_clipping: 0.05}, {layers: [0], gradient_clipping_value: 0.001, lr_scale: 0.5}, \
@@ -181,7 +181,7 @@ fn clipping_of_groups_is_bit_identical() {
     }
 }
 
-/// A limit for all parameters, of the run or of a group that has all, is the same.
+/// A limit of a group that has all parameters clips like the same limit of the run.
 #[test]
 fn a_group_of_all_parameters_is_clipped_as_a_run() {
     for (of_group, of_run) in [
@@ -200,7 +200,7 @@ fn a_group_of_all_parameters_is_clipped_as_a_run() {
     }
 }
 
-/// Muon on all hidden matrices of a group is Muon with its AdamW.
+/// Muon as the optimizer of a group equals Muon as the optimizer of the run, which uses AdamW for the other parameters.
 #[test]
 fn muon_in_a_group_is_muon_beside_adamw() {
     let muon = "optimizer: {type: Muon, params: {muon_lr: 0.02, adam_lr: 0.0025, weight_decay: 0.1}}";
@@ -266,7 +266,7 @@ fn a_run_is_resumed_with_its_groups_in_another_order() {
     assert!(rest.parameters == whole.parameters);
 }
 
-/// A checkpoint of other optimizers of groups with the same states in all is refused.
+/// A checkpoint with the same set of states is refused if other parameters have the optimizer of the group.
 #[test]
 fn another_optimizer_of_a_group_is_refused_on_resume() {
     let folder = tempfile::tempdir().unwrap();
@@ -286,7 +286,7 @@ fn another_optimizer_of_a_group_is_refused_on_resume() {
     }
 }
 
-/// The states of a parameter are those of its optimizer, in memory, in plans and in checkpoints.
+/// The states of a parameter depend on its optimizer, in memory, in plans and in checkpoints.
 #[test]
 fn bytes_match_the_formula() {
     let values = |parameter: &zero_model::Parameter| {

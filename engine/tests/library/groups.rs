@@ -1,5 +1,5 @@
-//! Parameter groups: which parameters they select, and that their learning rates, weight decays and betas are those of
-//! PyTorch's optimizers.
+//! Parameter groups: which parameters they select, and that their learning rates, weight decays and betas work like
+//! those of PyTorch's optimizers.
 
 use candle_core::DType;
 use zero_engine::{Config, Engine, Layers, configured_model};
@@ -38,7 +38,8 @@ fn the_first_group_that_selects_a_parameter_has_it() {
         let found = tunings.iter().find(|(name, _)| name.ends_with(end)).unwrap_or_else(|| panic!("no {end}"));
         (found.1.lr_factor, found.1.weight_decay, found.1.betas)
     };
-    // The depths are 0 for the embeddings, 1 and 2 for the blocks, and 3 behind them.
+    // Each layer below the last multiplies the rate by 0.5. Depths are 0 for the embeddings, 1 and 2 for the blocks,
+    // and 3 for the final norm.
     assert_eq!(of("wte.weight"), (0.125, None, None));
     assert_eq!(of("h.0.attn.c_attn.weight"), (0.25 * 0.5, None, Some((0.8, 0.95))));
     assert_eq!(of("h.0.attn.c_attn.bias"), (0.25 * 2.0, Some(0.05), None));
@@ -68,7 +69,7 @@ fn kinds_select_by_shape_and_place() {
     );
 }
 
-/// Rates are relative to Muon's, which is that of the matrices, and LoRA+ multiplies the rate of a group.
+/// With Muon, factors are relative to the rate of its matrices. LoRA+ multiplies the rate of a group.
 #[test]
 fn rates_are_relative_to_those_of_the_parameter() {
     let groups = "training: {param_groups: [{layers: [1], lr: 0.1}]}\n";
@@ -123,7 +124,7 @@ def case(name, folder, optimizer, **more):
     print('result', json.dumps(losses))
 ";
 
-/// Model, optimizer in Python with its arguments, and ours.
+/// Model, optimizer in Python with its arguments, and our optimizer.
 const CASES: [[&str; 3]; 4] = [
     ["GPT2", "torch.optim.AdamW, eps=1e-6", "type: AdamW, params: {lr: 1.0e-3, eps: 1.0e-6, weight_decay: 0.1}"],
     ["Llama", "torch.optim.AdamW, eps=1e-6", "type: AdamW, params: {lr: 1.0e-3, eps: 1.0e-6, weight_decay: 0.1}"],
@@ -136,12 +137,12 @@ fn fifty_steps_agree_with_the_groups_of_pytorch() {
     fifty_steps_agree(&["torch", "transformers"], "", &CASES);
 }
 
-/// Compares losses with those of optimizers in Python, which `definitions` may define.
+/// Compares losses with those of optimizers in Python, which the code `definitions` may define.
 pub(crate) fn fifty_steps_agree(packages: &[&str], definitions: &str, cases: &[[&str; 3]]) {
     fifty_steps_agree_of(packages, definitions, cases, |_, layers| layers);
 }
 
-/// Does the same with an optimizer that `with_optimizer` gives to the layers, for the name in Python.
+/// Does the same, with layers to which `with_optimizer` may add an optimizer, given its name in Python.
 pub(crate) fn fifty_steps_agree_of(
     packages: &[&str],
     definitions: &str,

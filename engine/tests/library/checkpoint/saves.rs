@@ -11,7 +11,7 @@ fn an_interrupted_save_is_not_a_checkpoint() {
     let root = tempfile::tempdir().unwrap();
     let text = settings(3, "");
     let good = saved(root.path(), 2, 2, &text);
-    // A crash leaves a folder that was never renamed, or one whose manifest was never written.
+    // A crash leaves a folder that was not renamed yet, or a folder without a manifest.
     copy(&good, &root.path().join(".unfinished-step-00000003"));
     fs::remove_file(root.path().join(".unfinished-step-00000003/manifest.json")).unwrap();
     copy(&good, &root.path().join("step-00000009"));
@@ -178,7 +178,7 @@ fn a_save_in_the_background_fails_on_every_rank() {
         train(&mut engine, 1);
         let file = root.path().join("step-00000001/manifest.json");
         engine.save_checkpoint_in_background(&file, serde_json::Value::Null).expect_err("a folder in a file");
-        // Moves the folder away during the save, before it is committed. A rename is atomic; a removal would fail if
+        // Moves the folder away during the save, before it is committed. A rename is atomic. A removal would fail if
         // the writer added a file meanwhile.
         engine.save_checkpoint_in_background(root.path(), serde_json::Value::Null).unwrap();
         if rank == 0 {

@@ -1,4 +1,4 @@
-//! Reductions in 8 and 4 bits are equal to their definition.
+//! Reductions in 8 and 4 bits match their definition.
 
 use zero_config::{Source, load};
 use zero_engine::{Batch, Config, Engine, Layers, zoo};
@@ -8,7 +8,8 @@ use zero_partition::Kind;
 use super::{GRADIENTS, rounded};
 use crate::world::{batch, gpt2_config, world};
 
-/// Keys without clipping, with which the first moment of AdamW after the first step is the gradient.
+/// Returns a configuration without clipping and with β₁ = 0, so that AdamW's first moment after one step is the
+/// gradient.
 fn moments(text: &str, ranks: usize, ranks_per_host: usize) -> Config {
     let text = format!(
         "train_micro_batch_size_per_gpu: 1\ngradient_allreduce_op: sum\ngradient_clipping: 0.0\n{text}\n\
@@ -19,7 +20,7 @@ fn moments(text: &str, ranks: usize, ranks_per_host: usize) -> Config {
     config.unwrap_or_else(|errors| panic!("{errors}"))
 }
 
-/// Several blocks, of which some are shorter.
+/// Parameters have several blocks of codes, some of which are shorter.
 fn blocks() -> Layers {
     zoo::gpt2(&zoo::Gpt2Config { vocab_size: 300, ..gpt2_config() })
 }
@@ -29,7 +30,7 @@ fn gradients(ranks: usize, text: &str, batch: &Batch) -> Vec<Vec<f32>> {
     gradients_on_hosts(ranks, ranks, text, batch)
 }
 
-/// The same on hosts of a number of ranks.
+/// Does the same with `ranks_per_host` ranks on each host.
 fn gradients_on_hosts(ranks: usize, ranks_per_host: usize, text: &str, batch: &Batch) -> Vec<Vec<f32>> {
     let parts = world(ranks, |comm| {
         let mut engine = Engine::with_communicator(moments(text, ranks, ranks_per_host), blocks(), comm).unwrap();
@@ -46,7 +47,7 @@ fn gradients_on_hosts(ranks: usize, ranks_per_host: usize, text: &str, batch: &B
     all
 }
 
-/// With near groups, each of them adds up codes of 8 bits, and the sums are added up as codes of 4 bits.
+/// Each near group adds up decoded 8-bit codes. The sums of all near groups are added up as decoded 4-bit codes.
 #[test]
 fn reductions_between_near_groups_add_codes_of_their_sums() {
     for (ranks, near) in [(4, 2), (6, 2), (6, 3)] {
@@ -70,7 +71,7 @@ fn reductions_between_near_groups_add_codes_of_their_sums() {
             let text = format!("zero_optimization: {{{GRADIENTS}, stage: 3, zero_hpz_partition_size: {near}, {keys}}}");
             assert!(gradients(ranks, &text, &samples) == expected, "{text}, {ranks} ranks");
         }
-        // Without secondary shards, hosts are near groups.
+        // Without secondary shards, each host is a near group.
         for keys in ["stage: 2", "stage: 3"] {
             let text = format!("zero_optimization: {{{GRADIENTS}, {keys}}}");
             let found = gradients_on_hosts(ranks, near, &text, &samples);
@@ -79,7 +80,7 @@ fn reductions_between_near_groups_add_codes_of_their_sums() {
     }
 }
 
-/// A reduction adds the codes of the gradients of all ranks in their order, so the error is at most half a scale of each rank.
+/// A reduction adds up the codes of all ranks in rank order, so the error is at most half a scale for each rank.
 #[test]
 fn reductions_add_the_codes_of_all_ranks() {
     for ranks in [2, 3, 4] {
@@ -122,7 +123,7 @@ fn reductions_add_the_codes_of_all_ranks() {
                 let bound: f64 = all.iter().map(half_a_scale).sum();
                 for (i, &value) in values.iter().enumerate() {
                     let exact: f64 = all.iter().map(|values| values[i]).sum();
-                    // Sums in f32 round too.
+                    // The f32 sums round too.
                     let error = (f64::from(value) - exact).abs();
                     assert!(error <= bound * 1.000_01, "{parameter}, {block}, {i}: {error:e}, {bound:e}");
                 }
@@ -131,7 +132,7 @@ fn reductions_add_the_codes_of_all_ranks() {
     }
 }
 
-/// Where gradients are added up on each host first, all hosts need the same number of ranks.
+/// If gradients are added up on each host first, all hosts need the same number of ranks.
 #[test]
 fn hosts_with_different_numbers_of_ranks_are_refused() {
     let errors = world(4, |comm| {

@@ -9,10 +9,10 @@ use super::{BOTH, GRADIENTS, WEIGHTS};
 use crate::bytes::all_reduced;
 use crate::world::{BF16, batch, config, gpt2_config, world};
 
-/// Near groups of k of n ranks, with R shard groups: a gather of Ψ elements sends their codes in 8 bits to each other rank of
-/// its shard group. A reduction sends codes in 8 bits of all Ψ elements to each other rank of the near group, and codes in 4
-/// bits to each other near group. Between hosts of k ranks, if each host sends what several ranks need only once, that is
-/// 0.75Ψ(n − k)/n values of 16 bits.
+/// In each of R shard groups, with n ranks in near groups of k, a gather sends the 8-bit codes of all Ψ elements n − 1
+/// times. A reduction sends the 8-bit codes of Ψ elements k − 1 times within each near group, and their 4-bit codes n/k
+/// − 1 times between near groups. If the near groups are hosts, and each host sends data that several ranks need only
+/// once, a host sends the equivalent of 0.75Ψ(n − k)/n 16-bit values.
 #[test]
 fn bytes_sent_match_the_closed_form() {
     const MICRO_BATCHES: usize = 2;
@@ -63,7 +63,7 @@ fn bytes_sent_match_the_closed_form() {
             let (elements, _, [gathered, of_codes, again, refreshed], [in_8_bits, in_4_bits]) = measured[0];
             let (r, n, m) = (replicates, shards, MICRO_BATCHES);
             let k = if near > 1 { near } else { n };
-            // Values of 16 bits are scattered to their owners at once.
+            // Without codes, a single reduce-scatter sends 16-bit gradients directly to their owners.
             let (scatters, gathers) = (keys == WEIGHTS, if keys == GRADIENTS { 2 * refreshed } else { of_codes });
             let (reduced, between) = match scatters {
                 true => ((k - 1) * 2 * elements, (n - k) * 2 * elements),
