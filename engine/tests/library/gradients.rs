@@ -48,7 +48,7 @@ impl Module for Between {
     }
 }
 
-/// candle's fused softmax has no backward, and its backward pass does not report that.
+/// candle's fused softmax has no backward and does not report that.
 #[expect(clippy::disallowed_methods, reason = "the cut is what is tested")]
 fn fused_softmax(x: &Tensor) -> Result<Tensor> {
     candle_nn::ops::softmax_last_dim(x)

@@ -1,5 +1,5 @@
-//! Secondary shards (hpZ): later gathers of a step come from the near group. Training is bit-identical to plain stage 3, and the
-//! bytes held and sent are those of the formulas.
+//! Secondary shards (hpZ): later gathers of a step read the shards of the near group. Training is bit-identical to
+//! plain stage 3, and the bytes held and sent match the formulas.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -17,11 +17,11 @@ use crate::world::{
 };
 
 const STEPS: u64 = 4;
-/// Ranks and the ranks of a near group.
+/// Number of ranks, and number of ranks of a near group.
 const GROUPS: [(usize, usize); 3] = [(4, 2), (8, 2), (8, 4)];
 const REPRODUCIBLE: &str = "training: {reproducible: true}";
 
-/// Keys of a run at stage 3 with near groups of `near` ranks, which gathers each layer for each use.
+/// Returns the keys of a run at stage 3 with near groups of `near` ranks, which gathers each layer for each use.
 fn text(near: usize, micro_batches: usize, more: &str, zero: &str) -> String {
     format!(
         "train_micro_batch_size_per_gpu: 1\ngradient_accumulation_steps: {micro_batches}\n{more}\n\
@@ -30,7 +30,7 @@ fn text(near: usize, micro_batches: usize, more: &str, zero: &str) -> String {
     )
 }
 
-/// Trains and evaluates in turn. The program must gather from secondary shards if there are any.
+/// Trains and evaluates in turn. Checks that the program gathers from secondary shards exactly if there are any.
 fn run(layers: impl Fn() -> Layers + Sync, ranks: usize, text: &str) -> (Trajectory, Vec<u32>) {
     let all = world(ranks, |comm| {
         let mut engine =
@@ -58,7 +58,7 @@ fn run(layers: impl Fn() -> Layers + Sync, ranks: usize, text: &str) -> (Traject
     agreed(all, text)
 }
 
-/// Asserts that secondary shards in groups of `near` ranks leave the bits of plain stage 3.
+/// Asserts that training with secondary shards in groups of `near` ranks is bit-identical to plain stage 3.
 fn assert_equal(layers: impl Fn() -> Layers + Sync, (ranks, near): (usize, usize), of: impl Fn(usize) -> String) {
     let (plain, secondary) = (of(1), of(near));
     let (expected, evaluations) = run(&layers, ranks, &plain);
@@ -126,14 +126,14 @@ fn frozen_and_quantized_parts_are_equal() {
         let frozen = "training: {trainable: ['*.h.1.*']}";
         assert_equal(gpt2, (4, 2), |near| text(near, micro_batches, frozen, ""));
     }
-    // Muon's matrices are not cut: one rank of each near group has the whole matrix.
+    // Muon's matrices are not sharded: one rank of each near group has the whole matrix.
     let muon = "optimizer: {type: Muon, params: {lr: 0.02}}";
     assert_equal(gpt2, (4, 2), |near| text(near, 2, muon, ""));
 }
 
 #[test]
 fn a_run_continues_in_any_layout() {
-    // Ranks, ranks of a near group, and other keys.
+    // Number of ranks, ranks of a near group, and other keys.
     const HSDP: &str = "mesh: {data_parallel_replicate_degree: 2}";
     let layouts =
         [(4, 2, ""), (4, 1, ""), (2, 1, ""), (8, 2, HSDP), (8, 2, "pipeline: {stages: 2, keep_gathered: false}")];
@@ -171,8 +171,8 @@ struct Rank {
     payload: Payload,
     /// Elements of all gathers from secondary shards in the program.
     again: u64,
-    /// Payload bytes that the communicators counted: all-gathers and reduce-scatters of all ranks, and all-gathers of the near
-    /// group.
+    /// Payload bytes that the communicators counted: all-gathers of all ranks (`gathered`), reduce-scatters of all
+    /// ranks (`scattered`), and all-gathers of the near group (`near`).
     gathered: u64,
     scattered: u64,
     near: u64,
@@ -221,10 +221,10 @@ fn measured(ranks: usize, near: usize, micro_batches: usize, dtype: DType) -> Ve
     })
 }
 
-/// With N ranks in near groups of k and Ψ elements of w bytes, all ranks together hold wΨ(1 + N/k) bytes of parameters in f32.
-/// In a step of M micro-batches, they send (N − k)Ψw bytes to other groups for the one gather from all shards, and as much for
-/// each micro-batch's gradients: per rank and with M = 1, 2Ψ(N − k)/N elements. Gathers from secondary shards send nothing to
-/// other groups.
+/// With N ranks in near groups of k and Ψ elements of w bytes, all ranks together hold wΨ(1 + N/k) bytes of working
+/// parameters. In a step of M micro-batches, they send (N − k)Ψw bytes to other groups for the single gather from all
+/// shards, and the same number for the gradients of each micro-batch. With M = 1, this is 2Ψ(N − k)/N elements per
+/// rank. Gathers from secondary shards send nothing to other groups.
 #[test]
 fn bytes_held_and_sent_match_the_formulas() {
     for (ranks, near) in GROUPS {
@@ -244,7 +244,7 @@ fn bytes_held_and_sent_match_the_formulas() {
                 assert_eq!(sum(|rank| rank.payload.across), across, "{what}");
                 let within = (k - 1) * w * ((1 + m) * elements + n / k * again);
                 assert_eq!(sum(|rank| rank.payload.within), within, "{what}");
-                // Of what the world's communicators sent, n − k of n − 1 shares went to other groups.
+                // Of the bytes that the world's communicators sent, n − k of n − 1 shares went to other groups.
                 let counted = sum(|rank| rank.gathered) + sum(|rank| rank.scattered);
                 assert_eq!(counted * (n - k) / (n - 1), across, "{what}");
                 assert_eq!(counted + sum(|rank| rank.near), across + within, "{what}");
@@ -253,7 +253,7 @@ fn bytes_held_and_sent_match_the_formulas() {
     }
 }
 
-/// Plain stage 3 has one near group of all ranks.
+/// In plain stage 3, all ranks form one near group.
 #[test]
 fn plain_stage_3_sends_nothing_to_other_groups() {
     for rank in measured(4, 1, 2, DType::F32) {

@@ -1,5 +1,5 @@
-//! Hybrid sharding: shard groups that hold the same shards train bit-identically to one group of all ranks and to one rank,
-//! and hold and send the bytes of the formulas.
+//! Hybrid sharding: several shard groups train bit-identically to one group of all ranks and to one rank, and hold and
+//! send the bytes of the formulas.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -17,11 +17,12 @@ use crate::world::{
     run_of, train, trajectory, world,
 };
 
-/// Replicates and shards.
+/// Number of replicates, and number of shards.
 const LAYOUTS: [(usize, usize); 4] = [(2, 2), (2, 1), (4, 2), (2, 4)];
 const STEPS: u64 = 6;
 
-/// Keys of a run on global batches of 8 samples whose bits do not depend on the layout. `training` is added to that section.
+/// Returns the keys of a run on global batches of 8 samples whose bits do not depend on the layout. `training` is added
+/// to the section of that name.
 fn text(stage: u8, (replicates, shards): (usize, usize), training: &str, more: &str) -> String {
     let mesh = match replicates {
         1 => String::new(),
@@ -35,7 +36,8 @@ fn text(stage: u8, (replicates, shards): (usize, usize), training: &str, more: &
     )
 }
 
-/// Asserts that each layout trains bit-identically to one rank, and to its ranks in a single shard group.
+/// Asserts that each layout trains bit-identically to one rank, and to a single shard group of the same number of
+/// ranks.
 fn assert_equal(layers: impl Fn() -> Layers + Sync, layouts: &[(usize, usize)], training: &str, more: &str) {
     let run = |ranks: usize, text: &str| run_of(&layers, ranks, STEPS, text);
     let expected = run(1, &text(0, (1, 1), training, more));
@@ -127,7 +129,7 @@ fn offloaded_state_is_equal() {
     }
 }
 
-/// Without `training.reproducible`, micro-batches are summed before replicates.
+/// Without `training.reproducible`, micro-batches are summed first, then replicates.
 #[test]
 fn sums_over_micro_batches_and_then_replicates_differ_by_rounding_only() {
     let text = |mesh: &str, stage: u8, more: &str| {
@@ -195,7 +197,7 @@ fn a_run_continues_in_any_layout() {
     }
 }
 
-/// Ranks 1 and 3 hold the second shard, so that a parameter that differs on rank 3 differs from rank 1's.
+/// Ranks 1 and 3 hold the second shard, so a parameter that differs on rank 3 differs from rank 1's.
 #[test]
 fn shards_are_compared_with_their_replicates() {
     for (layout, wrong, named) in [((2, 2), 3, "ranks 1, 3 differ"), ((2, 1), 1, "ranks 0, 1 differ")] {
@@ -226,9 +228,9 @@ fn resumed(comm: Arc<dyn Communicator>, text: &str, root: &Path) -> Trajectory {
     trajectory(&mut engine, 3)
 }
 
-/// State is sharded over the ranks of a shard group, and every group holds all of it: with f32 and AdamW, 16Ψ bytes, of
-/// which the stage decides what each rank has. What ranks send follows from the collectives: a gather or a reduce-scatter of n
-/// elements over S ranks sends n (S − 1) elements in sum, and an all-reduce over R ranks 2 n (R − 1).
+/// The ranks of a shard group share one copy of the state, 16Ψ bytes with f32 and AdamW. The ZeRO stage decides which
+/// parts each rank holds. The sent bytes follow from the collectives: over all ranks, a gather or reduce-scatter of n
+/// elements among S ranks sends n (S − 1) elements, and an all-reduce among R ranks sends 2 n (R − 1).
 #[test]
 fn bytes_held_and_sent_match_the_formulas() {
     const MICRO_BATCHES: usize = 2;
@@ -268,14 +270,14 @@ fn bytes_held_and_sent_match_the_formulas() {
                 assert_eq!(sum(2), 8 * elements, "{text}");
             }
             if stage == 3 {
-                // How often each layer is gathered depends on its place in the model.
+                // The number of gathers of a layer depends on its place in the model.
                 continue;
             }
             let (r, s) = (replicates as u64, shards as u64);
             let times = if stage >= 2 { MICRO_BATCHES as u64 } else { 1 };
             let reduced = match shards {
                 1 => times * 2 * (r - 1),
-                // Replicates sum the shards of all micro-batches at once.
+                // Replicates add up the sums of all micro-batches in one all-reduce.
                 _ => times * r * (s - 1) + 2 * (r - 1),
             };
             let sent: u64 = measured.iter().map(|(.., payload)| payload).sum();
@@ -284,7 +286,8 @@ fn bytes_held_and_sent_match_the_formulas() {
     }
 }
 
-/// FSDP2 shards over one axis of its mesh and reduces over both. Its ranks are processes that meet in a file.
+/// FSDP2 shards over one axis of its mesh and reduces over both. Its ranks are processes that rendezvous through a
+/// file.
 #[test]
 fn fifty_steps_agree_with_fsdp2() {
     let root = tempfile::tempdir().unwrap();

@@ -1,5 +1,5 @@
-//! Targets that are ignored (−100): the loss of a global batch is the mean over its other targets, however these are
-//! distributed over micro-batches, ranks and pipeline stages.
+//! Ignored targets (−100): the loss of a global batch is the mean over its other targets, however these are distributed
+//! over micro-batches, ranks and pipeline stages.
 
 use crate::python::python;
 use crate::world;
@@ -15,7 +15,7 @@ use zero_engine::{Batch, Config, Engine, Layers, ops, zoo};
 
 const ROW: usize = 16;
 
-/// Replaces targets: of sample i the first `ignored(step, i)` are ignored.
+/// Returns a batch in which the first `ignored(step, i)` targets of sample i are ignored.
 fn masked(step: u64, samples: usize, ignored: impl Fn(u64, usize) -> usize) -> Batch {
     let plain = batch(step, samples);
     let targets: Vec<u32> = plain.targets.as_ref().unwrap().flatten_all().unwrap().to_vec1().unwrap();
@@ -27,7 +27,7 @@ fn masked(step: u64, samples: usize, ignored: impl Fn(u64, usize) -> usize) -> B
     Batch::new(plain.inputs, some)
 }
 
-/// Chats of very different lengths; samples 2 and 3 have no target at all in even steps.
+/// Chats of very different lengths. In even steps, samples 2 and 3 have no target.
 fn uneven(step: u64, sample: usize) -> usize {
     match (step % 2, sample) {
         (0, 2 | 3) => ROW,
@@ -64,7 +64,7 @@ pub(super) fn plain() -> Layers {
     zoo::gpt2(&gpt2_config())
 }
 
-/// The same model with its loss as a function of all logits.
+/// The same model, whose loss is a function of all logits.
 fn of_logits() -> Layers {
     plain().loss(ops::cross_entropy).loss_weight(ops::count_targets)
 }
@@ -73,7 +73,7 @@ fn of_logits() -> Layers {
 pub(super) fn assert_near(a: &Trajectory, b: &Trajectory, what: &str) {
     let pairs = a.losses.iter().zip(&b.losses).map(|(a, b)| (f32::from_bits(*a), f32::from_bits(*b)));
     for (step, (a, b)) in pairs.enumerate() {
-        // A few hundred roundings of 2⁻²⁴ in other orders, and AdamW's division by small gradients in four steps.
+        // A few hundred roundings of 2⁻²⁴ in another order, and AdamW's division by small gradients in four steps.
         assert!((a - b).abs() <= 2e-5 * b, "{what}, step {}: {a} and {b}", step + 1);
     }
     let norms = a.norms.iter().zip(&b.norms).map(|(a, b)| (f64::from_bits(*a), f64::from_bits(*b)));
@@ -101,7 +101,7 @@ fn the_loss_is_the_mean_over_the_targets_of_the_global_batch() {
                 let want = plain_loss(&logits, whole.targets.as_ref().unwrap());
                 let got = engine.train_batch(&whole).unwrap().loss;
                 assert!((f64::from(got) - want).abs() < 1e-5 * want, "step {step}: {got} for {want}");
-                // The mean of the micro-batches' means is another number.
+                // The mean of the micro-batches' means differs.
                 let mean = |m: usize| {
                     let of = |t: &Tensor| t.narrow(0, 2 * m, 2).unwrap();
                     plain_loss(&of(&logits), &of(whole.targets.as_ref().unwrap()))
@@ -200,7 +200,7 @@ fn some_micro_batches_with_weights_are_an_error() {
             assert!(error.contains("some micro-batches of a step have targets that may be ignored"), "{error}");
         }
     });
-    // An invalid target is an error of the operation, as before.
+    // The operation still reports an invalid target.
     world(1, |comm| {
         let mut engine = engine(plain(), comm, &text(0, 2, 1, ""));
         let wrong = Tensor::full(-1i64, (2, ROW), &Device::Cpu).unwrap();
@@ -228,7 +228,7 @@ fn evaluations_return_the_weights_of_their_losses() {
             if replicas == 1 {
                 assert_eq!((means[1].loss, means[1].weight), (0.0, Some(0)));
             }
-            // u32 targets have no weights.
+            // Losses with u32 targets have no weights.
             let plain = batch(0, 8);
             let means = engine.eval_weighted(1, |_| plain.narrow(2 * replica, 2)).unwrap();
             assert!(means[0].weight.is_none() && means[0].loss > 1.0);
@@ -238,7 +238,8 @@ fn evaluations_return_the_weights_of_their_losses() {
     }
 }
 
-/// Losses of three steps of SGD, from the same weights on the same chats: PyTorch computes one mean over the batch.
+/// Compares the losses of three steps of SGD from the same weights on the same chats. PyTorch computes one mean over
+/// the batch.
 #[test]
 fn losses_agree_with_pytorch() {
     let layers = || {

@@ -12,10 +12,10 @@ use world::{config, gpt2, world};
 use zero_engine::Engine;
 
 type Weights = BTreeMap<String, Tensor>;
-/// All parameters of a rank, or the error of creating its engine.
+/// All parameters of a rank, or the error from creating its engine.
 type Started = Result<Vec<(String, Vec<f32>)>, String>;
 
-/// Values for each parameter of the small model, which differ from any initialization. All values are exact in bf16 and
+/// Returns values for each parameter of the small model. They differ from any initialization and are exact in bf16 and
 /// f16.
 fn weights() -> Weights {
     let shapes = world(1, |comm| {

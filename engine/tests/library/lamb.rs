@@ -1,4 +1,4 @@
-//! LAMB: the losses of timm's and of DeepSpeed's formulas, its state's bytes, and what is refused.
+//! LAMB: losses match timm and DeepSpeed's formulas, state has the planned bytes, and mistakes are errors.
 
 use zero_engine::{Config, Engine, zoo};
 use zero_optim::exact_sum::LIMBS;
@@ -9,7 +9,7 @@ use crate::groups::fifty_steps_agree;
 use crate::whole::{LAMB, engine, text};
 use crate::world::{batch, gpt2_config, world};
 
-/// The formulas of DeepSpeed's kernel with operations of PyTorch, since the kernel needs a GPU.
+/// The formulas of DeepSpeed's kernel, written in PyTorch, since the kernel needs a GPU.
 const DEEPSPEED: &str = "
 class DeepSpeedLamb(torch.optim.Optimizer):
     def __init__(self, params, lr, betas=(0.9, 0.999), eps=1e-8, inside=False, correction=True, least=0.01, most=10.0):
@@ -54,7 +54,8 @@ fn fifty_steps_agree_with_deepspeeds_formulas() {
     fifty_steps_agree(&["torch", "transformers"], DEEPSPEED, &cases);
 }
 
-/// timm has the paper's correction of the bias and no bounds, so both are switched off.
+/// timm corrects the bias by the paper's formulas and has no bounds, so this test switches off bias correction and our
+/// bounds.
 #[test]
 fn fifty_steps_agree_with_timm() {
     let ours = "type: Lamb, params: {lr: 1.0e-3, eps: 1.0e-6, weight_decay: 0.1, bias_correction: false, \
@@ -63,7 +64,8 @@ fn fifty_steps_agree_with_timm() {
     fifty_steps_agree(&["torch", "transformers", "timm"], DEEPSPEED, &cases);
 }
 
-/// State takes AdamW's bytes, and a step sends the limbs of two sums for each parameter beside what AdamW's sends.
+/// State takes as many bytes as AdamW's. At ZeRO stages 1 to 3, a step also sends the limbs of two exact sums for each
+/// parameter.
 #[test]
 fn bytes_match_the_formula() {
     let adamw = "optimizer: {type: AdamW, params: {lr: 0.01}}";

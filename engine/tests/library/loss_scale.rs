@@ -1,4 +1,4 @@
-//! Training in f16: dynamic and static loss scales, on any layout and across checkpoints.
+//! Training in f16: dynamic and static loss scales, with any layout and across checkpoints.
 
 use crate::world;
 
@@ -86,12 +86,12 @@ fn losses_match_f32_up_to_rounding() {
         steps.iter().zip(&f32s).map(far).fold(0.0, f64::max)
     };
     let (bf16, fp16) = (far(BF16), far("fp16: {enabled: true, initial_scale_power: 12}"));
-    // The unit in the last place is 2⁻¹⁰ of a value in f16 and 2⁻⁷ in bf16.
+    // Relative to a value, the unit in the last place is 2⁻¹⁰ in f16 and 2⁻⁷ in bf16.
     assert!(fp16 > 0.0 && fp16 < 2e-3 && fp16 < bf16, "fp16 {fp16:.1e}, bf16 {bf16:.1e}");
 }
 
-/// SGD depends on the length of the gradient, and AdamW does not. A gradient that was not divided by the scale would
-/// show, with and without clipping.
+/// SGD's update is proportional to the gradient, unlike AdamW's. It would reveal a gradient that was not divided by the
+/// scale, with and without clipping.
 #[test]
 fn norm_and_update_divide_by_the_scale() {
     let sgd = |clipping: f64, more: &str| {
@@ -131,7 +131,7 @@ fn an_overflow_at_the_smallest_scale_is_divergence_on_all_ranks() {
         let errors = world(2, |comm| {
             let text = settings(1, data, stages, &fp16);
             let mut engine = Engine::with_communicator(config(2, &text), gpt2(), comm).unwrap();
-            // Hysteresis ignores the first overflow; the second one halves the scale.
+            // Hysteresis ignores the first overflow. The second one halves the scale.
             train(&mut engine, 2);
             let error = engine.train_batch(&batch(2, engine.config().train_batch_size)).unwrap_err();
             (error.exit_status(), error.to_string())
@@ -147,7 +147,7 @@ fn an_overflow_at_the_smallest_scale_is_divergence_on_all_ranks() {
     }
 }
 
-/// Saves during a series of overflows or within a window, and resumes under another layout.
+/// Saves during a series of overflows or within a loss-scale window, and resumes under another layout.
 #[test]
 fn a_checkpoint_keeps_the_scale() {
     let fp16 = "fp16: {enabled: true, initial_scale_power: 26, hysteresis: 3, loss_scale_window: 3}";
@@ -178,7 +178,8 @@ fn a_checkpoint_keeps_the_scale() {
     }
 }
 
-/// Checkpoints store the master parameters, so these are bit-identical. The loss scale starts at its initial value.
+/// Checkpoints store the master parameters, so the loaded ones are bit-identical. The loss scale starts at its initial
+/// value.
 #[test]
 fn a_checkpoint_of_one_dtype_loads_into_another() {
     let dtypes = ["", BF16, "fp16: {enabled: true, initial_scale_power: 11}"];
@@ -209,9 +210,9 @@ fn a_checkpoint_of_one_dtype_loads_into_another() {
     }
 }
 
-/// Four ranks with gradients of 40,000, whose sum overflows in f16 and whose mean does not: gradients are divided before
-/// they are reduced, as DeepSpeed does with `prescale_gradients` only. Only the sum that `gradient_allreduce_op: sum` asks for
-/// overflows.
+/// Four ranks have gradients of 40,000. Their sum overflows in f16, but their mean does not, because gradients are
+/// divided before the reduction. DeepSpeed does so only with `prescale_gradients`. With `gradient_allreduce_op: sum`,
+/// the requested sum overflows.
 #[test]
 fn gradients_are_divided_before_the_reduction() {
     let layers = || {

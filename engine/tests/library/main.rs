@@ -1,7 +1,7 @@
-//! Tests of the library, with ranks as threads. Each module has one subject; `cargo test --test library parity` runs
-//! one.
+//! Tests of the library, with ranks as threads. Each module has one subject: `cargo test --test library parity` runs
+//! the module `parity`.
 
-// The name that programs use.
+// Programs use the engine under this name.
 extern crate zero_engine as zero_train;
 
 #[path = "../python/mod.rs"]

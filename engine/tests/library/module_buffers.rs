@@ -11,7 +11,7 @@ use zero_engine::{Activations, Batch, Engine, ExportDtype, Layer, Layers, Pass, 
 use crate::python::python;
 use crate::world::{config, world};
 
-/// candle's BatchNorm, in training mode if the pass trains or always.
+/// candle's BatchNorm. It is in training mode if the pass trains, or always if the flag is set.
 struct Norm(BatchNorm, bool);
 
 impl Layer for Norm {
@@ -20,13 +20,13 @@ impl Layer for Norm {
     }
 }
 
-/// A linear map, a norm, and a linear map.
+/// A linear layer, a norm, and a linear layer.
 fn model<L: Layer + 'static>(norm: impl Fn(VarBuilder<'static>) -> Result<L> + Send + Sync + 'static) -> Layers {
     let head = |vb: VarBuilder<'static>| -> Result<Func<'static>> {
         let last = linear(8, 3, vb)?;
         Ok(Func::new(move |x| last.forward(x)))
     };
-    // Batches are f32 for every dtype of the parameters.
+    // Inputs are f32, whatever the dtype of the parameters.
     let first = |vb: VarBuilder<'static>| -> Result<Func<'static>> {
         let (dtype, first) = (vb.dtype(), linear(4, 8, vb)?);
         Ok(Func::new(move |x| first.forward(&x.to_dtype(dtype)?)))
@@ -42,7 +42,7 @@ fn of_ops() -> Layers {
     model(|vb| ops::BatchNorm::new(8, 1e-5, 0.1, vb))
 }
 
-/// Samples of a step, which differ from those of other steps.
+/// Returns the samples of a step, which differ from those of other steps.
 fn batch(step: usize, samples: usize) -> Batch {
     let values: Vec<f32> = (0..samples * 4).map(|i| ((i + step * 31) * 7 % 13) as f32 / 3.0 - 2.0).collect();
     let classes: Vec<u32> = (0..samples).map(|i| ((i + step) % 3) as u32).collect();
@@ -52,7 +52,7 @@ fn batch(step: usize, samples: usize) -> Batch {
     )
 }
 
-/// Bits of a run: the losses, the values of all buffers, and those of a parameter behind them.
+/// Bits of a run: the losses, then the values of all buffers, then those of a parameter.
 #[derive(Debug, PartialEq, Eq, Clone)]
 struct Bits(Vec<u32>);
 
@@ -78,7 +78,7 @@ fn trained(ranks: usize, model: fn() -> Layers, text: &str) -> Vec<Bits> {
     })
 }
 
-/// Micro-batches of 4 samples, on any number of ranks.
+/// Steps have four micro-batches of 4 samples, on any number of ranks.
 #[test]
 fn statistics_do_not_depend_on_the_layout() {
     let text = "train_micro_batch_size_per_gpu: 4\ntraining: {reproducible: true}\n";
@@ -97,7 +97,7 @@ fn statistics_do_not_depend_on_the_layout() {
     }
 }
 
-/// By default, micro-batches are added in the order of the program.
+/// By default, gradients of micro-batches are added in the order of the program.
 #[test]
 fn recomputation_updates_statistics_once() {
     for more in ["", "bf16: {enabled: true}\n"] {
@@ -156,7 +156,7 @@ fn a_skipped_step_leaves_the_statistics() {
     });
 }
 
-/// The statistics and `num_batches_tracked` have PyTorch's names.
+/// Files of weights contain the statistics and `num_batches_tracked` under PyTorch's names.
 #[test]
 fn weights_bring_their_statistics() {
     let root = tempfile::tempdir().unwrap();
@@ -198,8 +198,9 @@ fn an_evaluation_in_training_mode_is_refused() {
     assert!(errors.iter().any(|error| error.contains("changed the buffer `norm.running_mean`")), "{errors:?}");
 }
 
-/// A convolution, a norm and a linear map, in PyTorch. `{0}` is a folder; steps have four micro-batches of three
-/// images. Running statistics are those of DistributedDataParallel's ranks, averaged over the ranks.
+/// A convolution, a norm and a linear map, in PyTorch. `{0}` is a folder. A step has four micro-batches of three
+/// images. The running statistics are the mean over the micro-batches, as if each were a rank of
+/// DistributedDataParallel.
 const TORCH: &str = r#"
 import copy, torch
 from safetensors.torch import load_file
@@ -239,7 +240,7 @@ x = data["x"][0]
 print(*last(x).flatten().tolist(), *net.eval()(x).flatten().tolist())
 "#;
 
-/// Losses, trained parameters, running statistics and the outputs of the exported model over eight steps.
+/// Compares losses, trained parameters, running statistics and the outputs of the exported model over eight steps.
 #[test]
 fn batch_norm_equals_that_of_pytorch() {
     const STEPS: usize = 8;
@@ -289,7 +290,7 @@ fn batch_norm_equals_that_of_pytorch() {
     let rows: Vec<Vec<f64>> =
         printed.lines().map(|line| line.split(' ').map(|value| value.parse().unwrap()).collect()).collect();
     assert_eq!(rows.len(), STEPS + 8 + 1);
-    // Sums in another order: at most a few units in the last place of f32, after eight steps.
+    // The sums have another order: after eight steps, results differ by a few f32 units in the last place.
     let close = |a: f64, b: f64| (a - b).abs() <= 2e-6 * (1.0 + b.abs());
     for (loss, row) in losses.iter().zip(&rows) {
         assert!(close(f64::from(*loss), row[0]), "{loss} and {}", row[0]);

@@ -1,4 +1,4 @@
-//! Muon: equal to `torch.optim.Muon`, and the owners of its matrices.
+//! Muon: matches `torch.optim.Muon`, and each matrix has one owner.
 
 use zero_engine::{Config, Engine, Kind, zoo};
 use zero_optim::{Muon, Step};
@@ -7,7 +7,8 @@ use crate::python::python;
 use crate::whole::{MUON, engine, reproducible};
 use crate::world::{gpt2_config, world};
 
-/// Values between −1 and 1 that depend on the seed alone, exact in f32. The script computes the same.
+/// Returns values from −1 to 1, exact in f32, that depend on the index and the seed. The script computes the same
+/// values.
 fn wave(count: usize, seed: usize) -> Vec<f32> {
     (0..count).map(|i| ((i * i * 7919 + i * 31 * (seed + 1) + seed * 104_729) % 2003) as f32 / 1024.0 - 1.0).collect()
 }
@@ -56,7 +57,7 @@ fn fifty_steps_agree_with_pytorch() {
     }
 }
 
-/// A matrix has its momentum alone, and is on one rank. The other parameters have two states.
+/// A matrix has only a momentum, and is on one rank. The other parameters have two states.
 #[test]
 fn matrices_have_an_owner() {
     let owned = world(4, |comm| {
@@ -76,7 +77,8 @@ fn matrices_have_an_owner() {
     });
     let mut all: Vec<&str> = owned.iter().flatten().map(String::as_str).collect();
     all.sort_unstable();
-    // Two layers of attention and two maps each, without the embeddings, which are the head as well.
+    // Each layer has four matrices: two of its attention and two of its MLP. Muon does not update the embeddings, of
+    // which one is also the head.
     assert_eq!(all.len(), 4 * gpt2_config().n_layer, "{all:?}");
     assert!(all.iter().all(|name| name.ends_with(".weight") && !name.contains("wte") && !name.contains("wpe")));
     assert!(owned.iter().all(|names| names.len() == all.len() / 4), "all ranks own the same number: {owned:?}");

@@ -1,5 +1,5 @@
-//! µP: the losses and the learning rates of the package `mup`, that the base model is the model, and that activations do not
-//! grow with the width.
+//! µP: losses and learning rates match the package `mup`, a model that is its own base model trains as without µP, and
+//! the changes of logits do not grow with the width.
 
 use candle_core::DType;
 use zero_engine::{Batch, Config, Engine, ExportDtype, StoredModel, Weights, configured_layers, configured_model};
@@ -15,9 +15,10 @@ const GPT2: &str = "model: {type: gpt2, vocab_size: 61, n_positions: 16, n_embd:
 const LLAMA: &str = "model: {type: llama, vocab_size: 61, hidden_size: 64, intermediate_size: 96, num_hidden_layers: 2, \
                      num_attention_heads: 4, num_key_value_heads: 2, max_position_embeddings: 16, initializer_range: 0.1}\n";
 
-/// Models that are wider than their base models, and the names of the base models' sizes in Python: a GPT-2 with larger heads and
-/// one with more heads, both 4 times as wide; a Llama with more heads of twice the size, whose feed-forward part, keys and values
-/// are twice as wide and all else 4 times, so that inputs and outputs of a matrix differ.
+/// Returns models that are wider than their base models: model section, `mup` section, class in Python, and sizes of
+/// the base model in Python. A GPT-2 with larger heads and one with more heads are both 4 times as wide. A Llama has
+/// more heads of twice the size. Its feed-forward part, keys and values are twice as wide and all else 4 times, so that
+/// inputs and outputs of a matrix differ.
 fn models() -> [(String, &'static str, &'static str, &'static str); 3] {
     [
         (GPT2.replace("HEADS", "2"), "mup: {base: {n_embd: 16}}\n", "GPT2", "n_embd=16, n_head=2"),
@@ -31,7 +32,7 @@ fn models() -> [(String, &'static str, &'static str, &'static str); 3] {
     ]
 }
 
-/// Optimizer in Python with its arguments, and ours.
+/// Optimizer in Python with its arguments, and our optimizer.
 const OPTIMIZERS: [[&str; 2]; 3] = [
     [
         "mup.MuAdam, lr=1e-3, eps=1e-5",
@@ -104,7 +105,7 @@ def case(folder, name, sizes, base, delta, optimizer, **more):
     print('result', json.dumps([losses, rates]))
 ";
 
-/// Sizes in Python of the models, and of models whose widths all differ from the base model's.
+/// For each model, its sizes in Python, and the sizes of a model whose widths all differ from the base model's.
 const SIZES: [[&str; 2]; 4] = [
     ["n_embd=64, n_head=2", "n_embd=32, n_head=2"],
     ["n_embd=64, n_head=8", "n_embd=32, n_head=2"],
@@ -115,7 +116,7 @@ const SIZES: [[&str; 2]; 4] = [
     ["hidden=[64, 96]", "hidden=[32, 72]"],
 ];
 
-/// A perceptron, as one of [`models`].
+/// An MLP, in the format of [`models`].
 const MLP: [&str; 4] = [
     "model: {type: mlp, input_size: 16, hidden_sizes: [64, 96], output_size: 61, activation: relu}\n",
     "mup: {base: {hidden_sizes: [16, 48]}}\n",
@@ -123,7 +124,7 @@ const MLP: [&str; 4] = [
     "hidden=[16, 48]",
 ];
 
-/// Returns a batch for a model of [`models`], or for [`MLP`], whose vectors are rows of tokens.
+/// Returns a batch for a model of [`models`], or for [`MLP`], whose input vectors are rows of tokens.
 fn batch_of(is_mlp: bool, step: u64) -> Batch {
     let batch = batch(step, 4);
     if !is_mlp {
@@ -203,7 +204,7 @@ fn every_layout_is_bit_identical() {
     }
 }
 
-/// A model that is its own base model has the bits of one without the section.
+/// A model that is its own base model trains bit-identically to one without the section.
 #[test]
 fn the_base_model_is_the_model_of_the_plain_optimizer() {
     let [gpt2, llama] = [GPT2.replace("HEADS", "4"), LLAMA.to_string()];
@@ -220,7 +221,7 @@ fn the_base_model_is_the_model_of_the_plain_optimizer() {
     }
 }
 
-/// Returns the mean change of a logit by 4 steps, at this width and with 2 heads.
+/// Returns the mean change of a logit in 4 steps, at this width with 2 heads.
 fn change(width: usize, mup: &str, optimizer: &str) -> f32 {
     let text = format!(
         "train_micro_batch_size_per_gpu: 4\ngradient_clipping: 0\n{mup}optimizer: {{type: {optimizer}, params: {{lr: 0.002}}}}\n{}",
@@ -241,9 +242,8 @@ fn change(width: usize, mup: &str, optimizer: &str) -> f32 {
     })[0]
 }
 
-/// The check of coordinates in mup's README: with the width, logits change by about as much in µP, and by more and more
-/// without it. The factors have wide margins: measured are 0.65 to 0.78 in µP,
-/// and 1.7, 3.0 and 5.5 without it.
+/// The coordinate check of mup's README: as the width grows, logits change by about the same amount in µP, and by more
+/// and more without it. The bounds are wide: measured factors are 0.65 to 0.78 in µP, and 1.7, 3.0 and 5.5 without it.
 #[test]
 fn logits_change_alike_at_all_widths() {
     let [narrow, wide] = [64, 512];
@@ -265,7 +265,7 @@ fn evaluated(engine: &mut Engine) -> u32 {
     engine.eval_batch(&batch(7, 2)).unwrap().to_bits()
 }
 
-/// What a checkpoint of a model in µP becomes has the loss of the run.
+/// Exports and stored models from a checkpoint in µP have the loss or the logits of the run, and so does a resumed run.
 #[test]
 fn exports_and_stored_models_are_the_trained_model() {
     let root = tempfile::tempdir().unwrap();
@@ -274,7 +274,7 @@ fn exports_and_stored_models_are_the_trained_model() {
     let cases = [
         (models()[1].0.clone(), models()[1].1, "transformer.ln_f.weight"),
         (LLAMA.to_string(), of_llama, "model.norm.weight"),
-        // Its heads are larger than those of the base model.
+        // The heads are larger than those of the base model.
         (models()[0].0.clone(), models()[0].1, ""),
     ];
     for (index, (model, mup, norm)) in cases.iter().enumerate() {
@@ -295,7 +295,8 @@ fn exports_and_stored_models_are_the_trained_model() {
         let out = folder.join("out");
         let weights = Weights { dtype: ExportDtype::F32, max_shard_bytes: 1 << 30, averaged: false };
         let (_, left_out) = zero_engine::export(&saved, &out, weights).unwrap();
-        // Weights belong to the section they were trained under, or to none once the division is in the last norm.
+        // If the last norm contains the division of the logits, exported weights need a model without `mup`. Otherwise
+        // they need the `mup` section of their training.
         let from_export = |text: &str| {
             let weights = out.join("model.safetensors");
             let text = format!("{text}training: {{initial_weights: [{weights:?}]}}\n");
@@ -330,12 +331,12 @@ fn exports_and_stored_models_are_the_trained_model() {
         };
         assert_eq!(world(1, |comm| evaluated(&mut configured_engine(comm, &plain)))[0], loss, "{text}");
         assert_eq!(resumed(&text), (None, loss), "{text}");
-        // The same base model in other words: the proportional default, written.
+        // The same base model, with a default size written out.
         let same =
             text.replace("n_head: 2}}", "n_head: 2, n_inner: 64}}").replace("size: 16,", "size: 16, head_dim: 16,");
         assert_ne!(same, text);
         assert_eq!(resumed(&same), (None, loss), "{same}");
-        // Another one is refused before any weight is overwritten.
+        // Another base model is refused before any weight is overwritten.
         let none = text.replace(mup, "").replace("MuAdamW", "AdamW");
         for other in [text.replace("size: 16", "size: 32").replace("embd: 16", "embd: 32"), none] {
             let initial = world(1, |comm| evaluated(&mut configured_engine(comm, &other)))[0];

@@ -1,4 +1,4 @@
-//! Base models of µP: the initial values of models that have one, the file of a program's own model, and mistakes.
+//! Base models of µP: initial values of models with a base model, mup's file for a program's own model, and mistakes.
 
 use candle_core::DType;
 use candle_nn::Init;
@@ -17,8 +17,8 @@ fn build(text: &str) -> Result<zero_model::Model, String> {
     configured_model::build(&config, layers, DType::F32).map_err(|error| error.to_string())
 }
 
-/// The deviations of the initial weights, of models whose widths have different multipliers. All other values are those of a norm or
-/// a bias.
+/// Checks the standard deviations of initial weights in models whose widths have different multipliers. The other
+/// parameters belong to norms and biases.
 #[test]
 fn matrices_between_widths_start_smaller() {
     let gpt2 = GPT2.replace("n_head: 2", "n_head: 2, n_inner: 64, initializer_range: 0.1");
@@ -26,7 +26,8 @@ fn matrices_between_widths_start_smaller() {
     let mlp = "model: {type: mlp, input_size: 8, hidden_sizes: [64, 96], output_size: 4}\n";
     let root = |number: f64| number.sqrt();
     type Deviations<'a> = &'a [(&'a str, f64)];
-    // The residual stream is 4 times as wide, and what is inside attention and feed-forward parts 2 times.
+    // The residual stream is 4 times as wide as in the base model. GPT-2's attention is 4 times as wide inside.
+    // Feed-forward parts and Llama's attention are 2 times as wide inside.
     let of_gpt2: Deviations<'_> = &[
         ("wte.weight", 0.1),
         ("wpe.weight", 0.1),
@@ -80,7 +81,7 @@ fn matrices_between_widths_start_smaller() {
     }
 }
 
-/// Rotations that fit heads of one size only.
+/// Base model and model have heads of the same size, as these rotations fit only one size.
 #[test]
 fn heads_of_the_base_models_size_keep_their_rotation() {
     let base = LlamaConfig {
@@ -100,7 +101,7 @@ fn heads_of_the_base_models_size_keep_their_rotation() {
         attention_factor: 1.0,
         original_max_position_embeddings: 8,
     };
-    // 8 · 0.35 is rounded down to 2, and 16 · 0.35 to 5.
+    // With heads of 8, 8 · 0.35 is rounded down to 2 rotated elements. With heads of 16 it would be 5, an odd number.
     for base in [
         LlamaConfig { rope_scaling: Some(long), ..base.clone() },
         LlamaConfig { partial_rotary_factor: 0.35, ..base.clone() },
@@ -128,7 +129,7 @@ fn sizes_of_0_in_the_base_model_are_errors() {
     };
     for index in 0..4 {
         let (of_base, name) = layers(index);
-        // Shapes of the program replace those of the base model.
+        // Base shapes that the program sets replace those of the base model.
         let replaced = layers(index).0.with_base_shapes(BaseShapes::default());
         for (layers, place) in [(of_base, "the base model: "), (replaced, "")] {
             let error = layers.build(DType::F32).err().unwrap().to_string();
@@ -137,7 +138,7 @@ fn sizes_of_0_in_the_base_model_are_errors() {
     }
 }
 
-/// A program's own model, with the file that mup writes.
+/// The model is the program's own, and the file is one that mup writes.
 #[test]
 fn base_shapes_are_read_from_mups_file() {
     let folder = tempfile::tempdir().unwrap();

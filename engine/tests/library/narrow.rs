@@ -1,5 +1,5 @@
-//! Parameters without an f32 copy, and gradients and states in bf16: equal to PyTorch's, bit-identical at every layout, with the bytes
-//! of the formula.
+//! Parameters without an f32 copy, and gradients and states in bf16: they match PyTorch, are bit-identical at every
+//! layout, and have the bytes of the formula.
 
 use std::path::Path;
 
@@ -46,7 +46,7 @@ fn every_layout_is_bit_identical() {
     for (index, one) in all.iter().enumerate() {
         assert!(all[..index].iter().all(|other| other.parameters != one.parameters), "{index}");
     }
-    // The average of the weights is in f32 beside states in bf16.
+    // With states in bf16, the average of the weights is still in f32.
     let averaged = reproducible(0, 1, STATES).replace("training: {", "training: {ema: {decay: 0.9}, ");
     assert_same(&all[3], &run(1, 5, &averaged), "with an average");
 }
@@ -58,7 +58,7 @@ fn a_run_is_resumed_in_another_layout() {
     }
 }
 
-/// Returns keys of a run on global batches of 4 samples, whose gradients travel as bf16.
+/// Returns keys of a run on global batches of 4 samples. Gradients travel in the working dtype, bf16.
 fn accumulating(stage: u8, data: usize, micro_batches: usize, more: &str) -> String {
     format!(
         "train_micro_batch_size_per_gpu: {}\ngradient_accumulation_steps: {micro_batches}\n{more}\n\
@@ -67,7 +67,7 @@ fn accumulating(stage: u8, data: usize, micro_batches: usize, more: &str) -> Str
     )
 }
 
-/// A single micro-batch's gradient arrives in bf16 anyway. Sums of several are rounded.
+/// The gradient of a single micro-batch arrives in bf16 anyway. Sums over several micro-batches are rounded.
 #[test]
 fn gradients_in_bf16_are_those_that_arrive() {
     let [narrow, wide] = ["bf16", "fp32"].map(|dtype| format!("data_types: {{grad_accum_dtype: {dtype}}}"));
@@ -96,7 +96,8 @@ fn gradients_in_bf16_are_those_that_arrive() {
     }
 }
 
-/// With AdamW, 18 bytes of state become 8 without the f32 copy and with gradients and states in bf16; with Lion, 14 become 6.
+/// With AdamW, 18 bytes of state become 8 without the f32 copy and with gradients and states in bf16. With Lion, 14
+/// become 6.
 #[test]
 fn bytes_are_those_of_the_formula() {
     let f32_states = "bf16: {enabled: true}";
@@ -132,7 +133,8 @@ fn bytes_are_those_of_the_formula() {
     }
 }
 
-/// Whatever else is on, the gradient of a single micro-batch arrives in bf16, and is the same in memory and beside a disk.
+/// With each of these options, the gradient of a single micro-batch arrives in bf16. So the bits are the same with
+/// gradients in f32, with gradients in bf16, and with state on disk.
 #[test]
 fn other_options_work_with_gradients_in_bf16() {
     let folder = tempfile::tempdir().unwrap();
@@ -174,8 +176,8 @@ fn losses(folder: &Path, more: &str) -> Vec<f32> {
     agreed(losses, more)
 }
 
-/// PyTorch's fused AdamW computes as this engine does: in f32, from parameters and states in bf16. Its gradients are those
-/// of its own kernels in bf16, so only the course of the loss can be compared.
+/// PyTorch's fused AdamW computes like this engine: in f32, from parameters and states in bf16. The gradients come from
+/// its own bf16 kernels, so only the course of the loss is compared.
 #[test]
 fn losses_follow_pytorchs_and_random_rounding_follows_f32() {
     let root = tempfile::tempdir().unwrap();
@@ -210,7 +212,7 @@ print('result', json.dumps(losses))
     assert!(nearest[199] < 0.9 * nearest[0], "{nearest:?}");
 }
 
-/// On the same gradients, parameters and states are PyTorch's bits but for a few roundings.
+/// On the same gradients, parameters and states have PyTorch's bits, except for a few roundings.
 #[test]
 fn fifty_steps_agree_with_pytorchs_fused_adamw() {
     const COUNT: usize = 4096;
@@ -255,7 +257,7 @@ for values in p.detach(), state['exp_avg'], state['exp_avg_sq']:
             .map(apart)
             .fold((0, 0.0), |(count, furthest), apart| (count + usize::from(apart > 0.0), apart.max(furthest)));
         println!("{name}: {differ} of {COUNT} differ, by {furthest:.1e} at most");
-        // One rounding is up to 2⁻⁸ of a value.
+        // One rounding changes a value by up to 2⁻⁸ of it.
         assert!(differ < COUNT / 50 && furthest < 0.02, "{name}: {differ} differ, by {furthest}");
     }
 }

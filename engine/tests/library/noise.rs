@@ -1,4 +1,4 @@
-//! The gradient noise scale: the formula on the gradients of single micro-batches, at every layout.
+//! The gradient noise scale: the estimates match the formula on gradients of single micro-batches, at every layout.
 
 use zero_engine::{Batch, Config, Engine, GradientNoise, zoo};
 
@@ -9,7 +9,7 @@ fn engine(comm: std::sync::Arc<dyn zero_engine::comm::Communicator>, text: &str)
     Engine::with_communicator(config, zoo::gpt2(&gpt2_config()), comm).unwrap_or_else(|error| panic!("{text}: {error}"))
 }
 
-/// The norm of the gradient of some samples, in a step of their own.
+/// Returns the gradient norm of a step on some samples.
 fn norm(batch: &Batch, samples: usize) -> f64 {
     let text = format!("train_batch_size: {samples}\ngradient_clipping: 0");
     world(1, |comm| engine(comm, &text).train_batch(batch).unwrap().grad_norm).remove(0)
@@ -47,7 +47,7 @@ fn estimates_are_those_of_the_formula() {
     assert_eq!(unmeasured, [None]);
 }
 
-/// For gradients that are a constant plus independent noise, the estimates have the right means.
+/// For gradients that are a constant plus independent noise, the estimates are unbiased.
 #[test]
 fn the_formula_is_unbiased() {
     let (signal, deviation, dimensions) = (0.5_f64, 2.0_f64, 10);

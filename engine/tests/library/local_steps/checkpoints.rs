@@ -11,7 +11,7 @@ use super::{of_replicates, staged, text};
 use crate::whole::{LAMB, MUON};
 use crate::world::{Trajectory, engine, train, trajectory, world};
 
-/// Returns a rank's trajectory from a checkpoint on, up to step 8.
+/// Resumes a rank from a checkpoint. Returns its replicate and its trajectory up to step 8.
 pub(super) fn resumed(comm: Arc<dyn Communicator>, text: &str, root: &Path) -> (usize, Trajectory) {
     let mut engine = engine(comm, text);
     engine.resume(root).unwrap();
@@ -19,8 +19,8 @@ pub(super) fn resumed(comm: Arc<dyn Communicator>, text: &str, root: &Path) -> (
     (engine.zero().outer().unwrap().share.replicate, trajectory(&mut engine, rest))
 }
 
-/// Trains, saving after step 3. The second replicate skips the update of step 2, so that the replicates have taken different numbers
-/// of updates.
+/// Trains and saves after step 3. The second replicate skips the update of step 2, so the replicates have made
+/// different numbers of updates.
 pub(super) fn with_a_skipped_update(
     comm: Arc<dyn Communicator>,
     text: &str,
@@ -64,8 +64,8 @@ fn a_run_continues_as_if_it_had_not_stopped() {
     }
 }
 
-/// Further replicates continue with the states of the first ones, fewer leave some out, and a run without local steps has those of
-/// the first replicate.
+/// With more replicates, the additional ones take over the states of the first ones. A run without local steps takes
+/// over the states of the first replicate.
 #[test]
 fn another_number_of_replicates_continues() {
     let root = tempfile::tempdir().unwrap();
@@ -82,7 +82,7 @@ fn another_number_of_replicates_continues() {
     assert!(loaded.iter().enumerate().all(|(rank, found)| *found == saved[rank % 2]));
     let plain = "train_micro_batch_size_per_gpu: 8\nzero_optimization: {stage: 1}";
     assert!(world(1, |comm| self::loaded(comm, plain, root.path()))[0] == saved[0]);
-    // A run without local steps becomes one, without momentum yet.
+    // A run with local steps also continues from a checkpoint of a run without them, which has no outer momentum.
     let other = tempfile::tempdir().unwrap();
     let plain = world(1, |comm| {
         let mut engine = engine(comm, plain);
@@ -93,7 +93,7 @@ fn another_number_of_replicates_continues() {
     assert!(world(2, |comm| self::loaded(comm, &two, other.path())).iter().all(|found| *found == plain[0]));
 }
 
-/// Returns the bits of a parameter, and of an optimizer state of it.
+/// Returns the values of a parameter, and those of one of its optimizer states.
 fn state(engine: &mut Engine) -> (Vec<f32>, Vec<f32>) {
     let name = "transformer.h.1.mlp.c_fc.weight";
     let (zero, first) = (engine.zero(), Kind::State(0));

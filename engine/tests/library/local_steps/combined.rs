@@ -1,4 +1,4 @@
-//! Local steps together with adapters, 8-bit states, groups with optimizers of their own, secondary shards and codes.
+//! Local steps combined with adapters, 8-bit states, groups with their own optimizers, secondary shards and codes.
 
 use super::checkpoints::{resumed, with_a_skipped_update};
 use super::{of_replicates, run, staged, text};
@@ -8,10 +8,11 @@ use crate::world::{engine, train, trajectory, world};
 
 const LORA: &str = "adapter: {r: 4, lora_alpha: 16, init_lora_weights: false, bias: lora_only}";
 
-/// Keys of a configuration, and groups of parameters.
+/// Keys of a configuration, and parameter groups.
 const VARIANTS: [(&str, &str); 4] = [(LORA, ""), (ADAMW, ""), ("", BY_ELEMENTS), ("", OF_WHOLE)];
 
-/// Keys of a run of two replicates, for a ZeRO stage, ranks of a shard group and pipeline stages.
+/// Returns the keys of a run of two replicates, for a ZeRO stage, a number of ranks of a shard group and a number of
+/// pipeline stages.
 fn keys((more, groups): (&str, &str), stage: u8, shards: usize, stages: usize) -> String {
     let text = staged((stage, shards, stages), more);
     match groups {
@@ -49,7 +50,7 @@ fn a_run_continues_as_if_it_had_not_stopped() {
     }
 }
 
-/// Replicates send and average what they train only: the adapter.
+/// Replicates send and average only trained parameters: those of the adapter.
 #[test]
 fn frozen_weights_are_not_averaged() {
     for stage in 0..=3 {
@@ -66,12 +67,12 @@ fn frozen_weights_are_not_averaged() {
             assert!(2 * trained < all, "{trained} of {all}");
             (between(&engine) - before, trained as u64)
         });
-        // 2 (R − 1) elements for each trained one, in f32, for R = 2.
+        // For each trained element, all replicates together send 2 (R − 1) f32 values, with R = 2.
         assert_eq!(sent.iter().map(|(sent, _)| sent).sum::<u64>(), 4 * 2 * sent[0].1, "{text}");
     }
 }
 
-/// Gathers from secondary shards have the bits of the first gathers of a step.
+/// A gather from secondary shards gives the same bits as the first gather of the step.
 #[test]
 fn secondary_shards_leave_the_bits() {
     let of = |near: usize| {

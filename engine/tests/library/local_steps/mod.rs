@@ -1,5 +1,5 @@
-//! Local steps: replicates train alone, and outer steps average them, as DiLoCo does in PyTorch. They hold and send the bytes of
-//! the formulas.
+//! Local steps: replicates train alone, and outer steps average them, as in DiLoCo. Losses match a PyTorch script, and
+//! replicates hold and send the bytes of the formulas.
 
 mod checkpoints;
 mod combined;
@@ -17,7 +17,8 @@ use crate::world::{
     BF16, Trajectory, agreed, batch, configured_engine, engine, relative_difference, train, trajectory, world,
 };
 
-/// Keys of a run on global batches of 8 samples: two replicates of `shards` ranks for each of `stages`, three local steps.
+/// Returns the keys of a run on global batches of 8 samples, with two replicates and three local steps. Each replicate
+/// has `shards` ranks per pipeline stage.
 fn text(zero_stage: u8, shards: usize, micro_batches: usize, more: &str) -> String {
     format!(
         "train_micro_batch_size_per_gpu: {}\ngradient_accumulation_steps: {micro_batches}\n{more}\n\
@@ -27,12 +28,13 @@ fn text(zero_stage: u8, shards: usize, micro_batches: usize, more: &str) -> Stri
     )
 }
 
-/// Keys of [`text`] for a ZeRO stage, ranks of a shard group and pipeline stages. A replicate adds up two halves of its samples.
+/// Calls [`text`] for a ZeRO stage, a number of ranks of a shard group and a number of pipeline stages. A replicate
+/// adds up two halves of its samples: two micro-batches of one rank, or one of each of two ranks.
 fn staged((zero_stage, shards, stages): (u8, usize, usize), more: &str) -> String {
     text(zero_stage, shards, 2 / shards, &format!("{more}\npipeline: {{stages: {stages}}}"))
 }
 
-/// Runs two replicates. Returns what the ranks of each of them agree on.
+/// Runs two replicates. The ranks of a replicate must agree. Returns the trajectory of each replicate.
 fn run(ranks: usize, steps: u64, text: &str) -> [Trajectory; 2] {
     let of_rank = |comm| {
         let mut engine = engine(comm, text);
@@ -47,7 +49,8 @@ fn of_replicates<T: PartialEq>(all: Vec<(usize, T)>, text: &str) -> [T; 2] {
     [first, second].map(|of| agreed(of.into_iter().map(|(_, found)| found).collect(), text))
 }
 
-/// A script trains the same GPT-2 with two copies of the model, each with an AdamW of its own, and torch's SGD.
+/// In PyTorch, the same GPT-2 is trained as two copies of the model, each with its own AdamW, and torch's SGD as the
+/// outer optimizer.
 #[test]
 fn fifty_steps_agree_with_torch() {
     let root = tempfile::tempdir().unwrap();
@@ -108,14 +111,14 @@ print('result', json.dumps(losses))
             println!(
                 "stage {stage}, {shards} × {stages}, replicate {replicate}: losses differ by {relative:.1e} at most"
             );
-            // Sums in another order, as in the comparison with FSDP2.
+            // The sums have another order, as in the comparison with FSDP2.
             assert!(relative < 1e-4, "{relative}\n{losses:?}\n{theirs:?}");
         }
     }
 }
 
-/// With one local step, the average of the replicates' parameters after plain SGD is that of one update by the average of their
-/// gradients.
+/// With one local step of plain SGD, the average of the replicates' parameters equals one update by the average of
+/// their gradients.
 #[test]
 fn one_local_step_of_plain_sgd_is_data_parallelism() {
     let text = |training: &str, mesh: &str| {
@@ -139,7 +142,7 @@ fn one_local_step_of_plain_sgd_is_data_parallelism() {
     };
     let plain = averages(&text("", ""));
     let relative = relative_difference(&averages(&local), &plain);
-    // Of sums in another order; without outer steps, the replicates drift apart.
+    // The sums have another order. Without outer steps, the replicates drift apart.
     assert!(relative < 1e-6, "{relative}: {plain:?}");
     let apart = relative_difference(&averages(&local.replace("steps: 1,", "steps: 100,")), &plain);
     assert!(apart > 1e-4, "{apart}");
@@ -158,7 +161,7 @@ fn layouts_train_bit_identically() {
         let text = text(stage, 1, 1, "");
         assert!(run(2, 7, &text) == expected, "{text}");
     }
-    // Two ranks add up two halves of the batch.
+    // Now a replicate adds up two halves of its samples, on one rank or on two.
     let expected = run(2, 7, &text(0, 1, 2, ""));
     for stage in 0..=3 {
         for (shards, stages) in [(1, 1), (2, 1), (2, 2)] {
@@ -168,7 +171,7 @@ fn layouts_train_bit_identically() {
     }
 }
 
-/// Between outer steps, the model is not one that could be saved or evaluated.
+/// Between outer steps the replicates differ, so the model can neither be saved nor evaluated.
 #[test]
 fn unequal_replicates_are_neither_saved_nor_evaluated() {
     let root = tempfile::tempdir().unwrap();
@@ -189,13 +192,13 @@ fn unequal_replicates_are_neither_saved_nor_evaluated() {
         assert_eq!(engine.stats().sent_bytes(), sent, "equal replicates are not averaged again");
         engine.eval_batch(&batch(0, 4)).unwrap();
         engine.save_checkpoint(root.path()).unwrap();
-        // Outer steps still follow multiples of the local steps.
+        // Outer steps still follow each multiple of the number of local steps.
         let averaged: Vec<bool> = train(&mut engine, 5).iter().map(|step| step.averaged).collect();
         assert_eq!(averaged, [false, true, false, false, true]);
     });
 }
 
-/// Replicates do not meet for several steps, so one may be later than ranks that train together may be.
+/// Replicates do not communicate for several steps, so one may be later than the timeout of other operations allows.
 #[test]
 fn an_early_replicate_waits_for_a_late_one() {
     let text = text(1, 2, 1, "launcher: {timeout_seconds: 1}").replace("steps: 3", "steps: 100");
@@ -216,7 +219,7 @@ fn an_early_replicate_waits_for_a_late_one() {
     assert!(found.iter().all(|values| *values == found[0]));
 }
 
-/// A rank that is lost ends the wait of the others.
+/// A lost rank ends the wait of the others.
 #[test]
 fn an_early_replicate_does_not_wait_for_a_lost_one() {
     let text = text(1, 1, 1, "").replace("steps: 3", "steps: 100");
@@ -230,7 +233,7 @@ fn an_early_replicate_does_not_wait_for_a_lost_one() {
     assert!(error.contains("lost rank 1"), "{error}");
 }
 
-/// Replicates evaluate their share of the samples.
+/// Each replicate evaluates its own samples, and the loss is the mean over all replicates.
 #[test]
 fn an_evaluation_is_over_all_replicates() {
     let text = text(1, 1, 1, "");
@@ -246,7 +249,7 @@ fn an_evaluation_is_over_all_replicates() {
     assert_eq!(means[0], means[1]);
 }
 
-/// The working copies follow the f32 copies, which the outer optimizer moves.
+/// The outer optimizer updates the f32 copies. The working copies are then rounded from them.
 #[test]
 fn working_copies_in_16_bits_are_equal_after_an_outer_step() {
     for stage in 0..=3 {
@@ -267,9 +270,10 @@ fn working_copies_in_16_bits_are_equal_after_an_outer_step() {
     }
 }
 
-/// Every replicate holds the state of a run of its ranks, and all replicates together one copy of the outer optimizer's: 8Ψ bytes,
-/// or S times that where ZeRO stage 0 shards nothing. In an outer step, R replicates send 2 (R − 1) elements for each of one copy,
-/// and between outer steps nothing.
+/// Each replicate holds the optimizer state of a run on its ranks. All replicates together hold one copy of the outer
+/// optimizer's state, 8Ψ bytes. ZeRO stage 0 shards nothing, so there these numbers are S times as large. In an outer
+/// step, R replicates send 2 (R − 1) values for each element of such a copy. Between outer steps they send nothing to
+/// each other.
 #[test]
 fn bytes_held_and_sent_match_the_formulas() {
     for (replicates, shards, stages) in [(2, 1, 1), (2, 2, 1), (3, 1, 1), (3, 2, 1), (2, 1, 2)] {

@@ -1,4 +1,4 @@
-//! Names that do not exist, ambiguous batches and missing gradients are errors that say what there is.
+//! Names that do not exist, ambiguous batches and missing gradients are errors that list the known names.
 
 use candle_core::{Result, Tensor};
 use candle_nn::loss::{cross_entropy, mse};
@@ -8,7 +8,7 @@ use zero_engine::{Batch, Engine, Layers};
 use super::{Code, Encoder, Segments, config, features, integers, labels, two_inputs, two_tasks, words};
 use crate::world::world;
 
-/// The errors of one training step, on two ranks.
+/// Returns the error of one training step on two ranks.
 fn refused(layers: impl Fn() -> Layers + Sync, batch: impl Fn() -> Batch + Sync) -> String {
     let mut errors = world(2, |comm| {
         let mut engine = Engine::with_communicator(config(2, ""), layers(), comm).unwrap();
@@ -69,7 +69,7 @@ impl Module for Cut {
 
 #[test]
 fn a_layer_that_cuts_the_gradient_is_found_beside_values_that_bypass_it() {
-    // The encoder gets a gradient from `length` alone.
+    // The encoder gets a gradient only from `length`.
     let layers = || {
         Layers::new()
             .layer("encoder", |vb: VarBuilder| linear(6, 12, vb))
@@ -83,7 +83,7 @@ fn a_layer_that_cuts_the_gradient_is_found_beside_values_that_bypass_it() {
     };
     let batch = || features(0).target("label", labels(0)).target("words", words(0));
     assert!(refused(layers, batch).contains("layer `topic` passes no gradient to the previous layer"));
-    // No gradient comes from the loss.
+    // No gradient reaches the encoder from the loss.
     let layers = || {
         Layers::new()
             .layer("encoder", |vb: VarBuilder| linear(6, 1, vb))

@@ -1,5 +1,5 @@
-//! Models that are not a plain list: named inputs, several targets, auxiliary outputs. Bits do not depend on the layout,
-//! and equal those of plain candle.
+//! Models that are not a plain list of layers: named inputs, several targets, auxiliary outputs. Bits do not depend on
+//! the layout, and equal those of plain candle.
 
 mod errors;
 
@@ -18,7 +18,7 @@ const SAMPLES: usize = 8;
 const STEPS: u64 = 4;
 const LR: f64 = 0.05;
 
-/// A model, and the batch of a step.
+/// A name, a model, and the batch of each step.
 type Case = (&'static str, fn() -> Layers, fn(u64) -> Batch);
 
 const CASES: [Case; 4] = [
@@ -38,7 +38,7 @@ impl Layer for Segments {
     }
 }
 
-/// A linear layer whose outputs are weighted per sample by a named input without a gradient.
+/// A linear layer. A named input without a gradient weights its outputs per sample.
 struct Weighted(Linear);
 
 impl Layer for Weighted {
@@ -88,7 +88,7 @@ impl Layer for Encoder {
     }
 }
 
-/// A code with a fixed noise of one deviation.
+/// Returns mean plus one standard deviation, instead of random noise.
 struct Code;
 
 impl Layer for Code {
@@ -177,7 +177,7 @@ fn bits(values: &Activations) -> Vec<u32> {
     values.tensors().iter().flat_map(of).map(f32::to_bits).collect()
 }
 
-/// The training trajectory, then the loss of an evaluation and the outputs for its inputs.
+/// The training trajectory, the loss of an evaluation, and the outputs for the same batch.
 type Found = (Trajectory, u32, Vec<u32>);
 
 fn found((name, layers, batch): Case, ranks: usize, more: &str) -> Found {
@@ -201,7 +201,7 @@ fn found((name, layers, batch): Case, ranks: usize, more: &str) -> Found {
     agreed(all, &format!("{name}, {more}"))
 }
 
-/// Four micro-batches of two samples, over all replicas.
+/// Micro-batches of two samples: four in total, over all replicas.
 const MICRO: &str = "train_micro_batch_size_per_gpu: 2\ntraining: {reproducible: true}";
 
 #[test]
@@ -231,7 +231,7 @@ fn bits_do_not_depend_on_the_layout() {
     }
 }
 
-/// One micro-batch, so that the gradient is one backward of candle over the whole model.
+/// A single micro-batch, so that the gradient is one backward of candle over the whole model.
 #[test]
 fn bits_equal_those_of_plain_candle() {
     for (name, layers, batch) in CASES {
@@ -269,7 +269,7 @@ fn bits_equal_those_of_plain_candle() {
     }
 }
 
-/// The initial parameters.
+/// Returns the initial parameters.
 fn initial(layers: fn() -> Layers, more: &str) -> BTreeMap<String, Var> {
     let comm = zero_engine::comm::threads(1, &zero_engine::comm::Options::default()).remove(0);
     let mut engine = Engine::with_communicator(config(1, more), layers(), comm).unwrap();
@@ -282,7 +282,7 @@ fn initial(layers: fn() -> Layers, more: &str) -> BTreeMap<String, Var> {
     parameters.into_iter().map(var).collect()
 }
 
-/// The loss of a case, without this library.
+/// Computes the loss of a case without this library.
 fn plain(case: &str, weights: &BTreeMap<String, Var>, batch: &Batch) -> Result<Tensor> {
     let weight = |name: &str| weights[name].as_tensor().clone();
     let linear = |name: &str, x: &Tensor| {
@@ -318,7 +318,7 @@ fn plain(case: &str, weights: &BTreeMap<String, Var>, batch: &Batch) -> Result<T
     }
 }
 
-/// A layer that defers its weight gradients in a zero-bubble pipeline, while other values bypass it.
+/// A layer that defers its weight gradients in a zero-bubble pipeline. Other values bypass it.
 struct Splits(ops::Linear);
 
 impl Layer for Splits {
@@ -354,7 +354,7 @@ fn a_split_backward_passes_gradients_by() {
     }
 }
 
-/// Stages cut by measured times.
+/// Stages are cut by measured layer times.
 #[test]
 fn layers_that_name_values_are_measured() {
     for (name, layers, batch) in CASES {
