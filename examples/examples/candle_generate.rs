@@ -1,11 +1,11 @@
-//! Generates greedy tokens with the Llama of candle-transformers, as candle's own example does: a peer of `zero-train generate`
-//! in `benches/peers/generate.py`.
+//! Generates greedy tokens with the Llama of candle-transformers, as candle's own example does.
+//! `benches/peers/generate.py` compares it with `zero-train generate`.
 //!
 //! ```sh
 //! cargo run --release -p zero-examples --example candle_generate -- FOLDER COUNT TOKEN…
 //! ```
 //!
-//! Prints the new tokens as a JSON list, and the tokens per second, prompt included.
+//! Prints the new tokens as a JSON list, and the number of new tokens per second of the whole run, prompt included.
 
 use std::path::Path;
 use std::time::Instant;

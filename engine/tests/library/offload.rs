@@ -1,4 +1,4 @@
-//! Offloading to disk does not change a bit.
+//! Offloading to disk does not change a bit of a run.
 
 use crate::world;
 
@@ -8,7 +8,7 @@ use tempfile::TempDir;
 use world::{BF16, FP16, Trajectory, assert_same, config, train, trajectory, world};
 use zero_engine::{Engine, Layers, zoo};
 
-/// Layers of a few thousand elements: they fill pages of a disk, and some have several tiles.
+/// Layers of a few thousand elements, which fill pages of a disk. Some have several tiles.
 fn model() -> Layers {
     zoo::gpt2(&zoo::Gpt2Config {
         vocab_size: 61,
@@ -24,7 +24,7 @@ fn model() -> Layers {
 const OPTIMIZER: u8 = 1;
 const PARAMETERS: u8 = 2;
 
-/// `more` is added to `zero_optimization`.
+/// Returns the keys of a run. `more` is added to `zero_optimization`.
 fn settings(zero_stage: u8, micro_batches: usize, on_disk: u8, folder: &Path, more: &str, extra: &str) -> String {
     let section = |name: &str, bit: u8| match on_disk & bit {
         0 => String::new(),
@@ -98,7 +98,7 @@ fn options_of_offloading_are_bit_identical() {
     let folder = TempDir::new().unwrap();
     let path = folder.path().display();
     let (expected, _) = run(2, 4, &settings(3, 2, 0, folder.path(), "", ""));
-    // DeepSpeed's 0: as many elements at a time as the largest parameter has.
+    // As in DeepSpeed, 0 updates as many elements at a time as a rank's shard of the largest parameter has.
     let by_parameter = settings(3, 2, OPTIMIZER, folder.path(), "", "").replace("size: 2048", "size: 0");
     assert_same(&expected, &run(2, 4, &by_parameter).0, &by_parameter);
     for buffers in [1, 2, 3, 8] {
@@ -130,7 +130,7 @@ fn reproducible_runs_keep_the_tree_of_gradients_in_memory() {
     }
 }
 
-/// A checkpoint that was saved with state on disk loads into memory, and vice versa.
+/// A checkpoint saved with state on disk loads into memory, and vice versa.
 #[test]
 fn checkpoints_are_independent_of_the_tier() {
     let folder = TempDir::new().unwrap();

@@ -1,5 +1,5 @@
-//! State on a disk, whatever updates it and however it is stored: bit-identical with a run in memory, resumed from and into
-//! memory, with the bytes of the formula.
+//! State on a disk, for every kind of update and storage: runs are bit-identical to runs in memory, resume from and
+//! into memory, and move the bytes of the formula.
 
 use std::path::Path;
 
@@ -11,7 +11,8 @@ use crate::world::{
     BF16, Trajectory, agreed, assert_same, batch, config, gpt2, reproducible, run_of, trajectory, world,
 };
 
-/// Puts the state of a run with [`reproducible`] keys on a disk, in tiles of 2,048 elements, and at stage 3 its parameters too.
+/// Puts the state of a run with [`reproducible`] keys on a disk, in tiles of 2,048 elements. At stage 3, also puts its
+/// parameters there.
 pub(crate) fn offloaded(text: &str, folder: &Path) -> String {
     let nvme = format!("{{device: nvme, nvme_path: {folder:?}}}");
     let parameters = if text.contains("stage: 3") { format!(", offload_param: {nvme}") } else { String::new() };
@@ -29,8 +30,8 @@ fn engine(
     Engine::with_communicator(config, layers(), comm).unwrap_or_else(|error| panic!("{text}: {error}"))
 }
 
-/// Asserts that [`reproducible`] runs with `more` have the same bits on a disk, in every layout, and go on in another layout from
-/// a checkpoint as if they had not stopped.
+/// Asserts that [`reproducible`] runs with `more` have the same bits with state on a disk, in every layout, and
+/// continue from a checkpoint in another layout as if they had not stopped.
 pub(crate) fn assert_offloads(more: &str, layers: impl Fn() -> Layers + Sync) {
     let folder = tempfile::tempdir().unwrap();
     let expected = run_of(&layers, 1, 6, &reproducible(0, 1, more));
@@ -103,7 +104,7 @@ fn states_in_8_bits_are_bit_identical() {
     }
 }
 
-/// A matrix is one tile, of its owner.
+/// The owner of a matrix updates it as one tile.
 #[test]
 fn matrices_are_bit_identical() {
     for more in [MUON, &format!("{MUON}\n{BF16}")] {
@@ -111,7 +112,7 @@ fn matrices_are_bit_identical() {
     }
 }
 
-/// Norms of whole parameters are summed over tiles in a first pass.
+/// A first pass over the tiles sums up the norms of whole parameters.
 #[test]
 fn norms_of_whole_parameters_are_bit_identical() {
     for more in [LAMB, &format!("{LAMB}\n{BF16}"), ADAFACTOR, &format!("{ADAFACTOR}\n{BF16}")] {
@@ -119,7 +120,7 @@ fn norms_of_whole_parameters_are_bit_identical() {
     }
 }
 
-/// Evaluations are those of `averages`.
+/// `averages` compares the evaluations.
 #[test]
 fn a_schedule_free_optimizer_is_bit_identical() {
     for more in [FREE, &format!("{FREE}\n{BF16}")] {
@@ -127,8 +128,8 @@ fn a_schedule_free_optimizer_is_bit_identical() {
     }
 }
 
-/// A step reads and writes each tile once, and twice where it needs norms of whole parameters: a column of whole pages for each
-/// state and for the f32 copy.
+/// A step reads and writes each tile once, or twice if the optimizer needs norms of whole parameters. A tile has whole
+/// pages for each state and for the f32 copy.
 #[test]
 fn bytes_are_those_of_the_formula() {
     const F32: fn(usize) -> usize = |elements| 4 * elements;
@@ -172,7 +173,7 @@ fn bytes_are_those_of_the_formula() {
                 let (zero, widths) = (engine.zero(), engine.zero().widths());
                 let expected: u64 = zero.layout().segments().iter().map(of_segment).sum();
                 assert!(expected > 0, "{text}");
-                // The weights, while averages are in their place.
+                // Room for the weights, while the averages replace them.
                 let kept = |segment: &Segment| match (more == FREE, segment.tiers.tiles) {
                     (true, 1..) => (4 * segment.shard(rank).len()).next_multiple_of(4096) as u64,
                     _ => 0,

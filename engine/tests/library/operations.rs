@@ -1,4 +1,4 @@
-//! The number of collectives in a step: one for each layer, whatever the number of its segments.
+//! The number of collectives in a step: one for each layer, whatever its number of segments.
 
 use zero_engine::comm::Operation;
 use zero_engine::pipeline::Instruction;
@@ -26,14 +26,14 @@ fn llama() -> Layers {
     })
 }
 
-/// What a step does: collectives that started, and segments that they worked on.
+/// The collectives that a step starts, and the segments that they process.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Counts {
     collectives: usize,
     segments: usize,
 }
 
-/// Counts gathers and refreshes, and reductions, and checks them against the communicator.
+/// Counts gathers (with refreshes) and reductions, and checks the counts against the communicator.
 fn counted(layers: fn() -> Layers, zero: &str) -> [Counts; 2] {
     let text = format!(
         "train_micro_batch_size_per_gpu: 1\ngradient_accumulation_steps: {MICRO_BATCHES}\nzero_optimization: {{{zero}}}"
@@ -55,7 +55,7 @@ fn counted(layers: fn() -> Layers, zero: &str) -> [Counts; 2] {
         }
         assert_eq!(stats[Operation::AllGather].calls, gathers.collectives as u64, "{zero}");
         assert_eq!(stats[Operation::ReduceScatter].calls, reductions.collectives as u64, "{zero}");
-        // The gradient norm and the losses.
+        // One for the gradient norm, and one for the losses.
         assert_eq!(stats[Operation::AllReduce].calls, 2, "{zero}");
         [gathers, reductions]
     });
@@ -64,9 +64,9 @@ fn counted(layers: fn() -> Layers, zero: &str) -> [Counts; 2] {
     first
 }
 
-/// With B blocks of s segments: the embedding, the blocks, the final norm and the head. The head and the embedding of GPT-2 share a
-/// segment, which is reduced with the embedding, and its embedding has a second one. At stage 3, no layer but the head stays
-/// gathered until its backward, and the embedding has none that reads parameters.
+/// A model has an embedding, B blocks of several segments, a final norm and a head. GPT-2's embedding has two segments.
+/// Its head shares one of them, which is reduced with the embedding. At stage 3, each layer is gathered for its forward
+/// and again for its backward, except that the head stays gathered, and the embedding's backward reads no parameters.
 #[test]
 fn a_layer_is_one_operation() {
     let stage_3 = "stage: 3, stage3_param_persistence_threshold: 0, stage3_max_reuse_distance: 0";

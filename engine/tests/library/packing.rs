@@ -1,4 +1,4 @@
-//! Several documents in one sample: each gives the loss that it gives alone, and every layout is bit-identical.
+//! Several documents in one sample: each gives the same loss as alone, and every layout is bit-identical.
 
 use crate::family_layouts;
 use crate::world;
@@ -34,7 +34,7 @@ const TIME: usize = 16;
 /// The lengths of the documents of each sample.
 pub(crate) const DOCUMENTS: [&[usize]; 4] = [&[9, 4, 3], &[16], &[1, 7, 5], &[2, 2, 2, 6]];
 
-/// Returns a batch in which each list is a sample; the rest of a sample is padding, a document of its own.
+/// Returns a batch in which each list is a sample. The rest of a sample is padding, as a document of its own.
 pub(crate) fn batch(step: usize, samples: &[&[usize]], packed: bool) -> Batch {
     let (mut tokens, mut labels, mut positions): (Vec<u32>, Vec<i64>, Vec<u32>) = (vec![], vec![], vec![]);
     // A document has the same tokens in every batch of the step.
@@ -71,7 +71,7 @@ pub(crate) fn run(layers: fn(bool) -> Layers, ranks: usize, text: &str) -> Traje
     agreed(all, text)
 }
 
-/// Packed documents have the losses and gradient norms of unpacked ones, but for the order of sums.
+/// Packed documents give the losses and gradient norms of unpacked ones, up to rounding.
 #[test]
 fn packed_equals_unpacked() {
     let alone: Vec<[usize; 1]> = DOCUMENTS.concat().into_iter().map(|length| [length]).collect();
@@ -94,11 +94,12 @@ fn packed_equals_unpacked() {
         assert!((of_packed.0 - of_alone.0).abs() < 1e-5 * of_alone.0, "{} and {}", of_packed.0, of_alone.0);
         for (step, (packed, alone)) in of_packed.1.iter().zip(&of_alone.1).enumerate() {
             for (packed, alone) in packed.iter().zip(alone) {
-                // Sums over other numbers of rows round differently, and Adam amplifies that where gradients are small.
+                // Sums over another number of rows round differently, and Adam amplifies that where gradients are
+                // small.
                 assert!((packed - alone).abs() < 1e-4 * alone, "step {step}: {packed} and {alone}");
             }
         }
-        // Without positions, documents see each other.
+        // Without positions, tokens attend to other documents.
         let mixed = run(&DOCUMENTS, false).0;
         assert!((mixed - of_alone.0).abs() > 1e-4 * of_alone.0, "{mixed} and {}", of_alone.0);
     }

@@ -36,7 +36,7 @@ fn options_of_communication_are_bit_identical() {
         ", reduce_bucket_size: 500000000",
         ", reduce_scatter: false",
     ] {
-        // A key must not occur twice, so replace the default of `stage`.
+        // A key must not occur twice, so replace the default that `stage` sets.
         let key = zero.trim_start_matches(", ").split(':').next().unwrap();
         let text = stage(3, 2, "", "");
         let text = text.replace(&format!("{key}: 0"), &format!("{key}_: 0"));
@@ -112,7 +112,7 @@ fn stages_in_16_bits_are_equal_too() {
     }
 }
 
-/// With `reproducible`, gradients travel in f32, so 16-bit parameters and activations do not change the result.
+/// With `reproducible`, gradients are reduced in f32, so the layout does not change the bits in 16-bit training either.
 #[test]
 fn reproducible_is_equal_over_stages_and_ranks_in_16_bits() {
     for dtype in [BF16, FP16] {

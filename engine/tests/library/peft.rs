@@ -1,4 +1,4 @@
-//! Fine-tuning like PEFT and PyTorch: 100 steps from the same weights, and files in both directions.
+//! Fine-tuning as in PEFT and PyTorch: 100 steps from the same weights, and files in both directions.
 
 use std::path::Path;
 
@@ -18,7 +18,7 @@ struct Case {
     class: &'static str,
     /// Keys of the configuration. `ADAPTER` stands for the folder of the initial adapter.
     keys: &'static str,
-    /// Arguments of `peft.LoraConfig`; without any, `trains` says in Python which parameter names are trained.
+    /// Arguments of `peft.LoraConfig`. If empty, `trains` says in Python which parameter names are trained.
     lora: &'static str,
     trains: &'static str,
     /// Arguments of `transformers.BitsAndBytesConfig`, for a base model with quantized weights.
@@ -131,7 +131,7 @@ const CASES: [Case; 17] = [
         trains: "",
         quantized: "load_in_4bit=True, bnb_4bit_quant_type='nf4'",
     },
-    // With a larger scale, this training amplifies rounding errors, in PEFT alone as well.
+    // A larger scale would amplify rounding errors in this case, in PEFT too.
     Case {
         class: "GPT2LMHeadModel",
         keys: "adapter: {r: 4, lora_alpha: 4, pretrained: ADAPTER}\nquantization_config: {load_in_4bit: true}",
@@ -143,7 +143,7 @@ const CASES: [Case; 17] = [
     Case { class: "GPT2LMHeadModel", keys: MASKED, lora: "", trains: "True", quantized: "" },
 ];
 
-/// All parameters are trained, on batches of which targets are ignored.
+/// All parameters are trained, on batches with ignored targets.
 const MASKED: &str = "gradient_accumulation_steps: 1";
 
 /// Ignores every second target of the first two samples of [`batch`], and every third one of the others.
@@ -269,7 +269,7 @@ fn one_hundred_steps_agree_with_peft_and_pytorch() {
         assert!(relative <= 1e-4, "{}: {relative:e}\n{our_losses:?}\n{losses:?}", case.keys);
         assert!(losses[STEPS as usize - 1] < 0.95 * losses[0], "{}: {losses:?}", case.keys);
         assert!(largest_difference(&our_logits, &their_logits) < 1e-2, "{}", case.keys);
-        // The program that generates text reads the checkpoint without an engine.
+        // `zero-train generate` reads checkpoints without an engine, through `StoredModel`.
         let stored = StoredModel::open(&saved, None).unwrap();
         let tokens = batch(999, 1).inputs.single().unwrap().clone();
         let last = stored.model.next_logits(&tokens, &mut [&mut Cache::default()]).unwrap();

@@ -33,7 +33,7 @@ fn model() -> zero_engine::Layers {
     })
 }
 
-/// A GPT-2 of elementary candle operations.
+/// A GPT-2 made of elementary candle operations.
 struct Plain {
     weights: BTreeMap<String, Var>,
 }

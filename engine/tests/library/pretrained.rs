@@ -191,7 +191,7 @@ fn changed(root: &Path, name: &str, like: &Path, change: impl FnOnce(&mut Tensor
     folder
 }
 
-/// Returns the initial parameters on two ranks, or their error.
+/// Returns the initial parameters on two ranks, or the error.
 fn begun(folder: &Path) -> Result<Parameters, String> {
     let stage = "zero_optimization: {stage: 3, stage3_param_persistence_threshold: 64}";
     let begin = |comm| match engine(comm, &format!("{}{stage}", pretrained(folder))) {
@@ -205,7 +205,7 @@ fn begun(folder: &Path) -> Result<Parameters, String> {
     let (last, first) = (ranks.pop().unwrap(), ranks.pop().unwrap());
     match (&first, &last) {
         (Ok(first), Ok(last)) => assert!(first == last),
-        // One line, then the key that names the folder, then help.
+        // An error has one line, then the key that names the folder, then an optional help.
         (Err(_), Err(last)) => {
             let (said, more) = last.split_once('\n').unwrap_or((last, "  in: "));
             assert!(!said.is_empty() && more.starts_with("  in: ") && more.lines().count() <= 2, "{last}");
@@ -314,7 +314,7 @@ fn only_files_of_the_folder_are_read() {
         "folder: the folder contains pytorch_model.bin but no safetensors file, the only format supported; convert it with Python: transformers.",
     );
 
-    // Two files and an index.
+    // The index lists two files.
     let (mut one, mut other) = (load(&gpt2), Tensors::new());
     let late: Vec<String> = one.keys().skip(9).cloned().collect();
     late.into_iter().for_each(|name| drop(other.insert(name.clone(), one.remove(&name).unwrap())));

@@ -1,5 +1,5 @@
-//! Quantized frozen weights: the codes of bitsandbytes, bit-identical training at every layout, checkpoints, and QLoRA
-//! compared with PEFT in `peft.rs`.
+//! Quantized frozen weights: the codes of bitsandbytes, bit-identical training at every layout, and checkpoints.
+//! `peft.rs` compares QLoRA with PEFT.
 
 use crate::adapter::layouts_are_equal;
 use crate::bytes::widths;
@@ -45,7 +45,7 @@ fn every_layout_of_int8_is_equal() {
     layouts_are_equal(gpt2, &format!("{ADAPTER}\nquantization_config: {{load_in_8bit: true}}"));
 }
 
-/// The shards of quantized weights go to the disk too, and their bytes are those of the formula.
+/// Shards of quantized weights can be on a disk too, and their bytes match the formula.
 #[test]
 fn state_is_a_few_bits_per_element() {
     let folder = TempDir::new().unwrap();
@@ -138,7 +138,7 @@ fn keys_without_effect_are_errors() {
     assert!(skipped.contains("`nowhere`") && skipped.contains("llm_int8_skip_modules"), "{skipped}");
 }
 
-/// Records as bitsandbytes would fill them, and the values that it reads back.
+/// Writes the bytes that bitsandbytes makes of weights, in our format, and the values that it reads back.
 const SCRIPT: &str = "
 import sys, struct, numpy, torch
 from bitsandbytes import functional as F

@@ -6,7 +6,7 @@ use zero_engine::{Config, Engine};
 use crate::python::{python, results};
 use crate::world::{Trajectory, agreed, assert_same, batch, gpt2, trajectory_of, world};
 
-/// `train_batch_size`, and start, increment and samples.
+/// `train_batch_size`, and the keys `start`, `increment` and `samples`.
 const CASES: [(usize, [usize; 3]); 6] = [
     (16, [4, 4, 48]),
     (1024, [32, 32, 300_000]),
@@ -48,7 +48,7 @@ fn sizes_are_those_of_megatron() {
     }
 }
 
-/// A recorded case of the test above, and the number of steps to a number of samples.
+/// Checks a recorded case of the test above, and the number of steps that a number of samples takes.
 #[test]
 fn sizes_grow_evenly() {
     let sizes = sizes(CASES[0]);

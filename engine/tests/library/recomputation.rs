@@ -1,4 +1,4 @@
-//! Activation checkpointing does not change a bit: recomputed forwards use the same dropout masks.
+//! Activation checkpointing does not change a bit of a run: recomputed forwards use the same dropout masks.
 
 use crate::world;
 
@@ -67,7 +67,8 @@ fn eight_blocks() -> Layers {
     zoo::gpt2(&config)
 }
 
-/// Number of recomputed forwards in a step, of ten layers: an embedding, eight blocks, and a head with its norm.
+/// Returns the number of recomputed forwards in a step of ten layers: an embedding, eight blocks, and a head with its
+/// norm.
 fn recomputed(section: &str) -> u64 {
     world(1, |comm| {
         let text = settings(1, 1, section);

@@ -65,7 +65,7 @@ fn ranks_of_a_pipeline_are_named() {
     assert!(found.iter().all(|said| said.contains("on all 3 ranks, but rank 4 differs")), "{said:?}");
 }
 
-/// Between outer steps, replicates that train alone are compared within themselves.
+/// Between outer steps of replicates that train alone, only ranks of the same replicate are compared.
 #[test]
 fn ranks_of_a_replicate_that_trains_alone_are_named() {
     let alone = "mesh: {data_parallel_replicate_degree: 2}\ntraining: {local_steps: {steps: 3}}";

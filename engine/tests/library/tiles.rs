@@ -54,7 +54,7 @@ fn tiles_are_bit_identical() {
     }
 }
 
-/// A zero-bubble schedule does not split the backward of a tiled layer. Tied gradients are summed over stages.
+/// Zero-bubble schedules do not split the backward of a tiled layer. Tied gradients are summed over stages.
 #[test]
 fn tiles_in_pipelines_are_bit_identical() {
     for model in [gpt2, llama] {

@@ -1,7 +1,8 @@
-//! Compares the engine with PyTorch: a GPT of 10.8M parameters, from the same weights on the same tokens, for 20 steps.
+//! Compares the engine with PyTorch: a GPT of 10.8M parameters trains 20 steps from the same weights on the same
+//! tokens.
 //!
-//! The recorded trajectory is PyTorch's own. With `ZERO_TRAIN_PEER_OUT=FOLDER` the test writes weights, tokens and
-//! settings to the folder; `scripts/peer_trajectory.py FOLDER` trains on them and prints the fixture.
+//! PyTorch recorded the expected trajectory. With `ZERO_TRAIN_PEER_OUT=FOLDER` the test writes weights, tokens and
+//! settings to the folder. `scripts/peer_trajectory.py FOLDER` trains on them and prints the fixture.
 
 use crate::world;
 
@@ -55,8 +56,8 @@ fn model() -> zero_engine::Layers {
     })
 }
 
-/// Tokens that advance by 1 to 8 through the vocabulary, drawn by a linear congruential generator. The achievable loss
-/// falls from ln 256 to ln 8.
+/// Returns tokens that advance by 1 to 8 through the vocabulary, drawn by a linear congruential generator. The
+/// achievable loss falls from ln 256 to ln 8.
 fn tokens(count: usize) -> Vec<u16> {
     let (mut state, mut token) = (1u32, 0u32);
     let next = |_| {
@@ -67,8 +68,8 @@ fn tokens(count: usize) -> Vec<u16> {
     (0..count).map(next).collect()
 }
 
-/// Row `i` over all steps is `tokens[i·TIME..]`, with targets shifted by one. After the last full row, rows start again
-/// at the first.
+/// Returns the batch of a step. Rows are numbered over all steps: row `i` is `tokens[i·TIME..]`, with targets shifted
+/// by one. After the last full row, rows start again at the first.
 fn batch(tokens: &[u16], step: usize) -> Batch {
     let rows = (tokens.len() - 1) / TIME;
     let pick = |shift: usize| {
@@ -134,7 +135,7 @@ fn write_for_pytorch(engine: &mut Engine, tokens: &[u16], folder: &Path) {
 
 /// Compares with a run of another trainer that names parameters differently. `ZERO_TRAIN_PEERS` names a folder with the
 /// initial weights (`data/init_10m.safetensors`, tied head, linear weights as [outputs, inputs]), the tokens
-/// (`data/v256.u16.bin`), and the output (`single.log`), in which one line is `RESULT {"losses": […], …}`.
+/// (`data/v256.u16.bin`), and the log (`single.log`). One line of the log is `RESULT {"losses": […], …}`.
 #[test]
 fn losses_agree_with_a_peers_run() {
     let Some(folder) = std::env::var_os("ZERO_TRAIN_PEERS") else {
@@ -166,7 +167,7 @@ fn losses_agree_with_a_peers_run() {
     });
 }
 
-/// The peer's name of a parameter, and whether the peer stores it transposed.
+/// Returns the peer's name of a parameter, and whether the peer stores it transposed.
 fn peers_name(name: &str) -> (String, bool) {
     let name = name.strip_prefix("transformer.").expect("GPT-2's prefix");
     let replaced = [

@@ -9,7 +9,7 @@ use python::python;
 use world::{batch, world};
 use zero_engine::{Config, Engine, configured_layers};
 
-/// Model class, arguments of its configuration, and how it is saved.
+/// Model class, arguments of its configuration, and the format in which it is saved.
 const CASES: [(&str, &str, &str); 8] = [
     ("GPT2", "n_inner=64, activation_function='gelu_pytorch_tanh'", "f32"),
     ("GPT2", "tie_word_embeddings=False, layer_norm_epsilon=1e-3", "bf16"),
@@ -87,7 +87,7 @@ fn models_of_transformers_compute_the_same_logits() {
             config["architectures"].clone()
         };
         let (before, after) = (architecture(folder(index)), architecture(out));
-        // A Mistral without a window is exported as Llama.
+        // A Mistral without a window is exported as a Llama.
         assert!(before == after || more.contains("sliding_window=None"), "{name}, {more}: {before} became {after}");
     }
 }

@@ -1,4 +1,4 @@
-//! Optimizers of whole parameters: bit-identical in every layout, and resumed in another one.
+//! Optimizers that update whole parameters: runs are bit-identical in every layout, and resume in another one.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -56,7 +56,7 @@ fn every_layout_is_bit_identical() {
     }
 }
 
-/// DeepSpeed's Muon once orthogonalized each micro-batch (DeepSpeed#8600).
+/// Guards against a former error of DeepSpeed's Muon, which orthogonalized each micro-batch (DeepSpeed#8600).
 #[test]
 fn accumulation_changes_rounding_alone() {
     for optimizer in OPTIMIZERS {

@@ -1,4 +1,5 @@
-//! `training.z_loss`: losses and parameters are those of PyTorch, evaluations leave it out, and layouts are bit-identical.
+//! `training.z_loss`: losses and parameters match PyTorch, evaluations leave the z-loss out, and layouts are
+//! bit-identical.
 
 use crate::ignored_targets::{chats, engine};
 use crate::python::python;
@@ -30,8 +31,9 @@ fn text(accumulation: usize, zero_stage: u8, training: &str) -> String {
 /// What each step of PyTorch printed, and the parameters after the last one.
 pub(super) type Theirs = (Vec<Vec<f64>>, Vec<Vec<f64>>);
 
-/// Trains [`table_and_head`] in PyTorch, from the engine's weights on [`chats`], whose targets are partly ignored. `step`
-/// is the code of one step: it finds `logits`, `targets`, the cross-entropy `ce`, `parameters` and `optimizer`.
+/// Trains [`table_and_head`] in PyTorch, from the engine's weights on [`chats`], some of whose targets are ignored.
+/// `step` is the code of one step. It can use `logits`, `targets`, the cross-entropy `ce`, `parameters` and
+/// `optimizer`.
 pub(super) fn pytorch(steps: u64, optimizer: &str, step: &str) -> Option<Theirs> {
     let weights = world(1, |comm: Arc<dyn Communicator>| {
         let mut engine = engine(table_and_head(), comm, &text(4, 0, ""));
@@ -86,7 +88,7 @@ fn losses_and_parameters_agree_with_pytorch() {
                 let got = [f64::from(taken.loss), f64::from(taken.z_loss.expect("a z-loss"))];
                 println!("step {}: {got:.7?}, PyTorch {want:.7?}", step + 1);
                 for (got, want) in got.iter().zip(want) {
-                    // Roundings of f32 in another order.
+                    // The f32 sums have another order.
                     assert!((got - want).abs() < 1e-5 * want, "step {}: {got}, PyTorch {want}", step + 1);
                 }
             }
@@ -95,7 +97,7 @@ fn losses_and_parameters_agree_with_pytorch() {
     }
 }
 
-/// Returns losses, z-losses as further losses, norms and parameters of six steps.
+/// Returns the trajectory of six steps. The z-losses are appended to the losses.
 fn run(ranks: usize, text: &str) -> Trajectory {
     let all = world(ranks, |comm| {
         let mut engine = Engine::with_communicator(config(ranks, text), gpt2(), comm).unwrap_or_else(|e| panic!("{e}"));

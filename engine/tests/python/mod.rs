@@ -1,5 +1,5 @@
-//! Runs Python scripts for tests, with the interpreter that `ZERO_TRAIN_PYTHON` names or `python3`. Tests are skipped
-//! if packages are missing.
+//! Runs Python scripts for tests, with the interpreter in `ZERO_TRAIN_PYTHON`, or `python3`. Tests are skipped if
+//! packages are missing.
 #![allow(dead_code, unreachable_pub)] // each test file uses a part
 
 use std::process::Command;
@@ -27,12 +27,12 @@ pub fn python(packages: &[&str], script: &str) -> Option<String> {
     Some(String::from_utf8(output.stdout).unwrap())
 }
 
-/// Returns what a script printed after `result `. Libraries print lines of their own.
+/// Returns the rest of each line that starts with `result `. Libraries print other lines.
 pub fn results(output: &str) -> impl Iterator<Item = &str> {
     output.lines().filter_map(|line| line.strip_prefix("result "))
 }
 
-/// The batches of `world::batch`, in Python.
+/// The batches of `world::batch`, computed in Python.
 pub const TOKENS: &str = "
 import torch
 def tokens(step, samples):
@@ -41,7 +41,7 @@ def tokens(step, samples):
     return ids[:-1].view(samples, 16), ids[1:].view(samples, 16)
 ";
 
-/// The function `llama`, which saves a small Llama in a folder and returns it; and [`TOKENS`].
+/// Returns Python code: [`TOKENS`], and the function `llama`, which saves a small Llama in a folder and returns it.
 pub fn small_llama() -> String {
     format!(
         "{TOKENS}

@@ -1,4 +1,4 @@
-//! Ranks as threads and a small model, shared by the engine's tests.
+//! Ranks as threads, and small models, shared by the engine's tests.
 #![allow(dead_code, unreachable_pub)] // each test file uses a part
 
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use zero_engine::comm::{Communicator, Options, threads};
 use zero_engine::{Batch, Config, Engine, Layers, Step, zoo};
 
 pub const BF16: &str = "bf16: {enabled: true}";
-/// With the small models here, the first steps overflow and later ones do not.
+/// With the small models here, the first steps overflow and later steps do not.
 pub const FP16: &str = "fp16: {enabled: true, initial_scale_power: 22, hysteresis: 1}";
 
 /// Runs `rank` on every rank of a world of threads.
@@ -53,7 +53,7 @@ pub fn gpt2() -> Layers {
     zoo::gpt2(&zoo::Gpt2Config { resid_pdrop: 0.1, ..gpt2_config() })
 }
 
-/// Creates a configuration for runs of the small model; `extra` is appended, and may bring another optimizer.
+/// Creates a configuration for runs of the small model. `extra` is appended, and may set another optimizer.
 pub fn config(ranks: usize, extra: &str) -> Config {
     let optimizer = match extra.lines().any(|line| line.starts_with("optimizer:")) {
         true => "",
@@ -63,8 +63,8 @@ pub fn config(ranks: usize, extra: &str) -> Config {
     Config::with_world_size("test.yaml", text, ranks).unwrap_or_else(|e| panic!("{e}"))
 }
 
-/// Returns keys of a run on global batches of 4 samples whose bits do not depend on the layout, for [`config`] with this many
-/// data-parallel ranks.
+/// Returns keys for [`config`], for a run on global batches of 4 samples whose bits do not depend on the layout, with
+/// `data` data-parallel ranks.
 pub fn reproducible(stage: u8, data: usize, more: &str) -> String {
     format!(
         "train_micro_batch_size_per_gpu: 1\ngradient_accumulation_steps: {}\n{more}\ntraining: {{reproducible: true}}\n\
@@ -73,20 +73,20 @@ pub fn reproducible(stage: u8, data: usize, more: &str) -> String {
     )
 }
 
-/// Creates an engine for the small model, with keys for [`config`].
+/// Creates an engine for the small model. `text` has keys for [`config`].
 pub fn engine(comm: Arc<dyn Communicator>, text: &str) -> Engine {
     Engine::with_communicator(config(comm.size(), text), gpt2(), comm).unwrap_or_else(|error| panic!("{text}: {error}"))
 }
 
-/// Creates an engine for the model of a whole configuration.
+/// Creates an engine for a whole configuration with a `model` section.
 pub fn configured_engine(comm: Arc<dyn Communicator>, text: &str) -> Engine {
     let config = Config::with_world_size("test.yaml", text, comm.size()).unwrap_or_else(|error| panic!("{error}"));
     let layers = zero_engine::configured_layers(&config, None).unwrap_or_else(|error| panic!("{text}: {error}"));
     Engine::with_communicator(config, layers, comm).unwrap_or_else(|error| panic!("{text}: {error}"))
 }
 
-/// Asserts that a [`reproducible`] run with `more`, saved by two ranks at stage 3, goes on in each of `layouts` (ranks and stage) as
-/// if it had not stopped.
+/// Asserts that a [`reproducible`] run with `more`, saved by two ranks at stage 3, continues in each of `layouts`
+/// (ranks and stage) as if it had not stopped.
 pub fn assert_resumes(more: &str, layouts: &[(usize, u8)]) {
     let folder = tempfile::tempdir().unwrap();
     let whole = run(1, 6, &reproducible(0, 1, more));
@@ -107,7 +107,7 @@ pub fn assert_resumes(more: &str, layouts: &[(usize, u8)]) {
     }
 }
 
-/// Returns the largest difference relative to `b`.
+/// Returns the largest difference, relative to the values in `b`.
 pub fn relative_difference(a: &[f32], b: &[f32]) -> f32 {
     assert_eq!(a.len(), b.len());
     a.iter().zip(b).map(|(a, b)| ((a - b) / b).abs()).fold(0.0, f32::max)
@@ -209,14 +209,14 @@ pub fn assert_same(a: &Trajectory, b: &Trajectory, what: &str) {
     assert_eq!(a, b, "{what}");
 }
 
-/// Asserts that losses and norms differ by rounding.
+/// Asserts that losses and norms differ by rounding only.
 #[track_caller]
 pub fn assert_near(found: &Trajectory, expected: &Trajectory, tolerance: f32, what: &str) {
     assert!(expected.norm_values().all(f64::is_finite), "{what}: {:?}", expected.norms);
     assert_near_or_overflown(found, expected, tolerance, what);
 }
 
-/// [`assert_near`] in f16, where the norms of a step may be infinite in both.
+/// Does the same as [`assert_near`], for f16, where a norm may be infinite in both runs.
 #[track_caller]
 pub fn assert_near_or_overflown(found: &Trajectory, expected: &Trajectory, tolerance: f32, what: &str) {
     let (losses, of_expected) = (found.loss_values(), expected.loss_values());

@@ -17,7 +17,7 @@ impl Layer for Slow {
     }
 }
 
-/// Six layers. The fourth and the fifth take almost all the time.
+/// Six layers. The fourth and the fifth take almost all of the time.
 fn model() -> Layers {
     let linear = |vb: VarBuilder| candle_nn::linear(4, 4, vb);
     Layers::new()

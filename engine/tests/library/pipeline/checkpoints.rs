@@ -1,4 +1,4 @@
-//! A run that was saved under a pipeline resumes under any other layout, bit-identical to an uninterrupted run.
+//! A run saved under a pipeline resumes under any other layout, bit-identically to an uninterrupted run.
 
 use std::path::{Path, PathBuf};
 
@@ -43,7 +43,8 @@ fn assert_goes_on(whole: &Trajectory, rest: &Trajectory, what: &str) {
     assert!(rest.parameters == whole.parameters, "{what}: parameters");
 }
 
-/// Micro-batches are summed in order of arrival, so stages 0 and 1 are bit-identical, and so are 2 and 3.
+/// Micro-batches are summed in order of arrival, so ZeRO stages 0 and 1 are bit-identical, and so are ZeRO stages 2 and
+/// 3.
 #[test]
 fn a_resumed_run_is_the_uninterrupted_run() {
     let root = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Several tensors of several dtypes cross stage boundaries, with and without gradients.
+//! Several tensors of different dtypes cross stage boundaries, with and without gradients.
 
 use candle_core::{DType, IndexOp, Result, Tensor};
 use candle_nn::{Embedding, Linear, Module, VarBuilder, embedding, linear};
@@ -117,7 +117,7 @@ fn shortens() -> Layers {
         .loss(|logits, targets| ops::cross_entropy(&logits.mean(1)?, &targets.i((.., 0))?.contiguous()?))
 }
 
-/// Returns each rank's error of `act`, which must succeed on one stage.
+/// Returns each rank's error of `act`. With a single stage, `act` must succeed.
 fn errors(
     model: impl Fn() -> Layers + Sync,
     stages: usize,

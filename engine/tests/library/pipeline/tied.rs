@@ -51,8 +51,8 @@ fn four_users_on_several_stages_give_the_bits_of_one() {
     }
 }
 
-/// Returns the bits of a parameter on this rank and the index of their first element: all elements if the rank has
-/// them, otherwise its shard.
+/// Returns the bits of a parameter on this rank, and the index of the first element: of the whole parameter if the rank
+/// has it, otherwise of its shard.
 fn held(engine: &Engine, name: &str, zero_stage: u8) -> Option<(usize, Vec<u32>)> {
     let zero = engine.zero();
     let id = engine.model().parameters().iter().position(|p| p.name() == name).unwrap();
@@ -96,7 +96,7 @@ fn copies_do_not_drift_apart() {
                     assert!(first != last, "20 steps did not change the parameter: {text}");
                     let part: Vec<u32> = full[last.0..last.0 + last.1.len()].iter().map(|x| x.to_bits()).collect();
                     assert!(last.1 == part, "a copy differs from the parameter: {text}");
-                    // At stage 3 each replica has another shard, so compare copies of the same shard.
+                    // At stage 3, each replica has another shard, so compare copies of the same shard.
                     copies.entry(if zero_stage < 3 { 0 } else { replica }).or_default().push((first, last));
                 }
                 for copies in copies.into_values() {

@@ -7,7 +7,7 @@ use zero_engine::{Batch, Engine, Layers};
 use super::SCHEDULES;
 use crate::world::{config, world};
 
-/// A linear map and a gain, with names that can be tied.
+/// A linear map and a gain, each with a name that can be tied.
 struct Map {
     weight: Tensor,
     gain: Tensor,

@@ -1,4 +1,4 @@
-//! ZB-H1 defers weight gradients of layers that support it, and the timeline shows it.
+//! ZB-H1 defers the weight gradients of layers that support it, and the recorded timeline shows this.
 
 use std::collections::BTreeMap;
 
@@ -85,8 +85,8 @@ fn blocks_defer_weight_gradients_and_tied_layers_do_not() {
             let times = MICRO_BATCHES as u64;
             let counted = ["backward_input", "backward_weight", "backward"].map(count);
             assert_eq!(counted, [6 * times, 6 * times, 3 * times]);
-            // The first stage defers no weight gradient. On the others, each weight gradient but the last micro-batch's
-            // follows the next micro-batch's input gradient.
+            // The first stage defers no weight gradient. On the other stages, each weight gradient except that of the
+            // last micro-batch follows the next micro-batch's input gradient.
             for (stage, did) in all.iter().enumerate() {
                 let expected = if stage == 0 { 0 } else { did.split.len() * (MICRO_BATCHES - 1) };
                 assert_eq!(did.overtaken, expected, "stage {stage} of {stages}");
@@ -105,7 +105,7 @@ fn other_schedules_split_nothing() {
     }
 }
 
-/// A layer of candle's own modules.
+/// A layer made of candle's own modules.
 struct Plain(candle_nn::Linear, candle_nn::Linear);
 
 impl Layer for Plain {

@@ -1,5 +1,5 @@
-//! Every combination of ZeRO stage, pipeline, replicates, shards, slices and tensor ranks that fits 8 ranks trains as one rank but
-//! for rounding, and continues from the checkpoint of the one before.
+//! Every combination of ZeRO stage, pipeline, replicates, shards, slices and tensor-parallel ranks on up to 8 ranks
+//! trains like one rank, up to rounding, and continues from the checkpoint of the previous combination.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use crate::world::{Trajectory, agreed, assert_near, config, run_of, trajectory, 
 
 const STEPS: u64 = 2;
 
-/// How 8 ranks or fewer train on global batches of 4 samples.
+/// How up to 8 ranks train on global batches of 4 samples.
 #[derive(Debug, Clone, Copy)]
 struct Layout {
     stage: u8,
@@ -18,9 +18,9 @@ struct Layout {
     replicates: usize,
     shards: usize,
     slices: usize,
-    /// How ranks share sequences: by heads, by queries, or both.
+    /// How ranks share sequences, as an index into `kinds`: by heads, by queries, or both.
     kind: usize,
-    /// Ranks that cut layers among them.
+    /// Number of tensor-parallel ranks.
     tensor: usize,
 }
 
@@ -61,7 +61,7 @@ fn layouts() -> Vec<Layout> {
     all
 }
 
-/// Trains from the beginning and saves, or continues from what another layout has saved.
+/// Trains from the beginning, or resumes a checkpoint that another layout saved. Saves a checkpoint if `save` is set.
 fn run(layout: Layout, save: Option<&Path>, resume: Option<&Path>) -> Trajectory {
     let (ranks, text) = (layout.ranks(), layout.text());
     let all = world(ranks, |comm| {

@@ -1,4 +1,4 @@
-//! Ranks that share sequences together with everything else that changes what ranks hold, send or compute.
+//! Sequence parallelism combined with everything else that changes what ranks hold, send or compute.
 
 use candle_core::Tensor;
 use zero_engine::{Engine, Layers, zoo};
@@ -11,7 +11,7 @@ use crate::world::{
     BF16, Trajectory, agreed, assert_near, assert_same, batch, config, gpt2_config, run_of, train, trajectory, world,
 };
 
-/// Each variant trains as on one rank, but for rounding.
+/// Each variant trains like one rank, up to rounding.
 #[test]
 fn every_variant_is_near_to_one_rank() {
     for more in [
@@ -29,7 +29,7 @@ fn every_variant_is_near_to_one_rank() {
                 assert_near(&run_of(gpt2, 2, STEPS, &text), &expected, 1e-5, &text);
             }
         }
-        // Two groups of two ranks: the same samples as two ranks.
+        // Two groups of two ranks process the same samples as two ranks.
         let expected = run_of(gpt2, 2, STEPS, &keys(1, 2, 1, 0, more));
         for kind in KINDS {
             let text = kind(keys(2, 2, 1, 2, more));
@@ -42,7 +42,7 @@ fn every_variant_is_near_to_one_rank() {
             let mut engine = Engine::with_communicator(config(ranks, &text), gpt2(), comm).unwrap();
             trajectory(&mut engine, STEPS)
         });
-        // The first rank of each replicate: they have losses of their own.
+        // The first rank of each replicate. Replicates have different losses.
         [all[0].clone(), all[ranks / 2].clone()]
     };
     let expected = losses(2, keys(1, 2, 1, 2, local));
@@ -53,7 +53,7 @@ fn every_variant_is_near_to_one_rank() {
     }
 }
 
-/// What changes only where values are and travel leaves the bits.
+/// Options that change only where values are stored, or when they are sent, do not change a bit.
 #[test]
 fn offload_secondary_shards_and_overlap_leave_the_bits() {
     let folder = tempfile::tempdir().unwrap();
@@ -116,9 +116,9 @@ fn checkpoints_load_with_any_number_of_slices() {
     }
 }
 
-/// A rank sends what the dry run of its layers says. By heads, this is the formula of Ulysses: queries, keys, values and the output
-/// in each direction. By queries, each rank sends its keys and values to all others, and in the backward the gradients of
-/// theirs in f32 as well.
+/// The bytes that a rank sends match the formulas. By heads, the formula is that of Ulysses: queries, keys, values and
+/// the output in each direction. By queries, each rank sends its keys and values to all others. In the backward, it
+/// also sends them the gradients of their keys and values in f32.
 #[test]
 fn traffic_is_that_of_the_formulas() {
     let (rows, time, width, layers, micro_batches) = (2, 16, 32, 2, 2);
@@ -146,8 +146,8 @@ fn traffic_is_that_of_the_formulas() {
     }
 }
 
-/// With both kinds, pairs of ranks exchange heads of their slices, and each rank gathers the keys and values of its heads from the
-/// other pair. All that a rank sends is this, what ZeRO sends, and a few numbers for loss and norm.
+/// With both kinds, pairs of ranks exchange heads of their slices, and each rank gathers the keys and values of its
+/// heads from the other pair. In addition, a rank sends only what ZeRO sends, and a few numbers for loss and norm.
 #[test]
 fn traffic_of_both_kinds_is_the_sum() {
     let (rows, time, width, layers) = (2, 16, 32, 2);
@@ -211,7 +211,7 @@ fn sequences_that_cannot_be_cut_are_errors() {
     }
 }
 
-/// The first message of a step is that of the first attention.
+/// The first collective of a step belongs to the first attention.
 #[test]
 fn a_rank_that_is_lost_in_an_exchange_is_named() {
     for (kind, operation) in KINDS.into_iter().zip(["all_to_all", "all_gather"]) {

@@ -1,4 +1,4 @@
-//! Losses of ranks that share sequences are those of DeepSpeed's `DistributedAttention` on the same weights.
+//! Losses with sequence parallelism match those of DeepSpeed's `DistributedAttention` on the same weights.
 
 use super::KINDS;
 use crate::python::{python, results, small_llama};
@@ -7,7 +7,7 @@ use crate::world::{agreed, configured_engine, relative_difference, train, world}
 const STEPS: u64 = 20;
 const SLICES: usize = 2;
 
-/// The ranks are processes that meet in a file.
+/// DeepSpeed's ranks are processes that rendezvous through a file.
 #[test]
 fn twenty_steps_agree_with_deepspeed() {
     let root = tempfile::tempdir().unwrap();

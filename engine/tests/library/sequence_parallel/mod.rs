@@ -1,6 +1,6 @@
-//! Ranks that share sequences, by heads (`sequence_parallel_size`) or by queries (`mesh.context_parallel_degree`): outputs have
-//! the bits of one rank, losses and gradients differ from one rank by rounding only, and every layout with the same slices
-//! trains bit-identically.
+//! Sequence parallelism, by heads (`sequence_parallel_size`) or by queries (`mesh.context_parallel_degree`): outputs
+//! are bit-identical to one rank, losses and gradient norms differ from one rank by rounding only, and all layouts with
+//! the same slices train bit-identically.
 
 mod combinations;
 mod combined;
@@ -26,7 +26,7 @@ pub(crate) fn dropping_gpt2() -> Layers {
     zoo::gpt2(&zoo::Gpt2Config { n_head: 4, ..dropout })
 }
 
-/// Grouped queries and a sliding window: four query heads read two key and value heads.
+/// Grouped queries (four query heads read two key and value heads) and a sliding window.
 fn llama() -> Layers {
     zoo::llama(&zoo::LlamaConfig { sliding_window: Some(9), attention_dropout: 0.2, ..llama_config() })
 }
@@ -61,18 +61,18 @@ fn by_queries(text: String) -> String {
     }
 }
 
-/// Both at once: pairs of ranks share heads, and two pairs share queries. For four slices.
+/// Both at once, for four slices: pairs of ranks share heads, and the two pairs share queries.
 fn by_both(text: String) -> String {
     let text = by_queries(text.replacen("sequence_parallel_size: 4", "sequence_parallel_size: 2", 1));
     format!("sequence_parallel_size: 2\n{text}")
 }
 
-/// All ways to share sequences among that many ranks.
+/// Returns all ways to share sequences among `slices` ranks.
 fn kinds(slices: usize) -> Vec<fn(String) -> String> {
     KINDS.into_iter().chain((slices == 4).then_some(by_both as fn(String) -> String)).collect()
 }
 
-/// Joins the slices of what ranks saw in an evaluation, by micro-batch.
+/// Evaluates two micro-batches. Returns the bits of their logits, joined from the slices of the ranks.
 fn outputs(layers: fn() -> Layers, ranks: usize, slices: usize, text: &str) -> Vec<Vec<u32>> {
     let seen: Mutex<BTreeMap<(usize, usize), Tensor>> = Mutex::default();
     world(ranks, |comm| {
@@ -97,9 +97,9 @@ fn outputs(layers: fn() -> Layers, ranks: usize, slices: usize, text: &str) -> V
         let has = |key: &str| text.contains(key);
         let whole = match has("context_parallel_degree") {
             false => Tensor::cat(&parts, 1).unwrap(),
-            // Each pair has a chunk from each end, and each of its ranks one of them.
+            // Each pair has a chunk from each end of the sequence, and each of its ranks has one of them.
             true if has("sequence_parallel_size") => Tensor::cat(&[0, 2, 3, 1].map(|rank| parts[rank]), 1).unwrap(),
-            // Each rank has a chunk from each end.
+            // Each rank has a chunk from each end of the sequence.
             true => {
                 let length = parts[0].dim(1).unwrap() / 2;
                 let chunk = |part: &Tensor, half: usize| part.narrow(1, half * length, length).unwrap();

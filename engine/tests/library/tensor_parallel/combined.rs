@@ -1,4 +1,4 @@
-//! Ranks that cut layers together with everything else that changes what ranks hold, send or compute.
+//! Tensor parallelism combined with everything else that changes what ranks hold, send or compute.
 
 use candle_core::Tensor;
 use zero_engine::{Engine, Layers, zoo};
@@ -10,7 +10,7 @@ use crate::world::{
     BF16, FP16, assert_near, assert_near_or_overflown, assert_same, batch, config, run_of, train, world,
 };
 
-/// Each variant trains as on one rank, but for rounding.
+/// Each variant trains like one rank, up to rounding.
 #[test]
 fn every_variant_is_near_to_one_rank() {
     for (more, tolerance) in [
@@ -31,14 +31,14 @@ fn every_variant_is_near_to_one_rank() {
             let text = keys(2, 2, 1, stage, more);
             assert_near(&run_of(gpt2, 2, STEPS, &text), &expected, tolerance, &text);
         }
-        // Two groups of two ranks: the same samples as two ranks.
+        // Two groups of two ranks process the same samples as two ranks.
         let expected = run_of(gpt2, 2, STEPS, &keys(1, 2, 1, 0, more));
         let text = keys(2, 2, 1, 2, more);
         assert_near(&run_of(gpt2, 4, STEPS, &text), &expected, tolerance, &text);
     }
 }
 
-/// Within planes, layouts leave the bits.
+/// With the same number of tensor-parallel ranks, the rest of the layout does not change a bit.
 #[test]
 fn layouts_with_the_same_tensor_groups_are_bit_identical() {
     let reproducible = "training: {reproducible: true}";
@@ -64,7 +64,7 @@ fn layouts_with_the_same_tensor_groups_are_bit_identical() {
     }
 }
 
-/// Computing during exchanges leaves the bits, and the bytes that are sent.
+/// Overlapping exchanges with compute does not change a bit.
 #[test]
 fn overlapped_exchanges_leave_the_bits() {
     let (adapter, frozen) = ("adapter: {r: 4}", "training: {frozen: ['*.mlp.*']}");
@@ -99,7 +99,7 @@ fn packed_documents_see_only_themselves() {
     }
 }
 
-/// A checkpoint has each element once, under its place in the whole parameter, whatever ranks have cut it.
+/// A checkpoint has each element once, under its index in the whole parameter, however the ranks cut the parameter.
 #[test]
 fn checkpoints_load_with_any_number_of_parts() {
     for layers in [gpt2 as fn() -> Layers, llama, phi3] {
@@ -107,12 +107,12 @@ fn checkpoints_load_with_any_number_of_parts() {
     }
 }
 
-/// A rank sends what the dry run says (Korthikanti et al., 2022, section 4.2.2):
-/// - for each attention and each feed-forward network, a gather of slices and a reduce-scatter in the forward, and in the backward
-///   their counterparts and the same gather,
-/// - the reduce-scatter of the embedding and the gather before the head, with their counterparts,
-/// - three numbers a row for the loss,
-/// - once a step, the gradients of parameters that are not cut.
+/// The bytes that a rank sends match the formula (Korthikanti et al., 2022, section 4.2.2):
+/// - for each attention and each feed-forward network: in the forward, a gather of slices and a reduce-scatter; in the
+///   backward, their counterparts and the same gather again,
+/// - the reduce-scatter of the embedding and the gather before the head, and their counterparts,
+/// - three numbers per row for the loss,
+/// - once per step, the gradients of parameters that are not cut.
 #[test]
 fn traffic_is_that_of_the_formulas() {
     let (rows, time, width, layers, micro_batches) = (2, 16, 32, 2, 2);
@@ -132,10 +132,11 @@ fn traffic_is_that_of_the_formulas() {
                     let norm = (norm * 2 * (tensor - 1)) as u64 / tensor as u64;
                     (engine.zero().groups().tensor().unwrap().stats().sent_bytes() - norm, summed)
                 });
-                // One exchange of a slice with all other ranks.
+                // Bytes that a rank sends in an exchange: one slice to each other rank.
                 let exchange = rows * time / tensor * width * bytes * (tensor - 1);
-                // In each layer two pairs, forward and backward, and two gathers again in the backward; the embedding's and the
-                // head's run twice each.
+                // A layer has two gathers and two reduce-scatters in each forward. Its backward has their counterparts
+                // and two more gathers. The exchanges of the embedding and the head run once in the forward and once in
+                // the backward.
                 let of_layers = layers * (4 * forwards + 6) * exchange;
                 let of_loss = 3 * 4 * rows * time * (tensor - 1);
                 let expected = micro_batches * (of_layers + 4 * exchange + of_loss);
@@ -158,7 +159,7 @@ fn layers_that_cannot_be_cut_are_errors() {
     let text = keys(2, 2, 1, 0, "");
     let messages = world(2, |comm| {
         let refused = Engine::with_communicator(config(2, &text), layers(), comm.clone()).err().unwrap().to_string();
-        // Three heads.
+        // Two ranks cannot divide three heads.
         let three = || zoo::gpt2(&zoo::Gpt2Config { n_head: 3, n_embd: 48, ..crate::world::gpt2_config() });
         [refused, Engine::with_communicator(config(2, &text), three(), comm).err().unwrap().to_string()]
     });
@@ -176,7 +177,7 @@ fn layers_that_cannot_be_cut_are_errors() {
     assert!(messages[0].contains("cannot be cut into 3 slices of the same length"), "{}", messages[0]);
 }
 
-/// The first message of a step is that of the embedding.
+/// The first collective of a step belongs to the embedding.
 #[test]
 fn a_rank_that_is_lost_in_a_layer_is_named() {
     let text = keys(2, 2, 1, 0, "");
@@ -220,7 +221,7 @@ fn outputs_are_whole() {
     assert!(whole.len() == cut.len() && difference < 1e-5 * largest, "{difference} of {largest}");
 }
 
-/// What the ranks of a group have in common is compared too.
+/// Parameters that all ranks of a tensor-parallel group hold in full are compared too.
 #[test]
 fn a_parameter_that_differs_within_a_group_is_found() {
     for stage in [0, 3] {

@@ -1,5 +1,5 @@
-//! Ranks that cut layers among them (`tensor_parallel.autotp_size`): losses, norms and parameters differ from those of one rank by
-//! rounding only, initial values have its bits, and ranks send what the formulas say.
+//! Tensor parallelism (`tensor_parallel.autotp_size`): initial values are bit-identical to one rank, losses and norms
+//! differ from one rank by rounding only, and ranks send the bytes of the formulas.
 
 mod combined;
 mod own_layers;
@@ -19,13 +19,13 @@ fn tiled_gpt2() -> Layers {
     zoo::gpt2(&zoo::Gpt2Config { n_head: 4, tiled_mlp_rows: Some(64), ..gpt2_config() })
 }
 
-/// Four query heads read two key and value heads through a sliding window; norms of queries and keys; biases.
+/// Four query heads that read two key and value heads through a sliding window, norms of queries and keys, and biases.
 fn llama() -> Layers {
     let llama = zoo::LlamaConfig { sliding_window: Some(9), attention_dropout: 0.2, ..llama_config() };
     zoo::llama(&zoo::LlamaConfig { qk_norm: true, attention_bias: true, mlp_bias: true, ..llama })
 }
 
-/// Queries, keys and values in one weight, and gate and up in another.
+/// One weight for queries, keys and values, and one for gate and up.
 fn phi3() -> Layers {
     zoo::llama(&zoo::LlamaConfig { fused_projections: true, tie_word_embeddings: true, ..llama_config() })
 }
@@ -41,8 +41,8 @@ fn keys(ranks: usize, micro_batch: usize, accumulation: usize, stage: u8, more: 
 /// The names and the bits of all parameters.
 type Parameters = Vec<(String, Vec<u32>)>;
 
-/// Asserts that checkpoints that four, two and one rank save after `prepare`, in two parts, in two and in one, load with any number of
-/// parts. Returns the parameters of each.
+/// Saves checkpoints after `prepare` on four ranks in two parts, on two ranks in two parts, and on one rank. Asserts
+/// that each of them loads with any number of parts. Returns the parameters of each checkpoint.
 fn load_with_any_number_of_parts(
     layers: fn() -> Layers,
     more: &str,

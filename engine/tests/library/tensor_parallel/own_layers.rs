@@ -1,4 +1,4 @@
-//! Layers of a program that cut their parameters themselves.
+//! A program's own layers that cut their parameters themselves.
 
 use candle_core::{Result, Tensor};
 use candle_nn::{Module, VarBuilder};

@@ -1,4 +1,4 @@
-//! Quantized weights that ranks cut: they have the codes and scales of one rank.
+//! Quantized weights that ranks cut: their codes and scales are those of one rank.
 
 use zero_engine::{Engine, Layers, zoo};
 
@@ -7,12 +7,12 @@ use crate::world::{assert_near, assert_same, config, gpt2_config, llama_config, 
 
 const NF4: &str = "adapter: {r: 4, lora_dropout: 0.1, init_lora_weights: false}\n\
                    quantization_config: {load_in_4bit: true, bnb_4bit_quant_type: nf4}";
-/// Fewer than elsewhere: differences grow faster in these wider models.
+/// Few, because differences grow fast in these wide models.
 const STEPS: u64 = 4;
 
 const FP4: &str = "adapter: {r: 4, use_dora: true}\nquantization_config: {load_in_4bit: true}";
 
-/// Rows of two ranks consist of whole blocks of 64 elements.
+/// The half of a row that each of two ranks has consists of whole blocks of 64 elements.
 fn gpt2() -> Layers {
     zoo::gpt2(&zoo::Gpt2Config { n_embd: 128, n_inner: Some(256), ..gpt2_config() })
 }
@@ -50,13 +50,13 @@ fn quantized(engine: &Engine) -> Vec<(String, usize)> {
     parameters.map(|p| (p.name().to_string(), p.whole_elements())).collect()
 }
 
-/// Checkpoints keep the bytes of whole weights, and new values are quantized as those of whole weights.
+/// Checkpoints keep the bytes of whole weights. New values are quantized like whole weights.
 #[test]
 fn checkpoints_and_new_values_are_independent_of_the_parts() {
     for layers in [gpt2 as fn() -> Layers, llama, phi3] {
         let saved = load_with_any_number_of_parts(layers, FP4, |engine| {
             for (name, elements) in quantized(engine) {
-                // Values with other blocks than those of the initialization.
+                // Values whose blocks have other scales than the initial values.
                 let value = |i: usize| (i * 31 % 257) as f32 / 257.0 * (i % 1009) as f32;
                 engine.set_parameter(&name, &(0..elements).map(value).collect::<Vec<_>>()).unwrap();
             }
