@@ -6,7 +6,7 @@ use world::{BF16, assert_same, llama_config, reproducible, run_of};
 use zero_engine::zoo;
 use zero_model::ops::RopeScaling;
 
-/// Layers with and without a window, which is shorter than a row of 16 tokens.
+/// Layers with and without a sliding window. The window is shorter than a row of 16 tokens.
 fn layer_types() -> Vec<zoo::LayerType> {
     [zoo::LayerType::SlidingAttention, zoo::LayerType::FullAttention].repeat(2)
 }

@@ -159,7 +159,7 @@ fn i64_targets_without_ignored_ones_keep_their_bits() {
     }
 }
 
-/// A micro-batch without a target adds nothing, on whichever rank it is.
+/// A micro-batch without a target adds nothing, whichever rank it is on.
 #[test]
 fn a_micro_batch_without_a_target_adds_nothing() {
     let half = |step: u64, sample: usize| if sample < 4 { ROW } else { uneven(step, sample) };

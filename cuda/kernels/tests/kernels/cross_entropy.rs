@@ -151,7 +151,7 @@ fn ignored_rows_do_not_contribute() {
                     (loss.to_floats(Dtype::F32)[0], x.to_floats(dtype))
                 };
                 let (loss, dx) = run(&targets, &logits, counted as u32);
-                // Runs the rows with a target alone.
+                // Collects the rows with a target, to run them alone.
                 let (mut some, mut x) = (vec![], vec![]);
                 for (row, &target) in targets.iter().enumerate().filter(|(_, target)| **target != NO_TARGET) {
                     some.push(target);

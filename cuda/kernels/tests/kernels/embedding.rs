@@ -78,7 +78,7 @@ fn ignored_targets_are_counted() {
     assert_eq!(fault, Fault { what: 4, details: [-99i64 as u64, 1029, 70] });
     let none = taken(IndexType::Targets, &of_i64(&[-100; 3]), 3, 1);
     assert_eq!(none, Some((vec![NONE, NONE, NONE, 0], Fault::default())));
-    // As an index that is no target, −100 is a fault.
+    // −100 is ignored only among targets. As an index it is a fault.
     let Some((_, fault)) = taken(IndexType::I64, &of_i64(&[-100]), 1, 70) else { return };
     assert_eq!(fault, Fault { what: 4, details: [-100i64 as u64, 0, 70] });
 }

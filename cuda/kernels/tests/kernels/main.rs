@@ -30,8 +30,8 @@ use zero_kernels::emulated::{self, Compiled, Emulator, How, ORDERS};
 use zero_kernels::{Dtype, Launch, Source};
 
 /// Runs a case and returns its result. The result must be the same for every order of threads on the emulator, and in
-/// every run on a card. With the mock, the emulator runs only the first order: the mock uses another order at each
-/// launch. On a real GPU, the emulator does not run, since the machine may have no compiler.
+/// every run on a card. With the mock, the emulator runs only the first order. The mock covers the others, as it uses
+/// another order at each launch. On a real GPU, the emulator does not run, since the machine may have no compiler.
 fn on_device<R: PartialEq + Debug>(case: impl Fn(&Device) -> R) -> Option<R> {
     let mut results = vec![];
     if !is_gpu() {

@@ -20,7 +20,7 @@ fn moments(text: &str, ranks: usize, ranks_per_host: usize) -> Config {
     config.unwrap_or_else(|errors| panic!("{errors}"))
 }
 
-/// Parameters have several blocks of codes, some of which are shorter.
+/// Returns a model whose parameters have several blocks of codes, some of which are shorter.
 fn blocks() -> Layers {
     zoo::gpt2(&zoo::Gpt2Config { vocab_size: 300, ..gpt2_config() })
 }

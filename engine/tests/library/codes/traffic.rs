@@ -10,9 +10,9 @@ use crate::bytes::all_reduced;
 use crate::world::{BF16, batch, config, gpt2_config, world};
 
 /// In each of R shard groups, with n ranks in near groups of k, a gather sends the 8-bit codes of all Ψ elements n − 1
-/// times. A reduction sends the 8-bit codes of Ψ elements k − 1 times within each near group, and their 4-bit codes n/k
-/// − 1 times between near groups. If the near groups are hosts, and each host sends data that several ranks need only
-/// once, a host sends the equivalent of 0.75Ψ(n − k)/n 16-bit values.
+/// times. A reduction sends the 8-bit codes of Ψ elements k − 1 times within each near group, and their 4-bit codes
+/// (n − k)/k times between near groups. If the near groups are hosts, and each host sends data that several ranks need
+/// only once, a host sends the equivalent of 0.75Ψ(n − k)/n 16-bit values.
 #[test]
 fn bytes_sent_match_the_closed_form() {
     const MICRO_BATCHES: usize = 2;

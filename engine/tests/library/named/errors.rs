@@ -1,4 +1,4 @@
-//! Names that do not exist, ambiguous batches and missing gradients are errors that list the known names.
+//! Names that do not exist, ambiguous batches and missing gradients are errors. Errors about names list the known ones.
 
 use candle_core::{Result, Tensor};
 use candle_nn::loss::{cross_entropy, mse};

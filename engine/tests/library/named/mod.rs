@@ -98,7 +98,7 @@ impl Layer for Code {
     }
 }
 
-/// A variational autoencoder: its target is its input, and its loss sees the encoder.
+/// A variational autoencoder: its target is its input, and its loss uses outputs of the encoder.
 fn autoencoder() -> Layers {
     let encoder = |vb: VarBuilder| {
         let [hidden, mean, variance] = ["hidden", "mean", "variance"].map(|name| vb.pp(name));

@@ -43,8 +43,7 @@ fn assert_goes_on(whole: &Trajectory, rest: &Trajectory, what: &str) {
     assert!(rest.parameters == whole.parameters, "{what}: parameters");
 }
 
-/// Micro-batches are summed in order of arrival, so ZeRO stages 0 and 1 are bit-identical, and so are ZeRO stages 2 and
-/// 3.
+/// Micro-batches are summed in order of arrival. So ZeRO stages 0 and 1 are bit-identical, and so are 2 and 3.
 #[test]
 fn a_resumed_run_is_the_uninterrupted_run() {
     let root = tempfile::tempdir().unwrap();
