@@ -1,5 +1,6 @@
-//! Trains on 10⁸ samples that a function computes, to show that their number costs neither time nor memory: the order of
-//! the samples is a function too, so a run continues in the middle of an epoch at once, on any number of ranks.
+//! Trains on 10⁸ samples that a function computes. The number of samples costs neither time nor memory: the order of
+//! the samples is also computed by a function, so a run resumes in the middle of an epoch without delay, on any number
+//! of ranks.
 //!
 //! ```sh
 //! cargo build --release -p zero-examples --example many_samples

@@ -3,7 +3,7 @@
 
 use zero_train::optimizer::{CustomOptimizer, CustomStep, Update};
 
-/// Adamax, as `torch.optim.Adamax`.
+/// Adamax, as in `torch.optim.Adamax`.
 #[derive(Debug)]
 pub(crate) struct Adamax {
     pub(crate) betas: (f64, f64),

@@ -1,5 +1,5 @@
-//! The time of linear maps with quantized weights, as a multiple of that with f32 weights, at the shapes of training:
-//! `cargo bench -p zero-ops --bench quantized`. Forward and backward for the input; the weight is frozen.
+//! Measures the time of linear maps with quantized weights relative to f32 weights, at the shapes of training: `cargo
+//! bench -p zero-ops --bench quantized`. A run is a forward and a backward for the input; the weight is frozen.
 
 use std::time::{Duration, Instant};
 
@@ -7,7 +7,7 @@ use candle_core::{Device, Module, Result, Tensor, Var};
 use zero_ops::random::Stream;
 use zero_ops::{FourBit, Linear, Quantization, QuantizedFormat, backward_from, set_threads};
 
-/// Rows of a micro-batch, inputs and outputs.
+/// Rows of a micro-batch, inputs and outputs of the linear map.
 const SHAPES: [[usize; 3]; 4] = [[128, 2048, 2048], [512, 2048, 2048], [512, 2048, 5504], [2048, 2048, 2048]];
 const REPEATS: usize = 7;
 
@@ -31,7 +31,7 @@ fn median(mut values: Vec<f64>) -> f64 {
 }
 
 fn main() -> Result<()> {
-    // `cargo test` also runs benches, with this argument, and wants to know only that they run.
+    // `cargo bench` passes `--bench`. `cargo test` runs benches without it, only to check that they run.
     let is_test = !std::env::args().any(|argument| argument == "--bench");
     set_threads(1);
     let four = |code, double| QuantizedFormat::Four { code, double };
@@ -51,7 +51,7 @@ fn main() -> Result<()> {
             };
             layers.push(Linear::from_quantized(is.quantize(0..is.bytes(), read)?, is)?);
         }
-        // In alternation, so that a noisy neighbour slows all of them.
+        // Runs the layers alternately, so that other load on the machine slows all of them equally.
         let mut times = vec![vec![]; layers.len()];
         for _ in 0..if is_test { 1 } else { REPEATS } {
             for (layer, times) in layers.iter().zip(&mut times) {

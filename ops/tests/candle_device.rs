@@ -27,7 +27,7 @@ fn device(ordinal: usize) -> Option<Device> {
     }
 }
 
-/// Returns nonzero numbers between −2 and 2 on the CPU, all different in f32.
+/// Returns numbers between about −2 and 2 on the CPU. The first 10,007 of them are different in f32.
 fn numbers(dims: &[usize], dtype: DType) -> Tensor {
     let count = dims.iter().product();
     let value = |i: usize| ((i * 7919 + 13) % 10007) as f32 / 2501.0 - 2.0;
@@ -56,7 +56,7 @@ fn doubles(x: &Tensor) -> Vec<f64> {
     x.to_device(&Device::Cpu).unwrap().to_dtype(DType::F64).unwrap().flatten_all().unwrap().to_vec1().unwrap()
 }
 
-/// Converting to f64 maps different numbers of any candle dtype to different values, so equal f64 mean equal bits.
+/// Compares two results bit by bit. All numbers in these tests convert to f64 exactly, so equal f64 mean equal bits.
 fn equal(what: &str, (got, want): (Tensor, Tensor)) {
     assert!(got.device().is_cuda(), "{what}");
     assert_eq!((got.dims(), got.dtype()), (want.dims(), want.dtype()), "{what}");
@@ -66,7 +66,7 @@ fn equal(what: &str, (got, want): (Tensor, Tensor)) {
     }
 }
 
-/// Compares within `units` units of the dtype's rounding, relative to the number or to one.
+/// Compares with a tolerance of `units` rounding units of the dtype, relative to the number or to one.
 fn close(what: &str, units: f64, (got, want): (Tensor, Tensor)) {
     assert!(got.device().is_cuda(), "{what}");
     assert_eq!((got.dims(), got.dtype()), (want.dims(), want.dtype()), "{what}");
@@ -201,7 +201,7 @@ fn unary(name: &str, x: &Tensor) -> Result<Tensor> {
 fn dimensions_are_reduced() {
     let Some(device) = device(0) else { return };
     for dtype in FLOATS {
-        // Rows of a few numbers, of a part of a block, and of more than one block.
+        // Rows that are much shorter than a block, shorter than a block, and longer than a block.
         for dims in [[5, 6, 7], [3, 4, 100], [2, 3, 2500]] {
             let x = numbers(&dims, dtype);
             for dim in 0..3 {
@@ -230,10 +230,10 @@ fn dimensions_are_reduced() {
 fn matrices_are_multiplied() {
     let Some(device) = device(0) else { return };
     for dtype in [DType::F32, DType::BF16, DType::F16, DType::F64] {
-        // One row, partial and whole tiles, and more than one tile.
+        // Sizes with one row, partial tiles, whole tiles, and more than one tile.
         for (m, k, n) in [(1, 5, 3), (64, 64, 64), (70, 130, 9), (3, 300, 130)] {
             let (a, b) = (numbers(&[m, k], dtype), numbers(&[k, n], dtype));
-            // Relative to the sum of the products' magnitudes, not to the result.
+            // The tolerance is relative to the sum of the products' magnitudes, not to the result.
             let units = if dtype == DType::F64 { 8.0 } else { 4.0 } * k as f64;
             let plain = both(&device, [&a, &b], |[a, b]| a.matmul(b));
             close("plain", units, plain);
@@ -263,7 +263,7 @@ fn elements_are_gathered_and_scattered() {
             equal("embedding", both(&device, [&table, &rows], |[x, i]| x.embedding(i)));
             let columns = places(&[50, 4], 33, of_places);
             equal("gather", both(&device, [&table, &columns], |[x, i]| x.gather(i, 1)));
-            // Both add in the order of the indices.
+            // Both devices add in the order of the indices.
             let source = numbers(&[40, 33], dtype);
             equal("index_add", both(&device, [&table, &rows, &source], |[x, i, y]| x.index_add(i, y, 0)));
             let values = numbers(&[50, 4], dtype);
@@ -332,7 +332,8 @@ fn memory_is_counted() -> Result<()> {
     Ok(())
 }
 
-/// A device-side assertion fails the next call that waits and all later ones, so it needs a process of its own.
+/// A device-side assertion fails the next call that synchronizes and all later ones, so the test needs a process of its
+/// own.
 #[test]
 fn a_place_beyond_the_end_is_an_error() -> Result<()> {
     const CHILD: &str = "ZERO_TRAIN_TEST_CHILD";

@@ -26,7 +26,7 @@ fn config(zero_stage: u8) -> anyhow::Result<Config> {
     Ok(config)
 }
 
-/// Learns which of four features is the largest.
+/// Returns a model that classifies which of four features is the largest.
 fn model() -> Layers {
     zoo::mlp(&zoo::MlpConfig {
         input_size: 4,

@@ -47,7 +47,7 @@ fn run_with(folder: &Path, program: &str, arguments: &[&str], ranks: usize, more
     String::from_utf8_lossy(&outputs[0].stdout).into_owned()
 }
 
-/// `trainer/src/generate/tests.rs` tests texts. The program reports a folder without a model.
+/// Checks that the program reports a folder without a model. `trainer/src/generate/tests.rs` checks generated texts.
 #[test]
 fn generate() {
     let folder = tempfile::tempdir().expect("a temporary folder");
@@ -76,7 +76,7 @@ fn mlp() {
     assert!(outputs.iter().all(|output| output.contains("classified right")), "{outputs:?}");
 }
 
-/// Checks that the losses of a program's own optimizers are the same on one rank and on two.
+/// Checks that the losses of the optimizers that the program defines are the same on one rank and on two.
 #[test]
 fn optimizer() {
     for name in ["adamax", "shampoo"] {
@@ -90,8 +90,8 @@ fn optimizer() {
     }
 }
 
-/// Checks that the losses, and evaluations with the running statistics, are the same on one rank and on two if the
-/// micro-batches are.
+/// Checks that the losses and the evaluations with running statistics are the same on one rank and on two if the
+/// micro-batches are the same.
 #[test]
 fn resnet() {
     let same = ["--set", "train_micro_batch_size_per_gpu=8", "--set", "training.reproducible=true"];
@@ -135,7 +135,7 @@ fn values(run: &Path, key: &str) -> Vec<String> {
     values
 }
 
-/// Checks that losses and metric are the same with and without a stop in between, on one rank and on two.
+/// Checks that the losses and the metric are the same with and without a stop in between, on one rank and on two.
 #[test]
 fn trainer() {
     let program = env!("CARGO_BIN_EXE_trainer");
@@ -148,7 +148,8 @@ fn trainer() {
         assert!(printed.contains("resumed from runs/trainer/checkpoints/step-00000060"), "{printed}");
         let values = |folder: &Path, key: &str| values(&folder.join("runs/trainer"), key);
         for key in ["loss", "eval_loss", "eval_accuracy"] {
-            // Step 60 was the last step of the first run, which evaluated there in any case.
+            // Step 60 was the last step of the stopped run. A run always evaluates after its last step, so both runs
+            // evaluated after step 60.
             assert_eq!(values(whole.path(), key), values(stopped.path(), key), "{key} on {ranks} ranks");
         }
         let csv = "runs/trainer/csv_monitor/DeepSpeedJobName/Train_Samples_eval_accuracy.csv";
@@ -203,7 +204,7 @@ fn a_program_restarts_its_ranks() {
     assert_eq!(values(&folder.path().join("runs/trainer"), "loss").len(), 4000);
 }
 
-/// A restarting launcher passes only the fact that it restarts and the job's name. The run must find its own
+/// A restarting launcher passes on only the fact that it restarts and the name of the job. The run must find its own
 /// checkpoints.
 #[test]
 fn a_restarted_trainer_resumes_its_own_run() {
@@ -225,7 +226,8 @@ fn a_restarted_trainer_resumes_its_own_run() {
     attempt("a", "50", &[("ZERO_TRAIN_RESTARTED", &twice)]);
     let report = fs::read_to_string(folder.path().join("runs/trainer/report.json")).expect("the run's report");
     assert!(report.contains("\"step\": 30") && report.contains("\"step\": 40"), "{report}");
-    // The folder belongs to another job, whose attempt died before it reached its own.
+    // Job `b` died before it created a run folder, so the folder still belongs to job `a`. Job `b` must not resume from
+    // it.
     let printed = attempt("b", "10", &restarted);
     assert!(printed.contains("moved an earlier run to") && !printed.contains("resumed"), "{printed}");
 }

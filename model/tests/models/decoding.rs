@@ -1,5 +1,5 @@
-//! Models decode token by token with the bits of the whole sequence, also when sequences of other lengths are decoded
-//! beside them.
+//! Decoding token by token gives logits that are bit-identical to one pass over the whole sequence, also in a batch
+//! with sequences of other lengths.
 
 use candle_core::{DType, Device, Result, Tensor};
 use zero_model::ops::{Activation, Cache};
@@ -53,13 +53,13 @@ fn ids(seed: usize, len: usize) -> Vec<u32> {
     (0..len).map(|i| ((i * i + seed * i + i / 5) % VOCABULARY) as u32).collect()
 }
 
-/// The bits of the values as f32, to which bf16 widens exactly.
+/// Returns the bits of the values as f32. Widening bf16 to f32 is exact.
 fn bits(tensor: &Tensor) -> Result<Vec<u32>> {
     let values = tensor.flatten_all()?.to_dtype(DType::F32)?.to_vec1::<f32>()?;
     Ok(values.into_iter().map(f32::to_bits).collect())
 }
 
-/// The logits of every position, from one pass over the whole sequence.
+/// Returns the bits of the logits of every position, from one pass over the whole sequence.
 fn whole(model: &Model, tokens: &[u32]) -> Result<Vec<Vec<u32>>> {
     let pass = Pass { training: false, seed: 0, step: 0, sample: 0, layer: 0 };
     let start = Activations::from(Tensor::new(tokens, &Device::Cpu)?.unsqueeze(0)?);
@@ -78,7 +78,7 @@ fn next(model: &Model, tokens: &[&[u32]], caches: &mut [&mut Cache]) -> Result<V
 fn compare(name: &str, model: &Model) -> Result<()> {
     let (one, other) = (ids(1, TIME), ids(7, TIME));
     let (of_one, of_other) = (whole(model, &one)?, whole(model, &other)?);
-    // The first sequence starts with many tokens, the other with one. Then both go on in one batch.
+    // The first sequence starts with many tokens, the other with one. Then both continue in one batch.
     let (mut first, mut second) = (Cache::default(), Cache::default());
     let start = 67;
     assert_eq!(next(model, &[&one[..start]], &mut [&mut first])?[0], of_one[start - 1], "{name}: first tokens");
@@ -90,7 +90,7 @@ fn compare(name: &str, model: &Model) -> Result<()> {
         assert_eq!(got[0], of_one[at], "{name}: position {at}");
         assert_eq!(got[1], of_other[beside], "{name}: position {beside} in a batch");
     }
-    // Several tokens at a time after others.
+    // Decodes several tokens at a time after the cached ones.
     let rest = TIME - second.tokens();
     assert!(rest > 10);
     let got = next(model, &[&other[second.tokens()..TIME]], &mut [&mut second])?;
@@ -105,7 +105,7 @@ fn compare(name: &str, model: &Model) -> Result<()> {
 fn cached_logits_are_bit_identical_to_those_of_the_whole_sequence() -> Result<()> {
     for dtype in [DType::F32, DType::BF16] {
         compare("gpt2", &built(gpt2_of(24, 3), dtype))?;
-        // Heads of more than one block of values, and of no multiple of a vector.
+        // A head of 80 values is longer than a block of 64. A head of 20 is not a multiple of the vector length, 16.
         compare("gpt2, wide heads", &built(gpt2_of(160, 2), dtype))?;
         compare("llama", &built(llama_of(4, None), dtype))?;
         compare("llama, heads of 20", &built(llama_of(20, None), dtype))?;

@@ -29,12 +29,13 @@ fn a_dry_run_of_a_trillion_parameters_needs_no_memory() {
         assert_eq!(memory.outputs, [Form::new((batch, time, width), DType::F32)]);
         assert_eq!(memory.leaves, (4 * rows * width) as u64);
         assert_eq!(memory.input_gradients, (4 * rows * width) as u64);
-        // Two norms, q, k, v, the attended values, the sum in the middle, and the MLP's inner rows before and after
-        // GELU. In addition ln Σ e^score for every row of a head, and 8 bytes per position for the first position that
-        // it sees.
+        // Kept: two norms, q, k, v, the attended values, the sum in the middle, and the inner rows of the MLP before
+        // and after GELU. In addition ln Σ e^score for every row of a head, and 8 bytes per position for the first
+        // position that it sees.
         let kept = rows * width * (2 + 3 + 1 + 1 + 4 + 4) + rows * heads + 2 * rows;
         assert_is(memory.kept, kept, "kept");
-        // In addition the outputs of the two branches, and the sum that is the layer's output.
+        // In addition to the kept tensors: the outputs of the two branches, and the sum that is the output of the
+        // layer.
         assert_is(memory.forward_peak, kept + rows * width * 3, "forward");
         // At the start of the MLP's backward: the gradient of the inner rows, before and after GELU, and the sums over
         // blocks of rows for the bias.
@@ -57,7 +58,7 @@ fn a_block_of_llama_keeps_what_its_backward_reads() {
     };
     let model = llama(&config).build(DType::F32).expect("a model");
     let rows = batch * time;
-    // Two norms, q, the attended values, the sum in the middle; k and v; gate, up and their product.
+    // Kept: two norms, q, the attended values and the sum in the middle; k and v; gate, up and their product.
     let kept = rows * (5 * width + 2 * width * kv_heads / heads + 3 * inner) + rows * heads + 2 * rows;
     assert_is(memory(&model, 1, [batch, time, width], DType::F32).kept, kept, "kept");
 }
@@ -79,7 +80,8 @@ fn a_block_in_tiles_keeps_no_inner_rows() {
     };
     let (whole, tiled) = (of(None), of(Some(tile)));
     assert_eq!(whole.kept - tiled.kept, (4 * time * inner * 2) as u64);
-    // A norm, q, k, v, the attended values, the sum in the middle, the second norm; 12 bytes per row of attention.
+    // Kept: a norm, q, k, v, the attended values, the sum in the middle and the second norm; 12 bytes per row of
+    // attention.
     assert_is(tiled.kept, time * width * (1 + 3 + 1 + 1 + 1) + time * 3, "kept");
     // The output of the MLP, and the inner rows of one tile before and after GELU.
     assert!(tiled.forward_peak < tiled.kept + (4 * (time * width * 3 + tile * inner * 2)) as u64);

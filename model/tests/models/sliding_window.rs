@@ -19,7 +19,7 @@ fn config(sliding_window: Option<usize>) -> LlamaConfig {
         head_dim: Some(4),
         max_position_embeddings: TIME,
         sliding_window,
-        // Larger than for training, so that no operation is nearly linear.
+        // Weights are larger than in training, so that no operation is nearly linear.
         initializer_range: 0.5,
         ..LlamaConfig::default()
     }
@@ -47,7 +47,7 @@ fn logits(model: &Model, tokens: &Tensor) -> Tensor {
     outputs.single().unwrap().clone()
 }
 
-/// The masked model, computed from the given parameters in f64.
+/// Computes the logits of the model in f64, with a mask for the window.
 fn plain(p: &HashMap<&str, Tensor>, tokens: &Tensor, c: &LlamaConfig, window: usize) -> Result<Tensor> {
     let norm = |x: &Tensor, name: &str| {
         let scale = (x.sqr()?.mean_keepdim(D::Minus1)? + f64::from(c.rms_norm_eps))?.sqrt()?.recip()?;

@@ -203,7 +203,7 @@ fn attention_is_causal() {
     }
 }
 
-/// A GPT-2 of candle's own operations.
+/// Computes the logits of a GPT-2 with candle's own operations.
 fn plain_gpt2(model: &Model, tokens: &Tensor, heads: usize) -> Result<Tensor> {
     let p = |name: String| model.parameters().iter().find(|p| p.name() == name).expect("a parameter").leaf().clone();
     let norm = |x: &Tensor, name: &str| {
@@ -240,7 +240,7 @@ fn plain_gpt2(model: &Model, tokens: &Tensor, heads: usize) -> Result<Tensor> {
 
 #[test]
 fn gpt2_agrees_with_candles_own_operations() {
-    // Larger weights than for training, so that no operation is nearly linear.
+    // Weights are larger than in training, so that no operation is nearly linear.
     let model = built(gpt2(&Gpt2Config { initializer_range: 0.5, ..small_gpt2() }));
     let (tokens, targets) = (ids(3, 11), ids(11, 3).t().unwrap());
     let logits = run(&model, &tokens, true).unwrap();

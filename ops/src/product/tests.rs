@@ -1,4 +1,4 @@
-//! Compares the products with chains written exactly as they are defined.
+//! Compares matrix products with their definition, a chain of fused multiply-adds for each element.
 
 use super::*;
 use crate::random::Stream;
@@ -9,24 +9,24 @@ fn normal(name: &str, len: usize) -> Vec<f32> {
     values
 }
 
-/// The chain as it is defined.
+/// Returns the sum of products by its definition: one fused multiply-add per term, in order.
 fn chain(start: f32, depth: usize, left: impl Fn(usize) -> f32, right: impl Fn(usize) -> f32) -> f32 {
     (0..depth).fold(start, |sum, k| left(k).mul_add(right(k), sum))
 }
 
-/// Returns a number as units that flush numbers below 2⁻¹²⁶ read it.
+/// Returns the value to which units that flush numbers below 2⁻¹²⁶ convert an operand.
 fn flushed(value: f32) -> f32 {
     if value.abs() < f32::MIN_POSITIVE { 0f32.copysign(value) } else { value }
 }
 
-/// Returns the sum of products of bf16, as each of the units guarantees it.
+/// Returns the sum of bf16 products with the order and the roundings that each of the units guarantees.
 fn sum(units: Bf16Units, start: f32, depth: usize, left: impl Fn(usize) -> f32, right: impl Fn(usize) -> f32) -> f32 {
     let add = |sum: f32, k: usize| flushed(flushed(left(k)).mul_add(flushed(right(k)), sum));
     match units {
         Bf16Units::Widened => chain(start, depth, left, right),
         Bf16Units::Pairs => {
             let chain = (0..depth).fold(start, |sum, k| add(flushed(sum), k));
-            // The partner of an odd last term turns a negative zero into a positive one.
+            // An odd last term is paired with a zero product, which turns a negative zero into a positive one.
             if depth.is_multiple_of(2) { chain } else { chain + 0.0 }
         }
         Bf16Units::Squares => (0..depth).step_by(32).fold(start, |sum, first| {
@@ -125,8 +125,8 @@ fn every_layout_gives_the_defined_sums() {
 
 #[test]
 fn inner_dimensions_of_any_length_are_rounded_once() {
-    // The inner dimension stays whole with many columns, stays whole with the fewest columns, and is too long to stay
-    // whole.
+    // The inner dimension is never split: with many columns, with the fewest columns, and (longer than `LONGEST`) with
+    // a buffer for all sums.
     for (rows, columns, depth) in [(20, 1600, 600), (9, 100, 3 * LONGEST / 4 + 1), (3, 50, 2 * LONGEST + 1)] {
         let (a, b) = (rounded(&normal("a", rows * depth)), rounded(&normal("b", columns * depth)));
         let (left, right) = (Matrix::new(&a[..], rows, depth), Matrix::new(&b[..], columns, depth).t());
@@ -146,7 +146,7 @@ fn all_units_of_the_processor_keep_their_promises() {
     let sizes =
         [(1, 1, 0), (1, 1, 1), (3, 49, 31), (16, 48, 32), (17, 16, 33), (31, 100, 96), (33, 15, 2100), (70, 790, 40)];
     for (rows, columns, depth) in sizes {
-        // Scales at which sums of a few terms, and products, are below the smallest normal number.
+        // At these scales, products and sums of a few terms are below the smallest normal number.
         let tiny = |name: &str, len: usize| -> Vec<bf16> {
             let scales = [1.0, 1e-19, 3e-39, -1e-25];
             normal(name, len).iter().zip(scales.iter().cycle()).map(|(v, scale)| bf16::from_f32(v * scale)).collect()

@@ -1,4 +1,5 @@
-//! Tests that quantized weights read back the same when split anywhere, and that products accept quantized operands.
+//! Tests that quantized weights are read back unchanged from any range, that shards are parts of the whole, and that
+//! products accept quantized operands.
 
 use super::*;
 use crate::random::Stream;
@@ -35,7 +36,7 @@ fn values_are_near_and_shards_are_parts_of_the_whole() {
             assert_eq!(whole.len(), is.bytes());
             let back = is.dequantize(&whole).unwrap();
             let largest = values.iter().fold(0.0f32, |largest, v| largest.max(v.abs()));
-            // Half the widest gap between two values, plus the error of 8-bit scales.
+            // The tolerance is half the widest gap between two values, plus the error of 8-bit scales.
             let near = largest * if let QuantizedFormat::Int8 = format { 0.6 / 127.0 } else { 0.2 };
             for (value, back) in values.iter().zip(&back) {
                 assert!((value - back).abs() <= near, "{format:?}: {back} for {value}");
@@ -78,7 +79,8 @@ fn zeros_stay_zero_and_other_numbers_are_refused() {
     for format in FORMATS {
         let is = Quantization::new(format, 65, 3, false);
         let bytes = quantized(&is, &[0.0; 195], 0..is.bytes());
-        // In bitsandbytes the scale of a shorter last block is never zero, and neither is the mean of such scales.
+        // In bitsandbytes, the scale of a shorter last block is never zero, so the mean of the scales is not zero
+        // either.
         assert!(is.dequantize(&bytes).unwrap().iter().all(|value| value.abs() < 1e-37), "{format:?}");
         for bad in [f32::NAN, f32::INFINITY] {
             let mut values = vec![1.0; 195];
@@ -93,7 +95,7 @@ fn zeros_stay_zero_and_other_numbers_are_refused() {
     }
 }
 
-/// A product with a quantized operand is bit-identical to one with its dequantized values, on either side.
+/// A product with a quantized operand is bit-identical to the product with the dequantized operand, on either side.
 #[test]
 fn products_dequantize_what_they_pack() {
     use crate::product::{Elements, Matrix, product};

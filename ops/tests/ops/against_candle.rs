@@ -93,8 +93,8 @@ fn plain_attention(q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
     plain_attention_within(q, k, v, |_, _| 0)
 }
 
-/// Attention with the whole matrix, on [batch, time, heads, size]. A position of a sample sees the positions from
-/// `first(sample, position)` on.
+/// Computes attention with the whole score matrix, on [batch, time, heads, size]. A position of a sample sees the
+/// positions from `first(sample, position)` on.
 fn plain_attention_within(q: &Tensor, k: &Tensor, v: &Tensor, first: impl Fn(usize, usize) -> usize) -> Result<Tensor> {
     let (batch, time, heads, size) = q.dims4()?;
     let kv_heads = k.dim(2)?;
@@ -130,7 +130,7 @@ fn attention() {
     }
 }
 
-/// Returns documents of 1, 63, 70, … positions, cut differently in each row.
+/// Returns document numbers: documents of 1, 63, 70, … positions, shifted differently in each row.
 fn documents(batch: usize, time: usize) -> Vec<u32> {
     let number = |sample: usize, at: usize| [1, 64, 134].iter().filter(|&&end| at + 7 * sample >= end).count();
     (0..batch * time).map(|at| number(at / time, at % time) as u32).collect()
@@ -168,7 +168,7 @@ fn attention_within_a_window_and_documents() {
     }
 }
 
-/// A document has the same bits alone and packed with others, also in the backward.
+/// The output and the gradient of a document are bit-identical alone and packed with others.
 #[test]
 fn a_packed_document_is_bit_identical_to_the_document_alone() {
     let (time, heads, size) = (200, 2, 6);
@@ -246,7 +246,7 @@ fn rotary() {
     check_rotary(&ops::Rotary::scaled(size, 12, theta, &linear).unwrap(), size, |pair| plain(pair) / 4.0);
 }
 
-/// Compares with the steps of Hugging Face's `_compute_llama3_parameters`.
+/// Compares with the formula of Hugging Face's `_compute_llama3_parameters`.
 #[test]
 fn rotary_with_llama3_scaling() {
     let (size, theta, factor, low, high, before) = (16, 50.0f64, 8.0, 1.0, 4.0, 64);
@@ -293,7 +293,7 @@ fn cross_entropy() {
     }
 }
 
-/// DoRA's norm counts as a constant in the backward, so finite differences would not agree.
+/// The backward treats the norm of DoRA as a constant, so finite differences would not agree.
 #[test]
 fn dora() {
     let (inputs, outputs, rank, scale) = (7, 70, 3, 0.5);

@@ -1,5 +1,5 @@
-//! Dropout of attention probabilities: compared with the whole matrix times an explicit mask, and with itself in other
-//! batches and tiles.
+//! Dropout of attention probabilities, compared with the whole probability matrix times an explicit mask, and with the
+//! same rows in other batches and tiles.
 
 use crate::check::{check, floats, normal, run, same_bits};
 use candle_core::{D, DType, Device, Result, Tensor};
@@ -26,7 +26,7 @@ fn mask(pass: &Pass, probability: f32, [batch, heads, time]: [usize; 3]) -> Tens
     Tensor::from_vec(factors, (batch, heads, time, time), &Device::Cpu).unwrap()
 }
 
-/// Attention with the whole matrix times a mask; a position sees at most `window` positions.
+/// Computes attention with the whole probability matrix times a mask. A position sees at most `window` positions.
 fn plain([q, k, v]: [&Tensor; 3], window: usize, mask: &Tensor) -> Result<Tensor> {
     let (batch, time, heads, size) = q.dims4()?;
     let kv_heads = k.dim(2)?;
@@ -78,7 +78,7 @@ fn packed_against_an_explicit_mask() {
     }
 }
 
-/// Samples have the same bits in any micro-batch, and rows in any longer sequence.
+/// Results are bit-identical for a sample in any micro-batch, and for the first rows of a longer sequence.
 #[test]
 fn masks_do_not_depend_on_the_batch() {
     let (batch, time, heads, size) = (5, 100, 3, 8);
@@ -125,7 +125,7 @@ fn an_evaluation_and_a_probability_of_zero_drop_nothing() {
     }
 }
 
-/// The expected result is that without dropout.
+/// The mean converges to the result without dropout.
 #[test]
 fn the_mean_over_many_samples_is_unbiased() {
     let (heads, time, size) = (2, 16, 4);

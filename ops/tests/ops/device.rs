@@ -16,7 +16,7 @@ fn run<A>(emulator: &Emulator, launch: Option<Launch<A>>) {
     unsafe { emulator.run(&launch.unwrap(), 0) }.unwrap();
 }
 
-/// Returns numbers that cover the special ranges: tails, both sides of 0, and 0 itself.
+/// Returns numbers that cover the special ranges: large magnitudes, both sides of 0, and 0 itself.
 fn numbers(count: usize, step: f32) -> Vec<f32> {
     (0..count).map(|i| (i as f32 - count as f32 / 2.0) * step).chain([0.0, -0.0, 1e4, -1e4, 1e-30]).collect()
 }
@@ -94,7 +94,7 @@ fn rotary_embedding_has_the_same_bits() -> Result<()> {
     let (half, count) = (size as usize / 2, (batch * time * heads * size) as usize);
     let x = &numbers(count, 0.01)[..count];
     let dy: Vec<f32> = x.iter().map(|x| (x * 7.7).sin()).collect();
-    // The tables, computed as the operation does.
+    // Computes the tables as the operation does.
     let frequency = |pair: usize| libm::pow(10000.0, -2.0 * pair as f64 / f64::from(size));
     let angles: Vec<f64> = (0..time as usize * half).map(|at| (at / half) as f64 * frequency(at % half)).collect();
     let [mut cos, mut sin] = [libm::cos, libm::sin]

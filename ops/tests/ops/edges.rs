@@ -1,5 +1,5 @@
-//! Bad input produces errors that name the cause; extreme input stays finite where it should; frozen parameters cost
-//! nothing; dropout.
+//! Tests that bad input produces errors that name the cause, that extreme input stays finite where it should, and that
+//! frozen parameters cost nothing. Also tests dropout.
 
 use crate::check::{close, floats, ids, normal, run, same_bits};
 use candle_core::{CpuStorage, DType, Device, Storage, Tensor, Var, op::BackpropOp};
@@ -149,7 +149,7 @@ fn frozen_parameters_get_no_gradient() {
     let grads = y.sum_all().unwrap().backward().unwrap();
     assert!(grads.get(x.as_tensor()).is_some() && grads.get(&w).is_none() && grads.get(&b).is_none());
 
-    // A trained weight with a frozen input: no dx.
+    // If the weight is trained and the input is frozen, the backward computes no dx.
     let (x, w) = (normal("x", &[3, 4]), Var::from_tensor(&w).unwrap());
     let y = ops::Linear::from_tensors(w.as_tensor().clone(), None).forward(&x).unwrap();
     let grads = y.sum_all().unwrap().backward().unwrap();

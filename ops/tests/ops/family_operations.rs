@@ -28,7 +28,7 @@ fn norms_with_offsets() {
     }
 }
 
-/// 1 + weight is not rounded to 16 bits: a weight of 2⁻⁹ changes the result.
+/// The sum 1 + weight is not rounded to 16 bits: a weight of 2⁻⁹ changes the result.
 #[test]
 fn the_offset_is_added_in_f32() {
     let x = normal("x", &[4, 64]).to_dtype(DType::BF16).unwrap();
@@ -98,7 +98,7 @@ fn a_part_of_a_head_is_rotated() {
     assert!(ops::Rotary::new(6, 12, theta).unwrap().of_heads(4).is_err());
 }
 
-/// The steps of transformers' `_compute_longrope_parameters`: the row's length selects the factors.
+/// Follows `_compute_longrope_parameters` of transformers: the length of the row selects the factors.
 #[test]
 fn rotary_of_long_rows() {
     let (size, theta, attention_factor) = (4, 100.0f64, 1.25);
@@ -128,7 +128,8 @@ fn rotary_of_long_rows() {
             },
         );
     }
-    // Documents in a longer row may be shorter than it.
+    // A packed row of more than 6 tokens is rejected: the length of the row would select the long factors, but its
+    // documents may be short.
     let x = normal("x", &[1, 7, 3, size]);
     let positions = Tensor::new(&[[0u32, 1, 2, 0, 1, 2, 3]], x.device()).unwrap();
     let error = rotary.apply_at(&x, &positions).unwrap_err().to_string();
@@ -140,7 +141,7 @@ fn rotary_of_long_rows() {
     }
 }
 
-/// Angles are computed for the positions that are used, and more of them do not change those before.
+/// Angles are computed only for positions that occur. Extending the table does not change the angles before.
 #[test]
 fn a_rotary_table_grows_with_the_rows() {
     // A table of all positions would take 16 TiB.

@@ -23,7 +23,8 @@ const AMX: &str = "products of two bf16 operands go through AMX here";
 
 type Op = Box<dyn Fn(&[Tensor]) -> Result<Tensor>>;
 
-/// Rows, inputs and outputs of products: one of each, fewer and more than a tile has, and more than a block has.
+/// Rows, inputs and outputs of products. Each of them occurs as 1, below the size of a tile, above it, and above the
+/// size of a block.
 const PRODUCTS: [[usize; 3]; 9] = [
     [1, 1, 1],
     [1, 600, 5],
@@ -36,14 +37,14 @@ const PRODUCTS: [[usize; 3]; 9] = [
     [37, 1100, 55],
 ];
 
-/// Returns numbers of 13 orders of magnitude.
+/// Returns normal numbers that are scaled by 13 different powers of two.
 fn wide(name: &str, shape: &[usize]) -> Tensor {
     let mut values: Vec<f32> = bits(&normal(name, shape)).into_iter().map(f32::from_bits).collect();
     values.iter_mut().enumerate().for_each(|(i, value)| *value *= f32::from_bits((121 + i as u32 % 13) << 23));
     Tensor::from_vec(values, shape, &Device::Cpu).unwrap()
 }
 
-/// Returns each operation with its inputs: first those that multiply matrices, then the others.
+/// Returns each operation with its inputs: first the operations that multiply matrices, then the others.
 fn operations() -> [Vec<(String, Vec<Tensor>, Op)>; 2] {
     let mut products: Vec<(String, Vec<Tensor>, Op)> = vec![];
     let mut others: Vec<(String, Vec<Tensor>, Op)> = vec![];

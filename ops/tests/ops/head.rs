@@ -1,4 +1,4 @@
-//! The head with its loss: compares it with the complete logits, and checks where its gradients are written.
+//! Tests the head with its loss: compares it with the complete logits, and checks where its gradients are written.
 
 use crate::check::{bits, check, close, floats, ids, normal, run, same_bits};
 use candle_core::{D, DType, Result, Tensor, Var};
@@ -11,7 +11,8 @@ fn in_one_piece(x: &Tensor, weight: &Tensor, targets: &Tensor) -> Result<Tensor>
     ops::cross_entropy(&ops::Linear::from_tensors(weight.clone(), None).forward(x)?, targets)
 }
 
-/// Rows of one chunk and of more. A chunk has 1024 rows for few classes, and fewer for many.
+/// Rows, classes and inputs, with one chunk of rows and with several. A chunk has 1024 rows for few classes, and fewer
+/// for many.
 const SIZES: [(&[usize], usize, usize); 5] =
     [(&[5], 7, 3), (&[2, 3], 33, 8), (&[1], 1, 4), (&[2, 520], 9, 5), (&[520], 2100, 3)];
 
@@ -37,7 +38,8 @@ fn chunks_do_not_change_results() {
         let targets = ids("targets", lead, classes as u32);
         let tensors = [normal("x", &[lead, &[inputs]].concat()), normal("w", &[classes, inputs])];
         let (want, grads_want) = run(&tensors, |t| in_one_piece(&t[0], &t[1], &targets));
-        // The factor of the loss in `run`, and another number.
+        // `run` multiplies the loss by `gradient`. The head is given this factor, and then a wrong one that it must
+        // correct.
         let gradient = floats(&normal("weights of the result", &[]))[0];
         for (foreseen, tolerance) in [(gradient, 0.0), (0.7, 3e-6)] {
             let (loss, grads) = run(&tensors, |t| ops::linear_cross_entropy(&t[0], &t[1], &targets, foreseen));
@@ -102,7 +104,7 @@ fn gradients_are_in_the_sink_before_the_backward() {
         assert_eq!(got, want, "a gradient of {gradient}, existing contribution: {written}");
         assert!(buffer[want.len()..].iter().all(|v| v.is_nan() || written));
     }
-    // A gradient that was written to its place cannot be rescaled any more.
+    // A gradient that the forward has already written to the sink cannot be rescaled.
     let (_, error) = sink(w, x, false)
         .capture(|| ops::linear_cross_entropy(x, w, &targets, 1.0).unwrap().affine(2.0, 0.0).unwrap().backward());
     let error = error.expect_err("an error was expected").to_string();

@@ -1,4 +1,4 @@
-//! Rows without a target: cross-entropy and the head with it give the results of the other rows alone.
+//! Rows without a target are ignored: cross-entropy, alone and in the head, gives the results of the other rows alone.
 
 use crate::check::{check, close, floats, ids, normal, run, same_bits};
 use candle_core::{D, DType, Device, Result, Tensor, Var};
@@ -7,7 +7,7 @@ use zero_ops::{IGNORE_INDEX, count_targets, cross_entropy, linear_cross_entropy}
 
 const FLOATS: [DType; 3] = [DType::F32, DType::BF16, DType::F16];
 
-/// Which of the rows are ignored: none, the first, the last, some, blocks of a chat, all but one.
+/// Returns masks of ignored rows: none, the first, the last, every third, blocks as in a chat, all but one.
 fn masks(rows: usize) -> Vec<Vec<bool>> {
     let of = |ignored: &dyn Fn(usize) -> bool| (0..rows).map(ignored).collect::<Vec<_>>();
     vec![
@@ -20,7 +20,8 @@ fn masks(rows: usize) -> Vec<Vec<bool>> {
     ]
 }
 
-/// Replaces the targets of ignored rows. Returns i64 targets, and the u32 targets and numbers of the other rows.
+/// Replaces the targets of ignored rows. Returns the i64 targets of all rows, and the u32 targets and indices of the
+/// other rows.
 fn masked(targets: &Tensor, mask: &[bool]) -> (Tensor, Tensor, Tensor) {
     let all: Vec<u32> = targets.flatten_all().unwrap().to_vec1().unwrap();
     let some = all.iter().zip(mask).map(|(&target, &ignored)| if ignored { IGNORE_INDEX } else { target.into() });
@@ -40,7 +41,7 @@ fn select(x: &Tensor, rows: &Tensor) -> Tensor {
     x.flatten(0, x.rank() - 2).unwrap().index_select(rows, 0).unwrap()
 }
 
-/// Checks that a gradient is that of the other rows, and zero for the ignored ones.
+/// Checks that a gradient equals `want` in the kept rows and is zero in the ignored rows.
 fn check_rows(what: &str, got: &Tensor, want: &Tensor, kept: &Tensor) {
     same_bits(what, &select(got, kept), want);
     let (got, width) = (floats(got), got.dim(D::Minus1).unwrap());
@@ -111,7 +112,7 @@ fn the_other_rows_keep_their_bits() {
     }
 }
 
-/// One chunk and several of them.
+/// Compares with the head over the other rows alone, with one chunk and with several.
 #[test]
 fn the_head_computes_the_other_rows_only() {
     for (lead, classes, inputs) in [(&[4, 5][..], 7, 3), (&[2, 1300], 9, 5), (&[700, 1], 2100, 3)] {
@@ -137,7 +138,7 @@ fn the_head_computes_the_other_rows_only() {
                 same_bits("loss", &got, &want);
                 check_rows(&format!("dx {dtype:?}"), &got_grads[0], &grads[0], &kept);
                 same_bits(&format!("dW {dtype:?}"), &got_grads[1], &grads[1]);
-                // As the logits of all rows: an ignored row adds zeros to dW.
+                // The logits of all rows give the same result within rounding, because an ignored row adds zeros to dW.
                 if dtype == DType::F32 && rows < 100 {
                     let all = |t: &[Tensor]| cross_entropy(&t[0].broadcast_matmul(&t[1].t()?)?, &some);
                     let (loss, grads) = run(&[x.clone(), w.clone()], all);
@@ -159,7 +160,7 @@ fn without_any_target_loss_and_gradients_are_zero() -> Result<()> {
         assert!(is_zero(&loss) && is_zero(&grads[0]), "{dtype:?}");
         let (loss, grads) = run(&[x.clone(), w.clone()], |t| linear_cross_entropy(&t[0], &t[1], &targets, 2.0));
         assert!(is_zero(&loss) && grads.iter().all(is_zero), "{dtype:?}");
-        // In a sink, of which nothing was written before: a loss that weighs nothing has the gradient 0.
+        // With a sink that has no contribution yet: a loss with the factor 0 writes the gradient 0 to it.
         let [x, w] = [x, w].map(|t| Var::from_tensor(&t).unwrap().into_inner());
         let mut sink = Gradients::default();
         sink.add_buffer(vec![f32::NAN; 36], [(w.id(), 0..36, false)]);
@@ -185,7 +186,7 @@ fn other_targets_out_of_range_stay_errors() {
             assert!(error.contains(&want), "{error}");
         }
     }
-    // The same bits as −100.
+    // A u32 target with the bits of −100 is not ignored.
     let targets = Tensor::new(&[0, (-100i32).cast_unsigned()], &Device::Cpu).unwrap();
     assert!(cross_entropy(&normal("logits", &[2, 9]), &targets).is_err());
     // Only targets may be ignored, not the indices of an embedding.

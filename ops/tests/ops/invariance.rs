@@ -7,7 +7,8 @@ use zero_ops as ops;
 
 type Op = Box<dyn Fn(&[Tensor]) -> Result<Tensor>>;
 
-/// Returns every operation. Inputs with a first dimension of `batch` come first, then parameters.
+/// Returns every operation with its inputs: first those with a first dimension of `batch`, whose number is given too,
+/// then parameters.
 fn all(batch: usize) -> Vec<(&'static str, Vec<Tensor>, usize, Op)> {
     let n = |name: &str, shape: &[usize]| normal(name, shape);
     let rotary = ops::Rotary::new(6, 70, 1e4).unwrap();
@@ -128,9 +129,9 @@ fn linear_gelu_is_bit_identical_to_linear_then_gelu() {
 
 #[test]
 fn bf16_and_f16_are_f32_rounded_once() {
-    // The units in the last place of bf16 and f16 differ by a factor of 8.
+    // The unit in the last place of bf16 is 8 times that of f16.
     for (dtype, tolerance) in [(DType::BF16, 2e-2), (DType::F16, 2.5e-3)] {
-        // Two operations fused into one round twice.
+        // The fused linear map and GELU round twice, as the two operations do.
         for (name, inputs, _, op) in all(2).into_iter().filter(|(name, ..)| *name != "linear and gelu") {
             let narrow: Vec<Tensor> = inputs.iter().map(|x| x.to_dtype(dtype).unwrap()).collect();
             let wide: Vec<Tensor> = narrow.iter().map(|x| x.to_dtype(DType::F32).unwrap()).collect();

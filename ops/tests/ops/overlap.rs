@@ -1,4 +1,4 @@
-//! What a rank computes while the ranks of its tensor group exchange slices.
+//! Checks what a rank computes while the ranks of its tensor group exchange slices.
 
 use crate::check::{bits, normal};
 use candle_core::{DType, Device, Result as Computed, Tensor, Var};
@@ -14,7 +14,8 @@ use zero_ops::graph::{backward_from, fused_block};
 use zero_ops::sink::{Gradients, promise};
 use zero_ops::{Linear, SequenceGroup, Sharing, measure::macs, whole_rows, with_cuts};
 
-/// The exchanges of a rank, and the multiply-accumulates that it has computed between the start of each and the wait for it.
+/// The exchanges of a rank, each with the number of multiply-accumulates that the rank computes between its start and
+/// the wait for it.
 type Log = Arc<Mutex<Vec<(&'static str, u64)>>>;
 
 /// A communicator that logs the exchanges of tensor groups.
@@ -102,7 +103,7 @@ impl Communicator for Logged {
 /// The exchanges of a backward, and the bits of the gradients of x and of the parameters.
 type Outcome = (Vec<(&'static str, u64)>, [Vec<u32>; 2]);
 
-/// Runs two linear maps, whose 6 hidden units are cut, on one of two ranks.
+/// Runs the backward of two linear maps on one of two ranks. Each rank has 3 of the 6 hidden units.
 fn backward(comm: Arc<dyn Communicator>, overlaps: bool) -> Computed<Outcome> {
     let (log, rank) = (Log::default(), comm.rank());
     let comm = Arc::new(Logged { inner: comm, log: Arc::clone(&log) });
@@ -136,8 +137,8 @@ fn backward(comm: Arc<dyn Communicator>, overlaps: bool) -> Computed<Outcome> {
     Ok((log, [dx, sums]))
 }
 
-/// While x is gathered again, the gradient of x is computed, and while that is summed, the gradient of the weight: 8 rows of 8
-/// inputs and 3 outputs each.
+/// The gradient of x is computed while x is gathered again. The gradient of the weight is computed while the gradient
+/// of x is summed. Both take 8 rows × 8 inputs × 3 outputs multiply-accumulates.
 #[test]
 fn gradients_are_computed_during_exchanges() {
     let run = |overlaps: bool| {

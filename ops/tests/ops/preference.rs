@@ -1,11 +1,11 @@
-//! Sums of log-probabilities and the losses of preference pairs: compared with candle and finite differences.
+//! Compares sums of log-probabilities and the losses of preference pairs with candle and finite differences.
 
 use crate::check::{check, close, ids, normal, run, same_bits};
 use candle_core::{D, DType, Device, Result, Tensor};
 use zero_ops::PreferenceLoss as Loss;
 use zero_ops::{IGNORE_INDEX, linear_log_probs, preference_loss};
 
-/// Labels of which every third is ignored, and their groups.
+/// Returns labels, of which every third is ignored, and the group of each label.
 fn labels(batch: usize, time: usize, classes: usize, groups: usize) -> (Tensor, Tensor) {
     let labels: Vec<u32> = ids("labels", &[batch * time], classes as u32).to_vec1().unwrap();
     let labels =
@@ -14,7 +14,7 @@ fn labels(batch: usize, time: usize, classes: usize, groups: usize) -> (Tensor, 
     (labels, ids("groups", &[batch, time], groups as u32).to_dtype(DType::U8).unwrap())
 }
 
-/// The sums from the logits of all rows.
+/// Computes the sums from the logits of all rows at once.
 fn in_one_piece(x: &Tensor, weight: &Tensor, labels: &Tensor, of_group: &Tensor, groups: usize) -> Result<Tensor> {
     let log_p = candle_nn::ops::log_softmax(&x.broadcast_matmul(&weight.t()?)?, D::Minus1)?;
     let counts = labels.ge(0i64)?;
@@ -26,7 +26,7 @@ fn in_one_piece(x: &Tensor, weight: &Tensor, labels: &Tensor, of_group: &Tensor,
     Tensor::stack(&(0..groups).map(sum).collect::<Result<Vec<_>>>()?, 1)
 }
 
-/// One chunk of rows and several of them.
+/// Compares with candle, with one chunk of rows and with several.
 #[test]
 fn sums_of_log_probabilities_against_candle() {
     for (batch, time, classes, inputs, groups) in [(2, 6, 7, 3, 3), (1, 1, 4, 2, 1), (3, 700, 9, 5, 2)] {
@@ -68,7 +68,7 @@ fn gradients_of_16_bit_models_are_those_of_f32_rounded() {
     }
 }
 
-/// Each formula as its authors write it.
+/// Computes a loss with the formula as its authors write it.
 fn written(loss: Loss, log_probs: &Tensor, reference: &Tensor, counts: &Tensor) -> Result<Tensor> {
     let column = |t: &Tensor, at: usize| t.narrow(1, at, 1);
     let log_sigmoid = |x: &Tensor| candle_nn::ops::sigmoid(x)?.log();

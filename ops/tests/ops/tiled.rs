@@ -1,4 +1,4 @@
-//! The tiled feed-forward network: compares it bit by bit with its operations over all rows, and checks where its
+//! Tests the tiled feed-forward network: compares it bit by bit with its operations over all rows, and checks where its
 //! gradients are written.
 
 use crate::check::{bits, candle_rounds, check, normal, same_bits};
@@ -11,7 +11,8 @@ use zero_ops::{Activation, Conv1D, Linear, TILE_UNIT, TiledMlp};
 const INPUTS: usize = 20;
 const INNER: usize = 50;
 
-/// Returns whether candle's gradients, which it adds if an input is used twice, are an oracle. Prints a note if not.
+/// Returns whether candle's gradients are an oracle; prints a note if not. A gated network uses its input twice, and
+/// candle must round the sum of the two gradients to nearest.
 fn is_oracle(kind: Kind, dtype: DType) -> bool {
     let is = !matches!(kind, Kind::Gated) || candle_rounds(dtype);
     if !is {
@@ -20,7 +21,7 @@ fn is_oracle(kind: Kind, dtype: DType) -> bool {
     is
 }
 
-/// A network with either weight layout, and one with a gate.
+/// The network: without a gate in either weight layout, or with a gate.
 #[derive(Clone, Copy, Debug)]
 enum Kind {
     Conv(Activation),
@@ -72,7 +73,7 @@ impl Kind {
     }
 }
 
-/// Returns leaves of these tensors. `trained` selects the trained ones.
+/// Returns these tensors as leaves. Those that `trained` selects get gradients.
 fn leaves(tensors: &[Tensor], trained: impl Fn(usize) -> bool) -> Vec<Tensor> {
     let leaf =
         |(i, t): (usize, &Tensor)| if trained(i) { Var::from_tensor(t).unwrap().into_inner() } else { t.clone() };

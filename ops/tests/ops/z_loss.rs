@@ -1,4 +1,4 @@
-//! The z-loss of PaLM: ln²Z beside cross-entropy, against the unfused expression and finite differences.
+//! Compares cross-entropy with the z-loss of PaLM, ln²Z, with the unfused expression and finite differences.
 
 use crate::check::{check, close, floats, ids, normal, run, same_bits};
 use candle_core::{D, DType, Device, Result, Tensor, Var};
@@ -8,7 +8,7 @@ use zero_ops::{
 
 const Z_LOSS: f32 = 0.03;
 
-/// The mean over the rows with a target, in operations of candle.
+/// Computes the mean loss over the rows with a target, with candle's operations.
 fn plain(logits: &Tensor, targets: &[i64]) -> Result<Tensor> {
     let counted = (0..targets.len() as u32).filter(|&row| targets[row as usize] != IGNORE_INDEX);
     let rows: Vec<u32> = counted.collect();
@@ -52,7 +52,7 @@ fn against_candle_and_finite_differences() {
     }
 }
 
-/// The part that the z-loss adds, in every dtype and over several chunks of rows.
+/// Checks the part of the loss that the z-loss adds, in every dtype and with several chunks of rows.
 #[test]
 fn the_part_of_the_z_loss() {
     for dtype in [DType::F32, DType::BF16, DType::F16] {

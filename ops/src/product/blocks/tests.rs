@@ -4,12 +4,12 @@ use super::*;
 use crate::product::pack::left_panel;
 use crate::product::terms::Wide;
 
-/// A larger block would grow a thread's buffers beyond [`ROOM`], which plans of memory count.
+/// With a larger block, a thread's buffers would exceed [`ROOM`], which memory plans include.
 #[test]
 fn blocks_fit_the_buffers() {
     let isa = Isa::current();
     for words in 1..=LONGEST {
-        // Sums in f32 pack one piece of the right operand at a time, and need no buffer for themselves.
+        // For sums in f32, the right operand is packed one piece at a time, and the sums need no buffer.
         let Sizes { depth, width, height, .. } = Sizes::new::<Wide>(isa, words, To::F32(std::ptr::null_mut()), HEIGHT);
         let right = width.div_ceil(COLUMNS) * right_panel(depth);
         assert!(right <= 16 * RIGHT_LINES, "{words} words in f32: {right}");

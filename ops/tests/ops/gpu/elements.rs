@@ -8,7 +8,8 @@ use zero_ops::Pass;
 #[test]
 fn dropout_has_the_same_mask() {
     let Some(gpu) = gpu() else { return };
-    // The sample's counters exceed 32 bits, and its size is not a multiple of the four numbers of a counter.
+    // The counters of the sample exceed 32 bits. Some samples have a size that is not a multiple of 4, the number of
+    // random numbers per counter.
     let pass = Pass { training: true, seed: 7, step: 1, sample: (1 << 33) + 5, layer: 3 };
     for dtype in FLOATS {
         for dims in [&[3usize, 5, 7][..], &[1100], &[1, 64]] {

@@ -1,4 +1,4 @@
-//! Embeddings are bit-identical to the CPU's and report the same errors, but later.
+//! Embeddings are bit-identical to the CPU's. They report the same errors, but only in a later operation.
 
 use super::{EVERYWHERE, FLOATS, both, gpu, on_host};
 use crate::check::{bits, floats, ids, normal, same_bits};
@@ -16,7 +16,8 @@ fn rows_and_gradients_have_the_same_bits() {
     let Some(gpu) = gpu() else { return };
     for dtype in FLOATS {
         let table = [normal("table", &[200, 9]).to_dtype(dtype).unwrap()];
-        // Some rows never occur, some often; there are more indices than are sorted at once.
+        // Some rows of the table never occur, some occur often. The longest input has more indices than are sorted at
+        // once.
         let mut of = vec![ids("some", &[2, 30], 20), ids("one", &[17], 1)];
         if dtype == DType::F32 {
             of.push(ids("many", &[2100], 200));
@@ -29,7 +30,7 @@ fn rows_and_gradients_have_the_same_bits() {
                 same_bits(&format!("gradient of {dtype:?} into {into:?}"), &got.1[0], &want.1[0]);
             }
         }
-        // Views: positions that are the same for every sample, and a part of a larger tensor.
+        // Looks up views: positions that are the same for every sample, and a part of a larger tensor.
         let view = |t: &Tensor| -> Result<Tensor> {
             let device = t.device();
             let positions = Tensor::arange(0u32, 11, device)?.broadcast_as((3, 11))?;
@@ -61,7 +62,8 @@ fn an_index_out_of_range_is_nan_and_an_error_later() -> Result<()> {
                 Err(_) => assert!(row.iter().all(|x| x.is_nan())),
             }
         }
-        // The values have arrived, so the fault has too. The next operation reports it, once.
+        // The values have been copied to the host, so the GPU has recorded the error too. The next operation reports
+        // it, once.
         let good = Tensor::new(&[1u32], &Device::Cpu)?;
         let late = look_up(&of_gpu, &good).expect_err("an error").to_string();
         assert!(

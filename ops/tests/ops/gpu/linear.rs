@@ -1,5 +1,5 @@
-//! Linear maps and the operations fused with them: within rounding of the CPU's results and of f64, bit-identical in
-//! each run, and with the expected number of launches.
+//! Linear maps and the operations fused with them: results are within rounding of the CPU's and of f64, bit-identical
+//! in each run, and take the expected number of launches.
 
 use super::{EVERYWHERE, FLOATS, Into, both, gpu, mock, trained};
 use crate::check::{close, normal, same_bits};
@@ -9,7 +9,7 @@ use std::process::Command;
 use zero_ops::graph;
 use zero_ops::{Conv1D, Linear};
 
-/// Allows for another order of the sums, their rounding, and GELU of sums that are not rounded.
+/// Returns a tolerance for another order of the sums, their rounding, and GELU of sums that are not rounded.
 fn tolerance(dtype: DType) -> f64 {
     match dtype {
         DType::F32 => 1e-5,
@@ -44,7 +44,7 @@ fn maps_and_their_gradients() {
                     for (name, (got, want)) in ["dx", "dW", "db"].iter().zip(got.1.iter().zip(&want.1)) {
                         close(&what(name), got, want, tolerance(dtype));
                     }
-                    // Bit-identical in each run.
+                    // Another run is bit-identical.
                     let again = trained(&gpu, inputs, into, op).unwrap();
                     same_bits(&what("y"), &again.0, &got.0);
                     again.1.iter().zip(&got.1).for_each(|(a, b)| same_bits(&what("gradient"), a, b));
@@ -123,12 +123,12 @@ fn a_feed_forward_network_and_its_gradients() {
     }
 }
 
-/// Environment variable that is set in a child process, whose counts belong to a single test.
+/// Environment variable that is set in a child process. The child's counts belong to a single test.
 const CHILD: &str = "ZERO_TRAIN_TEST_CHILD";
 
-/// Runs one forward and backward of a feed-forward network with `inner` inner columns and its parameters in a sink,
-/// in a process of its own. Returns the number of launches of each kernel that may occur, and of products by cuBLAS
-/// and by cuBLASLt.
+/// Runs one forward and backward of a feed-forward network with `inner` inner columns in a process of its own. The
+/// gradients of the parameters go to a sink. Returns the number of launches of each kernel that may run, and the number
+/// of products by cuBLAS and by cuBLASLt.
 fn counted(inner: usize) -> Option<[u32; 7]> {
     let name = "gpu::linear::launches_of_a_feed_forward_network";
     if let Ok(inner) = std::env::var(CHILD) {
@@ -165,7 +165,7 @@ fn launches_of_a_feed_forward_network() {
     let Some(fused) = counted(64) else { return };
     // Bias, GELU and its derivative are in the products; the gradients of the weights and of x are plain products.
     assert_eq!(fused, [0, 0, 0, 2, 2, 3, 3]);
-    // Rows of 126 bytes: only the map back to 16 columns can use an epilogue.
+    // Inner rows have 126 bytes, so only the map back to 16 columns can use an epilogue.
     assert_eq!(counted(63), Some([2, 1, 1, 2, 2, 6, 0]));
 }
 
@@ -191,7 +191,7 @@ fn an_evaluation_frees_the_input_of_gelu() {
     let peak = || zero_ops::device::peak(&gpu).unwrap().expect("a pool");
     let before = peak();
     graph::untracked(|| network.forward(&x)).unwrap();
-    // The sum and its GELU, or the GELU and the result, but no third activation.
+    // At the peak, two activations are allocated (the sum and its GELU, or the GELU and the result), never three.
     let activation = (rows * inner * 4) as u64;
     let taken = peak() - before;
     assert!((2 * activation..5 * activation / 2).contains(&taken), "{taken} bytes, activations of {activation}");

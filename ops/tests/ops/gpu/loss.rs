@@ -1,4 +1,4 @@
-//! Cross-entropy, and a language model's head with it: within rounding of the CPU's results.
+//! Cross-entropy, alone and in the head of a language model: results are within rounding of the CPU's.
 
 use super::{EVERYWHERE, FLOATS, Into, both, gpu, on_host};
 use crate::check::{close, floats, ids, normal, same_bits};
@@ -8,7 +8,7 @@ use zero_ops::sink::{FlatBuffer, Gradients};
 use zero_ops::{IGNORE_INDEX, cross_entropy, cross_entropy_with_z_loss};
 use zero_ops::{linear_cross_entropy, linear_cross_entropy_with_z_loss};
 
-/// Allows for another order of the sums and their rounding.
+/// Returns a tolerance for another order of the sums and their rounding.
 fn tolerance(dtype: DType) -> f64 {
     match dtype {
         DType::F32 => 5e-6,
@@ -53,7 +53,7 @@ fn losses_of_a_head() {
             let inputs = inputs.map(|x| x.to_dtype(dtype).unwrap());
             let targets = ids("targets", lead, classes as u32);
             for into in EVERYWHERE {
-                // Without a sink, the backward rescales the gradients.
+                // Without a sink, the backward rescales the gradients, so the foreseen factor may be wrong.
                 let foreseen = if into == Into::Store { 2.0 } else { upstream() };
                 let op =
                     |t: &[Tensor]| linear_cross_entropy(&t[0], &t[1], &targets.to_device(t[0].device())?, foreseen);
@@ -66,7 +66,7 @@ fn losses_of_a_head() {
     }
 }
 
-/// Both operations with a z-loss, and its part of the loss.
+/// Checks both operations with a z-loss, and the part of the loss that the z-loss adds.
 #[test]
 fn z_losses() -> Result<()> {
     const Z_LOSS: f32 = 0.05;
@@ -98,7 +98,7 @@ fn z_losses() -> Result<()> {
     check(&gpu)
 }
 
-/// Rows whose target is −100, and batches of nothing else.
+/// Checks rows that are ignored because their target is −100: every third row, or all rows.
 #[test]
 fn ignored_rows() -> Result<()> {
     let Some(gpu) = gpu() else { return Ok(()) };
@@ -171,7 +171,7 @@ fn invalid_input_is_an_error_later() -> Result<()> {
     let error = check(&gpu).expect_err("an error").to_string();
     assert!(error.contains("cross-entropy: index 9 at position 2 is not below 9"), "{error}");
 
-    // A gradient that was written to its place cannot be rescaled any more.
+    // A gradient that the forward has already written to the sink cannot be rescaled.
     let targets = ids("targets", &[3], 9).to_device(&gpu)?;
     let mut sink = Gradients::default();
     sink.add_buffer(FlatBuffer::Device(Array::room(gpu.as_cuda_device()?, 36)?), [(w.id(), 0..36, false)]);

@@ -40,14 +40,14 @@ fn on_host(x: &Tensor) -> Tensor {
 enum Into {
     /// candle's gradient store.
     Store,
-    /// A sink, for this many runs of forward and backward.
+    /// A sink, which accumulates the gradients of this many runs of forward and backward.
     Sink(usize),
 }
 
 const EVERYWHERE: [Into; 3] = [Into::Store, Into::Sink(1), Into::Sink(2)];
 
-/// Runs an operation on a device with trained copies of the host's inputs. Returns the result and their gradients for
-/// a fixed upstream gradient.
+/// Runs an operation on a device with trained copies of the inputs. Returns the result, and the gradients of the inputs
+/// for a fixed upstream gradient.
 fn trained(
     on: &Device,
     inputs: &[Tensor],
@@ -69,7 +69,7 @@ fn trained(
     };
     let mut sink = Gradients::default();
     for x in &inputs {
-        // The elements before a place do not belong to the operation.
+        // The first three elements of each buffer do not belong to the operation.
         let len = x.elem_count() + 3;
         let buffer = match on {
             Device::Cuda(device) => FlatBuffer::Device(Array::room(device, len)?),

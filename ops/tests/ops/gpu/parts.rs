@@ -1,4 +1,5 @@
-//! Tables and heads of which each rank of a tensor group has a part: on every rank within rounding of the CPU's results.
+//! Embedding tables and heads that are split among the ranks of a tensor group: on every rank, results are within
+//! rounding of the CPU's.
 
 use super::{gpu, on_host};
 use crate::check::{close, normal};
@@ -11,10 +12,11 @@ use zero_ops::{Embedding, IGNORE_INDEX, SequenceGroup, Sharing, VocabParallel, w
 
 const RANKS: usize = 4;
 const WIDTH: usize = 6;
-/// Positions of a sample, of which each rank has a slice.
+/// Positions of a sample. Each rank has a slice of them.
 const TIME: usize = 8;
 
-/// Runs `rank` on every rank of a group of threads, each with its index and its part of a weight of `[entries, WIDTH]`.
+/// Runs `rank` on every rank of a group of threads, with the index of the rank and its part of a weight of `[entries,
+/// WIDTH]`.
 fn on_ranks<T: Send>(entries: usize, rank: impl Fn(usize, Tensor) -> Result<T> + Sync) -> Vec<T> {
     let (whole, share) = (normal("whole weight", &[entries, WIDTH]), entries.div_ceil(RANKS));
     let part = |index: usize| {
@@ -49,7 +51,8 @@ fn with_weight(weight: &Var, on: &Device) -> VarBuilder<'static> {
     VarBuilder::from_tensors(all, weight.dtype(), on)
 }
 
-/// A loss of all classes with a z-loss, of which some rows are ignored. Of five classes the last rank has none.
+/// Checks a loss over all classes with a z-loss and some ignored rows. With five classes, the last rank has none of
+/// them.
 #[test]
 fn losses_of_classes_of_several_ranks() {
     if gpu().is_none() {
@@ -83,7 +86,7 @@ fn losses_of_classes_of_several_ranks() {
     }
 }
 
-/// Rows of a table of several ranks, and the gradients of each rank's entries.
+/// Checks the rows of a table that is split among the ranks, and the gradients of each rank's entries.
 #[test]
 fn rows_of_entries_of_several_ranks() {
     if gpu().is_none() {

@@ -53,7 +53,7 @@ fn numbers(name: &str, shape: &[usize]) -> Result<Tensor> {
     Tensor::from_vec(values, shape, &candle_core::Device::Cpu)?.to_dtype(DType::BF16)
 }
 
-/// Returns documents, some of which begin after a few positions and some far apart.
+/// Returns a document number for each position. Documents have 37 or 148 positions, or fewer at each third of the row.
 fn documents(batch: usize, time: usize) -> Result<Tensor> {
     let number = |at: usize| u32::from((at / 37 * 37).is_multiple_of(5)) + (at / (time / 3 + 1)) as u32 * 2;
     let row: Vec<u32> = (0..time).map(number).collect();
@@ -115,7 +115,7 @@ fn attention_and_head_for_pytorch() -> Result<()> {
         )?;
     }
     let (rows, classes, width) = if small { (24, 130, 32) } else { (1024, 50257, 768) };
-    // Logits of about the size that a trained model has.
+    // The weights give logits of about the size that a trained model has.
     let inputs = [numbers("head x", &[rows, width])?, (numbers("head weight", &[classes, width])? * 0.05)?];
     let targets = crate::check::ids("head targets", &[rows], classes as u32);
     let op = |t: &[Tensor]| linear_cross_entropy(&t[0], &t[1], &targets.to_device(t[0].device())?, 2.0);
