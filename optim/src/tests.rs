@@ -64,7 +64,7 @@ fn element() -> impl Strategy<Value = [f32; 4]> {
     [value.clone(), value.clone(), value.clone(), value]
 }
 
-/// Parameters and states after one step on this instruction set. The slices start `offset` elements into their
+/// Returns parameters and states after one step on this instruction set. The slices start `offset` elements into their
 /// allocations.
 fn stepped(isa: Isa, optimizer: &Optimizer, step: &Step, elements: &[[f32; 4]], offset: usize) -> Vec<Vec<f32>> {
     let column = |c: usize| -> Vec<f32> {
@@ -78,7 +78,8 @@ fn stepped(isa: Isa, optimizer: &Optimizer, step: &Step, elements: &[[f32; 4]], 
     states
 }
 
-/// Equal bits, or both NaN: which of two NaNs an instruction returns depends on the order of its operands.
+/// Returns whether two numbers have equal bits or are both NaN. Which of two NaNs an instruction returns depends on the
+/// order of its operands.
 fn same(a: f32, b: f32) -> bool {
     a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan()
 }
@@ -150,7 +151,7 @@ proptest! {
     }
 }
 
-/// One step in f64, as written in the papers.
+/// Computes one step in f64, as written in the papers.
 fn textbook(optimizer: &Optimizer, step: &Step, p: f64, g: f64, s: [f64; 2]) -> (f64, [f64; 2]) {
     let lr = step.lr;
     let g = g * f64::from(step.grad_scale);

@@ -125,8 +125,8 @@ fn every_layout_gives_the_defined_sums() {
 
 #[test]
 fn inner_dimensions_of_any_length_are_rounded_once() {
-    // The inner dimension is never split: with many columns, with the fewest columns, and (longer than `LONGEST`) with
-    // a buffer for all sums.
+    // In the first two cases, the inner dimension is not split into blocks: with many columns, and with the fewest
+    // columns per block. In the last case, it is longer than `LONGEST` and is split.
     for (rows, columns, depth) in [(20, 1600, 600), (9, 100, 3 * LONGEST / 4 + 1), (3, 50, 2 * LONGEST + 1)] {
         let (a, b) = (rounded(&normal("a", rows * depth)), rounded(&normal("b", columns * depth)));
         let (left, right) = (Matrix::new(&a[..], rows, depth), Matrix::new(&b[..], columns, depth).t());

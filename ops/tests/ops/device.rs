@@ -16,7 +16,7 @@ fn run<A>(emulator: &Emulator, launch: Option<Launch<A>>) {
     unsafe { emulator.run(&launch.unwrap(), 0) }.unwrap();
 }
 
-/// Returns numbers that cover the special ranges: large magnitudes, both sides of 0, and 0 itself.
+/// Returns numbers that cover the special ranges of the functions: the tails, both sides of 0, and 0 itself.
 fn numbers(count: usize, step: f32) -> Vec<f32> {
     (0..count).map(|i| (i as f32 - count as f32 / 2.0) * step).chain([0.0, -0.0, 1e4, -1e4, 1e-30]).collect()
 }

@@ -1,4 +1,4 @@
-//! Tests codes and errors against their definitions in f64, on every instruction set.
+//! Tests codes and rounding errors against their definitions in f64, on every instruction set.
 
 use half::{bf16, f16};
 
@@ -40,7 +40,8 @@ fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|value| value.to_bits()).collect()
 }
 
-/// Returns the number of E2M1 that is nearest, times 2, and the distance between the numbers around it.
+/// Returns twice the E2M1 number that is nearest to half of `units`, and the distance between the doubled numbers
+/// around it.
 fn nearest_of_fp4(units: f64) -> (f64, f64) {
     // The numbers in the order of their codes; OCP Microscaling Formats (MX) Specification 1.0, table 5.
     const NUMBERS: [f64; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
@@ -51,7 +52,7 @@ fn nearest_of_fp4(units: f64) -> (f64, f64) {
     (2.0 * NUMBERS[code] * units.signum(), f64::from(1 << step))
 }
 
-/// Computes the codes by their definition: in f64, and element by element.
+/// The expected codes follow from their definition, in f64 and element by element.
 #[test]
 fn codes_are_the_nearest_and_errors_at_most_half_a_step() {
     for codes in BOTH {
@@ -84,7 +85,8 @@ fn codes_are_the_nearest_and_errors_at_most_half_a_step() {
     }
 }
 
-/// DeepSpeed 0.19's quantizer (`csrc/includes/quantization_utils.h`, `Params<Type::Symmetric, …>`), in f64.
+/// Quantizes and dequantizes with the formula of DeepSpeed 0.19 (`csrc/includes/quantization_utils.h`,
+/// `Params<Type::Symmetric, …>`), in f64.
 fn of_deepspeed(src: &[f32], steps: f64) -> Vec<f64> {
     let largest = src.iter().fold(0.0f64, |max, &x| f64::from(x).abs().max(max));
     let code = |x: f32| (f64::from(x) * steps / largest).round_ties_even().clamp(-steps, steps - 1.0);
@@ -113,7 +115,7 @@ fn errors_are_smaller_than_those_of_the_formula_of_deepspeed() {
                     let worst = |errors: &[f64]| errors.iter().copied().fold(0.0, f64::max);
                     assert!(worst(&ours_off) <= worst(&theirs_off));
                 }
-                // The steps of E2M1 are larger near the largest element, and smaller where most elements are.
+                // E2M1 has larger steps near the largest element and smaller steps near 0, where most elements are.
                 BlockCodes::Fp4 => {
                     let squares = |errors: &[f64]| errors.iter().map(|error| error * error).sum::<f64>();
                     assert!(squares(&ours_off) <= squares(&theirs_off));
@@ -149,7 +151,7 @@ fn every_instruction_set_has_the_same_bits() {
     }
 }
 
-/// A range that begins at a multiple of a block has the same codes alone and within the whole.
+/// A range that begins at a block boundary has the same codes alone and within the whole.
 #[test]
 fn blocks_do_not_depend_on_where_a_range_is_cut() {
     for codes in BOTH {

@@ -103,7 +103,7 @@ fn check_betas(cycle: &OneCycle, table: &[f64]) {
     }
 }
 
-/// Recorded from transformers 5.24.0.
+/// The expected rates were recorded from transformers 5.24.0.
 #[test]
 #[rustfmt::skip]
 fn schedules_of_transformers() {

@@ -15,7 +15,7 @@ use zero_optim::{
     ScheduleFree, Sgd, Step, Warmup, read_half, rounded, update, write_half,
 };
 
-/// Values of both signs and 21 different exponents around 1, computed from integers only.
+/// Returns numbers of both signs, scaled by 21 powers of two from 2⁻¹⁰ to 2¹⁰. They are computed from integers only.
 fn numbers(seed: u64, count: usize) -> Vec<f32> {
     let number = |i: u64| {
         let bits = (i + 1 + (seed << 32)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
@@ -137,7 +137,7 @@ fn sums(record: &mut Record) {
     let mut sum = ExactSum::new();
     sum.add_parameter_range(&values);
     for (i, &value) in values.iter().enumerate() {
-        // From 2⁻¹⁰⁶⁰ to 2⁹⁹⁶.
+        // The magnitudes lie between 2⁻¹⁰²¹ and 2⁹⁹⁶.
         sum.add(f64::from(value) * f64::from_bits((((i * 37) % 2000 + 12) as u64) << 52));
     }
     let limbs = sum.limbs().iter().flat_map(|&limb| [limb as u32, (limb >> 32) as u32]);

@@ -92,7 +92,7 @@ fn a_large_parameter_is_a_segment_of_its_own() {
     assert!(Layout::new(&model, &persistent).segments().iter().all(|s| s.only_parameter().is_none()));
 }
 
-/// With such boundaries, each shard's share of the gradient norm is a sum of whole blocks, for any number of ranks.
+/// Each shard's contribution to the gradient norm is then a sum of whole blocks, for any number of ranks.
 #[test]
 fn cuts_fall_on_blocks_of_parameters() {
     for (_, layout) in layouts() {
@@ -172,13 +172,13 @@ fn small_parameters_stay_gathered_at_stage_3() {
     assert_eq!(norms_and_biases.len(), 2 * 6 + 2);
     assert_eq!(persistent(ZeroStage::Three, 256, usize::MAX), small(256));
     assert_eq!(persistent(ZeroStage::Three, usize::MAX, usize::MAX).len(), model.parameters().len());
-    // In the order of construction, up to the model's threshold.
+    // Parameters are selected in the order of construction, up to the threshold of the model.
     assert_eq!(
         persistent(ZeroStage::Three, 64, 3 * 64),
         ["transformer.h.0.attn.c_proj.bias", "transformer.h.0.ln_1.bias", "transformer.h.0.ln_1.weight"]
     );
     assert!(persistent(ZeroStage::Three, 64, 63).is_empty());
-    // Below stage 3 everything is replicated, so there is nothing to gather.
+    // Below stage 3, all parameters are replicated, so none is gathered.
     assert_eq!(persistent(ZeroStage::Two, 0, usize::MAX).len(), model.parameters().len());
 }
 
@@ -207,7 +207,7 @@ fn persistence_applies_only_to_parameters() {
     }
 }
 
-/// Secondary shards of a near group hold each element once, and have the boundaries of shards.
+/// The secondary shards of a near group hold each element once. Their boundaries are boundaries of shards.
 #[test]
 fn secondary_shards_are_consecutive_shards() {
     for (ranks, near) in [(4, 2), (8, 2), (8, 4), (6, 3)] {

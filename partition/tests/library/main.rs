@@ -1,4 +1,4 @@
-//! Tests of layouts and passes, and of what the validator accepts. One file per subject.
+//! Tests of layouts, of passes, and of the programs that the validator accepts. One file per subject.
 
 mod layout;
 mod mutations;
@@ -15,7 +15,7 @@ fn validate(programs: &[Program], shape: &ModelShape) -> Result<(), Violation> {
     zero_pipeline::validate(programs, &World::data_parallel(shape, &stages, programs.len()))
 }
 
-/// A layer. `embed` is an embedding table: its backward reads no parameters.
+/// Creates a layer. `embed` is an embedding table: its backward reads no parameters.
 fn layer(name: &str, segments: &[usize]) -> LayerShape {
     LayerShape {
         name: name.into(),
@@ -27,7 +27,7 @@ fn layer(name: &str, segments: &[usize]) -> LayerShape {
     }
 }
 
-/// A segment. With `stays`, its parameters stay gathered at stage 3.
+/// Creates a segment. If `stays`, its parameters stay gathered at stage 3.
 fn segment(zero_stage: ZeroStage, elements: usize, stays: bool) -> SegmentShape {
     let mut placements = zero_stage.placements();
     if stays {

@@ -1,4 +1,5 @@
-//! The program of an outer step: what the validator accepts of it, and nothing less.
+//! Tests the program of an outer step: the validator accepts it, and rejects it if an instruction is missing or
+//! repeated.
 
 use zero_partition::passes::{
     GatherOptions, OffloadOptions, PassOptions, RecomputeOptions, ReduceOptions, RefreshOptions, Share, averaging,
@@ -9,7 +10,7 @@ use zero_pipeline::{Mesh, ModelShape, Program, Schedule, Stages, World, ZeroStag
 
 use crate::{layer, segment, validate};
 
-/// An embedding tied to the head, and two blocks, of which one is frozen.
+/// Returns an embedding tied to the head, and two blocks, of which one is frozen.
 fn shape(zero_stage: ZeroStage) -> ModelShape {
     let mut segments = [64, 100, 8, 120].map(|elements| segment(zero_stage, elements, elements == 8)).to_vec();
     segments[3].is_trainable = false;

@@ -1,4 +1,4 @@
-//! Checks the limits of the passes by walking the programs that they write.
+//! Checks that passes respect their limits by walking the programs that they write.
 
 mod gathers;
 
@@ -16,7 +16,7 @@ const NORMS: usize = 24;
 const LN_F: usize = 20;
 const ALL: usize = usize::MAX;
 
-/// An embedding tied to the head, three blocks whose norms stay gathered at stage 3, and a final norm.
+/// Returns an embedding tied to the head, three blocks whose norms stay gathered at stage 3, and a final norm.
 fn shape(zero_stage: ZeroStage) -> ModelShape {
     let segment = |elements| segment(zero_stage, elements, elements == NORMS);
     ModelShape {
@@ -32,7 +32,7 @@ fn shape(zero_stage: ZeroStage) -> ModelShape {
     }
 }
 
-/// No prefetching, no reuse, layer by layer, no overlap.
+/// Returns options without prefetching, reuse and overlap; each layer is reduced and refreshed by itself.
 fn plain() -> PassOptions {
     PassOptions {
         offload: OffloadOptions::PLAIN,
@@ -199,7 +199,7 @@ fn gradients_are_written_during_the_next_backward() {
             }
         }
         assert_eq!(behind_a_backward + others, micro_batches * shape.segments.len());
-        // Only at the end of the step, before the norm, does a write have nothing to overlap with.
+        // A write has nothing to overlap with only at the end of the step, before the norm.
         assert!(others <= 4, "{others} of {} are waited for at once:\n{program}", behind_a_backward + others);
     }
 }

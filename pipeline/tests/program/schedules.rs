@@ -10,7 +10,7 @@ use zero_pipeline::{
     validate,
 };
 
-/// Each layer has a segment of its own. If `tied`, the last layer also uses the first layer's segment.
+/// Returns layers with a segment each. If `tied`, the last layer also uses the segment of the first layer.
 fn shape(layers: usize, tied: bool) -> ModelShape {
     let layer = |index: usize| {
         let shares = tied && index + 1 == layers && index > 0;
@@ -28,7 +28,7 @@ fn shape(layers: usize, tied: bool) -> ModelShape {
     ModelShape { layers: (0..layers).map(layer).collect(), segments: (0..layers).map(segment).collect() }
 }
 
-/// Cuts a model into one layer per chunk and two extra layers.
+/// Cuts the layers of a model into `count` × `chunks` parts of nearly equal length.
 fn stages(shape: &ModelShape, count: usize, chunks: usize) -> Stages {
     let (parts, layers) = (count * chunks, shape.layers.len());
     let cuts = (0..parts).map(|part| layers * part / parts..layers * (part + 1) / parts);
@@ -267,7 +267,7 @@ fn defects_of_messages_are_named() {
 
 #[test]
 fn a_deadlock_names_the_waiting_ranks() {
-    // The last stage awaits a gradient whose receive was not posted.
+    // Stage 0 waits for a gradient before it loads micro-batch 0.
     let found = changed(0, |i| {
         let (from, to) = ("await_send activations for layer 1 of micro-batch 0", "load micro-batch 0");
         let find = |i: &[Instruction], what: &str| i.iter().position(|i| i.to_string().starts_with(what)).unwrap();

@@ -29,13 +29,14 @@ fn shape(layers: usize, zero_stage: ZeroStage) -> ModelShape {
     ModelShape { layers: (0..layers).map(layer).collect(), segments: (0..layers).map(segment).collect() }
 }
 
-/// Only layers take time.
+/// Returns costs with which only layers take time.
 fn costs(layers: usize, layer: LayerCosts) -> Costs {
     let segment = SegmentCosts { parameters: 40, gradients: 40, ..SegmentCosts::default() };
     Costs::of_compute(vec![layer; layers], vec![segment; layers])
 }
 
-/// Durations are whole numbers, so that sums are exact: forward, backward for the inputs and backward for the weights.
+/// Returns the costs of a layer: seconds of the forward, of the backward for the inputs and of the backward for the
+/// weights. Tests pass whole numbers, so that sums are exact.
 fn layer(forward: f64, input: f64, weight: f64) -> LayerCosts {
     LayerCosts {
         forward,
@@ -123,14 +124,14 @@ fn zero_bubble_is_a_third_of_1f1b_at_its_memory() {
     }
 }
 
-/// Two stages of two layers, and two replicas. Only costs set by the test take time.
+/// Returns two stages of two layers each, and a mesh of four ranks: two replicas of each stage.
 fn world(shape: &ModelShape) -> (Stages, Mesh) {
     (Stages::new(shape, 2, vec![0..2, 2..4]).unwrap(), Mesh::new(4, 2).unwrap())
 }
 
 #[test]
 fn deferred_weight_gradients_keep_micro_batches_alive() {
-    // The last stage has one micro-batch between forward and backward, and three with deferred weight gradients.
+    // The last stage has one micro-batch between forward and backward, and three whose weight gradients are deferred.
     let (_, alive) = run(Schedule::ZeroBubble, 4, 1, 8, layer(1.0, 1.0, 1.0));
     assert_eq!(alive[3], 4);
     let shape = shape(4, ZeroStage::Zero);

@@ -6,7 +6,7 @@ use zero_pipeline::Schedule;
 use zero_pipeline::schedule::Size;
 use zero_pipeline::split::{self, LayerCost, SplitError};
 
-/// Returns all ways to cut `layers` into `parts`, those with longer first parts first.
+/// Returns all ways to cut `layers` into `parts`. Cuts with longer first parts come first.
 fn cuts(layers: Range<usize>, parts: usize) -> Vec<Vec<Range<usize>>> {
     if parts == 1 {
         return if layers.is_empty() { vec![] } else { vec![vec![layers]] };
@@ -43,7 +43,7 @@ fn uniform_gives_left_over_layers_to_the_first_parts() {
             let lengths = lengths(&cut);
             assert_eq!(lengths.iter().sum::<usize>(), layers);
             assert!(lengths.is_sorted_by(|a, b| a >= b) && lengths[0] - lengths[parts - 1] <= 1, "{cut:?}");
-            // The weighted cut of layers with equal weights is the same.
+            // Cutting by equal weights gives the same result.
             assert_eq!(split::balanced(&vec![3; layers], parts).unwrap(), cut);
         }
     }
@@ -83,7 +83,8 @@ fn the_heaviest_part_is_as_light_as_in_any_cut() {
             let parts = cut.iter().map(|part| weights[part.clone()].iter().sum::<u64>());
             (parts.clone().max().unwrap(), parts.map(|weight| weight * weight).sum())
         };
-        // By heaviest part, evenness and longest first parts; `cuts` lists the latter first.
+        // The best cut has the lightest heaviest part, then the most even weights, then the longest first parts. `cuts`
+        // lists cuts with longer first parts first.
         let expected = cuts(0..layers, parts).into_iter().min_by_key(of).unwrap();
         assert_eq!(split::balanced(&weights, parts).unwrap(), expected, "{weights:?}");
     }
@@ -139,7 +140,7 @@ fn the_slowest_part_is_as_fast_as_in_any_cut_that_fits() {
 
 #[test]
 fn memory_moves_layers_off_the_first_stage() {
-    // Four equal layers on two stages: the first stage keeps two micro-batches alive, the second one.
+    // Four equal layers on two stages: the first stage keeps two micro-batches alive, the second stage keeps one.
     let costs = [LayerCost { forward: 1.0, backward: 2.0, state: 10, activations: 10 }; 4];
     let alive = split::alive(Schedule::OneFOneB, Size { stages: 2, chunks: 1, micro_batches: 8 });
     assert_eq!(alive, [2, 1]);
@@ -170,7 +171,7 @@ fn alive_counts_micro_batches_by_part() {
     assert_eq!(split::alive(Schedule::OneFOneB, size), [4, 3, 2, 1]);
     assert_eq!(split::alive(Schedule::ZeroBubble, size), [4, 4, 4, 4]);
     assert_eq!(split::alive(Schedule::OneFOneB, Size { micro_batches: 2, ..size }), [2, 2, 2, 1]);
-    // Before the first backward, stage 0 runs both micro-batches through its first chunk and one through its second.
+    // Before the first backward, stage 0 runs three micro-batches through its first chunk and two through its second.
     let size = Size { stages: 2, chunks: 2, micro_batches: 4 };
     let alive = split::alive(Schedule::Interleaved, size);
     assert_eq!(alive.len(), 4);

@@ -1,10 +1,10 @@
-//! Several tied parameters at once: each channel must deliver its messages in sending order.
+//! Several tied parameters at once: on each channel, receives must be posted in the order of the sends.
 
 use zero_pipeline::Instruction::{self, AwaitReceive, Receive, Send};
 use zero_pipeline::schedule::{self, SCHEDULES};
 use zero_pipeline::{Kind, LayerShape, Message, ModelShape, Schedule, SegmentShape, Stages, Tiers, ZeroStage};
 
-/// Six layers with a segment each, plus segments that several layers share.
+/// Returns six layers with a segment each, plus segments that several layers share.
 fn shape(ties: &[&[usize]]) -> ModelShape {
     let shared =
         |layer: usize| ties.iter().enumerate().filter(move |(_, users)| users.contains(&layer)).map(|(k, _)| 6 + k);

@@ -10,7 +10,7 @@ use zero_pipeline::{
     schedule, simulate, trace,
 };
 
-/// 1F1B on two stages, with messages that take time.
+/// Returns the timeline of 1F1B on two stages, with messages that take time.
 fn timeline(forward: f64) -> Timeline {
     let layer = |index: usize| LayerShape {
         name: format!("layer.{index}"),

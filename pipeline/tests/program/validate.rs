@@ -14,7 +14,7 @@ fn validate(programs: &[Program], shape: &ModelShape) -> Result<(), Violation> {
     zero_pipeline::validate(programs, &World::data_parallel(shape, &stages, programs.len()))
 }
 
-/// Three layers; the last one also uses the first one's segment.
+/// Returns three layers. The last layer also uses the segment of the first layer.
 fn shape(zero_stage: ZeroStage) -> ModelShape {
     let layer = |name: &str, segments: &[usize]| LayerShape {
         name: name.into(),
@@ -37,8 +37,8 @@ fn shape(zero_stage: ZeroStage) -> ModelShape {
     }
 }
 
-/// The plainest valid step: everything is gathered right before its use, released right after, and awaited at once.
-/// Written without the passes, so that the test covers only the validator.
+/// Returns the simplest valid step: every segment is gathered right before its use and released right after, and every
+/// operation is awaited at once. The step is written without the passes, so that the test covers only the validator.
 fn plain_step(shape: &ModelShape, micro_batches: usize) -> Program {
     let mut instructions = vec![];
     for instruction in schedule::accumulation(shape, micro_batches).instructions {
@@ -182,7 +182,7 @@ fn layers_run_in_order_and_once() {
 fn all_ranks_start_the_same_collectives_in_the_same_order() {
     let shape = shape(ZeroStage::Three);
     let good = plain_step(&shape, 1);
-    // Two gathers before the first use, in either order: each is valid by itself.
+    // Both programs start two gathers before the first use, in opposite orders. Each order is valid by itself.
     let ahead = |first, second| {
         let mut program = good.clone();
         for segment in [0, 1] {
@@ -198,7 +198,7 @@ fn all_ranks_start_the_same_collectives_in_the_same_order() {
     assert_eq!((violation.rank, violation.index), (2, 0));
     let reason = "all ranks of a stage must start the same collectives: number 0 is `gather segments [1]` here, but `gather segments [0]` on rank 0";
     assert_reason(&violation, "gather segments [1]", reason);
-    // One collective too many.
+    // A program with one collective too many.
     let mut more = good.clone();
     let end = more.instructions.len();
     let segment = 0;
@@ -210,7 +210,7 @@ fn all_ranks_start_the_same_collectives_in_the_same_order() {
     let violation = validate(&[good.clone(), more.clone()], &shape).unwrap_err();
     assert_eq!((violation.rank, violation.index), (1, end));
     assert!(violation.reason.ends_with("is `gather segments [0]` here, but nothing on rank 0"), "{violation}");
-    // One collective too few.
+    // A program with one collective too few.
     let violation = validate(&[more, good.clone()], &shape).unwrap_err();
     assert_eq!((violation.rank, violation.index), (1, good.instructions.len()));
     assert!(violation.reason.ends_with("is nothing here, but `gather segments [0]` on rank 0"), "{violation}");

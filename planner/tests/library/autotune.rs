@@ -13,7 +13,7 @@ use zero_planner::autotune::{Row, State, Tuned, Watch, tune};
 /// Observes the search and may interrupt it.
 struct Onlooker<'a> {
     stop: &'a AtomicBool,
-    /// Number of runs after which it interrupts.
+    /// Number of runs after which the observer interrupts the search.
     stop_after: usize,
     runs: usize,
 }
@@ -29,8 +29,8 @@ impl Watch for Onlooker<'_> {
     fn say(&mut self, _: &str) {}
 }
 
-/// `script` gets `$ranks` and `$set`, all overrides in one line. It prints nothing itself but calls `takes` with
-/// milliseconds.
+/// Plants a program that runs `script` with the variables `$ranks` and `$set` (all overrides in one line). The script
+/// prints nothing itself; it calls `takes` with the milliseconds of a step.
 fn plant(more: &str, script: &str) -> Planted {
     let before = "case \"$2\" in costs) echo 'error: nothing to profile' >&2; exit 3;; esac\n\
                   takes() { echo \"{\\\"step_ms\\\": [$1, $1, $1], \\\"peak_bytes\\\": 1000}\"; }";
@@ -106,7 +106,7 @@ fn crashes_hangs_and_memory_bombs_do_not_end_the_search() {
     assert_eq!(setting(best(&tuned), "train_micro_batch_size_per_gpu"), Some("2"));
     let gain = tuned.gain.unwrap();
     assert!((gain.mean - 2.0).abs() < 1e-9, "{gain:?}");
-    // The file is the user's except for the necessary changes, and resolves to the configuration that ran.
+    // The file is the user's file with only the necessary changes. It resolves to the configuration that ran.
     let text = fs::read_to_string(planted.results().join("best.yaml")).unwrap();
     assert!(text.contains("# a comment that stays") && text.contains("train_micro_batch_size_per_gpu: 2"), "{text}");
     let config = Config::with_world_size("best.yaml", &text, 2).unwrap();

@@ -1,6 +1,6 @@
 //! Tests the searches with a program that stands in for `zero-train`, and the report page. One file per subject.
 
-// The page is built from its source, which refers to this module as `crate::page`.
+// `report_page` includes the source of the page, which refers to this module as `crate::page`.
 use zero_planner::page;
 
 mod autotune;

@@ -12,7 +12,7 @@ use zero_planner::autotune::{SweepTrial, SweepWatch, Swept, TrialState, sweep};
 /// Observes the sweep and may interrupt it.
 struct Onlooker<'a> {
     stop: &'a AtomicBool,
-    /// Number of trials after which it interrupts.
+    /// Number of trials after which the observer interrupts the sweep.
     stop_after: usize,
     trials: usize,
     said: Vec<String>,
@@ -31,7 +31,8 @@ impl SweepWatch for Onlooker<'_> {
     }
 }
 
-/// `script` calls `trains` with the losses of its evaluations, one for every ten steps.
+/// Plants a program that runs `script`. The script calls `trains` with the losses of its evaluations, one for every ten
+/// steps.
 fn plant(more: &str, script: &str) -> Planted {
     let before = "trains() { mkdir -p \"$out\"; step=10; for loss in \"$@\"; do \
                   echo \"{\\\"step\\\": $step, \\\"eval_loss\\\": $loss}\" >> \"$out/metrics.jsonl\"; step=$((step + 10)); done; }";
@@ -86,8 +87,8 @@ fn the_lowest_loss_wins_and_failed_trials_are_recorded() {
         let reason = swept.trials[id].reason.as_deref();
         assert!(reason.is_some_and(|reason| reason.contains(told)), "{id}: {reason:?}");
     }
-    // A finished trial is judged by its best evaluation, not its last. Trials that did not finish do not win, however
-    // good they were before.
+    // A finished trial is judged by its best evaluation, not by its last. A trial that did not finish cannot win,
+    // however low its losses were.
     let best = &swept.trials[swept.best.unwrap()];
     assert_eq!((best.words().as_str(), best.best().unwrap().step), ("optimizer.params.lr=0.002", 20));
     let text = fs::read_to_string(planted.results().join("sweep-best.yaml")).unwrap();
@@ -102,7 +103,7 @@ fn an_interrupted_sweep_continues_with_the_same_points() {
             "optimizer: {{type: AdamW}}\ntraining: {{eval_every: 10}}\nautotuning:\n  sweep:\n    method: {method}\n    trials: 7\n    max_steps: 30\n    seed: 3\n    space:\n      \
              optimizer.params.lr: {{low: 1e-5, high: 1e-1, log: true}}\n      training.seed: {{low: 1, high: 5}}\n"
         );
-        // The loss is a digit of the rate, so it depends on the rate alone.
+        // The loss is the first nonzero digit of the learning rate, so it depends on the rate alone.
         let script =
             "rate=${set##*lr=}\nrate=${rate%% *}\ndigit=$(echo \"$rate\" | tr -dc 1-9 | cut -c1)\ntrains 10 9 $digit";
         let planted = plant(&more, script);

@@ -59,7 +59,7 @@ fn stores(folder: &Path) -> Stores {
 #[test]
 fn an_object_is_downloaded_once() {
     let (server, folder, watch) = (Server::start(), tempfile::tempdir().unwrap(), Counts::default());
-    // Several parts, of which the last is short; and none.
+    // An empty object, an object of one byte, and an object of several parts with a short last part.
     for length in [0, 1, 9 * MIB + 17] {
         server.put("d/a.txt", content(length), &[("etag", &format!("\"{length}\""))]);
         let stores = stores(folder.path());
@@ -86,7 +86,7 @@ fn an_object_that_was_replaced_is_downloaded_again() {
     assert_eq!(read(), "one");
     server.put("a", "two", &[("etag", "\"v2\"")]);
     assert_eq!(read(), "two");
-    // The listing is older than the object.
+    // The object is replaced after it was listed.
     let object = stores.list(&server.url("a"), &watch).unwrap().remove(0);
     server.put("a", "three", &[("etag", "\"v3\"")]);
     let other = tempfile::tempdir().unwrap();
@@ -134,7 +134,7 @@ fn a_store_that_stays_away_is_an_error_with_the_byte_and_nothing_is_lost() {
     let stores = Stores::new(folder.path(), None).patience(Duration::from_millis(500));
     server.put("a", content(9 * MIB), &TAG);
     let object = stores.list(&server.url("a"), &watch).unwrap().remove(0);
-    // The second part never comes.
+    // Every request fails.
     server.fail("a", Fault::Status(500, usize::MAX));
     let error = stores.fetch(&object, &watch).unwrap_err();
     assert!(matches!(error, Error::Unreachable { byte: 0, .. }), "{error}");
@@ -175,10 +175,10 @@ fn a_wrong_byte_is_found_by_every_checksum_that_stores_state() {
             let local = stores(folder.path()).fetch(&object, &watch);
             local.map(|local| fs::read(local.path).unwrap())
         };
-        // The fault occurs once, so the second download is right.
+        // The fault occurs once, so the second download of the part is right.
         assert!(get(Fault::Flip { byte: 4_300_000, times: 1, varies: false }).unwrap() == right);
-        // The byte differs in each download, so the error names it. The byte is wrong in the same way each time, so the
-        // store itself has it.
+        // If the byte differs between downloads, the error names it. If it is wrong in the same way each time, the copy
+        // in the store is wrong, and the error names no byte.
         let at = |fault| match get(fault).unwrap_err() {
             Error::Corrupt { byte, address, .. } => (byte, address.ends_with("/a")),
             error => panic!("{error}"),
@@ -186,7 +186,7 @@ fn a_wrong_byte_is_found_by_every_checksum_that_stores_state() {
         assert_eq!(at(Fault::Flip { byte: 4_300_000, times: usize::MAX, varies: true }), (Some(4_300_000), true));
         assert_eq!(at(Fault::Flip { byte: 4_300_000, times: usize::MAX, varies: false }), (None, true));
     }
-    // The tag of an object that is encrypted with a key of KMS, or that has parts, is not an MD5.
+    // The ETag of an object that is encrypted with a KMS key, or that was uploaded in parts, is not an MD5.
     let (server, folder, watch) = (Server::start(), tempfile::tempdir().unwrap(), Counts::default());
     let tag = format!("\"{}\"", "0".repeat(32));
     let headers = [("etag", tag.as_str()), ("x-amz-request-id", "1"), ("x-amz-server-side-encryption", "aws:kms")];
@@ -292,6 +292,6 @@ fn what_does_not_exist_is_named() {
     let list = |path: &str| stores(folder.path()).list(&server.url(path), &watch).unwrap_err();
     assert!(matches!(list("b"), Error::Missing { .. }));
     assert!(matches!(list("*.txt"), Error::Address { .. }));
-    // Without a version, a change would go unnoticed.
+    // An object without a version is rejected, because a change would go unnoticed.
     assert!(matches!(list("a"), Error::Answer { .. }));
 }

@@ -1,4 +1,4 @@
-//! A web server for tests, which fails in the ways in which real stores and networks fail.
+//! A web server for tests that fails as real stores and networks do.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
@@ -13,12 +13,13 @@ use std::time::Duration;
 pub(crate) enum Fault {
     /// The next answers to GET have this status; the second field counts them.
     Status(u16, usize),
-    /// The connections of the next answers end after this many bytes of the content; the second field counts them.
+    /// The connections of the next answers are closed after this many bytes of the content; the second field counts
+    /// them.
     Cut(usize, usize),
-    /// This byte of the file is wrong in the next `times` answers that contain it; if `varies`, in another way each
-    /// time.
+    /// This byte of the file is wrong in the next `times` answers that contain it. If `varies`, it is wrong in a
+    /// different way each time.
     Flip { byte: usize, times: usize, varies: bool },
-    /// The content comes in pieces of this many bytes, with a pause after each.
+    /// The server sends the content in pieces of this many bytes, with a pause after each.
     Slow(usize, Duration),
 }
 
@@ -36,7 +37,7 @@ struct State {
     requests: Vec<String>,
 }
 
-/// A server on a free port, until it is dropped.
+/// A server on a free port. It runs until it is dropped.
 pub(crate) struct Server {
     pub(crate) address: SocketAddr,
     state: Arc<Mutex<State>>,
@@ -66,7 +67,7 @@ impl Server {
         Self { address, state, ends, thread: Some(thread) }
     }
 
-    /// Ends the server and all its connections. Returns a function that starts it again at the same port.
+    /// Stops the server and all its connections. Returns a function that starts it again on the same port.
     pub(crate) fn kill(mut self) -> impl FnOnce() -> Self {
         self.end();
         let (address, state) = (self.address, Arc::clone(&self.state));

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// A queue on a file of `size` bytes, with one request for four one-page blocks, all of which are in flight.
+/// Returns a queue on a file of `size` bytes, with one request for four one-page blocks, all of which are in flight.
 fn four_blocks(direction: Direction, size: u64) -> (Queue, Pending, Vec<Block>) {
     let file = tempfile::tempfile().expect("a file");
     file.set_len(size).expect("a length");

@@ -10,7 +10,7 @@ use zero_tier::{ALIGNMENT, AlignedBuffer, Backend, DiskError, Options, Pending, 
 
 const PAGE: u64 = ALIGNMENT as u64;
 
-/// Options for io_uring, and for threads.
+/// Returns options for io_uring and for threads.
 fn both() -> [Options; 2] {
     [Options::default(), Options { io_uring: false, ..Options::default() }]
 }
@@ -25,7 +25,7 @@ fn is_empty(folder: &Path) -> bool {
     fs::read_dir(folder).expect("a folder").next().is_none()
 }
 
-/// Opens the unnamed file of this process in the folder a second time, through /proc.
+/// Opens the unnamed swap file of this process in `folder` a second time, through /proc.
 fn reopen(folder: &Path) -> File {
     let links = fs::read_dir("/proc/self/fd").expect("open files").map(|entry| entry.expect("an entry").path());
     let is_ours = |link: &PathBuf| fs::read_link(link).is_ok_and(|target| target.starts_with(folder));
@@ -52,7 +52,7 @@ fn reads_and_writes_detect_a_truncated_file() {
                 DiskError::CutShort { folder, end: 4 * PAGE + 100, at, bytes }
             );
         }
-        // The write would extend the file, and pages 4 to 7 would read as zeros.
+        // Without a check, this write would extend the file, and pages 4 to 7 would read as zeros.
         let error = file.write(8 * PAGE, filled(ALIGNMENT, 2.0), ALIGNMENT).wait().expect_err("the end is gone");
         assert!(error.to_string().contains("the swap file was truncated"), "{error}");
         assert!(matches!(read(6, 1).wait(), Err(DiskError::CutShort { .. })));
@@ -110,7 +110,7 @@ fn a_full_and_a_read_only_disk() {
             assert!(file.notices().iter().any(|notice| notice.contains("tmpfs")), "{:?}", file.notices());
             let write = |at: u64| file.write(at, filled(64 << 10, 1.0), 64 << 10);
             write(0).wait().expect("there is space");
-            // Break the reservation: free the space of half of the file, and fill the disk with another one.
+            // Breaks the reservation: frees the space of half of the file, and fills the disk with another file.
             let punch = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
             rustix::fs::fallocate(reopen(disk), punch, 256 << 10, 256 << 10).expect("a hole");
             fs::write(disk.join("other"), vec![1; 800 << 10]).expect_err("it fills the disk");
@@ -176,7 +176,7 @@ fn threads_replace_a_refused_io_uring() {
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
         return;
     };
-    // Make the kernel refuse a ring for want of a file descriptor: only one is left, for the file.
+    // Makes the kernel refuse a ring: only one file descriptor is left, and the swap file takes it.
     let used = fs::read_dir("/proc/self/fd").expect("open files").map(|entry| entry.expect("an entry").file_name());
     let highest = used.filter_map(|name| name.to_str()?.parse::<u64>().ok()).max().expect("standard output");
     let gaps: Vec<File> = (0..highest).map(|_| File::open("/dev/null").expect("a file")).collect();
@@ -192,7 +192,7 @@ fn threads_replace_a_refused_io_uring() {
     assert_eq!(refusals, 1, "{:?}", file.notices());
     file.write(0, filled(ALIGNMENT, 3.0), ALIGNMENT).wait().expect("written");
     assert_eq!(file.read(0, filled(ALIGNMENT, 0.0), ALIGNMENT).wait().expect("read").as_f32(), [3.0; 1024]);
-    // No refusal is reported for io_uring that was not requested.
+    // If io_uring was not requested, no refusal is reported.
     let quiet = SwapFile::create(&folder, PAGE, &Options { io_uring: false, ..Options::default() }).expect("a file");
     assert!(!quiet.notices().iter().any(|notice| notice.contains("io_uring")), "{:?}", quiet.notices());
 }

@@ -6,7 +6,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use zero_tier::{ALIGNMENT, AlignedBuffer, Backend, BufferPool, Options, Pending, SwapFile};
 
-/// Pages of the file: few, so that requests overlap.
+/// Pages of the file. There are few, so that requests overlap.
 const PAGES: usize = 24;
 
 #[derive(Debug, Clone)]

@@ -1,6 +1,6 @@
-//! Executes a program symbolically, with the rules of the runtime and none of the validator's.
+//! Executes a program symbolically. It applies the rules of the runtime and none of the rules of the validator.
 //!
-//! One rank stands for all. A gradient is the list of backwards that contributed to it, each with the versions of the
+//! One rank represents all. A gradient is the list of backwards that contributed to it, each with the versions of the
 //! parameters that it read. Sums keep the order of their summands, because the order affects the bits.
 
 mod state;

@@ -16,7 +16,7 @@ use zero_pipeline::{ModelShape, Placement, Placements, Program, Schedule, Stages
 
 use crate::{layer, segment, validate, with_secondary};
 
-/// Three layers, the last one tied to the first; at stage 3, segment 2 stays gathered.
+/// Returns three layers, the last one tied to the first. At stage 3, segment 2 stays gathered.
 fn shape(zero_stage: ZeroStage) -> ModelShape {
     let segment = |elements| segment(zero_stage, elements, elements == 10);
     ModelShape {
@@ -25,7 +25,7 @@ fn shape(zero_stage: ZeroStage) -> ModelShape {
     }
 }
 
-/// Programs with as much overlapped communication as the options allow, and programs with none.
+/// Returns programs with as much overlapped communication as the options allow, and programs with none.
 fn programs() -> Vec<(ModelShape, Program)> {
     let mut programs = vec![];
     for zero_stage in [ZeroStage::Zero, ZeroStage::One, ZeroStage::Two, ZeroStage::Three] {
@@ -68,8 +68,8 @@ fn programs() -> Vec<(ModelShape, Program)> {
         let program = training_step(&share, Schedule::OneFOneB, micro_batches, &options);
         programs.push((shape, program));
     }
-    // Without recomputation or accumulation, because the number of mutants grows with the square of the number of
-    // instructions.
+    // Programs with offloaded state. They have no recomputation and at most two micro-batches, because the number of
+    // mutants grows with the square of the number of instructions.
     for (zero_stage, gather, micro_batches) in
         [(ZeroStage::One, 0, 1), (ZeroStage::Two, 0, 2), (ZeroStage::Three, 100, 1)]
     {
@@ -91,7 +91,7 @@ fn programs() -> Vec<(ModelShape, Program)> {
     programs
 }
 
-/// Offloads all but the smallest segment as far as its placements allow, in two tiles.
+/// Offloads all but the smallest segment to disk, as far as its placements allow, in two tiles.
 fn on_disk(mut shape: ModelShape) -> ModelShape {
     let tier = |placement| if placement == Placement::Sharded { Tier::Nvme } else { Tier::Memory };
     for segment in shape.segments.iter_mut().filter(|segment| segment.elements > 10) {
@@ -109,7 +109,7 @@ fn changed(program: &Program, change: impl FnOnce(&mut Vec<zero_pipeline::Instru
     program
 }
 
-/// Returns every program that differs by one edit.
+/// Returns every program that differs from this one by one edit.
 fn mutants(program: &Program) -> impl Iterator<Item = Program> + '_ {
     let n = program.instructions.len();
     let dropped = (0..n).map(|i| changed(program, |list| drop(list.remove(i))));

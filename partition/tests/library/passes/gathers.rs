@@ -7,12 +7,12 @@ use zero_pipeline::{ModelShape, Placement, Program, Schedule, Stages, ZeroStage}
 use super::{ALL, BLOCK, LN_F, NORMS, WTE, plain, shape, step};
 use crate::{validate, with_secondary};
 
-/// Stage 3 with the given gather options.
+/// Returns a step at stage 3 with these gather options.
 fn gathering(micro_batches: usize, gather: GatherOptions) -> Program {
     step(ZeroStage::Three, micro_batches, &PassOptions { gather, ..plain() })
 }
 
-/// Elements gathered while a layer computes.
+/// Numbers of elements at the time when a layer computes.
 struct Moment {
     /// In flight.
     ahead: usize,
@@ -113,12 +113,12 @@ fn prefetching_stays_within_its_bucket() {
         let ahead = moments(&program, &shape).iter().map(|m| m.ahead).max().unwrap();
         most.push(ahead);
     }
-    // A bucket smaller than a block prefetches one block, and the others are filled. Without a limit, most is in flight
-    // during the embedding's backward, which reads nothing: the whole next forward.
+    // A bucket smaller than a block prefetches one block; larger buckets are filled completely. Without a limit, the
+    // peak is during the backward of the embedding, which reads no parameters: the whole next forward is in flight.
     assert_eq!(most, [0, BLOCK, BLOCK, BLOCK, BLOCK + WTE, 3 * BLOCK, 3 * BLOCK + WTE + LN_F]);
 }
 
-/// A layer whose segments are gathered in one collective, with a bucket that holds a part of them.
+/// The segments of a layer are gathered in one collective, also with a bucket that holds only some of them.
 #[test]
 fn the_next_layer_is_always_prefetched() {
     let mut shape = shape(ZeroStage::Three);
@@ -171,8 +171,8 @@ fn inner_layers_are_gathered_twice_per_micro_batch() {
     for micro_batches in 1..=4 {
         for prefetch in [0, BLOCK, ALL] {
             let program = gathering(micro_batches, GatherOptions { prefetch, overlap: true, ..plain().gather });
-            // The last layer's parameters stay gathered from its forward to its backward, which comes next. The first
-            // layer's backward reads no parameters.
+            // The parameters of the last layer stay gathered from its forward to its backward, which comes next. The
+            // backward of the first layer reads no parameters.
             assert_eq!(gathers(&program).len(), (2 * shape.layers.len() - 2) * micro_batches);
             // The tied embedding is gathered once for the first layer and once for the last.
             let tied = gathers(&program).into_iter().filter(|&s| s == 0).count();
@@ -191,8 +191,8 @@ fn inner_layers_are_gathered_twice_per_micro_batch() {
     );
 }
 
-/// With secondary shards, the program has the same gathers, overlapped in the same way. Only the first of each segment reads all
-/// shards.
+/// With secondary shards, the program has the same gathers with the same overlap. Only the first gather of each segment
+/// reads all shards.
 #[test]
 fn segments_are_gathered_from_all_shards_once_a_step() {
     let shape = with_secondary(shape(ZeroStage::Three));

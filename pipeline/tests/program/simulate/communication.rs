@@ -1,4 +1,4 @@
-//! Compares the simulator with the times of messages, collectives and disks, and with what waits for them.
+//! Checks the simulated times of messages, collectives and disk requests, and of the instructions that wait for them.
 
 use zero_pipeline::Instruction::*;
 use zero_pipeline::schedule;
@@ -26,7 +26,8 @@ fn messages_take_latency_and_bandwidth_and_come_in_order() {
         (of(0, |lane| matches!(lane, Lane::Channel(_))), computes)
     };
     assert_eq!(times(world), (vec![(1.0, 5.0), (5.0, 9.0)], vec![(5.0, 6.0), (9.0, 10.0)]));
-    // Without channel capacity, the second message waits until its receive is posted, when the first has been taken.
+    // Without channel capacity, the second message waits until its receive is posted, which happens when the first
+    // message has been received.
     assert_eq!(times(World { capacity: 0, ..world }), times(world));
     let slow: Vec<Program> = programs
         .iter()
@@ -44,7 +45,7 @@ fn messages_take_latency_and_bandwidth_and_come_in_order() {
     let found = simulate(&slow, &World { capacity: 0, ..world }, &costs).unwrap();
     let sends: Vec<f64> = found.events.iter().filter(|e| e.lane != Lane::Compute).map(|e| e.start).collect();
     assert_eq!(sends, [1.0, 6.0]);
-    // The last send is awaited at the end.
+    // Rank 0 awaits its last send at the end of its program.
     assert_eq!(found.events.iter().filter(|e| e.rank == 0).map(|e| e.end).fold(0.0, f64::max), 10.0);
 }
 
@@ -54,7 +55,7 @@ fn collectives_wait_for_all_members_and_overlap_with_compute() {
     let (stages, mesh) = world(&shape);
     let world = World { shape: &shape, stages: &stages, mesh, capacity: 0 };
     let mut costs = costs(4, layer(3.0, 1.0, 1.0));
-    // Half of 40 bytes at 10 bytes per second, plus a second of latency: 3 seconds.
+    // Gathering half of 40 bytes at 10 bytes per second takes 2 seconds, plus a second of latency.
     costs.data = Collectives::all(Link { latency: 1.0, bandwidth: 10.0 });
     costs.gradient_norm = 0.5;
     let program = |rank: usize| {
@@ -75,8 +76,8 @@ fn collectives_wait_for_all_members_and_overlap_with_compute() {
         let events = found.events.iter().filter(move |e| e.rank == rank && e.lane == lane);
         events.map(|e| (e.instruction.kind(), e.start, e.end)).collect::<Vec<_>>()
     };
-    // Both gathers are started at once and run one after the other. Rank 1 is late: rank 0 waits for it, while ranks 2
-    // and 3 do not until the norm.
+    // Both gathers are started at once and run one after the other. Rank 1 is late. Rank 0 waits for it in the gathers,
+    // ranks 2 and 3 only in the gradient norm.
     let collectives = [("gather", 7.0, 10.0), ("gather", 10.0, 13.0), ("gradient_norm", 16.0, 16.5)];
     assert_eq!(of(0, Lane::Collectives), collectives);
     assert_eq!(of(1, Lane::Collectives), collectives);
@@ -106,13 +107,13 @@ fn a_bucket_takes_the_time_of_one_collective() {
         let programs = vec![Program { instructions, micro_batches: 1 }; 2];
         let found = simulate(&programs, &world, &costs).unwrap();
         let collective = found.events.iter().find(|event| event.lane == Lane::Collectives).unwrap();
-        // Half of 80 bytes in a gather, all of them in an all-reduce.
+        // A gather transfers half of 80 bytes, an all-reduce transfers all of them.
         let bytes = if zero_stage == ZeroStage::Three { 40.0 } else { 80.0 };
         assert_eq!((collective.start, collective.end), (0.0, 1.0 + bytes / 10.0), "{zero_stage:?}");
     }
 }
 
-/// Of 40 bytes, a rank of a shard group of 4 sends 30, and one of a near group of 2 sends 20, over a link of its own.
+/// To gather 40 bytes, a rank sends 30 in a shard group of 4, and 20 in a near group of 2, which has a link of its own.
 #[test]
 fn gathers_from_secondary_shards_use_the_link_of_near_groups() {
     let shape = shape(1, ZeroStage::Three);
@@ -138,7 +139,8 @@ fn gathers_from_secondary_shards_use_the_link_of_near_groups() {
     assert_eq!(times, [("gather", 0.0, 3.0), ("gather_secondary", 3.0, 5.0)]);
 }
 
-/// A rank sends 12 bytes of codes within its near group, then 6 to other groups. Its replicates reduce nothing.
+/// A rank sends 12 bytes of codes within its near group, then 6 to other groups. There are no replicates to reduce
+/// over.
 #[test]
 fn codes_use_the_links_of_the_groups_in_which_they_travel() {
     let shape = shape(1, ZeroStage::Two);
@@ -159,7 +161,8 @@ fn codes_use_the_links_of_the_groups_in_which_they_travel() {
     }
 }
 
-/// A rank sends 30 bytes in each of the two collectives of an outer step, one outer step after the other.
+/// An outer step consists of two collectives, in each of which a rank sends 30 bytes. Outer steps run one after the
+/// other.
 #[test]
 fn outer_steps_use_the_link_between_replicates() {
     let shape = shape(2, ZeroStage::One);
@@ -181,7 +184,8 @@ fn outer_steps_use_the_link_between_replicates() {
     assert_eq!(times, [("outer_step", 0.0, 8.0), ("outer_step", 8.0, 16.0)]);
 }
 
-/// With one core per rank, overlap neither saves nor costs time.
+/// If compute and communication run at half speed while they overlap, as with one core per rank, overlap neither saves
+/// nor costs time.
 #[test]
 fn compute_and_communication_slow_each_other() {
     let shape = shape(2, ZeroStage::Three);
@@ -194,7 +198,7 @@ fn compute_and_communication_slow_each_other() {
     let programs = [busy, quiet].map(|instructions| Program { instructions, micro_batches: 1 });
     let found = |forward: f64, sharing: Sharing| {
         let mut costs = costs(2, layer(forward, 0.0, 0.0));
-        // Half of 40 bytes at 10 bytes per second: 2 seconds.
+        // Gathering half of 40 bytes at 10 bytes per second takes 2 seconds.
         costs.data = Collectives::all(Link { latency: 0.0, bandwidth: 10.0 });
         costs.sharing = sharing;
         let found = simulate(&programs, &world, &costs).unwrap();
@@ -203,10 +207,11 @@ fn compute_and_communication_slow_each_other() {
     };
     let alone = [("forward", 0.0, 3.0), ("forward", 3.0, 6.0), ("gather", 0.0, 2.0)];
     assert_eq!(found(3.0, Sharing::NONE), alone);
-    // A transfer of two seconds takes four, in which two of three seconds of compute are done; the third follows.
+    // A transfer of two seconds takes four. In these four, two of the three seconds of compute are done; the third
+    // follows.
     let half = Sharing { computing: 0.5, transferring: 0.5 };
     assert_eq!(found(3.0, half), [("forward", 0.0, 5.0), ("forward", 5.0, 8.0), ("gather", 0.0, 4.0)]);
-    // The forward ends at 2 with half of the transfer left, which continues at full speed.
+    // The forward ends at 2, when half of the transfer is left. The other half runs at full speed.
     let first = [("forward", 0.0, 2.0), ("await_gather", 2.0, 3.0), ("forward", 3.0, 4.0), ("gather", 0.0, 3.0)];
     assert_eq!(found(1.0, half), first);
     let uneven = Sharing { computing: 0.75, transferring: 0.5 };

@@ -79,7 +79,7 @@ fn segments_are_gathered_together() {
     assert_reason(&unknown, "gather segments [0, 3]", "there is no segment 3");
 }
 
-/// The plain step with secondary shards: the second gather of each segment reads them.
+/// Returns the plain step with secondary shards. The second gather of each segment reads them.
 fn step_with_secondary() -> (ModelShape, Program) {
     let mut shape = shape(ZeroStage::Three);
     shape.segments.iter_mut().for_each(|segment| segment.has_secondary = true);
@@ -140,7 +140,7 @@ fn secondary_shards_are_filled_before_they_are_gathered() {
     none.segments[1].has_secondary = false;
     let violation = validate(&[program.clone(), program.clone()], &none).unwrap_err();
     assert_reason(&violation, "gather_secondary segments [1]", "it has no secondary shards");
-    // One rank gathers from all shards, and the other from secondary ones.
+    // One rank gathers from all shards, the other from secondary shards.
     let mut from_all = program.clone();
     for instruction in &mut from_all.instructions {
         match instruction.clone() {

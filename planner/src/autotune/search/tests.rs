@@ -7,7 +7,7 @@ use crate::autotune::objective::StepWork;
 use crate::autotune::row::Planned;
 use crate::autotune::space::Candidate;
 
-/// Normally distributed numbers.
+/// Generates normally distributed numbers.
 struct Random(u64);
 
 impl Random {
@@ -21,7 +21,7 @@ impl Random {
     }
 }
 
-/// Configurations of four keys, with planted step times and failures.
+/// Configurations of three keys with four values each, with planted step times and failures.
 struct Planted {
     seconds: Vec<f64>,
     falls: Vec<Option<State>>,
@@ -120,7 +120,7 @@ fn search(rows: &mut [Row], planted: &mut Planted, tuning: &Autotuning) -> End {
     Search::new(rows, tuning).run(planted).unwrap()
 }
 
-/// How much slower the chosen configuration is than the best one.
+/// Returns how much slower the chosen configuration is than the best one.
 fn regret(rows: &[Row], planted: &Planted, metric: Metric) -> f64 {
     let least = planted.seconds.iter().copied().fold(f64::INFINITY, f64::min);
     best(rows, metric).map_or(f64::INFINITY, |id| planted.seconds[id] / least - 1.0)
@@ -144,7 +144,7 @@ fn a_fifth_of_the_configurations_is_enough_to_be_near_the_best() {
     assert!(regrets[95] <= 0.05, "{:?}", &regrets[85..]);
 }
 
-/// The machine becomes slower and slower. Without taking turns, the first configuration to run would win.
+/// The machine becomes slower and slower. If configurations did not take turns, the first one to run would win.
 #[test]
 fn a_machine_that_slows_down_does_not_change_the_result() {
     let tuning = tuning("");
@@ -182,7 +182,7 @@ fn every_order_ends_when_it_should() {
     assert_eq!((tried(&rows), best(&rows, all.metric)), (1, Some(0)));
 }
 
-/// Only the user's configuration.
+/// Returns only the user's configuration.
 fn planted_one() -> (Vec<Row>, Planted) {
     let (mut rows, planted) = planted(1);
     rows.truncate(1);
@@ -228,7 +228,8 @@ fn an_interrupted_search_keeps_its_measurements_and_continues() {
     assert!(tried(&rows) > 4 && regret(&rows, &planted, tuning.metric) <= 0.05);
 }
 
-/// Runs take ten seconds; the best must be compared before the budget is over.
+/// Each run takes ten seconds. The search must compare the best configuration with the user's own before the budget is
+/// used up.
 #[test]
 fn a_search_that_runs_out_of_budget_has_a_known_gain() {
     for (budget, least) in [(120, 3), (300, 5)] {

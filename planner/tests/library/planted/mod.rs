@@ -19,7 +19,8 @@ pub struct Planted {
 }
 
 impl Planted {
-    /// `script` gets `$ranks`, `$out` and `$set`, all overrides in one line.
+    /// Creates the folder. The program runs `script` with the variables `$ranks`, `$out` and `$set` (all overrides in
+    /// one line).
     pub fn new(data: &str, more: &str, before: &str, script: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let corpus = folder.path().join("corpus.txt");
@@ -66,7 +67,7 @@ impl Planted {
         }
     }
 
-    /// How many times the program was started for a run.
+    /// Returns how many times the program was started for a run.
     pub fn runs(&self) -> usize {
         fs::read_to_string(self.path().join("runs")).map_or(0, |text| text.lines().count())
     }

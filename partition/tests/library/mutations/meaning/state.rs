@@ -21,7 +21,7 @@ pub(super) struct Segment {
     pub(super) full: Values,
     /// Version of the shard, if parameters are sharded.
     pub(super) shard: u32,
-    /// Version of the secondary shard; before it is filled, one that no parameter has.
+    /// Version of the secondary shard; `u32::MAX` before it is filled.
     pub(super) secondary: u32,
     /// Results of gathers in flight, from shards and from secondary shards.
     pub(super) gathering: Option<u32>,
@@ -38,12 +38,12 @@ pub(super) struct Segment {
     pub(super) tiles: Vec<Option<Tile>>,
     /// The gradients used by the update of each tile.
     pub(super) tile_updates: Vec<Sum>,
-    /// The gradients that each tile was measured with, and which of the tiles on the disk have been.
+    /// The gradients with which each tile on the disk was measured, if it was.
     pub(super) measured: Vec<Option<Sum>>,
 }
 
 pub(super) struct Tile {
-    /// In transfer: must not be accessed.
+    /// The tile is in transfer and must not be accessed.
     pub(super) moving: bool,
     /// The gradients with which it was measured, if it was.
     pub(super) measured: Option<Sum>,
