@@ -1,5 +1,6 @@
-//! Measures the time of linear maps with quantized weights relative to f32 weights, at the shapes of training: `cargo
-//! bench -p zero-ops --bench quantized`. A run is a forward and a backward for the input; the weight is frozen.
+//! Measures the time of linear maps with quantized weights relative to f32 weights, at the shapes of training. Run
+//! `cargo bench -p zero-ops --bench quantized`. Each measurement is a forward and a backward for the input; the weight
+//! is frozen.
 
 use std::time::{Duration, Instant};
 

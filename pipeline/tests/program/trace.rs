@@ -96,7 +96,7 @@ fn additional_processes_are_shown_below_their_rank() {
     };
     assert_eq!(about(2, "process_name", "name"), "rank 1, its GPU");
     assert_eq!(about(2, "thread_name", "name"), "copies");
-    // After rank 1, and before the process that follows it.
+    // Ranks have even sort indices, so the process is sorted after rank 1 and before a rank 2.
     let places = [0, 1, 2].map(|process| about(process, "process_sort_index", "sort_index").as_u64().unwrap());
     assert_eq!(places, [0, 2, 3]);
     let slices: Vec<_> = events(&trace, "X").into_iter().filter(|event| event["pid"] == 2).collect();

@@ -175,7 +175,7 @@ fn a_wrong_byte_is_found_by_every_checksum_that_stores_state() {
             let local = stores(folder.path()).fetch(&object, &watch);
             local.map(|local| fs::read(local.path).unwrap())
         };
-        // The fault occurs once, so the second download of the part is right.
+        // The fault occurs once, so the second download is right.
         assert!(get(Fault::Flip { byte: 4_300_000, times: 1, varies: false }).unwrap() == right);
         // If the byte differs between downloads, the error names it. If it is wrong in the same way each time, the copy
         // in the store is wrong, and the error names no byte.

@@ -101,7 +101,7 @@ fn a_tokenizer_json_is_used_for_documents() {
     assert_eq!(tokens(&dataset), [1, 2, 3, 4, 1, 7]);
 }
 
-/// The tokens fit in 16 bits but not in 8, and there are more pieces than one group can hold.
+/// The document is tokenized in many pieces. With at most four threads, one group cannot hold them all.
 #[test]
 fn a_long_document_has_the_tokens_of_its_pieces() {
     let words = tokenizer::tests::words();

@@ -179,7 +179,7 @@ for index, model in enumerate(models):
     print(json.dumps([model.config.model_type, prompts, out]))
 "#;
 
-/// Tokens, and the smallest distance between the two largest logits.
+/// The expected tokens, and the smallest distance between the two largest logits.
 type Expected = (Vec<u32>, f64);
 
 /// Returns the lists that a script printed. Skips lines that libraries log to standard output, such as `[2026-11-26

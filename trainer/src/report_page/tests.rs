@@ -136,7 +136,7 @@ fn a_run_without_a_report_has_not_finished_and_its_last_line_may_be_half_written
     let page = data(&report_page(std::slice::from_ref(&folder)).unwrap());
     assert_eq!((&page["runs"][0]["finished"], &page["runs"][0]["report"]), (&Value::Null, &Value::Null));
     assert_eq!(page["runs"][0]["totals"]["steps"], 11);
-    // The run was resumed after the report was written, so the report has the loss of an earlier step.
+    // Simulates a run that was resumed after its report was written: the report has the loss of an earlier step.
     finish(&folder, 1.0);
     let page = data(&report_page(&[folder]).unwrap());
     assert_eq!((&page["runs"][0]["finished"], &page["runs"][0]["is_report_old"]), (&Value::Null, &json!(true)));

@@ -33,7 +33,7 @@ fn samples(summary: &Summary) -> Vec<u64> {
     text.lines().map(samples).collect()
 }
 
-/// An epoch of 64 samples has four small steps and six whole ones, and contains each sample once.
+/// An epoch of 64 samples has four steps of 4 samples and six steps of 8, and contains each sample once.
 #[test]
 fn an_epoch_has_each_sample_once() {
     let text = "train_batch_size: 8\ntrain_micro_batch_size_per_gpu: 1\nmodel: {type: mlp, input_size: 1, output_size: 2}\n\
@@ -57,7 +57,7 @@ fn an_epoch_has_each_sample_once() {
     }
 }
 
-/// Runs with ranks, pipeline stages and data workers load the same samples.
+/// Runs on several ranks, with pipeline stages, and with or without data workers load the same samples.
 #[test]
 fn losses_do_not_depend_on_layout_and_loading() {
     let folder = tempfile::tempdir().unwrap();
@@ -75,7 +75,7 @@ fn losses_do_not_depend_on_layout_and_loading() {
     }
 }
 
-/// Each run stops at a step and continues on another number of ranks.
+/// Each run stops after a step and resumes, mostly on another number of ranks.
 #[test]
 fn a_run_gives_the_same_losses_wherever_it_stops() {
     let folder = tempfile::tempdir().unwrap();

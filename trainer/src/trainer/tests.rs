@@ -53,7 +53,7 @@ fn quiet<'a>(config: Config) -> Trainer<'a> {
     Trainer::new(config).output(Output::Quiet)
 }
 
-/// Fits on `ranks` ranks and returns the result of each.
+/// Trains on `ranks` ranks and returns the result of each rank.
 fn fit_on(ranks: usize, trainer: impl Fn() -> Trainer<'static> + Sync) -> Vec<Result<Summary, Error>> {
     std::thread::scope(|scope| {
         let fit = |comm| trainer().communicator(comm).fit();
@@ -228,7 +228,7 @@ fn without_a_number_the_configuration_decides_how_many_ranks_start() {
     }
 }
 
-/// The order of samples, the position in it and the loader use no memory per sample: one byte per sample would be a
+/// The order of samples, the position in it and the loader use no memory per sample. One byte per sample would be a
 /// petabyte here.
 #[test]
 fn the_number_of_samples_costs_no_memory() {

@@ -1,4 +1,4 @@
-//! Ranks on GPUs that cut layers and sequences among them, compared with ranks on the CPU that do the same.
+//! Compares ranks on GPUs that cut layers and sequences among them with ranks on the CPU that do the same.
 
 use super::world::{
     BF16, FP16, Trajectory, assert_same, batch, config, gpt2, gpt2_config, llama_config, run_of, world,
@@ -13,12 +13,13 @@ const SEQUENCE: &str = "sequence_parallel_size: 2";
 const CONTEXT: &str = "mesh: {context_parallel_degree: 2}";
 const STEPS: u64 = 2;
 
-/// Four query heads read two key and value heads; queries and keys have norms, and all maps biases.
+/// Returns a Llama in which four query heads share two key and value heads. Queries and keys have norms, and all linear
+/// maps have biases.
 fn grouped_llama() -> Layers {
     llama(&zoo::LlamaConfig { qk_norm: true, attention_bias: true, mlp_bias: true, ..llama_config() })
 }
 
-/// Queries, keys and values in one weight, and gate and up in another.
+/// Returns a Llama with queries, keys and values in one weight, and gate and up in another.
 fn phi3() -> Layers {
     llama(&zoo::LlamaConfig { fused_projections: true, ..llama_config() })
 }
@@ -34,7 +35,7 @@ fn four_heads() -> Layers {
 /// Asserts that GPUs get the CPU's losses within a relative difference, and that the placement of state changes no bits.
 #[track_caller]
 fn assert_like_the_cpu(layers: fn() -> Layers, ranks: usize, more: &str, bound: f32) {
-    // Over NCCL, sums of gradients on GPUs have another order than those on the host.
+    // NCCL would add the gradients of GPUs in another order than the host.
     let run = |text: String| run_of(layers, ranks, STEPS, &format!("{text}\nlauncher: {{gpu_transport: host}}"));
     for stage in [1, 3] {
         let (gpu, cpu) = (run(settings("cuda", stage, 2, more)), run(settings("cpu", stage, 2, more)));
@@ -76,7 +77,7 @@ fn slices_of_sequences_have_the_losses_of_the_cpu() {
         }
     }
     assert_like_the_cpu(windowed, 2, CONTEXT, 1e-4);
-    // Two ranks need each of the two key and value heads.
+    // Each of the two key and value heads is needed by two ranks.
     assert_like_the_cpu(grouped_llama, 4, "sequence_parallel_size: 4", 1e-4);
     for key in [SEQUENCE, CONTEXT] {
         assert_like_the_cpu(four_heads, 4, &format!("{TENSOR}\n{key}"), 1e-4);
@@ -84,7 +85,8 @@ fn slices_of_sequences_have_the_losses_of_the_cpu() {
     assert_like_the_cpu(four_heads, 4, &format!("{SEQUENCE}\n{CONTEXT}"), 1e-4);
 }
 
-/// Evaluations: of all classes on every rank of a tensor group, and of a rank's own slices of sequences.
+/// Compares the outputs of evaluations: with a tensor group, every rank has the outputs of all classes; with slices of
+/// sequences, each rank has the outputs of its own slices.
 #[test]
 fn outputs_are_those_of_the_cpu() {
     if !has_gpu() {
@@ -129,7 +131,7 @@ fn overlapping_exchanges_keep_their_bits() {
     assert_same(&run(overlapping), &run(TENSOR), overlapping);
 }
 
-/// Over NCCL, values that are only moved keep their bits; sums have another order.
+/// NCCL moves values without changing bits, but adds in another order than the host.
 #[test]
 fn exchanges_over_nccl() {
     if !mock::has_gpus(4) || !has_gpu() {

@@ -1,11 +1,12 @@
-//! Shard groups and secondary shards of ranks that have a GPU each: the bits of plain ZeRO.
+//! Shard groups and secondary shards of ranks with a GPU each are bit-identical to plain ZeRO.
 
 use super::world::{self, BF16, Trajectory, assert_same};
 use super::{apart, has_gpu, mock, resident, settings};
 
 const STEPS: u64 = 2;
 
-/// Four ranks with two micro-batches each. Gradients are added on the host, in an order that does not depend on the layout.
+/// Trains four ranks with two micro-batches each. Gradients are added on the host, in an order that does not depend on
+/// the layout.
 fn reproducible(text: &str, way: &str) -> Trajectory {
     let text = text.replace("{device: cuda}", "{device: cuda, reproducible: true}");
     world::run(4, STEPS, &format!("{text}\nlauncher: {{gpu_transport: {way}}}"))
@@ -25,7 +26,7 @@ fn shard_groups_have_the_bits_of_plain_zero() {
                 assert_same(&run, &plain, &format!("ZeRO {stage}, {way}"));
             }
         }
-        // NCCL's sums have an order of their own.
+        // NCCL adds in an order of its own.
         let of = |more: &str| world::run(4, STEPS, &resident("cuda", stage, 2, more));
         assert!(apart(&of(groups), &of("")) < 1e-5, "ZeRO {stage}: {}", apart(&of(groups), &of("")));
     }

@@ -15,7 +15,8 @@ use world::{BF16, FP16, Trajectory, assert_same, batch, config, gpt2, llama_conf
 use zero_train::zoo::llama;
 use zero_train::{Config, Engine, Layers};
 
-/// A configuration with two samples per micro-batch, in which only the layers run on the GPU. All state is on the host.
+/// Returns a configuration with two samples per micro-batch, in which only the layers run on the GPU. All state is on
+/// the host.
 fn settings(device: &str, zero_stage: u8, micro_batches: usize, more: &str) -> String {
     let param =
         if zero_stage == 3 { ", offload_param: {device: cpu}, stage3_param_persistence_threshold: 0" } else { "" };
@@ -25,7 +26,7 @@ fn settings(device: &str, zero_stage: u8, micro_batches: usize, more: &str) -> S
     )
 }
 
-/// The same configuration with all state on the GPU.
+/// Returns the same configuration with all state on the GPU.
 fn resident(device: &str, zero_stage: u8, micro_batches: usize, more: &str) -> String {
     let zero = format!("{{stage: {zero_stage}, stage3_param_persistence_threshold: 0}}");
     format!(
@@ -111,8 +112,8 @@ fn half_precision_other_models_and_recomputation() {
     }
 }
 
-/// Frozen parameters have no state, wherever the state of the others is; adapters leave everything else frozen. Groups are
-/// updated by launches of their own.
+/// Frozen parameters have no state, whether the state of the others is on the GPU or on the host. Adapters leave all
+/// other parameters frozen. Each parameter group is updated by its own launches.
 #[test]
 fn frozen_parameters_and_adapters() {
     if !has_gpu() {
@@ -167,7 +168,7 @@ fn a_checkpoint_resumes_on_the_other_device() {
     let whole = losses("cuda", None, None, 4);
     losses("cuda", None, Some("gpu"), 2);
     losses("cpu", None, Some("cpu"), 2);
-    // On the same device, the losses are bit-identical.
+    // If the run resumes on the same device, the losses are bit-identical.
     assert_eq!(losses("cuda", Some("gpu"), None, 2), whole[2..]);
     for (device, from) in [("cpu", "gpu"), ("cuda", "cpu")] {
         for (a, b) in losses(device, Some(from), None, 2).iter().zip(&whole[2..]) {
@@ -176,8 +177,8 @@ fn a_checkpoint_resumes_on_the_other_device() {
     }
 }
 
-/// The optimizer on the GPU is bit-identical to the one on the host, also if its state is offloaded completely or by
-/// half.
+/// The optimizer on the GPU is bit-identical to the optimizer on the host, also if its state is offloaded completely or
+/// in part.
 #[test]
 fn the_placement_of_state_makes_no_difference() {
     if !has_gpu() {
@@ -186,7 +187,7 @@ fn the_placement_of_state_makes_no_difference() {
     for (more, zero_stages) in [("", &[0, 1, 2, 3][..]), (BF16, &[1, 3]), (FP16, &[3])] {
         for &zero_stage in zero_stages {
             // Transferred gradients are rounded once per step, and from stage 2 on once per micro-batch. In 16 bits,
-            // each stage therefore has its own result.
+            // the result therefore depends on the stage.
             let expected = world::run(1, 3, &settings("cuda", zero_stage.max(1), 2, more));
             let on_gpu = resident("cuda", zero_stage, 2, more);
             assert_same(&world::run(1, 3, &on_gpu), &expected, &format!("ZeRO {zero_stage} on the GPU, {more:?}"));
@@ -247,7 +248,7 @@ fn what_groups_cannot_have_on_a_gpu_is_an_error() {
     }
 }
 
-/// Updates clip elements on the GPU as on the host, and the head adds the same z-loss as on the CPU.
+/// Updates clip gradient elements on the GPU as on the host, and the head adds the same z-loss as on the CPU.
 #[test]
 fn clipping_by_value_and_a_z_loss() {
     if !has_gpu() {
@@ -277,7 +278,7 @@ fn clipping_by_value_and_a_z_loss() {
     }
 }
 
-/// Only the GPU knows the norm when the updates begin; the host receives it with the loss.
+/// When the updates begin, only the GPU knows the gradient norm. The host receives it together with the loss.
 #[test]
 fn a_norm_beyond_the_limit_makes_no_update() {
     if !has_gpu() {
@@ -303,7 +304,7 @@ fn a_norm_beyond_the_limit_makes_no_update() {
     assert_eq!(steps, of(settings("cuda", 1, 1, "")));
 }
 
-/// Over NCCL and through the host, in every stage.
+/// Trains over NCCL and through the host, in every ZeRO stage.
 #[test]
 fn ranks_with_a_gpu_each() {
     if !mock::has_gpus(4) || !has_gpu() {
@@ -339,7 +340,7 @@ fn ranks_with_a_gpu_each() {
     }
 }
 
-/// Two pipeline stages are bit-identical to one, with one GPU each or a shared one.
+/// Two pipeline stages are bit-identical to one stage, whether each has its own GPU or both share one.
 #[test]
 fn pipelines_with_everything_on_gpus() {
     if !has_gpu() {

@@ -1,4 +1,4 @@
-//! The memory of a GPU: what a run needs, and what happens if it is too little.
+//! Compares the GPU memory that a run needs with the plan, and tests a GPU with too little memory.
 
 use super::world::{batch, config, gpt2, world};
 use super::{has_gpu, mock, settings};
@@ -37,7 +37,7 @@ fn too_little_memory_is_said_in_words() {
 #[test]
 fn the_gpu_holds_what_was_planned() {
     const CHILD: &str = "ZERO_TRAIN_TEST_MEMORY";
-    // Ranks, the section `zero_optimization`, and further keys.
+    // The number of ranks, the section `zero_optimization`, and further keys.
     const CASES: [(usize, &str, &str); 8] = [
         (1, "{stage: 0}", ""),
         (1, "{stage: 1, offload_optimizer: {device: cpu}}", ""),
@@ -70,8 +70,8 @@ fn the_gpu_holds_what_was_planned() {
     };
     let (ranks, zero, more) = CASES[case.parse::<usize>().unwrap()];
     assert!(mock::ready());
-    // Every product uses the largest workspace that it may. Next to such a small model the workspace is large, so it is
-    // subtracted.
+    // Every product uses the largest workspace that is allowed. The workspace is large compared with such a small
+    // model, so it is subtracted.
     let workspace = zero_cuda::MOST_WORKSPACE as f64;
     mock::set(c"mock_workspace", workspace as i32);
     let folder = tempfile::tempdir().unwrap();
@@ -88,7 +88,7 @@ fn the_gpu_holds_what_was_planned() {
     let plan = zero_planner::Plan::new(config.clone(), layers).unwrap();
     let planned = plan.value()["stages"][0]["planned_peak_gpu_bytes"].as_u64().unwrap();
     assert_eq!(planned, plan.peak_in(MemoryKind::Gpu));
-    // The host's memory does not count there, and the GPU's is that of the device.
+    // A GPU limit applies to the planned peak of the GPU, and a host limit to the planned peak of the host.
     let limit = |memory, bytes| Limit { memory, bytes, source: "the test" };
     let enough = [limit(MemoryKind::Gpu, planned), limit(MemoryKind::Host, plan.peak_bytes())];
     assert_eq!(plan.exceeded(&enough), None);

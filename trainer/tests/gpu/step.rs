@@ -1,5 +1,5 @@
-//! The cost of GPU steps for the host: copies that block, kernels that are loaded, and memory that the pool allocates.
-//! The mock counts them per process, so each test runs in its own process.
+//! Measures what GPU steps cost the host: copies that block, kernels that are loaded, and memory that the pool
+//! allocates. The mock counts them per process, so each test runs in its own process.
 
 use zero_train::zoo::{Activation, Gpt2Config, LlamaConfig, MlpConfig, gpt2, llama, mlp};
 use zero_train::{Batch, Engine, Layers};
@@ -62,7 +62,7 @@ fn all_kernels_are_loaded_before_the_first_step() {
     }
 }
 
-/// A Llama with an attention window of `window` positions.
+/// Returns a Llama with an attention window of `window` positions.
 fn windowed(layers: usize, window: usize) -> Layers {
     llama(&LlamaConfig {
         vocab_size: 61,
@@ -94,7 +94,7 @@ fn where_documents_begin_goes_to_the_gpu_once() {
     assert_eq!(four, two);
 }
 
-/// A batch of 20,000 numbers has 80 KB, for which a plain copy in the driver would wait for the stream.
+/// A batch of 20,000 numbers has 80 KB. For this size, a plain copy in the driver would wait for the stream.
 #[test]
 fn no_copy_of_a_large_batch_waits() {
     if !is_own("no_copy_of_a_large_batch_waits") {
@@ -126,7 +126,7 @@ fn no_copy_of_a_large_batch_waits() {
         "waits, those for copies, and pageable copies to the GPU of a step: {small:?}, {large:?} with a large batch"
     );
     assert_eq!(large, [small[0], small[1], small[2] - 1]);
-    // The GPU receives the same values that were sent, in several pieces.
+    // A tensor that is sent in several pieces arrives unchanged.
     let tensor = Tensor::arange(0u32, 12_000_000, &Device::Cpu).unwrap().narrow(0, 5, 11_999_990).unwrap();
     let there = zero_model::device::onto(&zero_model::device::open(0).unwrap(), &tensor).unwrap();
     let back = there.to_device(&Device::Cpu).unwrap().to_vec1::<u32>().unwrap();

@@ -1,4 +1,4 @@
-//! The timeline of traced steps on a GPU.
+//! Tests the timeline of traced steps on a GPU.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -24,8 +24,8 @@ fn traced(ranks: usize, text: &str) -> Vec<(Vec<(GpuSpan, &'static str)>, usize)
     })
 }
 
-/// The timeline of a traced run has every copy, no operation begins before those that it depends on, and
-/// products are counted.
+/// The timeline of a traced run has every copy, and no operation begins before the operations that it depends on.
+/// Products are counted.
 #[test]
 fn the_timeline_shows_the_work_of_the_gpu() {
     if !has_gpu() {
@@ -47,7 +47,7 @@ fn the_timeline_shows_the_work_of_the_gpu() {
         let made = compute.iter().rfind(same).unwrap_or_else(|| panic!("a copy in {what} before {what}"));
         assert!(made.0.start <= copy.start);
     }
-    // The same number of multiply-accumulates as on the CPU.
+    // The GPU counts the same number of multiply-accumulates as the CPU.
     let macs = |device: &str| {
         let counted = world(1, |comm| {
             let mut engine = Engine::with_communicator(config(1, &settings(device, 1, 1, "")), gpt2(), comm).unwrap();

@@ -139,8 +139,8 @@ fn gathers_from_secondary_shards_use_the_link_of_near_groups() {
     assert_eq!(times, [("gather", 0.0, 3.0), ("gather_secondary", 3.0, 5.0)]);
 }
 
-/// A rank sends 12 bytes of codes within its near group, then 6 to other groups. There are no replicates to reduce
-/// over.
+/// A rank sends 12 bytes of codes within its near group, then 6 to other groups. There is only one replicate, so
+/// nothing is reduced between replicates.
 #[test]
 fn codes_use_the_links_of_the_groups_in_which_they_travel() {
     let shape = shape(1, ZeroStage::Two);

@@ -26,7 +26,7 @@ struct Planted {
     seconds: Vec<f64>,
     falls: Vec<Option<State>>,
     noise: f64,
-    /// Factor by which the machine becomes slower in each round.
+    /// Relative slowdown of the machine in each round.
     drift: f64,
     random: Random,
     /// Elapsed time of the clock, and the time per run.

@@ -42,7 +42,7 @@ fn entries(files: &Files) -> Vec<PathBuf> {
     entries
 }
 
-/// Records the phases that were reported.
+/// Records the phases that are reported.
 #[derive(Default)]
 struct Counting {
     phases: RefCell<Vec<Phase>>,
@@ -115,7 +115,7 @@ fn samples_are_those_of_the_path_in_memory() {
     }
 }
 
-/// Long documents are cut into pieces, and groups span files.
+/// Long documents are tokenized in pieces, and a group of pieces can span files.
 #[test]
 fn large_files_are_those_of_the_path_in_memory() {
     let text = "the cat sat on the mat\n\n  and the dog\n".repeat(1 << 16);
@@ -154,7 +154,7 @@ fn only_new_content_is_tokenized() {
     assert!(grown.saw(Phase::Tokenizing));
     assert_eq!(entries(&files).len(), 5);
 
-    // The same content under another name: the file is hashed but not tokenized.
+    // For the same content under another name, the file is hashed but not tokenized.
     fs::copy(files.path("a.txt"), files.path("z.txt")).unwrap();
     let moved = Counting::default();
     watched(&["*.txt"], &moved);
@@ -289,7 +289,7 @@ fn a_stopped_preparation_leaves_whole_entries_and_continues() {
         assert!(matches!(result, Err(DataError::Stopped)), "{phase:?}");
         assert_eq!(entries(&files), Vec::<PathBuf>::new());
     }
-    // A file that a killed process has left.
+    // A temporary file that a killed process left behind.
     let left = files.path("cache/tokens/0123.99.tmp");
     fs::write(&left, "half").unwrap();
     let dataset = open(&cached(&files, &["*.txt", "*.jsonl"]), &words()).unwrap();
@@ -297,7 +297,7 @@ fn a_stopped_preparation_leaves_whole_entries_and_continues() {
     assert!(dataset.len() > 10);
 }
 
-/// The files before a file with an error keep their entries.
+/// If a file has an error, the files before it keep their entries.
 #[test]
 fn files_before_an_error_are_kept() {
     let files = Files::new(&[("a.jsonl", b"{\"text\": \"the\"}"), ("b.jsonl", b"{\"text\": \"cat\"}\n{\"text\"")]);
@@ -323,7 +323,7 @@ fn a_folder_that_cannot_be_used_is_an_error() {
     assert!(matches!(error, DataError::Cache { .. }), "{error}");
 }
 
-/// A file that grows while it is read gets no entry under the hash of its old content.
+/// A file that changes while it is read gets no entry under the hash of its old content.
 #[test]
 fn a_file_that_changes_while_it_is_read_is_an_error() {
     struct Growing(PathBuf, AtomicBool);

@@ -1,4 +1,4 @@
-//! The tokens are equal to those of the crate `tokenizers` and of transformers, for random and for real text.
+//! Compares the tokens with those of the crate `tokenizers` and of transformers, for random and for real text.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -116,7 +116,7 @@ fn tokens_of_random_text_are_those_of_the_crate() {
 fn a_text_may_be_cut_where_a_word_begins() {
     let all = recognized().into_iter().map(|(mut json, tokenizer, _)| {
         assert_eq!(Cuts::of(&tokenizer), Cuts::Nowhere);
-        // The token "zz" takes the line break before it.
+        // The added token "zz" also matches the line break before it.
         json["added_tokens"].as_array_mut().unwrap().retain(|token| token["content"] != "zz");
         let tokenizer: Tokenizer = json.to_string().parse().unwrap();
         assert_eq!(Cuts::of(&tokenizer), Cuts::Words);
@@ -140,7 +140,7 @@ fn a_text_may_be_cut_where_a_word_begins() {
     assert!(count.get() > 100, "{count:?}");
 }
 
-/// Each character of the planes in use has the class that the crate assigns to it, also between other characters.
+/// Each character of the Unicode planes in use is split as the crate splits it, also between other characters.
 #[test]
 fn every_character_is_split_as_by_the_crate() {
     let all: Vec<char> = ('\0'..='\u{323ff}').chain('\u{e0000}'..='\u{e01ff}').collect();
@@ -153,7 +153,7 @@ fn every_character_is_split_as_by_the_crate() {
                 encoded += 1;
             }
         }
-        // Only few Unicode blocks are certainly normalized.
+        // With a normalizer, only a few chunks are certainly in normal form, and only these are encoded.
         assert!(encoded > 50, "{encoded}");
     }
 }
@@ -214,7 +214,7 @@ fn other_tokenizers_are_left_to_the_crate() {
     ] {
         assert!(Words::of(&json.to_string().parse().unwrap()).is_none(), "{json}");
     }
-    // This post-processor changes tokens.
+    // This post-processor duplicates the tokens.
     let mut doubled = tokenizer(&level(true), &none, &none);
     let of_text = json!({"Sequence": {"id": "A", "type_id": 0}});
     doubled["post_processor"] = json!({"type": "TemplateProcessing", "single": [of_text, of_text], "pair": [of_text, {"Sequence": {"id": "B", "type_id": 0}}], "special_tokens": {}});

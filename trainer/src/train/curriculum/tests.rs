@@ -53,7 +53,7 @@ fn lengths_are_deepspeeds() {
         (linear(5, 50, 9, 4), vec![8, 12, 20, 24, 28, 32, 40, 44, 48, 50, 50, 50]),
         (root(8, 1024, 20, 8, 2), vec![232, 328, 400, 456, 512, 560, 608, 648, 688, 720, 760, 792, 824, 856, 880, 912]),
         (root(1, 100, 7, 1, 3), vec![52, 66, 75, 83, 89, 95, 100, 100]),
-        // The length stays at the largest value once it is reached.
+        // Once the length has reached the largest value, it stays there.
         (discrete(8, 64, "[8, 64, 16, 32]", "[2, 4, 6]"), vec![8, 8, 64, 64, 64, 64, 64, 64]),
         (discrete(8, 64, "[16, 8, 32]", "[2, 4]"), vec![16, 16, 8, 8, 32, 32]),
         (discrete(8, 8, "[8, 8]", "[2]"), vec![8, 8, 8]),
@@ -105,7 +105,7 @@ fn lengths_are_those_of_an_installed_deepspeed() {
         };
         all.push(seqlen);
     }
-    // The keys and the types become Python's strings.
+    // In Python, the keys and the types are strings.
     let configs: Vec<String> = all.iter().map(|seqlen| format!("{{{}}}", quoted(seqlen))).collect();
     let script = format!(
         "import logging\nfrom deepspeed.runtime.data_pipeline.curriculum_scheduler import CurriculumScheduler\n\
@@ -221,7 +221,7 @@ fn lengths_do_not_depend_on_ranks_layout_and_loading() {
     }
 }
 
-/// Each run stops at a step and continues on another number of ranks.
+/// Each run stops after a step and resumes, mostly on another number of ranks.
 #[test]
 fn a_run_gives_the_same_losses_wherever_it_stops() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Mixes data sets in runs on ranks that are threads.
+//! Tests mixtures of data sets in runs on ranks that are threads.
 
 use std::path::Path;
 
@@ -100,7 +100,8 @@ fn changed_shares_take_effect_when_a_run_is_resumed() {
         let manifest = std::fs::read_to_string(checkpoint.join("manifest.json")).unwrap();
         serde_json::from_str::<Value>(&manifest).unwrap()["engine"]["mixture"].to_string()
     };
-    // The first 28 samples are an epoch of 20 and 8 samples of the next epoch: 14 of each data set.
+    // The first 28 samples are an epoch of 20 samples and 8 samples of the next epoch. They contain 14 samples of `a`
+    // and 14 of `b`.
     let expected =
         r#"{"name":"a","samples":40,"per_epoch":1,"taken":14},{"name":"b","samples":20,"per_epoch":1,"taken":14}"#;
     let expected = format!(r#"{{"start":28,"sets":[{expected},{{"name":"c","samples":5,"per_epoch":30,"taken":0}}]}}"#);
@@ -125,7 +126,7 @@ fn each_data_set_is_evaluated() {
         let [(a, first), (c, third)] = &evaluation.by_dataset[..] else { panic!("{evaluation:?}") };
         assert_eq!((a.as_str(), c.as_str()), ("a", "c"));
         assert!((f64::from(evaluation.loss) - (f64::from(*first) + f64::from(*third)) / 2.0).abs() < 1e-6);
-        // In a mixture by size, 39 of 40 samples are from the first data set.
+        // 40 of the 46 samples of an epoch are from the first data set.
         assert!(first < third, "{evaluation}");
         let last = &metrics(&summary)[11];
         assert_eq!(last["eval_loss_a"].as_f64().unwrap() as f32, *first);
@@ -144,7 +145,7 @@ fn text_with_fraction(folder: &Path) -> String {
     text(folder, ["repeat: 1"; 3], "max_steps: 1").replace("data:\n", "data:\n  eval_fraction: 0.2\n")
 }
 
-/// Each run stops at a random step and continues on another number of ranks.
+/// Each run stops after a random step and resumes, mostly on another number of ranks.
 #[test]
 fn a_run_gives_the_same_losses_wherever_it_stops() {
     let folder = folder();
@@ -184,8 +185,8 @@ fn data_sets_are_splits_of_a_folder_and_slices_of_them() {
              data: {{shuffle: false, datasets: [{{path: {set:?}, split: {split:?}}}]}}\n"
         )
     };
-    // A document includes the newline that separates it from the next one. With several parts, each part is cut into
-    // its own samples.
+    // A document includes the newline that separates it from the next one. If a split has several parts, each part is
+    // cut into its own samples.
     for (split, expected) in [
         ("train", [9, 10, 11]),
         ("train[:2]", [9, 10, 0]),

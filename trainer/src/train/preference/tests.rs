@@ -49,7 +49,7 @@ fn text(folder: &Path, micro_batch: usize, model: &str, keys: &str, training: &s
     )
 }
 
-/// A model, its configuration keys, and the call of `trl.py` that trains it.
+/// Each case is a model, its configuration keys, and the call of `trl.py` that trains it.
 const CASES: [(&str, &str, &str); 7] = [
     ("GPT-2", "preference: {}", "dpo(model, FOLDER, beta=0.1)"),
     ("Llama", "preference: {type: dpo, beta: 0.5}\nadapter: {r: 4, lora_alpha: 8}", "dpo(model, FOLDER, beta=0.5)"),
@@ -70,7 +70,7 @@ const CASES: [(&str, &str, &str); 7] = [
 
 #[test]
 fn one_hundred_steps_agree_with_trl() {
-    // The batches of an epoch are whole, because TRL ends an epoch with a smaller batch.
+    // 20 pairs fill whole batches, because TRL would otherwise end an epoch with a smaller batch.
     let folder = folder(20);
     let cases: Vec<Value> =
         CASES.iter().map(|(model, keys, call)| json!([model, keys.contains("adapter"), call])).collect();
@@ -107,7 +107,7 @@ const GPT2: &str = "{type: gpt2, vocab_size: 276, n_positions: 96, n_embd: 16, n
                     resid_pdrop: 0.1, embd_pdrop: 0.1, attn_pdrop: 0.1}";
 const LLAMA: &str = "{type: llama, vocab_size: 276, hidden_size: 16, intermediate_size: 24, num_hidden_layers: 2, \
                      num_attention_heads: 2, num_key_value_heads: 1, max_position_embeddings: 96, attention_dropout: 0.1}";
-/// Keys that evaluate and give the same bits on any number of ranks.
+/// Keys with which a run evaluates and gives the same bits on any number of ranks.
 const REPRODUCIBLE: &str = "max_steps: 6, eval_every: 3, eval_batches: 2, reproducible: true";
 
 /// Returns the losses and the reference log-probabilities of a run.
@@ -122,7 +122,7 @@ fn outcome(folder: &Folder, text: &str, ranks: usize) -> (Vec<f32>, Vec<u8>) {
 
 #[test]
 fn every_layout_is_equal() {
-    // The number of pairs is not a multiple of the pairs that ranks evaluate at a time.
+    // The number of pairs is not a multiple of the number that the ranks evaluate at a time.
     let folder = folder(19);
     for (model, keys) in [
         (GPT2, "preference: {beta: 0.5}"),
@@ -169,7 +169,7 @@ fn a_resumed_run_reads_its_reference() {
     folder.write("data.jsonl", &lines.join("\n"));
     let error = run(&of("max_steps: 7"), 1, Some(Resume::Auto)).0.unwrap_err().to_string();
     assert!(error.contains("was computed from other pairs than the pairs in `data.train` and `data.eval`"), "{error}");
-    // The tensor has the name of the pairs, but another size.
+    // The name of the tensor still identifies these pairs, but its size is wrong.
     let path = folder.path().join("run/reference_log_probs.safetensors");
     folder.write("data.jsonl", &records(12).iter().map(Value::to_string).collect::<Vec<_>>().join("\n"));
     let tensors = BTreeMap::from_iter(safetensors::load(&path, &Device::Cpu).unwrap());

@@ -9,10 +9,10 @@ use candle_core::{Device, Tensor};
 use super::{config, fit_on, mistake, model, points, quiet};
 use crate::train::{Resume, Summary};
 
-/// Trains on two ranks, evaluates every second step, and makes the metric `planted` have these values.
+/// Trains on two ranks and evaluates every second step. The metric `planted` has these values in turn.
 fn fit(folder: &Path, steps: u64, more: &str, values: &'static [f32], resume: Option<Resume>) -> Summary {
     let trainer = || {
-        // A rank evaluates two micro-batches of the eight points.
+        // Each evaluation calls the metric twice on a rank, because the eight points are two micro-batches per rank.
         let calls = AtomicUsize::new(0);
         let planted = move |_: &Tensor, _: &Tensor| {
             let value = values[calls.fetch_add(1, Ordering::Relaxed) / 2];
@@ -61,11 +61,11 @@ fn the_best_checkpoint_is_kept_until_a_better_one() {
         if last.is_none() {
             continue;
         }
-        // The continued run remembers the best value.
+        // The resumed run remembers the best value.
         let resumed = fit(path, 14, &keep, &[0.8, 0.95], Some(Resume::Auto)).best.unwrap();
         assert_eq!((resumed.step, linked(path).as_str()), (14, "step-00000014"), "{more}");
         assert_eq!(names(path), ["best", "latest", "step-00000014"], "{more}");
-        // The link is a checkpoint. A run in another folder looks for a best checkpoint of its own.
+        // The link `best` can be resumed from. A run in another folder has a best checkpoint of its own.
         let other = tempfile::tempdir().unwrap();
         let from = Resume::From(path.join("run/checkpoints/best"));
         let other_run = fit(other.path(), 16, &keep, &[0.1], Some(from));
@@ -74,7 +74,7 @@ fn the_best_checkpoint_is_kept_until_a_better_one() {
     }
 }
 
-/// With a lower loss as the goal, the loss of a training that learns is best at its end.
+/// By default, the checkpoint with the lowest loss is the best. A run that learns has its lowest loss at the end.
 #[test]
 fn the_best_checkpoint_may_be_the_last() {
     let folder = tempfile::tempdir().unwrap();
@@ -82,7 +82,7 @@ fn the_best_checkpoint_may_be_the_last() {
     let (best, evaluation) = (summary.best.unwrap(), summary.evaluation.unwrap());
     assert_eq!((best.step, best.value), (6, f64::from(evaluation.loss)));
     assert_eq!(Some(best.folder), summary.checkpoint);
-    // Set back to a step before that of the best checkpoint, the run looks for another one.
+    // A run that resumes from a step before its best checkpoint finds a new best checkpoint.
     let folder = tempfile::tempdir().unwrap();
     let early = folder.path().join("early");
     fit(folder.path(), 2, "", &[0.0], None);

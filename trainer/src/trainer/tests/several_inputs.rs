@@ -10,7 +10,7 @@ use super::{config, fit_on, mistake, points, quiet, text};
 use crate::data::{Dataset, InMemory, from_fn};
 use crate::metrics::accuracy;
 
-/// Adds two inputs after a linear layer for each of them.
+/// Applies a linear layer to each of two inputs and adds the results.
 struct Two([candle_nn::Linear; 2]);
 
 impl zero_engine::Layer for Two {

@@ -176,8 +176,8 @@ fn pairs_are_the_same_in_memory_and_in_the_cache() {
     assert!(compare(of_conversations, &folder, &folder.options(300, ChatOptions::default())).is_err());
 }
 
-/// The entry contains all tokens, and the options decide about the error. The error names the record although nothing
-/// is tokenized.
+/// A cache entry contains all tokens, so the options alone decide whether a length is an error. The error names the
+/// record although no file is tokenized again.
 #[test]
 fn errors_of_lengths_are_the_same_from_the_cache() {
     let folder = chatml();

@@ -1,4 +1,4 @@
-//! Pairs of answers: their layouts, their trained tokens, and the error for each kind of wrong record.
+//! Tests pairs of answers: their layouts, their trained tokens, and the error for each kind of wrong record.
 
 use serde_json::{Value, json};
 use zero_config::{ExcessLength, Untrained};

@@ -42,7 +42,7 @@ for number, folder in enumerate(FOLDERS):
     print(json.dumps(out))
 "#;
 
-/// A template in TRL, with the first and the last token of its model.
+/// The name of a template in TRL, with the first and the last token of its model.
 const MODELS: [(&str, [&str; 2]); 20] = [
     ("qwen2_5", ["<|endoftext|>", "<|im_end|>"]),
     ("qwen3", ["<|endoftext|>", "<|im_end|>"]),

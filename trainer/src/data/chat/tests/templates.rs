@@ -130,7 +130,7 @@ pub(super) const MISTRAL: &str = r"{{- bos_token }}
     {%- endif %}
 {%- endfor %}";
 
-/// Returns the template without its marks.
+/// Returns the template without its generation marks.
 pub(super) fn without_marks(template: &str) -> String {
     ["{% generation %}", "{%- generation %}", "{% endgeneration %}", "{%- endgeneration %}"]
         .iter()

@@ -74,8 +74,8 @@ fn changed_bytes_of_tables_do_not_panic() {
     }
 }
 
-/// Writes a huge length to each place of an Arrow file in turn. Without the check, the decoder would reserve this
-/// memory.
+/// Writes a huge length to each place of an Arrow file in turn. Without the check in the reader, the decoder would
+/// allocate that much memory.
 #[test]
 fn a_length_that_cannot_be_in_an_arrow_file_is_an_error() {
     let folder = Folder::new();

@@ -1,4 +1,4 @@
-//! Folders of `datasets` and of mosaicml-streaming, which the tests write.
+//! Reads folders of `datasets` and of mosaicml-streaming that the tests write.
 
 use serde_json::json;
 

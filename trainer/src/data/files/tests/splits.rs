@@ -9,7 +9,7 @@ use super::super::splits::select;
 use super::*;
 use crate::python;
 
-/// Returns those of `names` that belong to a split.
+/// Returns the names that belong to a split.
 fn chosen<'n>(names: &[&'n str], card: Option<&str>, split: &str) -> Result<Vec<&'n str>, String> {
     let mut names = names.to_vec();
     names.sort_unstable();
@@ -282,7 +282,7 @@ print(json.dumps(found))
             (Err(error), Some(expected)) => panic!("{spec}: {error}, but datasets has {expected:?}"),
             (Ok(found), Some(expected)) => {
                 for (found, [from, to]) in found.into_iter().zip(expected) {
-                    // Here, an empty slice is an error.
+                    // In contrast to `datasets`, an empty slice is an error.
                     assert_eq!(found.ok(), (from < to).then_some([from, to]), "{spec} of {train} and {test}");
                 }
             }

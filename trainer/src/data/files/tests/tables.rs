@@ -86,7 +86,7 @@ fn files(folder: &Folder, batches: &[RecordBatch]) -> Vec<PathBuf> {
         [("none", None), ("lz4", Some(CompressionType::LZ4_FRAME)), ("zstd", Some(CompressionType::ZSTD))]
     {
         files.push(folder.write(&format!("{name}.arrow"), arrow_file(batches, compression)));
-        // The file name does not matter.
+        // The content decides the format, not the name of the file.
         files.push(folder.write(&format!("{name}-stream.txt"), arrow_stream(batches, compression)));
     }
     files
