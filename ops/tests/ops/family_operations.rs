@@ -141,7 +141,7 @@ fn rotary_of_long_rows() {
     }
 }
 
-/// Angles are computed only for positions that occur. Extending the table does not change the angles before.
+/// Angles are computed only for positions that occur. Extending the table does not change the existing angles.
 #[test]
 fn a_rotary_table_grows_with_the_rows() {
     // A table of all positions would take 16 TiB.

@@ -23,8 +23,8 @@ const AMX: &str = "products of two bf16 operands go through AMX here";
 
 type Op = Box<dyn Fn(&[Tensor]) -> Result<Tensor>>;
 
-/// Rows, inputs and outputs of products. Each of them occurs as 1, below the size of a tile, above it, and above the
-/// size of a block.
+/// Rows, inputs and outputs of products. Each size occurs as 1, below and above the size of a tile, and above the size
+/// of a block.
 const PRODUCTS: [[usize; 3]; 9] = [
     [1, 1, 1],
     [1, 600, 5],

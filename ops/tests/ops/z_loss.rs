@@ -1,4 +1,4 @@
-//! Compares cross-entropy with the z-loss of PaLM, ln²Z, with the unfused expression and finite differences.
+//! Tests cross-entropy plus the z-loss of PaLM (ln²Z) against the unfused expression and finite differences.
 
 use crate::check::{check, close, floats, ids, normal, run, same_bits};
 use candle_core::{D, DType, Device, Result, Tensor, Var};

@@ -92,7 +92,8 @@ fn a_large_parameter_is_a_segment_of_its_own() {
     assert!(Layout::new(&model, &persistent).segments().iter().all(|s| s.only_parameter().is_none()));
 }
 
-/// Each shard's contribution to the gradient norm is then a sum of whole blocks, for any number of ranks.
+/// Shard boundaries are boundaries of blocks of parameters. Each shard's contribution to the gradient norm is therefore
+/// a sum of whole blocks, for any number of ranks.
 #[test]
 fn cuts_fall_on_blocks_of_parameters() {
     for (_, layout) in layouts() {

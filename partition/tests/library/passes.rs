@@ -199,7 +199,7 @@ fn gradients_are_written_during_the_next_backward() {
             }
         }
         assert_eq!(behind_a_backward + others, micro_batches * shape.segments.len());
-        // A write has nothing to overlap with only at the end of the step, before the norm.
+        // Every write overlaps with a backward, except at the end of the step, before the norm.
         assert!(others <= 4, "{others} of {} are waited for at once:\n{program}", behind_a_backward + others);
     }
 }
