@@ -148,8 +148,8 @@ impl Meeting<'_> {
         }
     }
 
-    /// Connects to the store. Rank 0 serves the store first, unless another process serves it or the launcher has
-    /// announced that it will.
+    /// Connects to the store. Before that, rank 0 starts the store's server, unless another process serves the store or
+    /// the launcher has announced that it will serve it.
     fn open_store(&self, deadline: Instant) -> Result<(Option<StoreServer>, StoreClient), CommError> {
         let token = self.options.token.as_deref();
         let server = match self.place.rank {

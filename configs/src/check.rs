@@ -61,7 +61,8 @@ pub(crate) fn check(root: &Node, report: &mut Report) -> Option<Fields> {
             None
         }
         other => {
-            let message = format!("expected a section of keys at the top of the file, found {}", other.describe());
+            let message =
+                format!("the file must consist of keys with values (`key: value`), found {}", other.describe());
             report.error(ErrorKind::Value, "", root.at, message, None);
             None
         }

@@ -152,7 +152,7 @@ fn read(path: &Path) -> Result<Map<String, Json>, Unreadable> {
     serde_json::from_slice(&bytes).map_err(|error| Unreadable::Syntax(error.to_string()))
 }
 
-/// Returns the entries of a section at the top of the file.
+/// Returns the entries of a top-level section of the file.
 fn section<'n>(root: &'n mut Node, name: &str) -> Option<&'n mut Vec<Entry>> {
     let Value::Map(entries) = &mut root.value else { return None };
     match &mut entries.iter_mut().find(|entry| entry.key == name)?.value.value {

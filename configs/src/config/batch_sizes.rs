@@ -102,7 +102,9 @@ impl RampUp {
             .find(|(_, n)| !n.is_multiple_of(unit))
         {
             let what = if is_interleaved { "one micro-batch per stage" } else { "one micro-batch" };
-            let message = format!("{count} samples are not a multiple of {unit}, the size of {what} on each replica");
+            let message = format!(
+                "{count} samples are not a multiple of {unit}, which all replicas together need for {what} on each"
+            );
             let help =
                 Some(format!("write a multiple of {unit}, or a smaller `{}`", Config::train_micro_batch_size_per_gpu));
             resolver.contradiction(&[key, Config::train_micro_batch_size_per_gpu], message, help);

@@ -95,7 +95,7 @@ fn documents_without_keys_are_rejected() {
         assert_eq!(error_of(text), (ErrorKind::Missing, "the configuration is empty".to_string()), "{text:?}");
     }
     for (text, found) in [("- a\n- b", "a list"), ("hello", "the text \"hello\""), ("12", "`12`"), ("[]", "a list")] {
-        let message = format!("expected a section of keys at the top of the file, found {found}");
+        let message = format!("the file must consist of keys with values (`key: value`), found {found}");
         assert_eq!(error_of(text), (ErrorKind::Value, message));
     }
 }

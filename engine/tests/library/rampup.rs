@@ -163,7 +163,7 @@ fn mistakes_are_errors() {
         (
             "{train_batch_size: 8, pipeline: {stages: 2, schedule: interleaved_1f1b}, train_micro_batch_size_per_gpu: 1}",
             "start: 1, increment: 1, samples: 9",
-            "1 samples are not a multiple of 2, the size of one micro-batch per stage",
+            "1 samples are not a multiple of 2, which all replicas together need for one micro-batch per stage on each",
         ),
     ] {
         let text = format!(

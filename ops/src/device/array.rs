@@ -83,8 +83,11 @@ impl Array {
         self.travelled
     }
 
-    /// Returns the array for readers that do not round. Only the sum, the norm and the update accept values marked by
-    /// [`Array::travelled`].
+    /// Returns the array for kernels that read the values as they are stored.
+    ///
+    /// # Panics
+    /// Panics if the values are to be read rounded, as [`Array::travelled`] marks them. Only the sum, the norm and the
+    /// update can do that.
     fn unrounded(&self) -> &Self {
         assert_eq!(self.travelled, Dtype::F32, "only the sum, the norm and the update read rounded values");
         self

@@ -127,7 +127,8 @@ pub(crate) fn keep_once(address: usize, bytes: u64) {
     });
 }
 
-/// Returns the bytes that modules have computed and keep. The key is the same in all layers that share a module.
+/// Returns the bytes that each module has computed and keeps, by the module's key. Layers that share a module have the
+/// same key, so its bytes count once.
 pub fn kept_once() -> BTreeMap<usize, u64> {
     with(|heap| heap.kept_once.clone())
 }

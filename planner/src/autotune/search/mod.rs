@@ -177,7 +177,7 @@ impl<'a> Search<'a> {
 
     /// Returns the number of configurations measured since the last improvement.
     fn without_gain(&self) -> usize {
-        // The round of a row's first run tells when the row was first measured.
+        // A configuration counts as measured in the round of its first run.
         let mut measured: Vec<(usize, f64)> = self
             .rows
             .iter()
