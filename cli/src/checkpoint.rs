@@ -19,7 +19,7 @@ fn newest(path: &Path) -> Result<(PathBuf, Manifest), Error> {
     Ok((folder, manifest))
 }
 
-/// Downloads a checkpoint if `path` is an address of a store.
+/// Returns a local folder for `path`. Downloads the checkpoint if `path` is an address of a store.
 fn local(path: &Path) -> Result<PathBuf, Error> {
     match zero_engine::config::address(path) {
         Some(address) => fetch_checkpoint(address, "<DIR>"),
@@ -171,7 +171,7 @@ pub(crate) fn verify(path: &Path) -> anyhow::Result<u8> {
     Ok(1)
 }
 
-/// Returns advice for the case that all verified checkpoints are damaged.
+/// Returns advice on how to continue when all verified checkpoints are damaged.
 fn earlier(path: &Path) -> Result<String, CheckpointError> {
     let root = path.parent().unwrap_or(path);
     let others = zero_checkpoint::committed(root)?.into_iter().filter(|(_, other)| other != path).count();

@@ -38,8 +38,8 @@ pub(crate) fn train(args: &TrainArgs) -> anyhow::Result<u8> {
     lead(args, &Started { hosts: &Hosts::alone(), ranks, output: Output::default(), grace: GRACE })
 }
 
-/// Starts the ranks of this host, which may be one of several hosts. The ranks have the same command line, so in a rank
-/// this function trains.
+/// Starts the ranks of this host, which may be one of several hosts. A started rank has the same command line and also
+/// calls this function, which then trains.
 ///
 /// # Errors
 /// Returns the error that ended the run.
@@ -115,7 +115,7 @@ struct Started<'a> {
 /// Trains as a rank.
 fn train_as(place: &LauncherEnvironment, args: &TrainArgs) -> anyhow::Result<u8> {
     let options = run_options(args)?;
-    // Standard input can be read only once, so preparing the threads must leave it untouched.
+    // Standard input can be read only once, so the number of threads is determined without reading it.
     let threads = threads_before_reading(args, place.local_world_size)?;
     process::prepare(threads, place.world_size)?;
     let (typed, _) = load(&args.config, &args.overrides())?;
@@ -123,7 +123,7 @@ fn train_as(place: &LauncherEnvironment, args: &TrainArgs) -> anyhow::Result<u8>
     rank::run(&config, &options, place)
 }
 
-/// Performs the checks that are the same on all ranks, starts the ranks of this host, and waits for them.
+/// Performs the checks that have the same result on all ranks, starts the ranks of this host, and waits for them.
 fn lead(args: &TrainArgs, started: &Started<'_>) -> anyhow::Result<u8> {
     let (options, hosts) = (run_options(args)?, started.hosts);
     let sources = read(&args.config)?;
@@ -183,7 +183,7 @@ fn lead(args: &TrainArgs, started: &Started<'_>) -> anyhow::Result<u8> {
         grace: started.grace,
     };
     let team = Team::new(ranks, threads);
-    // After a restart, a failed verification would fail again.
+    // A failed verification would fail again after a restart, so it is not restarted.
     if config.launcher.max_restarts == 0 || options.verify.is_some() {
         return Ok(launch(team, &job, None)?);
     }

@@ -130,7 +130,7 @@ pub(crate) fn does_not_fit(
         found.iter().for_each(|advice| text += &format!("\n    {advice}"));
         return Ok(text);
     }
-    // If all ranks run on this machine, each of fewer ranks gets more memory.
+    // If all ranks run on this machine, fewer ranks leave more memory for each of them.
     let is_here = limits == Limit::all_of_rank(config, config.world_size) && config.training.memory_limit.is_none();
     let shares = |ranks: usize| Limit::all_of_rank(config, ranks);
     let shares: Option<&dyn Fn(usize) -> Vec<Limit>> = if is_here { Some(&shares) } else { None };

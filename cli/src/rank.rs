@@ -29,7 +29,7 @@ pub(crate) fn run(config: &Config, options: &RunOptions, place: &LauncherEnviron
 /// Trains with all ranks as threads of this process.
 ///
 /// # Errors
-/// Returns the error of the lowest rank that did not fail because of another rank.
+/// Returns the error of the first rank, in rank order, that did not fail because of another rank.
 pub(crate) fn run_as_threads(config: &Config, options: &RunOptions) -> anyhow::Result<u8> {
     let ranks = config.world_size;
     process::prepare(process::threads(Some(&config.launcher), ranks), ranks)?;
@@ -62,7 +62,7 @@ fn train_on(config: &Config, options: &RunOptions, comm: &Arc<dyn Communicator>)
         Ok(Finished::Done) => Ok(0),
         Ok(Finished::Stopped(signal)) => Ok(128 + u8::try_from(signal).unwrap_or(0)),
         Err(error) => {
-            // Ends the other ranks now, before their deadline passes.
+            // Ends the other ranks now. Otherwise they would wait for this rank until their deadline passes.
             comm.abort(&error.to_string());
             Err(error.into())
         }

@@ -27,11 +27,11 @@ pub struct Advice {
 /// Maximum number of suggestions; later candidates need more changes.
 const SHOWN: usize = 4;
 
-/// Finds the smallest changes to `config` with which no rank exceeds one of the limits. `change` returns the configuration with
-/// further settings, given as `--set` takes them.
+/// Finds the smallest changes to `config` with which no rank exceeds any of the limits. `change` adds settings, written
+/// as `--set` takes them, and returns the resulting configuration.
 ///
 /// # Errors
-/// Fails if a changed configuration cannot be planned at all.
+/// Fails if a changed configuration is valid but cannot be planned.
 pub fn advice(
     config: &Config,
     limits: &[Limit],
@@ -43,7 +43,7 @@ pub fn advice(
         let includes = |found: &Advice| found.settings.iter().all(|setting| settings.contains(setting));
         let cuts = |settings: &[String]| settings.iter().any(|setting| setting.starts_with(TENSOR));
         if found.iter().any(|found| includes(found) || cuts(&found.settings) && cuts(&settings)) {
-            // A subset of these settings already fits, or a smaller tensor-parallel degree does.
+            // A subset of these settings already fits, or a smaller tensor-parallel degree already fits.
             continue;
         }
         // Skip settings that contradict the file.
@@ -52,7 +52,8 @@ pub fn advice(
         if memory_plan.exceeded(limits).is_none() {
             let plan = memory_plan.plan()?;
             if plan.disk_bytes() == 0 && settings.iter().any(|setting| setting.ends_with(".device=nvme")) {
-                // Nothing would be offloaded to the disk: the other settings alone made it fit.
+                // The plan offloads nothing to the disk, so the other settings alone already made the configuration
+                // fit.
                 continue;
             }
             let of =
@@ -71,7 +72,7 @@ pub fn advice(
     Ok(found)
 }
 
-/// A different number of ranks with which every rank fits.
+/// A different number of ranks with which no rank exceeds its limit.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Ranks {
     /// The number of ranks.
@@ -80,7 +81,7 @@ pub struct Ranks {
     pub settings: Vec<String>,
     /// Peak bytes of the busiest rank, in the memory where its layers compute.
     pub peak_bytes: u64,
-    /// The limit per rank in that memory, with that number of ranks.
+    /// The limit per rank in the same memory, with this number of ranks.
     pub limit: u64,
 }
 
@@ -90,11 +91,11 @@ const MORE: [usize; 4] = [2, 8, 64, 1024];
 /// Maximum number of ranks to suggest.
 const MOST: usize = 1 << 16;
 
-/// Finds a number of ranks that fits, for a configuration that no change of settings makes fit. If the ranks divide one
-/// machine's memory, `shares` gives the limits for a number of ranks. Fewer ranks are then tried first, because each
-/// rank's share grows. After that, more ranks on other machines are tried, each with the same `limits`. `change`
-/// returns the configuration with further settings for a number of ranks. Returns `None` if no number of ranks helps,
-/// because something that cannot be sharded is too large.
+/// Finds a number of ranks that fits, for a configuration that does not fit with any change of settings. If all ranks
+/// share one machine's memory, `shares` returns the limits of a rank for a given number of ranks. Fewer ranks are then
+/// tried first, because each rank's share grows. After that, more ranks on other machines are tried, each with the same
+/// `limits`. `change` adds settings and returns the resulting configuration for a given number of ranks. Returns `None`
+/// if no number of ranks helps, because a part that cannot be sharded is too large.
 pub fn other_ranks(
     config: &Config,
     limits: &[Limit],
@@ -103,7 +104,7 @@ pub fn other_ranks(
     memory_plan: impl Fn(&Config) -> Result<MemoryPlan, Error>,
 ) -> Option<Ranks> {
     let now = config.world_size;
-    // Not every number of ranks is compatible with the file and its batch size.
+    // Skip numbers of ranks that contradict the file or its batch size.
     let memory = MemoryKind::of_layers(config);
     let fits = |settings: &[String], ranks: usize, limits: &[Limit]| {
         let plan = memory_plan(&change(settings, ranks).ok()?).ok()?;
@@ -192,8 +193,8 @@ fn candidates(config: &Config) -> Vec<Vec<String>> {
     all
 }
 
-/// Runs the feed-forward part in tiles whose number of rows is the model's width: the inner activations of one tile are
-/// then as large as a weight.
+/// Returns the setting that runs feed-forward networks in tiles of as many rows as the model is wide: the inner
+/// activations of one tile are then as large as a weight.
 fn tiles(config: &Config) -> Vec<String> {
     let width = match &config.model {
         Some(Model::Gpt2(model)) if model.tiled_mlp_rows.is_none() => model.n_embd,

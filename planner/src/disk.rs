@@ -22,7 +22,7 @@ pub(crate) fn check_space(layout: &Layout, stage_plan: &StagePlan, settings: &Se
         .fold((0, 0), |sum, bytes| (sum.0 + bytes.optimizer, sum.1 + bytes.parameters));
     let mut folders = vec![("offload_optimizer", &disk.optimizer, optimizer)];
     match (&disk.optimizer, &disk.parameters) {
-        // Both keys may name the same folder, which then has to hold both.
+        // Both keys may name the same folder, which then needs room for the optimizer state and the parameters.
         (Some(one), Some(other)) if one == other => folders[0].2 += parameters,
         _ => folders.push(("offload_param", &disk.parameters, parameters)),
     }

@@ -23,8 +23,8 @@ pub struct OnHosts {
     pub seconds: Option<Result<f64, String>>,
 }
 
-/// Plans a configuration, and other layouts of its ranks on hosts with `ranks` ranks each. `change` returns the
-/// configuration with further settings, given as `--set` takes them. Leaves out layouts that contradict the
+/// Plans a configuration, and other layouts of its ranks on hosts with `ranks` ranks each. `change` adds settings,
+/// written as `--set` takes them, and returns the resulting configuration. Leaves out layouts that contradict the
 /// configuration, and layouts that the model does not support. The configuration itself comes first; the other layouts
 /// are sorted by the bytes between hosts.
 ///
@@ -49,19 +49,20 @@ pub fn layouts_on_hosts(
     for (name, mut settings) in candidates(config, ranks) {
         let Ok(mut changed) = change(&settings) else { continue };
         if changed.train_batch_size != config.train_batch_size {
-            // A different number of replicas must not change the global batch size.
+            // The settings change the number of replicas, so the global batch size of `config` must be set explicitly.
             settings.push(format!("train_batch_size={}", config.train_batch_size));
             match change(&settings) {
                 Ok(same_batch) => changed = same_batch,
                 Err(_) => continue,
             }
         }
-        // With local steps, a different number of replicates would change the training.
+        // Skip layouts with a different number of replicates: with local steps, they would train differently.
         let replicates = |of: &Config| of.training.local_steps.map(|_| of.mesh.data_parallel_replicate_degree);
         if is_same(&changed, config) || replicates(&changed) != replicates(config) {
             continue;
         }
-        // A model may have too few layers for a pipeline.
+        // Planning fails for layouts that the model does not support, for example a pipeline with more stages than
+        // layers.
         others.extend(planned(name, settings, &changed));
     }
     others.sort_by_key(|layout| (layout.network_bytes.is_none(), layout.network_bytes, layout.peak_bytes));
@@ -82,11 +83,11 @@ fn is_same(a: &Config, b: &Config) -> bool {
 
 const HPZ: &str = "zero_optimization.zero_hpz_partition_size";
 
-/// Returns names and settings of the layouts for hosts with `ranks` ranks each.
+/// Returns the name and the settings of each layout for hosts with `ranks` ranks each.
 fn candidates(config: &Config, ranks: usize) -> Vec<(String, Vec<String>)> {
     let hosts = config.world_size / ranks;
     let as_one = config.context_size() * config.tensor_size();
-    // Each of these returns a setting only if it changes something.
+    // Each of the following closures returns a setting only if it differs from the configuration.
     let stage = |stage: u8| (config.zero.stage.number() != stage).then(|| format!("zero_optimization.stage={stage}"));
     let one_stage = || (config.pipeline.stages > 1).then(|| "pipeline.stages=1".to_string());
     let one_group = || {
@@ -99,7 +100,8 @@ fn candidates(config: &Config, ranks: usize) -> Vec<(String, Vec<String>)> {
     };
     let flat = |zero: u8| chosen("", zero, [one_group(), one_stage(), no_copy()]);
     let groups = |zero: u8| {
-        // In this degree, ranks that share a sequence count as one, as do tensor-parallel ranks.
+        // `data_parallel_shard_degree` counts ranks that share a sequence as one, and the ranks of a tensor group as
+        // one.
         let mesh = format!("mesh={{data_parallel_shard_degree: {}}}", ranks / as_one);
         chosen(", a shard group per host (HSDP)", zero, [Some(mesh), one_stage(), no_copy()])
     };

@@ -113,8 +113,8 @@ const ARM_PARTS: [(u32, &str); 16] = [
     (0xd8e, "Neoverse N3"),
 ];
 
-/// The two kinds of core of each chip, including the Pro and Max variants. macOS's hypervisor reports part 0 to its
-/// guests.
+/// The part numbers of each chip, for both kinds of cores and including the Pro and Max variants. In a virtual machine
+/// on macOS, the hypervisor reports part 0 instead.
 const APPLE_PARTS: [(&[u32], &str); 4] = [
     (&[0x22, 0x23, 0x24, 0x25, 0x28, 0x29], "Apple M1"),
     (&[0x32, 0x33, 0x34, 0x35, 0x38, 0x39], "Apple M2"),

@@ -10,7 +10,7 @@ use zero_train::process::launch::one_a_gpu;
 #[derive(Debug, Clone, Args)]
 pub(crate) struct ConfigArgs {
     /// ds.yaml or ds_config.json, or - for standard input; required. May be repeated: keys of later files override earlier ones
-    // The option is optional for clap, which would otherwise also require it for a subcommand.
+    // Optional for clap, which would otherwise require it even with a subcommand. `input.rs` rejects a missing option.
     #[arg(long, short, value_name = "FILE", visible_alias = "deepspeed_config")]
     pub(crate) config: Vec<PathBuf>,
     /// Number of ranks [default: launcher.num_processes, else one per GPU, or without GPUs the fewest that the other keys allow]
@@ -25,8 +25,8 @@ pub(crate) struct ConfigArgs {
 }
 
 impl ConfigArgs {
-    /// Returns the number of ranks on the command line, or else one per GPU for a GPU run. Returns `None` if the
-    /// configuration decides.
+    /// Returns the number of ranks given on the command line. Without it, returns one rank per GPU if the run uses
+    /// GPUs, and otherwise `None`: the configuration then decides.
     pub(crate) fn ranks(&self, typed: &Typed) -> Option<usize> {
         self.num_processes.map(|ranks| ranks as usize).or_else(|| one_a_gpu(typed))
     }

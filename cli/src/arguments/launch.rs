@@ -86,7 +86,7 @@ impl PerHost {
     }
 }
 
-/// Parses a number of hosts. Accepts torchrun's range if both ends are equal.
+/// Parses a number of hosts. Accepts torchrun's range `MIN:MAX` only if both numbers are equal.
 fn hosts(text: &str) -> Result<usize, String> {
     let number = match text.split_once(':') {
         Some((least, most)) if least == most => most,
@@ -148,7 +148,7 @@ impl LaunchArgs {
             Some(PerHost::Cores) => Some(cores),
             Some(PerHost::Ranks(ranks)) => Some(ranks),
         };
-        // As in Accelerate, this option is the number of processes on all hosts.
+        // As in Accelerate, `--num-processes` is the total number of processes over all hosts.
         let Some(all) = self.train.config.num_processes.map(|ranks| ranks as usize) else { return Ok(here) };
         match here {
             Some(here) if here * hosts != all => Err(format!(
@@ -214,7 +214,7 @@ mod tests {
         };
         let hosts = args.hosts(variables).expect("complete");
         assert_eq!((hosts.address.as_deref(), hosts.port), (Some("job-master-0"), Some(23456)));
-        // A single host chooses its own port.
+        // Without other hosts, the launcher chooses the port itself and ignores the variables.
         let alone = launch(&[]).expect("accepted").hosts(variables).expect("complete");
         assert_eq!(alone, Hosts::alone());
     }

@@ -71,7 +71,7 @@ pub(crate) fn comm(ranks: usize, megabytes: usize, repeats: usize, transport: &s
     Ok(0)
 }
 
-/// Formats the median, minimum and maximum in a unit. A second has `parts` of these units.
+/// Formats the median, minimum and maximum. The unit is 1/`parts` of a second.
 fn spread(times: &[Duration], parts: f64) -> String {
     let scaled = |time: Option<Duration>| time.unwrap_or_default().as_secs_f64() * parts;
     let (low, high) = (scaled(times.iter().min().copied()), scaled(times.iter().max().copied()));

@@ -22,7 +22,8 @@ struct Measured {
     loads: Vec<MeasuredLoad>,
 }
 
-/// Times of one load through the disk tier and of its floor. There is one entry per run.
+/// Times of one load (reading, writing or updating), through the disk tier and for its floor. There is one entry per
+/// run.
 #[derive(Serialize)]
 struct MeasuredLoad {
     load: &'static str,
@@ -32,8 +33,8 @@ struct MeasuredLoad {
     floor_ms: Vec<f64>,
 }
 
-/// Reads, writes and updates a file of this size in `folder`, alternating each load with its floor. Returns the exit
-/// status.
+/// Reads, writes and updates a file of this size in `folder` through the disk tier. Runs of each of these loads
+/// alternate with runs of its floor. Returns the exit status.
 ///
 /// # Errors
 /// Fails if the folder is unsuitable or the disk fails.

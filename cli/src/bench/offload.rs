@@ -25,7 +25,8 @@ struct Moved {
     written: u64,
 }
 
-/// Times of the subject, of its floor on the disk, and of its arithmetic. There is one entry per step.
+/// Times of the update, of plain I/O with as many bytes (the floor), and of the update's arithmetic. There is one entry
+/// per step.
 #[derive(Debug, Default)]
 struct Times {
     subject: Vec<Duration>,
@@ -35,7 +36,7 @@ struct Times {
 
 /// Times whole steps and the update in each of them. Returns the exit status.
 ///
-/// Rank 0 prints its own times. All ranks run their floors at the same time, as they share the disk.
+/// Rank 0 prints its own times. All ranks run the floor at the same time, because they share the disk.
 ///
 /// # Errors
 /// Fails if training would fail, or if the configuration offloads no optimizer state to a disk.
@@ -108,7 +109,7 @@ fn of_update(subject: &Steps) -> Moved {
     update
 }
 
-/// Returns the size of the buffers for tiles in flight, in bytes. The floor transfers to and from this much memory.
+/// Returns the size of the buffers for tiles in flight, in bytes. The floor uses as much memory.
 fn in_memory(subject: &Steps) -> usize {
     let (zero, config) = (subject.engine().zero(), subject.engine().config());
     let (widths, tile) = (zero.widths(), zero.layout().tile());

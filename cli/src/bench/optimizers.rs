@@ -41,7 +41,8 @@ pub(crate) fn optimizers(millions: usize, repeats: usize) -> anyhow::Result<u8> 
         show(name, bytes, (&subject, &floor), bytes as f64 / bytes_per_parameter(2) as f64);
     }
     let (subject, floor) = eight_bit(parameters, repeats);
-    // Each state has one byte per parameter, which is read and written. The largest value of each block adds 1.6 %.
+    // Each state reads and writes one byte per parameter. The largest value of each block adds 1.6 % to this, which is
+    // not counted.
     show("AdamW, states in 8 bits", 4 * 3 + 4, (&subject, &floor), 16.0 / bytes_per_parameter(2) as f64);
     Ok(0)
 }

@@ -1,7 +1,8 @@
 //! `zero-train bench pipeline`: compares measured steps of a paced pipeline with simulated ones.
 //!
-//! A paced layer sleeps instead of computing. Even with more ranks than cores, a step then takes exactly the time of
-//! its schedule. Any difference from the simulation is therefore overhead of the engine.
+//! A paced layer sleeps instead of computing. Without overhead, a step would then take exactly the time of its
+//! schedule, even with more ranks than cores. Any difference between measured and simulated time is therefore overhead
+//! of the engine.
 
 use std::time::{Duration, Instant};
 
@@ -162,8 +163,8 @@ fn measured(config: &Config, chunks: usize, pace: Duration, repeats: usize) -> a
         let panicked = |_| Err(anyhow::anyhow!("internal error: a rank panicked"));
         started.into_iter().map(|rank| rank.join().unwrap_or_else(panicked)).collect()
     });
-    // All ranks end a step together at the loss, so the times of one rank suffice. The first step does not count,
-    // because it opens connections.
+    // All ranks end a step together, when they exchange the loss, so the times of one rank suffice. The first step does
+    // not count, because it opens connections.
     let times = times.into_iter().collect::<anyhow::Result<Vec<_>>>()?;
     Ok(times[0][1..].to_vec())
 }

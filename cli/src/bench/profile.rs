@@ -35,7 +35,8 @@ pub(crate) fn profile(args: &ConfigArgs, steps: usize) -> anyhow::Result<u8> {
     measure::start();
     for _ in 0..steps {
         peaks.push(measure::peak_flops(dtype));
-        // Without the barrier, the first collective would wait for the rank that measured its peak last.
+        // Without the barrier, the time of the first collective would include waiting for ranks that still measure
+        // their peak.
         comm.barrier().wait()?;
         whole += subject.step()?.duration;
     }

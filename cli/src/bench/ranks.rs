@@ -16,9 +16,9 @@ pub(super) const WARM_UP: usize = 2;
 
 /// The role of this process in a benchmark.
 pub(super) enum Role {
-    /// This process launched the ranks, which have ended with this exit status.
+    /// This process launched the ranks. They have ended, and this is their exit status.
     Launcher(u8),
-    /// This process is a rank. `cores` is a line that describes its cores.
+    /// This process is a rank. `cores` is a line of output that describes the cores of the rank.
     Rank { config: Box<Config>, cores: String, comm: Arc<dyn Communicator> },
 }
 

@@ -56,7 +56,7 @@ pub(crate) fn step(args: &ConfigArgs, length: &Length, json: bool) -> anyhow::Re
         Role::Launcher(status) => return Ok(status),
         Role::Rank { config, cores, comm } => (config, cores, comm),
     };
-    // This is allocated before the engine, which counts all later allocations as its own.
+    // Allocated before the engine, because the engine counts all later allocations as its own.
     let most = length.warm_up + length.steps + MOST_MORE;
     let (mut times, mut losses) = (Vec::with_capacity(most), Vec::with_capacity(most));
     let started = Instant::now();

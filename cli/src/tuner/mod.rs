@@ -34,19 +34,20 @@ pub(crate) fn autotune(args: &AutotuneArgs) -> anyhow::Result<u8> {
         signal_hook::flag::register(signal, stop.clone())?;
     }
     let Ok([mut source]) = <[_; 1]>::try_from(crate::input::read(&args.config)?) else {
-        // The search writes the best settings into the text of the file, so there must be exactly one file.
+        // The search writes the best settings into the text of the configuration file, so there must be exactly one
+        // file.
         refuse("autotune takes one --config: merge the files, or pass the keys of the others with --set")
     };
     let config = crate::input::load_sources(&args.config, vec![source.clone()], &args.config.set)?;
     if args.config.ignore_unknown_keys {
-        // Trials read the text again, so the unknown keys are removed from it.
+        // Trials read this text again and would reject unknown keys, so they are removed from it.
         let written = zero_config::load(source.clone(), &args.config.set)?;
         let changes: Vec<_> = written.unknown_keys().into_iter().map(|key| (key.to_string(), None)).collect();
         source.text = zero_config::edit(&source, &changes)?;
     }
     let ranks = args.config.ranks(&config);
     let config = config.resolve(ranks)?;
-    // `autotuning.enabled` warns that training does not tune, which does not apply to this command.
+    // `autotuning.enabled` causes a warning that training does not tune. The warning does not apply to this command.
     let warnings = config.warnings.iter().filter(|warning| warning.place.path != "autotuning.enabled");
     warnings.for_each(|warning| eprintln!("{warning}"));
     let request = Request {
@@ -107,7 +108,8 @@ impl Table {
         let _ = terminal.clear_last_lines(self.height);
         let (height, width) = terminal.size();
         let (height, width) = (usize::from(height), usize::from(width).max(20));
-        // Lines that scroll off the terminal could not be cleared. The cursor takes one additional line.
+        // Draw only lines that fit: lines that scroll off the terminal cannot be cleared. The cursor takes one
+        // additional line.
         let lines = self.drawn.iter().take(height.saturating_sub(2)).chain(std::iter::once(&self.word));
         self.height = 0;
         for line in lines {

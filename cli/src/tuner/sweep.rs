@@ -50,7 +50,7 @@ fn table(trials: &[SweepTrial]) -> Vec<String> {
     };
     let mut lines = vec![row("rank", "loss", "at step", "state", "hyperparameters")];
     lines.extend(sorted.iter().enumerate().map(|(index, trial)| {
-        // Only finished trials get a rank, because the comparison with other trials is provisional.
+        // Only finished trials are ranked, because comparisons with trials that stopped early are provisional.
         let rank = if trial.state == TrialState::Finished { (index + 1).to_string() } else { "-".into() };
         let (loss, step) = match trial.best() {
             Some(best) => (format!("{:.4}", best.loss), best.step.to_string()),

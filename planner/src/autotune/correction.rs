@@ -1,12 +1,13 @@
 //! Corrects predicted step times with measured runs: ridge regression fits one factor per setting.
 //!
 //! The logarithm of measured time / predicted time is modelled as a sum of a common term and one term for each setting
-//! (a key with its value) of a configuration. Terms are regularized towards zero: without measurements, all terms are
-//! zero, as is the term of an unmeasured setting.
+//! (a key with its value) of a configuration. Terms are regularized towards zero. The term of a setting that was never
+//! measured is zero, and without any measurements all terms are zero.
 
 use std::collections::BTreeMap;
 
-/// Regularization of a setting's term and of the common term, in equivalent measurements with the value zero.
+/// Strength of the regularization of a setting's term and of the common term: a term is pulled towards zero as if this
+/// many measurements had the value zero.
 const OF_A_SETTING: f64 = 1.0;
 const OF_ALL: f64 = 0.05;
 /// Lower bound on the uncertainty of predictions, in logarithms.
@@ -58,7 +59,8 @@ impl Correction {
         if measured.len() > 1 {
             let off = measured.iter().map(|(settings, ratio)| (ratio.ln() - correction.term(settings)).powi(2));
             let found = (off.sum::<f64>() / (measured.len() - 1) as f64).sqrt();
-            // The residuals of a fit underestimate the spread, so the initial guess counts as two measurements.
+            // The residuals of a fit underestimate the spread, so the initial spread is included as if it came from two
+            // measurements.
             let count = measured.len() as f64;
             correction.spread = ((found.powi(2) * count + 2.0 * FIRST_SPREAD.powi(2)) / (count + 2.0)).sqrt();
             correction.spread = correction.spread.max(LEAST_SPREAD);
@@ -126,7 +128,7 @@ mod tests {
     fn no_measurements_give_no_correction() {
         let none = Correction::fit(&[]);
         assert_eq!((none.factor(&[setting("a", "b")]), none.spread), (1.0, FIRST_SPREAD));
-        // A single measurement affects all configurations.
+        // A single measurement corrects the predictions of all configurations.
         let one = Correction::fit(&[(&[], 1.2)]);
         assert!((one.factor(&[setting("a", "b")]) - 1.19).abs() < 0.01, "{one:?}");
     }

@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use zero_engine::Error;
 
-/// A journal file, open at its end.
+/// A journal file, opened for appending.
 #[derive(Debug)]
 pub(super) struct Journal {
     path: PathBuf,
@@ -26,10 +26,10 @@ impl Journal {
         Ok(journal)
     }
 
-    /// Reopens the journal of the folder, if it exists, and returns its lines after the head.
+    /// Reopens the journal in `folder`, if it exists. Returns the journal and its lines after the first line.
     ///
     /// # Errors
-    /// Fails if the journal belongs to another search, which has a different first line than `head`.
+    /// Fails if the first line of the journal is not `head`: the journal then belongs to another search.
     pub(super) fn reopen(folder: &Path, name: &str, head: &Value) -> Result<Option<(Self, Vec<Value>)>, Error> {
         let path = folder.join(name);
         let failed = |source| Error::Io { path: path.clone(), source };

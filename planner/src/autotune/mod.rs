@@ -50,12 +50,13 @@ use zero_engine::costs::CostTable;
 const JOURNAL: &str = "results.jsonl";
 /// Maximum number of measured steps of a profile, after two warm-up steps.
 const PROFILE_STEPS: &str = "4";
-/// Number of seconds after which a profile begins no further step. A profiled step of a large model takes long, because
+/// Number of seconds after which a profile starts no further step. A profiled step of a large model takes long, because
 /// it runs every layer many times.
 const PROFILE_SECONDS: &str = "6";
 /// Maximum number of micro-batches of a profiled step.
 const PROFILE_MICRO_BATCHES: usize = 4;
-/// Minimum number of seconds that a run measures. If steps are short, it measures more steps than configured.
+/// Minimum number of seconds that a run measures. If steps are short, a run measures more steps than the configured
+/// number.
 const AT_LEAST: &str = "1";
 /// Observes a search.
 pub trait Watch {
@@ -87,7 +88,7 @@ pub fn tune(request: &Request<'_>, watch: &mut dyn Watch) -> Result<Tuned, Error
     let mut rows: Vec<Row> =
         candidates.into_iter().enumerate().map(|(id, candidate)| outlook.row(id, candidate)).collect();
     if rows[0].state == State::Refused {
-        // This is the user's own configuration: return its full error.
+        // The user's own configuration is invalid: return its full error.
         planner.memory_plan(&base)?;
     }
     let (folder, journal) = open(&tuning, request.resume, &head, &mut rows)?;
@@ -230,7 +231,8 @@ impl Bench<'_> {
             let config = self.outlook.resolve(rows[id].candidate.ranks, &rows[id].candidate.settings).ok()?;
             Some((self.outlook.conditions(&config, &rows[id].candidate), config.train_micro_batch_size_per_gpu, id))
         }));
-        // Profile the user's own configuration first, so that it is profiled even if time runs out.
+        // Profile the user's own configuration first, so that it is profiled even if the time budget is too short for
+        // all profiles.
         let own = self.outlook.conditions(self.base, &rows[0].candidate);
         asked.sort_by_key(|(conditions, ..)| *conditions != own);
         let enough = self.tuning.budget_seconds.map(|seconds| Duration::from_secs(seconds) / 2);

@@ -29,8 +29,8 @@ pub fn value(metric: Metric, work: &StepWork, seconds: f64) -> f64 {
     }
 }
 
-/// Computes the cost to minimize, for any metric. The ratio of two costs is the factor by which one configuration is
-/// better.
+/// Computes the cost of a configuration: a lower cost is better for every metric. The ratio of the costs of two
+/// configurations tells how many times better one is than the other.
 #[must_use]
 pub fn cost(metric: Metric, work: &StepWork, seconds: f64) -> f64 {
     let value = value(metric, work, seconds);

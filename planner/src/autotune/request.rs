@@ -14,7 +14,7 @@ use crate::plan::Planner;
 
 /// Fraction of the machine's memory that a trial may use; the rest is for the system and the tuner.
 const SHARE_OF_MEMORY: f64 = 0.95;
-/// Allowance per rank for memory that its allocator does not count, in bytes.
+/// Bytes added to each rank's limit for memory that its allocator does not count.
 const BESIDES: u64 = 64 << 20;
 
 /// The inputs of a search.
@@ -46,8 +46,8 @@ pub struct Tuned {
     pub rows: Vec<Row>,
     /// Index of the best configuration that ran; `None` if no configuration ran.
     pub best: Option<usize>,
-    /// How many times better the best configuration is than the user's own. If the two never ran in the same round, the
-    /// interval is 0 to infinity.
+    /// How many times better the best configuration is than the user's own. If these two configurations never ran in
+    /// the same round, the interval is 0 to infinity.
     pub gain: Option<Interval>,
     /// The settings of the search.
     pub tuning: Autotuning,
@@ -106,8 +106,8 @@ pub(super) fn too_much(bytes: u64) -> String {
 /// Returns the bytes that a trial with this number of ranks may use, if known.
 pub(super) fn memory(base: &Config, ranks: usize) -> Option<u64> {
     let machine = Limit::of_machine().map(|limit| (limit.bytes as f64 * SHARE_OF_MEMORY) as u64);
-    // Each rank stops by itself at its limit. The margin covers memory that no plan counts: the program and its
-    // threads.
+    // Each rank stops by itself when it reaches its own limit. The margin covers memory that plans do not count: the
+    // program and its threads.
     let own = base.training.memory_limit.map(|bytes| ranks as u64 * (bytes + bytes / 4 + BESIDES));
     machine.into_iter().chain(own).min()
 }

@@ -77,7 +77,7 @@ fn best_yaml(found: &Found<'_>, row: &Row) -> Result<String, Error> {
 
 /// Returns the user's file with these settings, and with the number of ranks if `ranks` is given.
 pub(super) fn edited(request: &Request<'_>, ranks: Option<usize>, settings: &[Setting]) -> Result<String, Error> {
-    // The file needs the overrides of the command line as well as the settings that the search found.
+    // The file must contain the overrides of the command line in addition to the settings that the search found.
     let typed = request.overrides.iter().filter_map(|change| change.split_once('='));
     let typed = typed.map(|(path, value)| (path.trim().to_string(), value.to_string()));
     let mut changes: BTreeMap<String, String> = typed.collect();

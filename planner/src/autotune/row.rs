@@ -72,7 +72,7 @@ impl State {
 /// One run of a configuration.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Run {
-    /// The round of the run. Runs of one round took turns and can be compared in pairs.
+    /// The round of the run. Runs of the same round took turns on the machine, so they can be compared with each other.
     pub round: usize,
     /// Seconds of each measured step.
     pub step_seconds: Vec<f64>,
@@ -149,8 +149,8 @@ impl Row {
         Some(cost(metric, &self.planned.as_ref()?.work, self.corrected.or(self.predicted)?))
     }
 
-    /// Returns the ratio of this row's cost to `other`'s, over the rounds in which both ran; `None` if there is no such
-    /// round.
+    /// Returns the ratio of this row's cost to the cost of `other`, over the rounds in which both ran; `None` if they
+    /// never ran in the same round.
     #[must_use]
     pub fn over(&self, other: &Self, metric: Metric) -> Option<Interval> {
         let (own, others) = (&self.planned.as_ref()?.work, &other.planned.as_ref()?.work);

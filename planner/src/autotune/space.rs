@@ -127,7 +127,8 @@ impl Space<'_> {
                 one(PREFETCH, self.where_it_matters(PREFETCH, matters, || self.base_and(PREFETCH, &["0"])))
             },
             &|p| {
-                // A bucket delays the reduction of its segments; `auto` reduces layer by layer.
+                // A large bucket delays the reductions of its segments, whereas `auto` reduces layer by layer. Either
+                // can be faster.
                 let matters = p.zero != "3" && ranks(p) > 1;
                 one(BUCKET, self.where_it_matters(BUCKET, matters, || self.base_and(BUCKET, &["500000000"])))
             },
@@ -189,7 +190,7 @@ impl Space<'_> {
                 false => powers(ranks).chain([ranks]).filter(|&stages| ranks.is_multiple_of(stages)).collect(),
             };
             for stages in numbers(STAGES, &stages) {
-                // Skip numbers of ranks that the stages do not divide.
+                // Skip numbers of stages that do not divide the number of ranks.
                 if !ranks.is_multiple_of(stages) {
                     continue;
                 }
@@ -248,11 +249,11 @@ impl Space<'_> {
         });
         for switch in switches {
             if switch != "true" {
-                // A file without the key already has recomputation off.
+                // Without the key, recomputation is off, so the setting is needed only if the file turns it on.
                 all.push(if own == "true" { vec![setting(RECOMPUTE, &switch)] } else { vec![] });
                 continue;
             }
-            // An interval would contradict `number_checkpoints`.
+            // If the file sets `number_checkpoints`, a built-in interval would contradict it.
             let has_number = self.is_typed("activation_checkpointing.number_checkpoints");
             let intervals = match self.said(INTERVAL) {
                 Some(values) => values.to_vec(),
@@ -301,7 +302,7 @@ impl Space<'_> {
     }
 
     /// Returns the values of [`or_ours`](Self::or_ours) if the key matters. Otherwise returns a single value: the
-    /// user's value, or the first listed value if `autotuning.space` lists values and the user's is not among them.
+    /// user's value or, if `autotuning.space` lists values without the user's value, the first listed value.
     fn where_it_matters(&self, path: &str, matters: bool, ours: impl FnOnce() -> Vec<String>) -> Vec<String> {
         if matters {
             return self.or_ours(path, ours);

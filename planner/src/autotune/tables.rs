@@ -1,8 +1,9 @@
 //! Cost tables for all candidates. A few tables are measured in short runs, the others are interpolated.
 //!
 //! A table depends on the number of ranks, threads and samples per micro-batch, and on all settings of the model. For
-//! each combination of the conditions without the micro-batch, the smallest and the largest micro-batch are measured.
-//! Enough sizes between them are measured that neighbours differ by at most a factor of four, where possible.
+//! each combination of ranks, threads and settings, the smallest and the largest micro-batch size are measured. Sizes
+//! between them are also measured, so that consecutive measured sizes differ by at most a factor of four where
+//! possible.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +12,7 @@ use zero_config::{Config, OffloadDevice};
 use super::correction::Setting;
 use zero_engine::costs::CostTable;
 
-/// The conditions under which a table is valid, except the micro-batch.
+/// The conditions under which a table is valid, except the size of the micro-batch.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Conditions {
     /// Number of ranks that exchange gradients; all ranks if each rank is a pipeline stage of its own.
@@ -70,7 +71,7 @@ pub(super) fn measured(micro_batches: &[usize]) -> Vec<usize> {
     let mut chosen: Vec<usize> = sorted.first().copied().into_iter().collect();
     for pair in sorted.windows(2) {
         let last = chosen.last().copied().unwrap_or(1);
-        // The next size would be more than a factor of four away.
+        // The next larger size is more than four times the last chosen size.
         if pair[1] > 4 * last && pair[0] != last {
             chosen.push(pair[0]);
         }

@@ -13,7 +13,7 @@ use rustix::process::{Pid, Signal, kill_process_group};
 
 /// Interval between checks of a trial.
 const EVERY: Duration = Duration::from_millis(20);
-/// Number of checks per memory reading; reading takes the kernel some time.
+/// Memory is read once per this many checks, because reading it takes the kernel some time.
 const MEMORY_EVERY: u32 = 10;
 /// Maximum number of bytes kept of a trial's output.
 const KEPT: u64 = 1 << 20;
@@ -48,7 +48,7 @@ pub(super) enum Ended {
 }
 
 impl Trial<'_> {
-    /// Runs the trial to its end, after which none of its processes is left.
+    /// Runs the trial to its end. Afterwards, none of its processes is left.
     pub(super) fn run(self) -> Ended {
         self.run_while(&|| true)
     }
@@ -178,8 +178,8 @@ fn reason(status: ExitStatus, errors: &str) -> String {
     }
 }
 
-/// Returns the bytes that the processes of a group use. If their sum exceeds `limit`, counts again with shared pages
-/// counted only once, which takes longer.
+/// Returns the bytes that the processes of a group use. If their sum exceeds `limit`, counts again more precisely:
+/// shared pages then count only once. This takes longer.
 fn held(group: Pid, limit: u64) -> u64 {
     let processes = members(group);
     let resident: u64 = processes.iter().filter_map(|&pid| field(&format!("/proc/{pid}/status"), "VmRSS:")).sum();

@@ -1,4 +1,5 @@
-//! Computes from which point on a pipeline stage can be sure that its messages have arrived at other stages.
+//! Computes from which point of its program on a pipeline stage can be sure that its messages have arrived at other
+//! stages.
 //!
 //! The memory of a message can be freed once the message has arrived. The sender learns of the arrival without a clock:
 //! a stage that receives a message also learns everything that its sender knew at the time of sending (Lamport, "Time,
@@ -14,8 +15,8 @@ pub(crate) type Arrivals = BTreeMap<Message, usize>;
 
 /// Computes the arrivals of all stages from their programs.
 pub(crate) fn arrivals(programs: &[Program]) -> Vec<Arrivals> {
-    // Any order of running the programs gives the same result, because knowledge does not depend on how long a stage
-    // waits.
+    // The loop may run the programs in any order: what a stage knows at an instruction does not depend on how long it
+    // has waited.
     let mut stages = vec![Stage::default(); programs.len()];
     let mut under_way: BTreeMap<Message, Knowledge> = BTreeMap::new();
     let mut moved = true;
@@ -101,7 +102,7 @@ mod tests {
         let after_both = program(vec![take(a), take(b), send(x), send(y)]);
         let known = arrivals(&[first, after_both]);
         assert_eq!(known[0], BTreeMap::from([(a, 2), (b, 2)]));
-        // No message tells the second stage that its gradients have arrived.
+        // The second stage receives no later message, so it never learns that its gradients have arrived.
         assert!(known[1].is_empty());
     }
 

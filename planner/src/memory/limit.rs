@@ -39,8 +39,8 @@ pub struct Limit {
 }
 
 impl Limit {
-    /// Returns the known limits of a rank, with `local_ranks` ranks on this machine. If the rank computes on a GPU, the
-    /// GPU's limit comes first.
+    /// Returns all known limits of a rank if `local_ranks` ranks run on this machine. If the rank computes on a GPU,
+    /// the limit on the GPU comes first.
     #[must_use]
     pub fn all_of_rank(config: &Config, local_ranks: usize) -> Vec<Self> {
         Self::of_gpu(config, local_ranks).into_iter().chain(Self::of_rank(config, local_ranks)).collect()
@@ -104,7 +104,7 @@ fn group() -> Option<u64> {
             "memory" => (Path::new("/sys/fs/cgroup/memory"), "memory.limit_in_bytes"),
             _ => continue,
         };
-        // The limits of all ancestors also apply to a group.
+        // The limits of all parent groups also apply to a control group.
         for folder in Path::new(path.trim_start_matches('/')).ancestors() {
             let found = limit(&root.join(folder).join(name));
             smallest = found.into_iter().chain(smallest).min();

@@ -7,11 +7,11 @@ use zero_partition::{CATEGORIES, Category};
 /// Peak bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Peaks {
-    /// Sum over all categories, on the host.
+    /// Peak of the sum over all categories on the host.
     pub total: u64,
-    /// Sum over all categories, on the GPU.
+    /// Peak of the sum over all categories on the GPU.
     pub gpu: u64,
-    /// By category, in the order of [`CATEGORIES`].
+    /// Peak of each category, in the order of [`CATEGORIES`].
     pub by_category: [u64; CATEGORIES.len()],
 }
 

@@ -1,9 +1,9 @@
-//! Computes memory before the run: walks through a rank's program, using the sizes that its execution will request from
-//! the allocator.
+//! Computes the memory of a run before it starts: walks through a rank's program with the sizes that its execution will
+//! request from the allocator.
 //!
 //! The walk allocates, frees and reuses the same buffers as the executor and `ShardedState`, in the same order;
-//! `zero_model::memory` computes what layers allocate. The planned bytes are the bytes that the allocator counts
-//! (`zero_comm::heap`), so a test compares the two.
+//! `zero_model::memory` computes what layers allocate. Planned bytes have the same definition as the bytes that the
+//! allocator counts (`zero_comm::heap`), so a test compares both.
 
 mod arrivals;
 mod limit;
@@ -39,8 +39,8 @@ pub(crate) struct Script<'a> {
     pub(crate) arrivals: &'a Arrivals,
 }
 
-/// Returns the peak bytes of a rank over two steps, an outer step (`averaging`) if replicates take local steps, an
-/// evaluation, and a third step. Later steps reuse the buffers of earlier ones.
+/// Returns the peak bytes of a rank. Walks through two steps, an outer step (`averaging`) if replicates take local
+/// steps, an evaluation, and a third step, because later steps reuse the buffers of earlier steps.
 pub(crate) fn peaks(
     work: WalkInputs<'_>,
     config: &Config,
@@ -72,8 +72,8 @@ pub(crate) fn peaks(
     peaks
 }
 
-/// Returns the memory that the engine keeps for its programs (with this number of instructions in total), their
-/// timeline and the monitors. It belongs to no category and is counted as activations.
+/// Returns the memory that the engine keeps for its programs (with `instructions` instructions in total), their
+/// timeline and the monitors. This memory belongs to no category and is counted as activations.
 fn lists(config: &Config, step: &Program, instructions: usize) -> u64 {
     let monitors = monitors(config);
     let on_gpu = config.training.device == Compute::Cuda;
@@ -81,7 +81,7 @@ fn lists(config: &Config, step: &Program, instructions: usize) -> u64 {
     (instructions * size_of::<Instruction>()) as u64 + timeline + monitors
 }
 
-/// Returns the bytes that the modules of a rank's layers compute once and keep.
+/// Returns the bytes of the values that the modules of a rank's layers compute once and then keep.
 fn kept_once(work: &WalkInputs<'_>) -> u64 {
     let layers = work.table.map_or(&[][..], |table| &table.evaluation).iter().enumerate();
     let mine = layers.filter(|(layer, _)| work.stages.stage_of(*layer) == work.at.stage);
@@ -102,7 +102,8 @@ fn monitors(config: &Config) -> u64 {
     is_on.into_iter().filter(|&on| on).count() as u64 * (1 << 20)
 }
 
-/// Returns the bytes of the copy of a rank's state that a background checkpoint writes while training continues.
+/// Returns the bytes of the copy that a background save makes of a rank's state. The copy is written while training
+/// continues.
 fn copy(work: &WalkInputs<'_>, config: &Config) -> u64 {
     if !config.training.save_async {
         return 0;
@@ -111,9 +112,9 @@ fn copy(work: &WalkInputs<'_>, config: &Config) -> u64 {
     zero_checkpoint::Snapshot::planned_bytes(work.layout.saved_elements(work.stages, work.at, &widths))
 }
 
-/// Returns the memory of a rank's sockets if the configuration selects TCP: one chunk per peer and group that reduces.
-/// Near groups need no chunk: they gather directly into the destination. The shared-memory transport uses no heap.
-/// `alone` is the number of replicates with local steps, and `mesh` is the mesh of one of them.
+/// Returns the memory of a rank's sockets if the configuration selects TCP: one chunk for each peer in each group that
+/// reduces. Near groups need no chunk: they gather directly into the destination. The shared-memory transport uses no
+/// heap. With local steps, `alone` is the number of replicates, and `mesh` is the mesh of one replicate.
 fn transport(config: &Config, mesh: Mesh, alone: usize) -> u64 {
     if config.launcher.transport != Transport::Tcp {
         return 0;

@@ -30,8 +30,8 @@ pub fn assemble(html: &str, styles: &[&str], scripts: &[&str], data: &Value) -> 
 /// Characters after which a line break may be removed, in scripts and styles.
 const OPEN: [char; 4] = ['{', ';', ',', '('];
 
-/// Removes indentation, comment lines and insignificant line breaks, which are a fifth of the code. The code must not
-/// contain multi-line strings.
+/// Removes indentation, comment lines and insignificant line breaks. Together, they are a fifth of the code. The code
+/// must not contain multi-line strings.
 #[must_use]
 pub fn compact(code: &str) -> String {
     let lines = code.lines().map(str::trim_start).filter(|line| !line.is_empty() && !line.starts_with("//"));
@@ -44,8 +44,8 @@ fn embedded(data: &Value) -> String {
     data.to_string().replace('<', "\\u003c")
 }
 
-/// Checks that a page built from these styles and scripts is self-contained, and that [`compact`] does not change their
-/// meaning.
+/// Checks that a page built from these styles and scripts is self-contained, and that [`compact`] does not change the
+/// meaning of the styles and scripts.
 ///
 /// # Panics
 /// Panics if a check fails.

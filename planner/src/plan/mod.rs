@@ -22,7 +22,7 @@ use zero_engine::costs::{Choice, CostTable, Prediction, choose, costs};
 use zero_engine::settings::{Settings, with_total_steps, working_dtype};
 use zero_engine::stage_plan::StagePlan;
 
-/// The memory part of a plan, which is enough to tell whether a configuration fits. The programs are not validated.
+/// The memory part of a plan. It suffices to decide whether a configuration fits. Its programs are not validated.
 pub struct MemoryPlan {
     config: Config,
     settings: Settings,
@@ -44,7 +44,7 @@ pub struct MemoryPlan {
 /// The plan of a training step of all ranks.
 pub struct Plan {
     memory_plan: MemoryPlan,
-    /// The simulated step of two replicas, which stand for all.
+    /// The simulated step of two replicas. All other replicas behave in the same way.
     timeline: Timeline,
     /// The prediction from the configuration's cost table.
     prediction: Option<Result<Prediction, String>>,
@@ -59,7 +59,8 @@ struct Share {
     state: StateBytes,
     /// Bytes sent per step, except activations and their gradients, whose sizes are only known at run time.
     sent: Payload,
-    /// Bytes sent in an outer step, with local steps; the next field counts the bytes that go to other replicates.
+    /// With local steps, the bytes sent in an outer step. `sent_between` counts those of them that go to other
+    /// replicates.
     sent_outer: u64,
     sent_between: u64,
     alive: usize,
@@ -105,7 +106,7 @@ impl MemoryPlan {
     pub fn new(config: Config, model: Layers) -> Result<Self, Error> {
         let model = configured_model::cut(&config, model, 0)?;
         let model = configured_model::build(&config, model, working_dtype(&config)?)?;
-        // Choices that depend on measured costs assume that all costs are equal.
+        // Choices that a run bases on measured costs are made here as if all layers had equal costs.
         let equal = CutCosts::equal(model.layers().len());
         let mut config = config;
         let choice = choose(&config, &model, Some(&equal))?;
@@ -190,7 +191,7 @@ impl MemoryPlan {
         Ok(prediction.with_tokens(tokens))
     }
 
-    /// Simulates a step with a cost table. The timeline tells what each rank does at which time.
+    /// Simulates a step with a cost table. The timeline records what each rank does at which time.
     ///
     /// # Errors
     /// Describes what the table lacks.

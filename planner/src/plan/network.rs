@@ -22,8 +22,8 @@ impl MemoryPlan {
         if ranks > 1 && self.config.launcher.transport != Transport::Auto {
             return None;
         }
-        // With both `sequence_parallel_size` and `context_parallel_degree`, a rank does not send the same to each of
-        // the others.
+        // With both `sequence_parallel_size` and `context_parallel_degree`, a rank sends different numbers of bytes to
+        // different ranks of its group.
         if self.config.sequence_parallel_size > 1 && self.config.mesh.context_parallel_degree > 1 {
             return None;
         }
@@ -58,7 +58,8 @@ impl MemoryPlan {
     }
 
     /// Returns the bytes that ranks send inside layers to ranks of their context or tensor group on other hosts.
-    /// Assumes that each rank sends the same to every other rank of its group. `ranks` is the number of ranks per host.
+    /// Assumes that each rank sends the same number of bytes to every other rank of its group. `ranks` is the number of
+    /// ranks per host.
     fn exchanged_between_hosts(&self, table: &Table, mesh: Mesh, ranks: usize) -> u64 {
         let elsewhere =
             |rank: usize, group: &[usize]| group.iter().filter(|&&other| other / ranks != rank / ranks).count() as u64;
@@ -85,8 +86,8 @@ impl MemoryPlan {
 
 impl Plan {
     /// Returns the bytes that a rank of each stage sends per step to its context and tensor groups. Returns `None` if
-    /// it has no such group, or if the bytes are only known at run time. Ranks may differ if heads cannot be divided
-    /// evenly.
+    /// it has no such group, or if the bytes are only known at run time. The numbers of different ranks may differ if
+    /// heads cannot be divided evenly.
     pub(super) fn exchanged(&self) -> Option<Vec<Exchanged>> {
         let of = &self.memory_plan;
         let mesh = of.stage_plan.whole;

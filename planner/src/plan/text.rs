@@ -176,7 +176,7 @@ impl Plan {
         writeln!(f, "predicted time of a step: {:.1} ms{tokens}", prediction.step_seconds * 1e3)?;
         let names = ["stage", "computes", "idle", "collectives", "sends", "disk"];
         let mut rows = vec![names.map(String::from).to_vec()];
-        // Show the first rank of each stage.
+        // Show only the first rank of each stage.
         for stage in 0..self.memory_plan.stage_plan.mesh.pipe() {
             let rank = prediction.ranks[self.memory_plan.stage_plan.mesh.ranks(stage).start];
             let times = [rank.computing, rank.idle, rank.collectives, rank.sending, rank.disk];
@@ -186,8 +186,8 @@ impl Plan {
         table(f, &rows)
     }
 
-    /// Returns a table of the bytes of state per rank for each ZeRO stage and several numbers of ranks: figure 1 of the
-    /// ZeRO paper, for this model.
+    /// Returns a table of the bytes of state per rank, for each ZeRO stage and for several numbers of ranks. It is
+    /// figure 1 of the ZeRO paper, computed for this model.
     #[must_use]
     pub fn stages_over_ranks(&self, ranks: &[usize]) -> String {
         let mut rows = vec![["ranks", "stage 0", "stage 1", "stage 2", "stage 3"].map(String::from).to_vec()];

@@ -43,7 +43,7 @@ pub(super) struct Case {
     pub(super) work: Vec<(&'static str, Minimum)>,
     /// Total bytes of the operands, results and gradients of one run.
     pub(super) touches: f64,
-    /// Whether the case exists to measure matrix products.
+    /// Whether the case is run in order to measure its matrix products.
     pub(super) has_products: bool,
 }
 

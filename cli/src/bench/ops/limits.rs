@@ -41,14 +41,14 @@ impl Floor {
     /// Creates the floor of an operation that reads and writes `moved` bytes, in a case that touches `touched` bytes.
     pub(super) fn new(moved: f64, touched: f64) -> Self {
         let bytes = moved as usize / 2;
-        // Rounded down, because with more memory than the case touches, the limit would be too low.
+        // Rounded down: copies over more memory than the case touches could be slower, and the limit would be too low.
         let places = (touched / moved).max(1.0) as usize;
         Self { from: vec![1; bytes * places], to: vec![2; bytes * places], bytes, next: 0 }
     }
 
     /// Returns the bytes per second, read plus written, that `threads` threads copy.
     ///
-    /// Earlier work has left other data in the caches, so the whole buffer is copied once before the timed copies.
+    /// Other operations have left their data in the caches, so the whole buffer is copied once before the timed copies.
     pub(super) fn rate(&mut self, threads: usize) -> f64 {
         for _ in 0..self.from.len() / self.bytes {
             self.copy(threads);

@@ -2,8 +2,8 @@
 //! limit of the CPU.
 //!
 //! The limit of a matrix product is the rate of multiply-adds in registers; candle's product is timed too. The limit of
-//! any other operation is a copy of the bytes that it must read and write, in the same cache. The limit and the
-//! operation are measured alternately, so that a noisy neighbour slows both.
+//! any other operation is the rate at which the bytes that it must read and write can be copied, in the same cache.
+//! Measurements of the limit and of the operation alternate, so that other load on the machine slows both.
 
 mod cases;
 mod limits;
@@ -25,7 +25,7 @@ use cases::{Case, Minimum, SHAPES, Shape};
 use limits::{Floor, peak_flops};
 use zero_train::process;
 
-/// Rows below this fraction of their limit are marked.
+/// Operations that are slower than this fraction of their limit are marked in the output.
 const ENOUGH: f64 = 0.6;
 
 /// Selects what to measure.
@@ -38,7 +38,7 @@ pub(crate) struct Selection {
     pub(crate) repeats: usize,
 }
 
-/// A reference that runs after each operation. It is reused for all runs.
+/// A reference that runs after each run of an operation. All runs use the same buffers.
 enum Beside {
     /// The same matrix product by the `gemm` crate.
     Product(Gemm),
@@ -63,7 +63,7 @@ struct Row {
 /// Fails if an operation fails.
 pub(crate) fn ops(chosen: &Selection) -> anyhow::Result<u8> {
     let Selection { threads, repeats, .. } = *chosen;
-    // The same thread count and allocator settings as a training rank.
+    // Use the same thread count and allocator settings as a training rank.
     process::prepare(threads, 1)?;
     set_threads(threads);
     keep_pages();
@@ -116,7 +116,7 @@ fn keep_pages() {
 fn measure_once(case: &Case, dtype: DType, chosen: &Selection, rows: &mut BTreeMap<String, Row>) -> Result<()> {
     let peak = peak_flops(dtype, chosen.threads);
     if !case.work.is_empty() {
-        // The measurements of limits in the previous run have left other data in the caches.
+        // The limits that were measured after the previous run have left other data in the caches, so run once untimed.
         (case.run)()?;
     }
     measure::start();

@@ -1,4 +1,4 @@
-//! Decides which configurations are measured, in which order, and when to stop.
+//! Decides which configurations to measure, in which order, and when to stop.
 //!
 //! First, each configuration is measured once, in the order of `autotuning.tuner_type`: a few per round, together with
 //! the best configuration so far. `model_based` takes the best remaining predictions, corrects all predictions by the
@@ -60,10 +60,10 @@ const CONTENDERS: usize = 8;
 const NEAR: f64 = 1.2;
 /// Maximum number of configurations that are measured for the first time in one round.
 const AT_A_TIME: usize = 3;
-/// Number of measurements in a row without an improvement, after which the search trusts predictions that no other
-/// configuration is better.
+/// After this many measurements in a row without an improvement, the exploration ends if no other configuration is
+/// predicted to be better.
 const CONVINCED: usize = 3;
-/// Configurations tie with the best one if their cost is at most this factor times its cost.
+/// A configuration ties with the best one if its cost is at most this factor times the lowest cost.
 const ALIKE: f64 = 1.01;
 /// Number of rounds in which the user's own configuration runs even if it is slower, to determine the gain.
 const OWN_ROUNDS: usize = 3;
@@ -108,13 +108,15 @@ impl<'a> Search<'a> {
             if next.is_empty() {
                 return Ok(None);
             }
-            // Finding the better of two measured configurations is worth more than measuring a third.
+            // If little time is left, it is better spent on comparing two measured configurations than on measuring a
+            // third.
             let measured = self.rows.iter().filter(|row| row.state == State::Measured).count();
             if measured > 1 && left <= 2 * OWN_ROUNDS + next.len() {
                 measure.say("exploration ends: the rest of autotuning.budget_seconds is reserved for comparing the best configurations");
                 return Ok(None);
             }
-            // Run the best configuration so far again, because the machine may be slower now than in its round.
+            // Run the best configuration so far again, because the machine may now be slower than in the earlier round
+            // of this configuration.
             next.extend(self.best());
             let round = self.rounds();
             for id in next {
@@ -159,7 +161,7 @@ impl<'a> Search<'a> {
             && let (Some(best), Some(found)) = (open.first(), self.best().and_then(|id| self.costs()[id]))
         {
             let spread = self.correction().spread;
-            // Without a prediction, a configuration cannot be ruled out.
+            // A configuration without a prediction cannot be ruled out.
             let is_hopeless = predicted(best).is_finite() && predicted(best) * (-spread).exp() >= found;
             if is_hopeless && self.without_gain() >= CONVINCED {
                 measure.say(&format!(
@@ -219,7 +221,8 @@ impl<'a> Search<'a> {
                     false => self.measure(id, number, measure)?.then_some(End::Interrupted),
                 };
                 if let Some(end) = end {
-                    // Drop the runs of an incomplete round, which cannot be compared.
+                    // Drop the runs of the incomplete round: not all contenders ran in it, so its runs cannot be
+                    // compared.
                     self.rows.iter_mut().for_each(|row| row.runs.retain(|run| run.round != number));
                     return Ok(end);
                 }
@@ -244,7 +247,7 @@ impl<'a> Search<'a> {
             let slower = self.rows[id].over(&self.rows[leader], metric).is_some_and(|ratio| ratio.is_above(1.0));
             match id {
                 _ if id == leader => true,
-                // The user's own configuration stays until the gain is known.
+                // The user's own configuration stays a contender until the gain over it is known.
                 0 => !slower || round < OWN_ROUNDS.min(self.tuning.repeats),
                 _ => !slower && likely.contains(&id),
             }
@@ -269,7 +272,7 @@ impl<'a> Search<'a> {
             }
             RunOutcome::Fell(state, reason) => {
                 let row = &mut self.rows[id];
-                // A configuration that ran before and fails now is unreliable.
+                // A configuration that fails now is unreliable, even if it ran before.
                 (row.state, row.reason) = (state, Some(reason));
             }
         }

@@ -50,7 +50,7 @@ impl Space<'_> {
                     continue;
                 }
                 let mut settings = vec![];
-                // Leave out a key that the file does not write and that follows from the other two.
+                // Leave out a key that the file does not set and that follows from the other two keys.
                 if self.is_typed(BATCH) || !self.is_typed(MICRO) {
                     settings.push((BATCH.to_string(), batch.to_string()));
                 }

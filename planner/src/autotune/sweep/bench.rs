@@ -41,13 +41,13 @@ pub(super) struct Bench<'a> {
 #[derive(Default)]
 struct Seen {
     evaluations: Vec<Evaluation>,
-    /// The outcome and the reason, if the trial should stop.
+    /// The outcome of the trial with its reason; `None` as long as the trial should go on.
     verdict: Option<(TrialState, String)>,
 }
 
 impl Seen {
-    /// Reads new evaluations. Judges them one by one and ignores evaluations after the verdict, so that the result does
-    /// not depend on the polling interval.
+    /// Reads the new evaluations of the trial and judges them one by one. Evaluations after a verdict are ignored, so
+    /// that the result does not depend on the polling interval.
     fn look(&mut self, metrics: &mut Metrics, judge: &Judge<'_>) {
         for evaluated in metrics.new_ones() {
             if self.verdict.is_some() {
@@ -69,7 +69,7 @@ impl Seen {
 
 impl Bench<'_> {
     /// Returns the time limit of a trial. The default timeout is meant for runs of a few steps, so it does not apply to
-    /// a whole training.
+    /// the trials of a sweep, which train completely.
     fn deadline(&self) -> Duration {
         match self.base.origins.get("autotuning.trial_timeout_seconds") {
             Origin::Default => Duration::MAX,
@@ -101,7 +101,7 @@ impl Bench<'_> {
     }
 }
 
-/// Returns the reason why a configuration never evaluates, if so.
+/// Returns the reason why a run of this configuration would never evaluate; `None` if it evaluates.
 fn no_evaluation(config: &Config) -> Option<String> {
     match (config.training.eval_every, config.training.max_steps) {
         (0, _) => Some("training.eval_every is 0, but a sweep compares evaluation losses".into()),

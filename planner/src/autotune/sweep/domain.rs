@@ -27,8 +27,8 @@ impl Domain<'_> {
         }
     }
 
-    /// Maps a uniform number in [0, 1) to a coordinate. Whole numbers at the ends of a range are as likely as the
-    /// others.
+    /// Maps a uniform number in [0, 1) to a coordinate. In a range of whole numbers, the numbers at its ends are as
+    /// likely as the others.
     pub(super) fn at(&self, uniform: f64) -> Coordinate {
         match self.0.range {
             None => Coordinate::Index(((uniform * self.0.values.len() as f64) as usize).min(self.0.values.len() - 1)),
@@ -57,7 +57,8 @@ impl Domain<'_> {
         }
     }
 
-    /// Rounds a position to the coordinate of a value that can be tried: whole numbers, or numbers with four digits.
+    /// Rounds a position to the coordinate of the nearest value that trials may use: a whole number, or a number with
+    /// four digits.
     pub(super) fn settled(&self, of: f64) -> Coordinate {
         let share = |range: &Interval| share(range, number(range, of));
         Coordinate::Share(self.0.range.as_ref().map_or(of, share))
@@ -87,7 +88,7 @@ fn share(range: &Interval, x: f64) -> f64 {
     ((scale(range, x.clamp(range.low, range.high)) - low) / (high - low)).clamp(0.0, 1.0)
 }
 
-/// Returns the value at a position in the range, rounded as it will be tried.
+/// Returns the value at a position in the range, rounded to a value that trials may use.
 fn number(range: &Interval, share: f64) -> f64 {
     let (low, high) = (scale(range, range.low), scale(range, range.high));
     let x = unscale(range, low + share * (high - low));

@@ -8,10 +8,11 @@ use super::trial::Evaluation;
 
 /// Number of completed trials that the rule needs.
 const COMPLETE: usize = 3;
-/// Number of evaluations before a trial is judged.
+/// Number of evaluations that a trial must have before it is judged.
 const EVALUATIONS: usize = 2;
 
-/// Returns the median of the completed trials if the trial's best loss is worse; `None` if the trial may go on.
+/// Returns the median for the completed trials if the trial's best loss is worse than this median; `None` if the trial
+/// may go on.
 pub(super) fn behind(own: &[Evaluation], complete: &[&[Evaluation]]) -> Option<f64> {
     let last = own.last()?;
     if own.len() < EVALUATIONS || complete.len() < COMPLETE {

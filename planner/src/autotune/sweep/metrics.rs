@@ -34,7 +34,8 @@ impl Metrics {
 
     /// Returns the evaluations added since the last call.
     pub(super) fn new_ones(&mut self) -> Vec<Evaluated> {
-        // The file does not exist before the first step. A read that fails now may succeed later.
+        // The file does not exist before the first step, and a read that fails now may succeed later. Neither is an
+        // error.
         let Ok(mut file) = File::open(&self.path) else { return vec![] };
         let mut bytes = vec![];
         if file.seek(SeekFrom::Start(self.read)).and_then(|_| file.read_to_end(&mut bytes)).is_err() {
@@ -50,7 +51,7 @@ impl Metrics {
         let step = line["step"].as_u64()?;
         match line["eval_loss"].as_f64().map(|loss| loss as f32) {
             Some(loss) if loss.is_finite() => Some(Evaluated::Loss(Evaluation { step, loss })),
-            // Both a non-finite loss and a missing evaluation are written as null.
+            // `eval_loss` is null if the loss is not finite, but also if the step has no evaluation.
             _ => (self.every > 0 && step.is_multiple_of(self.every)).then_some(Evaluated::NotFinite { step }),
         }
     }

@@ -8,7 +8,7 @@ use zero_engine::Error;
 
 /// Maximum number of combinations of a grid.
 const MOST: u64 = 10_000;
-/// Number of draws while the drawn point was already tried; after that, the next untried point is taken.
+/// Maximum number of draws of an untried point. If all these draws were already tried, the next untried point is taken.
 const REDRAWN: usize = 64;
 
 /// A coordinate for each hyperparameter, in the order of the file.
@@ -17,7 +17,7 @@ pub(super) type Point = Vec<Coordinate>;
 /// A point that was tried, and its loss; `None` if the trial has no loss.
 pub(super) type Tried = (Point, Option<f64>);
 
-/// Chooses points. The same history always gives the same point.
+/// Chooses points. The same history always leads to the same next point.
 pub(super) trait Strategy {
     /// Returns the next point; `None` if none is left.
     fn propose(&self, history: &[Tried]) -> Option<Point>;
@@ -101,7 +101,7 @@ impl Random<'_> {
             point = draw();
         }
         let first = index(&self.space, &point);
-        // Of n + 1 points, at least one is new if n points were tried.
+        // If n points were tried, at least one of any n + 1 points is new.
         let near = (0..all.min(history.len() as u64 + 1)).map(|by| nth(&self.space, (first + by) % all));
         { near }.find(is_new)
     }

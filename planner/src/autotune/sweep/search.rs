@@ -14,7 +14,7 @@ use crate::autotune::correction::Setting;
 use crate::autotune::search::End;
 use zero_engine::Error;
 
-/// Returns the reason why a trial should stop after its last evaluation, or `None`.
+/// Gets the evaluations of a trial so far. Returns the reason if the trial should stop now, and otherwise `None`.
 pub(super) type Judge<'a> = dyn Fn(&[Evaluation]) -> Option<String> + 'a;
 
 /// Trains trials.
@@ -81,7 +81,7 @@ mod tests {
     struct Planted {
         trained: Vec<String>,
         lines: Vec<Value>,
-        /// Number of trainings after which the user interrupts.
+        /// Number of trained trials after which the user interrupts the sweep.
         end_after: Option<usize>,
     }
 

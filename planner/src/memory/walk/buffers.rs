@@ -26,7 +26,7 @@ impl Walk<'_> {
         self.is_resident = self.residents[id];
     }
 
-    /// Adds a gradient in transit, in addition to its own buffer.
+    /// Adds the buffer of a gradient in transit, in addition to the gradient's own buffer.
     fn add(&mut self, category: Category, bytes: u64) {
         self.meter.add_at(category, bytes, self.is_resident && self.on_gpu().sums);
     }
@@ -83,15 +83,15 @@ impl Walk<'_> {
             }
         }
         if self.on_gpu().layers {
-            // A gradient that goes to the host is computed on the GPU, and stays there until the next layer's gradient
-            // is computed.
+            // A gradient that goes to the host is computed on the GPU, and stays on the GPU until the gradient of the
+            // next layer is computed.
             self.meter.add_at(Category::Staging, made, true);
             let before = std::mem::replace(&mut self.brought, made);
             self.meter.free_at(Category::Staging, before, true);
         }
     }
 
-    /// Moves an f32 summand from staging into the sum.
+    /// Adds an f32 summand, which is in staging, to the sum.
     pub(super) fn add_up(&mut self, id: SegmentId, elements: u64) {
         self.about(id);
         if self.keeps_narrow() {
@@ -101,7 +101,7 @@ impl Walk<'_> {
         self.add_up_kept(id, elements);
     }
 
-    /// Moves a summand in the kept dtype from staging into the sum.
+    /// Adds a summand in the kept dtype, which is in staging, to the sum.
     fn add_up_kept(&mut self, id: SegmentId, elements: u64) {
         let bytes = elements * self.work.options.gradient_dtype.size_in_bytes() as u64;
         self.meter.free_at(Category::Staging, bytes, self.is_resident);
@@ -248,7 +248,8 @@ impl Walk<'_> {
         self.segment(id).reduced_as(self.work.options.coded, self.work.mesh, self.work.at)
     }
 
-    /// Adds up the codes of each level, sends the sum to the next level, and adds the last sum to the shard.
+    /// Adds up the codes of each level and sends the sum to the next level. Adds the sum of the last level to the
+    /// shard.
     fn await_coded(&mut self, id: SegmentId, levels: &[CodedLevel]) {
         let (segment, shard) = (self.segment(id), self.shard(id));
         let bytes = |level: &CodedLevel| level.bytes(segment) as u64;
@@ -271,7 +272,7 @@ impl Walk<'_> {
         self.add_up_kept(id, shard);
     }
 
-    /// Finishes the sums of a segment's gradients, which are then reduced.
+    /// Finishes the sum of a segment's gradients, and marks the gradients as reduced.
     pub(super) fn settle(&mut self, id: SegmentId) {
         self.about(id);
         let elements = self.part(id, self.segment(id).placements.gradients);

@@ -139,11 +139,12 @@ impl Walk<'_> {
             }
             Item::Tile { segment, .. } => {
                 let mut classes = self.tiles.remove(&item).unwrap_or_default();
-                // Gradients are not written back, so their buffer is freed immediately. It follows the state's buffer
-                // in the list.
+                // Gradients are not written back, so their buffer is freed immediately. In the list, it comes directly
+                // after the buffer of the state.
                 let tiers = self.segment(segment).tiers;
                 if tiers.gradients == Tier::Nvme && !classes.is_empty() {
-                    // Without a state (plain SGD) and a master copy, the gradients' buffer is the first.
+                    // If there is neither a state (plain SGD) nor a master copy, the buffer of the gradients comes
+                    // first.
                     let (of, widths) = (self.segment(segment), self.widths());
                     let has_state = tiers.optimizer == Tier::Nvme && of.state_bytes(1, &widths) + widths.master > 0;
                     let class = classes.remove(usize::from(has_state));

@@ -20,8 +20,8 @@ impl Walk<'_> {
         }
     }
 
-    /// Frees messages that have certainly arrived. A message that may be in flight still counts, so that the result
-    /// does not depend on timing.
+    /// Frees the memory of messages that have certainly arrived. A message that may still be in flight counts, so that
+    /// the plan does not depend on timing.
     pub(super) fn gone(&mut self) {
         while let Some(&(place, message)) = self.leaving.first()
             && place < self.place
@@ -53,7 +53,7 @@ impl Walk<'_> {
             // Stays in staging.
             Content::TiedGradient { segment, .. } => self.open[segment] = false,
             Content::TiedParameters { segment } => match self.segment(segment).placements.parameters {
-                // A copy of the shard, whose buffer later returns to the pool.
+                // The message is a copy of the shard. The buffer of the copy later returns to the pool.
                 Placement::Sharded => self.meter.add(Category::Staging, bytes),
                 Placement::Replicated => self.blank(bytes / self.work.width),
             },

@@ -1,5 +1,5 @@
-//! Walks through a rank's program on sizes alone: allocates, frees and keeps the same memory as the executor and
-//! `ShardedState`, in the same order.
+//! Walks through a rank's program with sizes only, without data: counts the memory that the executor and `ShardedState`
+//! allocate, free and keep, in the same order.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -41,7 +41,7 @@ struct Values {
     bytes: u64,
     /// Saved for the backward of the next layer, as its leaves.
     saved: bool,
-    /// Input of the next layer, or of a message.
+    /// Will be the input of the next layer, or be sent in a message.
     flows: bool,
     /// Kept for the recomputation of the next layer.
     kept: bool,
@@ -73,7 +73,8 @@ pub(crate) struct Walk<'a> {
     upstream: BTreeMap<usize, u64>,
     put_off: BTreeMap<(LayerId, usize), u64>,
     sending: BTreeMap<Message, u64>,
-    /// Messages in flight that certainly arrive before the program awaits them, with the position of their arrival.
+    /// Messages in flight whose arrival becomes certain before the program awaits them, each with the position in the
+    /// program from which on it is certain.
     leaving: BTreeSet<(usize, Message)>,
     /// The position in the program from which on each message has certainly arrived.
     arrivals: Arrivals,
@@ -84,7 +85,7 @@ pub(crate) struct Walk<'a> {
     trains: bool,
     /// First layer with a trainable parameter; the layers before it have no backward.
     first_trained: LayerId,
-    /// The size classes of the buffers of each tile in memory.
+    /// For each tile in memory, the size classes of its buffers.
     tiles: BTreeMap<Item, Vec<u64>>,
     moving: BTreeMap<Item, Vec<u64>>,
     /// Bytes of a layer's gradients in transit from the GPU to the host.
@@ -214,16 +215,17 @@ impl<'a> Walk<'a> {
         self.meter.usually_on_gpu[Category::Activations as usize] = on_gpu.layers;
     }
 
-    /// Returns the number of elements of this rank's share of the outer optimizer's state of a segment, and the bytes
-    /// per element.
+    /// Returns how many elements of a segment have their outer optimizer state on this rank, and the bytes of this
+    /// state per element.
     fn outer_share(&self, id: SegmentId) -> Option<(u64, u64)> {
         let share = self.work.options.outer?.share;
         let own = self.part(id, self.segment(id).placements.optimizer) as usize;
         Some((share.of(own).len() as u64, share.width as u64))
     }
 
-    /// With a schedule-free optimizer, keeps a copy of the weights that this rank updates while an evaluation uses
-    /// their averages. Segments whose optimizer states are not in memory are excluded. Returns the bytes of the copy.
+    /// With a schedule-free optimizer, an evaluation uses averages of the weights. Meanwhile, the rank keeps a copy of
+    /// the weights that it updates. Adds this copy and returns its bytes. Segments whose optimizer states are not in
+    /// memory are excluded.
     pub(crate) fn keep_weights(&mut self) -> u64 {
         if !self.work.options.is_schedule_free() {
             return 0;
@@ -258,7 +260,7 @@ impl<'a> Walk<'a> {
             let idle = self.kept_buffers.clear();
             self.meter.free(Category::Staging, idle);
         }
-        // At the end of the program, the executor drops what its micro-batches hold.
+        // At the end of the program, the executor drops all values of its micro-batches.
         self.meter.free(Category::Activations, std::mem::take(&mut self.loaded));
         for (_, values) in std::mem::take(&mut self.values) {
             if values.saved || values.flows || values.kept {
@@ -270,7 +272,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// If the segment is a matrix that this rank owns, takes and frees the buffers of its update.
+    /// If the segment is a matrix that this rank owns, adds the buffers of its update and frees them.
     fn update_whole(&mut self, id: SegmentId) {
         if self.part(id, self.segment(id).placements.optimizer) > 0 {
             self.meter.flash(Category::Staging, self.segment(id).update_bytes() as u64);

@@ -23,7 +23,8 @@ impl Walk<'_> {
         }
     }
 
-    /// Returns whether the segment's only shard is read from the disk, so that a gather needs no buffer of its own.
+    /// Returns whether a gather of the segment needs no buffer of its own, because its only shard is read from the
+    /// disk.
     fn is_whole(&self, id: SegmentId) -> bool {
         let sends_codes = self.segment(id).gathered_as(self.work.options.coded).is_some();
         self.work.layout.ranks() == 1 && self.segment(id).tiers.parameters == Tier::Nvme && !sends_codes
@@ -142,7 +143,8 @@ impl Walk<'_> {
         if is_gathered_in_place { vec![self.shard(id)] } else { vec![self.shard(id), self.elements(id)] }
     }
 
-    /// Takes buffers for a copy of the parameters that this rank updates, and for the sum of its share.
+    /// Takes two buffers for an outer step: a copy of the parameters that this rank updates, and the sum of its share
+    /// of them.
     pub(super) fn outer_step(&mut self, id: SegmentId) {
         let own = self.part(id, self.segment(id).placements.optimizer);
         self.take_on_host(Category::Staging, own);

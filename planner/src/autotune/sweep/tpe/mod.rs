@@ -3,8 +3,8 @@
 //!
 //! Bergstra, Bardenet, Bengio, Kégl 2011, "Algorithms for hyper-parameter optimization", section 4. The trials are
 //! split by loss. For each hyperparameter, l is the density of the values in good trials, and g the density of the
-//! values in the others. Several values are drawn from l. The value with the largest l/g, which maximizes the expected
-//! improvement, is tried.
+//! values in the others. Several values are drawn from l, and the value with the largest l/g is tried: it maximizes the
+//! expected improvement.
 
 use super::domain::{Coordinate, Domain, Draws};
 use super::propose::{Point, Random, Strategy, Tried};
@@ -15,7 +15,7 @@ const RANDOM: usize = 8;
 const GOOD: f64 = 0.15;
 /// Draws from l per hyperparameter.
 const CANDIDATES: usize = 24;
-/// Maximum number of draws until one is inside the range.
+/// Maximum number of draws until a value is inside the range.
 const REDRAWN: usize = 64;
 
 /// The strategy.
@@ -35,7 +35,7 @@ impl Strategy for Tpe<'_> {
         if history.len() < self.first {
             return self.random.propose(history);
         }
-        // A trial without a loss ranks worst.
+        // A trial without a loss counts as the worst.
         let mut sorted: Vec<&Tried> = history.iter().collect();
         sorted.sort_by(|a, b| a.1.unwrap_or(f64::INFINITY).total_cmp(&b.1.unwrap_or(f64::INFINITY)));
         let split = (GOOD * sorted.len() as f64).ceil() as usize;
