@@ -33,19 +33,19 @@
 //!
 //! | to | use |
 //! |---|---|
-//! | train a model | [`Trainer`]; how it goes on and what it prints: [`Resume`], [`Output`] |
-//! | describe a model | [`Layers`], of [`Layer`]s that map [`Activations`] in a [`Pass`]; [`Head`]; [`ops`], [`zoo`] |
-//! | give it data | [`Dataset`], [`data`], [`Batch`], [`metrics`] |
-//! | give it an optimizer | [`optimizer`] |
+//! | train a model | [`Trainer`]; [`Resume`] and [`Output`] select the checkpoint to resume from and the output |
+//! | describe a model | [`Layers`]; each [`Layer`] maps [`Activations`] in a [`Pass`]; [`Head`]; [`ops`], [`zoo`] |
+//! | provide data | [`Dataset`], [`data`], [`Batch`], [`metrics`] |
+//! | provide an optimizer | [`optimizer`] |
 //! | configure the run | [`Config`], [`configured_layers`] |
 //! | write the training loop | [`Engine`], [`Step`], [`process::set_up`] |
 //! | generate text | [`generate`] |
 //! | export and import weights | [`checkpoint`] |
 //! | run ranks as threads | [`ranks`] |
 //! | handle errors | [`Error`] |
-//! | run what `zero-train` runs | [`train`], [`process`] |
+//! | run a configuration, as the program `zero-train` does | [`train`], [`process`] |
 //!
-//! Plans, advice and autotuning are the crate `zero_planner`; programs, costs and timings are `zero_engine`.
+//! Plans, advice and autotuning are in the crate `zero_planner`. Programs, costs and timings are in `zero_engine`.
 
 #![forbid(unsafe_code)]
 
@@ -76,8 +76,8 @@ pub mod checkpoint {
     pub use zero_engine::{Ended, ExportDtype, Exported, Weights, export, import, merge};
 }
 
-/// The ranks of a run: their communicator, ranks as threads of one process, and the allocator that lets ranks of one host
-/// share large buffers.
+/// The ranks of a run: the communicator, ranks that are threads of one process, and the allocator with which ranks of
+/// one host share large buffers.
 pub mod ranks {
     pub use zero_comm::{Communicator, Options, SharedAllocator, threads};
 }

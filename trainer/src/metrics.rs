@@ -2,8 +2,9 @@
 
 use candle_core::{D, DType, Result, Tensor};
 
-/// Computes the share of targets that equal the class with the highest score. `scores` is `[…, classes]` and `targets`
-/// is `[…]`; the result is 1 or 0 for each target. A target of −100, which losses ignore, counts as wrong.
+/// Computes the share of targets that equal the class with the highest score. `scores` has the shape `[…, classes]`,
+/// and `targets` and the result have the shape `[…]`. The result is 1 or 0 for each target. Losses ignore targets of
+/// −100; here they count as wrong.
 ///
 /// # Errors
 /// Fails if the shapes do not match.

@@ -35,14 +35,15 @@ const MAGIC: [(&[u8], &str); 31] = [
     (b"\xfe\xff", "UTF-16 text"),
 ];
 
-/// A file with a zero byte among its first `LOOKED_AT` bytes is binary, as in git and grep. UTF-8 text has no zero
-/// bytes.
+/// A file with a zero byte among its first `LOOKED_AT` bytes counts as binary. git and grep use the same rule. UTF-8
+/// text has no zero bytes.
 const LOOKED_AT: usize = 8192;
 
 /// Returns the kind of a binary file, or `None` for text. `content` is the beginning of the file; its last character
 /// may be incomplete.
 pub(super) fn kind(content: &[u8]) -> Option<&'static str> {
-    // A text may begin like a short ASCII signature, so a zero byte or invalid UTF-8 must confirm it.
+    // A text may begin with the characters of a short ASCII signature. Such a signature counts only if the content also
+    // has a zero byte or invalid UTF-8.
     let is_text = |magic: &[u8]| magic.len() < 5 && magic.iter().all(u8::is_ascii_graphic);
     let found = MAGIC.iter().find(|(magic, _)| content.starts_with(magic));
     let has_zero = content.iter().take(LOOKED_AT).any(|&byte| byte == 0);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use zero_engine::Batch;
 
-/// Any error. The `?` operator converts errors of candle, of the standard library and of `anyhow`.
+/// Any error. The `?` operator converts errors of candle, of the standard library and of `anyhow` to this type.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// Samples with random access.
@@ -44,7 +44,7 @@ pub trait Dataset: Send + Sync {
     fn batch(&self, indices: &[usize]) -> Result<Batch, BoxError>;
 
     /// Returns the number of tokens per sample, or 1 if samples are not sequences. A run computes its throughput from
-    /// it.
+    /// this number.
     fn tokens_per_sample(&self) -> usize {
         1
     }

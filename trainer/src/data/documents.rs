@@ -19,7 +19,7 @@ use super::tokens::Documents;
 use super::watch::Watch;
 use super::width::Width;
 
-/// Bytes of text per thread in a group, which is encoded at once.
+/// Number of bytes of text per thread in a group. The pieces of a group are encoded in parallel.
 const GROUP_PER_THREAD: usize = 1 << 20;
 /// Number of groups that are read ahead.
 const AHEAD: usize = 2;

@@ -14,7 +14,8 @@ use super::dataset::{BoxError, Dataset};
 const EXTENSIONS: [&str; 7] = ["jpg", "jpeg", "png", "ppm", "pgm", "bmp", "webp"];
 
 /// Images with their classes, in the layout of torchvision's `ImageFolder`. The classes are the subfolders, sorted by
-/// name. The images of a class are the files in its subfolder, sorted by name, followed by those in nested subfolders.
+/// name. The images of a class are the files in its subfolder, sorted by name, followed by the files in nested
+/// subfolders.
 ///
 /// A batch reads its images in parallel when it is loaded. An image is converted to RGB, scaled to the size of the data
 /// set (bilinear, with antialiasing as in Pillow), and divided by 255. Scaling does not keep the aspect ratio.
@@ -65,7 +66,7 @@ pub fn images(folder: impl AsRef<Path>, [height, width]: [u32; 2]) -> Result<Ima
 }
 
 impl ImageFolder {
-    /// Returns the names of the classes; a target is an index into them.
+    /// Returns the names of the classes. A target is an index into this list.
     #[must_use]
     pub fn classes(&self) -> &[String] {
         &self.classes
@@ -126,7 +127,7 @@ fn entries(folder: &Path) -> Result<Vec<PathBuf>, DataError> {
     Ok(paths)
 }
 
-/// Adds the images in a folder, and then those in its subfolders.
+/// Adds the images in a folder, and then the images in its subfolders.
 fn collect(folder: &Path, class: u32, files: &mut Vec<(PathBuf, u32)>) -> Result<(), DataError> {
     let (folders, others): (Vec<PathBuf>, Vec<PathBuf>) = entries(folder)?.into_iter().partition(|path| path.is_dir());
     let end = |path: &Path| path.extension().and_then(|end| end.to_str()).unwrap_or_default().to_ascii_lowercase();
@@ -164,7 +165,7 @@ mod tests {
             std::fs::create_dir_all(path.parent().unwrap()).unwrap();
             let image = image(size.0, size.1, seed as u32);
             match name.ends_with("ppm") {
-                // Under this file name, the library would write a newer format, which Pillow does not read.
+                // For this file name extension, the library would write a newer format, which Pillow does not read.
                 true => std::fs::write(path, [format!("P6 {} {} 255\n", size.0, size.1).as_bytes(), &image].concat()),
                 false => image.save(path).map_err(std::io::Error::other),
             }
@@ -208,8 +209,8 @@ mod tests {
         assert!(error.contains("cat: the folder has no subfolders"), "{error}");
     }
 
-    /// Without scaling, the pixels are equal to torchvision's. With scaling or JPEG, they differ by at most 2 of 255
-    /// levels.
+    /// Without scaling, the pixels are equal to torchvision's. With scaling or JPEG, they differ from torchvision's by
+    /// at most 2 of 255 levels.
     #[test]
     fn images_agree_with_torchvision() {
         let folder = folder();

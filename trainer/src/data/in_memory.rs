@@ -55,8 +55,8 @@ pub struct FromFn<F, S> {
 }
 
 /// Creates a data set of `samples` samples. `sample` computes one sample without a batch dimension: either its inputs
-/// and target, or a [`Batch`] of named tensors. The data set stacks the samples of a batch. `sample` must depend on the
-/// index alone, because all ranks and a resumed run must get the same values for the same index.
+/// and target, or a [`Batch`] of named tensors. The data set stacks the samples of a batch. The result of `sample` must
+/// depend only on the index: all ranks and a resumed run must get the same values for an index.
 ///
 /// ```
 /// use candle_core::{Device, Tensor};

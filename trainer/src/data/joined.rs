@@ -8,8 +8,8 @@ use super::fingerprint::DocumentFacts;
 use super::records::{FileDataset, Records, SampleShape, Samples, TokenizedWhere};
 use super::watch::Watch;
 
-/// Parts of data sets. If one part has labels or position IDs, these are computed for the other parts too, because a
-/// batch may have samples of several parts.
+/// Parts of data sets. If one part has labels or position IDs, the samples of the other parts get labels or position
+/// IDs too, because a batch may have samples of several parts.
 struct Joined {
     parts: Vec<(FileDataset, Range<usize>)>,
     /// The index of each part's first sample, followed by the total number of samples.
@@ -44,7 +44,7 @@ impl Joined {
 }
 
 impl Joined {
-    /// Returns each data set once, even if several parts belong to it.
+    /// Returns each data set once, even if several parts are ranges of the same data set.
     fn whole(&self) -> impl Iterator<Item = &dyn Records> {
         self.parts.iter().filter(|(_, range)| range.start == 0).map(|(data, _)| data.records())
     }

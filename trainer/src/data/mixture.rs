@@ -1,10 +1,10 @@
 //! The order of samples from several data sets: computes the data set and the sample for each position of the run.
 //!
 //! An epoch has a fixed number of samples of each data set, spread evenly. If an epoch takes c samples from a data set,
-//! its sample m comes at the time (2m + 1) / 2c of the epoch. After any number of samples, each data set has therefore
-//! given its share, within (k + 1) / 2 samples for k data sets. Each data set keeps its own position, which continues
-//! over epochs: all its samples are used before any sample is repeated. Each index is computed in constant time,
-//! without a table.
+//! sample m of this data set comes at the time (2m + 1) / 2c of the epoch. After any number of samples, the number of
+//! samples from each data set therefore differs from its share by at most (k + 1) / 2, for k data sets. Each data set
+//! keeps its own position, which continues over epochs: all its samples are used before any sample is repeated. Each
+//! index is computed in constant time, without a table.
 
 use super::order::sample_index;
 
@@ -19,7 +19,7 @@ pub(crate) struct Mixture {
 pub(crate) struct MixedPart {
     /// Number of samples of the data set, at least 1.
     pub(crate) samples: u64,
-    /// Number of samples that an epoch takes from it.
+    /// Number of samples that an epoch takes from the data set.
     pub(crate) per_epoch: u64,
     /// Number of samples that were taken before this mixture began.
     pub(crate) taken: u64,
@@ -54,15 +54,16 @@ impl Mixture {
         before as usize + sample_index(seed, taken + epoch * per_epoch + m, samples as usize, shuffle)
     }
 
-    /// Returns how many samples each data set has given after `position` samples of the mixture, including samples
-    /// taken before the mixture began.
+    /// Returns how many samples were taken from each data set after `position` samples of the mixture, including
+    /// samples taken before the mixture began.
     pub(crate) fn taken(&self, position: u64) -> Vec<u64> {
         let (epoch, within) = (position / self.per_epoch(), position % self.per_epoch());
         let all = self.parts.iter().enumerate();
         all.map(|(part, of)| of.taken + epoch * of.per_epoch + self.first_at(part, within)).collect()
     }
 
-    /// Returns the data set at a position of the epoch, and how many of its samples come earlier in the epoch.
+    /// Returns the data set at a position of the epoch, and how many samples of this data set come earlier in the
+    /// epoch.
     fn pick(&self, within: u64) -> (usize, u64) {
         let parts = (0..self.parts.len()).map(|part| (part, self.first_at(part, within)));
         let here = |&(part, m): &(usize, u64)| m < self.parts[part].per_epoch && self.place(part, m) == within;
@@ -101,7 +102,8 @@ impl Mixture {
     }
 }
 
-/// Distributes `total` samples over the weights by the largest remainder method. Returns the count of each weight.
+/// Distributes `total` samples in proportion to the weights, by the largest remainder method. Returns the number of
+/// samples for each weight.
 pub(crate) fn apportion(weights: &[f64], total: u64) -> Vec<u64> {
     let sum: f64 = weights.iter().sum();
     let shares: Vec<f64> = weights.iter().map(|weight| weight / sum * total as f64).collect();
@@ -198,7 +200,8 @@ mod tests {
     #[test]
     fn the_order_is_stable_across_versions() {
         let mixture = mixture(&[(10, 3), (20, 5)]);
-        // The times of the first data set are 1/6, 3/6, 5/6; those of the second are 1/10, 3/10, …, 9/10.
+        // The samples of the first data set have the times 1/6, 3/6, 5/6. The samples of the second have the times
+        // 1/10, 3/10, …, 9/10.
         let found: Vec<usize> = (0..10).map(|position| mixture.index(7, position, false)).collect();
         assert_eq!(found, [10, 0, 11, 1, 12, 13, 2, 14, 15, 3]);
     }

@@ -9,11 +9,11 @@
 //! | format | files | sample i |
 //! |---|---|---|
 //! | text, bytes | read in parts, tokenized in memory | tokens `i·T .. i·T + T`; the targets are shifted by one token |
-//! | JSON lines | the string under a key, one document per line | as text |
-//! | Parquet, Arrow, MDS | a column of texts, one document per row | as text |
-//! | tokens | raw little-endian u16 or u32, read in pieces as needed | as text; files are joined without a separator |
+//! | JSON lines | the string under a key, one document per line | as for text |
+//! | Parquet, Arrow, MDS | a column of texts, one document per row | as for text |
+//! | tokens | raw little-endian u16 or u32, read in pieces as needed | as for text; files are joined without a separator |
 //! | conversations | JSON lines, a JSON array, or rows of Parquet, Arrow or MDS, rendered with the model's chat template | conversation i, padded; untrained targets are −100 |
-//! | pairs of answers | the same files, with a section `preference` | both answers of pair i, each after the prompt and padded |
+//! | pairs of answers | the same files, with a section `preference` | both answers of pair i, each with the prompt before it and padding after it |
 //! | CSV, Parquet, Arrow | rows of numbers | the row's features, with the last column as the target |
 //!
 //! bzip2, gzip and zstd files are decompressed while they are read. Documents (a text file, a line or a row) are joined
@@ -74,9 +74,9 @@ use files::{Access, Source};
 /// Opens the files that the options name.
 ///
 /// Text and conversations are tokenized into the token cache. If they have few bytes (see [`CacheOptions`]), each rank
-/// keeps their tokens in memory instead, with 1 byte per token for the byte tokenizer and 2 or 4 bytes otherwise. Token
-/// files stay on disk: opening checks the first part of each file against the vocabulary, and the rest is checked when
-/// it is read.
+/// instead keeps their tokens in memory. A token then takes 1 byte with the byte tokenizer, and 2 or 4 bytes with other
+/// tokenizers. Token files stay on disk. Opening checks the first part of each file against the vocabulary; the rest is
+/// checked when it is read.
 ///
 /// # Errors
 /// Returns a [`DataError`] with the file and the position in it, if a file is missing, unreadable, malformed or empty,
@@ -85,7 +85,7 @@ pub fn open(options: &DataOptions, tokenizer: &Tokenizer) -> Result<FileDataset,
     open_watched(options, tokenizer, &Unwatched)
 }
 
-/// Does the same as [`open`]. `watch` shows the progress and can stop the work.
+/// Does the same as [`open`], but reports the progress to `watch`, which can stop the work.
 pub(crate) fn open_watched(
     options: &DataOptions,
     tokenizer: &Tokenizer,
@@ -172,12 +172,13 @@ pub type PlacedRecord = (At, serde_json::Map<String, serde_json::Value>);
 /// Reads the records of a file of JSON lines or of a JSON array. Each record comes with its position.
 ///
 /// # Errors
-/// Fails if the file cannot be read, or if a record is not a JSON object; the error names its line.
+/// Fails if the file cannot be read, or if a record is not a JSON object. In the last case, the error names the
+/// record's line.
 pub fn read_records(path: impl AsRef<Path>) -> Result<Vec<PlacedRecord>, DataError> {
     Source::new(path.as_ref(), Format::Chat)?.records(&[])?.collect()
 }
 
-/// Returns whether these sources are token files, or shards that have tokens and no text under `text_key`. Looks only
+/// Returns whether these sources are token files, or shards with tokens and without a text under `text_key`. Looks only
 /// at the first file of the split.
 ///
 /// # Errors

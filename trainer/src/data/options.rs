@@ -11,8 +11,9 @@ use super::chat::options::ChatOptions;
 /// Selects the files of a data set, and how they are cut into samples.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DataOptions {
-    /// Paths or globs, relative to the working directory, in the order in which they are read. The files of a glob are
-    /// sorted. Globs skip `target`, hidden files and hidden directories. A file that is named twice is read once.
+    /// Paths or globs, relative to the working directory, in the order in which they are read. The files that match a
+    /// glob are read in sorted order. Globs skip `target`, hidden files and hidden directories. A file that is named
+    /// twice is read once.
     pub sources: Vec<String>,
     /// The split of a folder, or the slice of a split, to read. `None` reads all files. File names determine the splits
     /// of a folder, as in Hugging Face's `datasets`.
@@ -31,7 +32,7 @@ pub struct DataOptions {
     pub sample_packing: bool,
     /// How conversations become samples. Other formats ignore it.
     pub chat: ChatOptions,
-    /// Where the tokens of text are kept between runs. Other formats ignore it.
+    /// Where the tokens of text and conversations are kept between runs. Other formats ignore it.
     pub cache: CacheOptions,
 }
 
@@ -69,9 +70,9 @@ pub struct CacheOptions {
     /// The folder. `None` stands for `$ZERO_TRAIN_CACHE`, or else `zero-train` in `$XDG_CACHE_HOME`, or else
     /// `~/.cache/zero-train`.
     pub folder: Option<PathBuf>,
-    /// Minimum total size of the sources in bytes. Each rank tokenizes smaller sources in memory.
+    /// Minimum total size in bytes of sources whose tokens are cached. Each rank tokenizes smaller sources in memory.
     pub least_bytes: u64,
-    /// Maximum size in bytes of the objects that stay in the cache after their download. `None` sets no limit.
+    /// Maximum total size in bytes of the downloaded objects that stay in the cache. `None` sets no limit.
     pub limit: Option<u64>,
 }
 
@@ -89,7 +90,8 @@ pub enum Format {
     /// everything else is text.
     #[default]
     Auto,
-    /// Text for the tokenizer. With the byte tokenizer, binary files are rejected; their first bytes identify them.
+    /// Text for the tokenizer. With the byte tokenizer, binary files are rejected. The first bytes of a file decide
+    /// whether it is binary.
     Text,
     /// Any file. Each byte is a token of the byte tokenizer.
     Bytes,

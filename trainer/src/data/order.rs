@@ -5,16 +5,16 @@
 //! until the result is below n (Black & Rogaway, 2002). The permutation depends only on the seed, the epoch and n, so
 //! every layout and every resumed run uses the same order.
 
-/// Part of the key. It makes the permutation independent of other random numbers from the same seed.
+/// Part of the key. It makes the permutation independent of other random numbers that are derived from the same seed.
 const PURPOSE: u64 = u64::from_le_bytes(*b"shuffle\0");
-/// Four rounds make a strong permutation of many bits. With only two or three bits, more rounds are needed to mix them.
+/// Four rounds make a strong permutation of numbers with many bits. Numbers of only two or three bits need more rounds.
 const ROUNDS: u64 = 8;
 
 /// Returns the index in the data set for a position in the training run. An epoch has `n` samples, at least 1.
 ///
 /// `position` counts samples of the whole run over all ranks: (step · M + micro-batch) · B + row, with M micro-batches
-/// of B samples in a global batch, all counted from 0. The epoch is position / n, rounded down. Each epoch has every
-/// sample exactly once, whatever the layout. A batch may span two epochs.
+/// of B samples in a global batch, all counted from 0. The epoch is position / n, rounded down. Each epoch contains
+/// every sample exactly once, whatever the layout. A batch may span two epochs.
 pub fn sample_index(seed: u64, position: u64, n: usize, shuffle: bool) -> usize {
     let n = (n as u64).max(1);
     let (epoch, within) = (position / n, position % n);
@@ -108,8 +108,9 @@ mod tests {
         );
     }
 
-    /// Each sample occurs equally often at each position, up to random deviations. χ² with 81 degrees of freedom has
-    /// mean 81 and standard deviation 12.7, so 150 is more than five deviations above the mean.
+    /// Each sample occurs equally often at each position, up to random deviations. The χ² distribution with 81 degrees
+    /// of freedom has a mean of 81 and a standard deviation of 12.7. The limit of 150 is more than five standard
+    /// deviations above the mean.
     #[test]
     fn places_are_uniform() {
         let (n, epochs) = (10usize, 20_000u64);
@@ -122,7 +123,7 @@ mod tests {
         assert!(chi2 < 150.0, "{chi2}");
     }
 
-    /// Shuffling separates neighbours. The mean distance of two random positions is n/3.
+    /// Shuffling separates neighbours. The expected distance between two random positions is n/3.
     #[test]
     fn neighbours_are_scattered() {
         let n = 100_000u64;

@@ -7,8 +7,8 @@ use tokenizers::{AddedToken, Tokenizer};
 
 use super::files::streams::Document;
 
-/// Approximate size of a piece in bytes. Pieces bound the memory of the encoder, which temporarily needs a hundred
-/// times the memory of the tokens.
+/// Approximate size of a piece in bytes. Pieces limit the encoder's memory, because encoding temporarily needs a
+/// hundred times the memory of the resulting tokens.
 const PIECE: usize = 1 << 18;
 
 /// Where a text may be cut without changing its tokens.
@@ -67,8 +67,9 @@ pub(super) fn piece_end(text: &[u8], cuts: Cuts) -> Option<usize> {
     match cuts {
         Cuts::Anywhere => (text.len() >= PIECE).then_some(PIECE),
         Cuts::Words => word_start(text, PIECE..2 * PIECE).or_else(|| {
-            // These places are less preferred, because some tokenizers join one of several line breaks with the word
-            // before it.
+            // The start of a line that follows empty lines is the second choice. In several line breaks before a word,
+            // some tokenizers, such as GPT-2's, separate the last one from the others. After a cut, they do not see
+            // this word.
             let mut later = 2 * PIECE..text.len();
             later.find(|&at| text[at - 1] == b'\n' && is_alphanumeric(&text[at..]))
         }),
@@ -100,7 +101,7 @@ fn first_char(text: &[u8]) -> Option<char> {
     start.utf8_chunks().next()?.valid().chars().next()
 }
 
-/// Returns the last character in the same way.
+/// Returns the last character. Returns `None` at the start of the text, and for an incomplete character.
 fn last_char(text: &[u8]) -> Option<char> {
     let start = (1..=text.len().min(4)).map(|length| text.len() - length).find(|&at| text[at] & 0xc0 != 0x80)?;
     first_char(&text[start..])
@@ -131,7 +132,7 @@ mod tests {
         assert!(whole.iter().all(|piece| is_cut(piece) && piece.text.len() < PIECE + line.len()));
         let endless = "é".repeat(PIECE);
         assert_eq!(pieces(document(&endless), Cuts::Words).collect::<Vec<_>>(), [document(&endless)]);
-        // If there is no better place, a cut after several line breaks is used.
+        // Without a better place, the text is cut after several line breaks.
         let paragraphs = "字\n\n".repeat(PIECE);
         let cut: Vec<Document> = pieces(document(&paragraphs), Cuts::Words).collect();
         assert!(cut.len() == 3 && cut.iter().all(|piece| piece.text.ends_with(b"\n\n")), "{}", cut.len());
@@ -141,7 +142,7 @@ mod tests {
         assert_eq!(lengths, [(At::Byte(5), PIECE), (At::Byte(5 + PIECE as u64), PIECE)]);
     }
 
-    /// A token for which `Nowhere` is expected may take the white space at a cut, or may span the cut.
+    /// The test expects `Nowhere` for tokens that may take the white space at a cut, or may span the cut.
     #[test]
     fn added_tokens_decide_where_texts_are_cut() {
         let plain = |content: &str| AddedToken::from(content, true).normalized(false);

@@ -21,7 +21,7 @@ pub(crate) trait Records: Send + Sync {
     /// Appends sample `index`.
     ///
     /// # Errors
-    /// Fails if `index` is out of range or the sample cannot be read. `samples` is then unchanged.
+    /// Fails if `index` is out of range or the sample cannot be read. On an error, `samples` is unchanged.
     fn append(&self, index: usize, samples: &mut Samples) -> Result<(), DataError>;
 
     /// Returns the number of positions at the end of sample `index` that are padding.
@@ -43,7 +43,7 @@ pub(crate) trait Records: Send + Sync {
     /// Reads and checks everything that was not read when the files were opened.
     ///
     /// # Errors
-    /// Fails at the first damaged position or token outside the vocabulary, and if `watch` stops it.
+    /// Fails at the first damaged position or token outside the vocabulary, or if `watch` stops the check.
     fn verify(&self, _watch: &dyn Watch) -> Result<(), DataError> {
         Ok(())
     }
@@ -53,7 +53,7 @@ pub(crate) trait Records: Send + Sync {
         vec![]
     }
 
-    /// Describes conversations in one line, which is shown at the start of a run. Returns `None` for other data.
+    /// Describes conversations in one line, which a run prints at its start. Returns `None` for other data.
     fn description(&self) -> Option<String> {
         None
     }
@@ -73,9 +73,9 @@ pub(crate) struct TokenizedWhere {
 /// The shape of the samples in files, which is the same for all samples.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SampleShape {
-    /// This many tokens, and the same number of targets.
+    /// Number of tokens per sample. A sample has the same number of targets.
     Tokens(usize),
-    /// This many features, and one target.
+    /// Number of features per sample. A sample has one target.
     Features(usize),
 }
 
@@ -109,8 +109,8 @@ impl FileDataset {
         self.0.shape()
     }
 
-    /// Describes conversations in one line: how many there are, and how many are cut, padded or left out. Returns
-    /// `None` for other data.
+    /// Describes conversations in one line: their number, and how many of them are truncated, padded or left out.
+    /// Returns `None` for other data.
     #[must_use]
     pub fn description(&self) -> Option<String> {
         self.0.description()

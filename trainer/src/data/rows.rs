@@ -13,7 +13,7 @@ use zero_engine::{At, DataError};
 
 /// All rows, in memory.
 pub(super) struct Rows {
-    /// `width` values per row.
+    /// The features of all rows: `width` values per row.
     features: Vec<f32>,
     labels: Vec<u32>,
     width: usize,
@@ -57,7 +57,7 @@ impl Rows {
         let mut is_first = true;
         for line in lines {
             let (number, line) = line?;
-            // Invalid UTF-8 becomes a field that is not a number, which is reported below.
+            // Invalid UTF-8 becomes a field that is not a number. The code below reports such fields.
             let line = String::from_utf8_lossy(&line);
             let fields: Vec<&str> = line.split(',').map(str::trim).collect();
             let is_header = is_first && fields.iter().all(|field| field.parse::<f64>().is_err());

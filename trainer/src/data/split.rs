@@ -6,7 +6,7 @@ use super::dataset::{BoxError, Dataset};
 use zero_engine::{Batch, DataError};
 
 /// Splits a data set into training data and evaluation data. The evaluation data are the last `eval_fraction` of the
-/// samples, rounded to whole samples, but at least one.
+/// samples, rounded to whole samples, and at least one sample.
 ///
 /// # Errors
 /// Fails if the fraction is not between 0 and 1, or if no sample would be left to train on.

@@ -271,7 +271,7 @@ fn formats_are_known_by_their_extension_unless_named() {
     }
 }
 
-/// A slice of documents has the same tokens in memory and in the cache, for files of every kind.
+/// A slice of a split selects documents, and has the same tokens in memory and in the cache.
 #[test]
 fn slices_are_of_documents() {
     let line = |i: usize| format!("{{\"text\": \"{}{i}\"}}\n", "x".repeat(i % 3));

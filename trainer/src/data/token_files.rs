@@ -2,8 +2,8 @@
 //!
 //! Each sample is one positioned read ([`FileExt::read_exact_at`]), which needs no lock and no seek, so threads share
 //! the files. The operating system caches the pages in use, as for a memory mapping. A mapping would avoid copying a
-//! few kilobytes per sample. However, if a mapped file shrinks during training, a signal kills the process; a read
-//! returns an error instead.
+//! few kilobytes per sample. However, if a mapped file shrinks during training, a signal kills the process. A
+//! positioned read returns an error instead.
 
 use std::{
     fs::File,
@@ -19,7 +19,7 @@ use zero_engine::{At, DataError};
 /// Number of tokens at the start of each file that are checked against the vocabulary before training begins. This
 /// detects a file of another tokenizer at once. Later tokens are checked when they are read.
 const CHECKED_AT_OPEN: usize = 1 << 24;
-/// Number of tokens that this check reads at a time.
+/// Number of tokens that a check reads at a time.
 const CHECK_CHUNK: usize = 1 << 18;
 
 /// Files of raw tokens, joined without a separator.

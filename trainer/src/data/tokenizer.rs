@@ -29,7 +29,7 @@ pub struct HuggingFace {
     tokenizer: tokenizers::Tokenizer,
     /// One more than the largest token, because a vocabulary may have gaps.
     vocabulary: usize,
-    /// The fast encoder, if it supports this tokenizer. It encodes most texts.
+    /// The fast encoder, if it supports this tokenizer. Texts that it cannot encode go to `tokenizer`.
     words: Option<Words>,
 }
 
@@ -93,7 +93,7 @@ impl Tokenizer {
     /// Encodes a piece of a document of the file `path`.
     ///
     /// # Errors
-    /// Fails if the tokenizer cannot encode the text, or on a token that is not below `vocabulary`.
+    /// Fails if the tokenizer cannot encode the text, or if a token is not below `vocabulary`.
     pub(super) fn encode_piece(&self, piece: &Document, path: &Path, vocabulary: usize) -> Result<Vec<u32>, DataError> {
         match self {
             Tokenizer::Byte => match piece.text.iter().position(|&byte| usize::from(byte) >= vocabulary) {
@@ -107,7 +107,7 @@ impl Tokenizer {
         }
     }
 
-    /// Encodes a text. Includes the special tokens that the tokenizer adds to each text, such as the first token.
+    /// Encodes a text. Includes the special tokens that the tokenizer adds to each text, such as a `bos_token`.
     ///
     /// # Errors
     /// Fails if the tokenizer cannot encode the text.
@@ -129,7 +129,7 @@ impl Tokenizer {
         self.text(tokens, true)
     }
 
-    /// Decodes tokens as [`decode`](Self::decode) does, but with the special tokens.
+    /// Decodes tokens into a text, including special tokens. [`decode`](Self::decode) omits them.
     ///
     /// # Errors
     /// Fails on a token outside the vocabulary.
@@ -273,7 +273,8 @@ pub(super) mod tests {
         assert_eq!(words.vocabulary(), 8);
     }
 
-    /// Like GPT-2's tokenizer: a regular expression finds words, each byte is a symbol, and merges combine the symbols.
+    /// The tokenizer works like GPT-2's: a regular expression finds words, each byte is a symbol, and merges combine
+    /// symbols.
     #[test]
     fn byte_level_merges_work() {
         let json = r#"{
@@ -321,7 +322,8 @@ pub(super) mod tests {
         );
     }
 
-    /// Tokenizers of two unrecognized kinds: one adds a space to each text, and one splits at white space.
+    /// Tests two tokenizers that the fast encoder does not support. One adds a space to each text, and the other splits
+    /// at white space.
     #[test]
     fn pieces_have_the_tokens_of_the_whole() {
         let symbols: Vec<String> = (0..256).map(|byte| format!("<0x{byte:02X}>")).collect();

@@ -116,8 +116,8 @@ impl Storage {
         Ok(())
     }
 
-    /// Returns the rows of these documents one after the other. A row is the index of the document's first token, and
-    /// its additional values.
+    /// Returns the concatenated rows of these documents. A row holds the index of the document's first token, and the
+    /// document's additional values.
     pub(super) fn rows(&self, documents: Range<u64>) -> Result<Vec<u64>, DataError> {
         match self {
             Storage::Memory(memory) => {
@@ -154,10 +154,10 @@ impl Documents {
     /// Number of documents or tokens that are read at a time.
     const BLOCK: u64 = 1 << 16;
 
-    /// Joins files. A newline separates documents; none comes before the first token.
+    /// Joins files. A newline separates documents. No newline comes before the first token.
     ///
     /// # Errors
-    /// Fails if a newline is needed and one of its tokens is not below `vocabulary`.
+    /// Fails if a newline is needed and a token of the newline is not below `vocabulary`.
     pub(super) fn new(files: Vec<TokenizedFile>, newline: Vec<u32>, options: &DataOptions) -> Result<Self, DataError> {
         let vocabulary = options.vocabulary;
         let mut all = Self { parts: vec![], files: vec![], newline, len: 0 };
@@ -219,7 +219,7 @@ impl Documents {
         self.parts.iter().filter_map(|part| part.storage.entry())
     }
 
-    /// Calls `visit` with each document. Only a part of a document is in memory at a time.
+    /// Calls `visit` with the facts of each document. Only a part of a document is in memory at a time.
     fn each_document(&self, visit: &mut dyn FnMut(DocumentFacts)) -> Result<(), DataError> {
         let mut tokens = vec![];
         for Part { storage, documents, .. } in &self.parts {
@@ -257,7 +257,7 @@ pub(super) struct Memory {
     width: Width,
     bytes: Vec<u8>,
     facts: usize,
-    /// A row for each document: the index of its first token, and its additional values.
+    /// One row per document: the index of its first token, and its additional values.
     rows: Vec<u64>,
 }
 
@@ -300,7 +300,7 @@ pub(super) struct TokenCorpus {
 }
 
 impl TokenCorpus {
-    /// Creates a corpus. Fails if the tokens do not suffice for one sample; the error names `sources`.
+    /// Creates a corpus. Fails if there are fewer tokens than one sample needs. The error names `sources`.
     pub(super) fn new(tokens: Tokens, sequence_length: usize, sources: &[String]) -> Result<Self, DataError> {
         let sources = sources.to_vec();
         if tokens.len() == 0 {

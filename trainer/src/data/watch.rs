@@ -7,7 +7,7 @@ use zero_engine::DataError;
 pub(crate) enum Phase {
     /// Objects are downloaded from a store.
     Downloading,
-    /// Another process or thread tokenizes, and this one waits for it.
+    /// This thread waits for another process or thread that tokenizes.
     Waiting,
     /// Files are hashed to find their entries in the cache.
     Hashing,

@@ -1,9 +1,10 @@
-//! Encodes text with a byte-level BPE several times as fast as the crate `tokenizers`, with the same tokens.
+//! Encodes text with a byte-level BPE. It is several times as fast as the crate `tokenizers` and produces the same
+//! tokens.
 //!
 //! The crate splits text into words with a regular expression, then looks up the tokens of each word. This module
 //! splits text with hand-written code for the patterns of GPT-2, Llama 3 and Qwen 2. It uses the same character classes
 //! as the crate, and each thread caches the tokens of words. The crate encodes words that are not in the cache. It also
-//! encodes whole texts that contain an added token or may not be normalized, and all text of unrecognized tokenizers.
+//! encodes all text of unrecognized tokenizers, and each text that contains an added token or may need normalization.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -45,7 +46,7 @@ pub(super) struct Words {
 /// A cache of the tokens of words.
 #[derive(Default)]
 struct Kept {
-    /// The tokens of each word: the index of the first one in `tokens`, and their number.
+    /// The tokens of each word: the index of the first token in `tokens`, and the number of tokens.
     words: HashMap<Box<[u8]>, (u32, u32), BuildHasherDefault<WordHasher>>,
     tokens: Vec<u32>,
 }
@@ -72,7 +73,8 @@ impl Words {
         }
         let added = AhoCorasick::new(added).ok()?;
         let words = Self { pattern, is_normalizing, added, idle: Mutex::default() };
-        // The parts of the tokenizer that are not checked here, such as its post-processor, may change tokens.
+        // Parts of the tokenizer that are not checked above, such as its post-processor, may change tokens. The
+        // comparison detects this.
         let is_same = |text: &str| {
             let expected = tokenizer.encode_fast(text, false).ok();
             words.encode(tokenizer, text).is_none_or(|tokens| expected.is_some_and(|all| all.get_ids() == tokens))
@@ -143,7 +145,8 @@ fn pattern(pre_tokenizer: &Value) -> Option<Pattern> {
     }
 }
 
-/// Returns whether a text is certainly in normalization form C. All its characters must be normalized in any context.
+/// Returns whether a text is certainly in normalization form C: whether it consists of characters that are normalized
+/// in any context.
 fn is_normalized(text: &str) -> bool {
     let is_normalized = |c: char| {
         matches!(c, '\0'..='\u{2ff}' | '\u{400}'..='\u{482}' | '\u{2010}'..='\u{205f}' | '\u{3041}'..='\u{3096}'
@@ -153,8 +156,8 @@ fn is_normalized(text: &str) -> bool {
     text.is_ascii() || text.chars().all(is_normalized)
 }
 
-/// The symbols of the 256 bytes in the vocabulary of a byte-level tokenizer. A printable byte is its own symbol; the
-/// others have the code points from 256 on.
+/// The symbols of the 256 bytes in the vocabulary of a byte-level tokenizer. The symbol of a printable byte is the
+/// character with the same number. The symbols of other bytes have the code points from 256 on.
 static SYMBOLS: LazyLock<[char; 256]> = LazyLock::new(|| {
     let mut others = '\u{100}'..;
     std::array::from_fn(|byte| match byte as u8 {
@@ -168,13 +171,13 @@ const LETTER: u8 = 1;
 const NUMBER: u8 = 2;
 const SPACE: u8 = 4;
 const LINE_BREAK: u8 = 8;
-/// The end of the text, where there is no character.
+/// The class of the end of the text, where no character follows.
 const END: u8 = 16;
 /// The bits that distinguish letters, numbers, white space and the end. Other characters have none of these bits.
 const KIND: u8 = LETTER | NUMBER | SPACE | END;
 
-/// The class of each character. It is computed with the crate's regular expressions, so that both use the same version
-/// of Unicode.
+/// The class of each character. It is computed with the crate's regular expressions, so this module and the crate use
+/// the same version of Unicode.
 static CLASSES: LazyLock<Vec<u8>> = LazyLock::new(|| {
     let mut classes = vec![0; char::MAX as usize + 1];
     for (expression, bit) in [(r"\p{L}", LETTER), (r"\p{N}", NUMBER), (r"\s", SPACE), (r"[\r\n]", LINE_BREAK)] {
@@ -275,7 +278,8 @@ impl<'a> Scanner<'a> {
         }
     }
 
-    /// Returns the end of white space. The last white-space character belongs to the next word.
+    /// Returns the end of a word of white space. Unless the text ends there, the last white-space character is left for
+    /// the next word.
     fn white_space(&self, start: usize) -> usize {
         let end = self.run(start, KIND, SPACE);
         let last = self.text[start..end].char_indices().next_back().map_or(0, |(last, _)| last);

@@ -33,8 +33,8 @@ pub struct Generator {
     model: Model,
     vocabulary: Option<usize>,
     longest: Option<usize>,
-    /// Number of cached tokens beyond which the model rotates all positions by other angles, as LongRoPE does. The
-    /// cache must then be computed again.
+    /// Number of cached tokens beyond which the model rotates all positions by other angles, as with LongRoPE. At this
+    /// number, the cache must be computed again.
     before_other_angles: Option<usize>,
     tokenizer: Option<Tokenizer>,
     eos: Vec<u32>,
@@ -50,8 +50,8 @@ pub struct Generate {
     pub max_new_tokens: usize,
     /// How tokens are chosen.
     pub sampling: Sampling,
-    /// Seed of the draws. The i-th draw of a text depends only on the seed, i and the logits. The text of a prompt
-    /// therefore does not depend on the other prompts, and is the same in each run.
+    /// Seed of the random draws. The i-th draw of a text depends only on the seed, i and the logits. A prompt's text is
+    /// therefore the same in each run and does not depend on other prompts.
     pub seed: u64,
     /// Strings that end a text. The text does not include them.
     pub stop: Vec<String>,
@@ -96,7 +96,7 @@ impl Generator {
     /// folder in PEFT's format.
     ///
     /// # Errors
-    /// Fails if the folder has no language model, or if files are missing, damaged or do not match.
+    /// Fails if the folder has no language model, or if its files are missing, damaged or do not match each other.
     pub fn open(folder: impl AsRef<Path>, adapter: Option<&Path>) -> Result<Self, Error> {
         let stored = StoredModel::open(folder.as_ref(), adapter)?;
         let tokenizer = match &stored.tokenizer {
@@ -126,7 +126,7 @@ impl Generator {
     }
 
     /// Creates a generator for a program's own model, with the weights of a checkpoint or of a run's newest checkpoint.
-    /// The model maps tokens `[batch, time]` (u32) to logits, and its layers mix positions only with the operations of
+    /// The model maps tokens `[batch, time]` (u32) to logits. Its layers mix positions only with the operations of
     /// [`ops`](crate::ops). `longest` is its maximum sequence length, if it has one.
     ///
     /// # Errors
@@ -174,7 +174,7 @@ impl Generator {
     /// Returns the tokens of a text, including the special tokens that the tokenizer adds to each text.
     ///
     /// # Errors
-    /// Fails without a tokenizer, or if it cannot encode the text.
+    /// Fails if there is no tokenizer, or if the tokenizer cannot encode the text.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, Error> {
         Ok(self.tokenizer()?.encode_with_special(text)?)
     }
@@ -192,8 +192,8 @@ impl Generator {
         Ok(all.pop().unwrap_or_default())
     }
 
-    /// Returns the tokens of each record of a file. A record has a `prompt`, which is a text, or `messages`, a
-    /// conversation as in training data.
+    /// Returns the tokens of each record of a file. A record has a text `prompt`, or a conversation `messages` in the
+    /// same form as in training data.
     ///
     /// # Errors
     /// Fails like [`Generator::encode`] and [`Generator::encode_chat`], and names the file and the position of the
@@ -216,8 +216,8 @@ impl Generator {
     /// the order of the prompts.
     ///
     /// # Errors
-    /// Fails if an option is out of range, if a prompt is empty, longer than the model's positions or has tokens outside
-    /// the vocabulary, or if the model fails.
+    /// Fails if an option is out of range, if a prompt is empty, is longer than the model's positions or has tokens
+    /// outside the vocabulary, or if the model fails.
     pub fn generate(
         &self,
         prompts: &[Vec<u32>],

@@ -6,16 +6,18 @@ use zero_engine::Error;
 /// Selects how the next token is chosen.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Sampling {
-    /// Divides the logits. 0 always chooses the most likely token; among equally likely tokens, the smallest token ID.
+    /// The logits are divided by this value. 0 always chooses the most likely token. If several tokens are equally
+    /// likely, it chooses the smallest token ID.
     pub temperature: f64,
-    /// Draws only from the `top_k` most likely tokens. Tokens as likely as the last of them are included.
+    /// Draws only from the `top_k` most likely tokens. Tokens that are as likely as the least likely of these are
+    /// included.
     pub top_k: Option<usize>,
-    /// Draws only from the smallest set of most likely tokens whose probabilities sum to at least this value.
+    /// Draws only from the most likely tokens: the fewest whose probabilities sum to at least this value.
     pub top_p: Option<f64>,
     /// Draws only from tokens whose probability is at least this fraction of the largest probability.
     pub min_p: Option<f64>,
-    /// Divides the positive logits of all tokens in the prompt and in the text so far, and multiplies their negative
-    /// logits. 1 has no effect.
+    /// For all tokens in the prompt and in the text so far, positive logits are divided by this value and negative
+    /// logits are multiplied by it. 1 has no effect.
     pub repetition_penalty: f64,
 }
 
@@ -156,7 +158,7 @@ fn weight(logit: f32, largest: f32, temperature: f64) -> f64 {
     ((f64::from(logit) - f64::from(largest)) / temperature).exp()
 }
 
-/// Logits and tokens. The first `sorted` of them are the most likely ones, in order. Sorting is incremental, because a
+/// Logits and tokens. The first `sorted` items are the most likely tokens, in order. Sorting is incremental, because a
 /// draw usually needs few tokens, and sorting the whole vocabulary would take a tenth of a small model's time.
 struct Candidates {
     all: Vec<(f32, u32)>,

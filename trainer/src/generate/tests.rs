@@ -135,8 +135,8 @@ fn prompts_that_do_not_fit_are_errors() {
     assert_eq!(generator.generate(&[vec![1]], &plain, |_, _| {}).unwrap()[0].text, "");
 }
 
-/// Saves small random models, and prints the tokens that transformers generates for each model and prompt. Weights are
-/// large, so that the largest logits are far apart.
+/// Saves small random models, and prints the tokens that transformers generates for each model and prompt. Large
+/// weights keep the largest logits far apart.
 const MODELS: &str = r#"
 import json, torch
 from transformers import (GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, MistralConfig,
@@ -179,7 +179,7 @@ for index, model in enumerate(models):
     print(json.dumps([model.config.model_type, prompts, out]))
 "#;
 
-/// The expected tokens, and the smallest distance between the two largest logits.
+/// The expected tokens, and the smallest difference between the largest and the second largest logit of any step.
 type Expected = (Vec<u32>, f64);
 
 /// Returns the lists that a script printed. Skips lines that libraries log to standard output, such as `[2026-11-26
@@ -307,7 +307,7 @@ fn probabilities_are_those_of_transformers() {
         for (token, (got, expected)) in got.iter().zip(&expected).enumerate() {
             // transformers divides logits by the temperature in f32, so its exponents of up to 20 differ by about 1e-6.
             let is_close = (got - expected).abs() <= 5e-6 * expected;
-            // Of equally likely tokens at the top-p limit, either token may be kept.
+            // If two tokens at the top-p limit are equally likely, either may be kept.
             let is_tied = sampling.top_p.is_some() && logits.iter().filter(|x| **x == logits[token]).count() > 1;
             assert!(
                 is_close || is_tied && (*got == 0.0 || *expected == 0.0),

@@ -1,4 +1,4 @@
-//! Decodes tokens while they are generated. Returns complete characters only, and no part of a stop string.
+//! Decodes tokens while they are generated. Returns only complete characters, and never a part of a stop string.
 
 use zero_engine::DataError;
 
@@ -13,7 +13,7 @@ pub(super) struct Writer<'a> {
     tokenizer: Option<&'a Tokenizer>,
     stop: &'a [String],
     tokens: Vec<u32>,
-    /// The next decoding starts at token `start`. The text of the tokens before `end` is already known.
+    /// The next decoding starts at token `start`. The text of the tokens before `end` is already decoded.
     start: usize,
     end: usize,
     /// The whole text so far.
@@ -37,8 +37,8 @@ impl<'a> Writer<'a> {
         Ok(self.cut())
     }
 
-    /// Returns the new part of the text, without an end that may become a stop string. With `is_end`, returns the whole
-    /// rest.
+    /// Returns the new part of the text. Holds back the end of the text if it may become a stop string, unless `is_end`
+    /// is set.
     pub(super) fn news(&mut self, is_end: bool) -> Result<&str, DataError> {
         if is_end {
             self.decode(true)?;
@@ -77,7 +77,7 @@ impl<'a> Writer<'a> {
         first.is_some()
     }
 
-    /// Returns the length of the longest end of the text that is the beginning of a stop string.
+    /// Returns the length of the longest suffix of the text that is a prefix of a stop string.
     fn begun(&self) -> usize {
         let rest = &self.text[self.shown.min(self.text.len())..];
         let of = |stop: &String| {

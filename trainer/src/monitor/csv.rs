@@ -21,8 +21,8 @@ pub(super) struct Csv {
 
 struct OneFile {
     file: Appended,
-    /// Number of samples in the last line. A step that failed in another file is passed again, and must not be written
-    /// twice.
+    /// Number of samples in the last line of this file. If writing a step to another file fails, the step is passed
+    /// again, and must not be written to this file twice.
     last: Option<u64>,
 }
 

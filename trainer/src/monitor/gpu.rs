@@ -32,13 +32,13 @@ struct Watched {
 pub(super) enum Absent {
     /// This machine has no GPU or no driver.
     None(String),
-    /// NVML fails, so GPUs cannot be queried.
+    /// NVML failed, so GPUs cannot be queried.
     Failed(String),
 }
 
 impl Gpus {
-    /// Opens NVML and finds the GPUs that `CUDA_VISIBLE_DEVICES` permits; `visible` is its value. This may take
-    /// seconds.
+    /// Opens NVML and finds the GPUs that `CUDA_VISIBLE_DEVICES` permits. `visible` is the value of this variable. The
+    /// call may take seconds.
     pub(super) fn find(visible: Option<&str>) -> Result<Self, Absent> {
         let nvml = Nvml::init().map_err(|error| match error {
             NvmlError::LibloadingError(error) => Absent::None(error.to_string()),
@@ -105,8 +105,8 @@ fn ask(device: &Device) -> [(&'static str, Result<f64, NvmlError>); 4] {
 }
 
 /// Returns the devices that CUDA would use for this value of `CUDA_VISIBLE_DEVICES`. Each entry is an index or the
-/// unique beginning of a UUID. CUDA ignores all entries from the first invalid one. A part of a GPU (`MIG-…`) counts
-/// as invalid.
+/// unique beginning of a UUID. CUDA ignores the first invalid entry and all entries after it. An entry for a part of a
+/// GPU (`MIG-…`) counts as invalid.
 fn let_through(visible: &str, uuids: &[String]) -> BTreeSet<u32> {
     let find = |entry: &str| {
         if let Ok(index) = entry.parse::<usize>() {

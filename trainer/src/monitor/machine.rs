@@ -92,7 +92,7 @@ fn lock(news: &Mutex<News>) -> MutexGuard<'_, News> {
     news.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Values of the kernel's counters. `None` if the kernel does not report the counter.
+/// Values of the kernel's counters. A value is `None` if the kernel does not report the counter.
 struct Counters {
     at: Instant,
     /// Busy ticks and all ticks, summed over all cores.
@@ -135,7 +135,7 @@ impl Counters {
         let more = |now: u64, before: u64| now.saturating_sub(before) as f64;
         let of_all = self.ticks.zip(before.ticks).map(|(now, before)| (more(now.0, before.0), more(now.1, before.1)));
         say(&metric::CPU, of_all.map(|(busy, all)| 100.0 * busy / all));
-        // Both kinds of ticks have the same length, so the length does not matter.
+        // The process's ticks and the machine's ticks have the same length, which cancels out.
         let own = self.own_ticks.zip(before.own_ticks).map(|(now, before)| more(now, before));
         let of_one = of_all.zip(own).map(|((_, all), own)| 100.0 * own * self.cores as f64 / all);
         say(&metric::PROCESS_CPU, of_one);
@@ -227,8 +227,8 @@ mod tests {
         after.at = before.at + Duration::from_secs(2);
         let found: Vec<(&str, f64)> =
             after.since(&before).iter().map(|scalar| (scalar.metric.tag, scalar.value)).collect();
-        // The 100 ticks are those of two cores, so the time is 50 ticks, of which this process used 25. There is no
-        // `meminfo`.
+        // The machine's ticks grow by 100 on two cores, so 50 ticks of time pass. The process uses 25 of them. The
+        // folder has no `meminfo`, so there is no metric of the available memory.
         assert_eq!(
             found,
             [

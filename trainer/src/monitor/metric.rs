@@ -7,7 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 pub(crate) struct Metric {
     /// The name in monitors that allow slashes in names. It is DeepSpeed's name if DeepSpeed reports the metric.
     pub(crate) tag: &'static str,
-    /// The name in Prometheus without the prefix `zero_train_`, and the label.
+    /// The name in Prometheus without the prefix `zero_train_`, and the key and value of a label.
     pub(crate) name: &'static str,
     pub(crate) label: Option<(&'static str, &'static str)>,
     pub(crate) kind: Kind,
@@ -64,7 +64,7 @@ macro_rules! metrics {
 }
 
 // The metrics of a step. `wall_clock_breakdown` adds the phases on rank 0 in milliseconds: DeepSpeed's phases first,
-// then our own. `machine_monitor` adds the metrics of rank 0's machine and process.
+// then the phases that only this project has. `machine_monitor` adds the metrics of rank 0's machine and process.
 metrics! {
     TRAIN_LOSS = gauge("Train/Samples/train_loss", "loss", 1.0, "Mean loss of the last step, before its update.");
     Z_LOSS = gauge("Train/Samples/z_loss", "z_loss", 1.0, "Part of the loss of the last step that training.z_loss adds.");
@@ -136,7 +136,7 @@ pub(crate) struct Scalar {
 pub(crate) struct Record {
     /// The number of the step, counted from 1.
     pub(crate) step: u64,
-    /// Samples trained on so far, which are the x axis in DeepSpeed.
+    /// Number of samples trained on so far. DeepSpeed uses it as the x axis.
     pub(crate) samples: u64,
     /// Seconds since 1970.
     pub(crate) time: f64,

@@ -22,7 +22,7 @@ const LONGEST: usize = 6000;
 /// disabled.
 ///
 /// # Errors
-/// Fails if both lack an address, or if this program does not support the address.
+/// Fails if neither the configuration nor the variable has an address, or if this program does not support the address.
 pub(super) fn tracking_uri(config: &zero_config::Mlflow) -> Result<Option<String>, Error> {
     if !config.enabled {
         return Ok(None);
@@ -127,7 +127,7 @@ impl Mlflow {
                     }
                     None => self.new_run()?,
                 };
-                // Stores the run now, so that an error below does not lead to a second run.
+                // Stores the run before anything else can fail, so that a retry does not create a second run.
                 let run = self.run.insert(run);
                 (run.id.clone(), run.last)
             }
@@ -167,7 +167,7 @@ impl Mlflow {
             return Err(self.server.trouble("runs/create", "the response has no run_id"));
         };
         let known = json!({ "tracking_uri": self.server.address, "experiment_id": experiment, "run_id": id });
-        // A failure is ignored: the run is logged anyway, but a resumed run creates another one.
+        // A failure is ignored: this run is logged anyway, but a later attempt creates a new MLflow run.
         let _ = fs::write(&self.file, format!("{known:#}\n"));
         Ok(RunId { id: id.to_string(), last: None })
     }

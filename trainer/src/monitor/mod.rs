@@ -1,4 +1,4 @@
-//! Monitors export metrics while a run trains, under DeepSpeed's names. Each monitor has its own thread.
+//! Monitors export the metrics of a run under DeepSpeed's names while it trains. Each monitor has its own thread.
 
 mod csv;
 mod gpu;
@@ -122,7 +122,7 @@ impl Monitors {
 /// Checks the configuration of the monitors before a run begins.
 ///
 /// # Errors
-/// Fails if the address of a server or the key of an account is missing or unusable.
+/// Fails if the address of a monitor's server or the API key of its account is missing or unusable.
 pub(crate) fn check(config: &Config) -> Result<(), Error> {
     mlflow::tracking_uri(&config.mlflow)?;
     wandb::account(&config.wandb).map(drop)

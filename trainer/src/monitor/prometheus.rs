@@ -36,7 +36,7 @@ struct Page {
     step: u64,
     samples: u64,
     time: f64,
-    /// Milliseconds of own work, by rank.
+    /// Milliseconds of each rank's own work, by rank.
     rank_ms: Vec<f64>,
 }
 
@@ -172,7 +172,7 @@ fn serve(listener: &TcpListener, page: &Arc<Mutex<Page>>, stop: &AtomicBool) {
         };
         let Some(visitor) = Visitor::admit(&visitors) else { continue };
         let page = page.clone();
-        // If the thread does not start, its closure is dropped, together with the visitor.
+        // If the thread does not start, its closure is dropped. This also drops the visitor and closes the connection.
         let _ = std::thread::Builder::new().name("prometheus-answer".into()).spawn(move || {
             let _visitor = visitor;
             let _ = answer(stream, &page);

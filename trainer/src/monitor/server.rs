@@ -33,7 +33,7 @@ impl Server {
         Self { client: builder.build().map_err(|error| zero_store::on_one_line(&error)), address }
     }
 
-    /// Sends a request. `place` names it in errors.
+    /// Sends a request. Errors name the request by `place`.
     ///
     /// # Errors
     /// Fails if the server does not answer, or if a successful answer is not JSON.

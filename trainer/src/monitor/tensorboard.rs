@@ -1,7 +1,7 @@
 //! `tensorboard`: writes an event file without TensorFlow.
 //!
 //! The file is a sequence of TFRecords: length, masked CRC-32C of the length, data, masked CRC-32C of the data. Each
-//! holds an `Event` message of `tensorflow/core/util/event.proto`, with only the fields that a scalar needs.
+//! record holds an `Event` message of `tensorflow/core/util/event.proto`, with only the fields that a scalar needs.
 
 use std::fs;
 use std::path::PathBuf;
@@ -13,8 +13,8 @@ use zero_engine::Error;
 
 pub(super) struct TensorBoard {
     folder: PathBuf,
-    /// The number of samples at which the run resumes, or `None` for a new run. Events of later samples are written
-    /// again.
+    /// The number of samples at which the run resumes, or `None` for a new run. The run writes the events of later
+    /// samples again.
     resumed: Option<u64>,
     file: Option<Appended>,
 }
@@ -24,7 +24,7 @@ impl TensorBoard {
         Self { folder, resumed, file: None }
     }
 
-    /// Opens a new file that begins at `time`.
+    /// Opens a new file whose first event has the time `time`.
     fn open(&self, time: f64) -> Result<Appended, Error> {
         fs::create_dir_all(&self.folder).map_err(Error::io(&self.folder))?;
         // TensorBoard reads the files of a folder in the order of their names.
@@ -128,7 +128,7 @@ mod tests {
     use super::super::metric::{Kind, Metric};
     use super::*;
 
-    /// The bytes that TensorFlow's own writer produces for the same event.
+    /// Compares an event with the bytes that TensorFlow's own writer produces for the same event.
     #[test]
     fn known_event() {
         static METRIC: Metric = Metric { tag: "a", name: "a", label: None, kind: Kind::Gauge, scale: 1.0, help: "" };

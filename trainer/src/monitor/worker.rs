@@ -8,7 +8,7 @@ use super::metric::Record;
 use zero_engine::Error;
 use zero_engine::format::counted;
 
-/// Maximum number of steps that wait to be written. If there are more, the oldest are dropped.
+/// Maximum number of steps that wait to be written. If more steps wait, the oldest are dropped.
 const WAITING: usize = 512;
 /// Time after which a failed write is retried.
 const PAUSE: Duration = Duration::from_secs(10);
@@ -28,7 +28,7 @@ pub(crate) enum RunStatus {
     Failed,
 }
 
-/// The destination that cannot be written, and the reason.
+/// A message that names the destination that cannot be written, and the reason.
 #[derive(Debug)]
 pub(super) struct Trouble(pub(super) String);
 
@@ -40,14 +40,14 @@ impl From<Error> for Trouble {
 
 /// The destination of a monitor. Its methods are called only on the monitor's thread.
 pub(super) trait Sink: Send {
-    /// Writes the records of some steps, oldest first. After an error, the same records are passed again, followed by
-    /// newer ones.
+    /// Writes the records of some steps, oldest first. After an error, the next call gets the same records again,
+    /// followed by newer records.
     fn write(&mut self, records: &[Record]) -> Result<(), Trouble>;
 
     /// Returns the help that follows an error message.
     fn help(&self) -> String;
 
-    /// Returns the minimum time between two writes. A backlog that is half full is written earlier.
+    /// Returns the minimum time between two writes. A half-full backlog is written earlier.
     fn pace(&self) -> Duration {
         Duration::ZERO
     }
@@ -146,8 +146,8 @@ impl Worker {
     }
 
     /// Waits for the thread for at most `slices` times [`SLICE`], and subtracts the slices used. If none are left, adds
-    /// a warning and leaves the thread running. It counts slices instead of reading a clock, so that time in which the
-    /// process was stopped does not count.
+    /// a warning and leaves the thread running. Slices are counted instead of reading a clock, so that the time during
+    /// which the process is stopped does not count.
     pub(super) fn wait(&self, slices: &mut u32) {
         let mut state = lock(&self.shared);
         while !state.has_ended {

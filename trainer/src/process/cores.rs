@@ -1,8 +1,8 @@
 //! Determines the cores of this host that the job may use, and each rank's share of them.
 //!
-//! A rank that migrates between cores competes with other ranks and loses its cached data, and a collective waits for
-//! the slowest rank. Each rank is therefore bound to its own cores, which its compute threads and its communication
-//! share. A rank gets whole cores, because two hardware threads of one core do not compute faster than one.
+//! A rank that migrates between cores competes with other ranks and loses its cached data. A collective then waits for
+//! this rank. Each rank is therefore bound to its own cores, which its compute threads and its communication share. A
+//! rank gets whole cores, because two hardware threads of one core do not compute faster than one.
 
 use std::fs;
 
@@ -45,7 +45,7 @@ impl Cores {
     }
 
     /// Returns how many cores each of `ranks` ranks can use, if a launcher has bound this rank to the cores `self`.
-    /// `parent` are the cores of the launcher. Returns `None` if the launcher has not bound the rank.
+    /// `parent` are the launcher's cores. Returns `None` if the launcher has not bound this rank.
     ///
     /// The launcher may have bound each rank to its own cores, or several ranks to the same cores.
     pub fn of_bound_rank(&self, parent: &Self, ranks: usize) -> Option<usize> {
@@ -72,8 +72,8 @@ impl Cores {
         all
     }
 
-    /// Returns the cores of `rank`, which are neighbours. The shares of two ranks differ by at most one core. Returns
-    /// `None` if there are fewer cores than ranks.
+    /// Returns the cores of `rank`, which are neighbours. The numbers of cores of any two ranks differ by at most one.
+    /// Returns `None` if there are fewer cores than ranks.
     pub fn share(&self, rank: usize, ranks: usize) -> Option<Self> {
         let n = self.count();
         (n >= ranks).then(|| Self(self.0[rank * n / ranks..(rank + 1) * n / ranks].to_vec()))

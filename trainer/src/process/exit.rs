@@ -1,8 +1,8 @@
 //! Ends a failed rank in a way that lets the launcher that started it blame the right rank.
 //!
 //! torchrun and DeepSpeed's launcher poll their processes, and blame the first one that has exited. A rank that loses a
-//! peer would exit only milliseconds after the peer, so the launcher could blame it. The rank therefore reports the
-//! failure at once, but waits before it exits.
+//! peer would exit only milliseconds after the peer, so the launcher could blame the wrong rank. The rank therefore
+//! reports the failure at once, but waits before it exits.
 
 use std::fs;
 use std::sync::Arc;
@@ -14,13 +14,14 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 
 /// Names the file from which torchrun reads a rank's error for its report.
 const ERROR_FILE: &str = "TORCHELASTIC_ERROR_FILE";
-/// Longer than the poll interval of DeepSpeed's launcher, which is one second.
+/// How long a rank waits that has lost a peer. This is longer than the poll interval of DeepSpeed's launcher, one
+/// second.
 const WAIT: Duration = Duration::from_secs(3);
 /// The exit status of a rank that has lost a peer.
 const LOST_PEER: u8 = 4;
 
-/// Writes `message` to torchrun's error file, if the environment names one. If this rank has lost a peer, waits until a
-/// polling launcher has had time to notice the lost rank.
+/// Writes `message` to torchrun's error file, if the environment names one. If this rank has lost a peer, waits long
+/// enough for a polling launcher to notice the lost rank first.
 pub fn report_and_wait(message: &str, status: u8) {
     let set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
     let looks = set("TORCHELASTIC_RUN_ID") || set("CROSS_SIZE") && set("LOCAL_SIZE");

@@ -31,15 +31,16 @@ pub const RESTARTED: &str = "ZERO_TRAIN_RESTARTED";
 pub const JOB: &str = "ZERO_TRAIN_JOB";
 /// The cores that the ranks of this host share, if this rank was bound to a part of them.
 static BOUND_FROM: OnceLock<Cores> = OnceLock::new();
-/// Set when the environment contains the values of [`variables`], or values that the user chose instead.
+/// Set on a process whose environment already contains the values of [`variables`], or values that the user chose
+/// instead.
 const READY: &str = "ZERO_TRAIN_READY";
 
 /// The number of the GPU's work queues. Streams that share a queue wait for each other. The default is eight queues,
 /// but a rank has a stream for compute, two for copies, and one for each NCCL connection.
 pub const CONNECTIONS: (&str, &str) = ("CUDA_DEVICE_MAX_CONNECTIONS", "32");
 /// Decides when the driver loads kernels. By default it loads each kernel at the kernel's first launch, and waits for
-/// the GPU meanwhile. With several ranks this can deadlock: the GPU may run a collective that waits for a rank whose
-/// driver is waiting. A single rank keeps the default, so that unused kernels take no memory.
+/// the GPU meanwhile. With several ranks this can deadlock: the GPU may run a collective that waits for another rank,
+/// while that rank's driver waits for the GPU. A single rank keeps the default, so that unused kernels take no memory.
 pub const LOADING: (&str, &str) = ("CUDA_MODULE_LOADING", "EAGER");
 
 /// Prepares the process of a program that uses [`Engine`](crate::Engine) without [`Trainer`](crate::Trainer): sets
@@ -63,9 +64,9 @@ pub fn set_up(config: &Config) -> Result<String, Error> {
 /// variables that the user has set.
 ///
 /// candle allocates large temporaries in every operation. By default the C library maps and unmaps the memory of each
-/// of them, and page faults then take a fifth of a step. With these thresholds the C library keeps the memory. After
-/// each operation, candle's threads spin for about half a millisecond on cores that this crate's threads need, so
-/// another variable makes them sleep sooner.
+/// temporary, and page faults then take a fifth of a step. With these thresholds the C library keeps the memory. After
+/// each operation, candle's threads spin for about half a millisecond on cores that this crate's threads need. Another
+/// variable makes candle's threads sleep sooner.
 #[must_use]
 pub fn variables(threads: usize, ranks: usize) -> Vec<(&'static str, String)> {
     let of_driver = of_driver(ranks).filter(|(name, _)| std::env::var_os(name).is_none());
@@ -111,8 +112,8 @@ pub fn threads(launcher: Option<&Launcher>, local_ranks: usize) -> usize {
     launcher.and_then(|launcher| launcher.threads_per_rank).unwrap_or((cores / local_ranks.max(1)).max(1))
 }
 
-/// Does the same as [`threads`], for a rank that another launcher may have bound to cores. Several ranks may share
-/// these cores.
+/// Does the same as [`threads`], but respects the cores to which another launcher may have bound this rank. Several
+/// ranks may share these cores.
 #[must_use]
 pub fn threads_of_rank(launcher: Option<&Launcher>, local_ranks: usize) -> usize {
     let is_told = launcher.is_some_and(|it| it.threads_per_rank.is_some() || it.bind_core_list.is_some());
@@ -123,8 +124,8 @@ pub fn threads_of_rank(launcher: Option<&Launcher>, local_ranks: usize) -> usize
     bound.map_or_else(|| threads(launcher, local_ranks), |cores| cores.min(quota()))
 }
 
-/// Returns the cores that the ranks of this host may use: the configured cores to which the operating system gives this
-/// process access.
+/// Returns the cores that the ranks of this host may use: those configured cores to which the operating system gives
+/// this process access.
 fn allowed(launcher: &Launcher) -> Cores {
     let all = Cores::allowed();
     match &launcher.bind_core_list {
@@ -165,7 +166,8 @@ pub fn settle(config: &Config, place: &LauncherEnvironment) -> Result<String, Er
     Ok(format!("cores {cores}{missing}: {}, {binding}; {ALLOCATOR}", counted(ranks, threads)))
 }
 
-/// Does the same as [`settle`] for ranks that are threads of this process. They share its pool and are not bound.
+/// Does the same as [`settle`] for ranks that are threads of this process. They share the process's pool and are not
+/// bound to cores.
 pub fn settle_threads(config: &Config) -> String {
     let threads = threads(Some(&config.launcher), config.world_size);
     compute_threads(threads);
@@ -213,8 +215,8 @@ fn bind(launcher: &Launcher, cores: &Cores, threads: usize, place: &LauncherEnvi
     }
 }
 
-/// Creates a pool with one thread per hardware thread of all ranks of this host. One rank uses it for work for which
-/// the others wait.
+/// Creates a pool with one thread per hardware thread of all ranks of this host. One rank uses this pool for work while
+/// the other ranks wait.
 pub(crate) fn pool_of_host() -> Result<ThreadPool, ThreadPoolBuildError> {
     let cores = BOUND_FROM.get();
     let threads = cores.map_or_else(quota, |cores| cores.cpus().len());

@@ -1,4 +1,5 @@
-//! Resident memory of this process as counted by the kernel. Compare it with the rank's tracked bytes.
+//! The resident memory of this process as the kernel counts it, for comparison with the bytes that the rank's ledger
+//! tracks.
 
 use std::fs;
 

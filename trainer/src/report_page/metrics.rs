@@ -1,4 +1,4 @@
-//! Reads `metrics.jsonl`, from which it computes the curves and the totals of a run.
+//! Reads `metrics.jsonl` and computes the curves and the totals of a run from it.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -12,7 +12,7 @@ use super::curve::{Point, curve};
 use super::{damaged, no_run};
 use zero_engine::Error;
 
-/// The fields of a line that the page shows.
+/// The fields of a line of `metrics.jsonl` that the page shows.
 #[derive(Debug, Clone, Deserialize)]
 pub(super) struct Line {
     step: u64,

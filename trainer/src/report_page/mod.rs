@@ -98,7 +98,7 @@ fn run(folder: &Path, name: String) -> Result<Run, Error> {
         "name": name,
         "folder": folder.display().to_string(),
         "finished": report.as_ref().filter(|_| is_current).map(|report| report["finished"].clone()),
-        // While a resumed run trains, its report describes the part before the resume.
+        // While a resumed run trains, `report.json` still describes the part of the run before it resumed.
         "is_report_old": report.is_some() && !is_current,
         "report": report,
         "totals": metrics::totals(&lines),

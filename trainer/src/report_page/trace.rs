@@ -101,7 +101,7 @@ fn middle_step(lanes: &Lanes) -> Option<(f64, f64, usize, usize)> {
         return Some((first, last, 1, 1));
     }
     starts.push(last);
-    // A step ends with its last span; later work, such as an evaluation, is not traced.
+    // A step ends with its last span. Work after the step, such as an evaluation, is not traced.
     let end = |from: f64, to: f64| {
         let of_step = all().filter(|span| span.start >= from && span.start < to);
         of_step.map(|span| span.end.min(to)).fold(from, f64::max)

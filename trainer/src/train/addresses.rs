@@ -33,7 +33,7 @@ pub fn read_addresses() {
 /// Checks the addresses of a configuration without network requests.
 ///
 /// # Errors
-/// Fails at the first address that no store can have, and at an address where only a local path is allowed.
+/// Fails at the first address that no store can have, or at an address in a key that allows only local paths.
 pub(super) fn check(config: &Config) -> Result<(), Error> {
     let check = |key: &str, sources: Option<&[String]>| {
         let mut addresses = sources.unwrap_or_default().iter().filter(|source| zero_config::is_address(source));
@@ -67,7 +67,7 @@ pub(super) fn check(config: &Config) -> Result<(), Error> {
 /// Downloads the weights from which a new run starts. Returns the configuration with their local paths.
 ///
 /// # Errors
-/// Fails if a store fails, or if the watch stops the download.
+/// Fails if a store fails, or if `watch` stops the download.
 pub(super) fn fetch_weights(config: &Config, watch: &dyn Watch) -> Result<Config, Error> {
     let (mut config, download) = (config.clone(), Download::of(watch));
     let of = |key: &'static str| move |error: zero_store::Error| Error::from(remote::failed(error)).named(key, HELP);

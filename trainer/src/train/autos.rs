@@ -1,4 +1,4 @@
-//! Prints the values that replaced `auto` when a run starts.
+//! Formats the values that replaced `auto`, which a run prints when it starts.
 
 use zero_config::Config;
 

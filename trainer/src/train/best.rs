@@ -27,7 +27,7 @@ pub struct BestCheckpoint {
     pub folder: PathBuf,
 }
 
-/// An evaluation that was better than those before it.
+/// An evaluation that was better than all earlier evaluations.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Found {
     step: u64,
@@ -40,7 +40,7 @@ pub(super) struct Best {
     objective: Option<Objective>,
     /// The best evaluation that has a checkpoint.
     saved: Option<Found>,
-    /// A better one, whose checkpoint is not written yet.
+    /// A better evaluation, whose checkpoint is not written yet.
     unsaved: Option<Found>,
     /// The folder of the checkpoints.
     root: PathBuf,
@@ -53,12 +53,13 @@ impl Best {
         Self { objective, saved: None, unsaved: None, root: out.join("checkpoints") }
     }
 
-    /// Checks that the evaluations of the run have the metric.
+    /// Checks that the evaluations of the run have the metric of `training.keep_best`.
     pub(super) fn check<'a>(&self, metrics: &[Metric], sets: impl IntoIterator<Item = &'a str>) -> Result<(), Error> {
         self.objective.as_ref().map_or(Ok(()), |it| it.check("training.keep_best.metric", metrics, sets))
     }
 
-    /// Takes an evaluation and returns whether it is better than all before. A value that is not finite never is.
+    /// Takes an evaluation and returns whether it is better than all earlier evaluations. An evaluation whose value is
+    /// not finite is never better.
     pub(super) fn improves(&mut self, evaluation: &Evaluation) -> bool {
         let Some(objective) = &self.objective else { return false };
         let cost = objective.cost(evaluation);
@@ -79,8 +80,8 @@ impl Best {
         self.unsaved.or(self.saved).map(|found| found.step)
     }
 
-    /// Takes the result of a save and returns whether its checkpoint is the best one. If that of a better evaluation could not
-    /// be written, the one before stays the best.
+    /// Takes the result of a save and returns whether the saved checkpoint is now the best checkpoint. If the
+    /// checkpoint of a better evaluation could not be written, the previous best checkpoint stays the best.
     pub(super) fn ended(&mut self, step: u64, is_saved: bool) -> bool {
         let Some(found) = self.unsaved.take_if(|found| found.step == step) else { return false };
         if is_saved {
@@ -113,7 +114,8 @@ impl Best {
         Ok(())
     }
 
-    /// Makes the link name the checkpoint of a step. Replaced by rename, so that it always names a checkpoint.
+    /// Points the link to the checkpoint of a step. A rename replaces the link, so that it always points to a
+    /// checkpoint.
     pub(super) fn link(&self, step: u64) -> io::Result<()> {
         let temporary = self.root.join(".best");
         remove(&temporary)?;
@@ -161,10 +163,10 @@ mod tests {
         assert!(best.improves(&of(1, 2.0)) && best.ended(1, true));
         assert!(!best.improves(&of(2, f32::NAN)) && !best.improves(&of(3, 2.0)));
         assert!(best.improves(&of(4, 1.0)) && best.step() == Some(4));
-        // Its checkpoint could not be written.
+        // The checkpoint of step 4 could not be written.
         assert!(!best.ended(4, false) && best.step() == Some(1));
         assert!(best.improves(&of(5, 1.5)));
-        // The end of an earlier save does not concern it.
+        // The result of the save of step 4 does not affect the evaluation of step 5.
         assert!(!best.ended(4, true) && best.is_unsaved());
         assert!(best.ended(5, true) && !best.is_unsaved());
         assert_eq!(best.state(), json!({"step": 5, "cost": 1.5}));

@@ -9,7 +9,7 @@ use zero_config::Config;
 use super::options::{Resume, RunOptions};
 use zero_engine::Error;
 
-/// Connects to the other ranks. All of them must have been started with the same configuration and options.
+/// Connects to the other ranks. All ranks must have been started with the same configuration and options.
 ///
 /// # Errors
 /// Fails if the ranks cannot connect, or if their configurations or options differ.

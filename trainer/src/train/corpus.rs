@@ -19,8 +19,8 @@ use zero_engine::format::counted;
 pub(super) struct Corpus {
     pub(super) sampler: Sampler,
     pub(super) eval: Option<Arc<dyn Dataset>>,
-    /// The evaluation data of each data set in `data.datasets`, which are parts of `eval`. Empty without such data
-    /// sets.
+    /// The evaluation data of each data set in `data.datasets`, which are parts of `eval`. Empty without
+    /// `data.datasets`.
     pub(super) eval_sets: Vec<EvalSet>,
     pub(super) extent: Extent,
     pub(super) tokenizer: Tokenizer,
@@ -28,7 +28,8 @@ pub(super) struct Corpus {
     pub(super) vocabulary: Option<usize>,
     /// Lines about the data that the run prints when it starts.
     pub(super) notes: Vec<String>,
-    /// Pairs of the training and evaluation data. The loss needs their log-probabilities under the reference model.
+    /// Pairs of answers in the training and evaluation data. The loss needs the log-probabilities of the answers under
+    /// the reference model.
     pub(super) reference: Vec<Arc<PairDataset>>,
 }
 
@@ -53,7 +54,7 @@ pub(super) struct Sampler {
     /// How the samples of a step are distributed by length. With `None`, each micro-batch gets `rows` consecutive
     /// samples.
     pub(super) token_batches: Option<TokenBatches>,
-    /// Samples per micro-batch if samples are not distributed by length. Samples per step.
+    /// Number of samples per micro-batch if samples are not distributed by length, and number of samples per step.
     pub(super) rows: usize,
     pub(super) batch_sizes: BatchSizes,
 }
@@ -77,7 +78,7 @@ impl Sampler {
         Ok(token_batches.deal(&(0..count).map(length).collect::<Result<Vec<_>, _>>()?))
     }
 
-    /// Loads a micro-batch of a step, given as one element of the result of [`deal`](Self::deal).
+    /// Loads a micro-batch of a step. `dealt` is one element of the result of [`deal`](Self::deal).
     ///
     /// # Errors
     /// Fails if the data set fails.
@@ -196,7 +197,7 @@ impl Corpus {
         Self::new(config, (train, eval), order, extent, vec![])
     }
 
-    /// Continues with the data sets at the state of a checkpoint, which was saved at sample `position`.
+    /// Restores the positions in the data sets from the state of a checkpoint that was saved at sample `position`.
     pub(super) fn restore(&mut self, state: &Value, position: u64, config: &Config) {
         if let Some(mixing) = &mut self.sampler.mixing {
             let used = |per_epoch| samples_per_epoch(per_epoch, config).unwrap_or(per_epoch);
@@ -209,8 +210,7 @@ impl Corpus {
         self.sampler.batch(position, rows)
     }
 
-    /// Loads `rows` evaluation samples in the order of the data set, and starts again at the first sample after the
-    /// last one.
+    /// Loads `rows` evaluation samples in the order of the data set. After the last sample, continues with the first.
     pub(super) fn evaluation_batch(&self, eval: &dyn Dataset, position: u64, rows: usize) -> Result<Batch, Error> {
         let n = eval.len() as u64;
         batch(eval, &(0..rows as u64).map(|row| ((position + row) % n) as usize).collect::<Vec<_>>())
@@ -237,7 +237,7 @@ pub(super) fn evaluates_on(config: &Config, eval: Option<&Arc<dyn Dataset>>, hel
 }
 
 /// Returns the number of samples used per epoch. With `dataloader_drop_last`, only whole batches of `train_batch_size`
-/// are used. Without it, and while the batch size grows, a batch may span two epochs.
+/// are used. Without `dataloader_drop_last`, and while the batch size grows, a batch may span two epochs.
 fn samples_per_epoch(samples: u64, config: &Config) -> Result<u64, Error> {
     let whole = samples - samples % config.train_batch_size as u64;
     match (config.dataloader_drop_last, whole) {

@@ -20,10 +20,10 @@ pub struct PreparedData {
     pub new: usize,
     /// Number of files that were already in the cache.
     pub cached: usize,
-    /// Number of files that each start tokenizes in memory, because all files together are small.
+    /// Number of files that each run tokenizes in memory, because all files together are small.
     pub in_memory: usize,
-    /// Number of documents in all these files. A conversation counts as a document, and so does an answer with its
-    /// prompt.
+    /// Number of documents in all these files. A conversation counts as one document, and an answer with its prompt
+    /// counts as one document.
     pub documents: u64,
     /// Number of tokens in all these files, including the separators between documents.
     pub tokens: u64,
@@ -45,7 +45,7 @@ pub struct DataStats {
     pub duplicates: u64,
     /// Share of positions that are padding.
     pub padding: f64,
-    /// Describes how many samples are cut, padded or left out. `None` if there is nothing to describe.
+    /// Describes how many samples are truncated, padded or left out. `None` if there is nothing to describe.
     pub description: Option<String>,
 }
 
@@ -134,7 +134,7 @@ pub fn data_stats(config: &Config) -> Result<Vec<DataStats>, Error> {
     opened.into_iter().map(stats).collect()
 }
 
-/// Reads all data of a configuration and checks them. Returns the name and the number of samples of each data set.
+/// Reads and checks all data of a configuration. Returns the name and the number of samples of each data set.
 ///
 /// # Errors
 /// Fails at the first problem and reports its position. Returns [`Error::Interrupted`] after a signal.
@@ -162,7 +162,7 @@ enum Data {
 /// Opens the training data and, if configured, the evaluation data.
 fn opened(config: &Config, requests: &Requests) -> Result<Vec<(&'static str, Data)>, Error> {
     let watch = Preparing::of_command(requests);
-    // Opening tables does not check for signals, so they are checked afterwards.
+    // Opening tables does not check for signals, so signals are checked afterwards.
     let opened = open(config, &watch).and_then(|opened| watch.goes_on().map(|()| opened).map_err(Error::from));
     opened.map_err(|error| interrupted(error, requests))
 }
@@ -220,8 +220,8 @@ mod tests {
         assert_eq!((one.min, one.median, one.p99, one.max), (7, 7, 7, 7));
     }
 
-    /// Compares statistics from memory and from the cache. One file is large, because the limit for the cache cannot be
-    /// configured.
+    /// Tests the statistics of data in memory and in the cache. One file is large, because the minimum size for the
+    /// cache cannot be configured.
     #[test]
     fn documents_are_counted_in_memory_and_in_the_cache() {
         let folder = tempfile::tempdir().unwrap();

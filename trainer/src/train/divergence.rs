@@ -14,10 +14,10 @@ pub(super) struct Divergence {
     nonfinite: Nonfinite,
     max_skipped: u64,
     spikes: Option<Spikes>,
-    /// Whether `fp16` scales the loss dynamically. Overflows are then expected; they only lower the loss scale.
+    /// Whether `fp16` scales the loss dynamically. Overflows are then expected and only lower the loss scale.
     rescales: bool,
-    /// Finite norms of the latest steps. They include spikes, so a norm that stays high is no longer a spike after half
-    /// a window.
+    /// Finite norms of the latest steps, including spikes. If the norm stays high for half a window, it therefore no
+    /// longer counts as a spike.
     norms: VecDeque<f64>,
     skipped_in_a_row: u64,
 }

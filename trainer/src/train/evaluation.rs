@@ -10,7 +10,7 @@ use zero_engine::MeanLoss;
 /// Number of micro-batches per pass through the pipeline when all samples are evaluated.
 pub(super) const IN_A_ROW: usize = 16;
 
-/// The result of an evaluation; the same on every rank.
+/// The result of an evaluation. It is the same on every rank.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Evaluation {
     /// The step after which the evaluation ran.
@@ -98,7 +98,7 @@ fn of_weights(
         return Ok(Evaluation { step, loss: sampled.loss(), metrics: vec![], by_dataset, samples });
     }
     let totals = engine.sum_exactly(&sums.into_sums())?;
-    // Ranks that share a sequence or split its layers have each counted the sequence.
+    // Each rank of a context or tensor group has counted the same sequence, so the sum is divided by the group sizes.
     let samples = totals[2] as usize / (engine.config().context_size() * engine.config().tensor_size());
     let loss = totals[0] / totals[1];
     if totals[1] == 0.0 {
@@ -157,7 +157,7 @@ fn no_targets() -> Error {
 
 /// Evaluates every sample once. Each replica runs whole micro-batches. In the last round, some replicas have a smaller
 /// micro-batch or none. A replica without samples runs a micro-batch that does not count, because the other ranks
-/// cannot gather their layers without it.
+/// cannot gather their layers without this replica.
 fn all(
     engine: &mut Engine,
     corpus: &Corpus,

@@ -16,14 +16,14 @@ use zero_engine::format::counted;
 pub(super) struct Files {
     pub(super) folder: Folder,
     pub(super) monitors: Monitors,
-    /// Number of consecutive steps up to now that could not be logged.
+    /// Number of consecutive steps, up to the latest step, that could not be logged.
     missing: u64,
 }
 
 impl Files {
     /// Opens the run's folder. With `goes_on`, the run continues in the folder; otherwise an earlier run there is moved
     /// aside. Takes the folder's lock, which the engine's saves use too. `logged` tells whether the run resumed or
-    /// continues in its folder; the monitors then already have its samples.
+    /// continues in its folder. In these cases, the monitors already have the run's earlier samples.
     pub(super) fn open(
         engine: &mut Engine,
         out: &Path,
@@ -56,8 +56,8 @@ impl Files {
         Ok(Self { folder, monitors, missing: 0 })
     }
 
-    /// Handles the result of logging a step. A full disk does not end training: one warning reports the first lost
-    /// line, and another warning reports that logging works again.
+    /// Handles the result of logging a step. A full disk does not end training. One warning reports the first lost
+    /// line, and a second warning reports that logging works again.
     pub(super) fn log(&mut self, step: u64, written: Result<(), Error>, progress: &Progress) -> Result<(), Error> {
         match written {
             Ok(()) if self.missing > 0 => {

@@ -1,4 +1,4 @@
-//! Lets rank 0 alone look at a disk or a store, so that all ranks decide alike.
+//! Lets only rank 0 look at a disk or a store, so that all ranks make the same decision.
 
 use zero_checkpoint::patiently;
 use zero_comm::{Buffer, Communicator};

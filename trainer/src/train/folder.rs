@@ -29,7 +29,7 @@ impl Folder {
         Ok((Self { path: path.to_path_buf(), metrics }, moved))
     }
 
-    /// Opens the folder of a run that resumes after `step`. Drops metrics of later steps.
+    /// Opens the folder of a run that resumes after `step`. Drops the metrics of steps after `step`.
     pub(super) fn resume(path: &Path, step: u64) -> Result<Self, Error> {
         fs::create_dir_all(path).map_err(Error::io(path))?;
         let file = path.join("metrics.jsonl");
@@ -43,7 +43,7 @@ impl Folder {
         &self.path
     }
 
-    /// Appends a line to `metrics.jsonl`, as a whole or not at all.
+    /// Appends a line to `metrics.jsonl`, completely or not at all.
     pub(super) fn metrics(&mut self, line: &Value) -> Result<(), Error> {
         self.metrics.append(format!("{line}\n").as_bytes())
     }
@@ -61,7 +61,7 @@ impl Folder {
         self.write("trace.json", trace.as_bytes())
     }
 
-    /// Marks the folder with the launcher's job and the restarts so far. Without a job, removes the mark.
+    /// Writes the launcher's job and the restarts so far to the folder's mark. Without a job, removes the mark.
     pub(super) fn mark(&self, job: Option<&str>, restarts: &Restarts) -> Result<(), Error> {
         match job {
             Some(job) => self.write(JOB, format!("{job}\n{}", restarts.to_json()).as_bytes()),
@@ -78,7 +78,7 @@ impl Folder {
     }
 }
 
-/// Returns the launcher's job in the mark of a folder, and the restarts at the time of marking.
+/// Returns the launcher's job and the restarts that the mark of a folder names.
 pub(super) fn job_of(path: &Path) -> Option<(String, Restarts)> {
     let text = fs::read_to_string(path.join(JOB)).ok()?;
     let (job, restarts) = text.split_once('\n')?;

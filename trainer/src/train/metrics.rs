@@ -51,7 +51,7 @@ impl Metric {
     /// Checks that the model and the evaluation data have the outputs and targets that the metric uses.
     ///
     /// # Errors
-    /// Fails if an output or target is missing; the error lists the available names.
+    /// Fails if an output or target is missing. The error lists the available names.
     pub(super) fn check(&self, model: &Signature, batch: &Batch) -> std::result::Result<(), Error> {
         let refused = |message: String, help: String| {
             Err(Error::setting("Trainer::metric", format!("the metric `{}` takes {message}", self.name), help))
@@ -98,8 +98,8 @@ pub(super) struct Sums {
 /// Checks that metrics receive whole sequences.
 ///
 /// # Errors
-/// Fails if ranks share sequences, and names the first metric: a function of slices is not the function of the
-/// sequence.
+/// Fails if ranks share sequences, because the metric of a slice differs from the metric of the whole sequence. The
+/// error names the first metric.
 pub(super) fn check(config: &zero_config::Config, metrics: &[Metric]) -> std::result::Result<(), Error> {
     match metrics.first() {
         Some(metric) if config.context_size() > 1 => {

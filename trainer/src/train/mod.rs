@@ -275,7 +275,7 @@ pub fn refuse(config: &Config) -> Result<(), Error> {
 
 /// Checks whether ranks can start with a configuration on this machine, without reading the data. In addition to the
 /// checks of [`refuse`], the network interface must exist, pretrained weights must fit the model, and the disks must
-/// have enough space. Returns the plan. If the vocabulary depends on the data, the plan assumes one token.
+/// have enough space. Returns the plan. A vocabulary that depends on the data counts as one token.
 ///
 /// # Errors
 /// Returns the same errors as [`plan`].
@@ -308,7 +308,7 @@ fn planned(config: &Config) -> Result<Plan, Error> {
     Plan::new(with_total_steps(config.clone(), 1), layers(config)?)
 }
 
-/// Builds the configured model. If the vocabulary depends on the data, it has one token; this does not affect whether
+/// Builds the configured model. A vocabulary that depends on the data gets one token. Its size does not affect whether
 /// the layers fit together.
 fn layers(config: &Config) -> Result<Layers, Error> {
     let vocabulary = match &config.model {

@@ -57,7 +57,7 @@ mod tests {
         scale.add(GradientNoise { signal: 2.0, noise: 6.0 });
         assert_eq!(scale.samples(), Some(3.0));
         scale.add(GradientNoise { signal: -4.0, noise: 6.0 });
-        // The newer of two steps counts twice.
+        // The newer step has twice the weight of the older step.
         assert_eq!(scale.samples(), None);
         scale.add(GradientNoise { signal: 4.0, noise: 6.0 });
         let mut restored = NoiseScale::new(0.5);

@@ -1,4 +1,4 @@
-//! The value by which evaluations are compared: their loss or a metric, of which the lower or the higher is better.
+//! Compares evaluations by their loss or a metric. The configuration sets whether lower or higher values are better.
 
 use zero_config::StopMode;
 
@@ -21,8 +21,8 @@ impl Objective {
         Self { metric: metric.into(), mode }
     }
 
-    /// Checks that the metric is the loss, one of `metrics`, or the loss of one of the data sets `sets`. `key` names it in
-    /// the error.
+    /// Checks that the metric is the loss, one of `metrics`, or the loss of one of the data sets `sets`. The error
+    /// names the configuration key `key`.
     pub(super) fn check<'a>(
         &self,
         key: &'static str,
@@ -38,7 +38,8 @@ impl Objective {
         Err(Error::setting(key, format!("unknown metric `{}`", self.metric), format!("name one of these: {known}")))
     }
 
-    /// Returns the value of an evaluation, negated if the higher is better. NaN if the evaluation has no such metric.
+    /// Returns the value of an evaluation, negated if higher values are better. Returns NaN if the evaluation does not
+    /// have the metric.
     pub(super) fn cost(&self, evaluation: &Evaluation) -> f64 {
         let value = match self.metric.as_str() {
             LOSS => f64::from(evaluation.loss),
@@ -57,7 +58,7 @@ impl Objective {
         if self.metric == LOSS { "evaluation loss" } else { &self.metric }
     }
 
-    /// Returns where a better value lies in comparison with the best one, for messages.
+    /// Returns on which side of the best value a better value would be, `above` or `below`, for messages.
     pub(super) fn than(&self) -> &'static str {
         if self.mode == StopMode::Max { "above" } else { "below" }
     }

@@ -11,7 +11,8 @@ pub enum Resume {
     /// The newest checkpoint in the run's own folder or, without one, in its `training.checkpoint_store`. If neither
     /// has a checkpoint, a new run starts.
     Auto,
-    /// The checkpoint in this folder or at this address of a store. For a run's folder, its newest checkpoint.
+    /// The checkpoint in this folder or at this address of a store. If it is a run's folder, the run's newest
+    /// checkpoint.
     From(PathBuf),
 }
 
@@ -38,6 +39,6 @@ pub struct RunOptions {
 pub enum Finished {
     /// The run completed, or stopped early.
     Done,
-    /// This signal stopped the run after a checkpoint was saved.
+    /// This signal stopped the run, after the run had saved a checkpoint.
     Stopped(i32),
 }

@@ -16,8 +16,8 @@ use zero_engine::{Batch, Error};
 use super::corpus::Sampler;
 use super::token_batches::Dealt;
 
-/// The result of loading a micro-batch. A panic of the data set is included; it continues on the thread that requests
-/// the micro-batch.
+/// The result of loading a micro-batch. If the data set panics, this is the panic. It continues on the thread that
+/// requests the micro-batch.
 type Loaded = thread::Result<Result<Batch, Error>>;
 
 /// The step of a micro-batch, the step's first position in the run, and the index of the micro-batch in the step.
@@ -51,14 +51,14 @@ pub(super) struct Prefetcher {
     next: Option<(Arc<StepBatch>, usize)>,
     /// The micro-batches that are being loaded or were loaded ahead.
     queue: VecDeque<(Place, Receiver<Loaded>)>,
-    /// How long the current step has waited.
+    /// How long the current step has waited for its micro-batches.
     waited: Duration,
     workers: Workers,
 }
 
 impl Prefetcher {
-    /// Creates a loader with `workers` threads that each load `factor` micro-batches ahead. Without threads, nothing is
-    /// loaded ahead. The run ends before sample `end`.
+    /// Creates a loader with `workers` threads that each load `factor` micro-batches ahead. Without threads, it loads
+    /// nothing ahead. The run ends before sample `end`.
     pub(super) fn new(sampler: Sampler, (workers, factor): (usize, usize), end: u64) -> Self {
         let workers = Workers::new(workers, &sampler);
         Self {
@@ -149,7 +149,7 @@ impl Prefetcher {
     }
 }
 
-/// Threads that load micro-batches. They end when this is dropped.
+/// Threads that load micro-batches. They end when `Workers` is dropped.
 struct Workers {
     jobs: Option<Sender<Job>>,
     threads: Vec<JoinHandle<()>>,
@@ -271,7 +271,7 @@ mod tests {
         assert_eq!((first(loader.load(0)), first(loader.load(1))), (0, 2));
         loader.begin(2, 8).unwrap();
         assert_eq!((first(loader.load(0)), first(loader.load(1))), (8, 10));
-        // First some samples are skipped, and then the order changes.
+        // Step 3 skips some samples, and from step 4 on the order of the requests changes.
         loader.begin(3, 40).unwrap();
         assert_eq!((first(loader.load(0)), first(loader.load(1))), (40, 42));
         loader.begin(4, 48).unwrap();

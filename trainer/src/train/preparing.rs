@@ -9,7 +9,7 @@ use super::signals::Requests;
 use crate::data::{Phase, Watch};
 use zero_engine::format::bytes;
 
-/// Minimum time between two lines.
+/// Minimum time between two lines of progress.
 const PAUSE: Duration = Duration::from_secs(5);
 
 /// Shows the progress of a rank, or of a command without ranks, while it opens its data.

@@ -20,7 +20,7 @@ pub enum Output {
 }
 
 impl Output {
-    /// Returns the output for a log level. Progress counts as information.
+    /// Returns the output for a log level. A log level that hides information also hides progress.
     #[must_use]
     pub fn at(self, level: LogLevel) -> Self {
         if level < LogLevel::Info { Self::Quiet } else { self }
@@ -120,8 +120,7 @@ pub(super) fn seconds(duration: Duration) -> String {
     }
 }
 
-/// Prints a line. Errors are ignored, because training must continue after the reader of a pipe, such as `head`, has
-/// exited.
+/// Prints a line. Ignores errors, so that training continues after the reader of a pipe, such as `head`, has exited.
 pub(super) fn show(line: &str) {
     let _ = writeln!(std::io::stdout(), "{line}");
 }

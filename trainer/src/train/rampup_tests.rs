@@ -1,4 +1,4 @@
-//! Runs whose batch size grows (`training.rampup_batch_size`), on ranks that are threads.
+//! Tests runs whose batch size grows (`training.rampup_batch_size`), on ranks that are threads.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex};

@@ -1,7 +1,7 @@
 //! Computes the log-probabilities of both answers of each pair under the reference model. The reference is the model at
 //! the start of training.
 //!
-//! They are computed once, before the first step, and kept in the run's folder. A resumed run reads them from there,
+//! They are computed once, before the first step, and kept in the run's folder. A resumed run reads them from a file,
 //! because its model is no longer the reference.
 
 use std::collections::HashMap;
@@ -68,7 +68,7 @@ fn name(pairs: &PairDataset) -> Result<String, Error> {
     Ok(format!("pairs-{:08x}", pairs.checksum()?))
 }
 
-/// Evaluates every pair once. In the last round, replicas without a pair run one that does not count.
+/// Evaluates every pair once. In the last round, replicas without a remaining pair run a pair whose result is not used.
 fn compute(engine: &mut Engine, corpus: &Corpus, pairs: &PairDataset) -> Result<Vec<[f32; 2]>, Error> {
     let rows = engine.config().train_micro_batch_size_per_gpu;
     let (count, replica, replicas) = (pairs.len(), engine.replica(), engine.replicas());

@@ -17,7 +17,7 @@ pub struct Restart {
     pub reason: String,
     /// Number of ranks after the restart.
     pub ranks: usize,
-    /// The step after which training resumed. 0 if there was no checkpoint.
+    /// The step after which training resumed, or 0 if there was no checkpoint.
     pub step: u64,
 }
 
@@ -27,7 +27,7 @@ pub struct Restarts {
     /// The restarts in chronological order.
     pub restarts: Vec<Restart>,
     /// Checkpoints of earlier attempts, by step, with the newest last. The run resumes from the newest intact
-    /// checkpoint. Without one, it begins where the first attempt began.
+    /// checkpoint. Without an intact checkpoint, it begins where the first attempt began.
     pub from: Vec<(u64, PathBuf)>,
     /// Whether the run's folder belongs to an earlier attempt, so that it must not be moved aside.
     pub keeps_folder: bool,

@@ -13,7 +13,7 @@ use zero_model::zoo::POSITION_IDS;
 /// Returns the reason why `training.sample` cannot generate text. Returns `None` if it can, or if it is not set.
 ///
 /// # Errors
-/// Fails if the tokenizer cannot encode the prompt. This is checked before training, so that no training time is lost.
+/// Fails if the tokenizer cannot encode the prompt. Called before training, so that no training time is lost.
 pub(super) fn missing(config: &Config, corpus: &Corpus) -> Result<Option<&'static str>, Error> {
     let Some(sample) = &config.training.sample else { return Ok(None) };
     if config.preference.is_some() {
@@ -54,8 +54,8 @@ pub(super) fn generate(
     let top_k = sample.top_k.map(|k| k.max(1));
     let sampling = Sampling { temperature: sample.temperature, top_k, ..Sampling::default() };
     let random = Stream::new(engine.config().training.seed, "sample", 0);
-    // Ranks that split layers have slices of the same length. Tokens after the window do not affect the tokens before
-    // it.
+    // Ranks that split layers have slices of the same length, so the window is padded. The padding comes after the
+    // window and does not affect it.
     let parts = engine.config().tensor_size();
     let longest = (longest / parts * parts).max(parts);
     for index in 0..sample.tokens {

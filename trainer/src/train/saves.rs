@@ -34,7 +34,7 @@ impl Saves {
         Self { root: out.join("checkpoints"), begun: None, newest: from, best, uploads }
     }
 
-    /// Takes an evaluation, and returns whether the checkpoint of its step must be saved because it is the best so far. A
+    /// Takes an evaluation, and returns whether a checkpoint must be saved because the evaluation is the best so far. A
     /// collective.
     pub(super) fn improves(
         &mut self,
@@ -42,7 +42,7 @@ impl Saves {
         evaluation: &Evaluation,
         progress: &Progress,
     ) -> Result<bool, Error> {
-        // What to compare with is known once the checkpoint of the last better evaluation is written.
+        // The best evaluation is known only after the checkpoint of the last better evaluation is written.
         if self.best.is_unsaved() {
             engine.finish_save()?;
             self.look(engine, progress)?;
@@ -99,7 +99,7 @@ impl Saves {
         Ok(folder)
     }
 
-    /// Takes a checkpoint that is written.
+    /// Handles a written checkpoint: links it if it is the best, and starts its upload.
     fn saved(&mut self, engine: &Engine, step: u64, folder: &Path, progress: &Progress) {
         self.newest = Some(step);
         if self.best.ended(step, true)
@@ -114,7 +114,7 @@ impl Saves {
         }
     }
 
-    /// Waits until the checkpoints are in the store, if there is one. A signal ends the wait and the process: this is
+    /// Waits until the checkpoints are in the store, if there is one. A signal ends the wait and the process. This is
     /// safe, because all checkpoints are on disk. A collective.
     pub(super) fn finish(&mut self, engine: &Engine, requests: &Requests, progress: &Progress) -> Result<(), Error> {
         if engine.config().training.checkpoint_store.is_none() {
@@ -145,8 +145,8 @@ impl Saves {
         }
     }
 
-    /// Describes the cost of stopping by a signal: the bytes of a checkpoint, and the time to write it. The estimate is
-    /// based on a small test write of this rank.
+    /// Describes the cost of stopping by a signal: the bytes of a checkpoint, and the time to write it. The time is
+    /// estimated from a small test write of this rank.
     pub(super) fn foretell(&self, engine: &Engine) -> String {
         let (layout, widths) = (engine.zero().layout(), engine.zero().widths());
         let total = layout.checkpoint_bytes(&widths);

@@ -41,7 +41,7 @@ pub struct ShownPart {
 pub struct ShownData {
     /// Number of samples in the data set.
     pub samples: usize,
-    /// Describes how many samples are cut, padded or left out. `None` if there is nothing to describe.
+    /// Describes how many samples are truncated, padded or left out. `None` if there is nothing to describe.
     pub description: Option<String>,
     /// The requested samples.
     pub shown: Vec<ShownSample>,

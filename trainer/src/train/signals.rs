@@ -5,8 +5,8 @@ use std::sync::{Arc, LazyLock};
 
 use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
 
-/// Whether this process was asked to save a checkpoint. The flag belongs to the process, because a signal may arrive
-/// before the run begins.
+/// Whether this process was asked to save a checkpoint. The flag is global, because a signal may arrive before the run
+/// begins.
 static SAVE: LazyLock<Arc<AtomicBool>> = LazyLock::new(|| {
     let asked = Arc::new(AtomicBool::new(false));
     // If a handler cannot be installed, the signal keeps its default action.
@@ -14,9 +14,9 @@ static SAVE: LazyLock<Arc<AtomicBool>> = LazyLock::new(|| {
     asked
 });
 
-/// Installs a handler for SIGUSR1: a run then saves a checkpoint after its next step and continues. Without a handler,
-/// the signal would end the process. [`train`](super::train) calls this function itself; a program that starts slowly
-/// should call it first.
+/// Installs a handler for SIGUSR1. A run that receives this signal saves a checkpoint after its next step and
+/// continues. Without a handler, the signal would end the process. [`train`](super::train) calls this function itself;
+/// a program that starts slowly should call it first.
 pub fn note_save_requests() {
     LazyLock::force(&SAVE);
 }
@@ -53,7 +53,7 @@ impl Requests {
         requests
     }
 
-    /// Lets the next signal end the process. From now on, a signal cannot leave unfinished work.
+    /// Lets the next signal end the process. Call it when no unfinished work is left that a signal could interrupt.
     pub(super) fn end_at_once(&self) {
         self.ends.store(true, Ordering::Relaxed);
     }

@@ -23,8 +23,8 @@ pub(crate) type Datasets = (Arc<dyn Dataset>, Option<Arc<dyn Dataset>>);
 type OnStep<'a> = Box<dyn FnMut(&StepInfo) + 'a>;
 type OnEvaluation<'a> = Box<dyn FnMut(&Evaluation) + 'a>;
 
-/// The model, data, metrics and callbacks that the program supplies. `zero-train` supplies none of them: its model and
-/// data are configured.
+/// The model, data, metrics and callbacks that the program supplies. The program `zero-train` supplies none of them,
+/// because its configuration describes the model and the data.
 pub(crate) struct Task<'a> {
     pub(crate) layers: Option<Layers>,
     pub(crate) optimizer: Option<Arc<dyn CustomOptimizer>>,
@@ -145,7 +145,7 @@ impl StepInfo {
     }
 }
 
-/// The outcome of a run that ended without an error; the same on every rank.
+/// The outcome of a run that ended without an error. It is the same on every rank.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Summary {
     /// How the run ended.

@@ -1,9 +1,9 @@
 //! Distributes the samples of a step to micro-batches by length, to reduce padding.
 //!
 //! Each step has the same samples as without `data.max_tokens`. They are sorted by length, and each micro-batch is as
-//! long as its longest sample. The positions of a micro-batch are the number of its samples times that length, and do
-//! not exceed `data.max_tokens`. A step has as few micro-batches as possible, with about the same number of positions
-//! each.
+//! long as its longest sample. The number of positions of a micro-batch is the number of its samples times this length.
+//! It does not exceed `data.max_tokens`. A step has as few micro-batches as possible, with about the same number of
+//! positions each.
 
 use zero_config::Config;
 
@@ -32,7 +32,7 @@ pub(super) struct TokenBatches {
     max_tokens: usize,
     /// Number of tokens of a whole sample.
     whole: usize,
-    /// The number of micro-batches is a multiple of this.
+    /// The number of micro-batches is a multiple of this number.
     multiple: usize,
     /// The number of micro-batches, if it must be the same in every step.
     count: Option<usize>,

@@ -20,7 +20,7 @@ const TOLERANCE: f64 = 1e-5;
 /// The tolerance if parameters, activations and gradients are rounded to bf16, or if collectives send 8-bit or 4-bit
 /// quantized values.
 const TOLERANCE_BF16: f64 = 2e-2;
-/// The tolerance for f16, whose unit in the last place is an eighth of bf16's.
+/// The tolerance for f16. Its unit in the last place is an eighth of that of bf16.
 const TOLERANCE_F16: f64 = 2.5e-3;
 
 pub(super) fn verify(
@@ -56,7 +56,7 @@ fn losses(engine: &mut Engine, corpus: &Corpus, steps: u64) -> Result<Vec<f32>, 
     Ok(losses)
 }
 
-/// Repeats the training of all ranks on one rank, prints both losses, and returns whether they agree.
+/// Repeats the training of all ranks on one rank, prints the losses of both runs, and returns whether they agree.
 fn compare(config: &Config, corpus: &Corpus, ours: &[f32], output: Output) -> Result<bool, Error> {
     let mut alone = config.clone();
     alone.world_size = 1;
@@ -68,7 +68,7 @@ fn compare(config: &Config, corpus: &Corpus, ours: &[f32], output: Output) -> Re
     alone.pipeline.schedule = PipelineSchedule::OneFOneB;
     alone.gradient_accumulation_steps = config.gradient_accumulation_steps * config.data_parallel_size();
     alone.zero.stage = ZeroStage::Zero;
-    // Stage 0 does not quantize what it sends.
+    // The comparison at stage 0 does not quantize what it sends.
     let sends_codes = config.zero.sends_codes();
     let layers = configured_model::from_config(config, corpus.vocabulary)?;
     let comm = threads(1, &Options::default()).remove(0);

@@ -32,12 +32,13 @@ use arguments::Arguments;
 /// # Ok::<(), zero_train::Error>(())
 /// ```
 ///
-/// Every process is one rank and runs the same program. `PROGRAM -n 4` starts four ranks on this machine, and a launcher
-/// starts them on several hosts (`zero-train launch --nnodes 2 PROGRAM`, torchrun, mpirun, srun). With
+/// Every process is one rank and runs the same program. `PROGRAM -n 4` starts four ranks on this machine. A launcher
+/// starts ranks on several hosts (`zero-train launch --nnodes 2 PROGRAM`, torchrun, mpirun, srun). With
 /// `launcher.max_restarts`, all ranks are restarted after one dies, and the run resumes from its newest checkpoint.
 ///
 /// Without [`Trainer::model`], the trainer builds the model of the configuration's `model` section. Without
-/// [`Trainer::data`], it opens the files of the `data` section. Giving both the call and the section is an error.
+/// [`Trainer::data`], it opens the files of the `data` section. If the program calls the function and the configuration
+/// has the section, `fit` returns an error.
 #[must_use = "a trainer does nothing before `fit`"]
 pub struct Trainer<'a> {
     config: Config,
@@ -46,7 +47,7 @@ pub struct Trainer<'a> {
     comm: Option<Arc<dyn Communicator>>,
     /// Lines about the process, which rank 0 prints.
     said: Vec<String>,
-    /// The first mistake in the calls so far; [`fit`](Self::fit) returns it.
+    /// The first mistake in the calls so far. [`fit`](Self::fit) returns it.
     mistake: Option<Error>,
 }
 
@@ -66,13 +67,14 @@ impl<'a> Trainer<'a> {
     /// have ended.
     ///
     /// # Errors
-    /// Fails on unknown arguments, mistakes in the configuration, and an inconsistent launcher's environment.
+    /// Fails on unknown arguments, on mistakes in the configuration, and if the launcher's environment is inconsistent.
     pub fn from_args() -> Result<Self, Error> {
         Self::read(std::env::args_os().skip(1), None)
     }
 
     /// Creates a trainer as [`Trainer::from_args`] does. `text` is a configuration in the program, which `--config` and
-    /// `--set` override. Messages call it `name`, and the run's folder is `name` without its extension.
+    /// `--set` override. Messages refer to this configuration as `name`, and the run's folder is `name` without its
+    /// extension.
     ///
     /// # Errors
     /// Returns the same errors as [`Trainer::from_args`].
@@ -126,7 +128,7 @@ impl<'a> Trainer<'a> {
     }
 
     /// Sets the optimizer of a configuration whose `optimizer.type` is `Custom`. `lr` and `weight_decay` in its
-    /// `params`, schedules and `training.param_groups` apply to it too.
+    /// `params`, schedules and `training.param_groups` also apply to this optimizer.
     pub fn optimizer(mut self, optimizer: impl CustomOptimizer + 'static) -> Self {
         self.task.optimizer = Some(Arc::new(optimizer));
         self
@@ -145,7 +147,7 @@ impl<'a> Trainer<'a> {
         self
     }
 
-    /// Sets whether samples are shuffled in each epoch; the default is `true`. The shuffled order depends only on the
+    /// Sets whether samples are shuffled in each epoch. The default is `true`. The shuffled order depends only on the
     /// seed and the epoch. For data in the configuration's `data` section, `data.shuffle` decides instead.
     pub fn shuffle(mut self, shuffle: bool) -> Self {
         self.task.shuffle = shuffle;
@@ -258,7 +260,7 @@ impl<'a> Trainer<'a> {
         // Processes have already compared their configurations when they connected.
         let agreed = if is_a_process { Ok(config) } else { zero_engine::comm_options::agreed(&config, &*comm) };
         agreed.and_then(|config| train::fit(&config, &options, &comm, task)).inspect_err(|error| {
-            // Otherwise the other ranks would wait until their deadline passes.
+            // Without `abort`, the other ranks would wait until their deadline passes.
             comm.abort(&error.to_string());
             if is_a_process {
                 process::report_and_wait(&error.to_string(), error.exit_status());

@@ -9,8 +9,8 @@ use crate::process;
 use crate::process::launch::{Before, Job, Recovery, Team, launch, one_a_gpu, same_batch, unchanged};
 
 /// Returns the number of ranks to start, if this process was started alone and several ranks are requested. Returns
-/// `None` if this process should train itself. `asked` is the number on the command line, and `otherwise` returns the
-/// number that is used without it.
+/// `None` if this process should train itself. `asked` is the number on the command line, if it names one. Otherwise
+/// the function `otherwise` returns the number.
 ///
 /// # Errors
 /// Fails if `-n` differs from the number of ranks that another launcher has started.
@@ -23,7 +23,7 @@ pub(super) fn to_start(
         return Ok(asked.or_else(otherwise).filter(|&ranks| ranks != 1));
     }
     match asked {
-        // After a restart, there may be fewer ranks than on the command line.
+        // After a restart, there may be fewer ranks than the command line requests.
         Some(ranks) if ranks != place.world_size && !process::launched_by_us() => {
             let started = counted(place.world_size, "rank", "ranks");
             let message =

@@ -210,7 +210,7 @@ fn only_a_process_that_was_started_alone_starts_ranks() {
     assert!(error.contains("the option asks for 3 ranks, but the launcher started 2 ranks"), "{error}");
 }
 
-/// A program without `-n` starts the same number of ranks as `zero-train`.
+/// Without `-n`, a program starts the same number of ranks as `zero-train` does.
 #[test]
 fn without_a_number_the_configuration_decides_how_many_ranks_start() {
     for (text, ranks) in [
@@ -228,8 +228,8 @@ fn without_a_number_the_configuration_decides_how_many_ranks_start() {
     }
 }
 
-/// The order of samples, the position in it and the loader use no memory per sample. One byte per sample would be a
-/// petabyte here.
+/// The order of samples, the position in this order and the loader use no memory per sample. One byte per sample would
+/// add up to a petabyte.
 #[test]
 fn the_number_of_samples_costs_no_memory() {
     const SAMPLES: usize = 1_000_000_000_000_000;

@@ -1,4 +1,4 @@
-//! Compares ranks on GPUs that cut layers and sequences among them with ranks on the CPU that do the same.
+//! Splits layers and sequences among ranks on GPUs, and compares the results with the same split on the CPU.
 
 use super::world::{
     BF16, FP16, Trajectory, assert_same, batch, config, gpt2, gpt2_config, llama_config, run_of, world,
@@ -32,7 +32,8 @@ fn four_heads() -> Layers {
     zoo::gpt2(&zoo::Gpt2Config { n_head: 4, resid_pdrop: 0.1, embd_pdrop: 0.1, ..gpt2_config() })
 }
 
-/// Asserts that GPUs get the CPU's losses within a relative difference, and that the placement of state changes no bits.
+/// Asserts that the losses on GPUs differ from those on the CPU by at most `bound`, relatively, and that the placement
+/// of state changes no bits.
 #[track_caller]
 fn assert_like_the_cpu(layers: fn() -> Layers, ranks: usize, more: &str, bound: f32) {
     // NCCL would add the gradients of GPUs in another order than the host.
@@ -77,7 +78,7 @@ fn slices_of_sequences_have_the_losses_of_the_cpu() {
         }
     }
     assert_like_the_cpu(windowed, 2, CONTEXT, 1e-4);
-    // Each of the two key and value heads is needed by two ranks.
+    // Two ranks need each of the two key and value heads.
     assert_like_the_cpu(grouped_llama, 4, "sequence_parallel_size: 4", 1e-4);
     for key in [SEQUENCE, CONTEXT] {
         assert_like_the_cpu(four_heads, 4, &format!("{TENSOR}\n{key}"), 1e-4);
@@ -131,7 +132,7 @@ fn overlapping_exchanges_keep_their_bits() {
     assert_same(&run(overlapping), &run(TENSOR), overlapping);
 }
 
-/// NCCL moves values without changing bits, but adds in another order than the host.
+/// NCCL moves values without changing bits, but it sums them in another order than the host.
 #[test]
 fn exchanges_over_nccl() {
     if !mock::has_gpus(4) || !has_gpu() {

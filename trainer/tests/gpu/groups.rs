@@ -1,4 +1,4 @@
-//! Shard groups and secondary shards of ranks with a GPU each are bit-identical to plain ZeRO.
+//! Tests ranks with a GPU each: with shard groups or secondary shards, training is bit-identical to plain ZeRO.
 
 use super::world::{self, BF16, Trajectory, assert_same};
 use super::{apart, has_gpu, mock, resident, settings};
@@ -26,7 +26,7 @@ fn shard_groups_have_the_bits_of_plain_zero() {
                 assert_same(&run, &plain, &format!("ZeRO {stage}, {way}"));
             }
         }
-        // NCCL adds in an order of its own.
+        // NCCL adds in its own order, so the losses may differ by rounding.
         let of = |more: &str| world::run(4, STEPS, &resident("cuda", stage, 2, more));
         assert!(apart(&of(groups), &of("")) < 1e-5, "ZeRO {stage}: {}", apart(&of(groups), &of("")));
     }

@@ -1,5 +1,5 @@
-//! Compares training on a GPU with training on the CPU. The GPU is the emulated one of docs/gpu-kernels.md, or with
-//! `ZERO_TRAIN_CUDA_TESTS=1` a GPU of this machine.
+//! Compares training on a GPU with training on the CPU. The GPU is the emulated GPU that docs/gpu-kernels.md describes
+//! or, with `ZERO_TRAIN_CUDA_TESTS=1`, a GPU of this machine.
 
 mod cut;
 mod groups;
@@ -26,7 +26,7 @@ fn settings(device: &str, zero_stage: u8, micro_batches: usize, more: &str) -> S
     )
 }
 
-/// Returns the same configuration with all state on the GPU.
+/// Returns the configuration of `settings`, but with all state on the GPU.
 fn resident(device: &str, zero_stage: u8, micro_batches: usize, more: &str) -> String {
     let zero = format!("{{stage: {zero_stage}, stage3_param_persistence_threshold: 0}}");
     format!(
@@ -35,7 +35,7 @@ fn resident(device: &str, zero_stage: u8, micro_batches: usize, more: &str) -> S
     )
 }
 
-/// Returns whether there are a GPU and kernels for it; otherwise prints the reason.
+/// Returns whether a GPU and kernels for it are available. If not, prints the reason.
 fn has_gpu() -> bool {
     if !mock::ready() {
         return false;
@@ -112,8 +112,8 @@ fn half_precision_other_models_and_recomputation() {
     }
 }
 
-/// Frozen parameters have no state, whether the state of the others is on the GPU or on the host. Adapters leave all
-/// other parameters frozen. Each parameter group is updated by its own launches.
+/// Frozen parameters have no state, whether the state of the trained parameters is on the GPU or on the host. Adapters
+/// leave all other parameters frozen. Each parameter group is updated by its own launches.
 #[test]
 fn frozen_parameters_and_adapters() {
     if !has_gpu() {
@@ -177,7 +177,7 @@ fn a_checkpoint_resumes_on_the_other_device() {
     }
 }
 
-/// The optimizer on the GPU is bit-identical to the optimizer on the host, also if its state is offloaded completely or
+/// The optimizer on the GPU is bit-identical to the optimizer on the host, even if its state is offloaded completely or
 /// in part.
 #[test]
 fn the_placement_of_state_makes_no_difference() {
@@ -199,7 +199,7 @@ fn the_placement_of_state_makes_no_difference() {
             }
         }
     }
-    // Optimizers of groups are launched one after the other.
+    // The kernels of the groups' optimizers are launched one after the other.
     let groups = "{type: AdamW}\ngroups: {kinds: embedding, optimizer: {type: SGD, params: {lr: 0.01, momentum: 0.9}}}, \
                   {kinds: norm, optimizer: {type: Lion, params: {lr: 0.001}}}";
     for optimizer in [
@@ -248,7 +248,8 @@ fn what_groups_cannot_have_on_a_gpu_is_an_error() {
     }
 }
 
-/// Updates clip gradient elements on the GPU as on the host, and the head adds the same z-loss as on the CPU.
+/// Updates on the GPU clip gradient elements in the same way as updates on the host. The head on the GPU adds the same
+/// z-loss as the head on the CPU.
 #[test]
 fn clipping_by_value_and_a_z_loss() {
     if !has_gpu() {
@@ -340,7 +341,7 @@ fn ranks_with_a_gpu_each() {
     }
 }
 
-/// Two pipeline stages are bit-identical to one stage, whether each has its own GPU or both share one.
+/// Two pipeline stages are bit-identical to one stage, whether each stage has its own GPU or both share a GPU.
 #[test]
 fn pipelines_with_everything_on_gpus() {
     if !has_gpu() {

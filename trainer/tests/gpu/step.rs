@@ -1,5 +1,5 @@
-//! Measures what GPU steps cost the host: copies that block, kernels that are loaded, and memory that the pool
-//! allocates. The mock counts them per process, so each test runs in its own process.
+//! Measures what GPU steps cost the host: blocking copies, loaded kernels, and memory that the pool allocates. The mock
+//! counts them per process, so each test runs in its own process.
 
 use zero_train::zoo::{Activation, Gpt2Config, LlamaConfig, MlpConfig, gpt2, llama, mlp};
 use zero_train::{Batch, Engine, Layers};
@@ -27,7 +27,7 @@ fn is_own(test: &str) -> bool {
     false
 }
 
-/// Returns the values of `counted` before the first step and after each of the first steps of a single rank.
+/// Trains a single rank. Returns the values of `counted` before the first step and after each of the first steps.
 fn after_steps<T: Send>(
     layers: impl Fn() -> Layers + Sync,
     text: &str,
@@ -144,7 +144,7 @@ fn the_pool_stops_growing() {
     if let Ok(run) = std::env::var(RUN) {
         let [zero_stage, n_layer, steps] = [0, 1, 2].map(|i| run.split(' ').nth(i).unwrap().parse::<usize>().unwrap());
         let zero = format!("zero_optimization: {{{}, offload_optimizer: {{device: cpu}}}}", zero[zero_stage]);
-        // Recomputed layers keep little memory, so most of a forward's memory is uploads.
+        // Recomputed layers keep little memory, so uploads use most of the memory of a forward pass.
         let more = format!("{BF16}\nactivation_checkpointing: {{}}");
         let text = format!("train_micro_batch_size_per_gpu: 1\ntraining: {{device: cuda}}\n{zero}\n{more}");
         assert!(mock::ready());

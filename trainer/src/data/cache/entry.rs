@@ -4,14 +4,14 @@
 //! |---|---|
 //! | [`MAGIC`] | 8 |
 //! | tokens, little-endian | `tokens` × `width` |
-//! | a row for each document, u64: the number of its first token, and its `facts` | 8 × (1 + `facts`) per document |
-//! | CRC-32C of each [`CHUNK`] of all bytes before this part, u32 | 4 per chunk |
+//! | a row of u64 for each document: the index of its first token, then its `facts` values | 8 × (1 + `facts`) each |
+//! | u32 CRC-32C of each [`CHUNK`] of the parts above | 4 per chunk |
 //! | [`Footer`] as JSON | |
 //! | CRC-32C of the checksums and the footer, u32; length of the footer, u32; [`MAGIC`] | 16 |
 //!
 //! [`Entry::open`] checks everything except the chunks, so opening a large entry takes no longer than opening a small
-//! one. Each chunk is checked when it is first read, so damaged bytes are never used. Reads are positioned reads for
-//! the reason given in `token_files.rs`.
+//! one. Each chunk is checked when it is first read, so damaged bytes are never used. `token_files.rs` explains why
+//! reads are positioned and files are not memory-mapped.
 
 use std::fs::{self, File};
 use std::io;
@@ -28,9 +28,9 @@ use super::super::width::Width;
 
 /// The first and the last bytes of an entry. The digit is the version of the layout.
 pub(super) const MAGIC: [u8; 8] = *b"ZTCACHE1";
-/// Bytes that share one checksum.
+/// Number of bytes per checksum.
 pub(super) const CHUNK: u64 = 1 << 16;
-/// Bytes that follow the footer.
+/// Number of bytes after the footer.
 pub(super) const TAIL: u64 = 16;
 
 /// Describes the tokens of an entry.
@@ -65,7 +65,7 @@ pub(in super::super) struct Entry {
 }
 
 impl Entry {
-    /// Opens an entry. Returns `None` if there is none, or if it is cut or damaged.
+    /// Opens an entry. Returns `None` if the entry does not exist, or if it is truncated or damaged.
     ///
     /// # Errors
     /// Fails if the entry exists but cannot be read.
@@ -112,8 +112,8 @@ impl Entry {
         Ok(())
     }
 
-    /// Returns the rows of a range of documents one after the other. A row is the index of the document's first token,
-    /// and its facts.
+    /// Returns the concatenated rows of a range of documents. A row holds the index of the document's first token, and
+    /// the document's facts.
     pub(in super::super) fn rows(&self, documents: Range<u64>) -> Result<Vec<u64>, DataError> {
         let row = 8 * (1 + self.footer.facts);
         let mut bytes = vec![0; (row * (documents.end - documents.start)) as usize];
@@ -124,12 +124,12 @@ impl Entry {
     /// Reads everything and compares the checksums.
     ///
     /// # Errors
-    /// Fails at the first chunk that is damaged, and if `watch` stops it.
+    /// Fails at the first damaged chunk, or if `watch` stops the check.
     pub(in super::super) fn verify(&self, watch: &dyn Watch) -> Result<(), DataError> {
         (0..self.checksums.len()).try_for_each(|chunk| watch.goes_on().and_then(|()| self.chunk(chunk).map(drop)))
     }
 
-    /// Reads bytes before the checksums. Chunks that were not read before are read whole and checked.
+    /// Reads bytes before the checksums. A chunk that was not read before is read completely and checked.
     fn read_bytes(&self, offset: u64, out: &mut [u8]) -> Result<(), DataError> {
         let end = offset + out.len() as u64;
         let chunks = (offset / CHUNK) as usize..end.div_ceil(CHUNK) as usize;

@@ -1,4 +1,4 @@
-//! Identifies a source file by its content, and remembers the hashes of files that have not changed since.
+//! Identifies a source file by a hash of its content. A memo on disk keeps the hash until the file changes.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -58,7 +58,7 @@ impl Identity {
         Ok(memo.filter(|memo| memo.stamp == stamp))
     }
 
-    /// Hashes a file and writes a memo. Calls `read` with the number of bytes read so far; an error from `read` stops
+    /// Hashes a file and writes a memo. Calls `read` with the number of bytes hashed so far. An error from `read` stops
     /// the hashing.
     pub(super) fn of(
         path: &Path,

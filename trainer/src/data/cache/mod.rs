@@ -1,9 +1,10 @@
 //! The token cache: files are tokenized once, for all ranks of a host and for later runs.
 //!
-//! Each source file has an [`Entry`]. The entry's name is a hash of everything that the tokens depend on, which
-//! `Work::name` computes: the bytes of the file, the tokenizer, the format, and the key of the text or the chat
-//! template. If a corpus grows, only its new files are tokenized. An interrupted preparation continues with the missing
-//! files. Entries are immutable and never become outdated. Any file of the cache may be deleted while no run uses it.
+//! Each source file has an [`Entry`]. `Work::name` computes the entry's name. It is a hash of everything that the
+//! tokens depend on: the bytes of the file, the tokenizer, the format, and the JSON key of the text or the chat
+//! template. If a corpus grows, only its new files are tokenized. After an interruption, the next run tokenizes only
+//! the missing files. Entries are immutable and never become outdated. Any file of the cache may be deleted while no
+//! run uses it.
 //!
 //! One rank takes the [`Lock`] and tokenizes; the others wait and open the entries that it wrote.
 
@@ -43,10 +44,10 @@ pub(super) trait Work {
     /// Returns a hash of everything that the stored tokens of a file depend on. `content` is a hash of its bytes.
     fn name(&self, source: &Source, content: &str) -> String;
 
-    /// Returns whether the model's vocabulary contains all stored tokens, of which `largest` is the largest.
+    /// Returns whether the model's vocabulary contains all stored tokens. `largest` is the largest stored token.
     fn fits(&self, largest: u32) -> bool;
 
-    /// Reads and tokenizes files on `threads`, or on rayon's global pool.
+    /// Reads and tokenizes files on `threads`, or on rayon's global pool if `threads` is `None`.
     ///
     /// # Errors
     /// Returns the first error in the order of the files.
@@ -229,8 +230,8 @@ impl<'a, W: Work> Cache<'a, W> {
         self.entries.join(self.work.name(source, &identity.hash))
     }
 
-    /// Opens the entry if it exists and the model's vocabulary contains all its tokens. Otherwise the file is tokenized
-    /// again, and the error then names the position of the unknown token.
+    /// Opens the entry. Returns `None` if it does not exist, or if it has a token outside the model's vocabulary. The
+    /// caller then tokenizes the file again, and the error names the position of the unknown token.
     fn entry(&self, path: &Path) -> Result<Option<Entry>, DataError> {
         let entry = Entry::open(path).map_err(DataError::cache(path))?;
         Ok(entry.filter(|entry| self.work.fits(entry.footer().largest)))
@@ -246,7 +247,7 @@ struct Building<'a> {
     facts: usize,
     lock: &'a Lock,
     watch: &'a dyn Watch,
-    /// Bytes of the completed files, and of all files.
+    /// Number of bytes of the completed files, and of all files.
     done: u64,
     total: u64,
 }

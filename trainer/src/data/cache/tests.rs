@@ -1,5 +1,5 @@
-//! Training samples from the cache are bit-identical to those in memory; entries are built once, shared, and rebuilt
-//! when they are damaged.
+//! Samples from the token cache are bit-identical to samples from files that are tokenized in memory. Entries are built
+//! once, shared, and rebuilt when they are damaged.
 
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -154,7 +154,7 @@ fn only_new_content_is_tokenized() {
     assert!(grown.saw(Phase::Tokenizing));
     assert_eq!(entries(&files).len(), 5);
 
-    // For the same content under another name, the file is hashed but not tokenized.
+    // A new file with known content is hashed but not tokenized.
     fs::copy(files.path("a.txt"), files.path("z.txt")).unwrap();
     let moved = Counting::default();
     watched(&["*.txt"], &moved);

@@ -55,8 +55,8 @@ impl Writer {
         Ok(Self { path: path.into(), body, width, tokens: 0, largest: 0, rows, documents: 0, facts, unfinished })
     }
 
-    /// Completes the entry without waiting for the disk. A crash of the machine may therefore truncate it, which
-    /// [`Entry::open`](super::entry::Entry::open) detects.
+    /// Completes the entry without waiting for the disk. A crash of the machine may therefore truncate it.
+    /// [`Entry::open`](super::entry::Entry::open) detects this.
     pub(super) fn finish(mut self, source: &Path, leading: u64) -> Result<(), DataError> {
         self.complete(source, leading).map_err(DataError::cache(&self.path))
     }

@@ -1,4 +1,5 @@
-//! Handles conversations with more tokens than a sample: they are an error, are left out, or are truncated.
+//! Handles conversations with more tokens than a sample. The options make them an error, leave them out, or truncate
+//! them.
 
 use std::path::{Path, PathBuf};
 
@@ -73,7 +74,8 @@ impl Excess {
         Err(Problem::new(message, help).at(path, *at))
     }
 
-    /// Describes how many conversations were truncated or left out, and then the `others`. Omits counts of 0.
+    /// Describes how many conversations were truncated or left out, followed by the counts in `others`. Omits counts of
+    /// 0.
     pub(super) fn description<const N: usize>(&self, others: [(usize, &str); N]) -> String {
         let own = [(self.truncated, "truncated"), (self.left_out, "left out as too long")];
         let some = own.into_iter().chain(others).filter(|(count, _)| *count > 0);

@@ -54,8 +54,8 @@ fn object(path: &Path) -> Result<Map<String, Value>, DataError> {
     })
 }
 
-/// Finds the template of a folder. `chat_template.jinja` takes precedence over `tokenizer_config.json`. Of several
-/// templates, the one named `default` is used.
+/// Finds the template of a folder. `chat_template.jinja` takes precedence over `tokenizer_config.json`. If
+/// `tokenizer_config.json` has several templates, the template named `default` is used.
 fn template(folder: &Path, config: &Map<String, Value>) -> Result<Option<(String, String)>, DataError> {
     let path = folder.join("chat_template.jinja");
     if path.exists() {

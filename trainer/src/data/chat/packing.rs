@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-/// Items that are distributed over bins. Items are numbered from 0.
+/// A distribution of items over bins. Items are numbered from 0.
 pub(super) struct Packs {
     /// The items of all bins, one bin after the other.
     items: Vec<u32>,

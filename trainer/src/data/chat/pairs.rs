@@ -1,7 +1,7 @@
 //! Pairs of a chosen and a rejected answer to one prompt, for preference training.
 //!
-//! A sample has 2·T positions: each answer follows the prompt, is a separate document, and is padded to T tokens. An
-//! answer begins with the first token that differs from the tokens of the prompt with the generation prompt, as in TRL.
+//! A sample has 2·T positions, T for each answer: a document with the prompt and the answer, and then padding. As in
+//! TRL, an answer begins at the first token that differs from the tokens of the prompt and the generation prompt.
 
 use std::sync::OnceLock;
 
@@ -43,7 +43,7 @@ pub(crate) struct PairDataset {
     excess: Excess,
     /// Number of pairs that were left out because an answer has no tokens.
     unanswered: usize,
-    /// Number of pairs whose prompt has different last tokens when an answer follows.
+    /// Number of pairs whose prompt ends with other tokens when it is tokenized together with an answer.
     cut: usize,
     /// Number of inputs of all used texts, and number of labels of all answers.
     positions: usize,
@@ -115,7 +115,7 @@ impl PairDataset {
         2 * self.used.get(pair) + side
     }
 
-    /// Returns both texts without their tokens.
+    /// Returns the lengths and the facts of both texts, without their tokens.
     fn pair(&self, pair: usize) -> Result<[Text; 2], DataError> {
         Ok([self.texts.text(self.text(pair, 0))?, self.texts.text(self.text(pair, 1))?])
     }
@@ -125,7 +125,7 @@ impl PairDataset {
         Ok(self.texts.read(self.text(pair, side), self.sequence_length + 1)?.0)
     }
 
-    /// Returns the number of inputs of both texts, without padding.
+    /// Returns the number of inputs of each of the two texts, without padding.
     ///
     /// # Errors
     /// Fails if the cache cannot be read.
@@ -134,7 +134,7 @@ impl PairDataset {
     }
 
     /// Sets the log-probabilities of the chosen and the rejected answer of each pair under the reference model. Only
-    /// the first call has an effect; before it, they are 0.
+    /// the first call has an effect. Before this call, all log-probabilities are 0.
     pub(crate) fn set_reference(&self, log_probs: Vec<[f32; 2]>) {
         assert_eq!(log_probs.len(), self.len(), "one entry per pair");
         let _ = self.reference.set(log_probs);
@@ -182,7 +182,7 @@ impl PairDataset {
     /// Reads all pairs that are in the cache, and checks their checksums.
     ///
     /// # Errors
-    /// Fails at the first damaged position, and if `watch` stops it.
+    /// Fails at the first damaged position, or if `watch` stops the check.
     pub(crate) fn verify(&self, watch: &dyn Watch) -> Result<(), DataError> {
         self.texts.verify(watch)
     }

@@ -11,11 +11,12 @@ use super::options::ChatOptions;
 use super::record::{self, Object, Problem, Record};
 use super::renderer::Renderer;
 
-/// Returns the tokens of each record's `prompt`, which is a text, or of its `messages`. Messages are rendered with the
-/// chat template, including the generation prompt.
+/// Returns the tokens of each record. A record has a text `prompt`, or a conversation `messages`, which is rendered
+/// with the chat template and the generation prompt.
 ///
 /// # Errors
-/// Fails if a record has neither, if messages have no chat template, or if the template rejects a conversation.
+/// Fails if a record has neither field, if a record has messages and there is no chat template, or if the template
+/// rejects a conversation.
 pub(crate) fn prompts(
     records: Vec<(At, Object)>,
     path: &Path,

@@ -51,7 +51,7 @@ impl Problem {
 /// Number of records that are rendered at a time.
 const GROUP: usize = 1024;
 
-/// Groups records for parallel rendering, so that only a part of a file is in memory. No group is empty.
+/// Groups records for parallel rendering. Only a part of a file is in memory at a time. No group is empty.
 pub(super) fn in_parallel(mut records: Records) -> impl Iterator<Item = Result<Vec<(At, Object)>, DataError>> {
     let group = move || records.by_ref().take(GROUP).collect::<Result<Vec<_>, _>>();
     std::iter::repeat_with(group).take_while(|group| group.as_ref().map_or(true, |group| !group.is_empty()))
@@ -133,7 +133,7 @@ pub(super) fn conversation(record: Object, kind: ChatType, options: &ChatOptions
     Ok(Record::Conversation(conversation))
 }
 
-/// Converts a message to the fields and the role that templates know. Also returns whether it is trained.
+/// Converts a message to the fields and the role that templates know. Also returns whether the message is trained.
 pub(super) fn message(message: Value, i: usize, options: &ChatOptions) -> Result<(Object, bool), Problem> {
     let number = i + 1;
     let Value::Object(mut message) = message else {
@@ -197,7 +197,7 @@ pub(super) fn message(message: Value, i: usize, options: &ChatOptions) -> Result
     Ok((named, trained))
 }
 
-/// Names of the field with an assistant's reasoning. As in transformers, templates see the reasoning under the first
+/// Names under which a record may hold an assistant's reasoning. As in transformers, templates see it under the first
 /// two names.
 const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
 

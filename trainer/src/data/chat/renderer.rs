@@ -30,7 +30,7 @@ pub(super) struct Pair {
     pub(super) tokens: [Vec<u32>; 2],
     /// Number of tokens before each answer.
     pub(super) prompt: usize,
-    /// Whether the last tokens of the prompt change when an answer follows.
+    /// Whether the prompt ends with other tokens when it is tokenized together with an answer.
     pub(super) is_cut: bool,
     /// The rendered texts, for error messages.
     pub(super) texts: [String; 2],
@@ -40,7 +40,7 @@ pub(super) struct Pair {
 pub(super) struct Renderer<'a> {
     options: &'a ChatOptions,
     tokenizer: &'a HuggingFace,
-    /// An error message if there is no template. Records with a prompt and a completion do not need one.
+    /// The template, or an error message if there is none. Records with a prompt and a completion need no template.
     pub(super) template: Result<Template, String>,
     eos: Option<u32>,
     pub(super) padding: u32,
@@ -139,7 +139,7 @@ impl<'a> Renderer<'a> {
             .at(path, at));
         };
         let text = format!("{prompt}{completion}");
-        // This includes the special tokens that the tokenizer adds to each text, such as the first token.
+        // `true` includes the special tokens that the tokenizer adds to each text, such as a `bos_token`.
         let encoding = self.tokenizer.encode_with_offsets(&text, true)?;
         let added = encoding.get_special_tokens_mask();
         let mut ids = encoding.get_ids().to_vec();

@@ -2,7 +2,7 @@
 //!
 //! Complete texts are stored, so that one entry of the cache serves every sequence length. A stored number is twice the
 //! token, plus one if the token is trained. In a conversation, the template and the options decide which tokens are
-//! trained; in a pair, the tokens of the answer are. The two texts of a pair are stored one after the other.
+//! trained. In a pair, the tokens of the answer are trained. The two texts of a pair are stored one after the other.
 
 use std::sync::mpsc::sync_channel;
 
@@ -164,8 +164,8 @@ impl Rendering<'_> {
     }
 
     /// Returns whether a record without trained tokens is an error. `length` is the length of its longest text. A
-    /// record that is too long is not such an error, unless it is truncated: its length is reported instead, or it is
-    /// left out.
+    /// record that is too long counts only if the options truncate it. Otherwise it is left out, or the error reports
+    /// its length.
     fn refuses_untrained(&self, length: usize) -> bool {
         let chat = &self.options.chat;
         let is_used = length <= self.most() || chat.excess_length == ExcessLength::Truncate;

@@ -39,7 +39,7 @@ pub(super) struct Rendered {
     pub(super) generated: Vec<Range<usize>>,
 }
 
-/// The error of a template's call of `raise_exception`.
+/// The error that a template raises with `raise_exception`.
 #[derive(Debug)]
 struct Raised(String);
 
@@ -52,7 +52,7 @@ impl std::fmt::Display for Raised {
 impl std::error::Error for Raised {}
 
 impl Template {
-    /// Parses a template. The error of a wrong syntax names the line.
+    /// Parses a template. A syntax error names the line.
     pub(super) fn new(
         source: &str,
         origin: String,
@@ -106,8 +106,8 @@ impl Template {
         self.special_tokens.get("eos_token").and_then(serde_json::Value::as_str)
     }
 
-    /// Renders messages. The error is a message for the user: the argument of `raise_exception`, or the failure and its
-    /// line.
+    /// Renders messages. The error is a message for the user: the argument of `raise_exception`, or a description of
+    /// the failure with its line.
     pub(super) fn render(
         &self,
         messages: &[Value],

@@ -12,7 +12,7 @@ use super::super::watch::Watch;
 /// Number of texts whose facts are read at a time.
 const BLOCK: u64 = 1 << 14;
 
-/// The facts of a text, which are stored besides its tokens.
+/// The facts of a text, which are stored in addition to its tokens.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Facts {
     /// Index of the first trained token after the text's first token, or the number of tokens if there is none. In a
@@ -20,7 +20,7 @@ pub(super) struct Facts {
     pub(super) first: usize,
     /// Number of trained tokens, without the text's first token.
     pub(super) trained: usize,
-    /// Whether the last tokens of a pair's prompt change when an answer follows.
+    /// Whether a pair's prompt ends with other tokens when it is tokenized together with an answer.
     pub(super) is_cut: bool,
     /// The position of the record in its file.
     pub(super) at: At,
@@ -29,7 +29,7 @@ pub(super) struct Facts {
 /// The length and the facts of a text, without its tokens.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Text {
-    /// Index of its first token among the tokens of the file.
+    /// Index of the text's first token among the tokens of the file.
     start: usize,
     /// Number of tokens.
     pub(super) length: usize,

@@ -1,6 +1,6 @@
-//! Checks the lengths and numbers of rows in an Arrow file or stream before the decoder uses them. For a wrong length,
-//! the decoder would try to reserve the memory, and a failed reservation ends the process. Rows without bytes would
-//! never end.
+//! Checks the lengths and numbers of rows in an Arrow file or stream before the decoder uses them. The decoder reserves
+//! memory for each length, and a failed reservation ends the process. Rows of nulls have no bytes, so a damaged row
+//! count could make the decoder return rows forever.
 //!
 //! Source of the format: <https://arrow.apache.org/docs/format/Columnar.html#serialization-and-interprocess-communication-ipc>
 
@@ -12,7 +12,7 @@ use arrow_ipc::{CompressionType, Message, root_as_footer, root_as_message};
 use zero_engine::{At, DataError};
 
 /// Maximum number of bytes to which one compressed byte expands. The smallest zstd block has 4 bytes and expands to at
-/// most 128 KiB. A byte of LZ4 adds at most 255 to a length.
+/// most 128 KiB. One byte of LZ4 adds at most 255 bytes to the content.
 const ZSTD: u64 = 32 * 1024;
 const LZ4: u64 = 255;
 /// The marker that newer writers put before the length of a message's metadata.
@@ -26,7 +26,7 @@ struct Lengths {
     length: u64,
 }
 
-/// Checks a file, which has a footer, or a stream, which has none.
+/// Checks an Arrow file, which has a footer, or an Arrow stream, which has no footer.
 pub(super) fn check(path: &Path, is_stream: bool) -> Result<(), DataError> {
     let opened = File::open(path).and_then(|file| Ok(Lengths { length: file.metadata()?.len(), file }));
     let lengths = opened.map_err(DataError::io(path))?;
@@ -117,7 +117,7 @@ impl Lengths {
         Ok(end)
     }
 
-    /// Returns the end of a part. Fails if it is beyond `limit`.
+    /// Returns the end of a part. Fails if the end is beyond `limit`.
     fn end(&self, start: u64, length: i64, limit: u64) -> Result<u64, Fault> {
         let end = u64::try_from(length).ok().and_then(|length| start.checked_add(length));
         let fault = || {

@@ -14,7 +14,7 @@ pub(super) const DESCRIPTIONS: [&str; 3] = ["index.json", "state.json", "dataset
 
 /// The content of a folder.
 pub(super) enum Folder {
-    /// The Arrow files of a data set that `datasets` saved, or the files of a split. The files are in order.
+    /// The Arrow files of a data set that `datasets` saved, or the files of a split, in order.
     Files(Vec<PathBuf>),
     /// The shards of mosaicml-streaming, in order.
     Mds(Vec<Shard>),
@@ -49,7 +49,7 @@ impl Folder {
     /// Recognizes a folder by its description file. Returns `None` for any other folder.
     ///
     /// # Errors
-    /// Fails if the description file is malformed, or if the folder has several splits.
+    /// Fails if the description file is malformed, or if the folder contains splits instead of one data set.
     pub(super) fn open(folder: &Path) -> Result<Option<Self>, DataError> {
         let [index, state, splits] = DESCRIPTIONS.map(|name| folder.join(name));
         if index.is_file() {
@@ -76,14 +76,14 @@ impl Folder {
     }
 }
 
-/// Returns the split that a saved data set comes from. Returns `None` if the folder is not a saved data set, or names
-/// no split.
+/// Returns the name of the split that a saved data set comes from. Returns `None` if the folder is not a saved data
+/// set, or if its description names no split.
 pub(super) fn saved_split(folder: &Path) -> Result<Option<String>, DataError> {
     let state = folder.join(DESCRIPTIONS[1]);
     if state.is_file() { Ok(read::<State>(&state)?.split) } else { Ok(None) }
 }
 
-/// Returns the path of a file in a folder. Fails if the name leads out of the folder.
+/// Returns the path of the file `name` in a folder. Fails if `name` leads out of the folder.
 pub(super) fn inside(folder: &Path, name: &str) -> Result<PathBuf, String> {
     let is_inside = |part: Component| matches!(part, Component::Normal(_) | Component::CurDir);
     match !name.is_empty() && Path::new(name).components().all(is_inside) {

@@ -8,7 +8,7 @@ use super::super::watch::Unwatched;
 use super::{Access, sources};
 use crate::data::options::{Format, TokenDtype};
 
-/// Writes `data` to a file of this name, and reads it as documents and as records.
+/// Writes `data` to a file with this name, and reads the file as documents and as records.
 pub fn file(name: &str, data: &[u8]) {
     let path = folder().join(name);
     fs::write(&path, data).expect("the folder for temporary files is writable");

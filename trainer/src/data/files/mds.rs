@@ -10,10 +10,11 @@ use super::shard::{Samples, Shard};
 use super::streams::{Document, Documents, Object, Records};
 use crate::data::options::TokenDtype;
 
-/// The name of the column with the tokens of a sample, as in LLM Foundry.
+/// The name of the column with the tokens of a sample. LLM Foundry uses the same name.
 const TOKENS: &str = "tokens";
 
-/// Returns whether the samples consist of tokens: there is a column with this name, and no column `text_key`.
+/// Returns whether the samples consist of tokens: whether a column is named `tokens`, and no column is named
+/// `text_key`.
 pub(super) fn has_tokens(shard: &Shard, text_key: &str) -> bool {
     let has = |name| shard.columns().any(|(column, _)| column == name);
     has(TOKENS) && !has(text_key)

@@ -6,7 +6,7 @@
 //!
 //! | file | stored | in memory |
 //! |---|---|---|
-//! | text, JSON, CSV | plain, bzip2, gzip or zstd | 8 MiB of a text, one line, or one element of an array |
+//! | text, JSON, CSV | plain, bzip2, gzip or zstd | 8 MiB of a text, one line, or one array element |
 //! | Parquet, Arrow | | one batch of rows |
 //! | MDS | raw, Brotli, bzip2, gzip, Snappy or zstd | one shard |
 
@@ -148,7 +148,7 @@ impl Source {
         self.format == Format::Tokens || self.format == Format::Mds && !self.has_documents(text_key)
     }
 
-    /// Returns a text with everything except the file's bytes on which the documents depend.
+    /// Returns a text with everything on which the documents depend, except the file's bytes.
     pub(super) fn key(&self, text_key: &str) -> String {
         match (self.format, &self.storage) {
             (Format::Bytes, _) => "bytes".into(),
@@ -161,8 +161,8 @@ impl Source {
 
     /// Opens the documents of a file. `text_key` names the column or field with the text.
     ///
-    /// A text file is one document. It is returned in parts, which end where [`piece_end`](super::pieces::piece_end)
-    /// cuts. Empty documents are skipped.
+    /// A text file is one document. It is returned in parts. Each part ends where
+    /// [`piece_end`](super::pieces::piece_end) cuts. Empty documents are skipped.
     ///
     /// # Errors
     /// Fails if the file cannot be opened or has no such column. An item fails if the file cannot be read or is
@@ -186,7 +186,7 @@ impl Source {
     ///
     /// # Errors
     /// Fails if the file cannot be opened. An item fails if the file cannot be read or is truncated, or if a record is
-    /// not a JSON object; the error then names its line.
+    /// not a JSON object. In the last case, the error names the record's line.
     pub(super) fn records(&self, columns: &[&str]) -> Result<Records, DataError> {
         match &self.storage {
             Storage::Table(container) => table::records(&self.path, *container, columns),
@@ -242,8 +242,8 @@ pub(super) fn format_by_name(path: &Path) -> Format {
 /// The names of files, globs and folders, and the split to read from each of them.
 pub(super) type Names<'n> = (&'n [String], Option<&'n str>);
 
-/// Returns the files of `sources`, each with its format. The files of a data set's folder are in the order of the data
-/// set. Files in stores are downloaded.
+/// Returns the files of `sources`, each with its format. The files in the folder of a data set keep the order of the
+/// data set. Files in stores are downloaded.
 ///
 /// # Errors
 /// Fails if a file is missing, is unreadable or has another format, if a folder does not contain a data set or the
@@ -268,7 +268,7 @@ pub(super) fn sources(
 /// Returns the first file of `sources`, without opening the other files.
 ///
 /// # Errors
-/// Returns the same errors as [`sources`], for that file.
+/// Returns the same errors as [`sources`], for the first file.
 pub(super) fn first(
     (sources, split): Names<'_>,
     format: Format,

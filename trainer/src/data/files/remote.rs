@@ -22,7 +22,7 @@ pub(in super::super) struct Access<'a> {
 
 /// The files of an address.
 pub(super) enum Downloaded<'a> {
-    /// Files. Each is downloaded when the iterator reaches it.
+    /// Files. Each file is downloaded when the iterator reaches it.
     Files(Box<dyn Iterator<Item = Result<Local, DataError>> + 'a>),
     /// The local folder of a downloaded data set.
     Folder(PathBuf),
@@ -35,11 +35,11 @@ impl<'a> Access<'a> {
         Self { options, watch }
     }
 
-    /// Finds the object at an address, the objects that match a pattern, or the files of a split of a folder. Downloads
-    /// the folder of a saved data set or of shards at once.
+    /// Finds the object at an address, the objects that match a pattern, or the files of a folder's split. Downloads a
+    /// folder with a saved data set or with shards immediately.
     ///
     /// # Errors
-    /// Fails if there are no such objects, if the split does not exist, if the store fails, or if the watch stops the
+    /// Fails if no object is found, if the split does not exist, if the store fails, or if the watch stops the
     /// download. An item of the iterator fails if its download fails or is stopped.
     pub(super) fn download(&self, address: &str, split: Option<&str>) -> Result<Downloaded<'a>, DataError> {
         let stores = stores(self.options)?;
@@ -115,10 +115,10 @@ pub(in super::super) fn with_its_folder(address: &str) -> Result<PathBuf, DataEr
     Ok(stores.fetch_folder(folder, describes, &Download::of(&Unwatched)).map_err(failed)?.join(name))
 }
 
-/// Shows a store's downloads and waits with the program's `Watch`, which can also stop them.
+/// Reports a store's downloads and waits to the program's `Watch`, which can also stop them.
 pub(crate) struct Download<'a> {
     watch: &'a dyn Watch,
-    /// Bytes of the objects before the current one, and of all objects.
+    /// Number of bytes of the objects before the current object, and of all objects.
     before: Cell<u64>,
     total: u64,
 }

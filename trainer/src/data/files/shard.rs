@@ -1,8 +1,8 @@
 //! Shards of mosaicml-streaming (MDS, version 2).
 //!
-//! A shard begins with its number of samples n and n + 1 offsets, all u32. A description and the samples follow. A
-//! sample begins with the sizes (u32) of its columns of variable size, and then has the values of all columns. All
-//! numbers are little-endian. A shard is smaller than 4 GiB and is read into memory completely.
+//! A shard begins with the number n of its samples and n + 1 offsets, all u32. A description of the columns and the
+//! samples follow. A sample begins with the sizes (u32) of its variable-size columns. The values of all columns follow.
+//! All numbers are little-endian. A shard is smaller than 4 GiB and is read into memory completely.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -57,7 +57,7 @@ pub(crate) struct Shard {
 enum Packing {
     Archive(Archive),
     Brotli,
-    /// One block of Snappy, without a frame.
+    /// One raw Snappy block, without Snappy's frame format.
     Snappy,
 }
 
@@ -137,7 +137,7 @@ impl Shard {
         self.entry.column_names.iter().map(String::as_str).zip(&self.encodings)
     }
 
-    /// Returns a text with the columns, their encodings and their sizes.
+    /// Returns a text with the names, the encodings and the sizes of the columns.
     pub(super) fn layout(&self) -> String {
         let Entry { column_names, column_encodings, column_sizes, .. } = &self.entry;
         format!("{column_names:?} {column_encodings:?} {column_sizes:?}")

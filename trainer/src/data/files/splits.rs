@@ -11,7 +11,7 @@ use zero_engine::DataError;
 
 use super::folder::{DESCRIPTIONS, Folder, saved_split};
 
-/// The split of files that are named individually, and of a folder whose names contain no split.
+/// The split of files that are named individually, and of a folder whose file names contain no split.
 const TRAIN: &str = "train";
 /// The dataset card of a repository. Its YAML header may list the files of each split.
 pub(super) const CARD: &str = "README.md";
@@ -230,8 +230,8 @@ fn by_names(names: &[String], folder: &str) -> Splits {
     }
 }
 
-/// Whether a keyword must be at the beginning of a name, and whether it must be at the end. Otherwise another character
-/// must be beside it.
+/// Whether a keyword must be at the beginning of a name, and whether it must be at the end. If not, another character
+/// must come before or after the keyword.
 type Place = (bool, bool);
 
 /// Returns whether a file is considered: it is not hidden, is not in a special folder, and may contain data.

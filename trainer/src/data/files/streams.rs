@@ -40,7 +40,7 @@ impl Reader {
         self.archive.is_some()
     }
 
-    /// Returns the error of a failed read at this position of the decompressed bytes.
+    /// Returns the error for a failed read at this position in the decompressed bytes.
     pub(super) fn failed(&self, at: At, error: io::Error) -> DataError {
         match self.archive {
             None => DataError::io(&self.path)(error),

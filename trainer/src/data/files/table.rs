@@ -45,7 +45,7 @@ pub(super) struct Table {
     path: PathBuf,
     /// The rest of the current batch.
     rest: Option<RecordBatch>,
-    /// The index of the next row, and the number of all rows if the file contains it.
+    /// The index of the next row, and the total number of rows if the file states it.
     row: u64,
     rows: Option<u64>,
     is_at_end: bool,

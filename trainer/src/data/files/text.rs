@@ -8,8 +8,8 @@ use super::super::binary;
 use super::super::pieces::{Cuts, piece_end};
 use super::streams::{Document, Reader};
 
-/// Minimum size of a part in bytes, except for the last part. It has enough pieces for a tokenizer that encodes them in
-/// parallel.
+/// Minimum size of a part in bytes, except for the last part. A part of this size has enough pieces for parallel
+/// encoding.
 const PART: usize = 8 << 20;
 
 /// The parts of a text.
@@ -43,13 +43,13 @@ impl Parts {
     }
 
     fn read(&mut self) -> Result<(), DataError> {
-        // Doubles the buffer, so that a text without line breaks is searched only a few times.
+        // Doubling the buffer ensures that a text without line breaks is searched only a few times.
         let count = self.buffer.len().max(PART) as u64;
         let read = self.reader.bytes.by_ref().take(count).read_to_end(&mut self.buffer);
         let at = At::Byte(self.offset + self.buffer.len() as u64);
         self.is_at_end = read.map_err(|error| self.reader.failed(at, error))? == 0;
-        // Other tokenizers require UTF-8, and report the position of an invalid byte themselves. Archives are checked
-        // because an unpacked tar file may be UTF-8.
+        // Other tokenizers require UTF-8, and report the position of an invalid byte themselves. Archives are also
+        // checked here, because an unpacked tar file may be valid UTF-8.
         if self.offset == 0
             && (self.cuts == Cuts::Anywhere || self.reader.is_unpacked())
             && !self.accepts_binary
@@ -97,7 +97,7 @@ mod tests {
         Parts::new(reader, cuts, false).map(Result::unwrap).collect()
     }
 
-    /// Each part ends where a piece of the whole text ends, so the tokens are the same as for the whole text.
+    /// Each part ends where a piece of the whole text ends, so the parts have the same tokens as the whole text.
     #[test]
     fn parts_are_whole_pieces() {
         let line = "a line of text, éééé\n\n  indented\n";

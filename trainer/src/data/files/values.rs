@@ -1,4 +1,4 @@
-//! Converts values of Arrow arrays to JSON, the form of records of all formats.
+//! Converts values of Arrow arrays to JSON. Records of all formats have JSON values.
 
 use arrow_array::cast::AsArray;
 use arrow_array::types::{

@@ -1,4 +1,4 @@
-//! Compares the tokens with those of the crate `tokenizers` and of transformers, for random and for real text.
+//! Compares the fast encoder with the crate `tokenizers` and with transformers, for random and for real text.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -140,7 +140,8 @@ fn a_text_may_be_cut_where_a_word_begins() {
     assert!(count.get() > 100, "{count:?}");
 }
 
-/// Each character of the Unicode planes in use is split as the crate splits it, also between other characters.
+/// This module and the crate split each character of the Unicode planes in use in the same way, alone and between other
+/// characters.
 #[test]
 fn every_character_is_split_as_by_the_crate() {
     let all: Vec<char> = ('\0'..='\u{323ff}').chain('\u{e0000}'..='\u{e01ff}').collect();
@@ -153,7 +154,8 @@ fn every_character_is_split_as_by_the_crate() {
                 encoded += 1;
             }
         }
-        // With a normalizer, only a few chunks are certainly in normal form, and only these are encoded.
+        // With a normalizer, the fast encoder accepts only chunks that are certainly in normal form. There are only a
+        // few.
         assert!(encoded > 50, "{encoded}");
     }
 }

@@ -1,6 +1,6 @@
 //! `wandb`: logs to a run on Weights & Biases, with the protocol of its Python client. GraphQL requests create the run,
-//! and a series of POST requests sends its lines. The protocol has no specification, so the tests compare with the
-//! Python client.
+//! and a series of POST requests sends its lines. The protocol has no specification, so the tests compare this module
+//! with the Python client.
 
 mod account;
 
@@ -17,7 +17,7 @@ use super::server::{Server, first_line, text_of};
 use super::worker::{RunStatus, Sink, Trouble};
 pub(super) use account::{Account, account};
 
-/// Time between two POST requests: in the first minute, and later. The service limits the rate.
+/// Time between two POST requests in the first minute, and after the first minute. The service limits the rate.
 const PACES: [Duration; 2] = [Duration::from_secs(2), Duration::from_secs(15)];
 const FIRST: f64 = 60.0;
 
@@ -52,13 +52,14 @@ pub(super) struct Wandb {
 
 /// A run on the server.
 struct Run {
-    /// The address to which its lines are posted.
+    /// The address to which the run's lines are posted.
     stream: String,
     /// Number of history lines that the server has.
     offset: u64,
     /// The last step that the server has. A step is a number of samples.
     last: Option<u64>,
-    /// The time from which the duration is counted, in seconds since 1970. A continued run has an earlier time.
+    /// The time from which the run's duration is counted, in seconds since 1970. When a run is continued, this is the
+    /// start of this attempt minus the duration of the earlier attempts.
     began: f64,
     /// The newest value of each metric.
     summary: BTreeMap<String, f64>,
@@ -149,7 +150,7 @@ impl Wandb {
         run.stream = account::url(&account.server, &["files", entity, project, &id, "file_stream"]);
         self.lines.push(format!("wandb: {}", account.page(entity, project, &id)));
         let known = json!({ "base_url": account.server, "entity": entity, "project": project, "run_id": id });
-        // A failure is ignored: the run is logged anyway, but a resumed run creates another one.
+        // A failure is ignored: this run is logged anyway, but a later attempt creates a new W&B run.
         let _ = fs::write(&self.file, format!("{known:#}\n"));
         Ok(run)
     }
@@ -190,8 +191,8 @@ impl Wandb {
 }
 
 impl Run {
-    /// Returns the history line of a step, and adds its values to the summary. The step is the number of samples, as in
-    /// DeepSpeed.
+    /// Returns the history line of a step, and adds its values to the summary. As in DeepSpeed, the line's step is the
+    /// number of samples.
     fn line(&mut self, record: &Record) -> String {
         let scalars = record.scalars.iter().map(|scalar| (scalar.metric.tag, scalar.value));
         let times = [("_timestamp", record.time), ("_runtime", (record.time - self.began).max(0.0))];
@@ -277,8 +278,8 @@ fn object<'a>(entries: impl Iterator<Item = (&'a str, String)>) -> String {
     format!("{{{}}}", entries.join(", "))
 }
 
-/// Formats a number as Python does, so that the service can read it. NaN and infinities are words, because JSON lacks
-/// them.
+/// Formats a number as Python does, so that the service can read it. NaN and infinities become words, because JSON
+/// cannot represent them.
 fn number(value: f64) -> String {
     if value.is_finite() { json!(value).to_string() } else { text_of(value).into() }
 }

@@ -1,8 +1,8 @@
 //! One attempt of a run: starts the ranks of this host and waits until all have ended.
 //!
-//! When a rank dies, the ranks that already train notice by themselves, and the launcher kills those that do not train
-//! yet. After one second it sends SIGTERM to the remaining ranks, and after a grace period SIGKILL. It reports which
-//! rank failed first.
+//! When a rank dies, ranks that already train notice this by themselves. The launcher kills ranks that do not train
+//! yet. After one second it sends SIGTERM to the remaining ranks, and after a grace period it sends SIGKILL. It reports
+//! which rank failed first.
 
 use std::io::Write;
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -23,7 +23,7 @@ use super::signals::{Signals, catches, send};
 use crate::process;
 use zero_engine::Error;
 
-/// Time for the other ranks to end by themselves after one has died.
+/// Time that the other ranks have to end by themselves after a rank has died.
 const GRACE: Duration = Duration::from_millis(1000);
 
 /// The parameters of an attempt.
@@ -174,7 +174,7 @@ impl Ended {
                 }
                 let Some(status) = rank.child.try_wait().map_err(failed("cannot wait for a rank"))? else { continue };
                 rank.status = Some(status);
-                // A rank that the launcher ended is not a cause of the failure.
+                // A rank that the launcher ended did not cause the failure.
                 if status.success() || rank.was_ended {
                     continue;
                 }
@@ -189,7 +189,7 @@ impl Ended {
                     line.tell_of_failure();
                 }
                 if failure.signal.is_some() {
-                    // Ranks without a handler do not train yet. They would wait for the dead rank to connect.
+                    // Ranks without a SIGTERM handler do not train yet. They would wait for the dead rank to connect.
                     self.end(Signal::KILL, |rank| !catches(rank, SIGTERM));
                 }
             }

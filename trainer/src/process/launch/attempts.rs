@@ -1,5 +1,5 @@
-//! Runs the attempts of a job one after another. Each attempt starts the ranks, and a new attempt begins when a rank
-//! has died.
+//! Runs the attempts of a job one after another. Each attempt starts the ranks. After a rank has died, a new attempt
+//! may begin.
 
 use std::time::SystemTime;
 
@@ -79,7 +79,7 @@ pub fn launch(mut team: Team, job: &Job<'_>, recovery: Option<&Recovery<'_>>) ->
     }
 }
 
-/// Returns a job name that no other launcher uses. Ranks recognize the checkpoints of earlier attempts by it.
+/// Returns a job name that no other launcher uses. By this name, ranks recognize the checkpoints of earlier attempts.
 fn job_name() -> String {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     format!("{}-{}", since.as_nanos(), std::process::id())

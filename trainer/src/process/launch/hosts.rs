@@ -1,9 +1,9 @@
 //! Coordinates the launchers of several hosts: they start together, tell each other when a rank has failed, and follow
 //! the decisions of host 0.
 //!
-//! They communicate through a store on the launcher of host 0, which the ranks use too. Each launcher owns one key and
-//! writes its value ten times a second. A launcher that stops writing is considered lost. A value holds the complete
-//! state of its launcher, so it does not matter when or how often the others read it.
+//! They communicate through the store that host 0's launcher serves. The ranks use the same store. Each launcher owns
+//! one key and writes its value ten times a second. A launcher that stops writing is considered lost. A value holds the
+//! complete state of its launcher, so it does not matter when or how often the others read it.
 
 mod talk;
 
@@ -30,10 +30,10 @@ const DEFAULT_PORT: u16 = 29500;
 const GATHERING: Duration = Duration::from_secs(600);
 /// Interval between two exchanges of states.
 const TICK: Duration = Duration::from_millis(100);
-/// Additional time that a launcher waits for another host, compared with a rank. The ranks then give up first and
-/// report a more detailed error.
+/// A launcher waits this much longer for another host than a rank waits for another rank. The ranks therefore give up
+/// first and report a more detailed error.
 const AFTER_RANKS: Duration = Duration::from_secs(5);
-/// Timeout for the other launchers to learn that the job has ended.
+/// Maximum time that a launcher waits until the other launchers know that the job has ended.
 const FAREWELL: Duration = Duration::from_secs(5);
 
 /// The hosts of a job.
@@ -66,7 +66,7 @@ impl Hosts {
 /// How launchers of several hosts communicate.
 #[derive(Debug, Clone)]
 pub struct Reach {
-    /// The address of this host to listen on. `None` listens on the address by which the others reach host 0.
+    /// The address of this host to listen on. `None` listens on the address by which the other hosts reach host 0.
     pub listen: Option<IpAddr>,
     /// The job's token.
     pub token: String,
@@ -93,10 +93,10 @@ pub(super) enum Decision {
 struct State {
     /// Heartbeat: incremented by each write.
     beat: u64,
-    /// Random ID of this launcher process. A launcher that replaces it has another ID.
+    /// Random ID of this launcher process. If a host's launcher is restarted, the new process has another ID.
     id: u64,
-    /// IDs of the launchers whose states this launcher has read, by host. The ID is 0 for a host that it has not heard
-    /// of.
+    /// IDs of the launchers whose states this launcher has read, by host. The ID is 0 for a host whose state it has not
+    /// read.
     met: Vec<u64>,
     /// Settings that must be the same on all hosts.
     terms: Vec<(String, String)>,
@@ -176,7 +176,7 @@ impl Line {
         };
         let thread = Some(std::thread::spawn(move || talk.run()));
         let line = Self { hosts: hosts.clone(), shared, thread, patience, server };
-        // On failure, host 0 keeps the store up until the others have read the reason.
+        // On failure, host 0 keeps serving the store until the other launchers have read the reason.
         line.gather(signals).inspect_err(|_| line.leave())?;
         Ok(line)
     }
@@ -188,8 +188,8 @@ impl Line {
                 let others = locked(&self.shared.others);
                 self.agree(&others)?;
                 let (own, id) = (self.hosts.index, locked(&self.shared.own).id);
-                // The other launcher must also have read the state of this launcher. If it has read the state of an
-                // earlier launcher of this host, it belongs to another job.
+                // The other launcher must also have read the state of this launcher. If it has instead read the state
+                // of an earlier launcher of this host, the other launcher belongs to another job.
                 let has_met =
                     |host: usize| others[host].as_ref().is_some_and(|seen| seen.state.met.get(own) == Some(&id));
                 (0..self.hosts.count).find(|&host| host != own && !has_met(host))
@@ -327,8 +327,8 @@ impl Line {
         let others_know = || locked(&self.shared.others).iter().flatten().all(|seen| seen.state.leaves);
         let is_said = || locked(&self.shared.own).beat;
         let before = is_said();
-        // Host 0 serves the store, so it waits until all others no longer need it. A host no longer needs the store
-        // once it has written its last state.
+        // Host 0 serves the store, so it waits until no other host needs the store. A host needs the store until it has
+        // written its last state.
         while Instant::now() < end && locked(&self.shared.lost).is_none() {
             let done = if self.hosts.index == 0 { others_know() } else { is_said() > before + 1 };
             if done {

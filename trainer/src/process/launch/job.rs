@@ -29,9 +29,9 @@ impl Team {
     }
 }
 
-/// Returns the number of ranks on this host for a GPU run whose configuration does not set it: one per GPU, rounded
-/// down to a multiple of pipeline stages × context size × tensor size, but at least that product. Returns `None` for
-/// other runs.
+/// Returns the number of ranks on this host for a GPU run whose configuration does not set this number. It is the
+/// number of GPUs, rounded down to a multiple of pipeline stages × context size × tensor size, and at least this
+/// product. Returns `None` for other runs.
 #[must_use]
 pub fn one_a_gpu(typed: &Typed) -> Option<usize> {
     let config = typed.resolve(None).ok().filter(|config| config.training.device == Compute::Cuda)?;

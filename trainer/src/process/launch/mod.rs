@@ -1,9 +1,9 @@
 //! Starts the ranks of this host as processes, ends them together, and restarts them when one has died.
 //!
-//! The launcher serves the store through which the ranks connect, and passes each rank its place in the environment
-//! variables that torchrun uses. It does not train itself. Each attempt has a number and its own processes; the next
-//! attempt begins when all processes of the last one have ended. On several hosts, each host has a launcher, and the
-//! launcher of host 0 makes the decisions.
+//! The launcher serves the store through which the ranks connect. It tells each rank its rank number and the number of
+//! ranks in the same environment variables as torchrun. It does not train itself. Each attempt has a number and its own
+//! processes. The next attempt begins when all processes of the previous attempt have ended. On several hosts, each
+//! host has a launcher, and the launcher of host 0 makes the decisions.
 
 mod attempt;
 mod attempts;

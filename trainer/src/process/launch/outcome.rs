@@ -15,9 +15,9 @@ const LOST_PEER: Option<i32> = Some(4);
 pub(super) struct Failure {
     /// Global rank.
     pub(super) rank: usize,
-    /// Its exit status, if no signal killed it.
+    /// The rank's exit status, if no signal killed it.
     pub(super) code: Option<i32>,
-    /// The signal that killed it.
+    /// The signal that killed the rank.
     pub(super) signal: Option<i32>,
 }
 
@@ -35,7 +35,8 @@ impl Failure {
     ///
     /// A restart cannot help against a wrong configuration (2), unreadable data (3) or a loss that is not finite (5).
     /// SIGINT and SIGTERM are requests to stop, so they are not failures. The exit statuses 2, 3 and 5 of another
-    /// program have no known meaning, so for other programs only requests to stop are excluded.
+    /// program have no known meaning. For other programs, a restart is therefore ruled out only after a request to
+    /// stop.
     pub(super) fn is_death(&self, is_ours: bool) -> bool {
         match (self.code, self.signal) {
             (Some(130 | 143), _) | (None, Some(SIGINT | SIGTERM)) => false,

@@ -17,7 +17,7 @@ use zero_engine::Error;
 const LAST: usize = 40;
 /// Maximum length of a line in bytes. Longer lines are split.
 const LONGEST: u64 = 64 << 10;
-/// Timeout for reading a rank's output to its end. A child process of the rank may keep the pipe open.
+/// Maximum wait for the end of a rank's output. A child process of the rank may keep the pipe open.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Selects the streams to show, as torchrun's `--tee` does. Bit 0 selects standard output, bit 1 standard error.
@@ -97,7 +97,7 @@ impl Output {
         let shown = |stream: Stream| match &self.tee {
             Some(tee) if tee.of(local_rank) >> (stream as u8) & 1 == 1 => Shown::After(format!("[rank {rank}]: ")),
             Some(_) => Shown::Nothing,
-            // The other ranks of a training run print only errors, and usually the same ones as rank 0.
+            // The other ranks of a training run print only errors, usually the same errors as rank 0.
             None if self.all || local_rank == 0 => Shown::AsItIs,
             None if stream == Stream::Out => Shown::AsItIs,
             None => Shown::Nothing,

@@ -23,7 +23,7 @@ pub struct Recovery<'a> {
     pub before: Option<Before>,
     /// Fails if the configuration has changed since the run began.
     pub unchanged: &'a dyn Fn() -> Result<(), Error>,
-    /// Returns a team of the given number of ranks, if they can train with the same global batch size.
+    /// Returns a team of the given number of ranks. Fails if they cannot train with the same global batch size.
     pub smaller: &'a dyn Fn(usize) -> Result<Team, Error>,
 }
 
@@ -46,7 +46,7 @@ impl Recovery<'_> {
         for ranks in (min_ranks..=left).rev() {
             match (self.smaller)(ranks) {
                 Ok(team) => return Ok(team),
-                // The error for the largest number of ranks is the most useful one.
+                // The error for the largest number of ranks is the most useful.
                 Err(error) => reason = reason.or(Some(error)),
             }
         }
@@ -65,8 +65,8 @@ impl Recovery<'_> {
 /// Where an attempt continues.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Whence {
-    /// The run's own checkpoints, with their steps. The attempt resumes from the newest one. Without any, it begins
-    /// where the first attempt began.
+    /// The run's own checkpoints, with their steps. The attempt resumes from the newest checkpoint. Without a
+    /// checkpoint, it begins where the first attempt began.
     pub(super) from: Vec<(u64, PathBuf)>,
     /// Whether the run folder already belongs to this run, so that it must not be moved aside.
     pub(super) keeps_folder: bool,
@@ -86,8 +86,8 @@ pub fn unchanged<'a>(files: impl IntoIterator<Item = (&'a Path, &'a Source)>) ->
     Ok(())
 }
 
-/// Returns the overrides with which fewer ranks keep the global batch size and the micro-batch size of `config`. The
-/// ranks accumulate more micro-batches.
+/// Returns overrides for a restart with fewer ranks. They keep the global batch size and the micro-batch size of
+/// `config`, so each rank accumulates more micro-batches.
 #[must_use]
 pub fn same_batch(config: &Config) -> Vec<String> {
     vec![

@@ -28,7 +28,7 @@ impl Signals {
     /// Forwards the received signals to the running ranks.
     ///
     /// A request to stop goes to all ranks. A request to save goes only to the first rank, which tells the others. If
-    /// all ranks received the signal, they might notice it after different steps and save twice.
+    /// all ranks received the signal, they might notice it after different steps, and the run would save twice.
     pub(super) fn hand_on(&self, ranks: &[Pid]) {
         for (flag, signal) in &self.stops {
             if flag.swap(false, Ordering::Relaxed) {
@@ -38,7 +38,7 @@ impl Signals {
         }
         if let Some(&first) = ranks.first()
             && self.saves.load(Ordering::Relaxed)
-            // Without a handler, the process would be killed by SIGUSR1.
+            // SIGUSR1 would kill a process without a handler.
             && catches(first, SIGUSR1)
         {
             self.saves.store(false, Ordering::Relaxed);

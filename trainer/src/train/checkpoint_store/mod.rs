@@ -1,7 +1,7 @@
 //! Finds, downloads, uploads and removes checkpoints in an object store.
 //!
-//! A store has the same folders as a run has on disk, such as `step-00000100`. The manifest of a checkpoint is uploaded
-//! last and removed first, so a checkpoint with a manifest is complete.
+//! A store has the same checkpoint folders as the run has on disk, such as `step-00000100`. The manifest of a
+//! checkpoint is uploaded last and removed first, so a checkpoint with a manifest is complete.
 
 mod uploads;
 
@@ -87,7 +87,7 @@ impl CheckpointStore {
         watch: &dyn Watch,
     ) -> Result<(), zero_store::Error> {
         let address = self.at(&zero_checkpoint::name(step));
-        // Objects already at this address belong to a checkpoint of the same name, which is replaced.
+        // Objects that are already at this address belong to a checkpoint with the same name. The upload replaces it.
         remove(&self.stores, &self.stores.list_folder(&address, watch)?, watch)?;
         self.stores.upload_folder(folder, &address, |name| name == MANIFEST, watch)?;
         let listed = self.list(watch)?;
@@ -171,15 +171,16 @@ pub(super) fn completed(
     Ok(RunOptions { resume: Some(resume), ..options.clone() })
 }
 
-/// Downloads the checkpoint at an address, or the newest checkpoint of the run there, on every rank. A collective.
+/// Downloads the checkpoint at an address on every rank. If a run is at the address, downloads its newest checkpoint. A
+/// collective.
 pub(super) fn fetch(address: &str, comm: &dyn Communicator, watch: &dyn crate::data::Watch) -> Result<PathBuf, Error> {
     let download = Download::of(watch);
     let found = on_first_rank(comm, || newest(address, "--resume", &download))?;
     patiently(comm, || fetch_step(address, found, "--resume", &download))?
 }
 
-/// Downloads the checkpoint at an address, or the newest checkpoint of the run there. `key` names the address in
-/// errors. Returns the folder of the checkpoint.
+/// Downloads the checkpoint at an address. If a run is at the address, downloads its newest checkpoint. `key` names the
+/// address in errors. Returns the folder of the checkpoint.
 ///
 /// # Errors
 /// Fails if there is no checkpoint, or if the store fails.

@@ -20,11 +20,11 @@ use crate::data::remote::{Download, waiting};
 /// Prefix of the folders that keep the files to upload, even if the run removes the checkpoint.
 const KEPT: &str = ".uploading-";
 
-/// The checkpoints that are being uploaded or wait for it.
+/// The checkpoints that are being uploaded or wait for their upload.
 pub(in super::super) struct Uploads {
     address: String,
     root: PathBuf,
-    /// The channel to the thread. The thread ends when this is dropped.
+    /// The channel to the thread. The thread ends when the channel is dropped.
     jobs: Option<Sender<Job>>,
     said: Receiver<Said>,
     thread: JoinHandle<()>,
@@ -38,7 +38,7 @@ pub(in super::super) struct Uploads {
 struct Job {
     step: u64,
     folder: PathBuf,
-    /// Which other checkpoints remain in the store.
+    /// Decides which other checkpoints remain in the store.
     retention: Retention,
 }
 
@@ -55,7 +55,7 @@ enum Said {
 pub(in super::super) struct Begun<'a> {
     /// Whether the run continues in its own folder.
     pub(in super::super) goes_on: bool,
-    /// The address from which the run resumed, if it resumed from one.
+    /// The address from which the run resumed, if it resumed from a store.
     pub(in super::super) address: Option<&'a str>,
     /// Number of steps that the run has completed.
     pub(in super::super) steps: u64,
@@ -67,7 +67,7 @@ impl Uploads {
     ///
     /// # Errors
     /// Fails if another run has checkpoints in the store, if the store fails, if a file cannot be written, or if
-    /// `watch` stops the wait.
+    /// `watch` stops the upload.
     pub(in super::super) fn begin(
         config: &Config,
         retention: Retention,
@@ -94,7 +94,7 @@ impl Uploads {
         }
         let resolved = out.join("resolved.yaml");
         store.stores.upload(&resolved, &store.at("resolved.yaml"), &download).map_err(failed(KEY))?;
-        // Removes folders that a killed process left.
+        // Removes folders that a killed process left behind.
         for entry in fs::read_dir(&root).into_iter().flatten().flatten() {
             if entry.file_name().to_string_lossy().starts_with(KEPT) {
                 fs::remove_dir_all(entry.path()).map_err(Error::io(&entry.path()))?;

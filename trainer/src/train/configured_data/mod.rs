@@ -100,7 +100,7 @@ impl<'c> Sources<'c> {
         if vocabulary.is_some() {
             are_the_models(config, model, vocabulary)?;
         }
-        // Rejects a model that does not fit the tokens before it reads gigabytes of data.
+        // Before reading gigabytes of data, rejects a model that does not fit the tokenizer's vocabulary.
         if model.is_some() {
             configured_model::from_config(config, vocabulary)?;
         }
@@ -275,7 +275,8 @@ fn chat_options(chat: &config::Chat, model: Option<&config::Model>) -> ChatOptio
 
 fn format(model: Option<&config::Model>, written: config::DataFormat) -> data::Format {
     match (written, model) {
-        // The content of the files determines how their rows are stored.
+        // An MLP trains on rows of numbers. The content of a file shows whether it stores them as CSV, Parquet or
+        // Arrow.
         (
             config::DataFormat::Auto | config::DataFormat::Parquet | config::DataFormat::Arrow,
             Some(config::Model::Mlp(_)),
@@ -293,8 +294,8 @@ fn format(model: Option<&config::Model>, written: config::DataFormat) -> data::F
     }
 }
 
-/// Returns the size of the vocabulary that the tokenizer defines, or `None` if it does not define one. The default byte
-/// tokenizer does not define the vocabulary of token files.
+/// Returns the size of the tokenizer's vocabulary. Returns `None` if the tokenizer does not define the vocabulary of
+/// the data: the default byte tokenizer does not define the vocabulary of token files.
 fn vocabulary(
     model: Option<&config::Model>,
     data: &config::Data,

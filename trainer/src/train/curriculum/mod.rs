@@ -28,8 +28,8 @@ impl Lengths {
     pub(super) fn at(&self, step: u64) -> usize {
         let Curriculum { min_difficulty: min, max_difficulty: max, schedule_config: config, .. } = &self.curriculum;
         if let (Some(lengths), Some(steps)) = (&config.difficulty, &config.max_step) {
-            // As in DeepSpeed, the length stays at the largest value once it is reached, so a curriculum that begins
-            // there never changes.
+            // As in DeepSpeed, the length stays at the largest value once it has reached it. A curriculum that begins
+            // at the largest value therefore never changes.
             let now = steps.partition_point(|&last| (last as u64) < step);
             let reached = lengths[..=now].iter().find(|length| *length >= max);
             return if min >= max { *min } else { *reached.unwrap_or(&lengths[now]) };
@@ -41,8 +41,8 @@ impl Lengths {
         };
         let progress = (step as f64 / total as f64).powf(1.0 / degree);
         let length = (progress * (max - min) as f64 + *min as f64).floor() as usize;
-        // Lengths are multiples of `difficulty_step`, rounded down, but at least the smallest length rounded up, and at
-        // most the largest length.
+        // Lengths are rounded down to a multiple of `difficulty_step`. They are at least the smallest length, rounded
+        // up to a multiple, and at most the largest length.
         (length - length % multiple).max(min.next_multiple_of(multiple)).min(*max)
     }
 

@@ -105,7 +105,7 @@ fn lengths_are_those_of_an_installed_deepspeed() {
         };
         all.push(seqlen);
     }
-    // In Python, the keys and the types are strings.
+    // Python needs quotes around the keys and the types.
     let configs: Vec<String> = all.iter().map(|seqlen| format!("{{{}}}", quoted(seqlen))).collect();
     let script = format!(
         "import logging\nfrom deepspeed.runtime.data_pipeline.curriculum_scheduler import CurriculumScheduler\n\

@@ -1,4 +1,4 @@
-//! The data sets of `data.datasets` in a run: how many samples of each data set an epoch has, and their positions.
+//! The data sets of `data.datasets` in a run: how many samples an epoch takes from each data set, and their positions.
 
 use serde_json::{Value, json};
 use zero_config::Share;
@@ -37,7 +37,7 @@ impl Mixing {
         let total: usize = sets.iter().map(|set| set.samples).sum();
         let weights: Vec<f64> =
             sets.iter().map(|set| if let Share::Weight(weight) = set.share { weight } else { 0.0 }).collect();
-        // Either all data sets have weights in the configuration, or none has.
+        // In the configuration, either all data sets have weights, or none of them has a weight.
         let by_weight = match weights.iter().sum::<f64>() > 0.0 {
             true => apportion(&weights, total as u64),
             false => vec![0; sets.len()],
@@ -100,8 +100,8 @@ impl Mixing {
     }
 
     /// Continues a run from the state of its checkpoint at `position`. If the data sets or their shares have changed, a
-    /// new mixture begins here, in which each data set continues at its own position. The result then is a message
-    /// about this.
+    /// new mixture begins at `position`, and each data set continues at its own position. Returns a message about a new
+    /// mixture.
     pub(super) fn restore(&mut self, state: &Value, position: u64, used: impl Fn(u64) -> u64) -> Option<String> {
         let (names, before) = Self::read(state)?;
         let counts = |mixing: &Mixture| -> Vec<(u64, u64)> {

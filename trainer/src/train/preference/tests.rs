@@ -13,7 +13,7 @@ use crate::train::trained::run;
 
 const IM: [&str; 2] = ["<|endoftext|>", "<|im_end|>"];
 
-/// Returns pairs with several layouts and lengths. The first two share a prompt of two turns.
+/// Returns pairs with several layouts and lengths. The first two pairs share a prompt of two turns.
 fn records(pairs: usize) -> Vec<Value> {
     let user = |text: String| json!({"role": "user", "content": text});
     let assistant = |text: String| json!({"role": "assistant", "content": text});
@@ -70,7 +70,7 @@ const CASES: [(&str, &str, &str); 7] = [
 
 #[test]
 fn one_hundred_steps_agree_with_trl() {
-    // 20 pairs fill whole batches, because TRL would otherwise end an epoch with a smaller batch.
+    // 20 pairs fill whole batches. With another number, TRL would end an epoch with a smaller batch.
     let folder = folder(20);
     let cases: Vec<Value> =
         CASES.iter().map(|(model, keys, call)| json!([model, keys.contains("adapter"), call])).collect();

@@ -10,7 +10,7 @@ use zero_engine::format::bytes;
 /// The operation, its calls and its seconds. The key is the name, the size in bytes and the number of ranks.
 type Counts = BTreeMap<(&'static str, u64, usize), (Operation, u64, f64)>;
 
-/// The counts when `verbose` last printed its lines.
+/// The counts at the time when `verbose` last printed its lines.
 #[derive(Default)]
 pub(in crate::train) struct Seen(Counts);
 

@@ -76,7 +76,7 @@ impl Report {
         let comm = engine.communicator();
         let stats = engine.stats();
         let mut collectives = BTreeMap::new();
-        // Uses one row for all operations, because ranks of different pipeline stages use different operations.
+        // Exchanges one row with all operations, because ranks of different pipeline stages use different operations.
         let own = stats.iter().flat_map(|(_, counter)| [counter.sent_bytes as i64, counter.network_bytes as i64]);
         let all = over_ranks(engine, own.collect())?;
         for (index, (operation, counter)) in stats.iter().enumerate() {
@@ -159,7 +159,7 @@ fn gpu_timeline(engine: &Engine) -> Value {
     })
 }
 
-/// Formats the summary that is printed at the end.
+/// Formats the summary that a run prints at its end.
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let skipped = match self.skipped {
@@ -181,7 +181,8 @@ impl fmt::Display for Report {
     }
 }
 
-/// Returns the layers of each pipeline stage, and the layers with deferred gradients. Returns null for one stage.
+/// Returns the layers of each pipeline stage, and the layers with deferred gradients. Returns null if the model has
+/// only one stage.
 fn pipeline(engine: &Engine) -> Value {
     let (stage_plan, shape) = (engine.stage_plan(), engine.zero().layout().shape());
     if stage_plan.mesh.pipe() == 1 {

@@ -40,7 +40,7 @@ type Profiled = (String, Vec<(ParameterId, usize)>, LayerWork);
 
 /// Formats the profile of a step. Each layer is measured on the first rank that has it.
 pub(in crate::train) fn report(engine: &Engine, step: &Step, found: &Found, options: &FlopsProfiler) -> String {
-    // The peak FLOP rate of the CPU. The peak of a GPU is unknown.
+    // The peak FLOP rate of the CPU. The peak rate of a GPU is unknown.
     let peak =
         engine.model().device().is_cpu().then(|| measure::peak_flops(engine.settings().dtype) * threads() as f64);
     let mut text = String::from("-------------------------- Flops Profiler --------------------------\n");

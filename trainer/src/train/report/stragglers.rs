@@ -1,4 +1,4 @@
-//! Finds slow ranks. All ranks wait for the slowest, so the duration of a step does not reveal which one it is.
+//! Finds slow ranks. All ranks wait for the slowest rank, so the duration of a step does not show which rank is slow.
 
 use zero_comm::Communicator;
 
@@ -7,10 +7,11 @@ use zero_engine::timing::TimeCategory;
 
 /// A rank is slow if its own work takes longer than this factor times the work of the median rank.
 const SLOW: f64 = 2.0;
-/// Shorter work is ignored, because the scheduler occasionally takes a process off its core for this long.
+/// A rank whose own work takes less time than this is not slow, because the scheduler occasionally takes a process off
+/// its core for this long.
 const SHORT_MS: f64 = 20.0;
-/// A rank is reported after it was slow in this many consecutive steps, because any rank may be slow once. The log
-/// contains each case.
+/// A rank is reported after it was slow in this many consecutive steps, because any rank may be slow once.
+/// `metrics.jsonl` contains every slow step.
 const IN_A_ROW: u64 = 3;
 /// Minimum number of steps between two reports of a rank.
 const EVERY: u64 = 100;
@@ -30,7 +31,7 @@ impl Stragglers {
         Self { worked: 0.0, latest: None, said: vec![None; comm.size()] }
     }
 
-    /// Returns the part of the last step, in milliseconds, in which this rank did not wait for others.
+    /// Returns how many milliseconds of the last step this rank did not wait for other ranks.
     pub(in crate::train) fn own_ms(&mut self, engine: &Engine) -> f64 {
         let timing = engine.timing();
         let lanes = TimeCategory::ALL.iter().filter(|&&lane| lane != TimeCategory::Communication);
@@ -50,8 +51,8 @@ impl Stragglers {
     }
 
     /// Returns the warning about the [slow](Self::slow) rank of this step, unless it was reported recently. `all` is
-    /// empty if the ranks did not exchange their times after a step. Such a step neither counts nor interrupts a
-    /// series.
+    /// empty if the ranks did not exchange their times after a step. Such a step neither counts as a slow step nor
+    /// interrupts a series of slow steps.
     pub(in crate::train) fn word(&mut self, step: u64, all: &[f64], slow: Option<(usize, f64)>) -> Option<String> {
         if all.is_empty() {
             return None;

@@ -1,8 +1,8 @@
 //! The measured timeline of all ranks, together with a simulation from the measured costs.
 //!
 //! Each instruction records its start and end. The actual end of a communication is not measured. A collective is
-//! therefore drawn from its start, or from the end of the previous collective, until the rank has awaited it. A message
-//! is drawn until its receiver has it. GPU work is timed by the GPU's own clock.
+//! therefore drawn from its start, or from the end of the previous collective if that is later, until the rank has
+//! finished waiting for it. A message is drawn until its receiver has it. GPU work is timed by the GPU's own clock.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -14,7 +14,7 @@ use zero_pipeline::{
     Action, Coordinates, Event, Instruction, Lane, Message, Program, Timeline, Transfer, World, trace::chrome,
 };
 
-/// Returns the trace of all ranks in Chrome's format on rank 0, if a trace was recorded. It is then a collective.
+/// Returns the trace of all ranks in Chrome's format on rank 0, if a trace was recorded. A collective in this case.
 pub(in crate::train) fn of_all_ranks(engine: &Engine) -> Result<Option<String>, Error> {
     if !engine.timing().is_recorded() {
         return Ok(None);

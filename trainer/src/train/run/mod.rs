@@ -51,20 +51,20 @@ pub(super) struct Run<'a> {
     seen: communication::Seen,
     /// Number of tokens in the last step, including padding. A row of a table counts as one token.
     positions: usize,
-    /// Seconds that the steps after the first took, and seconds that they waited for data.
+    /// Total duration in seconds of all steps except the first, and how long these steps waited for data.
     waited: [f64; 2],
     /// Loss of the last step of this run.
     pub(super) loss: Option<f32>,
     pub(super) evaluation: Option<Evaluation>,
 }
 
-/// Sums and maxima over all ranks after a step. If replicates train alone, over the ranks of this rank's replicate.
+/// Sums and maxima after a step over all ranks or, if replicates train alone, over the ranks of this rank's replicate.
 struct Together {
     sent_bytes: u64,
     peak_bytes: u64,
     micros: u64,
     signal: i64,
-    /// Whether any rank has received a request to save a checkpoint.
+    /// Whether a rank has received a request to save a checkpoint.
     save: bool,
     /// Milliseconds of each rank's own work, by rank. Empty if replicates have trained alone.
     own_ms: Vec<f64>,
@@ -138,7 +138,7 @@ impl<'a> Run<'a> {
                 self.profile(&step)?;
             }
             let together = self.gather(&step, requests, batches.waited())?;
-            // The first step loads its own micro-batches.
+            // The first step is not counted, because its micro-batches are not loaded ahead.
             if self.loss.is_some() {
                 self.waited[0] += together.micros as f64 / 1e6;
                 self.waited[1] += together.data_wait_ms / 1e3;
@@ -151,7 +151,7 @@ impl<'a> Run<'a> {
             step.noise.into_iter().for_each(|of_step| self.noise_scale.add(of_step));
             self.record(&step, &together, evaluation.as_ref(), files.as_deref_mut())?;
             self.call_back(&step, steps, &together, evaluation.as_ref());
-            // A replicate that trains alone may diverge alone.
+            // If replicates train alone, only one of them may diverge. `abort` tells the other replicates.
             let judged = self.divergence.judge(&step, &self.progress);
             judged.inspect_err(|error| self.engine.communicator().abort(&error.to_string()))?;
             if training.compare_replicas_every > 0 && step.step.is_multiple_of(training.compare_replicas_every as u64) {
@@ -205,9 +205,9 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Exchanges the counters and requests of all ranks after a step. While replicates train alone, each of them
-    /// exchanges only its own counters. Requests are exchanged after outer steps, so that all replicates stop or save
-    /// there.
+    /// Exchanges the counters and requests of all ranks after a step. While replicates train alone, the ranks of each
+    /// replicate exchange only counters, among themselves. They exchange requests after an outer step, so that all
+    /// replicates stop or save at the same step.
     fn gather(&mut self, step: &Step, requests: &Requests, data_wait: Duration) -> Result<Together, Error> {
         let peak = self.engine.zero().ledger().peak_total() as i64;
         let own_micros = self.stragglers.own_ms(&self.engine) * 1e3;
@@ -234,8 +234,8 @@ impl<'a> Run<'a> {
         })
     }
 
-    /// Saves the final checkpoint. A run that a signal stopped always saves one, even with `save_last: false`, so that
-    /// it can be resumed.
+    /// Saves the final checkpoint. A run that a signal stopped always saves a checkpoint, even with `save_last: false`,
+    /// so that it can be resumed.
     pub(super) fn save_last(&mut self, finished: Finished, requests: &Requests) -> Result<Option<PathBuf>, Error> {
         let saved = match finished {
             Finished::Done if !self.engine.config().training.save_last => {
@@ -356,7 +356,7 @@ impl<'a> Run<'a> {
     }
 }
 
-/// Returns a hint if the steps waited for data at least a second and a tenth of their time.
+/// Returns a hint if the steps waited for data for at least one second and at least a tenth of their time.
 fn waiting_hint([all, waited]: [f64; 2], training: &Training) -> Option<String> {
     let Training { dataloader_num_workers: workers, dataloader_prefetch_factor: factor, .. } = training;
     (waited >= 1.0 && waited >= 0.1 * all).then(|| {

@@ -9,7 +9,8 @@ use candle_core::{Device, Tensor};
 use super::{config, fit_on, mistake, model, points, quiet};
 use crate::train::{Resume, Summary};
 
-/// Trains on two ranks and evaluates every second step. The metric `planted` has these values in turn.
+/// Trains on two ranks and evaluates every second step. In evaluation i, the metric `planted` has the value
+/// `values[i]`.
 fn fit(folder: &Path, steps: u64, more: &str, values: &'static [f32], resume: Option<Resume>) -> Summary {
     let trainer = || {
         // Each evaluation calls the metric twice on a rank, because the eight points are two micro-batches per rank.
@@ -65,7 +66,8 @@ fn the_best_checkpoint_is_kept_until_a_better_one() {
         let resumed = fit(path, 14, &keep, &[0.8, 0.95], Some(Resume::Auto)).best.unwrap();
         assert_eq!((resumed.step, linked(path).as_str()), (14, "step-00000014"), "{more}");
         assert_eq!(names(path), ["best", "latest", "step-00000014"], "{more}");
-        // The link `best` can be resumed from. A run in another folder has a best checkpoint of its own.
+        // The link `best` can be resumed from. A run that continues from it in another folder has its own best
+        // checkpoint.
         let other = tempfile::tempdir().unwrap();
         let from = Resume::From(path.join("run/checkpoints/best"));
         let other_run = fit(other.path(), 16, &keep, &[0.1], Some(from));

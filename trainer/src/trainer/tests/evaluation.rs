@@ -9,7 +9,7 @@ use crate::data::{Dataset, InMemory};
 use crate::metrics::accuracy;
 use crate::train::Summary;
 
-/// 27 samples are not a multiple of the micro-batch, and 14 micro-batches cannot be divided evenly among 4 ranks.
+/// 27 samples do not fill whole micro-batches, and 14 micro-batches cannot be divided evenly among 4 ranks.
 #[test]
 fn metrics_are_the_same_on_any_number_of_ranks() {
     let evaluations = [1, 2, 4].map(|ranks| {
@@ -39,8 +39,8 @@ fn metrics_are_the_same_on_any_number_of_ranks() {
     assert_eq!(evaluations[0].metric("doubled").unwrap(), 2.0 * evaluations[0].metric("accuracy").unwrap());
 }
 
-/// Returns points with classes as i64. Only some points have a class. If `keeps_all`, the others are kept without a
-/// target; otherwise they are left out.
+/// Returns points with classes as i64. Only some points have a class. With `keeps_all`, the points without a class are
+/// kept without a target. Otherwise they are left out.
 fn partly_labelled(samples: usize, keeps_all: bool) -> InMemory {
     let has_class = |i: &usize| !i.is_multiple_of(3) && !(6..12).contains(i);
     let kept: Vec<u32> = (0..samples).filter(|i| keeps_all || has_class(i)).map(|i| i as u32).collect();

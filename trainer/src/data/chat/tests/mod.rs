@@ -201,8 +201,8 @@ fn a_slice_has_the_records_of_its_places() {
         let chat = ChatOptions { excess_length, ..ChatOptions::default() };
         open(&DataOptions { split, sample_packing, ..folder.options(24, chat) }, &folder.tokenizer())
     };
-    // The first conversation is too long. A slice counts records before any are left out, and records outside it cause
-    // no errors.
+    // The first conversation is too long. A slice counts all records, including those that are later left out. Records
+    // outside the slice cause no errors.
     let letters = |text: &str| ["[b", "[c", "[d", "[e"].iter().filter(|answer| text.contains(*answer)).count();
     for (split, first, count) in [("train[1:3]", "[c", 2), ("train[75%:]", "[e", 1), ("train[-3:]", "[c", 3)] {
         let text = folder.shown(&read(split, ExcessLength::Raise, false).unwrap()).concat();
@@ -233,7 +233,7 @@ fn a_sample_can_hold_several_conversations() {
     let [mut samples, mut of_alone] = [Samples::default(), Samples::default()];
     (0..2).for_each(|index| dataset.append(index, &mut samples).unwrap());
     (0..4).for_each(|index| alone.append(index, &mut of_alone).unwrap());
-    // Each packed conversation has the same tokens as on its own, and positions restart at each conversation.
+    // Each conversation has the same tokens packed as unpacked, and positions restart at each conversation.
     let starts = [(0, 0, 40), (3, 40, 24), (1, 64, 22), (2, 86, 23)];
     for (conversation, start, length) in starts {
         let (at, of) = (start..start + length, 64 * conversation..64 * conversation + length);

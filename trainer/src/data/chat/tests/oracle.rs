@@ -119,8 +119,8 @@ fn tokens_and_masks_are_those_of_transformers() {
     for (i, (name, is_marked, _, samples, records)) in folders.iter().enumerate() {
         for (j, (tokens, mask)) in samples.iter().enumerate() {
             assert_eq!(*tokens, theirs[i][j].0, "{name}: {}", records[j]);
-            // transformers computes no mask for a template without marks, so the mask of the marked template is
-            // expected.
+            // transformers computes no mask for a template without marks, so the test expects the mask of the same
+            // template with marks.
             let marked = &theirs[i - usize::from(!is_marked)][j].1;
             let mut expected: Vec<bool> = marked.iter().map(|&trained| trained == 1).collect();
             if name.starts_with("Phi")

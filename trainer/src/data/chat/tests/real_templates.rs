@@ -1,5 +1,6 @@
-//! Compares the templates of well-known models, in their original form and with TRL's `{% generation %}` marks, with
-//! transformers' `apply_chat_template`. The tests are skipped without Python, transformers or TRL.
+//! Renders the templates of well-known models, in their original form and with TRL's `{% generation %}` marks, and
+//! compares the results with transformers' `apply_chat_template`. The tests are skipped without Python, transformers or
+//! TRL.
 
 use std::collections::BTreeSet;
 

@@ -11,7 +11,7 @@ use super::folders::Mds;
 use super::tables::{arrow_file, arrow_stream, batch, parquet};
 use super::*;
 
-/// A random number generator with the same numbers in each run (xorshift64).
+/// A random number generator that returns the same numbers in each run (xorshift64).
 struct Random(u64);
 
 impl Random {
@@ -63,8 +63,8 @@ fn changed_bytes_of_tables_do_not_panic() {
         for _ in 0..120 {
             let mut changed = whole.clone();
             for _ in 0..=random.below(3) {
-                // Half of the changes are in the last bytes, because the description of the columns there is a small
-                // part of the file.
+                // Half of the changes are in the last bytes. They contain the description of the columns, which is a
+                // small part of the file and would otherwise rarely change.
                 let from = if random.below(2) == 0 { 0 } else { whole.len().saturating_sub(1500) };
                 let place = from + random.below(whole.len() - from);
                 changed[place] = [0, 1, 0x7f, 0x80, 0xff, random.below(256) as u8][random.below(6)];
@@ -74,8 +74,8 @@ fn changed_bytes_of_tables_do_not_panic() {
     }
 }
 
-/// Writes a huge length to each place of an Arrow file in turn. Without the check in the reader, the decoder would
-/// allocate that much memory.
+/// Writes a huge length to each position of an Arrow file in turn. Without the reader's check, the decoder would
+/// allocate this length.
 #[test]
 fn a_length_that_cannot_be_in_an_arrow_file_is_an_error() {
     let folder = Folder::new();

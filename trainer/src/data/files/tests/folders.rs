@@ -41,8 +41,8 @@ fn a_saved_data_set_has_its_files_in_order() {
     assert!(matches!(open(&folder.path().join("other"), Format::Auto), Err(DataError::Directory { .. })));
 }
 
-/// Writes shards of mosaicml-streaming. The columns are in the order of their names; each has a name, an encoding and
-/// an optional fixed size.
+/// Writes shards of mosaicml-streaming. Each column has a name, an encoding and an optional fixed size. The caller
+/// sorts the columns by name.
 pub(super) struct Mds<'a> {
     pub(super) columns: &'a [(&'a str, &'a str, Option<u32>)],
     pub(super) compression: Option<&'a str>,

@@ -1,4 +1,4 @@
-//! Reads files of every storage that the tests write themselves, and truncated or damaged files.
+//! Reads files in every storage format, and truncated or damaged files. The tests write these files themselves.
 
 mod archives;
 mod damage;

@@ -1,4 +1,5 @@
-//! Compares rows with pyarrow, `datasets` and mosaicml-streaming. A test is skipped without Python or its package.
+//! Compares the rows with those that pyarrow, `datasets` and mosaicml-streaming read. A test is skipped without Python
+//! or the package that it needs.
 
 use serde_json::{Value, json};
 

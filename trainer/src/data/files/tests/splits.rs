@@ -1,4 +1,4 @@
-//! Finds splits of folders by the names of their files. Compares them with `datasets` if it is installed.
+//! Finds the splits of folders by file names. Compares them with the splits that `datasets` finds, if it is installed.
 
 use std::fmt::Write as _;
 

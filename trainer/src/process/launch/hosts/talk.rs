@@ -36,7 +36,7 @@ impl Talk {
                     *locked(&self.shared.lost) = Some(format!("cannot reach the launcher of host 0: {error}{hint}"));
                     return;
                 }
-                // The connection is unusable after it failed in the middle of a message.
+                // A connection that failed in the middle of a message is unusable.
                 Err(_) => client = None,
             }
             std::thread::sleep(TICK);
