@@ -11,9 +11,9 @@
 //! | text, bytes | read in parts, tokenized in memory | tokens `i·T .. i·T + T`; the targets are shifted by one token |
 //! | JSON lines | the string under a key, one document per line | as for text |
 //! | Parquet, Arrow, MDS | a column of texts, one document per row | as for text |
-//! | tokens | raw little-endian u16 or u32, read in pieces as needed | as for text; files are joined without a separator |
+//! | tokens | raw little-endian u16 or u32, read in pieces as needed | as for text; files joined without a separator |
 //! | conversations | JSON lines, a JSON array, or rows of Parquet, Arrow or MDS, rendered with the model's chat template | conversation i, padded; untrained targets are −100 |
-//! | pairs of answers | the same files, with a section `preference` | both answers of pair i, each with the prompt before it and padding after it |
+//! | pairs of answers | the same files, with a section `preference` | two texts of pair i, padded: the prompt with each answer |
 //! | CSV, Parquet, Arrow | rows of numbers | the row's features, with the last column as the target |
 //!
 //! bzip2, gzip and zstd files are decompressed while they are read. Documents (a text file, a line or a row) are joined

@@ -32,7 +32,8 @@ fn permute(seed: u64, epoch: u64, n: u64, index: u64) -> u64 {
     loop {
         let (mut high, mut low) = (x >> low_bits, x & low_mask);
         for round in (0..ROUNDS).step_by(2) {
-            // Each line changes one half by a function of the other half, so it is its own inverse.
+            // Each line changes one half by a function of the other half. Such a line is its own inverse, so the
+            // network is a permutation.
             low ^= mix(key ^ high.wrapping_add(round << 56)) & low_mask;
             high ^= mix(key ^ low.wrapping_add((round + 1) << 56)) & high_mask;
         }

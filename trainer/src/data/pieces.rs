@@ -67,9 +67,8 @@ pub(super) fn piece_end(text: &[u8], cuts: Cuts) -> Option<usize> {
     match cuts {
         Cuts::Anywhere => (text.len() >= PIECE).then_some(PIECE),
         Cuts::Words => word_start(text, PIECE..2 * PIECE).or_else(|| {
-            // The start of a line that follows empty lines is the second choice. In several line breaks before a word,
-            // some tokenizers, such as GPT-2's, separate the last one from the others. After a cut, they do not see
-            // this word.
+            // The start of a line that follows empty lines is the second choice. Some tokenizers, such as GPT-2's,
+            // separate the last of several line breaks from the others, but only if a word follows in the same piece.
             let mut later = 2 * PIECE..text.len();
             later.find(|&at| text[at - 1] == b'\n' && is_alphanumeric(&text[at..]))
         }),

@@ -25,7 +25,7 @@ impl Cores {
         (!cpus.is_empty()).then(|| Self::grouped(cpus.into_iter(), siblings))
     }
 
-    /// Returns the cores that are also in `other`.
+    /// Returns the cores of `self` that are also in `other`.
     pub fn and(&self, other: &Self) -> Self {
         let both = other.cpus();
         let kept = self.0.iter().map(|core| core.iter().copied().filter(|cpu| both.contains(cpu)).collect::<Vec<_>>());
@@ -105,7 +105,7 @@ impl std::fmt::Display for Cores {
     }
 }
 
-/// Returns the first hardware thread of the core of `cpu`.
+/// Returns the first hardware thread of the core to which the hardware thread `cpu` belongs.
 fn siblings(cpu: usize) -> usize {
     let path = format!("/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list");
     let list = fs::read_to_string(path).ok().and_then(|list| parse(list.trim()));

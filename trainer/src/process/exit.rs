@@ -1,8 +1,8 @@
 //! Ends a failed rank in a way that lets the launcher that started it blame the right rank.
 //!
-//! torchrun and DeepSpeed's launcher poll their processes, and blame the first one that has exited. A rank that loses a
-//! peer would exit only milliseconds after the peer, so the launcher could blame the wrong rank. The rank therefore
-//! reports the failure at once, but waits before it exits.
+//! torchrun and DeepSpeed's launcher poll their processes, and blame the first process that they find exited. A rank
+//! that loses a peer would exit only milliseconds after the peer, so the launcher could blame the wrong rank. The rank
+//! therefore reports the failure at once, but waits before it exits.
 
 use std::fs;
 use std::sync::Arc;
@@ -14,8 +14,8 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 
 /// Names the file from which torchrun reads a rank's error for its report.
 const ERROR_FILE: &str = "TORCHELASTIC_ERROR_FILE";
-/// How long a rank waits that has lost a peer. This is longer than the poll interval of DeepSpeed's launcher, one
-/// second.
+/// How long a rank that has lost a peer waits before it exits. This is longer than the poll interval of DeepSpeed's
+/// launcher, one second.
 const WAIT: Duration = Duration::from_secs(3);
 /// The exit status of a rank that has lost a peer.
 const LOST_PEER: u8 = 4;

@@ -110,8 +110,8 @@ fn run(folder: &Path, name: String) -> Result<Run, Error> {
     Ok((run, leaves))
 }
 
-/// Returns whether `report.json` belongs to the last part of a resumed run: it was written after the last of these
-/// steps.
+/// Returns whether `report.json` belongs to the last part of a resumed run: whether its last loss is the loss of the
+/// last line. The report of a part without steps has no loss and always counts.
 fn is_of_last_part(report: &Value, lines: &[Line]) -> bool {
     let last = lines.last().and_then(|line| line.loss);
     report["steps"] == 0 || report["last_loss"].as_f64() == last

@@ -228,7 +228,7 @@ impl Corpus {
     }
 }
 
-/// Rejects `training.eval_every` without evaluation data; `help` describes how to add them.
+/// Rejects `training.eval_every` without evaluation data. `help` describes how to add evaluation data.
 pub(super) fn evaluates_on(config: &Config, eval: Option<&Arc<dyn Dataset>>, help: &str) -> Result<(), Error> {
     match config.training.eval_every > 0 && eval.is_none() {
         true => Err(Error::setting("training.eval_every", "the run has no evaluation data", help)),

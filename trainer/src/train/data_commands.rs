@@ -58,7 +58,7 @@ pub struct Lengths {
     pub sum: u64,
     /// The smallest length.
     pub min: u64,
-    /// The median. If there are two middle lengths, the smaller one.
+    /// The median. If there are two middle lengths, the smaller of them.
     pub median: u64,
     /// The 99th percentile.
     pub p99: u64,

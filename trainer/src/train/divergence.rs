@@ -1,4 +1,4 @@
-//! Detects diverging training: gradients that are not finite, and gradient norms far above those of earlier steps.
+//! Detects diverging training: gradients that are not finite, and gradient norms far above the norms of earlier steps.
 
 use std::collections::VecDeque;
 

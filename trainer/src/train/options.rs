@@ -26,7 +26,7 @@ pub struct RunOptions {
     pub restarts: Restarts,
     /// The launcher's name for its job, which all attempts of the job share. No other job has the same name.
     pub job: Option<String>,
-    /// Trains for this number of steps, and compares the losses with those of one process at ZeRO stage 0.
+    /// Trains for this number of steps, and compares the losses with the losses of one process at ZeRO stage 0.
     pub verify: Option<u64>,
     /// Whether to ignore `training.memory_limit`.
     pub force: bool,

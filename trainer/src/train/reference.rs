@@ -1,8 +1,8 @@
 //! Computes the log-probabilities of both answers of each pair under the reference model. The reference is the model at
 //! the start of training.
 //!
-//! They are computed once, before the first step, and kept in the run's folder. A resumed run reads them from a file,
-//! because its model is no longer the reference.
+//! The log-probabilities are computed once, before the first step, and kept in the run's folder. A resumed run reads
+//! them from a file, because its model is no longer the reference.
 
 use std::collections::HashMap;
 use std::fs;

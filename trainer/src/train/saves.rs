@@ -42,7 +42,7 @@ impl Saves {
         evaluation: &Evaluation,
         progress: &Progress,
     ) -> Result<bool, Error> {
-        // The best evaluation is known only after the checkpoint of the last better evaluation is written.
+        // The save of the last better evaluation may fail. The best evaluation is known only after this save has ended.
         if self.best.is_unsaved() {
             engine.finish_save()?;
             self.look(engine, progress)?;

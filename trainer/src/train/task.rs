@@ -1,4 +1,4 @@
-//! The inputs that a program passes to a run besides its configuration, and the results that the run returns.
+//! The inputs that a program passes to a run in addition to the configuration, and the results that the run returns.
 
 use std::path::PathBuf;
 use std::sync::Arc;

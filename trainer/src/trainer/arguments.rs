@@ -98,7 +98,7 @@ impl Arguments {
         Ok(sources)
     }
 
-    /// Parses the configuration. `more` has overrides that are applied after those of the command line.
+    /// Parses the configuration. `more` has overrides that are applied after the overrides on the command line.
     ///
     /// # Errors
     /// Fails if the configuration contains mistakes.

@@ -37,8 +37,8 @@ use arguments::Arguments;
 /// `launcher.max_restarts`, all ranks are restarted after one dies, and the run resumes from its newest checkpoint.
 ///
 /// Without [`Trainer::model`], the trainer builds the model of the configuration's `model` section. Without
-/// [`Trainer::data`], it opens the files of the `data` section. If the program calls the function and the configuration
-/// has the section, `fit` returns an error.
+/// [`Trainer::data`], it opens the files of the `data` section. If a program calls one of these functions and the
+/// configuration also has the corresponding section, `fit` returns an error.
 #[must_use = "a trainer does nothing before `fit`"]
 pub struct Trainer<'a> {
     config: Config,

@@ -35,7 +35,7 @@ fn model() -> Layers {
         .loss(cross_entropy)
 }
 
-/// Returns a configuration with micro-batches of 2 samples, so that 1, 2 and 4 ranks train on the same batches.
+/// Returns a configuration with global batches of 8 samples in micro-batches of 2, for 1, 2 or 4 ranks.
 fn text(folder: &Path, more: &str) -> String {
     format!(
         "train_batch_size: 8\ntrain_micro_batch_size_per_gpu: 2\noptimizer: {{type: AdamW, params: {{lr: 0.05}}}}\n\

@@ -61,7 +61,7 @@ impl Lock {
         self.is_exclusive
     }
 
-    /// Tells waiting processes that `done` of `total` bytes are tokenized. If it fails, they show no progress.
+    /// Tells waiting processes that `done` of `total` bytes are tokenized. If the write fails, they show no progress.
     pub(super) fn note(&self, done: u64, total: u64) {
         let bytes = [done, total].map(u64::to_le_bytes);
         let _ = self.file.write_all_at(bytes.as_flattened(), 0);

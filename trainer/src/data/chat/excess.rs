@@ -10,7 +10,7 @@ use zero_engine::{At, DataError};
 use super::super::options::DataOptions;
 use super::record::Problem;
 
-/// Decides about conversations that are too long, and counts them.
+/// Decides what happens to conversations that are too long, and counts them.
 pub(super) struct Excess {
     strategy: ExcessLength,
     sequence_length: usize,
@@ -19,7 +19,8 @@ pub(super) struct Excess {
     refused: Option<Refused>,
 }
 
-/// The conversations that are reported as an error. `path`, `at` and `length` belong to the first of them.
+/// The conversations that are reported as an error. `path`, `at` and `length` describe the first of these
+/// conversations.
 struct Refused {
     path: PathBuf,
     at: At,

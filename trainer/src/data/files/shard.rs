@@ -110,7 +110,7 @@ impl Shard {
         if column_names.len() != column_encodings.len() || column_names.len() != column_sizes.len() {
             return Err("a shard lists different numbers of column names, encodings and sizes".into());
         }
-        // The offsets of n samples take 4·(n + 2) bytes, and no offset is above 4 GiB.
+        // The number n of samples and the n + 1 offsets take 4·(n + 2) bytes, and no offset is above 4 GiB.
         if raw_data.bytes > u64::from(u32::MAX) || *samples > raw_data.bytes / 4 {
             return Err(format!("a shard cannot hold {samples} samples in {} bytes", raw_data.bytes));
         }

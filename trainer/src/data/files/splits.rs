@@ -30,7 +30,7 @@ const EXTENSIONS: [&str; 8] = ["csv", "json", "jsonl", "ndjson", "parquet", "arr
 const MATCHING: MatchOptions =
     MatchOptions { case_sensitive: true, require_literal_separator: true, require_literal_leading_dot: true };
 
-/// The splits of a folder in the order for messages. Each has the indices of its files.
+/// The splits of a folder, each with the indices of its files. Messages list the splits in this order.
 type Splits = Vec<(String, Vec<usize>)>;
 
 /// Returns the files or shards of `split` in a folder.
@@ -75,7 +75,7 @@ fn has(path: &Path, split: &str, splits: Vec<String>) -> Result<(), DataError> {
     }
 }
 
-/// Collects the names of all files in a folder and its subfolders, except hidden ones.
+/// Collects the names of all files in a folder and its subfolders, except hidden files and folders.
 fn walk(folder: &Path, below: &str, names: &mut Vec<String>) -> io::Result<()> {
     for entry in fs::read_dir(folder)? {
         let entry = entry?;
@@ -205,7 +205,7 @@ fn by_names(names: &[String], folder: &str) -> Splits {
         shards.sort_by(|(a, _), (b, _)| place(a).cmp(&place(b)).then_with(|| a.cmp(b)));
         return shards;
     }
-    // Files are ordered by keyword, and for each keyword by its place in the name.
+    // Files are ordered by keyword, and files with the same keyword by the keyword's place in the name.
     let by = |places: &[Place], of: &dyn Fn(&str, &str, Place) -> bool| -> Splits {
         let files = |keywords: &[&str]| {
             let places = keywords.iter().flat_map(|keyword| places.iter().map(|place| (*keyword, *place)));

@@ -88,7 +88,7 @@ pub(super) enum Decision {
     },
 }
 
-/// The state of a launcher, as it publishes it to the others.
+/// The state that a launcher publishes to the other launchers.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct State {
     /// Heartbeat: incremented by each write.
@@ -105,7 +105,7 @@ struct State {
     failed: bool,
     /// How this attempt has ended on this host.
     outcome: Option<AttemptOutcome>,
-    /// What follows the attempt; only host 0 decides.
+    /// What follows the attempt. Only host 0 sets this.
     decision: Option<Decision>,
     /// Whether this launcher knows that the job has ended.
     leaves: bool,

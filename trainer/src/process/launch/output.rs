@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use zero_engine::Error;
 
-/// Number of lines shown of a failed rank.
+/// Maximum number of lines of a failed rank that are shown.
 const LAST: usize = 40;
 /// Maximum length of a line in bytes. Longer lines are split.
 const LONGEST: u64 = 64 << 10;

@@ -17,7 +17,7 @@ use super::job::Team;
 pub struct Recovery<'a> {
     /// Maximum number of restarts.
     pub max_restarts: usize,
-    /// Minimum number of ranks to continue with. With `None`, all ranks are restarted, including those that died.
+    /// Minimum number of ranks to continue with. With `None`, the next attempt has the same number of ranks.
     pub min_ranks: Option<usize>,
     /// The state of the run folder before the run. `None` for other programs, which find their checkpoints themselves.
     pub before: Option<Before>,

@@ -32,7 +32,7 @@ impl Mixing {
     /// Creates the mixture of these data sets.
     ///
     /// # Errors
-    /// Fails if samples are chosen from the data sets, but an epoch would have no samples.
+    /// Fails if an epoch would have no samples.
     pub(super) fn new(sets: &[MixedSet]) -> Result<Self, Error> {
         let total: usize = sets.iter().map(|set| set.samples).sum();
         let weights: Vec<f64> =

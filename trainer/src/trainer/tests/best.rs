@@ -66,8 +66,7 @@ fn the_best_checkpoint_is_kept_until_a_better_one() {
         let resumed = fit(path, 14, &keep, &[0.8, 0.95], Some(Resume::Auto)).best.unwrap();
         assert_eq!((resumed.step, linked(path).as_str()), (14, "step-00000014"), "{more}");
         assert_eq!(names(path), ["best", "latest", "step-00000014"], "{more}");
-        // The link `best` can be resumed from. A run that continues from it in another folder has its own best
-        // checkpoint.
+        // A run can resume from the link `best`. If it resumes in another folder, it has its own best checkpoint.
         let other = tempfile::tempdir().unwrap();
         let from = Resume::From(path.join("run/checkpoints/best"));
         let other_run = fit(other.path(), 16, &keep, &[0.1], Some(from));

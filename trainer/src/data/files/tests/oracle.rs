@@ -7,8 +7,8 @@ use super::super::super::options::{Format, TokenDtype};
 use super::*;
 use crate::python;
 
-/// Defines `ROWS` with nested messages, nulls and repeated texts, and `clean`, which removes the fields of structs that
-/// are null, as the readers do.
+/// Defines `ROWS` with nested messages, nulls and repeated texts. Also defines `clean`, which removes null fields of
+/// structs, as the readers do.
 const ROWS: &str = r#"
 import json, sys
 FOLDER = sys.argv[1] if len(sys.argv) > 1 else PLACE

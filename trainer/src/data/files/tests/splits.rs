@@ -174,7 +174,7 @@ fn files_of_splits_are_those_of_datasets() {
             names.push(name + ends[random(8)]);
         }
         names.retain(|name| !name.split('/').any(|part| part.starts_with('.')));
-        // Removes names that are both a file and a folder.
+        // Removes the names of files that are also folders of other files.
         let clashes =
             |name: &String| names.iter().any(|other| other.starts_with(&format!("{name}/")) || name.is_empty());
         let mut names: Vec<String> = names.iter().filter(|name| !clashes(name)).cloned().collect();
