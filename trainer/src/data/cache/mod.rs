@@ -1,10 +1,10 @@
 //! The token cache: files are tokenized once, for all ranks of a host and for later runs.
 //!
 //! Each source file has an [`Entry`]. `Work::name` computes the entry's name. It is a hash of everything that the
-//! tokens depend on: the bytes of the file, the tokenizer, the format, and the JSON key of the text or the chat
-//! template. If a corpus grows, only its new files are tokenized. After an interruption, the next run tokenizes only
-//! the missing files. Entries are immutable and never become outdated. Any file of the cache may be deleted while no
-//! run uses it.
+//! tokens depend on: the bytes of the file, the tokenizer, the format, and the chat template or the key that holds the
+//! text. If a corpus grows, only its new files are tokenized. After an interruption, the next run tokenizes only the
+//! missing files. Entries are immutable and never become outdated. Any file of the cache may be deleted while no run
+//! uses it.
 //!
 //! One rank takes the [`Lock`] and tokenizes; the others wait and open the entries that it wrote.
 
@@ -230,8 +230,8 @@ impl<'a, W: Work> Cache<'a, W> {
         self.entries.join(self.work.name(source, &identity.hash))
     }
 
-    /// Opens the entry. Returns `None` if it does not exist, or if it has a token outside the model's vocabulary. The
-    /// caller then tokenizes the file again, and the error names the position of the unknown token.
+    /// Opens the entry. Returns `None` if it does not exist, is damaged, or has a token outside the model's vocabulary.
+    /// The caller then tokenizes the file again, which returns an error with the position of an unknown token.
     fn entry(&self, path: &Path) -> Result<Option<Entry>, DataError> {
         let entry = Entry::open(path).map_err(DataError::cache(path))?;
         Ok(entry.filter(|entry| self.work.fits(entry.footer().largest)))

@@ -1,9 +1,9 @@
 //! Decides which tokens of a conversation are trained.
 //!
-//! If the template has `{% generation %}` marks, the marked tokens are trained. Otherwise a turn is found by rendering
-//! the conversation twice: up to the start of the turn, and up to its end. Both texts must be prefixes of the whole
-//! text. Only the whole text is tokenized, because a prefix alone may have different tokens. A token belongs to a turn
-//! if one of its characters does.
+//! If the template has `{% generation %}` marks, and all trained messages are the assistant's, the marked tokens of
+//! these messages are trained. Otherwise a turn is found by rendering the conversation twice: up to the start of the
+//! turn, and up to its end. Both texts must be prefixes of the whole text. Only the whole text is tokenized, because a
+//! prefix alone may have different tokens. A token belongs to a turn if one of its characters does.
 
 use std::ops::Range;
 

@@ -163,9 +163,9 @@ impl Rendering<'_> {
         }
     }
 
-    /// Returns whether a record without trained tokens is an error. `length` is the length of its longest text. A
-    /// record that is too long counts only if the options truncate it. Otherwise it is left out, or the error reports
-    /// its length.
+    /// Returns whether a record without trained tokens is an error. `length` is the length of its longest text. If the
+    /// record is too long, this is true only if the options truncate it. Otherwise the record is left out, or an error
+    /// reports its length.
     fn refuses_untrained(&self, length: usize) -> bool {
         let chat = &self.options.chat;
         let is_used = length <= self.most() || chat.excess_length == ExcessLength::Truncate;

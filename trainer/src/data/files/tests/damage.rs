@@ -75,7 +75,7 @@ fn changed_bytes_of_tables_do_not_panic() {
 }
 
 /// Writes a huge length to each position of an Arrow file in turn. Without the reader's check, the decoder would
-/// allocate this length.
+/// allocate this many bytes.
 #[test]
 fn a_length_that_cannot_be_in_an_arrow_file_is_an_error() {
     let folder = Folder::new();
