@@ -1,4 +1,5 @@
-//! Decodes tokens while they are generated. Returns only complete characters, and never a part of a stop string.
+//! Decodes tokens while they are generated. Returns only complete characters, and holds back text that may be the
+//! beginning of a stop string.
 
 use zero_engine::DataError;
 
