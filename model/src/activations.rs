@@ -1,4 +1,4 @@
-//! What layers pass to each other.
+//! Activations: the tensors that layers pass to each other.
 
 use candle_core::{Result, Tensor};
 
@@ -26,7 +26,7 @@ impl Activations {
         }
     }
 
-    /// Returns all tensors, which must be `N`.
+    /// Returns all tensors as an array of `N`.
     ///
     /// # Errors
     /// Fails if the number of tensors is not `N`.

@@ -26,7 +26,7 @@ pub struct Adapter {
     pub modules_to_save: Vec<String>,
     /// Biases that are trained.
     pub bias: TrainedBias,
-    /// Ratio of the learning rate of B and of all vectors to the learning rate of A and other matrices (LoRA+). 1 for
+    /// LoRA+: the matrices B and all vectors learn at this multiple of the learning rate of all other matrices. 1 for
     /// plain LoRA.
     pub lr_ratio: f64,
 }
@@ -49,7 +49,8 @@ impl Adapter {
         if dims < 2 || name.ends_with(".lora_B.weight") { self.lr_ratio } else { 1.0 }
     }
 
-    /// Checks that each name has an effect. `maps` are all linear maps.
+    /// Checks that each name in the settings matches a linear map or a module of the model. `maps` are all linear maps
+    /// of the model.
     pub(crate) fn check(&self, parameters: &[Parameter], maps: &[LinearMap]) -> Result<(), BuildError> {
         let unknown = |name: &&String| !maps.iter().any(|map| names(name, &map.path));
         if let Some(name) = self.lora.targets.iter().flatten().find(unknown) {

@@ -1,6 +1,6 @@
 //! Errors in a list of layers, and in the selection of parameters for training or of modules for an adapter.
 
-/// An error of building a model.
+/// An error in building a model.
 #[derive(Debug, thiserror::Error)]
 pub enum BuildError {
     /// A layer's constructor failed.
@@ -42,13 +42,13 @@ pub enum BuildError {
         /// The names of all outputs.
         values: Vec<String>,
     },
-    /// A layer takes nothing.
+    /// A layer has no inputs.
     #[error("layer `{0}` has no inputs: `.inputs([…])` is empty")]
     NoInputs(String),
     /// Neither a later layer nor the loss takes the outputs of a layer.
     #[error("neither a later layer nor the loss takes the outputs of layer `{0}`")]
     UnusedLayer(String),
-    /// A call describes the layers of the previous call, but there are none.
+    /// A method that describes the layers of the previous call was called before any layer was added.
     #[error("`.{0}([…])` describes the layers of the call before, and there is none")]
     NoLayerYet(&'static str),
     /// A tie names a parameter that no layer uses.
@@ -56,7 +56,7 @@ pub enum BuildError {
     UnusedTie {
         /// The owner's name.
         owner: String,
-        /// The missing user's name.
+        /// The name of the parameter that no layer uses.
         user: String,
     },
     /// A parameter has no elements.
@@ -75,7 +75,7 @@ pub enum BuildError {
     UnmatchedPattern {
         /// The pattern.
         pattern: String,
-        /// Names similar to it.
+        /// Parameter names similar to the pattern.
         names: Vec<String>,
     },
     /// An adapter names a linear map that the model does not have.
@@ -97,7 +97,7 @@ pub enum BuildError {
     /// The model has no linear map for an adapter.
     #[error("the model has no `ops::Linear` or `ops::Conv1D` that is built from a `VarBuilder`, so no adapter fits")]
     NoLinear,
-    /// A quantized weight would be trained.
+    /// A weight is both quantized and trainable.
     #[error("`{0}` is trained, but quantized weights are frozen")]
     TrainedQuantized(String),
     /// The quantization skips a module that does not exist.

@@ -49,9 +49,9 @@ pub trait Head: Layer {
         false
     }
 
-    /// Computes the loss plus `z_loss` times the mean of ln²Z over the same targets, where Z is the normalizer of the
-    /// softmax. Also returns the part that `z_loss` adds, which needs no gradient; `None` while a trace measures memory.
-    /// Called in training only.
+    /// Computes the loss plus `z_loss` times the mean of ln²Z over the targets of the loss, where Z is the normalizer
+    /// of the softmax. Also returns the part that `z_loss` adds, which needs no gradient; `None` while a trace measures
+    /// memory. Called in training only.
     ///
     /// # Errors
     /// As [`Head::loss`]; also fails if the head has no z-loss.

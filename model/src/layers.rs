@@ -1,4 +1,5 @@
-//! A model as a list of named layers. A layer is the unit that is gathered, released and run backward on its own.
+//! A model as a list of named layers. The engine gathers and releases the layers one by one, and runs the backward of
+//! each layer separately.
 
 use std::sync::Arc;
 use zero_ops::QuantizationOptions;
@@ -89,9 +90,9 @@ pub struct Layers {
     is_tensor_parallel: bool,
     /// The index of this rank in its tensor group, and the number of ranks.
     pub(crate) tensor_group: Option<(usize, usize)>,
-    /// Number of layers that were added before the last call.
+    /// Number of layers in the list before the last call that appended layers.
     before_last_call: usize,
-    /// The first method that was called before any layer was added.
+    /// The first method that describes layers but was called before any layer was added.
     mistake: Option<&'static str>,
 }
 
@@ -120,7 +121,7 @@ impl Layers {
         self
     }
 
-    /// Appends a last layer that computes the model's loss itself. If [`Layers::loss`] is also set, it takes
+    /// Appends a last layer that computes the model's loss itself. A loss that is set with [`Layers::loss`] takes
     /// precedence.
     #[must_use]
     pub fn head<H: Head + 'static>(
@@ -152,25 +153,25 @@ impl Layers {
         self
     }
 
-    /// Gives the layers of the last call further inputs, after the outputs of the layer before. Each name is an input
-    /// of the batch, an earlier layer with one output, or `layer.output` for an output that the layer
-    /// [`exposes`](Layers::exposes).
+    /// Adds `names` to the inputs of the layers that the last call appended, after the outputs of the layer before.
+    /// Each name is an input of the batch, an earlier layer with one output, or `layer.output` for an output that the
+    /// layer [`exposes`](Layers::exposes).
     #[must_use]
     pub fn with<S: Into<String>>(self, names: impl IntoIterator<Item = S>) -> Self {
         let names: Vec<String> = names.into_iter().map(Into::into).collect();
         self.last_call("with", |layer| layer.inputs.extend_from_slice(&names))
     }
 
-    /// Gives the layers of the last call exactly these inputs, instead of the outputs of the layer before. Names are as
-    /// for [`with`](Layers::with).
+    /// Makes `names` the only inputs of the layers that the last call appended. These layers do not receive the outputs
+    /// of the layer before. Names are as for [`with`](Layers::with).
     #[must_use]
     pub fn inputs<S: Into<String>>(self, names: impl IntoIterator<Item = S>) -> Self {
         let names: Vec<String> = names.into_iter().map(Into::into).collect();
         self.last_call("inputs", |layer| (layer.only_named, layer.inputs) = (true, names.clone()))
     }
 
-    /// Names the last outputs of each layer of the last call: the output `kl` of a layer `encoder` is `encoder.kl`. The
-    /// next layer does not receive these outputs, nor does a loss without names.
+    /// Names the last outputs of each layer that the last call appended: the output `kl` of a layer `encoder` is
+    /// `encoder.kl`. Neither the next layer nor a loss without names receives these outputs.
     #[must_use]
     pub fn exposes<S: Into<String>>(self, names: impl IntoIterator<Item = S>) -> Self {
         let names: Vec<String> = names.into_iter().map(Into::into).collect();
@@ -200,7 +201,7 @@ impl Layers {
         self
     }
 
-    /// Stores the weights of linear maps that are built from a `VarBuilder` in fewer bits. They must be frozen.
+    /// Quantizes the weights of the linear maps that are built from a `VarBuilder`. These weights must be frozen.
     #[must_use]
     pub fn quantized(mut self, options: QuantizationOptions) -> Self {
         self.quantization = Some(options);
@@ -244,11 +245,11 @@ impl Layers {
     /// [`Embedding::vocab_parallel`](zero_ops::Embedding) and [`LanguageHead`](crate::zoo::LanguageHead), and run
     /// attentions and feed-forward networks in [`whole_sequences`](zero_ops::whole_sequences).
     ///
-    /// Every rank of a group gets whole inputs and targets. If ranks also share sequences, it gets slices of them,
-    /// except for the inputs that are declared whole, which layers slice with [`own_slice`](zero_ops::own_slice).
-    /// Between layers, activations `[batch, slice, …]` hold this rank's slice of the positions. The last layer is a
-    /// head that computes the loss of whole sequences. The gradients of parameters that are not divided are summed over
-    /// the group.
+    /// Every rank of a tensor group gets whole inputs and targets. If ranks also share sequences, every rank gets
+    /// slices of the inputs and targets. Inputs that are declared whole remain whole, and layers slice them with
+    /// [`own_slice`](zero_ops::own_slice). Between layers, activations `[batch, slice, …]` hold this rank's slice of
+    /// the positions. The last layer is a head that computes the loss of whole sequences. The gradients of parameters
+    /// that are not divided are summed over the group.
     #[must_use]
     pub fn tensor_parallel(self) -> Self {
         Self { is_tensor_parallel: true, ..self }
@@ -309,9 +310,10 @@ impl Layers {
     /// Sets the function that computes the weight of a micro-batch's loss in the mean over the global batch, from the
     /// loss's only target. Without a weight, all micro-batches weigh the same.
     ///
-    /// Use it for a loss that is a mean over something other than samples: gradient accumulation, more ranks and
-    /// evaluations then compute the mean over the whole batch. For a [`cross_entropy`](zero_ops::cross_entropy) that
-    /// ignores some of its targets, pass [`count_targets`](zero_ops::count_targets).
+    /// Use it for a loss that is a mean over something other than samples. Steps with gradient accumulation or several
+    /// ranks, and evaluations, then compute the mean over the whole batch. For a
+    /// [`cross_entropy`](zero_ops::cross_entropy) that ignores some of its targets, pass
+    /// [`count_targets`](zero_ops::count_targets).
     ///
     /// ```
     /// # use candle_nn::{VarBuilder, linear};
@@ -329,8 +331,8 @@ impl Layers {
         self
     }
 
-    /// Does the same as [`Layers::loss_weight`] for a loss of several targets, in the order in which
-    /// [`Layers::loss_of`] names them.
+    /// Does the same as [`Layers::loss_weight`] for a loss of several targets. The function receives them in the order
+    /// in which [`Layers::loss_of`] names them.
     #[must_use]
     pub fn loss_weight_of<const T: usize>(
         mut self,
@@ -366,7 +368,7 @@ pub(crate) fn only_target(targets: &[Tensor]) -> Result<&Tensor> {
     }
 }
 
-/// Returns references to the tensors of a slice of `N`.
+/// Returns references to the tensors of a slice, which must have length `N`.
 pub(crate) fn array<const N: usize>(tensors: &[Tensor]) -> Result<[&Tensor; N]> {
     match <&[Tensor; N]>::try_from(tensors) {
         Ok(tensors) => Ok(tensors.each_ref()),

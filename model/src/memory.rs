@@ -9,7 +9,7 @@
 //!
 //! The figures exclude parameters and the buffers of their gradients. The inputs of a layer are *leaves*, which are
 //! kept until its backward ends. Its outputs are the next layer's leaves ([`hand_on`](crate::hand_on)). The table lists
-//! the change relative to the bytes before each pass:
+//! how the allocated bytes change, relative to the bytes before each pass:
 //!
 //! | | peak | afterwards |
 //! |---|---|---|
@@ -109,15 +109,15 @@ pub struct EvaluationMemory {
     pub outputs: Vec<Form>,
     /// Peak, relative to the bytes before the pass. Includes the outputs.
     pub peak: u64,
-    /// Bytes that the layer's modules compute at their first use and keep, such as the angles of rotary positions.
-    /// Layers that share such values have the same key. No other figure includes these bytes.
+    /// Bytes of the values that the layer's modules compute at their first use and keep, such as the angles of rotary
+    /// positions. Layers that share such values have the same key. No other figure includes these bytes.
     pub kept_once: BTreeMap<usize, u64>,
     /// Bytes sent to other ranks.
     pub exchanged: Exchanged,
 }
 
-/// Calls `run` with figures for layers on a GPU: the figures for the CPU, plus cuBLASLt's workspace for each product
-/// that needs one.
+/// Calls `run`, inside which all figures are for layers on a GPU: the figures for the CPU, plus cuBLASLt's workspace
+/// for each product that needs one.
 pub fn on_gpu<T>(run: impl FnOnce() -> T) -> T {
     meta::on_gpu(run)
 }
@@ -242,7 +242,8 @@ impl Model {
         }
     }
 
-    /// Returns the parameters of a layer whose gradients already contain a later layer's contribution.
+    /// Returns the parameters that the layer shares with a later one. Their gradients already contain the later layer's
+    /// contribution.
     fn written_before(&self, layer: usize) -> HashSet<TensorId> {
         let uses = self.layers()[layer].uses().iter().filter(|&&parameter| self.last_user(parameter) > layer);
         uses.map(|&parameter| self.parameters()[parameter].leaf().id()).collect()

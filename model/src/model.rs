@@ -177,8 +177,8 @@ impl Model {
         self.whole_inputs.as_deref()
     }
 
-    /// Sets the optimizer states of parameters that are updated as whole matrices, in the order of the parameters. Such
-    /// a parameter is trainable and has two dimensions.
+    /// Sets the optimizer states of parameters that are updated as whole matrices. `matrices` has one entry for each
+    /// parameter. A parameter with states is trainable and has two dimensions.
     #[must_use]
     pub fn with_matrices(mut self, matrices: Vec<Option<MatrixStates>>) -> Self {
         for (parameter, matrix) in self.parameters.iter_mut().zip(matrices) {
@@ -257,9 +257,9 @@ impl Model {
     /// Runs the last layer on its input `x`, and computes the loss. Returns a scalar. `targets` are the tensors that
     /// [`Signature::targets`] names.
     ///
-    /// `gradient` is the gradient of the loss in the coming backward, since a [`Head`] computes gradients together with
-    /// the loss. Within [`zero_ops::sink::Gradients::capture`], the head writes these gradients to their buffers
-    /// immediately.
+    /// `gradient` is the gradient that the loss will receive in the backward. A [`Head`] needs it in advance, because
+    /// it computes gradients together with the loss. Within [`zero_ops::sink::Gradients::capture`], the head writes
+    /// these gradients to their buffers immediately.
     ///
     /// # Errors
     /// Returns errors of the layer and of the loss function. Fails if the result is not a scalar.
@@ -267,7 +267,7 @@ impl Model {
         Ok(self.loss_and_z_loss(x, targets, pass, gradient)?.0)
     }
 
-    /// Returns [`Model::loss`], and the part of it that the z-loss adds. The part is `None` in an evaluation and
+    /// Returns [`Model::loss`], and how much of it the z-loss adds. The second value is `None` in an evaluation and
     /// without [`Model::with_z_loss`].
     ///
     /// # Errors
@@ -296,8 +296,8 @@ impl Model {
         Ok((scalar(loss)?, z.map(scalar).transpose()?))
     }
 
-    /// Runs the last layer on its input `x`, and returns the outputs that the loss takes and the loss, for an
-    /// evaluation that uses both. A [`Head`] runs twice, once for each.
+    /// Runs the last layer on its input `x`, and returns the outputs that the loss takes, and the loss itself, for an
+    /// evaluation that uses both. A [`Head`] runs twice: once for the outputs and once for the loss.
     ///
     /// # Errors
     /// As [`Model::loss`].

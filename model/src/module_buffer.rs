@@ -7,9 +7,9 @@ use candle_nn::Init;
 
 /// A tensor that a module reads but that has no gradient and no optimizer state: a *buffer* in PyTorch.
 ///
-/// Every rank holds all of its elements, and they are equal on all ranks. A module may write new values in the forward
-/// of training, as [`zero_ops::BatchNorm`] and [`candle_nn::BatchNorm`] do. [`ModuleBuffer::take`] returns the new
-/// values and restores the previous ones, so that every micro-batch of a step starts from the same values.
+/// Every rank holds the whole buffer, with the same values. A module may write new values in the forward of training,
+/// as [`zero_ops::BatchNorm`] and [`candle_nn::BatchNorm`] do. [`ModuleBuffer::take`] returns the new values and
+/// restores the previous ones, so that every micro-batch of a step starts from the same values.
 #[derive(Debug)]
 pub struct ModuleBuffer {
     name: String,
@@ -22,7 +22,7 @@ pub struct ModuleBuffer {
 #[derive(Debug)]
 struct Values {
     floats: Vec<f32>,
-    /// The same values, in the dtype and on the device of the variable.
+    /// The same values, in the dtype and on the device of the module's tensor.
     tensor: Tensor,
 }
 

@@ -35,9 +35,10 @@ pub struct Parameter {
     quantization: Option<Quantization>,
     /// Which part of the whole parameter this rank holds, if the parameter is divided among a tensor group.
     cut: Option<Cut>,
-    /// The same for its storage, which for a quantized parameter is bytes.
+    /// Which part of the whole parameter's storage this rank holds: in elements, or in bytes if the parameter is
+    /// quantized.
     stored_cut: Option<Cut>,
-    /// Whether it is a weight of shape `[inputs, outputs]`.
+    /// Whether the parameter is a weight of shape `[inputs, outputs]`.
     inputs_first: bool,
     widths: Option<Widths>,
     leaf: Tensor,
@@ -138,8 +139,8 @@ impl Parameter {
         }
     }
 
-    /// Fills `out` with this rank's elements from `start` on. `read` receives an index into the whole parameter and
-    /// writes consecutive elements from there. Padding becomes zero.
+    /// Fills `out` with this rank's elements from `start` on. `read` receives an index into the whole parameter and a
+    /// slice, which it fills with consecutive elements from this index on. Padding becomes zero.
     ///
     /// # Errors
     /// Returns the error of `read`.
@@ -158,8 +159,8 @@ impl Parameter {
         Ok(())
     }
 
-    /// Writes the initial values of this rank's elements from `start` on. A part has the same values as in the whole
-    /// parameter; padding is zero.
+    /// Writes the initial values of this rank's elements from `start` on. The values do not depend on how the parameter
+    /// is divided. Padding is zero.
     pub fn initialise(&self, seed: u64, start: usize, out: &mut [f32]) {
         let shape = Shape::from(self.whole_shape());
         let Ok(()) = self.fill_from_whole(start, out, |whole, out| {

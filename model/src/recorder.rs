@@ -46,7 +46,7 @@ impl Record {
         self.uses.push(vec![]);
     }
 
-    /// Returns a tie whose user no layer requested.
+    /// Returns a tie to a parameter that no layer requested.
     pub(crate) fn unused_ties<'a>(&self, ties: &'a [(String, String)]) -> Option<&'a (String, String)> {
         ties.iter().find(|(_, user)| !self.used_ties.contains(user))
     }

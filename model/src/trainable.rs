@@ -5,14 +5,14 @@ use glob::Pattern;
 use crate::build_error::BuildError;
 use crate::parameter::Parameter;
 
-/// The most names that an error lists.
+/// Maximum number of names that an error lists.
 const LISTED: usize = 8;
 
 /// Which parameters are trainable. The default is all.
 ///
-/// Patterns are globs over the full name: `*` matches any characters, dots too, `?` one character and `[…]` a set. A
-/// parameter is trainable if a pattern of `trainable` matches it, or `trainable` is not given, and no pattern of
-/// `frozen` matches it.
+/// Patterns are globs over the full name: `*` matches any characters including dots, `?` matches one character, and
+/// `[…]` matches one character of a set. A parameter is trainable if a pattern of `trainable` matches it (or
+/// `trainable` is not given) and no pattern of `frozen` matches it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Trainable {
     trainable: Option<Vec<Pattern>>,
@@ -65,7 +65,7 @@ fn parse(pattern: &str) -> Result<Pattern, BuildError> {
     Pattern::new(pattern).map_err(malformed)
 }
 
-/// Lists names that share a part with the pattern, or else the first names.
+/// Lists names that share a part with the pattern. If there are none, lists the first names.
 fn like<'a>(pattern: &Pattern, names: impl Iterator<Item = &'a str> + Clone) -> Vec<String> {
     let parts: Vec<&str> = pattern.as_str().split(['*', '?', '[', ']', '.']).filter(|part| part.len() > 2).collect();
     let shared = |name: &&str| parts.iter().filter(|part| name.contains(*part)).count();

@@ -16,12 +16,13 @@ pub struct Tuning {
     pub two_passes: bool,
     /// Index of the optimizer that updates the parameter, among the run's optimizers.
     pub optimizer: usize,
-    /// How the gradient is clipped: 0 with the run's other parameters, otherwise by the norm of a group of parameters.
+    /// 0 if the gradient is clipped together with the run's other parameters. Otherwise the number, from 1, of the
+    /// parameter group that clips its gradients separately.
     pub clipping: usize,
 }
 
 impl Default for Tuning {
-    /// No difference.
+    /// Returns the tuning that changes nothing.
     fn default() -> Self {
         Self {
             lr_factor: 1.0,

@@ -46,7 +46,7 @@ impl BaseShapes {
         Ok(delta.parameters().iter().map(marked).collect())
     }
 
-    /// Returns the shapes by the names of the parameters.
+    /// Returns each parameter's name and its dimensions in the base model.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &[Option<usize>])> {
         self.0.iter().map(|(name, shape)| (name.as_str(), shape.as_slice()))
     }
@@ -82,7 +82,7 @@ impl BaseShapes {
         Ok(())
     }
 
-    /// Gives each parameter its widths.
+    /// Sets the widths of each parameter.
     pub(crate) fn set(&self, parameters: &mut [Parameter]) -> Result<(), BuildError> {
         self.check(parameters)?;
         for parameter in parameters {

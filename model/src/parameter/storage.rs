@@ -8,8 +8,8 @@ use zero_ops::graph::storage::{swap, take};
 use zero_ops::{quantized_bytes, quantized_storage};
 
 impl Parameter {
-    /// Fills the leaf with the parameter's full values and returns its previous storage. On a GPU, copies the values
-    /// there and returns `values` itself.
+    /// Fills the leaf with the parameter's full values and returns its previous storage. If the parameter is on a GPU,
+    /// uploads the values and returns `values` itself instead.
     ///
     /// # Errors
     /// Fails if the dtype or length of the values differs from the parameter's, or if GPU memory is exhausted.

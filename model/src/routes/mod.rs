@@ -1,9 +1,9 @@
 //! Resolves the names of a model: which values each layer receives, and which it passes on.
 //!
-//! One list of tensors flows from each layer to the next: the outputs of the layer before, then the *carried* values.
-//! An earlier layer computed each carried value, and a later layer or the loss names it. Gradients of carried values
-//! flow back the same way, so pipeline messages, recomputation and offload need no names. Named inputs of the batch are
-//! not carried: every pipeline stage takes them from the micro-batch.
+//! Each layer passes one list of tensors to the next: its own outputs, then the *carried* values. These were computed
+//! by this or an earlier layer, and a later layer or the loss names them. Gradients of carried values flow back the
+//! same way, so pipeline messages, recomputation and offload need no names. Named inputs of the batch are not carried:
+//! every pipeline stage takes them from the micro-batch.
 
 use std::collections::HashMap;
 
@@ -17,7 +17,7 @@ use crate::build_error::BuildError;
 pub(crate) struct Names {
     /// Inputs that the layer names, in order.
     pub(crate) inputs: Vec<String>,
-    /// Whether the layer does not receive the outputs of the layer before.
+    /// Whether the layer receives only the named inputs, and not the outputs of the layer before.
     pub(crate) only_named: bool,
     /// Names of the layer's last outputs, the auxiliary ones.
     pub(crate) exposed: Vec<String>,
@@ -159,8 +159,8 @@ impl Route {
         [own, bypass]
     }
 
-    /// Returns whether the layer takes tensor `index` of the `flowing` tensors that flow into it. The layer only passes
-    /// on the others.
+    /// Returns whether the layer takes tensor `index` of the `flowing` tensors that flow into it. It passes on the
+    /// other tensors without reading them.
     #[must_use]
     pub fn takes(&self, index: usize, flowing: usize) -> bool {
         match index.checked_sub(flowing - self.carried) {
@@ -169,7 +169,8 @@ impl Route {
         }
     }
 
-    /// Splits the tensors that the layer received: outputs of the layer before, carried values, inputs of the batch.
+    /// Splits the tensors that the layer received into outputs of the layer before, carried values, and inputs of the
+    /// batch.
     fn parts<'a>(&self, x: &'a Activations) -> Result<(&'a [Tensor], &'a [Tensor], &'a [Tensor])> {
         let all = x.tensors();
         let Some(flowing) = all.len().checked_sub(self.reads.len()).filter(|&flowing| flowing >= self.carried) else {

@@ -61,8 +61,8 @@ fn values_flow_to_their_last_user_and_gradients_flow_back() {
     assert_eq!(of(&c.pass_on(numbers(&[30.0]), &x).unwrap()), [30.0, 11.0, 20.0]);
     let takes = |route: &Route, flowing: usize| (0..flowing).map(|i| route.takes(i, flowing)).collect::<Vec<_>>();
     assert_eq!((takes(b, 2), takes(c, 3)), (vec![true, false], vec![false, true, false]));
-    // The gradients of the values [20, 10, 11] behind `b`. The first value is the output of `b`; the other two bypass
-    // `b`.
+    // The gradients of the values [20, 10, 11] that `b` passes on. The first value is the output of `b`; the other two
+    // bypass `b`.
     let gradient = |x: f32| Some(number(x));
     let [own, bypass] = b.gradients(vec![gradient(0.1), None, gradient(0.3)], 1, 2);
     let values =

@@ -38,8 +38,8 @@ pub struct LlamaConfig {
     pub rope_theta: f64,
     /// Scaling of the rotary angles for longer sequences; unscaled if `None`.
     pub rope_scaling: Option<RopeScaling>,
-    /// Number of positions that each position attends to, itself and the positions just before it, as in
-    /// `MistralConfig`. `None` is itself and all earlier positions.
+    /// Number of positions that each position attends to: the position itself and those just before it, as in
+    /// `MistralConfig`. `None` means the position itself and all earlier ones.
     pub sliding_window: Option<usize>,
     /// The kind of each layer. If empty, all layers use `sliding_window`.
     pub layer_types: Vec<LayerType>,
@@ -220,7 +220,7 @@ impl LlamaConfig {
         }
     }
 
-    /// Returns the factor of scaled token embeddings. In µP, it is the factor of the base model.
+    /// Returns the factor of scaled token embeddings. In µP, returns the factor that the base model uses.
     pub(super) fn embedding_scale(&self) -> f64 {
         (self.base.as_deref().unwrap_or(self).hidden_size as f64).sqrt()
     }

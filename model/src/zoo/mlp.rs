@@ -41,8 +41,8 @@ pub struct MlpConfig {
     /// Activation of the hidden layers.
     pub hidden_act: Activation,
     /// The base model of µP: the same model with other `hidden_sizes`. The inputs of the last layer are divided by the
-    /// multiplier of the last hidden layer, and its initial weights have the same standard deviation as in the base
-    /// model.
+    /// multiplier of the last hidden layer. The last layer's initial weights have the same standard deviation as in the
+    /// base model.
     pub base: Option<Box<Self>>,
 }
 
@@ -65,7 +65,7 @@ impl MlpConfig {
 struct Perceptron {
     linear: Linear,
     activation: Option<Activation>,
-    /// Factor of the inputs.
+    /// Factor that multiplies the inputs.
     factor: f32,
 }
 

@@ -54,7 +54,7 @@ fn with_positions(x: &Activations) -> Result<(&Tensor, Option<&Tensor>)> {
     }
 }
 
-/// Returns the span of the documents that `position_ids` describe, or the same span if samples are not packed.
+/// Limits a span to the documents that `position_ids` describe. Returns the span unchanged if samples are not packed.
 fn within_documents(span: &AttentionSpan, position_ids: Option<&Tensor>) -> AttentionSpan {
     match position_ids {
         Some(position_ids) => span.clone().position_ids(position_ids.clone()),
