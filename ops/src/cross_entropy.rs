@@ -27,15 +27,15 @@ pub const IGNORE_INDEX: i64 = -100;
 /// nothing to the gradient of the global batch.
 ///
 /// # Errors
-/// Fails if any other target is not below `classes`. On a GPU the loss becomes NaN instead, and `gpu::check` reports
-/// the error later.
+/// Fails if a target is neither below `classes` nor an i64 `IGNORE_INDEX`. On a GPU the loss becomes NaN instead, and
+/// `device::check` reports the error later.
 pub fn cross_entropy(logits: &Tensor, targets: &Tensor) -> Result<Tensor> {
     cross_entropy_with_z_loss(logits, targets, 0.0)
 }
 
-/// Computes the [`cross_entropy`] plus `z_loss` times the mean of ln²Z over the same rows, where Z is the sum of
-/// e^logit over the classes. This is the auxiliary loss of PaLM (Chowdhery et al., 2022, section 5), which keeps ln Z
-/// near 0. With `z_loss` 0 the result is bit-identical to [`cross_entropy`].
+/// Computes the [`cross_entropy`] plus `z_loss` times the mean of ln²Z over the rows that are not ignored, where Z is
+/// the sum of e^logit over the classes. This is the auxiliary loss of PaLM (Chowdhery et al., 2022, section 5), which
+/// keeps ln Z near 0. With `z_loss` 0 the result is bit-identical to [`cross_entropy`].
 ///
 /// # Errors
 /// Fails in the same cases as [`cross_entropy`].
@@ -114,7 +114,8 @@ impl Total {
     }
 }
 
-/// Returns the factor of a row's softmax in the gradient of its loss: `factor`·(1 + 2·`z_loss`·ln Z).
+/// Returns the factor that multiplies a row's softmax in the gradient of the row's loss: `factor`·(1 + 2·`z_loss`·ln
+/// Z).
 pub(crate) fn softmax_factor(factor: f32, z_loss: f32, largest: f32, sum: f32) -> f32 {
     match z_loss {
         0.0 => factor,

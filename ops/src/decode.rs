@@ -32,7 +32,7 @@ struct Decoding {
     caches: Vec<Cache>,
     /// Index of the next attention that the model calls.
     attention: usize,
-    /// The number of new tokens, once an operation has seen it.
+    /// The number of new tokens of each sequence; 0 until the first operation sets it.
     new: usize,
 }
 
@@ -41,12 +41,12 @@ thread_local! {
 }
 
 /// Runs a model on the next tokens of several sequences. The inputs are `[batch, time]`: row i continues the sequence
-/// of the i-th cache. The sequences may have different lengths. Within `run`, attention and positions are those of the
-/// whole sequences.
+/// of the i-th cache. The sequences may have different lengths. Within `run`, attention also reads the cached tokens,
+/// and positions count from the beginning of each sequence.
 ///
 /// If `run` fails, the caches can no longer be used.
 pub fn decode<T>(caches: &mut [&mut Cache], run: impl FnOnce() -> Result<T>) -> Result<T> {
-    /// Ends the scope, even by a panic.
+    /// Restores the outer scope when dropped, even after a panic.
     struct Reset(Option<Decoding>);
     impl Drop for Reset {
         fn drop(&mut self) {
@@ -82,7 +82,7 @@ pub(crate) fn cached_positions(op: &'static str, batch: usize, time: usize) -> R
     })
 }
 
-/// Returns the positions of `[batch, time]` tokens in their sequences, as u32 of that shape. They count from 0 or,
+/// Returns the positions of tokens in their sequences, as a u32 tensor `[batch, time]`. Positions count from 0 or,
 /// inside [`decode`], from the number of tokens in each row's cache. If ranks share sequences, they are the positions
 /// of this rank's slice.
 ///
@@ -98,8 +98,8 @@ pub fn positions(batch: usize, time: usize, device: &Device) -> Result<Tensor> {
     }
 }
 
-/// Calls `run` with the cache entries of the next attention, one per row of the batch. Each comes with the number of
-/// tokens before the new ones.
+/// Calls `run` with the cache entries of the next attention, one per row of the batch. Each entry comes with the number
+/// of its tokens before the new ones.
 pub(crate) fn next_attention<T>(
     op: &'static str,
     (batch, time): (usize, usize),

@@ -40,10 +40,10 @@ impl Dropout {
 /// In training, sets elements of `x` to 0 with `probability` and multiplies the others by 1/(1 − probability).
 ///
 /// The first dimension of `x` is the sample. Whether an element is kept depends only on the run's seed, the layer,
-/// `name`, the sample's index in the run and the element's position in the sample. The masks are therefore the same
-/// for any number of ranks and any micro-batch size. If ranks share sequences, the second dimension is the position in this
-/// rank's slice, and the masks are those of the whole sequence. Columns that are cut among ranks need [`dropout_of_columns`]. The
-/// backward computes the mask again.
+/// `name`, the sample's index in the run and the element's position in the sample. The masks are therefore the same for
+/// any number of ranks and any micro-batch size. If ranks share sequences, the second dimension is the position in this
+/// rank's slice, and the masks are those of the whole sequence. If ranks split the columns, use [`dropout_of_columns`].
+/// The backward computes the mask again.
 pub fn dropout(x: &Tensor, probability: f32, name: &str, pass: &Pass) -> Result<Tensor> {
     dropout_of_columns(x, probability, name, pass, None)
 }

@@ -71,7 +71,7 @@ impl Embedding {
 
 impl Module for Embedding {
     /// Maps indices `[..]` (u32, i64 or u8) to rows `[.., size]`. An index out of range is an error; on a GPU its row
-    /// is NaN, and `gpu::check` reports the error later.
+    /// is NaN, and `device::check` reports the error later.
     fn forward(&self, ids: &Tensor) -> Result<Tensor> {
         let factor = match self.weight.dtype() {
             DType::BF16 => half::bf16::from_f64(self.factor).to_f32(),
@@ -96,12 +96,13 @@ struct Gather {
 const ELSEWHERE: usize = usize::MAX;
 
 impl Gather {
-    /// Returns the limit of the indices for a table with `entries` rows: the number of entries of all ranks.
+    /// Returns the limit of the indices: the number of entries of all ranks. `entries` is the number of rows of this
+    /// rank's table.
     fn entries(&self, entries: usize) -> usize {
         self.own.as_ref().map_or(entries, |own| own.all)
     }
 
-    /// Replaces indices by rows of the table.
+    /// Maps each index to its row in this rank's table, or to `ELSEWHERE`.
     fn rows(&self, mut ids: Vec<usize>) -> Vec<usize> {
         if let Some(own) = &self.own {
             ids.iter_mut().for_each(|id| *id = own.place(*id).unwrap_or(ELSEWHERE));
@@ -125,7 +126,7 @@ impl Footprint for Gather {
         let output = bytes(count * size, dtype);
         let forward = copied.saturating_sub(output).max(kept + rooms(dtype, count, size, 0));
         // If dy is not f32, each thread holds a row of it in f32. If the result is added to an earlier contribution,
-        // the threads also hold the order of the positions and a row of sums each.
+        // the order of the positions is also in memory, and each thread holds a row of sums.
         let parts = parts(entries, size) as u64;
         let row = if dtype == DType::F32 { 0 } else { floats(size) };
         let summing = match meta::is_written(weight) {
@@ -209,8 +210,8 @@ impl CustomOp2 for Gather {
 }
 
 /// Adds the sum of the rows of `dy` at the positions of `id` to row `id` of `out`, in the order of the positions. Skips
-/// indices beyond `out`. The result equals that of adding the complete table of [`scatter`], except for the sign of
-/// zeros in rows without a contribution, but needs no table of mostly zeros.
+/// indices beyond `out`. This equals computing the table of [`scatter`] and adding it to `out`, except for the sign of
+/// zeros in rows without a contribution, but allocates no table of mostly zeros.
 fn add(ids: &[usize], dy: Elements<'_>, size: usize, out: &mut [f32]) {
     if size == 0 {
         return;

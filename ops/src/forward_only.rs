@@ -9,8 +9,8 @@ thread_local! {
 }
 
 /// Runs `ask`, which requests parameters from a `VarBuilder`. Only the layer's forward may read these parameters, such
-/// as a table whose rows are looked up. The engine does not gather them for the backward, and reading one there is an
-/// error.
+/// as a table whose rows are looked up. The engine does not gather them for the backward, so a backward that reads them
+/// fails.
 ///
 /// ```
 /// # use candle_core::{Result, Tensor};
@@ -24,8 +24,8 @@ pub fn forward_only<T>(ask: impl FnOnce() -> T) -> T {
     ask()
 }
 
-/// Returns whether the calling code runs inside [`forward_only`]: the backward does not read the parameters that it
-/// requests.
+/// Returns whether the calling code runs inside [`forward_only`], so that the backward will not read the parameters
+/// that this code requests.
 #[must_use]
 pub fn asks_forward_only() -> bool {
     FORWARD_ONLY.get()

@@ -27,7 +27,8 @@ pub fn orthogonalize(values: &mut [f32], rows: usize, columns: usize, steps: usi
     let norm = values.iter().map(|&value| f64::from(value) * f64::from(value)).sum::<f64>().sqrt().max(EPS);
     let inverse = (1.0 / norm) as f32;
     values.iter_mut().for_each(|value| *value *= inverse);
-    // The Gram matrix of the shorter side is XXᵀ, or XᵀX if there are more rows than columns. Both are symmetric.
+    // The Gram matrix of the shorter side: XXᵀ, or XᵀX if there are more rows than columns. It is symmetric in both
+    // cases.
     let (short, is_tall, threads) = (rows.min(columns), rows > columns, threads());
     let [a, b, c] = COEFFICIENTS;
     let mut next = vec![0.0; values.len()];
@@ -115,7 +116,7 @@ mod tests {
         assert_eq!(zeros, [0.0; 12]);
     }
 
-    /// A profile reports all products of one call as one operation of the update.
+    /// A profile reports all products of one call of `orthogonalize` as one operation of the update.
     #[test]
     fn a_profile_has_the_work_of_the_update() {
         measure::start();

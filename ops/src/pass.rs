@@ -22,8 +22,8 @@ pub struct Pass {
 }
 
 impl Pass {
-    /// Calls `run`, inside which [`Pass::current`] returns this pass. Operations whose callers pass no context read it
-    /// there.
+    /// Calls `run`, inside which [`Pass::current`] returns this pass. Operations that receive no pass as an argument
+    /// get it from there.
     pub fn within<T>(&self, run: impl FnOnce() -> T) -> T {
         struct Reset(Option<Pass>);
         impl Drop for Reset {

@@ -30,7 +30,7 @@ pub enum PreferenceLoss {
     Robust {
         /// β.
         beta: f64,
-        /// ε, the probability that a pair is the wrong way round; below ½.
+        /// ε, the probability that the two answers of a pair are swapped; below ½.
         label_smoothing: f64,
     },
     /// −m − β·ln σ(ln odds(chosen) − ln odds(rejected)): Hong et al., "ORPO", 2024. m is the mean log-probability of

@@ -1,7 +1,7 @@
 //! A residual connection and the norm that follows it, in one pass over memory.
 //!
 //! The sum is normalized while its rows are in the first-level cache. A fused block records the two operations as if
-//! they had run in sequence, so their backwards and the bits of the results are unchanged.
+//! they had run in sequence. Their backwards are therefore unchanged, and so are the bits of the results.
 
 use crate::graph::apply::{computed, sum, summed};
 use crate::graph::operand::{View, rows};
@@ -16,8 +16,8 @@ use candle_core::CudaStorage;
 use candle_core::{DType, Result, Storage, Tensor, bail};
 use half::{bf16, f16};
 
-/// Computes (x + branch, norm(x + branch)). `norm` normalizes some whole rows of the sum. `after` is the norm as a
-/// separate operation. `record` records the norm, given the sum and the values of the result.
+/// Computes (x + branch, norm(x + branch)). `norm` normalizes some whole rows of the sum. `after` applies the norm as a
+/// separate operation. `record` records the norm, given the sum and the values of the normalized rows.
 pub(crate) fn residual_norm(
     op: &'static str,
     x: &Tensor,

@@ -183,9 +183,9 @@ impl Rotary {
     /// sequences, both are this rank's slices.
     ///
     /// # Errors
-    /// Fails if the shapes do not match or a position is not below the model's number of positions. Also fails if
-    /// LongRoPE's angles depend on the length of a document: rows are longer than the original training's, and
-    /// documents in them may be shorter.
+    /// Fails if the shapes do not match or a position is not below the model's number of positions. Also fails with
+    /// LongRoPE if rows are longer than in the original training: documents in them may be shorter, and the angles
+    /// would depend on each document's length.
     pub fn apply_at(&self, x: &Tensor, position_ids: &Tensor) -> Result<Tensor> {
         let (batch, time, ..) = x.dims4()?;
         if position_ids.dims() != [batch, time] {
@@ -202,13 +202,13 @@ impl Rotary {
             true => vec![0; batch * time],
             false => indices_of(OP, position_ids, self.positions)?.into_iter().map(|at| at as u32).collect(),
         };
-        // The table covers at least a whole row, since the longest document differs between rows.
+        // The table covers at least a whole row, so that its size does not depend on the lengths of the documents.
         let longest =
             positions.iter().max().map_or(0, |&position| position as usize + 1).max(whole.min(self.positions));
         self.rotate(x, longest, Some(positions.into()))
     }
 
-    /// Rotates rows that continue those of a cache.
+    /// Rotates new tokens that continue the rows of a cache.
     fn rotate_cached(&self, x: &Tensor, time: usize, positions: &[u32]) -> Result<Tensor> {
         let end = |row: &[u32]| row.last().map_or(0, |&last| last as usize + 1);
         let rows = || positions.chunks(time.max(1));
@@ -220,12 +220,12 @@ impl Rotary {
         if rows().any(is_stale) {
             bail!("{OP}: beyond {tokens} tokens LongRoPE has other angles than those of the keys in the cache");
         }
-        // The length of each row selects its angles, so that a row does not depend on the others.
+        // The length of each row selects its angles, so that a row does not depend on the other rows.
         let rotated = rows().enumerate().map(|(at, row)| self.rotate(&x.narrow(0, at, 1)?, end(row), Some(row.into())));
         Tensor::cat(&rotated.collect::<Result<Vec<_>>>()?, 0)
     }
 
-    /// Rotates by the angles of rows of `longest` tokens.
+    /// Rotates by the angles for rows of `longest` tokens.
     fn rotate(&self, x: &Tensor, longest: usize, positions: Option<Arc<[u32]>>) -> Result<Tensor> {
         if x.dim(3)? != self.size {
             bail!("{OP}: expected heads of size {}, got {:?}", self.size, x.shape());
@@ -245,7 +245,7 @@ impl Rotary {
     }
 }
 
-/// The angles of rows up to some length.
+/// The angles for rows up to some length.
 #[derive(Debug)]
 struct Angles {
     /// Radians per position of each pair.

@@ -2,9 +2,9 @@
 //!
 //! Its hidden activations are the widest of a transformer, and each row's activations do not depend on other rows. The
 //! forward therefore keeps only the input. The backward recomputes the hidden activations of one tile of rows, uses
-//! them and frees them. This is the TiledMLP of Bekman et al., "Arctic Long Sequence Training", 2025. It costs a second
-//! run of the products that lead to the hidden activations: one product in addition to six for GPT-2, and two in
-//! addition to nine for Llama.
+//! them and frees them. This is the TiledMLP of Bekman et al., "Arctic Long Sequence Training", 2025. The products that
+//! lead to the hidden activations run a second time: one product in addition to six for GPT-2, and two in addition to
+//! nine for Llama.
 //!
 //! The results are bit-identical to those of the operations over all rows: a row's results depend on that row alone,
 //! and the gradient of a weight continues from tile to tile (`sink/tiles.rs`).
@@ -27,11 +27,11 @@ use candle_nn::Module;
 use half::{bf16, f16};
 use std::sync::{Mutex, PoisonError};
 
-/// The rows of a tile are a multiple of this number.
+/// The number of rows of a tile is a multiple of this number.
 ///
-/// Sums over rows continue from one tile to the next. They stay bit-identical as long as no tile boundary cuts a
-/// group of rows that is summed as one. The blocks of a bias's gradient have 64 rows, and products of bf16 group rows
-/// in pairs or, on processors with AMX, in groups of 32.
+/// Sums over rows continue from one tile to the next. They stay bit-identical as long as no tile boundary cuts a group
+/// of rows that are summed together. The blocks of a bias's gradient have 64 rows, and products of bf16 group rows in
+/// pairs or, on processors with AMX, in groups of 32.
 pub const TILE_UNIT: usize = 64;
 
 const _: () = assert!(TILE_UNIT.is_multiple_of(BLOCK) && TILE_UNIT.is_multiple_of(32));
@@ -190,7 +190,7 @@ impl Module for TiledMlp {
     }
 }
 
-/// The node of the graph. Its forward only returns values that were computed before.
+/// The node of candle's graph. Its forward only returns values that were computed before.
 struct Tiled {
     mlp: TiledMlp,
     shape: Shape,
@@ -253,14 +253,15 @@ impl Tiles {
         self.tensor.narrow(0, start, self.rows.min(self.count - start))
     }
 
-    /// Calls `run` for every tile, with the tile's first row, and joins the resulting rows. The result has the shape
-    /// of this tensor except for the last dimension. Returns `None` if `run` returns nothing.
+    /// Calls `run` for every tile, with the index of the tile's first row, and joins the resulting rows. The result has
+    /// the shape of this tensor except for the last dimension. Returns `None` if `run` returns nothing.
     fn each(&self, mut run: impl FnMut(usize) -> Result<Option<Tensor>>) -> Result<Option<Tensor>> {
         if self.count <= self.rows {
             return run(0);
         }
         let mut joined = None;
-        // When only memory is counted, two tiles suffice: the first one, and a further one next to the joined rows.
+        // When only memory is counted, two tiles suffice: the first tile, and a further tile while the joined rows are
+        // in memory.
         let tiles = if meta::tracing() { 2 } else { usize::MAX };
         for start in (0..self.count).step_by(self.rows).take(tiles) {
             if let Some(rows) = run(start)? {

@@ -1,9 +1,9 @@
 //! Attention of new tokens to the cached keys and values of their whole sequences.
 //!
-//! Each sum adds the same terms in the same order as in `heads.rs`, so the results are bit-identical to those of the
-//! whole sequence. A new token reads every key and value of its sequence once, so memory bandwidth limits the speed.
-//! Keys are therefore transposed within blocks of positions, so that the scores of a block are sums over contiguous
-//! vectors.
+//! Each sum adds the same terms in the same order as in `heads.rs`, so the results are bit-identical to an attention
+//! over the whole sequence. A new token reads every key and value of its sequence once, so memory bandwidth limits the
+//! speed. Keys are therefore transposed within blocks of positions, so that the scores of a block are sums over
+//! contiguous vectors.
 
 use super::geometry::{Geometry, Layouts, heads_of};
 use super::heads::forward;
@@ -29,7 +29,7 @@ pub(crate) struct KeysAndValues {
 
 #[derive(Clone, Debug, Default)]
 struct Head {
-    /// Blocks of `[size, BLOCK]`. Positions of the last block without a token are 0.
+    /// Blocks of `[size, BLOCK]`. In the last block, positions without a token are 0.
     keys: Vec<f32>,
     /// `[tokens, size]`.
     values: Vec<f32>,
@@ -152,7 +152,8 @@ fn attend_to(
                 let probabilities = &scores[first - origin..=position - origin];
                 kernel::weighted_sum(isa, probabilities, &values[first * g.size..], &mut result);
                 result.iter_mut().for_each(|x| *x /= sum[0]);
-                // SAFETY: this (sample, token, head) belongs to one pair, and each pair to one thread.
+                // SAFETY: this (sample, token, head) belongs to one pair of sample and key head, and each pair to one
+                // thread.
                 unsafe { out.store(isa, at.out.at(sample, new, head), &result) };
             }
         }

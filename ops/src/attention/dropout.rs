@@ -1,4 +1,4 @@
-//! Dropout of attention probabilities, whose masks are computed again wherever they are needed.
+//! Dropout of attention probabilities. No mask is stored: it is computed again wherever it is needed.
 
 use crate::dropout::numbers;
 use crate::kernel::softmax::Tile;
@@ -37,7 +37,7 @@ impl Mask {
         Self { first_head: self.first_head + first_head, ..self }
     }
 
-    /// Checks that every probability has its own number.
+    /// Checks that every probability has its own random number.
     pub(crate) fn fits(op: &'static str, time: usize, heads: usize) -> Result<()> {
         if time > 1 << POSITION_BITS || heads > 1 << HEAD_BITS {
             bail!("{op}: dropout supports 2^{POSITION_BITS} positions and 2^{HEAD_BITS} heads, got {time} and {heads}");
@@ -52,7 +52,7 @@ impl Mask {
         let scale = 1.0 / (1.0 - self.probability);
         for (row, (&first, scores)) in tile.firsts.iter().zip(rows.chunks_exact_mut(tile.width)).enumerate() {
             let query = tile.position + row;
-            // Four numbers come from one counter.
+            // One counter yields four random numbers.
             let first = first / 4 * 4;
             let index = (((self.first_head + head) as u64) << (2 * POSITION_BITS))
                 | ((query as u64) << POSITION_BITS)

@@ -253,7 +253,7 @@ impl CustomOp3 for Gathered {
         let gradient = |of: &Tensor, values: Vec<f32>| -> Result<Option<Tensor>> {
             of.track_op().then(|| Ok(tensor(stored(OP, values, of.dtype())?, of.shape()))).transpose()
         };
-        // SAFETY: as above.
+        // SAFETY: `backward` writes all elements of `dq` too.
         let dq = q.track_op().then(|| tensor(unsafe { dq.filled(q.elem_count()) }, q.shape()));
         Ok((dq, gradient(k, dk)?, gradient(v, dv)?))
     }

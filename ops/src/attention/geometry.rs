@@ -63,7 +63,7 @@ impl Geometry {
     }
 }
 
-/// Parts of a sequence of equal length, whose queries are stored one after the other.
+/// Equally long parts of a sequence. Their queries are stored one after the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Queries {
     /// First position of each part, in ascending order.
@@ -79,7 +79,7 @@ impl Queries {
         Self { firsts: [0; 2], parts: 1, length: time }
     }
 
-    /// Selects two parts of `length` positions.
+    /// Selects two parts of `length` positions each.
     pub(crate) fn two(firsts: [usize; 2], length: usize) -> Self {
         Self { firsts, parts: 2, length }
     }
@@ -147,7 +147,8 @@ impl Rows {
         Matrix::strided(data.skip(start), positions.len(), self.size, self.row)
     }
 
-    /// Returns some positions of one head as the left operand of a product: in place if they are f32, or as f32 in `room`.
+    /// Returns some positions of one head as the left operand of a product: in place if they are f32, otherwise
+    /// converted to f32 in `room`.
     pub(super) fn few<'a>(
         self,
         isa: Isa,
@@ -165,7 +166,7 @@ impl Rows {
         FewRows { data: room, count, row: self.size, step: 1 }
     }
 
-    /// Copies some positions of one head, one after the other, as f32.
+    /// Copies some positions of one head as f32, one position after the other.
     pub(super) fn read(
         self,
         isa: Isa,

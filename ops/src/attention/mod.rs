@@ -50,8 +50,8 @@ pub fn causal_attention(q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
 
 /// Computes [`causal_attention`] in which positions see only the earlier positions that `span` allows.
 ///
-/// Positions outside the span cost no time, except at the edges of tiles, and do not change any bit: a document
-/// packed with others gives the same results as alone.
+/// Positions outside the span cost no time, except at the edges of tiles, and do not affect the results: a document
+/// gives bit-identical results whether it is packed with others or alone.
 pub fn causal_attention_within(q: &Tensor, k: &Tensor, v: &Tensor, span: &AttentionSpan) -> Result<Tensor> {
     separate(q, k, v, span, None)
 }

@@ -1,5 +1,6 @@
 //! Attention of ranks that share sequences, where each rank computes some of the heads over all positions. Inside an
-//! outer group, it computes them over the positions of its slice of that group.
+//! outer group, the exchange gives a rank its heads over the group's slice only. The ranks of the outer group then
+//! compute attention over whole sequences.
 
 use super::{OP, among, packed_among};
 use crate::attention::dropout::Mask;

@@ -11,12 +11,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// The earlier positions that a position sees in causal attention. By default it sees all of them.
 ///
 /// Create one span for all layers of a model, or one for each batch if the documents differ between batches. Clones
-/// share the first positions of a batch, which are computed once and copied to a GPU once.
+/// share a list that holds, for each position of a batch, the first position that it sees. The list is computed once
+/// and copied to a GPU once.
 #[derive(Clone, Debug, Default)]
 pub struct AttentionSpan {
     window: Option<usize>,
     position_ids: Option<Tensor>,
-    /// The first positions for the batch and time of the last request.
+    /// The first positions that were computed for the batch and time of the last request.
     found: Arc<Mutex<Option<Arc<Firsts>>>>,
 }
 
@@ -67,7 +68,7 @@ impl AttentionSpan {
         Ok(self.window)
     }
 
-    /// Returns the first positions for a batch of these sizes.
+    /// Returns the first position that each position of `[batch, time]` sees.
     pub(crate) fn firsts(&self, op: &'static str, batch: usize, time: usize) -> Result<Arc<Firsts>> {
         let make = || {
             let positions = self.positions(op, batch, time)?;
@@ -80,7 +81,7 @@ impl AttentionSpan {
             Ok(Arc::new(firsts))
         };
         if self.window.is_none() && self.position_ids.is_none() {
-            // The span is unlimited, so a GPU does not read the first positions, and there is no copy to share.
+            // If the span is unlimited, a GPU does not read the first positions, so there is no copy to share.
             return make();
         }
         let mut found = self.found.lock().unwrap_or_else(PoisonError::into_inner);

@@ -66,7 +66,7 @@ impl Array {
         Ok(Self { travelled: kernel_dtype(OP, dtype)?, ..self })
     }
 
-    /// Rounds the values that readers would round, so that all readers accept them.
+    /// Rounds the values to the dtype of [`Array::travelled`] now, so that every kernel can read them.
     pub(crate) fn round_travelled(&mut self) -> Result<()> {
         if self.travelled == Dtype::F32 {
             return Ok(());
@@ -86,8 +86,8 @@ impl Array {
     /// Returns the array for kernels that read the values as they are stored.
     ///
     /// # Panics
-    /// Panics if the values are to be read rounded, as [`Array::travelled`] marks them. Only the sum, the norm and the
-    /// update can do that.
+    /// Panics if [`Array::travelled`] says that readers must round the values: only the sum, the norm and the update do
+    /// so.
     fn unrounded(&self) -> &Self {
         assert_eq!(self.travelled, Dtype::F32, "only the sum, the norm and the update read rounded values");
         self
@@ -121,7 +121,7 @@ impl Array {
         }
         assert!(at + from.len() <= self.len);
         let to = self.address(&(at..at + from.len()))?;
-        // SAFETY: the range from `at` on, which `to` begins, has room for the values.
+        // SAFETY: `to` is the address of element `at`, and the assertion shows that the values fit from there on.
         unsafe { Gpu::new(&self.storage.device)?.overwrite(from, to) }
     }
 

@@ -107,9 +107,9 @@ pub fn storage_of(buffer: Buffer) -> Result<CudaStorage> {
     }
 }
 
-// SAFETY: the storage holds at least `len` elements of `dtype` at `address`, nothing else refers to it, and it is
-// freed after all of candle's work on its stream; collectives return it, or keep it alive, until they are done with
-// it.
+// SAFETY: the storage holds at least `len` elements of `dtype` at `address`, nothing else refers to it, and it is freed
+// after all of candle's work on its stream. Collectives return it when they are done with it, and keep it alive until
+// then.
 unsafe impl DeviceMemory for Moving {
     fn dtype(&self) -> Dtype {
         self.dtype

@@ -1,10 +1,10 @@
 //! Errors that only the GPU can detect, after the host has gone on, such as an index out of range.
 //!
 //! The host cannot check indices itself without waiting, in every step, for all earlier work on the stream. A kernel
-//! checks them instead and records an error in host memory, which the host reads without waiting. Every operation
-//! that takes indices checks this memory first. So can code that has waited for the stream anyway, for example for a
-//! loss ([`check`]). Until then, an index out of range produces NaN in the forward and in the backward, so a wrong
-//! result cannot look correct.
+//! checks them instead and records an error in host memory, which the host reads without waiting. Every operation that
+//! takes indices checks this memory before it starts. Code that has waited for the stream anyway, for example for a
+//! loss, can call [`check`]. Until an error is reported, an index out of range produces NaN in the forward and in the
+//! backward, so a wrong result cannot look correct.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -19,8 +19,8 @@ use super::{Gpu, driver};
 /// report their errors at once, so this does nothing.
 ///
 /// # Errors
-/// Fails if a kernel found an index out of range, or a loss gradient that differs from the assumed one. Returns errors
-/// of the driver.
+/// Fails if a kernel found an index out of range, or if the gradient of a loss differs from the gradient that the
+/// forward assumed. Returns errors of the driver.
 pub fn check(device: &Device) -> Result<()> {
     let Device::Cuda(device) = device else { return Ok(()) };
     device.cuda_stream().synchronize().map_err(Error::wrap)?;
@@ -32,7 +32,8 @@ pub fn check(device: &Device) -> Result<()> {
 pub(crate) enum Finding {
     /// An index is out of range. The details are the index, its position and the limit.
     Index,
-    /// The gradient of a loss differs from the assumed one. The details are the bits of both.
+    /// The gradient of a loss differs from the gradient that the forward assumed. The details are the bits of both
+    /// gradients.
     Gradient,
 }
 
@@ -51,7 +52,7 @@ unsafe impl Sync for Faults {}
 
 impl Faults {
     pub(super) fn new(device: &Arc<zero_cuda::Device>) -> Result<Self> {
-        // All zeros means no error. Pinned memory begins at a page.
+        // All zeros means no error. Pinned memory begins at a page boundary, so a `Fault` is aligned.
         let mut memory = Pinned::new(device, size_of::<Fault>()).map_err(driver)?;
         Ok(Self { fault: memory.as_mut_ptr().cast(), operations: Mutex::default(), _memory: memory })
     }

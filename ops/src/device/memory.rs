@@ -116,7 +116,7 @@ pub fn begin(storage: &CudaStorage) -> Result<Address> {
     address("parameters", storage)
 }
 
-/// An event that follows all work on a GPU's stream at the time of its creation.
+/// An event that completes after all work that was on a GPU's stream when the event was created.
 #[derive(Debug)]
 pub struct Mark(Event);
 

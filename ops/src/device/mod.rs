@@ -1,7 +1,7 @@
 //! A GPU: its kernels, its memory and the operands of its operations.
 //!
-//! All work goes to the single stream of candle's device, in program order, and nothing here waits. Only reading
-//! results on the host waits ([`Array::to_host`], candle's own copies).
+//! All work goes to the single stream of candle's device, in program order. The host waits only when it reads results
+//! ([`Array::to_host`], candle's own copies).
 
 #![allow(unsafe_code)]
 
@@ -54,7 +54,7 @@ pub fn open(ordinal: usize) -> Result<Device> {
     Ok(Device::Cuda(device))
 }
 
-/// Prevents cuBLAS from adding the partial sums of a product in its 16-bit result.
+/// Makes cuBLAS add the partial sums of a product in f32, even if the result has 16 bits.
 fn sum_in_f32(device: &CudaDevice) -> Result<()> {
     let mode = cublasMath_t::CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION;
     // SAFETY: the handle lives as long as the device.
@@ -63,8 +63,9 @@ fn sum_in_f32(device: &CudaDevice) -> Result<()> {
 }
 
 /// Loads all kernels that training launches, ours and candle's. Loading a kernel later would wait for all work on the
-/// GPU. If that includes a collective that waits for another rank, and that rank waits for this one, the ranks
-/// deadlock. `CUDA_MODULE_LOADING=EAGER` does the same for the kernels of libraries and for all kernels of a module.
+/// GPU. If this work includes a collective that waits for another rank, and the other rank waits for this one, the
+/// ranks deadlock. With `CUDA_MODULE_LOADING=EAGER` the driver also loads the kernels of libraries early, and all
+/// kernels of each module.
 ///
 /// # Errors
 /// Fails if the program was built without kernels for this GPU. Returns errors of the driver.
@@ -72,7 +73,7 @@ pub fn load_kernels(device: &Device) -> Result<()> {
     use candle_core::cuda_backend::kernels::{AFFINE, BINARY, CAST, FILL, INDEXING, REDUCE, TERNARY, UNARY};
     let Device::Cuda(device) = device else { return Ok(()) };
     Gpu::new(device)?.kernels.load_all().map_err(driver)?;
-    // One kernel of each module suffices: it loads the module.
+    // One kernel of each module suffices: loading it loads the module.
     let files = [
         (&AFFINE, "affine_f32"),
         (&BINARY, "badd_f32"),

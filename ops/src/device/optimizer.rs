@@ -1,4 +1,4 @@
-//! The optimizer step on a GPU, and the gradient norm that clips it.
+//! The optimizer step on a GPU, and the gradient norm by which gradients are clipped.
 
 use std::marker::PhantomData;
 use std::ops;
@@ -94,7 +94,7 @@ pub struct Updated<'a> {
     pub states: Vec<Part<'a>>,
     /// Gradients, read as f32.
     pub gradients: Part<'a>,
-    /// Receives the new parameters, rounded to its own dtype.
+    /// Receives the new parameters, rounded to this part's dtype.
     pub working: Option<Part<'a>>,
     /// Averages of the parameters, f32.
     pub averages: Option<Part<'a>>,
@@ -102,9 +102,9 @@ pub struct Updated<'a> {
     pub decay: bool,
 }
 
-/// Runs the optimizer in one pass over all ranges. `factors` holds the factors with weight decay, then those without.
-/// With `norms`, gradients are scaled by the clip coefficient of the last norm, and nothing is updated if that norm was
-/// rejected. `average_weight` is the weight of the new parameters in the averages.
+/// Runs the optimizer in one pass over all ranges. `factors` holds the factors for elements with weight decay, then the
+/// factors for all others. With `norms`, gradients are scaled by the clip coefficient of the last norm, and nothing is
+/// updated if that norm was rejected. `average_weight` is the weight of the new parameters in the averages.
 ///
 /// # Errors
 /// Fails if the numbers of elements differ or parameters are not f32. Returns errors of the driver.
@@ -160,7 +160,7 @@ impl Updated<'_> {
 pub struct Norms {
     device: CudaDevice,
     verdict: CudaSlice<u8>,
-    /// The verdict, or the limbs of the sum.
+    /// Receives the verdict on a norm, or the limbs of a sum.
     host: Pinned,
     made: Option<Mark>,
 }
@@ -240,7 +240,7 @@ impl Norms {
         let gpu = Gpu::new(&self.device)?;
         let sums_of = |part: &Part<'_>| part.count.div_ceil(SQUARES as usize);
         let count: usize = gradients.iter().map(sums_of).sum();
-        // SAFETY: kernels write both buffers before others read them.
+        // SAFETY: kernels write both buffers before other kernels read them.
         let (sums, parts) = unsafe {
             (self.device.alloc::<f64>(count.max(1))?, self.device.alloc::<i64>(partials(count as u64).max(1))?)
         };

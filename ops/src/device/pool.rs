@@ -50,8 +50,8 @@ struct Pool(CUmemoryPool);
 unsafe impl Send for Pool {}
 
 /// Gives the other devices of this process access to this device's pool, and this device access to their pools, where
-/// peer access is possible. If ranks are threads of one process, NCCL copies directly from one device to another;
-/// `cuCtxEnablePeerAccess` does not grant access to memory from a pool.
+/// peer access is possible. If ranks are threads of one process, NCCL copies directly from one device to another and
+/// needs this access, because `cuCtxEnablePeerAccess` does not cover memory from a pool.
 pub(super) fn share_with_peers(device: &CudaDevice) -> Result<()> {
     let Some(own_pool) = pool(device)? else { return Ok(()) };
     let own = device.cuda_stream().context().cu_device();
@@ -67,7 +67,7 @@ pub(super) fn share_with_peers(device: &CudaDevice) -> Result<()> {
     Ok(())
 }
 
-/// Lets `reader` access the memory of a pool of `owner`, if it can.
+/// Lets `reader` access the memory of a pool of `owner`, if the devices support peer access.
 fn admit(reader: CUdevice, owner: CUdevice, pool: CUmemoryPool) -> Result<()> {
     let mut reaches = 0;
     // SAFETY: the call writes one number.
@@ -90,8 +90,8 @@ pub fn peak(device: &Device) -> Result<Option<u64>> {
     most(device, CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH)
 }
 
-/// Returns the peak number of bytes that the pool reserved on the GPU. This exceeds [`peak`] by freed memory that
-/// could not be reused at once.
+/// Returns the peak number of bytes that the pool reserved on the GPU. It exceeds [`peak`] by the freed memory that
+/// could not be reused immediately.
 ///
 /// # Errors
 /// Returns the driver's error.

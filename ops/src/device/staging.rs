@@ -29,7 +29,7 @@ pub struct Staging {
     /// Set if the device has a timeline.
     recorder: Option<Arc<Recorder>>,
     ring: Ring,
-    /// Marks the position of candle's stream at which the uploads of this round began, after earlier releases.
+    /// Marks where candle's stream was at the first upload after the latest release.
     begun: Option<Mark>,
     /// Whether uploaded values were released since `begun`.
     released: bool,
@@ -77,7 +77,7 @@ impl Staging {
         };
         let done = recorded().and_then(|()| stream.record(event));
         if done.is_err() {
-            // Without the event nothing would wait for the copy.
+            // If the event was not recorded, nothing else would wait for the copy.
             let _ = stream.synchronize();
         }
         done.map_err(driver)
@@ -87,7 +87,7 @@ impl Staging {
     /// bf16 or f16.
     ///
     /// # Errors
-    /// Fails if the dtype is another one or pinned host memory is exhausted. Returns errors of the driver.
+    /// Fails if `dtype` is none of these, or if pinned host memory is exhausted. Returns errors of the driver.
     pub fn download(&mut self, source: Array, dtype: DType) -> Result<Arriving> {
         let len = source.len();
         let source = if dtype == DType::F32 { source.into_storage() } else { source.rounded(dtype)? };
@@ -146,10 +146,11 @@ impl Staging {
 
     /// Records that uploaded values have been freed.
     ///
-    /// Memory is freed on candle's stream and allocated for uploads on another. The driver orders the two only if one
-    /// waits for the other; otherwise the pool may take new memory from the GPU for each upload. The uploads of a layer
-    /// therefore wait until the layer before the previous one has freed its uploads. Two layers thus have memory at a
-    /// time: one is copied while the other computes.
+    /// Uploaded values are freed on candle's stream, but memory for the next ones is allocated on the upload stream.
+    /// The pool can reuse the memory only if the upload stream waits for candle's. Otherwise the pool may take new
+    /// memory from the GPU for each upload. The uploads of a layer therefore wait until the layer before the previous
+    /// one has freed its uploads. Thus the uploads of two layers are in GPU memory at a time: one layer is copied while
+    /// the other computes.
     pub fn released(&mut self) {
         self.released = true;
     }
@@ -191,7 +192,7 @@ impl Staging {
         // SAFETY: the address refers to an exclusive allocation of this size, which candle's stream frees after its
         // last use.
         let slice = unsafe { stream.upgrade_device_ptr::<T>(address, len.max(1)) };
-        // SAFETY: the slice has room, and the host memory is kept until the event.
+        // SAFETY: the slice has room, and the host memory is kept until the event has completed.
         let copy = || unsafe { self.up.upload(&pinned, address, bytes) };
         self.put(&self.up, Track::FromHost, &event, copy)?;
         if let Err(error) = on_stream(&self.device, &self.of, |candles| candles.wait_for(&event)) {

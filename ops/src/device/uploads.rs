@@ -58,7 +58,7 @@ impl Gpu {
                 // `pinned` until the stream has passed `event`, so it outlives the copy.
                 let done = unsafe { stream.upload(&pinned, to, part.len()) }.and_then(|()| stream.record(&event));
                 if done.is_err() {
-                    // Without the event nothing would wait for the copy.
+                    // If the event was not recorded, nothing else would wait for the copy.
                     let _ = stream.synchronize();
                 }
                 pieces.leave(event, pinned);

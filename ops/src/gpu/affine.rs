@@ -2,8 +2,8 @@
 //!
 //! If cuBLASLt supports the sizes, the forward's product adds the bias and applies GELU before it writes its result.
 //! Likewise, the product that computes the gradient of GELU's output multiplies it by GELU's derivative. For other
-//! sizes, such as rows that are not a multiple of 16 bytes, separate kernels do this. A kernel always computes the
-//! gradient of a bias, because cuBLASLt would overwrite existing contributions or round to 16 bits.
+//! sizes, such as rows that are not a multiple of 16 bytes, separate kernels do this. The gradient of a bias always has
+//! a separate kernel, because cuBLASLt would overwrite existing contributions or round to 16 bits.
 
 use super::product::{Matrix, To, product, product_with};
 use super::{count32, deliver, room_like, tensor};
@@ -92,8 +92,8 @@ impl Map {
         (Matrix::new(x.address, x.dtype, *count, *inputs), matrix(self.affine, &self.weight, *inputs, *outputs))
     }
 
-    /// Computes the result with an epilogue, which receives the address of the bias. Returns false if there is no
-    /// bias or cuBLASLt does not support the product.
+    /// Computes the result with an epilogue, which `epilogue` makes from the address of the bias. Returns false if
+    /// there is no bias or cuBLASLt does not support the product.
     fn put_with(&self, at: Address, epilogue: impl FnOnce(Address) -> Epilogue) -> Result<bool> {
         let (Some(bias), (x, w)) = (&self.bias, self.factors()) else { return Ok(false) };
         // SAFETY: the sizes were checked, and the room was allocated for them; a bias has one element for each column
@@ -109,7 +109,7 @@ impl Map {
         let Self { op, gpu, sizes: Sizes { count, outputs, .. }, x, bias, .. } = self;
         if let Some(bias) = bias {
             let rows = [count32(op, *count)?, count32(op, *outputs)?];
-            // SAFETY: as above; both have this dtype.
+            // SAFETY: the sizes were checked, and the bias and the result have the dtype of x.
             unsafe { gpu.launch_some(spread(x.dtype, rows, bias.address, at)) }?;
         }
         let to = To { address: at, dtype: x.dtype, add: bias.is_some() };
@@ -128,8 +128,8 @@ fn matrix(affine: Affine, weight: &Operand, inputs: usize, outputs: usize) -> Ma
     }
 }
 
-/// Computes [`Affine::backward`] and the bias's gradient, for a `dy` with the dtype of x. If x is GELU's result and
-/// cuBLASLt supports the product, the returned gradient already includes GELU's derivative: it is the gradient of
+/// Computes [`Affine::backward`] and the gradient of the bias, for a `dy` with the dtype of x. If x is GELU's result
+/// and cuBLASLt supports the product, the returned gradient already includes GELU's derivative: it is the gradient of
 /// GELU's input.
 pub(crate) fn backward(
     affine: Affine,

@@ -23,12 +23,12 @@ pub(crate) struct Kept {
     macs: u64,
 }
 
-/// First positions in the memory of the GPUs that use them.
+/// The first position that each position sees, in the memory of each GPU that uses it.
 #[derive(Debug, Default)]
 pub(crate) struct OnGpus(Mutex<Vec<(DeviceId, Arc<CudaSlice<u32>>)>>);
 
 impl Firsts {
-    /// Returns the first positions in GPU memory, or `None` if they are all 0.
+    /// Returns these positions in the memory of `gpu`, or `None` if they are all 0.
     fn on(&self, op: &'static str, gpu: &Gpu) -> Result<Option<Arc<CudaSlice<u32>>>> {
         if !self.iter().any(|&first| first > 0) {
             return Ok(None);

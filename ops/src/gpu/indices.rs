@@ -58,8 +58,8 @@ impl Indices {
         };
         let elements = layout.shape().elem_count();
         let count = count32(op, elements)?;
-        // SAFETY: the launch below writes all that is read, before it is read. It writes the number after the indices
-        // for targets only.
+        // SAFETY: the launch below writes all memory that is read, before it is read. Only for targets, it also writes
+        // their number after the indices.
         let slice: CudaSlice<u32> =
             unsafe { gpu.device().alloc(elements.max(1) + usize::from(of == IndexType::Targets)) }?;
         let copy = match layout.is_contiguous() {
@@ -83,12 +83,12 @@ impl Indices {
         Ok(Self { slice, count, counts_targets: of == IndexType::Targets })
     }
 
-    /// [`Indices::new`] for a tensor.
+    /// Does the same as [`Indices::new`], for a tensor.
     pub(super) fn of(op: &'static str, gpu: &Gpu, tensor: &Tensor, limits: &Limits) -> Result<Self> {
         Self::of_tensor(op, gpu, tensor, limits, false)
     }
 
-    /// [`Indices::targets`] for a tensor.
+    /// Does the same as [`Indices::targets`], for a tensor.
     pub(super) fn of_targets(op: &'static str, gpu: &Gpu, tensor: &Tensor, limits: &Limits) -> Result<Self> {
         Self::of_tensor(op, gpu, tensor, limits, true)
     }

@@ -1,9 +1,9 @@
 //! The head of a language model and its loss, without holding the logits of all rows.
 //!
 //! As on the CPU, the logits are f32, and only one chunk of rows is in memory at a time. Their gradients overwrite
-//! them, rounded to 16 bits in a 16-bit model. dW is accumulated in f32, directly in its gradient buffer. Nothing
-//! waits: the loss stays on the GPU. The backward checks there that the loss's gradient is the one that was assumed;
-//! [`crate::device::check`] reports an error if it is not.
+//! them, rounded to 16 bits in a 16-bit model. dW is accumulated in f32, directly in its gradient buffer. The host
+//! never waits: the loss stays on the GPU. The forward assumes the gradient that the loss will receive. In the
+//! backward, the GPU compares the actual gradient with it, and [`crate::device::check`] reports a difference.
 
 use super::indices::{Indices, limits};
 use super::product::{Matrix, To, product, product_strided};
@@ -78,17 +78,17 @@ pub(crate) fn linear_cross_entropy(
 }
 
 /// Returns how many rows of logits to compute at a time: at most 512 MiB of f32 logits, but at least 1,024 rows. Every
-/// chunk makes one pass over dW, which takes 167/rows of the time of its products on an H200 (8 bytes at 4.8 TB/s for
-/// 6·rows operations at 600 TFLOP/s). All chunks have about the same size, since a small last chunk would pass over dW
-/// for only a few rows, in products too small for the whole GPU. Chunks are multiples of 8 rows, so that x of every
-/// chunk begins at a multiple of 16 bytes.
+/// chunk makes one pass over dW. On an H200 the pass takes 167/rows of the time of the chunk's products (8 bytes at 4.8
+/// TB/s for 6·rows operations at 600 TFLOP/s). All chunks have about the same size: a small last chunk would pass over
+/// dW for only a few rows, and its products would be too small for the whole GPU. Chunks are multiples of 8 rows, so
+/// that x of every chunk begins at a multiple of 16 bytes.
 fn chunk_rows(count: usize, stride: usize) -> usize {
     const FLOATS: usize = 1 << 27;
     let chunks = count.div_ceil((FLOATS / stride).clamp(1024, 4096));
     count.div_ceil(chunks).next_multiple_of(8).min(count)
 }
 
-/// Splits the classes into two parts: those beyond the last multiple of 8, and all before them. Leaves out an empty
+/// Splits the classes into two parts: the classes beyond the last multiple of 8, and all others. Leaves out an empty
 /// part. For 16-bit floats, cuBLAS takes slow kernels for products with an odd number of columns in memory. On an H100
 /// the products for GPT-2's 50,257 classes ran at 90 to 400 TFLOP/s, and those for 50,256 classes at 480 to 650.
 fn parts(classes: usize, dtype: Dtype) -> impl Iterator<Item = Range<usize>> + Clone {
@@ -165,8 +165,8 @@ impl Head<'_> {
                 // SAFETY: as above.
                 unsafe { self.zero_chunk(first * inputs, len * inputs) }?;
             }
-            // dx is a sum over both parts. The result of the first part, of at most 7 classes, is rounded before the
-            // second is added.
+            // dx is a sum over both parts of the classes. The result of the first part, of at most 7 classes, is
+            // rounded before the second is added.
             for (index, part) in parts.clone().enumerate() {
                 let d_logits = d_logits.columns(&part);
                 if let Some(dx) = self.dx {
@@ -215,11 +215,11 @@ impl Head<'_> {
     }
 }
 
-/// The node of the graph. Its forward only returns the loss that was launched before.
+/// The node of candle's graph. Its forward only returns the loss, whose kernels were launched before.
 struct Computed {
     /// Present until the forward takes it.
     loss: Mutex<Option<CudaStorage>>,
-    /// The loss's gradient that the forward assumed, a factor of `dx` and `d_weight`.
+    /// The gradient that the forward assumed for the loss. `dx` and `d_weight` are already multiplied by it.
     gradient: f32,
     dx: Option<Tensor>,
     /// In f32. `None` if the weight needs no gradient, or if the gradient was already written to its buffer.
@@ -263,8 +263,8 @@ impl CustomOp2 for Computed {
         let upstream = Operand::of(OP, &upstream)?;
         let upstream = (self.gradient, upstream.address);
         if self.is_delivered {
-            // A gradient that was already written to its buffer cannot be rescaled, so the kernel checks the assumed
-            // factor.
+            // A gradient that was already written to its buffer cannot be rescaled, so the kernel checks that the loss
+            // has the assumed gradient.
             let faults = gpu.faults();
             let (fault, what) = (faults.address(), faults.what(OP, Finding::Gradient));
             // SAFETY: a loss's gradient is one f32; the rest lives as long as the device.

@@ -46,7 +46,7 @@ pub(crate) fn places(of: &[usize], device: &Device) -> Result<Tensor> {
     Tensor::new(of.iter().map(|&place| place as u32).collect::<Vec<_>>(), device)
 }
 
-/// Returns the CUDA storage that `storage` must be.
+/// Returns the CUDA storage in `storage`, which must be on a GPU.
 pub(crate) fn storage(storage: Storage) -> Result<CudaStorage> {
     match storage {
         Storage::Cuda(storage) => Ok(storage),

@@ -41,7 +41,7 @@ pub(crate) fn forward(
     Ok(y)
 }
 
-/// Computes (x + branch, norm(x + branch)), bit-identical to the two operations in sequence; the shapes match.
+/// Computes (x + branch, norm(x + branch)), bit-identical to the two operations in sequence. The shapes must match.
 pub(crate) fn forward_residual(
     op: &'static str,
     eps: f32,
@@ -76,7 +76,7 @@ pub(crate) fn backward(
     let gpu = Gpu::of(op, x)?;
     let (xs, w, d) = (Operand::of(op, x)?, Operand::of(op, weight)?, Operand::of(op, dy)?);
     let of_bias = bias.map(|bias| Operand::of(op, bias)).transpose()?;
-    // Both must live until the launch is enqueued.
+    // Both `before` and its operand must live until the launch is enqueued.
     let of_before = before.as_ref().map(|before| Operand::of(op, before)).transpose()?;
     if of_before.as_ref().is_some_and(|before| (before.dtype, before.count) != (xs.dtype, xs.count)) {
         candle_core::bail!("{op}: the gradient of x does not have the shape of x");
@@ -92,7 +92,7 @@ pub(crate) fn backward(
         // allocated for them.
         unsafe { gpu.launch(&norm::backward(&rows, weights, from, [at, at_partials])) }?;
     }
-    // Each launch sums one parameter's gradient, since each has its own destination.
+    // Each launch sums one parameter's gradient, since each gradient has its own destination.
     let sums = |of, to, onto| {
         let launch = norm::sums(&rows, weights, of, [at_partials, to], onto != Onto::Nothing);
         // SAFETY: earlier launches write the partial sums; the place has an f32 for each element of the parameter.

@@ -1,8 +1,8 @@
 //! Offers an existing gradient of an operation's first input to the operation's backward.
 //!
-//! In a fused block, the gradients of a tensor that is used twice are added. For the residual stream, one gradient
-//! bypasses a norm and the other comes through it. The norm's backward can add the first to the second in the same
-//! pass: it takes the offered gradient and returns the sum.
+//! In a fused block, the gradients of a tensor that is used twice are added. In the residual stream, one gradient
+//! bypasses a norm and the other comes through the norm. The norm's backward can add the two in the same pass: it takes
+//! the gradient that bypassed the norm, if it is offered, and returns the sum.
 
 use candle_core::{Tensor, TensorId};
 use std::cell::RefCell;
@@ -11,8 +11,8 @@ thread_local! {
     static OFFER: RefCell<Option<(TensorId, Tensor)>> = const { RefCell::new(None) };
 }
 
-/// Runs a backward while offering it the existing gradient of `x`, if any. Returns the gradient if the backward did
-/// not take it.
+/// Runs a backward while offering it the existing gradient of `x`, if any. Returns the existing gradient if the
+/// backward did not take it.
 pub(crate) fn offer<R>(x: &Tensor, gradient: Option<Tensor>, backward: impl FnOnce() -> R) -> (R, Option<Tensor>) {
     let outer = OFFER.replace(gradient.map(|gradient| (x.id(), gradient)));
     let result = backward();

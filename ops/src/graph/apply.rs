@@ -1,4 +1,5 @@
-//! Applies an operation: as a node of candle's graph, recorded in a fused block, outside any graph, or only counted.
+//! Applies operations. An operation becomes a node of candle's graph, is recorded in a fused block, runs outside any
+//! graph, or is only counted.
 
 use crate::flag::Flag;
 #[cfg(feature = "cuda")]
@@ -94,7 +95,7 @@ pub(crate) fn applied1<C: CustomOp1 + Footprint + Send + Sync + 'static>(
     output
 }
 
-/// Returns the record of `op`, which is a `C` or the trace of one.
+/// Returns the record of `op`, which is a `C` or the trace of a `C`.
 fn one<C: Footprint>(op: impl Remake + 'static, x: &Tensor) -> Operation {
     match C::REMADE {
         true => Operation::Remade(Arc::new(op), x.clone()),
@@ -132,7 +133,7 @@ pub(crate) fn count2<C: Footprint>(x: &Tensor, y: &Tensor, op: &C) -> Result<Ten
     Ok(output)
 }
 
-/// Does the same as [`apply2`], for an operation whose output counted operations have already computed.
+/// Does the same as [`apply2`], for an operation whose output comes from other operations that were already counted.
 pub(crate) fn counted2<C: CustomOp2 + Send + Sync + 'static>(
     [x, y]: [&Tensor; 2],
     op: C,
@@ -162,7 +163,7 @@ pub(crate) fn unmade2<C: CustomOp2 + Footprint + Send + Sync + 'static>(
     Ok(output)
 }
 
-/// Does the same as [`apply3`], without the forward, as [`unmade2`] does for two inputs.
+/// Does the same as [`unmade2`], for three inputs.
 pub(crate) fn unmade3<C: CustomOp3 + Footprint + Send + Sync + 'static>(
     [x, y, z]: [&Tensor; 3],
     op: C,

@@ -1,8 +1,8 @@
 //! Cuts the graph between two layers and runs one layer's backward from the gradient of its output.
 //!
-//! `Tensor::backward` starts from a gradient of ones and accepts no upstream gradient. A helper operation supplies it:
-//! its forward is a single element, and its backward returns the stored gradient. A fused block of this crate's
-//! operations runs its backward without candle.
+//! `Tensor::backward` starts from a gradient of ones and accepts no upstream gradient. A helper operation supplies the
+//! upstream gradient: its forward returns a single element, and its backward returns the stored gradient. A fused block
+//! of this crate's operations runs its backward without candle.
 
 use super::fused_block;
 use candle_core::backend::{BackendDevice, BackendStorage};

@@ -1,13 +1,14 @@
 //! Runs several operations as one node of candle's graph.
 //!
 //! candle's backward allocates zeros for the gradient of every tensor and adds each contribution to them. This takes
-//! three more passes over memory, which is a twelfth of a training step. A fused block records the operations of this
-//! crate instead, and each passes its gradient directly to the next. Gradients are added only where a tensor was used
-//! twice; on a GPU, the backward of a norm adds them in the same pass. Values that no backward reads are freed at the
-//! end of the forward, and the memory that an operation saved is freed as soon as its own backward is done.
+//! three more passes over memory, a twelfth of the time of a training step. A fused block records the operations of
+//! this crate instead, and the backward of each operation passes its gradient directly to the next. Gradients are added
+//! only where a tensor was used twice; on a GPU, the backward of a norm adds them in the same pass. Values that no
+//! backward reads are freed at the end of the forward, and the memory that an operation saved is freed as soon as its
+//! own backward is done.
 //!
-//! A fused block can pass the gradients of its parameters only to the [`sink`], so it requires a promised sink.
-//! Without one, its operations are separate nodes of candle's graph.
+//! A fused block can pass the gradients of its parameters only to the [`sink`], so it requires a promised sink. Without
+//! a promised sink, its operations are separate nodes of candle's graph.
 
 use crate::graph::addend::offer;
 use crate::graph::apply::{added, untracked};
@@ -37,7 +38,7 @@ pub(super) struct Record {
 
 pub(crate) enum Operation {
     One(Box<dyn CustomOp1 + Send + Sync>, Tensor),
-    /// An operation whose output is freed at the end of the forward and made again in the backward.
+    /// An operation whose output is freed at the end of the block's forward and made again in its backward.
     Remade(Arc<dyn Remake>, Tensor),
     Two(Box<dyn CustomOp2 + Send + Sync>, [Tensor; 2]),
     Three(Box<dyn CustomOp3 + Send + Sync>, [Tensor; 3]),
@@ -100,7 +101,8 @@ pub(crate) fn run_backward(
     tape.backward(x, &output?, dy, Remakes::default())
 }
 
-/// Replaces the tape while it is alive and restores the outer one when dropped, even by a panic.
+/// Replaces the thread's tape while this value is alive, and restores the outer tape when it is dropped, even by a
+/// panic.
 struct Recording {
     /// The outer tape, which is restored afterwards.
     outer: Option<Tape>,
@@ -123,8 +125,8 @@ impl Drop for Recording {
 }
 
 impl Tape {
-    /// Frees the values that no backward reads. Returns the values of `output` so that they can be moved elsewhere,
-    /// or `None` if a backward reads them too.
+    /// Frees the values that no backward reads. Returns the values of `output` so that they can be moved elsewhere, or
+    /// `None` if a backward reads them.
     fn keep_what_is_read(&self, output: &Tensor) -> Result<Option<Storage>> {
         // A view shares the values of its source.
         let mut views: HashMap<TensorId, TensorId> = HashMap::new();
@@ -174,7 +176,8 @@ impl Tape {
 /// Runs the backward of the fused block whose node is `output`, without candle. Returns the block's input and its
 /// gradient, or `None` if `output` does not come from a fused block.
 ///
-/// candle would add the gradients of output and input to zeros, which in bf16 costs a fifth of a training step.
+/// candle would add the gradients of output and input to zeros, which takes a fifth of the time of a bf16 training
+/// step.
 pub(crate) fn backward(output: &Tensor, gradient: &Tensor) -> Result<Option<(Tensor, Option<Tensor>)>> {
     let recorded = ALIVE.lock().unwrap_or_else(PoisonError::into_inner).get(&output.id()).and_then(Weak::upgrade);
     recorded.map(|block| Ok((block.x.clone(), block.backward(gradient)?))).transpose()
@@ -254,7 +257,7 @@ impl Tape {
     }
 }
 
-/// Returns the inputs whose values the backward of an operation reads.
+/// Returns those inputs of an operation whose values its backward reads.
 fn read_of(operation: &Operation, reads: Reads) -> Vec<Tensor> {
     operation.inputs().iter().zip(reads.inputs).filter(|(_, reads)| *reads).map(|(input, _)| input.clone()).collect()
 }

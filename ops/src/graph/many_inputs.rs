@@ -2,7 +2,7 @@
 //!
 //! The parameters pass through a chain of nodes that compute nothing and end in a scalar, which becomes an additional
 //! input of the operation. The operation's backward stores the gradients of the parameters in the chain. candle then
-//! runs the chain's backward, which returns them.
+//! runs the chain's backward, which returns these gradients.
 
 use candle_core::{CpuStorage, CustomOp2, DType, Device, Layout, Result, Shape, Tensor, bail};
 use std::sync::{Arc, Mutex, PoisonError};

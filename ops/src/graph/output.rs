@@ -56,8 +56,8 @@ pub(crate) fn stored(op: &'static str, values: Vec<f32>, dtype: DType) -> Result
 /// five operands and results, each in 16 bits and again as f32.
 pub(crate) const CACHED: usize = 1024;
 
-/// Returns how many rows of `width` elements to process at a time. They have [`CACHED`] elements, but are at least as
-/// many rows as kernels sum together, if those fit the second-level cache.
+/// Returns how many rows of `width` elements to process at a time: as many as have [`CACHED`] elements together, but at
+/// least as many as kernels sum together (`ROWS`), if so many fit the second-level cache.
 pub(crate) fn at_once(width: usize) -> usize {
     const ELEMENTS: usize = 16 * 1024;
     (CACHED / width.max(1)).max(ROWS.min(ELEMENTS / width.max(1))).max(1)
@@ -119,7 +119,7 @@ impl Fresh {
     /// Returns the storage once it is written.
     ///
     /// # Safety
-    /// All of the `len` elements must have been written.
+    /// All `len` elements must have been written.
     pub(crate) unsafe fn filled(self, len: usize) -> CpuStorage {
         match self {
             Self::F32(mut data) => {
@@ -177,7 +177,7 @@ impl Shared<'_> {
         }
     }
 
-    /// Calls `work` with a slice of `len` elements of arbitrary content, which it overwrites, and stores the slice from
+    /// Calls `work` with a slice of `len` elements of arbitrary content, which `work` overwrites. Stores the slice from
     /// element `at` on. 16-bit elements are computed in `room`, whose memory is reused for the next part.
     ///
     /// # Safety

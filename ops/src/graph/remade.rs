@@ -1,9 +1,9 @@
 //! Outputs whose values a fused block frees at the end of its forward and makes again in its backward, by computing
 //! them or by receiving them from other ranks.
 //!
-//! An exchange with other ranks overlaps with compute. While it brings back the values, the gradient of a linear map's
-//! input is computed. The gradients of the weights read these values. They are computed during the next exchange, which
-//! carries the gradient of the values.
+//! Exchanges with other ranks overlap with compute. While an exchange brings back the values, the backward computes the
+//! gradient of a linear map's input, which does not need them. The gradients of the weights do need them. They are
+//! computed during the following exchange, which carries the gradient of the values.
 
 use crate::graph::fused_block::{Operation, Record};
 use crate::graph::storage::{swap, take};
@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 /// An operation that can run again.
 pub(crate) trait Remake: CustomOp1 + Send + Sync {
-    /// Makes the values of `output` again, as the operation made them from `x`.
+    /// Makes the values of `output` again from `x`.
     fn remake(&self, x: &Tensor, output: &Tensor) -> Result<()>;
 
     /// Returns the exchange that makes the values again, if it can overlap with other operations.
@@ -40,13 +40,13 @@ pub(super) struct Remakes {
     of: HashMap<TensorId, (Arc<dyn Remake>, Tensor, Tensor)>,
     /// Maps each view to the output whose values it shares.
     views: HashMap<TensorId, TensorId>,
-    /// The work that waits for the exchange of each output.
+    /// For each output, the work that waits for an exchange.
     waiting: HashMap<TensorId, Waiting>,
 }
 
 #[derive(Default)]
 struct Waiting {
-    /// Ends the exchange of the output.
+    /// Waits for the exchange that makes the output again.
     finish: Option<Finish>,
     /// Computes gradients of weights during the exchange of the output's gradient.
     gradients: Vec<Compute>,
@@ -101,7 +101,7 @@ impl Remakes {
         Ok(Some(source))
     }
 
-    /// Keeps the computations of gradients until the exchange of the gradient of `source`.
+    /// Keeps these computations. They will run during the exchange that carries the gradient of `source`.
     pub(super) fn wait(&mut self, source: TensorId, gradients: Vec<Compute>) {
         self.waiting.entry(source).or_default().gradients.extend(gradients);
     }
@@ -128,8 +128,8 @@ fn is_deferring() -> bool {
     sink::is_deferring() || meta::is_deferring()
 }
 
-/// Frees the values of an output that was made again, unless the gradients of parameters are deferred: computing them
-/// may still read the values.
+/// Frees the values of an output that was made again, unless the gradients of parameters are deferred: their
+/// computation may still read the values.
 fn free(output: &Tensor) -> Result<()> {
     if is_deferring() {
         return Ok(());

@@ -70,8 +70,8 @@ pub(crate) fn ln(x: f32) -> f32 {
     if x < f32::INFINITY { ln } else { x }
 }
 
-/// Elements of a batch, which the loops of a kernel process one after the other. Intermediate results stay in the
-/// first-level cache.
+/// Number of elements in a batch. Each loop of a kernel processes a whole batch before the next loop begins, so
+/// intermediate results stay in the first-level cache.
 pub(crate) const BATCH: usize = 128;
 
 /// Intermediate results between two loops of a kernel. Aligned, because storing a vector across two cache lines takes

@@ -39,7 +39,7 @@ pub(crate) struct Sizes {
 pub(crate) const BLOCK: usize = 64;
 
 impl Affine {
-    /// Returns b + x·W for x of `[.., inputs]`: the values, in the dtype of x, and the shape `[.., outputs]`.
+    /// Computes b + x·W for x of `[.., inputs]`. Returns the values, in the dtype of x, and the shape `[.., outputs]`.
     pub(crate) fn forward(
         self,
         op: &'static str,
@@ -148,7 +148,7 @@ impl Affine {
         let bias = if has_bias { floats(outputs) } else { 0 };
         let inputs = x.elem_count() / count.max(1);
         // Dtypes other than f32 need the bias as f32. If the inner dimension is too long for sums to be rounded block
-        // by block, they also need all sums as f32.
+        // by block, these dtypes also need all sums as f32.
         let (mut forward, mut dx, mut row) = (0, 0, 0);
         if dtype != DType::F32 {
             forward = bias + unrounded(inputs, results);

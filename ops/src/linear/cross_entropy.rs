@@ -29,22 +29,22 @@ use candle_core::{CpuStorage, CustomOp2, D, DType, Layout, Result, Shape, Tensor
 /// Rows whose i64 target is [`IGNORE_INDEX`](crate::IGNORE_INDEX) are not part of the mean, and their gradient is zero,
 /// as for `cross_entropy`. On the CPU they cost nothing: products contain the other rows only.
 ///
-/// `gradient` is the gradient that this loss will receive in the backward: 1 for `loss.backward()`, c for
-/// `(loss * c)?.backward()`. Inside [`sink::Gradients::capture`], the forward writes the gradient of the weight to the
-/// sink, multiplied by `gradient`. A different gradient in the backward is then an error. Elsewhere the gradients are
-/// kept until the backward, which rescales them if necessary. Pass detached tensors to compute no gradients.
+/// `gradient` is the gradient that this loss will receive in the backward: 1 for `loss.backward()`, c for `(loss *
+/// c)?.backward()`. Inside [`sink::Gradients::capture`], the forward writes the gradient of the weight to the sink,
+/// multiplied by `gradient`. A different gradient in the backward is then an error. Outside of `capture`, the gradients
+/// are kept until the backward, which rescales them if necessary. Pass detached tensors to compute no gradients.
 ///
 /// # Errors
-/// Fails if shapes or dtypes do not match, there are no rows, or any other target is not below `classes`. On a GPU such
-/// a target produces NaN, and `gpu::check` reports it later. It also reports a gradient in the backward that differs
-/// from `gradient`.
+/// Fails if shapes or dtypes do not match, if there are no rows, or if a target is neither below `classes` nor an i64
+/// `IGNORE_INDEX`. On a GPU such a target produces NaN, and `device::check` reports it later. `device::check` also
+/// reports a gradient in the backward that differs from `gradient`.
 pub fn linear_cross_entropy(x: &Tensor, weight: &Tensor, targets: &Tensor, gradient: f32) -> Result<Tensor> {
     Ok(linear_cross_entropy_with_z_loss(x, weight, targets, gradient, 0.0)?.0)
 }
 
 /// Computes the [`cross_entropy_with_z_loss`](crate::cross_entropy_with_z_loss) of x·Wᵀ as [`linear_cross_entropy`]
-/// does. Returns the loss, and the part of it that `z_loss` adds. The part is `None` if `z_loss` is 0, and no gradient
-/// flows through it.
+/// does. Returns the loss, and how much of it `z_loss` adds. The second value is `None` if `z_loss` is 0, and no
+/// gradient flows through it.
 ///
 /// # Errors
 /// Fails in the same cases as [`linear_cross_entropy`].
@@ -128,10 +128,10 @@ fn some_rows(targets: &mut Vec<usize>) -> Option<Vec<usize>> {
     Some(rows)
 }
 
-/// The node of the graph. Its forward only returns values that were computed before.
+/// The node of candle's graph. Its forward only returns values that were computed before.
 struct Computed {
     loss: f32,
-    /// The loss's gradient that the forward assumed, a factor of `dx` and `d_weight`.
+    /// The gradient that the forward assumed for the loss. `dx` and `d_weight` are already multiplied by it.
     gradient: f32,
     dx: Option<Tensor>,
     /// `None` if the weight needs no gradient, or if the forward already wrote it to the sink.
@@ -163,7 +163,7 @@ impl Footprint for ToCompute<'_> {
         let at_once = chunk_rows(classes).min(count);
         let another = meta::another(weight);
         let (elements, dtype) = (if x.track_op() { x.elem_count() } else { 0 }, x.dtype());
-        // Only i64 targets can be ignored. The chunk's rows of x and its part of dx may then be copies.
+        // Only i64 targets can be ignored. With them, the chunk's rows of x and its part of dx may be copies.
         let of_some = match self.targets.dtype() {
             DType::I64 => {
                 let copied = at_once * x.dim(D::Minus1)?;

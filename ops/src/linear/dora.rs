@@ -40,7 +40,7 @@ pub(crate) struct Direction<'a> {
     pub(crate) scale: f32,
 }
 
-/// Rows of the weight whose product B·A is computed at a time.
+/// Number of rows of the weight for which B·A is computed at a time.
 const ROWS: usize = 64;
 
 impl Direction<'_> {
@@ -53,7 +53,7 @@ impl Direction<'_> {
         }
     }
 
-    /// Returns the sum of the squares of the weights of each output.
+    /// Returns, for each output, the sum of the squares of its weights in W + s·B·A.
     pub(crate) fn squares(&self) -> Vec<f64> {
         let (outputs, count, columns) = self.sizes();
         let (a, b) =
@@ -91,7 +91,7 @@ fn roots(squares: &[f64]) -> Vec<f32> {
     squares.iter().map(|sum| sum.sqrt() as f32).collect()
 }
 
-/// Adds up the sums of squares of a group's ranks.
+/// Adds up the sums of squares that the ranks of a group computed.
 fn over_ranks(group: &SequenceGroup, squares: &[f64]) -> Result<Vec<f64>> {
     let own: Vec<f32> = squares.iter().map(|&sum| sum as f32).collect();
     let mut sums = vec![0.0; squares.len()];
@@ -120,7 +120,7 @@ pub(crate) struct Magnified {
     pub(crate) a: Tensor,
     pub(crate) b: Tensor,
     pub(crate) scale: f32,
-    /// The ranks that split the inputs of the weight, if they do.
+    /// The ranks that split the inputs of the weight, if any do.
     pub(crate) group: Option<SequenceGroup>,
     /// The norms, which the forward computes and the backward reads: f32 on the host, the dtype of p on a GPU.
     pub(crate) norms: OnceLock<Tensor>,
@@ -279,7 +279,7 @@ impl Footprint for Magnified {
         };
         let rooms = rooms(dtype, count, outputs, 1);
         let ranks = self.group.as_ref().map_or(1, SequenceGroup::size) as u64;
-        // First the f64 sums of this rank, then also the f32 sums of all ranks, and in the end the total.
+        // The f64 sums of this rank. If ranks split the inputs, also the f32 sums of all ranks and the f64 total.
         let summing = 2 * floats(outputs) + if ranks > 1 { (ranks + 2) * floats(outputs) } else { 0 };
         let delta = (floats(ROWS.min(first) * columns) + row + 2 * floats(outputs)).max(summing);
         let copies = of_dtype(floats(outputs) * if bias.is_some() { 2 } else { 1 });

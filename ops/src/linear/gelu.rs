@@ -1,7 +1,8 @@
 //! A linear map and GELU in one operation.
 //!
-//! The map's output is the widest activation of a transformer. As a node of candle's graph, its gradient would be
-//! zeroed, added to and copied once more. Here the gradient lives only inside the backward.
+//! The map's output is the widest activation of a transformer. If the map were a node of candle's graph, candle would
+//! zero the gradient of its output, add to it and copy it once more. Here that gradient exists only inside the
+//! backward.
 
 #[cfg(feature = "cuda")]
 use crate::gpu;

@@ -1,4 +1,4 @@
-//! The rows of a language model's head, without holding the logits of all of them.
+//! Computes a language model's head row by row, without holding the logits of all rows.
 //!
 //! Logits are a model's largest activation: rows × vocabulary. [`Head`] computes the logits of one chunk of rows at a
 //! time and passes on the loss of each row. It replaces the logits in place by their gradients and adds the chunk's
@@ -15,8 +15,8 @@ use half::{bf16, f16};
 use std::ops::Range;
 
 /// Returns how many rows of logits to compute at a time: 4 MiB of logits, but at least 256 rows. Every chunk packs the
-/// weight twice and makes one pass over dW, which for GPT-2's 50257 × 768 costs a tenth of the time of 256 rows. The
-/// number does not affect the results, since the sums of dW continue from chunk to chunk.
+/// weight twice and makes one pass over dW. For GPT-2's 50257 × 768, this takes a tenth of the time that 256 rows take.
+/// The number of rows does not affect the results, since the sums of dW continue from chunk to chunk.
 pub(super) fn chunk_rows(classes: usize) -> usize {
     const FLOATS: usize = 1 << 20;
     (FLOATS / classes).clamp(256, 1024)
@@ -63,8 +63,8 @@ enum Rows<'a> {
 }
 
 impl Head<'_> {
-    /// Passes the loss of each target to `loss`, in order. Writes the requested gradients, multiplied by `factors`.
-    /// `dx` must be zero before.
+    /// Passes the loss of each target to `loss`, in the order of the targets. Writes the requested gradients,
+    /// multiplied by `factors`. `dx` must be zero before.
     ///
     /// # Errors
     /// Fails if a rank with other classes is lost.
@@ -202,7 +202,7 @@ impl Head<'_> {
     }
 }
 
-/// Copies of rows of x. Only the vector of its dtype is used.
+/// Copies of rows of x. Only the vector for the dtype of x is used.
 #[derive(Default)]
 struct Copied {
     f32: Vec<f32>,
@@ -237,8 +237,8 @@ fn round_in_place<H: HalfFloat>(isa: Isa, row: &mut [f32]) {
         let part = start..row.len().min(start + rounded.len());
         let rounded = &mut rounded[..part.len()];
         H::round(isa, &row[part], rounded);
-        // SAFETY: element `start` of half the size lies at or before the elements that have been read, `H` has two
-        // bytes, and any bits are valid floats.
+        // SAFETY: the 16-bit element `start` lies at or before the f32 elements that have been read, `H` has two bytes,
+        // and any bits are valid floats.
         unsafe {
             let to = row.as_mut_ptr().cast::<H>().add(start);
             std::ptr::copy_nonoverlapping(rounded.as_ptr(), to, rounded.len());

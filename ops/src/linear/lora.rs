@@ -150,7 +150,7 @@ impl Lora {
                 _ => None,
             },
             path: path.into(),
-            // The engine replaces the ones once the weight has its initial values.
+            // The engine replaces these values of 1 as soon as the weight has its initial values.
             magnitudes: match options.magnitudes {
                 true => Some(parallel.get(vb, &[outputs], [None, Some(0)], MAGNITUDES, Init::Const(1.0))?),
                 false => None,
@@ -178,7 +178,7 @@ impl Lora {
         match (&dropped, &map.bias) {
             (None, Some(bias)) => apply3(&scaled, magnitudes, bias, magnified),
             (None, None) => apply2(&scaled, magnitudes, magnified),
-            // The part of the input that dropout removes goes through the map with the factor 1.
+            // The part of the input that dropout removes still goes through the map, with the factor 1.
             (Some(dropped), _) => {
                 let removed = sum(x, &times(dropped, -1.0)?)?;
                 sum(&map.apply(&removed, None)?, &apply2(&scaled, magnitudes, magnified)?)

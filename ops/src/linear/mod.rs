@@ -1,4 +1,4 @@
-//! Linear layers that write their weight gradient straight to the sink and compute none for a frozen weight.
+//! Linear layers that write their weight gradient straight to the sink and compute no gradient for a frozen weight.
 
 pub(crate) mod affine;
 pub(crate) mod cross_entropy;
@@ -221,7 +221,7 @@ impl Projection {
         self.lora.is_some()
     }
 
-    /// Applies the map without an adapter. `of` is the input of GELU if x is GELU's result and is used only here.
+    /// Applies the map without an adapter. `of` is the input of GELU if x is GELU's result and only this map reads it.
     fn apply(&self, x: &Tensor, of: Option<Arc<BeforeGelu>>) -> Result<Tensor> {
         let op = LinearOp { affine: self.affine, of };
         match &self.bias {
@@ -230,7 +230,7 @@ impl Projection {
         }
     }
 
-    /// Applies the map and an activation, in one operation if there is a fused one.
+    /// Applies the map and an activation, in one operation if a fused one exists.
     pub(crate) fn forward_activated(&self, x: &Tensor, activation: Activation) -> Result<Tensor> {
         match (&self.bias, activation) {
             (Some(bias), Activation::GeluNew) if self.lora.is_none() => linear_gelu(x, &self.weight, bias, self.affine),
@@ -238,7 +238,7 @@ impl Projection {
         }
     }
 
-    /// Records the map for its backward only; the output has no values.
+    /// Records the map so that its backward can run. The output has no values.
     pub(crate) fn unmade(&self, x: &Tensor) -> Result<Tensor> {
         let mut dims = x.dims().to_vec();
         if let Some(last) = dims.last_mut() {

@@ -1,4 +1,5 @@
-//! The product of the `gemm` crate, which candle's matmul calls. `zero-train bench ops` shows its speed next to ours.
+//! The product of the `gemm` crate, which candle's matmul calls. `zero-train bench ops` shows its speed next to the
+//! speed of this crate's product.
 
 use super::super::kernel::Isa;
 use gemm::Parallelism;
@@ -30,8 +31,8 @@ impl Gemm {
 
     /// Computes the product with the arguments that candle passes.
     ///
-    /// The crate always selects the widest instruction set that it knows. For a narrower one, this calls the crate's
-    /// loops with the kernels for that set.
+    /// The crate always selects the widest instruction set that it knows. For a narrower set, this method calls the
+    /// crate's loops with the kernels for that set.
     pub fn run(&mut self, isa: Isa, threads: usize) {
         #[cfg(not(target_arch = "x86_64"))]
         let _ = isa;
@@ -42,8 +43,8 @@ impl Gemm {
         let (right_rows, right_columns) = strides(self.transposed[1], k, n);
         let parallelism = if threads > 1 { Parallelism::Rayon(threads) } else { Parallelism::None };
         let (left, right, out) = (self.left.as_ptr(), self.right.as_ptr(), self.out.as_mut_ptr());
-        // Calls the crate's loops with the kernels and registers of one instruction set. Like the crate's entry point
-        // for contiguous output rows, computes the transpose from the transposed operands.
+        // Calls the crate's loops with the kernels and registers of one instruction set. As the crate's entry point
+        // does for contiguous output rows, computes the transpose of the product from the transposed operands.
         #[cfg(target_arch = "x86_64")]
         macro_rules! on {
             ($set:ident, $registers:ident, $lanes:literal) => {{

@@ -2,8 +2,8 @@
 //!
 //! Operations open a scope, which only checks a thread-local flag unless [`start`] has set it. If scopes are nested,
 //! only the outermost counts: attention's own products count as attention. The work of other threads for an operation
-//! is included in its caller's time. The hardware limits that results are compared with are measured here too, on the
-//! same instruction set.
+//! is included in its caller's time. This module also measures the hardware limits with which results are compared, on
+//! the instruction set that the operations use.
 
 mod gemm;
 
@@ -51,7 +51,7 @@ enum Kind {
     Backward(&'static str),
     /// Which operands are transposed; rows, columns and inner dimension.
     Product([bool; 2], [usize; 3]),
-    /// Work of an optimizer on a matrix of these rows and columns.
+    /// Work of an optimizer on a matrix with these numbers of rows and columns.
     Update(&'static str, [usize; 2]),
 }
 

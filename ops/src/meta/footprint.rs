@@ -73,7 +73,7 @@ impl Reads {
         Self { inputs, output: false, for_weight: false }
     }
 
-    /// Leaves out the first input if it is only read for the gradient of a weight that needs none.
+    /// Leaves out the first input if it is only read for the gradient of a weight that needs no gradient.
     pub(crate) fn with(self, inputs: &[Tensor]) -> Self {
         match (self.for_weight, inputs) {
             (true, [_, weight, ..]) if !weight.track_op() => Self::inputs([false, self.inputs[1], self.inputs[2]]),
@@ -172,13 +172,13 @@ impl Costs {
 
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct DeferredCosts {
-    /// Whether the first input is kept until the gradients are computed.
+    /// Whether the first input is kept until the deferred gradients are computed.
     pub(crate) keeps_input: bool,
-    /// Whether the gradient of the output is kept until then.
+    /// Whether the gradient of the output is kept until the deferred gradients are computed.
     pub(crate) keeps_gradient: bool,
-    /// Bytes of other operands that are kept until then.
+    /// Bytes of other operands that are kept until the deferred gradients are computed.
     pub(crate) operands: u64,
-    /// Bytes of gradients that are computed at once and kept.
+    /// Bytes of gradients that are not deferred but computed immediately and kept.
     pub(crate) made: u64,
     /// Peak of the backward, including `operands` and `made`, in addition to the gradients that it returns.
     pub(crate) backward: u64,

@@ -1,10 +1,10 @@
-//! Meta tensors, which have no values, and the memory that a layer would take if it ran on real ones.
+//! Meta tensors, which have no values, and the memory that a layer would take if it ran on real tensors.
 //!
-//! A layer runs the same code on meta tensors as on real ones, including fused blocks and the backward. What it keeps,
-//! in which order it allocates and when it frees therefore follow from the layer's own code and need no second
-//! description. An operation on meta tensors is not computed; it only reports its costs. A meta tensor has a shape, a
-//! dtype and the storage of a released parameter, so reading its values is an error. A layer that uses operations from
-//! outside this crate has an *unknown* cost.
+//! A layer runs the same code on meta tensors as on real ones, including fused blocks and the backward. The layer's own
+//! code therefore determines which tensors are kept, in which order memory is allocated and when it is freed. No second
+//! description is needed. An operation on meta tensors is not computed; it only reports its costs. A meta tensor has a
+//! shape, a dtype and the storage of a released parameter, so reading its values is an error. A layer that uses
+//! operations from outside this crate has an *unknown* cost.
 //!
 //! A trace is pure arithmetic on one thread and never allocates the memory that it counts.
 
@@ -39,7 +39,7 @@ pub(crate) struct Heap {
     kept_once: BTreeMap<usize, u64>,
     /// Bytes sent to other ranks.
     exchanged: Exchanged,
-    /// The operands that the computation of parameter gradients keeps alive, if these gradients are deferred.
+    /// If the gradients of parameters are deferred, the operands that are kept for their computation.
     deferred: Option<Vec<Operands>>,
 }
 
@@ -72,14 +72,14 @@ pub(crate) fn workspace() -> u64 {
 }
 
 /// Runs `run` and counts the operations on meta tensors in it. `written` holds the leaves whose gradient already has a
-/// contribution of another layer's backward.
+/// contribution from another layer's backward.
 ///
 /// # Errors
 /// Returns the error of `run`. A panic in `run` is also an error, since a user's layer may rely on values.
 pub fn trace<T>(written: HashSet<TensorId>, run: impl FnOnce() -> Result<T>) -> Result<T> {
     let outer = HEAP.replace(Some(Heap { written, ..Heap::default() }));
     let result = catch_unwind(AssertUnwindSafe(run));
-    // Dropped only after it has been replaced: its contents look up `HEAP` when they are dropped.
+    // Drops the inner heap only after it has been replaced, because its contents look up `HEAP` when they are dropped.
     let inner = HEAP.replace(outer);
     drop(inner);
     result.unwrap_or_else(|_| bail!("{META}: the layer panicked on tensors without values"))
@@ -155,8 +155,8 @@ pub(crate) fn is_deferring() -> bool {
 }
 
 /// Runs a backward that computes the gradients of `parameters` one tile of rows at a time, as
-/// [`sink::in_tiles`](crate::sink::in_tiles) does. A gradient that cannot accumulate in its place takes a buffer of
-/// its own meanwhile; a deferred gradient keeps that buffer.
+/// [`sink::in_tiles`](crate::sink::in_tiles) does. A gradient that cannot accumulate in its place takes a buffer of its
+/// own during the backward. A deferred gradient keeps this buffer afterwards.
 pub(crate) fn in_tiles<T>(parameters: &[&Tensor], backward: impl FnOnce() -> Result<T>) -> Result<T> {
     let (written, deferred) = with(|heap| (std::mem::take(&mut heap.written), heap.deferred.take()));
     let mut seen = written.clone();
@@ -172,7 +172,7 @@ pub(crate) fn in_tiles<T>(parameters: &[&Tensor], backward: impl FnOnce() -> Res
     result
 }
 
-/// A simulated block, which is freed when this value is dropped, if not before.
+/// A simulated block. It is freed when this value is dropped, if it has not been freed before.
 #[derive(Debug)]
 pub(crate) struct Held(u64);
 

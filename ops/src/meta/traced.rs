@@ -28,7 +28,7 @@ pub(crate) struct Traced {
     costs: Costs,
     /// The block that the operation keeps for its backward.
     saved: Held,
-    /// The block of the output's values that were made again.
+    /// The block of the output's values, once they have been made again.
     remade: Arc<Mutex<Option<Held>>>,
     /// Whether the exchange that makes the values again overlaps with other operations.
     overlaps: bool,
@@ -41,7 +41,7 @@ impl Remake for Traced {
         passing(bytes + self.costs.forward);
         let held = Held::new(bytes);
         with(|heap| heap.of.insert(output.id(), held.0));
-        // Deferred gradients keep the values.
+        // Deferred gradients will read the values, so the values are kept for them.
         match is_deferring() {
             true => drop(with(|heap| heap.deferred.as_mut().map(|list| list.push(Operands::others(held))))),
             false => *self.remade.lock().unwrap_or_else(PoisonError::into_inner) = Some(held),
@@ -57,7 +57,7 @@ impl Remake for Traced {
 impl Exchange for Traced {
     fn start(&self, x: &Tensor, output: &Tensor) -> Result<Finish> {
         with(|heap| heap.exchanged = heap.exchanged + self.costs.exchanged[0]);
-        // A copy of the input is sent.
+        // The exchange sends a copy of the input.
         let sent = Held::new(bytes(x.elem_count(), x.dtype()));
         let received = Held::new(bytes(output.elem_count(), output.dtype()));
         let (output, remade, copied) = (output.clone(), Arc::clone(&self.remade), self.costs.forward);

@@ -9,9 +9,9 @@ use crate::pass::Pass;
 /// `BatchNorm3d`, and the names of their `state_dict`.
 ///
 /// In a training pass, y = (x − mean)/√(variance + ε)·weight + bias with the mean and the biased variance of each
-/// channel of the micro-batch. The pass also updates `running_mean` and `running_var`: running ← (1 −
-/// momentum)·running + momentum·batch, with the unbiased variance of the micro-batch. In every other pass, the running
-/// statistics replace those of the micro-batch. Statistics are f32 for every dtype of x.
+/// channel of the micro-batch. The pass also updates `running_mean` and `running_var`: running ← (1 − momentum)·running
+/// + momentum·batch, with the unbiased variance of the micro-batch. In every other pass, the running statistics replace
+/// the statistics of the micro-batch. Statistics are f32 for every dtype of x.
 ///
 /// The engine gives each micro-batch of a step the same running statistics, and averages the updated statistics over
 /// all micro-batches of the global batch.
@@ -26,7 +26,7 @@ pub struct BatchNorm {
 }
 
 impl BatchNorm {
-    /// Creates the norm with a weight of ones, a bias of zeros, and running statistics of zeros and ones.
+    /// Creates the norm with a weight of ones, a bias of zeros, running means of zeros, and running variances of ones.
     ///
     /// # Errors
     /// Fails if `momentum` is not in [0, 1] or `eps` is negative.

@@ -41,13 +41,14 @@ impl RmsNorm {
         Ok(Self::from_tensor(vb.get_with_hints(size, "weight", Init::Const(1.0))?, eps))
     }
 
-    /// Creates the norm [`of_offsets`](Self::of_offsets) with a weight of zeros, named `weight`.
+    /// Creates a norm that multiplies by 1 + weight ([`of_offsets`](Self::of_offsets)), with a weight of zeros named
+    /// `weight`.
     pub fn with_unit_offset(size: usize, eps: f32, vb: VarBuilder) -> Result<Self> {
         Ok(Self::from_tensor(vb.get_with_hints(size, "weight", Init::Const(0.0))?, eps).of_offsets())
     }
 
-    /// Makes the factors 1 + weight, as in Gemma: y = x/√(mean(x²) + ε)·(1 + weight). The sum is computed in f32. Such a
-    /// norm is unsupported on a GPU.
+    /// Makes the norm multiply by 1 + weight, as in Gemma: y = x/√(mean(x²) + ε)·(1 + weight). 1 + weight is computed
+    /// in f32. Such a norm is unsupported on a GPU.
     #[must_use]
     pub fn of_offsets(self) -> Self {
         Self { op: RmsNormOp { unit_offset: true, ..self.op }, ..self }
@@ -99,7 +100,7 @@ struct RmsNormOp {
 }
 
 impl RmsNormOp {
-    /// Returns the factors of a weight.
+    /// Returns the factors that a weight stands for.
     fn factors(self, weight: Cow<'_, [f32]>) -> Cow<'_, [f32]> {
         if !self.unit_offset {
             return weight;

@@ -60,8 +60,8 @@ pub fn convert<T: Sync, U: Send>(from: &[T], to: &mut [U], convert: impl Fn(&[T]
 /// Returns a new buffer of `units` times `floats` elements, which `work` fills. `work` receives a range of units and
 /// their part of the buffer, zeroed.
 ///
-/// Parts are small, so that each is zeroed and written while it is in the first-level cache. Zeroing the whole buffer
-/// first would take another pass over memory.
+/// Parts are small, so that each part is zeroed and then written while it is in the first-level cache. Zeroing the
+/// whole buffer first would take another pass over memory.
 pub(crate) fn build(units: usize, floats: usize, work: impl Fn(Range<usize>, &mut [f32]) + Sync) -> Vec<f32> {
     const CACHED: usize = 4096;
     let len = units * floats;

@@ -1,10 +1,10 @@
 //! Products of two bf16 operands on processors with AMX, whose instructions multiply blocks of sixteen rows and columns
 //! ("squares").
 //!
-//! `tdpbf16ps` adds 32 terms to each sum at a time. The result is not the chain of [`super`]. Of each 32 terms, the
-//! even ones form one chain of fused multiply-adds from zero, and the odd ones another. The two results are added, and
-//! their sum is added to the previous sum. As with pairs, numbers below 2⁻¹²⁶ count as zero. A sum still depends only
-//! on its row, its column and its start, as long as later terms continue from a multiple of 32.
+//! `tdpbf16ps` adds 32 terms to each sum at a time. The result therefore differs from the chain of [`super`]. Of each
+//! 32 terms, the even ones form one chain of fused multiply-adds from zero, and the odd ones another. The two results
+//! are added, and their sum is added to the previous sum. As in products of pairs, numbers below 2⁻¹²⁶ count as zero. A
+//! sum still depends only on its row, its column and its start, as long as later terms continue from a multiple of 32.
 
 #[cfg(target_arch = "x86_64")]
 use super::tile::COLUMNS;
@@ -14,7 +14,7 @@ use super::tile::Tile;
 pub(super) const SIDE: usize = 16;
 /// Rows of a full tile. It has two by three squares, so that six sums are in flight at a time.
 pub(super) const ROWS: usize = 2 * SIDE;
-/// Words of a row that are multiplied at a time.
+/// Number of words of a row that are multiplied at a time.
 pub(super) const STEP: usize = 16;
 /// Words of a packed square of the left operand.
 pub(super) const SQUARE: usize = SIDE * STEP;

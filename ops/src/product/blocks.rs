@@ -26,7 +26,7 @@ pub(crate) enum To {
     /// Sums are rounded when complete, so the inner dimension is not split into blocks. It has at most [`LONGEST`]
     /// words, and sums do not start from the output.
     Bf16(*mut bf16),
-    /// As for `Bf16`.
+    /// The same applies as for `Bf16`.
     F16(*mut f16),
 }
 
@@ -59,8 +59,8 @@ const FEW_DEPTH: usize = 128;
 /// Limit on the rows of the left operand that are multiplied with a block, and packed, at a time.
 pub(super) const HEIGHT: usize = 256;
 
-/// Limit in words on the inner dimension of sums that are rounded without a buffer for all sums. A block of the right
-/// operand then has at least two panels.
+/// Longest inner dimension, in words, for which sums can be rounded without a buffer for all sums. Up to this length, a
+/// block of the right operand has at least two panels.
 pub(super) const LONGEST: usize = DEPTH * WIDTH / (2 * COLUMNS);
 
 /// Cache lines of padding of a right operand that is packed in several pieces: one for each piece and panel. A first-level
@@ -73,8 +73,8 @@ const LEFT_LINES: usize = left_room(HEIGHT, DEPTH) / 16 - PADDING_LINES;
 const RIGHT_LINES: usize = WIDTH.div_ceil(COLUMNS) * right_panel(DEPTH) / 16 + PADDING_LINES;
 const SUM_LINES: usize = amx::ROWS * WIDTH / 16;
 
-/// Limit in bytes on the buffers that every multiplying thread keeps for its lifetime. Only the part that was used is
-/// resident.
+/// Limit in bytes on the buffers that every thread keeps for its lifetime once it has multiplied. Only the part that
+/// was used is resident.
 pub(crate) const ROOM: usize = (LEFT_LINES + RIGHT_LINES + SUM_LINES) * size_of::<Line>();
 
 struct Room {
@@ -118,7 +118,7 @@ enum Order {
 impl Sizes {
     fn new<T: Terms>(isa: Isa, words: usize, to: To, rows: usize) -> Self {
         if let (To::F32(_), true) = (to, rows <= T::rows(isa)) {
-            // The packed block is read once, so it stays in the first-level cache.
+            // Each packed block is read only once, so it is small enough to stay in the first-level cache until then.
             let depth = even(words, FEW_DEPTH);
             return Self { depth, width: COLUMNS, height: HEIGHT, order: Order::RowsFirst };
         }
@@ -131,7 +131,8 @@ impl Sizes {
         };
         match to {
             To::F32(_) => Self { depth: even(words, depth), width, height, order },
-            // The same amount of memory in another shape: the whole inner dimension is in one block.
+            // The block takes the same amount of memory in another shape, so that it contains the whole inner
+            // dimension.
             To::Bf16(_) | To::F16(_) => {
                 let width = (DEPTH * WIDTH / words.max(1) / COLUMNS * COLUMNS).clamp(COLUMNS, WIDTH);
                 let depth = if let Order::RowsFirst = order { words.max(1) } else { even(words, depth) };
@@ -302,7 +303,8 @@ struct Tiles<'a> {
 
 impl Tiles<'_> {
     /// # Safety
-    /// Both places and the operands must contain all rows and columns, and no other code may access those of `out`.
+    /// `start`, `out` and the operands must contain all rows and columns. No other code may access the rows and columns
+    /// of `out`.
     unsafe fn compute<T: Terms>(&self, isa: Isa, order: Order, start: SumsAt, out: SumsAt) {
         let downs = || (0..self.rows).step_by(T::rows(isa));
         let acrosses = || (0..self.columns).step_by(T::tile_columns(isa));
@@ -331,8 +333,8 @@ impl Tiles<'_> {
         }
     }
 
-    /// Prefetches these words of the rows of the next tile after `row`, unless the left operand was packed just now.
-    /// Its rows are too short for the hardware prefetcher to predict the next one.
+    /// Prefetches `words` of each row of the tile that follows the tile at `row`, unless the left operand was packed
+    /// just now. Otherwise its rows are too short for the hardware prefetcher to predict where the next row begins.
     fn prefetch_left<T: Terms>(&self, isa: Isa, row: usize, words: Range<usize>) {
         let rows = T::rows(isa);
         if self.left.step == 1 && row + rows < self.rows {

@@ -13,13 +13,13 @@ struct Caches {
 
 /// Returns the words of the inner dimension and the rows of the left operand in a block whose tiles have `columns`
 /// columns. A tile's columns of the right operand take half of the first-level cache, or three quarters if the inner
-/// dimension then fits in one piece. The rows take half of the second level.
+/// dimension then fits in one piece. The rows take half of the second-level cache.
 pub(super) fn blocks(words: usize, columns: usize) -> (usize, usize) {
     CACHES.blocks(words, columns)
 }
 
-/// Returns how many columns a block of the right operand of this depth has if it takes at most three quarters of the
-/// second-level cache.
+/// Returns how many columns of the right operand a block of this depth has, so that it takes at most three quarters of
+/// the second-level cache.
 pub(super) fn width(depth: usize) -> usize {
     CACHES.width(depth)
 }
@@ -27,8 +27,8 @@ pub(super) fn width(depth: usize) -> usize {
 static CACHES: LazyLock<Caches> = LazyLock::new(Caches::of_machine);
 
 impl Caches {
-    /// The caches of the smallest processors with AVX2 or NEON that are used for training, for systems that do not
-    /// report theirs.
+    /// Used on systems that do not report their caches: the caches of the smallest processors with AVX2 or NEON that
+    /// are used for training.
     const USUAL: Caches = Caches { first: 32 << 10, second: 256 << 10 };
 
     /// Reads the cache sizes of the first core that Linux reports.
@@ -92,9 +92,9 @@ mod tests {
         assert_eq!(zen3.blocks(384, 16), (384, 170));
         assert_eq!(zen3.blocks(768, 16), (256, 256));
         assert_eq!(Caches { second: 256 << 10, ..zen3 }.blocks(768, 16), (256, 128));
-        // Processors with AVX-512 have 1 MiB or 2 MiB.
+        // Processors with AVX-512 have a second-level cache of 1 MiB or 2 MiB.
         assert_eq!([1 << 20, 2 << 20, 64 << 10].map(|second| Caches { second, ..zen3 }.width(512)), [384, 768, 48]);
-        // With a cache this large, the thread's buffers are the limit.
+        // With caches this large, the thread's buffers are the limit.
         assert_eq!(Caches { first: 1 << 20, second: 1 << 30 }.blocks(4096, 12), (DEPTH, HEIGHT));
     }
 }

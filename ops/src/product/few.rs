@@ -34,7 +34,8 @@ pub(super) fn operands<'a>(
 /// Computes these rows and columns of the output.
 ///
 /// # Safety
-/// The part must be in the output `to`, which is initialized if it is the start, and no other code may access it.
+/// The part must be in the output `to`, and no other code may access it. If the sums start from the output, it must be
+/// initialized.
 pub(super) unsafe fn product(
     isa: Isa,
     (out, to): (Out<'_>, *mut f32),
@@ -43,7 +44,7 @@ pub(super) unsafe fn product(
     depth: usize,
     (rows, columns): (Range<usize>, Range<usize>),
 ) {
-    // SAFETY: guaranteed by the caller. Elements are written before they are read, unless they are the start.
+    // SAFETY: guaranteed by the caller. Elements are written before they are read, unless the sums start from them.
     let row_of = |row: usize| unsafe {
         let start = to.add(row * out.stride + columns.start);
         if !matches!(out.start, Start::Output) {

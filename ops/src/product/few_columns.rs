@@ -1,8 +1,9 @@
 //! Products of a few rows with a matrix whose columns are contiguous, such as the next token of a sequence with the weight
 //! of a `Linear`.
 //!
-//! Squares of the right operand are transposed in registers, as for packing, and multiplied at once, so each element is
-//! read once and not copied. Each element of the output is the same chain of fused multiply-adds as in `blocks.rs`.
+//! Squares of the right operand are transposed in registers, as for packing, and multiplied immediately, so each
+//! element is read once and not copied. Each element of the output is the same chain of fused multiply-adds as in
+//! `blocks.rs`.
 
 use super::super::kernel::Isa;
 use super::blocks::Out;
@@ -57,7 +58,8 @@ fn has_squares(_: Isa) -> bool {
 /// Computes these rows and columns of the output, at most [`ROWS`] rows.
 ///
 /// # Safety
-/// The part must be in the output `to`, which is initialized if it is the start, and no other code may access it.
+/// The part must be in the output `to`, and no other code may access it. If the sums start from the output, it must be
+/// initialized.
 pub(super) unsafe fn product(
     isa: Isa,
     (out, to): (Out<'_>, *mut f32),
@@ -67,7 +69,7 @@ pub(super) unsafe fn product(
     for first in columns.clone().step_by(LANES) {
         let width = LANES.min(columns.end - first);
         let mut sums = [[0.0; LANES]; ROWS];
-        // SAFETY: guaranteed by the caller; elements are read only if they are the start.
+        // SAFETY: guaranteed by the caller; elements are read only if the sums start from them.
         let place = |row: usize| unsafe { to.add(row * out.stride + first) };
         for (row, sums) in rows.clone().zip(&mut sums) {
             match out.start {
@@ -102,7 +104,8 @@ fn add_terms(isa: Isa, operands: Operands<'_>, rows: &Range<usize>, columns: Ran
     }
 }
 
-/// Adds the first terms of [`LANES`] columns, and returns how many.
+/// Adds the terms in whole squares of [`LANES`] columns to `sums`. Returns the number of terms of each sum that are
+/// done.
 #[cfg(target_arch = "x86_64")]
 fn add_squares(isa: Isa, operands: Operands<'_>, rows: &Range<usize>, first: usize, sums: &mut Sums) -> usize {
     let row = |row: usize| match row < rows.len() {
@@ -137,7 +140,7 @@ mod x86 {
     use std::arch::x86_64::*;
 
     /// Adds the products of all whole squares of sixteen columns to the first `R` rows of sums. Returns the number of
-    /// terms that are done. Rows of `left` that do not exist are empty; their sums are not used.
+    /// terms of each sum that are done. Rows of `left` that do not exist are empty; their sums are not used.
     #[target_feature(enable = "avx512f,avx512dq")]
     pub(super) fn squares<const R: usize>(left: [&[f32]; ROWS], columns: [&[f32]; LANES], sums: &mut Sums) -> usize {
         let stride = columns[1].as_ptr() as usize / 4 - columns[0].as_ptr() as usize / 4;

@@ -1,14 +1,13 @@
 //! Matrix products with reproducible bits.
 //!
-//! Every element of a product is one chain of fused multiply-adds over the inner dimension, from the first term to
-//! the last: `sum = fma(left[i][k], right[k][j], sum)`. It therefore depends only on its row, its column and the
-//! start of the chain, and not on adjacent rows, threads, blocks, the layout of the operands or the instruction set.
-//! (The `gemm` crate does not guarantee this: it computes products of one row, of few elements or of short sides in
-//! other ways. It is also a tenth slower on the layouts of a backward pass.)
+//! Every element of a product is one chain of fused multiply-adds over the inner dimension, from the first term to the
+//! last: `sum = fma(left[i][k], right[k][j], sum)`. It therefore depends only on its row, its column and the start of
+//! the chain, and not on adjacent rows, threads, blocks, the layout of the operands or the instruction set. (The `gemm`
+//! crate does not guarantee this: it computes products of one row, of few elements or of short sides in other ways. It
+//! is also a tenth slower than this module on the layouts of a backward pass.)
 //!
-//! Two bf16 operands are multiplied in pairs on processors where this is faster (see [`pairs`]): the chain is the
-//! same, but numbers below 2⁻¹²⁶ count as zero. On processors with AMX (see [`amx`]), sums of 32 terms are
-//! accumulated.
+//! Two bf16 operands are multiplied in pairs on processors where this is faster (see [`pairs`]): the chain is the same,
+//! but numbers below 2⁻¹²⁶ count as zero. On processors with AMX (see [`amx`]), a chain adds 32 terms at a time.
 //!
 //! Blocks of the right operand are packed into panels that stay in the second-level cache, a few rows of the left
 //! operand stay in the first-level cache, and tiles of the output stay in registers (Goto and van de Geijn, *Anatomy
@@ -52,7 +51,7 @@ pub(crate) enum Elements<'a> {
     F32(&'a [f32]),
     /// Widened when packed, which is exact: the sums are those of the f32 values.
     Bf16(&'a [bf16]),
-    /// As for `Bf16`.
+    /// Widened when packed, like `Bf16`.
     F16(&'a [f16]),
     /// Dequantized when packed.
     Quantized(QuantizedWeight<'a>),
@@ -215,7 +214,7 @@ pub(crate) fn new_product(start: Start<'_>, left: Matrix<'_>, right: Matrix<'_>,
     assert!(!matches!(start, Start::Output), "sums in a new buffer cannot start from its content");
     let len = left.rows * right.columns;
     let mut out = Vec::with_capacity(len);
-    // SAFETY: there is room for `len` elements, each of which is written, and none is read before.
+    // SAFETY: there is room for `len` elements. Each of them is written, and none is read before it is written.
     unsafe {
         multiply(To::F32(out.as_mut_ptr()), start, left, right, threads);
         out.set_len(len);
@@ -263,8 +262,8 @@ pub(crate) fn unrounded(terms: usize, results: usize) -> u64 {
 }
 
 /// # Safety
-/// The output must have room for the rows of `left` times the columns of `right`, must be initialized if it is the
-/// start, and must not overlap the operands.
+/// The output must have room for the rows of `left` times the columns of `right`, and must not overlap the operands. If
+/// the sums start from the output, it must be initialized.
 unsafe fn multiply(to: To, start: Start<'_>, left: Matrix<'_>, right: Matrix<'_>, threads: usize) {
     assert_eq!(left.columns, right.rows, "the inner dimensions of a product");
     if let Start::Row(row) = start {
@@ -333,9 +332,9 @@ impl Grid {
     /// Packing an element costs about as much as this many multiply-adds.
     const PACKING: usize = 16;
 
-    /// Returns the partition with the least work for the busiest thread. Each thread packs the columns that it needs,
-    /// and its rows if the left operand has to be packed too. The cost of packing f32 whose rows are contiguous is
-    /// small and not counted. Rows are split at multiples of `unit`.
+    /// Returns the partition with the least work for the busiest thread. Each thread packs the columns of the right
+    /// operand that it needs. If the left operand has to be packed too, each thread packs its rows. The cost of packing
+    /// f32 whose rows are contiguous is small and not counted. Rows are split at multiples of `unit`.
     fn new(left: &Matrix<'_>, columns: usize, threads: usize, unit: usize) -> Grid {
         let (rows, depth) = (left.rows, left.columns);
         let threads = threads.min(rows.max(Self::READING) * columns * depth / Self::SMALL).max(1);

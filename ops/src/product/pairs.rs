@@ -1,9 +1,9 @@
 //! Products of two bf16 operands on processors that multiply them two at a time.
 //!
-//! AVX512_BF16's `vdpbf16ps` adds two products to each f32 sum, on some processors in the time of one. It executes
-//! two fused multiply-adds in sequence, beginning with the upper half of its words. With the earlier term in the
-//! upper half, a sum is the chain of [`super`], term by term, with one difference: terms and sums below 2⁻¹²⁶ count
-//! as zero.
+//! AVX512_BF16's `vdpbf16ps` adds two products to each f32 sum, on some processors in the time that one fused
+//! multiply-add takes. It executes two fused multiply-adds in sequence, beginning with the upper half of its words.
+//! With the earlier term in the upper half, a sum is the chain of [`super`], term by term, with one difference: terms
+//! and sums below 2⁻¹²⁶ count as zero.
 
 use super::super::kernel::{Isa, vectorised};
 use super::pack::{LANES, Lines, left_panel};
@@ -22,12 +22,12 @@ pub(super) fn available() -> bool {
     false
 }
 
-/// Returns whether pairs are faster than widened terms. AMD's processors multiply as many pairs per cycle as f32
-/// terms, Intel's half as many.
+/// Returns whether pairs are faster than widened terms. AMD's processors multiply as many pairs per cycle as f32 terms,
+/// but Intel's processors multiply only half as many.
 pub(super) fn pay() -> bool {
     #[cfg(target_arch = "x86_64")]
     {
-        // Cached, because virtual machines trap this instruction, which takes microseconds each time.
+        // Cached, because virtual machines trap the instruction `cpuid`, which takes microseconds each time.
         static AMD: LazyLock<bool> = LazyLock::new(|| {
             let maker = std::arch::x86_64::__cpuid(0);
             [maker.ebx, maker.edx, maker.ecx].map(u32::to_le_bytes).concat() == b"AuthenticAMD"
@@ -76,14 +76,14 @@ pub(super) fn pack_right(
     }
 }
 
-/// Packs a block of the left operand whose columns are contiguous, into panels of a tile's rows, word after word.
+/// Packs a block of a left operand whose columns are contiguous into panels of a tile's rows, word after word.
 pub(super) fn pack_left(isa: Isa, left: Matrix<'_>, rows: Range<usize>, depth: Range<usize>, packed: &mut [f32]) {
     let panel = left_panel(isa, depth.len().div_ceil(2));
     let lines = Lines { numbers: depth, stride: left.column_stride, part: rows, panel };
     spread_rows(isa, elements(left), lines, packed);
 }
 
-/// Packs a block of the left operand whose rows are contiguous, row after row.
+/// Packs a block of a left operand whose rows are contiguous, row after row.
 pub(super) fn pack_left_rows(isa: Isa, left: Matrix<'_>, rows: Range<usize>, depth: Range<usize>, packed: &mut [f32]) {
     let words = depth.len().div_ceil(2);
     for (row, out) in rows.zip(packed.chunks_exact_mut(words.max(1))) {
@@ -120,7 +120,7 @@ vectorised! {
     }
 }
 
-/// Distributes every two lines over the panels, `N` words to each.
+/// Distributes every two lines over the panels, `N` words to each panel.
 #[inline(always)]
 fn spread<const N: usize>(data: &[bf16], lines: Lines, out: &mut [f32]) {
     let line = |number: usize| data[number * lines.stride..][lines.part.clone()].as_chunks::<N>();

@@ -16,7 +16,7 @@ pub(super) fn words(terms: usize) -> usize {
     terms.div_ceil(2).next_multiple_of(STEP)
 }
 
-/// Packs a block of the right operand as [`pairs::pack_right`] does, with zeros up to a whole step.
+/// Packs a block of the right operand as [`pairs::pack_right`] does, and adds zeros up to a whole step.
 pub(super) fn pack_right(isa: Isa, right: Matrix<'_>, depth: Range<usize>, columns: Range<usize>, packed: &mut [f32]) {
     let (used, words) = (depth.len().div_ceil(2), words(depth.len()));
     for panel in packed.chunks_mut(right_panel(words)) {
@@ -26,8 +26,8 @@ pub(super) fn pack_right(isa: Isa, right: Matrix<'_>, depth: Range<usize>, colum
 }
 
 /// Packs a block of the left operand: for every [`SIDE`] rows, one square per step, in the order of the steps, with
-/// zeros up to a whole step. The squares are then read in memory order. Rows at the strides of a matrix would share
-/// sets of the cache.
+/// zeros up to a whole step. The squares are then read in memory order. Unpacked rows, at the stride of the matrix,
+/// would share sets of the cache.
 pub(super) fn pack_left(isa: Isa, left: Matrix<'_>, rows: Range<usize>, depth: Range<usize>, packed: &mut [f32]) {
     let (data, words) = (elements(left), words(depth.len()));
     if left.is_transposed() {

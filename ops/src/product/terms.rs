@@ -14,7 +14,7 @@ pub(super) trait Terms {
         tile::rows(isa)
     }
 
-    /// Columns of a full tile, which divide those of a panel.
+    /// Number of columns of a full tile. It divides the number of columns of a panel.
     fn tile_columns(isa: Isa) -> usize {
         tile::columns(isa)
     }
@@ -49,8 +49,8 @@ pub(super) trait Terms {
 /// The left operand as the innermost loop reads it.
 pub(super) struct Left<'a> {
     pub(super) data: &'a [f32],
-    /// Distances from one row to the next, from one word of a row to the next, and from the rows of one tile to those
-    /// of the next.
+    /// Distances from one row to the next, from one word of a row to the next, and from the rows of one tile to the
+    /// rows of the next tile.
     pub(super) rows: usize,
     pub(super) step: usize,
     pub(super) panel: usize,
@@ -92,7 +92,7 @@ impl Terms for Wide {
             return Left::panels(isa, packed, depth.len());
         }
         if let Some(data) = left.rows_are_f32() {
-            // Reads the operand in place. If there are no terms, there may be no element either.
+            // Reads the operand in place. If there are no terms, `data` may have no element at this index.
             let data = data.get(rows.start * left.row_stride + depth.start..).unwrap_or(&[]);
             return Left::rows(isa, data, left.row_stride);
         }
@@ -182,7 +182,7 @@ impl Terms for Squares {
     }
 
     unsafe fn tile(_: Isa, tile: Tile) {
-        // SAFETY: guaranteed by the caller; squares are used only if the processor supports them, and this call is
+        // SAFETY: guaranteed by the caller; squares are used only if the processor supports AMX, and this call is
         // inside `running`.
         unsafe { amx::compute(tile) };
     }

@@ -14,7 +14,7 @@ fn chain(start: f32, depth: usize, left: impl Fn(usize) -> f32, right: impl Fn(u
     (0..depth).fold(start, |sum, k| left(k).mul_add(right(k), sum))
 }
 
-/// Returns the value to which units that flush numbers below 2⁻¹²⁶ convert an operand.
+/// Returns an operand as units that flush numbers below 2⁻¹²⁶ read it.
 fn flushed(value: f32) -> f32 {
     if value.abs() < f32::MIN_POSITIVE { 0f32.copysign(value) } else { value }
 }

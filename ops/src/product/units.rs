@@ -15,8 +15,8 @@ pub(crate) enum Bf16Units {
 }
 
 impl Bf16Units {
-    /// Returns the fastest way on the instruction set in use. It depends on the processor and not on a measurement,
-    /// because ranks on identical machines must choose the same.
+    /// Returns the fastest way on the instruction set in use. The choice depends on the processor and not on a
+    /// measurement, because ranks on identical machines must choose the same way.
     pub(crate) fn best() -> Self {
         if Isa::current().has_amx() {
             Bf16Units::Squares

@@ -34,7 +34,7 @@ use tables::scale_codes;
 
 /// Elements that share a scale.
 const BLOCK: usize = 64;
-/// Scales that share a scale of scales.
+/// Number of scales that share a second-level scale in double quantization.
 const SCALES: usize = 256;
 /// Bytes of an f32.
 const FLOAT: usize = 4;
@@ -89,7 +89,7 @@ pub struct Quantization {
 
 impl Quantization {
     /// Describes the weight of a linear map. With `is_transposed`, the parameter has shape `[inputs, outputs]`, as in
-    /// [`Conv1D`](crate::Conv1D), and its elements are stored in the other order.
+    /// [`Conv1D`](crate::Conv1D), but its elements are stored in the order of `[outputs, inputs]`.
     #[must_use]
     pub fn new(format: QuantizedFormat, inputs: usize, outputs: usize, is_transposed: bool) -> Self {
         Self { format, outputs, inputs, is_transposed }
@@ -119,7 +119,8 @@ impl Quantization {
     }
 
     /// Returns which part of a whole weight's bytes a rank of a tensor group has. `cut` describes how the parameter is
-    /// cut, and `self` describes the rank's part. The bytes are a matrix with a row for each output.
+    /// cut, and `self` describes the rank's part. The result describes the bytes as a matrix with a row for each
+    /// output.
     ///
     /// # Errors
     /// Fails if the part does not consist of records of the whole weight. Only 4-bit formats without double
@@ -168,7 +169,8 @@ impl Quantization {
         }
     }
 
-    /// Returns the elements of the records in a range of bytes, which begins and ends between records.
+    /// Returns the range of elements whose records are in a range of bytes. The bytes must begin and end between
+    /// records.
     fn elements_in(&self, bytes: &Range<usize>) -> Range<usize> {
         let at = |byte: usize| match byte >= self.bytes() {
             true => self.elements(),
@@ -177,9 +179,9 @@ impl Quantization {
         at(bytes.start)..at(bytes.end)
     }
 
-    /// Quantizes the elements that are stored in a range of bytes, which begins and ends between records. `read` fills
-    /// a slice with the parameter's elements from an index on, in the parameter's own order. Each call reads a few MiB.
-    /// A transposed weight is in memory as a whole, because its elements change places.
+    /// Quantizes the elements that are stored in a range of bytes. The range must begin and end between records. `read`
+    /// fills a slice with the parameter's elements from an index on, in the parameter's own order. Each call of `read`
+    /// asks for a few MiB. A transposed weight is held in memory as a whole, because its elements change places.
     ///
     /// # Errors
     /// Fails if an element is infinite or not a number. Returns errors of `read`.
@@ -217,7 +219,7 @@ impl Quantization {
             QuantizedFormat::Four { .. } => BLOCK,
             QuantizedFormat::Int8 => self.inputs,
         };
-        // The offset of double quantization is a mean over the whole weight.
+        // The offset of double quantization is the mean of all scales of the whole weight.
         let is_double = matches!(self.format, QuantizedFormat::Four { double: true, .. });
         let wanted = if is_double { 0..self.elements() } else { own.clone() };
         let step = (PORTION / unit).max(1) * unit;

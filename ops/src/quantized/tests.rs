@@ -79,8 +79,7 @@ fn zeros_stay_zero_and_other_numbers_are_refused() {
     for format in FORMATS {
         let is = Quantization::new(format, 65, 3, false);
         let bytes = quantized(&is, &[0.0; 195], 0..is.bytes());
-        // In bitsandbytes, the scale of a shorter last block is never zero, so the mean of the scales is not zero
-        // either.
+        // In bitsandbytes, the scale of a shorter last block is never zero, so the mean of the scales is never zero.
         assert!(is.dequantize(&bytes).unwrap().iter().all(|value| value.abs() < 1e-37), "{format:?}");
         for bad in [f32::NAN, f32::INFINITY] {
             let mut values = vec![1.0; 195];

@@ -16,8 +16,8 @@ pub(crate) trait Element: WithDType {
     fn of_storage(storage: CpuStorage) -> Option<Vec<Self>>;
 }
 
-/// Evaluates an expression for the element type of a dtype. The expression refers to the type by the name before the
-/// arrow.
+/// Evaluates an expression for the element type of a dtype. In the expression, the name before the arrow stands for the
+/// type.
 macro_rules! of_element {
     ($op:expr, $dtype:expr, $type:ident => $run:expr) => {
         match $dtype {

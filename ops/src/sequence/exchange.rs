@@ -95,16 +95,16 @@ impl Exchange {
         }
     }
 
-    /// Returns two element counts for each rank: how many elements of this rank's slices belong to that rank's heads,
-    /// and how many of that rank's slices belong to this rank's heads.
+    /// Returns two element counts for each rank r: how many elements of this rank's slices belong to the heads of r,
+    /// and how many elements of the slices of r belong to this rank's heads.
     fn counts(&self) -> [Vec<usize>; 2] {
         let each = self.batch * self.slice * self.parts * self.size;
         let of_heads = self.shares.lists.iter().map(|list| each * list.len()).collect();
         [of_heads, vec![each * self.own().len(); self.group.size]]
     }
 
-    /// Returns how many elements this rank sends and receives, both including its own part, and how many it sends to
-    /// others.
+    /// Returns how many elements this rank sends, how many it receives (both including its own part), and how many it
+    /// sends to other ranks.
     fn sizes(&self) -> [usize; 3] {
         let [of_heads, of_slices] = self.counts();
         let (heads, slices): (usize, usize) = (of_heads.iter().sum(), of_slices.iter().sum());
@@ -175,7 +175,7 @@ impl Exchange {
         let received = self.group.all_to_all(T::buffer(packed), room, counts)?;
         let received = T::values(received)?;
         Ok(match self.direction {
-            // The slices of one sequence are in order.
+            // With a single sequence, the received slices are already in order.
             Direction::ToHeads if self.batch == 1 => received,
             Direction::ToHeads => self.unpack_slices(&received),
             Direction::ToPositions => self.unpack_heads(&received),

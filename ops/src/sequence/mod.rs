@@ -2,8 +2,8 @@
 //! positions.
 //!
 //! Most operations work on each position alone and need not know about slices. Two kinds look up the [`SequenceGroup`]
-//! of their thread: operations that depend on the place of a position (positions, rotary embedding, dropout), and
-//! attention, which mixes positions. Attention gets the other positions in one of two ways ([`Sharing`]):
+//! of their thread: operations that depend on where in the sequence a position is (positions, rotary embedding,
+//! dropout), and attention, which mixes positions. Attention gets the other positions in one of two ways ([`Sharing`]):
 //!
 //! - It exchanges its slice of all heads for all positions of some heads, and back again (`exchange`):
 //!   DeepSpeed-Ulysses (Jacobs et al., "DeepSpeed Ulysses: System optimizations for enabling training of extreme long
@@ -11,11 +11,11 @@
 //! - It gathers the keys and values of all positions, and computes all heads for its own queries (`ops/src/attention/gathered.rs`):
 //!   the context parallelism of Llama 3 (Grattafiori et al., "The Llama 3 herd of models", 2024, section 3.3.2).
 //!
-//! In both, a query sees the same numbers as on one rank, so on the CPU the forward is bit-identical to one rank's. The
-//! two can be combined: groups of ranks then gather keys and values, and the ranks inside a group split the group's
-//! slice and exchange heads.
+//! In both, a query sees the same numbers as on one rank, so on the CPU the forward is bit-identical to the forward of
+//! a single rank. The two ways can be combined: groups of ranks then gather keys and values, and the ranks inside a
+//! group split the group's slice and exchange heads.
 //!
-//! The ranks of a tensor group ([`Sharing::Layers`], `ops/src/tensor/`) have slices only between layers' attentions and
+//! The ranks of a tensor group ([`Sharing::Layers`], `ops/src/tensor/`) work on slices only outside of attentions and
 //! feed-forward networks, which gather whole sequences.
 
 mod element;
@@ -49,7 +49,7 @@ pub enum Sharing {
     Layers,
 }
 
-/// The ranks that share sequences, as one of them sees it.
+/// The ranks that share sequences, from the view of one of them.
 #[derive(Clone)]
 pub struct SequenceGroup {
     sharing: Sharing,
@@ -124,7 +124,7 @@ impl SequenceGroup {
         Self { overlaps, ..self }
     }
 
-    /// Sets which values the communicator exchanges in GPU memory. By default all go through the host.
+    /// Sets which values the communicator exchanges in GPU memory. By default all values go through the host.
     #[must_use]
     pub fn by_gpu(self, by_gpu: ByGpu) -> Self {
         Self { by_gpu, ..self }
@@ -150,7 +150,8 @@ impl SequenceGroup {
         }
     }
 
-    /// Returns the group of a forward on whole sequences: `None`, or a tensor group alone.
+    /// Returns the group for a forward on whole sequences: a tensor group without its outer group, or `None` for other
+    /// groups.
     #[must_use]
     pub fn of_whole_batch(&self) -> Option<Self> {
         (self.sharing == Sharing::Layers).then(|| Self { outer: None, ..self.clone() })
@@ -192,14 +193,14 @@ impl SequenceGroup {
         Self { silent, ..self.clone() }.inside(outer)
     }
 
-    /// Calls `run` with operations that work on slices of sequences.
+    /// Calls `run`, inside which operations work on slices of sequences.
     pub fn within<T>(&self, run: impl FnOnce() -> T) -> T {
         let _current = Replaced::with(&CURRENT, Some(self.clone()));
         run()
     }
 
-    /// Calls `run` with operations that work on gathered values: whole sequences or, with an outer group, that group's
-    /// slices.
+    /// Calls `run`, inside which operations work on gathered values: whole sequences or, with an outer group, the outer
+    /// group's slices.
     pub(crate) fn gathered<T>(&self, along: Along, run: impl FnOnce() -> T) -> T {
         let _current = Replaced::with(&CURRENT, self.outer.as_deref().cloned());
         let _gathered = Replaced::with(&GATHERED, Some((self.clone(), along)));
@@ -224,7 +225,7 @@ impl SequenceGroup {
     }
 
     /// Returns the error of the first exchange that failed because a rank or a connection was lost. Operations
-    /// themselves can only return a text.
+    /// themselves can only return the error as a text.
     #[must_use]
     pub fn failure(&self) -> Option<&CommError> {
         let own = self.members.as_ref().and_then(|members| members.failure.get());

@@ -19,12 +19,12 @@ pub(crate) fn until_exchange<T>(backward: impl FnOnce() -> T) -> (T, Vec<Compute
     (result, UNTIL_EXCHANGE.replace(outer).unwrap_or_default())
 }
 
-/// Returns whether gradients of weights wait for an exchange.
+/// Returns whether the running backward postpones gradients of weights until an exchange.
 pub(crate) fn waits_for_exchange() -> bool {
     UNTIL_EXCHANGE.with_borrow(Option::is_some)
 }
 
-/// Adds a computation that waits for the exchange.
+/// Adds a computation that will run during the exchange.
 pub(crate) fn wait_for_exchange(compute: impl FnOnce() -> Result<()> + 'static) {
     UNTIL_EXCHANGE.with_borrow_mut(|all| {
         if let Some(all) = all {

@@ -14,7 +14,7 @@ pub(crate) fn write(gpu: &Gpu, parameter: &Tensor, make: impl FnOnce(Address, On
         candle_core::bail!("gradients in tiles of rows are unsupported on a GPU");
     }
     if schedule_defers(parameter) {
-        // Computed at once: deferring it would take GPU memory and save no time.
+        // Computed immediately: deferring the gradient would take GPU memory and save no time.
         let gradient = Array::room(gpu.device(), parameter.elem_count())?;
         make(gradient.address(&(0..gradient.len()))?, Onto::Nothing)?;
         keep(parameter, Part::MadeOnDevice(gradient));
@@ -37,8 +37,8 @@ impl Gradients {
         Some(array.address(&place.range).map(|address| (address, onto)))
     }
 
-    /// Waits for the contributions that `made` holds on a GPU for these leaves, and adds them to the buffers on the
-    /// host.
+    /// Waits for the contributions to the gradients of `leaves` that `made` holds on a GPU, and adds them to the
+    /// buffers on the host.
     ///
     /// # Errors
     /// Returns the driver's error.

@@ -1,15 +1,15 @@
 //! Receives the gradients of parameters during a backward.
 //!
-//! candle starts every gradient as zeros and adds to it. That takes two passes over memory, and one more copy into a
-//! flat buffer that can be reduced. The operations of this crate write a parameter's gradient straight into the flat
-//! buffer of its segment instead. Gradients of other candle operations are moved there afterwards
-//! ([`Gradients::absorb`]), so a plain candle module works too.
+//! candle starts every gradient as zeros and adds to it. That takes two passes over memory, and then one more to copy
+//! the gradient into a flat buffer that can be reduced. The operations of this crate write a parameter's gradient
+//! straight into the flat buffer of its segment instead. Gradients of other candle operations are moved there
+//! afterwards ([`Gradients::absorb`]), so a plain candle module works too.
 //!
 //! A backward can also compute only the gradient of its input ([`DeferredGradients::capture`]). It then keeps the
 //! operands of the parameter gradients, which [`DeferredGradients::flush`] computes later. A matrix product is deferred
-//! as a whole. A gradient that an operation computes together with dx is kept instead.
+//! as a whole. A gradient that an operation computes together with dx is not deferred but kept.
 //!
-//! A backward can also delay gradients of weights until its next exchange with other ranks, and compute them during it
+//! A backward can also postpone gradients of weights and compute them during its next exchange with other ranks
 //! (`deferred`).
 //!
 //! Operations find the sink in a thread-local variable of the thread that runs the backward, because candle passes
@@ -39,9 +39,10 @@ pub(crate) use tiles::in_tiles;
 pub enum Slot<'a> {
     /// This is the first contribution of this backward. Overwrite the whole buffer; its content is arbitrary.
     First(&'a mut [f32]),
-    /// The buffer already holds a contribution. Compute the whole new one, then add it.
+    /// The buffer already holds a contribution. Compute the whole new contribution, then add it.
     Another(&'a mut [f32]),
-    /// This is a further tile of rows of one contribution. Continue from the sum that the previous tiles left.
+    /// This is a further tile of rows of one contribution. Continue from the sum of the previous tiles, which is in the
+    /// buffer.
     Further(&'a mut [f32]),
 }
 
@@ -89,8 +90,8 @@ pub(crate) fn promised() -> bool {
 
 /// Passes the place of `parameter`'s gradient to `write` if the running backward has one. Returns whether it has one.
 ///
-/// After `true` an operation returns no gradient for that argument; after `false` (a plain candle backward) it
-/// returns an ordinary tensor.
+/// If the result is `true`, the operation's `bwd` must return no gradient for this argument. If it is `false` (a plain
+/// candle backward), `bwd` must return the gradient as a tensor.
 pub fn write(parameter: &Tensor, write: impl FnOnce(Slot<'_>)) -> bool {
     if tiles::running() {
         return tiles::write_tile(parameter, write);
@@ -117,7 +118,7 @@ pub fn has(parameter: &Tensor) -> bool {
 
 /// Returns whether the schedule defers this parameter's gradient.
 fn schedule_defers(parameter: &Tensor) -> bool {
-    // A tile's operands do not outlive it, so the sum over tiles is computed at once and kept.
+    // A tile's operands do not outlive the tile, so the sum over tiles is computed immediately and kept.
     !tiles::running()
         && LATER.with_borrow(|later| later.as_ref().is_some_and(|later| later.wanted.contains(&parameter.id())))
 }
@@ -256,7 +257,7 @@ pub struct Gradients {
 
 impl Gradients {
     /// Adds a flat buffer. Each entry is a leaf, its range in the buffer, and whether another layer's backward has
-    /// already written a contribution there (tied parameters).
+    /// already written a contribution to this range (tied parameters).
     pub fn add_buffer(
         &mut self,
         buffer: impl Into<FlatBuffer>,

@@ -22,9 +22,9 @@ struct Claim {
     tiles: usize,
 }
 
-/// Runs a backward that processes its rows in tiles, each of which writes the gradients of `parameters`. All of them
-/// are trained and listed in the order in which a backward over all rows would write them; a parameter that is used
-/// twice is listed twice.
+/// Runs a backward that processes its rows in tiles, each of which writes the gradients of `parameters`. All these
+/// parameters are trained. They are listed in the order in which a backward over all rows would write their gradients.
+/// A parameter that is used twice is listed twice.
 ///
 /// Returns the result of `backward` and, for each parameter, its gradient if no sink takes it.
 pub(crate) fn in_tiles<T>(

@@ -7,7 +7,7 @@ use std::cell::RefCell;
 use std::ops::Range;
 
 /// The part of a parameter that one rank of a tensor group has. One dimension is cut, and the rank has an equal share
-/// of each of its parts.
+/// of each part of that dimension.
 ///
 /// The dimension consists of one or more *parts*, such as queries, keys and values in one weight. Each rank has one
 /// slice of each part, with ⌈length / ranks⌉ indices. Where a part does not divide evenly, the last slices are shorter.
@@ -235,7 +235,7 @@ pub fn asks_cut() -> Option<Cut> {
 /// divide evenly, unless `dimension` is the first one and has a single part.
 ///
 /// # Errors
-/// Fails as [`Cut::new`] does. Returns errors of the builder.
+/// Fails in the same cases as [`Cut::new`]. Returns errors of the builder.
 pub fn get_cut(
     vb: &VarBuilder,
     whole: &[usize],
@@ -263,7 +263,8 @@ pub(crate) fn cut_of(vb: &VarBuilder, whole: &[usize], (dimension, parts): (usiz
 mod tests {
     use super::*;
 
-    /// Asserts that all ranks together have every element of the whole tensor once, and that both directions agree.
+    /// Asserts that all ranks together have every element of the whole tensor once, and that `runs` and `runs_of_whole`
+    /// agree.
     #[track_caller]
     fn assert_covered(whole: &[usize], dimension: usize, parts: &[usize], ranks: usize) {
         let elements: usize = whole.iter().product();
@@ -302,7 +303,7 @@ mod tests {
         assert_covered(&[4, 16], 1, &[8, 4, 4], 2);
         assert_covered(&[3, 6, 4], 1, &[6], 2);
         assert_covered(&[7], 0, &[7], 2);
-        // The last rank has only padding.
+        // In this case the last rank has only padding.
         assert_covered(&[5, 3], 0, &[5], 4);
     }
 

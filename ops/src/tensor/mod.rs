@@ -33,15 +33,15 @@ pub use vocabulary::VocabParallel;
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Parallel<'a> {
     Whole,
-    /// Along the outputs, the concatenation of these parts.
+    /// Along the outputs, which are the concatenation of these parts.
     Outputs(&'a [usize]),
     Inputs,
 }
 
 impl Parallel<'_> {
-    /// Requests a parameter of the map of shape `whole`. `inputs` and `outputs` are the dimensions of the map's inputs
-    /// and outputs, if the parameter has them. The parameter is cut along the dimension that `self` names, if it has
-    /// this dimension.
+    /// Requests a parameter of shape `whole` for the map. `inputs` and `outputs` say which dimension of the parameter
+    /// is the map's inputs and which is its outputs, if the parameter has them. The parameter is cut along the
+    /// dimension that `self` names, if it has this dimension.
     pub(crate) fn get(
         self,
         vb: &VarBuilder,
@@ -76,8 +76,8 @@ impl Parallel<'_> {
 /// Runs layers on whole sequences. `x` is this rank's slice, `[batch, slice, …]`, and `run` gets `[batch, time, …]`. Without a
 /// tensor group, `run` gets `x` itself.
 ///
-/// `run` may only use parameters that are split, and [`RowParallel`] must sum its result over the ranks, because the
-/// backward sums the gradients of `x` over the ranks.
+/// `run` may only use parameters that are split, and must sum its result over the ranks with [`RowParallel`], because
+/// the backward sums the gradients of `x` over the ranks.
 ///
 /// # Errors
 /// Returns the error of `run`. Fails if a rank is lost.

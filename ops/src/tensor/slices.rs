@@ -89,7 +89,7 @@ impl Slices {
     }
 
     /// Returns this rank's slices of the sum over the ranks. The sum follows a fixed tree of the ranks, and 16-bit
-    /// floats are summed in f32. NCCL sums in its own order and in the dtype of the values.
+    /// floats are summed in f32. NCCL uses its own order and sums in the dtype of the values.
     pub(super) fn summed(&self, whole: &Tensor) -> Result<Storage> {
         self.summed_while(whole, &mut || Ok(()))
     }
@@ -145,15 +145,15 @@ impl Slices {
     pub(super) fn costs(&self, dtype: DType) -> (u64, u64) {
         let own = bytes(self.pieces * self.piece, dtype);
         let (whole, sent) = (own * self.group.size() as u64, own * (self.group.size() as u64 - 1));
-        // Pieces are copied into order.
+        // If there are several pieces, they are copied into order.
         let copied = if self.pieces == 1 { 0 } else { whole };
         (copied, sent)
     }
 }
 
-/// Passes the values of a tensor to `exchange` and returns its result. Dense values are moved out of the tensor without
-/// a copy and moved back afterwards. They are lost if `exchange` fails. Other values are copied, and the tensor keeps
-/// its values.
+/// Passes the values of a tensor to `exchange` and returns its result. If the values are dense, they are moved out of
+/// the tensor without a copy and moved back afterwards. They are lost if `exchange` fails. Otherwise the values are
+/// copied, and the tensor keeps them.
 fn lend<T: Element, R>(x: &Tensor, exchange: impl FnOnce(Vec<T>) -> Result<(Vec<T>, R)>) -> Result<R> {
     let is_dense = {
         let (storage, layout) = x.storage_and_layout();

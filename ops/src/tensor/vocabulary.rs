@@ -62,7 +62,7 @@ impl VocabParallel {
     /// `x` is `[batch, time, inputs]`, or this rank's slice of it; `targets` is `[batch, time]`. All ranks get the same loss.
     ///
     /// # Errors
-    /// Fails as that function does, and if a rank is lost.
+    /// Fails in the same cases as `linear_cross_entropy_with_z_loss`, and if a rank is lost.
     pub fn cross_entropy(
         &self,
         x: &Tensor,
@@ -101,7 +101,7 @@ impl OfRank {
         self.entries.all
     }
 
-    /// Returns the ranks.
+    /// Returns the group of ranks that split the classes.
     #[cfg(feature = "cuda")]
     pub(crate) fn group(&self) -> &SequenceGroup {
         &self.group

@@ -1,5 +1,5 @@
-//! Packs a right operand whose columns are contiguous, or a left operand whose rows are, by transposing squares of it in
-//! registers.
+//! Packs a right operand whose columns are contiguous, or a left operand whose rows are contiguous, by transposing
+//! squares of the operand in registers.
 
 use super::super::super::kernel::{HalfFloat, Isa, vectorised};
 use super::COLUMNS;
@@ -34,7 +34,7 @@ impl Strip {
 /// Side of the squares in which a strip is transposed: the number of f32 in a register.
 pub(in super::super) const LANES: usize = 16;
 
-/// Rows of a left operand that are packed side by side: those of a tile with AVX2.
+/// Number of rows of a left operand that are packed side by side: the rows of an AVX2 tile.
 pub(super) const ROWS: usize = 6;
 
 /// Packs rows of a left operand as columns of [`ROWS`] elements, with AVX2.
@@ -113,7 +113,7 @@ fn turn_rest<const WIDTH: usize, T: Copy>(
     out: &mut [f32],
     widen: impl Fn(T) -> f32,
 ) {
-    // A few rows of the output at a time, so that their cache lines stay in the first level.
+    // Writes a few rows of the output at a time, so that their cache lines stay in the first-level cache.
     let count = strip.depth.len();
     for rows in (skip..count).step_by(LANES).map(|start| start..count.min(start + LANES)) {
         for c in 0..strip.columns {
@@ -237,8 +237,8 @@ pub(in super::super) mod x86 {
     }
 
     /// Does the same as [`squares`], with registers of eight words, for a strip of `COUNT` columns and an output of
-    /// `WIDTH` columns. A store writes eight elements: those beyond the strip are in the next row, or in the padding
-    /// behind the last one.
+    /// `WIDTH` columns. A store writes eight elements. Elements beyond the strip fall into the next row, or into the
+    /// padding after the last row.
     #[inline]
     #[target_feature(enable = "avx2,fma")]
     fn small_squares<const COUNT: usize, const WIDTH: usize>(

@@ -1,4 +1,5 @@
-//! Tiles in NEON registers: 8 × 12 sums in 24 registers, plus three for the right operand and one for an element of the left.
+//! Tiles in NEON registers: 8 × 12 sums in 24 registers, plus three for the right operand and one for an element of the
+//! left operand.
 
 use super::{COLUMNS, MOST_ROWS, Tile, prefetch};
 use std::arch::aarch64::*;

@@ -41,7 +41,7 @@ mod ymm {
     pub(super) const LANES: usize = 8;
     pub(super) const STEPS: usize = 4;
     pub(super) const ADDRESSED: usize = 3;
-    /// The right operand is in the first-level cache.
+    /// No prefetch is needed: the right operand is in the first-level cache.
     pub(super) const AHEAD: Option<usize> = None;
 
     #[inline]
@@ -59,7 +59,7 @@ mod ymm {
         unsafe { _mm256_maskload_ps(from, mask(count)) }
     }
 
-    /// On some processors (AMD's Zen 2 and 3) this takes as long as ten whole stores.
+    /// On some processors (AMD's Zen 2 and 3) this takes as long as ten stores of whole registers.
     ///
     /// # Safety
     /// `count` elements must be writable.
