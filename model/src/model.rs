@@ -187,7 +187,8 @@ impl Model {
         self
     }
 
-    /// Sets how the update of each parameter differs from the optimizer's settings, in the order of the parameters.
+    /// Sets how the update of each parameter differs from the optimizer's settings. `tunings` has one entry for each
+    /// parameter.
     #[must_use]
     pub fn with_tunings(mut self, tunings: &[Tuning]) -> Self {
         for (parameter, &tuning) in self.parameters.iter_mut().zip(tunings) {
@@ -242,13 +243,13 @@ impl Model {
         self.last_users[parameter]
     }
 
-    /// Returns the number of elements of all parameters, counting each parameter in full.
+    /// Returns the number of elements of all parameters. A parameter that ranks divide counts in full.
     #[must_use]
     pub fn elements(&self) -> usize {
         self.parameters.iter().map(Parameter::whole_elements).sum()
     }
 
-    /// Returns the number of elements of all trainable parameters, counting each parameter in full.
+    /// Returns the number of elements of all trainable parameters. A parameter that ranks divide counts in full.
     #[must_use]
     pub fn trainable_elements(&self) -> usize {
         self.parameters.iter().filter(|parameter| parameter.is_trainable()).map(Parameter::whole_elements).sum()

@@ -5,9 +5,9 @@
 pub struct Tuning {
     /// Multiplies the learning rate.
     pub lr_factor: f64,
-    /// Weight decay in place of the optimizer's, for a parameter of any shape.
+    /// Weight decay that replaces the optimizer's. It applies to a parameter of any shape.
     pub weight_decay: Option<f64>,
-    /// Decay of the first and the second moment in place of the optimizer's.
+    /// Decay of the first and of the second moment, which replace the optimizer's.
     pub betas: Option<(f64, f64)>,
     /// Whether the optimizer's states have 8 bits.
     pub eight_bit: bool,

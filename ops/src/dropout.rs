@@ -49,9 +49,9 @@ pub fn dropout(x: &Tensor, probability: f32, name: &str, pass: &Pass) -> Result<
 }
 
 /// Applies [`dropout`] to a tensor whose last dimension is a part of a wider one, such as the outputs of
-/// [`Linear::column_parallel`](crate::Linear::column_parallel). The mask is that part of the wider tensor's mask.
-/// `columns` holds the index of the first column in the wider tensor and the number of all its columns; `None` means
-/// that `x` has all columns.
+/// [`Linear::column_parallel`](crate::Linear::column_parallel). The mask is the corresponding part of the wider
+/// tensor's mask. `columns` holds the index of the first column in the wider tensor and the number of all its columns;
+/// `None` means that `x` has all columns.
 ///
 /// # Errors
 /// Fails in the same cases as [`dropout`].

@@ -1,8 +1,8 @@
 //! Differentiable fused operations for candle, with kernels for CPUs and NVIDIA GPUs.
 //!
 //! candle's own fused kernels (`softmax_last_dim`, `layer_norm`, `rms_norm`, `sdpa`, `rope`) have no backward and
-//! silently cut the gradient. The differentiable forms that candle has are chains of elementwise passes. The operations
-//! of this crate are candle custom operations with their own backward. They make three promises:
+//! silently cut the gradient. candle's differentiable forms of these operations are chains of elementwise passes. The
+//! operations of this crate are candle custom operations with their own backward. They make three promises:
 //!
 //! - **A row's result depends on that row alone.** A batch that is cut into micro-batches yields rows that are
 //!   bit-identical to those of the whole batch.
@@ -21,8 +21,8 @@
 //! Inputs may be views. A view that is not contiguous is copied, without the rest of its storage.
 //!
 //! With the feature `cuda` the operations also run on NVIDIA GPUs (`gpu/`), in memory that [`device`](crate) manages.
-//! On a GPU, elementwise operations are bit-identical to the CPU's. Sums are added in a different order, which is the
-//! same in every run.
+//! On a GPU, only elementwise operations are bit-identical to the CPU's. Sums are added in a different order, which is
+//! the same in every run.
 //!
 //! Several ranks can share sequences, each with a slice of the positions ([`SequenceGroup`]). They can also split the
 //! parameters of layers ([`whole_sequences`]).

@@ -6,8 +6,8 @@ use crate::graph::output::tensor;
 use crate::meta::footprint::{Costs, Footprint, Reads, floats};
 use candle_core::{CpuStorage, CustomOp1, DType, Layout, Result, Shape, Tensor, bail};
 
-/// The loss of a pair. Δ is ln π(chosen)/π_ref(chosen) − ln π(rejected)/π_ref(rejected), σ the logistic function. The mean
-/// log-probability of an answer is the sum over its tokens divided by their number.
+/// The loss of a pair. Δ is ln π(chosen)/π_ref(chosen) − ln π(rejected)/π_ref(rejected), and σ is the logistic
+/// function. The mean log-probability of an answer is the sum over its tokens divided by their number.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum PreferenceLoss {
     /// −ln σ(βΔ): Rafailov et al., "Direct preference optimization", 2023.

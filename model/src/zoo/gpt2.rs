@@ -78,8 +78,8 @@ pub struct Gpt2Config {
     pub tiled_mlp_rows: Option<usize>,
     /// Whether a sample may contain several documents. The model then takes [`POSITION_IDS`] in addition to tokens.
     pub packed: bool,
-    /// The loss for pairs of answers, if any. A sample then consists of two documents, as with `packed`, and `lm_head`
-    /// returns their log-probabilities.
+    /// The loss for pairs of answers, if the model is trained on pairs. A sample then consists of two documents (see
+    /// `packed`), and `lm_head` returns their log-probabilities.
     pub preference: Option<PreferenceLoss>,
     /// The base model of µP: the same model with other widths (`n_embd`, `n_inner`, `n_head`). µP divides the inputs of
     /// the head by the multiplier of `n_embd`, and attention scores by the square root of the multiplier of the head
@@ -232,7 +232,7 @@ struct Block {
     attn_proj: RowParallel<Conv1D>,
     /// Number of this rank's heads.
     heads: usize,
-    /// Square root of µP's factor of attention scores, which multiplies the attention's own 1/√size.
+    /// Square root of µP's factor of attention scores. That factor applies in addition to the attention's own 1/√size.
     score_root: f32,
     ln_2: LayerNorm,
     mlp: Mlp,

@@ -188,7 +188,7 @@ struct Block {
     /// `None` if the layer has no rotary embedding.
     rotary: Option<Rotary>,
     span: AttentionSpan,
-    /// Factor of the queries, which multiplies the attention's own 1/√`head_size`.
+    /// Factor of the queries. It applies in addition to the attention's own 1/√`head_size`.
     query_scale: f32,
     dropout: Dropout,
     /// Norm of the attention's output, before the residual addition.

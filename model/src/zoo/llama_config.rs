@@ -85,8 +85,8 @@ pub struct LlamaConfig {
     /// Whether a sample may contain several documents. The model then takes [`POSITION_IDS`](super::POSITION_IDS) in
     /// addition to tokens.
     pub packed: bool,
-    /// The loss for pairs of answers, if any. A sample then consists of two documents, as with `packed`, and `lm_head`
-    /// returns their log-probabilities.
+    /// The loss for pairs of answers, if the model is trained on pairs. A sample then consists of two documents (see
+    /// `packed`), and `lm_head` returns their log-probabilities.
     pub preference: Option<PreferenceLoss>,
     /// The base model of µP: the same model with other widths (`hidden_size`, `intermediate_size`,
     /// `num_attention_heads`, `num_key_value_heads`, `head_dim`). µP divides the inputs of the head by the multiplier
@@ -210,8 +210,8 @@ impl LlamaConfig {
         self.initializer_range / self.times_as_wide(inputs).sqrt()
     }
 
-    /// Returns the factor of the queries, which multiplies the attention's own 1/√size. In µP, scores scale as 1/size
-    /// with the head size; otherwise they scale as 1/√size, or not at all with `query_pre_attn_scalar`.
+    /// Returns the factor of the queries. It applies in addition to the attention's own 1/√size. In µP, scores scale as
+    /// 1/size with the head size; otherwise they scale as 1/√size, or not at all with `query_pre_attn_scalar`.
     pub(super) fn query_scale(&self) -> f64 {
         let wider = self.times_as_wide(Self::head_size);
         match self.query_pre_attn_scalar {

@@ -28,7 +28,7 @@ pub(crate) struct Kept {
 pub(crate) struct OnGpus(Mutex<Vec<(DeviceId, Arc<CudaSlice<u32>>)>>);
 
 impl Firsts {
-    /// Returns these positions in the memory of `gpu`, or `None` if they are all 0.
+    /// Returns the first positions in the memory of `gpu`, or `None` if all of them are 0.
     fn on(&self, op: &'static str, gpu: &Gpu) -> Result<Option<Arc<CudaSlice<u32>>>> {
         if !self.iter().any(|&first| first > 0) {
             return Ok(None);

@@ -202,8 +202,8 @@ impl Shared<'_> {
         }
     }
 
-    /// Returns some elements with arbitrary content. Zeroing them would cost light operations, such as a sum or a
-    /// rotation, a quarter of their time.
+    /// Returns some elements with arbitrary content. Zeroing them first would take a quarter of the time of light
+    /// operations, such as a sum or a rotation.
     ///
     /// # Safety
     /// `start` must be the pointer of this buffer, and `T` a float. No other code may access these elements.

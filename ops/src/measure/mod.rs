@@ -23,7 +23,7 @@ pub use self::gemm::Gemm;
 /// The measured time of one kind of operation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Measured {
-    /// The name of the operation; for a product, the layouts of its operands (`NT`: the right one is transposed).
+    /// The name of the operation; for a product, the layouts of its operands (`NT`: the right operand is transposed).
     pub operation: String,
     /// Rows, columns and inner dimension of a product.
     pub shape: Option<[usize; 3]>,
@@ -33,7 +33,7 @@ pub struct Measured {
     pub time: Duration,
     /// Multiply-accumulates of all calls.
     pub macs: u64,
-    /// Whether it belongs to the optimizer step, and not to a forward or a backward.
+    /// Whether the operation belongs to the optimizer step, and not to a forward or a backward.
     pub is_update: bool,
 }
 

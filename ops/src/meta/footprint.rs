@@ -60,7 +60,7 @@ pub(crate) trait Exchange {
 pub(crate) struct Reads {
     pub(crate) inputs: [bool; 3],
     pub(crate) output: bool,
-    /// Whether the first input is only read for the gradient of the second, a weight.
+    /// Whether the first input is only read to compute the gradient of the second input, a weight.
     pub(crate) for_weight: bool,
 }
 

@@ -5,13 +5,13 @@ use candle_nn::{Init, Module, VarBuilder};
 
 use crate::pass::Pass;
 
-/// Batch norm over all dimensions but the second, the channels: PyTorch's `BatchNorm1d`, `BatchNorm2d` and
-/// `BatchNorm3d`, and the names of their `state_dict`.
+/// Batch norm: normalizes each channel (the second dimension) over all other dimensions, like PyTorch's `BatchNorm1d`,
+/// `BatchNorm2d` and `BatchNorm3d`. Parameters and statistics have the names of PyTorch's `state_dict`.
 ///
 /// In a training pass, y = (x − mean)/√(variance + ε)·weight + bias with the mean and the biased variance of each
-/// channel of the micro-batch. The pass also updates `running_mean` and `running_var`: running ← (1 − momentum)·running
-/// + momentum·batch, with the unbiased variance of the micro-batch. In every other pass, the running statistics replace
-/// the statistics of the micro-batch. Statistics are f32 for every dtype of x.
+/// channel of the micro-batch. The pass also updates `running_mean` and `running_var`:
+/// running ← (1 − momentum)·running + momentum·batch, with the unbiased variance of the micro-batch. In every other
+/// pass, the running statistics replace the statistics of the micro-batch. Statistics are f32 for every dtype of x.
 ///
 /// The engine gives each micro-batch of a step the same running statistics, and averages the updated statistics over
 /// all micro-batches of the global batch.

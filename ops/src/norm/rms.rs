@@ -47,7 +47,7 @@ impl RmsNorm {
         Ok(Self::from_tensor(vb.get_with_hints(size, "weight", Init::Const(0.0))?, eps).of_offsets())
     }
 
-    /// Makes the norm multiply by 1 + weight, as in Gemma: y = x/√(mean(x²) + ε)·(1 + weight). 1 + weight is computed
+    /// Makes the norm multiply by 1 + weight, as in Gemma: y = x/√(mean(x²) + ε)·(1 + weight). The factors are computed
     /// in f32. Such a norm is unsupported on a GPU.
     #[must_use]
     pub fn of_offsets(self) -> Self {

@@ -10,8 +10,8 @@
 //! [`RowParallel`] maps have split inputs. Their outputs are summed over the ranks, and each rank keeps its slice of
 //! the sum. The backward of each of these two exchanges is the other one.
 //!
-//! Parameters that are not split work on slices, or on results of split parameters. The gradient that a rank computes
-//! for them is therefore only a part of a sum over the ranks, which the engine adds up once per step.
+//! Parameters that are not split are applied to slices, or to results of split parameters. The gradient that a rank
+//! computes for them is therefore only a part of a sum over the ranks, which the engine adds up once per step.
 
 mod columns;
 mod cut;

@@ -36,7 +36,7 @@ fn is_bit_identical_to_separate_operations() -> Result<()> {
     let norm = LayerNorm::from_tensors(nw, nb, 1e-5);
     let (attention, last) = (Conv1D::from_tensors(aw, ab), Conv1D::from_tensors(w, b));
     let (x, dy) = (normal("x", &[2, 5, 12])?, normal("dy", &[2, 5, 12])?);
-    // Uses a tensor three times, a parameter twice, and contains an operation whose output is unused.
+    // This block uses a tensor three times and a parameter twice, and contains an operation whose output is unused.
     let run = |x: &Tensor| -> Result<Tensor> {
         let attended = causal_attention_packed(&attention.forward(&norm.forward(x)?)?, 3)?;
         let x = sum(&sum(x, &attended)?, &last.forward(x)?)?;
