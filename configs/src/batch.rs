@@ -25,7 +25,7 @@ const ACCUMULATION: &str = Config::gradient_accumulation_steps;
 /// Default `per_device_train_batch_size` of Hugging Face's Trainer, which replaces a micro-batch size of `auto`.
 const TRAINER: usize = 8;
 
-/// Solves the equation for the data-parallel ranks of `world`.
+/// Computes the missing sizes from the given ones, for the data-parallel ranks of `world`.
 pub(crate) fn resolve(resolver: &mut Resolver<'_>, world: World) -> Batch {
     let (ranks, name) = (world.data_parallel(), world.data_parallel_name());
     let mut keys = resolver.top();

@@ -58,7 +58,7 @@ fn compare(typed: &Typed, path: &str, before: &Json, after: &Json, list: &mut Ve
     }
 }
 
-/// Checks that no number was set to NaN or infinity: JSON has neither, so they count as missing.
+/// Checks that the program set no number to NaN or infinity. JSON has neither: such a number turns into null.
 fn finite(changes: &[(String, Node)], resolved: &Config, typed: Typed) -> Result<(), Errors> {
     let tree = yaml_out::tree(resolved);
     let mut report = typed.report;

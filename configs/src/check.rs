@@ -19,7 +19,7 @@ use crate::value::{Leaf, MAX_PATTERNS, expected, leaf};
 /// End of the warning about a key without effect.
 pub(crate) const NO_EFFECT: &str = "has no effect";
 
-/// Part of the help for an unknown key at the top of the file, which DeepSpeed ignores.
+/// Part of the help for an unknown key at the top level of the file; DeepSpeed ignores such a key.
 const IGNORES: &str = "`--ignore-unknown-keys` turns it into a warning";
 
 /// A checked value and its location.
@@ -72,7 +72,7 @@ pub(crate) fn check(root: &Node, report: &mut Report) -> Option<Fields> {
 pub(crate) struct Check<'r> {
     pub(crate) report: &'r mut Report,
     pub(crate) fields: Fields,
-    /// Entries at the top of the file.
+    /// Entries at the top level of the file.
     pub(crate) root: &'r [Entry],
     /// Whether the section, or a section around it, is switched off.
     pub(crate) is_off: bool,
@@ -173,7 +173,7 @@ impl Check<'_> {
             // Do not also report the intended key as missing.
             self.report.poison(join(path, near));
         }
-        // DeepSpeed ignores unknown keys at the top of the file.
+        // DeepSpeed ignores unknown keys at the top level of the file.
         let flag = (path.is_empty() && matches!(entry.key_at, At::File { .. })).then(|| IGNORES.to_string());
         let help = match (help, flag) {
             (Some(help), Some(flag)) => {

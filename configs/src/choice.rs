@@ -65,7 +65,7 @@ macro_rules! choice {
 
 pub(crate) use choice;
 
-/// Implemented by [`choice!`] for the schema and the reader.
+/// The trait that [`choice!`] implements. The schema and the reader use it.
 pub(crate) trait Choice: Copy {
     /// All spellings, including the alternative ones.
     const NAMES: &'static [&'static str];

@@ -91,8 +91,8 @@ pub use transformers_schedules::*;
 pub use zero::{Zero, ZeroStage};
 
 section! {
-    /// The resolved configuration of one run. [`Typed::resolve`](crate::Typed::resolve) creates it, as do the shortcuts
-    /// below.
+    /// The resolved configuration of one run. [`Typed::resolve`](crate::Typed::resolve) creates it; `from_path`, `parse`
+    /// and `with_world_size` are shortcuts.
     #[derive(Debug, Clone, Serialize)]
     pub struct Config(keys) in ROOT {
         /// Samples per optimizer step over all ranks: micro-batch × accumulation ×
@@ -239,7 +239,7 @@ section! {
 
 impl Config {
     /// Data-parallel degree: how many ranks of a pipeline stage train on different samples. Ranks that share a sequence
-    /// count as one, as do tensor-parallel ranks.
+    /// count as one rank, and so do the ranks of a tensor group.
     pub fn data_parallel_size(&self) -> usize {
         self.ranks_of_stage() / self.context_size()
     }
@@ -259,7 +259,8 @@ impl Config {
         self.tensor_parallel.autotp_size.max(1)
     }
 
-    /// Number of ranks of a pipeline stage over which gradients are summed. Tensor-parallel ranks count as one.
+    /// Number of ranks of a pipeline stage over which gradients are summed. The ranks of a tensor group count as one
+    /// rank.
     pub fn ranks_of_stage(&self) -> usize {
         // The field is public, so a program may have set it to 0.
         self.world_size / self.pipeline.stages.max(1) / self.tensor_size()
@@ -287,16 +288,16 @@ impl Config {
             .any(|path| self.typed.fields.is_auto(path))
     }
 
-    /// Number of ranks that together hold secondary shards of all parameters (hpZ). `None` without secondary shards;
-    /// also `None` if it equals the shard group, because secondary shards would then only repeat the primary ones.
+    /// Number of ranks that together hold secondary shards of all parameters (hpZ). `None` without secondary shards,
+    /// and also if these ranks are the whole shard group: secondary shards would then only repeat the primary ones.
     pub fn secondary_group_size(&self) -> Option<usize> {
         let size = self.zero.zero_hpz_partition_size;
         (size > 1 && size != self.shard_group_size()).then_some(size)
     }
 
-    /// Number of consecutive ranks with fast links between them: [`Config::secondary_group_size`] if set, or with
-    /// `zero_quantized_gradients` the ranks of a shard group on one host. `None` if that is one rank or the whole shard
-    /// group.
+    /// Number of consecutive ranks with fast links between them: [`Config::secondary_group_size`] if set. Otherwise,
+    /// with `zero_quantized_gradients`, the number of ranks of a shard group on one host. `None` if that would be one
+    /// rank or the whole shard group.
     pub fn near_group_size(&self) -> Option<usize> {
         let of_host = || match self.zero.zero_quantized_gradients {
             true => common_divisor(self.shard_group_size(), (self.ranks_per_host() / self.tensor_size()).max(1)),
@@ -322,7 +323,7 @@ impl Config {
             .find_map(|(group, optimizer)| Some((in_group(group, Optimizer::TYPE), optimizer.of_whole_parameters()?)))
     }
 
-    /// The path of a key that selects 8-bit optimizer states, for some parameters at least.
+    /// The path of a key that selects 8-bit optimizer states, for all or some of the parameters.
     pub fn eight_bit_states(&self) -> Option<String> {
         let of_optimizer = self.optimizers().into_iter().find(|(_, optimizer)| optimizer.has_eight_bits());
         let group = || self.training.param_groups.iter().flatten().position(|group| group.optim_bits == Some(8));
@@ -349,7 +350,7 @@ impl Config {
     }
 }
 
-/// Returns the path of a key: of the run, or of a parameter group.
+/// Returns the path of `key` at the top level, or in the parameter group with that index.
 fn in_group(group: Option<usize>, key: &str) -> String {
     group.map_or(key.to_string(), |group| format!("{}.{group}.{key}", Training::param_groups))
 }
@@ -376,7 +377,7 @@ choice! {
         Warning = "warning" | "warn",
         /// Errors, warnings and information for users.
         Info = "info",
-        /// The above, and information for developers.
+        /// Errors, warnings, and information for users and for developers.
         Debug = "debug",
         /// Everything.
         Trace = "trace",

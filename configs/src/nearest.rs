@@ -45,7 +45,7 @@ pub(crate) fn elsewhere(name: &str) -> &'static [String] {
     static PLACES: LazyLock<HashMap<&'static str, Places>> = LazyLock::new(|| {
         let mut places = HashMap::<_, Places>::new();
         schema::walk("", schema::TOP.keys, &mut |path, key: &'static Key| {
-            // `mup.base` repeats keys of `model`; suggest only the latter.
+            // `mup.base` repeats keys of `model`; suggest only the keys of `model`.
             if path.strip_prefix(Mup::base).is_some_and(|rest| rest.starts_with('.')) {
                 return;
             }

@@ -45,8 +45,8 @@ impl fmt::Display for Origin {
 }
 
 /// The origin of each resolved value, and the value at the time of resolution. The fields of a
-/// [`Config`](crate::Config) are public, so a program may change a value after that, and its origin is then no
-/// longer "line 12".
+/// [`Config`](crate::Config) are public, so a program may change a value later. The origin of a changed value is the
+/// program, not "line 12".
 #[derive(Debug, Clone, Default)]
 pub struct Origins {
     resolved: BTreeMap<String, (Origin, Option<String>)>,

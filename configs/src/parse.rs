@@ -86,7 +86,7 @@ struct Builder<'r> {
     report: &'r mut Report,
     input: Input,
     open: Vec<Open>,
-    /// The node behind each anchor, and its number of nodes.
+    /// The node that each anchor names, and the number of nodes in it.
     anchors: HashMap<usize, (Node, usize)>,
     nodes: usize,
     documents: usize,

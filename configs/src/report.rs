@@ -11,8 +11,8 @@ use crate::schema::TOP;
 /// Maximum number of errors that are listed. A file with more errors is probably the wrong file.
 const MAX_LISTED: usize = 50;
 
-/// Maximum number of characters shown of a line, and of those before the error's column. A JSON file is often a single
-/// line.
+/// Maximum number of characters that a message shows of a line, and how many of them may precede the error's column. A
+/// JSON file is often a single line.
 const MAX_LINE: usize = 160;
 const MAX_BEFORE: usize = 60;
 
@@ -103,13 +103,13 @@ impl Report {
         listed.iter().filter(|error| is_unknown_at_the_top(error))
     }
 
-    /// Replaces these errors by one warning that lists the keys.
+    /// Replaces the errors of `unknown_at_the_top` by one warning that lists the keys.
     pub(crate) fn ignore_unknown_at_the_top(&mut self) {
         let found: Vec<Place> = self.unknown_at_the_top().flat_map(|error| error.places.clone()).collect();
         let Some(place) = found.first().cloned() else { return };
         self.list.retain(|error| !is_unknown_at_the_top(error));
         for place in &found {
-            // The nearest known key was marked when the unknown key was reported; it may be reported as missing again.
+            // The nearest known key was marked when the unknown key was reported; now it may be reported as missing.
             if let (Some(near), _) = nearest::unknown_key("", &place.path, &[TOP.keys], &[]) {
                 self.poisoned.remove(near);
             }

@@ -101,7 +101,8 @@ impl Typed {
         self.report.unknown_at_the_top().flat_map(|error| &error.places).map(|place| place.path.as_str()).collect()
     }
 
-    /// Replaces the errors about these keys by one warning that lists them. DeepSpeed ignores them, too.
+    /// Replaces the errors about unknown keys at the top of the files by one warning that lists the keys. DeepSpeed
+    /// ignores such keys.
     #[must_use]
     pub fn ignore_unknown_keys(mut self) -> Self {
         self.report.ignore_unknown_at_the_top();

@@ -153,13 +153,13 @@ impl World {
     }
 
     /// Returns the data-parallel degree: how many ranks of a stage train on different samples. Ranks that share a
-    /// sequence count as one, as do tensor-parallel ranks.
+    /// sequence count as one rank, and so do the ranks of a tensor group.
     pub(crate) fn data_parallel(self) -> usize {
         (self.ranks / self.each()).max(1)
     }
 
-    /// Returns the name in messages of the ranks that [`data_parallel`](Self::data_parallel) counts: "ranks" if these
-    /// are all ranks.
+    /// Returns what messages call the ranks that [`data_parallel`](Self::data_parallel) counts: "ranks" if these are
+    /// all ranks.
     pub(crate) fn data_parallel_name(self) -> &'static str {
         if self.each() == 1 { "ranks" } else { "data-parallel ranks" }
     }

@@ -70,7 +70,7 @@ fn tried(dimension: &Dimension) -> Value {
     Value::Array(dimension.values.iter().map(value).collect())
 }
 
-/// Converts to JSON, which has no infinities and 64-bit integers only.
+/// Converts to JSON, which has no infinities and whose integers have at most 64 bits.
 pub(crate) fn json_of(value: &node::Value) -> Value {
     match value {
         node::Value::Null => Value::Null,

@@ -1,4 +1,4 @@
-//! Decides what is off: a section by its switch, and a key without an effect by its value.
+//! Decides whether a section is off, by its switch, and whether a key without effect is off, by its value.
 
 use crate::config::Bf16;
 use crate::node::{Entry, Value};

@@ -13,11 +13,11 @@ section! {
     pub struct Adapter(keys) in Config::adapter {
         /// Kind of adapter.
         pub kind as "type": AdapterType = key(AdapterType::KIND, "lora", "Kind of adapter");
-        /// Rank of the product.
+        /// Rank of the product B·A.
         pub r: usize = key(COUNT, "8", "Rank of the two matrices");
-        /// Scale of the product: α/r, or α/√r with `use_rslora`.
+        /// Scale of the product B·A: α/r, or α/√r with `use_rslora`.
         pub lora_alpha: f64 = key(POSITIVE, "8.0", "Scale α: the adapter's output is multiplied by α/r");
-        /// Dropout on the input of the product.
+        /// Dropout on the input of the product B·A.
         pub lora_dropout: f64 = key(Kind::Float(Range { min: 0.0, max: 1.0, above: false, below: true }), "0.0", "Dropout probability of the adapter's input in training");
         /// Names of the linear maps that get an adapter, or `all-linear`.
         pub target_modules: Vec<String> = key(Kind::Names, "all-linear", "Linear layers that get an adapter: a name or a list of names, each the path of a module or the end of its path, such as `q_proj`; all-linear: all except the head");
@@ -25,15 +25,15 @@ section! {
         pub modules_to_save: Vec<String> = key(Kind::Texts, "[]", "Modules of the base model that are trained and saved in full");
         /// Biases of the base model that are trained.
         pub bias: AdapterBias = key(AdapterBias::KIND, "none", "Biases of the base model that are trained: none; all; lora_only, those of the layers with an adapter");
-        /// Scale the product by α/√r.
+        /// Scale the product by α/√r instead of α/r.
         pub use_rslora: bool = key(Kind::Bool, "false", "Multiply the adapter's output by α/√r instead of α/r (rsLoRA)");
         /// Initial values.
         pub init_lora_weights: InitLora = key(InitLora::KIND, "true", "Initial values: true draws A from a uniform and gaussian from a normal distribution, with B = 0, so that training starts from the base model; false draws A and B");
-        /// PEFT folder whose adapter training starts from, relative to the working directory.
+        /// PEFT folder with the adapter that training starts from, relative to the working directory.
         pub pretrained: Option<String> = key(Kind::Path, "null", "Folder of an adapter to start from, relative to the working directory, with `adapter_config.json` and `adapter_model.safetensors` as PEFT saves them");
-        /// Also train the norm of the weights of each output (DoRA).
+        /// Also train the norm of each output's weight vector (DoRA).
         pub use_dora: bool = key(Kind::Bool, "false", "Also train the norm of each output's weight vector (DoRA)");
-        /// Ratio of B's learning rate to A's (LoRA+).
+        /// Ratio of the learning rate of B to the learning rate of A (LoRA+).
         pub loraplus_lr_ratio: Option<f64> = key(POSITIVE, "null", "Ratio of the learning rate of B, and of trained vectors, to that of A (LoRA+)");
     }
 }

@@ -1,4 +1,4 @@
-//! `training.rampup_batch_size`: a batch size that grows with the samples that a run has consumed, as Megatron-LM's
+//! `training.rampup_batch_size`: a batch size that grows with the samples that a run has consumed, like Megatron-LM's
 //! `--rampup-batch-size`.
 
 use serde::Serialize;
@@ -45,7 +45,7 @@ impl BatchSizes {
         }
     }
 
-    /// Returns the number of consumed samples `steps` steps after `consumed` samples.
+    /// Returns how many samples the run has consumed after `steps` further steps, starting from `consumed` samples.
     #[must_use]
     pub fn after(&self, mut consumed: u64, mut steps: u64) -> u64 {
         while steps > 0 && self.is_growing(consumed) {
@@ -54,7 +54,7 @@ impl BatchSizes {
         consumed + steps * self.full as u64
     }
 
-    /// Returns the number of steps from `consumed` samples to at least `end`.
+    /// Returns the number of steps that take the run from `consumed` samples to at least `end` samples.
     #[must_use]
     pub fn steps(&self, mut consumed: u64, end: u64) -> u64 {
         let mut steps = 0;

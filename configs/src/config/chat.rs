@@ -1,5 +1,4 @@
-//! `data.chat`: conversations as training data. Keys have the names that Axolotl and TRL use, where these have such a
-//! key.
+//! `data.chat`: conversations as training data. A key that Axolotl or TRL also has keeps its name.
 
 use serde::Serialize;
 
@@ -83,9 +82,9 @@ choice! {
 choice! {
     /// Which end-of-turn tokens are trained.
     pub enum TrainOnEos {
-        /// Those of trained messages.
+        /// The end-of-turn tokens of trained messages.
         Turn = "turn",
-        /// Those of all messages.
+        /// The end-of-turn tokens of all messages.
         All = "all",
         /// The last end-of-turn token of a conversation.
         Last = "last",

@@ -86,13 +86,13 @@ section! {
     pub struct CurriculumConfig(keys) in Curriculum::schedule_config {
         /// The step at which the length reaches `max_difficulty`.
         pub total_curriculum_step: Option<usize> = now(COUNT, "null", "fixed_linear and fixed_root: the step at which the length reaches max_difficulty");
-        /// The length is a multiple of this.
+        /// The length is a multiple of this number.
         pub difficulty_step: Option<usize> = now(COUNT, "null", "fixed_linear and fixed_root: lengths are multiples of this");
         /// Degree of the root; 2 is the square root.
         pub root_degree: Option<f64> = now(POSITIVE, "null", "fixed_root: degree of the root; 2 is the square root");
         /// The lengths, in the order in which they apply.
         pub difficulty: Option<Vec<usize>> = now(Kind::Ints { min: 1, max: u32::MAX as u64 }, "null", "fixed_discrete: the lengths in order");
-        /// The last step of each length but the last.
+        /// For each length except the final one, the last step that uses it.
         pub max_step: Option<Vec<usize>> = now(Kind::Ints { min: 1, max: u32::MAX as u64 }, "null", "fixed_discrete: the last step of each length but the last");
     }
 }
@@ -130,8 +130,8 @@ impl DataEfficiency {
         let on = switches.iter().rposition(|(_, is_on)| *is_on);
         match (off.map(|index| (index, switches[index].0)), on.map(|index| (index, switches[index].0))) {
             (None, _) => {}
-            // A section with `enabled: false` also switches off the sections inside it. If the key is missing, the
-            // section was meant to be on.
+            // A section with `enabled: false` also switches off the sections inside it. If the key `enabled` is
+            // missing, the user meant the section to be on, and this is an error.
             (Some((outside, outer)), Some((inside, inner))) if inside > outside => {
                 if resolver.at(outer) == At::Default {
                     let message = format!("`{inner}: true` has no effect without `{outer}: true`");

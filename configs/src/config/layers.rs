@@ -52,8 +52,8 @@ impl PartialEq for LayerPattern {
     }
 }
 
-/// Returns the reason of an error on one line: `regex` reports a syntax error as a drawing over several lines, with
-/// the reason in the last.
+/// Returns the reason for an error on one line. `regex` draws a syntax error over several lines and states the reason
+/// in the last of them.
 fn reason(error: &regex::Error) -> String {
     let text = error.to_string();
     let last = text.lines().last().unwrap_or_default();

@@ -98,8 +98,8 @@ section! {
         pub qk_norm: bool = key(Kind::Bool, "false", "RMS norms of each head's queries and keys before the rotary embedding, as in Qwen3");
         /// Attention scores are divided by the square root of this number; `None` uses `head_dim`.
         pub query_pre_attn_scalar: Option<f64> = key(POSITIVE, "null", "Attention scores are divided by the square root of this number, as in Gemma 3; null: of head_dim");
-        /// Base of the rotary frequencies in layers with sliding attention, whose frequencies are then not scaled.
-        /// `None` uses `rope_theta`, with scaling.
+        /// Base of the rotary frequencies in layers with sliding attention. If it is set, `rope_scaling` does not apply
+        /// to these layers. `None` uses `rope_theta`, with scaling.
         pub rope_local_base_freq: Option<f64> = key(POSITIVE, "null", "Base of the rotary frequencies in layers of `sliding_attention`, which ignore rope_scaling, as in Gemma 3; null: the frequencies of the other layers");
         /// The fraction of each head that has rotary embedding.
         pub partial_rotary_factor: f64 = key(Kind::Float(Range { min: 0.0, max: 1.0, above: true, below: false }), "1.0", "Fraction of each head that the rotary embedding rotates, as in Phi-4-mini; values below 1 run on the CPU only");
@@ -315,7 +315,7 @@ impl Llama {
     }
 
     /// Rejects samples with several sequences if LongRoPE's angles would depend on the length of each sequence. With
-    /// `has_pairs`, each sample has two.
+    /// `has_pairs`, each sample has two sequences.
     pub(crate) fn check_rows(&self, data: &Data, has_pairs: bool, resolver: &mut Resolver<'_>) {
         let Some(RopeScaling::LongRope { original_max_position_embeddings: original, .. }) = &self.rope_scaling else {
             return;
@@ -381,7 +381,8 @@ const WIDTH: Kind = Kind::Int { min: 1, max: 1 << 20 };
 const DEPTH: Kind = Kind::Int { min: 1, max: 1 << 14 };
 const VOCABULARY: Kind = Kind::Int { min: 1, max: 1 << 30 };
 pub(super) const POSITIONS: Kind = Kind::Int { min: 1, max: 1 << 30 };
-/// `zero_model::ops::TILE_UNIT`: sums over rows are bit-identical if tiles have a multiple of this number of rows.
+/// `zero_model::ops::TILE_UNIT`: with a multiple of this number of rows per tile, sums over rows are bit-identical to
+/// the sums without tiles.
 const TILES: Kind = Kind::Multiple { of: 64, max: 1 << 30 };
 const TILED: &str = "Rows (samples × positions) of a micro-batch that the feed-forward part computes at a time, as in DeepSpeed's TiledMLP; its inner activations are recomputed in the backward. null: all rows at a time, with their activations kept";
 const PRETRAINED: &str = "Hugging Face folder of GPT-2, Llama, Mistral, Qwen2, Qwen3, Gemma 3 (text), Phi-3, Phi-4 or SmolLM3, relative to the working directory. Its `config.json` sets the type and the sizes; sizes that are also written here must be equal. Training starts from its weights (`model.safetensors`, or several files with an index) unless it resumes. Its `tokenizer.json` is used if `data.tokenizer` is not written. null: weights are drawn from the seed";

@@ -14,7 +14,7 @@ section! {
     pub struct Mup(keys) in Config::mup {
         /// The widths of `model` that differ in the base model.
         pub base: Option<BaseWidths> = section(&BaseWidths::SECTION, "Widths of the base model: keys of `model` with other values");
-        /// File with the shapes of the base model of a program's own model.
+        /// File with the shapes of the base model, for a program that trains its own model.
         pub base_shapes: Option<String> = key(Kind::Path, "null", "File written by `mup.make_base_shapes`, for a model that the program builds: YAML with one list per parameter, which holds its sizes in the base model, and null for a dimension that is not a width");
     }
 }
@@ -174,7 +174,8 @@ impl BaseWidths {
     }
 }
 
-/// Returns the written width, or else scales the model's width by `base` / `whole`, the ratio of another width.
+/// Returns the written width. Without one, scales the model's width by `base` / `whole`: another width in the base
+/// model and in the model.
 fn in_proportion(
     (path, written, of_model): (&'static str, Option<usize>, usize),
     base: usize,

@@ -156,7 +156,7 @@ fn sharded(
     }
 }
 
-/// Warns about a section without its key `device`, which would switch it on.
+/// Warns about a section without the key `device`: only this key switches the section on.
 fn has_device(section: &str, device: &str, resolver: &mut Resolver<'_>) {
     if resolver.has_section(section) && resolver.at(device) == At::Default {
         resolver.warn(section, format!("`{section}` does nothing without `device`, which is none by default"));

@@ -41,7 +41,7 @@ pub enum Optimizer {
     Custom(Custom),
     /// Adam with L2 decay whose learning rates fall with the width of the model, as `mup.MuAdam` (Yang et al. 2022).
     MuAdam(MuAdam),
-    /// The same with decoupled weight decay, as `mup.MuAdamW`.
+    /// MuAdam with decoupled weight decay, as `mup.MuAdamW`.
     MuAdamW(MuAdam),
     /// Stochastic gradient descent whose learning rates follow the width of the model, as `mup.MuSGD`.
     MuSgd(Sgd),
@@ -120,7 +120,8 @@ impl Optimizer {
         }
     }
 
-    /// Checks this optimizer as the run's main optimizer, for all parameters without an optimizer of their own.
+    /// Checks this optimizer as the run's main optimizer, which updates all parameters that have no optimizer of their
+    /// own.
     pub(crate) fn check(&self, config: &Config, resolver: &mut Resolver<'_>) {
         let mut without_own = config.training.param_groups.iter().flatten().filter(|group| group.optimizer.is_none());
         let has_eight_bits = self.has_eight_bits() || without_own.any(|group| group.optim_bits == Some(8));

@@ -8,14 +8,14 @@ use crate::schema::*;
 use crate::table::section;
 
 const LR: &str = "Learning rate; auto: 5e-5, as in Hugging Face's Trainer";
-/// Hugging Face's Trainer replaces an `lr` of `auto` by the default of its `learning_rate`.
+/// Default `learning_rate` of Hugging Face's Trainer, which replaces an `lr` of `auto`.
 const TRAINER: f64 = 5e-5;
 const ANY_SIZE: Range = Range { min: 0.0, max: f64::MAX, above: false, below: false };
 const NOT_POSITIVE: Kind = Kind::Float(Range { min: f64::MIN, max: 0.0, ..ANY_SIZE });
 const BETAS: Kind = Kind::Pair(FRACTION);
 /// 8 or 32: see [`check_bits`].
 pub(crate) const OPTIM_BITS: Kind = Kind::Int { min: 8, max: 32 };
-/// bitsandbytes' default. A check compares with it to detect that `min_8bit_size` is written.
+/// bitsandbytes' default. A check takes any other value as a sign that the file sets `min_8bit_size`.
 pub(crate) const MIN_8BIT_SIZE: usize = 4096;
 
 /// Checks that `optim_bits` is 8 or 32.
@@ -122,11 +122,11 @@ section! {
     pub struct Adagrad(keys) in Optimizer::PARAMS {
         /// Learning rate.
         pub lr: f64 = engine(NON_NEGATIVE, "0.01", LR) [else TRAINER];
-        /// Added to the square root of the sum.
+        /// Added to the square root of the sum of squared gradients.
         pub eps: f64 = now(NON_NEGATIVE, "1.0e-10", "Added to the square root of the sum");
         /// L2 weight decay, added to the gradient.
         pub weight_decay: f64 = now(NON_NEGATIVE, "0.0", "Added to the gradient");
-        /// Keep the sum in f32; otherwise in the parameters' dtype, f32 or bf16.
+        /// Keep the sum of squared gradients in f32; otherwise in the parameters' dtype, f32 or bf16.
         pub fp32_optimizer_states: bool = now(Kind::Bool, "true", "Keep the sum in f32; false: in the data type of the parameters, f32 or bf16");
         = removed("max_grad_norm", "write `gradient_clipping` at the top level");
     }
@@ -140,13 +140,13 @@ section! {
         pub lr: f64 = engine(NON_NEGATIVE, "0.01", LR) [else TRAINER];
         /// Decay of the mean of squared gradients.
         pub alpha: f64 = now(Kind::Float(FRACTION), "0.99", "Decay of the mean of squared gradients");
-        /// Added to the square root of the mean.
+        /// Added to the square root of the mean of squared gradients.
         pub eps: f64 = now(NON_NEGATIVE, "1.0e-8", "Added to the square root of the mean");
         /// L2 weight decay, added to the gradient.
         pub weight_decay: f64 = now(NON_NEGATIVE, "0.0", "Added to the gradient");
         /// Momentum of the steps; 0 keeps no state.
         pub momentum: f64 = now(Kind::Float(FRACTION), "0.0", "Momentum of the steps; 0 keeps no state for it");
-        /// Divide by the root of the variance.
+        /// Divide by the root of the gradient's variance instead of the mean of squared gradients.
         pub centered: bool = now(Kind::Bool, "false", "Divide by the square root of the variance; cannot be combined with `momentum`");
         = rejected("maximize", "false", "losses are minimised");
         = rejected("differentiable", "false", "the optimizer step is not part of an autograd graph");
@@ -224,7 +224,7 @@ section! {
         pub ns_steps: usize = key(COUNT, "5", "Newton–Schulz iterations");
         /// Decay of AdamW's moments.
         pub betas: [f64; 2] = now(BETAS, "[0.9, 0.999]", "AdamW's decay of the first and the second moment");
-        /// Added to AdamW's root.
+        /// Added to the square root of AdamW's second moment.
         pub eps: f64 = now(NON_NEGATIVE, "1.0e-8", "Added to the square root of AdamW's second moment");
         = ignored("ns_method", Kind::Text, "gram", "there is one implementation, in f32; gram and standard differ by rounding");
         = removed("max_grad_norm", "write `gradient_clipping` at the top level");

@@ -11,8 +11,8 @@ use crate::schema::*;
 use crate::table::{item_path, last, section};
 
 section! {
-    /// A group of `training.param_groups`: the trainable parameters that match `params`, `kinds` and `layers` together
-    /// and belong to no earlier group.
+    /// A group of `training.param_groups`: the trainable parameters that match all three of `params`, `kinds` and
+    /// `layers` and belong to no earlier group.
     #[derive(Debug, Clone, PartialEq, Serialize)]
     pub struct ParameterGroup(keys) in Training::param_groups {
         /// Globs over the names of the parameters.
@@ -25,9 +25,9 @@ section! {
         pub optimizer: Option<Optimizer> = key(Kind::Variants(&Optimizer::VARIANTS), "null", "`type` and `params` of an optimizer for this group only, with the keys of the section `optimizer`");
         /// Learning rate in place of the optimizer's. The schedule scales both by the same factor.
         pub lr: Option<f64> = key(NON_NEGATIVE, "null", "Learning rate in place of the optimizer's `lr`; the schedule scales both alike");
-        /// Factor of the learning rate.
+        /// Factor on the optimizer's learning rate.
         pub lr_scale: Option<f64> = key(NON_NEGATIVE, "null", "Factor on the optimizer's learning rate, instead of `lr`");
-        /// Weight decay in place of the optimizer's, including biases and norms.
+        /// Weight decay in place of the optimizer's, for all parameters of the group, biases and norms included.
         pub weight_decay: Option<f64> = key(NON_NEGATIVE, "null", "Weight decay of all parameters of the group, whatever `training.weight_decay_on` says");
         /// Decay of the first and the second moment in place of the optimizer's.
         pub betas: Option<[f64; 2]> = key(Kind::Pair(FRACTION), "null", "Decay of the first and the second moment in place of the optimizer's");
@@ -191,8 +191,8 @@ impl ParameterGroup {
             let help = "leave the group's `optimizer` out, or write another type for the run".to_string();
             return resolver.contradiction(&[&at(Config::optimizer), Optimizer::TYPE], reason.to_string(), Some(help));
         }
-        // The resolved `optimizer.params` contains all of its keys, so such a key of the group would set the same value
-        // again.
+        // If a group has its own optimizer, the resolved `optimizer.params` contains all of the optimizer's keys. The
+        // group's `lr`, for example, would set the same value again.
         for (is_written, key) in [
             (self.lr.is_some(), Self::lr),
             (self.weight_decay.is_some(), Self::weight_decay),

@@ -24,7 +24,7 @@ section! {
         /// Order in which micro-batches pass through the stages.
         #[serde(serialize_with = "crate::choice::word")]
         pub schedule: PipelineSchedule = now(PipelineSchedule::KIND, "1f1b", "Order in which micro-batches go through the stages");
-        /// Chunks of layers per stage; more than 1 only with [`PipelineSchedule::Interleaved`], which requires it.
+        /// Chunks of layers per stage; more than 1 with [`PipelineSchedule::Interleaved`], 1 with every other schedule.
         pub virtual_stages: usize = now(Kind::Int { min: 1, max: 1 << 14 }, "= 2 for interleaved_1f1b, else 1", "Chunks of layers per stage; more than 1 with interleaved_1f1b, otherwise 1") [else if schedule == PipelineSchedule::Interleaved { 2 } else { 1 }];
         /// ZeRO-3: gather a stage's parameters once per step (`true`) or for each micro-batch. `None` is `auto`: once
         /// per step if `stage3_max_live_parameters` allows it.

@@ -15,7 +15,7 @@ section! {
     pub struct Preference(keys) in Config::preference {
         /// Method.
         pub kind as "type": PreferenceType = key(PreferenceType::KIND, "dpo", "Method. dpo: compares with the initial model as the reference; orpo: adds a loss of the chosen answer, without a reference; simpo: compares mean log-probabilities, without a reference");
-        /// Strength.
+        /// β of the method: with DPO, larger values keep the model closer to the reference.
         pub beta: f64 = key(POSITIVE, "0.1", "β. dpo: larger values keep the model closer to the reference; orpo: weight of the odds-ratio term; simpo: factor of the difference of the mean log-probabilities");
         /// The loss of DPO.
         pub loss_type: DpoLoss = key(DpoLoss::KIND, "sigmoid", "Loss of `type: dpo`: sigmoid (DPO), hinge (SLiC), ipo (IPO), robust (with `label_smoothing`)");

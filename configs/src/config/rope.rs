@@ -29,16 +29,16 @@ pub enum RopeScaling {
         /// Maximum sequence length of the original training.
         original_max_position_embeddings: usize,
     },
-    /// LongRoPE, as in Phi-3: divides each frequency by its own factor, with a second list of factors for rows that are
-    /// longer than in the original training.
+    /// LongRoPE, as in Phi-3: divides each frequency by its own factor, with a second list of factors for rows longer
+    /// than those of the original training.
     #[serde(rename = "longrope")]
     LongRope {
         /// Divisors for rows of at most `original_max_position_embeddings` tokens.
         short_factor: Vec<f64>,
         /// Divisors for longer rows.
         long_factor: Vec<f64>,
-        /// How many times longer sequences are than in the original training; `None` is the ratio of the two maximum
-        /// lengths.
+        /// How many times longer sequences are than in the original training. `None` divides the model's maximum
+        /// sequence length by `original_max_position_embeddings`.
         #[serde(skip_serializing_if = "Option::is_none")]
         factor: Option<f64>,
         /// Factor of cosines and sines; `None` is √(1 + ln factor/ln original length), at least 1.

@@ -237,8 +237,8 @@ impl Scheduler {
         }
     }
 
-    /// Returns the maximum learning rate if the schedule sets it, rather than scaling the optimizer's; infinity if it
-    /// has no limit.
+    /// Returns the maximum learning rate of a schedule that sets rates itself, infinity if they have no limit. Returns
+    /// `None` for a schedule that scales the optimizer's learning rate.
     pub(crate) fn peak(&self) -> Option<f64> {
         match self {
             Self::WarmupLR(WarmupLr { warmup_max_lr, .. })
@@ -250,7 +250,7 @@ impl Scheduler {
     }
 
     /// Checks the parameters against each other, the optimizer and the run. Warns if the warm-up is longer than the
-    /// run, as with DeepSpeed's default of 1000 steps in a short run. `max_steps` is `None` in a run whose length is
+    /// run, for example because of DeepSpeed's default of 1000 steps. `max_steps` is `None` in a run whose length is
     /// given in epochs.
     pub(crate) fn check(&self, optimizer: &Optimizer, max_steps: Option<usize>, resolver: &mut Resolver<'_>) {
         let total = self.clone().total_steps_mut().map_or(max_steps, |total| *total);

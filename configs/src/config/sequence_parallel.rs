@@ -40,8 +40,8 @@ pub(crate) fn check(config: &Config, resolver: &mut Resolver<'_>) {
         let help = format!("the next multiple is {}", length.next_multiple_of(chunks));
         resolver.contradiction(&[path, key], message, Some(help));
     }
-    // Below stage 2, gradients are added over micro-batches first and over slices second; from stage 2 on, the other
-    // way round.
+    // Below stage 2, gradients are first added over micro-batches and then reduced over slices. From stage 2 on, the
+    // gradient of each micro-batch is reduced over slices first.
     let adds_first = config.zero.stage < ZeroStage::Two && config.gradient_accumulation_steps > 1;
     if config.training.reproducible && adds_first {
         let message = format!(

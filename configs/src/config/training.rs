@@ -51,7 +51,8 @@ section! {
         pub keep_last: usize = key(COUNT_OR_0, "2", "Checkpoints kept; 0 keeps all");
         /// Always keep checkpoints whose step is a multiple of this; 0 disables the rule.
         pub keep_every: usize = key(COUNT_OR_0, "0", "Always keep the checkpoints of steps that are multiples of this number; 0: no such rule");
-        /// Save a checkpoint after each evaluation that is better than all before, and keep it until a better one.
+        /// Save a checkpoint after each evaluation that is better than all earlier ones, and keep it until a better
+        /// evaluation.
         pub keep_best: Option<KeepBest> = section(&KeepBest::SECTION, "Save a checkpoint after each evaluation that is better than all before, and keep it until a better one; `{}` compares the evaluation loss");
         /// Address below which finished checkpoints are copied while training goes on.
         pub checkpoint_store: Option<String> = key(Kind::Text, "null", "Address, such as `s3://bucket/run`, to which checkpoints are copied during training");
@@ -98,7 +99,7 @@ section! {
     /// `training.spikes`.
     #[derive(Debug, Clone, PartialEq, Serialize)]
     pub struct Spikes(keys) in Training::spikes {
-        /// Number of steps whose median norm is the reference.
+        /// Number of preceding steps whose median gradient norm is the reference for a spike.
         pub window: usize = key(COUNT, "32", "Number of earlier steps whose median norm is the reference; before that many steps, no norm counts as a spike");
         /// A norm above this multiple of the median is a spike.
         pub factor: f64 = key(Kind::Float(Range { min: 1.0, max: f64::MAX, above: true, below: false }), "10.0", "A norm above the median times this factor is a spike");
@@ -225,7 +226,7 @@ choice! {
 /// 0 < x ≤ 1.
 const SHRINKING: Kind = Kind::Float(Range { min: 0.0, max: 1.0, above: true, below: false });
 
-/// Descriptions of the keys of the sections that compare evaluations.
+/// Descriptions of the keys `metric` and `mode`, which two sections have.
 const METRIC: &str = "Metric by which evaluations are compared: loss, the evaluation loss; loss_<name>, that of one of several data sets; or a metric that the program defines";
 const MODE: &str = "Whether lower (min) or higher (max) values of the metric are better";
 

@@ -1,5 +1,5 @@
 //! The learning-rate schedules of Hugging Face transformers. `type` takes the values of transformers'
-//! `lr_scheduler_type`; the keys are the parameters of the schedule's function there.
+//! `lr_scheduler_type`; the keys are the parameters of the schedule's function in transformers.
 
 use serde::Serialize;
 
@@ -137,7 +137,7 @@ section! {
         /// Steps of the whole schedule. `None` in a run whose length is given in epochs: the steps of these epochs.
         #[serde(serialize_with = "crate::yaml_out::auto")]
         pub num_training_steps: Option<usize> = engine(COUNT, "= training.max_steps", TRAINING_STEPS) [or keys.facts().max_steps];
-        /// Steps between warm-up and decay. `None` takes the steps of the whole schedule that warm-up and decay leave.
+        /// Steps between warm-up and decay. `None` takes all steps of the schedule that belong to neither.
         pub num_stable_steps: Option<usize> = key(COUNT_OR_0, "null", "Steps between warm-up and decay; null: the rest of `num_training_steps`");
         /// Shape of the warm-up.
         #[serde(serialize_with = "crate::choice::word")]
@@ -163,7 +163,7 @@ choice! {
 }
 
 impl Scheduler {
-    /// Checks the schedules of transformers; `lr` is the optimizer's.
+    /// Checks the schedules of transformers; `lr` is the optimizer's learning rate.
     pub(super) fn check_transformers(&self, lr: f64, max_steps: Option<usize>, resolver: &mut Resolver<'_>) {
         let end = match *self {
             Self::Linear(LinearDecay { num_training_steps, .. })

@@ -48,7 +48,8 @@ section! {
         pub zero_quantized_weights: bool = now(Kind::Bool, "false", "ZeRO++ qwZ: gather sharded parameters as int8, in blocks of 512 elements with a scale each; stage 3 only. It changes the results");
         /// Gather frozen sharded parameters as int8 (stage 3).
         pub zero_quantized_nontrainable_weights: bool = now(Kind::Bool, "false", "Gather frozen parameters as int8; stage 3 only. Each rank keeps its shard in the working data type (DeepSpeed keeps int8); `quantization_config` takes less memory");
-        /// Reduce sharded gradients as int8 codes, and between near groups as 4-bit floats (stages 2 and 3).
+        /// Reduce sharded gradients as int8 codes within a near group and as 4-bit floats between near groups (stages 2
+        /// and 3).
         pub zero_quantized_gradients: bool = now(Kind::Bool, "false", "ZeRO++ qgZ: reduce sharded gradients as int8, and between hosts (or groups of `zero_hpz_partition_size` ranks) as 4-bit floats (E2M1), in blocks of 512 and 256 elements with a scale each; sums are in f32. Stages 2 and 3 only. `communication_data_type` then applies to sums between shard groups. It changes the results");
         /// Accept a parameter without a gradient. The default is `false`, unlike DeepSpeed's: a parameter without a
         /// gradient is an error that names it.
@@ -183,7 +184,7 @@ const GRANULARITY: &str = "stage3_module_granularity_threshold";
 const ALL_REDUCE: &str = "stage3_use_all_reduce_for_fetch_params";
 const SEQUENTIAL: &str = "stage3_allgather_sequential";
 
-/// The section that the older forms of offload stand for.
+/// The key that an older form of offload stands for, with its value.
 const CPU: &[(&str, &str)] = &[(last(OffloadOptimizer::device), "cpu")];
 
 read_as! {

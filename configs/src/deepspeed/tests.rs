@@ -121,7 +121,7 @@ fn unimplemented_features_are_accepted_if_they_are_off() {
         let status = in_schema(path, group)?.status;
         let is_value = !key.default.is_empty() && !key.name.starts_with("type: ");
         (is_value && matches!(status, Status::Later { .. } | Status::Rejected { .. })).then_some(())?;
-        // Without the group's overrides, the section as a whole is off, too.
+        // Drop the group's overrides, so that the whole section is off in this test.
         let (mut group, mut key) = (group.clone(), key.clone());
         if !["optimizer.", "scheduler."].iter().any(|section| path.starts_with(section)) {
             (group.with, key.with) = (vec![], vec![]);
@@ -171,8 +171,8 @@ fn every_key_of_the_schema_is_deepspeeds_or_ours() {
         ]
         .contains(&top)
             || OWN.contains(&path)
-            // The other keys of this project are parameters of bitsandbytes, of PyTorch's optimizers, which DeepSpeed
-            // accepts by name, and of transformers' schedules, whose names are lower case.
+            // The other keys that this project adds are parameters of bitsandbytes, of optimizers that DeepSpeed takes
+            // from PyTorch by name, and of transformers' schedules, whose names are in lower case.
             || ["optim_bits", "min_8bit_size"].iter().any(|name| path.ends_with(&format!("].{name}")))
             || ["matrices", "ns_steps"].iter().any(|name| path == format!("optimizer.params[Muon].{name}"))
             || ["RMSprop", "NAdam", "RAdam", "Adafactor", "AdamWScheduleFree", "MuAdam", "MuAdamW"]

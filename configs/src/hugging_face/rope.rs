@@ -115,7 +115,8 @@ impl Reader<'_> {
         }
         let (required, optional) = rope_keys_of(type_of);
         let used = || required.iter().chain(optional).map(|path| last(path));
-        // The number next to the section takes precedence over the number in it. Phi-3's class has a default.
+        // The original length next to the section takes precedence over the one in the section. Phi-3's class has a
+        // default.
         let beside = self.get(ORIGINAL).cloned().or((kind == PHI3).then(|| 4096.into()));
         let longest = self.get(last(Llama::max_position_embeddings)).cloned().unwrap_or(positions.into());
         let mut entries = vec![(ROPE_TYPE, Value::Text(type_of.into()))];

@@ -96,7 +96,7 @@ fn fractions(first: f64, last: f64, by: f64, times: bool, most: usize) -> Option
     Some(values)
 }
 
-/// Reads a range between two numbers, with the nodes of both.
+/// Reads a range between two numbers. Returns the range and the nodes of both numbers.
 pub(super) fn interval(entries: &[Entry], at: At, is_integer: bool) -> Result<(Interval, [&Node; 2]), Problem> {
     const FORM: &str = "a continuous range is `{low: 1e-5, high: 1e-2}`, with `log: true` for a logarithmic scale";
     if let Some(entry) = entries.iter().find(|entry| !["low", "high", "log"].contains(&entry.key.as_str())) {

@@ -37,7 +37,7 @@ pub(super) struct Problem {
     pub(super) help: Option<String>,
 }
 
-/// Returns whether the path refers to a section for at least one choice of the types of the sections around it.
+/// Returns whether the path refers to a section for at least one combination of the enclosing sections' types.
 pub(super) fn is_section(path: &str) -> bool {
     let mut meanings = vec![Meaning::Top];
     for name in path.split('.') {

@@ -1,4 +1,5 @@
-//! Keys and values that DeepSpeed accepts in several forms: names without a prefix, 0, older forms, ignored keys.
+//! Keys and values that DeepSpeed accepts in several forms: names without the prefix `stage3_`, the value 0, older
+//! forms, ignored keys.
 
 use zero_config::{Config, Error, ErrorKind, OffloadDevice, Source, load};
 

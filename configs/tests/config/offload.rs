@@ -152,7 +152,7 @@ fn files_need_a_folder_in_each_section() {
         assert_eq!((error.kind, spot(&error)), (ErrorKind::Missing, (5, 13)), "{error}");
         assert_eq!(paths(&error), [format!("zero_optimization.{section}.nvme_path")]);
         assert!(error.help.is_some_and(|help| help.contains("each section has its own")));
-        // An invalid `device` is not reported as missing, too.
+        // An invalid `device` is not also reported as missing.
         for (written, kind) in [
             ("nvme_pat: /x", ErrorKind::UnknownKey),
             ("nvme_path: \"\"", ErrorKind::Value),

@@ -79,7 +79,8 @@ fn batch_sizes_count_data_parallel_ranks() {
         let text = format!("{stages}{text}");
         let started = Config::with_world_size("ds.yaml", text.as_str(), 6).unwrap_or_else(|errors| panic!("{errors}"));
         let written = Config::parse("ds.yaml", format!("{text}\nlauncher: {{num_processes: 6}}")).expect("valid");
-        // Without a number of ranks, the configuration resolves for a single pipeline and a third of the batch.
+        // Without a number of ranks, the configuration resolves for one pipeline instead of three, with a third of the
+        // batch.
         let alone = Config::parse("ds.yaml", text.replace("24", "8")).expect("one rank a stage");
         assert_eq!((alone.world_size, alone.data_parallel_size()), (2, 1));
         for config in [&started, &written] {
@@ -118,8 +119,8 @@ fn ranks_not_divisible_by_the_stages_are_one_error() {
                  |                  ^\n  \
          help: each pipeline takes 4 ranks; the next multiple is 8"
     );
-    // Another number of ranks, and fewer ranks than stages. The batch sizes, which are not divisible either, cause
-    // no further errors.
+    // Fewer ranks than stages, and another number that the stages do not divide. The batch size is not divisible
+    // either, but causes no further errors.
     let text = "train_batch_size: 15\npipeline: {stages: 4}\n";
     for (ranks, next) in [(1, 4), (3, 4), (7, 8)] {
         let error = only(text, Some(ranks));

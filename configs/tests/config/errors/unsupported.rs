@@ -4,7 +4,7 @@ use zero_config::{Config, ErrorKind};
 
 use super::{HEAD, only};
 
-/// Returns the only error of a text after a valid first line: kind, path, and line counted from there.
+/// Returns the only error of a text after a valid first line: kind, path, and line counted from that first line.
 fn after_head(text: &str) -> (ErrorKind, String, usize) {
     let (kind, path, line, ..) = only(&format!("{HEAD}{text}"));
     (kind, path, line - 1)

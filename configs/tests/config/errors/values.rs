@@ -48,7 +48,7 @@ fn no_batch_size_at_all_is_an_error() {
         assert_eq!((kind, path.as_str()), (ErrorKind::Missing, "train_micro_batch_size_per_gpu"));
         assert!(message.contains("`train_batch_size`"), "{message}");
     }
-    // A mistyped key is not reported as missing, too.
+    // A mistyped key is not also reported as missing.
     assert_eq!(only("train_micro_batch_size_per_gpuu: 2").0, ErrorKind::UnknownKey);
     assert_eq!(only("train_micro_batch_size_per_gpu: two").0, ErrorKind::Value);
 }
