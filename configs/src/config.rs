@@ -91,8 +91,8 @@ pub use transformers_schedules::*;
 pub use zero::{Zero, ZeroStage};
 
 section! {
-    /// The resolved configuration of one run. [`Typed::resolve`](crate::Typed::resolve) creates it; `from_path`, `parse`
-    /// and `with_world_size` are shortcuts.
+    /// The resolved configuration of one run. [`Typed::resolve`](crate::Typed::resolve) creates it; `from_path`,
+    /// `parse` and `with_world_size` are shortcuts for that.
     #[derive(Debug, Clone, Serialize)]
     pub struct Config(keys) in ROOT {
         /// Samples per optimizer step over all ranks: micro-batch × accumulation ×

@@ -205,8 +205,8 @@ fn vocab_size(configured: Option<usize>, tokenizer: Option<usize>, pretrained: O
     }
 }
 
-/// Builds a model on the CPU. `training.trainable` and `training.frozen` select the parameters that train, or the
-/// configured adapters do. If none of these keys is set, the program's selection ([`Layers::trainable`]) applies.
+/// Builds a model on the CPU. `training.trainable` and `training.frozen`, or the configured adapters, decide which
+/// parameters train. If none of these keys is set, the program's selection ([`Layers::trainable`]) applies.
 ///
 /// # Errors
 /// Fails if a pattern is malformed or matches nothing, if nothing is trainable, or if a layer cannot be built.

@@ -170,7 +170,7 @@ pub(crate) fn open(config: &Config, comm: &dyn Communicator) -> Result<Device, E
         }
         let ordinal = local_rank(comm) % count;
         let opened = zero_model::device::open(ordinal).and_then(|device| {
-            // Load kernels before the first collective: a rank that loads them during one delays all others.
+            // Load kernels before the first collective: a rank that loads them during a collective delays all others.
             zero_model::device::load_kernels(&device)?;
             Ok(device)
         });

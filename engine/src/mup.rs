@@ -14,7 +14,7 @@ use crate::format::{counted, grouped};
 
 const FILE: &str = "mup.base_shapes";
 
-/// Gives the layers of a model that the program defines the base shapes from the file `mup.base_shapes`.
+/// Adds the base shapes from the file `mup.base_shapes` to the layers of a model that the program defines.
 pub(crate) fn with_base_shapes(config: &Config, layers: Layers) -> Result<Layers, Error> {
     let Some(path) = config.mup.as_ref().and_then(|mup| mup.base_shapes.as_deref()) else { return Ok(layers) };
     if layers.has_base_shapes() {
@@ -52,7 +52,7 @@ fn divisor(optimizer: &config::Optimizer, widths: &Widths) -> f64 {
     }
 }
 
-/// Scales the learning rate and the weight decay of a parameter by its widths, with MuAdam, MuAdamW and MuSGD.
+/// With MuAdam, MuAdamW or MuSGD, scales the learning rate and the weight decay of a parameter by its widths.
 ///
 /// # Errors
 /// Fails if the model has no base model, or the parameter has more than two widths.

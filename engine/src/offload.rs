@@ -17,7 +17,7 @@ pub(crate) fn tiers(config: &Config) -> TierOptions {
     TierOptions {
         optimizer: is_nvme(zero.offload_optimizer.device),
         // `reproducible` keeps a binary tree of partial sums instead of one sum, so these gradients stay in memory.
-        // Gradients in bf16 stay in memory too.
+        // Gradients in bf16 also stay in memory.
         gradients: (config.gradient_accumulation_steps == 1 || !config.training.reproducible)
             && config.gradient_dtype() == Dtype::F32,
         parameters: is_nvme(zero.offload_param.device),

@@ -235,11 +235,11 @@ pub fn members(config: &Config, model: &Model) -> Result<Vec<Option<usize>>, Err
     Ok(members)
 }
 
-/// Describes each group of `training.param_groups` and the learning rates of µP, one line each; no lines without
-/// either.
+/// Describes each group of `training.param_groups` and the learning rates of µP, one line each. Returns no lines if the
+/// configuration has neither.
 ///
 /// # Errors
-/// As [`members`].
+/// Fails in the same cases as [`members`].
 pub fn described(config: &Config, model: &Model) -> Result<Vec<String>, Error> {
     let members = members(config, model)?;
     let size = |group: Option<usize>| {

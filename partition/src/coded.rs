@@ -8,7 +8,7 @@
 //!
 //! A reduction (qgZ, `reductions/coded.rs`) sends each rank the codes of the gradients of its shard. The rank decodes
 //! them and adds them in f32, in the order of the ranks. If the shard group is divided into near groups, a first
-//! all-to-all within each near group sums every shard over its ranks, and a second one adds these sums over the near
+//! all-to-all sums every shard over the ranks of each near group, and a second all-to-all adds these sums over the near
 //! groups. Codes have 8 bits within near groups, where links are fast, and 4 bits between them.
 
 use std::ops::Range;
@@ -45,12 +45,12 @@ pub struct Coded {
 pub struct CodedLevel {
     /// The codes.
     pub codes: BlockCodes,
-    /// For each rank of the communicator, the ranges of the segment whose gradients it receives from all ranks and
-    /// sums.
+    /// For each rank of the communicator, the ranges of the segment whose gradients that rank receives from all ranks
+    /// and sums.
     pub ranges: Vec<Vec<Range<usize>>>,
     /// This rank's place in the communicator.
     pub own: usize,
-    /// Whether the communicator is the near group; an undivided shard group counts as one.
+    /// Whether the communicator is the near group; an undivided shard group counts as a near group.
     pub is_near: bool,
 }
 
@@ -99,9 +99,9 @@ impl Segment {
     }
 
     /// Returns the all-to-alls in which the rank at `at` reduces the segment's gradients, in order; none if the
-    /// reduction sends values. An undivided shard group needs one all-to-all. A divided one needs two: the second,
-    /// between near groups, sends the sums of the first, within the near group. The sum of the last is the rank's
-    /// shard.
+    /// reduction sends values. An undivided shard group needs one all-to-all. A divided shard group needs two: the
+    /// first sums within the near group, and the second sends these sums between near groups. The last all-to-all gives
+    /// the sum for the rank's shard.
     #[must_use]
     pub fn reduced_as(&self, coded: Coded, mesh: Mesh, at: Coordinates) -> Vec<CodedLevel> {
         if !coded.gradients || self.placements.gradients == Placement::Replicated {

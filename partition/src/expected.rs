@@ -136,8 +136,8 @@ pub fn expected_payload(
         let sent = segment(id).secondary_shard(at.shard).len() * near;
         Payload::of(sent, sent, width(id))
     };
-    // The replicates of a shard all-reduce the reduced gradients: after each micro-batch, or their sum once after the
-    // last one.
+    // The replicates of a shard all-reduce the reduced gradients, either after each micro-batch or once, as a sum,
+    // after the last micro-batch.
     let replicates_sum = |micro_batch| layout.replicates_sum(options, micro_batch, program.micro_batches);
     let replicated = |id: SegmentId, micro_batch: usize| match replicates_sum(micro_batch) {
         true => all_reduced(shard(id), 0..mesh.replicates(), mesh.replicates(), at.replicate),
@@ -206,7 +206,7 @@ pub fn expected_tensor_sum(
     (all_reduced(shared_elements((layout, model, stages), at), 0..ranks, ranks, index) * size_of::<f32>()) as u64
 }
 
-/// Returns how many elements of parameters that are not cut the rank at `at` updates.
+/// Returns the number of elements that the rank at `at` updates in parameters that are not cut.
 #[must_use]
 pub fn shared_elements((layout, model, stages): (&Layout, &Model, &Stages), at: Coordinates) -> usize {
     let is_updated = |(id, segment): &(usize, &Segment)| stages.owner(*id) == at.stage && segment.is_trainable;
@@ -238,8 +238,8 @@ pub(crate) fn message_bytes(
 }
 
 /// Returns the number of elements that rank `rank` of `ranks` sends to `members`, which include it, in an all-reduce.
-/// It sends each member that member's range, and then its own reduced range. As in the communicators, ranges differ by
-/// at most one element, and the longer ones come first.
+/// It sends each other member that member's range, and later its own reduced range. As in the communicators, ranges
+/// differ by at most one element, and the longer ones come first.
 fn all_reduced(elements: usize, members: Range<usize>, ranks: usize, rank: usize) -> usize {
     let range = |rank: usize| elements / ranks + usize::from(rank < elements % ranks);
     let others = members.filter(|&other| other != rank);

@@ -9,7 +9,7 @@ use zero_pipeline::{Coordinates, Kind, Mesh};
 /// The communicators of one rank.
 ///
 /// If layers are cut over tensor groups, the mesh, the world and all groups except [`Groups::tensor`] describe this
-/// rank's plane only.
+/// rank's plane only: the ranks with its index in their tensor groups.
 ///
 /// If replicates train alone, they communicate only in outer steps and evaluations. The mesh, the world and the
 /// data-parallel group then describe one replicate only.
@@ -171,7 +171,8 @@ impl Groups {
     }
 
     /// Returns the communicator of the ranks that hold the same shard as this rank, in the order of their shard groups.
-    /// `None` if a stage has one shard group, since no other rank then holds the shard, and if replicates train alone.
+    /// `None` if a stage has one shard group, since no other rank then holds the shard, and also if replicates train
+    /// alone.
     #[must_use]
     pub fn replicate(&self) -> Option<&Arc<dyn Communicator>> {
         self.replicate.as_ref()
@@ -291,7 +292,7 @@ mod tests {
 
     use super::*;
 
-    /// Returns the index in the group and the sum of the group's ranks.
+    /// Returns the rank's index in the group, and the sum of all members' `rank`.
     fn sum(comm: &Arc<dyn Communicator>, rank: usize) -> (usize, i64) {
         let own = Buffer::I64(vec![rank as i64]);
         let all = comm.all_reduce(own, ReduceOp::Sum).wait().unwrap().into_i64().unwrap();

@@ -18,8 +18,8 @@
 //! time, in the working dtype. A secondary shard consists of consecutive shards, so it has their boundaries.
 //!
 //! A matrix that is updated as a whole is not cut: one rank, its owner, holds all of it as its shard. Its gradient is
-//! therefore reduced to the owner, and the owner's update is gathered, by the same collectives as those of other
-//! segments. The layout chooses owners in the order of the layers, each time the rank with the least work so far.
+//! therefore reduced to the owner, and the owner's update is gathered. Both use the same collectives as other segments.
+//! The layout chooses owners in the order of the layers, each time the rank with the least work so far.
 
 use std::collections::BTreeSet;
 
@@ -112,8 +112,8 @@ impl Layout {
         assert!(options.ranks > 0, "a layout needs at least one rank");
         let near = options.secondary.unwrap_or(options.ranks);
         assert!(near > 0 && options.ranks.is_multiple_of(near), "near groups must divide a shard group");
-        // In a near group of one rank or of all ranks, secondary shards would only duplicate values that are there
-        // already.
+        // In a near group of one rank or of all ranks, secondary shards would only duplicate values that are already in
+        // memory.
         let options =
             &LayoutOptions { secondary: options.secondary.filter(|_| 1 < near && near < options.ranks), ..*options };
         let persistent = persistent(model, options);
@@ -176,8 +176,8 @@ impl Layout {
     /// Assigns segments to the disk as requested by `options`.
     #[must_use]
     pub fn on_disk(mut self, options: &TierOptions) -> Self {
-        // DeepSpeed's 0 updates parameter by parameter. A tile as large as the largest shard needs no more memory at a
-        // time.
+        // With a `sub_group_size` of 0, DeepSpeed updates parameter by parameter. A tile as large as the largest shard
+        // needs no more memory at a time.
         let shards = self.segments.iter().flat_map(|s| &s.pieces).map(|p| p.range.len().div_ceil(self.ranks));
         let largest = shards.max().unwrap_or(0);
         let sub_group_size = if options.sub_group_size == 0 { largest } else { options.sub_group_size };
@@ -247,9 +247,9 @@ impl Layout {
     }
 
     /// Returns whether sharded gradients are first summed over the micro-batches, and then once over the replicates of
-    /// a shard, while further backwards run. Otherwise each micro-batch's gradients are summed over the replicates.
-    /// This is the case if the order of the sums is a tree, if gradients are on a disk, or if the gradient of a single
-    /// micro-batch would be rounded before the sum over the replicates.
+    /// a shard, while further backwards run. Otherwise each micro-batch's gradients are summed over the replicates: if
+    /// the order of the sums is a tree, if gradients are on a disk, or if a step has one micro-batch whose gradient
+    /// would be rounded before that sum.
     #[must_use]
     pub fn sums_before_replicates(&self, options: &ZeroOptions, micro_batches: usize) -> bool {
         let is_exact = options.gradient_dtype == DType::F32 || options.gradient_dtype == options.communication;
@@ -349,8 +349,8 @@ fn segment(
     }
 }
 
-/// Returns the shard boundaries: multiples of `unit` from the start of each piece, or ends of pieces, nearest to equal
-/// shards.
+/// Returns the shard boundaries for shards of nearly equal size. Each boundary is a multiple of `unit` from the start
+/// of its piece, or the end of a piece.
 fn cut(pieces: &[Piece], elements: usize, ranks: usize, unit: usize) -> Vec<usize> {
     let nearest = |target: usize| {
         let piece = pieces.iter().find(|p| p.range.end >= target).map_or(0..elements, |p| p.range.clone());

@@ -94,9 +94,9 @@ impl Hosts {
 /// reductions, refreshes and messages of `programs`, one program per stage. `width` is the width in bytes of the
 /// working dtype, and `activations` returns the bytes of a message with activations or their gradients.
 ///
-/// A collective sends each cell of a group the values that the cell lacks once (`comm/src/hierarchy`): a gather or a
-/// reduce-scatter of n elements over c cells sends n (c − 1), and an all-reduce 2 n (c − 1). Between cells of several
-/// ranks, sums of 16-bit floats travel in f32, so that they are rounded once. Like
+/// A collective sends each cell of a group, only once, the values that the cell lacks (`comm/src/hierarchy`): a gather
+/// or a reduce-scatter of n elements over c cells sends n (c − 1), and an all-reduce 2 n (c − 1). Between cells of
+/// several ranks, sums of 16-bit floats travel in f32, so that they are rounded once. Like
 /// [`expected_payload`](crate::expected_payload), the result excludes the all-reduces of the norm and of the loss.
 #[must_use]
 pub fn network_bytes(

@@ -53,8 +53,8 @@ pub(crate) struct SegmentState {
 
 impl SegmentState {
     /// Returns the optimizer states and, if there is one, the master of `part`, a range of this rank's part of a
-    /// segment. With a tile's buffer, the states are those of `part`; otherwise they are the states in memory, of this
-    /// rank's whole part.
+    /// segment. With a tile's buffer, the states cover `part` only; otherwise they are the states in memory and cover
+    /// this rank's whole part.
     pub(crate) fn part<'a>(
         &'a mut self,
         in_tile: &'a mut Option<AlignedBuffer>,

@@ -1,6 +1,6 @@
 //! Outer steps of replicates that train alone in between (DiLoCo). An outer step averages the parameters of all
 //! replicates. The outer optimizer, SGD with Nesterov's momentum, then updates the parameters from which all replicates
-//! started; its gradient is their difference from the average.
+//! started; its gradient is these parameters minus the average.
 //!
 //! Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language Models", 2023, algorithm 1. The
 //! replicates of a shard divide the state of the outer optimizer among themselves. The state is f32, in host memory.
@@ -60,8 +60,8 @@ impl OuterShare {
         start..start + counts[self.replicate]
     }
 
-    /// Returns the bytes that this replicate sends in an outer step of a rank's `elements` elements: to every other
-    /// replicate that replicate's share of the parameters, and then its own share of the result.
+    /// Returns the bytes that this replicate sends in an outer step of a rank's `elements` elements. It first sends
+    /// every other replicate that replicate's share of the parameters, and then its own share of the result.
     #[must_use]
     pub fn sent_bytes(&self, elements: usize) -> usize {
         let own = self.of(elements).len();
@@ -98,7 +98,7 @@ impl OuterState {
         self.segments.push(Share { before, momentum });
     }
 
-    /// Takes over parameters that were written between outer steps. `at` is the index of the first one in this rank's
+    /// Takes over parameters that were written between outer steps. `at` is the index of the first value in this rank's
     /// range of the segment.
     pub(crate) fn follow(&mut self, rank: &Rank, id: SegmentId, at: usize, values: &[f32]) {
         let Some(share) = share(rank, id) else { return };
@@ -187,7 +187,7 @@ pub(crate) fn store(values: &[f32], parameters: &mut Storage, at: Range<usize>) 
     }
 }
 
-/// As [`store`].
+/// Like [`store`], for a storage that is known to be in host memory.
 pub(crate) fn store_on_host(values: &[f32], parameters: &mut CpuStorage, at: Range<usize>) -> Result<(), ZeroError> {
     match parameters {
         CpuStorage::F32(parameters) => {

@@ -33,7 +33,7 @@ pub(crate) struct ParameterState {
 struct Gathering {
     /// `None` if this rank holds all values.
     pending: Option<Pending<Vec<Gathered>>>,
-    /// The segments that the collective gathers. Each has its shard if the collective sends a copy of it.
+    /// The segments that the collective gathers. Each comes with its shard if the collective sends a copy of the shard.
     kept: Vec<(SegmentId, Option<Storage>)>,
 }
 
@@ -59,8 +59,8 @@ impl<T> InFlight<T> {
     }
 }
 
-/// Prepares the gather of a segment whose shards have `counts` elements; this rank's shard has `own`. Also returns the
-/// shard if the gather sends a copy of it.
+/// Prepares the gather of a segment whose shards have `counts` elements; this rank's shard has `own` elements. Also
+/// returns the shard if the gather sends a copy of the shard.
 pub(crate) fn to_gather(
     rank: &Rank,
     memory: &mut Memory,

@@ -22,7 +22,8 @@ impl Default for Pool {
 
 impl Pool {
     /// Creates a pool that keeps buffers of at most `elements` elements. Longer buffers return to the allocator, so
-    /// other allocations can reuse their memory. This saves memory, but fresh pages must be cleared again.
+    /// other allocations can reuse their memory. This saves memory, but the system must clear the pages of each new
+    /// buffer.
     pub(crate) fn of_at_most(elements: usize) -> Self {
         Self { longest: elements, ..Self::default() }
     }

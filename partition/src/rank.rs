@@ -57,7 +57,7 @@ impl Rank {
         self.groups.data()
     }
 
-    /// Returns whether this rank adds its shard to norms and saves it. Only the first of the replicates does.
+    /// Returns whether this rank adds its shard to norms and saves it. Among replicates, only the first does both.
     pub(crate) fn speaks(&self) -> bool {
         self.groups.at().replicate == 0
     }
@@ -96,7 +96,7 @@ impl Rank {
         self.stages.owner(id) == self.groups.at().stage
     }
 
-    /// Returns whether this rank's stage updates the segment: it owns it, and the segment is trainable.
+    /// Returns whether this rank's stage updates the segment: the stage owns the segment, and the segment is trainable.
     pub(crate) fn updates(&self, id: SegmentId) -> bool {
         self.owns(id) && self.segment(id).is_trainable
     }

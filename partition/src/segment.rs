@@ -39,8 +39,8 @@ pub struct Segment {
     pub tiers: Tiers,
     /// Whether training changes the parameters. A frozen segment has no gradient, no master and no optimizer state.
     pub is_trainable: bool,
-    /// How the values of its only parameter are quantized; `None` if they are not. All ranges of the segment are then
-    /// in bytes, and shards are cut between records.
+    /// How the values of its only parameter are quantized; `None` if they are not. In a quantized segment, all ranges
+    /// are in bytes, and shards are cut between records.
     pub quantization: Option<Quantization>,
     /// Its only parameter, if the optimizer updates it as a whole matrix.
     pub matrix: Option<Matrix>,
@@ -186,7 +186,7 @@ impl Segment {
         self.secondary.windows(2).map(|pair| pair[1] - pair[0]).collect()
     }
 
-    /// Returns the offset of `own`, a rank's shard, in the reduced gradients that the rank holds: its start if
+    /// Returns the offset of `own`, a rank's shard, in the reduced gradients that the rank holds: the start of `own` if
     /// gradients are replicated, and 0 if the rank holds only the shard.
     #[must_use]
     pub fn begin_in_gradients(&self, own: &Range<usize>) -> usize {

@@ -100,7 +100,7 @@ pub(crate) fn factor(
 pub fn adafactor_states([rows, columns]: [usize; 2]) -> MatrixStates {
     MatrixStates {
         values: vec![rows + columns],
-        // Those of [`factor`].
+        // The buffers that [`factor`] allocates.
         buffer_bytes: 8 * (rows + columns * (1 + rows.div_ceil(rows.div_ceil(BANDS).max(1)))),
         multiply_adds: rows as u128 * columns as u128,
     }

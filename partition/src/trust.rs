@@ -53,8 +53,9 @@ impl Trust {
 }
 
 impl OptimizerState {
-    /// Runs the first pass of a step on all segments in memory, unless the optimizer has none or this step has run it
-    /// already. Then sums the squares of segments and tiles over the ranks. Collective over the stage.
+    /// Runs the first pass of a step on all segments in memory, unless the optimizer takes only one pass or this step
+    /// has already run the first. Then sums the squares of segments and tiles over the ranks. Collective over the
+    /// stage.
     pub(crate) fn measure_trust(&mut self, with: &mut StepInputs<'_>, scalings: &[Scaling]) -> Result<(), ZeroError> {
         let rank = with.rank;
         let mut segments = rank.updated();

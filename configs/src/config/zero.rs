@@ -178,7 +178,7 @@ impl Zero {
 /// Number of ranks of a secondary shard group; 0 and 1 disable secondary shards.
 const PARTITION: Kind = Kind::Int { min: 0, max: 65_536 };
 
-/// Keys with older names.
+/// Names of keys that may also be written without `stage3_`.
 const GATHER_16BIT: &str = "stage3_gather_16bit_weights_on_model_save";
 const GRANULARITY: &str = "stage3_module_granularity_threshold";
 const ALL_REDUCE: &str = "stage3_use_all_reduce_for_fetch_params";

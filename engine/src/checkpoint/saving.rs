@@ -25,7 +25,7 @@ pub(crate) struct Saving {
     /// The memory to which background saves copy the state.
     memory: Snapshot,
     lock: Option<Arc<RunLock>>,
-    /// The step of [`Engine::keep_checkpoint`].
+    /// The step that [`Engine::keep_checkpoint`] was given.
     kept: Option<u64>,
 }
 
@@ -53,7 +53,7 @@ impl Engine {
         self.saving.lock = Some(Arc::new(lock));
     }
 
-    /// Keeps the checkpoint of a step whatever later saves remove, and no other step's that was kept so before.
+    /// Keeps the checkpoint of `step`, whatever later saves remove. Replaces the step of an earlier call.
     pub fn keep_checkpoint(&mut self, step: Option<u64>) {
         self.saving.kept = step;
     }

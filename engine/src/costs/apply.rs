@@ -85,7 +85,7 @@ pub(super) fn work(subject: &Subject<'_>, segment: SegmentId) -> Option<f64> {
     segment.matrix.as_ref().filter(|_| !segment.two_passes).map(|matrix| matrix.states.multiply_adds as f64)
 }
 
-/// Returns the rank of each stage with the most work on matrices.
+/// Returns, for each stage, the rank with the most work on matrices.
 fn busiest(subject: &Subject<'_>) -> Vec<usize> {
     let (mesh, stages) = (subject.stage_plan.whole, &subject.stage_plan.stages);
     let matrices = (0..subject.layout.segments().len()).filter_map(|id| Some((id, work(subject, id)?)));

@@ -59,10 +59,10 @@ pub struct CutCosts {
 }
 
 impl CutCosts {
-    /// Measures on rank 0 and broadcasts to all ranks, so that every rank cuts the model at the same layers.
-    /// Collective. Rank 0 broadcasts the cost of each layer as soon as it is measured, so that no rank waits for long.
-    /// Activations are estimated as inputs plus outputs, which is a lower bound. The memory limit is one rank's share
-    /// of the memory of rank 0's host.
+    /// Measures the layers on rank 0 and broadcasts their costs to all ranks, so that every rank cuts the model at the
+    /// same layers. Collective. Rank 0 broadcasts the cost of each layer as soon as it is measured, so that no rank
+    /// waits for long. Activations are estimated as inputs plus outputs, which is a lower bound. The memory limit is
+    /// one rank's share of the memory of rank 0's host.
     ///
     /// # Errors
     /// Returns errors of layers. Fails if a rank is lost.

@@ -8,7 +8,7 @@ impl Line {
     pub(super) fn through(points: Vec<Point>) -> Self {
         // Minimizes the sum of (latency + slope × bytes − seconds)² / seconds. With relative errors, small messages
         // would count as much as large ones. But large messages take most of the time of a step, and caches and link
-        // shapers slow only them down.
+        // shapers slow down only large messages.
         let mut sums = [0.0f64; 5];
         for Point { bytes, seconds } in &points {
             let weight = 1.0 / seconds.median.max(f64::MIN_POSITIVE);
@@ -44,7 +44,8 @@ mod tests {
     }
 
     /// The times are those of an all-gather and of a broadcast over a 100 Mb/s link whose shaper lets 256 KiB pass at
-    /// once. With relative errors, the smallest message alone would make the predicted all-gather six times as fast.
+    /// once. With relative errors, the smallest message alone would make the predicted all-gather six times as fast as
+    /// the measured one.
     #[test]
     fn large_messages_count_for_more() {
         let bytes = [12_288.0, 196_608.0, 1_572_864.0, 12_582_912.0];

@@ -34,7 +34,7 @@ pub struct Table {
 impl Table {
     /// Computes the table by a dry run on the CPU; `None` if that is impossible. For a model on a GPU, the configured
     /// model is built again on the CPU, without allocating parameters. Ranks that share sequences may have different
-    /// numbers of heads; the table is that of a rank with the largest layers.
+    /// numbers of heads; the table describes a rank with the largest layers.
     pub fn of(config: &Config, model: &Model) -> Option<Self> {
         // Ranks that share sequences by heads may have different numbers of heads.
         let ranks = config.sequence_parallel_size.max(1);
@@ -184,6 +184,6 @@ pub fn tokens(config: &Config) -> Option<usize> {
         return Some(1);
     }
     let length = config.data.as_ref().and_then(|data| data.sequence_length).or(model.max_sequence_length())?;
-    // A sample of two answers.
+    // A sample for preference training has two answers.
     Some(if config.preference.is_some() { 2 * length } else { length })
 }

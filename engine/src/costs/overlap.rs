@@ -1,4 +1,4 @@
-//! Decides whether communication overlaps with compute, by simulating a step both ways.
+//! Decides whether communication overlaps with compute, by simulating a step with overlap and without.
 
 use std::path::Path;
 
@@ -75,7 +75,7 @@ pub fn choose(config: &Config, model: &Model, cut: Option<&CutCosts>) -> Result<
 /// Decides on rank 0 and broadcasts, since the programs of all ranks must match. Collective if a table decides.
 ///
 /// # Errors
-/// As [`choose`] on rank 0. Fails if a rank is lost.
+/// Returns the errors of [`choose`] on rank 0. Fails if a rank is lost.
 pub(crate) fn chosen_by_the_first(
     config: &Config,
     model: &Model,

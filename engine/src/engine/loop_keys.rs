@@ -4,7 +4,7 @@ use std::sync::Once;
 
 use zero_config::{Config, Nonfinite};
 
-/// Keys that count as set with any value, as soon as the configuration contains them.
+/// Keys that count as set whenever the configuration contains them, whatever their value is.
 const WRITTEN: [&str; 8] = [
     "training.max_steps",
     "training.epochs",

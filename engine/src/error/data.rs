@@ -325,8 +325,8 @@ pub enum At {
 }
 
 impl At {
-    /// Returns the position `bytes` bytes after the start of a text that begins here. A position that is a line or a
-    /// record stays the same.
+    /// Returns the position `bytes` bytes after the start of a text that begins at this position. A position that is a
+    /// line or a record stays the same.
     #[must_use]
     pub fn after(self, bytes: u64) -> Self {
         match self {

@@ -37,7 +37,7 @@ pub(crate) struct Context<'a> {
     pub(crate) kept: Option<&'a mut ActivationOffload>,
     /// Loads a local micro-batch.
     pub(crate) load: &'a mut Load<'a>,
-    /// The ranks that share sequences or layers; `None` if both are whole. Micro-batches can then be slices of
+    /// The ranks that share sequences or layers; `None` if both are whole. If it is set, micro-batches may be slices of
     /// sequences.
     pub(crate) sequence: Option<&'a SequenceGroup>,
     /// Index of a local micro-batch's first sample in the run.

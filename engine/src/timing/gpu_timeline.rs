@@ -39,8 +39,8 @@ impl GpuTimeline {
 pub struct GpuSpan {
     /// The stream.
     pub track: Track,
-    /// The position in the step's program of the instruction that queued the work, or the kind and size of a transfer
-    /// between ranks.
+    /// For a transfer between ranks, its kind and size. For other work, the position, in the step's program, of the
+    /// instruction that queued it.
     pub subject: Subject,
     /// Start, as time since the timeline's origin (see [`Span`](crate::timing::Span)).
     pub start: Duration,

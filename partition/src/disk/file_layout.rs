@@ -27,9 +27,9 @@ pub(crate) struct FileLayout {
     /// Offset of the tiles in the optimizer's file. The gradients follow at `gradients_at`.
     state_at: u64,
     gradients_at: u64,
-    /// Offset of the copy of the weights that is kept while their averages replace them; it follows the gradients.
+    /// Offset of the copy of the weights, which is kept while averages replace the weights. It follows the gradients.
     pub(crate) kept_at: u64,
-    /// Whether the file has room for this copy.
+    /// Whether the file has room for the copy at `kept_at`.
     pub(crate) has_kept: bool,
     /// Offsets at which the next segment begins: (in the optimizer's file, in the parameters' file).
     ends: (u64, u64),
@@ -51,7 +51,7 @@ impl DiskBytes {
     }
 }
 
-/// Whether each file transfers vectors.
+/// Whether each file transfers values of ordinary vectors, which need bounce buffers, besides aligned buffers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct DiskVectors {
     /// Gradients, in the optimizer's file.

@@ -124,18 +124,18 @@ pub struct DiskUse {
     pub written: u64,
     /// Seconds in which at least one request was in flight.
     pub busy_seconds: f64,
-    /// Messages to show the user once: each names a refused feature and the fallback.
+    /// Messages to show the user once: each names a feature that the system refuses, and the fallback.
     pub notices: Vec<String>,
 }
 
 impl DiskOptions {
-    /// Returns the I/O options of the optimizer's file and of the parameters' file. A file that transfers vectors has
-    /// bounce buffers.
+    /// Returns the I/O options of the optimizer's file and of the parameters' file. A file that transfers values of
+    /// ordinary vectors has bounce buffers.
     fn of_files(&self, vectors: DiskVectors) -> [zero_tier::Options; 2] {
         [vectors.gradients, vectors.parameters].map(|bounce| zero_tier::Options { bounce, ..self.aio.clone() })
     }
 
-    /// Returns the bytes of bounce buffers of both files on the rank at `at`, for the lifetime of the files.
+    /// Returns the bytes of the bounce buffers that the rank at `at` holds for both files as long as they are open.
     #[must_use]
     pub fn bounce_bytes(&self, layout: &Layout, stages: &Stages, at: Coordinates, widths: &Widths) -> u64 {
         let vectors = DiskVectors::of(&places(layout, stages, at, widths));

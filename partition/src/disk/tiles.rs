@@ -203,8 +203,8 @@ impl Disk {
         Ok(())
     }
 
-    /// Runs the first pass of an optimizer with two passes on a tile. Skips the tile if the gradient norm was not
-    /// admitted.
+    /// Runs, on one tile, the first pass of an optimizer that takes two passes. Skips the tile if the gradient norm was
+    /// not admitted.
     pub(crate) fn measure_tile(
         &mut self,
         optimizer: &mut OptimizerState,

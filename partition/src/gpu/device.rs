@@ -73,7 +73,7 @@ impl Gpu {
         to_send(device::room(&self.device, dtype, len)?, len)
     }
 
-    /// Uploads host values on a separate stream. All work queued later waits for them.
+    /// Uploads host values on a separate stream. All work queued later waits for the upload.
     pub(crate) fn upload_staged(&mut self, values: &CpuStorage) -> Result<Storage, ZeroError> {
         Ok(Storage::Cuda(self.staging.upload(values)?))
     }

@@ -164,7 +164,7 @@ impl<'a> Pass<'a> {
         distance <= self.options.max_reuse_distance && (distance == 0 || live <= self.options.max_live)
     }
 
-    /// Starts gathering the segments that are released.
+    /// Starts gathering those of the segments that are not gathered or in flight.
     fn start(&mut self, segments: &[SegmentId]) {
         for from_secondary in [false, true] {
             let is_wanted = |&&id: &&SegmentId| self.state[id] == State::Released && self.filled[id] == from_secondary;
@@ -184,7 +184,7 @@ impl<'a> Pass<'a> {
         }
     }
 
-    /// Awaits the gathers of the segments that are in flight.
+    /// Awaits all gathers in flight that contain one of the segments.
     fn wait(&mut self, segments: &[SegmentId]) {
         let is_needed = |started: &mut Started| started.segments.iter().any(|id| segments.contains(id));
         let needed: Vec<Started> = self.started.extract_if(.., is_needed).collect();

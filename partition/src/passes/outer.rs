@@ -2,8 +2,8 @@
 
 use zero_pipeline::{Instruction, ModelShape, Program, SegmentId, StageId, Stages};
 
-/// Writes [`Instruction::OuterStep`] and [`Instruction::AwaitOuterStep`] for each segment that a stage updates. Each is awaited
-/// after the next one has started.
+/// Writes [`Instruction::OuterStep`] and [`Instruction::AwaitOuterStep`] for each segment that a stage updates. Each
+/// outer step is awaited after the next one has started.
 #[must_use]
 pub fn outer_step(shape: &ModelShape, stages: &Stages, stage: StageId) -> Program {
     let is_updated = |&id: &SegmentId| stages.owner(id) == stage && shape.segments[id].is_trainable;

@@ -5,8 +5,8 @@ use zero_pipeline::{Instruction, LayerId, ModelShape, Placement, Program, Segmen
 /// Options of gradient reductions, named by DeepSpeed's keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReduceOptions {
-    /// `reduce_bucket_size` in elements: a bucket is reduced before the next segment would exceed it. `None` (`auto`)
-    /// reduces layer by layer. A single larger segment gets a bucket of its own.
+    /// `reduce_bucket_size` in elements: a bucket is reduced as soon as the next segment would no longer fit. `None`
+    /// (`auto`) reduces layer by layer. A single larger segment gets a bucket of its own.
     pub bucket: Option<usize>,
     /// `overlap_comm`: awaits a reduction when the next one starts instead of immediately.
     pub overlap: bool,

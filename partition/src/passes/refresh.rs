@@ -66,7 +66,7 @@ impl Refreshes<'_> {
         }
     }
 
-    /// Starts the refresh of the bucket. Awaits the pending refreshes, except this one with `overlap_comm`.
+    /// Starts the refresh of the bucket. Awaits all pending refreshes or, with `overlap_comm`, all except this one.
     fn start(&mut self) {
         if !self.bucket.is_empty() {
             let segments = std::mem::take(&mut self.bucket);

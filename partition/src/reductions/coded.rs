@@ -20,8 +20,8 @@ pub(super) fn levels(rank: &Rank, id: SegmentId) -> Vec<CodedLevel> {
     rank.segment(id).reduced_as(rank.options.coded, rank.groups.mesh(), rank.groups.at())
 }
 
-/// Starts the all-to-all of a level. At the first level, `values` are the gradients of the whole segment; at the
-/// second, the sum of the first. The codes replace them in the staging count.
+/// Starts the all-to-all of a level. At the first level, `values` are the gradients of the whole segment; at the second
+/// level, they are the sums of the first. In the staging count, the codes replace the values.
 pub(super) fn exchange(
     rank: &Rank,
     memory: &mut Memory,
@@ -82,8 +82,8 @@ pub(super) fn sum(
     Ok(FlatBuffer::Host(sum))
 }
 
-/// Returns the communicator of a level. In a divided shard group, level 0 is the near group, and level 1 the ranks at
-/// the same position in all near groups; otherwise it is the shard group.
+/// Returns the communicator of a level. In a divided shard group, level 0 is the near group, and level 1 is the ranks
+/// at the same position in all near groups. In an undivided one, level 0 is the whole shard group.
 fn communicator(rank: &Rank, level: usize) -> &Arc<dyn Communicator> {
     let of_level = if level == 0 { rank.groups.near() } else { rank.groups.across() };
     of_level.unwrap_or_else(|| rank.shards())

@@ -35,8 +35,8 @@ pub(super) enum Reduction {
     Scatter(Pending<Vec<Scattered>>),
     /// The all-to-all of this level of codes.
     Coded(usize, Pending<Exchanged>),
-    /// The all-reduce of the reduced shards over their replicates. Also the inputs of the reduce-scatter before it;
-    /// none after codes.
+    /// The all-reduce of the reduced shards over their replicates. Also holds the inputs of the preceding
+    /// reduce-scatter; none if the gradients were sent as codes.
     Replicates(Vec<Buffer>, Pending<Vec<Buffer>>),
 }
 
@@ -180,7 +180,7 @@ impl Reductions {
         Ok(())
     }
 
-    /// Starts the all-reduce of the sums of all micro-batches over the replicates of the shards.
+    /// Starts the all-reduce, over the replicates of the shards, of the gradients summed over all micro-batches.
     pub(super) fn start_over_replicates(
         &mut self,
         rank: &Rank,

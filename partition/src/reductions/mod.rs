@@ -36,7 +36,7 @@ pub(crate) struct Reductions {
     reducing: VecDeque<PendingReduce>,
     /// All-reduces, over the replicates of shards, of sums of several micro-batches.
     over_replicates: Vec<(Vec<SegmentId>, Pending<Vec<Buffer>>)>,
-    /// Sum of squares of this rank's gradients of single micro-batches, if the options ask for it.
+    /// The squared norms of this rank's gradients, one per micro-batch, summed; zero unless the options ask for them.
     of_micro_batches: ExactSum,
 }
 
@@ -100,7 +100,7 @@ impl Reductions {
         Ok(())
     }
 
-    /// Runs an instruction immediately. If gradients come from a GPU, it runs once the next layer's backward has been
+    /// Runs an instruction immediately or, if gradients come from a GPU, once the next layer's backward has been
     /// launched.
     fn run(&mut self, rank: &Rank, memory: &mut Memory, late: Late) -> Result<(), ZeroError> {
         self.late.push_back(late);
@@ -295,8 +295,8 @@ impl Reductions {
     }
 }
 
-/// Rounds a gradient to the communication dtype, as a rank of a larger group does before it sends the gradient. Values
-/// on a GPU are rounded when they are read.
+/// Rounds a gradient to the communication dtype, although this rank sends it to no other rank: in a larger group, it
+/// would be rounded before it is sent. Values on a GPU are rounded when they are read.
 fn rounded(local: FlatBuffer, dtype: DType) -> Result<FlatBuffer, ZeroError> {
     if local.host().is_none() {
         return gpu::travelled(local, dtype);

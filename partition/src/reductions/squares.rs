@@ -16,7 +16,7 @@ use crate::rank::Rank;
 use crate::threads::add_parameter_range;
 
 impl Reductions {
-    /// Adds the squares of a micro-batch's gradient to their sum, if the options ask for it.
+    /// Adds the squared norm of a micro-batch's gradient to the sum over micro-batches, if the options ask for it.
     pub(super) fn add_micro_batch(&mut self, rank: &Rank, id: SegmentId, local: &FlatBuffer) {
         let Some(local) = local.host().filter(|_| rank.options.sums_micro_batches) else { return };
         for piece in &rank.segment(id).pieces {
@@ -24,13 +24,13 @@ impl Reductions {
         }
     }
 
-    /// Takes the sum of squares of this rank's gradients of single micro-batches since the last call.
+    /// Takes the squared norms of this rank's gradients, one per micro-batch, summed since the last call.
     pub(crate) fn take_micro_batch_squares(&mut self) -> ExactSum {
         std::mem::replace(&mut self.of_micro_batches, ExactSum::new())
     }
 
-    /// Adds the squares of the reduced gradients on the host, as far as they are in this rank's share, to the sum of
-    /// their clipping.
+    /// Adds the squares of the reduced gradients that are on the host and in this rank's share. Each parameter's
+    /// squares go to the sum of its clipping.
     pub(crate) fn add_squares(
         &mut self,
         rank: &Rank,
@@ -77,8 +77,8 @@ pub(super) fn clipping(rank: &Rank, parameter: ParameterId) -> usize {
     rank.model.parameters()[parameter].tuning().clipping
 }
 
-/// Returns this rank's share of a segment: pairs of a parameter and its range in the reduced gradients. So that no
-/// element is counted twice, a rank's share is its shard even if gradients are replicated, only the first of the
+/// Returns this rank's share of a segment: pairs of a parameter and its range in the reduced gradients. No element must
+/// be counted twice. A rank's share is therefore its shard, even if gradients are replicated. Only the first of the
 /// replicates has a share, and only the first rank of a tensor group counts parameters that are not cut.
 fn shares(rank: &Rank, id: SegmentId) -> Vec<(ParameterId, Range<usize>)> {
     if !rank.speaks() {

@@ -1,4 +1,4 @@
-//! Sums the gradients of parameters that are not cut over the ranks of a tensor group.
+//! Sums, over the ranks of a tensor group, the gradients of parameters that are not cut.
 //!
 //! Each rank of the group computes a part of such a gradient, from its slice of the positions or from its part of the
 //! layers. Once the gradients of a step are reduced, all ranks of the group hold the same shards.
@@ -17,8 +17,8 @@ use crate::memory::Memory;
 use crate::rank::Rank;
 
 impl Reductions {
-    /// Sums, over the tensor group if there is one, the gradients that this rank updates of parameters that are not
-    /// cut. Uses one collective for all of them, in f32, on the host.
+    /// If there is a tensor group, sums over it the gradients of parameters that are not cut, in the ranges that this
+    /// rank updates. Uses one collective for all of them, in f32, on the host.
     pub(crate) fn sum_over_tensor_group(&mut self, rank: &Rank, memory: &mut Memory) -> Result<(), ZeroError> {
         let Some(group) = rank.groups.tensor() else { return Ok(()) };
         let parts: Vec<(SegmentId, Range<usize>)> =

@@ -131,7 +131,7 @@ impl ShardedState {
         self.gradients.reduce(&self.rank, &mut self.memory, &mut self.local, ids, micro_batch)
     }
 
-    /// Takes the sum of squares of this rank's gradients of single micro-batches since the last call; zero unless
+    /// Takes the squared norms of this rank's gradients, one per micro-batch, summed since the last call; zero unless
     /// [`ZeroOptions::sums_micro_batches`](super::ZeroOptions::sums_micro_batches) is set.
     pub fn take_micro_batch_squares(&mut self) -> ExactSum {
         self.gradients.take_micro_batch_squares()
@@ -177,8 +177,8 @@ impl ShardedState {
         optimizer.carry_out_updates(StepInputs { rank, memory, parameters, gradients, rate })
     }
 
-    /// Runs the first pass of an optimizer with two passes on a tile. Skips the tile if the gradient norm was not
-    /// admitted.
+    /// Runs, on one tile, the first pass of an optimizer that takes two passes. Skips the tile if the gradient norm was
+    /// not admitted.
     ///
     /// # Errors
     /// Fails if the tile is not in memory, or its gradients are not reduced.

@@ -17,8 +17,8 @@ pub struct ZeroOptions {
     /// The optimizers and their hyperparameters. Each segment has the index of its optimizer. A schedule-free optimizer
     /// must be the only one.
     pub optimizers: Vec<Optimizer>,
-    /// How gradients are clipped by the norms of groups. [`Tuning::clipping`](zero_model::Tuning::clipping) counts them
-    /// from 1. Not supported on a GPU.
+    /// How gradients are clipped by the norms of groups. [`Tuning::clipping`](zero_model::Tuning::clipping) counts
+    /// these clippings from 1. Not supported on a GPU.
     pub clippings: Vec<Clipping>,
     /// The moving average of the weights, if there is one.
     pub average: Option<Average>,

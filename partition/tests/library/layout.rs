@@ -85,9 +85,9 @@ fn a_large_parameter_is_a_segment_of_its_own() {
     let alone: Vec<_> = layout.segments().iter().filter(|s| s.only_parameter() == Some(large)).collect();
     assert_eq!(alone.len(), 1);
     assert_eq!((alone[0].name.as_str(), alone[0].elements()), (model.parameters()[large].name(), 600 * 600));
-    // Small parameters share a segment with the others of their layer.
+    // Small parameters share a segment with the other small parameters of their layer.
     assert_eq!(layout.segments().len(), model.layers().len() + 1);
-    // A large parameter that stays gathered anyway shares a segment too.
+    // A large parameter that stays gathered also shares a segment.
     let persistent = LayoutOptions { persistence_threshold: usize::MAX, ..options(ZeroStage::Three, 2) };
     assert!(Layout::new(&model, &persistent).segments().iter().all(|s| s.only_parameter().is_none()));
 }

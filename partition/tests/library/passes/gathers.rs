@@ -118,7 +118,7 @@ fn prefetching_stays_within_its_bucket() {
     assert_eq!(most, [0, BLOCK, BLOCK, BLOCK, BLOCK + WTE, 3 * BLOCK, 3 * BLOCK + WTE + LN_F]);
 }
 
-/// The segments of a layer are gathered in one collective, also with a bucket that holds only some of them.
+/// The segments of a layer are gathered in one collective, even if the prefetch bucket holds only some of them.
 #[test]
 fn the_next_layer_is_always_prefetched() {
     let mut shape = shape(ZeroStage::Three);
@@ -191,8 +191,8 @@ fn inner_layers_are_gathered_twice_per_micro_batch() {
     );
 }
 
-/// With secondary shards, the program has the same gathers with the same overlap. Only the first gather of each segment
-/// reads all shards.
+/// With secondary shards, the program has the same gathers, with the same overlap, as without them. Only the first
+/// gather of each segment reads all shards.
 #[test]
 fn segments_are_gathered_from_all_shards_once_a_step() {
     let shape = with_secondary(shape(ZeroStage::Three));

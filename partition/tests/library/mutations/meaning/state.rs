@@ -38,14 +38,14 @@ pub(super) struct Segment {
     pub(super) tiles: Vec<Option<Tile>>,
     /// The gradients used by the update of each tile.
     pub(super) tile_updates: Vec<Sum>,
-    /// The gradients with which each tile on the disk was measured, if it was.
+    /// The gradients with which each tile on the disk was measured; `None` if it was not measured.
     pub(super) measured: Vec<Option<Sum>>,
 }
 
 pub(super) struct Tile {
     /// The tile is in transfer and must not be accessed.
     pub(super) moving: bool,
-    /// The gradients with which it was measured, if it was.
+    /// The gradients with which the tile was measured; `None` if it was not measured.
     pub(super) measured: Option<Sum>,
     pub(super) version: u32,
     pub(super) gradients: Sum,
