@@ -183,8 +183,8 @@ fn mlp_cases() -> Result<Vec<Case>> {
 /// i64 targets, some of which are ignored, so that the head copies the other rows.
 fn ignoring_cases() -> Result<Vec<Case>> {
     let mut cases = vec![];
-    // A plan assumes that every row has a target. The other rows fill a whole chunk here, so the peak is that of the
-    // plan.
+    // A plan assumes that every row has a target. Here the rows with a target fill a whole chunk, so the peak equals
+    // the plan's.
     let vocabulary = 5000;
     for dtype in [DType::F32, DType::BF16, DType::F16] {
         let config = Gpt2Config {

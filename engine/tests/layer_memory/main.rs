@@ -69,8 +69,8 @@ impl Run<'_> {
         Pass { training: true, seed: 1, step: 1, sample: 0, layer: layer as u32 }
     }
 
-    /// Creates gradient buffers for a layer's parameters. If a later layer uses a parameter too, its buffer counts as
-    /// written.
+    /// Creates gradient buffers for a layer's parameters. If a later layer also uses a parameter, the parameter's
+    /// buffer counts as written.
     fn sink(&self, layer: usize) -> Gradients {
         let mut sink = Gradients::default();
         for &id in self.model.layers()[layer].uses() {

@@ -1,5 +1,5 @@
-//! Adafactor: the losses of PyTorch's, the bytes of its state in memory and in a checkpoint, and a large matrix in
-//! checkpoints.
+//! Adafactor: losses match PyTorch's, the state has the planned bytes in memory and in checkpoints, and a large matrix
+//! is resumed.
 
 use std::path::{Path, PathBuf};
 
@@ -89,7 +89,7 @@ fn a_large_matrix_is_resumed() {
     resumes_a_large_matrix(ADAFACTOR, |layers| layers);
 }
 
-/// Resumes a model that has such a matrix.
+/// Resumes a model with a matrix of more than 4 million elements.
 pub(crate) fn resumes_a_large_matrix(optimizer: &str, with_optimizer: impl Fn(Layers) -> Layers + Sync) {
     let folder = tempfile::tempdir().unwrap();
     let layers = || {

@@ -72,7 +72,7 @@ fn every_layout_with_dora_is_equal() {
     layouts_are_equal(model, DORA);
 }
 
-/// B starts at 0, so the first loss is that of the base model. Training changes the adapter only.
+/// B starts at 0, so the first loss equals the base model's. Training changes the adapter only.
 #[test]
 fn training_starts_from_the_base_model_and_keeps_it() {
     let losses = |more: &str| {
@@ -92,13 +92,13 @@ fn training_starts_from_the_base_model_and_keeps_it() {
         assert_eq!(after.losses[0], base.losses[0]);
         assert_ne!(after.losses[1], base.losses[1]);
         for (index, ((name, old), (_, new))) in before.iter().zip(&after.parameters).enumerate() {
-            // The gradient of A is zero in the first step, because B is zero. Later steps change A too.
+            // The gradient of A is zero in the first step, because B is zero. Later steps also change A.
             assert_eq!(old != new, is_adapter[index], "{name}");
         }
     }
 }
 
-/// DoRA's magnitudes start as the norms of the base model's weights, so the first loss is that of the base model.
+/// DoRA's magnitudes start as the norms of the base model's weights, so the first loss equals the base model's.
 #[test]
 fn dora_starts_from_the_base_model() {
     let first = |adapter: &str| {

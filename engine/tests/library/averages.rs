@@ -254,7 +254,8 @@ print('result', json.dumps(losses))
     assert!(relative < 1e-6, "{relative}\n{losses:?}\n{theirs:?}");
 }
 
-/// Compares the losses of 50 steps, and the losses of the averages, with the package of the method's authors.
+/// Compares the losses of 50 steps, and the losses of the averages, with those of the package that the method's authors
+/// published.
 #[test]
 fn schedule_free_steps_agree_with_the_package() {
     let root = tempfile::tempdir().unwrap();

@@ -126,7 +126,7 @@ fn a_checkpoint_loads_into_any_layout() {
     }
 }
 
-/// Every rank reads replicated parameters, so after a load all ranks must have all values, and equal ones.
+/// Every rank reads replicated parameters, so after a load all ranks must hold all values, and the same ones.
 #[test]
 fn every_rank_has_the_loaded_parameters() {
     let root = tempfile::tempdir().unwrap();

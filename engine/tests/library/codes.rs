@@ -58,7 +58,7 @@ fn layers_read_the_codes_of_the_weights() {
     assert!(found[0] == found[1] && found[0].1 != run(2, 1, &plain).losses[0]);
 }
 
-/// Codes of weights do not depend on the layout, so neither does a reproducible run.
+/// Codes of weights do not depend on the layout. The bits of a reproducible run therefore do not depend on it either.
 #[test]
 fn gathers_of_codes_are_equal_in_every_layout() {
     for more in ["", BF16, FP16, "adapter: {r: 8}"] {

@@ -178,7 +178,8 @@ fn a_run_is_resumed_in_another_layout() {
     }
 }
 
-/// The matrix is saved in several pieces. Its states have more and fewer values than it has elements.
+/// The matrix is saved in several pieces. One of its states has fewer values than it has elements, and the other has
+/// more.
 #[test]
 fn a_large_matrix_is_resumed() {
     resumes_a_large_matrix(CUSTOM, |layers| layers.optimizer(Wide));

@@ -48,7 +48,7 @@ fn every_layout_is_bit_identical() {
     assert!(expected.parameters != run(1, 5, &reproducible(0, 1, ADAMW)).parameters);
 }
 
-/// A checkpoint restores indices and largest values bit for bit, in another layout too.
+/// A checkpoint restores indices and largest values bit for bit, also in another layout.
 #[test]
 fn a_run_is_resumed_in_another_layout() {
     for more in [ADAMW, LION] {
@@ -56,7 +56,7 @@ fn a_run_is_resumed_in_another_layout() {
     }
 }
 
-/// A run with states in f32 continues from states in 8 bits, and the other way round.
+/// A run with states in f32 continues from states in 8 bits, and a run with states in 8 bits from states in f32.
 #[test]
 fn states_are_converted_when_a_run_is_resumed() {
     let root = tempfile::tempdir().unwrap();
@@ -106,7 +106,7 @@ fn bytes_are_those_of_the_formula() {
     }
 }
 
-/// The 256 values, and the indices of a million numbers, are those of bitsandbytes.
+/// The 256 values, and the indices of a million numbers, equal those of bitsandbytes.
 #[test]
 fn bytes_are_those_of_bitsandbytes() {
     let root = tempfile::tempdir().unwrap();
@@ -142,7 +142,7 @@ print('result', 0)
     }
 }
 
-/// After 50 steps on the same gradients, the states are those of bitsandbytes, byte for byte.
+/// After 50 steps on the same gradients, the states equal those of bitsandbytes, byte for byte.
 #[test]
 fn fifty_steps_give_the_bytes_of_bitsandbytes() {
     let root = tempfile::tempdir().unwrap();

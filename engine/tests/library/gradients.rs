@@ -216,7 +216,7 @@ fn a_tied_parameter_gets_the_sum_of_both_uses() {
             {
                 assert!(expected.iter().any(|g| g.abs() > 1e-2), "all gradients are too small to compare");
                 for (i, g) in expected.iter().enumerate() {
-                    // The difference is rounded, and the two sums have different orders.
+                    // `before - after` is rounded, and the engine and plain candle add in different orders.
                     let off = (before[i] - after[i] - g).abs();
                     assert!(off < 1e-6, "stage {zero_stage}, {name}[{i}]: {} and {g}", before[i] - after[i]);
                 }

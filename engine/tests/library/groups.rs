@@ -142,7 +142,8 @@ pub(crate) fn fifty_steps_agree(packages: &[&str], definitions: &str, cases: &[[
     fifty_steps_agree_of(packages, definitions, cases, |_, layers| layers);
 }
 
-/// Does the same, with layers to which `with_optimizer` may add an optimizer, given its name in Python.
+/// Like `fifty_steps_agree`, but `with_optimizer` may add an optimizer to the layers. It gets the optimizer's name in
+/// Python.
 pub(crate) fn fifty_steps_agree_of(
     packages: &[&str],
     definitions: &str,

@@ -30,7 +30,8 @@ fn text(near: usize, micro_batches: usize, more: &str, zero: &str) -> String {
     )
 }
 
-/// Trains and evaluates in turn. Checks that the program gathers from secondary shards exactly if there are any.
+/// Trains and evaluates in turn. Checks that the program gathers from secondary shards if and only if the run has
+/// secondary shards.
 fn run(layers: impl Fn() -> Layers + Sync, ranks: usize, text: &str) -> (Trajectory, Vec<u32>) {
     let all = world(ranks, |comm| {
         let mut engine =

@@ -64,7 +64,7 @@ pub(super) fn plain() -> Layers {
     zoo::gpt2(&gpt2_config())
 }
 
-/// The same model, whose loss is a function of all logits.
+/// The model of `plain`, but its loss is a function of all logits.
 fn of_logits() -> Layers {
     plain().loss(ops::cross_entropy).loss_weight(ops::count_targets)
 }
@@ -73,7 +73,8 @@ fn of_logits() -> Layers {
 pub(super) fn assert_near(a: &Trajectory, b: &Trajectory, what: &str) {
     let pairs = a.losses.iter().zip(&b.losses).map(|(a, b)| (f32::from_bits(*a), f32::from_bits(*b)));
     for (step, (a, b)) in pairs.enumerate() {
-        // A few hundred roundings of 2⁻²⁴ in another order, and AdamW's division by small gradients in four steps.
+        // The tolerance covers a few hundred roundings of 2⁻²⁴ in another order, and AdamW's division by small
+        // gradients.
         assert!((a - b).abs() <= 2e-5 * b, "{what}, step {}: {a} and {b}", step + 1);
     }
     let norms = a.norms.iter().zip(&b.norms).map(|(a, b)| (f64::from_bits(*a), f64::from_bits(*b)));
@@ -101,7 +102,7 @@ fn the_loss_is_the_mean_over_the_targets_of_the_global_batch() {
                 let want = plain_loss(&logits, whole.targets.as_ref().unwrap());
                 let got = engine.train_batch(&whole).unwrap().loss;
                 assert!((f64::from(got) - want).abs() < 1e-5 * want, "step {step}: {got} for {want}");
-                // The mean of the micro-batches' means differs.
+                // The mean of the micro-batches' means differs from the mean over all targets.
                 let mean = |m: usize| {
                     let of = |t: &Tensor| t.narrow(0, 2 * m, 2).unwrap();
                     plain_loss(&of(&logits), &of(whole.targets.as_ref().unwrap()))

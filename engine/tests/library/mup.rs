@@ -16,9 +16,9 @@ const LLAMA: &str = "model: {type: llama, vocab_size: 61, hidden_size: 64, inter
                      num_attention_heads: 4, num_key_value_heads: 2, max_position_embeddings: 16, initializer_range: 0.1}\n";
 
 /// Returns models that are wider than their base models: model section, `mup` section, class in Python, and sizes of
-/// the base model in Python. A GPT-2 with larger heads and one with more heads are both 4 times as wide. A Llama has
-/// more heads of twice the size. Its feed-forward part, keys and values are twice as wide and all else 4 times, so that
-/// inputs and outputs of a matrix differ.
+/// the base model in Python. Two GPT-2s, one with larger heads and one with more heads, are 4 times as wide as their
+/// base models. A Llama has more heads of twice the size. Its feed-forward part, keys and values are twice as wide, and
+/// all else is 4 times as wide, so that a matrix can have different factors for inputs and outputs.
 fn models() -> [(String, &'static str, &'static str, &'static str); 3] {
     [
         (GPT2.replace("HEADS", "2"), "mup: {base: {n_embd: 16}}\n", "GPT2", "n_embd=16, n_head=2"),
@@ -204,7 +204,7 @@ fn every_layout_is_bit_identical() {
     }
 }
 
-/// A model that is its own base model trains bit-identically to one without the section.
+/// A model that is its own base model trains bit-identically to a model without the section `mup`.
 #[test]
 fn the_base_model_is_the_model_of_the_plain_optimizer() {
     let [gpt2, llama] = [GPT2.replace("HEADS", "4"), LLAMA.to_string()];
@@ -265,7 +265,7 @@ fn evaluated(engine: &mut Engine) -> u32 {
     engine.eval_batch(&batch(7, 2)).unwrap().to_bits()
 }
 
-/// Exports and stored models from a checkpoint in µP have the loss or the logits of the run, and so does a resumed run.
+/// Exports, stored models and resumed runs from a µP checkpoint have the same loss or logits as the run.
 #[test]
 fn exports_and_stored_models_are_the_trained_model() {
     let root = tempfile::tempdir().unwrap();

@@ -26,8 +26,8 @@ fn matrices_between_widths_start_smaller() {
     let mlp = "model: {type: mlp, input_size: 8, hidden_sizes: [64, 96], output_size: 4}\n";
     let root = |number: f64| number.sqrt();
     type Deviations<'a> = &'a [(&'a str, f64)];
-    // The residual stream is 4 times as wide as in the base model. GPT-2's attention is 4 times as wide inside.
-    // Feed-forward parts and Llama's attention are 2 times as wide inside.
+    // The residual stream and the inside of GPT-2's attention are 4 times as wide as in the base model. The inside of
+    // feed-forward parts and of Llama's attention is 2 times as wide.
     let of_gpt2: Deviations<'_> = &[
         ("wte.weight", 0.1),
         ("wpe.weight", 0.1),

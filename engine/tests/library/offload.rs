@@ -98,7 +98,7 @@ fn options_of_offloading_are_bit_identical() {
     let folder = TempDir::new().unwrap();
     let path = folder.path().display();
     let (expected, _) = run(2, 4, &settings(3, 2, 0, folder.path(), "", ""));
-    // As in DeepSpeed, 0 updates as many elements at a time as a rank's shard of the largest parameter has.
+    // With a `sub_group_size` of 0, a tile has as many elements as a rank's shard of the largest parameter.
     let by_parameter = settings(3, 2, OPTIMIZER, folder.path(), "", "").replace("size: 2048", "size: 0");
     assert_same(&expected, &run(2, 4, &by_parameter).0, &by_parameter);
     for buffers in [1, 2, 3, 8] {

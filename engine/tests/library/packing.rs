@@ -1,4 +1,5 @@
-//! Several documents in one sample: each gives the same loss as alone, and every layout is bit-identical.
+//! Several documents in one sample: each gives the same loss as in a sample of its own, and every layout is
+//! bit-identical.
 
 use crate::family_layouts;
 use crate::world;

@@ -131,7 +131,7 @@ const CASES: [Case; 17] = [
         trains: "",
         quantized: "load_in_4bit=True, bnb_4bit_quant_type='nf4'",
     },
-    // A larger scale would amplify rounding errors in this case, in PEFT too.
+    // A larger scale would amplify rounding errors in this case, also in PEFT.
     Case {
         class: "GPT2LMHeadModel",
         keys: "adapter: {r: 4, lora_alpha: 4, pretrained: ADAPTER}\nquantization_config: {load_in_4bit: true}",

@@ -1,5 +1,5 @@
-//! `model.pretrained`: every layout starts bit-identical to the folder, each rank reads only its shard, and unsuitable
-//! files are rejected.
+//! `model.pretrained`: every layout starts with weights bit-identical to the folder's, each rank reads only its shard,
+//! and unsuitable files are rejected.
 
 use crate::world;
 

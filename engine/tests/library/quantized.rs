@@ -45,7 +45,7 @@ fn every_layout_of_int8_is_equal() {
     layouts_are_equal(gpt2, &format!("{ADAPTER}\nquantization_config: {{load_in_8bit: true}}"));
 }
 
-/// Shards of quantized weights can be on a disk too, and their bytes match the formula.
+/// Shards of quantized weights can also be on a disk, and their bytes match the formula.
 #[test]
 fn state_is_a_few_bits_per_element() {
     let folder = TempDir::new().unwrap();

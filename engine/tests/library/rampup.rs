@@ -48,7 +48,7 @@ fn sizes_are_those_of_megatron() {
     }
 }
 
-/// Checks a recorded case of the test above, and the number of steps that a number of samples takes.
+/// Checks the sizes of the first case without Python, and the number of steps that a number of samples takes.
 #[test]
 fn sizes_grow_evenly() {
     let sizes = sizes(CASES[0]);
@@ -105,7 +105,7 @@ fn every_layout_is_bit_identical() {
     }
 }
 
-/// Steps of 4 samples are those of a run whose `train_batch_size` is 4.
+/// Steps of 4 samples equal those of a run whose `train_batch_size` is 4.
 #[test]
 fn a_step_is_that_of_a_run_with_its_size() {
     let grown = run(1, 0, RAMPUP, "");

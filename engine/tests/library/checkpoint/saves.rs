@@ -88,8 +88,8 @@ fn keep_every_keeps_checkpoints() {
     assert_eq!(steps(root.path()), [3, 6, 7, 8]);
 }
 
-/// After a run is set back, checkpoints of later steps do not count as the newest, and the new checkpoint is not
-/// deleted as the oldest.
+/// After a run is set back to an earlier step, checkpoints of later steps do not count as the newest, and the new
+/// checkpoint is not deleted as the oldest.
 #[test]
 fn a_run_that_is_set_back_keeps_new_checkpoints() {
     let root = tempfile::tempdir().unwrap();
@@ -194,7 +194,7 @@ fn a_save_in_the_background_fails_on_every_rank() {
     });
 }
 
-/// A step that is saved again, after the run was set back, replaces the old folder.
+/// If a run is set back and saves a step again, the new checkpoint replaces the old folder.
 #[test]
 fn saving_a_step_again_replaces_it() {
     let root = tempfile::tempdir().unwrap();

@@ -20,7 +20,7 @@ fn moments(text: &str, ranks: usize, ranks_per_host: usize) -> Config {
     config.unwrap_or_else(|errors| panic!("{errors}"))
 }
 
-/// Returns a model whose parameters have several blocks of codes, some of which are shorter.
+/// Returns a model whose parameters have several blocks of codes, some of them shorter than a full block.
 fn blocks() -> Layers {
     zoo::gpt2(&zoo::Gpt2Config { vocab_size: 300, ..gpt2_config() })
 }
@@ -30,7 +30,7 @@ fn gradients(ranks: usize, text: &str, batch: &Batch) -> Vec<Vec<f32>> {
     gradients_on_hosts(ranks, ranks, text, batch)
 }
 
-/// Does the same with `ranks_per_host` ranks on each host.
+/// Like `gradients`, with `ranks_per_host` ranks on each host.
 fn gradients_on_hosts(ranks: usize, ranks_per_host: usize, text: &str, batch: &Batch) -> Vec<Vec<f32>> {
     let parts = world(ranks, |comm| {
         let mut engine = Engine::with_communicator(moments(text, ranks, ranks_per_host), blocks(), comm).unwrap();
@@ -123,7 +123,7 @@ fn reductions_add_the_codes_of_all_ranks() {
                 let bound: f64 = all.iter().map(half_a_scale).sum();
                 for (i, &value) in values.iter().enumerate() {
                     let exact: f64 = all.iter().map(|values| values[i]).sum();
-                    // The f32 sums round too.
+                    // The f32 sums add rounding errors of their own.
                     let error = (f64::from(value) - exact).abs();
                     assert!(error <= bound * 1.000_01, "{parameter}, {block}, {i}: {error:e}, {bound:e}");
                 }

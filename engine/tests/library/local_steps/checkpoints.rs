@@ -64,8 +64,8 @@ fn a_run_continues_as_if_it_had_not_stopped() {
     }
 }
 
-/// With more replicates, the additional ones take over the states of the first ones. A run without local steps takes
-/// over the states of the first replicate.
+/// If a run continues with more replicates, the additional replicates take over the states of the saved ones. A run
+/// without local steps takes over the states of the first replicate.
 #[test]
 fn another_number_of_replicates_continues() {
     let root = tempfile::tempdir().unwrap();

@@ -29,7 +29,7 @@ fn text(zero_stage: u8, shards: usize, micro_batches: usize, more: &str) -> Stri
 }
 
 /// Calls [`text`] for a ZeRO stage, a number of ranks of a shard group and a number of pipeline stages. A replicate
-/// adds up two halves of its samples: two micro-batches of one rank, or one of each of two ranks.
+/// adds up two halves of its samples: two micro-batches of one rank, or one micro-batch of each of its two ranks.
 fn staged((zero_stage, shards, stages): (u8, usize, usize), more: &str) -> String {
     text(zero_stage, shards, 2 / shards, &format!("{more}\npipeline: {{stages: {stages}}}"))
 }
@@ -111,7 +111,7 @@ print('result', json.dumps(losses))
             println!(
                 "stage {stage}, {shards} × {stages}, replicate {replicate}: losses differ by {relative:.1e} at most"
             );
-            // The sums have another order, as in the comparison with FSDP2.
+            // PyTorch adds in another order, as in the comparison with FSDP2.
             assert!(relative < 1e-4, "{relative}\n{losses:?}\n{theirs:?}");
         }
     }
@@ -142,7 +142,7 @@ fn one_local_step_of_plain_sgd_is_data_parallelism() {
     };
     let plain = averages(&text("", ""));
     let relative = relative_difference(&averages(&local), &plain);
-    // The sums have another order. Without outer steps, the replicates drift apart.
+    // Averages of parameters and of gradients are rounded differently. Without outer steps, the replicates drift apart.
     assert!(relative < 1e-6, "{relative}: {plain:?}");
     let apart = relative_difference(&averages(&local.replace("steps: 1,", "steps: 100,")), &plain);
     assert!(apart > 1e-4, "{apart}");
@@ -192,7 +192,7 @@ fn unequal_replicates_are_neither_saved_nor_evaluated() {
         assert_eq!(engine.stats().sent_bytes(), sent, "equal replicates are not averaged again");
         engine.eval_batch(&batch(0, 4)).unwrap();
         engine.save_checkpoint(root.path()).unwrap();
-        // Outer steps still follow each multiple of the number of local steps.
+        // Outer steps still run after each step whose number is a multiple of the number of local steps.
         let averaged: Vec<bool> = train(&mut engine, 5).iter().map(|step| step.averaged).collect();
         assert_eq!(averaged, [false, true, false, false, true]);
     });
@@ -271,9 +271,9 @@ fn working_copies_in_16_bits_are_equal_after_an_outer_step() {
 }
 
 /// Each replicate holds the optimizer state of a run on its ranks. All replicates together hold one copy of the outer
-/// optimizer's state, 8Ψ bytes. ZeRO stage 0 shards nothing, so there these numbers are S times as large. In an outer
-/// step, R replicates send 2 (R − 1) values for each element of such a copy. Between outer steps they send nothing to
-/// each other.
+/// optimizer's state, 8Ψ bytes. ZeRO stage 0 shards nothing, so the S ranks of a shard group hold and send S times as
+/// much as at other stages. In an outer step, R replicates send 2 (R − 1) values for each element of such a copy.
+/// Between outer steps they send nothing to each other.
 #[test]
 fn bytes_held_and_sent_match_the_formulas() {
     for (replicates, shards, stages) in [(2, 1, 1), (2, 2, 1), (3, 1, 1), (3, 2, 1), (2, 1, 2)] {

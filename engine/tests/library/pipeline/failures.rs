@@ -55,7 +55,7 @@ fn a_failing_layer_and_its_rank_are_named() {
                     let mut engine = Engine::with_communicator(config(stages, &text), faulty(instead), comm).unwrap();
                     engine.train_batch(&batch(0, 8)).expect_err("a layer with a fault").to_string()
                 });
-                // The errors of other ranks contain the cause too, as the reason of an abort.
+                // The errors of other ranks also contain the cause, as the reason of an abort.
                 let is_own = |error: &String| error.contains(expected) && !error.contains(" aborted: ");
                 let culprit = said.iter().position(is_own);
                 let culprit = culprit.unwrap_or_else(|| panic!("{expected}, {schedule}: {said:#?}"));

@@ -85,8 +85,8 @@ fn blocks_defer_weight_gradients_and_tied_layers_do_not() {
             let times = MICRO_BATCHES as u64;
             let counted = ["backward_input", "backward_weight", "backward"].map(count);
             assert_eq!(counted, [6 * times, 6 * times, 3 * times]);
-            // The first stage defers no weight gradient. On the other stages, each weight gradient except that of the
-            // last micro-batch follows the next micro-batch's input gradient.
+            // The first stage defers no weight gradient. On the other stages, each weight gradient runs after the next
+            // micro-batch's input gradient, except for the last micro-batch.
             for (stage, did) in all.iter().enumerate() {
                 let expected = if stage == 0 { 0 } else { did.split.len() * (MICRO_BATCHES - 1) };
                 assert_eq!(did.overtaken, expected, "stage {stage} of {stages}");

@@ -29,7 +29,7 @@ fn every_variant_is_near_to_one_rank() {
                 assert_near(&run_of(gpt2, 2, STEPS, &text), &expected, 1e-5, &text);
             }
         }
-        // Two groups of two ranks process the same samples as two ranks.
+        // Two groups of two ranks process the same samples as two ranks that do not share sequences.
         let expected = run_of(gpt2, 2, STEPS, &keys(1, 2, 1, 0, more));
         for kind in KINDS {
             let text = kind(keys(2, 2, 1, 2, more));

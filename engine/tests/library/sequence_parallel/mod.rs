@@ -61,7 +61,7 @@ fn by_queries(text: String) -> String {
     }
 }
 
-/// Both at once, for four slices: pairs of ranks share heads, and the two pairs share queries.
+/// By heads and by queries at once, for four slices: pairs of ranks share heads, and the two pairs share queries.
 fn by_both(text: String) -> String {
     let text = by_queries(text.replacen("sequence_parallel_size: 4", "sequence_parallel_size: 2", 1));
     format!("sequence_parallel_size: 2\n{text}")

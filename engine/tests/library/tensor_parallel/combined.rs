@@ -31,7 +31,7 @@ fn every_variant_is_near_to_one_rank() {
             let text = keys(2, 2, 1, stage, more);
             assert_near(&run_of(gpt2, 2, STEPS, &text), &expected, tolerance, &text);
         }
-        // Two groups of two ranks process the same samples as two ranks.
+        // Two groups of two ranks process the same samples as two ranks with whole layers.
         let expected = run_of(gpt2, 2, STEPS, &keys(1, 2, 1, 0, more));
         let text = keys(2, 2, 1, 2, more);
         assert_near(&run_of(gpt2, 4, STEPS, &text), &expected, tolerance, &text);
@@ -221,7 +221,7 @@ fn outputs_are_whole() {
     assert!(whole.len() == cut.len() && difference < 1e-5 * largest, "{difference} of {largest}");
 }
 
-/// Parameters that all ranks of a tensor-parallel group hold in full are compared too.
+/// Parameters that all ranks of a tensor-parallel group hold in full are also compared.
 #[test]
 fn a_parameter_that_differs_within_a_group_is_found() {
     for stage in [0, 3] {
