@@ -193,7 +193,7 @@ impl Check<'_> {
                 let message = format!("`{path}` was removed from DeepSpeed, and is off here; delete it");
                 self.report.warn(path, entry.key_at, message);
             }
-            // Only values of a search space reach this arm; older forms are not converted there.
+            // Only values of a search space reach this arm; older forms are not converted in a search space.
             (Status::Old { by, .. }, _) => {
                 let message = format!("`{path}` is an old form");
                 self.report.error(ErrorKind::Rejected, path, entry.key_at, message, Some(format!("write `{by}`")));

@@ -25,9 +25,9 @@ use written::Style;
 /// are applied in order. Missing sections are created. If a path leads through a value that is not a section, a
 /// section replaces the value. A JSON file stays JSON.
 ///
-/// The result is checked: it must mean the same as the text with these overrides. If the text cannot be changed in
-/// place, for example because an alias repeats the value, the file is written anew and starts with a comment that says
-/// so.
+/// The result is checked: it must mean the same as the original text with the changes applied as overrides. If the text
+/// cannot be changed in place, for example because an alias repeats the value, the file is written anew and starts with
+/// a comment that says so.
 ///
 /// # Errors
 /// The text is not a single YAML document, is larger than 1 MiB or contains a duplicate key; a path is invalid; a

@@ -96,8 +96,8 @@ impl Report {
         self.poisoned.insert(path);
     }
 
-    /// Returns the errors about unknown keys at the top of a file, which DeepSpeed ignores. Returns none if not all
-    /// errors are listed.
+    /// Returns the errors about unknown keys at the top level of a file; DeepSpeed ignores such keys. Returns none if
+    /// not all errors are listed.
     pub(crate) fn unknown_at_the_top(&self) -> impl Iterator<Item = &Error> {
         let listed = if self.omitted == 0 { &self.list[..] } else { &[] };
         listed.iter().filter(|error| is_unknown_at_the_top(error))

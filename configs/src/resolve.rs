@@ -231,9 +231,9 @@ fn check(config: &mut Config, world: World, resolver: &mut Resolver<'_>) {
     }
 }
 
-/// Checks the requirements of `training.reproducible`. Gradients are added in one binary tree over all micro-batches of
-/// the global batch, or over all their slices if ranks share sequences; each rank of a stage has one subtree. The
-/// numbers of leaves and of ranks must therefore be powers of two, and communication must not round.
+/// Checks the requirements of `training.reproducible`. Gradients are added in one binary tree. Its leaves are all
+/// micro-batches of the global batch, or all their slices if ranks share sequences, and each rank of a stage has one
+/// subtree. The numbers of leaves and of ranks must therefore be powers of two, and communication must not round.
 fn reproducible(config: &Config, world: World, resolver: &mut Resolver<'_>) {
     const KEY: &str = Training::reproducible;
     if let Some(dtype) = config.communication_data_type.filter(|dtype| *dtype != Dtype::F32) {

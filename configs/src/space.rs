@@ -164,8 +164,8 @@ impl Check<'_> {
         }
     }
 
-    /// Returns whether the key accepts the value. If its section may have several types, it must be valid for at
-    /// least one of them.
+    /// Returns whether the key accepts the value. If the key's section may have several types, the value must be valid
+    /// for at least one of these types.
     fn accepts(&mut self, place: &str, target: &Target, item: &Node) -> bool {
         let mut first = None;
         for index in 0..target.len() {

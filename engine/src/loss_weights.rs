@@ -6,8 +6,8 @@
 //! the global batch. The weights are known before the first backward, because all micro-batches of a step are loaded
 //! together.
 //!
-//! Most models define no weight of the loss ([`Model::loss_weight`]). Their micro-batches are loaded one at a time, and ranks
-//! exchange nothing. Only if micro-batches have different numbers of samples, these numbers serve as weights. If all
+//! Most models define no weight of the loss ([`Model::loss_weight`]). Their micro-batches are loaded one at a time, and
+//! ranks exchange nothing. If micro-batches have different numbers of samples, these numbers serve as weights. If all
 //! weights are equal, the factor is exactly 1.
 
 use std::cell::OnceCell;

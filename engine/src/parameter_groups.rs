@@ -40,8 +40,8 @@ pub(crate) fn with_matrices(config: &Config, model: Model) -> Result<Model, Erro
     }
 }
 
-/// Returns the matrices among an optimizer's `own` parameters that it updates as a whole, with the states that it keeps
-/// of each. `section` is the path of its keys.
+/// Returns those of an optimizer's `own` parameters that the optimizer updates as whole matrices, with the states that
+/// it keeps of each matrix. `section` is the path of its keys.
 fn matrices(
     optimizer: &config::Optimizer,
     section: &str,
@@ -193,8 +193,8 @@ fn index(config: &Config, owner: Option<usize>) -> usize {
     before.map(|(_, optimizer)| if matches!(optimizer, config::Optimizer::Muon(_)) { 2 } else { 1 }).sum()
 }
 
-/// Returns the group of `training.param_groups` of each parameter: the first group that selects it. Frozen parameters
-/// belong to no group.
+/// Returns, for each parameter, its group in `training.param_groups`: the first group that selects it. Frozen
+/// parameters belong to no group.
 ///
 /// # Errors
 /// Fails if a group has no parameter left, if it names a pattern that matches nothing or a block that does not exist,

@@ -18,9 +18,9 @@ use crate::settings::Settings;
 /// How the ranks train a model together.
 #[derive(Debug, Clone)]
 pub struct StagePlan {
-    /// The mesh: pipeline stages × replicates × shards, which are divided into context groups. If layers are cut over
-    /// tensor groups, this is the mesh of one plane, because all planes run the same programs. If replicates train
-    /// alone, it is the mesh of one replicate.
+    /// The mesh: pipeline stages × replicates × shards. Each shard group is divided into context groups. If layers are
+    /// cut over tensor groups, this is the mesh of one plane, because all planes run the same programs. If replicates
+    /// train alone, it is the mesh of one replicate.
     pub mesh: Mesh,
     /// The mesh of all ranks.
     pub whole: Mesh,
@@ -183,7 +183,7 @@ impl StagePlan {
         self.mesh.ranks(self.stages.stage_of(self.stages.layers() - 1)).start
     }
 
-    /// Describes in one line the layers of each stage and when it gathers sharded parameters.
+    /// Describes in one line, for each stage, its layers and when it gathers sharded parameters.
     pub fn describe(&self, shape: &ModelShape) -> String {
         let all: Vec<String> = (0..self.stages.count()).map(|stage| self.layers_of(stage, shape)).collect();
         let text = format!("pipeline: {} stages, {}: {}", self.stages.count(), self.schedule, all.join(" | "));

@@ -192,8 +192,8 @@ pub fn expected_payload(
     program.instructions.iter().map(of_instruction).sum()
 }
 
-/// Returns the payload bytes that a rank sends when its tensor group sums the gradients of parameters that are not cut,
-/// once a step. `at` is the rank's position in its plane. `index` is its position in the group of `ranks` ranks.
+/// Returns the payload bytes that a rank sends per step when its tensor group sums the gradients of parameters that are
+/// not cut. `at` is the rank's position in its plane. `index` is its position in the group of `ranks` ranks.
 #[must_use]
 pub fn expected_tensor_sum(
     (layout, model, stages): (&Layout, &Model, &Stages),

@@ -259,8 +259,8 @@ impl Groups {
         self.all[0].rank()
     }
 
-    /// Returns the world rank at the stage and the shard of `at` in replicate `replicate`, at index `index` of its
-    /// tensor group.
+    /// Returns the world rank that has the stage and the shard of `at`, belongs to replicate `replicate`, and has index
+    /// `index` in its tensor group.
     #[must_use]
     pub fn rank_of(&self, at: Coordinates, replicate: usize, index: usize) -> usize {
         let of_plane = match &self.apart {

@@ -177,7 +177,7 @@ impl Layout {
     #[must_use]
     pub fn on_disk(mut self, options: &TierOptions) -> Self {
         // With a `sub_group_size` of 0, DeepSpeed updates parameter by parameter. A tile as large as the largest shard
-        // needs no more memory at a time.
+        // needs no more memory at a time than that.
         let shards = self.segments.iter().flat_map(|s| &s.pieces).map(|p| p.range.len().div_ceil(self.ranks));
         let largest = shards.max().unwrap_or(0);
         let sub_group_size = if options.sub_group_size == 0 { largest } else { options.sub_group_size };
@@ -246,10 +246,10 @@ impl Layout {
         if segment.matrix.is_some() { segment.elements() } else { self.tile }
     }
 
-    /// Returns whether sharded gradients are first summed over the micro-batches, and then once over the replicates of
-    /// a shard, while further backwards run. Otherwise each micro-batch's gradients are summed over the replicates: if
-    /// the order of the sums is a tree, if gradients are on a disk, or if a step has one micro-batch whose gradient
-    /// would be rounded before that sum.
+    /// Returns whether sharded gradients are first summed over the micro-batches and then once over the replicates of a
+    /// shard. This second sum runs while further backwards run. Otherwise each micro-batch's gradients are summed over
+    /// the replicates: if the order of the sums is a tree, if gradients are on a disk, or if a step has one micro-batch
+    /// whose gradient would be rounded before that sum.
     #[must_use]
     pub fn sums_before_replicates(&self, options: &ZeroOptions, micro_batches: usize) -> bool {
         let is_exact = options.gradient_dtype == DType::F32 || options.gradient_dtype == options.communication;

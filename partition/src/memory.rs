@@ -91,7 +91,7 @@ impl Memory {
         self.pool.give(buffer);
     }
 
-    /// Keeps a buffer on the host for reuse, and frees one on the GPU.
+    /// Keeps a host buffer for reuse, and frees a GPU buffer.
     pub(crate) fn give_back(&mut self, buffer: FlatBuffer) {
         self.pool.give_back(buffer);
     }
@@ -177,7 +177,7 @@ impl Memory {
         }
     }
 
-    /// Keeps an f32 buffer on the host for reuse, and frees others.
+    /// Keeps an f32 host buffer for reuse, and frees any other buffer.
     pub(crate) fn give_kept_back(&mut self, gradient: KeptGradient) {
         if let KeptGradient::F32(values) = gradient {
             self.give_back(values);

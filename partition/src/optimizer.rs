@@ -168,8 +168,8 @@ impl OptimizerState {
         Ok(())
     }
 
-    /// Returns how the host scales gradients, for each clipping; `None` if the step is skipped. If the verdict is still
-    /// on a GPU, the kernels apply the factor of the verdict.
+    /// Returns, for each clipping, how the host scales gradients; `None` if the step is skipped. If the verdict is
+    /// still on a GPU, the kernels apply the factor of the verdict.
     pub(crate) fn scalings(&self) -> Result<Option<Vec<Scaling>>, ZeroError> {
         let Some(Judged { verdict, scalings }) = &self.judged else {
             return Err(ZeroError::internal("the update ran before the gradient norm"));

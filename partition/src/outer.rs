@@ -109,14 +109,14 @@ impl OuterState {
         }
     }
 
-    /// Returns the momentum of `range`, relative to this rank's range of a segment. The range must lie in this rank's
-    /// share.
+    /// Returns the momentum of `range`, which counts from the start of this rank's range of a segment. The range must
+    /// lie in this rank's share.
     pub(crate) fn momentum(&self, rank: &Rank, id: SegmentId, range: Range<usize>) -> Result<&[f32], ZeroError> {
         self.segments[id].momentum.get(in_share(rank, id, range)?).ok_or_else(missing)
     }
 
-    /// Overwrites the momentum of `range`, relative to this rank's range of a segment. The range must lie in this
-    /// rank's share.
+    /// Overwrites the momentum of `range`, which counts from the start of this rank's range of a segment. The range
+    /// must lie in this rank's share.
     pub(crate) fn set_momentum(
         &mut self,
         rank: &Rank,

@@ -184,7 +184,7 @@ impl Rank {
         self.is_on_gpu() && !self.is_resident(id) && is_there
     }
 
-    /// Returns a range of the stored bytes of a quantized segment's initial values.
+    /// Returns, for a quantized segment, a range of the bytes that store its initial values.
     pub(crate) fn initial_bytes(&self, id: SegmentId, range: Range<usize>, seed: u64) -> Result<Vec<u8>, ZeroError> {
         let quantized = self.segment(id).only_parameter().map(|parameter| &self.model.parameters()[parameter]);
         let bytes = quantized.map(|parameter| parameter.initial_bytes(seed, range)).transpose()?.flatten();

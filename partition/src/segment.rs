@@ -77,7 +77,8 @@ impl Segment {
         self.matrix.as_ref().map_or(of_optimizer, |matrix| matrix.states.values.len())
     }
 
-    /// Returns how the average of the weights, if there is one, and then each optimizer state is stored.
+    /// Returns how the segment's values are stored: the average of the weights, if there is one, and then each
+    /// optimizer state.
     pub(crate) fn columns(&self, widths: &Widths) -> Vec<Column> {
         let format = match (self.is_eight_bit, widths.state) {
             (true, _) => Format::EightBit,
@@ -155,7 +156,7 @@ impl Segment {
         self.bounds[rank]..self.bounds[rank + 1]
     }
 
-    /// Returns the element range that rank `rank` of the shard group holds of values with this placement.
+    /// Returns the element range that rank `rank` of the shard group holds, for values with this placement.
     #[must_use]
     pub fn held(&self, placement: Placement, rank: usize) -> Range<usize> {
         match placement {

@@ -130,8 +130,8 @@ impl DataEfficiency {
         let on = switches.iter().rposition(|(_, is_on)| *is_on);
         match (off.map(|index| (index, switches[index].0)), on.map(|index| (index, switches[index].0))) {
             (None, _) => {}
-            // A section with `enabled: false` also switches off the sections inside it. If the key `enabled` is
-            // missing, the user meant the section to be on, and this is an error.
+            // A section with `enabled: false` also switches off the sections inside it. If the outer section has no key
+            // `enabled`, the user probably meant it to be on, so this is an error.
             (Some((outside, outer)), Some((inside, inner))) if inside > outside => {
                 if resolver.at(outer) == At::Default {
                     let message = format!("`{inner}: true` has no effect without `{outer}: true`");

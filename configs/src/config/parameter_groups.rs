@@ -196,7 +196,7 @@ impl ParameterGroup {
         for (is_written, key) in [
             (self.lr.is_some(), Self::lr),
             (self.weight_decay.is_some(), Self::weight_decay),
-            // If the optimizer has no such parameter, the checks of the group's keys report the error.
+            // If the optimizer does not have this parameter, the checks of the group's keys report the error.
             (self.betas.is_some() && own.betas().is_some(), Self::betas),
             (self.optim_bits.is_some() && own.optim_bits().is_some(), Self::optim_bits),
         ] {

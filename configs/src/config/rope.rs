@@ -22,9 +22,10 @@ pub enum RopeScaling {
     Llama3 {
         /// Divisor of low frequencies.
         factor: f64,
-        /// A frequency is low if its pair of dimensions makes fewer rotations than this over the original positions.
+        /// A frequency is low if its pair of dimensions makes fewer than this number of rotations over the positions of
+        /// the original training.
         low_freq_factor: f64,
-        /// A frequency is high if its pair makes more rotations than this.
+        /// A frequency is high if its pair makes more than this number of rotations.
         high_freq_factor: f64,
         /// Maximum sequence length of the original training.
         original_max_position_embeddings: usize,

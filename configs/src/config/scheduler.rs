@@ -77,8 +77,8 @@ section! {
     /// Parameters of [`Scheduler::WarmupDecayLR`].
     #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
     pub struct WarmupDecayLr(keys) in Scheduler::PARAMS {
-        /// Steps of the whole schedule. `None` is `auto` in a run whose length is given in epochs: the steps of these
-        /// epochs, which depend on the data.
+        /// Steps of the whole schedule. `None` stands for `auto` in a run whose length is given in epochs: the steps of
+        /// the whole run, which depend on the data.
         #[serde(serialize_with = "crate::yaml_out::auto")]
         pub total_num_steps: Option<usize> = engine(COUNT, REQUIRED, "Steps of the whole schedule; auto: the steps of the run") [or keys.facts().max_steps];
         /// Learning rate at the start.
@@ -167,7 +167,7 @@ choice! {
     }
 }
 
-/// Hugging Face's Trainer replaces `auto` by no warm-up, unless its own arguments request one.
+/// In Hugging Face's Trainer, `auto` means no warm-up, unless the Trainer's own arguments request a warm-up.
 const WARMUP_STEPS: &str = "Steps of the warm-up; fewer than 2 count as 2; auto: 0, as in Hugging Face's Trainer";
 
 impl Scheduler {

@@ -11,7 +11,7 @@ pub(crate) fn check(config: &Config, resolver: &mut Resolver<'_>) {
         return;
     }
     let (key, degree) = (config.context_key(), config.mesh.context_parallel_degree);
-    // With a context degree, each rank has one chunk from each half of the sequence.
+    // With `context_parallel_degree`, each rank has one chunk from each half of the sequence.
     let (chunks, parts) = match degree {
         1 => (size, format!("{size} slices")),
         _ => (2 * size, format!("2 × {size} chunks")),

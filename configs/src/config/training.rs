@@ -15,7 +15,7 @@ section! {
     /// `training`.
     #[derive(Debug, Clone, PartialEq, Serialize)]
     pub struct Training(keys) in Config::training {
-        /// Optimizer steps to train. Exactly one of this and `epochs` is set.
+        /// Optimizer steps to train. Exactly one of `max_steps` and `epochs` is set.
         pub max_steps: Option<usize> = key(COUNT, "= 100, unless epochs is given", "Optimizer steps to train") [or Option::<f64>::read(keys, last(Training::epochs)).is_none().then_some(DEFAULT_STEPS)];
         /// Number of passes over the data.
         pub epochs: Option<f64> = key(POSITIVE, "null", "Number of passes over the training data, instead of max_steps");

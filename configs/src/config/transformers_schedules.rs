@@ -27,7 +27,7 @@ section! {
     pub struct LinearDecay(keys) in Scheduler::PARAMS {
         /// Number of steps of the warm-up.
         pub num_warmup_steps: usize = key(COUNT_OR_0, "0", WARMUP_STEPS);
-        /// Steps of the whole schedule. `None` in a run whose length is given in epochs: the steps of these epochs.
+        /// Steps of the whole schedule. `None` stands for the steps of the whole run, if its length is given in epochs.
         #[serde(serialize_with = "crate::yaml_out::auto")]
         pub num_training_steps: Option<usize> = engine(COUNT, "= training.max_steps", TRAINING_STEPS) [or keys.facts().max_steps];
     }
@@ -39,7 +39,7 @@ section! {
     pub struct CosineDecay(keys) in Scheduler::PARAMS {
         /// Number of steps of the warm-up.
         pub num_warmup_steps: usize = key(COUNT_OR_0, "0", WARMUP_STEPS);
-        /// Steps of the whole schedule. `None` in a run whose length is given in epochs: the steps of these epochs.
+        /// Steps of the whole schedule. `None` stands for the steps of the whole run, if its length is given in epochs.
         #[serde(serialize_with = "crate::yaml_out::auto")]
         pub num_training_steps: Option<usize> = engine(COUNT, "= training.max_steps", TRAINING_STEPS) [or keys.facts().max_steps];
         /// Number of cosine periods after the warm-up.
@@ -53,7 +53,7 @@ section! {
     pub struct CosineRestarts(keys) in Scheduler::PARAMS {
         /// Number of steps of the warm-up.
         pub num_warmup_steps: usize = key(COUNT_OR_0, "0", WARMUP_STEPS);
-        /// Steps of the whole schedule. `None` in a run whose length is given in epochs: the steps of these epochs.
+        /// Steps of the whole schedule. `None` stands for the steps of the whole run, if its length is given in epochs.
         #[serde(serialize_with = "crate::yaml_out::auto")]
         pub num_training_steps: Option<usize> = engine(COUNT, "= training.max_steps", TRAINING_STEPS) [or keys.facts().max_steps];
         /// Number of half cosines, each from the optimizer's rate to 0.
@@ -67,7 +67,7 @@ section! {
     pub struct CosineMinLr(keys) in Scheduler::PARAMS {
         /// Number of steps of the warm-up.
         pub num_warmup_steps: usize = key(COUNT_OR_0, "0", WARMUP_STEPS);
-        /// Steps of the whole schedule. `None` in a run whose length is given in epochs: the steps of these epochs.
+        /// Steps of the whole schedule. `None` stands for the steps of the whole run, if its length is given in epochs.
         #[serde(serialize_with = "crate::yaml_out::auto")]
         pub num_training_steps: Option<usize> = engine(COUNT, "= training.max_steps", TRAINING_STEPS) [or keys.facts().max_steps];
         /// Number of cosine periods after the warm-up.
@@ -85,7 +85,7 @@ section! {
     pub struct CosineWarmupMinLr(keys) in Scheduler::PARAMS {
         /// Number of steps of the warm-up.
         pub num_warmup_steps: usize = key(COUNT_OR_0, "0", WARMUP_STEPS);
-        /// Steps of the whole schedule. `None` in a run whose length is given in epochs: the steps of these epochs.
+        /// Steps of the whole schedule. `None` stands for the steps of the whole run, if its length is given in epochs.
         #[serde(serialize_with = "crate::yaml_out::auto")]
         pub num_training_steps: Option<usize> = engine(COUNT, "= training.max_steps", TRAINING_STEPS) [or keys.facts().max_steps];
         /// Number of cosine periods after the warm-up.
@@ -105,7 +105,7 @@ section! {
     pub struct PolynomialDecay(keys) in Scheduler::PARAMS {
         /// Number of steps of the warm-up.
         pub num_warmup_steps: usize = key(COUNT_OR_0, "0", WARMUP_STEPS);
-        /// Steps of the whole schedule. `None` in a run whose length is given in epochs: the steps of these epochs.
+        /// Steps of the whole schedule. `None` stands for the steps of the whole run, if its length is given in epochs.
         #[serde(serialize_with = "crate::yaml_out::auto")]
         pub num_training_steps: Option<usize> = engine(COUNT, "= training.max_steps", TRAINING_STEPS) [or keys.facts().max_steps];
         /// Last learning rate.
@@ -134,7 +134,7 @@ section! {
         pub num_warmup_steps: usize = key(COUNT_OR_0, "0", WARMUP_STEPS);
         /// Steps of the decay.
         pub num_decay_steps: usize = key(COUNT_OR_0, REQUIRED, "Steps of the decay");
-        /// Steps of the whole schedule. `None` in a run whose length is given in epochs: the steps of these epochs.
+        /// Steps of the whole schedule. `None` stands for the steps of the whole run, if its length is given in epochs.
         #[serde(serialize_with = "crate::yaml_out::auto")]
         pub num_training_steps: Option<usize> = engine(COUNT, "= training.max_steps", TRAINING_STEPS) [or keys.facts().max_steps];
         /// Steps between warm-up and decay. `None` takes all steps of the schedule that belong to neither.

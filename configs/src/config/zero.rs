@@ -52,7 +52,7 @@ section! {
         /// and 3).
         pub zero_quantized_gradients: bool = now(Kind::Bool, "false", "ZeRO++ qgZ: reduce sharded gradients as int8, and between hosts (or groups of `zero_hpz_partition_size` ranks) as 4-bit floats (E2M1), in blocks of 512 and 256 elements with a scale each; sums are in f32. Stages 2 and 3 only. `communication_data_type` then applies to sums between shard groups. It changes the results");
         /// Accept a parameter without a gradient. The default is `false`, unlike DeepSpeed's: a parameter without a
-        /// gradient is an error that names it.
+        /// gradient is an error, which names the parameter.
         pub ignore_unused_parameters: bool = now(Kind::Bool, "false", "Accept parameters that get no gradient; false: report them as an error (DeepSpeed's default is true)");
         /// Elements per tile, the unit of optimizer updates and of offload reads and writes. `None` is `auto`.
         #[serde(serialize_with = "crate::yaml_out::auto")]

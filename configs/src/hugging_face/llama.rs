@@ -164,7 +164,7 @@ impl Reader<'_> {
         keys
     }
 
-    /// Returns the sliding window, null for full attention, and the kind of each layer if they differ.
+    /// Returns the sliding window, null for full attention, and the kind of each layer if the layers differ.
     fn window(&mut self, kind: &str, layers: usize, no_rope_layers: &[Value]) -> (Value, Value) {
         let window = match self.config.get(WINDOW) {
             None if !["llama", "smollm3", PHI3].contains(&kind) => Some(4096.into()),

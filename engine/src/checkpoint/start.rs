@@ -91,8 +91,8 @@ fn same_adapter(adapter: &Adapter, folder: &Path) -> Result<(), Error> {
     same_keys(adapter, &saved, &path)
 }
 
-/// Checks that `saved`, which comes from the file `path`, has the configured values of the keys that an adapter's
-/// tensors do not show.
+/// Compares `saved`, which comes from the file `path`, with the configuration: the keys that an adapter's tensors do
+/// not show must have the configured values.
 pub(crate) fn same_keys(adapter: &Adapter, saved: &Value, path: &Path) -> Result<(), Error> {
     let written = [
         ("r", json!(adapter.r)),

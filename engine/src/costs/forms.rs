@@ -43,7 +43,8 @@ impl Table {
         (0..ranks).map(of_rank).collect::<Option<Vec<_>>>()?.into_iter().max_by_key(size)
     }
 
-    /// Returns the table of the rank with this index among those that share sequences. Otherwise like [`Table::of`].
+    /// Returns the table of the rank with this index among the ranks that share sequences. Otherwise like
+    /// [`Table::of`].
     pub fn of_slice(config: &Config, model: &Model, index: usize) -> Option<Self> {
         let batch = BatchForms::of(config, model)?;
         let (heads, queries) = (config.sequence_parallel_size, config.mesh.context_parallel_degree);

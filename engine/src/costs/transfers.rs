@@ -57,7 +57,7 @@ fn of_group(world: &dyn Communicator, group: Group) -> Result<GroupTimes, Error>
 }
 
 /// Measures an operation in the group `comm`, while the other groups do the same. All ranks of the world return the
-/// same line, through the mean times of all ranks.
+/// same line, which is fitted to the mean times of all ranks.
 fn line(world: &dyn Communicator, comm: &dyn Communicator, operation: Operation) -> Result<Line, Error> {
     let share = (comm.size() - 1) as f64 / comm.size() as f64;
     let sent = match operation {

@@ -38,7 +38,7 @@ impl Engine {
     }
 
     /// Waits until all replicates have taken their local steps. For each of these steps, a replicate may be late by the
-    /// communication timeout, because replicates that do not train alone would wait in each step.
+    /// communication timeout, because replicates that do not train alone would wait for each other in each step.
     fn meet_replicates(&mut self) -> Result<(), Error> {
         let Some(same_shard) = self.zero.groups().apart() else { return Ok(()) };
         let patience = timeout(&self.config).mul_f64((self.step - self.averaged) as f64);

@@ -24,7 +24,7 @@ pub struct Step {
     pub step: u64,
     /// Samples of the global batch.
     pub samples: usize,
-    /// Mean loss of the global batch, or of the replicate's part of it if replicates train alone, before the update.
+    /// Mean loss before the update: of the global batch, or of the replicate's part of it if replicates train alone.
     pub loss: f32,
     /// The part of `loss` that `training.z_loss` adds; `None` without it.
     pub z_loss: Option<f32>,
@@ -115,7 +115,7 @@ impl Engine {
         let rate = settings.schedule.rate(settings.base_lr, self.zero.updates() + 1);
         let (deal, micro_batches) = (settings.deal, settings.micro_batches);
         // A replicate that trains alone has consecutive micro-batches, so that the micro-batches of other replicates do
-        // not depend on its ranks.
+        // not depend on its number of ranks.
         let replicate = settings.zero.outer.map_or(0, |outer| outer.share.replicate);
         let own = replicate * ranks * micro_batches;
         let global = |local: usize| own + deal.global(rank, ranks, local, micro_batches);
@@ -234,8 +234,8 @@ impl Engine {
     }
 
     /// Estimates signal and noise from the squares of the gradients of all micro-batches of the step, and from the norm
-    /// of their sum. Collective if the run measures the noise. Returns `None` if it does not, or if a gradient was not
-    /// finite.
+    /// of their sum. Collective if the run measures the noise. Returns `None` if the run does not measure it, or if a
+    /// gradient was not finite.
     fn gradient_noise(&mut self, norm: f64, loss_gradient: f64) -> Result<Option<GradientNoise>, Error> {
         if !self.settings.zero.sums_micro_batches {
             return Ok(None);
@@ -268,7 +268,7 @@ impl Engine {
         Ok([totals[0] / count, totals.get(1).map_or(0.0, |z| z / count)])
     }
 
-    /// Sums one vector per local micro-batch over all micro-batches of the global batch, in the same order as the
+    /// Sums vectors, one per local micro-batch, over all micro-batches of the global batch, in the same order as the
     /// gradients. All vectors have the same length, on all replicas.
     pub(super) fn sum_over_micro_batches(&self, values: Vec<Vec<f32>>) -> Result<Vec<f32>, Error> {
         let add_up = |values: Vec<Vec<f32>>| match self.settings.zero.order {

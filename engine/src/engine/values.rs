@@ -28,8 +28,8 @@ impl Engine {
         Ok(self.zero.full(Kind::Parameter, id)?)
     }
 
-    /// Returns whether the run keeps averages of the weights (`training.ema`, or a schedule-free optimizer), and a step has been
-    /// averaged.
+    /// Returns whether the run keeps averages of the weights (`training.ema`, or a schedule-free optimizer), and has
+    /// averaged at least one step.
     #[must_use]
     pub fn has_averages(&self) -> bool {
         self.settings.zero.has_averages() && self.zero.updates() > 0

@@ -243,7 +243,7 @@ fn cut(incoming: &Activations, layer: LayerId) -> candle_core::Result<(Activatio
 }
 
 /// Returns an autograd leaf with the values of `x`, or `None` if the dtype has no gradient. Tensors from another stage,
-/// and those that a block of the zoo hands on, are leaves already.
+/// and tensors that a block of the zoo passes on, are leaves already.
 fn leaf(x: &Tensor) -> candle_core::Result<Option<Tensor>> {
     if !x.dtype().is_float() {
         return Ok(None);

@@ -56,7 +56,7 @@ impl TimeCategory {
     }
 }
 
-/// A finer category: the phases that DeepSpeed distinguishes, and the other parts of a step.
+/// A finer category than `TimeCategory`: the phases that DeepSpeed distinguishes, and the other parts of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Phase {
     /// As [`TimeCategory::Data`].
@@ -211,9 +211,9 @@ pub struct Timing {
     calls: std::collections::BTreeMap<&'static str, u64>,
     spans: Option<Vec<Span>>,
     steps: usize,
-    /// With `memory_breakdown`.
+    /// The peak memory of each part of a step; `None` without `memory_breakdown`.
     points: Option<Points>,
-    /// During the step of `flops_profiler`.
+    /// The profile that is being recorded; `None` outside of the step that `flops_profiler` selects.
     profile: Option<Profile>,
     gpu: Option<OfGpu>,
 }

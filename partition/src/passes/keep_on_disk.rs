@@ -7,8 +7,8 @@ use zero_pipeline::{Instruction, Item, LayerId, Program};
 /// Inserts [`Instruction::Offload`] and [`Instruction::Fetch`] for activations, with their awaits, into a training
 /// step.
 ///
-/// Inputs are written while the next layers run, and read during the backward of the group before theirs in the
-/// program. Inputs stay in memory if the program keeps or recomputes nothing else before they are needed.
+/// Inputs are written while the next layers run, and read during the backward that runs just before the backward of
+/// their own group. Inputs stay in memory if the program keeps or recomputes nothing else before they are needed.
 #[must_use]
 pub fn keep_on_disk(program: Program) -> Program {
     let Program { instructions, micro_batches } = program;

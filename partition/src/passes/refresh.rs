@@ -11,7 +11,7 @@ pub struct RefreshOptions {
     /// `overlap_comm`: awaits a refresh after the next update instead of immediately.
     pub overlap: bool,
     /// Refreshes only after the last update. If a segment has one owner, an earlier refresh would make the other ranks
-    /// wait for the owner's update before their own.
+    /// wait for the owner's update before their own updates.
     pub last: bool,
 }
 

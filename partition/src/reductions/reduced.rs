@@ -36,8 +36,8 @@ impl Reductions {
         self.segments[id].reduced.as_ref().ok_or_else(not_reduced)
     }
 
-    /// Returns the reduced gradients, on the host, of `part`, a range of this rank's part of a segment: from a tile's
-    /// buffer or from memory.
+    /// Returns the reduced gradients of `part`, a range of this rank's part of a segment. They are on the host: in a
+    /// tile's buffer or in memory.
     pub(crate) fn part<'a>(
         &'a self,
         rank: &Rank,

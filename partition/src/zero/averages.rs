@@ -53,8 +53,8 @@ impl ShardedState {
     }
 
     /// Exchanges weights with the averages of a schedule-free optimizer, whose states are the differences of the two. A
-    /// copy of the weights is kept, on the disk if the states are there, because computing them from averages and
-    /// differences would not be bit-identical.
+    /// copy of the weights is kept, on the disk if the states are there, because computing the weights from averages
+    /// and differences would not be bit-identical.
     fn exchange_sums(&mut self, ranges: &[Range]) -> Result<(), ZeroError> {
         let kept = std::mem::take(&mut self.weights);
         if !kept.is_empty() {

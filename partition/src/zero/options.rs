@@ -126,7 +126,7 @@ impl ZeroOptions {
     }
 }
 
-/// Bytes that the rank that updates an element holds for it, by kind of value.
+/// Bytes per element, by kind of value, on the rank that updates the element.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Widths {
     /// The parameter in the working dtype, as layers read it.

@@ -78,7 +78,7 @@ impl ShardedState {
         compare(comm, self.checksums(compared)?, world)
     }
 
-    /// Returns the names and checksums of the values that this rank holds of parameters that are not cut. All ranks of
+    /// Returns the names and checksums of the values that this rank holds for parameters that are not cut. All ranks of
     /// its tensor group hold the same values.
     fn uncut(&self) -> Result<(Vec<String>, Vec<u32>), ZeroError> {
         let (mut names, mut checksums) = (vec![], vec![]);

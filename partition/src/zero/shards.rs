@@ -40,7 +40,7 @@ impl Kind {
     }
 }
 
-/// A range of elements of one parameter, in row-major order; of a quantized parameter, a range of its stored bytes.
+/// A range of elements of one parameter, in row-major order; for a quantized parameter, a range of its stored bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Range {
     /// The parameter.

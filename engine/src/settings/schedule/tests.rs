@@ -11,7 +11,7 @@ use super::schedule;
 use crate::python::python;
 
 const STEPS: u64 = 80;
-/// The value of `training.max_steps`. The comparison covers more steps.
+/// The value of `training.max_steps`. The comparison covers more steps than the run has.
 const RUN: u64 = 60;
 const LR: f64 = 6e-4;
 
