@@ -148,7 +148,7 @@ section! {
         pub tensor_parallel: TensorParallel = section(&TensorParallel::SECTION, "Tensor parallelism: several ranks split each layer");
         /// Which activations are recomputed in the backward; `None` keeps all of them.
         pub activation_checkpointing: Option<ActivationCheckpointing> = section(&activations::Written::SECTION, "Keep only the inputs of some layers and recompute the other activations in the backward: less memory, more time");
-        /// How offload to NVMe reads and writes files.
+        /// How files are read and written when state is offloaded to NVMe.
         pub aio: Aio = section(&Aio::SECTION, "How offload to NVMe reads and writes its files");
         /// One CSV file per metric.
         pub csv_monitor: Monitor = section(&Monitor::SECTION, "One CSV file per metric");

@@ -16,7 +16,7 @@ use crate::report::Report;
 use crate::schema::{TYPE, join};
 use crate::table::last;
 
-/// Maximum size of a `config.json` in bytes. The files that transformers writes have a few thousand.
+/// Maximum size of a `config.json` in bytes. The files that transformers writes have a few thousand bytes.
 const MAX_BYTES: u64 = 1 << 20;
 const KEY: &str = Gpt2::pretrained;
 

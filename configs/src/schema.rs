@@ -109,7 +109,8 @@ pub(crate) enum Kind {
         continuous: bool,
     },
     Section(&'static Section),
-    /// A list of at least one section. Its path has the index, from 0: `data.datasets.0.path`.
+    /// A list of at least one section. The path of a key contains the index of its section, from 0:
+    /// `data.datasets.0.path`.
     Sections(&'static Section),
     Variants(&'static Variants),
     /// Any value. Used for keys that must be off.

@@ -35,7 +35,7 @@ impl Source {
     /// Reads all of standard input.
     ///
     /// # Errors
-    /// As for [`from_path`](Self::from_path).
+    /// The same errors as for [`from_path`](Self::from_path).
     pub fn from_stdin() -> Result<Self, Errors> {
         Self::from_reader("<stdin>".to_string(), io::stdin().lock())
     }

@@ -143,7 +143,7 @@ pub(crate) fn on_gpu(config: &Config) -> OnGpu {
     OnGpu { layers, states, parameters: stays(config.zero.offload_param.device), gathers: false, sums: false }
 }
 
-/// Rejects a configuration that trains on a GPU. `what` names the caller's feature, which only measures the CPU.
+/// Rejects a configuration that trains on a GPU. `what` names the caller's feature, which can measure only the CPU.
 ///
 /// # Errors
 /// Fails if `training.device` is `cuda`.

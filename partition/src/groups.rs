@@ -34,7 +34,7 @@ pub struct Groups {
     /// One communicator per [`Kind`] of message, so that messages of one kind do not wait for another kind. Empty with
     /// one stage.
     pipe: Vec<Arc<dyn Communicator>>,
-    /// Each communicator of this rank once.
+    /// All communicators of this rank, each of them once.
     all: Vec<Arc<dyn Communicator>>,
 }
 

@@ -178,7 +178,7 @@ impl Rank {
     }
 
     /// Returns whether the host keeps a master copy of a segment's parameters because it updates them while they are on
-    /// a GPU. The master saves downloading the parameters.
+    /// a GPU. With the master, the host need not download the parameters.
     pub(crate) fn mirrors(&self, id: SegmentId) -> bool {
         let is_there = self.placements(id).parameters == Placement::Replicated || self.options.on_gpu.parameters;
         self.is_on_gpu() && !self.is_resident(id) && is_there

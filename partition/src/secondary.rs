@@ -29,7 +29,7 @@ pub(crate) struct SecondaryShards {
 /// A gather of several segments.
 struct Gathering {
     pending: Pending<Vec<Gathered>>,
-    /// The shards, where the gather sends copies of them.
+    /// For each segment, its shard if the gather sends a copy of the shard.
     kept: Vec<Option<Storage>>,
 }
 

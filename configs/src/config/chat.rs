@@ -1,4 +1,4 @@
-//! `data.chat`: conversations as training data. A key that Axolotl or TRL also has keeps its name.
+//! `data.chat`: conversations as training data. If Axolotl or TRL has the same key, it has the same name here.
 
 use serde::Serialize;
 

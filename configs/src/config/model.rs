@@ -209,7 +209,7 @@ impl Model {
         }
     }
 
-    /// Returns the same model without its folder.
+    /// Returns the same model without its pretrained folder.
     #[must_use]
     pub fn without_pretrained(mut self) -> Self {
         match &mut self {
@@ -362,9 +362,9 @@ impl Llama {
     }
 }
 
-/// A layer that attends to all earlier positions, in `layer_types`.
+/// Value in `layer_types` for a layer that attends to all earlier positions.
 pub const FULL_ATTENTION: &str = "full_attention";
-/// A layer that attends to `sliding_window` positions, in `layer_types`.
+/// Value in `layer_types` for a layer that attends to `sliding_window` positions.
 pub const SLIDING_ATTENTION: &str = "sliding_attention";
 
 type Size = (&'static str, usize);

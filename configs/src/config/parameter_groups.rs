@@ -23,7 +23,8 @@ section! {
         pub layers: Option<Vec<usize>> = key(Kind::Ints { min: 0, max: u32::MAX as u64 }, "= all", "Numbers of the blocks, from 0. Blocks are the layers whose names end with a number, or all layers if no name does");
         /// The optimizer of the group.
         pub optimizer: Option<Optimizer> = key(Kind::Variants(&Optimizer::VARIANTS), "null", "`type` and `params` of an optimizer for this group only, with the keys of the section `optimizer`");
-        /// Learning rate in place of the optimizer's. The schedule scales both by the same factor.
+        /// Learning rate in place of the optimizer's. The schedule scales this rate and the optimizer's by the same
+        /// factor.
         pub lr: Option<f64> = key(NON_NEGATIVE, "null", "Learning rate in place of the optimizer's `lr`; the schedule scales both alike");
         /// Factor on the optimizer's learning rate.
         pub lr_scale: Option<f64> = key(NON_NEGATIVE, "null", "Factor on the optimizer's learning rate, instead of `lr`");

@@ -54,7 +54,7 @@ section! {
         /// Save a checkpoint after each evaluation that is better than all earlier ones, and keep it until a better
         /// evaluation.
         pub keep_best: Option<KeepBest> = section(&KeepBest::SECTION, "Save a checkpoint after each evaluation that is better than all before, and keep it until a better one; `{}` compares the evaluation loss");
-        /// Address below which finished checkpoints are copied while training goes on.
+        /// Address under which finished checkpoints are also stored; they are copied while training continues.
         pub checkpoint_store: Option<String> = key(Kind::Text, "null", "Address, such as `s3://bucket/run`, to which checkpoints are copied during training");
         /// Folder of the run.
         pub output_dir: String = key(Kind::Text, "= runs/<name of the file>", "Folder of the run") [else format!("runs/{}", stem(keys.file()))];

@@ -137,7 +137,7 @@ section! {
         /// Steps of the whole schedule. `None` stands for the steps of the whole run, if its length is given in epochs.
         #[serde(serialize_with = "crate::yaml_out::auto")]
         pub num_training_steps: Option<usize> = engine(COUNT, "= training.max_steps", TRAINING_STEPS) [or keys.facts().max_steps];
-        /// Steps between warm-up and decay. `None` takes all steps of the schedule that belong to neither.
+        /// Steps between warm-up and decay. `None` takes all steps of the schedule that are neither warm-up nor decay.
         pub num_stable_steps: Option<usize> = key(COUNT_OR_0, "null", "Steps between warm-up and decay; null: the rest of `num_training_steps`");
         /// Shape of the warm-up.
         #[serde(serialize_with = "crate::choice::word")]

@@ -20,7 +20,7 @@ const PARTIAL: &str = last(Llama::partial_rotary_factor);
 const ROPE_TYPE: &str = last(ROPE_TYPE_PATH);
 const ORIGINAL: &str = last(ROPE_ORIGINAL);
 
-/// The values of keys of `model`.
+/// Values for keys of the section `model`.
 pub(super) struct Rope {
     pub(super) theta: Value,
     pub(super) scaling: Value,

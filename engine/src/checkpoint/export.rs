@@ -71,7 +71,7 @@ pub(crate) fn recorded(config: &Config) -> Value {
 pub(super) fn add_base(sections: &mut Value, recorded: &Value) {
     if !recorded["mup"].is_null() {
         sections["mup"] = recorded["mup"].clone();
-        // The section requires one of these optimizers, but no optimizer is created.
+        // The section `mup` requires a µP optimizer, but no optimizer is created.
         sections["optimizer"] = json!({"type": "MuAdam"});
     }
 }
@@ -210,7 +210,7 @@ fn write(
     Ok((zero_checkpoint::export(folder, out, &options)?, left_out))
 }
 
-/// Parameters that an export multiplies by a number.
+/// Parameters that an export multiplies by a factor, each with its factor.
 type Factors = Vec<(&'static str, f32)>;
 
 /// Builds `config.json`, and the factors that the weights need to match it. Returns a reason if that is impossible.

@@ -17,15 +17,15 @@ use crate::settings::sharing;
 /// Memory of each layer for one micro-batch.
 #[derive(Debug, Clone)]
 pub struct Table {
-    /// All layers but the last.
+    /// Memory of all layers but the last.
     pub layers: Vec<LayerMemory>,
-    /// The last layer with the loss.
+    /// Memory of the last layer with the loss.
     pub loss: LossMemory,
     /// Bytes of each layer's inputs.
     pub inputs: Vec<u64>,
     /// Bytes of a micro-batch's inputs and targets.
     pub batch: u64,
-    /// All layers but the last, in an evaluation.
+    /// Memory of all layers but the last, in an evaluation.
     pub evaluation: Vec<EvaluationMemory>,
     /// Bytes of the last layer with the loss, in an evaluation.
     pub evaluation_loss: u64,

@@ -123,7 +123,7 @@ fn is_over(began: Instant, length: &Length, comm: &dyn Communicator) -> Result<b
     Ok(comm.all_reduce(own, ReduceOp::Max).wait()?.into_i64()? != [0])
 }
 
-/// Name of the times of whole-matrix updates, which are per multiply-add.
+/// Name under which the times of whole-matrix updates are collected, per multiply-add.
 const MATRIX: &str = "update of a matrix";
 
 /// Measured times of the instructions of all steps.
@@ -207,7 +207,7 @@ fn measure_accumulate() -> Time {
         std::hint::black_box(&mut sum);
         seconds / summand.len() as f64
     };
-    // The first run touches the memory.
+    // The first run touches the memory and is not measured.
     once();
     Time::of((0..7).map(|_| once()).collect())
 }

@@ -53,7 +53,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Returns whether an outer step follows this step.
+    /// Returns whether an outer step runs after step `step`.
     pub(super) fn averages_after(&self, step: u64) -> bool {
         self.config.training.local_steps.is_some_and(|local| step.is_multiple_of(local.steps as u64))
     }

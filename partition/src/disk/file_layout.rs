@@ -170,7 +170,7 @@ pub(super) fn stride(column: &Column, elements: usize) -> usize {
 }
 
 impl FileLayout {
-    /// Returns the number of tiles of this rank. Ranks with larger parts may have more.
+    /// Returns the number of tiles of this rank. Ranks with larger parts may have more tiles.
     pub(crate) fn tiles(&self) -> usize {
         self.elements.div_ceil(self.tile)
     }

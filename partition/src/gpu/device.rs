@@ -235,7 +235,7 @@ pub(crate) fn download(values: &CudaStorage, range: Range<usize>) -> Result<CpuS
     Ok(device::download(values, range)?)
 }
 
-/// Converts a gradient on a GPU to a buffer of `dtype` there.
+/// Converts a gradient on a GPU to a GPU buffer of `dtype`.
 pub(crate) fn packed(values: FlatBuffer, dtype: DType) -> Result<Buffer, ZeroError> {
     let FlatBuffer::Device(array) = values else { return Err(elsewhere()) };
     let len = array.len();

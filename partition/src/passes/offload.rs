@@ -25,7 +25,7 @@ impl OffloadOptions {
     /// Transfers one shard and one tile at a time, without overlap.
     pub const PLAIN: Self = Self { shards: 1, tiles: 1, reads_ahead: false, writes_behind: false };
 
-    /// Returns how many tiles are read ahead of the one being updated.
+    /// Returns how many tiles are read ahead of the tile that is being updated.
     fn ahead(&self) -> usize {
         let written = usize::from(self.writes_behind && self.tiles > 2);
         if self.reads_ahead { self.tiles.saturating_sub(1 + written) } else { 0 }

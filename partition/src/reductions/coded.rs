@@ -83,7 +83,7 @@ pub(super) fn sum(
 }
 
 /// Returns the communicator of a level. In a divided shard group, level 0 is the near group, and level 1 is the ranks
-/// at the same position in all near groups. In an undivided one, level 0 is the whole shard group.
+/// at the same position in all near groups. In an undivided shard group, level 0 is the whole group.
 fn communicator(rank: &Rank, level: usize) -> &Arc<dyn Communicator> {
     let of_level = if level == 0 { rank.groups.near() } else { rank.groups.across() };
     of_level.unwrap_or_else(|| rank.shards())

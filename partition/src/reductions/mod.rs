@@ -34,7 +34,8 @@ pub(crate) struct Reductions {
     /// Instructions that wait for gradients from the GPU, in program order.
     late: VecDeque<Late>,
     reducing: VecDeque<PendingReduce>,
-    /// All-reduces, over the replicates of shards, of sums of several micro-batches.
+    /// All-reduces in flight. Each sums, over the replicates of shards, gradients that are already sums of several
+    /// micro-batches.
     over_replicates: Vec<(Vec<SegmentId>, Pending<Vec<Buffer>>)>,
     /// The squared norms of this rank's gradients, one per micro-batch, summed; zero unless the options ask for them.
     of_micro_batches: ExactSum,

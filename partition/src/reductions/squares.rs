@@ -72,7 +72,7 @@ pub(crate) fn no_squares(rank: &Rank) -> Vec<ExactSum> {
     vec![ExactSum::new(); 1 + rank.options.clippings.len()]
 }
 
-/// Returns the index of the clipping of a parameter's gradient.
+/// Returns the index of the clipping that applies to a parameter's gradient.
 pub(super) fn clipping(rank: &Rank, parameter: ParameterId) -> usize {
     rank.model.parameters()[parameter].tuning().clipping
 }

@@ -9,7 +9,7 @@ use crate::error::ZeroError;
 use crate::ledger::Category;
 
 impl ShardedState {
-    /// Exchanges the trainable parameters with their averages. A second call restores both, bit-identical. Collective:
+    /// Exchanges the trainable parameters with their averages. A second call restores both bit for bit. Collective:
     /// every rank must call it. Changes nothing without averages.
     ///
     /// # Errors

@@ -36,7 +36,7 @@ pub struct ZeroOptions {
     pub stochastic_rounding: Option<u64>,
     /// The order of the sum over this rank's micro-batches.
     pub order: Order,
-    /// Whether to sum the squares of the gradients of single micro-batches.
+    /// Whether to sum the squared norms of the gradients of each micro-batch.
     pub sums_micro_batches: bool,
     /// Dtype of gradients in collectives: f32, bf16 or f16.
     pub communication: DType,
