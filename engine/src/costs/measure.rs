@@ -38,7 +38,7 @@ pub trait Trainee {
     /// Builds the model again, without allocating parameters.
     ///
     /// # Errors
-    /// Fails only where opening the model would have failed.
+    /// Fails only in cases in which opening the model would also have failed.
     fn model(&self) -> Result<Model, Error>;
 
     /// Loads the first micro-batch.
