@@ -8,4 +8,4 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 export ZERO_TRAIN_KILLS=${1:-1000}
 cargo test --quiet --package zero-train-cli --test e2e -- --exact --nocapture \
-    recovery::restart::a_killed_rank_is_recovered_from_whenever_it_is_killed
+    recovery::restart::a_run_recovers_from_a_rank_killed_at_any_time

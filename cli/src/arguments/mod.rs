@@ -287,7 +287,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn is_consistent() {
+    fn the_command_line_definition_is_consistent() {
         command().debug_assert();
     }
 

@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rates_are_in_bits_or_bytes() {
+    fn link_rates_are_in_bits_or_bytes() {
         for (text, bytes) in
             [("100Gb", 12.5e9), ("1 Gb/s", 125e6), ("12.5GB", 12.5e9), ("400Mbps", 50e6), ("1Tb", 125e9)]
         {

@@ -248,7 +248,7 @@ fn import_cycles_are_short() {
 
 /// All other files read the table of effects, so that a new instruction changes few files.
 #[test]
-fn only_the_listed_files_distinguish_all_instructions() {
+fn only_listed_files_match_on_all_instructions() {
     let sources = sources();
     let names = |text: &str| -> BTreeSet<String> {
         let code = code(text);
@@ -284,7 +284,7 @@ fn has_letters(text: &str) -> bool {
 /// The front page of the library's documentation shows what programs use; plans, benchmarks and transports are in other
 /// crates.
 #[test]
-fn the_root_of_the_library_is_short() {
+fn the_library_root_exports_few_items() {
     assert_eq!(exported("pub use a::{\n    B, c,\n};\npub use d::E;\nmod f;\npub mod g {\n    pub use h::I;\n}"), 4);
     let items = exported(&code(&read("trainer/src/lib.rs")));
     assert!((10..=26).contains(&items), "zero_train exports {items} items");
@@ -315,7 +315,7 @@ fn paths_in_the_documentation_exist() {
 }
 
 #[test]
-fn functions_of_the_tour_are_in_the_files_before_them() {
+fn functions_named_in_the_tour_exist_in_their_files() {
     let mut file = String::new();
     let mut found = 0;
     for name in read("docs/tour.md").split('`').skip(1).step_by(2) {
@@ -378,7 +378,7 @@ fn no_file_contains_unfinished_code() {
 }
 
 #[test]
-fn comments_and_literals_are_blanked() {
+fn checks_ignore_comments_and_literals() {
     let text =
         "let a = \"unsafe \\\" unsafe\"; // unsafe\nlet b = r#\"unsafe\"#; /* unsafe */ let c: &'static str = 'x';";
     assert!(!has_word(&code(text), "unsafe"), "{}", code(text));

@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn copies_cycle_through_the_memory_of_the_case() {
+    fn the_floor_copies_all_memory_of_the_case_in_turn() {
         let mut floor = Floor::new(2000.0, 7000.0);
         assert_eq!((floor.bytes, floor.from.len()), (1000, 3000));
         for copied in 1..=3 {

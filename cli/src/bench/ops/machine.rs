@@ -39,7 +39,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_name_comes_from_the_first_core() {
+    fn the_processor_name_comes_from_the_first_core() {
         let text = "processor\t: 0\nvendor_id\t: AuthenticAMD\nmodel name\t: AMD EPYC\n\nprocessor\t: 1\nmodel name\t: another\n";
         assert_eq!(name(text).as_deref(), Some("AMD EPYC"));
         assert_eq!(name("processor\t: 0\n"), None);

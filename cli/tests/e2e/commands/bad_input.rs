@@ -26,7 +26,7 @@ fn check_prints_every_value_with_its_origin_or_every_error() {
 }
 
 #[test]
-fn an_impossible_sample_is_a_warning_and_does_not_end_the_run() {
+fn a_text_sample_without_a_decoder_is_a_warning() {
     let case = Case::new();
     let sample = "training.sample={prompt: line, tokens: 30}";
     // Most of the model's 4,096 tokens do not correspond to a byte.

@@ -41,7 +41,7 @@ fn every_transport_and_stage_is_bit_identical() {
 }
 
 #[test]
-fn verify_agrees() {
+fn verify_passes_on_several_ranks() {
     let case = Case::new();
     let out = case.train(&["--plain", "-n", "3", "--verify", "3"]);
     assert!(out.contains("verified: largest relative difference"), "{out}");
@@ -223,7 +223,7 @@ fn every_kind_of_data_model_and_optimizer_trains() {
 }
 
 #[test]
-fn the_communication_log() {
+fn the_comms_logger_prints_the_selected_operations() {
     let case = Case::new();
     let out = case.train(&[
         "--plain",

@@ -43,7 +43,7 @@ fn a_prepared_corpus_is_not_tokenized_again() {
 }
 
 #[test]
-fn facts_about_a_corpus_are_printed() {
+fn stats_describes_a_corpus() {
     let (status, out, err) = run(&case(), "stats");
     assert_eq!(status, Some(0), "{err}");
     for line in [
@@ -56,7 +56,7 @@ fn facts_about_a_corpus_are_printed() {
 }
 
 #[test]
-fn damage_and_a_folder_that_cannot_be_written_are_found() {
+fn damaged_tokens_and_an_unwritable_cache_are_errors() {
     let case = case();
     run(&case, "prepare");
     let (status, out, _) = run(&case, "verify");

@@ -85,7 +85,7 @@ fn the_examples_have_only_deepspeed_sections() {
 }
 
 #[test]
-fn a_search_takes_one_file_and_standard_input_is_one() {
+fn autotune_takes_one_file_and_stdin_is_given_only_once() {
     let case = Case::new();
     let refused = |args: &[&str], told: &str| {
         let output = case.command(args).output().unwrap();

@@ -3,7 +3,7 @@
 use std::process::Command;
 
 #[test]
-fn it_describes_the_machine_and_why_there_is_no_gpu() {
+fn doctor_describes_the_machine_and_says_why_it_has_no_gpu() {
     let output = Command::new(env!("CARGO_BIN_EXE_zero-train")).arg("doctor").output().expect("the binary");
     assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
     let text = String::from_utf8(output.stdout).expect("text");

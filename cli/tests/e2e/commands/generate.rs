@@ -81,7 +81,7 @@ fn prompts_come_from_standard_input_and_files() {
 }
 
 #[test]
-fn conversations_and_adapters_are_continued() {
+fn generation_supports_chat_prompts_and_adapters() {
     let case = Case::new();
     let data = case.conversations(40, "");
     let model = "model={type: llama, vocab_size: 64, hidden_size: 16, intermediate_size: 24, num_hidden_layers: 2, \

@@ -41,7 +41,7 @@ fn training_is_bit_identical_on_every_instruction_set() {
 }
 
 #[test]
-fn the_configured_set_is_used_and_the_variable_wins_over_it() {
+fn the_environment_overrides_the_configured_instruction_set() {
     let case = Case::new();
     let args = ["--config", "ds.yaml", "--quiet", "--max-steps", "1", "--set", "launcher.instruction_set=baseline"];
     let used = || case.report("run")["instruction_set"].as_str().unwrap().to_string();

@@ -40,7 +40,7 @@ fn refused(case: &Case, args: &[&str], statuses: &[i32], path: &str, key: &str) 
 }
 
 #[test]
-fn paths_to_read() {
+fn bad_input_paths_are_rejected() {
     let case = case();
     for path in ["missing", "dir", "loop", "file/below"] {
         for key in ["data.tokenizer", "data.train", "data.eval", "training.initial_weights", "model.pretrained"] {
@@ -72,7 +72,7 @@ fn paths_to_read() {
 }
 
 #[test]
-fn paths_to_write() {
+fn bad_output_paths_are_rejected() {
     let case = case();
     for path in ["file", "file/below", "loop"] {
         for ranks in ["1", "2"] {

@@ -59,14 +59,14 @@ fn a_run_starts_from_the_folder_and_resumes_without_it() {
 }
 
 #[test]
-fn all_layouts_agree_with_one_process() {
+fn a_pretrained_model_passes_verify_on_two_ranks() {
     let case = case();
     let said = case.train(&["-n", "2", "--verify", "2"]);
     assert!(said.contains("verified"), "{said}");
 }
 
 #[test]
-fn an_import_is_a_checkpoint() {
+fn an_imported_model_is_a_valid_checkpoint() {
     let case = case();
     let (status, out) = checkpoint(&case, &["import", "hf", "--out", "imported"]);
     assert_eq!(status, 0, "{out}");

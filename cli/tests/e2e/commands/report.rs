@@ -78,7 +78,7 @@ fn check_curves(run: &Value, lines: &[Value]) {
 const TRACED: [&str; 6] = ["--set", "wall_clock_breakdown=true", "--set", "training.eval_every=5", "--quiet", "-n"];
 
 #[test]
-fn a_page_has_the_numbers_of_the_run() {
+fn a_report_page_has_the_numbers_of_the_run() {
     let case = Case::new();
     case.train(&[&TRACED[..], &["2"]].concat());
     let page = report(&case, &["run"], "run/report.html");

@@ -219,7 +219,7 @@ fn launchers_with_different_flags_or_without_a_token_are_rejected() {
 }
 
 #[test]
-fn a_launcher_that_was_killed_is_not_replaced_in_the_middle_of_a_job() {
+fn a_restarted_launcher_cannot_rejoin_a_running_job() {
     let Some(hosts) = Hosts::new() else { return };
     let case = Case::new();
     let args = ["--out", "run", "--max-steps", "1000000", "--set", "launcher.timeout_seconds=3"];

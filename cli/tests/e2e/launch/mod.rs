@@ -1,6 +1,6 @@
 //! Starting and losing ranks: processes, hosts, networks, and the launchers of other systems.
 
-mod alike;
+mod bad_steps;
 mod hosts;
 mod launchers;
 pub(crate) mod namespaces;
@@ -8,5 +8,5 @@ mod network;
 mod notice;
 mod processes;
 pub(crate) mod ranks;
+mod same_settings;
 mod traffic;
-mod watch;

@@ -95,7 +95,7 @@ fn an_invalid_table_is_an_error_that_names_the_file() {
 
 /// Each rank computes the updates of its own matrices. The rank with the most work on them decides the time.
 #[test]
-fn updates_of_matrices_are_predicted_by_their_work() {
+fn matrix_update_times_follow_the_work_of_the_busiest_rank() {
     let case = Case::new();
     let muon = "optimizer={type: Muon, params: {lr: 0.01, matrices: ['*mlp.c_fc*']}}";
     let args =

@@ -19,7 +19,7 @@ fn layouts(case: &Case, args: &[&str]) -> Vec<Value> {
 }
 
 #[test]
-fn layouts_on_hosts_are_compared() {
+fn plan_compares_layouts_over_hosts() {
     let case = Case::new();
     let bytes = |layout: &Value| layout["network_bytes_per_step"].as_u64();
     let all = layouts(&case, &["--hosts", "2", "--link", "1Gb"]);
@@ -71,7 +71,7 @@ fn layouts_on_hosts_are_compared() {
 }
 
 #[test]
-fn what_does_not_divide_is_refused_and_a_configuration_may_come_from_standard_input() {
+fn uneven_hosts_are_rejected_and_plan_reads_standard_input() {
     let case = Case::new();
     let output = case.command(&["plan", "--config", "ds.yaml", "-n", "4", "--hosts", "3"]).output().unwrap();
     let told = text(&output.stderr);

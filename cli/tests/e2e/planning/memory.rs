@@ -93,7 +93,7 @@ fn every_zero_stage_over_ranks_and_micro_batches() {
 }
 
 #[test]
-fn shared_sequences() {
+fn sequence_and_context_parallelism() {
     for (ranks, slices, key) in [
         (2, 2, "sequence_parallel_size"),
         (4, 2, "sequence_parallel_size"),
@@ -121,7 +121,7 @@ fn shared_sequences() {
 }
 
 #[test]
-fn layers_that_are_cut() {
+fn tensor_parallel_layers() {
     for (ranks, tensor) in [(2, 2), (4, 2), (4, 4)] {
         let size = format!("tensor_parallel={{autotp_size: {tensor}}}");
         for stage in [0, 2, 3] {
@@ -173,7 +173,7 @@ fn shard_groups() {
 }
 
 #[test]
-fn replicates_that_train_alone() {
+fn local_steps() {
     let replicates = ["mesh.data_parallel_replicate_degree=2", "training.max_steps=3"];
     let local = [replicates[0], replicates[1], "training.local_steps={steps: 2}"];
     for stage in 0..=3 {
@@ -273,7 +273,7 @@ fn tied_parameters_over_pipelines() {
 }
 
 #[test]
-fn long_programs_with_a_timeline() {
+fn many_sub_groups_with_a_timeline() {
     let tiles = format!("stage: 2, sub_group_size: 4096, {STATE}");
     holds(1, &tiles, &[BLOCKS]);
     holds(2, &tiles, &[BLOCKS, "wall_clock_breakdown=true"]);

@@ -78,7 +78,7 @@ fn a_run_reports_its_plan() {
 /// and its gradient once for each of two micro-batches. Plan and report state these bytes. The losses are those of
 /// plain stage 3.
 #[test]
-fn bytes_for_other_near_groups_are_reported() {
+fn bytes_between_secondary_groups_are_reported() {
     let case = Case::new();
     let zero = "zero_optimization={stage: 3, stage3_max_reuse_distance: 0, stage3_param_persistence_threshold: 0";
     let plain = format!("{zero}}}");
@@ -169,7 +169,7 @@ fn another_number_of_ranks_is_advised_if_no_setting_helps() {
 
 /// Stages 0 to 3 over N ranks: 16Ψ, 8Ψ + 8Ψ/N, 4Ψ + 12Ψ/N and 16Ψ/N bytes, as in figure 1 of the ZeRO paper.
 #[test]
-fn stages_over_ranks_follow_the_closed_forms() {
+fn stage_memory_follows_the_closed_forms_of_the_zero_paper() {
     let case = Case::new();
     // Sizes are powers of two, so that shards need almost no rounding.
     let model = "model={type: gpt2, vocab_size: 1024, n_positions: 64, n_embd: 128, n_layer: 1, n_head: 2}";

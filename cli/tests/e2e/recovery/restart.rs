@@ -135,7 +135,7 @@ fn a_configuration_that_has_changed_prevents_a_restart() {
 const REPRODUCIBLE: [&str; 4] = ["--set", "training.reproducible=true", "--set", "train_batch_size=8"];
 
 #[test]
-fn fewer_ranks_go_on_with_the_same_batches() {
+fn fewer_ranks_continue_with_the_same_batches() {
     let case = Case::new();
     let args = [&REPRODUCIBLE[..], &["-n", "4", "--set", "training.save_every=10"]].concat();
     let (status, _, errors) = end(start(&case, "whole", 200, &args));
@@ -257,7 +257,7 @@ fn the_token_is_in_a_private_file_that_is_deleted_with_the_run() {
 }
 
 #[test]
-fn a_killed_rank_is_recovered_from_whenever_it_is_killed() {
+fn a_run_recovers_from_a_rank_killed_at_any_time() {
     let kills = std::env::var("ZERO_TRAIN_KILLS").ok().and_then(|kills| kills.parse().ok()).unwrap_or(20);
     kills::sweep(kills);
 }

@@ -82,7 +82,7 @@ fn with<'a>(more: &[&'a str]) -> Vec<&'a str> {
 }
 
 #[test]
-fn a_run_goes_on_from_the_store_elsewhere() {
+fn another_machine_resumes_from_the_store() {
     let Some(stored) = Stored::new() else { return };
     let case = &stored.case;
     stored.trained("whole", 14, &[]);

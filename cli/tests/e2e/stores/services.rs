@@ -159,7 +159,7 @@ fn azure() {
 
 /// The Hub's server needs only Python, so most of this test runs without `ZERO_TRAIN_STORES`.
 #[test]
-fn the_hub() {
+fn hugging_face_hub() {
     let program = Path::new("python3");
     if !Command::new(program).arg("--version").output().is_ok_and(|output| output.status.success()) {
         println!("skipped: python3 does not start");
@@ -247,7 +247,7 @@ fn the_hub() {
 
 /// Reads a cache that the test writes in the layout that Hugging Face documents.
 #[test]
-fn the_cache_of_the_hub() {
+fn hugging_face_hub_cache() {
     let (case, losses) = case();
     let repository = case.path("hf/hub/datasets--who--books");
     let snapshot = repository.join("snapshots/0123abcd/deep");

@@ -67,7 +67,7 @@ fn a_server_that_is_killed_in_the_middle_delays_the_run() {
 }
 
 #[test]
-fn damage_refusals_and_wrong_addresses_are_one_line_with_help() {
+fn download_errors_are_one_line_with_help() {
     let (case, server) = (Case::new(), Server::start());
     let urls = put(&server);
     let failed = |train: &str| {

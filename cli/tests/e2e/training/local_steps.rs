@@ -59,7 +59,7 @@ fn a_run_ends_with_an_outer_step() {
 }
 
 #[test]
-fn a_plan_has_the_bytes_and_the_state_of_outer_steps() {
+fn plan_counts_traffic_and_state_of_outer_steps() {
     let case = Case::new();
     let plan = |more: &[&str]| {
         let args = [&["plan", "--config", "ds.yaml", "-n", "4"], &SETTINGS[..4], more].concat();

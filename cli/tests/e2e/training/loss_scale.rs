@@ -45,7 +45,7 @@ fn overflows_are_reported_and_an_overflow_at_the_minimum_scale_is_an_error() {
 }
 
 #[test]
-fn verify_compares_scaled_steps() {
+fn verify_passes_with_a_loss_scale() {
     let case = Case::new();
     let settings = ["-n", "2", "--verify", "6", "--plain", "--set", "fp16={enabled: true, initial_scale_power: 24}"];
     let output = case.train(&settings);

@@ -43,7 +43,7 @@ for tag in sorted(events.Tags()['scalars']):
 }
 
 #[test]
-fn monitors_use_the_names_of_deepspeed_over_samples() {
+fn monitors_log_deepspeeds_names_by_sample_count() {
     let case = Case::new();
     let common = ["--plain", "-n", "2", "--max-steps", "6"];
     case.train(&[&common[..], &["--out", "without"]].concat());

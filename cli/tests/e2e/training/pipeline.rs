@@ -83,7 +83,7 @@ fn the_report_predicts_what_a_step_sends_to_the_byte() {
 }
 
 #[test]
-fn verify_agrees_under_pipelines() {
+fn verify_passes_with_pipelines() {
     let case = Case::new();
     for (zero_stage, schedule) in [(3, "1f1b"), (2, "zb_h1"), (1, "interleaved_1f1b"), (0, "gpipe")] {
         let args = ["--plain", "-n", "4", "--verify", "3"];

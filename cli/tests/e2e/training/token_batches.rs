@@ -25,7 +25,7 @@ fn run(case: &Case, out: &str, ranks: usize, data: &str, more: &[&str]) -> Vec<(
 }
 
 #[test]
-fn the_losses_are_those_of_padded_samples() {
+fn losses_match_those_of_padded_samples() {
     let case = Case::new();
     let data = |more: &str| case.conversations(48, more);
     let padded = run(&case, "padded", 2, &data(""), &[]);
@@ -79,7 +79,7 @@ fn reproducible_runs_are_bit_identical_on_any_number_of_ranks_and_resumed() {
 }
 
 #[test]
-fn what_cannot_be_dealt_is_an_error() {
+fn settings_that_exclude_max_tokens_are_errors() {
     let case = Case::new();
     let refused = |data: &str, more: &str| {
         let output = case.run(&["--set", GPT2, "--set", data, "--set", more]);

@@ -31,7 +31,7 @@ fn models_and_dtypes() {
 }
 
 #[test]
-fn families_with_long_sequences() {
+fn gemma_and_phi_with_long_sequences() {
     for model in [GEMMA, PHI] {
         let settings = [model, "data.sequence_length=128", "train_micro_batch_size_per_gpu=4"];
         for (ranks, zero) in [(1, "stage: 0"), (2, "stage: 3")] {
@@ -109,7 +109,7 @@ fn packed_conversations() {
 }
 
 #[test]
-fn pairs_of_answers() {
+fn preference_pairs() {
     let case = Case::new();
     let data = case.pairs(64, "shuffle: true");
     for (model, preference) in [(GPT2, "preference={}"), (LLAMA, "preference={type: orpo}")] {
@@ -122,7 +122,7 @@ fn pairs_of_answers() {
 }
 
 #[test]
-fn recomputation() {
+fn activation_checkpointing() {
     for (ranks, stage) in [(1, 0), (2, 2), (2, 3)] {
         for section in ["{}", "{interval: 2}", "{layers: ['h\\.[01]$']}", "{device: nvme, nvme_path: .}"] {
             let section = format!("activation_checkpointing={section}");

@@ -3,7 +3,7 @@
 use super::{BLOCKS, GPT2, LLAMA, PARAMETERS, STATE, holds};
 
 #[test]
-fn owned_matrices() {
+fn muon_matrices() {
     let muon = "optimizer={type: Muon, params: {lr: 0.01}}";
     for model in [GPT2, LLAMA] {
         for (ranks, zero) in [(1, "stage: 0"), (2, "stage: 1"), (2, "stage: 2"), (2, "stage: 3"), (3, "stage: 3")] {
@@ -15,7 +15,7 @@ fn owned_matrices() {
 }
 
 #[test]
-fn factored_moments() {
+fn adafactor_factored_moments() {
     let adafactor = "optimizer={type: Adafactor}";
     for model in [GPT2, LLAMA] {
         for (ranks, zero) in [(1, "stage: 0"), (2, "stage: 1"), (2, "stage: 2"), (3, "stage: 3")] {
@@ -30,7 +30,7 @@ fn factored_moments() {
 
 /// Each group has the states of its own optimizer, in memory and on a disk.
 #[test]
-fn optimizers_of_groups() {
+fn optimizers_of_parameter_groups() {
     let by_elements = "training.param_groups=[{kinds: embedding, optimizer: {type: SGD, params: {momentum: 0.9}}}, \
                        {kinds: [norm, bias], optimizer: {type: SGD}}]";
     let of_whole = "training.param_groups=[{kinds: embedding, optimizer: {type: Adafactor}}, \
@@ -60,7 +60,7 @@ fn states_in_eight_bits() {
 
 /// Ranks also keep the weights in memory while they evaluate the averages.
 #[test]
-fn averages_of_a_schedule_free_optimizer() {
+fn schedule_free_averages() {
     let free = "optimizer={type: AdamWScheduleFree, params: {lr: 0.01}}";
     for (ranks, zero, more) in [
         (1, "stage: 0", "train_micro_batch_size_per_gpu=1"),
@@ -76,7 +76,7 @@ fn averages_of_a_schedule_free_optimizer() {
 }
 
 #[test]
-fn trust_ratios() {
+fn lamb_trust_ratios() {
     let lamb = "optimizer={type: Lamb, params: {lr: 0.01}}";
     for (ranks, zero) in [(1, "stage: 0"), (2, "stage: 1"), (2, "stage: 2"), (2, "stage: 3")] {
         holds(ranks, zero, &[lamb, "train_micro_batch_size_per_gpu=4"]);
@@ -86,7 +86,7 @@ fn trust_ratios() {
 }
 
 #[test]
-fn averages_of_the_weights() {
+fn ema_weights() {
     let averages = ["training.ema={decay: 0.9}", "training.eval_every=1", "train_micro_batch_size_per_gpu=4"];
     for (ranks, zero, more) in [
         (1, "stage: 0", "bf16.enabled=true"),
@@ -102,7 +102,7 @@ fn averages_of_the_weights() {
 }
 
 #[test]
-fn values_in_bf16() {
+fn bf16_states_gradients_and_master_weights() {
     let all = "bf16={enabled: true, bf16_master_weights_and_grads: true, bf16_optimizer_states: true, \
                stochastic_rounding: true}";
     let states = "optimizer={type: AdamW, params: {fp32_optimizer_states: false}}";

@@ -98,7 +98,7 @@ fn a_resumed_run_continues_the_run_of_the_server() {
 
 /// The server stores the lines of one post and closes the connection without an answer.
 #[test]
-fn lines_that_are_sent_again_appear_once() {
+fn resent_metrics_appear_once() {
     let (case, server) = (Case::new(), Server::start());
     server.state().lost = 1;
     let args = ["--quiet", "--max-steps", "300", "--set", "wandb.enabled=true", "--out", "short"];
@@ -157,7 +157,7 @@ fn a_wrong_key_and_an_unreachable_server_do_not_end_training() {
 }
 
 #[test]
-fn the_environment_is_checked_before_anything_starts() {
+fn wandb_variables_are_checked_before_the_run_starts() {
     let (case, server) = (Case::new(), Server::start());
     let run = |variables: &[(&str, &str)]| {
         let args = ["--quiet", "--max-steps", "1", "--set", "wandb.enabled=true"];
@@ -204,7 +204,7 @@ wandb.finish(exit_code=status)
 
 /// The run fails with a loss of NaN, which JSON cannot represent.
 #[test]
-fn the_client_of_weights_and_biases_sends_the_same() {
+fn the_official_client_sends_the_same_data() {
     let (case, server) = (Case::new(), Server::start());
     let set = "wandb={enabled: true, group: some, team: team, project: of a test}";
     let args = ["--quiet", "--max-steps", "200", "--set", set, "--set", "csv_monitor.enabled=true"];
