@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_follow_the_core_schema() {
+    fn numbers_follow_the_yaml_core_schema() {
         let cases: [(&str, Value); 13] = [
             ("12", Value::Int(12)),
             ("-3", Value::Int(-3)),

@@ -126,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn host_specific_keys_are_not_in_the_terms() {
+    fn ranks_do_not_compare_host_specific_keys() {
         let text = "train_batch_size: 1\nactivation_checkpointing: {device: nvme, nvme_path: a}\nzero_optimization:\n  \
                     stage: 3\n  offload_optimizer: {device: nvme, nvme_path: a}\n  offload_param: {device: nvme, nvme_path: a}\n";
         let config = Config::parse("ds.yaml", text).expect("valid");

@@ -152,7 +152,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn equal_weights_are_the_factor_one() {
+    fn equal_loss_weights_give_a_factor_of_one() {
         for weight in [1, 3, 1000, (1 << 40) - 1] {
             for micro_batches in [1usize, 3, 7, 48, 1000] {
                 assert_eq!(factor(weight, micro_batches, weight * micro_batches as u64), 1.0);

@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn slices_are_those_of_datasets() {
+    fn slices_match_those_of_hugging_face_datasets() {
         for (text, count, expected) in [
             ("train", 10, 0..10),
             ("train[:]", 10, 0..10),
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_slice_is_an_error() {
+    fn invalid_slices_are_errors() {
         for text in [
             "",
             "+",

@@ -37,7 +37,7 @@ fn names(error: &Error) -> Vec<&str> {
 }
 
 #[test]
-fn the_section_alone_switches_it_on() {
+fn the_section_alone_enables_checkpointing() {
     let expected = ActivationCheckpointing {
         spacing: CheckpointSpacing::Interval(1),
         layers: None,
@@ -60,7 +60,7 @@ fn the_section_alone_switches_it_on() {
 }
 
 #[test]
-fn it_is_off_if_absent_or_disabled() {
+fn checkpointing_is_off_if_absent_or_disabled() {
     for text in ["", "activation_checkpointing: null", "activation_checkpointing: false"] {
         assert_eq!(with(text).activation_checkpointing, None, "{text}");
     }
@@ -75,7 +75,7 @@ fn it_is_off_if_absent_or_disabled() {
 }
 
 #[test]
-fn inputs_are_kept_at_an_interval_or_by_number() {
+fn checkpoints_are_kept_by_interval_or_by_number() {
     let spacing = |inside: &str| section(inside).map(|section| section.spacing);
     assert_eq!(spacing("interval: 3"), Some(CheckpointSpacing::Interval(3)));
     assert_eq!(spacing("number_checkpoints: 4"), Some(CheckpointSpacing::Number(4)));
@@ -97,7 +97,7 @@ fn layers_are_chosen_by_name() {
 }
 
 #[test]
-fn each_wrong_expression_is_shown_at_its_place() {
+fn each_invalid_layer_pattern_is_located() {
     let errors = errors("layers: [h, 'a(', 5, '', \"b**\"]");
     let found: Vec<_> = errors
         .iter()
@@ -121,7 +121,7 @@ fn each_wrong_expression_is_shown_at_its_place() {
 }
 
 #[test]
-fn inputs_are_kept_on_the_host_or_in_files() {
+fn checkpoints_are_kept_on_the_host_or_on_disk() {
     let device = |inside: &str| section(inside).map(|section| section.device);
     for inside in ["cpu_checkpointing: true", "device: cpu", "cpu_checkpointing: true, device: cpu"] {
         assert_eq!(device(inside), Some(OffloadDevice::Cpu), "{inside}");
@@ -162,7 +162,7 @@ fn unsupported_keys_give_a_reason() {
 }
 
 #[test]
-fn overrides_switch_it_on_and_off() {
+fn overrides_enable_and_disable_checkpointing() {
     let resolve = |text: &str, set: &str| {
         let source = Source { name: "ds.yaml".to_string(), text: format!("{HEAD}{text}") };
         load(source, &[set.to_string()])

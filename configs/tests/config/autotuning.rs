@@ -132,7 +132,7 @@ fn a_training_run_warns_that_it_does_not_tune() {
 }
 
 #[test]
-fn a_sweep_may_be_continuous() {
+fn a_sweep_takes_continuous_ranges() {
     let sweep = |text: &str| parse(&format!("autotuning: {{sweep: {{{text}}}}}")).autotuning.sweep.expect("a sweep");
     let found = sweep(
         "method: tpe, space: {optimizer.params.lr: {low: 1e-5, high: 1e-2, log: true}, training.seed: {low: 1, high: 9}}",
@@ -194,7 +194,7 @@ fn contradictions_are_one_error_that_names_both_keys() {
 }
 
 #[test]
-fn single_values_are_bounded() {
+fn invalid_values_are_rejected() {
     for text in [
         "start_profile_step: 0",
         "tuner_num_trials: 0",

@@ -16,7 +16,7 @@ const LINEAR: &str = "min_difficulty: 8, max_difficulty: 64, schedule_type: fixe
                       schedule_config: {total_curriculum_step: 100, difficulty_step: 8}";
 
 #[test]
-fn a_curriculum_is_checked() {
+fn invalid_curricula_are_errors() {
     let seqlen = "data_efficiency.data_sampling.curriculum_learning.curriculum_metrics.seqlen";
     let root = LINEAR.replace("fixed_linear", "fixed_root");
     let discrete = |config: &str| {
@@ -96,7 +96,7 @@ fn a_curriculum_is_checked() {
 }
 
 #[test]
-fn a_curriculum_may_be_deepspeeds_and_off() {
+fn deepspeed_curricula_are_accepted_on_and_off() {
     let parse =
         |text: String| Config::parse("ds.yaml", format!("{HEAD}{text}")).unwrap_or_else(|e| panic!("{text}\n{e}"));
     // The keys of Megatron-DeepSpeed's examples.

@@ -11,7 +11,7 @@ fn with(text: &str) -> Config {
 }
 
 #[test]
-fn data_takes_one_path_or_many_and_the_models_longest_sequence() {
+fn data_takes_paths_and_defaults_to_the_models_longest_sequence() {
     let config = with("model: {type: gpt2, n_positions: 64}\ndata: {train: a.jsonl, eval: [b, c], format: jsonl}");
     let data = config.data.expect("data");
     assert_eq!((data.train.as_deref(), data.sequence_length), (Some(&["a.jsonl".to_string()][..]), Some(64)));

@@ -214,7 +214,7 @@ fn removed_keys_are_accepted_if_they_are_off() {
 }
 
 #[test]
-fn a_missing_type_does_not_hide_the_keys_that_no_type_has() {
+fn unknown_keys_are_reported_even_if_the_type_is_missing() {
     let found = |text: &str| -> Vec<String> { errors(text).into_iter().map(|error| error.message).collect() };
     assert_eq!(found("optimizer: {lr: 1.0e-3}"), ["`optimizer.type` is missing", "unknown key `optimizer.lr`"]);
     assert_eq!(

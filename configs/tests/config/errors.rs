@@ -156,7 +156,7 @@ fn a_wrong_split_is_shown_with_its_place() {
 }
 
 #[test]
-fn an_alias_of_a_section_is_the_section() {
+fn bfloat16_is_an_alias_of_bf16() {
     let config =
         Config::parse("ds.yaml", format!("{HEAD}bfloat16: {{enabled: true}}")).expect("DeepSpeed's other name");
     assert!(config.bf16.enabled);
@@ -165,7 +165,7 @@ fn an_alias_of_a_section_is_the_section() {
 }
 
 #[test]
-fn a_z_loss_of_pairs_is_a_contradiction() {
+fn z_loss_contradicts_preference_training() {
     let text = |z_loss: &str| {
         format!(
             "{HEAD}preference: {{}}\ntraining: {{z_loss: {z_loss}}}\ndata: {{train: a, format: chat, tokenizer: b}}\n\

@@ -117,7 +117,7 @@ proptest! {
     }
 
     #[test]
-    fn random_pieces(pieces in prop::collection::vec(prop::sample::select(&PIECES[..]), 0..60)) {
+    fn random_yaml_fragments(pieces in prop::collection::vec(prop::sample::select(&PIECES[..]), 0..60)) {
         let text = pieces.concat();
         try_all(Source { name: "fuzz".to_string(), text: text.clone() }, &[format!("training.seed={text}")], 2);
     }
@@ -138,7 +138,7 @@ proptest! {
     }
 
     #[test]
-    fn lines_left_out_and_doubled(
+    fn presets_with_removed_and_doubled_lines(
         preset in prop::sample::select(&PRESETS[..]),
         out in any::<prop::sample::Index>(),
         doubled in any::<prop::sample::Index>(),
@@ -151,7 +151,7 @@ proptest! {
     }
 
     #[test]
-    fn spaces_of_any_values(
+    fn search_spaces_of_random_values(
         path in prop::sample::select(&["training.seed", "optimizer.params.lr", "zero_optimization", "optimizer.type", "data.train"][..]),
         pieces in prop::collection::vec(prop::sample::select(&SPACE_PIECES[..]), 0..8),
         sweep in any::<bool>(),
@@ -163,7 +163,7 @@ proptest! {
     }
 
     #[test]
-    fn overrides_of_any_path(path in "[a-z_]{1,12}(\\.[a-z_.]{1,12}){0,3}", value in "[\\[\\]{}:, a-z0-9.\"-]{0,12}") {
+    fn overrides_of_random_paths(path in "[a-z_]{1,12}(\\.[a-z_.]{1,12}){0,3}", value in "[\\[\\]{}:, a-z0-9.\"-]{0,12}") {
         let source = Source { name: "fuzz".to_string(), text: PRESETS[0].to_string() };
         try_all(source, &[format!("{path}={value}")], 2);
     }

@@ -132,7 +132,7 @@ fn nan_infinite_and_huge_numbers_are_rejected() {
 }
 
 #[test]
-fn tags_and_directives_have_no_meaning_here() {
+fn unsafe_tags_and_directives_are_rejected() {
     assert_eq!(error_of("train_batch_size: !!python/object:os.system 1").0, ErrorKind::Syntax);
     assert_eq!(error_of("%YAML 1.2\n---\ntrain_batch_size: 1").0, ErrorKind::Syntax);
     assert_eq!(error_of("[a, b]: 1").0, ErrorKind::Syntax);

@@ -40,7 +40,7 @@ fn each_source(folder: &Path, visit: &mut impl FnMut(&Path, &str)) {
 }
 
 #[test]
-fn each_key_is_written_once() {
+fn each_configuration_key_occurs_once_in_the_sources() {
     let keys = names_and_paths();
     assert!(keys.len() > 600 && keys.contains("zero_optimization.stage"), "{}", keys.len());
     // These match the code before a literal. `row` matches in a row of the table, and `word` in the definition of a

@@ -23,7 +23,7 @@ fn the_outer_optimizer_has_the_defaults_of_diloco() {
 }
 
 #[test]
-fn values_are_in_range() {
+fn invalid_values_are_errors() {
     for section in [
         "{steps: 0}",
         "{outer_lr: 0.7}",
@@ -59,7 +59,7 @@ fn evaluations_and_checkpoints_follow_outer_steps() {
 }
 
 #[test]
-fn what_replicates_cannot_do_alone_is_an_error() {
+fn settings_that_exclude_local_steps_are_errors() {
     let nvme = |what: &str, stage: u8| {
         format!("zero_optimization: {{stage: {stage}, {what}: {{device: nvme, nvme_path: /tmp}}}}")
     };

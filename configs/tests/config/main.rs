@@ -3,7 +3,6 @@
 
 mod activations;
 mod autotuning;
-mod codes;
 mod contradictions;
 mod curriculum;
 mod data;
@@ -24,8 +23,9 @@ mod pretrained;
 mod program;
 mod published;
 mod quantization;
+mod quantized_collectives;
 mod resolve;
 mod rope_scaling;
-mod secondary;
+mod secondary_shards;
 mod sequence_parallel;
 mod tensor_parallel;

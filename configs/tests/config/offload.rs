@@ -144,7 +144,7 @@ fn a_stage_that_shards_too_little_is_an_error_that_names_both_keys() {
 }
 
 #[test]
-fn files_need_a_folder_in_each_section() {
+fn nvme_offload_needs_a_path_in_each_section() {
     for (section, other) in [("offload_param", "offload_optimizer"), ("offload_optimizer", "offload_param")] {
         let error = only(&format!(
             "zero_optimization:\n  stage: 3\n  {section}:\n    device: nvme\n  {other}: {{device: nvme, nvme_path: /x}}"
@@ -220,7 +220,7 @@ fn block_sizes_are_multiples_of_4096() {
 }
 
 #[test]
-fn a_pipeline_needs_a_second_buffer() {
+fn pipelined_offload_needs_a_second_buffer() {
     let text = |inside: &str| {
         format!(
             "zero_optimization: {{stage: 1, offload_optimizer: {{device: nvme, nvme_path: x, buffer_count: 1{inside}}}}}"
@@ -319,7 +319,7 @@ fn a_memory_limit_is_a_number_or_a_string_with_a_unit() {
 }
 
 #[test]
-fn overrides_reach_into_the_sections() {
+fn overrides_change_keys_of_the_sections() {
     let text = format!("{HEAD}zero_optimization: {{stage: 0, offload_optimizer: {{device: none, buffer_count: 8}}}}");
     let resolve = |sets: &[&str]| {
         let sets: Vec<String> = sets.iter().map(|set| (*set).to_string()).collect();

@@ -11,7 +11,7 @@ fn assert_refused(parsed: Result<Config, Errors>, expected: &[&str]) {
 }
 
 #[test]
-fn parameter_groups_select_and_change_something() {
+fn parameter_groups_must_select_and_change_something() {
     let text =
         |groups: &str, more: &str| format!("train_batch_size: 1\ntraining: {{param_groups: [{groups}]}}\n{more}");
     let parse = |groups: &str, more: &str| Config::parse("ds.yaml", text(groups, more));

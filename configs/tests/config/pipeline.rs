@@ -265,7 +265,7 @@ fn virtual_stages_and_interleaving_require_each_other() {
 }
 
 #[test]
-fn keeping_parameters_gathered_is_a_choice_or_left_to_the_engine() {
+fn keep_gathered_is_true_false_or_auto() {
     for (written, expected) in [("true", Some(true)), ("false", Some(false)), ("auto", None)] {
         let config = with(&format!("zero_optimization: {{stage: 3}}\npipeline: {{keep_gathered: {written}}}"));
         assert_eq!(config.pipeline.keep_gathered, expected);

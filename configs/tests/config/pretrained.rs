@@ -147,7 +147,7 @@ error: `model.hidden_size` is `64`, and `32` in the pretrained model
 
 /// Dropout does not change the weights, so a value in the file takes precedence over the folder's.
 #[test]
-fn dropout_is_that_of_the_folder_or_of_the_file() {
+fn dropout_comes_from_the_file_or_the_folder() {
     let pdrops = |model: &Gpt2| [model.embd_pdrop, model.resid_pdrop, model.attn_pdrop];
     let config = resolved(&json!({"model_type": "gpt2", "resid_pdrop": 0.0, "attn_pdrop": 0.3}));
     assert_eq!(config.warnings, []);

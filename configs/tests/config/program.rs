@@ -52,7 +52,7 @@ fn a_builder_and_a_file_give_equal_configurations() {
 }
 
 #[test]
-fn the_errors_of_a_builder_are_those_of_a_file_and_say_that_the_program_set_the_key() {
+fn builder_errors_match_file_errors_and_name_the_program() {
     let cases: [(Builder, &[&str]); 7] = [
         (Config::builder().micro_batch(0), &["expected a whole number of at least 1, or `auto`, found `0`"]),
         (Config::builder().micro_batch(1).zero_stage(4), &["`zero_optimization.stage`: expected a whole number"]),

@@ -10,7 +10,7 @@ fn parse(keys: &str) -> Result<Config, String> {
 /// The keys come from `BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4").to_dict()`, without those that
 /// have no effect.
 #[test]
-fn keys_of_bits_and_bytes_are_read() {
+fn bitsandbytes_keys_are_read() {
     let config = parse(
         "quant_method: bitsandbytes, load_in_8bit: false, load_in_4bit: true, llm_int8_threshold: 0.0, \
          llm_int8_skip_modules: null, llm_int8_enable_fp32_cpu_offload: false, llm_int8_has_fp16_weight: false, \

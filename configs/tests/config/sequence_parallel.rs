@@ -13,7 +13,7 @@ fn errors(text: &str, ranks: usize) -> String {
 }
 
 #[test]
-fn ranks_that_share_sequences_count_as_one() {
+fn sequence_parallel_ranks_count_as_one_data_parallel_rank() {
     for (text, ranks, batch, data, shards) in [
         ("", 2, 2, 1, 2),
         ("gradient_accumulation_steps: 3", 8, 24, 4, 8),
@@ -33,7 +33,7 @@ fn ranks_that_share_sequences_count_as_one() {
 }
 
 #[test]
-fn a_shard_group_of_a_host_has_whole_groups() {
+fn shard_groups_contain_whole_sequence_groups() {
     let text = format!("{HEAD}zero_optimization: {{stage: 2}}\nmesh: {{data_parallel_shard_degree: auto}}");
     let source = zero_config::Source { name: "ds.yaml".to_string(), text };
     let config = load(source, &[]).unwrap().on_hosts(4).resolve(Some(16)).unwrap();
@@ -41,7 +41,7 @@ fn a_shard_group_of_a_host_has_whole_groups() {
 }
 
 #[test]
-fn groups_divide_the_ranks() {
+fn sequence_groups_must_divide_the_ranks() {
     let message = errors("", 3);
     assert!(message.contains("3 ranks are not a multiple of sequence_parallel_size 2"), "{message}");
     assert!(message.contains("the next multiple is 4"), "{message}");
@@ -53,7 +53,7 @@ fn groups_divide_the_ranks() {
 }
 
 #[test]
-fn the_context_degree_counts_like_slices() {
+fn context_parallel_ranks_count_as_one_data_parallel_rank() {
     let text = "train_micro_batch_size_per_gpu: 2\nmesh: {context_parallel_degree: 2}\n";
     let of = |more: &str, ranks: usize| Config::with_world_size("ds.yaml", format!("{text}{more}"), ranks);
     let config = of("gradient_accumulation_steps: 3", 8).unwrap();
@@ -74,7 +74,7 @@ fn the_context_degree_counts_like_slices() {
 }
 
 #[test]
-fn both_keys_multiply() {
+fn sequence_and_context_degrees_multiply() {
     let text = "train_micro_batch_size_per_gpu: 2\nsequence_parallel_size: 2\nmesh: {context_parallel_degree: 2}\n";
     let config = Config::with_world_size("ds.yaml", text, 8).unwrap();
     assert_eq!((config.context_size(), config.data_parallel_size(), config.train_batch_size), (4, 2, 4));

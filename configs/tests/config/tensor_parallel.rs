@@ -10,7 +10,7 @@ fn parsed(ranks: usize, text: &str) -> Result<Config, String> {
 const FOUR: &str = "tensor_parallel: {autotp_size: 4}\n";
 
 #[test]
-fn ranks_of_a_tensor_group_count_as_one() {
+fn tensor_parallel_ranks_count_as_one_data_parallel_rank() {
     let config = parsed(16, &format!("{FOUR}pipeline: {{stages: 2}}")).unwrap();
     assert_eq!((config.tensor_size(), config.data_parallel_size(), config.train_batch_size), (4, 2, 4));
     assert_eq!((config.ranks_of_stage(), config.shard_group_size()), (2, 2));
@@ -23,7 +23,7 @@ fn ranks_of_a_tensor_group_count_as_one() {
 }
 
 #[test]
-fn what_cannot_be_divided_is_refused() {
+fn indivisible_ranks_heads_and_tokens_are_rejected() {
     let gpt2 = "model: {type: gpt2, vocab_size: 61, n_positions: 64, n_layer: 2";
     let llama = "model: {type: llama, vocab_size: 61, hidden_size: 64, intermediate_size: 128, num_hidden_layers: 2";
     for (ranks, text, expected) in [
@@ -61,7 +61,7 @@ fn what_cannot_be_divided_is_refused() {
 }
 
 #[test]
-fn what_parts_of_layers_cannot_do_is_refused() {
+fn settings_that_exclude_tensor_parallelism_are_rejected() {
     for (text, expected) in [
         ("optimizer: {type: Muon, params: {lr: 0.01}}", "the optimizer updates whole matrices"),
         ("optimizer: {type: LAMB, params: {lr: 0.01}}", "the optimizer updates whole matrices"),

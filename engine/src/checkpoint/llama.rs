@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn features_of_no_class_are_named() {
+    fn features_without_a_hugging_face_class_are_named() {
         for (keys, said) in [
             ("norm_unit_offset: true", "`norm_unit_offset` without all of `norm_unit_offset`, `post_norms`"),
             ("query_pre_attn_scalar: 4", "`query_pre_attn_scalar` without all of"),

@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn times_are_interpolated() {
+    fn costs_are_interpolated_between_micro_batch_sizes() {
         let (two, eight) = (table(2, 1.0), table(8, 4.0));
         let four = two.between(&eight, 4).unwrap();
         assert_eq!((four.micro_batch(), four.layers[0].inputs), (4, 256));

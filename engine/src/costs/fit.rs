@@ -37,7 +37,7 @@ mod tests {
     }
 
     #[test]
-    fn exact_points_give_their_line() {
+    fn exact_points_give_their_latency_and_bandwidth() {
         let found = line(&[(1e4, 6e-6), (1e6, 1.05e-4), (1e7, 1.005e-3)]);
         assert!((found.latency - 5e-6).abs() < 1e-12, "{found:?}");
         assert!((found.seconds_per_byte - 1e-10).abs() < 1e-16, "{found:?}");
@@ -47,7 +47,7 @@ mod tests {
     /// once. With relative errors, the smallest message alone would make the predicted all-gather six times as fast as
     /// the measured one.
     #[test]
-    fn large_messages_count_for_more() {
+    fn the_fit_favors_large_messages() {
         let bytes = [12_288.0, 196_608.0, 1_572_864.0, 12_582_912.0];
         for seconds in [[0.09e-3, 10.92e-3, 87.5e-3, 0.8206], [0.13e-3, 21.76e-3, 174.9e-3, 1.4016]] {
             let found = line(&bytes.into_iter().zip(seconds).collect::<Vec<_>>());

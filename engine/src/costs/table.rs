@@ -324,7 +324,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn groups_are_those_of_a_mesh() {
+    fn measured_groups_are_those_of_a_mesh() {
         let of = |world| Group::all(world).into_iter().map(|group| (group.ranks, group.apart)).collect::<Vec<_>>();
         assert_eq!(of(1), []);
         assert_eq!(of(4), [(4, 1), (2, 1), (2, 2)]);

@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_of_the_loop_are_found_unless_default() {
+    fn keys_of_the_training_loop_are_found_unless_default() {
         let found = |text: &str| set(&Config::parse("ds.yaml", text).unwrap());
         assert_eq!(
             found("train_batch_size: 2\ntraining: {seed: 3, keep_last: 1}\ncsv_monitor: {enabled: false}"),

@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn peaks_are_per_part_and_per_step() {
+    fn memory_peaks_are_per_part_and_per_step() {
         let (mut points, mut ledger) = (Points::new(), Ledger::default());
         ledger.add(Category::Parameters, 10, 4);
         for _ in 0..2 {

@@ -7,7 +7,7 @@ use zero_engine::{Config, Engine, Kind, Layers, zoo};
 use zero_partition::{Category, expected_state};
 
 use crate::groups::fifty_steps_agree;
-use crate::whole::{ADAFACTOR, engine, text};
+use crate::whole_parameters::{ADAFACTOR, engine, text};
 use crate::world::{batch, world};
 
 #[test]

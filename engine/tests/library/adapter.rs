@@ -58,17 +58,17 @@ pub(crate) fn layouts_are_equal(layers: impl Fn() -> Layers + Sync + Copy, adapt
 }
 
 #[test]
-fn every_layout_is_equal() {
+fn every_layout_is_bit_identical() {
     layouts_are_equal(model, LORA);
 }
 
 #[test]
-fn every_layout_of_a_llama_is_equal() {
+fn every_layout_of_a_llama_is_bit_identical() {
     layouts_are_equal(llama, OF_LLAMA);
 }
 
 #[test]
-fn every_layout_with_dora_is_equal() {
+fn every_layout_with_dora_is_bit_identical() {
     layouts_are_equal(model, DORA);
 }
 
@@ -118,7 +118,7 @@ fn dora_starts_from_the_base_model() {
 
 /// The shapes of an adapter's parameters do not determine its scale, so a resume compares the configured scales.
 #[test]
-fn a_checkpoint_resumes_with_its_own_scale_only() {
+fn resuming_with_another_lora_scale_is_an_error() {
     let folder = TempDir::new().unwrap();
     let engine = |adapter: &str, resumes: bool| {
         let text = format!("train_micro_batch_size_per_gpu: 2\nadapter: {{r: 4, {adapter}}}");

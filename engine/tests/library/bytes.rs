@@ -211,7 +211,7 @@ fn state_in_16_bits_matches_the_formula() {
 
 /// A binary tree over four micro-batches holds two partial sums; accumulation in order of arrival holds one.
 #[test]
-fn a_reproducible_sum_holds_a_buffer_for_each_level() {
+fn reproducible_sums_hold_one_buffer_per_tree_level() {
     for zero_stage in 0..=3 {
         let run = Run { zero_stage, micro_batches: 4, reproducible: true, width: 32, ..PLAIN };
         for Rank { held, expected, .. } in run.step() {

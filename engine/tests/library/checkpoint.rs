@@ -34,7 +34,7 @@ fn saved(root: &Path, ranks: usize, steps: u64, text: &str) -> PathBuf {
 }
 
 #[test]
-fn a_resumed_run_is_the_uninterrupted_run() {
+fn a_resumed_run_is_bit_identical_to_an_uninterrupted_one() {
     let root = tempfile::tempdir().unwrap();
     for (name, more) in [
         ("plain", "gradient_accumulation_steps: 2"),

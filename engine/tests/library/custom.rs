@@ -11,7 +11,7 @@ use zero_partition::{Category, expected_state};
 use crate::adafactor::resumes_a_large_matrix;
 use crate::groups::fifty_steps_agree_of;
 use crate::on_disk::assert_offloads;
-use crate::whole::{reproducible, text};
+use crate::whole_parameters::{reproducible, text};
 use crate::world::{Trajectory, agreed, assert_same, batch, gpt2, trajectory, world};
 
 // The optimizers of the example program.
@@ -137,7 +137,7 @@ fn every_layout_is_bit_identical() {
 
 /// Independent elements are updated in tiles. Matrices are updated as a whole, with states of more or fewer values.
 #[test]
-fn states_are_on_a_disk() {
+fn states_offload_to_disk() {
     let all: [Arc<dyn CustomOptimizer>; 2] = [Arc::new(ADAMAX), Arc::new(Wide)];
     for optimizer in &all {
         assert_offloads(CUSTOM, || gpt2().optimizer(Arc::clone(optimizer)));
@@ -146,7 +146,7 @@ fn states_are_on_a_disk() {
 
 /// Independent elements are updated in bf16.
 #[test]
-fn elements_are_narrow() {
+fn bf16_updates_are_bit_identical() {
     let [adamax, ..] = all();
     let narrow =
         format!("{CUSTOM}\nbf16: {{enabled: true, bf16_master_weights_and_grads: true, bf16_optimizer_states: true}}");

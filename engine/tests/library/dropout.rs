@@ -41,7 +41,7 @@ fn layouts_and_recomputation_are_bit_identical() {
 
 /// Each sample has its own mask, so the micro-batch size changes the loss of a step by rounding only.
 #[test]
-fn micro_batch_sizes_see_the_same_masks() {
+fn dropout_masks_do_not_depend_on_the_micro_batch_size() {
     for layers in [gpt2, llama] {
         let first = |micro_batch: usize, more: &str| {
             let text = text(0, micro_batch, 8 / micro_batch, more);
@@ -64,7 +64,7 @@ fn micro_batch_sizes_see_the_same_masks() {
 
 /// The configuration's keys reach the model.
 #[test]
-fn the_keys_of_the_configuration_drop() {
+fn dropout_keys_reach_the_model() {
     let loss = |model: &str| {
         world(1, |comm| {
             let text = format!("train_batch_size: 4\ntraining: {{seed: 3}}\nmodel: {{{model}, vocab_size: 61}}");

@@ -82,7 +82,7 @@ fn states_are_converted_when_a_run_is_resumed() {
 
 /// Each state takes one byte per element and four bytes per block. Small parameters have states in f32.
 #[test]
-fn bytes_are_those_of_the_formula() {
+fn bytes_match_the_formula() {
     for (more, states) in [(ADAMW, 2), (LION, 1)] {
         for (ranks, stage) in [(1, 0), (2, 1), (2, 2), (2, 3)] {
             let text = reproducible(stage, ranks, more);
@@ -108,7 +108,7 @@ fn bytes_are_those_of_the_formula() {
 
 /// The 256 values, and the indices of a million numbers, equal those of bitsandbytes.
 #[test]
-fn bytes_are_those_of_bitsandbytes() {
+fn quantization_matches_bitsandbytes() {
     let root = tempfile::tempdir().unwrap();
     let file = root.path().join("bytes");
     // For f64, bitsandbytes' operation on the CPU stores the nearest value, like its implementation for any device. For
@@ -144,7 +144,7 @@ print('result', 0)
 
 /// After 50 steps on the same gradients, the states equal those of bitsandbytes, byte for byte.
 #[test]
-fn fifty_steps_give_the_bytes_of_bitsandbytes() {
+fn fifty_steps_give_the_state_bytes_of_bitsandbytes() {
     let root = tempfile::tempdir().unwrap();
     let file = root.path().join("bytes");
     const N: usize = 8192 + 100;

@@ -64,7 +64,7 @@ fn long_phi3() -> zoo::LlamaConfig {
 }
 
 #[test]
-fn families_are_equal_over_layouts() {
+fn families_are_bit_identical_in_every_layout() {
     for family in [qwen3, gemma3, phi3, long_phi3] {
         for dtype in ["", BF16] {
             let run = |ranks: usize, stage: u8, data: usize, more: &str| {

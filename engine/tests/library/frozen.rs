@@ -48,7 +48,7 @@ fn run(ranks: usize, text: &str) -> Trajectory {
 }
 
 #[test]
-fn every_stage_and_number_of_ranks_is_equal() {
+fn every_stage_and_number_of_ranks_is_bit_identical() {
     for selection in SELECTIONS {
         for dtype in ["", BF16] {
             let expected = run(1, &text(0, 4, selection, dtype, ""));
@@ -62,7 +62,7 @@ fn every_stage_and_number_of_ranks_is_equal() {
 }
 
 #[test]
-fn every_pipeline_is_equal() {
+fn every_pipeline_is_bit_identical() {
     for selection in SELECTIONS {
         let expected = run(1, &text(0, 4, selection, "", ""));
         for (stages, data, zero_stage) in [(2, 1, 1), (3, 1, 0), (2, 2, 3), (5, 1, 3)] {
@@ -80,7 +80,7 @@ fn every_pipeline_is_equal() {
 }
 
 #[test]
-fn offloading_and_recomputation_are_equal() {
+fn offloading_and_recomputation_are_bit_identical() {
     let folder = TempDir::new().unwrap();
     let nvme = |name: &str| format!(", {name}: {{device: nvme, nvme_path: '{}'}}", folder.path().display());
     let (optimizer, parameters) = (nvme("offload_optimizer"), nvme("offload_param"));

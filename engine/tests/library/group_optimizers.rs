@@ -183,7 +183,7 @@ fn clipping_of_groups_is_bit_identical() {
 
 /// A limit of a group that has all parameters clips like the same limit of the run.
 #[test]
-fn a_group_of_all_parameters_is_clipped_as_a_run() {
+fn clipping_one_group_of_all_parameters_clips_the_run() {
     for (of_group, of_run) in [
         ("gradient_clipping: 0.2", "gradient_clipping: 0.2"),
         ("gradient_clipping_value: 0.001", "gradient_clipping: 0\ngradient_clipping_value: 0.001"),
@@ -202,7 +202,7 @@ fn a_group_of_all_parameters_is_clipped_as_a_run() {
 
 /// Muon as the optimizer of a group equals Muon as the optimizer of the run, which uses AdamW for the other parameters.
 #[test]
-fn muon_in_a_group_is_muon_beside_adamw() {
+fn muon_in_a_group_matches_the_muon_optimizer() {
     let muon = "optimizer: {type: Muon, params: {muon_lr: 0.02, adam_lr: 0.0025, weight_decay: 0.1}}";
     let expected = run(1, 6, &reproducible(0, 1, muon));
     let group = "{params: ['*.attn.*.weight', '*.mlp.*.weight'], optimizer: {type: Muon, params: {lr: 0.02, weight_decay: 0.1}}}";
@@ -330,7 +330,7 @@ fn bytes_match_the_formula() {
 
 /// A run prints these lines when it starts.
 #[test]
-fn groups_are_described() {
+fn the_run_prints_its_parameter_groups() {
     let groups = "{kinds: norm, optimizer: {type: SGD, params: {lr: 0.02}}, gradient_clipping: 0}, \
                   {kinds: embedding, gradient_clipping: 0.5}";
     let text = format!("train_batch_size: 1\ntraining: {{param_groups: [{groups}]}}");

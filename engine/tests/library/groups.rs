@@ -50,7 +50,7 @@ fn the_first_group_that_selects_a_parameter_has_it() {
 }
 
 #[test]
-fn kinds_select_by_shape_and_place() {
+fn kinds_and_layers_select_parameters() {
     let of_kind = |kind: &str| {
         let groups = format!("training: {{param_groups: [{{kinds: {kind}, lr_scale: 7}}]}}\n");
         let tunings = tunings(&configured(&groups, ""));
@@ -71,7 +71,7 @@ fn kinds_select_by_shape_and_place() {
 
 /// With Muon, factors are relative to the rate of its matrices. LoRA+ multiplies the rate of a group.
 #[test]
-fn rates_are_relative_to_those_of_the_parameter() {
+fn group_rates_with_muon_and_lora_plus() {
     let groups = "training: {param_groups: [{layers: [1], lr: 0.1}]}\n";
     let muon = configured(groups, "optimizer: {type: Muon, params: {muon_lr: 0.02, adam_lr: 0.004}}\n");
     let of = |tunings: &[(String, Tuning)], end: &str| {

@@ -70,7 +70,7 @@ fn assert_equal(layers: impl Fn() -> Layers + Sync, (ranks, near): (usize, usize
 }
 
 #[test]
-fn secondary_shards_are_equal_to_plain_stage_3() {
+fn secondary_shards_are_bit_identical_to_plain_stage_3() {
     for groups in GROUPS {
         for dtype in ["", BF16] {
             for micro_batches in [1, 3] {
@@ -82,7 +82,7 @@ fn secondary_shards_are_equal_to_plain_stage_3() {
 }
 
 #[test]
-fn options_of_gathers_and_recomputation_are_equal() {
+fn gather_options_and_recomputation_are_bit_identical() {
     for zero in [
         ", overlap_comm: false",
         ", stage3_prefetch_bucket_size: 0",
@@ -100,7 +100,7 @@ fn options_of_gathers_and_recomputation_are_equal() {
 }
 
 #[test]
-fn shard_groups_and_pipelines_are_equal() {
+fn shard_groups_and_pipelines_are_bit_identical() {
     const HSDP: &str = "mesh: {data_parallel_replicate_degree: 2}";
     for dtype in ["", BF16] {
         assert_equal(gpt2, (8, 2), |near| text(near, 2, &format!("{HSDP}\n{dtype}"), ""));
@@ -112,7 +112,7 @@ fn shard_groups_and_pipelines_are_equal() {
 }
 
 #[test]
-fn frozen_and_quantized_parts_are_equal() {
+fn frozen_and_quantized_weights_are_bit_identical() {
     let gpt2 = || zoo::gpt2(&zoo::Gpt2Config { n_layer: 3, resid_pdrop: 0.1, ..gpt2_config() });
     let llama = || {
         let config = llama_config();

@@ -11,7 +11,7 @@ use zero_partition::{Category, expected_payload, expected_state};
 use crate::bytes::{all_reduced, options};
 use crate::on_disk::offloaded;
 use crate::python::{python, results, small_llama};
-use crate::whole::{LAMB, MUON};
+use crate::whole_parameters::{LAMB, MUON};
 use crate::world::{
     BF16, Trajectory, agreed, assert_same, batch, config, configured_engine, engine, gpt2, relative_difference, run,
     run_of, train, trajectory, world,
@@ -57,26 +57,26 @@ fn assert_equal(layers: impl Fn() -> Layers + Sync, layouts: &[(usize, usize)], 
 }
 
 #[test]
-fn shard_groups_are_equal_to_one_group_and_to_one_rank() {
+fn shard_groups_are_bit_identical_to_one_group_and_one_rank() {
     assert_equal(gpt2, &LAYOUTS, "", "");
 }
 
 #[test]
-fn optimizers_of_whole_parameters_are_equal() {
+fn muon_and_lamb_are_bit_identical() {
     for optimizer in [MUON, LAMB] {
         assert_equal(gpt2, &[(2, 2), (2, 1)], "", optimizer);
     }
 }
 
 #[test]
-fn averages_and_groups_that_are_clipped_by_themselves_are_equal() {
+fn averages_and_per_group_clipping_are_bit_identical() {
     let clipped =
         ", param_groups: [{kinds: [norm, bias], gradient_clipping: 0.05}, {params: '*attn.*', lr_scale: 0.5}]";
     assert_equal(gpt2, &[(2, 2)], &format!(", ema: {{decay: 0.8, start_step: 1}}{clipped}"), "");
 }
 
 #[test]
-fn options_of_communication_are_equal() {
+fn options_of_communication_are_bit_identical() {
     let expected = run(1, STEPS, &text(0, (1, 1), "", ""));
     for stage in 1..=3 {
         for zero in [
@@ -94,7 +94,7 @@ fn options_of_communication_are_equal() {
 }
 
 #[test]
-fn pipelines_of_shard_groups_are_equal() {
+fn pipelines_of_shard_groups_are_bit_identical() {
     let expected = run(1, STEPS, &text(0, (1, 1), "", ""));
     for schedule in ["1f1b", "zb_h1"] {
         let pipeline = format!("pipeline: {{stages: 2, schedule: {schedule}}}");
@@ -106,7 +106,7 @@ fn pipelines_of_shard_groups_are_equal() {
 }
 
 #[test]
-fn offloaded_state_is_equal() {
+fn offloaded_state_is_bit_identical() {
     let folder = tempfile::tempdir().unwrap();
     let layers = || zoo::gpt2(&zoo::Gpt2Config { n_embd: 48, n_layer: 3, ..crate::world::gpt2_config() });
     let expected = run_of(layers, 1, STEPS, &text(0, (1, 1), "", ""));

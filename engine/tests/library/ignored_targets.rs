@@ -189,7 +189,7 @@ fn a_step_without_any_target_is_an_error_on_all_ranks() {
 }
 
 #[test]
-fn some_micro_batches_with_weights_are_an_error() {
+fn loss_weights_in_only_some_micro_batches_are_an_error() {
     world(1, |comm| {
         let mut engine = engine(plain(), comm, &text(0, 1, 2, ""));
         for first in [0, 1] {

@@ -6,7 +6,7 @@ use zero_partition::{Category, expected_state};
 
 use crate::bytes::{all_reduced, widths};
 use crate::groups::fifty_steps_agree;
-use crate::whole::{LAMB, engine, text};
+use crate::whole_parameters::{LAMB, engine, text};
 use crate::world::{batch, gpt2_config, world};
 
 /// The formulas of DeepSpeed's kernel, written in PyTorch, since the kernel needs a GPU.

@@ -80,7 +80,7 @@ fn trained(ranks: usize, model: fn() -> Layers, text: &str) -> Vec<Bits> {
 
 /// Steps have four micro-batches of 4 samples, on any number of ranks.
 #[test]
-fn statistics_do_not_depend_on_the_layout() {
+fn running_statistics_do_not_depend_on_the_layout() {
     let text = "train_micro_batch_size_per_gpu: 4\ntraining: {reproducible: true}\n";
     for model in [of_candle, of_ops] {
         let expected = trained(1, model, text)[0].clone();
@@ -158,7 +158,7 @@ fn a_skipped_step_leaves_the_statistics() {
 
 /// Files of weights contain the statistics and `num_batches_tracked` under PyTorch's names.
 #[test]
-fn weights_bring_their_statistics() {
+fn initial_weights_load_running_statistics() {
     let root = tempfile::tempdir().unwrap();
     let weights = root.path().join("weights.safetensors");
     let zeros = |shape: &[usize]| Tensor::zeros(shape, candle_core::DType::F32, &Device::Cpu).unwrap();

@@ -4,7 +4,7 @@ use zero_engine::{Config, Engine, Kind, zoo};
 use zero_optim::{Muon, Step};
 
 use crate::python::python;
-use crate::whole::{MUON, engine, reproducible};
+use crate::whole_parameters::{MUON, engine, reproducible};
 use crate::world::{gpt2_config, world};
 
 /// Returns values from −1 to 1, exact in f32, that depend on the index and the seed. The script computes the same
@@ -59,7 +59,7 @@ fn fifty_steps_agree_with_pytorch() {
 
 /// A matrix has only a momentum, and is on one rank. The other parameters have two states.
 #[test]
-fn matrices_have_an_owner() {
+fn each_matrix_is_owned_by_one_rank() {
     let owned = world(4, |comm| {
         let rank = comm.rank();
         let engine = engine(comm, &reproducible(3, 4, MUON));

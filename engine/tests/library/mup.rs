@@ -206,7 +206,7 @@ fn every_layout_is_bit_identical() {
 
 /// A model that is its own base model trains bit-identically to a model without the section `mup`.
 #[test]
-fn the_base_model_is_the_model_of_the_plain_optimizer() {
+fn a_model_as_its_own_base_trains_as_without_mup() {
     let [gpt2, llama] = [GPT2.replace("HEADS", "4"), LLAMA.to_string()];
     for (model, base) in [(gpt2, "n_embd: 64"), (llama, "hidden_size: 64")] {
         for [_, optimizer] in OPTIMIZERS {
@@ -245,7 +245,7 @@ fn change(width: usize, mup: &str, optimizer: &str) -> f32 {
 /// The coordinate check of mup's README: as the width grows, logits change by about the same amount in µP, and by more
 /// and more without it. The bounds are wide: measured factors are 0.65 to 0.78 in µP, and 1.7, 3.0 and 5.5 without it.
 #[test]
-fn logits_change_alike_at_all_widths() {
+fn coordinate_check_logits_change_equally_at_all_widths() {
     let [narrow, wide] = [64, 512];
     let middle = [128, 256];
     let of = |width: usize| change(width, "mup: {base: {n_embd: 64}}\n", "MuAdamW");
@@ -267,7 +267,7 @@ fn evaluated(engine: &mut Engine) -> u32 {
 
 /// Exports, stored models and resumed runs from a µP checkpoint have the same loss or logits as the run.
 #[test]
-fn exports_and_stored_models_are_the_trained_model() {
+fn exports_and_saved_models_match_the_trained_model() {
     let root = tempfile::tempdir().unwrap();
     let [[_, _], [_, optimizer], ..] = OPTIMIZERS;
     let of_llama = "mup: {base: {hidden_size: 16, num_attention_heads: 1, num_key_value_heads: 1}}\n";

@@ -20,7 +20,7 @@ fn build(text: &str) -> Result<zero_model::Model, String> {
 /// Checks the standard deviations of initial weights in models whose widths have different multipliers. The other
 /// parameters belong to norms and biases.
 #[test]
-fn matrices_between_widths_start_smaller() {
+fn initial_deviations_scale_with_the_width() {
     let gpt2 = GPT2.replace("n_head: 2", "n_head: 2, n_inner: 64, initializer_range: 0.1");
     let llama = LLAMA.replace("max_pos", "tie_word_embeddings: false, initializer_range: 0.1, max_pos");
     let mlp = "model: {type: mlp, input_size: 8, hidden_sizes: [64, 96], output_size: 4}\n";
@@ -83,7 +83,7 @@ fn matrices_between_widths_start_smaller() {
 
 /// Base model and model have heads of the same size, as these rotations fit only one size.
 #[test]
-fn heads_of_the_base_models_size_keep_their_rotation() {
+fn heads_of_the_base_models_size_may_use_any_rotation() {
     let base = LlamaConfig {
         vocab_size: 61,
         hidden_size: 16,

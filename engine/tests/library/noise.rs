@@ -16,7 +16,7 @@ fn norm(batch: &Batch, samples: usize) -> f64 {
 }
 
 #[test]
-fn estimates_are_those_of_the_formula() {
+fn noise_scale_estimates_match_the_formula() {
     let all = batch(3, 8);
     let squared_small = (0..4).map(|index| norm(&all.narrow(2 * index, 2).unwrap(), 2).powi(2)).sum::<f64>() / 4.0;
     let expected = GradientNoise::estimate((2.0, squared_small), (8.0, norm(&all, 8).powi(2)));
@@ -49,7 +49,7 @@ fn estimates_are_those_of_the_formula() {
 
 /// For gradients that are a constant plus independent noise, the estimates are unbiased.
 #[test]
-fn the_formula_is_unbiased() {
+fn the_noise_scale_formula_is_unbiased() {
     let (signal, deviation, dimensions) = (0.5_f64, 2.0_f64, 10);
     // |G|² is 10 · 0.25, and tr Σ is 10 · 4.
     let expected = |samples: f64| f64::from(dimensions) * (signal.powi(2) + deviation.powi(2) / samples);

@@ -132,7 +132,7 @@ fn reproducible_runs_keep_the_tree_of_gradients_in_memory() {
 
 /// A checkpoint saved with state on disk loads into memory, and vice versa.
 #[test]
-fn checkpoints_are_independent_of_the_tier() {
+fn checkpoints_do_not_depend_on_offload() {
     let folder = TempDir::new().unwrap();
     for extra in ["", BF16, FP16] {
         let text = |what| settings(3, 1, what, folder.path(), "", extra);

@@ -91,7 +91,7 @@ const EIGHT: &str = crate::eight_bit::ADAMW;
 const EIGHT_LION: &str = "optimizer: {type: Lion, params: {lr: 0.001, optim_bits: 8, min_8bit_size: 500}}";
 
 #[test]
-fn narrow_values_are_bit_identical() {
+fn bf16_state_is_bit_identical() {
     for more in [NO_COPY, NARROW, STOCHASTIC, STATES, &format!("{NARROW}\n{LION}")] {
         assert_offloads(more, gpt2);
     }
@@ -106,7 +106,7 @@ fn states_in_8_bits_are_bit_identical() {
 
 /// The owner of a matrix updates it as one tile.
 #[test]
-fn matrices_are_bit_identical() {
+fn muon_is_bit_identical() {
     for more in [MUON, &format!("{MUON}\n{BF16}")] {
         assert_offloads(more, gpt2);
     }
@@ -114,7 +114,7 @@ fn matrices_are_bit_identical() {
 
 /// A first pass over the tiles sums up the norms of whole parameters.
 #[test]
-fn norms_of_whole_parameters_are_bit_identical() {
+fn lamb_and_adafactor_are_bit_identical() {
     for more in [LAMB, &format!("{LAMB}\n{BF16}"), ADAFACTOR, &format!("{ADAFACTOR}\n{BF16}")] {
         assert_offloads(more, gpt2);
     }
@@ -131,7 +131,7 @@ fn a_schedule_free_optimizer_is_bit_identical() {
 /// A step reads and writes each tile once, or twice if the optimizer needs norms of whole parameters. A tile has whole
 /// pages for each state and for the f32 copy.
 #[test]
-fn bytes_are_those_of_the_formula() {
+fn bytes_match_the_formula() {
     const F32: fn(usize) -> usize = |elements| 4 * elements;
     const HALF: fn(usize) -> usize = |elements| 2 * elements;
     const BITS: fn(usize) -> usize = |elements| elements + 4 * elements.div_ceil(EIGHT_BIT_BLOCK);

@@ -68,7 +68,7 @@ fn counted(layers: fn() -> Layers, zero: &str) -> [Counts; 2] {
 /// Its head shares one of them, which is reduced with the embedding. At stage 3, each layer is gathered for its forward
 /// and again for its backward, except that the head stays gathered, and the embedding's backward reads no parameters.
 #[test]
-fn a_layer_is_one_operation() {
+fn a_layers_segments_share_one_collective() {
     let stage_3 = "stage: 3, stage3_param_persistence_threshold: 0, stage3_max_reuse_distance: 0";
     let no_prefetch = &format!("{stage_3}, stage3_prefetch_bucket_size: 0");
     let counts = |collectives, segments| Counts { collectives, segments };

@@ -107,7 +107,7 @@ fn packed_equals_unpacked() {
 }
 
 #[test]
-fn every_layout_is_equal() {
+fn every_layout_is_bit_identical() {
     for layers in [gpt2 as fn(bool) -> Layers, llama] {
         for dtype in ["", BF16] {
             let run = |ranks: usize, stage: u8, data: usize, more: &str| {

@@ -12,7 +12,7 @@ fn stage(stage: u8, accumulation: usize, more: &str, zero: &str) -> String {
 }
 
 #[test]
-fn all_stages_are_equal_at_one_micro_batch() {
+fn all_stages_are_bit_identical_at_one_micro_batch() {
     for ranks in 1..=4 {
         let expected = run(ranks, 8, &stage(0, 1, "", ""));
         assert!(expected.losses.len() == 8 && expected.losses[0] != expected.losses[7]);
@@ -49,7 +49,7 @@ fn options_of_communication_are_bit_identical() {
 }
 
 #[test]
-fn with_accumulation_stages_are_equal_in_pairs() {
+fn with_accumulation_stages_0_1_and_2_3_are_bit_identical() {
     for ranks in [1, 2, 3] {
         let of = |zero_stage| run(ranks, 8, &stage(zero_stage, 4, "", ""));
         assert_same(&of(0), &of(1), &format!("0 = 1 on {ranks} ranks"));
@@ -58,7 +58,7 @@ fn with_accumulation_stages_are_equal_in_pairs() {
 }
 
 #[test]
-fn reproducible_is_equal_over_stages_and_ranks() {
+fn reproducible_runs_are_bit_identical_over_stages_and_ranks() {
     let reproducible = |zero_stage: u8, ranks: usize| {
         run(ranks, 8, &stage(zero_stage, 8 / ranks, "training: {reproducible: true}", ""))
     };
@@ -85,7 +85,7 @@ pub(crate) const OPTIMIZERS: [&str; 10] = [
 ];
 
 #[test]
-fn every_optimizer_is_equal_over_stages_and_ranks() {
+fn every_optimizer_is_bit_identical_over_stages_and_ranks() {
     for optimizer in OPTIMIZERS {
         let expected = run(2, 10, &stage(0, 1, optimizer, ""));
         assert!(expected.losses[0] != expected.losses[9], "{optimizer}");
@@ -103,7 +103,7 @@ fn every_optimizer_is_equal_over_stages_and_ranks() {
 }
 
 #[test]
-fn stages_in_16_bits_are_equal_too() {
+fn stages_are_bit_identical_in_16_bits() {
     for dtype in [BF16, FP16] {
         let expected = run(2, 8, &stage(0, 1, dtype, ""));
         for zero_stage in 1..=3 {
@@ -114,7 +114,7 @@ fn stages_in_16_bits_are_equal_too() {
 
 /// With `reproducible`, gradients are reduced in f32, so the layout does not change the bits in 16-bit training either.
 #[test]
-fn reproducible_is_equal_over_stages_and_ranks_in_16_bits() {
+fn reproducible_runs_are_bit_identical_in_16_bits() {
     for dtype in [BF16, FP16] {
         let reproducible = |zero_stage: u8, ranks: usize| {
             run(ranks, 8, &stage(zero_stage, 4 / ranks, &format!("training: {{reproducible: true}}\n{dtype}"), ""))

@@ -121,7 +121,7 @@ fn pipelines_and_other_dtypes_start_from_the_folder() {
 }
 
 #[test]
-fn an_export_of_what_was_pretrained_has_the_same_bytes() {
+fn exporting_a_pretrained_model_gives_the_same_bytes() {
     let root = tempfile::tempdir().unwrap();
     for (name, model) in [("qwen2", format!("{LLAMA}, qkv_bias: true")), ("gpt2", GPT2.to_string())] {
         let root = root.path().join(name);
@@ -143,7 +143,7 @@ fn bytes_read() -> Option<u64> {
 }
 
 #[test]
-fn a_rank_reads_what_it_holds() {
+fn a_rank_reads_only_its_shards() {
     let root = tempfile::tempdir().unwrap();
     let model = "type: gpt2, vocab_size: 4000, n_positions: 16, n_embd: 64, n_layer: 2, n_head: 2";
     let (folder, expected, _) = trained(root.path(), model);

@@ -29,18 +29,18 @@ fn gpt2() -> Layers {
 }
 
 #[test]
-fn every_layout_of_nf4_is_equal() {
+fn every_layout_of_nf4_is_bit_identical() {
     layouts_are_equal(llama, &format!("{ADAPTER}\n{NF4}"));
 }
 
 #[test]
-fn every_layout_of_double_quantization_is_equal() {
+fn every_layout_of_double_quantization_is_bit_identical() {
     layouts_are_equal(llama, &format!("{ADAPTER}\n{DOUBLE}"));
     layouts_are_equal(gpt2, &format!("{DORA}\n{DOUBLE}"));
 }
 
 #[test]
-fn every_layout_of_int8_is_equal() {
+fn every_layout_of_int8_is_bit_identical() {
     layouts_are_equal(llama, &format!("{ADAPTER}\n{INT8}"));
     layouts_are_equal(gpt2, &format!("{ADAPTER}\nquantization_config: {{load_in_8bit: true}}"));
 }
@@ -172,7 +172,7 @@ def show(folder, name, kind, double, shape):
 ";
 
 #[test]
-fn codes_and_scales_are_those_of_bitsandbytes() {
+fn quantized_values_and_scales_match_bitsandbytes() {
     let folder = TempDir::new().unwrap();
     let shapes = [(64, 64), (130, 192), (33, 50), (40, 96), (300, 200), (1, 2)];
     let formats: Vec<QuantizedFormat> = [FourBit::Nf4, FourBit::Fp4]

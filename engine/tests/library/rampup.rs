@@ -26,7 +26,7 @@ fn first(sizes: BatchSizes, steps: u64) -> Vec<usize> {
 }
 
 #[test]
-fn sizes_are_those_of_megatron() {
+fn batch_sizes_match_megatron() {
     let script = format!(
         "import json, warnings\n\
          warnings.simplefilter('ignore')\n\
@@ -50,7 +50,7 @@ fn sizes_are_those_of_megatron() {
 
 /// Checks the sizes of the first case without Python, and the number of steps that a number of samples takes.
 #[test]
-fn sizes_grow_evenly() {
+fn batch_sizes_grow_evenly() {
     let sizes = sizes(CASES[0]);
     assert_eq!(first(sizes, 11), [4, 4, 4, 4, 8, 8, 12, 12, 16, 16, 16]);
     let consumed: Vec<u64> = (0..11).map(|steps| sizes.after(0, steps)).collect();
@@ -107,7 +107,7 @@ fn every_layout_is_bit_identical() {
 
 /// Steps of 4 samples equal those of a run whose `train_batch_size` is 4.
 #[test]
-fn a_step_is_that_of_a_run_with_its_size() {
+fn a_small_step_matches_a_run_of_that_batch_size() {
     let grown = run(1, 0, RAMPUP, "");
     let text = "train_batch_size: 4\ntrain_micro_batch_size_per_gpu: 1\noptimizer: {type: AdamW, params: {lr: 0.01}}\n\
                 gradient_clipping: 0.5\ntraining: {reproducible: true}";

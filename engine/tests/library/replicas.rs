@@ -58,7 +58,7 @@ fn the_rank_that_differs_is_named() {
 
 /// Errors name ranks of the world, not of the data-parallel group. The other pipeline stage reports no error.
 #[test]
-fn ranks_of_a_pipeline_are_named() {
+fn differing_ranks_of_a_pipeline_are_named() {
     let said = said(6, &[4], "transformer.h.1.mlp.c_fc.weight", &settings(2, "pipeline: {stages: 2}"));
     let found: Vec<&String> = said.iter().flatten().collect();
     assert_eq!(found.len(), 3, "{said:?}");
@@ -67,7 +67,7 @@ fn ranks_of_a_pipeline_are_named() {
 
 /// Between outer steps of replicates that train alone, only ranks of the same replicate are compared.
 #[test]
-fn ranks_of_a_replicate_that_trains_alone_are_named() {
+fn differing_ranks_are_named_with_local_steps() {
     let alone = "mesh: {data_parallel_replicate_degree: 2}\ntraining: {local_steps: {steps: 3}}";
     let said = said(6, &[4], "transformer.h.1.mlp.c_fc.weight", &settings(2, alone));
     assert!(said[..3].iter().all(Option::is_none), "{said:?}");

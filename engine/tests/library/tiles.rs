@@ -35,7 +35,7 @@ fn settings(zero_stage: u8, extra: &str) -> String {
 }
 
 #[test]
-fn tiles_are_bit_identical() {
+fn tiled_mlps_are_bit_identical() {
     for model in [gpt2, llama] {
         for dtype in ["", "bf16: {enabled: true}\n", "fp16: {enabled: true, initial_scale_power: 20, hysteresis: 1}\n"]
         {
@@ -56,7 +56,7 @@ fn tiles_are_bit_identical() {
 
 /// Zero-bubble schedules do not split the backward of a tiled layer. Tied gradients are summed over stages.
 #[test]
-fn tiles_in_pipelines_are_bit_identical() {
+fn tiled_mlps_in_pipelines_are_bit_identical() {
     for model in [gpt2, llama] {
         let expected = run_of(|| model(None), 1, 6, &settings(0, ""));
         for schedule in ["1f1b", "zb_h1"] {

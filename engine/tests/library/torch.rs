@@ -137,7 +137,7 @@ fn write_for_pytorch(engine: &mut Engine, tokens: &[u16], folder: &Path) {
 /// initial weights (`data/init_10m.safetensors`, tied head, linear weights as [outputs, inputs]), the tokens
 /// (`data/v256.u16.bin`), and the log (`single.log`). One line of the log is `RESULT {"losses": […], …}`.
 #[test]
-fn losses_agree_with_a_peers_run() {
+fn losses_agree_with_another_trainers_run() {
     let Some(folder) = std::env::var_os("ZERO_TRAIN_PEERS") else {
         println!("skipped: ZERO_TRAIN_PEERS does not name the folder of a run to compare with");
         return;

@@ -149,7 +149,7 @@ fn layouts_are_bit_identical() {
 }
 
 #[test]
-fn evaluations_leave_it_out() {
+fn evaluations_exclude_the_z_loss() {
     let losses = ["", "z_loss: 0.5"].map(|training| {
         world(2, |comm| {
             let mut engine = engine(table_and_head(), comm, &text(2, 3, training));
@@ -164,7 +164,7 @@ fn evaluations_leave_it_out() {
 }
 
 #[test]
-fn a_loss_without_one_is_an_error() {
+fn a_loss_without_z_loss_support_is_an_error() {
     let of_logits = || zoo::gpt2(&world::gpt2_config()).loss(ops::cross_entropy);
     let mlp = || {
         let (hidden_sizes, hidden_act) = (vec![5], zoo::Activation::Relu);

@@ -168,7 +168,7 @@ fn keys_depend_on_the_type_of_their_section() {
 }
 
 #[test]
-fn no_key_is_given_twice() {
+fn a_key_given_twice_is_rejected() {
     let twice = [
         "training.seed: [1], training.seed: [2]",
         "training.seed: [1], training: {seed: [2]}",
@@ -186,7 +186,7 @@ fn no_key_is_given_twice() {
 }
 
 #[test]
-fn the_command_line_narrows_a_space() {
+fn the_command_line_narrows_a_search_space() {
     let text =
         format!("{HEAD}autotuning: {{space: {{bfloat16.enabled: [true], training.seed: [1, 2]}}}}\nbfloat16: {{}}\n");
     let source = Source { name: "ds.yaml".to_string(), text };

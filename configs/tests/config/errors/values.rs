@@ -22,7 +22,7 @@ fn batch_sizes_that_contradict_each_other_are_one_error_with_the_equation() {
 }
 
 #[test]
-fn a_world_size_that_does_not_divide_is_an_error() {
+fn a_world_size_that_does_not_divide_the_batch_is_an_error() {
     let error = |text: &str, ranks| {
         let errors = Config::with_world_size("ds.yaml", text, ranks).expect_err("it does not divide");
         errors.iter().next().expect("at least one error").to_string()
@@ -94,7 +94,7 @@ fn wrong_types_and_ranges_say_what_is_expected() {
 }
 
 #[test]
-fn tiles_of_the_feed_forward_part_are_of_whole_blocks_of_rows() {
+fn tiled_mlp_rows_are_multiples_of_64() {
     for model in ["gpt2", "llama"] {
         let of = |rows: &str| format!("{HEAD}model: {{type: {model}, tiled_mlp_rows: {rows}}}");
         for (rows, help) in [

@@ -133,7 +133,7 @@ fn phi_3_is_read_with_its_scaling() {
 }
 
 #[test]
-fn a_window_is_in_all_layers_in_some_or_in_none() {
+fn sliding_windows_apply_to_all_some_or_no_layers() {
     let window = |more: Value| {
         let mut config = json!({"num_hidden_layers": 2, "sliding_window": 7});
         config.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());

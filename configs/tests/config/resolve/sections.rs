@@ -48,7 +48,7 @@ fn the_depth_of_a_profile_is_an_integer() {
 }
 
 #[test]
-fn conversations_have_their_own_section() {
+fn chat_data_has_its_own_section() {
     let parse = |data: &str| Config::parse("ds.yaml", format!("train_batch_size: 1\ndata: {{train: a, {data}}}"));
     let data = |data: &str| parse(data).expect("valid").data.expect("data");
     assert_eq!(data("format: jsonl").chat, None);
@@ -78,7 +78,7 @@ fn conversations_have_their_own_section() {
 }
 
 #[test]
-fn values_in_bf16_need_what_they_replace() {
+fn settings_that_exclude_bf16_states_are_errors() {
     let parse = |text: &str| Config::parse("ds.yaml", format!("train_batch_size: 1\n{text}"));
     let bf16 = |keys: &str| format!("bf16: {{enabled: true, {keys}}}");
     let all = bf16("bf16_master_weights_and_grads: true, bf16_optimizer_states: true, stochastic_rounding: true");

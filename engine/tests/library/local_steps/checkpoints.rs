@@ -8,7 +8,7 @@ use zero_engine::comm::Communicator;
 use zero_partition::{Category, Kind, Range};
 
 use super::{of_replicates, staged, text};
-use crate::whole::{LAMB, MUON};
+use crate::whole_parameters::{LAMB, MUON};
 use crate::world::{Trajectory, engine, train, trajectory, world};
 
 /// Resumes a rank from a checkpoint. Returns its replicate and its trajectory up to step 8.

@@ -74,7 +74,7 @@ fn frozen_weights_are_not_averaged() {
 
 /// A gather from secondary shards gives the same bits as the first gather of the step.
 #[test]
-fn secondary_shards_leave_the_bits() {
+fn secondary_shards_are_bit_identical() {
     let of = |near: usize| {
         let zero = format!("stage: 3, stage3_max_reuse_distance: 0, zero_hpz_partition_size: {near}");
         text(3, 4, 1, "").replace("stage: 3", &zero).replace("threshold: 40", "threshold: 0")
@@ -93,7 +93,7 @@ fn secondary_shards_leave_the_bits() {
 
 /// A run with codes is deterministic and resumable, and its replicates hold the same f32 copies after an outer step.
 #[test]
-fn codes_are_deterministic_and_resumable() {
+fn quantized_collectives_are_deterministic_and_resumable() {
     let exact = text(3, 2, 1, "").replace("threshold: 40", "threshold: 0");
     let plain = run(4, 6, &exact);
     for codes in [

@@ -98,7 +98,7 @@ fn a_layer_that_cuts_the_gradient_is_found_beside_values_that_bypass_it() {
 }
 
 #[test]
-fn a_name_stands_for_one_output() {
+fn a_layer_name_refers_to_its_only_output() {
     let encoder = |vb: VarBuilder| {
         let [hidden, mean, variance] = ["hidden", "mean", "variance"].map(|name| vb.pp(name));
         Ok(Encoder([linear(6, 8, hidden)?, linear(8, 2, mean)?, linear(8, 2, variance)?]))

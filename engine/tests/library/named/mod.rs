@@ -233,7 +233,7 @@ fn bits_do_not_depend_on_the_layout() {
 
 /// A single micro-batch, so that the gradient is one backward of candle over the whole model.
 #[test]
-fn bits_equal_those_of_plain_candle() {
+fn results_are_bit_identical_to_plain_candle() {
     for (name, layers, batch) in CASES {
         let more = format!("train_micro_batch_size_per_gpu: {SAMPLES}");
         let got = found((name, layers, batch), 1, &more).0;
@@ -332,7 +332,7 @@ impl Layer for Splits {
 }
 
 #[test]
-fn a_split_backward_passes_gradients_by() {
+fn deferred_weight_gradients_work_with_bypassing_values() {
     fn layers() -> Layers {
         let splits = |_, vb: VarBuilder| Ok(Splits(ops::Linear::new(6, 6, 0.3, vb)?));
         Layers::new()
@@ -356,7 +356,7 @@ fn a_split_backward_passes_gradients_by() {
 
 /// Stages are cut by measured layer times.
 #[test]
-fn layers_that_name_values_are_measured() {
+fn layers_with_named_values_can_be_partitioned_by_time() {
     for (name, layers, batch) in CASES {
         let expected = found((name, layers, batch), 1, MICRO).0.losses[0];
         let losses = world(2, |comm| {

@@ -18,28 +18,28 @@ fn every_pipeline_is_equal(zero_stage: u8) {
 }
 
 #[test]
-fn every_pipeline_is_equal_at_zero_stage_0() {
+fn every_pipeline_is_bit_identical_at_zero_stage_0() {
     every_pipeline_is_equal(0);
 }
 
 #[test]
-fn every_pipeline_is_equal_at_zero_stage_1() {
+fn every_pipeline_is_bit_identical_at_zero_stage_1() {
     every_pipeline_is_equal(1);
 }
 
 #[test]
-fn every_pipeline_is_equal_at_zero_stage_2() {
+fn every_pipeline_is_bit_identical_at_zero_stage_2() {
     every_pipeline_is_equal(2);
 }
 
 #[test]
-fn every_pipeline_is_equal_at_zero_stage_3() {
+fn every_pipeline_is_bit_identical_at_zero_stage_3() {
     every_pipeline_is_equal(3);
 }
 
 /// Eight micro-batches over all replicas.
 #[test]
-fn reproducible_is_equal_over_zero_stages_replicas_and_pipelines() {
+fn reproducible_runs_are_bit_identical_in_every_layout() {
     let reproducible = |zero_stage: u8, data: usize, stages: usize, schedule: &str| {
         let pipeline = format!("stages: {stages}, schedule: {schedule}");
         let text = text(zero_stage, 8 / data, &pipeline, "training: {reproducible: true}");
@@ -60,13 +60,13 @@ fn reproducible_is_equal_over_zero_stages_replicas_and_pipelines() {
 }
 
 #[test]
-fn bf16_pipelines_are_equal_too() {
+fn bf16_pipelines_are_bit_identical() {
     pipelines_are_equal_in(BF16);
 }
 
 /// Some of these steps overflow.
 #[test]
-fn fp16_pipelines_are_equal_too() {
+fn fp16_pipelines_are_bit_identical() {
     pipelines_are_equal_in(FP16);
 }
 

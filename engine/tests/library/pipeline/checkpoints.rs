@@ -45,7 +45,7 @@ fn assert_goes_on(whole: &Trajectory, rest: &Trajectory, what: &str) {
 
 /// Micro-batches are summed in order of arrival. So ZeRO stages 0 and 1 are bit-identical, and so are 2 and 3.
 #[test]
-fn a_resumed_run_is_the_uninterrupted_run() {
+fn a_resumed_run_is_bit_identical_to_an_uninterrupted_one() {
     let root = tempfile::tempdir().unwrap();
     for (zero_stage, schedule) in (0..=3).zip(SCHEDULES) {
         for more in ["", BF16, FP16] {

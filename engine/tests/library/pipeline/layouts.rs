@@ -81,7 +81,7 @@ fn loaded(root: &Path, place: Setup, more: &str) -> Vec<(String, Kind, Vec<u32>)
 }
 
 #[test]
-fn every_pair_of_a_grid_has_the_same_bits() {
+fn checkpoints_load_bit_identically_for_each_pair_of_a_grid() {
     let places = [(1, 1, 0, false), (2, 1, 3, true), (3, 1, 1, false), (2, 2, 2, false), (1, 3, 3, false)];
     for from in places {
         let root = tempfile::tempdir().unwrap();
@@ -103,7 +103,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 24, max_shrink_iters: 12, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn any_pair_of_layouts_has_the_same_bits(
+    fn checkpoints_load_bit_identically_for_random_layouts(
         from in place(), into in place(), more in prop::sample::select(&["", BF16, FP16][..]),
     ) {
         let root = tempfile::tempdir().unwrap();

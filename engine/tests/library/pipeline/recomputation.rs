@@ -3,7 +3,7 @@
 use super::{SCHEDULES, assert_same, model, run, text};
 
 #[test]
-fn every_schedule_is_equal_with_activation_checkpointing() {
+fn every_schedule_is_bit_identical_with_checkpointing() {
     for (zero_stage, data) in [(0, 1), (1, 2), (2, 2), (3, 2)] {
         let expected = run(data, || model(true), 4, &text(zero_stage, 4, "stages: 1", ""));
         for stages in 2..=3 {

@@ -74,7 +74,7 @@ fn found(ranks: usize, steps: u64, text: &str) -> Found {
 }
 
 #[test]
-fn three_tensors_of_three_kinds_cross_every_boundary() {
+fn several_tensors_cross_every_stage_boundary() {
     for (zero_stage, data, more) in
         [(0, 1, ""), (1, 2, ""), (2, 1, ""), (3, 2, ""), (0, 2, BF16), (3, 1, BF16), (3, 1, FP16)]
     {

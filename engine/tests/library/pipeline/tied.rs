@@ -33,7 +33,7 @@ fn four_users() -> Layers {
 }
 
 #[test]
-fn four_users_on_several_stages_give_the_bits_of_one() {
+fn a_parameter_tied_four_times_matches_one_stage_bit_for_bit() {
     for zero_stage in 0..=3 {
         for data in [1, 2] {
             let of = |stages: usize, schedule: &str| {
@@ -67,7 +67,7 @@ fn held(engine: &Engine, name: &str, zero_stage: u8) -> Option<(usize, Vec<u32>)
 }
 
 #[test]
-fn copies_do_not_drift_apart() {
+fn copies_of_tied_parameters_stay_bit_identical() {
     const NAME: &str = "transformer.wte.weight";
     for zero_stage in 0..=3u8 {
         for data in [1, 2] {
@@ -108,7 +108,7 @@ fn copies_do_not_drift_apart() {
 }
 
 #[test]
-fn a_checkpoint_has_each_element_once_on_a_rank_of_its_owner() {
+fn a_checkpoint_stores_each_element_once_by_its_owner() {
     let root = tempfile::tempdir().unwrap();
     for zero_stage in 0..=3 {
         for (stages, data, schedule) in [(2, 2, "interleaved_1f1b"), (3, 1, "1f1b"), (3, 2, "zb_h1")] {

@@ -96,7 +96,7 @@ fn blocks_defer_weight_gradients_and_tied_layers_do_not() {
 }
 
 #[test]
-fn other_schedules_split_nothing() {
+fn other_schedules_do_not_split_the_backward() {
     for schedule in ["gpipe", "1f1b", "interleaved_1f1b"] {
         for did in did(0, 2, schedule) {
             assert!(did.calls["backward"] > 0);

@@ -76,7 +76,7 @@ fn run(layout: Layout, save: Option<&Path>, resume: Option<&Path>) -> Trajectory
 }
 
 #[test]
-fn every_combination_trains_and_continues_the_one_before() {
+fn every_combination_trains_and_resumes_the_previous_one() {
     let whole = run_of(gpt2, 1, 2 * STEPS, &keys(1, 1, 4, 0, ""));
     let part = |steps: std::ops::Range<usize>| Trajectory {
         losses: whole.losses[steps.clone()].to_vec(),

@@ -13,7 +13,7 @@ use crate::world::{
 
 /// Each variant trains like one rank, up to rounding.
 #[test]
-fn every_variant_is_near_to_one_rank() {
+fn every_variant_matches_one_rank_up_to_rounding() {
     for more in [
         LORA,
         "optimizer: {type: Muon, params: {lr: 0.01}}",
@@ -55,7 +55,7 @@ fn every_variant_is_near_to_one_rank() {
 
 /// Options that change only where values are stored, or when they are sent, do not change a bit.
 #[test]
-fn offload_secondary_shards_and_overlap_leave_the_bits() {
+fn offload_secondary_shards_and_overlap_are_bit_identical() {
     let folder = tempfile::tempdir().unwrap();
     let layers = || zoo::gpt2(&zoo::Gpt2Config { n_head: 4, n_embd: 48, n_layer: 3, ..gpt2_config() });
     for plain in KINDS.map(|kind| kind(keys(2, 1, 2, 3, "training: {reproducible: true}"))) {
@@ -120,7 +120,7 @@ fn checkpoints_load_with_any_number_of_slices() {
 /// the output in each direction. By queries, each rank sends its keys and values to all others. In the backward, it
 /// also sends them the gradients of their keys and values in f32.
 #[test]
-fn traffic_is_that_of_the_formulas() {
+fn traffic_matches_the_formulas() {
     let (rows, time, width, layers, micro_batches) = (2, 16, 32, 2, 2);
     for slices in [2, 4] {
         for (dtype, bytes) in [("", 4), (BF16, 2)] {
@@ -149,7 +149,7 @@ fn traffic_is_that_of_the_formulas() {
 /// With both kinds, pairs of ranks exchange heads of their slices, and each rank gathers the keys and values of its
 /// heads from the other pair. In addition, a rank sends only what ZeRO sends, and a few numbers for loss and norm.
 #[test]
-fn traffic_of_both_kinds_is_the_sum() {
+fn traffic_of_sequence_and_context_parallelism_adds_up() {
     let (rows, time, width, layers) = (2, 16, 32, 2);
     let text = by_both(keys(4, rows, 1, 2, ""));
     let sent = world(4, |comm| {

@@ -178,7 +178,7 @@ fn layouts_with_the_same_slices_are_bit_identical() {
 }
 
 #[test]
-fn slices_are_cut_only_where_ranks_share_sequences() {
+fn inputs_stay_whole_without_sequence_parallelism() {
     let x = Tensor::zeros((2, 4), candle_core::DType::U32, &candle_core::Device::Cpu).unwrap();
     assert_eq!(own_slice(&x).unwrap().dims(), [2, 4]);
 }

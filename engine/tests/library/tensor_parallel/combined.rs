@@ -12,7 +12,7 @@ use crate::world::{
 
 /// Each variant trains like one rank, up to rounding.
 #[test]
-fn every_variant_is_near_to_one_rank() {
+fn every_variant_matches_one_rank_up_to_rounding() {
     for (more, tolerance) in [
         (LORA, 1e-5),
         ("adapter: {r: 4, use_dora: true, lora_dropout: 0.1, bias: all}", 1e-5),
@@ -66,7 +66,7 @@ fn layouts_with_the_same_tensor_groups_are_bit_identical() {
 
 /// Overlapping exchanges with compute does not change a bit.
 #[test]
-fn overlapped_exchanges_leave_the_bits() {
+fn overlapped_exchanges_are_bit_identical() {
     let (adapter, frozen) = ("adapter: {r: 4}", "training: {frozen: ['*.mlp.*']}");
     for layers in [gpt2 as fn() -> Layers, dropping_gpt2, llama, phi3] {
         for (ranks, stage, more) in [
@@ -114,7 +114,7 @@ fn checkpoints_load_with_any_number_of_parts() {
 /// - three numbers per row for the loss,
 /// - once per step, the gradients of parameters that are not cut.
 #[test]
-fn traffic_is_that_of_the_formulas() {
+fn traffic_matches_the_formulas() {
     let (rows, time, width, layers, micro_batches) = (2, 16, 32, 2, 2);
     for tensor in [2, 4] {
         for (dtype, bytes) in [("", 4), (BF16, 2)] {
@@ -196,7 +196,7 @@ fn a_rank_that_is_lost_in_a_layer_is_named() {
 
 /// An evaluation sees the logits of all classes on every rank.
 #[test]
-fn outputs_are_whole() {
+fn evaluations_see_all_logits() {
     let outputs = |ranks: usize| {
         let text = keys(ranks, 3, 1, 0, "");
         let all = world(ranks, |comm| {

@@ -44,7 +44,7 @@ fn layers() -> Layers {
 }
 
 #[test]
-fn train_as_on_one_rank() {
+fn custom_tensor_parallel_layers_match_one_rank() {
     let run = |ranks: usize, text: &str| run_of(layers, ranks, STEPS, text);
     let expected = run(1, &keys(1, 2, 2, 0, ""));
     for (ranks, tensor, accumulation, stage) in [(2, 2, 2, 0), (4, 2, 1, 3), (4, 4, 2, 2)] {

@@ -27,7 +27,7 @@ fn phi3() -> Layers {
 }
 
 #[test]
-fn train_as_on_one_rank_and_start_with_its_bits() {
+fn quantized_models_start_bit_identical_and_match_one_rank() {
     for layers in [gpt2 as fn() -> Layers, llama, phi3] {
         for quantization in [NF4, FP4] {
             let run = |ranks: usize, tensor: usize, steps: u64, stage: u8, more: &str| {
@@ -52,7 +52,7 @@ fn quantized(engine: &Engine) -> Vec<(String, usize)> {
 
 /// Checkpoints keep the bytes of whole weights. New values are quantized like whole weights.
 #[test]
-fn checkpoints_and_new_values_are_independent_of_the_parts() {
+fn checkpoints_and_set_values_do_not_depend_on_the_degree() {
     for layers in [gpt2 as fn() -> Layers, llama, phi3] {
         let saved = load_with_any_number_of_parts(layers, FP4, |engine| {
             for (name, elements) in quantized(engine) {
@@ -74,7 +74,7 @@ fn checkpoints_and_new_values_are_independent_of_the_parts() {
 }
 
 #[test]
-fn blocks_are_not_cut() {
+fn quantization_blocks_cannot_be_split() {
     let text = keys(4, 2, 1, 0, NF4);
     let error = world(4, |comm| Engine::with_communicator(config(4, &text), gpt2(), comm).map(drop)).remove(0);
     let error = error.unwrap_err().to_string();

@@ -13,7 +13,7 @@ fn only(text: &str) -> Error {
 }
 
 #[test]
-fn codes_are_off_unless_they_are_written() {
+fn quantized_collectives_are_off_by_default() {
     let text = "train_micro_batch_size_per_gpu: 2\nzero_optimization: {stage: 3, zero_quantized_weights: true, zero_quantized_gradients: true}";
     let config = Config::with_world_size("ds.yaml", text, 2).unwrap_or_else(|errors| panic!("{errors}"));
     let zero = &config.zero;
@@ -24,7 +24,7 @@ fn codes_are_off_unless_they_are_written() {
 }
 
 #[test]
-fn what_is_sent_as_codes_must_be_sharded() {
+fn quantized_collectives_need_a_stage_that_shards() {
     for (key, stage, lowest) in [
         ("zero_quantized_weights", 2, 3),
         ("zero_quantized_nontrainable_weights", 0, 3),
@@ -39,7 +39,7 @@ fn what_is_sent_as_codes_must_be_sharded() {
 }
 
 #[test]
-fn gradients_in_codes_are_neither_all_reduced_nor_reproducible() {
+fn quantized_gradients_exclude_all_reduce_and_reproducible() {
     let zero = "zero_optimization: {stage: 2, zero_quantized_gradients: true";
     for (text, other) in [
         (format!("{zero}, reduce_scatter: false}}"), "zero_optimization.reduce_scatter"),

@@ -58,7 +58,7 @@ fn every_layout_is_bit_identical() {
 
 /// Guards against a former error of DeepSpeed's Muon, which orthogonalized each micro-batch (DeepSpeed#8600).
 #[test]
-fn accumulation_changes_rounding_alone() {
+fn accumulation_changes_results_by_rounding_only() {
     for optimizer in OPTIMIZERS {
         let whole = text(0, 1, optimizer).replace("gpu: 1", "gpu: 4");
         let expected = run(1, &whole).loss_values();

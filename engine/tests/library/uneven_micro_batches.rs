@@ -21,7 +21,7 @@ fn dealt(layers: impl Fn() -> Layers + Sync, ranks: usize, text: &str, of: impl 
 
 /// With loss weights, without them, and with dropout, whose masks depend on the sample.
 #[test]
-fn the_step_is_that_of_one_micro_batch() {
+fn uneven_micro_batches_match_one_micro_batch() {
     let unweighted = |step: u64| batch(step, 8);
     type Case<'a> = (fn() -> Layers, &'a (dyn Fn(u64) -> Batch + Sync));
     let cases: [Case<'_>; 3] = [(plain, &chats), (plain, &unweighted), (gpt2, &chats)];
@@ -37,7 +37,7 @@ fn the_step_is_that_of_one_micro_batch() {
 }
 
 #[test]
-fn what_cannot_be_dealt_is_an_error() {
+fn invalid_micro_batch_sizes_are_errors() {
     for (ranks, more, rows, expected) in [
         (1, "", &[4, 4, 4][..], "have 8 samples in total"),
         (1, "", &[8, 0], "none may be empty"),

@@ -69,7 +69,7 @@ fn accumulating(stage: u8, data: usize, micro_batches: usize, more: &str) -> Str
 
 /// The gradient of a single micro-batch arrives in bf16 anyway. Sums over several micro-batches are rounded.
 #[test]
-fn gradients_in_bf16_are_those_that_arrive() {
+fn bf16_accumulation_is_exact_for_one_micro_batch() {
     let [narrow, wide] = ["bf16", "fp32"].map(|dtype| format!("data_types: {{grad_accum_dtype: {dtype}}}"));
     for more in ["bf16: {enabled: true}", NO_COPY, &format!("{STOCHASTIC}\n{LION}")] {
         let of = |stage, data, count, more: &str, dtype: &str| {
@@ -99,7 +99,7 @@ fn gradients_in_bf16_are_those_that_arrive() {
 /// With AdamW, 18 bytes of state become 8 without the f32 copy and with gradients and states in bf16. With Lion, 14
 /// become 6.
 #[test]
-fn bytes_are_those_of_the_formula() {
+fn bytes_match_the_formula() {
     let f32_states = "bf16: {enabled: true}";
     let lion = |more: &str| format!("{more}\n{LION}");
     let gradients = |dtype: &str| format!("data_types: {{grad_accum_dtype: {dtype}}}");
@@ -179,7 +179,7 @@ fn losses(folder: &Path, more: &str) -> Vec<f32> {
 /// PyTorch's fused AdamW computes like this engine: in f32, from parameters and states in bf16. The gradients come from
 /// its own bf16 kernels, so only the course of the loss is compared.
 #[test]
-fn losses_follow_pytorchs_and_random_rounding_follows_f32() {
+fn losses_follow_pytorch_and_stochastic_rounding_follows_f32() {
     let root = tempfile::tempdir().unwrap();
     let folder = root.path().join("base");
     let script = small_llama()

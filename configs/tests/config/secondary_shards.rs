@@ -17,7 +17,7 @@ fn only(text: String, ranks: usize) -> Error {
 }
 
 #[test]
-fn the_size_of_a_group_is_a_part_of_a_shard_group() {
+fn secondary_groups_divide_shard_groups() {
     const HSDP: &str = "mesh: {data_parallel_replicate_degree: 2}";
     for (size, ranks, more, expected) in [
         (0, 8, "", None),
@@ -60,7 +60,7 @@ fn the_size_of_a_group_is_a_part_of_a_shard_group() {
 }
 
 #[test]
-fn sizes_that_do_not_fit_are_errors() {
+fn invalid_secondary_group_sizes_are_errors() {
     const KEY: &str = "zero_optimization.zero_hpz_partition_size";
     let nvme = ", offload_param: {device: nvme, nvme_path: /tmp}";
     for (text, ranks, message, help) in [

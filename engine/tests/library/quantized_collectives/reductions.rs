@@ -49,7 +49,7 @@ fn gradients_on_hosts(ranks: usize, ranks_per_host: usize, text: &str, batch: &B
 
 /// Each near group adds up decoded 8-bit codes. The sums of all near groups are added up as decoded 4-bit codes.
 #[test]
-fn reductions_between_near_groups_add_codes_of_their_sums() {
+fn hierarchical_reductions_use_8_bits_then_4_bits() {
     for (ranks, near) in [(4, 2), (6, 2), (6, 3)] {
         let samples = batch(0, ranks);
         let of_rank = |rank| gradients(1, "zero_optimization: {stage: 2}", &samples.narrow(rank, 1).unwrap());
@@ -82,7 +82,7 @@ fn reductions_between_near_groups_add_codes_of_their_sums() {
 
 /// A reduction adds up the codes of all ranks in rank order, so the error is at most half a scale for each rank.
 #[test]
-fn reductions_add_the_codes_of_all_ranks() {
+fn reductions_add_the_quantized_gradients_of_all_ranks() {
     for ranks in [2, 3, 4] {
         let samples = batch(0, ranks);
         let plain = "zero_optimization: {stage: 2}";

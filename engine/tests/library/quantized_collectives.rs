@@ -35,7 +35,7 @@ fn rounded(codes: BlockCodes, values: &[f32]) -> Vec<f32> {
 
 /// Layers read the decoded weights: loss and norm equal those of a model whose weights have these values.
 #[test]
-fn layers_read_the_codes_of_the_weights() {
+fn layers_compute_with_the_dequantized_weights() {
     let plain = reproducible(3, 2, "").replace("threshold: 40", "threshold: 0");
     let text = with(&plain, WEIGHTS);
     let found = world(2, |comm| {
@@ -60,7 +60,7 @@ fn layers_read_the_codes_of_the_weights() {
 
 /// Codes of weights do not depend on the layout. The bits of a reproducible run therefore do not depend on it either.
 #[test]
-fn gathers_of_codes_are_equal_in_every_layout() {
+fn quantized_gathers_are_bit_identical_in_every_layout() {
     for more in ["", BF16, FP16, "adapter: {r: 8}"] {
         let text = |ranks, more: &str| with(&reproducible(3, ranks, more), WEIGHTS);
         let expected = run(1, STEPS, &text(1, more));
@@ -83,7 +83,7 @@ fn gathers_of_codes_are_equal_in_every_layout() {
 }
 
 #[test]
-fn parameters_on_a_disk_are_gathered_as_codes() {
+fn parameters_on_disk_are_gathered_quantized() {
     let folder = tempfile::tempdir().unwrap();
     let layers = || zoo::gpt2(&zoo::Gpt2Config { n_embd: 48, n_layer: 3, ..gpt2_config() });
     for more in ["", BF16] {
@@ -97,7 +97,7 @@ fn parameters_on_a_disk_are_gathered_as_codes() {
 
 /// Only frozen weights are gathered as codes. Trained weights, such as those of an adapter, are gathered exactly.
 #[test]
-fn frozen_weights_are_gathered_as_codes() {
+fn frozen_weights_are_gathered_quantized() {
     const FROZEN: &str = "zero_quantized_nontrainable_weights: true";
     let text = |more: &str, keys| with(&reproducible(3, 2, more), keys);
     let adapter = "adapter: {r: 8}";
