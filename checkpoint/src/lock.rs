@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_file_is_taken_over() {
+    fn a_damaged_lock_file_is_replaced() {
         let folder = tempfile::tempdir().unwrap();
         for text in ["", "{", "null", &"x".repeat(5000)] {
             fs::write(folder.path().join(NAME), text).unwrap();

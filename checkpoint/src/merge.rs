@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn products_are_added_in_either_order_of_dimensions() {
+    fn lora_products_are_added_to_either_weight_layout() {
         // A = [1 2 3], B = [10; 20], s = 0.5: B·A = [10 20 30; 20 40 60].
         let add = |inputs_first: bool, columns: usize| {
             let merge = Merge { scale: 0.5, inputs_first };

@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn another_version_is_named() {
+    fn another_manifest_version_is_reported() {
         let folder = tempfile::tempdir().unwrap();
         let old = format!("{{\"format\": \"{FORMAT}\", \"version\": 1, \"step\": 7, \"shards\": []}}");
         let found = found_with(folder.path(), "manifest.json", old.as_bytes());

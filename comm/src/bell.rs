@@ -71,7 +71,7 @@ mod tests {
     use std::sync::Arc;
 
     #[test]
-    fn no_ring_is_missed() {
+    fn no_wakeup_is_missed() {
         let bells: Arc<[Bell; 2]> = Arc::default();
         let theirs = Arc::clone(&bells);
         let spin = Duration::from_micros(5);
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wait_ends_without_a_ring() {
+    fn a_wait_times_out_without_a_wakeup() {
         let bell = Bell::default();
         bell.wait(bell.mark(), Duration::ZERO, Duration::from_millis(1));
         assert_eq!(bell.mark(), 0);

@@ -230,7 +230,7 @@ mod tests {
     use crate::{Options, threads};
 
     #[test]
-    fn every_operation_can_be_timed_in_turn_with_its_floor() {
+    fn every_operation_is_timed_alternately_with_its_floor() {
         let ranks = threads(2, &Options::default());
         std::thread::scope(|scope| {
             for comm in &ranks {

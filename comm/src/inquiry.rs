@@ -286,7 +286,7 @@ mod tests {
     /// Rank 0 has asked rank 1, which answered that it waits for rank 2, which is idle. Then the machine is suspended
     /// until the deadline has passed and all answers are outdated.
     #[test]
-    fn no_rank_is_blamed_for_a_standstill() {
+    fn no_rank_is_blamed_after_the_machine_was_suspended() {
         let health = Health::new(0, Board::new(3), Arc::default(), None);
         let waiters = Arc::<Waiters>::default();
         let topic = Topic::collectives(7, &waiters);
@@ -319,7 +319,7 @@ mod tests {
     /// A rank whose operation was given up keeps answering until its process ends, because others may ask before they
     /// hear of the end.
     #[test]
-    fn ranks_that_gave_up_do_not_answer_idle() {
+    fn ranks_that_gave_up_do_not_answer_that_they_are_idle() {
         for blames in [true, false] {
             let health = Health::new(0, Board::new(3), Arc::default(), None);
             let waiters = Arc::<Waiters>::default();

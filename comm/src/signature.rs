@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn a_difference_shows_both_sides() {
+    fn a_mismatch_shows_both_operations() {
         let here = header(Operation::Recv);
         assert_eq!(here.difference(&header(Operation::Send)), None);
         let mut there = header(Operation::Send);

@@ -156,7 +156,7 @@ fn a_rank_that_does_not_connect_ends_with_the_deadline() {
 }
 
 #[test]
-fn an_abort_on_the_host_ends_what_is_on_the_device() {
+fn a_host_abort_ends_device_collectives() {
     let Some(_alone) = alone_with_the_mock() else { return };
     let _fault = Fault::of_rank(c"mock_hangs_rank", 1);
     let in_flight = Barrier::new(3);

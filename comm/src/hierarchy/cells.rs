@@ -54,7 +54,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_is_one_cell_where_the_tree_allows_it() {
+    fn a_host_is_one_cell_if_the_reduction_tree_allows_it() {
         assert_eq!(lengths(&[4, 4]), [4, 4]);
         assert_eq!(lengths(&[8, 8, 8]), [8, 8, 8]);
         assert_eq!(lengths(&[4, 3]), [4, 3]);
@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn every_cell_is_a_node_of_the_tree() {
+    fn every_cell_is_a_node_of_the_reduction_tree() {
         for size in 1..40 {
             let nodes = nodes(size);
             for split in 0..=size {

@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_host_of_a_list() {
+    fn the_first_host_of_a_slurm_node_list() {
         for (list, host) in [
             ("n[1-2,7]", Some("n1")),
             ("gpu[007-009],login", Some("gpu007")),
@@ -59,7 +59,7 @@ mod tests {
     }
 
     #[test]
-    fn tasks_of_each_node() {
+    fn tasks_per_node_are_parsed() {
         let tasks = |node| tasks_on_node("4(x2),3,1", node);
         assert_eq!([tasks(0), tasks(1), tasks(2), tasks(3), tasks(4)], [Some(4), Some(4), Some(3), Some(1), None]);
         assert_eq!(tasks_on_node("4(x", 0), None);

@@ -13,7 +13,7 @@ fn numbers(place: &LauncherEnvironment) -> [usize; 4] {
 }
 
 #[test]
-fn nothing_set_is_a_world_of_one() {
+fn an_empty_environment_is_a_world_of_one_rank() {
     assert_eq!(place(&[]), Ok(LauncherEnvironment::alone()));
     assert_eq!(place(&[("MASTER_ADDR", "n1")]), Ok(LauncherEnvironment::alone()));
     let batch_script = [("SLURM_PROCID", "0"), ("SLURM_NTASKS", "2"), ("SLURM_JOB_ID", "7")];
@@ -100,7 +100,7 @@ fn the_attempt_of_the_innermost_launcher_counts() {
 }
 
 #[test]
-fn ranks_without_local_ranks() {
+fn without_local_rank_each_rank_has_its_own_host() {
     let plain = [("RANK", "1"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "pod-0")];
     assert_eq!(place(&plain).map(|place| numbers(&place)), Ok([1, 2, 0, 1]));
     let pods = [&plain[..], &[("PET_NPROC_PER_NODE", "4")]].concat();

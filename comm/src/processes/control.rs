@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn causes_round_trip_even_in_pieces() {
+    fn failure_causes_round_trip_even_in_fragments() {
         let long = "ä".repeat(MAX_TEXT);
         let causes = [
             Cause::Lost { peer: 3, detail: "gone".into() },

@@ -278,7 +278,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_rank_is_below_its_parent_once_and_subtrees_are_consecutive() {
+    fn each_rank_has_one_parent_and_subtrees_are_consecutive() {
         for size in 1..140 {
             let mut parents = vec![None; size];
             for rank in 0..size {

@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_interface_by_name_and_by_address() {
+    fn interfaces_are_found_by_name_and_by_address() {
         assert_eq!(bind_address(None), Ok(IpAddr::from(Ipv4Addr::LOCALHOST)));
         assert_eq!(bind_address(Some("lo")), Ok(IpAddr::from(Ipv4Addr::LOCALHOST)));
         assert_eq!(bind_address(Some("10.1.2.3")), Ok(IpAddr::from([10, 1, 2, 3])));

@@ -70,7 +70,7 @@ fn check(op: ReduceOp, ranks: &[Vec<f32>], combine: fn(f32, f32) -> f32) {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
     #[test]
-    fn sums_follow_the_tree(size in 1usize..17, length in 0usize..1300, seed in any::<u32>()) {
+    fn sums_follow_the_reduction_tree(size in 1usize..17, length in 0usize..1300, seed in any::<u32>()) {
         let value = |rank: usize, i: usize| {
             let hash = (seed ^ (rank * 65_537 + i) as u32).wrapping_mul(2_654_435_761);
             (hash as f32 - 2e9) * 2f32.powi((hash >> 7) as i32 % 20 - 30)
@@ -105,7 +105,7 @@ fn reduce_into_is_bit_identical_to_reduce() {
 }
 
 #[test]
-fn half_precision_is_rounded_once() {
+fn half_precision_sums_are_rounded_once() {
     // In f16, 2048 + 1 is rounded to 2048. A sum in f32 counts all four ones.
     let ranks = [2048.0, 1.0, 1.0, 1.0, 1.0].map(|value| vec![f16::from_f32(value); 3]);
     let mut own = ranks[0].clone();
@@ -130,7 +130,7 @@ fn bf16_rounding_matches_the_half_crate() {
 }
 
 #[test]
-fn integers_wrap_and_nan_wins() {
+fn integer_sums_wrap_and_nan_propagates() {
     let mut own = [250u8];
     reduce(sum(Dtype::U8), &[1, 1], 0, &mut own, &[&[10]]);
     assert_eq!(own, [4]);

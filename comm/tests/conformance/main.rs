@@ -1,5 +1,5 @@
 //! The conformance suite of all transports: the guarantees of a communicator, for jobs of 1 to 8 ranks. `many.rs` tests
-//! more ranks, and `meeting.rs` tests how the ranks connect.
+//! more ranks, and `rendezvous.rs` tests how the ranks connect.
 //!
 //! The ranks are threads here, each of which calls `connect` as a process would; `processes.rs` uses real processes.
 
@@ -15,10 +15,10 @@ mod groups;
 mod hosts;
 mod in_place;
 mod many;
-mod meeting;
 mod mesh;
 mod messages;
 mod oracle;
+mod rendezvous;
 mod world;
 
 /// Sums follow the tree of ranks and are compared bit for bit.

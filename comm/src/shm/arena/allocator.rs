@@ -111,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn alignment_is_kept() {
+    fn allocations_keep_their_alignment() {
         for align in [1, 64, 4096, 64 * 1024, 1 << 20] {
             for size in [1, LARGE - 1, LARGE, LARGE + 1, 3 * LARGE] {
                 let layout = Layout::from_size_align(size, align).expect("a layout");

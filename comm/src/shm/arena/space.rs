@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_table_loses_blocks_but_nothing_else() {
+    fn a_full_table_of_free_blocks_only_leaks_blocks() {
         let mut space = space(3 * ENTRIES);
         let blocks: Vec<usize> = (0..3 * ENTRIES).map(|_| space.take(1).expect("space in the arena").0).collect();
         for block in blocks.iter().step_by(2) {
@@ -364,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_elsewhere_displaces_kept_memory() {
+    fn memory_outside_the_arena_displaces_resident_free_blocks() {
         let mut space = space(2000);
         let blocks: Vec<usize> = (0..4).map(|_| space.take(SLACK).expect("space in the arena").0).collect();
         let (first, rest) = blocks.split_first().expect("four");
