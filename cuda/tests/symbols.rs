@@ -66,7 +66,7 @@ fn declared(text: &str) -> BTreeMap<String, &'static str> {
 }
 
 #[test]
-fn lists_match_the_declarations_of_the_bindings() {
+fn symbol_lists_match_the_bindings() {
     let source = bindings();
     for (list, module) in MODULES {
         let path = source.join(format!("src/{module}/sys/mod.rs"));

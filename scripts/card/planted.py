@@ -21,7 +21,7 @@ PLANTED = {
             "attention_tensor.cu",
             "Factors values = transposed(now.second, 16 * part, 16 * s);",
             "Factors values = columns(now.second, 16 * part, 16 * s);",
-            "attention::every_type_and_every_size_of_a_head",
+            "attention::every_dtype_and_head_size",
         ),
     ],
     "a missing wait for copies, and a missing barrier": [
@@ -29,13 +29,13 @@ PLANTED = {
             "attention_tiles.cuh",
             "    end_copies();\n    __syncthreads();",
             "    __syncthreads();",
-            "attention::every_type_and_every_size_of_a_head",
+            "attention::every_dtype_and_head_size",
         ),
         (
             "norm.cu",
             "    room[threadIdx.x] = sum;\n    __syncthreads();",
             "    room[threadIdx.x] = sum;",
-            "norm::norms_and_the_gradients_of_all_they_read",
+            "norm::norms_and_their_gradients",
         ),
     ],
 }

@@ -83,7 +83,7 @@ fn priority(stream: &Stream) -> i32 {
 
 /// Also runs on real devices: every device that our kernels support has stream priorities.
 #[test]
-fn urgent_streams_are_of_a_higher_priority() {
+fn urgent_streams_have_a_higher_priority() {
     if !mock::ready() {
         return;
     }
@@ -193,8 +193,8 @@ fn a_device_has_limited_memory() {
 /// Memory freed on one stream is reused on another only where the order is certain: after an event, or after the host
 /// has waited.
 #[test]
-fn memory_that_was_freed_on_another_stream_is_used_again_behind_an_event() {
-    const TEST: &str = "memory_that_was_freed_on_another_stream_is_used_again_behind_an_event";
+fn memory_freed_on_another_stream_is_reused_after_an_event() {
+    const TEST: &str = "memory_freed_on_another_stream_is_reused_after_an_event";
     if skipped() || of_child(TEST).is_some() {
         return;
     }

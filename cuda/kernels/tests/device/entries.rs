@@ -86,7 +86,7 @@ fn every_entry_loads_and_stays_within_its_limits() {
 }
 
 #[test]
-fn images_are_aligned() {
+fn kernel_images_are_aligned() {
     for source in Source::ALL {
         assert_eq!(source.image().as_ptr().addr() % 16, 0, "{source:?}");
         assert!(!mock::is_real() || !source.image().is_empty(), "this program was built without kernels");

@@ -190,7 +190,7 @@ const SMALL: Geometry = Geometry {
 };
 
 #[test]
-fn every_type_and_every_size_of_a_head() {
+fn every_dtype_and_head_size() {
     for dtype in Dtype::ALL {
         Case::new(Geometry { dtype, ..SMALL }, false).check();
     }
@@ -223,7 +223,7 @@ fn interleaving_heads_changes_no_bits() {
 }
 
 #[test]
-fn documents_do_not_see_each_other_and_packed_buffers_have_the_same_bits() {
+fn documents_are_masked_and_packed_qkv_has_the_same_bits() {
     Case::new(Geometry { time: 130, batch: 1, ..SMALL }, true).check();
     Case::new(Geometry { time: 204, batch: 1, heads: 1, size: 64, dtype: Dtype::F16, ..SMALL }, true).check();
     let of = Geometry { kv_heads: 2, dtype: Dtype::Bf16, ..SMALL };
@@ -234,7 +234,7 @@ fn documents_do_not_see_each_other_and_packed_buffers_have_the_same_bits() {
 
 /// Neither earlier documents in a buffer nor other samples influence a row's bits.
 #[test]
-fn a_rows_bits_depend_only_on_what_it_sees() {
+fn a_rows_bits_depend_only_on_the_keys_it_attends_to() {
     for dtype in [Dtype::F32, Dtype::Bf16] {
         bits_depend_on_what_is_seen(Geometry { batch: 2, time: 82, heads: 1, dtype, ..SMALL });
     }
@@ -260,7 +260,7 @@ fn bits_depend_on_what_is_seen(of: Geometry) {
 /// The results of queries at some positions are bit-identical to those of a run with all positions. The gradients of
 /// keys and values of all parts add up to those of that run.
 #[test]
-fn queries_of_a_part_of_the_positions() {
+fn queries_at_some_positions_match_a_full_run() {
     for (dtype, size, time, ends) in [
         (Dtype::F32, 24, 70, [0, 13, 32, 70].as_slice()),
         (Dtype::F32, 128, 70, &[0, 40, 70]),

@@ -7,7 +7,7 @@ use zero_kernels::indices::{Fault, NO_TARGET};
 use crate::{Memory, assert_near, numbers, on_device, rounded};
 
 #[test]
-fn losses_and_the_gradient_in_place() {
+fn losses_and_in_place_gradients() {
     for ((rows, classes), z_loss) in [((1, 1), 0.0), ((7, 50), 0.0), ((7, 50), 3e-3), ((3, 3000), 1e-4)] {
         for dtype in Dtype::ALL {
             let count = (rows * classes) as usize;
@@ -176,7 +176,7 @@ fn ignored_rows_do_not_contribute() {
 }
 
 #[test]
-fn gradients_are_rescaled_to_the_gradient_of_the_loss() {
+fn gradients_are_rescaled_by_the_upstream_gradient() {
     for dtype in Dtype::ALL {
         let (x, before) = (rounded(dtype, &numbers(1, 300)), rounded(dtype, &numbers(2, 300)));
         for (upstream, add) in [(0.25f32, false), (0.25, true), (0.75, false), (0.75, true)] {

@@ -31,7 +31,7 @@ fn exact(f: Function, x: f64) -> f64 {
 }
 
 #[test]
-fn activations_and_their_slopes() {
+fn activations_and_their_derivatives() {
     for dtype in Dtype::ALL {
         for f in Function::ALL {
             let count = 700;
@@ -87,7 +87,7 @@ fn swiglu_and_its_gradients() {
 }
 
 #[test]
-fn pairs_are_rotated_and_rotated_back() {
+fn rotary_embedding_and_its_inverse() {
     let shape @ [batch, time, heads, size] = [2u32, 5, 3, 8];
     let (count, half, positions) = ((batch * time * heads * size) as usize, size as usize / 2, 7);
     let angle = |at: usize| (at / half) as f64 * 100f64.powf(-((at % half) as f64) / half as f64);
@@ -160,7 +160,7 @@ fn dropout_depends_only_on_an_elements_index() {
 
 /// Dropout of some rows and columns of larger samples gives the same elements as dropout of the whole samples.
 #[test]
-fn dropout_of_a_part_has_the_mask_of_the_whole() {
+fn dropout_of_a_slice_uses_the_mask_of_the_whole_sample() {
     let mask = Mask { key: [3, 1], first_sample: 5, probability: 0.4, scale: 1.0 / 0.6 };
     for (all, first, rows, column, width) in
         [(40u64, 2u64, 3u64, 16u64, 8u64), (24, 1, 2, 3, 5), (16, 0, 4, 8, 7), (33, 2, 2, 0, 33)]

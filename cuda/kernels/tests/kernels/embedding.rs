@@ -105,7 +105,7 @@ fn rows_are_looked_up() {
 
 /// This rank holds rows 3 to 6 of a table of 10. Indices of the other rows become `ELSEWHERE`.
 #[test]
-fn indices_of_other_ranks_have_no_place_here() {
+fn indices_of_other_ranks_become_elsewhere() {
     let bytes: Vec<u8> = [3i64, 0, 6, 7, 9, 10, -100, 5].iter().flat_map(|x| x.to_ne_bytes()).collect();
     let Some((found, fault)) = taken_of(IndexType::Targets, &bytes, 8, &Limits { all: 10, own: 3..7 }) else { return };
     let [elsewhere, none, ignored] = [ELSEWHERE, u32::MAX, NO_TARGET].map(u64::from);
@@ -139,7 +139,7 @@ fn positions_are_sorted_by_index() {
 }
 
 #[test]
-fn the_gradient_of_a_table_is_added_up_in_the_order_of_the_positions() {
+fn table_gradients_are_summed_in_order_of_positions() {
     for (count, entries, size) in [(1usize, 4usize, 3usize), (250, 300, 7), (30, 1, 300)] {
         let mut ids = some_indices(count);
         ids.iter_mut().filter(|id| **id != u32::MAX).for_each(|id| *id %= entries as u32);

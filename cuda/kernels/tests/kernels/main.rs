@@ -6,6 +6,7 @@
 //! outside of the closure. Inputs are [`numbers`].
 #![allow(unsafe_code)]
 
+mod alignments;
 mod attention;
 #[cfg(feature = "cuda")]
 #[path = "../card/mod.rs"]
@@ -17,7 +18,6 @@ mod gradient_norm;
 mod memory;
 mod norm;
 mod optimizer;
-mod packs;
 
 use std::env;
 use std::fmt::Debug;
@@ -110,7 +110,7 @@ fn assert_near(what: &str, dtype: Dtype, got: &[f32], want: &[f64], units: f64, 
 
 /// A card cannot access the emulator's memory, so cases must use `crate::Memory`.
 #[test]
-fn cases_use_the_memory_of_their_device() {
+fn test_cases_use_the_memory_of_their_device() {
     if is_gpu() {
         return;
     }
@@ -130,7 +130,7 @@ fn faulty<A>(entry: &str, args: A) -> Launch<A> {
 
 /// The emulator detects each kind of fault.
 #[test]
-fn faults_are_found() {
+fn the_emulator_detects_faults() {
     if is_gpu() {
         return;
     }

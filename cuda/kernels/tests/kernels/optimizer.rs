@@ -127,7 +127,7 @@ fn an_update_is_bit_identical_to_the_cpus() {
 /// The scale of the verdict replaces the scale of the step. A verdict that does not admit the step leaves everything
 /// unchanged.
 #[test]
-fn an_update_follows_the_verdict() {
+fn the_norm_verdict_scales_or_skips_an_update() {
     let (count, start, grads) = (100, numbers(1, 100), numbers(2, 100));
     let sgd = Optimizer::Sgd(Sgd::default());
     let step = |grad_scale| Step { step: 1, lr: 0.5, grad_scale, grad_limit: f32::INFINITY, decay: false };
@@ -163,7 +163,7 @@ fn an_update_follows_the_verdict() {
 }
 
 #[test]
-fn gradients_that_travelled_are_rounded_before_they_are_added() {
+fn communicated_gradients_are_rounded_before_the_sum() {
     let (a, b) = (numbers(3, 303), numbers(4, 303));
     for [from, to] in [[Dtype::F32, Dtype::Bf16], [Dtype::Bf16, Dtype::F32], [Dtype::F16, Dtype::F16]] {
         let Some(sums) = on_device(|device| {
@@ -180,7 +180,7 @@ fn gradients_that_travelled_are_rounded_before_they_are_added() {
 
 /// Covers all 65,536 16-bit values, values between them, and their f32 neighbors.
 #[test]
-fn numbers_are_rounded_to_nearest_even() {
+fn conversions_round_to_nearest_even() {
     let close = |x: f32| [x.to_bits().wrapping_sub(1), x.to_bits(), x.to_bits().wrapping_add(1)].map(f32::from_bits);
     let all: Vec<f32> = (0..=u16::MAX)
         .flat_map(|bits| [f16::from_bits(bits).to_f32(), f32::from_bits(u32::from(bits) << 16 | 0x8000)])
@@ -219,7 +219,7 @@ fn numbers_are_rounded_to_nearest_even() {
 }
 
 #[test]
-fn f32_stays_unchanged() {
+fn conversions_to_f32_change_nothing() {
     let all = numbers(3, 1000);
     let Some((narrowed, widened, doubled)) = on_device(|device| {
         let mut from = Memory::floats(Dtype::F32, &all);

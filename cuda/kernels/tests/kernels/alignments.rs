@@ -82,7 +82,7 @@ fn in_turns<A>(device: &Device, launch: Option<Launch<A>>, one: bool) {
 }
 
 #[test]
-fn elements_one_by_one() {
+fn elementwise_kernels_in_all_alignments() {
     for dtype in Dtype::ALL {
         // Counts up to more elements than one block processes in one loop iteration.
         for (count, one) in [(1, false), (7, false), (8, false), (4099, false), (4099 * 2, true)] {
@@ -137,7 +137,7 @@ fn add_gives_the_rounded_sum() {
 }
 
 #[test]
-fn norms() {
+fn norms_in_all_alignments() {
     for dtype in Dtype::ALL {
         // Rows of whole packs, rows of packs and a remainder, and rows that do not fit the threads' registers.
         for (rows, size) in [(9u32, 48u32), (9, 45), (2, 8208)] {
@@ -164,7 +164,7 @@ fn norms() {
 }
 
 #[test]
-fn pairs_of_heads() {
+fn rotary_in_all_alignments() {
     for dtype in Dtype::ALL {
         for shape @ [batch, time, heads, size] in [[2u32, 3, 2, 32], [1, 5, 3, 10], [1, 2, 70, 64], [2, 2, 1, 2]] {
             let (count, table) = ((batch * time * heads * size) as usize, (time * size / 2) as usize);
@@ -182,7 +182,7 @@ fn pairs_of_heads() {
 }
 
 #[test]
-fn samples_with_dropout() {
+fn dropout_in_all_alignments() {
     let mask = Mask { key: [1, 2], first_sample: 1 << 40, probability: 0.3, scale: 1.0 / 0.7 };
     for dtype in Dtype::ALL {
         for [samples, size] in [[3u64, 40], [5, 13], [1, 5000]] {
@@ -198,7 +198,7 @@ fn samples_with_dropout() {
 }
 
 #[test]
-fn rows_of_tables_and_their_sums() {
+fn embeddings_and_row_sums_in_all_alignments() {
     for dtype in Dtype::ALL {
         for size in [24u32, 9, 2080] {
             let (count, entries, what) = (30u32, 7u32, format!("{dtype:?} rows of {size}"));
@@ -228,7 +228,7 @@ fn rows_of_tables_and_their_sums() {
 }
 
 #[test]
-fn losses_and_their_gradients() {
+fn cross_entropy_in_all_alignments() {
     for dtype in Dtype::ALL {
         // The gap after each row of 45 gives the next row another alignment. The last size takes more than one loop
         // iteration of a block's threads.
