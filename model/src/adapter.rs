@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn names_select_linear_maps() {
+    fn target_names_select_linear_layers() {
         let model = build(Some(&["c_attn"]), &[], TrainedBias::None).unwrap();
         let of = |map: &str| {
             ["lora_A.weight", "lora_B.weight", "lora_magnitude_vector"]

@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn tables_are_not_read_in_the_backward() {
+    fn embedding_tables_are_not_read_in_the_backward() {
         let gpt2 = zoo::gpt2(&zoo::Gpt2Config { n_layer: 1, n_embd: 8, n_head: 2, ..zoo::Gpt2Config::default() });
         let model = gpt2.build(DType::F32).unwrap();
         let read = read_backward(&model);
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn an_ordinary_request_allows_reads_in_the_backward() {
+    fn parameters_may_be_read_in_the_backward_by_default() {
         let scaled = |vb: VarBuilder| {
             Ok(Scaled(ops::Embedding::new(5, 4, 1.0, vb.clone())?, forward_only(|| vb.get(4, "scale"))?))
         };

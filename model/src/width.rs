@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn what_differs_between_base_and_delta_is_a_width() {
+    fn dimensions_that_differ_from_base_to_delta_are_widths() {
         let shapes = BaseShapes::new(layers(7, [8, 16]), layers(7, [9, 17])).unwrap();
         let model = layers(7, [8, 64]).with_base_shapes(shapes).build(DType::F32).unwrap();
         let of = |name: &str| {
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn other_parameters_are_errors() {
+    fn base_shapes_of_other_parameters_are_errors() {
         let of = |name: &str, base: Vec<Option<usize>>| {
             let shapes = BaseShapes::new(layers(7, [8, 16]), layers(7, [9, 17])).unwrap();
             let shapes = shapes.0.into_iter().filter(|(old, _)| old != name).chain([(name.to_string(), base)]);

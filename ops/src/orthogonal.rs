@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn iterations_are_those_in_f64() {
+    fn newton_schulz_iterations_match_f64() {
         for (rows, columns) in [(1, 1), (1, 7), (5, 1), (16, 16), (24, 40), (40, 24), (33, 65)] {
             let values = random(rows * columns);
             let expected = plain(&values, rows, columns, 5);

@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn moments_of_the_normal() {
+    fn normal_numbers_have_the_right_moments() {
         let mut x = vec![0.0f32; 200_000];
         Stream::new(1, "init", 0).fill_normal(0, &mut x);
         let n = x.len() as f64;
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn streams_differ() {
+    fn random_streams_differ() {
         let a = Stream::new(1, "init", 0).words(0);
         assert_ne!(a, Stream::new(2, "init", 0).words(0));
         assert_ne!(a, Stream::new(1, "dropout", 0).words(0));

@@ -112,7 +112,7 @@ fn tensors_are_copied_and_freed() -> Result<()> {
 }
 
 #[test]
-fn numbers_change_their_type() {
+fn dtypes_are_converted() {
     let Some(device) = device(0) else { return };
     let all = [DType::F32, DType::BF16, DType::F16, DType::F64, DType::U32, DType::I64, DType::U8];
     for from in all {
@@ -138,7 +138,7 @@ fn numbers_change_their_type() {
 }
 
 #[test]
-fn elements_are_computed_one_by_one() {
+fn elementwise_operations_are_computed() {
     let Some(device) = device(0) else { return };
     for dtype in FLOATS {
         // Odd sizes too: candle's kernels process four or eight elements at a time if they can.
@@ -336,7 +336,7 @@ fn memory_is_counted() -> Result<()> {
 /// A device-side assertion fails the next call that synchronizes and all later ones, so the test needs a process of its
 /// own.
 #[test]
-fn a_place_beyond_the_end_is_an_error() -> Result<()> {
+fn an_index_out_of_range_is_an_error() -> Result<()> {
     const CHILD: &str = "ZERO_TRAIN_TEST_CHILD";
     if !mock::only_the_mock() {
         return Ok(());
@@ -344,7 +344,7 @@ fn a_place_beyond_the_end_is_an_error() -> Result<()> {
     let Some(device) = device(0) else { return Ok(()) };
     if std::env::var_os(CHILD).is_none() {
         let mut command = Command::new(std::env::current_exe()?);
-        let output = command.args(["--exact", "a_place_beyond_the_end_is_an_error"]).env(CHILD, "1").output()?;
+        let output = command.args(["--exact", "an_index_out_of_range_is_an_error"]).env(CHILD, "1").output()?;
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success() && said.contains("assertion failed: ids[id_i] < src_dim_size"), "{said}");
         return Ok(());

@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn ends_of_the_range() {
+    fn sums_at_the_ends_of_the_f64_range() {
         assert_eq!(sum(&[f64::MAX, f64::MAX]).to_f64(), f64::INFINITY);
         assert_eq!(sum(&[f64::MIN, f64::MIN]).to_f64(), f64::NEG_INFINITY);
         assert_eq!(sum(&[f64::MAX, f64::MAX, f64::MIN, 1.0, f64::MIN]).to_f64(), 1.0);

@@ -156,7 +156,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_new_vector_has_the_same_bits() {
+    fn rounding_into_a_new_vector_gives_the_same_bits() {
         fn same<H: HalfFloat + PartialEq + std::fmt::Debug>() {
             let src: Vec<f32> = (0..5000).map(|i| (i as f32).sin() * 1e3).collect();
             let mut dst = vec![H::ZERO; src.len()];
@@ -170,7 +170,7 @@ mod tests {
 
     /// Covers every bf16, its neighbours half a unit away (ties) and next to the ties, NaNs, infinities, subnormals.
     #[test]
-    fn rounds_as_half_does_at_every_level() {
+    fn rounds_as_the_half_crate_on_every_instruction_set() {
         let src: Vec<f32> = (0..=u16::MAX)
             .flat_map(|high| {
                 [0x0000u32, 0x0001, 0x7fff, 0x8000, 0x8001, 0xffff].map(|low| (u32::from(high) << 16) | low)

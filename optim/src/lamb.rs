@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn neither_cuts_nor_instructions_change_a_bit() {
+    fn shard_cuts_and_instruction_sets_do_not_change_bits() {
         let lamb = Lamb { weight_decay: 0.1, ..Lamb::default() };
         let run = |isa: Isa, cuts: &[usize]| {
             let mut at = [wave(5000, 0, 1.0), wave(5000, 1, 0.1), wave(5000, 2, 1.0).iter().map(|x| x * x).collect()];

@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn a_norm_is_judged_by_the_unscaled_loss() {
+    fn the_norm_limit_applies_to_unscaled_gradients() {
         let mut squares = ExactSum::new();
         squares.add_parameter_range(&[3.0 * 256.0, 4.0 * 256.0]);
         let limits = Limits { loss_scale: 256.0, max_norm: 1.0, max_value: 0.0, limit: 5.0, skips_overflow: true };
@@ -223,7 +223,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn all_levels_give_the_same_bits(bits in prop::collection::vec(any::<u32>(), 0..2500), offset in 0usize..17) {
+        fn all_instruction_sets_give_the_same_bits(bits in prop::collection::vec(any::<u32>(), 0..2500), offset in 0usize..17) {
             let grads: Vec<f32> = bits.into_iter().map(f32::from_bits).collect();
             let grads = &grads[offset.min(grads.len())..];
             let expected: Vec<f64> = block_square_sums_at(Isa::BASELINE, grads).collect();

@@ -86,7 +86,7 @@ fn same(a: f32, b: f32) -> bool {
 
 proptest! {
     #[test]
-    fn all_levels_give_the_same_bits(
+    fn all_instruction_sets_give_the_same_bits(
         elements in prop::collection::vec(element(), 0..200),
         offset in 0usize..17,
         step in prop::sample::select(vec![1u64, 2, 1000, 1 << 40]),

@@ -30,7 +30,7 @@ fn of(x: &Activations) -> Vec<f32> {
 }
 
 #[test]
-fn a_plain_list_passes_everything_on() {
+fn layers_without_named_inputs_pass_their_output_on() {
     let model = three().loss(|y, _| Ok(y.clone())).build(DType::F32).unwrap();
     for built in model.layers() {
         let x = numbers(&[1.0, 2.0]);

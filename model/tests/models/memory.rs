@@ -64,7 +64,7 @@ fn a_block_of_llama_keeps_what_its_backward_reads() {
 }
 
 #[test]
-fn a_block_in_tiles_keeps_no_inner_rows() {
+fn a_tiled_mlp_keeps_no_inner_activations() {
     let (time, width, inner, tile) = (16_384, 64, 512, 1024);
     let of = |tiled_mlp_rows| {
         let config = Gpt2Config {

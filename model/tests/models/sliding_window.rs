@@ -95,7 +95,7 @@ fn plain(p: &HashMap<&str, Tensor>, tokens: &Tensor, c: &LlamaConfig, window: us
 }
 
 #[test]
-fn a_sliding_window_is_a_mask() {
+fn a_sliding_window_equals_an_explicit_mask() {
     let (tokens, weights) = (ids(3), ids(5).to_dtype(DType::F32).unwrap().unsqueeze(2).unwrap());
     // Σ logits · weights, as an arbitrary upstream gradient.
     let total = |y: &Tensor| y.broadcast_mul(&weights.to_dtype(y.dtype()).unwrap()).unwrap().sum_all().unwrap();

@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn chunks_are_about_as_large() {
+    fn chunks_are_about_equally_large() {
         // With GPT-2's vocabulary a chunk holds at most 2,670 rows.
         for (count, rows) in [(1, 1), (100, 100), (2670, 2670), (2671, 1336), (4096, 2048), (8192, 2048), (8200, 2056)]
         {

@@ -38,7 +38,7 @@ mod tests {
     use crate::kernel::Isa;
 
     #[test]
-    fn all_values_on_all_instruction_sets() {
+    fn conversions_of_all_values_on_all_instruction_sets() {
         let all: Vec<bf16> = (0..=u16::MAX).map(bf16::from_bits).collect();
         let lower = [0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF];
         let wide: Vec<f32> =

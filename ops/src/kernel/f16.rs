@@ -123,7 +123,7 @@ mod tests {
     use crate::kernel::Isa;
 
     #[test]
-    fn all_values_on_all_instruction_sets() {
+    fn conversions_of_all_values_on_all_instruction_sets() {
         let all: Vec<f16> = (0..=u16::MAX).map(f16::from_bits).collect();
         // Every f16, the neighbours of the midpoint to the next one, and numbers out of range on both sides.
         let beside = |x: &f16| {

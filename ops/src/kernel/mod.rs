@@ -48,7 +48,7 @@ mod tests {
     }
 
     #[test]
-    fn every_instruction_set_gives_the_bits_of_the_oracle() {
+    fn every_instruction_set_gives_the_bits_of_the_baseline() {
         assert_eq!(Isa::available()[0], Isa::BASELINE);
         for n in [1, 2, 7, 15, 16, 17, 33, 100, 257] {
             let (x, dy, w, b) = (normal("x", 3 * n), normal("dy", 3 * n), normal("w", n), normal("b", n));

@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn limit_matches_the_probability() {
+    fn the_dropout_threshold_matches_the_probability() {
         let below_one = 1.0 - f32::EPSILON / 2.0;
         for probability in [0.0, f32::MIN_POSITIVE, 1e-8, 0.1, 0.3, 0.5, 0.9, below_one] {
             let limit = limit(probability);

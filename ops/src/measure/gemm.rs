@@ -134,7 +134,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_layout_is_the_product() {
+    fn every_operand_layout_gives_the_product() {
         for (shape, transposed) in
             [([5, 7, 3], [false, false]), ([33, 50, 17], [false, true]), ([48, 96, 64], [true, false])]
         {

@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn more_rounds_are_more_work() {
+    fn flops_are_proportional_to_rounds() {
         for dtype in [DType::F32, DType::BF16] {
             let one = register_flops(dtype, 1);
             assert!(one >= 24.0 && register_flops(dtype, 10) == 10.0 * one);

@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_are_read_as_linux_writes_them() {
+    fn cache_sizes_are_parsed_as_linux_writes_them() {
         assert_eq!(
             [" 48K\n", "2M", "512", "", "K", "1G", "0K"].map(bytes),
             [Some(48 << 10), Some(2 << 20), Some(512), None, None, None, None]
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn a_short_inner_dimension_is_in_one_piece_and_blocks_fit_their_caches() {
+    fn blocks_fit_their_caches_and_short_dimensions_stay_whole() {
         let zen3 = Caches { first: 32 << 10, second: 512 << 10 };
         assert_eq!(zen3.blocks(384, 16), (384, 170));
         assert_eq!(zen3.blocks(768, 16), (256, 256));

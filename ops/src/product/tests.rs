@@ -142,7 +142,7 @@ fn inner_dimensions_of_any_length_are_rounded_once() {
 }
 
 #[test]
-fn all_units_of_the_processor_keep_their_promises() {
+fn all_bf16_units_match_their_definition() {
     let sizes =
         [(1, 1, 0), (1, 1, 1), (3, 49, 31), (16, 48, 32), (17, 16, 33), (31, 100, 96), (33, 15, 2100), (70, 790, 40)];
     for (rows, columns, depth) in sizes {
@@ -181,7 +181,7 @@ fn all_units_of_the_processor_keep_their_promises() {
 }
 
 #[test]
-fn sums_in_squares_continue_from_whole_steps() {
+fn amx_sums_can_be_split_at_multiples_of_a_step() {
     if !Bf16Units::available().contains(&Bf16Units::Squares) {
         return eprintln!("skipped: this processor does not support AMX");
     }
@@ -198,7 +198,7 @@ fn sums_in_squares_continue_from_whole_steps() {
 }
 
 #[test]
-fn products_with_parts_of_packed_panels_are_chains() {
+fn products_with_parts_of_packed_panels_give_the_defined_sums() {
     let (depth, columns, stride) = (70, 130, 140);
     let (a, b) = (normal("a", 8 * 100), normal("b", depth * columns));
     let mut panels = Panels::default();

@@ -27,7 +27,7 @@ fn quantized(is: &Quantization, values: &[f32], bytes: Range<usize>) -> Vec<u8> 
 }
 
 #[test]
-fn values_are_near_and_shards_are_parts_of_the_whole() {
+fn errors_are_small_and_shards_match_the_whole() {
     for format in FORMATS {
         for (inputs, outputs) in [(64, 300), (96, 512), (7, 13), (1, 1), (200, 1001)] {
             let is = Quantization::new(format, inputs, outputs, false);
@@ -96,7 +96,7 @@ fn zeros_stay_zero_and_other_numbers_are_refused() {
 
 /// A product with a quantized operand is bit-identical to the product with the dequantized operand, on either side.
 #[test]
-fn products_dequantize_what_they_pack() {
+fn products_equal_those_of_dequantized_operands() {
     use crate::product::{Elements, Matrix, product};
     for format in FORMATS {
         for (inputs, outputs, count) in [(64, 96, 5), (700, 130, 33), (33, 17, 3), (1030, 50, 9)] {

@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_travel_once_where_heads_divide_evenly() {
+    fn kv_heads_are_sent_once_where_heads_divide_evenly() {
         assert_eq!(lists(8, 4, 2)[1], [[0, 1], [2, 3]]);
         assert_eq!(lists(8, 2, 4)[1], [[0], [0], [1], [1]]);
         // Rank 1 of 3 has the query heads 2 and 3, which read the keys 0 and 1.

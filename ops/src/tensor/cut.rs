@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_cut_is_an_error() {
+    fn invalid_cuts_are_errors() {
         for (whole, dimension, parts, place) in [
             (&[4, 4][..], 2, &[4][..], (0, 2)),
             (&[4, 4], 0, &[3], (0, 2)),

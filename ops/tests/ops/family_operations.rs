@@ -6,7 +6,7 @@ use candle_nn::Module;
 use zero_ops as ops;
 
 #[test]
-fn norms_with_offsets() {
+fn norms_with_unit_offsets() {
     for (rows, size) in [(3, 7), (1, 5), (130, 33), (67, 16)] {
         check(
             &[&[rows, size], &[size]],
@@ -40,7 +40,7 @@ fn the_offset_is_added_in_f32() {
 }
 
 #[test]
-fn gates() {
+fn gated_activations() {
     let gelu = |x: &Tensor| -> Result<Tensor> {
         let u = ((x + ((x * x)? * x)?.affine(0.044715, 0.0)?)? * (2.0 / std::f64::consts::PI).sqrt())?;
         (x * 0.5)? * (u.tanh()? + 1.0)?
@@ -56,7 +56,7 @@ fn gates() {
 }
 
 #[test]
-fn multiples_and_columns() {
+fn scaling_and_column_slices() {
     check(&[&[3, 7]], |t| ops::scaled(&t[0], 2.5), |t| &t[0] * 2.5);
     for range in [0..3, 3..7, 2..5, 0..7] {
         check(
@@ -72,7 +72,7 @@ fn multiples_and_columns() {
 }
 
 #[test]
-fn a_part_of_a_head_is_rotated() {
+fn partial_rotary_embedding() {
     let (size, time, theta) = (10, 9, 100.0f64);
     let part = ops::Rotary::new(6, 12, theta).unwrap();
     let whole = part.clone().of_heads(size).unwrap();
@@ -100,7 +100,7 @@ fn a_part_of_a_head_is_rotated() {
 
 /// Follows `_compute_longrope_parameters` of transformers: the length of the row selects the factors.
 #[test]
-fn rotary_of_long_rows() {
+fn longrope_selects_factors_by_row_length() {
     let (size, theta, attention_factor) = (4, 100.0f64, 1.25);
     let (short_factor, long_factor) = (vec![1.0, 2.0], vec![3.0, 5.0]);
     let scaling = |short_factor: &[f64]| ops::RopeScaling::LongRope {

@@ -86,7 +86,7 @@ fn against_candle_and_finite_differences() {
 }
 
 #[test]
-fn the_other_rows_keep_their_bits() {
+fn ignored_rows_do_not_change_the_other_rows() {
     for (lead, classes) in [(&[4, 5][..], 7), (&[1, 60], 401), (&[1, 1], 3)] {
         let (rows, targets) = (lead.iter().product(), ids("targets", lead, classes as u32));
         for dtype in FLOATS {
@@ -114,7 +114,7 @@ fn the_other_rows_keep_their_bits() {
 
 /// Compares with the head over the other rows alone, with one chunk and with several.
 #[test]
-fn the_head_computes_the_other_rows_only() {
+fn the_head_skips_ignored_rows() {
     for (lead, classes, inputs) in [(&[4, 5][..], 7, 3), (&[2, 1300], 9, 5), (&[700, 1], 2100, 3)] {
         let (rows, targets) = (lead.iter().product(), ids("targets", lead, classes as u32));
         for dtype in FLOATS {

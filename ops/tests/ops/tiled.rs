@@ -119,7 +119,7 @@ fn tiles_do_not_change_results() {
 }
 
 #[test]
-fn against_differences_and_views() {
+fn against_candle_and_finite_differences() {
     for kind in [Kind::Conv(Activation::GeluNew), Kind::Gated] {
         let shapes = kind.shapes(&[2, 70]);
         let shapes: Vec<&[usize]> = shapes.iter().map(Vec::as_slice).collect();
@@ -236,7 +236,7 @@ fn deferred_gradients_are_kept() {
 }
 
 #[test]
-fn a_backward_runs_again() {
+fn a_backward_can_run_twice() {
     let all = leaves(&Kind::Conv(Activation::Gelu).tensors(&[130], DType::F32), |_| true);
     let loss = Kind::Conv(Activation::Gelu).run(&all, Some(64)).unwrap().sqr().unwrap().sum_all().unwrap();
     let [first, again] = [loss.backward().unwrap(), loss.backward().unwrap()];

@@ -54,7 +54,7 @@ fn against_candle_and_finite_differences() {
 
 /// Checks the part of the loss that the z-loss adds, in every dtype and with several chunks of rows.
 #[test]
-fn the_part_of_the_z_loss() {
+fn the_z_loss_is_reported_separately() {
     for dtype in [DType::F32, DType::BF16, DType::F16] {
         for (rows, classes, inputs) in [(6, 9, 5), (2100, 7, 3)] {
             let [x, w] = [normal("x", &[rows, inputs]), normal("w", &[classes, inputs])].map(|t| t.to_dtype(dtype));

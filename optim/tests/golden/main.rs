@@ -165,7 +165,7 @@ fn roundings(record: &mut Record) {
 }
 
 #[test]
-fn results_have_the_recorded_bits() {
+fn results_match_the_golden_digests() {
     let mut record = Record::default();
     optimizers(&mut record);
     schedules(&mut record);

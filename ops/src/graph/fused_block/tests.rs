@@ -89,7 +89,7 @@ fn backward_continues_behind_the_block_and_dropping_the_graph_frees_it() -> Resu
 }
 
 #[test]
-fn a_frozen_map_keeps_no_input() -> Result<()> {
+fn a_frozen_linear_layer_keeps_no_input() -> Result<()> {
     let (x, w) = (normal("x", &[2, 4])?, normal("w", &[3, 4])?);
     for (weight, is_kept) in [(w.as_tensor().clone(), true), (w.as_tensor().detach(), false)] {
         let map = Linear::from_tensors(weight, None);

@@ -28,7 +28,7 @@ fn network(t: &[Tensor]) -> [Conv1D; 2] {
 }
 
 #[test]
-fn maps_and_their_gradients() {
+fn linear_layers_and_their_gradients() {
     let Some(gpu) = gpu() else { return };
     for dtype in FLOATS {
         for (lead, inputs, outputs) in SIZES {

@@ -23,7 +23,7 @@ fn upstream() -> f32 {
 }
 
 #[test]
-fn losses_of_logits() {
+fn cross_entropy_of_logits() {
     let Some(gpu) = gpu() else { return };
     for dtype in FLOATS {
         for (lead, classes) in [(&[5][..], 7), (&[2, 3], 700), (&[1], 1)] {
@@ -42,7 +42,7 @@ fn losses_of_logits() {
 const SIZES: [(&[usize], usize, usize); 4] = [(&[5], 7, 3), (&[2, 3], 33, 8), (&[1], 1, 4), (&[4100], 9, 4)];
 
 #[test]
-fn losses_of_a_head() {
+fn cross_entropy_of_a_head() {
     let Some(gpu) = gpu() else { return };
     for dtype in FLOATS {
         for (lead, classes, inputs) in SIZES {

@@ -54,7 +54,7 @@ fn with_weight(weight: &Var, on: &Device) -> VarBuilder<'static> {
 /// Checks a loss over all classes with a z-loss and some ignored rows. With five classes, the last rank has none of
 /// them.
 #[test]
-fn losses_of_classes_of_several_ranks() {
+fn losses_of_a_vocab_parallel_head() {
     if gpu().is_none() {
         return;
     }
@@ -88,7 +88,7 @@ fn losses_of_classes_of_several_ranks() {
 
 /// Checks the rows of a table that is split among the ranks, and the gradients of each rank's entries.
 #[test]
-fn rows_of_entries_of_several_ranks() {
+fn rows_of_a_vocab_parallel_embedding() {
     if gpu().is_none() {
         return;
     }
