@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn sums_follow_their_order() {
+    fn sums_follow_the_order_of_arrival_or_of_the_tree() {
         let values: Vec<f32> = (0..23).map(|i| 1.0 / (1 + i * i) as f32).collect();
         for n in 1..=values.len() {
             let arrival = values[..n].iter().copied().reduce(|a, b| a + b).unwrap();
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tree_holds_few_buffers() {
+    fn a_tree_sum_holds_few_buffers() {
         let mut accumulator = Accumulator::new(Order::Tree);
         for n in 1..=64u32 {
             accumulator.add(kept(1.0), drop).unwrap();

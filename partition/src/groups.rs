@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn near_groups_are_inside_shard_groups() {
+    fn secondary_groups_are_inside_shard_groups() {
         let mesh = Mesh::new(16, 1).unwrap().replicated(2).unwrap().with_near(2).unwrap();
         let threads: Vec<_> = zero_comm::threads(16, &Options::default())
             .into_iter()
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn there_is_no_near_group_of_all_ranks_or_of_one() {
+    fn secondary_groups_of_one_or_all_ranks_do_not_exist() {
         for near in [1, 2] {
             let mesh = Mesh::new(2, 1).unwrap().with_near(near).unwrap();
             let threads: Vec<_> = zero_comm::threads(2, &Options::default())

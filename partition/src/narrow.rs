@@ -299,7 +299,7 @@ mod tests {
 
     /// Updating a parameter in parts, with any number of threads, is bit-identical to updating it as a whole.
     #[test]
-    fn parts_have_the_bits_of_the_whole() {
+    fn updates_in_parts_are_bit_identical() {
         let n = 5 * CHUNK + 77;
         let values = |seed: u32| -> Vec<f32> {
             (0..n as u32).map(|i| (i.wrapping_mul(2_654_435_761).wrapping_add(seed) >> 8) as f32 / 1e7 - 0.8).collect()

@@ -261,7 +261,7 @@ mod tests {
     use crate::message::Content;
 
     #[test]
-    fn texts_name_the_operands_in_order() {
+    fn instruction_texts_name_the_operands_in_order() {
         let message = Message { content: Content::TiedParameters { segment: 3 }, from: 0, to: 1 };
         let texts = [
             (Instruction::GradientNorm, "gradient_norm"),

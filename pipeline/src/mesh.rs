@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn ranks_of_a_near_group_are_neighbours() {
+    fn ranks_of_a_secondary_group_are_neighbours() {
         let mesh = Mesh::new(16, 1).unwrap().replicated(2).unwrap();
         assert_eq!((mesh.near(), mesh.near_shards(mesh.coordinates(13))), (8, 0..8));
         let near = mesh.with_near(2).unwrap();

@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn cores_have_their_names() {
+    fn arm_cores_are_named() {
         for (implementer, part, name) in [
             ("0x41", "0xd0c", "Arm Neoverse N1"),
             ("0x41", "0xd40", "Arm Neoverse V1"),
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_cores_have_their_numbers() {
+    fn unknown_arm_cores_are_numbered() {
         for (implementer, part, name) in [
             ("0x41", "0xfff", "Arm core, part 0xfff"),
             ("0x61", "0x000", "Apple core, part 0x000"),
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn x86_has_its_name_in_cpuinfo() {
+    fn x86_names_come_from_cpuinfo() {
         let core = "processor\t: 0\nvendor_id\t: AuthenticAMD\nmodel name\t: AMD EPYC 7763 64-Core Processor\n\n";
         assert_eq!(named(&core.repeat(2)).as_deref(), Some("AMD EPYC 7763 64-Core Processor"));
         assert_eq!(named("processor\t: 0\nisa\t: rv64imafdc\n"), None);

@@ -120,7 +120,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_profile_is_read_as_the_command_line_writes_it() {
+    fn an_aws_profile_is_read_as_the_aws_cli_writes_it() {
         let text = "# note\n[default]\naws_access_key_id = A\naws_secret_access_key=s=\n\n[other]\nregion = x\ns3 =\n  endpoint_url = no\n";
         assert_eq!(value(section(text, "default").unwrap(), "aws_access_key_id").unwrap(), "A");
         assert_eq!(value(section(text, "default").unwrap(), "aws_secret_access_key").unwrap(), "s=");

@@ -95,7 +95,7 @@ fn a_large_parameter_is_a_segment_of_its_own() {
 /// Shard boundaries are boundaries of blocks of parameters. Each shard's contribution to the gradient norm is therefore
 /// a sum of whole blocks, for any number of ranks.
 #[test]
-fn cuts_fall_on_blocks_of_parameters() {
+fn shard_boundaries_are_block_boundaries() {
     for (_, layout) in layouts() {
         for segment in layout.segments() {
             for &cut in &segment.bounds {

@@ -147,7 +147,7 @@ fn live(schedule: Schedule, size: Size, stage: usize) -> usize {
 }
 
 #[test]
-fn micro_batches_alive() {
+fn live_micro_batches_match_the_closed_forms() {
     for stages in 1..=16 {
         for micro_batches in 1..=64 {
             let size = Size { stages, chunks: 1, micro_batches };
@@ -233,7 +233,7 @@ fn remove(instructions: &mut Vec<Instruction>, kind: &str, what: &str) {
 }
 
 #[test]
-fn defects_of_messages_are_named() {
+fn message_errors_are_named() {
     let found = changed(0, |i| remove(i, "send", "activations"));
     assert!(found.contains("the message was not sent"), "{found}");
     let found = changed(0, |i| {
@@ -281,7 +281,7 @@ fn a_deadlock_names_the_waiting_ranks() {
 }
 
 #[test]
-fn invalid_cuts_are_refused() {
+fn invalid_stage_boundaries_are_refused() {
     let shape = shape(4, false);
     let cut = |count, chunks: &[std::ops::Range<usize>]| Stages::new(&shape, count, chunks.to_vec());
     assert!(cut(2, &[0..2, 2..4]).is_ok());

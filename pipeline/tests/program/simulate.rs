@@ -108,7 +108,7 @@ fn bubbles_of_interleaved_chunks_are_the_closed_form() {
 }
 
 #[test]
-fn zero_bubble_is_a_third_of_1f1b_at_its_memory() {
+fn zero_bubble_has_a_third_of_1f1bs_bubble_at_its_memory() {
     for p in 1..=16 {
         for m in p..=64 {
             for (forward, input, weight) in [(1.0, 1.0, 1.0), (2.0, 2.0, 1.0)] {

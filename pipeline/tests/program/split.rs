@@ -72,7 +72,7 @@ fn regex_weights_count_matching_layers() {
 }
 
 #[test]
-fn the_heaviest_part_is_as_light_as_in_any_cut() {
+fn balanced_minimizes_the_heaviest_part() {
     let mut random = Random(7);
     for round in 0..400 {
         let layers = 1 + random.below(9) as usize;
@@ -91,7 +91,7 @@ fn the_heaviest_part_is_as_light_as_in_any_cut() {
 }
 
 #[test]
-fn the_slowest_part_is_as_fast_as_in_any_cut_that_fits() {
+fn by_time_minimizes_the_slowest_part_that_fits() {
     let mut random = Random(11);
     let (mut fitting, mut refused) = (0, 0);
     for _ in 0..600 {
@@ -165,7 +165,7 @@ fn an_invalid_time_is_an_error() {
 }
 
 #[test]
-fn alive_counts_micro_batches_by_part() {
+fn live_micro_batches_are_counted_by_part() {
     let size = Size { stages: 4, chunks: 1, micro_batches: 8 };
     assert_eq!(split::alive(Schedule::GPipe, size), [8, 8, 8, 8]);
     assert_eq!(split::alive(Schedule::OneFOneB, size), [4, 3, 2, 1]);

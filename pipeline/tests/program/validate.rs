@@ -217,7 +217,7 @@ fn all_ranks_start_the_same_collectives_in_the_same_order() {
 }
 
 #[test]
-fn ranks_that_share_sequences_must_be_in_the_same_layer() {
+fn sequence_parallel_ranks_must_run_the_same_layer() {
     let mut shape = shape(ZeroStage::Zero);
     shape.layers[1].exchanges = true;
     let stages = Stages::single(&shape);

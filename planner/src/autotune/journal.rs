@@ -70,7 +70,7 @@ mod tests {
     const NAME: &str = "results.jsonl";
 
     #[test]
-    fn a_cut_line_is_dropped_and_what_follows_is_whole() {
+    fn a_truncated_line_is_dropped_and_later_lines_are_whole() {
         let folder = tempfile::tempdir().unwrap();
         let head = json!({"event": "begin", "crc32": 7});
         assert!(Journal::reopen(folder.path(), NAME, &head).unwrap().is_none());

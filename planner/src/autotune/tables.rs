@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn neighbours_are_no_more_than_a_factor_of_four_apart() {
+    fn measured_sizes_are_at_most_a_factor_of_four_apart() {
         assert_eq!(measured(&[1, 2, 4, 8, 16, 32]), [1, 4, 16, 32]);
         assert_eq!(measured(&[8, 1, 8]), [1, 8]);
         assert_eq!(measured(&[1, 2, 4]), [1, 4]);

@@ -226,7 +226,7 @@ mod tests {
     const LONG: Duration = Duration::from_secs(60);
 
     #[test]
-    fn the_output_of_a_trial_is_its_result_or_its_reason() {
+    fn a_trial_gives_its_output_or_the_reason_of_its_failure() {
         let stop = AtomicBool::new(false);
         assert_eq!(run("echo one; echo two", LONG, None, &stop), Ended::Well("one\ntwo\n".into()));
         let error = "echo training >&2; printf 'error: no such file\\n  help: none\\n' >&2; exit 3";

@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_confirms_what_its_sender_had_received() {
+    fn a_message_back_confirms_earlier_arrivals() {
         let (a, b) = (activations(0, 0, 1), activations(1, 0, 1));
         let (x, y) = (gradients(0, 1, 0), gradients(1, 1, 0));
         let first = program(vec![send(a), send(b), take(x), take(y)]);
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn a_deadlock_ends_the_walk() {
+    fn a_deadlocked_program_has_no_known_arrivals() {
         let (a, x) = (activations(0, 0, 1), gradients(0, 1, 0));
         let stuck = [program(vec![take(x), send(a)]), program(vec![take(a), send(x)])];
         assert_eq!(arrivals(&stuck), [BTreeMap::new(), BTreeMap::new()]);

@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn groups_are_inside_each_other() {
+    fn the_drawing_nests_the_groups_of_a_mesh() {
         let plain = Mesh::new(8, 2).unwrap();
         assert!(drawing(plain).is_empty());
         let all = Mesh::new(32, 2).unwrap().with_tensor(2).unwrap().replicated(2).unwrap().with_context(2).unwrap();

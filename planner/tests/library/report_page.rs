@@ -15,7 +15,7 @@ fn node(name: &str, folder: &Path) -> Option<Output> {
 }
 
 #[test]
-fn the_page_shows_what_was_found() {
+fn the_report_page_shows_the_results() {
     // The folder is kept after the test, so that its pictures can be inspected.
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("report");
     let _ = std::fs::remove_dir_all(&folder);

@@ -95,7 +95,7 @@ fn an_object_that_was_replaced_is_downloaded_again() {
 }
 
 #[test]
-fn broken_connections_and_refusals_that_pass_only_take_time() {
+fn temporary_failures_are_retried() {
     let (server, folder, watch) = (Server::start(), tempfile::tempdir().unwrap(), Counts::default());
     let (stores, length) = (stores(folder.path()), 17 * MIB);
     server.put("a", content(length), &TAG);
@@ -129,7 +129,7 @@ fn a_download_continues_after_the_server_was_killed_and_started_again() {
 }
 
 #[test]
-fn a_store_that_stays_away_is_an_error_with_the_byte_and_nothing_is_lost() {
+fn an_unreachable_store_is_an_error_that_names_the_byte() {
     let (server, folder, watch) = (Server::start(), tempfile::tempdir().unwrap(), Counts::default());
     let stores = Stores::new(folder.path(), None).patience(Duration::from_millis(500));
     server.put("a", content(9 * MIB), &TAG);
@@ -257,7 +257,7 @@ fn threads_and_handles_share_one_download() {
 }
 
 #[test]
-fn the_least_recently_used_objects_make_room() {
+fn the_least_recently_used_objects_are_evicted() {
     let (server, folder, watch) = (Server::start(), tempfile::tempdir().unwrap(), Counts::default());
     let stores = Stores::new(folder.path(), Some(2500));
     let object = |name: &str| {
@@ -286,7 +286,7 @@ fn the_least_recently_used_objects_make_room() {
 }
 
 #[test]
-fn what_does_not_exist_is_named() {
+fn missing_and_unversioned_objects_are_errors() {
     let (server, folder, watch) = (Server::start(), tempfile::tempdir().unwrap(), Counts::default());
     server.put("a", "x", &[]);
     let list = |path: &str| stores(folder.path()).list(&server.url(path), &watch).unwrap_err();

@@ -95,8 +95,8 @@ fn checking_space_leaves_no_file() {
 }
 
 #[test]
-fn a_full_and_a_read_only_disk() {
-    place::with_own_disk("faults::a_full_and_a_read_only_disk", |disk, remount_read_only| {
+fn full_and_read_only_disks_are_errors() {
+    place::with_own_disk("faults::full_and_read_only_disks_are_errors", |disk, remount_read_only| {
         check(disk, 900_000).expect("less than it has");
         let too_much = check(disk, 2_000_000).expect_err("more than it has");
         assert_eq!(

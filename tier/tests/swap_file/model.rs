@@ -101,7 +101,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn random_programs_match_an_array(steps in steps(), options in options()) {
+    fn random_reads_and_writes_match_an_array(steps in steps(), options in options()) {
         follows_the_model(&std::env::temp_dir(), &steps, &options);
     }
 }

@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn works_up_to_the_largest_numbers() {
+    fn the_permutation_works_for_the_largest_sizes() {
         for n in [u64::MAX, 1 << 63, (1 << 63) + 1, (1 << 32) - 1] {
             for index in [0, 1, n / 2, n - 1] {
                 assert!(permute(1, u64::MAX, n, index) < n);
@@ -113,7 +113,7 @@ mod tests {
     /// of freedom has a mean of 81 and a standard deviation of 12.7. The limit of 150 is more than five standard
     /// deviations above the mean.
     #[test]
-    fn places_are_uniform() {
+    fn shuffled_positions_are_uniform() {
         let (n, epochs) = (10usize, 20_000u64);
         let mut counts = vec![0u32; n * n];
         for position in 0..epochs * n as u64 {

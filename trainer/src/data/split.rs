@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_is_set_aside() {
+    fn the_last_samples_are_held_out_for_evaluation() {
         let (train, eval) = split(counting(10), 0.2).unwrap();
         assert_eq!((all(&train), all(&eval)), ((0..8).collect(), vec![8, 9]));
         assert_eq!(train.batch(&[8]).unwrap_err().to_string(), "sample 8 is out of range: the data set has 8 samples");

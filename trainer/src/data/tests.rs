@@ -273,7 +273,7 @@ fn formats_are_known_by_their_extension_unless_named() {
 
 /// A slice of a split selects documents, and has the same tokens in memory and in the cache.
 #[test]
-fn slices_are_of_documents() {
+fn a_slice_selects_documents() {
     let line = |i: usize| format!("{{\"text\": \"{}{i}\"}}\n", "x".repeat(i % 3));
     let lines = |range: std::ops::Range<usize>| range.map(line).collect::<String>();
     let files = Files::new(&[
@@ -315,7 +315,7 @@ fn slices_are_of_documents() {
 }
 
 #[test]
-fn slices_of_tables_are_of_rows_and_tokens_have_none() {
+fn a_slice_of_a_table_selects_rows_and_token_files_have_none() {
     let rows: String = (0..10).map(|i| format!("{i},{}\n", i % 2)).collect();
     let files = Files::new(&[("a.csv", rows.as_bytes()), ("a.bin", &u16s(&[1, 2, 3, 4, 5]))]);
     let part = |text: &str| Some(zero_config::SplitPart::parse(text).unwrap().remove(0));

@@ -295,7 +295,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn texts_are_not_cut_by_the_tokenizers_file() {
+    fn truncation_in_the_tokenizer_file_is_ignored() {
         let cut = r#"{"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0}"#;
         let file = tempfile::NamedTempFile::new().unwrap();
         fs::write(file.path(), WORDS.replace(r#""truncation": null"#, &format!(r#""truncation": {cut}"#))).unwrap();
@@ -325,7 +325,7 @@ pub(super) mod tests {
     /// Tests two tokenizers that the fast encoder does not support. One adds a space to each text, and the other splits
     /// at white space.
     #[test]
-    fn pieces_have_the_tokens_of_the_whole() {
+    fn texts_tokenized_in_pieces_have_the_same_tokens() {
         let symbols: Vec<String> = (0..256).map(|byte| format!("<0x{byte:02X}>")).collect();
         let plain = ["▁", "a", "b", "▁a", "ab", "▁ab"].map(String::from);
         let vocabulary: serde_json::Map<String, serde_json::Value> =

@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn characters_are_whole() {
+    fn only_whole_characters_are_shown() {
         let (shown, text, _) = parts("a€é".as_bytes(), &[]);
         assert_eq!(shown, ["a", "", "", "€", "", "é", ""]);
         assert_eq!(text, "a€é");

@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn a_visitor_whose_answer_panics_leaves() {
+    fn a_panicking_response_frees_its_connection_slot() {
         let visitors = Arc::new(AtomicUsize::new(0));
         let admitted: Vec<Visitor> = (0..VISITORS).filter_map(|_| Visitor::admit(&visitors)).collect();
         assert!(admitted.len() == VISITORS && Visitor::admit(&visitors).is_none());

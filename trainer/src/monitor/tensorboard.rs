@@ -130,7 +130,7 @@ mod tests {
 
     /// Compares an event with the bytes that TensorFlow's own writer produces for the same event.
     #[test]
-    fn known_event() {
+    fn an_event_matches_tensorflows_bytes() {
         static METRIC: Metric = Metric { tag: "a", name: "a", label: None, kind: Kind::Gauge, scale: 1.0, help: "" };
         let scalar = Scalar { metric: &METRIC, value: 0.5 };
         let record = Record { samples: 300, time: 1.0, scalars: vec![scalar], ..Record::default() };
@@ -144,7 +144,7 @@ mod tests {
 
     /// Compares the table-driven checksum with a bitwise CRC-32C.
     #[test]
-    fn checksum_by_definition() {
+    fn the_checksum_matches_its_definition() {
         let data = b"brain.Event:2";
         let crc = !data.iter().fold(!0u32, |crc, &byte| {
             (0..8).fold(crc ^ u32::from(byte), |c, _| if c & 1 == 1 { c >> 1 ^ 0x82F6_3B78 } else { c >> 1 })

@@ -28,7 +28,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_is_found_by_its_whole_name() {
+    fn memory_lines_are_found_by_their_full_name() {
         let text = "Rss:   3 kB\nPss:        1234 kB\nPss_Dirty:   7 kB\nVmHWM:\t  8 kB\n";
         assert_eq!(kilobytes(text, "Pss:"), Some(1234 * 1024));
         assert_eq!(kilobytes(text, "VmHWM:"), Some(8 * 1024));

@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_bar_fills() {
+    fn the_progress_bar_fills() {
         let shown = |step| text(step, 60, "loss 1.0  eta 1m 15s");
         assert_eq!(shown(30), format!("{}{} 30/60  loss 1.0  eta 1m 15s", "█".repeat(15), "░".repeat(15)));
         assert!(shown(60).starts_with(&"█".repeat(30)) && shown(61).starts_with(&"█".repeat(30)));

@@ -211,7 +211,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lengths_are_order_statistics() {
+    fn length_statistics_are_exact() {
         assert_eq!(Lengths::of(vec![]), None);
         let lengths = Lengths::of((1..=200).rev().collect()).unwrap();
         let expected = Lengths { count: 200, sum: 20_100, min: 1, median: 100, p99: 198, max: 200 };

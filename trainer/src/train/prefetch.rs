@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_expected_is_loaded_at_once() {
+    fn unexpected_batches_are_loaded_on_demand() {
         let (_, mut loader) = prefetcher(1, 3, 1000);
         loader.begin(1, 0).unwrap();
         assert_eq!((first(loader.load(0)), first(loader.load(1))), (0, 2));
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_and_panics_come_where_the_sample_is_needed() {
+    fn prefetch_errors_surface_when_the_sample_is_used() {
         let (_, mut loader) = prefetcher(1, 8, 1000);
         loader.sampler.batch_sizes.full = 2;
         for start in [60, 62, 64, 66, 68] {

@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn similar_lengths_come_together() {
+    fn samples_of_similar_length_share_a_micro_batch() {
         let deal = |lengths: &[usize], max_tokens, count| {
             let all = TokenBatches { max_tokens, whole: 64, multiple: 2, count }.deal(lengths);
             all.into_iter().map(|it| (it.samples, it.length)).collect::<Vec<_>>()
@@ -127,7 +127,7 @@ mod tests {
     proptest! {
         /// Each micro-batch is within the limit, and the number of micro-batches is a multiple of the number of ranks.
         #[test]
-        fn every_sample_is_dealt_once(
+        fn every_sample_is_in_one_micro_batch(
             (ranks, accumulation, micro) in (1_usize..5, 1_usize..5, 1_usize..5),
             whole in 1_usize..100,
             less in 0.0..1.0,

@@ -1,12 +1,12 @@
 //! Compares training on a GPU with training on the CPU. The GPU is the emulated GPU that docs/gpu-kernels.md describes
 //! or, with `ZERO_TRAIN_CUDA_TESTS=1`, a GPU of this machine.
 
-mod cut;
 mod groups;
 mod memory;
 #[path = "../../../cuda/tests/mock/mod.rs"]
 mod mock;
 mod step;
+mod tensor_and_sequence_parallel;
 mod timeline;
 #[path = "../../../engine/tests/world/mod.rs"]
 mod world;
@@ -180,7 +180,7 @@ fn a_checkpoint_resumes_on_the_other_device() {
 /// The optimizer on the GPU is bit-identical to the optimizer on the host, even if its state is offloaded completely or
 /// in part.
 #[test]
-fn the_placement_of_state_makes_no_difference() {
+fn optimizer_state_on_gpu_or_host_is_bit_identical() {
     if !has_gpu() {
         return;
     }
@@ -230,7 +230,7 @@ fn the_placement_of_state_makes_no_difference() {
 }
 
 #[test]
-fn what_groups_cannot_have_on_a_gpu_is_an_error() {
+fn unsupported_group_settings_on_a_gpu_are_errors() {
     for (group, key, message) in [
         (
             "gradient_clipping: 1",
@@ -281,7 +281,7 @@ fn clipping_by_value_and_a_z_loss() {
 
 /// When the updates begin, only the GPU knows the gradient norm. The host receives it together with the loss.
 #[test]
-fn a_norm_beyond_the_limit_makes_no_update() {
+fn a_norm_beyond_the_limit_skips_the_update() {
     if !has_gpu() {
         return;
     }

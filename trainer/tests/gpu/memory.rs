@@ -7,7 +7,7 @@ use zero_train::{Config, Engine};
 
 /// Runs in its own process, with a GPU that has a hundred kilobytes of memory.
 #[test]
-fn too_little_memory_is_said_in_words() {
+fn too_little_gpu_memory_is_a_clear_error() {
     const CHILD: &str = "ZERO_TRAIN_TEST_CHILD";
     if std::env::var_os(CHILD).is_none() {
         if !mock::only_the_mock() || !has_gpu() {
@@ -15,7 +15,7 @@ fn too_little_memory_is_said_in_words() {
         }
         let mut command = std::process::Command::new(std::env::current_exe().unwrap());
         command
-            .args(["--exact", "memory::too_little_memory_is_said_in_words"])
+            .args(["--exact", "memory::too_little_gpu_memory_is_a_clear_error"])
             .env(CHILD, "1")
             .env("MOCK_DEVICE_BYTES", "100000");
         let output = command.output().unwrap();
@@ -35,7 +35,7 @@ fn too_little_memory_is_said_in_words() {
 /// Compares the driver's peak memory with the plan. Each case runs in its own process, because the driver counts per
 /// process.
 #[test]
-fn the_gpu_holds_what_was_planned() {
+fn peak_gpu_memory_matches_the_plan() {
     const CHILD: &str = "ZERO_TRAIN_TEST_MEMORY";
     // The number of ranks, the section `zero_optimization`, and further keys.
     const CASES: [(usize, &str, &str); 8] = [
@@ -62,7 +62,7 @@ fn the_gpu_holds_what_was_planned() {
                 continue;
             }
             let mut command = std::process::Command::new(std::env::current_exe().unwrap());
-            command.args(["--exact", "memory::the_gpu_holds_what_was_planned"]).env(CHILD, index.to_string());
+            command.args(["--exact", "memory::peak_gpu_memory_matches_the_plan"]).env(CHILD, index.to_string());
             let output = command.output().unwrap();
             assert!(output.status.success(), "{case:?}: {}", String::from_utf8_lossy(&output.stdout));
         }

@@ -78,8 +78,8 @@ fn windowed(layers: usize, window: usize) -> Layers {
 }
 
 #[test]
-fn where_documents_begin_goes_to_the_gpu_once() {
-    if !is_own("where_documents_begin_goes_to_the_gpu_once") {
+fn document_starts_are_copied_to_the_gpu_once() {
+    if !is_own("document_starts_are_copied_to_the_gpu_once") {
         return;
     }
     let copies = |layers: fn() -> Layers| {
@@ -96,8 +96,8 @@ fn where_documents_begin_goes_to_the_gpu_once() {
 
 /// A batch of 20,000 numbers has 80 KB. For this size, a plain copy in the driver would wait for the stream.
 #[test]
-fn no_copy_of_a_large_batch_waits() {
-    if !is_own("no_copy_of_a_large_batch_waits") {
+fn copies_of_large_batches_do_not_block() {
+    if !is_own("copies_of_large_batches_do_not_block") {
         return;
     }
     let step = |input_size: usize| {
@@ -136,7 +136,7 @@ fn no_copy_of_a_large_batch_waits() {
 /// Uploads for a layer run on their own stream and reuse memory that earlier layers freed. The pool's unused memory
 /// therefore does not grow with the number of steps or layers.
 #[test]
-fn the_pool_stops_growing() {
+fn the_memory_pool_stops_growing() {
     const RUN: &str = "ZERO_TRAIN_TEST_RUN";
     const LONG: usize = 50;
     let param = "offload_param: {device: cpu}, stage3_param_persistence_threshold: 0";
@@ -160,7 +160,7 @@ fn the_pool_stops_growing() {
     }
     let beyond = |zero_stage: usize, layers: usize, steps: usize| {
         let mut command = std::process::Command::new(std::env::current_exe().unwrap());
-        command.args(["--exact", "step::the_pool_stops_growing", "--nocapture"]);
+        command.args(["--exact", "step::the_memory_pool_stops_growing", "--nocapture"]);
         let said = command.env(RUN, format!("{zero_stage} {layers} {steps}")).output().unwrap().stdout;
         let said = String::from_utf8(said).unwrap();
         let numbers = said.lines().find_map(|line| line.strip_prefix('[')?.strip_suffix(']')).expect(&said);

@@ -115,7 +115,7 @@ fn a_bucket_takes_the_time_of_one_collective() {
 
 /// To gather 40 bytes, a rank sends 30 in a shard group of 4, and 20 in a near group of 2, which has a link of its own.
 #[test]
-fn gathers_from_secondary_shards_use_the_link_of_near_groups() {
+fn gathers_from_secondary_shards_use_the_link_of_their_group() {
     let shape = shape(1, ZeroStage::Three);
     let stages = Stages::single(&shape);
     let mesh = Mesh::new(4, 1).unwrap().with_near(2).unwrap();
@@ -142,7 +142,7 @@ fn gathers_from_secondary_shards_use_the_link_of_near_groups() {
 /// A rank sends 12 bytes of codes within its near group, then 6 to other groups. There is only one replicate, so
 /// nothing is reduced between replicates.
 #[test]
-fn codes_use_the_links_of_the_groups_in_which_they_travel() {
+fn quantized_gradients_use_the_links_of_their_groups() {
     let shape = shape(1, ZeroStage::Two);
     let stages = Stages::single(&shape);
     let mesh = Mesh::new(4, 1).unwrap().with_near(2).unwrap();

@@ -161,7 +161,7 @@ fn a_machine_that_slows_down_does_not_change_the_result() {
 }
 
 #[test]
-fn every_order_ends_when_it_should() {
+fn grid_and_random_search_respect_their_limits() {
     for kind in ["gridsearch", "random"] {
         let text = format!("tuner_type: {kind}, tuner_num_trials: 10, tuner_early_stopping: 0, repeats: 2");
         let (mut rows, mut planted) = planted(1);
@@ -252,7 +252,7 @@ fn a_search_that_runs_out_of_budget_has_a_known_gain() {
 
 /// The gain between runs of different rounds is computed through configurations that ran in both rounds.
 #[test]
-fn a_gain_needs_no_common_round() {
+fn a_gain_is_computed_across_rounds() {
     let metric = Metric::Throughput;
     let (mut rows, _) = planted(5);
     let run = |round, seconds| Run { round, step_seconds: vec![seconds], peak_bytes: 1 };

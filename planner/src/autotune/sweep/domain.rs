@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn draws_are_uniform_in_what_the_range_says() {
+    fn draws_are_uniform_on_the_scale_of_the_range() {
         let mut draws = Draws::new(3, "test", 0);
         let uniform: Vec<f64> = (0..4000).map(|_| draws.next()).collect();
         assert!(uniform.iter().all(|x| (0.0..1.0).contains(x)));

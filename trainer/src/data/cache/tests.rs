@@ -93,7 +93,7 @@ fn with_newlines() -> Tokenizer {
 }
 
 #[test]
-fn samples_are_those_of_the_path_in_memory() {
+fn cached_samples_equal_those_in_memory() {
     let files = corpus();
     for tokenizer in [Tokenizer::Byte, words(), with_newlines()] {
         for sources in [
@@ -117,7 +117,7 @@ fn samples_are_those_of_the_path_in_memory() {
 
 /// Long documents are tokenized in pieces, and a group of pieces can span files.
 #[test]
-fn large_files_are_those_of_the_path_in_memory() {
+fn cached_samples_of_large_files_equal_those_in_memory() {
     let text = "the cat sat on the mat\n\n  and the dog\n".repeat(1 << 16);
     let line = |i: usize| format!("{{\"text\": \"the {} cat sat {i}\"}}\n", "on ".repeat(i % 50));
     let lines: String = (0..20_000).map(line).collect();
@@ -162,7 +162,7 @@ fn only_new_content_is_tokenized() {
 }
 
 #[test]
-fn everything_that_tokens_depend_on_is_in_the_key() {
+fn everything_that_tokens_depend_on_is_in_the_cache_key() {
     let files = corpus();
     let mut seen = 0;
     let mut is_new = |options: &DataOptions, tokenizer: &Tokenizer| {
@@ -182,7 +182,7 @@ fn everything_that_tokens_depend_on_is_in_the_key() {
 }
 
 #[test]
-fn a_memo_counts_only_for_the_same_file_at_the_same_time() {
+fn a_remembered_hash_is_used_only_for_an_unchanged_file() {
     let files = corpus();
     let (path, memos) = (files.path("a.txt"), files.path("memos"));
     fs::create_dir(&memos).unwrap();
@@ -198,7 +198,7 @@ fn a_memo_counts_only_for_the_same_file_at_the_same_time() {
 }
 
 #[test]
-fn a_cut_or_changed_entry_is_built_again_and_never_read() {
+fn a_damaged_entry_is_rebuilt_and_never_read() {
     let long = "the cat sat on the mat ".repeat(40_000);
     let files = Files::new(&[("a.txt", long.as_bytes())]);
     let options = DataOptions { sequence_length: 1000, ..cached(&files, &["a.txt"]) };
@@ -239,7 +239,7 @@ fn a_cut_or_changed_entry_is_built_again_and_never_read() {
 
 /// The ranks are threads, and one of them builds the entries.
 #[test]
-fn ranks_share_the_work() {
+fn one_rank_builds_the_cache_for_all_ranks() {
     struct Rank<'a>(&'a AtomicUsize);
 
     impl Watch for Rank<'_> {
@@ -299,7 +299,7 @@ fn a_stopped_preparation_leaves_whole_entries_and_continues() {
 
 /// If a file has an error, the files before it keep their entries.
 #[test]
-fn files_before_an_error_are_kept() {
+fn cache_entries_of_files_before_an_error_are_kept() {
     let files = Files::new(&[("a.jsonl", b"{\"text\": \"the\"}"), ("b.jsonl", b"{\"text\": \"cat\"}\n{\"text\"")]);
     let message = open(&cached(&files, &["*.jsonl"]), &words()).unwrap_err().to_string();
     assert!(message.contains("b.jsonl, line 2: column 7"), "{message}");

@@ -99,7 +99,7 @@ mod tests {
 
     /// Each part ends where a piece of the whole text ends, so the parts have the same tokens as the whole text.
     #[test]
-    fn parts_are_whole_pieces() {
+    fn parts_end_at_piece_boundaries() {
         let line = "a line of text, éééé\n\n  indented\n";
         let text = line.repeat(5 * PART / 2 / line.len());
         let mut ends = vec![];

@@ -113,7 +113,7 @@ fn tokens_of_random_text_are_those_of_the_crate() {
 }
 
 #[test]
-fn a_text_may_be_cut_where_a_word_begins() {
+fn texts_can_be_cut_at_word_starts() {
     let all = recognized().into_iter().map(|(mut json, tokenizer, _)| {
         assert_eq!(Cuts::of(&tokenizer), Cuts::Nowhere);
         // The added token "zz" also matches the line break before it.
@@ -192,7 +192,7 @@ fn tokens_of_real_text_are_those_of_the_crate() {
 }
 
 #[test]
-fn words_that_are_not_kept_have_the_same_tokens() {
+fn words_outside_the_cache_have_the_same_tokens() {
     let (_, tokenizer, words) = recognized().remove(0);
     let long = "hello".repeat(LONGEST);
     let many: String = (0..KEPT + 1000).map(|i| format!(" w{}", i % (KEPT + 500)).replace(['0', '5'], "he")).collect();
@@ -202,7 +202,7 @@ fn words_that_are_not_kept_have_the_same_tokens() {
 }
 
 #[test]
-fn other_tokenizers_are_left_to_the_crate() {
+fn unrecognized_tokenizers_use_the_crate() {
     let none = Value::Null;
     let other = split(&LLAMA_3.replace("{1,3}", "{1,2}"));
     let mut prefixed = level(true);

@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn the_address_of_a_page_follows_from_that_of_the_server() {
+    fn the_address_of_the_run_page_follows_from_the_server() {
         for (server, page) in [
             ("http://localhost:8080", "http://localhost:8080/e/p/runs/i"),
             ("https://api.example.com", "https://app.example.com/e/p/runs/i"),

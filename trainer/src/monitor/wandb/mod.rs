@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn ids_differ() {
+    fn run_ids_differ() {
         let ids = [new_id(), new_id()];
         assert!(ids.iter().all(|id| id.len() == 8 && id.chars().all(|one| one.is_ascii_alphanumeric())), "{ids:?}");
         assert_ne!(ids[0], ids[1]);

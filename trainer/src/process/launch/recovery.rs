@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn the_largest_team_that_can_train_is_taken() {
+    fn the_largest_number_of_ranks_that_can_train_is_used() {
         let team = |ranks| Team::new(ranks, 1);
         let smaller = |ranks: usize| match ranks {
             1 | 2 | 4 => Ok(team(ranks)),

@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn handlers_are_detected() {
+    fn signal_handlers_are_detected() {
         let own = rustix::process::getpid();
         assert!(!catches(own, signal_hook::consts::SIGWINCH));
         signal_hook::flag::register(signal_hook::consts::SIGWINCH, Arc::default()).expect("a handler can be installed");

@@ -37,7 +37,7 @@ fn seqlen(min: usize, max: usize, kind: &str, config: &str) -> String {
 
 /// The expected lengths are the results of `CurriculumScheduler` in DeepSpeed 0.19.8.
 #[test]
-fn lengths_are_deepspeeds() {
+fn lengths_match_deepspeed() {
     let linear = |min, max, total, multiple| {
         seqlen(min, max, "fixed_linear", &format!("total_curriculum_step: {total}, difficulty_step: {multiple}"))
     };
@@ -72,7 +72,7 @@ fn random() -> impl FnMut(u64) -> u64 {
 }
 
 #[test]
-fn lengths_are_those_of_an_installed_deepspeed() {
+fn lengths_match_an_installed_deepspeed() {
     const STEPS: u64 = 300;
     let mut random = random();
     let mut all = vec![];

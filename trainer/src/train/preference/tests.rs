@@ -121,7 +121,7 @@ fn outcome(folder: &Folder, text: &str, ranks: usize) -> (Vec<f32>, Vec<u8>) {
 }
 
 #[test]
-fn every_layout_is_equal() {
+fn every_layout_is_bit_identical() {
     // The number of pairs is not a multiple of the number that the ranks evaluate at a time.
     let folder = folder(19);
     for (model, keys) in [

@@ -31,7 +31,7 @@ fn bowl(texts: &[String]) -> Option<f64> {
 }
 
 #[test]
-fn the_estimator_beats_random_search_on_a_bowl() {
+fn the_estimator_beats_random_search_on_a_bowl_function() {
     let space = vec![range("a", 1e-6, 1.0), range("b", 1e-5, 1e1)];
     let mean = |method: SweepMethod| {
         let of = |seed| best(&run(&Sweep { space: space.clone(), method, trials: 40, max_steps: None, seed }, bowl));

@@ -214,7 +214,7 @@ fn errors_of_lengths_are_the_same_from_the_cache() {
 }
 
 #[test]
-fn everything_that_texts_depend_on_is_in_the_key() {
+fn everything_that_texts_depend_on_is_in_the_cache_key() {
     let folder = chatml();
     folder.write(
         "data.jsonl",

@@ -35,7 +35,7 @@ fn said(texts: &[(&str, &str)]) -> Value {
 const HELLO: &str = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n[yes<|im_end|>]\n";
 
 #[test]
-fn all_layouts_give_the_same_sample() {
+fn all_record_formats_give_the_same_sample() {
     let folder = chatml();
     let hi = [("user", "hi"), ("assistant", "yes")];
     let mapped = ChatOptions {
@@ -64,7 +64,7 @@ fn all_layouts_give_the_same_sample() {
 }
 
 #[test]
-fn other_fields_of_a_record_are_used() {
+fn optional_fields_of_a_record_are_used() {
     let folder = chatml();
     let shown = |record: Value| folder.shown(&folder.read(&[record], ChatOptions::default()).unwrap()).remove(0);
     assert_eq!(
@@ -97,7 +97,7 @@ fn other_fields_of_a_record_are_used() {
 }
 
 #[test]
-fn keys_decide_what_is_trained() {
+fn chat_keys_select_the_trained_tokens() {
     let folder = chatml();
     let record = said(&[("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d")]);
     let shown =
@@ -124,7 +124,7 @@ fn keys_decide_what_is_trained() {
 }
 
 #[test]
-fn templates_without_marks_are_rendered_in_parts() {
+fn templates_without_generation_tags_are_rendered_in_parts() {
     let record = said(&[("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "\n\nd")]);
     let shown = |folder: &Folder| {
         folder.shown(&folder.read(std::slice::from_ref(&record), ChatOptions::default()).unwrap()).remove(0)
@@ -192,7 +192,7 @@ fn samples_have_the_sequence_length() {
 }
 
 #[test]
-fn a_slice_has_the_records_of_its_places() {
+fn a_slice_selects_records_by_position() {
     let folder = chatml();
     let answers = ["bcdefg", "c", "d", "e"].map(|text| said(&[("user", "a"), ("assistant", text)]).to_string());
     folder.write("data.jsonl", &answers.join("\n"));

@@ -61,7 +61,7 @@ fn shown(folder: &Folder, pairs: &PairDataset, index: usize) -> [String; 2] {
 }
 
 #[test]
-fn all_layouts_give_the_same_pair() {
+fn all_record_formats_give_the_same_pair() {
     let folder = chatml();
     let [hi, yes, no] = [("user", "hi"), ("assistant", "yes"), ("assistant", "no")];
     let prompt = "user\nhi<|im_end|>\n<|im_start|>assistant\n";

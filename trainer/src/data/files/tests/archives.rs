@@ -79,7 +79,7 @@ fn the_first_bytes_decide_and_not_the_name() {
 
 /// A truncated archive is always an error, never a shorter text.
 #[test]
-fn a_cut_archive_is_an_error_with_its_position() {
+fn a_truncated_archive_is_an_error_with_its_position() {
     let folder = Folder::new();
     let line = |i: usize| format!("{{\"text\": \"line {i} {}\"}}\n", i * 7_919 % 1_000);
     let lines: String = (0..200).map(line).collect();

@@ -44,7 +44,7 @@ fn tables() -> Vec<(&'static str, Vec<u8>)> {
 }
 
 #[test]
-fn a_cut_table_is_an_error() {
+fn a_truncated_table_is_an_error() {
     let folder = Folder::new();
     for (name, whole) in tables() {
         for cut in (8..whole.len()).step_by(61).chain(whole.len() - 12..whole.len()) {

@@ -73,7 +73,7 @@ print(json.dumps(clean(pq.read_table(f"{FOLDER}/none.parquet").to_pylist())))
 }
 
 #[test]
-fn rows_equal_those_of_datasets() {
+fn rows_equal_those_of_hugging_face_datasets() {
     let folder = Folder::new();
     let rest = r#"
 from datasets import Dataset, DatasetDict

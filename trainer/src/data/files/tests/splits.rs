@@ -19,7 +19,7 @@ fn chosen<'n>(names: &[&'n str], card: Option<&str>, split: &str) -> Result<Vec<
 }
 
 #[test]
-fn names_of_files_and_folders_state_splits() {
+fn file_and_folder_names_define_splits() {
     let shards = [
         "data/train-00000-of-00002.parquet",
         "data/train-00001-of-00002.parquet",
@@ -62,7 +62,7 @@ fn names_of_files_and_folders_state_splits() {
 }
 
 #[test]
-fn the_page_of_a_repository_states_splits() {
+fn a_data_set_card_defines_splits() {
     let names = ["en/a.jsonl", "en/b.jsonl", "de/c.jsonl", "train.jsonl", "README.md"];
     let card = |configs: &str| format!("---\nlicense: mit\nconfigs:\n{configs}---\n# A data set\n\n---\nconfigs: no\n");
     let listed = card(
@@ -147,7 +147,7 @@ fn random() -> impl FnMut(usize) -> usize {
 }
 
 #[test]
-fn files_of_splits_are_those_of_datasets() {
+fn split_files_match_those_of_hugging_face_datasets() {
     let mut random = random();
     let folder = Folder::new();
     let words =
@@ -233,7 +233,7 @@ print(json.dumps(all))
 }
 
 #[test]
-fn slices_are_those_of_datasets() {
+fn slices_match_those_of_hugging_face_datasets() {
     let mut random = random();
     let mut specs = vec![];
     for _ in 0..3000 {
