@@ -32,7 +32,7 @@ fn tunings(config: &Config) -> Vec<(String, Tuning)> {
 }
 
 #[test]
-fn the_first_group_that_selects_a_parameter_has_it() {
+fn the_first_group_that_selects_a_parameter_wins() {
     let tunings = tunings(&configured(GROUPS, ""));
     let of = |end: &str| {
         let found = tunings.iter().find(|(name, _)| name.ends_with(end)).unwrap_or_else(|| panic!("no {end}"));

@@ -183,7 +183,7 @@ fn an_overflow_skips_the_step() {
 /// The mean loss of the last 50 of 500 steps is within 0.5 % of the exact run's with codes of 8 bits, and within 2 % if
 /// gradients also use codes of 4 bits.
 #[test]
-fn losses_are_near_those_of_the_exact_run() {
+fn losses_stay_close_to_those_without_quantization() {
     const OF_A_RUN: u64 = 500;
     const LAST: usize = 50;
     let loss = |ranks: usize, keys: &str| -> f64 {

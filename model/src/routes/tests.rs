@@ -44,7 +44,7 @@ fn layers_without_named_inputs_pass_their_output_on() {
 
 /// `a` exposes one output, which only the loss takes. `c` takes the output of `a` and an input of the batch.
 #[test]
-fn values_flow_to_their_last_user_and_gradients_flow_back() {
+fn named_values_reach_their_last_user_and_gradients_flow_back() {
     let exposing = linear_layer(Layers::new(), "a").exposes(["more"]);
     let layers = linear_layer(linear_layer(exposing, "b"), "c").inputs(["extra", "a"]);
     let layers = layers.loss_of(["c", "a.more", "b"], ["y"], |[c, ..], _| Ok(c.clone()));

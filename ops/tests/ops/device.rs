@@ -53,7 +53,7 @@ fn on_cpu(x: &[f32], dy: &[f32], dtype: DType, f: impl Fn(&Tensor) -> Result<Ten
 }
 
 #[test]
-fn activations_have_the_same_bits() -> Result<()> {
+fn activations_are_bit_identical_to_the_cpus() -> Result<()> {
     let Some(emulator) = Emulator::shared() else { return Ok(()) };
     let functions: [fn(&Tensor) -> Result<Tensor>; 4] = [ops::gelu, ops::gelu_erf, ops::silu, ops::relu];
     let x = numbers(3000, 0.011);
@@ -88,7 +88,7 @@ fn activations_have_the_same_bits() -> Result<()> {
 }
 
 #[test]
-fn rotary_embedding_has_the_same_bits() -> Result<()> {
+fn rotary_embedding_is_bit_identical_to_the_cpus() -> Result<()> {
     let Some(emulator) = Emulator::shared() else { return Ok(()) };
     let shape @ [batch, time, heads, size] = [2u32, 9, 3, 16];
     let (half, count) = (size as usize / 2, (batch * time * heads * size) as usize);

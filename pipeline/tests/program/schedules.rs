@@ -108,7 +108,7 @@ fn every_schedule_runs_over_channels_without_capacity() {
 
 /// A stage whose layers read the batch loads each micro-batch once, in its first chunk that reads it.
 #[test]
-fn stages_that_read_the_batch_load_it_once() {
+fn each_stage_that_reads_the_batch_loads_it_once() {
     for (readers, chunks, expected) in [
         (vec![], 1, [3, 0, 0, 3]),
         (vec![1], 1, [3, 3, 0, 3]),

@@ -63,7 +63,7 @@ mod tests {
 
     /// One rank wastes the least; two ranks are faster but less efficient; a small batch has the lowest latency.
     #[test]
-    fn each_metric_has_its_own_best_and_the_right_direction() {
+    fn each_metric_ranks_candidates_in_the_right_direction() {
         let work = |samples, ranks| StepWork { samples, tokens: Some(10), parameters: 1000, ranks };
         let planted = [(work(16, 1), 1.0), (work(16, 2), 0.6), (work(1, 2), 0.1)];
         let best = |metric| {

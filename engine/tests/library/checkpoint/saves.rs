@@ -91,7 +91,7 @@ fn keep_every_keeps_checkpoints() {
 /// After a run is set back to an earlier step, checkpoints of later steps do not count as the newest, and the new
 /// checkpoint is not deleted as the oldest.
 #[test]
-fn a_run_that_is_set_back_keeps_new_checkpoints() {
+fn a_run_set_back_to_an_older_step_keeps_new_checkpoints() {
     let root = tempfile::tempdir().unwrap();
     let text = settings(1, "training: {keep_last: 1}");
     let first = saved(root.path(), 2, 2, &text);

@@ -41,7 +41,7 @@ pub(super) fn with_a_skipped_update(
 
 /// A checkpoint has the optimizer states of every replicate, and the outer momentum.
 #[test]
-fn a_run_continues_as_if_it_had_not_stopped() {
+fn a_resumed_run_is_bit_identical_to_an_uninterrupted_one() {
     // ZeRO stage, ranks of a shard group, pipeline stages.
     let layouts = [(0, 1, 1), (0, 2, 1), (1, 2, 1), (2, 1, 1), (3, 2, 1), (3, 1, 2), (2, 2, 2)];
     for optimizer in ["", MUON, LAMB] {

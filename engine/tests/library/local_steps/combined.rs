@@ -37,7 +37,7 @@ fn layouts_train_bit_identically() {
 }
 
 #[test]
-fn a_run_continues_as_if_it_had_not_stopped() {
+fn a_resumed_run_is_bit_identical_to_an_uninterrupted_one() {
     for variant in VARIANTS {
         let first = keys(variant, 0, 1, 1);
         let whole = of_replicates(world(2, |comm| with_a_skipped_update(comm, &first, None)), &first);

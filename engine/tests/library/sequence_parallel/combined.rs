@@ -92,7 +92,7 @@ fn packed_documents_see_only_themselves() {
 }
 
 #[test]
-fn checkpoints_load_with_any_number_of_slices() {
+fn checkpoints_load_at_any_sequence_parallel_degree() {
     let folder = tempfile::tempdir().unwrap();
     let text = |slices: usize, stage: u8| keys(slices, 4, 1, stage, "");
     let whole = run_of(gpt2, 2, STEPS, &text(2, 3));
@@ -199,7 +199,7 @@ fn a_layer_that_does_not_declare_its_attention_fails() {
 }
 
 #[test]
-fn sequences_that_cannot_be_cut_are_errors() {
+fn indivisible_sequences_are_errors() {
     for (kind, parts) in KINDS.into_iter().zip(["3 slices", "2 × 3 chunks"]) {
         let text = kind(keys(3, 2, 1, 0, ""));
         let messages = world(3, |comm| {

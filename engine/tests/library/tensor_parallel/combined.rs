@@ -101,7 +101,7 @@ fn packed_documents_see_only_themselves() {
 
 /// A checkpoint has each element once, under its index in the whole parameter, however the ranks cut the parameter.
 #[test]
-fn checkpoints_load_with_any_number_of_parts() {
+fn checkpoints_load_at_any_tensor_parallel_degree() {
     for layers in [gpt2 as fn() -> Layers, llama, phi3] {
         load_with_any_number_of_parts(layers, "", |engine| drop(train(engine, 3)));
     }
@@ -150,7 +150,7 @@ fn traffic_matches_the_formulas() {
 }
 
 #[test]
-fn layers_that_cannot_be_cut_are_errors() {
+fn layers_that_cannot_be_split_are_errors() {
     let layers = || {
         Layers::new()
             .layer("embed", |vb: candle_nn::VarBuilder| zero_model::ops::Embedding::new(61, 32, 0.1, vb))

@@ -6,7 +6,7 @@ use zero_ops as ops;
 use zero_ops::Pass;
 
 #[test]
-fn dropout_has_the_same_mask() {
+fn dropout_masks_are_identical_to_the_cpus() {
     let Some(gpu) = gpu() else { return };
     // The counters of the sample exceed 32 bits. Some samples have a size that is not a multiple of 4, the number of
     // random numbers per counter.

@@ -12,7 +12,7 @@ fn look_up(table: &Tensor, ids: &Tensor) -> Result<Tensor> {
 }
 
 #[test]
-fn rows_and_gradients_have_the_same_bits() {
+fn rows_and_gradients_are_bit_identical_to_the_cpus() {
     let Some(gpu) = gpu() else { return };
     for dtype in FLOATS {
         let table = [normal("table", &[200, 9]).to_dtype(dtype).unwrap()];

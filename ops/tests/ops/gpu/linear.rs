@@ -63,7 +63,7 @@ fn linear_layers_and_their_gradients() {
 /// The gradient of a bias is summed in f32 in the CPU's order, so from the same upstream gradient it is
 /// bit-identical.
 #[test]
-fn the_gradient_of_a_bias_has_the_same_bits() {
+fn bias_gradients_are_bit_identical_to_the_cpus() {
     let Some(gpu) = gpu() else { return };
     for dtype in FLOATS {
         for (rows, outputs) in [(200, 24), (64, 6), (1100, 5), (1, 8)] {

@@ -153,7 +153,7 @@ fn every_layout_is_bit_identical() {
 }
 
 #[test]
-fn a_resumed_run_reads_its_reference() {
+fn a_resumed_run_needs_its_reference_log_probabilities() {
     let folder = folder(12);
     let of = |training: &str| text(folder.path(), 2, GPT2, "preference: {}", training);
     let (summary, all) = run(&of("max_steps: 6"), 1, None);

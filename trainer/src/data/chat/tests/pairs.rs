@@ -89,7 +89,7 @@ fn all_record_formats_give_the_same_pair() {
 }
 
 #[test]
-fn long_pairs_are_cut_left_out_or_an_error() {
+fn long_pairs_are_truncated_dropped_or_an_error() {
     let folder = chatml();
     let record = |chosen: &str| json!({"prompt": "a", "chosen": chosen, "rejected": "b"});
     let records = [record("c"), record("ccccccccc")];
