@@ -83,7 +83,7 @@ fn a_schedule_that_contradicts_itself_or_the_run_is_an_error() {
 }
 
 #[test]
-fn a_schedule_that_overrides_written_values_is_a_warning() {
+fn a_schedule_that_deviates_from_written_values_is_a_warning() {
     let cycle = "scheduler: {type: OneCycle, params: {cycle_min_lr: 0.1, cycle_max_lr: 0.2}}";
     for (text, path, expected) in [
         (format!("optimizer: {{type: SGD}}\n{cycle}"), "scheduler.params.cycle_momentum", "has no betas"),
