@@ -93,7 +93,7 @@ pub(crate) fn forward(
         let mut log_sums = log_sums.chunks_exact_mut(g.queries.len());
         for (sample, kv_head) in range.map(|pair| (pair / g.kv_heads, pair % g.kv_heads)) {
             keys.pack(isa, at.k.matrix(k, sample, 0..g.time, kv_head).t());
-            values.pack(isa, at.v.matrix(v, sample, 0..g.time, kv_head));
+            values.pack_for_all_columns(isa, at.v.matrix(v, sample, 0..g.time, kv_head));
             for (head, log_sums) in heads_of(g, kv_head).zip(&mut log_sums) {
                 for (rows, own) in g.queries.pieces(rows_at_a_time(isa)) {
                     let firsts = &firsts[sample * g.time..][rows.clone()];
@@ -213,7 +213,7 @@ impl Backward {
     fn begin(&mut self, saved: &Saved<'_>, sample: usize, kv_head: usize) {
         let ([_, k, v], all) = (saved.qkv, 0..self.g.time);
         let (k, v) = (self.at.k.matrix(k, sample, all.clone(), kv_head), self.at.v.matrix(v, sample, all, kv_head));
-        self.keys.pack(self.isa, k);
+        self.keys.pack_for_all_columns(self.isa, k);
         self.keys_turned.pack(self.isa, k.t());
         self.values_turned.pack(self.isa, v.t());
         self.dk.fill(0.0);
@@ -283,8 +283,8 @@ impl Backward {
         let (g, isa) = (self.g, self.isa);
         let first = saved.firsts[sample * g.time + tile.start];
         let Scores { origin, width } = Scores::new(first..tile.end);
-        self.queries.pack(isa, Matrix::new(&self.q[..tile.len() * g.size], tile.len(), g.size));
-        self.upstream.pack(isa, Matrix::new(&self.d_out[..tile.len() * g.size], tile.len(), g.size));
+        self.queries.pack_for_all_columns(isa, Matrix::new(&self.q[..tile.len() * g.size], tile.len(), g.size));
+        self.upstream.pack_for_all_columns(isa, Matrix::new(&self.d_out[..tile.len() * g.size], tile.len(), g.size));
         let step = rows_at_a_time(isa);
         for keys in pieces(first / step * step..tile.end, step) {
             // Queries before a key do not see it.

@@ -1,5 +1,7 @@
 //! Kernels that are compiled for each instruction set, and sums whose order does not depend on it.
 
+use std::hint::black_box;
+
 /// Declares a kernel. The body is compiled once for each instruction set, and the caller passes an [`Isa`] first.
 macro_rules! vectorised {
     ($(#[$attr:meta])* fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? $body:block) => {
@@ -111,10 +113,27 @@ pub(crate) fn max(values: &[f32]) -> f32 {
 /// by a variable in memory, here as in the loops above, so each half has a loop of its own.
 #[inline(always)]
 pub(crate) fn tree(lanes: [f32; LANES], combine: impl Fn(f32, f32) -> f32) -> f32 {
+    tree_of_eight(upper_onto_lower(lanes, &combine), combine)
+}
+
+/// Does the same as [`tree`] in half as many instructions, for kernels in which the trees of short rows take long.
+/// `black_box` keeps eight lanes together. Otherwise the compiler computes every step in registers of two lanes.
+#[inline(always)]
+pub(crate) fn short_tree(lanes: [f32; LANES], combine: impl Fn(f32, f32) -> f32) -> f32 {
+    tree_of_eight(black_box(upper_onto_lower(lanes, &combine)), combine)
+}
+
+#[inline(always)]
+fn upper_onto_lower(lanes: [f32; LANES], combine: impl Fn(f32, f32) -> f32) -> [f32; 8] {
     let mut eight = [0f32; 8];
     for lane in 0..8 {
         eight[lane] = combine(lanes[lane], lanes[lane + 8]);
     }
+    eight
+}
+
+#[inline(always)]
+fn tree_of_eight(eight: [f32; 8], combine: impl Fn(f32, f32) -> f32) -> f32 {
     let mut four = [0f32; 4];
     for lane in 0..4 {
         four[lane] = combine(eight[lane], eight[lane + 4]);

@@ -1,10 +1,9 @@
 //! Exponentials of rows: cross-entropy, and the causal softmax of attention tiles.
 
 use super::Isa;
-use super::lanes::{LANES, larger, max, sums1, sums2, tree};
+use super::lanes::{LANES, larger, max, short_tree, sums1, sums2, tree};
 use super::math::{BATCH, Exps, exp, ln};
 use super::vectorised;
-use std::hint::black_box;
 
 /// Returns (m, s), where m is the row's largest element and s = Σ e^(x − m).
 pub(crate) fn max_and_sum(isa: Isa, row: &[f32]) -> (f32, f32) {
@@ -169,8 +168,6 @@ vectorised! {
     /// the probabilities, in `log_sums[i]`. There are at most [`MOST_ROWS`] rows.
     ///
     /// Each loop over the rows ends with operations that no later row waits for, so that the processor overlaps rows.
-    /// `black_box` keeps the lanes of a sum in whole registers. Otherwise the compiler would use eight registers of two
-    /// lanes for the last steps of the tree.
     fn causal_exp(tile: Tile<'_>, scores: &mut [f32], scale: f32, sums: &mut [f32], log_sums: &mut [f32]) {
         let mut largest = [0.0; MOST_ROWS];
         for (i, row) in scores.chunks_exact_mut(tile.width).enumerate() {
@@ -181,7 +178,7 @@ vectorised! {
                     lanes[lane] = larger(lanes[lane], vector[lane]);
                 }
             }
-            largest[i] = tree(black_box(lanes), larger);
+            largest[i] = short_tree(lanes, larger);
         }
         for (i, row) in scores.chunks_exact_mut(tile.width).enumerate() {
             let (largest, mut lanes) = (largest[i], [0.0; LANES]);
@@ -195,7 +192,7 @@ vectorised! {
                     lanes[lane] += e[lane];
                 }
             }
-            sums[i] = tree(black_box(lanes), |a, b| a + b);
+            sums[i] = short_tree(lanes, |a, b| a + b);
         }
         for ((log_sum, &sum), largest) in log_sums.iter_mut().zip(&*sums).zip(largest) {
             *log_sum = scale * largest + ln(sum);

@@ -6,8 +6,8 @@
 use super::super::kernel::Isa;
 use super::Matrix;
 use super::blocks::{Line, space, words};
-use super::pack::{pack_right, right_panel};
-use super::tile::{COLUMNS, Tile};
+use super::pack::{pack_panels, right_panel};
+use super::tile::{self, COLUMNS, Tile};
 use std::ops::Range;
 
 /// A matrix packed as the innermost loop reads its right operand. Empty when created.
@@ -16,6 +16,8 @@ pub(crate) struct Panels {
     lines: Vec<Line>,
     rows: usize,
     columns: usize,
+    /// Columns of a panel that are used.
+    wide: usize,
 }
 
 /// A few rows of a left operand. Element (r, k) is at `r · row + k · step`.
@@ -45,15 +47,25 @@ impl Panels {
 
     /// Packs a matrix, reusing the memory of the previous one.
     pub(crate) fn pack(&mut self, isa: Isa, matrix: Matrix<'_>) {
-        (self.rows, self.columns) = (matrix.rows, matrix.columns);
+        self.pack_panels(isa, matrix, COLUMNS);
+    }
+
+    /// Does the same as [`Panels::pack`], for products with all columns of the matrix.
+    pub(crate) fn pack_for_all_columns(&mut self, isa: Isa, matrix: Matrix<'_>) {
+        self.pack_panels(isa, matrix, tile::panel_columns(isa, matrix.columns));
+    }
+
+    fn pack_panels(&mut self, isa: Isa, matrix: Matrix<'_>, wide: usize) {
+        (self.rows, self.columns, self.wide) = (matrix.rows, matrix.columns, wide);
         if matrix.rows > 0 {
-            let packed = space(&mut self.lines, matrix.columns.div_ceil(COLUMNS) * right_panel(matrix.rows));
-            pack_right(isa, matrix, 0..matrix.rows, 0..matrix.columns, packed);
+            let packed = space(&mut self.lines, matrix.columns.div_ceil(self.wide) * right_panel(matrix.rows));
+            pack_panels(isa, matrix, 0..matrix.rows, 0..matrix.columns, self.wide, packed);
         }
     }
 
     /// Computes the product of `left` with these rows and columns of the matrix. Each element is the chain of
-    /// [`super::product`]. The columns must begin at a multiple of [`COLUMNS`].
+    /// [`super::product`]. The columns must begin at a multiple of [`COLUMNS`], or at 0 after
+    /// [`Panels::pack_for_all_columns`].
     ///
     /// # Panics
     /// Panics if the operands or the target are too small.
@@ -68,21 +80,21 @@ impl Panels {
         if left.count == 0 || columns.is_empty() {
             return;
         }
-        assert!(columns.start.is_multiple_of(COLUMNS));
+        assert!(columns.start.is_multiple_of(self.wide));
         assert!(rows.end <= self.rows && columns.end <= self.columns);
         assert!((left.count - 1) * left.row + rows.len().saturating_sub(1) * left.step < left.data.len());
         assert!((left.count - 1) * out.row + columns.len() <= out.data.len());
         let panel = right_panel(self.rows);
-        for column in columns.clone().step_by(COLUMNS) {
+        for column in columns.clone().step_by(self.wide) {
             let at = out.data[column - columns.start..].as_mut_ptr();
             let tile = Tile {
                 rows: left.count,
-                columns: (columns.end - column).min(COLUMNS),
+                columns: (columns.end - column).min(self.wide),
                 depth: rows.len(),
                 left: left.data.as_ptr(),
                 left_rows: left.row,
                 left_step: left.step,
-                right: words(&self.lines)[column / COLUMNS * panel + rows.start * COLUMNS..].as_ptr(),
+                right: words(&self.lines)[column / self.wide * panel + rows.start * COLUMNS..].as_ptr(),
                 start: if out.add { at.cast_const() } else { std::ptr::null() },
                 start_rows: out.row,
                 out: at,

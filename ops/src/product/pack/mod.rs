@@ -38,24 +38,36 @@ pub(crate) const fn left_room(rows: usize, depth: usize) -> usize {
 /// Packs a block of the right operand into panels of [`COLUMNS`] columns, row after row. The last panel may be
 /// narrower; the elements beside it are left unchanged.
 pub(crate) fn pack_right(isa: Isa, right: Matrix<'_>, depth: Range<usize>, columns: Range<usize>, packed: &mut [f32]) {
+    pack_panels(isa, right, depth, columns, COLUMNS, packed);
+}
+
+/// Does the same as [`pack_right`], but uses only the first `wide` columns of each panel. `wide` is 32 or [`COLUMNS`].
+pub(super) fn pack_panels(
+    isa: Isa,
+    right: Matrix<'_>,
+    depth: Range<usize>,
+    columns: Range<usize>,
+    wide: usize,
+    packed: &mut [f32],
+) {
     let panel = right_panel(depth.len());
     if right.column_stride == 1 {
         let lines = Lines { numbers: depth, stride: right.row_stride, part: columns, panel };
         match right.data {
-            Elements::F32(data) => spread_columns(isa, data, lines, packed),
-            Elements::Bf16(data) => spread_columns_bf16(isa, data, lines, packed),
-            Elements::F16(data) => spread_columns_f16(isa, data, lines, packed),
+            Elements::F32(data) => spread_columns(isa, data, wide, lines, packed),
+            Elements::Bf16(data) => spread_columns_bf16(isa, data, wide, lines, packed),
+            Elements::F16(data) => spread_columns_f16(isa, data, wide, lines, packed),
             Elements::Quantized(weight) => {
-                decoded_lines(isa, weight, lines, COLUMNS, packed, |data, lines, packed| {
-                    spread_columns(isa, data, lines, packed)
+                decoded_lines(isa, weight, lines, wide, packed, |data, lines, packed| {
+                    spread_columns(isa, data, wide, lines, packed)
                 });
             }
         }
         return;
     }
-    for (index, start) in columns.clone().step_by(COLUMNS).enumerate() {
+    for (index, start) in columns.clone().step_by(wide).enumerate() {
         let panel = &mut packed[index * panel..(index + 1) * panel];
-        for (offset, start) in (start..columns.end.min(start + COLUMNS)).step_by(LANES).enumerate() {
+        for (offset, start) in (start..columns.end.min(start + wide)).step_by(LANES).enumerate() {
             let columns = (columns.end - start).min(LANES);
             let first = start * right.column_stride;
             let strip = Strip { columns, depth: depth.clone(), first, stride: right.column_stride };
@@ -161,20 +173,20 @@ pub(crate) struct Lines {
 }
 
 vectorised! {
-    fn spread_columns(data: &[f32], lines: Lines, out: &mut [f32]) {
-        spread::<COLUMNS, f32>(data, lines, out);
+    fn spread_columns(data: &[f32], wide: usize, lines: Lines, out: &mut [f32]) {
+        spread_wide(data, wide, lines, out);
     }
 }
 
 vectorised! {
-    fn spread_columns_bf16(data: &[bf16], lines: Lines, out: &mut [f32]) {
-        spread::<COLUMNS, bf16>(data, lines, out);
+    fn spread_columns_bf16(data: &[bf16], wide: usize, lines: Lines, out: &mut [f32]) {
+        spread_wide(data, wide, lines, out);
     }
 }
 
 vectorised! {
-    fn spread_columns_f16(data: &[f16], lines: Lines, out: &mut [f32]) {
-        spread::<COLUMNS, f16>(data, lines, out);
+    fn spread_columns_f16(data: &[f16], wide: usize, lines: Lines, out: &mut [f32]) {
+        spread_wide(data, wide, lines, out);
     }
 }
 
@@ -196,12 +208,22 @@ vectorised! {
     }
 }
 
+/// Calls [`spread`] for panels of which `wide` columns are used.
+#[inline(always)]
+fn spread_wide<T: Widen>(data: &[T], wide: usize, lines: Lines, out: &mut [f32]) {
+    match wide {
+        32 => spread::<32, COLUMNS, T>(data, lines, out),
+        COLUMNS => spread::<COLUMNS, COLUMNS, T>(data, lines, out),
+        _ => unreachable!("no panel has {wide} columns"),
+    }
+}
+
 /// Calls [`spread`] for a number of rows that is the height of a tile on some instruction set.
 #[inline(always)]
 fn spread_over<T: Widen>(data: &[T], rows: usize, lines: Lines, out: &mut [f32]) {
     match rows {
-        6 => spread::<6, T>(data, lines, out),
-        8 => spread::<8, T>(data, lines, out),
+        6 => spread::<6, 6, T>(data, lines, out),
+        8 => spread::<8, 8, T>(data, lines, out),
         _ => unreachable!("no tile has {rows} rows"),
     }
 }
@@ -242,20 +264,24 @@ impl<H: HalfFloat> Widen for H {
 /// How many lines before its use a line is prefetched. Parts of lines are too short for the hardware to predict the next.
 const AHEAD: usize = 4;
 
-/// Distributes each line over the panels, `N` elements to each.
+/// Distributes each line over the panels, `N` elements to each. Lines of a panel are `WIDTH` elements apart.
 #[inline(always)]
-fn spread<const N: usize, T: Widen>(data: &[T], lines: Lines, out: &mut [f32]) {
+fn spread<const N: usize, const WIDTH: usize, T: Widen>(data: &[T], lines: Lines, out: &mut [f32]) {
     for (to, number) in lines.numbers.enumerate() {
         let line = &data[number * lines.stride..][lines.part.clone()];
         let ahead = line.as_ptr().wrapping_add(AHEAD * lines.stride);
         (0..line.len()).step_by(64 / size_of::<T>()).for_each(|i| tile::prefetch(ahead.wrapping_add(i).cast()));
         let (whole, rest) = line.as_chunks::<N>();
         for (index, part) in whole.iter().enumerate() {
-            let out = &mut out[index * lines.panel + to * N..];
+            let out = &mut out[index * lines.panel + to * WIDTH..];
             T::widen_part(part, out.first_chunk_mut().expect("a panel has room for the part"));
         }
-        for (i, value) in rest.iter().enumerate() {
-            out[whole.len() * lines.panel + to * N + i] = value.widen();
+        if rest.is_empty() {
+            continue;
         }
+        let out = &mut out[whole.len() * lines.panel + to * WIDTH..][..rest.len()];
+        let ((parts, rest), (outs, out)) = (rest.as_chunks::<LANES>(), out.as_chunks_mut::<LANES>());
+        parts.iter().zip(outs).for_each(|(part, out)| T::widen_part(part, out));
+        rest.iter().zip(out).for_each(|(value, out)| *out = value.widen());
     }
 }

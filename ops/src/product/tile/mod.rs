@@ -35,6 +35,13 @@ pub(super) fn columns(isa: Isa) -> usize {
     }
 }
 
+/// Returns how many columns of each panel are best used for an operand with this many columns. With AVX-512, a tile of 8 ×
+/// 16 has too few sums to keep both multipliers busy, and takes almost as long as one of 8 × 32. So 64 columns are
+/// 32 and 32 rather than 48 and 16.
+pub(super) fn panel_columns(isa: Isa, columns: usize) -> usize {
+    if columns == 64 && self::columns(isa) == COLUMNS { 32 } else { COLUMNS }
+}
+
 /// Prefetches a cache line into the first level. An invalid address has no effect.
 #[inline(always)]
 pub(super) fn prefetch(line: *const f32) {
@@ -230,7 +237,9 @@ macro_rules! tile {
                         }
                     }
                     let done = if TURNED { steps * t.left_step } else { steps };
-                    lefts = lefts.map(|left| left.wrapping_add(done));
+                    for left in &mut lefts {
+                        *left = left.wrapping_add(done);
+                    }
                     right = right.wrapping_add(steps * COLUMNS);
                 };
                 let iterations = t.depth / STEPS;
