@@ -37,7 +37,7 @@ pub(crate) fn remove(folder: &Path) -> Result<(), CheckpointError> {
     }
 }
 
-/// Collects every rank's sizes and checksums in the manifest. Collective.
+/// Gathers the size and checksums of every rank's shard into the manifest. Collective.
 pub(crate) fn exchange(
     comm: &dyn Communicator,
     written: &Written,
@@ -84,8 +84,8 @@ pub(crate) fn commit(root: &Path, manifest: &Manifest, save: &Save) -> Result<()
     if let Some(lock) = &save.lock {
         lock.check()?;
     }
-    // A run that resumed from an earlier step writes a step again. The old folder is moved aside and kept until the new
-    // one is in place.
+    // A run that resumed from an earlier step may save this step a second time. The folder of the first time is moved
+    // aside and kept until the new folder is in place.
     let replaced = root.join(format!(".replaced-{}", name(manifest.step)));
     if folder.exists() {
         remove(&replaced)?;
@@ -97,13 +97,14 @@ pub(crate) fn commit(root: &Path, manifest: &Manifest, save: &Save) -> Result<()
     sync(root)?;
     failpoint::at("save::synced", &folder)?;
     point(root, &folder)?;
-    // Also removes leftovers of a killed save.
+    // Also removes the folder that a killed save has moved aside.
     remove(&replaced)?;
     retain(root, manifest.step, save)?;
     failpoint::at("save::retained", root)
 }
 
-/// Makes `latest` name the newest checkpoint. Replaced by rename, so that it is never half written.
+/// Writes the name of the newest checkpoint into the file `latest`. A rename replaces the file, so that it is never
+/// half written.
 fn point(root: &Path, folder: &Path) -> Result<(), CheckpointError> {
     let name = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let (temporary, latest) = (root.join(".latest"), root.join("latest"));

@@ -40,7 +40,7 @@ pub enum CheckpointError {
         /// The process that holds the lock.
         holder: String,
     },
-    /// This library refuses a file or folder that may be intact.
+    /// The file or folder may be intact, but this library does not accept it.
     #[error("{path}: {reason}", path = path.display())]
     Refused {
         /// The file or folder.

@@ -71,7 +71,8 @@ fn narrow(values: impl Iterator<Item = f32>, round: impl Fn(f32) -> ([u8; 2], bo
 pub enum Contents {
     /// All.
     Model,
-    /// The parameters that were trained beside a frozen model, in PEFT's format: `adapter_model.safetensors`.
+    /// The parameters that were not frozen (adapters and modules trained with them), in PEFT's format:
+    /// `adapter_model.safetensors`.
     Adapter,
     /// The base model, with adapters folded into its weights.
     Merged(Merge),
@@ -92,10 +93,10 @@ impl Contents {
     }
 }
 
-/// Key of the metadata of a safetensors file for [`Export::mup`].
+/// The key under which the metadata of a safetensors file stores [`Export::mup`].
 pub(crate) const MUP: &str = "mup";
-/// Value of [`Export::mup`] for weights that give the right results without the section, because its factors are folded
-/// into them.
+/// Value of [`Export::mup`] for weights that the factors of the section `mup` are folded into. A model with these
+/// weights gives the right results without the section.
 pub const FOLDED: &str = "folded";
 
 /// Options of an export.
@@ -111,7 +112,7 @@ pub struct Export {
     pub contents: Contents,
     /// Factors by which parameters are multiplied, by parameter name.
     pub factors: Vec<(&'static str, f32)>,
-    /// The section `mup` of the configuration that a model with these weights needs, or [`FOLDED`].
+    /// The section `mup` that the configuration of a model with these weights needs, or [`FOLDED`].
     pub mup: Option<String>,
     /// Other files to write into the folder, by name: `config.json` and the like.
     pub beside: Vec<(String, Vec<u8>)>,
@@ -180,7 +181,7 @@ fn write(folder: &Path, manifest: &Manifest, out: &Path, options: &Export) -> Re
         1 => "model.safetensors".to_string(),
         n => format!("model-{:05}-of-{n:05}.safetensors", part + 1),
     };
-    // Running statistics are small, so they go behind the last parameter.
+    // Running statistics are small, so they go into the last file, after its parameters.
     let buffers = match contents {
         Contents::Model | Contents::Merged(_) => manifest.buffers.iter().collect(),
         Contents::Adapter => vec![],

@@ -1,7 +1,7 @@
 //! Failpoints: named points of a save at which tests kill a process or make an operation fail.
 //!
 //! They exist only with the feature `failpoints`, which only the test build enables. The environment variable
-//! `FAILPOINTS` selects the actions: `save::renamed=return(kill 0)` kills rank 0 there, and
+//! `FAILPOINTS` selects the actions: `save::renamed=return(kill 0)` kills rank 0 at the failpoint `save::renamed`, and
 //! `save::shard-begun=return(full 1)` simulates a full disk on rank 1.
 
 use std::path::Path;
@@ -47,7 +47,7 @@ pub fn failpoints() -> impl Drop {
 #[cfg(not(feature = "failpoints"))]
 pub fn failpoints() {}
 
-/// Carries out an action, `kill` or `full` followed by a rank, if this process has that rank.
+/// Carries out an action if this process has the action's rank. An action is `kill` or `full`, followed by a rank.
 #[cfg(feature = "failpoints")]
 fn act(action: &str, path: &Path) -> Result<(), CheckpointError> {
     let own = std::env::var("RANK").unwrap_or_else(|_| "0".into());

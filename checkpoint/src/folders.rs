@@ -32,7 +32,7 @@ pub fn newest(root: &Path) -> Result<Option<PathBuf>, CheckpointError> {
 /// # Errors
 /// Fails if the path has no checkpoint or a folder cannot be listed.
 pub fn meant(path: &Path) -> Result<Vec<PathBuf>, CheckpointError> {
-    // A link such as `checkpoints/best` names another checkpoint later.
+    // Follow a link such as `checkpoints/best` now, because it may point to another checkpoint later.
     if step(path).is_none()
         && let Ok(target) = fs::read_link(path)
         && step(&target).is_some()
@@ -55,7 +55,7 @@ pub fn meant(path: &Path) -> Result<Vec<PathBuf>, CheckpointError> {
     Err(CheckpointError::io(path)(reason))
 }
 
-/// Returns the newest committed checkpoint of [`meant`], or the newest folder if none has a manifest.
+/// Returns the newest folder among those of [`meant`] that has a manifest, or the oldest folder if none has a manifest.
 ///
 /// # Errors
 /// See [`meant`].
@@ -68,8 +68,8 @@ pub fn newest_meant(path: &Path) -> Result<PathBuf, CheckpointError> {
     Ok(found.pop().unwrap_or_else(|| path.to_path_buf()))
 }
 
-/// Sets aside the checkpoints after `step` when a run resumes from that step and will repeat their steps. They keep
-/// their contents under the name `superseded-step-…`. Returns their new paths.
+/// Renames the checkpoints after `step` to `superseded-step-…`, because a run resumes from `step` and will save their
+/// steps again. Their contents stay the same. Returns their new paths.
 ///
 /// # Errors
 /// Fails if a folder cannot be renamed.
@@ -84,7 +84,7 @@ pub fn set_back(root: &Path, step: u64) -> Result<Vec<PathBuf>, CheckpointError>
     Ok(aside)
 }
 
-/// Returns a free name for the folder `name` of a checkpoint that a run will repeat.
+/// Returns a free name `superseded-…` for the checkpoint folder `name`, whose step a run will save again.
 pub fn superseded(name: &str, is_taken: impl Fn(&str) -> bool) -> String {
     let name = format!("superseded-{name}");
     match is_taken(&name) {

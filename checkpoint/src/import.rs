@@ -63,7 +63,7 @@ fn write(
     folder: &Path,
     config: serde_json::Value,
 ) -> Result<Manifest, CheckpointError> {
-    // Shards are ordered by parameter name.
+    // The tensors of a shard are ordered by parameter name.
     let parameters: BTreeMap<&str, Range> = model
         .parameters()
         .iter()

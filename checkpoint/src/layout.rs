@@ -18,8 +18,8 @@ pub(crate) fn state_values(zero: &ShardedState, parameter: &Parameter) -> Option
     Some(averages.into_iter().chain(parameter.matrix()?.values.iter().copied()).collect())
 }
 
-/// Returns the names of a parameter's states; `None` for the usual states: the first of those of all optimizers for a
-/// matrix, and all of them for another parameter.
+/// Returns the names of a parameter's states, or `None` if it has the usual states. The usual states are all states of
+/// the run; for a matrix, also the first few of them.
 pub(crate) fn states(zero: &ShardedState, parameter: &Parameter) -> Option<Vec<String>> {
     let (own, all) = (zero.state_names_of(parameter), zero.state_names());
     let is_usual = !parameter.is_trainable()
@@ -83,7 +83,8 @@ pub(crate) fn entries(zero: &ShardedState) -> BTreeMap<String, ParameterEntry> {
 pub(crate) struct Shard {
     /// File name.
     pub(crate) file: String,
-    /// Tensors in file order: by parameter, piece and kind.
+    /// Tensors in file order: by parameter, then by piece. Each piece has the parameter's values first, then its
+    /// states.
     pub(crate) tensors: Vec<ShardTensor>,
 }
 

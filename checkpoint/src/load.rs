@@ -20,8 +20,8 @@ use crate::tensors::TensorFile;
 use crate::together::together;
 use crate::verify::intact;
 
-/// Loads the ranges that this rank holds from a checkpoint. Collective: every rank must call it. One rank verifies the
-/// checksums of each shard before any rank changes its state.
+/// Reads a checkpoint and loads the ranges that this rank holds. Collective: every rank must call it. The ranks divide
+/// the shards among themselves and verify the checksums before any rank changes its state.
 ///
 /// A checkpoint with parameters only, as [`import`](crate::import()) writes it, resets the optimizer state to zeros.
 ///
@@ -109,7 +109,7 @@ fn fits(folder: &Path, manifest: &Manifest, zero: &ShardedState) -> Result<(), C
             return Err(CheckpointError::mismatch(&path, reason));
         }
     }
-    // The order of the names follows the optimizers in the configuration, so it may differ.
+    // The names are in the order of the optimizers in the configuration. The saved run may have had another order.
     if !are_same(&manifest.states, &zero.state_names()) && !has_parameters_alone(manifest) {
         let reason = format!(
             "the checkpoint has optimizer states {:?}, but the configured optimizer has {:?}",
@@ -252,7 +252,7 @@ impl<'a> Source<'a> {
         Ok(values)
     }
 
-    /// Returns a shard's file, which is opened once.
+    /// Returns a shard's file, and opens it at the first call.
     pub(crate) fn shard(&mut self, index: usize) -> Result<&mut TensorFile, CheckpointError> {
         match self.open.entry(index) {
             Entry::Occupied(entry) => Ok(entry.into_mut()),
@@ -277,7 +277,7 @@ impl<'a> Source<'a> {
         Ok(values)
     }
 
-    /// Reads one range of this rank's part of a parameter, or of one of its optimizer states. Padding is zero.
+    /// Reads one range of this rank's part of a parameter or of an optimizer state. Padding is zero.
     fn assemble_own(
         &mut self,
         parameter: &Parameter,
@@ -324,7 +324,7 @@ impl<'a> Source<'a> {
         Ok(())
     }
 
-    /// Reads one range of an optimizer state of a replicate, or of the outer momentum.
+    /// Reads one range of a replicate's optimizer state, or of the outer momentum.
     fn assemble_local(
         &mut self,
         name: &str,
@@ -355,8 +355,8 @@ impl<'a> Source<'a> {
         Ok(values)
     }
 
-    /// Calls `read` for each piece that a range overlaps. Passes the file, the name of the tensor, the first element to
-    /// read, the place of the elements in the range, and the number of elements of the tensor.
+    /// Calls `read` for each piece that a range overlaps. Passes the file, the tensor's name, the first element to read
+    /// from it, the positions in the range that these elements fill, and the tensor's number of elements.
     fn overlaps(
         &mut self,
         name: &str,
@@ -383,7 +383,7 @@ impl<'a> Source<'a> {
         Ok(())
     }
 
-    /// Does the same as [`Source::overlaps`] for a range of a slice.
+    /// Does the same as [`Source::overlaps`] for a range of one slice of a parameter.
     fn overlaps_of_slice(
         &mut self,
         name: &str,

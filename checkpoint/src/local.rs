@@ -1,6 +1,6 @@
-//! The part of a checkpoint for a run with local steps, whose replicates train alone. It has the optimizer states of
-//! each replicate, and the outer momentum, which is divided among the replicates. The parameters of all replicates are
-//! equal when they are saved.
+//! The part of a checkpoint that only a run with local steps has. Each replicate of such a run trains alone and has
+//! optimizer states of its own. The outer momentum is divided among the replicates. All replicates have equal
+//! parameters when a checkpoint is saved.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -27,7 +27,7 @@ pub struct LocalSteps {
     pub momentum: bool,
 }
 
-/// A tensor that a replicate saves besides those of the parameter's `pieces`.
+/// A tensor of a replicate, saved in addition to the tensors of the parameter's `pieces`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LocalPiece {
@@ -48,7 +48,7 @@ pub struct LocalPiece {
 }
 
 impl LocalPiece {
-    /// Returns the name of the tensor of a parameter.
+    /// Returns the tensor's name, which begins with the name `parameter`.
     pub(crate) fn tensor_name(&self, parameter: &str) -> String {
         let name = tensor_name(parameter, self.start, Some(&self.state));
         if self.replicate == 0 { name } else { format!("{name}.{}", self.replicate) }
@@ -75,9 +75,9 @@ pub(crate) fn of(zero: &ShardedState, comm: &dyn Communicator) -> Result<Option<
     Ok(Some(LocalSteps { updates, momentum: outer.momentum > 0.0 }))
 }
 
-/// Adds the tensors of the replicates to the entries of the parameters that they train, with empty checksums. Each
-/// added piece holds one optimizer state of one replicate, or a part of the outer momentum. If several ranks have the
-/// same share of the momentum, one of them saves it.
+/// Adds the replicates' tensors to the entries of all trainable parameters, with empty checksums. Each added piece
+/// holds one optimizer state of one replicate, or a part of the outer momentum. If several ranks have the same share of
+/// the momentum, one of them saves it.
 pub(crate) fn add(zero: &ShardedState, entries: &mut BTreeMap<String, ParameterEntry>) {
     let Some(outer) = zero.outer() else { return };
     let (groups, model) = (zero.groups(), zero.model());
@@ -127,7 +127,7 @@ fn states_of(zero: &ShardedState, all: &[String], parameter: usize) -> Vec<Strin
     all.iter().filter(|name| own.contains(&name.as_str())).cloned().collect()
 }
 
-/// Returns a tensor of this rank's shard.
+/// Describes the tensor that stores `piece`, for the list of a shard's tensors.
 pub(crate) fn tensor(
     piece: &LocalPiece,
     (name, parameter): (&str, usize),

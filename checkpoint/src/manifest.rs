@@ -43,15 +43,15 @@ pub struct Manifest {
     pub updates: u64,
     /// Number of samples trained on, from which the data loader resumes.
     pub samples: u64,
-    /// State of the dynamic loss scale in f16 training. Otherwise the key is omitted.
+    /// State of the dynamic loss scale in f16 training. The key is left out without a dynamic loss scale.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loss_scale: Option<LossScale>,
     /// The sums of a schedule-free optimizer over its steps. The weights to evaluate are then the sum of a parameter
     /// and its state `x_minus_y`. Other optimizers leave the key out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub schedule_free: Option<ScheduleFreeSums>,
-    /// The replicates of a run with local steps, which have optimizer states of their own. Otherwise the key is left
-    /// out.
+    /// The replicates of a run with local steps. Each has optimizer states of its own. The key is left out without
+    /// local steps.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub local_steps: Option<LocalSteps>,
     /// Number of ranks that wrote the checkpoint.
@@ -99,7 +99,7 @@ pub struct ScheduleFreeSums {
 }
 
 impl ScheduleFreeSums {
-    /// Returns the sums if these names of states include that of a schedule-free optimizer.
+    /// Returns the sums if `states` includes the state of a schedule-free optimizer.
     pub(crate) fn of(states: &[&str], AverageSums { weights, largest_lr }: AverageSums) -> Option<Self> {
         states.contains(&ScheduleFree::OFFSET).then_some(Self { weights, largest_lr })
     }
@@ -187,7 +187,8 @@ impl Manifest {
     pub(crate) fn parse(text: &[u8]) -> Result<Self, String> {
         let seal = text.windows(SEAL.len()).rposition(|window| window == SEAL.as_bytes());
         let Some((body, sealed)) = seal.map(|at| text.split_at(at)) else {
-            // A text without a checksum may be a manifest of another version; a version error is then more useful.
+            // A text without a checksum may be a manifest of another version. In that case an error about the version
+            // is more useful than an error about the checksum.
             let other: Version = serde_json::from_slice(text).map_err(|e| e.to_string())?;
             other.check()?;
             return Err("the last line is not a checksum".into());
@@ -224,8 +225,8 @@ impl Manifest {
         for (name, parameter) in &self.parameters {
             let elements = parameter.shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d)).unwrap_or(0);
             if let Some(values) = &parameter.state_values {
-                // Both the averages of the weights and the state that is added to the weights have one value per
-                // element.
+                // The first state may be the average of the weights, or be added to the weights for evaluation. In both
+                // cases it has one value per element.
                 let is_of_weights = self.states.first().is_some_and(|state| state == Average::STATE);
                 let is_of_weights = is_of_weights || self.schedule_free.is_some();
                 let names = parameter.states.as_ref().unwrap_or(&self.states);
@@ -274,7 +275,8 @@ impl Manifest {
     }
 }
 
-/// The keys that are parsed first, because a manifest of another version may have other keys.
+/// The keys that identify the version. They are parsed first, because a manifest of another version may have other keys
+/// besides these.
 #[derive(Deserialize)]
 struct Version {
     format: String,

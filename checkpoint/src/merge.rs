@@ -9,7 +9,7 @@ const A: &str = "lora_A.weight";
 const B: &str = "lora_B.weight";
 /// The prefix of PEFT's names of tensors.
 const PEFT_PREFIX: &str = "base_model.model.";
-/// The part of PEFT's names that stands for a linear map without its adapter.
+/// The part of PEFT's names that marks a linear map's own parameters, as opposed to those of its adapter.
 const BASE_LAYER: &str = ".base_layer.";
 
 /// How adapters are folded into a checkpoint's weights.
@@ -46,12 +46,12 @@ pub(crate) fn peft_name(manifest: &Manifest, name: &str) -> String {
     }
 }
 
-/// Returns the parameter that has this name in PEFT's file.
+/// Returns the name of the parameter that PEFT's file calls `name`.
 pub(crate) fn of_peft_name(name: &str) -> String {
     name.strip_prefix(PEFT_PREFIX).unwrap_or(name).replace(BASE_LAYER, ".")
 }
 
-/// The product of one adapter.
+/// The product s·B·A of one adapter.
 pub(crate) struct Product {
     /// `[rank, inputs]` and `[outputs, rank]`.
     pub(crate) a: Vec<f32>,
@@ -60,14 +60,14 @@ pub(crate) struct Product {
     /// The columns of the weight.
     pub(crate) columns: usize,
     pub(crate) merge: Merge,
-    /// DoRA's factors, one per output: the magnitude divided by the norm of the output's weights with the product
-    /// added.
+    /// DoRA's factors, one per output: the magnitude divided by the norm of the output's weights after the product is
+    /// added to them.
     pub(crate) factors: Option<Vec<f32>>,
 }
 
 impl Product {
-    /// Adds the product to consecutive little-endian f32 of the weight, from element `start` on. The sum over the rank
-    /// is in f64.
+    /// Adds the product to consecutive little-endian f32 of the weight, from element `start` on, and multiplies the
+    /// results by DoRA's factors, if any. The sum over the adapter's rank is computed in f64.
     pub(crate) fn add(&self, start: usize, bytes: &mut [u8]) {
         for (at, value) in (start..).zip(bytes.as_chunks_mut().0) {
             let (output, sum) = self.sum(at, *value);
@@ -76,8 +76,8 @@ impl Product {
         }
     }
 
-    /// Adds the product to each of these elements of the weight, and adds the square of the result to the sum of the
-    /// element's output.
+    /// Computes these elements of the weight with the product added, and adds the square of each to the sum of its
+    /// output.
     pub(crate) fn add_squares(&self, start: usize, bytes: &[u8], sums: &mut [f64]) {
         for (at, value) in (start..).zip(bytes.as_chunks().0) {
             let (output, sum) = self.sum(at, *value);

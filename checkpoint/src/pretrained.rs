@@ -18,7 +18,7 @@ const WHOLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 /// Maximum size of an index in bytes. Larger files are rejected before parsing.
 const MAX_INDEX: u64 = 64 << 20;
-/// Prefixes of parameter names that are missing when a model was saved without its head.
+/// Prefixes of parameter names. Files lack them if a model was saved without its head.
 const PREFIXES: [&str; 2] = ["transformer.", "model."];
 /// The name of a head that may be tied, and of the embeddings to which it can be tied.
 const HEAD: &str = "lm_head.weight";
@@ -34,8 +34,8 @@ const OTHER_FORMATS: [&str; 5] =
 /// Collective: every rank must call it.
 ///
 /// The folder contains `model.safetensors`, or several files and `model.safetensors.index.json`. Each parameter appears
-/// once as f32, bf16 or f16, under its name in `transformers`, with or without the prefix `transformer.` or `model.`. A
-/// tied head may be stored too if its values are identical.
+/// once as f32, bf16 or f16, under its name in `transformers`, with or without the prefix `transformer.` or `model.`.
+/// The folder may also contain a tied head, if its values are identical to the embeddings.
 ///
 /// # Errors
 /// Fails on every rank if one rank fails: a file is missing, damaged, in another format or outside the folder, or
@@ -48,7 +48,7 @@ pub fn load_pretrained(folder: &Path, zero: &mut ShardedState, comm: &dyn Commun
 /// Checks that a Hugging Face folder has the weights of a model, without reading the values.
 ///
 /// # Errors
-/// See [`load_pretrained`]; the check concerns only this rank.
+/// Fails as [`load_pretrained`] does, but only on this rank.
 pub fn check_pretrained(folder: &Path, model: &Model) -> Result<(), CheckpointError> {
     open(folder, model).map(drop)
 }

@@ -12,8 +12,8 @@ pub struct Retention {
 }
 
 impl Retention {
-    /// Returns the steps of the checkpoints to remove when that of `step` is new. `all` begins with the oldest step. Checkpoints
-    /// of later steps stay.
+    /// Returns the steps of the checkpoints to remove after the checkpoint of `step` was written. `all` lists the steps
+    /// of all checkpoints, oldest first. Checkpoints of steps after `step` stay.
     #[must_use]
     pub fn superfluous(&self, all: &[u64], step: u64) -> Vec<u64> {
         let is_kept =

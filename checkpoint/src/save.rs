@@ -175,8 +175,8 @@ impl Background {
         self.save.step
     }
 
-    /// Checks the progress and starts the next phase. Never waits for a disk. Returns the memory of the copy to
-    /// `memory` once it is written. Collective: every rank must call it.
+    /// Checks the progress and starts the next phase. Never waits for a disk. Once the copy is written, puts its memory
+    /// into `memory` for the next save. Collective: every rank must call it.
     ///
     /// # Errors
     /// Fails if a rank is lost.
@@ -234,7 +234,7 @@ fn folder(root: &Path, save: &Save) -> PathBuf {
     root.join(name(save.step))
 }
 
-/// Waits for a thread to end without taking its result.
+/// Waits until a thread has ended. Does not take its result.
 fn wait<T>(thread: &JoinHandle<T>) {
     while !thread.is_finished() {
         thread::sleep(Duration::from_millis(1));

@@ -25,7 +25,7 @@ impl Snapshot {
         zero.layout().saved_elements(zero.stages(), zero.groups().at(), &zero.widths())
     }
 
-    /// Allocates memory for a copy of a rank's state without touching it.
+    /// Allocates memory for a copy of a rank's state. The memory is not touched, so it is not yet resident.
     #[must_use]
     pub fn of(zero: &ShardedState) -> Self {
         Self { values: vec![0.0; Self::elements(zero)] }

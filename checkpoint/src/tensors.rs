@@ -17,9 +17,9 @@ use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
 
 use crate::error::CheckpointError;
 
-/// Maximum size of a header in bytes. A larger header is neither read nor written. The safetensors libraries accept 100
-/// MB, which takes seconds to parse and a gigabyte of memory; the headers of the largest models have less than one
-/// megabyte.
+/// Maximum size of a header in bytes. A larger header is neither read nor written. The safetensors libraries accept
+/// headers of 100 MB, which take seconds and a gigabyte of memory to parse. The headers of the largest models have less
+/// than one megabyte.
 pub(crate) const MAX_HEADER: u64 = 16 << 20;
 /// Maximum number of tensors in a file.
 const MAX_TENSORS: usize = 65_536;
@@ -37,8 +37,8 @@ pub(crate) struct TensorFile {
     pub(crate) data_start: u64,
 }
 
-/// Parses the header of a safetensors file. Rejects duplicate names, because readers disagree on which of the tensors
-/// they denote.
+/// Parses the header of a safetensors file. Rejects duplicate names, because readers disagree on which tensor such a
+/// name denotes.
 pub(crate) fn parse(header: &[u8]) -> Result<Metadata, String> {
     let Names(names) = serde_json::from_slice(header).map_err(|e| e.to_string())?;
     if names.len() > MAX_TENSORS {

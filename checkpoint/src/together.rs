@@ -8,8 +8,8 @@ use zero_comm::{Buffer, CommError, Communicator, ReduceOp};
 
 use crate::error::CheckpointError;
 
-/// Returns `mine` if all ranks succeeded. Otherwise fails on every rank: with the rank's own error or, if it has none,
-/// with that of the lowest failed rank. Collective.
+/// Returns `mine` if all ranks succeeded. Otherwise fails on every rank: a failed rank returns its own error, and the
+/// others return the error of the lowest failed rank. Collective.
 pub(crate) fn together<T>(comm: &dyn Communicator, mine: Result<T, CheckpointError>) -> Result<T, CheckpointError> {
     let said = mine.as_ref().err().map(ToString::to_string).unwrap_or_default();
     let heard = exchange(comm, said.into_bytes())?;
@@ -24,8 +24,8 @@ pub(crate) fn together<T>(comm: &dyn Communicator, mine: Result<T, CheckpointErr
 const SIGN_OF_LIFE: Duration = Duration::from_millis(100);
 
 /// Runs `work`, which may take much longer on one rank than on another. Collective. A rank that finished early would
-/// time out in the next collective and report the others as lost. Therefore all ranks keep telling each other that they
-/// work until the last one has finished.
+/// otherwise time out in its next collective and report the others as lost. Therefore all ranks keep telling each other
+/// that they are alive until the last one has finished.
 ///
 /// # Errors
 /// Fails if a rank is lost.

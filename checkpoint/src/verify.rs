@@ -30,7 +30,7 @@ impl Display for Damage {
     }
 }
 
-/// Reads a whole checkpoint and returns all damage, in the order of shards and of the tensors in each.
+/// Reads a whole checkpoint and returns all damage, in the order of the shards and of each shard's tensors.
 #[must_use]
 pub fn verify(folder: &Path) -> Vec<Damage> {
     let manifest = match Manifest::read(folder) {
@@ -61,8 +61,8 @@ fn unreadable(path: &Path, error: CheckpointError) -> Damage {
     Damage { path: path.to_path_buf(), tensor: None, reason }
 }
 
-/// Finds the damage of a shard. Reads every byte once; the checksum of the whole file combines those of header and
-/// tensors.
+/// Finds the damage of a shard. Reads every byte once; the checksum of the whole file is combined from the checksums of
+/// the header and the tensors.
 fn damages(folder: &Path, manifest: &Manifest, shard: usize) -> Vec<Damage> {
     let entry = &manifest.shards[shard];
     let path = folder.join(&entry.file);
@@ -140,7 +140,8 @@ mod tests {
     use crate::manifest::{CutEntry, FORMAT, ParameterEntry, PieceEntry, ShardEntry, VERSION, shard_file};
     use crate::writer::TensorWriter;
 
-    /// Writes a checkpoint of two parameters with one state over two shards, with one parameter split.
+    /// Writes a checkpoint with two shards. It has two parameters with one state each; one parameter is split over both
+    /// shards.
     fn written(folder: &Path) -> Manifest {
         let piece = |shard, start, end| PieceEntry { shard, slice: 0, start, end, crc32: vec![] };
         let entry = |shape: &[usize], pieces| ParameterEntry {
@@ -301,7 +302,7 @@ mod tests {
         assert!(says("a.weight@120", "not in the manifest") && says("a.weight@0", "missing"), "{found:?}");
     }
 
-    /// A parameter of `[4, 50]`; each of two ranks had 100 of its elements.
+    /// A parameter of shape `[4, 50]`, cut by two ranks into slices of 100 elements.
     #[test]
     fn only_slices_that_cover_a_parameter_are_read() {
         let folder = tempfile::tempdir().unwrap();

@@ -23,7 +23,7 @@ use crate::together::together;
 const MAX_NAMED: usize = 10;
 
 /// Overwrites the parameters with the values in the files. Each rank reads only the ranges that it holds. Collective:
-/// every rank must call it. `mup` is the configuration section of this name. If the files were exported from a model in
+/// every rank must call it. `mup` is the section `mup` of the configuration. If the files were exported from a model in
 /// µP, it must be the section of that model.
 ///
 /// # Errors

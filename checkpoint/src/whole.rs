@@ -13,8 +13,8 @@ use crate::pretrained;
 use crate::verify::intact;
 use crate::weights::{Weights, is_of_base, of_adapter};
 
-/// Fills all parameters and buffers of a model from a checkpoint, after verifying the checksums of all shards. After
-/// training with a schedule-free optimizer, these are the weights that it uses for evaluation.
+/// Fills all parameters and buffers of a model from a checkpoint, after verifying the checksums of all shards. If a
+/// schedule-free optimizer trained the model, fills in the weights that this optimizer uses for evaluation.
 ///
 /// # Errors
 /// Fails if a file is missing or damaged, or the checkpoint belongs to another model.
@@ -61,7 +61,7 @@ pub fn fill_from_pretrained(folder: &Path, model: &Model) -> Result<(), Checkpoi
     fill_from(&pretrained::open(folder, model)?, model)
 }
 
-/// Fills the parameters that were trained with an adapter from a folder that PEFT has saved.
+/// Fills the parameters of an adapter, and of the modules that were trained with it, from a folder that PEFT has saved.
 ///
 /// # Errors
 /// See [`load_adapter`](crate::load_adapter).

@@ -12,11 +12,11 @@ use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 use crate::error::CheckpointError;
 use crate::tensors::MAX_HEADER;
 
-/// Size of the write buffer in bytes; larger writes bypass it. The page cache stays in use, because O_DIRECT is no
+/// Size of the write buffer in bytes; larger writes bypass it. Writes go through the page cache, because O_DIRECT is no
 /// faster for new files.
 pub(crate) const BUFFER: usize = 64 << 10;
 
-/// A file with its header written. The tensors follow in the header's order.
+/// A file whose header is written. Its tensors are then appended in the header's order.
 pub(crate) struct TensorWriter {
     path: PathBuf,
     file: BufWriter<File>,
@@ -69,7 +69,7 @@ impl TensorWriter {
         self.file.write_all(bytes).map_err(CheckpointError::io(&self.path))?;
         let mut part = Hasher::new();
         part.update(bytes);
-        // Each byte is hashed once: the file's checksum combines those of its parts.
+        // Each byte is hashed once: the file's checksum is combined from the checksums of its parts.
         self.crc32.combine(&part);
         self.written += bytes.len() as u64;
         Ok(part.finalize())

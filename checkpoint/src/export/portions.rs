@@ -17,7 +17,8 @@ use crate::verify::intact;
 use crate::writer::TensorWriter;
 
 impl Source<'_> {
-    /// Appends a parameter. If adapters are folded into the weights, adds the product of its adapter.
+    /// Appends a parameter to a file. If adapters are folded into the weights, adds the product of the parameter's
+    /// adapter to the values.
     pub(super) fn copy(
         &mut self,
         name: &str,
@@ -93,8 +94,8 @@ impl Source<'_> {
         Ok(values)
     }
 
-    /// Passes the little-endian f32 of a parameter to `take`, a portion at a time and in order, and checks each piece
-    /// against its checksum.
+    /// Passes the values of a parameter to `take` as little-endian f32, a portion at a time and in order. Checks each
+    /// piece against its checksum.
     fn portions(
         &mut self,
         name: &str,
@@ -142,8 +143,8 @@ impl Source<'_> {
         Ok(())
     }
 
-    /// Does the same as [`Source::portions`] for a parameter that was cut, whose pieces are not in the order of its
-    /// elements.
+    /// Does the same as [`Source::portions`] for a parameter that a tensor group cut. The pieces of such a parameter
+    /// are not in the order of its elements.
     fn portions_of_cut(
         &mut self,
         name: &str,

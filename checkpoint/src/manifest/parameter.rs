@@ -19,9 +19,10 @@ pub struct ParameterEntry {
     /// Whether the parameter was frozen, so that it has no optimizer state. The key is left out if it was not.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub frozen: bool,
-    /// The number of values of each optimizer state, if the optimizer updated the parameter as a whole matrix. The
-    /// first values are stored with the elements of the same index; all remaining values are stored with the last
-    /// element. A matrix may lack the last states of the run. The key is left out for other parameters.
+    /// The number of values of each optimizer state, if the optimizer updated the parameter as a whole matrix. Each
+    /// value of a state is stored in the piece that has the element with the same index. All values beyond the last
+    /// element are stored with the last element. A matrix may have only the first few states of the run. The key is
+    /// left out for other parameters.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state_values: Option<Vec<usize>>,
     /// The names of the parameter's optimizer states, if they are not the first states of the run because another
@@ -97,8 +98,8 @@ impl ParameterEntry {
         tensors.fold(0, usize::saturating_add)
     }
 
-    /// Returns the values of a state that belong to a range of elements. `state` is an index into the parameter's
-    /// states; `None` stands for the parameter itself.
+    /// Returns the range of a state's values that is stored with a range of elements. `state` is an index into the
+    /// parameter's states; `None` stands for the parameter itself.
     pub(crate) fn stored(&self, state: Option<usize>, range: Range<usize>) -> Range<usize> {
         match state.and_then(|state| self.state_values.as_ref()?.get(state)) {
             Some(&values) => part_of_state(range, self.shape.iter().product(), values),
@@ -108,9 +109,9 @@ impl ParameterEntry {
 }
 
 /// How the ranks of a tensor group cut a parameter into slices, one per rank. One dimension of the parameter is the
-/// concatenation of parts. Each part is divided into shares of ⌈length / ranks⌉ indices, the last of which may be
-/// shorter or empty, and a slice has one share of each part. If the parameter is quantized, its bytes are cut, as a
-/// matrix with a row for each output.
+/// concatenation of parts. Each part is divided into shares of ⌈length / ranks⌉ indices; the last shares may be shorter
+/// or empty. A slice has one share of each part. If the parameter is quantized, its bytes are cut as a matrix with one
+/// row per output.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CutEntry {
@@ -128,8 +129,8 @@ impl CutEntry {
         parameter.stored_cut().map(entry)
     }
 
-    /// Returns the shape of the bytes of a quantized parameter as a matrix, one dimension of which consists of the
-    /// parts.
+    /// Returns the shape of a quantized parameter's bytes as a matrix. One of its dimensions is the concatenation of
+    /// the parts.
     fn shape_of_bytes(&self, bytes: usize) -> [usize; 2] {
         let parts = self.parts.iter().copied().fold(0, usize::saturating_add);
         let others = bytes / parts.max(1);
