@@ -26,13 +26,13 @@ use crate::{LengthError, Squares, Step, expect_length};
 pub struct Adafactor {
     /// β, the exponent in tᵝ, the weight of new squares at step t; at most 0.
     pub beta2_decay: f64,
-    /// ε₁ and ε₂: the bounds of the second moment's root and of the parameter's rms.
+    /// ε₁, the lower bound of the second moment's root, and ε₂, the lower bound of the parameter's rms.
     pub eps: (f64, f64),
-    /// d, the largest rms of a step before it is scaled down.
+    /// d: a step u whose rms is larger is scaled down to this rms.
     pub d: f64,
     /// λ, the weight decay.
     pub weight_decay: f64,
-    /// The factor of u in the second pass. It is different for each parameter.
+    /// The factor of u in the second pass. `with_rate` sets it for each parameter.
     pub rate: f64,
 }
 
@@ -53,9 +53,9 @@ pub enum SecondMoment<'a, S = f32> {
         factors: &'a [f32],
         /// Number of rows.
         rows: usize,
-        /// The mean of R, and at least ε₁.
+        /// The mean of R, or ε₁ if that is larger.
         mean: f32,
-        /// Index in the matrix of the range's first element.
+        /// Index of the range's first element in the matrix.
         first: usize,
     },
 }
@@ -102,8 +102,8 @@ impl Adafactor {
         Ok(())
     }
 
-    /// Sums the squares of whole rows of a matrix: writes the sum of each row to `rows`, and adds those of the columns to
-    /// `columns`.
+    /// Sums the squares of whole rows of a matrix: writes the sum of each row to `rows`, and adds the sum of each
+    /// column to `columns`.
     ///
     /// # Errors
     /// Fails if the number of gradients is not the number of rows times the number of columns.
@@ -121,8 +121,8 @@ impl Adafactor {
         Ok(())
     }
 
-    /// Adds the sums of all rows and columns of a matrix to its factors R and C, and returns the mean of R, which is at
-    /// least ε₁.
+    /// Adds the sums of all rows and columns of a matrix to its factors R and C. Returns the mean of R, or ε₁ if that
+    /// is larger.
     ///
     /// # Errors
     /// Fails if the number of factors is not the number of rows plus the number of columns. In that case nothing is
@@ -144,7 +144,7 @@ impl Adafactor {
         Ok(self.mean(of_rows))
     }
 
-    /// Returns the mean of R, which is at least ε₁.
+    /// Returns the mean of R, or ε₁ if that is larger.
     #[must_use]
     pub fn mean(&self, rows: &[f32]) -> f32 {
         let mean = rows.iter().map(|&row| f64::from(row)).sum::<f64>() / rows.len() as f64;
@@ -152,8 +152,8 @@ impl Adafactor {
         if mean < self.eps.0 { self.eps.0 as f32 } else { mean as f32 }
     }
 
-    /// Adds the squares of a range of a parameter and of its u. The range starts at a multiple of [`BLOCK`] elements of
-    /// the parameter, and ends at such a multiple or at the end of the parameter.
+    /// Adds the squares of a range of a parameter, and of the same range of u, to `squares`. The range starts at a
+    /// multiple of [`BLOCK`] elements of the parameter, and ends at such a multiple or at the end of the parameter.
     ///
     /// # Errors
     /// Fails if the slices differ in length.
@@ -176,7 +176,7 @@ impl Adafactor {
         Ok(())
     }
 
-    /// Returns the optimizer of a whole parameter with this number of elements, for the second pass.
+    /// Sets the rate of the second pass from the squares of a whole parameter, which has `elements` elements.
     #[must_use]
     pub fn with_rate(self, step: &Step, squares: &Squares, elements: usize) -> Self {
         let rms = |sum: f64| (sum / elements as f64).sqrt();
@@ -344,7 +344,7 @@ mod tests {
             0 => SecondMoment::Full(&state[first..]),
             _ => SecondMoment::Factored { factors: state, rows, mean, first },
         };
-        // Both passes run on two parts.
+        // Each pass runs on the two parts of the parameter in turn.
         let cut = BLOCK.min(n);
         of.add_squares(step, &params[..cut], &grads[..cut], moment(0), &mut squares).unwrap();
         of.add_squares(step, &params[cut..], &grads[cut..], moment(cut), &mut squares).unwrap();

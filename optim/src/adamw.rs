@@ -54,8 +54,8 @@ impl AdamW {
     }
 }
 
-/// The factors of a step, computed in f64 and rounded to f32 once. Applying them in the order of this file's formulas,
-/// with its fused multiply-adds, gives bit-identical results.
+/// The factors of a step, computed in f64 and rounded to f32 once. Code that applies them in the order of this file's
+/// formulas, with the same fused multiply-adds, gives results that are bit-identical to this file's.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct AdamFactors {
     /// 1 − lr·λ for decoupled decay, λ for classic Adam.
@@ -102,7 +102,8 @@ impl Rule<2> for Decoupled {
     }
 }
 
-/// Decoupled decay, with the first moment computed as in bitsandbytes: β₁m + (1−β₁)g, which rounds differently.
+/// Decoupled decay, with the first moment computed as in bitsandbytes: β₁m + (1−β₁)g rounds differently from m +
+/// (1−β₁)(g − m).
 #[derive(Clone, Copy)]
 pub(crate) struct Summed {
     pub(crate) factors: AdamFactors,

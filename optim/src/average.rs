@@ -15,7 +15,7 @@ use crate::{LengthError, expect_length};
 pub struct Average {
     /// d, the share of the average that a step keeps, in [0, 1).
     pub decay: f64,
-    /// Number of steps before the average begins. Until then, it equals the weights.
+    /// Number of steps before the average begins. Until then, the average equals the weights.
     pub start: u64,
 }
 

@@ -9,8 +9,8 @@ use crate::{LengthError, Step};
 
 /// An optimizer that the caller implements. It updates ranges of elements, or whole matrices.
 ///
-/// The engine shards, offloads, saves and restores its states like those of other optimizers, and counts their bytes in
-/// plans. It scales and clips gradients before [`CustomOptimizer::update`] receives them.
+/// The engine shards, offloads, saves and restores its states like the states of other optimizers, and counts their
+/// bytes in memory plans. It scales and clips gradients before [`CustomOptimizer::update`] receives them.
 ///
 /// ```
 /// use zero_optim::{CustomOptimizer, CustomStep, Update};
@@ -79,7 +79,7 @@ impl<T: CustomOptimizer + ?Sized> CustomOptimizer for Arc<T> {
 pub struct MatrixStates {
     /// The number of values of each state. A matrix may use only the first few of the optimizer's states.
     pub values: Vec<usize>,
-    /// Peak size in bytes of the buffers of an update, for plans.
+    /// Peak bytes of the buffers that one update allocates, for memory plans.
     pub buffer_bytes: usize,
     /// Multiply-adds of an update, which the engine uses to balance matrices over the ranks.
     pub multiply_adds: u128,

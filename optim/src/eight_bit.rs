@@ -1,9 +1,10 @@
 //! Optimizer states in 8 bits: block-wise dynamic quantization (Dettmers et al., 2022, "8-bit Optimizers via Block-wise
 //! Quantization"), in the format of bitsandbytes.
 //!
-//! A block has [`BLOCK`] elements. Its largest absolute value is kept in f32. Each element is divided by it and stored
-//! as the index of the nearest of 256 values in [−1, 1], or of the lower one of two equally near values. The values lie
-//! densely around zero, so that small and large elements have similar relative errors.
+//! A block has [`BLOCK`] elements. Its largest absolute value is kept in f32. Each element is divided by this largest
+//! value, and the quotient is stored as the index of the nearest of 256 values in [−1, 1]. Of two equally near values,
+//! the lower one is stored. The values lie densely around zero, so that small and large elements have similar relative
+//! errors.
 
 use std::sync::LazyLock;
 
@@ -25,10 +26,10 @@ pub enum EightBit {
 }
 
 /// The values, with a table to find the nearest one. The upper 16 bits of a number, its [`place`], select the index of
-/// the smallest value that may be nearest, and one comparison decides between it and the next.
+/// the smallest value that may be nearest, and one comparison decides between this value and the next.
 struct Map {
     values: [f32; 256],
-    /// For each value, the smallest number that is nearer to the next value. NaN for the last value.
+    /// For each value, the smallest number that is nearer to the next value than to this one. NaN for the last value.
     bounds: [f32; 256],
     /// Indices by place, for non-negative and then for negative numbers.
     first: [u8; PLACES],
@@ -81,9 +82,9 @@ impl EightBit {
         Ok(())
     }
 
-    /// Does the same as [`EightBit::dequantize`], but so that [`EightBit::quantize`] gives back exactly the same bits.
-    /// The difference matters if the largest element of a block is negative, because no value is −1. This function
-    /// restores such an element as the negated largest value.
+    /// Does the same as [`EightBit::dequantize`], except that quantizing the result again gives exactly the same bits.
+    /// The two functions differ only where the largest element of a block was negative, because no value is −1. This
+    /// function restores such an element as the negated largest absolute value.
     ///
     /// # Errors
     /// See [`EightBit::dequantize`].
@@ -190,8 +191,8 @@ impl Kernel for Quantize<'_> {
     fn run(self) {
         let blocks = self.src.chunks(BLOCK).zip(self.indices.chunks_mut(BLOCK)).zip(self.largest);
         for ((src, indices), largest) in blocks {
-            // The bits of absolute values, as integers, have the order of the values, and those of a NaN exceed those
-            // of an infinity. The compiler vectorizes the maximum of integers.
+            // The bits of absolute values, read as integers, are in the order of the values. The bits of a NaN exceed
+            // the bits of an infinity. The compiler vectorizes the maximum of integers.
             let bits = src.iter().fold(0, |max, x| x.abs().to_bits().max(max));
             let max = if bits > f32::INFINITY.to_bits() { f32::NAN } else { f32::from_bits(bits) };
             // Makes all elements of a block of zeros get the same index on every processor.

@@ -46,7 +46,7 @@ impl ExactSum {
         ExactSum { limbs: [0; LIMBS], pending: 0 }
     }
 
-    /// Adds a term exactly. NaNs and infinities are counted; any of them determines the result.
+    /// Adds a term exactly. NaNs and infinities are counted; a single one makes the total NaN or infinite.
     #[inline]
     pub fn add(&mut self, x: f64) {
         let bits = x.to_bits();
@@ -154,10 +154,10 @@ fn round_magnitude(digits: &[i64]) -> f64 {
         let tie = (0..dropped - 1).all(|position| bit(position) == 0);
         !tie || significand & 1 == 1
     };
-    // With `dropped` bits below it, a significand of 53 bits (including its top bit) has the exponent field `dropped` +
-    // 1; adding the top bit itself contributes the 1. A shorter significand is subnormal and is its own encoding. A
-    // carry out of the rounding increments the exponent, as IEEE 754 requires. At the end of the range this gives
-    // infinity.
+    // A significand of 53 bits, with its top bit and with `dropped` bits below it, has the exponent field `dropped` +
+    // 1. The sum contains the top bit, which contributes the 1. A shorter significand is subnormal and is its own
+    // encoding. A carry out of the rounding increments the exponent, as IEEE 754 requires. At the end of the range this
+    // gives infinity.
     f64::from_bits((u64::from(dropped) << 52) + significand + u64::from(round_up))
 }
 
@@ -205,7 +205,7 @@ mod tests {
         assert_eq!(sum(&[1.0 + ulp, ulp / 2.0]).to_f64(), 1.0 + 2.0 * ulp);
         assert_eq!(sum(&[1.0 + ulp, ulp / 2.0, -5e-324]).to_f64(), 1.0 + ulp);
         assert_eq!(sum(&[-1.0, -ulp / 2.0, -5e-324]).to_f64(), -1.0 - ulp);
-        // A carry through the whole significand.
+        // A carry runs through the whole significand.
         assert_eq!(sum(&[2.0 - ulp, ulp / 2.0]).to_f64(), 2.0);
     }
 

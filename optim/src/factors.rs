@@ -1,4 +1,4 @@
-//! Describes an optimizer step as a formula and its factors, for devices that cannot run this crate's own loops.
+//! Describes an optimizer step as a formula and its factors, for devices that cannot run this crate's loops.
 
 use crate::adamw::AdamFactors;
 use crate::{Optimizer, Step};
@@ -39,8 +39,8 @@ pub enum Formula {
 }
 
 /// The formula of a step and the factors it applies to every element. The factors are computed in f64 and rounded to
-/// f32 once. Applying them in the order of this crate's formulas, with the same fused multiply-adds, gives
-/// bit-identical results.
+/// f32 once. A device that applies them in the order of this crate's formulas, with the same fused multiply-adds,
+/// computes results that are bit-identical to this crate's.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Factors {
     /// The formula.

@@ -45,7 +45,7 @@ pub fn write_half<H: HalfFloat>(src: &[f32], dst: &mut [H]) -> Result<(), Length
     Ok(())
 }
 
-/// Like [`write_half`], but returns a new vector, without clearing it first.
+/// Like [`write_half`], but returns a new vector, whose memory is not cleared before the results are written.
 #[must_use]
 pub fn rounded<H: HalfFloat>(src: &[f32]) -> Vec<H> {
     let (mut all, mut part) = (Vec::with_capacity(src.len()), [H::ZERO; 2048]);
@@ -57,8 +57,8 @@ pub fn rounded<H: HalfFloat>(src: &[f32]) -> Vec<H> {
     all
 }
 
-/// Rounds each element up or down to bf16, with the probability that makes the mean exact. `random` has 16 random bits
-/// for each element. Infinities and NaNs are handled as in [`write_half`].
+/// Rounds each element up or down to bf16, with probabilities such that the expected result equals the element.
+/// `random` has 16 random bits for each element. Infinities and NaNs are handled as in [`write_half`].
 ///
 /// # Errors
 /// Fails if the slices differ in length. In that case nothing is written.
@@ -168,7 +168,8 @@ mod tests {
         same::<f16>();
     }
 
-    /// Covers every bf16, its neighbours half a unit away (ties) and next to the ties, NaNs, infinities, subnormals.
+    /// Covers every bf16, the ties between two of them, numbers beside the ties, NaNs, infinities and subnormal
+    /// numbers.
     #[test]
     fn rounds_as_the_half_crate_on_every_instruction_set() {
         let src: Vec<f32> = (0..=u16::MAX)
@@ -185,8 +186,8 @@ mod tests {
         }
     }
 
-    /// Covers every f16, values around the midpoint to the next f16, and values beyond the largest. The processor
-    /// rounds slices; arithmetic rounds single values.
+    /// Covers every f16, values around the midpoint to the next f16, and values beyond the largest. Slices are rounded
+    /// by the processor's conversion instructions, single values by integer arithmetic.
     #[test]
     fn f16_slices_round_as_single_values_do() {
         let beside = |bits: u16| {

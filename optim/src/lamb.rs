@@ -6,10 +6,10 @@
 //! θ ← θ − lr·√(1−β₂ᵗ)/(1−β₁ᵗ) · r · u
 //! ```
 //! The formulas are those of DeepSpeed's kernel, `csrc/lamb/fused_lamb_cuda_kernel.cu`: the bias correction multiplies
-//! the whole step, including the weight decay. The paper corrects the moments instead.
+//! the whole step, including the weight decay. The paper applies the correction to the moments instead.
 //!
 //! The norms are taken over whole parameters, so a step has two passes. [`Lamb::accumulate`] adds a range of the
-//! gradients to the moments, and the squares of both norms to exact sums, which do not depend on how the parameter is
+//! gradients to the moments, and the squares of θ and u to exact sums. These sums do not depend on how the parameter is
 //! split. [`update`](crate::update) then moves the parameters, with `lr` multiplied by [`Lamb::trust_ratio`].
 
 use zero_isa::Isa;
@@ -68,9 +68,9 @@ impl Squares {
 }
 
 impl Lamb {
-    /// Adds the gradients of a range of a parameter to its moments m and v, and the squares of the range to `squares`.
-    /// The range starts at a multiple of [`BLOCK`] elements of the parameter, and ends at such a multiple or at the end
-    /// of the parameter.
+    /// Adds the gradients of a range of a parameter to its moments m and v, and the squares of θ and u in the range to
+    /// `squares`. The range starts at a multiple of [`BLOCK`] elements of the parameter, and ends at such a multiple or
+    /// at the end of the parameter.
     ///
     /// # Errors
     /// Fails if the slices differ in length. In that case nothing is written.
@@ -122,7 +122,7 @@ impl Lamb {
         if ratio < least { least } else { ratio }
     }
 
-    /// Moves the parameters along the moments that [`Lamb::accumulate`] has left. The slices have the same length.
+    /// Moves the parameters along the moments that [`Lamb::accumulate`] has updated. The slices have the same length.
     pub(crate) fn advance<P: Stored, S: Stored>(&self, isa: Isa, step: &Step, params: &mut [P], [m, v]: [&[S]; 2]) {
         let correction = match self.bias_correction {
             true => {
@@ -238,7 +238,8 @@ mod tests {
         (0..n).map(|i| ((i as f32 * 1.7 + t as f32 * 0.9).sin() + 0.31) * scale).collect()
     }
 
-    /// Takes a step on a whole parameter. The first pass runs on parts that are split at the elements `cuts`.
+    /// Takes a step on a whole parameter. The first pass runs on one part at a time; `cuts` are the elements between
+    /// parts.
     fn stepped(isa: Isa, lamb: &Lamb, step: &Step, cuts: &[usize], at: &mut [Vec<f32>; 3], grads: &[f32]) -> f64 {
         let [params, m, v] = at;
         let (mut sums, mut start) = (vec![], 0);

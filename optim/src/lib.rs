@@ -246,8 +246,8 @@ pub fn update_stored<P: Stored, S: Stored>(
     update_at(Isa::current(), optimizer, step, params, grads, states)
 }
 
-/// Like [`update`], for states that were stored in 8 bits and have been restored. AdamW's moments are computed in the order
-/// of bitsandbytes, so that equal states stay equal.
+/// Like [`update`], for states that were stored in 8 bits and have been restored. AdamW's moments are computed in the
+/// order of bitsandbytes, so that states equal to those of bitsandbytes stay equal to them.
 ///
 /// # Errors
 /// See [`update`].

@@ -10,7 +10,7 @@ use crate::{Step, rule::Rule};
 /// Hyperparameters of Lion; the defaults are DeepSpeed's.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Lion {
-    /// β₁ of the interpolation whose sign is taken, β₂ of the momentum.
+    /// β₁, the weight of the momentum in the interpolation whose sign is taken, and β₂, the decay rate of the momentum.
     pub betas: (f64, f64),
     /// λ, decoupled.
     pub weight_decay: f64,

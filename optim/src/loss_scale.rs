@@ -1,6 +1,6 @@
 //! The loss scale for training in f16: a factor of the loss that keeps gradients from underflowing and overflowing.
 //!
-//! A state machine with one transition per step. The rules and names are those of DeepSpeed's `DynamicLossScaler`
+//! It is a state machine with one transition per step. The rules and names are those of DeepSpeed's `DynamicLossScaler`
 //! (`deepspeed/runtime/fp16/loss_scaler.py`), which DeepSpeed's ZeRO stages use; here they apply at every stage.
 
 /// The options of a [`LossScaler`].
@@ -176,7 +176,7 @@ mod tests {
             (".o...", 2, 1, false, &[(16, 1), (15, 1), (15, 1), (15, 1), (16, 1)]),
             // Every step without overflow except the first doubles the scale.
             ("...", 1, 1, false, &[(16, 1), (17, 1), (18, 1)]),
-            // Hysteresis absorbs the first overflow, but none of those that follow.
+            // Hysteresis absorbs the first overflow, but no later one.
             ("ooo.o", 4, 2, false, &[(16, 1), (15, 1), (14, 1), (14, 1), (13, 1)]),
             // Only a doubling resets the hysteresis.
             ("o...oo", 2, 2, false, &[(16, 1), (16, 1), (16, 1), (17, 2), (17, 1), (16, 1)]),

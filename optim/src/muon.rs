@@ -5,7 +5,8 @@
 //! θ ← θ(1 − lr·λ) − lr·√max(1, rows/columns) · orthogonalized(u)
 //! ```
 //! The formulas and their order are those of `torch.optim.Muon`; DeepSpeed's are the same. This file has the
-//! elementwise parts of the step. The caller has the whole matrix and orthogonalizes it between these parts.
+//! elementwise parts of the step. Between the two parts, the caller orthogonalizes the matrix, which it holds as a
+//! whole.
 
 use crate::rule::clipped;
 use crate::{LengthError, Step, expect_length};

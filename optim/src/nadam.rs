@@ -55,7 +55,7 @@ impl NAdam {
     /// Computes μ of this step and the next, and the product of all μ so far. PyTorch keeps the product as state; here
     /// it is computed anew, so a checkpoint need not store it.
     fn momenta(&self, step: u64) -> Momenta {
-        // Once the product has no influence on 1 − product, further factors have none.
+        // Once the product is too small to change 1 − product, further factors are not needed.
         const VANISHED: f64 = f64::EPSILON / 16.0;
         let power = libm::pow(0.96, self.momentum_decay);
         let mu = |power: f64| self.betas.0 * (1.0 - 0.5 * power);

@@ -101,7 +101,7 @@ pub struct Verdict {
 }
 
 impl Limits {
-    /// Returns the largest absolute value of a gradient of the scaled loss, for [`Step::grad_limit`](crate::Step).
+    /// Returns the limit of the absolute value of a gradient of the scaled loss, for [`Step::grad_limit`](crate::Step).
     #[must_use]
     pub fn grad_limit(&self) -> f32 {
         if self.max_value > 0.0 { (self.max_value * self.loss_scale) as f32 } else { f32::INFINITY }

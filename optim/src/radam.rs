@@ -6,7 +6,7 @@
 //! θ ← θ − lr·m/(1−β₁ᵗ) · r√(1−β₂ᵗ)/(√v + ε)        if ρ > 5
 //! θ ← θ − lr·m/(1−β₁ᵗ)                             otherwise
 //! ```
-//! Both steps are Adam's with other factors, so they share its rule and its kernel.
+//! Both steps are Adam's step with other factors, so they use Adam's rule and kernel.
 
 use crate::Step;
 use crate::adamw::{AdamFactors, AdamW};

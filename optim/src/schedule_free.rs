@@ -7,8 +7,9 @@
 //! v ← β₂v + (1−β₂)g²       d = g / (√v/√(1−β₂ᵗ) + ε) + λy
 //! z ← z − lr·d             x ← (1−c)x + c·z        c = w / Σw,  w = tʳ·(largest lr so far)^p
 //! ```
-//! These are the formulas of `schedulefree.AdamWScheduleFree`. The parameters hold y. The state holds x − y where the
-//! package holds z. This state starts as zeros, gives x without β₁, and differs from the package only by rounding:
+//! These are the formulas of `schedulefree.AdamWScheduleFree`. The parameters hold y. The package stores z; this crate
+//! stores x − y as the state, which starts as zeros and gives x without β₁. The results differ from the package's only
+//! by rounding:
 //! ```text
 //! y ← y − cβ₁/(1−β₁)·(x−y) − lr(1−β₁(1−c))·d        (x−y) ← (1−c)·((x−y) + lr(1−β₁)·d)
 //! ```
@@ -27,9 +28,9 @@ pub struct ScheduleFree {
     pub eps: f64,
     /// λ, the weight decay, which applies to y.
     pub weight_decay: f64,
-    /// The power of the step's number in the weight of its iterate.
+    /// r, the exponent of the step number in the weight of the step's iterate.
     pub r: f64,
-    /// p, the power of the largest learning rate so far in the weight of an iterate.
+    /// p, the exponent of the largest learning rate so far in the weight of an iterate.
     pub weight_lr_power: f64,
     /// c, the share of this step's iterate in the average: [`AverageSums::share`]. The caller sets it for each step.
     pub share: f64,
@@ -42,8 +43,8 @@ impl Default for ScheduleFree {
     }
 }
 
-/// The sum of the weights of all steps so far. All parameters share it, because constant factors of their learning
-/// rates cancel.
+/// The sum of the weights of all steps so far. All parameters share this sum, because constant factors of their
+/// learning rates cancel in c.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct AverageSums {
     /// Sum of the weights.

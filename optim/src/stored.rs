@@ -1,5 +1,5 @@
-//! The types in which an update reads and writes its values: f32 and bf16. It computes bf16 values in f32 and rounds
-//! results once.
+//! The types in which an update reads and writes its values: f32 and bf16. An update computes bf16 values in f32 and
+//! rounds each result once.
 
 use half::bf16;
 
@@ -48,7 +48,7 @@ impl sealed::Convert for bf16 {
     #[inline(always)]
     fn rounded(value: f32) -> Self {
         let bits = value.to_bits();
-        // Adds half a unit of the last kept bit, minus one if that bit is 0, so that ties go to even.
+        // Adds half of the last kept bit's unit, and 1 less if that bit is 0, so that ties go to even.
         let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
         let quiet = (bits >> 16) | 0x0040;
         bf16::from_bits(if value.is_nan() { quiet as u16 } else { rounded as u16 })

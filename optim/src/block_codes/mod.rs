@@ -7,26 +7,28 @@
 //! | codes | elements of a block | bytes of a block of n elements | integers |
 //! |---|---|---|---|
 //! | `Int8` | 512 | 2 + n | −127 to 127 |
-//! | `Fp4` | 256 | 2 + ⌈n/2⌉ | ±{0, 1, 2, 3, 4, 6, 8, 12}; byte i has the code of element i in its lower half, and that of element ⌈n/2⌉ + i in its upper half |
+//! | `Fp4` | 256 | 2 + ⌈n/2⌉ | ±{0, 1, 2, 3, 4, 6, 8, 12}; byte i has the code of element i in its lower half, and the code of element ⌈n/2⌉ + i in its upper half |
 //!
-//! `Fp4` is the format E2M1 of the OCP Microscaling specification 1.0, section 5.3.3, in units of half of its 1: one
-//! sign bit, two exponent bits and one mantissa bit. Most gradients of a block are far below its largest one. ZeRO++'s
-//! integers from −7 to 7 round more of them to zero: 23 %, against 14 % with `Fp4`, in a GPT of 0.9M parameters. The
-//! error is 13 % of the gradients' norm, against 11 %.
+//! `Fp4` is the format E2M1 of the OCP Microscaling specification 1.0, section 5.3.3: one sign bit, two exponent bits
+//! and one mantissa bit. The table has twice the numbers of E2M1, which are integers. Most gradients of a block are far
+//! below its largest one. ZeRO++'s integers from −7 to 7 round 23 % of the gradients of a GPT with 0.9M parameters to
+//! zero; `Fp4` rounds 14 % to zero. The error is 13 % of the gradients' norm with ZeRO++'s integers, and 11 % with
+//! `Fp4`.
 //!
-//! Smaller blocks have smaller scales and thus smaller errors, but need more bytes. Scales add 0.4 % to the codes of
-//! `Int8` and 1.6 % to those of `Fp4`. ZeRO++ promises to send 0.75 of 16 bits for each element between hosts. With the
-//! scales, gathering weights as `Int8` once and reducing gradients as `Fp4` sends less than 1 % more than that. The
-//! block sizes divide [`norm::BLOCK`](crate::norm::BLOCK), and shards begin at multiples of that, so codes do not
-//! depend on the number of ranks.
+//! Smaller blocks have smaller scales and thus smaller errors, but need more bytes. Scales add 0.4 % to the bytes of
+//! `Int8` codes and 1.6 % to the bytes of `Fp4` codes. ZeRO++ promises to send 0.75 of 16 bits between hosts for each
+//! element. Here, the hosts gather the weights once as `Int8` and reduce the gradients as `Fp4`. Together with the
+//! scales, this sends less than 1 % more than ZeRO++ promises. The block sizes divide
+//! [`norm::BLOCK`](crate::norm::BLOCK), and shards begin at multiples of `norm::BLOCK`, so codes do not depend on the
+//! number of ranks.
 //!
 //! The scale is the largest absolute value divided by the largest integer, rounded up to bf16, so that no element is
 //! clipped. Each element becomes the nearest product of an integer and the scale. Of two equally near products, the one
 //! with the even code wins. A product has at most 15 significant bits, so f32 holds it exactly. The error is at most
 //! half of the distance between the products around the element. That is half a scale for `Int8`. For `Fp4` it is half
-//! a scale, one scale or two scales, for elements of up to 4, 8 and 12 scales. The only exceptions are elements within
-//! that distance of the largest f32, which may become infinite. A block with a NaN or an infinity becomes NaN, so that
-//! checks of losses and norms detect it.
+//! a scale for elements of up to 4 scales, one scale for elements of up to 8, and two scales for elements of up to 12.
+//! The only exceptions are elements that are this close to the largest f32: they may become infinite. A block with a
+//! NaN or an infinity becomes NaN, so that checks of losses and norms detect it.
 //!
 //! DeepSpeed's codes are integers of 8 and 4 bits. Its scale is the largest absolute value divided by 128 or 8, so the
 //! largest element, if positive, is clipped by a whole step.
@@ -53,7 +55,7 @@ pub enum BlockCodes {
 }
 
 impl BlockCodes {
-    /// Returns the elements of a block.
+    /// Returns the number of elements in a block.
     #[must_use]
     pub const fn block(self) -> usize {
         match self {
@@ -62,7 +64,7 @@ impl BlockCodes {
         }
     }
 
-    /// Returns the bytes of the codes and scales of `elements` elements.
+    /// Returns how many bytes the codes and scales of `elements` elements take.
     #[must_use]
     pub const fn bytes(self, elements: usize) -> usize {
         let (full, rest) = (elements / self.block(), elements % self.block());
@@ -86,7 +88,8 @@ impl BlockCodes {
     /// Writes the scales and codes of `src`.
     ///
     /// # Errors
-    /// Fails if `dst` does not have [`BlockCodes::bytes`] of the elements. In that case nothing is written.
+    /// Fails if the length of `dst` is not [`BlockCodes::bytes`] of the number of elements. In that case nothing is
+    /// written.
     pub fn quantize(self, src: &[f32], dst: &mut [u8]) -> Result<(), LengthError> {
         expect_length("dst", self.bytes(src.len()), dst.len())?;
         run(Isa::current(), Quantize { codes: self, src, dst });
@@ -111,7 +114,8 @@ impl BlockCodes {
     /// Restores the elements from the scales and codes in `src`.
     ///
     /// # Errors
-    /// Fails if `src` does not have [`BlockCodes::bytes`] of the elements. In that case nothing is written.
+    /// Fails if the length of `src` is not [`BlockCodes::bytes`] of the number of elements. In that case nothing is
+    /// written.
     pub fn dequantize(self, src: &[u8], dst: &mut [f32]) -> Result<(), LengthError> {
         expect_length("src", self.bytes(dst.len()), src.len())?;
         run(Isa::current(), Dequantize::<false> { codes: self, src, dst });
@@ -136,7 +140,8 @@ impl BlockCodes {
     /// Restores the elements from the scales and codes in `src` and adds them to `sum`.
     ///
     /// # Errors
-    /// Fails if `src` does not have [`BlockCodes::bytes`] of the elements. In that case nothing is added.
+    /// Fails if the length of `src` is not [`BlockCodes::bytes`] of the number of elements. In that case nothing is
+    /// added.
     pub fn add(self, src: &[u8], sum: &mut [f32]) -> Result<(), LengthError> {
         expect_length("src", self.bytes(sum.len()), src.len())?;
         run(Isa::current(), Dequantize::<true> { codes: self, src, dst: sum });
@@ -144,15 +149,15 @@ impl BlockCodes {
     }
 }
 
-/// Returns a number rounded up to bf16. `x` is positive and finite. For the scale of finite elements, the result is
-/// finite too.
+/// Returns a number rounded up to bf16. `x` is positive and finite. If `x` is the scale of finite elements, the result
+/// is finite.
 #[inline(always)]
 fn rounded_up(x: f32) -> f32 {
     f32::from_bits((x.to_bits() + 0xffff) & 0xffff_0000)
 }
 
-/// Returns the integer nearest to a number of at most 127, in two's complement. Adds a constant, so that the sum is
-/// rounded to nearest, ties to even, and has the integer in its lowest bits.
+/// Returns the integer nearest to `x`, in two's complement. The absolute value of `x` is at most 127. Adds a constant,
+/// so that the sum is rounded to nearest, ties to even, and has the integer in its lowest bits.
 #[inline(always)]
 fn nearest(x: f32) -> u8 {
     const SHIFT: f32 = 1.5 * (1 << 23) as f32;
@@ -163,7 +168,8 @@ fn nearest(x: f32) -> u8 {
 #[inline(always)]
 fn nearest_fp4(x: f32) -> u8 {
     let size = x.abs();
-    // The integers from 0 to 4 are their own codes. From 4 to 8 a code is a step of 2, and from 8 to 12 a step of 4.
+    // The integers from 0 to 4 are their own codes. Between 4 and 8, consecutive codes are 2 apart; between 8 and 12,
+    // they are 4 apart.
     let code =
         nearest(size.min(4.0)) + nearest((size - 4.0).clamp(0.0, 4.0) * 0.5) + nearest((size - 8.0).max(0.0) * 0.25);
     code | (x.to_bits() >> 28) as u8 & 8
@@ -190,8 +196,8 @@ impl Kernel for Quantize<'_> {
     fn run(self) {
         let block = self.codes.block();
         for (src, record) in self.src.chunks(block).zip(self.dst.chunks_mut(self.codes.record(block))) {
-            // The bits of absolute values, as integers, have the order of the values, and those of a NaN exceed those
-            // of an infinity. The compiler vectorizes the maximum of integers.
+            // The bits of absolute values, read as integers, are in the order of the values. The bits of a NaN exceed
+            // the bits of an infinity. The compiler vectorizes the maximum of integers.
             let bits = src.iter().fold(0, |max, x| x.abs().to_bits().max(max));
             let is_finite = bits < f32::INFINITY.to_bits();
             let scale = if is_finite { rounded_up(f32::from_bits(bits) / self.codes.largest()) } else { f32::NAN };

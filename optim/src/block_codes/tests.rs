@@ -40,8 +40,8 @@ fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|value| value.to_bits()).collect()
 }
 
-/// Returns twice the E2M1 number that is nearest to half of `units`, and the distance between the doubled numbers
-/// around it.
+/// Returns which of the doubled E2M1 numbers is nearest to `units`, and the distance between the two of them around
+/// `units`.
 fn nearest_of_fp4(units: f64) -> (f64, f64) {
     // The numbers in the order of their codes; OCP Microscaling Formats (MX) Specification 1.0, table 5.
     const NUMBERS: [f64; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
@@ -151,7 +151,7 @@ fn every_instruction_set_has_the_same_bits() {
     }
 }
 
-/// A range that begins at a block boundary has the same codes alone and within the whole.
+/// A range that begins at a block boundary has the same codes, whether it is quantized alone or as part of the whole.
 #[test]
 fn blocks_do_not_depend_on_where_a_range_is_cut() {
     for codes in BOTH {

@@ -25,8 +25,8 @@ pub enum Shape {
         /// The step count at which the factor is 0.
         total: u64,
     },
-    /// A cosine, 1 at its start: `cosine`, `cosine_with_min_lr` and `cosine_warmup_with_min_lr`. It continues after
-    /// `total`, where a half wave rises again, as in transformers.
+    /// A cosine, 1 at its start: `cosine`, `cosine_with_min_lr` and `cosine_warmup_with_min_lr`. As in transformers,
+    /// the cosine continues after `total`: if `cycles` is a half, it rises again.
     Cosine {
         /// The step count at which `cycles` waves are complete.
         total: u64,
@@ -34,7 +34,8 @@ pub enum Shape {
         cycles: f64,
         /// The factor at the lowest point.
         min: f64,
-        /// `cosine_warmup_with_min_lr`, whose warm-up does not start at 0 and which is one step ahead.
+        /// `cosine_warmup_with_min_lr`, whose warm-up does not start at 0, and whose decay is one step ahead of
+        /// `cosine_with_min_lr`.
         ahead: Option<Ahead>,
     },
     /// Several half waves, each from 1 to 0: `cosine_with_restarts`. The factor is 0 after `total`.
@@ -48,14 +49,14 @@ pub enum Shape {
     Polynomial {
         /// The step count at which the rate is `end`.
         total: u64,
-        /// The last rate: a rate, not a factor.
+        /// The final learning rate, which is not a factor.
         end: f64,
         /// The exponent.
         power: f64,
     },
     /// 1/√(1 + steps after the warm-up / timescale): `inverse_sqrt`.
     InverseSqrt {
-        /// At least 1; the default is the warm-up, or 10,000 without one.
+        /// At least 1. The default is the number of warm-up steps, or 10,000 without a warm-up.
         timescale: u64,
     },
     /// Stays at 1, then falls to `min`: `warmup_stable_decay`.
@@ -126,7 +127,8 @@ impl HuggingFace {
             },
             Shape::Polynomial { total, end, .. } if k > total as f64 => end / base_lr,
             Shape::Polynomial { total, end, power } => {
-                // transformers divides by 0 if the warm-up takes all steps; here the last step then has the whole rate.
+                // If the warm-up takes all steps, transformers divides by 0; here the last step runs at the optimizer's
+                // rate.
                 let left = 1.0 - (k - warmup) / (total as f64 - warmup).max(1.0);
                 ((base_lr - end) * libm::pow(left, power) + end) / base_lr
             }

@@ -35,8 +35,8 @@ pub struct Rate {
 pub enum Schedule {
     /// The optimizer's rate at every step.
     Constant,
-    /// Rises linearly for this number of steps, reaches the optimizer's rate at the last of them, then stays. The
-    /// warmup of `schedulefree`.
+    /// Rises linearly for this number of steps, reaches the optimizer's rate at the last of them, then stays. This is
+    /// the warmup of the package `schedulefree`.
     Ramp(u64),
     /// Rises from `min_lr` to `max_lr`, then stays.
     WarmupLr {
@@ -142,7 +142,8 @@ impl Schedule {
         }
     }
 
-    /// Returns the learning rate of optimizer step `step`, as [`Schedule::lr`] does, and its betas.
+    /// Returns the learning rate of optimizer step `step`, as [`Schedule::lr`] does, and the betas that the schedule
+    /// sets, if any.
     pub fn rate(&self, base_lr: f64, step: u64) -> Rate {
         let betas = match self {
             Schedule::OneCycle(cycle) => cycle.betas(step),

@@ -1,5 +1,5 @@
-//! DeepSpeed's `LRRangeTest`, which finds the largest learning rate that trains, and its `OneCycle`, which uses it
-//! (Smith, 2018).
+//! DeepSpeed's `LRRangeTest`, which finds the largest learning rate that trains, and its `OneCycle`, which trains at
+//! this rate (Smith, 2018).
 
 /// A sweep over learning rates: at step k the rate is `min_lr · (1 + step_rate · (k − 1) / step_size)`.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -22,8 +22,8 @@ impl LrRangeTest {
     }
 }
 
-/// A cycle: the rate rises linearly and falls again, and β₁ does the opposite. After it the rate decays from `min_lr`
-/// as `1 / (1 + rate · time)`, and β₁ grows from its maximum.
+/// A cycle: the rate rises linearly and falls again, and β₁ does the opposite. After the cycle, the rate decays from
+/// `min_lr` as `1 / (1 + decay_lr_rate · time)`, and β₁ grows from its maximum.
 ///
 /// The first step runs before the schedule has started: at `min_lr`, but with the *smallest* β₁. DeepSpeed does the
 /// same.
@@ -35,7 +35,7 @@ pub struct OneCycle {
     pub max_lr: f64,
     /// The rise and the fall. The rise has at least 1 step.
     pub halves: [Half; 2],
-    /// Steps of one unit of the decay's time; 0 means no decay.
+    /// Number of steps in one unit of the decay's time; 0 means no decay.
     pub decay_step_size: u64,
     /// The decay of the rate per unit of time.
     pub decay_lr_rate: f64,
@@ -48,7 +48,7 @@ pub struct OneCycle {
 pub struct Half {
     /// Steps of this half.
     pub steps: u64,
-    /// Number of stairs in which the half moves; 0 means that it moves continuously.
+    /// Number of stairs in which the rate and β₁ change; 0 means that they change continuously.
     pub stairs: u64,
 }
 
