@@ -2,7 +2,7 @@
 //!
 //! Each version of an object has a slot. A slot is a folder with the downloaded file, under the object's own name.
 //! Beside the folder are a lock file and the part of an unfinished download. A process writes or removes the downloaded
-//! file only while it holds an exclusive lock. A process that reads the file holds a shared lock.
+//! file only while it holds the slot's lock exclusively. A process that reads the file holds the lock shared.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, TryLockError};
@@ -20,8 +20,8 @@ const PART: &str = "part";
 /// Pause between two attempts to get a lock.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// An object on this machine. The file is kept until this value and all its clones are dropped. Only a file of another
-/// program, or one on a file system without locks, may disappear earlier.
+/// An object on this machine. The file is kept until this value and all its clones are dropped. The file may disappear
+/// earlier only if it belongs to another program, or if its file system has no locks.
 #[derive(Debug, Clone)]
 pub struct Local {
     /// The file.
@@ -182,7 +182,7 @@ impl Stores {
     }
 }
 
-/// Finds the slots in a folder, with the size of each in bytes, least recently used first.
+/// Finds the slots in a folder and the size of each in bytes. The least recently used slot comes first.
 fn find_slots(folder: &Path, slots: &mut BTreeMap<(SystemTime, PathBuf), (PathBuf, u64)>) -> io::Result<()> {
     let size = |path: &Path| fs::metadata(path).map_or(0, |metadata| metadata.len());
     for entry in fs::read_dir(folder)? {

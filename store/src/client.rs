@@ -49,7 +49,8 @@ pub(crate) fn runtime() -> std::io::Result<&'static Runtime> {
     Ok(RUNTIME.get_or_init(|| built))
 }
 
-/// Chooses ring as the implementation of TLS, unless the program has chosen one. Call it before a request by reqwest.
+/// Chooses ring as the implementation of TLS, unless the program has chosen one. Call this function before the
+/// program's first request with reqwest.
 pub fn use_tls() {
     static CHOSEN: Once = Once::new();
     CHOSEN.call_once(|| {
@@ -120,7 +121,7 @@ fn is_set(names: &[&str]) -> bool {
     names.iter().any(|name| std::env::var_os(name).is_some_and(|value| !value.is_empty()))
 }
 
-/// HTTP is allowed, because the scheme of an endpoint's address decides whether the connection is encrypted.
+/// Unencrypted HTTP is allowed: the scheme of the endpoint's address alone decides whether a connection is encrypted.
 fn options() -> ClientOptions {
     ClientOptions::new()
         .with_allow_http(true)
@@ -129,14 +130,15 @@ fn options() -> ClientOptions {
         .with_read_timeout(SILENCE)
 }
 
-/// Retries here cover short interruptions. `download` waits for the end of long ones and reports that it waits.
+/// These retries cover short interruptions. The module `download` waits until a long interruption is over, and reports
+/// that it waits.
 fn retry() -> RetryConfig {
     let backoff =
         BackoffConfig { init_backoff: Duration::from_millis(100), max_backoff: Duration::from_secs(2), base: 2.0 };
     RetryConfig { backoff, max_retries: 3, retry_timeout: Duration::from_secs(10) }
 }
 
-/// Connects as object_store does, and adds the checksum in the headers of an answer to the answer's extensions.
+/// Connects as object_store does, and copies the checksum in an answer's headers into the answer's extensions.
 #[derive(Debug)]
 struct Connector;
 

@@ -23,7 +23,7 @@ pub(crate) enum Checksum {
 
 impl Checksum {
     /// Reads the checksum in the headers of an answer. Amazon's `ETag` is the MD5 of the content if the object was
-    /// uploaded in one part and is not encrypted with a key of KMS or of the customer.
+    /// uploaded in one part and is encrypted neither with a KMS key nor with a key of the customer.
     pub(crate) fn of_headers(headers: &HeaderMap) -> Option<Self> {
         let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
         let md5 = |text: &str| base64(text).and_then(|bytes| bytes.try_into().ok()).map(Self::Md5);
@@ -47,7 +47,7 @@ impl Checksum {
         }
     }
 
-    /// Computes the checksum of a file, of the same kind as `self`.
+    /// Computes a checksum of the same kind as `self` from the content of a file.
     pub(crate) fn of_file(&self, path: &Path) -> io::Result<Self> {
         let mut file = File::open(path)?;
         match self {

@@ -52,7 +52,8 @@ impl Stores {
             if found == stated {
                 break;
             }
-            // Download once more. This repairs damage by the network, or shows where the two downloads differ.
+            // Download once more. If the network damaged the first download, the second one is probably right. If the
+            // second one is wrong too, the first byte in which the two differ goes into the error.
             let again = part.with_extension("damaged");
             if is_second {
                 let byte = first_difference(&part, &again).map_err(Error::local(&part))?;
@@ -71,7 +72,7 @@ impl Stores {
         }
     }
 
-    /// Completes the file `part`, and returns the checksum that the store states.
+    /// Downloads what the file `part` still lacks, and returns the checksum that the store states.
     fn receive(&self, object: &Object, part: &Path, watch: &dyn Watch) -> Result<Option<Checksum>, Error> {
         let mut file = File::options().append(true).create(true).open(part).map_err(Error::local(part))?;
         let mut done = file.metadata().map_err(Error::local(part))?.len();
@@ -174,7 +175,7 @@ pub(crate) fn patiently<T>(
     }
 }
 
-/// Pauses that grow, until the time without progress is over.
+/// Growing pauses between attempts, until the allowed time without progress is over.
 struct Pause {
     next: Duration,
     ends: Instant,
@@ -185,7 +186,7 @@ impl Pause {
         Self { next: FIRST_PAUSE, ends: Instant::now() + patience }
     }
 
-    /// Pauses before the next attempt, or returns the error if the time is over.
+    /// Pauses before the next attempt, or returns the error if the allowed time is over.
     fn wait(&mut self, error: Error, watch: &dyn Watch) -> Result<(), Error> {
         let left = self.ends.saturating_duration_since(Instant::now());
         if left.is_zero() {

@@ -98,7 +98,7 @@ pub enum Error {
         /// What is wrong.
         problem: String,
     },
-    /// The object does not fit into the folder of downloads within its limit.
+    /// The object does not fit into the folder of downloads, whose size is limited.
     #[error("{address} has {size} bytes, and {used} of the {limit} bytes of the cache are in use")]
     Limit {
         /// The address.
@@ -123,7 +123,7 @@ pub enum Error {
     Stopped,
 }
 
-/// The text with which object_store begins the description of an answer with an error status.
+/// object_store's description of an answer with an error status begins with this text.
 const STATUS: &str = "Server returned non-2xx status code: ";
 
 fn at(byte: Option<u64>) -> String {
@@ -140,7 +140,7 @@ impl Error {
         Self::failed(address, byte, on_one_line(error))
     }
 
-    /// Converts an error of object_store that happened at byte `byte`.
+    /// Converts an error of object_store. `byte` is the offset of the first missing byte.
     pub(crate) fn of(address: &str, byte: u64, error: &object_store::Error) -> Self {
         use object_store::Error as E;
         let (address, message) = (address.to_string(), on_one_line(error));
@@ -158,7 +158,7 @@ impl Error {
 
     /// Returns a transient error, unless the store's identity could not be verified or the store rejects the request.
     fn failed(address: String, byte: u64, message: String) -> Self {
-        // These codes are transient: request timeout, too early, too many requests.
+        // These status codes are transient: request timeout (408), too early (425), too many requests (429).
         let passes = |status: &str| !status.starts_with('4') || ["408", "425", "429"].contains(&status);
         match message.strip_prefix(STATUS) {
             _ if message.contains("invalid peer certificate") => Self::Setup { address, message },

@@ -27,8 +27,8 @@ struct Source {
 }
 
 impl Stores {
-    /// Downloads the objects in a folder whose relative names `is_wanted` accepts, and returns a local folder with
-    /// them. [`complete`] adds further objects. The limit of the cache does not apply.
+    /// Downloads those objects of a folder whose relative names `is_wanted` accepts, and returns a local folder with
+    /// them. [`complete`] adds further objects. The size limit of the cache does not apply to these objects.
     ///
     /// # Errors
     /// Fails if the folder has no objects, and for the reasons of [`fetch`](Stores::fetch).
@@ -106,7 +106,7 @@ fn relative<'o>(folder: &Location, object: &'o Object) -> &'o str {
     name.strip_prefix(folder.folder()).unwrap_or(name).trim_start_matches('/')
 }
 
-/// Returns the address. An address of the Hub gets the commit whose files were listed.
+/// Returns the address. In an address of the Hub, the commit whose files were listed replaces the revision.
 fn pinned(address: &str, objects: &[(&str, &Object)]) -> String {
     let Ok(location) = Location::parse(address) else { return address.into() };
     let (Service::Hub { kind, repo, .. }, Some((_, first))) = (&location.service, objects.first()) else {

@@ -45,7 +45,7 @@ fn endpoint() -> String {
     variable("HF_ENDPOINT").unwrap_or("https://huggingface.co".into()).trim_end_matches('/').into()
 }
 
-/// Returns the address that precedes the names of a repository's files.
+/// Returns the address to which the name of a repository's file is appended.
 pub(crate) fn files(kind: RepoKind, repo: &str, revision: &str) -> String {
     let prefix = if kind == RepoKind::Model { String::new() } else { format!("{}/", kind.plural()) };
     format!("{}/{prefix}{repo}/resolve/{}", endpoint(), revision.replace('/', "%2F"))

@@ -11,7 +11,7 @@ use crate::download::patiently;
 use crate::location::{Location, Service};
 use crate::{Error, Object, Stores, Watch, client, hub, hub_cache};
 
-/// The same rules as for local patterns.
+/// Patterns in addresses follow the same rules as patterns for local files.
 const MATCHING: MatchOptions =
     MatchOptions { case_sensitive: true, require_literal_separator: true, require_literal_leading_dot: true };
 
@@ -160,7 +160,8 @@ fn object(location: &Location, meta: ObjectMeta) -> Object {
 /// Returns the options of a request for a range of an object. The store then checks, if possible, that the object still
 /// has the content that was listed.
 pub(crate) fn range(object: &Object, range: std::ops::Range<u64>) -> GetOptions {
-    // On the Hub, the address of a file contains its commit; a web server need not compare tags.
+    // Nothing is checked on the Hub, where a file's address contains its commit, nor on a web server, which need not
+    // compare tags.
     let is_checked = !matches!(object.location.service, Service::Hub { .. } | Service::Http(_));
     let tag = object.version.clone().filter(|version| is_checked && version.contains('"'));
     GetOptions { range: Some(GetRange::Bounded(range)), if_match: tag, ..GetOptions::default() }

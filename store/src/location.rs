@@ -1,4 +1,4 @@
-//! Addresses of objects: the store, the key in it, and the folder on this machine for its content.
+//! Addresses of objects: the store, the object's key in it, and the folder on this machine for the object's content.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -114,7 +114,7 @@ impl Location {
         self.key.trim_end_matches('/')
     }
 
-    /// Returns the longest folder that contains all objects that match.
+    /// Returns the innermost folder that contains all objects that match the pattern.
     pub(crate) fn literal_folder(&self) -> &str {
         let end = self.key.find(['*', '?', '[']).unwrap_or(self.key.len());
         self.key[..end].rsplit_once('/').map_or("", |(folder, _)| folder)

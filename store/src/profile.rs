@@ -25,7 +25,8 @@ impl fmt::Debug for Profile {
 }
 
 impl Profile {
-    /// Returns the profile `AWS_PROFILE`, or `default`; `None` if neither file has it.
+    /// Returns the profile that `AWS_PROFILE` names, or the profile `default` if it is not set. Returns `None` if
+    /// neither file has that profile.
     pub(crate) fn of_environment() -> Option<Self> {
         let name = std::env::var("AWS_PROFILE").ok().filter(|name| !name.is_empty()).unwrap_or("default".into());
         let (credentials, config) = (read(File::Credentials)?, read(File::Config)?);
@@ -70,7 +71,8 @@ enum File {
     Config,
 }
 
-/// Reads a file of `~/.aws`. A missing file is empty; `None` without a home.
+/// Reads a file of `~/.aws`. A missing file counts as empty. Returns `None` if the file's path depends on `HOME` and
+/// `HOME` is not set.
 fn read(file: File) -> Option<String> {
     let (variable, name) = match file {
         File::Credentials => ("AWS_SHARED_CREDENTIALS_FILE", "credentials"),
@@ -83,7 +85,7 @@ fn read(file: File) -> Option<String> {
     Some(fs::read_to_string(path).unwrap_or_default())
 }
 
-/// In `config`, the section of a profile other than `default` has a longer name.
+/// Returns the name of a profile's section in `config`. Except for `default`, it begins with the word `profile`.
 fn config_name(name: &str) -> String {
     if name == "default" { name.into() } else { format!("profile {name}") }
 }

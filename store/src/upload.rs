@@ -1,5 +1,5 @@
-//! Uploads files and folders, and moves and removes objects. In a folder, chosen files are uploaded last, when all
-//! others are in the store.
+//! Uploads files and folders, and moves and removes objects. When a folder is uploaded, the caller may choose files
+//! that are uploaded last, once all others are in the store.
 
 use std::fs::{self, File};
 use std::io::Read;

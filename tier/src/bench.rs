@@ -1,10 +1,10 @@
 //! Benchmarks a swap file against the bare disk, for `zero-train bench io` and this crate's example.
 //!
 //! The floor is the plainest way to move the same bytes at the disk's full rate, with the same file and the same amount
-//! of memory: eight threads call `pread` or `pwrite` for the next megabyte, bypassing the page cache. It has no
-//! requests, no ordering and no buffer management, so the extra time of a [`SwapFile`] is their cost. The amount of
-//! memory must match, because a disk reads faster into a few megabytes that stay in the processor's cache, which
-//! offloaded state never does.
+//! of memory: eight threads call `pread` or `pwrite` for the next megabyte, bypassing the page cache. The floor has no
+//! requests, no ordering and no buffer management. The time that a [`SwapFile`] takes beyond the floor is the cost of
+//! these. The amount of memory must match, because a disk reads faster into a few megabytes that stay in the
+//! processor's cache; offloaded state never stays there.
 
 use std::collections::VecDeque;
 use std::os::unix::fs::FileExt;
@@ -24,7 +24,7 @@ pub enum Load {
     Read,
     /// Writes the file from start to end.
     Write,
-    /// Reads and writes back each range, as an optimizer does with its state. The bytes count twice.
+    /// Reads and writes back each range, as an optimizer does with its state. Each byte counts twice.
     Update,
 }
 
@@ -70,20 +70,21 @@ pub fn median(times: &[Duration]) -> Duration {
     times.get(times.len() / 2).copied().unwrap_or_default()
 }
 
-/// Threads of the floor, and the size in bytes of their blocks. Larger values were no faster on any disk tried.
+/// Threads of the floor, and the size in bytes of their blocks. With larger values, the floor was no faster on any disk
+/// tried.
 const THREADS: usize = 8;
 const BLOCK: usize = 1 << 20;
 
 /// Sizes of a benchmark.
 #[derive(Debug, Clone)]
 pub struct Size {
-    /// Size in bytes of each of the two files.
+    /// Size of the file in bytes.
     pub file: u64,
     /// Size in bytes of a request, comparable to a sub-group of the optimizer.
     pub request: usize,
     /// Number of requests in flight.
     pub requests: usize,
-    /// Number of measured runs of each, after one warm-up run.
+    /// Number of measured runs of the swap file and of the floor, each after one warm-up run.
     pub repeats: usize,
 }
 
@@ -152,7 +153,7 @@ impl Bench {
                 }
                 (next, spare) = (next + request as u64, spare - 1);
             }
-            // Half of the buffers are read into while the other half are written back.
+            // One half of the buffers is read into while the other half is written back.
             let read = if writes.len() < requests.div_ceil(2) { reads.pop_front() } else { None };
             if let Some((at, read)) = read {
                 let buffer = Pending::wait(read)?;

@@ -1,8 +1,8 @@
 //! Huge-page bounce buffers for blocks whose own pages are small.
 //!
 //! The kernel gives a disk a list of the pages of a transfer. A megabyte in pages of 4 KiB exceeds what many disks
-//! accept per transfer, so the kernel splits it. One disk read 0.75 GB/s that way, and 1.4 GB/s into pages of 2 MiB.
-//! Copying through huge pages is faster.
+//! accept per transfer, so the kernel splits it. One disk read 0.75 GB/s that way, and 1.4 GB/s into pages of 2 MiB. A
+//! transfer into huge pages followed by a copy is faster than a transfer into pages of 4 KiB.
 
 use crate::loan::Part;
 use crate::pages::Pages;
@@ -20,8 +20,8 @@ impl Bounce {
         Some(Bounce { pages: Pages::zeroed(slots * block)?, block })
     }
 
-    /// Returns the address for the disk to use: the slot's bounce buffer, or the part itself if its pages are large.
-    /// Copies a part to be written into the bounce buffer.
+    /// Returns the address for the disk to use: the slot's bounce buffer, or the part itself if its pages are large. If
+    /// the part uses a bounce buffer and is to be written to the disk, copies it into that buffer first.
     pub(crate) fn prepare(&mut self, slot: usize, part: &mut Part) -> *mut u8 {
         if !self.takes(part) {
             return part.as_mut_ptr();
@@ -32,7 +32,7 @@ impl Bounce {
         place.as_mut_ptr()
     }
 
-    /// Copies the first `bytes` bytes that the disk has read from the bounce buffer to the part.
+    /// Copies the first `bytes` bytes of the bounce buffer, which the disk has read, to the part.
     pub(crate) fn deliver(&self, slot: usize, part: &mut Part, bytes: usize) {
         if self.takes(part) && part.direction() == Direction::Read {
             let read = &self.pages[slot * self.block..][..bytes.min(part.len())];

@@ -48,7 +48,8 @@ impl AlignedBuffer {
         self.pages.len()
     }
 
-    /// Sets the number of bytes in use, capped at the capacity. Bytes that come into use keep an earlier value.
+    /// Sets the number of bytes in use, capped at the capacity. Bytes that were not in use before keep the values that
+    /// they had.
     pub fn set_len(&mut self, len: usize) {
         self.len = len.min(self.capacity());
     }
@@ -85,7 +86,7 @@ impl std::fmt::Debug for AlignedBuffer {
     }
 }
 
-/// A pool of idle buffers by size class. It spares a training step from allocating.
+/// A pool of idle buffers by size class. It saves a training step the allocations.
 #[derive(Debug, Default)]
 pub struct BufferPool {
     shelves: Mutex<Shelves>,
@@ -114,8 +115,8 @@ impl BufferPool {
         BufferPool::default()
     }
 
-    /// Returns the number of bytes allocated for a buffer of `len` bytes. `len` is rounded up to one of eight sizes
-    /// between consecutive powers of two, which adds at most an eighth, and to whole pages.
+    /// Returns the number of bytes allocated for a buffer of `len` bytes. `len` is rounded up to whole pages and to one
+    /// of eight sizes between consecutive powers of two. The eight sizes add at most an eighth.
     pub fn size_class(len: usize) -> usize {
         let step = (len.checked_next_power_of_two().unwrap_or(len) / 16).max(ALIGNMENT);
         len.max(1).checked_next_multiple_of(step).unwrap_or(len)

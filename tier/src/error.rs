@@ -154,7 +154,7 @@ impl DiskError {
     }
 }
 
-/// Formats a size for display: exact below a megabyte, then with one decimal.
+/// Formats a size for display: exact below a megabyte, with one decimal from there on.
 fn size(bytes: u64) -> String {
     match bytes {
         0..1_000_000 => format!("{bytes} bytes"),

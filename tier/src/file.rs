@@ -25,7 +25,7 @@ pub struct Options {
     pub queue_depth: usize,
     /// Submits each block to the kernel separately instead of batching all ready blocks. io_uring only. Batching needs
     /// fewer system calls, but the kernel issues the first block only after it has prepared the last, and the disk
-    /// idles meanwhile: batched writes take 1.2 times as long.
+    /// idles meanwhile: batched writes take 1.2 times as long as blocks that are submitted separately.
     pub single_submit: bool,
     /// Starts a new block whenever one completes, instead of when all have. io_uring only.
     pub overlap_events: bool,
@@ -52,7 +52,8 @@ impl Options {
 }
 
 impl Default for Options {
-    /// The defaults saturate a local disk: blocks above 1 MiB, or more than eight of them, are no faster.
+    /// The defaults saturate a local disk: it is no faster with blocks above 1 MiB, or with more than eight blocks in
+    /// flight.
     fn default() -> Options {
         Options {
             block_size: 1 << 20,
@@ -120,7 +121,8 @@ impl SwapFile {
         });
         let backend = if rings.is_empty() { Backend::Positioned } else { Backend::IoUring };
         let queue = Arc::new(Queue::new(file, folder.into(), block_size as u64, bells));
-        // Construct the file before its threads: if a thread cannot be started, the drop ends the others.
+        // Construct the file before its threads: if a thread cannot be started, dropping the file ends the other
+        // threads.
         let bounce_bytes = if backend == Backend::IoUring { options.bounce_bytes() } else { 0 };
         let mut swap = SwapFile { queue, threads: vec![], size, backend, direct, notices, bounce_bytes };
         match backend {

@@ -170,7 +170,7 @@ impl Part {
         unsafe { std::slice::from_raw_parts_mut(self.start.cast(), self.len) }
     }
 
-    /// Drops the first `bytes` from the part, or all if it is shorter.
+    /// Drops the first `bytes` bytes of the part, or the whole part if it is shorter.
     pub(crate) fn skip(&mut self, bytes: usize) {
         let bytes = bytes.min(self.len);
         self.start = self.start.wrapping_add(bytes);

@@ -24,7 +24,7 @@ static PEAK: AtomicUsize = AtomicUsize::new(0);
 static OBSERVER: OnceLock<fn(usize)> = OnceLock::new();
 
 /// Registers `observer`, which is called with the new value of [`mapped`] whenever it changes, so that an allocator can
-/// give up cached memory that is better used here. Only the first registration takes effect.
+/// release cached memory when these mappings need it. Only the first registration takes effect.
 pub fn observe_mapped(observer: fn(usize)) {
     let _ = OBSERVER.set(observer);
 }

@@ -143,7 +143,7 @@ fn allocate(file: &File, size: u64) -> Result<(), Errno> {
     }
 }
 
-/// Writes zeros where the file system cannot reserve space.
+/// Reserves space by writing zeros, for file systems that have no other way.
 fn fill(file: &File, folder: &Path, size: u64) -> Result<(), DiskError> {
     /// Large enough that the disk is the bottleneck.
     const CHUNK: u64 = 1 << 20;
@@ -189,7 +189,7 @@ mod tests {
             let (file, _) = open(folder.path(), direct).expect("a file");
             fill(&file, folder.path(), size).expect("written");
             assert_eq!(file.metadata().expect("open").len(), size);
-            // The file is fully allocated, on file systems that count blocks.
+            // On file systems that count blocks, the file is fully allocated.
             let blocks = std::os::unix::fs::MetadataExt::blocks(&file.metadata().expect("open"));
             assert!(blocks == 0 || blocks * 512 >= size, "{blocks} blocks");
         }

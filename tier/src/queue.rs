@@ -185,7 +185,8 @@ impl Queue {
             Err(errno) => Err(self.failure(&block, errno)),
         };
         let (id, direction) = (block.id, block.direction);
-        // Drop the block's memory before the request can complete.
+        // Drop the block's memory before the request can complete: the buffer returns to its owner only if no block
+        // holds it.
         drop(block);
         let mut state = self.lock();
         state.count(direction, if outcome.is_ok() { left } else { 0 });
@@ -212,8 +213,8 @@ impl Queue {
         None
     }
 
-    /// Closes the queue: hands out no more blocks and fails every request with blocks left. The backends may still
-    /// report the blocks in flight.
+    /// Closes the queue: hands out no more blocks, and fails every request that still had blocks to hand out. The
+    /// backends may still report the blocks in flight.
     pub(crate) fn close(&self, reason: &str) {
         let error = DiskError::Closed { folder: self.folder.clone(), reason: reason.into() };
         let mut state = self.lock();
@@ -223,8 +224,8 @@ impl Queue {
         self.fail(idle, &error);
     }
 
-    /// Closes the queue as [`close`](Queue::close) does, when no backend will report the blocks in flight. Their memory
-    /// stays allocated.
+    /// Closes the queue as [`close`](Queue::close) does, but also fails the requests that have blocks in flight,
+    /// because no backend will report these blocks. Their memory stays allocated.
     pub(crate) fn abandon(&self, reason: &str) {
         let error = DiskError::Closed { folder: self.folder.clone(), reason: reason.into() };
         let mut state = self.lock();

@@ -95,8 +95,8 @@ impl UnderWay {
         Some((index, block, memory))
     }
 
-    /// Takes the block out of a slot after the kernel has completed it, and copies bytes that were read out of the
-    /// bounce buffer.
+    /// Takes the block out of a slot after the kernel has completed it. After a read, copies the bytes from the bounce
+    /// buffer to the block's memory.
     fn take(&mut self, index: usize, outcome: Result<usize, Errno>) -> Option<Block> {
         let mut block = self.slots.get_mut(index)?.take()?;
         self.count -= 1;
@@ -166,8 +166,8 @@ fn turn(
         submit(ring, 1)?;
         for completion in ring.completion() {
             if completion.user_data() == BELL {
-                // Clear the bell before the queue is read again, so that no later ring is missed. The counter may
-                // already be zero.
+                // Clear the bell before the queue is read again, so that no later signal is missed. The bell's counter
+                // may already be zero.
                 let _ = rustix::io::read(bell, &mut [0u8; 8]);
                 bell_is_set = false;
                 continue;

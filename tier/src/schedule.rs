@@ -85,7 +85,7 @@ impl<T> Schedule<T> {
         self.requests.iter_mut().find(|request| request.id == id).map(|request| &mut request.payload)
     }
 
-    /// Hands out no more pieces of a request, which completes with those in flight.
+    /// Hands out no more pieces of a request. The request completes once its pieces in flight have completed.
     pub(crate) fn stop(&mut self, id: u64) {
         if let Some(request) = self.requests.iter_mut().find(|request| request.id == id) {
             request.next = request.range.end;
@@ -108,8 +108,9 @@ impl<T> Schedule<T> {
         Some(request.payload)
     }
 
-    /// Hands out no more pieces and returns the payloads of requests without a piece in flight. The others complete
-    /// with their pieces in flight; `cut_off` is called for those that had more pieces left.
+    /// Hands out no more pieces and returns the payloads of requests without a piece in flight. The other requests
+    /// complete once their pieces in flight have completed. Calls `cut_off` for those of them that had more pieces
+    /// left.
     pub(crate) fn close(&mut self, mut cut_off: impl FnMut(&mut T)) -> Vec<T> {
         let (out, idle): (Vec<_>, Vec<_>) =
             std::mem::take(&mut self.requests).into_iter().partition(|request| request.out > 0);
@@ -135,7 +136,7 @@ mod tests {
     use super::*;
     use Direction::{Read, Write};
 
-    /// The names of the requests of all pieces that may run now.
+    /// Takes all pieces that may run now, and returns the names of their requests.
     fn out(schedule: &mut Schedule<char>) -> String {
         std::iter::from_fn(|| schedule.next().map(|(_, &mut name)| name)).collect()
     }

@@ -27,9 +27,9 @@ pub struct PendingVec<T> {
 
 #[derive(Debug)]
 enum Way<T> {
-    /// In place: whole pages directly, and the bytes behind them through one aligned page.
+    /// Transferred in place: whole pages directly, and the bytes after the last whole page through one aligned page.
     Lent { direction: Direction, pages: Pending<Vec<T>>, rest: Option<Pending> },
-    /// Through buffers that are copied on completion.
+    /// Read through buffers, which are copied on completion.
     Copied(Vec<Pending>),
 }
 
@@ -175,10 +175,10 @@ mod tests {
         }
     }
 
-    /// Allocates vectors until one begins on a page, with any allocator.
+    /// Allocates vectors until one begins on a page, whatever the allocator.
     fn on_pages(len: usize) -> Option<Vec<f32>> {
         // Common allocators place large vectors 16 bytes behind a page boundary and small ones anywhere, so one of 4096
-        // begins on a page.
+        // small vectors begins on a page.
         (0..4096).map(|_| vec![0.0; len]).collect::<Vec<_>>().into_iter().find(|values| lies_on_pages(values))
     }
 

@@ -1,11 +1,12 @@
 //! The arithmetic of causal attention, head by head over slices.
 //!
 //! The keys and values of a head are packed once. A few query rows at a time are multiplied with the keys and values
-//! that they attend to, from the first position that the first row sees to the position of the last row. This takes
-//! two products in the forward and five in the backward, on scores that stay in the first-level cache. The gradients
-//! of keys and values are sums over queries, and are accumulated one tile of queries at a time. Heads are
-//! independent, so threads split (sample, key and value head) pairs; within a pair the order is fixed. Positions that
-//! a row does not see add zeros to its sums, so its result depends only on the positions that it sees.
+//! that they attend to, from the first position that the first row sees to the position of the last row. This takes two
+//! products in the forward and five in the backward, on scores that stay in the first-level cache. The gradients of
+//! keys and values are sums over queries, and are accumulated one tile of queries at a time. Heads are independent, so
+//! the work is split among threads by pairs of a sample and a key and value head. Within a pair the order of the sums
+//! is fixed. Positions that a row does not see add zeros to its sums, so its result depends only on the positions that
+//! it sees.
 
 use super::dropout::Mask;
 use super::geometry::{BACKWARD_PRODUCTS, FORWARD_PRODUCTS, Geometry, Layouts, heads_of, pieces};
@@ -47,7 +48,7 @@ impl Geometry {
     }
 }
 
-/// Scores of query rows against the positions from `origin` on. A panel of keys begins at `origin`.
+/// The layout of scores of query rows against the positions from `origin` on. A panel of keys begins at `origin`.
 #[derive(Clone, Copy)]
 struct Scores {
     origin: usize,
@@ -55,7 +56,7 @@ struct Scores {
 }
 
 impl Scores {
-    /// Returns the scores for rows that see the positions `seen`.
+    /// Returns the layout for rows that see the positions `seen`.
     fn new(seen: Range<usize>) -> Self {
         let origin = seen.start / COLUMNS * COLUMNS;
         Self { origin, width: Self::room(seen.end - origin) }
@@ -67,9 +68,9 @@ impl Scores {
     }
 }
 
-/// Writes `out`, of `[batch, queries, heads, size]`, and returns ln Σ e^score of `[batch, heads, queries]`. A position sees
-/// the positions from its entry in `firsts`, of `[batch, time]`, up to itself. The entries of a row never decrease. The
-/// mask drops probabilities after their normalization.
+/// Writes `out`, of shape `[batch, queries, heads, size]`, and returns ln Σ e^score, of shape `[batch, heads,
+/// queries]`. A position sees the positions from its entry in `firsts`, of shape `[batch, time]`, up to itself. The
+/// entries of a sample never decrease. The mask drops probabilities after their normalization.
 pub(crate) fn forward(
     g: Geometry,
     at: Layouts,
@@ -135,7 +136,7 @@ pub(crate) struct Saved<'a> {
     pub(crate) mask: Option<&'a Mask>,
 }
 
-/// Writes the gradients of q, k and v. The three may be parts of one buffer, according to `at`.
+/// Writes the gradients of q, k and v. `at` gives their layouts; all three may be parts of one buffer.
 pub(crate) fn backward(g: Geometry, at: Layouts, saved: &Saved<'_>, [dq, dk, dv]: [Shared<'_>; 3]) {
     if g.time == 0 {
         return;
@@ -258,8 +259,8 @@ impl Backward {
             self.values_turned.product(isa, row(d_out), 0..g.size, begin..rows.end, to);
             let (firsts, log_sums) = (&firsts[rows.clone()], &log_sums[own.clone()]);
             let tile = kernel::Tile { width, origin, position: rows.start, firsts };
-            // The forward multiplied the values by masked probabilities, so the mask applies to their gradients here,
-            // and to the probabilities below. `deltas`, the sums Σ p·dp, already include the mask.
+            // The forward multiplied the values by masked probabilities, so the mask applies to the gradients of the
+            // probabilities here, and to the probabilities below. `deltas`, the sums Σ p·dp, already include the mask.
             if let Some(mask) = saved.mask {
                 mask.apply(sample, head, tile, d_scores);
             }

@@ -45,7 +45,7 @@ pub(crate) const LANES: usize = 16;
 /// Computes `Σ term(row, x)` over the elements of each of `R` rows of equal length. Element `i` is added to lane `i
 /// mod 16` of its row, and the lanes are added in a tree.
 ///
-/// Several rows are summed at a time, since within one sum each addition waits for the previous one.
+/// Several rows are summed at a time, because within one row each addition to a lane waits for the previous one.
 macro_rules! sums_over {
     ($name:ident, $($slice:ident),+) => {
         #[inline(always)]
@@ -109,15 +109,16 @@ pub(crate) fn max(values: &[f32]) -> f32 {
     tree(lanes, larger)
 }
 
-/// Combines all lanes: the upper half onto the lower, until one is left. The compiler keeps an array that is indexed
-/// by a variable in memory, here as in the loops above, so each half has a loop of its own.
+/// Combines all lanes: the upper half onto the lower, until one is left. Each half has a loop of its own: if a variable
+/// indexed the lanes, the compiler would keep them in memory.
 #[inline(always)]
 pub(crate) fn tree(lanes: [f32; LANES], combine: impl Fn(f32, f32) -> f32) -> f32 {
     tree_of_eight(upper_onto_lower(lanes, &combine), combine)
 }
 
-/// Does the same as [`tree`] in half as many instructions, for kernels in which the trees of short rows take long.
-/// `black_box` keeps eight lanes together. Otherwise the compiler computes every step in registers of two lanes.
+/// Does the same as [`tree`] in half as many instructions, for kernels that spend much of their time on the trees of
+/// short rows. `black_box` keeps eight lanes together. Otherwise the compiler computes every step in registers of two
+/// lanes.
 #[inline(always)]
 pub(crate) fn short_tree(lanes: [f32; LANES], combine: impl Fn(f32, f32) -> f32) -> f32 {
     tree_of_eight(black_box(upper_onto_lower(lanes, &combine)), combine)

@@ -11,8 +11,8 @@ pub(crate) fn max_and_sum(isa: Isa, row: &[f32]) -> (f32, f32) {
 }
 
 /// Replaces x by factor·e^(x − m)/s: softmax times a factor. m and s are the result of [`max_and_sum`], so no x is
-/// above m. Results below 1e-30 become 0, because products with them would be subnormal, which takes processors a
-/// hundred times as long.
+/// above m. Results below 1e-30 become 0, because products with them would be subnormal. Subnormal products take
+/// processors a hundred times as long as others.
 pub(crate) fn scaled_softmax(isa: Isa, row: &mut [f32], largest: f32, sum: f32, factor: f32) {
     if takes_batches(isa) {
         scaled_softmax_in_batches(isa, row, largest, sum, factor);
@@ -21,8 +21,9 @@ pub(crate) fn scaled_softmax(isa: Isa, row: &mut [f32], largest: f32, sum: f32, 
     }
 }
 
-/// Returns whether short loops are faster than a single one. With AVX-512 a single loop keeps enough vectors in
-/// flight, and a row that is not in the first-level cache takes a fifth longer in batches.
+/// Returns whether several short loops over each batch of a row are faster than a single loop over the row. With
+/// AVX-512 the single loop keeps enough vectors in flight. A row that is not in the first-level cache then takes a
+/// fifth longer in batches than in the single loop.
 fn takes_batches(isa: Isa) -> bool {
     #[cfg(target_arch = "x86_64")]
     if isa.vectors() == zero_isa::Vectors::Avx2 {
@@ -108,12 +109,12 @@ pub(crate) struct Tile<'a> {
 /// Extra columns of a row of scores after the last position.
 pub(crate) const SPARE: usize = 2 * LANES;
 
-/// Limit on the rows of scores that are computed at a time. The last of them sees less than one vector of positions more
-/// than the first.
+/// Limit on the rows of scores that are computed at a time. So the position of the last row is less than one vector
+/// after that of the first.
 pub(crate) const MOST_ROWS: usize = LANES;
 
-/// Sixteen words of ones and sixteen of zeros. The sixteen words from index `n` on are a mask of a vector without its last `n`
-/// lanes.
+/// Sixteen words whose bits are ones, then sixteen zeros. The sixteen words from index `n` on are a mask that selects
+/// all lanes of a vector but the last `n`.
 const USED: [u32; 2 * LANES] = {
     let mut masks = [0; 2 * LANES];
     let mut lane = 0;
@@ -125,7 +126,7 @@ const USED: [u32; 2 * LANES] = {
 };
 
 impl Tile<'_> {
-    /// Returns the first column that row `i` sees, and the one after the last.
+    /// Returns the first column that row `i` sees, and the column after the last one that it sees.
     #[inline(always)]
     fn columns(&self, i: usize) -> (usize, usize) {
         (self.firsts[i] - self.origin, self.position + i + 1 - self.origin)

@@ -63,9 +63,9 @@ impl Panels {
         }
     }
 
-    /// Computes the product of `left` with these rows and columns of the matrix. Each element is the chain of
-    /// [`super::product`]. The columns must begin at a multiple of [`COLUMNS`], or at 0 after
-    /// [`Panels::pack_for_all_columns`].
+    /// Computes the product of `left` with these rows and columns of the matrix. Each element is computed by the same
+    /// chain of multiply-adds as in [`super::product`]. The columns must begin at a multiple of [`COLUMNS`], or at 0
+    /// after [`Panels::pack_for_all_columns`].
     ///
     /// # Panics
     /// Panics if the operands or the target are too small.

@@ -11,7 +11,7 @@ use std::time::Duration;
 use server::{Fault, Server};
 use zero_store::{Error, Stores, Watch};
 
-/// Counts the events that a caller would show.
+/// Counts the events that a caller would show to its user.
 #[derive(Default)]
 struct Counts {
     waits: AtomicUsize,
@@ -177,8 +177,8 @@ fn a_wrong_byte_is_found_by_every_checksum_that_stores_state() {
         };
         // The fault occurs once, so the second download is right.
         assert!(get(Fault::Flip { byte: 4_300_000, times: 1, varies: false }).unwrap() == right);
-        // If the byte differs between downloads, the error names it. If it is wrong in the same way each time, the copy
-        // in the store is wrong, and the error names no byte.
+        // If a byte differs between the two downloads, the error names it. If it is wrong in the same way each time,
+        // the copy in the store is wrong, and the error names no byte.
         let at = |fault| match get(fault).unwrap_err() {
             Error::Corrupt { byte, address, .. } => (byte, address.ends_with("/a")),
             error => panic!("{error}"),

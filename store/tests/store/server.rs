@@ -11,10 +11,10 @@ use std::time::Duration;
 /// A fault in the server's answers for a file.
 #[derive(Debug, Clone)]
 pub(crate) enum Fault {
-    /// The next answers to GET have this status; the second field counts them.
+    /// The next answers to GET have this status. The second field is the number of these answers.
     Status(u16, usize),
-    /// The connections of the next answers are closed after this many bytes of the content; the second field counts
-    /// them.
+    /// The connections of the next answers are closed after this many bytes of the content. The second field is the
+    /// number of these answers.
     Cut(usize, usize),
     /// This byte of the file is wrong in the next `times` answers that contain it. If `varies`, it is wrong in a
     /// different way each time.

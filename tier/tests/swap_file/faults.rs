@@ -25,7 +25,7 @@ fn is_empty(folder: &Path) -> bool {
     fs::read_dir(folder).expect("a folder").next().is_none()
 }
 
-/// Opens the unnamed swap file of this process in `folder` a second time, through /proc.
+/// Opens this process's unnamed swap file in `folder` a second time, through /proc.
 fn reopen(folder: &Path) -> File {
     let links = fs::read_dir("/proc/self/fd").expect("open files").map(|entry| entry.expect("an entry").path());
     let is_ours = |link: &PathBuf| fs::read_link(link).is_ok_and(|target| target.starts_with(folder));

@@ -17,7 +17,7 @@ use turn::{Strip, turn, turn_bf16, turn_f16};
 mod turn;
 
 /// Padding between two panels, in floats. Without it the starts of the panels would share a set of the first-level
-/// cache, and writing to all panels in turn would evict each before its next write.
+/// cache, and writing to all panels in turn would evict each panel's cache line before the next write to it.
 const PAD: usize = 16;
 
 /// Returns the distance in elements from one panel of the right operand to the next.
@@ -35,8 +35,8 @@ pub(crate) const fn left_room(rows: usize, depth: usize) -> usize {
     (rows + tile::MOST_ROWS) * depth + rows.div_ceil(tile::LEAST_ROWS) * PAD
 }
 
-/// Packs a block of the right operand into panels of [`COLUMNS`] columns, row after row. The last panel may be
-/// narrower; the elements beside it are left unchanged.
+/// Packs a block of the right operand into panels of [`COLUMNS`] columns, row after row. The last panel may have fewer
+/// columns; the rest of its elements are left unchanged.
 pub(crate) fn pack_right(isa: Isa, right: Matrix<'_>, depth: Range<usize>, columns: Range<usize>, packed: &mut [f32]) {
     pack_panels(isa, right, depth, columns, COLUMNS, packed);
 }
@@ -88,8 +88,8 @@ pub(super) fn turns_left(isa: Isa, data: Elements<'_>) -> bool {
     tile::rows(isa) == turn::ROWS && matches!(data, Elements::F32(_) | Elements::Bf16(_))
 }
 
-/// Packs a block of the left operand into panels of a tile's rows, column after column. Its columns are contiguous, or
-/// [`turns_left`] holds.
+/// Packs a block of the left operand into panels with as many rows as a tile, column after column. The columns of the
+/// operand must be contiguous, or [`turns_left`] must hold.
 pub(crate) fn pack_left(isa: Isa, left: Matrix<'_>, rows: Range<usize>, depth: Range<usize>, packed: &mut [f32]) {
     assert!(left.column_stride != 1 || turns_left(isa, left.data));
     let panel = left_panel(isa, depth.len());
@@ -120,7 +120,7 @@ pub(crate) fn pack_left(isa: Isa, left: Matrix<'_>, rows: Range<usize>, depth: R
 /// Elements of a quantized operand that are dequantized at a time, on the stack.
 const DECODED: usize = 4096;
 
-/// Transposes a strip of a quantized operand, a part of its depth at a time.
+/// Dequantizes and transposes a strip of a quantized operand, a part of its depth at a time.
 fn turn_quantized(isa: Isa, weight: QuantizedWeight<'_>, strip: Strip, out: &mut [f32]) {
     const DEPTH: usize = DECODED / LANES;
     let mut decoded = [0.0; DECODED];
@@ -134,8 +134,8 @@ fn turn_quantized(isa: Isa, weight: QuantizedWeight<'_>, strip: Strip, out: &mut
     }
 }
 
-/// Calls `spread` with parts of single lines of a quantized operand and the place of each part in the panels. Lines of
-/// the panels have `wide` elements.
+/// Dequantizes lines of a quantized operand, a part of a line at a time. Calls `spread` with each part and its place in
+/// the panels. A line of a panel has `wide` elements.
 fn decoded_lines(
     isa: Isa,
     weight: QuantizedWeight<'_>,
@@ -156,7 +156,7 @@ fn decoded_lines(
     }
 }
 
-/// Widens a block of a left operand whose rows are contiguous, row after row.
+/// Widens a block of a left operand to f32, row after row. The operand's rows are contiguous.
 pub(crate) fn widen_left(isa: Isa, left: Matrix<'_>, rows: Range<usize>, depth: Range<usize>, out: &mut [f32]) {
     for (row, out) in rows.zip(out.chunks_exact_mut(depth.len().max(1))) {
         left.data.read(isa, row * left.row_stride + depth.start, out);
@@ -261,7 +261,7 @@ impl<H: HalfFloat> Widen for H {
     }
 }
 
-/// How many lines before its use a line is prefetched. Parts of lines are too short for the hardware to predict the next.
+/// A line is prefetched this many lines before its use. The parts of lines are too short for the hardware prefetcher.
 const AHEAD: usize = 4;
 
 /// Distributes each line over the panels, `N` elements to each. Lines of a panel are `WIDTH` elements apart.

@@ -2,16 +2,16 @@
 //! dimension.
 //!
 //! With AVX-512 a tile has 8 × 48 sums in 24 registers, plus three registers for the right operand and one for an
-//! element of the left. With AVX2 it has 6 × 16 sums in 12 registers, plus two and one. The numbers of columns divide
-//! the usual widths of transformers. Each sum is one chain of fused multiply-adds in the order of the inner
-//! dimension, so all instruction sets give bit-identical results.
+//! element of the left. With AVX2 it has 6 × 16 sums in 12 registers, plus two registers for the right operand and one
+//! for the left. The numbers of columns divide the usual widths of transformers. Each sum is one chain of fused
+//! multiply-adds in the order of the inner dimension, so all instruction sets give bit-identical results.
 
 use super::super::kernel::Isa;
 use zero_isa::Vectors;
 
 /// Columns of a panel of the packed right operand.
 pub(crate) const COLUMNS: usize = 48;
-/// Rows of the highest tile and of the lowest.
+/// The largest and the smallest number of rows of a full tile, over all instruction sets.
 pub(crate) const MOST_ROWS: usize = 8;
 pub(super) const LEAST_ROWS: usize = 6;
 
@@ -24,7 +24,7 @@ pub(crate) fn rows(isa: Isa) -> usize {
     }
 }
 
-/// Columns of a full tile, which divide those of a panel.
+/// Columns of a full tile. The columns of a panel are a multiple of this number.
 pub(super) fn columns(isa: Isa) -> usize {
     match isa.vectors() {
         #[cfg(target_arch = "x86_64")]
@@ -35,9 +35,9 @@ pub(super) fn columns(isa: Isa) -> usize {
     }
 }
 
-/// Returns how many columns of each panel are best used for an operand with this many columns. With AVX-512, a tile of 8 ×
-/// 16 has too few sums to keep both multipliers busy, and takes almost as long as one of 8 × 32. So 64 columns are
-/// 32 and 32 rather than 48 and 16.
+/// Returns how many columns of each panel to use for a right operand with `columns` columns. With AVX-512, a tile of 8
+/// × 16 has too few sums to keep both multipliers busy, and takes almost as long as one of 8 × 32. So 64 columns are
+/// split into 32 and 32 rather than into 48 and 16.
 pub(super) fn panel_columns(isa: Isa, columns: usize) -> usize {
     if columns == 64 && self::columns(isa) == COLUMNS { 32 } else { COLUMNS }
 }
@@ -78,9 +78,9 @@ impl Tile {
     /// Computes the tile.
     ///
     /// # Safety
-    /// Every element that the description names must be readable or writable, and no other code may access those of
-    /// `out`. There must be at most [`MOST_ROWS`] rows and [`COLUMNS`] columns. Each row of the right operand must
-    /// have [`COLUMNS`] readable elements.
+    /// Every element that the formula of `Tile` names must be readable or, in `out`, writable. No other code may access
+    /// these elements of `out`. There must be at most [`MOST_ROWS`] rows and [`COLUMNS`] columns. Each row of the right
+    /// operand must have [`COLUMNS`] readable elements.
     pub(crate) unsafe fn compute(self, isa: Isa) {
         assert!(self.columns <= COLUMNS);
         match isa.vectors() {
@@ -177,7 +177,8 @@ macro_rules! tile {
         }
 
         /// Computes `R` rows and `V` registers of columns of a tile. The last register may be partly used. With
-        /// `TURNED`, rows of the left operand are adjacent in memory; otherwise the elements of a row are.
+        /// `TURNED`, the elements of a column of the left operand are adjacent in memory, otherwise the elements of a
+        /// row.
         ///
         /// # Safety
         /// The requirements of [`Tile::compute`] apply, and the tile must contain these rows and columns.
