@@ -106,7 +106,7 @@ pub struct Export {
     pub dtype: ExportDtype,
     /// Maximum bytes of tensors per file. A larger tensor gets a file of its own.
     pub max_shard_bytes: u64,
-    /// Whether to write the averages of the weights, which are the first optimizer state, instead of the weights.
+    /// Whether to write the averages of the weights instead of the weights. They are the first optimizer state.
     pub averaged: bool,
     /// Which parameters are written, and how.
     pub contents: Contents,

@@ -26,7 +26,7 @@ pub const FORMAT: &str = "zero-train-checkpoint";
 pub const VERSION: u32 = 3;
 /// Maximum size of a manifest in bytes. Larger files are rejected before parsing.
 const MAX_BYTES: u64 = 256 << 20;
-/// Start of the manifest's last line. The CRC-32 of all bytes before that line comes next.
+/// Start of the manifest's last line. The CRC-32 of all bytes before that line follows it.
 const SEAL: &str = "\n  \"crc32\": ";
 
 /// The manifest of a checkpoint.
@@ -46,8 +46,8 @@ pub struct Manifest {
     /// State of the dynamic loss scale in f16 training. The key is left out without a dynamic loss scale.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loss_scale: Option<LossScale>,
-    /// The sums of a schedule-free optimizer over its steps. The weights to evaluate are then the sum of a parameter
-    /// and its state `x_minus_y`. Other optimizers leave the key out.
+    /// The sums of a schedule-free optimizer over its steps. With this optimizer, the weights to evaluate are the sum
+    /// of a parameter and its state `x_minus_y`. Other optimizers leave the key out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub schedule_free: Option<ScheduleFreeSums>,
     /// The replicates of a run with local steps. Each has optimizer states of its own. The key is left out without

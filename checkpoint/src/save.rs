@@ -44,7 +44,8 @@ pub struct Save {
 /// Writes `root/step-…` atomically and returns its path. Collective: every rank must call it.
 ///
 /// # Errors
-/// Fails on every rank if one rank fails; in that case no folder named `step-…` has been created.
+/// Fails on every rank if one rank fails. In that case no folder named `step-…` has been created, unless only a step
+/// after its creation failed, such as removing an old checkpoint.
 pub fn save(
     root: &Path,
     zero: &ShardedState,

@@ -31,7 +31,8 @@ struct Map {
     values: [f32; 256],
     /// For each value, the smallest number that is nearer to the next value than to this one. NaN for the last value.
     bounds: [f32; 256],
-    /// Indices by place, for non-negative and then for negative numbers.
+    /// For each place, the index of the smallest value that may be nearest: first for non-negative, then for negative
+    /// numbers.
     first: [u8; PLACES],
 }
 
@@ -147,7 +148,7 @@ impl Map {
         Self { values, bounds, first }
     }
 
-    /// Returns the index of the value nearest to a number at this place.
+    /// Returns the index of the value nearest to `x`, whose place is `place`.
     #[inline(always)]
     fn nearest(&self, place: u16, x: f32) -> u8 {
         let index = self.first[usize::from(place) % PLACES];

@@ -154,10 +154,10 @@ fn round_magnitude(digits: &[i64]) -> f64 {
         let tie = (0..dropped - 1).all(|position| bit(position) == 0);
         !tie || significand & 1 == 1
     };
-    // A significand of 53 bits, with its top bit and with `dropped` bits below it, has the exponent field `dropped` +
-    // 1. The sum contains the top bit, which contributes the 1. A shorter significand is subnormal and is its own
-    // encoding. A carry out of the rounding increments the exponent, as IEEE 754 requires. At the end of the range this
-    // gives infinity.
+    // A significand of 53 bits, with its top bit and with `dropped` bits below it, has the exponent field 1 +
+    // `dropped`. The sum contains the top bit, which contributes the 1. A shorter significand is subnormal and is its
+    // own encoding. A carry out of the rounding increments the exponent, as IEEE 754 requires. At the end of the range
+    // this gives infinity.
     f64::from_bits((u64::from(dropped) << 52) + significand + u64::from(round_up))
 }
 

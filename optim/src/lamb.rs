@@ -238,8 +238,8 @@ mod tests {
         (0..n).map(|i| ((i as f32 * 1.7 + t as f32 * 0.9).sin() + 0.31) * scale).collect()
     }
 
-    /// Takes a step on a whole parameter. The first pass runs on one part at a time; `cuts` are the elements between
-    /// parts.
+    /// Takes a step on a whole parameter. The first pass runs on one part at a time; each of `cuts` is the first
+    /// element of a part.
     fn stepped(isa: Isa, lamb: &Lamb, step: &Step, cuts: &[usize], at: &mut [Vec<f32>; 3], grads: &[f32]) -> f64 {
         let [params, m, v] = at;
         let (mut sums, mut start) = (vec![], 0);

@@ -101,8 +101,8 @@ pub enum Optimizer {
 }
 
 impl Optimizer {
-    /// Names of the state slices that [`update`] takes, in its order. Each is as long as the parameters and starts as
-    /// zeros. The names are PyTorch's.
+    /// Names of the state slices that [`update`] takes, in the same order. Each slice is as long as the parameters and
+    /// starts as zeros. The names are PyTorch's.
     pub fn states(&self) -> &'static [&'static str] {
         match self {
             Optimizer::AdamW(_) | Optimizer::NAdam(_) | Optimizer::RAdam(_) | Optimizer::Lamb(_) => {

@@ -10,8 +10,8 @@ use crate::stored::{Stored, load, load_line, store, store_line};
 
 /// Prefetch distance in elements: 1.5 KiB of f32. The square root and the division of a line take longer than the
 /// hardware prefetcher looks ahead. Without prefetching, AdamW stays 10 % below the memory bandwidth. With a shorter
-/// distance SGD, which reads only two arrays, has too few bytes in flight; with a distance of 4 KiB, AdamW is slower
-/// than with 1.5 KiB.
+/// distance, SGD has too few bytes in flight, because it reads only two arrays. With a distance of 4 KiB, AdamW is
+/// slower than with 1.5 KiB.
 const AHEAD: usize = 384;
 
 /// The step of one element. `STATES` is the number of state slices.

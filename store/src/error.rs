@@ -1,4 +1,5 @@
-//! The errors of object stores. Every error names the address; errors of a download also name the byte.
+//! The errors of object stores. Every error names the address; errors of a download also name the first byte that is
+//! missing or wrong.
 
 use std::io;
 use std::path::{Path, PathBuf};

@@ -66,7 +66,7 @@ pub trait Watch {
     /// Reports that `done` of `total` bytes of an object are on this machine.
     fn progress(&self, done: u64, total: u64);
 
-    /// Reports that a request failed and will be retried, for at most `left`.
+    /// Reports that a request failed and will be retried for at most the time `left`.
     fn waits(&self, problem: &Error, left: Duration);
 
     /// Returns whether the wait should end with [`Error::Stopped`]. Called often.

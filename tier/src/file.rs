@@ -43,7 +43,7 @@ pub struct Options {
 }
 
 impl Options {
-    /// Returns the bytes of memory that the file allocates besides its caller's buffers.
+    /// Returns the bytes of memory that the file allocates in addition to the caller's buffers.
     #[must_use]
     pub fn bounce_bytes(&self) -> u64 {
         let bytes = self.intra_op_parallelism * self.queue_depth * self.block_size;
@@ -165,7 +165,7 @@ impl SwapFile {
         self.size
     }
 
-    /// Returns the bytes of memory that the file allocates besides its caller's buffers.
+    /// Returns the bytes of memory that the file allocates in addition to the caller's buffers.
     pub fn bounce_bytes(&self) -> u64 {
         self.bounce_bytes
     }

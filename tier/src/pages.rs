@@ -1,7 +1,7 @@
 //! Page-aligned memory, with huge pages for large buffers.
 //!
 //! The kernel pins every page of a direct transfer and gives the disk a list of them. With pages of 2 MiB instead of 4
-//! KiB, the same disk was one and a half times as fast: 1.7 -> 2.5 GB/s for reads, 3.1 -> 4.7 GB/s for writes. A large
+//! KiB, one disk was one and a half times as fast: 1.7 -> 2.5 GB/s for reads, 3.1 -> 4.7 GB/s for writes. A large
 //! buffer is therefore a mapping of its own, which asks for huge pages before it is first touched. It returns to the
 //! system as soon as it is dropped; an allocator would keep the memory. A counting allocator does not see these
 //! mappings, so this module counts them.

@@ -14,7 +14,7 @@ use rustix::process::Resource;
 use crate::buffer::{ALIGNMENT, AlignedBuffer};
 use crate::error::DiskError;
 
-/// Checks that files of `bytes` bytes in total can be created in `folder`, and leaves none behind. `bytes` is the total
+/// Checks that files of `bytes` bytes in total can be created in `folder`. Leaves no file behind. `bytes` is the total
 /// over all ranks of this host that use the folder. Call it before a launch; it does not reserve the space.
 ///
 /// # Errors

@@ -131,7 +131,7 @@ impl Queue {
         Queue { file, folder, state: Mutex::new(state), work: Condvar::new(), bells }
     }
 
-    /// Submits a request for `len` bytes. The caller has checked that they lie within the file and the buffer.
+    /// Submits a request for `len` bytes. The caller has checked that these bytes lie within the file and the buffer.
     pub(crate) fn submit<B: Lend>(&self, direction: Direction, at: u64, buffer: B, len: usize) -> Pending<B> {
         let (result, receiver) = sync_channel(1);
         let request = Request { loan: Loan::new(buffer, direction), error: None, result };

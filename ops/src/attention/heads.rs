@@ -68,9 +68,9 @@ impl Scores {
     }
 }
 
-/// Writes `out`, of shape `[batch, queries, heads, size]`, and returns ln Σ e^score, of shape `[batch, heads,
-/// queries]`. A position sees the positions from its entry in `firsts`, of shape `[batch, time]`, up to itself. The
-/// entries of a sample never decrease. The mask drops probabilities after their normalization.
+/// Writes `out` (shape `[batch, queries, heads, size]`) and returns ln Σ e^score (shape `[batch, heads, queries]`). A
+/// position sees the positions from its entry in `firsts` (shape `[batch, time]`) up to itself. The entries of a sample
+/// never decrease. The mask drops probabilities after their normalization.
 pub(crate) fn forward(
     g: Geometry,
     at: Layouts,

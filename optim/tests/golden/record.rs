@@ -13,7 +13,7 @@ impl Record {
     /// Adds the FNV-1a digest of 32-bit words. Two results that differ in exactly one word have different digests.
     ///
     /// # Panics
-    /// The name has been added before.
+    /// Panics if the name has been added before.
     pub(crate) fn add(&mut self, name: impl Into<String>, words: impl IntoIterator<Item = u32>) {
         let step = |hash: u64, word: u32| (hash ^ u64::from(word)).wrapping_mul(0x0000_0100_0000_01B3);
         let digest = words.into_iter().fold(0xCBF2_9CE4_8422_2325, step);
@@ -32,7 +32,7 @@ impl Record {
     /// recorded value.
     ///
     /// # Panics
-    /// Digests differ, or the file has other names.
+    /// Panics if digests differ, or if the file has other names.
     pub(crate) fn compare(self, path: &str) {
         let recorded: BTreeMap<String, u64> = std::fs::read_to_string(path).map_or(BTreeMap::new(), |text| {
             let line = |line: &str| {
