@@ -176,7 +176,7 @@ impl Adafactor {
         Ok(())
     }
 
-    /// Sets the rate of the second pass from the squares of a whole parameter, which has `elements` elements.
+    /// Returns the optimizer with the rate of the second pass, for a parameter of `elements` elements and its squares.
     #[must_use]
     pub fn with_rate(self, step: &Step, squares: &Squares, elements: usize) -> Self {
         let rms = |sum: f64| (sum / elements as f64).sqrt();
