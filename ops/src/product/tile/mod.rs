@@ -216,36 +216,45 @@ macro_rules! tile {
                         std::arch::asm!("/* {0} */", inout(reg) *left, options(pure, readonly, nostack, preserves_flags));
                     }
                 }
-                let mut advance = |steps: usize| {
-                    for k in 0..steps {
-                        let mut row = [zero(); V];
-                        for (v, row) in row.iter_mut().enumerate() {
-                            *row = load(right.add(k * COLUMNS + v * LANES));
-                            if let Some(ahead) = AHEAD {
-                                prefetch(right.wrapping_add((k + ahead) * COLUMNS + v * LANES));
+                // A macro, because the compiler does not always inline a closure that is called twice. It does `AT_ONCE`
+                // steps.
+                macro_rules! advance {
+                    () => {
+                        for k in 0..AT_ONCE {
+                            let mut row = [zero(); V];
+                            for (v, row) in row.iter_mut().enumerate() {
+                                *row = load(right.add(k * COLUMNS + v * LANES));
+                                if let Some(ahead) = AHEAD {
+                                    prefetch(right.wrapping_add((k + ahead) * COLUMNS + v * LANES));
+                                }
+                            }
+                            for (r, sums) in sums.iter_mut().enumerate() {
+                                let $element = splat(*if TURNED {
+                                    lefts[0].add(k * t.left_step + r)
+                                } else {
+                                    lefts[r / ADDRESSED].add(r % ADDRESSED * t.left_rows + k)
+                                });
+                                for (sum, $row) in sums.iter_mut().zip(row) {
+                                    let $sum = *sum;
+                                    *sum = $step;
+                                }
                             }
                         }
-                        for (r, sums) in sums.iter_mut().enumerate() {
-                            let $element = splat(*if TURNED {
-                                lefts[0].add(k * t.left_step + r)
-                            } else {
-                                lefts[r / ADDRESSED].add(r % ADDRESSED * t.left_rows + k)
-                            });
-                            for (sum, $row) in sums.iter_mut().zip(row) {
-                                let $sum = *sum;
-                                *sum = $step;
-                            }
+                        let done = if TURNED { AT_ONCE * t.left_step } else { AT_ONCE };
+                        for left in &mut lefts {
+                            *left = left.wrapping_add(done);
                         }
-                    }
-                    let done = if TURNED { steps * t.left_step } else { steps };
-                    for left in &mut lefts {
-                        *left = left.wrapping_add(done);
-                    }
-                    right = right.wrapping_add(steps * COLUMNS);
-                };
-                let iterations = t.depth / STEPS;
-                (0..iterations).for_each(|_| advance(STEPS));
-                (0..t.depth - iterations * STEPS).for_each(|_| advance(1));
+                        right = right.wrapping_add(AT_ONCE * COLUMNS);
+                    };
+                }
+                for _ in 0..t.depth / STEPS {
+                    const AT_ONCE: usize = STEPS;
+                    advance!();
+                }
+                for _ in 0..t.depth % STEPS {
+                    const AT_ONCE: usize = 1;
+                    advance!();
+                }
                 for (r, sums) in sums.iter().enumerate() {
                     for (v, sum) in sums.iter().enumerate() {
                         let out = out.add(r * t.out_rows + v * LANES);
