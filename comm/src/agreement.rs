@@ -1,9 +1,10 @@
-//! Compares what all ranks must have in common (versions, programs, settings) when they meet, before any memory is
-//! allocated.
+//! Compares the *terms* of the ranks: versions, programs and settings, which must be equal on all ranks. The ranks
+//! compare them when they meet, before any memory is allocated.
 //!
-//! Each rank publishes a digest of its terms. The terms themselves are exchanged only if digests differ, so that every
-//! rank names the same rank, the same key and both values. Processes do this over the store, before they connect. Ranks
-//! that are connected already, such as threads, do it over their group, with [`agree`].
+//! Each rank publishes a digest of its terms. The terms themselves are exchanged only if digests differ, so that the
+//! errors of all ranks name the same differing rank, the same key and both values. Processes compare their terms over
+//! the store, before they connect. Ranks that are connected already, such as threads, compare them over their group,
+//! with [`agree`].
 
 use sha2::{Digest, Sha256};
 
@@ -19,7 +20,7 @@ const LONGEST: usize = 160;
 const DIGITS: usize = 16;
 
 /// Checks that the key–value pairs are equal on all ranks of `comm`, and compares them in the given order. This is a
-/// collective. [`connect`](crate::connect()) has already done this with [`Options::terms`](crate::Options) for the
+/// collective. [`connect`](crate::connect()) makes the same check of [`Options::terms`](crate::Options) for the
 /// processes that it joins.
 ///
 /// # Errors
@@ -54,8 +55,8 @@ impl Terms {
         short_digest(&self.text())
     }
 
-    /// Encodes each key and each value, followed by a zero byte, truncated to the maximum length of a value in the
-    /// store.
+    /// Encodes the keys and values, each followed by a zero byte. The result is truncated to the maximum length of a
+    /// value in the store.
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut bytes = self.text();
         if bytes.len() > MAX_VALUE {

@@ -1,10 +1,10 @@
 //! Mutual proof that both ends of a connection know the token of the job.
 //!
 //! The accepting side sends a random challenge. The connecting side answers with its own challenge, its request
-//! (`hello`) and an HMAC-SHA256 over all of these. The accepting side answers with its verdict and an HMAC over the
-//! same data plus the verdict. The two proofs carry different labels, so neither can be replayed as the other. Until
-//! the proof is complete, an unauthenticated peer gets at most two seconds and a few hundred bytes of traffic. Later
-//! traffic is neither encrypted nor authenticated.
+//! (`hello`) and an HMAC-SHA256 over all of these. The accepting side then sends its verdict and an HMAC over all of
+//! this data and the verdict. The two proofs carry different labels, so neither can be replayed as the other. A peer
+//! has at most two seconds and a few hundred bytes of traffic to complete the proof. The traffic after the proof is
+//! neither encrypted nor authenticated.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
@@ -24,7 +24,7 @@ const GREETING: &[u8; 8] = b"zero-c2\n";
 const NONCE_BYTES: usize = 32;
 const PROOF_BYTES: usize = 32;
 
-/// The request of a connection; the protocol built on this one defines its meaning.
+/// The request that the connecting side sends. The protocol that runs on the connection defines its meaning.
 pub(crate) type Hello = [u8; HELLO_BYTES];
 
 /// The HMAC key of the proofs.
@@ -33,7 +33,7 @@ pub(crate) struct Key([u8; 32]);
 
 impl Key {
     /// Derives the key from the token. Without a token the key is not secret, and the proof only shows that both sides
-    /// speak the same protocol.
+    /// use this protocol.
     pub(crate) fn new(token: Option<&str>) -> Key {
         let mut hash = Sha256::new();
         hash.update(b"zero-train job token\n");
@@ -61,9 +61,10 @@ impl std::fmt::Debug for Key {
 pub(crate) enum Refusal {
     /// The other side does not know the token, or does not accept this side's proof.
     Proof,
-    /// The other side accepted the proof but refused the connection; the protocol built on this one defines the code.
+    /// The other side accepted the proof but refused the connection. The protocol that runs on the connection defines
+    /// the code.
     Verdict(u8),
-    /// The other side does not speak this protocol.
+    /// The other side does not use this protocol.
     Protocol,
     Io(io::Error),
 }
@@ -193,7 +194,7 @@ mod tests {
             stream.write_all(&[&GREETING[..], &[1; NONCE_BYTES]].concat()).expect("greeted");
             let mut answer = [0; HELLO_BYTES + NONCE_BYTES + PROOF_BYTES];
             stream.read_exact(&mut answer).expect("answered");
-            // Replay the client's own proof.
+            // Send the client's own proof back to it.
             stream.write_all(&[&[WELCOME], &answer[HELLO_BYTES + NONCE_BYTES..]].concat()).expect("accepted");
         });
         let mut stream = TcpStream::connect(address).expect("a connection");

@@ -1,14 +1,15 @@
 //! Waits for another thread or process: spins for a bounded time, then sleeps on a futex.
 //!
-//! Waking a sleeping thread takes 50 to 150 µs, a spinning one well under 1 µs, but spinning ranks that share a core
-//! slow each other down. The spin is therefore short, and ranks that share cores do not spin at all.
+//! A sleeping thread wakes up 50 to 150 µs after the ring, a spinning thread notices it in well under 1 µs. But
+//! spinning ranks that share a core slow each other down. The spin is therefore short, and ranks that share cores do
+//! not spin at all.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::thread::futex;
 
-/// A counter that threads sleep on. It may be placed in memory shared between processes: zeroed memory is a valid bell.
+/// A counter that threads sleep on. It may be placed in memory that processes share. Zeroed memory is a valid bell.
 #[repr(C, align(64))]
 #[derive(Debug, Default)]
 pub(crate) struct Bell {
@@ -17,17 +18,18 @@ pub(crate) struct Bell {
 }
 
 impl Bell {
-    /// Wakes all sleepers. The caller must have written the data they wait for before.
+    /// Wakes all sleepers. Before calling this, write the data that the sleepers wait for.
     pub(crate) fn ring(&self) {
         self.rings.fetch_add(1, Ordering::SeqCst);
-        // SeqCst on both words: either the ringer sees the sleeper, or the sleeper sees the new count.
+        // Both sides access both words with SeqCst: either the ringer sees the sleeper, or the sleeper sees the new
+        // count.
         if self.sleepers.load(Ordering::SeqCst) != 0 {
             let _ = futex::wake(&self.rings, futex::Flags::empty(), i32::MAX as u32);
         }
     }
 
-    /// Returns the current count. Take it before checking the awaited condition, so that a ring in between is not
-    /// missed.
+    /// Returns the current count. Call this before checking the awaited condition: `wait` then notices a ring that
+    /// comes after the check.
     pub(crate) fn mark(&self) -> u32 {
         self.rings.load(Ordering::SeqCst)
     }
@@ -58,8 +60,8 @@ impl Bell {
     }
 }
 
-/// Returns how long a rank may spin if the job has `ranks` ranks on this host, in any groups: zero if ranks share
-/// cores.
+/// Returns how long a rank may spin if the job has `ranks` ranks on this host, whatever their groups. Returns zero if
+/// the host has fewer cores than ranks.
 pub(crate) fn spin_time(ranks: usize) -> Duration {
     let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
     if ranks <= cores { Duration::from_micros(50) } else { Duration::ZERO }

@@ -1,9 +1,8 @@
-//! Times collectives and, alternately, their memory-traffic floors, for `zero-train bench comm` and this crate's
-//! example.
+//! Times collectives and their floors alternately, for `zero-train bench comm` and this crate's example.
 //!
-//! The floor of an operation is the time of its memory traffic alone on this machine. Loops over the rank's own memory
-//! read and write as many bytes as the rank's share of the operation, on all ranks at once and without communication.
-//! For N ranks and a vector of S bytes per rank:
+//! The floor of an operation is the time of its memory traffic alone on this machine. To measure it, all ranks run a
+//! loop at the same time, without communication. Each loop reads and writes as many bytes of the rank's own memory as
+//! the operation must read and write per rank. For N ranks and a vector of S bytes per rank:
 //!
 //! | operation | reads | writes | loop |
 //! |---|---|---|---|
@@ -30,12 +29,12 @@ pub struct Comparison {
     pub traffic: usize,
     /// The times of the operation.
     pub subject: Vec<Duration>,
-    /// The times of its memory traffic alone.
+    /// The times of the floor.
     pub floor: Vec<Duration>,
 }
 
 impl Comparison {
-    /// Returns the ratio of each run's time to its floor, in ascending order.
+    /// Returns the ratio of the operation's time to the floor's time for each run, in ascending order.
     pub fn ratios(&self) -> Vec<f64> {
         let ratio = |(subject, floor): (&Duration, &Duration)| subject.as_secs_f64() / floor.as_secs_f64().max(1e-9);
         let mut ratios: Vec<f64> = self.subject.iter().zip(&self.floor).map(ratio).collect();
@@ -44,10 +43,11 @@ impl Comparison {
     }
 }
 
-/// Number of runs that do not count: they fault in the buffers' pages and wake the ranks.
+/// Number of runs before the timed ones: they fault in the buffers' pages and wake the ranks.
 const WARM_UP: usize = 3;
 
-/// Times `repeats` operations on f32 vectors of `bytes` bytes and the same number of floors, each started after a barrier.
+/// Times `repeats` operations on f32 vectors of `bytes` bytes, and as many runs of the floor. Each starts after a
+/// barrier.
 ///
 /// For an all_gather, `bytes` is the size of the gathered vector; for an all_to_all, the size of each rank's input.
 /// Every rank of the group must call this. A `Send` goes from rank 0 to the last rank; a `Split` is not timed.
@@ -91,12 +91,12 @@ fn timed(comm: &dyn Communicator, work: impl FnOnce() -> Result<(), CommError>) 
     Ok(start.elapsed().as_nanos() as i64)
 }
 
-/// The buffers of an operation, returned by each run.
+/// The buffers of the timed operation. Each run takes them and puts them back.
 struct Subject {
     whole: Buffer,
     shard: Buffer,
     counts: Vec<usize>,
-    /// The output of an all_to_all; empty for others.
+    /// The output of an all_to_all; empty for other operations.
     parts: Buffer,
 }
 
@@ -104,7 +104,7 @@ impl Subject {
     fn new(comm: &dyn Communicator, operation: Operation, bytes: usize) -> Subject {
         let (length, size) = (bytes / Dtype::F32.size(), comm.size());
         let counts: Vec<usize> = (0..size).map(|r| length / size + usize::from(r < length % size)).collect();
-        // Sums of zeros stay zero over any number of runs.
+        // The values are zeros, because their sums stay zero over any number of runs.
         let shard = Buffer::from(vec![0f32; counts[comm.rank()]]);
         let received = if operation == Operation::AllToAll { size * counts[comm.rank()] } else { 0 };
         Subject { whole: Buffer::from(vec![0f32; length]), shard, counts, parts: Buffer::from(vec![0f32; received]) }
@@ -156,7 +156,7 @@ enum MemoryTraffic {
     SumToAll(Vec<Vec<f32>>),
     /// The sum of arrays, written to another array.
     SumTo(Vec<Vec<f32>>, Vec<f32>),
-    /// An array, copied to others.
+    /// An array, copied to several other arrays.
     CopyTo(Vec<f32>, Vec<Vec<f32>>),
     Nothing,
 }
@@ -210,7 +210,7 @@ fn sum_to_all(arrays: &mut [Vec<f32>]) {
 }
 
 fn copy_to(source: &[f32], targets: &mut [Vec<f32>]) {
-    /// Elements per block: a block stays in the L2 cache from one copy to the next.
+    /// Elements per block: a block that is copied to several arrays stays in the L2 cache from one copy to the next.
     const BLOCK: usize = 16 * 1024;
     let whole = size_of_val(source) * targets.len();
     for start in (0..source.len()).step_by(BLOCK) {

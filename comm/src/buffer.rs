@@ -1,8 +1,8 @@
 //! The data of an operation: an owned vector of one element type.
 //!
-//! An operation takes its buffers by value and returns them when it is done. So no other code can read or free memory
-//! that a worker or a peer is still using, and handing over data needs no copy. The vector is in host memory or, in
-//! groups with devices, in the memory of a device.
+//! An operation takes its buffers by value and returns them when it is done. Therefore, no other code can read or free
+//! memory that a worker or a peer is still using, and no copy is needed to hand over data. The vector is in host memory
+//! or, in groups with devices, in the memory of a device.
 
 use half::{bf16, f16};
 

@@ -12,19 +12,19 @@ use crate::stats::{SizeCounter, Stats};
 /// A group of ranks that communicate with each other.
 ///
 /// Every rank of a group must call the same collectives (all methods except `send`, `recv` and `abort`) in the same
-/// order. Every rank reports a difference as [`CommError::Mismatch`].
+/// order. If the calls differ, every rank gets [`CommError::Mismatch`].
 ///
-/// Operations run on worker threads in the order of submission. One worker runs all collectives of a communicator; each
-/// peer has one worker for messages to it and one for messages from it, so these cannot block each other. Any number of
-/// operations may be in flight, and they may be awaited in any order.
+/// Operations run on worker threads in the order of submission. One worker runs all collectives of a communicator. For
+/// each peer, one worker sends messages and another receives them. Collectives, sends and receives therefore cannot
+/// block each other. Any number of operations may be in flight, and they may be awaited in any order.
 ///
-/// Each method states how many bytes a rank sends to the others. In groups of at least 16 ranks, or on at least 16
-/// hosts if a host has several ranks, small collectives over TCP go over a tree, in fewer and larger messages.
-/// [`Stats`] counts the bytes written to sockets as `network_bytes`.
+/// Each method states how many bytes a rank sends to the others. Small collectives over TCP can send other amounts: in
+/// groups of at least 16 ranks (at least 16 hosts if a host has several ranks) they use a tree, with fewer and larger
+/// messages. [`Stats`] counts the bytes written to sockets as `network_bytes`.
 ///
-/// Reductions are bit-identical on every transport and however the vector is partitioned: each element is summed over a
-/// fixed binary tree of the ranks, lowest bit first (level by level the pairs (0,1), (2,3), …; an unpaired node passes
-/// up unchanged). 16-bit floats are summed in f32 and rounded once at the end, integers wrap, and `Max` propagates NaN.
+/// Reductions are bit-identical on every transport and for every partition of the vector: each element is summed over a
+/// fixed binary tree of the ranks. The tree combines the pairs (0,1), (2,3), … level by level; an unpaired node passes
+/// up unchanged. 16-bit floats are summed in f32 and rounded once at the end, integers wrap, and `Max` propagates NaN.
 ///
 /// Dropping a communicator first finishes the submitted operations, each within its deadline. It then tells the other
 /// ranks that this rank has left.
@@ -43,16 +43,16 @@ pub trait Communicator: Send + Sync {
 
     /// Concatenates the shards of all ranks in rank order, on all ranks.
     ///
-    /// `counts[r]` is the number of elements of rank r's shard and may be zero; `output` must have their sum. Each rank
-    /// sends N−1 times its shard's bytes.
+    /// `counts[r]` is the number of elements of rank r's shard and may be zero. The length of `output` must be the sum
+    /// of the counts. Each rank sends N−1 times its shard's bytes.
     fn all_gather(&self, shard: Buffer, output: Buffer, counts: &[usize]) -> Pending<Gathered> {
         self.all_gather_coalesced(vec![ToGather { shard, output, counts: counts.to_vec() }]).map(only)
     }
 
     /// Reduces the inputs of all ranks and returns range r of the result on rank r.
     ///
-    /// The ranges are consecutive, and range r has `counts[r]` elements. The input is returned unchanged. Each rank
-    /// sends the bytes of the other ranks' ranges.
+    /// The result is divided into consecutive ranges, of which range r has `counts[r]` elements. The input is returned
+    /// unchanged. Each rank sends the bytes of the other ranks' ranges.
     fn reduce_scatter(&self, input: Buffer, shard: Buffer, counts: &[usize], op: ReduceOp) -> Pending<Scattered> {
         self.reduce_scatter_coalesced(vec![ToScatter { input, shard, counts: counts.to_vec() }], op).map(only)
     }
@@ -62,7 +62,7 @@ pub trait Communicator: Send + Sync {
     ///
     /// A coalesced operation takes at least one buffer. Its buffers are either all on the host or all on the device,
     /// and their element types may differ. The results are those of separate operations, in the order of the buffers,
-    /// and no buffer is copied. The ranks meet once, exchange one header, and the operation counts as one call.
+    /// and no buffer is copied. The ranks synchronize once and exchange one header, and [`Stats`] counts one call.
     fn all_reduce_coalesced(&self, buffers: Vec<Buffer>, op: ReduceOp) -> Pending<Vec<Buffer>>;
 
     /// Runs [`all_gather`](Communicator::all_gather) on several vectors as one operation, as PyTorch's
@@ -103,31 +103,32 @@ pub trait Communicator: Send + Sync {
     /// Fills the buffer with the next message from rank `from`, which must have the same element type and length.
     fn recv(&self, buffer: Buffer, from: usize) -> Pending<Buffer>;
 
-    /// Completes when every rank of the group has called it.
+    /// Completes when every rank of the group has called `barrier`.
     fn barrier(&self) -> Pending<()>;
 
     /// Creates a new group of the ranks that pass the same `color`, ordered by (`key`, rank).
     ///
-    /// This is a collective of the whole group; a rank whose color is unique must call it too. A split and its parent
-    /// fail together.
+    /// This is a collective of the whole group: a rank whose color is unique must also call it. A failure in a group
+    /// ends the job, so its splits and its parent fail as well.
     fn split(&self, color: usize, key: usize) -> Result<Arc<dyn Communicator>, CommError>;
 
-    /// Creates a group of the same ranks in the same order that also runs operations on [`Buffer::Device`], over
-    /// `devices`. Its splits do too.
+    /// Creates a group of the same ranks in the same order. This group and its splits also run operations on
+    /// [`Buffer::Device`], over `devices`.
     ///
     /// This is a collective of the whole group. A group without devices refuses device buffers with
     /// [`CommError::Invalid`]; every group refuses an operation whose buffers are partly on the device and partly on
     /// the host.
     ///
     /// Operations on devices behave as described above, except that `devices` determines the order of the additions in
-    /// a sum and with it the last bits.
+    /// a sum. The last bits of a sum can therefore differ from those of a host operation.
     fn with_devices(&self, devices: Arc<dyn DeviceFabric>) -> Result<Arc<dyn Communicator>, CommError>;
 
-    /// Fails every pending and later operation on every rank of the job with [`CommError::Aborted`], which names this
-    /// rank and the reason. Returns immediately. The first abort or failure of a job wins.
+    /// Makes every pending and later operation on every rank of the job fail with [`CommError::Aborted`], which names
+    /// this rank and the reason. Returns immediately. If a job aborts or fails several times, every rank reports the
+    /// first cause.
     fn abort(&self, reason: &str);
 
-    /// Returns the counters of this communicator. Splits have counters of their own.
+    /// Returns the counters of this communicator. Each split has its own counters.
     fn stats(&self) -> Stats;
 
     /// Returns calls and seconds by vector size, ordered by operation and then by size.
@@ -213,12 +214,13 @@ pub struct Options {
     pub meeting_timeout: Duration,
     /// The transport between processes.
     pub transport: Transport,
-    /// Name or address of the network interface through which other hosts reach this rank. `None` means loopback only.
+    /// Name or address of the network interface through which other hosts reach this rank. With `None`, this rank is
+    /// reachable over loopback only.
     pub interface: Option<String>,
     /// A host name that divides one machine into several hosts: ranks with different names share no memory. This lets
     /// you test a multi-host job on one machine.
     pub host: Option<String>,
-    /// The job's secret token; each connection proves that it knows the token. Without a token, ranks listen on
+    /// The job's secret token; both ends of each connection prove that they know it. Without a token, ranks listen on
     /// loopback only, and any process on the host that reaches the port can join.
     pub token: Option<String>,
     /// Key–value pairs that must be equal on all ranks, such as the program's version and its settings. If they differ,

@@ -1,8 +1,8 @@
 //! Connects this process to the other ranks of its job.
 //!
-//! The rendezvous is a key-value store on `MASTER_PORT`: the launcher's if one listens there, otherwise rank 0 serves
-//! it. Each rank stores the address that it listens on under `/zero/{run}/{attempt}/{rank}` and reads the addresses of
-//! the others; from then on the ranks connect to each other directly.
+//! The ranks meet at a key-value store on `MASTER_PORT`. The launcher serves this store, or else rank 0 does. Each rank
+//! stores the address that it listens on under the key `/zero/{run}/{attempt}/{rank}` and reads the addresses of the
+//! others. Then the ranks connect to each other directly.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener};
@@ -27,7 +27,7 @@ use crate::threads::threads;
 
 /// Meets the other ranks of the job and connects to them. A job of one rank returns immediately.
 ///
-/// Jobs on several hosts need a named interface and a token in the options.
+/// For a job on several hosts, the options must contain an interface and a token.
 ///
 /// # Errors
 /// [`CommError::Rendezvous`], [`CommError::Unauthorized`], [`CommError::Disagreement`], or the error of an operation if
@@ -70,19 +70,19 @@ pub fn connect(place: &LauncherEnvironment, options: &Options) -> Result<Arc<dyn
     Ok(Group::new(membership, Box::new(fabric), health, timeout)?)
 }
 
-/// Opens a listener on a port other than the store's. Before the store listens on its port, the system may assign this
-/// port to a bind to port 0. The ranks would then wait for a store at this listener.
+/// Opens a listener on a port other than the store's. While no store listens yet, the system may assign the store's
+/// port to a bind to port 0. The other ranks would then connect to this listener and wait for a store there.
 fn apart_from(store: u16, free: impl Fn() -> io::Result<TcpListener>) -> io::Result<TcpListener> {
     let first = free()?;
-    // The first listener stays open until the second is bound, so that the second gets another port.
+    // The first listener stays open until the second is bound, so the second gets a different port.
     if first.local_addr()?.port() == store { free() } else { Ok(first) }
 }
 
 /// The group of all ranks of the job.
 const WORLD: u64 = 0;
 
-/// How long the rank that serves the store stays after the ranks' terms were found to differ, so that the others can
-/// read the reason.
+/// How long the rank that serves the store stays after the ranks' terms were found to differ, so that the other ranks
+/// can read the terms and report the difference.
 const FAREWELL: Duration = Duration::from_secs(5);
 
 /// What a rank publishes in the store.
@@ -156,7 +156,7 @@ impl Meeting<'_> {
             0 if !self.place.store_is_served => {
                 match StoreServer::bind((self.interface, self.place.master_port), token) {
                     Ok(server) => Some(server),
-                    // Another process serves a store there, for example the launcher.
+                    // Another process, for example the launcher, serves a store on this port.
                     Err(StoreError::Bind { in_use: true, .. }) => None,
                     Err(error) => return Err(self.store_error(error)),
                 }
@@ -167,7 +167,8 @@ impl Meeting<'_> {
         let addresses = match (&server, &self.options.interface) {
             (Some(server), _) => vec![server.address().to_string()],
             (None, Some(_)) => vec![self.address.clone()],
-            // Whatever name the launcher uses for this host, rank 0 listens on its loopback only.
+            // Without an interface, a store of rank 0 listens on loopback only, even if `MASTER_ADDR` is another name
+            // of this host.
             (None, None) => vec![loopback, self.address.clone()],
         };
         let addresses: Vec<&str> = addresses.iter().map(String::as_str).collect();
@@ -175,8 +176,9 @@ impl Meeting<'_> {
         Ok((server, client))
     }
 
-    /// Returns the token of the data connections. If none was configured, rank 0 generates one and publishes it in the
-    /// store: a process that can read the store can join, but one that only finds a port cannot.
+    /// Returns the token for the connections between ranks. If none was configured, rank 0 generates a token and
+    /// publishes it in the store. A process that can read the store can then join the job, but a process that only
+    /// finds the port of a rank cannot.
     fn agree_on_token(&self, store: &mut StoreClient, deadline: Instant) -> Result<String, CommError> {
         if let Some(token) = &self.options.token {
             return Ok(token.clone());
@@ -213,7 +215,8 @@ impl Meeting<'_> {
         (0..self.place.world_size).map(read).collect()
     }
 
-    /// Rejects ranks with different terms. All ranks know all digests, so all of them report the same error.
+    /// Returns an error if the terms of the ranks differ. Every rank knows the digests of all ranks, so all ranks
+    /// report the same error.
     fn agree(&self, store: &mut StoreClient, peers: &[Introduction], serves: bool) -> Result<(), CommError> {
         let Some(other) = peers.iter().position(|peer| peer.terms != peers[0].terms) else { return Ok(()) };
         let (rank, deadline) = (self.place.rank, Instant::now() + FAREWELL);
@@ -226,13 +229,14 @@ impl Meeting<'_> {
         let (first, second) = (of(0).map_err(failed)?, of(other).map_err(failed)?);
         store.set(&key("read", rank), b"1").map_err(failed)?;
         if serves {
-            // A rank that has not read the terms by then gets an error that the store is gone.
+            // The store ends at the deadline. A rank that has not read the terms by then reports that the store is
+            // unreachable.
             let _ = (0..peers.len()).try_for_each(|rank| store.get(&key("read", rank), deadline).map(drop));
         }
         Err(first.disagreement(0, &second, other))
     }
 
-    /// Checks that all ranks are reachable: other hosts cannot be reached over loopback.
+    /// Checks that this rank can reach all ranks: ranks on other hosts cannot be reached over loopback.
     fn check_reach(&self, hosts: &[String]) -> Result<(), CommError> {
         let network = |host: &String| host.split('/').take(2).collect::<Vec<_>>().join("/");
         let home = network(&hosts[0]);

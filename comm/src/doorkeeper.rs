@@ -1,5 +1,5 @@
-//! Accepts connections for a listener and authenticates each on its own thread, a bounded number at a time, before
-//! other code sees it.
+//! Accepts the connections of a listener and passes each to its own thread, which authenticates the peer. The number of
+//! unauthenticated connections at a time is limited.
 
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
@@ -41,7 +41,7 @@ impl Doorkeeper {
             while !closed.load(Ordering::SeqCst) {
                 match door.accept() {
                     Ok((stream, _)) => admit(stream, &strangers, &serve),
-                    // The process may be out of file descriptors, and existing connections may end and free some.
+                    // The process may be out of file descriptors. Retry, because connections that end free some.
                     Err(_) => std::thread::sleep(Duration::from_millis(5)),
                 }
             }
@@ -57,12 +57,12 @@ where
 {
     let pending = Pending(Arc::clone(strangers));
     if strangers.fetch_add(1, Ordering::SeqCst) >= PENDING {
-        // A legitimate peer retries.
+        // Too many connections are unauthenticated. A legitimate peer tries again later.
         let _ = stream.shutdown(Shutdown::Both);
         return;
     }
     let serve = Arc::clone(serve);
-    // If the thread cannot be spawned, the connection is dropped with the closure.
+    // If the thread cannot be spawned, the closure is dropped, and the connection with it.
     let _ = std::thread::Builder::new().name("zero-comm guest".into()).spawn(move || serve(stream, pending));
 }
 

@@ -26,7 +26,7 @@ pub enum CommError {
         operation: Operation,
         /// The operation's sequence number.
         sequence: u64,
-        /// How this rank noticed the loss.
+        /// How this rank detected the loss.
         detail: String,
     },
     /// A peer did not start or did not continue the operation in time.
@@ -43,7 +43,8 @@ pub enum CommError {
         /// How long this rank waited.
         timeout: Duration,
     },
-    /// Two ranks reached the same point with different operations, lengths, types or jobs.
+    /// Two ranks called different operations, or the same operation with different lengths or types, or belong to
+    /// different jobs.
     #[error("ranks called different operations: rank {rank} is in {here}, rank {peer} in {there}")]
     Mismatch {
         /// The rank that detected the mismatch.
@@ -62,7 +63,7 @@ pub enum CommError {
         rank: usize,
         /// The rank that aborted.
         by: usize,
-        /// The reason that rank gave.
+        /// The reason that the aborting rank gave.
         reason: String,
         /// The operation that this rank was running.
         operation: Operation,
@@ -86,7 +87,7 @@ pub enum CommError {
     Disagreement {
         /// The lowest rank of the job.
         rank: usize,
-        /// The lowest rank that differs from it.
+        /// The lowest rank whose terms differ from those of `rank`.
         peer: usize,
         /// The first key that differs.
         key: String,

@@ -61,7 +61,7 @@ fn control(bytes: &[u8]) {
     }
 }
 
-/// Checks that a peer that does not know the token fails the proof in either direction.
+/// Checks that a peer without the token fails the proof, both as the connecting and as the accepting side.
 fn stranger(bytes: &[u8]) {
     let key = Key::new(Some("a token that no input holds"));
     let (mut stream, _peer) = peer_that_sends(bytes);
@@ -81,8 +81,8 @@ fn terms(bytes: &[u8]) {
 /// Returns a connection whose other end has sent `bytes` and will send nothing more. Keep the other end alive while
 /// reading.
 pub(crate) fn peer_that_sends(bytes: &[u8]) -> (TcpStream, UnixStream) {
-    // A socket pair has no port. TCP ports would stay occupied for a minute each, at thousands of connections per
-    // second.
+    // Use a socket pair, which needs no port. There are thousands of connections per second, and each TCP connection
+    // would occupy a port for a minute.
     let (ours, mut theirs) = UnixStream::pair().expect("a pair of sockets");
     theirs.set_nonblocking(true).expect("a socket");
     // Bytes beyond the kernel's socket buffer are dropped.

@@ -1,5 +1,5 @@
-//! The communicator that users hold: checks the arguments of an operation and submits it to a lane.
-//! A `Fabric` carries the bytes of host buffers, a `DeviceFabric` those of device buffers.
+//! The communicator that users hold. It checks the arguments of an operation and submits the operation to a lane. A
+//! `Fabric` transfers the data of host buffers, and a `DeviceFabric` the data of device buffers.
 
 mod arguments;
 mod on_device;
@@ -309,8 +309,8 @@ impl Communicator for Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        // The lanes finish their jobs when the fields are dropped. A panicking rank does not finish them together with
-        // the other ranks, so it aborts the job.
+        // The lanes finish their jobs when the fields are dropped. If this rank panics, it cannot finish them together
+        // with the other ranks, so it aborts the job.
         if std::thread::panicking() {
             self.abort("the rank panicked");
         }

@@ -1,4 +1,5 @@
-//! Whether the job has failed and why. The first cause wins, and every operation fails with it.
+//! Records whether the job has failed, and why. Only the first cause counts: every later operation fails with this
+//! cause.
 //!
 //! Each rank of the job has one `Health`, shared by its communicator and all splits. Ranks that are threads share one
 //! `Board`; a process has its own and synchronizes it with the other processes over control connections.
@@ -11,8 +12,8 @@ use crate::error::CommError;
 use crate::inquiry::WaitRegistry;
 use crate::signature::Signature;
 
-/// How long a waiting thread sleeps before it checks again whether the job has failed. The documented limit for
-/// noticing a failure is half a second; this leaves a margin.
+/// How long a waiting thread sleeps before it checks again whether the job has failed. A rank must notice a failure
+/// within half a second, as documented; this leaves a margin.
 pub(crate) const SLICE: Duration = Duration::from_millis(50);
 
 /// Why the job ended. Ranks are global ranks.
@@ -41,7 +42,7 @@ impl From<Cause> for Failure {
 /// Sends messages about the job as a whole to the other ranks.
 pub(crate) trait Announce: Send + Sync {
     /// Tells all ranks why the job ended. Must not block for long and must not fail: a rank that cannot be reached has
-    /// either ended or will find out by itself.
+    /// either ended or will detect the failure by itself.
     fn announce(&self, cause: &Cause);
 
     /// Asks rank `peer` which ranks it waits for in the operation with this topic. The answer, if any, arrives in the
@@ -136,11 +137,11 @@ impl Health {
         });
     }
 
-    /// Returns the failure for a connection to `peer` that broke while in use. If it broke because the peer knew of an
-    /// earlier fault, the peer has sent a message about that fault. That message is more informative than the broken
-    /// connection, so this waits for it.
+    /// Returns the failure for a connection to `peer` that broke while in use. The peer may have closed the connection
+    /// because of an earlier fault, about which it has sent a message. This waits for that message, which is more
+    /// informative than the broken connection.
     pub(crate) fn broken(&self, peer: usize, detail: &str) -> Failure {
-        // If the peer's process has ended, the control connection reports that before this limit.
+        // If the peer's process has ended, the control connection reports its end before this limit.
         let until = Instant::now() + 20 * SLICE;
         while Instant::now() < until && !self.board.has_left(peer) {
             if let Err(failure) = self.check() {

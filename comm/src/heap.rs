@@ -1,12 +1,12 @@
 //! Counts the bytes that the program has allocated: the current number and the peak.
 //!
 //! The planner predicts the memory of a training step to the byte; these counters let tests and reports compare the
-//! prediction with reality. [`Counted`] wraps the program's global allocator and counts the sizes requested, not what
-//! the allocator rounds them up to or keeps for reuse.
+//! prediction with reality. [`Counted`] wraps the program's global allocator and counts the requested sizes. Bytes that
+//! the allocator adds by rounding up, or keeps for reuse, are not counted.
 //!
-//! Allocations smaller than [`SMALL`] are not counted. A step makes thousands of them, but together they come to only a
-//! few hundred kilobytes, and counting them would make threads contend for the counter. A resized buffer counts with
-//! its new size instead of the old one, even while the allocator copies one to the other.
+//! Allocations smaller than [`SMALL`] are not counted. A training step makes thousands of them, but their total is only
+//! a few hundred kilobytes. If they were counted, threads would contend for the counter. A buffer that is resized
+//! counts with its new size only, even while the allocator copies it and both copies exist.
 
 #![allow(unsafe_code)]
 
@@ -32,7 +32,8 @@ pub fn peak() -> usize {
     PEAK.load(Relaxed)
 }
 
-/// Resets the peak to the bytes currently allocated. Concurrent allocations of other threads may be missed.
+/// Resets the peak to the bytes currently allocated. The new peak may miss allocations that other threads make at the
+/// same time.
 pub fn reset_peak() {
     PEAK.store(now(), Relaxed);
 }
@@ -71,7 +72,8 @@ fn replace(old: usize, new: usize) {
     let (old, new) = (weight(old), weight(new));
     if new > old {
         let now = NOW.fetch_add(new - old, Relaxed) + (new - old);
-        // Most allocations set no new peak, and a load is cheaper than a write that every thread's cache must see.
+        // Most allocations set no new peak. The load avoids a write, which would invalidate the counter in the caches
+        // of all other cores.
         if now > PEAK.load(Relaxed) {
             PEAK.fetch_max(now, Relaxed);
         }
@@ -87,7 +89,7 @@ fn replace(old: usize, new: usize) {
 // result is returned unchanged.
 unsafe impl<A: GlobalAlloc> GlobalAlloc for Counted<A> {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        // SAFETY: the caller upholds the contract of `GlobalAlloc`, which is that of the inner allocator too.
+        // SAFETY: the caller upholds the contract of `GlobalAlloc`, which is also the contract of the inner allocator.
         let address = unsafe { self.0.alloc(layout) };
         if !address.is_null() {
             replace(0, layout.size());

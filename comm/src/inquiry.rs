@@ -1,15 +1,15 @@
 //! Determines which rank to blame when an operation reaches its deadline.
 //!
-//! The peer that a rank waits for may itself wait for a third rank that has stopped. A rank that only looks at whose
-//! data is missing would then blame the wrong peer. Once half of the timeout has passed, a rank therefore asks the
+//! The peer that a rank waits for may itself wait for a third rank that has stopped. If a rank blamed the peer whose
+//! data is missing, it would then blame the wrong rank. Once half of the timeout has passed, a rank therefore asks the
 //! ranks it waits for which ranks they wait for, then asks those, and so on. A rank that does not answer, or waits for
-//! no other rank, is to blame. Questions are sent over the control connections, where a dedicated thread answers them,
-//! so only a process that has stopped entirely stays silent.
+//! no other rank, is to blame. Questions are sent over the control connections. A dedicated thread answers them, so
+//! only a process that has stopped entirely does not answer.
 //!
 //! A rank takes part in several operations of several groups at a time. A question is about one operation. If the asked
-//! rank is in that operation, its answer lists the ranks that the operation waits for. Otherwise the rank's own threads
-//! wait for other operations, which keep the rank from that operation. Its answer then lists the ranks that those
-//! operations wait for. A receive that was only posted ahead blocks no thread, and its deadline does not run.
+//! rank runs that operation, its answer lists the ranks that the operation waits for. Otherwise other operations, for
+//! which its threads wait, keep the rank from reaching it. The answer then lists the ranks that these other operations
+//! wait for. A receive for which no thread waits yet keeps the rank from nothing, and its deadline does not run.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -26,7 +26,7 @@ pub(crate) struct Waiters(Mutex<Present>);
 #[derive(Debug, Default)]
 struct Present {
     threads: usize,
-    /// The time since which at least one thread has been waiting.
+    /// When the first of the waiting threads started to wait; `None` if no thread waits.
     since: Option<Instant>,
 }
 
@@ -83,7 +83,7 @@ impl Topic {
 pub(crate) enum WaitState {
     /// The rank waits for these ranks.
     Waiting(Vec<usize>),
-    /// The rank is not in that operation, or has not waited for long.
+    /// The rank does not run that operation and waits for no other, or it has not waited for long.
     Elsewhere,
 }
 
@@ -117,7 +117,7 @@ impl WaitRegistry {
         if let Some(wait) = waiting.get(&topic) {
             return WaitState::Waiting(wait.ranks.clone());
         }
-        // A rank that is blocked in one operation is late for all others.
+        // A rank whose thread waits for one operation is late for all other operations.
         let keeping = waiting.values().filter(|wait| wait.keeps_a_thread());
         let ranks: BTreeSet<usize> = keeping.flat_map(|wait| &wait.ranks).copied().collect();
         match ranks.is_empty() {
@@ -132,7 +132,7 @@ impl WaitRegistry {
     }
 }
 
-/// One rank's search for the rank that blocks an operation; lives as long as the operation.
+/// One rank's search for the rank that blocks an operation. It exists as long as the operation.
 pub(crate) struct Inquest<'a> {
     health: &'a Health,
     topic: &'a Topic,
@@ -153,8 +153,8 @@ pub(crate) struct Inquest<'a> {
     closed: bool,
 }
 
-/// A waiting rank checks every [`SLICE`]. If it has not checked for this long, it was not running, and perhaps no other
-/// rank was: the machine was suspended or overloaded.
+/// A waiting rank checks every [`SLICE`]. If it has not checked for this long, the machine was suspended or overloaded.
+/// Perhaps the other ranks were not running either.
 const STANDSTILL: Duration = SLICE.saturating_mul(4);
 
 impl<'a> Inquest<'a> {
@@ -199,12 +199,12 @@ impl<'a> Inquest<'a> {
         Some(self.topic.waiters.since()?.max(self.deadline.started).elapsed())
     }
 
-    /// Returns the remaining time; `None` if no thread waits, because the clock then stands still.
+    /// Returns the remaining time. If no thread waits, the clock stands still and this returns `None`.
     pub(crate) fn left(&self) -> Option<Duration> {
         Some(self.deadline.timeout.saturating_sub(self.waited()?))
     }
 
-    /// Returns the rank to blame now that the time is up; `None` if an answer may still arrive.
+    /// Returns the rank to blame; `None` if an answer may still arrive. Called when the time is up.
     pub(crate) fn verdict(&mut self, waits: &[usize]) -> Option<usize> {
         self.notice_standstill();
         let up = *self.up.get_or_insert_with(Instant::now);
@@ -222,8 +222,8 @@ impl<'a> Inquest<'a> {
     }
 
     /// After a standstill, forgets which ranks were asked. They are asked again and get the full time to answer,
-    /// because neither an old answer nor a missing one is evidence any more. `up` moves by the length of the
-    /// standstill.
+    /// because neither an old answer nor a missing one is evidence any more. The time in `up` is moved forward by the
+    /// length of the standstill.
     fn notice_standstill(&mut self) {
         let (before, now) = (self.looked, Instant::now());
         self.looked = now;
@@ -259,9 +259,9 @@ impl Drop for Inquest<'_> {
     fn drop(&mut self) {
         if self.public {
             let mut waiting = lock(&self.health.registry.waiting);
-            // If the job has ended, keep the entry for the rest of this rank's life, although its threads have moved
-            // on. A rank that has not heard of the end yet may still ask, about any operation, and must not take this
-            // rank for idle.
+            // If the job has ended, keep the entry for the rest of this rank's life, although its threads no longer
+            // wait. A rank that does not know of the end yet may still ask about any operation, and must not be told
+            // that this rank is idle.
             if self.closed || self.health.check().is_err() {
                 waiting.entry(self.topic.id).and_modify(|wait| wait.given_up |= wait.waiters.since().is_some());
             } else {

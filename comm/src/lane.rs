@@ -1,11 +1,11 @@
 //! A worker thread that owns one end of a connection and runs jobs on it in order.
 //!
-//! One lane runs a group's collectives; each peer has one lane for messages to it and one for messages from it. An
-//! operation therefore blocks only the later ones in its own lane, and plain blocking code cannot deadlock against the
-//! operations of another lane.
+//! One lane runs a group's collectives. For each peer, one lane sends messages and another receives them. An operation
+//! therefore blocks only later operations of its own lane, and its code may simply block without a deadlock between
+//! lanes.
 //!
-//! A thread that waits for a job may run it itself ([`Help`]), because two thread switches take longer than a small
-//! operation. Whichever thread locks the endpoint first runs the next job: the worker or a waiting thread.
+//! A thread that waits for a job may run it itself ([`Help`]). This saves two thread switches, which take longer than a
+//! small operation. Whichever thread locks the endpoint first runs the next job: the worker or a waiting thread.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -55,8 +55,8 @@ impl<E: ?Sized + Send + 'static> Lane<E> {
         Ok(Lane { work, thread: Some(thread) })
     }
 
-    /// Appends a job. After a job has panicked, new jobs are dropped together with the handle that completes their
-    /// result.
+    /// Appends a job. After a job has panicked, new jobs are dropped, and their results are the error for an abandoned
+    /// operation.
     pub(crate) fn submit(&self, job: impl FnOnce(&mut E) + Send + 'static) {
         let mut queue = lock(&self.work.queue);
         if !queue.closed {

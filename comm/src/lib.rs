@@ -2,7 +2,7 @@
 //! TCP.
 //!
 //! [`threads`] creates all ranks as threads of this process; [`connect`] joins this process to a job of several
-//! processes. Both return a [`Communicator`], which behaves the same whatever the transport:
+//! processes. Both return a [`Communicator`], which behaves the same with every transport:
 //!
 //! ```
 //! use zero_comm::{Buffer, Options, ReduceOp, threads};
@@ -24,13 +24,14 @@
 //! # Implementation
 //!
 //! A `Group` checks arguments, orders operations, counts them and maps failures to errors. It hands each operation to a
-//! `Lane`, a worker thread, which runs it on an endpoint of a `Fabric`. There are two fabrics. Ranks that are
-//! threads of one process read each other's buffers directly. Ranks that are processes exchange streams of chunks, which pass through rings in shared memory or through
-//! sockets. One engine (`stream`) runs every collective over these streams. In a program that uses the
-//! [`SharedAllocator`], processes on one host also access each other's buffers, and only headers pass through the
-//! rings. In an all_to_all, no rank knows what the others exchange, so every two ranks compare their counts. Each part
-//! goes from one buffer to the other and needs no further memory (`parts`). For buffers in device memory, the ranks
-//! first synchronize over their fabric, and then a [`DeviceFabric`] from another crate moves the data (`device`).
+//! `Lane`, a worker thread, which runs it on an endpoint of a `Fabric`. There are two fabrics. Ranks that are threads
+//! of one process read each other's buffers directly. Ranks that are processes exchange streams of chunks through rings
+//! in shared memory or through sockets. One engine (`stream`) runs every collective over these streams. In a program
+//! that uses the [`SharedAllocator`], processes on one host also access each other's buffers, and only headers pass
+//! through the rings. In an all_to_all, no rank knows what the others exchange, so every two ranks compare their
+//! counts. Each part goes from one buffer to the other and needs no further memory (`parts`). For buffers in device
+//! memory, the ranks first synchronize over their fabric, and then a [`DeviceFabric`] from another crate moves the data
+//! (`device`).
 
 mod agreement;
 mod auth;

@@ -1,9 +1,9 @@
 //! An all_to_all in the form that every transport executes: the data that this rank exchanges with each other rank.
 //!
 //! No rank knows what the others exchange among themselves. Every two ranks therefore compare their counts before they
-//! use any data: a header states how many elements its sender sends to the receiver and expects from it. The number of
-//! headers that a rank sends thus grows with the number of ranks. If every rank collected the counts of all ranks, its
-//! traffic would grow with the square of that number.
+//! use any data: a header states how many elements its sender sends to the receiver and expects from it. A rank
+//! therefore sends one header to each other rank. If every rank collected the counts of all ranks instead, its traffic
+//! would grow with the square of the number of ranks.
 
 use std::ops::Range;
 
@@ -21,8 +21,8 @@ pub(crate) struct Parts<'a> {
     pub(crate) input: &'a [u8],
     /// The parts from all ranks.
     pub(crate) output: &'a mut [u8],
-    /// The data that this rank exchanges with each rank, itself included; `None` if the two ranks exchange nothing, not
-    /// even headers.
+    /// The data that this rank exchanges with each rank, itself included; `None` if the two ranks exchange nothing over
+    /// this endpoint, not even headers.
     pub(crate) pairs: Vec<Option<Pair>>,
     pub(crate) deadline: Deadline,
 }

@@ -8,8 +8,8 @@ use crate::lane::Help;
 
 /// The result of an operation that runs on a worker thread.
 ///
-/// The worker owns the operation's buffers until the operation is done, so dropping a `Pending` loses the result but
-/// never frees memory in use.
+/// The worker owns the operation's buffers until the operation is done, so dropping a `Pending` discards the result but
+/// never frees memory that is in use.
 #[must_use = "dropping an operation without waiting loses its result and its errors"]
 pub struct Pending<T>(Source<T>);
 
@@ -53,8 +53,8 @@ impl<T> Pending<T> {
         }
     }
 
-    /// Returns whether the operation is done, so that [`wait`](Pending::wait) would return at once or only run mapped
-    /// functions.
+    /// Returns whether the operation is done. If so, [`wait`](Pending::wait) returns after running the functions passed
+    /// to `map`, without blocking.
     pub fn is_done(&self) -> bool {
         match &self.0 {
             Source::Operation(operation) => operation.is_done(),
@@ -75,8 +75,8 @@ impl<T> Pending<T> {
         Pending(Source::Operation(Awaited { slot, lane: None }))
     }
 
-    /// Creates a pending value and the handle that completes it. If the handle is dropped first, the result is the
-    /// error `abandoned`.
+    /// Creates a pending value and the handle that completes it. If the handle is dropped before it completes the
+    /// value, the result is the error `abandoned`.
     pub(crate) fn new(abandoned: CommError, lane: Weak<dyn Help>) -> (Completion<T>, Pending<T>) {
         let slot = Arc::new(Slot { result: Mutex::new(None), done: Condvar::new() });
         let completion = Completion { slot: Some(Arc::clone(&slot)), abandoned: Some(abandoned) };
@@ -88,11 +88,12 @@ impl<T> Awaited<T> {
     fn wait(self) -> Result<T, CommError> {
         let lane = self.lane.as_ref().and_then(Weak::upgrade);
         let _seat = lane.as_ref().map(|lane| lane.waiters().enter());
-        // Usually the worker has not woken up yet, so this idle thread runs the queued jobs itself.
+        // Usually the worker has not woken up yet. This thread would only wait, so it runs the queued jobs itself.
         if let Some(lane) = lane {
             while !self.is_done() && lane.help() {}
         }
-        // A short operation often completes sooner than a sleeping thread wakes up (tens of microseconds).
+        // Spin first: a short operation often takes less time than it takes to wake a sleeping thread (tens of
+        // microseconds).
         let spin_until = Instant::now() + SPIN;
         while !self.is_done() && Instant::now() < spin_until {
             std::thread::yield_now();

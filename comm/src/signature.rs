@@ -1,9 +1,9 @@
 //! The header of every message, in which a rank states its operation before any payload.
 //!
-//! Ranks are meant to run the same program, but nothing forces them to. Each message therefore starts with job,
+//! Ranks should run the same program, but nothing guarantees that they do. Each message therefore starts with job,
 //! attempt, group, operation, sequence number, element type and length, and a receiver compares them with its own
-//! before it touches the payload. If they differ, the result is a [`CommError::Mismatch`](crate::CommError::Mismatch)
-//! that shows both sides.
+//! before it touches the payload. If they differ, the operation fails with a
+//! [`CommError::Mismatch`](crate::CommError::Mismatch) that describes the operations of both ranks.
 
 use std::fmt;
 
@@ -30,7 +30,7 @@ pub enum Operation {
     Recv = 5,
     /// `barrier`
     Barrier = 6,
-    /// `split`; its traffic counts as an `all_gather`.
+    /// `split`. The statistics count its traffic as an `all_gather`.
     Split = 7,
     /// `all_to_all`
     AllToAll = 8,
@@ -76,27 +76,28 @@ impl fmt::Display for Operation {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Signature {
     pub(crate) operation: Operation,
-    /// Position among this group's collectives, or among the messages between two ranks in one direction.
+    /// Index of the operation: among the collectives of the group, or among the messages from one rank to another.
     pub(crate) sequence: u64,
     /// Number of vectors; 0 for a barrier.
     pub(crate) vectors: u16,
     /// `None` for a barrier, and if the vectors differ in type.
     pub(crate) dtype: Option<Dtype>,
     /// Total number of elements of all vectors, or of bytes if the vectors differ in type. In a header of an
-    /// all_to_all, the number of elements that the header's sender sends to its receiver.
+    /// all_to_all, the number of elements that the sender of the header sends to its receiver.
     pub(crate) length: u64,
     pub(crate) reduce: Option<ReduceOp>,
     /// Other values that must agree: the root of a broadcast, or a digest of the counts and, if there are several
-    /// vectors, of their types. In a header of an all_to_all, the number of elements that the header's sender expects
-    /// from its receiver.
+    /// vectors, of their types. In a header of an all_to_all, the number of elements that the sender of the header
+    /// expects from its receiver.
     pub(crate) layout: u64,
     /// Whether the buffers are in device memory.
     pub(crate) on_device: bool,
 }
 
 impl Signature {
-    /// Returns whether `other`, from a peer, belongs to the same operation. A `recv` belongs to the `send` that it
-    /// waits for. In an all_to_all, each side expects what the other sends.
+    /// Returns whether `other`, from a peer, belongs to the same operation. The `send` of a message and the `recv` that
+    /// waits for it are the same operation. In an all_to_all, each rank must expect as many elements as the other
+    /// sends.
     pub(crate) fn agrees_with(&self, other: &Signature) -> bool {
         let operation = |operation| if operation == Operation::Recv { Operation::Send } else { operation };
         let (length, layout) = match self.operation {
@@ -161,13 +162,14 @@ const MAGIC: u32 = u32::from_le_bytes(*b"ZRO1");
 pub(crate) struct Header {
     /// Digest of the job's run id.
     pub(crate) job: u64,
-    /// Attempt of the job: ranks of a restarted job must not connect to leftover ranks of the previous attempt.
+    /// Attempt of the job: ranks of a restarted job must not connect to ranks of the previous attempt that are still
+    /// running.
     pub(crate) attempt: u32,
     /// Identifies the communicator within the job.
     pub(crate) group: u64,
     pub(crate) signature: Signature,
-    /// Offset of the sender's buffer in its arena, if peers may access the buffer there. May differ between ranks. The
-    /// offsets of several vectors follow the header.
+    /// Offset of the sender's buffer in the sender's arena, if peers may access the buffer in place. May differ between
+    /// ranks. The offsets of several vectors follow the header.
     pub(crate) place: Option<u64>,
 }
 
@@ -230,8 +232,8 @@ impl Header {
         Some(Header { job: word(8), attempt: half_word(4), group: word(16), signature, place })
     }
 
-    /// Returns `None` if `other` belongs to the same operation, otherwise the descriptions of (this side, the other
-    /// side).
+    /// Returns `None` if `other` belongs to the same operation. Otherwise returns the descriptions of this and the
+    /// other operation.
     pub(crate) fn difference(&self, other: &Header) -> Option<(String, String)> {
         let origin = |header: &Header| (header.job, header.attempt, header.group);
         if origin(self) != origin(other) {

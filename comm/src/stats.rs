@@ -1,9 +1,10 @@
 //! Counters of a communicator: calls, payload bytes and time by kind of operation.
 //!
 //! Payload is the data that the algorithm must move, counted at the sender: the bytes that this rank contributes to
-//! other ranks' ranges, whether a peer reads them from memory or a socket carries them. Headers do not count. The
-//! closed forms (2(N−1)/N of the bytes for an all_reduce, …) therefore hold exactly on every transport. The payload of
-//! an all_to_all is the input without the part that the rank keeps: (N−1)/N of the bytes if all parts are equal.
+//! other ranks' ranges. They count equally whether a peer reads them from memory or they are sent over a socket.
+//! Headers do not count. The numbers in the documentation of each operation (2(N−1)/N of the bytes for an all_reduce,
+//! …) are therefore exact on every transport. The payload of an all_to_all is the input without the part that the rank
+//! keeps: (N−1)/N of the bytes if all parts are equal.
 
 use std::collections::BTreeMap;
 use std::ops::{Add, Index, Sub};
@@ -23,15 +24,16 @@ pub struct Stats {
 pub struct Counter {
     /// Operations that succeeded. A coalesced operation counts once.
     pub calls: u64,
-    /// Calls in which ranks accessed each other's buffers directly, in a coalesced call at least some of the buffers.
-    /// These are all collectives and messages between threads and, under the
+    /// Calls in which ranks accessed each other's buffers directly. A coalesced call counts if this is true of at least
+    /// one buffer. These are all collectives and messages between threads and, under the
     /// [`SharedAllocator`](crate::SharedAllocator), those on large vectors between processes of one host. Messages and
     /// the parts of an all_to_all are counted at the sender.
     pub in_place: u64,
     /// Payload bytes that this rank sent.
     pub sent_bytes: u64,
-    /// Payload bytes that this rank wrote to sockets. In a group on several hosts, most of `sent_bytes` stays in
-    /// memory. Data between hosts is sent once per host, or once per part of an all_to_all.
+    /// Payload bytes that this rank wrote to sockets. In a group on several hosts, the rest of `sent_bytes` is
+    /// exchanged in memory. Data for another host is sent to this host once, and each part of an all_to_all is sent
+    /// once.
     pub network_bytes: u64,
     /// Seconds that the worker spent on these operations, including waiting for peers.
     pub seconds: f64,
@@ -63,8 +65,8 @@ impl Stats {
 pub struct SizeCounter {
     /// The kind of operation.
     pub operation: Operation,
-    /// Size in bytes of the whole vector, with the ranges of all ranks; in a coalesced operation, of all its vectors.
-    /// For an all_to_all, the size of this rank's input.
+    /// Size in bytes of the whole vector, with the ranges of all ranks. For a coalesced operation, the total size of
+    /// its vectors. For an all_to_all, the size of this rank's input.
     pub bytes: u64,
     /// Number of ranks in the group.
     pub ranks: usize,

@@ -1,10 +1,10 @@
 //! A collective in the form that every transport executes, and the traits that make up a transport.
 //!
 //! All collectives consist of two phases over vectors, each of which is divided into one range per rank. In *reduce*,
-//! the owner of a range combines the contributions of all ranks to it. In *gather*, every rank copies each range from
-//! its owner. An all_reduce has both phases, a reduce_scatter only the first, an all_gather only the second. A
-//! broadcast is a gather in which the root owns the whole vector. A barrier has neither phase. An all_to_all does not
-//! have this form, because no two ranks have the same vector; [`Parts`] describes it.
+//! the owner of a range combines the values that all ranks contribute to this range. In *gather*, every rank copies
+//! each range from its owner. An all_reduce has both phases, a reduce_scatter only the first, an all_gather only the
+//! second. A broadcast is a gather in which the root owns the whole vector. A barrier has neither phase. An all_to_all
+//! does not have this form, because no two ranks have the same vector; [`Parts`] describes it.
 
 use std::ops::{AddAssign, Range};
 use std::sync::Arc;
@@ -32,7 +32,7 @@ pub(crate) struct Step<'a> {
 
 /// A vector that a collective reduces or gathers.
 pub(crate) struct Vector<'a> {
-    /// Element type. A gather moves bytes, and its ranges need not end between elements.
+    /// Element type. A gather copies bytes, so its ranges need not start and end at element boundaries.
     pub(crate) dtype: Dtype,
     /// The whole vector: the ranges of all ranks one after another.
     pub(crate) buffer: &'a mut [u8],
@@ -111,8 +111,8 @@ impl Collective for Alone {
 /// How the payload of an operation was transferred.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Carried {
-    /// Whether ranks accessed each other's buffers directly, in a coalesced operation at least some of the buffers. If
-    /// not, the payload was copied into and out of rings or sockets.
+    /// Whether ranks accessed each other's buffers directly; in a coalesced operation, whether they did so for at least
+    /// one buffer. Other payload was copied through rings or sockets.
     pub(crate) in_place: bool,
     /// Bytes that this rank wrote to sockets.
     pub(crate) network_bytes: usize,
@@ -135,7 +135,7 @@ impl AddAssign for Carried {
 
 /// Sends messages to one peer.
 pub(crate) trait Outbox: Send {
-    /// Sends a message and returns when `bytes` may be reused.
+    /// Sends a message. Returns when the memory of `bytes` may be reused.
     fn send(&mut self, signature: &Signature, bytes: &[u8], deadline: Deadline) -> Result<Carried, Failure>;
 }
 
@@ -181,7 +181,8 @@ impl Membership {
         self.members.len()
     }
 
-    /// Returns the other ranks of the group, starting with the next one, so that not every rank starts with rank 0.
+    /// Returns the other ranks of the group, starting with the rank after this one. Each rank therefore starts with a
+    /// different peer.
     pub(crate) fn peers(&self) -> Vec<usize> {
         (1..self.size()).map(|i| (self.rank + i) % self.size()).collect()
     }

@@ -1,7 +1,7 @@
 //! The job's secret token: where a process finds it, and the file in which a launcher passes it to its ranks.
 //!
-//! The value of an environment variable is inherited by every child process and visible wherever environments are
-//! listed. The path of a file that only its owner can read does not reveal the token.
+//! Every child process inherits the environment, and tools that list processes can show it. An environment variable
+//! that only names a file does not reveal the token, because only the file's owner can read the file.
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -61,8 +61,8 @@ impl TokenError {
 /// `ZERO_TRAIN_TOKEN_FILE` names. Usually called as `token::find(|name| std::env::var_os(name))`.
 ///
 /// # Errors
-/// Fails if both variables are set, or if the file is not a regular file of this user (links are refused), gives any
-/// access to other users, or is empty, too long or not valid UTF-8.
+/// Fails if both variables are set, or if the file is not a regular file of this user (links are refused), if other
+/// users have any access to it, or if it is empty, too long or not valid UTF-8.
 pub fn find(lookup: impl Fn(&str) -> Option<std::ffi::OsString>) -> Result<Option<String>, TokenError> {
     let set = |name: &str| lookup(name).filter(|value| !value.is_empty());
     match (set(TOKEN), set(TOKEN_FILE)) {
@@ -77,8 +77,8 @@ fn read(path: &Path) -> Result<String, TokenError> {
     let shown = path.display().to_string();
     let unreadable = |error: io::Error| TokenError::Unreadable { path: shown.clone(), detail: error.to_string() };
     let refused = |reason: String| TokenError::NotPrivate { path: shown.clone(), reason };
-    // The file is opened first and links are not followed, so the checks below apply to the file that is read.
-    // `NONBLOCK` keeps a pipe from blocking the open.
+    // The file is opened before it is checked, and links are not followed. The checks below therefore apply to the same
+    // file that is read. `NONBLOCK` keeps a pipe from blocking the open.
     let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let opened = OpenOptions::new().read(true).custom_flags(flags.bits().cast_signed()).open(path);
     let file = match opened {
@@ -131,8 +131,8 @@ impl TokenFile {
     }
 
     fn below(parent: &Path, token: &str) -> io::Result<TokenFile> {
-        // The name is random, so no other user can have created this folder in advance; a link in its place is an
-        // error.
+        // The name is random, so no other user can have created this folder in advance. If a link has this name,
+        // creating the folder fails.
         let folder = std::path::absolute(parent)?.join(format!("zero-train-{}", random(8)?));
         let told = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", folder.display()));
         DirBuilder::new().mode(0o700).create(&folder).map_err(told)?;

@@ -1,12 +1,12 @@
 //! Reductions over a fixed binary tree of the ranks.
 //!
 //! Floating-point sums depend on their order, so every transport and every partition of the vector uses the same order.
-//! Neighbours are combined level by level, (0,1), (2,3), …, and an unpaired node passes up unchanged. Adding ranks one
-//! after another like bits of a binary counter gives the same tree and needs only one partial sum per level. After rank
-//! i has been added, the partial sums are the complete subtrees that correspond to the set bits of i+1.
+//! Neighbours are combined level by level, (0,1), (2,3), …, and an unpaired node passes up unchanged. To need only one
+//! partial sum per level, ranks are added one after another as in a binary counter, which gives the same tree. After
+//! rank i has been added, each set bit of i+1 has a partial sum, of a complete subtree.
 //!
 //! An input may itself be a sum, for example over the ranks of one host. Such inputs are complete subtrees and enter
-//! the counter at their level. Only the last one may be incomplete, because it is the end of the tree.
+//! the counter at their level. Only the last input may be an incomplete subtree, because the tree ends with it.
 //!
 //! 16-bit floats are widened to f32 on input and rounded once at the end.
 
@@ -24,7 +24,7 @@ use crate::copy::LARGE;
 use crate::step::Reduction;
 
 /// Reduces one range in place. `own` holds this rank's contribution and receives the result. `peers` are the
-/// contributions of the others in rank order, without this rank; `rank` is this rank's position among them.
+/// contributions of the other ranks in rank order, and `rank` is the position at which `own` belongs among them.
 /// Contribution r is the sum over `weights[r]` ranks. All slices have the same length in bytes.
 pub(crate) fn reduce(reduction: Reduction, weights: &[usize], rank: usize, own: &mut [u8], peers: &[&[u8]]) {
     debug_assert!(peers.iter().all(|peer| peer.len() == own.len()) && rank <= peers.len());
@@ -148,7 +148,8 @@ fn dispatch<T: Element>(
     fold(weights, rank, own, peers, combine);
 }
 
-/// Elements that pass through the whole tree at a time: few enough that the partial sums stay in the L1 cache.
+/// Number of elements that pass through the whole tree at a time: small enough that the partial sums stay in the L1
+/// cache.
 const BLOCK: usize = 512;
 
 #[inline(always)]
@@ -163,7 +164,8 @@ fn fold<T: Element>(
         return T::pair(own, peer, rank == 0, combine);
     }
     let levels = (usize::BITS - weights.iter().sum::<usize>().leading_zeros()) as usize;
-    // partial[level] is a subtree of 2^level ranks if that bit of the number of ranks added so far is set.
+    // partial[level] is the sum of a subtree of 2^level ranks, if bit `level` of the number of ranks added so far is
+    // set.
     let mut partial = vec![[T::Wide::default(); BLOCK]; levels + 1];
     for start in (0..own.len()).step_by(BLOCK) {
         let end = own.len().min(start + BLOCK);
@@ -189,7 +191,7 @@ fn fold<T: Element>(
         let mut top = lowest;
         for level in set {
             let (lower, higher) = partial.split_at_mut(level);
-            // The higher subtree holds the lower ranks, so it is the left operand.
+            // The subtree of the higher level contains the lower ranks, so it is the left operand.
             for (left, right) in higher[0][..len].iter_mut().zip(&lower[top][..len]) {
                 *left = combine(*left, *right);
             }
@@ -207,7 +209,7 @@ fn join<T: Element>(left: &[T::Wide], carry: &mut [T::Wide], combine: &impl Fn(T
     }
 }
 
-/// An element type and the type in which its sums are computed.
+/// An element type, with the type in which its sums are computed.
 trait Element: Pod {
     type Wide: Copy + Default;
     /// Combines two ranks, the most frequent case: `own` becomes own + peer, or peer + own.
@@ -308,15 +310,15 @@ fn widen_bf16(from: &[bf16], to: &mut [f32]) {
 fn narrow_bf16(from: &[f32], to: &mut [bf16]) {
     for (from, to) in from.iter().zip(to) {
         let bits = from.to_bits();
-        // A tie rounds up only if the kept part is odd. A carry into the exponent gives the correct result: the next
-        // power of two, or infinity.
+        // A tie rounds up only if the kept half is odd. A carry from the mantissa into the exponent gives the correct
+        // result: the next power of two, or infinity.
         let rounded = (bits.wrapping_add(0x7FFF + (bits >> 16 & 1))) >> 16;
         let quiet = bits >> 16 | 0x40;
         *to = bf16::from_bits(if bits & 0x7FFF_FFFF > 0x7F80_0000 { quiet } else { rounded } as u16);
     }
 }
 
-/// Returns the larger value, the right one if they are equal, and NaN if either is NaN.
+/// Returns the larger value, `right` if both are equal, and NaN if either is NaN.
 #[inline(always)]
 fn float_max(left: f32, right: f32) -> f32 {
     if left > right || left.is_nan() { left } else { right }

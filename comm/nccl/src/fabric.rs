@@ -7,11 +7,11 @@ use zero_cuda::{Device, Library, Recorder};
 
 use crate::lane::Lane;
 
-/// Creates a group of the same ranks as `host`. It runs operations on buffers of `device` over NCCL, and all other
-/// operations as `host` does.
+/// Creates a group of the same ranks as `host`. The new group runs operations on buffers of `device` over NCCL, and all
+/// other operations over the transport of `host`.
 ///
-/// This is a collective of `host`, which remains usable. Each rank needs a device of its own (or NCCL 2.30 and
-/// `NCCL_MULTI_RANK_GPU_ENABLE=1`). The NCCL connection is created at the first operation on a device.
+/// All ranks of `host` must call this function; `host` remains usable. Each rank needs a device of its own (or NCCL
+/// 2.30 and `NCCL_MULTI_RANK_GPU_ENABLE=1`). The NCCL connection is created at the first operation on a device.
 ///
 /// # Errors
 /// If this machine has no NCCL, this rank gets [`CommError::Io`] and the others get an error that this rank has

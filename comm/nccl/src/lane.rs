@@ -17,13 +17,13 @@ pub(crate) struct Lane {
     stream: Stream,
     done: Event,
     recorder: Option<Arc<Recorder>>,
-    /// The operation being recorded.
+    /// The recorder's mark of the start of the operation in flight, if operations are recorded.
     begun: Option<Begun>,
     /// Null before `connect` and after `abort`.
     comm: ncclComm_t,
     rank: usize,
     state: State,
-    /// When this end started to leave, and the result of that call.
+    /// When this end called `ncclCommFinalize` in order to leave, and the result of that call.
     left: Option<(Instant, Result<(), String>)>,
 }
 
@@ -38,11 +38,11 @@ enum State {
     Connecting,
     /// NCCL has not enqueued the whole operation on the stream yet.
     Launching,
-    /// NCCL has enqueued it on the stream, followed by the event.
+    /// NCCL has enqueued the whole operation on the stream, and this lane has recorded the completion event after it.
     Running,
 }
 
-/// How long a leaving rank waits for its peers to receive what it sent, before it leaves anyway.
+/// How long a leaving rank waits for its peers to receive the data that it sent. After that, it leaves anyway.
 const LEAVE: Duration = Duration::from_secs(2);
 /// How long the device may take to stop using the buffers of an aborted operation.
 const LET_GO: Duration = Duration::from_secs(5);
@@ -228,7 +228,7 @@ impl DeviceLane for Lane {
             }
         }
         self.begin(work).map_err(|error| error.to_string())?;
-        // SAFETY: a group may be started at any time; it is ended below whatever the calls in between return.
+        // SAFETY: an NCCL group may be started at any time; it is ended below, even if a call in between fails.
         self.check("ncclGroupStart", unsafe { sys::ncclGroupStart() })?;
         let launched = self.launch(work);
         // SAFETY: ends the group that was started above on the same thread.
@@ -247,8 +247,8 @@ impl DeviceLane for Lane {
         match self.state {
             State::Connecting if settled => self.state = State::Idle,
             State::Launching if settled => {
-                // Record the event only now: before, NCCL may still be enqueuing kernels on the stream from its own
-                // thread.
+                // Record the event only now: up to this point, NCCL may still have been enqueuing kernels on the stream
+                // from its own thread.
                 self.end().map_err(|error| error.to_string())?;
                 self.state = State::Running;
             }
@@ -285,8 +285,8 @@ impl DeviceLane for Lane {
         if self.comm.is_null() || self.left.is_some() || self.make_current().is_err() {
             return;
         }
-        // Data that this rank sent may not have reached its peers yet; finalization completes when it has.
-        // SAFETY: the communicator is valid.
+        // Data that this rank sent may still be on its way to its peers; finalization completes when the data has
+        // arrived. SAFETY: the communicator is valid.
         let begun = self.check("ncclCommFinalize", unsafe { sys::ncclCommFinalize(self.comm) });
         self.left = Some((Instant::now(), begun));
     }
@@ -318,7 +318,8 @@ fn config() -> ncclConfig_t {
     ncclConfig_t {
         size: size_of::<ncclConfig_t>(),
         magic: 0xcafe_beef,
-        // The release that the bindings were generated from; a newer NCCL uses only the fields of that release.
+        // The NCCL release that the bindings were generated from. A newer NCCL reads only the fields that this release
+        // had.
         version: 22_800,
         blocking: 0,
         cgaClusterSize: UNDEFINED,
@@ -363,7 +364,8 @@ fn offset(start: *mut c_void, elements: usize, dtype: Dtype) -> *mut c_void {
     start.wrapping_byte_add(elements * dtype.size())
 }
 
-/// Returns address and number of elements of each rank's part of a buffer. An empty part has the buffer's address.
+/// Returns the address and the number of elements of each rank's part of a buffer. An empty part has the buffer's
+/// address.
 ///
 /// Empty parts are sent too, so that all ranks take part; NCCL transfers messages of 0 bytes since 2.12.10.
 fn parts(buffer: &dyn DeviceMemory, counts: &[usize]) -> Vec<(*mut c_void, usize)> {
@@ -374,7 +376,7 @@ fn parts(buffer: &dyn DeviceMemory, counts: &[usize]) -> Vec<(*mut c_void, usize
     ranges(counts).map(part).collect()
 }
 
-/// Returns the common count if all counts are equal.
+/// Returns the common count if all counts are equal, otherwise `None`.
 fn even(counts: &[usize]) -> Option<usize> {
     let first = *counts.first()?;
     counts.iter().all(|count| *count == first).then_some(first)

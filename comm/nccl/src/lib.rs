@@ -20,12 +20,13 @@
 //!
 //! # Synchronization
 //!
-//! Before every operation the ranks synchronize on the host, each with the signature of its call. This detects and
-//! names a rank that is missing or calls something else; NCCL itself would hang or corrupt memory. The cost is one
-//! barrier of the host transport per operation: some microseconds within a host and some tens between hosts, compared
-//! with the milliseconds of a bucket. It cannot be switched off, because NCCL's behaviour is undefined if ranks
-//! disagree. An operation starts only when the host has seen the end of the previous one on the same connection. This
-//! adds a gap about as long as the barrier, so use few large operations instead of many small ones.
+//! Before every operation the ranks synchronize on the host, each with the signature of its call. If a rank is missing
+//! or calls another operation, the error names this rank; NCCL itself would hang or corrupt memory. The cost is one
+//! barrier of the host transport per operation: some microseconds within a host and some tens of microseconds between
+//! hosts. The operation on one bucket of gradients takes milliseconds. The synchronization cannot be switched off,
+//! because NCCL's behaviour is undefined if ranks disagree. An operation starts only when the host has seen the end of
+//! the previous one on the same connection. The gap between two operations is about as long as the barrier, so use few
+//! large operations instead of many small ones.
 //!
 //! # Numerics
 //!
@@ -35,11 +36,11 @@
 //!
 //! # Environment
 //!
-//! A group has one NCCL connection for its collectives and one per peer and direction for messages, each created on
-//! first use and each with its own stream. Kernels of several connections run on the device at the same time: set
-//! `CUDA_DEVICE_MAX_CONNECTIONS=32` so that they do not queue behind each other. Each connection takes some megabytes
-//! of device memory. No kernel should be loaded while these kernels wait for other ranks: set
-//! `CUDA_MODULE_LOADING=EAGER`. `zero-train` sets both for its ranks.
+//! A group has one NCCL connection for its collectives, and one for the messages to and one for the messages from each
+//! peer. Each connection is created on first use and has its own stream. Kernels of several connections run on the
+//! device at the same time: set `CUDA_DEVICE_MAX_CONNECTIONS=32` so that they do not queue behind each other. Each
+//! connection takes some megabytes of device memory. Loading a kernel while these kernels wait for other ranks can
+//! deadlock: set `CUDA_MODULE_LOADING=EAGER`. `zero-train` sets both for its ranks.
 
 #[cfg(feature = "cuda")]
 mod fabric;

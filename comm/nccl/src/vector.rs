@@ -10,7 +10,7 @@ use zero_cuda::{Allocation, CudaError, Device, Event, Pinned, Stream};
 /// A vector in device memory, filled from the host.
 #[derive(Debug)]
 pub struct DeviceVector {
-    // Fields drop in this order, after `Drop` has waited for the copy into `allocation`.
+    // Fields are dropped in this order, after `drop` has waited for the copy into `allocation`.
     allocation: Allocation,
     dtype: Dtype,
     len: usize,
@@ -23,8 +23,8 @@ pub struct DeviceVector {
 impl DeviceVector {
     /// Copies a host buffer to the device.
     ///
-    /// Returns before the copy is complete; users of the vector on the device wait for
-    /// [`written`](DeviceMemory::written) there.
+    /// Returns before the copy is complete. Operations on the device wait there for the vector's event
+    /// [`written`](DeviceMemory::written).
     ///
     /// # Errors
     /// Fails if device memory or pinnable host memory runs out.
@@ -116,7 +116,7 @@ impl From<DeviceVector> for Buffer {
 
 impl Drop for DeviceVector {
     fn drop(&mut self) {
-        // Waits only for the copy into the vector: operations on it have completed by now, or keep the vector alive.
+        // Waits only for the copy into the vector. An operation that is still in flight would keep the vector alive.
         while self.written.is_done() == Ok(false) {
             yield_now();
         }

@@ -12,7 +12,7 @@ use crate::inquiry::{Inquest, Topic};
 use crate::signature::Signature;
 use crate::step::Deadline;
 
-/// A rank's end of a device connection, between all ranks of a group or two of them.
+/// A rank's end of a device connection. The connection is between all ranks of a group, or between two of them.
 pub(crate) struct DeviceEnd {
     pub(crate) fabric: Arc<dyn DeviceFabric>,
     pub(crate) health: Arc<Health>,
@@ -25,16 +25,16 @@ pub(crate) struct DeviceEnd {
     pub(crate) lane: Option<Box<dyn DeviceLane>>,
 }
 
-/// How long a wait polls without sleeping: a small operation completes sooner than a sleeping thread wakes up.
+/// How long a wait polls before it sleeps. A small operation takes less time than it takes to wake a sleeping thread.
 const SPIN: Duration = Duration::from_micros(100);
 const NAP: Duration = Duration::from_micros(50);
 /// Interval at which a wait checks whether the job has failed.
 const LOOK: Duration = Duration::from_millis(5);
 
 impl DeviceEnd {
-    /// Runs an operation that all ranks have reached. `tell` sends the first rank's invitation to the others; it is
-    /// called only when connecting. Returns the buffers, unless the device may still be using them. In that case they
-    /// are leaked, because the device could otherwise write to memory that has been reused.
+    /// Runs an operation that all ranks have reached. `tell` sends the first rank's invitation to the others. It is
+    /// called only if the connection does not exist yet. Returns the buffers, unless the device may still be using
+    /// them. In that case they are leaked, because the device could otherwise write to memory that has been reused.
     pub(crate) fn carry_out<B>(
         &mut self,
         buffers: B,
@@ -53,8 +53,8 @@ impl DeviceEnd {
                 Ok(buffers)
             }
             Err(failure) => {
-                // Tell the other ranks first, so that they neither blame this rank for leaving nor wait while it
-                // aborts.
+                // Report the failure to the other ranks before aborting. Otherwise they would wait during the abort, or
+                // blame this rank for leaving.
                 self.health.end_because(&failure, signature, deadline.timeout);
                 if !lane.abort() {
                     forget(buffers);
@@ -102,7 +102,8 @@ impl DeviceEnd {
         Ok(())
     }
 
-    /// Waits for the device. All ranks have reached the operation, so any of them may be the one that has stopped.
+    /// Waits for the device. All ranks have reached the operation, and any of them may have stopped since. This rank
+    /// therefore counts as waiting for all of its peers.
     fn wait(&self, lane: &mut dyn DeviceLane, deadline: Deadline) -> Result<(), Failure> {
         let own = self.members[self.rank];
         let peers: Vec<usize> = self.members.iter().copied().filter(|member| *member != own).collect();
@@ -128,8 +129,8 @@ impl DeviceEnd {
     }
 
     /// Turns an error of the device or its library into the failure that ends the job. If the device failed only
-    /// because the job has ended, the cause of that end is more informative. The cause may still be in flight, so this
-    /// waits up to [`GRACE`] for it.
+    /// because the job has ended, returns the cause of that end instead, which is more informative. The message with
+    /// the cause may still be in flight, so this waits up to [`GRACE`] for it.
     fn failure(&self, error: &str) -> Failure {
         let until = Instant::now() + GRACE;
         while Instant::now() < until {

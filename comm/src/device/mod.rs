@@ -2,9 +2,9 @@
 //!
 //! This crate has no device code. A crate that does, such as `zero-nccl`, passes a [`DeviceFabric`] to
 //! [`Communicator::with_devices`](crate::Communicator::with_devices). The group then runs an operation on a
-//! [`DeviceBuffer`] in two parts. First its ranks synchronize over their host transport under that operation's
-//! signature, which detects missing ranks and mismatched calls. Then each rank starts the operation on its device and
-//! waits until the device is done, with the same deadline as any other operation.
+//! [`DeviceBuffer`] in two steps. First, its ranks synchronize over their host transport and compare the signatures of
+//! their calls. This detects missing ranks and mismatched calls. Then each rank starts the operation on its device and
+//! waits until the device is done. The deadline is that of any other operation.
 #![allow(unsafe_code)]
 
 mod end;
@@ -20,8 +20,8 @@ pub(crate) use end::DeviceEnd;
 /// Values in the memory of a device.
 ///
 /// # Safety
-/// `address` must point to `len` elements of `dtype` in the memory of the device, which no other code uses while this
-/// value lives: devices read and write there asynchronously.
+/// `address` must point to `len` elements of `dtype` in the memory of the device. No other code may use these elements
+/// while this value lives, because devices read and write them asynchronously.
 pub unsafe trait DeviceMemory: Any + fmt::Debug + Send + Sync {
     /// Returns the element type.
     fn dtype(&self) -> Dtype;
@@ -37,11 +37,11 @@ pub unsafe trait DeviceMemory: Any + fmt::Debug + Send + Sync {
     /// Returns the index of the device.
     fn device(&self) -> usize;
 
-    /// Returns the device address of the first element; any value if there are no elements.
+    /// Returns the device address of the first element. Without elements, the address is unspecified.
     fn address(&self) -> u64;
 
-    /// Returns the event of the device's library (a `CUevent`) that is recorded after the elements' values are written;
-    /// `None` if they are written already. The event must live as long as this value.
+    /// Returns the event of the device's library (a `CUevent`) that is recorded after the elements' values are written.
+    /// Returns `None` if the values are written already. The event must live as long as this value.
     fn written(&self) -> Option<u64>;
 
     /// Copies the values to host memory.
@@ -115,8 +115,8 @@ pub trait DeviceFabric: Send + Sync {
     /// Returns the index of the device whose memory this fabric can use.
     fn device(&self) -> usize;
 
-    /// Creates one end of a new connection between devices. A group requests one for its collectives and one per peer
-    /// and direction for messages, each on first use.
+    /// Creates one end of a new connection between devices. A group requests one connection for its collectives, and
+    /// one per peer and direction for messages. It requests each on first use.
     ///
     /// # Errors
     /// Returns the error of the device or its library.
@@ -156,13 +156,13 @@ pub trait DeviceLane: Send {
     /// Returns the error that the operation ended with.
     fn poll(&mut self) -> Result<bool, String>;
 
-    /// Aborts the connection or operation in flight, on this rank and its peers. Returns whether the device has stopped
-    /// using the buffers; it must do so within seconds. No operation is started afterwards.
+    /// Aborts the connection or operation in flight, on this rank and its peers. Returns within seconds, and tells
+    /// whether the device has stopped using the buffers. No operation is started afterwards.
     fn abort(&mut self) -> bool;
 
     /// Starts to leave the connection, without blocking. No operation is started afterwards. Dropping the lane waits a
-    /// limited time for the peers to receive what was sent to them, so a rank with several connections calls `leave` on
-    /// all of them before it drops the first.
+    /// limited time until the peers have received the data that was sent to them. A rank with several connections
+    /// therefore calls `leave` on all of them before it drops the first one.
     fn leave(&mut self);
 }
 
@@ -178,7 +178,7 @@ pub enum DeviceWork<'a> {
     },
     /// Concatenates the shards of all ranks, on all ranks.
     AllGather {
-        /// The outputs and this rank's shards of them.
+        /// The outputs, each with this rank's shard.
         vectors: Vec<ShardedMemory<'a>>,
     },
     /// Reduces the inputs of all ranks; each rank gets its range of the result.

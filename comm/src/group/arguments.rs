@@ -8,7 +8,7 @@ use crate::pending::Pending;
 use crate::signature::Operation;
 use crate::step::Membership;
 
-/// Maximum number of buffers of a coalesced operation; a header states their number in 16 bits.
+/// Maximum number of buffers of a coalesced operation: the header has 16 bits for this number.
 const MOST: usize = u16::MAX as usize;
 
 /// The kind of memory that holds the buffers of an operation.
@@ -50,7 +50,8 @@ impl Group {
         }
     }
 
-    /// Returns which memory holds the buffers of a coalesced operation, or why they cannot take part in one.
+    /// Returns which memory holds the buffers of a coalesced operation. The error says why these buffers cannot be
+    /// coalesced.
     pub(super) fn place_all<'a>(&self, buffers: impl Iterator<Item = &'a Buffer>) -> Result<BufferKind, String> {
         let buffers: Vec<&Buffer> = buffers.collect();
         match buffers.len() {
@@ -60,7 +61,7 @@ impl Group {
         }
     }
 
-    /// Returns which memory holds the buffers of an operation, or why they cannot take part in one.
+    /// Returns which memory holds the buffers of an operation. The error says why the operation cannot use them.
     pub(super) fn place(&self, buffers: &[&Buffer]) -> Result<BufferKind, String> {
         let on_device = |buffer: &&Buffer| match buffer {
             Buffer::Device(buffer) => Some(buffer.memory().device()),

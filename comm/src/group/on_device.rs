@@ -120,7 +120,7 @@ impl Group {
         )
     }
 
-    /// Runs a collective whose ranks have equal signatures.
+    /// Runs a collective whose signature must be equal on all ranks.
     fn collective_on_device<B: Send + 'static, T: Send + 'static>(
         &self,
         signature: Signature,

@@ -47,7 +47,7 @@ impl<E: ?Sized + Send + 'static> Ordered<E> {
         Ok(Ordered { next: Mutex::new(0), lane, device })
     }
 
-    /// Makes the device end leave its connection after all jobs submitted so far.
+    /// Submits a job that makes the device end leave its connection, so that it leaves after all earlier jobs.
     pub(super) fn leave_device(&self) {
         if let Some(device) = self.device.clone() {
             self.lane.submit(move |_| lock(&device).leave());
@@ -86,7 +86,7 @@ impl Group {
         if self.size() > 1 {
             return self.submit(&self.collectives, signature, work);
         }
-        // A group of one rank runs the operation on this thread: it finishes sooner than a worker thread would wake up.
+        // A group of one rank runs the operation on this thread, which takes less time than waking a worker thread.
         let mut next = lock(&self.collectives.next);
         signature.sequence = *next;
         *next += 1;

@@ -52,7 +52,7 @@ pub(super) fn describe(operation: Operation, buffer: &Buffer) -> Signature {
     Signature { layout: 0, ..coalesced(operation, [(buffer, &[][..])].into_iter()) }
 }
 
-/// Describes an operation on several buffers, each with the counts that must agree between ranks.
+/// Describes an operation on several buffers. Each comes with its counts, which must agree between ranks.
 pub(super) fn coalesced<'a>(
     operation: Operation,
     wholes: impl Iterator<Item = (&'a Buffer, &'a [usize])> + Clone,

@@ -1,15 +1,16 @@
-//! Determines which ranks of a group compute a partial sum among themselves before they send it to other ranks.
+//! Determines which ranks of a group first compute a partial sum together and then send it to the other ranks.
 //!
 //! Every sum uses the binary tree over the ranks, so ranks of one host may form a partial sum only if it is a node of
 //! that tree. A *cell* is a run of consecutive ranks on one host that forms one node of the tree. Two hosts with four
-//! ranks each form two cells. Two hosts with three ranks each form the cells 0–1, 2, 3 and 4–5, because the tree
-//! combines 2 and 3 before either is combined with anything else. Fewer cells mean less traffic between hosts.
-//! Launchers number ranks host by host, so hosts with a power of two of ranks are one cell each.
+//! ranks each form two cells. Two hosts with three ranks each form the cells 0–1, 2, 3 and 4–5, because the tree first
+//! combines 2 with 3. Fewer cells mean less traffic between hosts. Launchers number ranks host by host. If the number
+//! of ranks per host is a power of two, each host is therefore one cell.
 
 use std::ops::Range;
 
-/// Returns the cells of a group in rank order, given the host of each rank. A cell is a run of ranks on one host that
-/// computes a partial sum before ranks on other hosts see it. Data that one cell needs from another is sent to it once.
+/// Returns the cells of a group in rank order, given the host of each rank. The ranks of a cell are consecutive ranks
+/// on one host, which compute a partial sum before they send it to other hosts. If a cell needs data of another cell,
+/// the data is sent only once.
 #[must_use]
 pub fn cells<T: PartialEq>(hosts: &[T]) -> Vec<Range<usize>> {
     let size = hosts.len();

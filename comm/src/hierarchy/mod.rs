@@ -1,17 +1,17 @@
-//! Collectives of a group on several hosts: over shared memory within a host, and over the network with one copy per
-//! host.
+//! Collectives of a group on several hosts. They use shared memory within a host, and send data over the network once
+//! per host.
 //!
 //! The group is divided into [`cells`]. A vector is divided into as many slices as the smallest cell has ranks. The
 //! ranks with the same index in their cells form a *rail*, which moves one slice between the cells. An all_reduce has
 //! three phases. First, each rank of a cell reduces its slice over the cell. Then every rail reduces its slice over the
-//! cells. Finally, every cell gathers the slices. The traffic between hosts is that of flat collectives with one rank
-//! per cell. The result is bit-identical to the flat tree because a cell is a node of that tree. 16-bit floats are
-//! summed in f32 throughout and rounded once.
+//! cells. Finally, every cell gathers the slices. The traffic between hosts is as large as if each cell were a single
+//! rank. The result is bit-identical to a sum over the tree of all ranks, because each cell is a node of that tree.
+//! 16-bit floats are summed in f32 throughout and rounded once.
 //!
 //! In an all_to_all, the parts between ranks of one cell stay in its shared memory. Each other part travels over a
-//! direct connection between its two ranks. A byte for another host therefore crosses the network once and is copied
-//! nowhere else. Rails would need fewer connections, but every part would pass through a third rank, which would need
-//! memory for it.
+//! direct connection between its two ranks. A byte for another host therefore crosses the network once, without
+//! intermediate copies. Rails would need fewer connections, but every part would pass through a third rank, which would
+//! need memory for it.
 
 mod cells;
 mod sums;
@@ -62,8 +62,8 @@ impl Collective for Hierarchy {
     /// Exchanges the parts between ranks of this cell within the cell, and the others over direct connections.
     fn exchange(&mut self, parts: Parts<'_>) -> Result<Carried, Failure> {
         let Parts { signature, input, output, mut pairs, deadline } = parts;
-        // A rank that has called a different collective communicates over cells and rails only. The ranks therefore
-        // first meet there, which detects the difference.
+        // If a rank has called a different collective, it communicates over cells and rails only. All ranks therefore
+        // first run a barrier over cells and rails, which detects the different call.
         self.barrier(&Task { signature: signature.of_all(), reduce: None, deadline })?;
         let cell = self.cells[self.own()].clone();
         let of_cell = pairs[cell].iter_mut().map(Option::take).collect();
@@ -146,8 +146,8 @@ impl Hierarchy {
     fn reduce_scatter(&mut self, step: Step<'_>) -> Result<Carried, Failure> {
         let (task, mut vectors) = (Task::of(&step), step.vectors);
         let (own, place, rails) = (self.own(), self.place(), rails(&self.cells));
-        // If all cells have the same size, the slices of a cell are the ranges of its ranks, so each rank reduces its
-        // own range.
+        // If all cells have the same size, the slices of a cell are the ranges of its ranks, so each rail directly
+        // reduces the final ranges of its ranks.
         let even = self.cells.iter().all(|cell| cell.len() == rails);
         let slices = |vector: &Vector<'_>, cell: &Range<usize>| match even {
             true => vector.ranges[cell.clone()].to_vec(),
@@ -251,7 +251,7 @@ impl Hierarchy {
     }
 }
 
-/// Returns one range for each rank of a cell: the slice of its rail, or an empty range if the rank has no rail.
+/// Returns one range for each rank of a cell: the slice of the rank's rail, or an empty range if the rank has no rail.
 fn one_each(slices: &[Range<usize>], ranks: usize) -> Vec<Range<usize>> {
     let slice = |rank| slices.get(rank).cloned().unwrap_or(0..0);
     (0..ranks).map(slice).collect()

@@ -7,7 +7,7 @@ use super::{Environment, LauncherEnvironmentError, slurm};
 /// The default port of PyTorch's launchers.
 pub(super) const DEFAULT_PORT: u16 = 29500;
 
-/// Azure's batch service puts `host:port` into one of these variables.
+/// Azure Batch sets one of these variables to `host:port`.
 const AZURE: [&str; 2] = ["AZ_BATCH_MASTER_NODE", "AZ_BATCHAI_MPI_MASTER_NODE"];
 
 pub(super) fn address(
@@ -61,20 +61,20 @@ pub(super) fn port(environment: &Environment) -> Result<u16, LauncherEnvironment
     Ok(job.map_or(DEFAULT_PORT, |job| 20000 + (digest(&job) % 9000) as u16))
 }
 
-/// Returns whether the launcher serves the store. torchrun sets this variable if its agent serves the store, and so
-/// does this project's launcher. Ray Train serves a store without setting the variable.
+/// Returns whether the launcher serves the store. torchrun and this project's launcher set
+/// `TORCHELASTIC_USE_AGENT_STORE` if they serve the store. Ray Train serves a store but does not set the variable.
 pub(super) fn store_is_served(environment: &Environment) -> bool {
     environment.get("TORCHELASTIC_USE_AGENT_STORE").is_some_and(|value| matches!(value.as_str(), "True" | "true" | "1"))
 }
 
 pub(super) fn attempt(environment: &Environment) -> Result<u32, LauncherEnvironmentError> {
-    // The variable of this project's launcher comes first, because that launcher may itself run inside a Slurm job.
+    // The variable of this project's launcher comes first: inside a Slurm job, `SLURM_RESTART_COUNT` is set as well.
     let found =
         environment.first_number(&["ZERO_TRAIN_ATTEMPT", "TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"])?;
     Ok(found.map_or(0, |(_, attempt)| attempt as u32))
 }
 
-/// Returns the launcher's name for the job. Each step of a Slurm allocation is a job of its own.
+/// Returns the launcher's name for the job. In a Slurm allocation, each step counts as a separate job.
 pub(super) fn run_id(environment: &Environment) -> String {
     if let Some(run) = ["ZERO_TRAIN_RUN_ID", "TORCHELASTIC_RUN_ID"].iter().find_map(|name| environment.get(name)) {
         return run;

@@ -12,10 +12,10 @@
 //! | only `RANK` and `WORLD_SIZE` | `RANK`, `WORLD_SIZE` | 0, 1 |
 //! | none of these, or only `WORLD_SIZE=1` | 0, 1 | 0, 1 |
 //!
-//! OpenMPI and PMI come before Slurm because hydra inside Slurm gives every rank `SLURM_PROCID=0`. The script of a
-//! batch job has `SLURM_PROCID` but no `SLURM_STEP_ID` and is not a rank. `MASTER_ADDR` alone does not imply other
-//! ranks, but `RANK` or a `WORLD_SIZE` above 1 does. If only one of these two is set, this is an error, not a job of
-//! one rank.
+//! OpenMPI and PMI come before Slurm because hydra inside Slurm gives every rank `SLURM_PROCID=0`. In the script of a
+//! batch job, `SLURM_PROCID` is set but `SLURM_STEP_ID` is not; the script is not a rank. A process with only
+//! `MASTER_ADDR` is a job of one rank. A process with only one of `RANK` and `WORLD_SIZE` (above 1) is an error,
+//! because there must be other ranks.
 
 mod master;
 mod slurm;
@@ -29,7 +29,7 @@ pub struct LauncherEnvironment {
     pub world_size: usize,
     /// Rank among the ranks of this host; 0 if the launcher does not set it.
     pub local_rank: usize,
-    /// Number of ranks on this host; if the launcher does not set it, `local_rank + 1`.
+    /// Number of ranks on this host, or `local_rank + 1` if the launcher does not set it.
     pub local_world_size: usize,
     /// Host of the rendezvous.
     pub master_addr: String,
@@ -77,7 +77,7 @@ pub enum LauncherEnvironmentError {
         /// The number of ranks.
         size: usize,
     },
-    /// No variable says where the rendezvous is.
+    /// No variable contains the address of the rendezvous.
     #[error(
         "the address at which the {world_size} ranks connect is missing: set MASTER_ADDR to the host of rank 0, and MASTER_PORT"
     )]
@@ -85,7 +85,7 @@ pub enum LauncherEnvironmentError {
         /// The number of ranks.
         world_size: usize,
     },
-    /// The variables may count pods instead of ranks.
+    /// `RANK` and `WORLD_SIZE` may count pods instead of ranks.
     #[error(
         "RANK and WORLD_SIZE are set without LOCAL_RANK, and PET_NPROC_PER_NODE={processes}, so they may count pods instead \
          of ranks: start the ranks with torchrun, or run one process per pod"
@@ -117,8 +117,8 @@ impl LauncherEnvironment {
     /// `LauncherEnvironment::from_environment(|name| std::env::var(name).ok())`.
     ///
     /// # Errors
-    /// Fails if a variable is missing or invalid, if the rank is out of range, or if no variable says where the ranks
-    /// meet.
+    /// Fails if a variable is missing or invalid, if the rank is out of range, or if no variable contains the address
+    /// of the rendezvous.
     pub fn from_environment(
         lookup: impl Fn(&str) -> Option<String>,
     ) -> Result<LauncherEnvironment, LauncherEnvironmentError> {

@@ -1,4 +1,4 @@
-//! Tests the table of launchers, row by row.
+//! Tests each row of the table of launchers in the parent module.
 
 use super::*;
 

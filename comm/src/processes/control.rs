@@ -1,8 +1,8 @@
-//! One control connection between every pair of processes, idle as long as the job is healthy.
+//! The control connections: one between every two processes, idle as long as the job is healthy.
 //!
-//! When a process ends for any reason, the kernel closes its connections and every other process notices, even if its
-//! lanes sleep on shared memory. A process that leaves in an orderly way sends a goodbye first. A process that has to
-//! stop sends the cause. A process that has waited for long asks the others which ranks they wait for.
+//! When a process ends for any reason, the kernel closes its connections. Every other process notices this, even while
+//! its own lanes sleep on shared memory. A process that leaves in an orderly way sends a goodbye first. A process that
+//! fails sends the cause. A process that has waited for long asks the others which ranks they wait for.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -30,8 +30,8 @@ struct Shared {
     leaving: AtomicBool,
 }
 
-/// Delay between the loss of a connection and the failure of all operations. Meanwhile ranks read the data that a dying
-/// process sent on other connections, and its report of the cause may arrive.
+/// Delay between the loss of a connection and the failure of all operations. Within this time, ranks still read data
+/// that the ending process sent on other connections, and its message with the cause may arrive.
 const GRACE: Duration = Duration::from_millis(200);
 
 const GOODBYE: u8 = 0;
@@ -50,7 +50,7 @@ impl Control {
     ) -> std::io::Result<Control> {
         for stream in streams.iter().flatten() {
             stream.set_nonblocking(false)?;
-            // The buffers are normally empty, so a write blocks only if the peer's process is stopped.
+            // The socket buffers are normally empty, so a write blocks only if the peer's process does not run.
             stream.set_write_timeout(Some(GRACE))?;
         }
         let shared = Arc::new(Shared { streams, board, registry, leaving: AtomicBool::new(false) });
@@ -87,7 +87,8 @@ impl Drop for Control {
 
 #[cfg(feature = "fuzzing")]
 impl Control {
-    /// Parses `bytes` as the frames of rank 1 of 2, in pieces of at most `piece` bytes.
+    /// Parses `bytes` as frames from rank 1, in a job of two ranks. The bytes arrive in pieces of at most `piece`
+    /// bytes.
     pub(crate) fn fuzz(bytes: &[u8], piece: usize) {
         let (board, registry) = (Board::new(2), Arc::<WaitRegistry>::default());
         let streams = vec![None, None];
@@ -97,7 +98,8 @@ impl Control {
             peer.unread.extend_from_slice(piece);
             shared.understand(&mut peer);
         }
-        // A forwarded cause equals the received one, with its texts truncated.
+        // If this rank forwards the received cause, the receiver decodes the same cause, except that long texts are
+        // truncated.
         if let Some(cause) = board.cause() {
             let (code, payload) = take_frame(&mut encode(cause)).expect("a whole frame");
             let heard = decode(code, &payload).expect("a cause");

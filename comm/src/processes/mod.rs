@@ -1,7 +1,7 @@
 //! Ranks as processes: connects the groups of a job over shared memory or TCP.
 //!
-//! A group on one host first connects over TCP, uses that connection once to agree on a shared-memory segment, and
-//! closes it. A group on several hosts consists of smaller groups, cells and rails (see [`Hierarchy`]), plus
+//! A group on one host first connects over TCP. It uses these connections only to set up a shared-memory segment, and
+//! then closes them. A group on several hosts consists of smaller groups, cells and rails (see [`Hierarchy`]), plus
 //! connections for messages.
 
 mod control;
@@ -126,7 +126,7 @@ impl Processes {
         };
         let waiters = Arc::<Waiters>::default();
         let mut endpoint = group.exchange(&waiters)?;
-        // The calling thread counts as a waiter during the steps below.
+        // Count the calling thread as a waiter, so that the deadline runs during the steps below.
         let _seat = waiters.enter();
         match group.share_memory(&mut endpoint, deadline).map_err(lost)? {
             Ok(shared) => group.links = Links::Shm(shared),
@@ -160,7 +160,8 @@ impl Processes {
         (self.world.hub.identity.job, self.world.hub.identity.attempt)
     }
 
-    /// Returns how long this rank may spin. The ranks of other groups on this host count too: they need cores.
+    /// Returns how long this rank may spin. Counts all ranks of the job on this host, whatever their group, because
+    /// each needs a core.
     fn spin_time(&self) -> Duration {
         let hosts = &self.world.hosts;
         let own = &hosts[self.world.health.rank];

@@ -4,10 +4,10 @@
 //! The owner of a range reads it in all buffers, combines it, and writes the result back to all buffers while they are
 //! still in the cache. No other rank accesses that range of any buffer in the meantime, so ranks synchronize only
 //! twice. No rank starts before the exchange of headers, and no rank returns its buffer before the exchange of
-//! farewells. A gather without a reduction works the same way, except that nothing is combined.
+//! farewells. A gather without a reduction also has these two exchanges, but each range is only copied.
 //!
-//! For an all_reduce of S bytes on two ranks, each rank reads S and writes S. Through a ring it would read 2.5 S and
-//! write 2 S, largely in cache lines that the other core has just written.
+//! For an all_reduce of S bytes on two ranks, each rank reads S and writes S. Through rings, it would read 2.5 S and
+//! write 2 S, and most of these accesses would be to cache lines that the other rank's core has just written.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ const BLOCK: usize = 64 * 1024;
 #[derive(Clone)]
 pub(crate) struct Neighbours(pub(crate) Vec<Option<Arc<PeerArena>>>);
 
-/// A rank's buffer while it is lent.
+/// A rank's buffer that is lent to its peers.
 struct Lease {
     rank: usize,
     bytes: *mut u8,
@@ -61,7 +61,7 @@ impl Lease {
 }
 
 impl Neighbours {
-    /// Runs this rank's part of a collective on the vector with this index. The headers have been exchanged already:
+    /// Runs this rank's part of a collective on the vector with index `index`. The headers have been exchanged already:
     /// all ranks have lent their buffers and published the offsets. `places` lists (rank, offset) of all peers.
     pub(crate) fn carry_out(
         &self,
@@ -88,8 +88,8 @@ impl Neighbours {
 }
 
 impl Neighbours {
-    /// Copies a message, or a part of an all_to_all, from the arena of group rank `peer` at offset `place` to a part of
-    /// a vector of `whole` bytes. The peer waits until the copy is done.
+    /// Copies a message, or a part of an all_to_all, from the arena of group rank `peer` at offset `place` into a
+    /// vector of `whole` bytes, or a part of it. The peer waits until the copy is done.
     pub(crate) fn fetch(
         &self,
         peer: usize,
@@ -111,7 +111,7 @@ impl Neighbours {
         Ok(())
     }
 
-    /// Returns the buffer that a peer offers at offset `place`.
+    /// Returns the buffer that a peer lends at offset `place` of its arena.
     fn lease(&self, peer: usize, place: u64, length: usize, membership: &Membership) -> Result<Lease, Failure> {
         let bytes = self.0[peer].as_ref().and_then(|arena| arena.buffer(place, length));
         lease(peer, bytes, place, length, membership)
@@ -175,9 +175,9 @@ fn reduce(
     Ok(())
 }
 
-/// Copies the peers' ranges from their buffers into this rank's. If only one rank has data, as in a broadcast, that
-/// rank would have nothing to copy, so it writes the last part of its range to every buffer. All ranks then copy the
-/// same amount.
+/// Copies the peers' ranges from their buffers into this rank's. In a broadcast, only one rank has data, and this rank
+/// would have nothing to copy. It therefore writes the last part of its range to every other buffer, so that all ranks
+/// copy about the same amount.
 fn gather(vector: &Vector<'_>, own: &Lease, peers: &[Lease], health: &Health) -> Result<(), Failure> {
     let (whole, ranges) = (vector.buffer.len(), &vector.ranges);
     let alone = ranges.iter().filter(|range| !range.is_empty()).count() == 1;
@@ -204,7 +204,7 @@ fn gather(vector: &Vector<'_>, own: &Lease, peers: &[Lease], health: &Health) ->
 }
 
 /// Writes this rank's range from a separate source to all buffers, its own and the peers', so that the source is read
-/// from memory only once.
+/// only once.
 fn hand_out(vector: &Vector<'_>, source: &[u8], own: &Lease, peers: &[Lease], health: &Health) -> Result<(), Failure> {
     let range = &vector.ranges[own.rank];
     for block in blocks(range) {

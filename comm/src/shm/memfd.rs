@@ -1,4 +1,4 @@
-//! Anonymous memory files, and how another process of the same user opens one.
+//! Anonymous memory files, which other processes of the same user can open.
 //!
 //! The file never has a name in any file system, so it cannot be left behind. Other processes open it through its
 //! owner's entry in `/proc`, which the kernel permits only to processes of the same user. It is sealed against
@@ -16,7 +16,8 @@ use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 pub(crate) struct Ticket {
     process: u32,
     descriptor: i32,
-    /// Random number that is also the first word of the file, to verify that the entry in `/proc` is the right file.
+    /// Random number that is also stored in the first word of the file. A process compares the two to verify that the
+    /// entry in `/proc` is the right file.
     pub(crate) nonce: u64,
 }
 

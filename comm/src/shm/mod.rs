@@ -36,8 +36,8 @@ pub(crate) struct Shared {
     pub(crate) neighbours: Option<Neighbours>,
 }
 
-/// Maps one segment into all members of a group and, if every member has an arena, the arenas into each other. The
-/// members communicate over `endpoint` in the meantime. The inner `Err` means that a member cannot map the segment.
+/// Maps one segment into all members of a group. If every member has an arena, also maps the arena of each member into
+/// all others. The members synchronize over `endpoint`. The inner `Err` means that a member cannot map the segment.
 pub(crate) fn share(
     endpoint: &mut dyn Collective,
     membership: &Membership,
@@ -72,7 +72,7 @@ pub(crate) fn share(
     let vote = [u8::from(opened.is_ok()), u8::from(neighbours.is_some())];
     let votes = gather_all(endpoint, membership, &vote, 1, deadline)?;
     let refused = votes.iter().position(|vote| vote[0] != 1);
-    // A rank may offer a buffer only if all peers can access it.
+    // A rank may lend its buffers only if all peers have mapped its arena.
     let neighbours = neighbours.filter(|_| votes.iter().all(|vote| vote[1] == 1));
     Ok(match (opened, refused) {
         (Err(detail), _) => Err(detail),

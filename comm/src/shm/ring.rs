@@ -7,15 +7,15 @@ use crate::bell::Bell;
 /// Number of chunks in a ring.
 pub(super) const SLOTS: usize = 4;
 
-/// The shared words of a ring. Zeroed memory is an empty ring. Each cache line is written by one side only.
+/// The shared words of a ring. Zeroed memory is an empty ring. Only one side writes to each cache line.
 #[repr(C, align(64))]
 pub(super) struct Control {
     written: Line,
     read: Line,
     /// Bytes in each slot.
     lengths: [AtomicU32; SLOTS],
-    /// The two ends of a ring of messages wait on these. Collectives instead wait on one bell per rank for all their
-    /// rings.
+    /// The bells on which the two ends of a ring of messages wait. For collectives, each rank instead has one bell for
+    /// all its rings.
     pub(super) reader: Bell,
     pub(super) writer: Bell,
 }

@@ -21,7 +21,7 @@ pub(crate) enum Lane {
 pub(crate) struct Segment {
     map: MmapRaw,
     layout: Layout,
-    /// In the process that created the segment, keeps the file open so that the others can open it.
+    /// The open file. The process that created the segment keeps it open, so that the other processes can open it.
     _file: File,
 }
 
@@ -116,14 +116,14 @@ struct Layout {
     chunk: usize,
 }
 
-/// Total size in bytes of one slot in each of a rank's outgoing rings. The limit keeps written data in the writer's L2
-/// cache, or in a cache that writer and reader share, until it is read.
+/// Maximum total size in bytes of one slot of every outgoing ring of a rank, for up to 32 peers. With this limit,
+/// written data stays in the writer's L2 cache, or in a cache that writer and reader share, until it is read.
 const CHUNKS_OF_A_RANK: usize = 128 * 1024;
 
 impl Layout {
     fn new(size: usize) -> Layout {
         let peers = size.saturating_sub(1).max(1);
-        // A power of two, so that chunks start on cache lines.
+        // The size is a power of two, so that every chunk starts at the start of a cache line.
         let chunk = (CHUNKS_OF_A_RANK / peers.next_power_of_two()).max(4096);
         Layout { size, chunk }
     }

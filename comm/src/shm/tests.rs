@@ -52,7 +52,8 @@ fn one_inaccessible_buffer_makes_all_ranks_use_rings() {
     let rank = |rank: usize| {
         SHARED.set(true);
         let comm = connect(&place(rank), &options).expect("the ranks meet");
-        // Each rank in turn, and finally none, has its buffer outside of the arena.
+        // In each step, another rank has its buffer outside of the arena; in the last step, no rank does. This runs
+        // twice.
         for outsider in (0..=SIZE).chain(0..=SIZE) {
             let before = comm.stats();
             SHARED.set(rank != outsider);
@@ -61,7 +62,8 @@ fn one_inaccessible_buffer_makes_all_ranks_use_rings() {
             assert!(sum.as_i64().is_some_and(|all| all.iter().all(|value| *value == 3)));
             let done = (comm.stats() - before)[Operation::AllReduce];
             assert_eq!((done.calls, done.in_place), (1, u64::from(outsider == SIZE)));
-            // In an all_to_all, the inputs of the other ranks are still accessed in place.
+            // In an all_to_all, only the rank outside of the arena sends chunks; the inputs of the other ranks are
+            // accessed in place.
             let input: Vec<i64> = (0..SIZE).flat_map(|to| vec![(10 * rank + to) as i64; LENGTH]).collect();
             let counts = [LENGTH; SIZE];
             let output = vec![0i64; SIZE * LENGTH];

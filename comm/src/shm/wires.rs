@@ -17,11 +17,11 @@ pub(crate) struct ShmWires {
 
 /// The rings of the lane, and the bell it waits on.
 enum Scope {
-    /// The rings to and from all peers. The rank waits on its own bell for any event.
+    /// The rings to and from all peers. The rank waits for all their events on a single bell.
     Collectives,
-    /// The ring to a peer.
+    /// The ring with messages to this peer.
     To(usize),
-    /// The ring from a peer.
+    /// The ring with messages from this peer.
     From(usize),
 }
 

@@ -26,7 +26,7 @@ pub(super) enum Protocol {
 const RETRY: Duration = Duration::from_millis(20);
 
 impl StoreClient {
-    /// Connects, retrying until the deadline because the server may start later than its clients.
+    /// Connects to a store. The server may start later than its clients, so this retries until the deadline.
     ///
     /// # Errors
     /// [`StoreError::Unreachable`] or [`StoreError::Unauthorized`].
@@ -34,7 +34,7 @@ impl StoreClient {
         StoreClient::connect_any(&[address], token, deadline)
     }
 
-    /// Connects to the first of several addresses that answers.
+    /// Connects to the first address, in the given order, that answers.
     pub(crate) fn connect_any(
         addresses: &[&str],
         token: Option<&str>,
@@ -61,12 +61,12 @@ impl StoreClient {
         Err(StoreError::Unreachable { address: String::new(), detail: "no address to connect to".into() })
     }
 
-    /// Returns whether the server is PyTorch's, whose keys any client can read.
+    /// Returns whether the server is PyTorch's. Any client can read the keys of such a server.
     pub fn is_torch(&self) -> bool {
         self.protocol == Protocol::Torch
     }
 
-    /// Returns this side's address of the connection to the server.
+    /// Returns the local address of the connection to the server.
     pub fn local_address(&self) -> io::Result<std::net::SocketAddr> {
         self.stream.local_addr()
     }
@@ -148,8 +148,8 @@ fn attempt(address: &str, key: &Key, deadline: Instant) -> Result<(TcpStream, Pr
         let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
         match TcpStream::connect_timeout(&address, left.min(Duration::from_secs(5))) {
             Err(error) => last = error,
-            // While no server listens on a port of the ephemeral range, a connection to that port can connect to
-            // itself.
+            // If the server's port is in the ephemeral range and no server listens on it yet, a connection to this port
+            // can connect to itself.
             Ok(stream) if stream.local_addr().ok() == stream.peer_addr().ok() => {
                 last = io::ErrorKind::ConnectionRefused.into();
             }
@@ -164,7 +164,7 @@ fn attempt(address: &str, key: &Key, deadline: Instant) -> Result<(TcpStream, Pr
 
 /// Determines the server's protocol and proves the token to a server of this crate.
 pub(super) fn greet(stream: &mut TcpStream, key: &Key) -> Result<Protocol, Refusal> {
-    // Any number works that differs from the answer of this crate's server.
+    // The number for the ping. It must only differ from the answer of this crate's server.
     let number = (std::process::id()).to_le_bytes();
     stream.write_all(&torch::hello(u32::from_le_bytes(number)))?;
     let mut answer = [0; 4];

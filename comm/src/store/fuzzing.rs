@@ -12,7 +12,7 @@ use crate::fuzzing::peer_that_sends;
 pub(crate) fn server(bytes: &[u8]) {
     let (mut stream, _peer) = peer_that_sends(bytes);
     let shared = Shared::default();
-    // A server that is closing does not wait for keys that the input never sets.
+    // The server is marked as closing: it then does not wait for keys that the input never sets.
     shared.closing.store(true, Ordering::SeqCst);
     let _ = requests(&mut stream, &shared);
 }

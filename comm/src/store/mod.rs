@@ -2,7 +2,7 @@
 //!
 //! [`StoreServer`] serves only clients that prove the job token. [`StoreClient`] also speaks the protocol of PyTorch's
 //! `TCPStore`, which is the server on `MASTER_PORT` under torchrun and Ray. The client's first message is a valid
-//! `TCPStore` ping; the answer tells it which of the two servers it has reached.
+//! `TCPStore` ping; from the answer, the client learns which of the two servers it has reached.
 
 mod client;
 #[cfg(feature = "fuzzing")]
@@ -35,7 +35,7 @@ pub enum StoreError {
         /// What went wrong.
         detail: String,
     },
-    /// The token was not accepted, or the server could not prove that it knows the token.
+    /// The server did not accept the client's token, or could not prove that it knows the token itself.
     #[error("{address}: the job token was not accepted")]
     Unauthorized {
         /// The address.
@@ -65,7 +65,8 @@ pub enum StoreError {
 pub(crate) const MAX_KEY: usize = 8 * 1024;
 /// Maximum length of a value in bytes.
 pub(crate) const MAX_VALUE: usize = 64 * 1024;
-/// Maximum number of keys of a server: even a client that has proven the token may be broken.
+/// Maximum number of keys of a server. It limits the memory that a faulty client can use, even one that knows the
+/// token.
 pub(crate) const MAX_KEYS: usize = 1 << 20;
 
 // Requests of this crate's protocol: a code, then strings, each preceded by its length as a little-endian u32. `SET key

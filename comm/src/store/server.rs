@@ -32,7 +32,7 @@ pub(super) const OURS: [u8; 4] = *b"ZRO?";
 
 impl StoreServer {
     /// Listens on an address, such as `("127.0.0.1", 0)` for a free port of this host. With a token, serves only
-    /// clients that know it; without one, every client that reaches the port.
+    /// clients that know the token. Without a token, serves every client that reaches the port.
     ///
     /// # Errors
     /// [`StoreError::Bind`] if the server cannot listen on the address.
@@ -131,7 +131,8 @@ impl Shared {
 
 /// Returns the code of the next request; `None` if the client has disconnected or the server is closing.
 fn next_code(stream: &mut TcpStream, shared: &Shared) -> io::Result<Option<u8>> {
-    // A client may stay idle for any time, so the read times out regularly to check whether the server is closing.
+    // A client may stay idle for any length of time. The read therefore times out regularly, to check whether the
+    // server is closing.
     stream.set_read_timeout(Some(2 * SLICE))?;
     let mut code = [0];
     loop {

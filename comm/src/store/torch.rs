@@ -2,8 +2,8 @@
 //!
 //! The protocol (torch/csrc/distributed/c10d): a client starts with `VALIDATE` and a magic number. Numbers are
 //! little-endian; strings and values are preceded by their length as u64. `SET` has no answer. `GET` fails for a
-//! missing key, so the client sends `WAIT` first, which is answered with one byte when all keys are set. `PING` returns
-//! the number it was sent.
+//! missing key, so the client sends `WAIT` first. The server answers `WAIT` with one byte when all its keys are set.
+//! The answer to `PING` is the number that the client sent.
 
 use std::io::{self, Write};
 use std::net::TcpStream;

@@ -1,12 +1,12 @@
 //! Runs a collective over the streams between the ranks of a group, with one loop for all collectives.
 //!
 //! Each iteration offers every peer the data that may be sent and takes the data that has arrived. A chunk of this
-//! rank's range is reduced as soon as the contributions of all peers have arrived. Every stream starts with the header,
-//! and no payload of a peer is used before its header has been compared.
+//! rank's range is reduced as soon as the contributions of all peers have arrived. Every stream starts with a header.
+//! No payload of a peer is used before the header of this peer has been compared.
 //!
-//! A vector whose buffer all ranks can access in each other's memory is reduced or gathered in place; only the headers
-//! and the places of the buffers pass through the streams. The other vectors of a coalesced operation are streamed, one
-//! after another, as one sequence of chunks.
+//! If every rank can access every other rank's buffer of a vector, the vector is reduced or gathered in place: only the
+//! headers and the places of the buffers pass through the streams. The other vectors of a coalesced operation are
+//! streamed one after another, as one sequence of chunks.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -39,7 +39,7 @@ struct Streams {
     peer: usize,
     header_sent: usize,
     sending: Order,
-    /// Bytes of the current chunk that were sent.
+    /// Number of bytes of the current chunk that were sent.
     sent: usize,
     header: [u8; HEADER_BYTES],
     header_received: usize,
@@ -48,9 +48,9 @@ struct Streams {
     places: Vec<u8>,
     places_received: usize,
     receiving: Order,
-    /// Bytes of the current chunk that have arrived.
+    /// Number of bytes of the current chunk that have arrived.
     received: usize,
-    /// Whether the current chunk has arrived completely and waits for those of the other peers.
+    /// Whether the current chunk has arrived completely and waits for the chunks of the other peers.
     ready: bool,
 }
 
@@ -58,8 +58,8 @@ struct Streams {
 struct Run<'a> {
     step: Step<'a>,
     header: Header,
-    /// Offsets of this rank's buffers that peers may access, as words; [`NOWHERE`] for others. Empty unless several
-    /// offsets follow the header.
+    /// The offset of each of this rank's buffers, as words; [`NOWHERE`] for a buffer that peers cannot access. Empty
+    /// unless several offsets follow the header.
     places: Vec<u8>,
     streams: Vec<Streams>,
     rank: usize,
@@ -85,11 +85,12 @@ impl Collective for Exchange {
             let header = Header { job, attempt, group: self.membership.group, signature: step.signature, place: None };
             return small::run(step, &header, &self.membership, wires, &mut watch);
         }
-        // From here until their farewell, peers may read and write these buffers.
+        // From here on, peers may read and write these buffers, until they send their farewell.
         let offer = |vector: &Vector<'_>| self.neighbours.as_ref().and_then(|_| lend(vector.buffer));
         let mut lent: Vec<Option<Lent>> = step.vectors.iter().map(offer).collect();
         let places: Vec<Option<u64>> = lent.iter().map(|lent| lent.as_ref().map(Lent::place)).collect();
-        // All ranks agree on whether places follow the header.
+        // All ranks have the same number of vectors, and all have arenas or none has. They therefore agree on whether
+        // places follow the header.
         let place = if let [place] = places[..] { place } else { None };
         let follow = self.neighbours.is_some() && places.len() > 1;
         let header = Header { job, attempt, group: self.membership.group, signature: step.signature, place };
@@ -108,7 +109,8 @@ impl Collective for Exchange {
                         Some((neighbours, theirs)) => {
                             neighbours.carry_out(&mut run.step, index, &self.membership, &theirs, watch.health)?;
                         }
-                        // Every rank has seen that some rank offers no buffer, so none accesses this one.
+                        // Some rank offers no buffer of this vector. All ranks know this, so no peer accesses this
+                        // buffer.
                         None => lent.take().into_iter().for_each(Lent::returned),
                     }
                 }
@@ -199,8 +201,8 @@ impl<'a> Run<'a> {
         self.streams.iter().map(|streams| Some((streams.peer, place(streams)?))).collect()
     }
 
-    /// Returns the events that could allow progress; empty when the collective is complete. Peers that have not started
-    /// come first, then peers that owe their own contribution, then peers that may themselves be waiting for
+    /// Returns the events that could allow progress; empty when the collective is complete. The order is: peers that
+    /// have not started, peers whose own contribution is missing, and peers that may themselves be waiting for
     /// contributions.
     fn waits(&self) -> Vec<Wait> {
         let mut absent = Vec::new();
@@ -342,7 +344,7 @@ impl Streams {
     }
 }
 
-/// Returns what is left of the current chunk of `length` bytes, of which `done` were transferred.
+/// Returns the rest of the current chunk, in data of `length` bytes of which `done` bytes were transferred.
 fn rest_of_chunk(length: usize, done: usize, chunk: usize) -> Range<usize> {
     done..chunk_of(&(0..length), done / chunk, chunk).end
 }

@@ -4,7 +4,8 @@ use super::{Wait, Watch, Wires};
 use crate::health::Failure;
 use crate::step::Membership;
 
-/// Tells the peers that this rank no longer uses their buffers, and waits until they no longer use this rank's.
+/// Tells the peers that this rank no longer uses their buffers. Then waits until they no longer use this rank's
+/// buffers.
 pub(super) fn farewell(wires: &mut dyn Wires, membership: &Membership, watch: &mut Watch) -> Result<(), Failure> {
     let mut peers: Vec<(usize, bool, bool)> = membership.peers().into_iter().map(|peer| (peer, false, false)).collect();
     loop {

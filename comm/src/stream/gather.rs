@@ -7,7 +7,8 @@ use crate::health::Failure;
 use crate::signature::{Operation, Signature};
 use crate::step::{Collective, Deadline, Membership, Step, Vector, consecutive};
 
-/// Gathers `mine` of all ranks of the group, in rank order. Used while connecting, before the communicator exists.
+/// Returns the bytes `mine` of all ranks of the group, in rank order. Used while connecting, before the communicator
+/// exists.
 pub(crate) fn gather_all(
     endpoint: &mut dyn Collective,
     membership: &Membership,

@@ -1,8 +1,8 @@
 //! Messages from one rank to another over a stream: a header, then the payload in chunks.
 //!
 //! If the receiver can access the sender's buffer, the header contains the buffer's offset and the receiver copies the
-//! payload from there. Only afterwards does it consume the header from the stream, which is the receipt that the sender
-//! waits for.
+//! payload from there. After the copy, the receiver consumes the header from the stream. For the waiting sender, this
+//! is the receipt.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::shm::{Lent, Neighbours, lend};
 use crate::signature::{HEADER_BYTES, Header, Signature};
 use crate::step::{Carried, Deadline, Inbox, Membership, Outbox};
 
-/// The state of either end.
+/// The state that the sending and the receiving end have in common.
 pub(crate) struct End {
     pub(crate) wires: Box<dyn Wires>,
     /// The arenas of the peers, if all are accessible.

@@ -29,8 +29,8 @@ pub(crate) trait Wires: Send {
     /// Returns the size of a full chunk in bytes, a multiple of every element size.
     fn chunk(&self) -> usize;
 
-    /// Sends bytes of the current chunk to `peer`: all, some or none. Returns how many; the caller offers the rest
-    /// again.
+    /// Sends all, some or none of `bytes`, the rest of the current chunk, to `peer`. Returns how many it has sent; the
+    /// caller offers the others again.
     fn push(&mut self, peer: usize, bytes: &[u8]) -> Result<usize, Broken>;
 
     /// Receives the rest of the current chunk from `peer`: all, some or none. Returns the number of bytes.
@@ -49,13 +49,13 @@ pub(crate) trait Wires: Send {
     /// Returns whether `peer` has consumed everything that was pushed. Always false for sockets, which cannot tell.
     fn is_taken(&self, peer: usize) -> bool;
 
-    /// Returns whether pushed data leaves the memory that the ranks share.
+    /// Returns whether pushed data is sent over a network instead of through memory that the ranks share.
     fn is_network(&self) -> bool;
 
     /// Returns a mark for `wait`. Take it before trying to push and pull, so that `wait` misses no later event.
     fn mark(&self) -> u32;
 
-    /// Returns when one of `waits` may have become possible since `mark`, or after about `limit`.
+    /// Blocks until one of the events in `waits` may have happened since `mark`, but for at most about `limit`.
     fn wait(&mut self, mark: u32, waits: &[Wait], limit: Duration);
 }
 
@@ -93,10 +93,11 @@ struct Watch<'a> {
     health: &'a Health,
     /// Global ranks, by rank in the group.
     members: &'a [usize],
-    /// Tracks the deadline and determines which rank to blame, which may differ from the rank waited for.
+    /// Tracks the deadline and determines which rank to blame. This may be another rank than the one that this rank
+    /// waits for.
     inquest: Inquest<'a>,
-    /// The reason to give up, once the lane has found one. The lane checks its streams once more before it gives up,
-    /// because data that a rank sent before it left or was lost may have arrived after the last check.
+    /// The failure with which the lane will give up. Before it does, it checks its streams once more: a rank that has
+    /// left or was lost may have sent data before, which arrived after the last check.
     last_look: Option<Failure>,
 }
 
@@ -106,7 +107,7 @@ impl<'a> Watch<'a> {
         Watch { health, members: &membership.members, inquest, last_look: None }
     }
 
-    /// Sleeps until progress may be possible. The peers most likely to blame come first in `waits`.
+    /// Sleeps until progress may be possible. `waits` must start with the peers that are most likely to blame.
     fn idle(&mut self, wires: &mut dyn Wires, mark: u32, waits: &[Wait]) -> Result<(), Failure> {
         if let Some(failure) = self.last_look.take() {
             return Err(failure);

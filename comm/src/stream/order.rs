@@ -1,11 +1,12 @@
 //! The order of a collective's chunks in the stream from one rank to another.
 //!
 //! An all_reduce sends chunks of the receiver's range, to be reduced there, and chunks of the sender's own range once
-//! they are reduced. Alternating the two sends a reduced chunk while it is still in the cache and keeps both directions
-//! busy. The chunks of several vectors form one sequence.
+//! they are reduced. The two kinds alternate, so that a reduced chunk is sent while it is still in the cache and both
+//! directions stay busy. The chunks of several vectors form one sequence.
 //!
-//! This cannot deadlock, however little room the streams have: the k-th gathered chunk depends on the k-th chunks to be
-//! reduced of all ranks, which come earlier in every stream, and streams are consumed in order.
+//! This order cannot deadlock, however little room the streams have. The k-th reduced chunk of a rank depends on the
+//! k-th contributions from all ranks. These contributions come earlier in every stream, and streams are consumed in
+//! order.
 
 use std::ops::Range;
 

@@ -2,11 +2,12 @@
 //!
 //! The stream to each peer carries a header, then the part for that peer in chunks. The streams are independent of each
 //! other. Each iteration offers every peer its next chunk and takes the data that has arrived, and no chunk waits for a
-//! chunk of another stream. No rank can therefore block another, however little the streams hold. A part goes from the
-//! input of one rank to the output of the other and needs no further memory.
+//! chunk of another stream. Therefore, ranks cannot block each other, however little room the streams have. A part goes
+//! from the input of one rank to the output of the other and needs no further memory.
 //!
-//! If the peers can access this rank's input, the header contains the offset of the part instead, and the peer copies
-//! the part from there. It then sends a receipt, which this rank waits for. Each rank decides this for its own input.
+//! If the peers can access this rank's input, the stream carries no chunks. The header then contains the offset of the
+//! part, and the peer copies the part from there and sends a receipt, for which this rank waits. Each rank decides for
+//! its own input whether it sends chunks.
 
 use super::exchange::{Exchange, compare};
 use super::farewell::DONE;
@@ -24,11 +25,11 @@ struct Streams {
     pair: Pair,
     ours: Header,
     header_sent: usize,
-    /// Bytes of the part that were sent.
+    /// Number of bytes of the part that were sent.
     sent: usize,
     theirs: [u8; HEADER_BYTES],
     header_received: usize,
-    /// Bytes of the part that have arrived.
+    /// Number of bytes of the part that have arrived.
     received: usize,
     /// Whether this rank owes the receipt for a part that it has copied from the peer's input.
     owes_receipt: bool,
@@ -105,7 +106,7 @@ pub(super) fn exchange(endpoint: &mut Exchange, parts: Parts<'_>) -> Result<Carr
 }
 
 impl Streams {
-    /// Returns whether a header or a receipt from the peer is missing, or a part of its data.
+    /// Returns whether something from the peer is missing: its header, some of its data, or its receipt.
     fn awaits_data(&self) -> bool {
         let has_part = self.received == self.pair.to.len();
         self.header_received < HEADER_BYTES || !has_part || self.awaits_receipt

@@ -1,15 +1,15 @@
-//! Runs small collectives of many ranks over a network. They use a tree of the ranks instead of a message between every
-//! two ranks.
+//! Runs small collectives of many ranks over a network. Messages go along a tree of the ranks, not between every two
+//! ranks.
 //!
-//! The ranks form a binomial tree. The parent of rank r is r without its lowest set bit. Rank 0 is therefore the root,
-//! and every subtree consists of consecutive ranks. The contributions of the ranks travel to the root, which reduces
-//! all of them at once. It adds in the order of `tree.rs`, so the result is bit-identical to that of `exchange.rs`. The
-//! result travels back to all ranks. Headers and payloads use the N − 1 connections of the tree instead of all N(N −
-//! 1)/2, and at most 2⌈log₂ N⌉ payloads are sent one after another.
+//! The ranks form a binomial tree. The parent of rank r is r without its lowest set bit. Rank 0 is the root, and every
+//! subtree consists of consecutive ranks. The contributions of the ranks travel to the root, which reduces all of them
+//! at once. The order of the additions is that of `tree.rs`, so the result is bit-identical to a collective of
+//! `exchange.rs`. The result travels back to all ranks. Headers and payloads use the N − 1 connections of the tree
+//! instead of all N(N − 1)/2, and at most 2⌈log₂ N⌉ payloads are sent one after another.
 //!
-//! Every rank first sends its header to its parent and its children. A rank whose operation is so different that it
-//! does not take this path sends its header to all ranks. Because the tree connects all ranks, at least two of them
-//! then compare different headers, and their failure ends the operation on all ranks.
+//! Every rank first sends its header to its parent and its children. If a rank's operation differs so much that it does
+//! not use the tree, this rank sends its header to all ranks. The tree connects all ranks, so in any case at least two
+//! ranks with different headers compare them. Their failure ends the operation on all ranks.
 
 use std::ops::Range;
 
@@ -21,12 +21,12 @@ use crate::signature::{HEADER_BYTES, Header};
 use crate::step::{Carried, Membership, Reduction, Step, Vector};
 use crate::tree;
 
-/// Minimum number of ranks in the group; for a group on several hosts, of hosts. For fewer ranks, it is faster if all
-/// of them send to each other at the same time.
+/// Minimum number of ranks in the group, or of hosts if the group is on several hosts. With fewer, it is faster if all
+/// ranks send to each other at the same time.
 const RANKS: usize = 16;
 
-/// Returns whether a collective goes over the tree. Ranks with equal headers decide equally. The contributions of all
-/// ranks must fit in one chunk.
+/// Returns whether a collective goes over the tree. Ranks with equal headers get the same result. Small means that the
+/// contributions of all ranks fit in one chunk.
 pub(super) fn is_small(step: &Step<'_>, membership: &Membership, wires: &dyn Wires) -> bool {
     let size = membership.size();
     let whole: usize = step.vectors.iter().map(length).sum();
@@ -56,7 +56,7 @@ pub(super) fn run(
     let children = neighbours.len() - usize::from(parent.is_some());
 
     deliver(header, &mut neighbours, wires, watch, |index| index < children)?;
-    // In rank order: first this rank, then its subtree.
+    // The contributions in rank order: first this rank's, then those of the other ranks in its subtree.
     let mut all = own(&step, rank);
     for child in &neighbours[..children] {
         all.extend(child.payload());
@@ -85,12 +85,12 @@ struct Neighbour {
     rank: usize,
     /// Chunks to send; the first is the header.
     sending: Vec<Vec<u8>>,
-    /// Number of chunks sent, and number of bytes sent of the next chunk.
+    /// Number of chunks that were sent, and number of bytes of the next chunk that were sent.
     sent: (usize, usize),
     header: [u8; HEADER_BYTES],
-    /// The payload, followed by [`DONE`], since there may be no payload.
+    /// The payload, followed by [`DONE`], which is sent even if the payload is empty.
     received: Vec<u8>,
-    /// Number of bytes that have arrived of the header, and of the payload.
+    /// Number of bytes of the header that have arrived, and number of bytes of the payload.
     arrived: (usize, usize),
 }
 
@@ -135,8 +135,8 @@ impl Neighbour {
         Ok(pushed > 0)
     }
 
-    /// Receives the bytes that have arrived, and compares the header before the payload. Returns whether any have
-    /// arrived.
+    /// Receives the bytes that have arrived. Compares the header before it receives the payload. Returns whether any
+    /// bytes have arrived.
     fn pull(&mut self, ours: &Header, wires: &mut dyn Wires, watch: &Watch<'_>) -> Result<bool, Failure> {
         let broken = watch.broken(self.rank);
         if self.arrived.0 < HEADER_BYTES {
@@ -188,12 +188,12 @@ fn parent(rank: usize) -> Option<usize> {
     (rank > 0).then(|| rank & (rank - 1))
 }
 
-/// Returns the end of the ranks in the subtree of `rank`.
+/// Returns the end of the range of ranks in the subtree of `rank`.
 fn end(rank: usize, size: usize) -> usize {
     if rank == 0 { size } else { size.min(rank + (1 << rank.trailing_zeros())) }
 }
 
-/// Returns the children of a rank, in order.
+/// Returns the children of a rank in the tree, in rank order.
 fn below(rank: usize, size: usize) -> impl Iterator<Item = usize> {
     let end = end(rank, size);
     (0..usize::BITS).map(move |bit| rank + (1 << bit)).take_while(move |child| *child < end)
@@ -241,7 +241,7 @@ fn reduced(step: &Step<'_>, membership: &Membership, all: &[u8]) -> Vec<u8> {
     let mut result = vec![];
     for vector in step.vectors.iter().filter(|vector| length(vector) > 0) {
         let place = result.len()..result.len() + length(vector);
-        // Elements are read from words, because bytes may not be aligned.
+        // Copy the elements into words, because elements in a buffer of bytes may not be aligned.
         let stride = place.len().next_multiple_of(size_of::<u64>());
         let mut words = vec![0u64; stride / size_of::<u64>() * membership.size()];
         let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut words);

@@ -34,7 +34,7 @@ struct Cast {
 
 const FEW: Cast = Cast { size: SIZE, stopped: 2, chunk: CHUNK, is_network: false };
 
-/// An in-memory world in which one rank stops after a number of chunks.
+/// Streams in memory between ranks, of which one stops after it has sent a number of chunks.
 struct Scene {
     cast: Cast,
     /// Keys are pairs (sender, receiver).
@@ -71,12 +71,12 @@ fn reduce(exchange: &mut Exchange, _rank: usize, sequence: u64) -> Result<(), Fa
     reduce_all(exchange, sequence, &[CHUNKS])
 }
 
-/// Reduces as many chunks as `reduce`, divided among several vectors.
+/// Reduces the same number of chunks as `reduce`, divided among several vectors.
 fn reduce_coalesced(exchange: &mut Exchange, _rank: usize, sequence: u64) -> Result<(), Failure> {
     reduce_all(exchange, sequence, &[1, 0, CHUNKS - 1])
 }
 
-/// Reduces vectors of which each rank owns this many chunks.
+/// Reduces several vectors. Each rank owns `chunks[i]` chunks of vector `i`.
 fn reduce_all(exchange: &mut Exchange, sequence: u64, chunks: &[usize]) -> Result<(), Failure> {
     let mut buffers: Vec<Vec<u8>> = chunks.iter().map(|chunks| vec![1; SIZE * chunks * CHUNK]).collect();
     let reduce = Some(ReduceOp::Sum);
@@ -117,7 +117,7 @@ fn exchange_parts(exchange: &mut Exchange, rank: usize, sequence: u64) -> Result
     Ok(())
 }
 
-/// Bytes of a part. Its last chunk is short.
+/// Number of bytes of a part: not a whole number of chunks, so the last chunk is shorter.
 const PART: usize = 2 * CHUNKS * CHUNK - 1;
 
 fn signature(operation: Operation, sequence: u64, length: usize) -> Signature {
@@ -194,7 +194,7 @@ impl Wires for End {
 }
 
 impl Announce for End {
-    /// Does nothing, so that every rank must find the cause itself.
+    /// Does nothing, so that every rank must detect the failure by itself.
     fn announce(&self, _cause: &Cause) {}
 
     fn ask(&self, peer: usize, topic: u64) {
@@ -204,7 +204,8 @@ impl Announce for End {
     }
 }
 
-/// Runs two collectives in which one rank stops after each number of chunks below `whole`.
+/// Runs two collectives for each number of chunks below `whole`. In each run, one rank stops after it has sent that
+/// number of chunks.
 fn stop_everywhere(cast: Cast, collective: Run, whole: usize) {
     std::thread::scope(|scope| {
         for left in 0..whole {
@@ -244,8 +245,8 @@ fn the_rank_that_stopped_is_named_wherever_it_stops() {
 
 #[test]
 fn the_rank_that_stopped_is_named_in_a_tree_of_ranks() {
-    // In each of two collectives, the rank sends a header to each neighbour in the tree, its contribution to the rank
-    // above, and the result to each rank below. The numbers are in this order.
+    // In each of two collectives, the rank sends a header to each neighbour in the tree, its contribution to its
+    // parent, and the result to each child. The sums list the chunks in this order.
     for (stopped, chunks) in [(0, 5 + 5), (12, 3 + 1 + 2), (13, 1 + 1)] {
         let cast = Cast { size: MANY, stopped, chunk: 4096, is_network: true };
         stop_everywhere(cast, reduce_small, 2 * chunks);

@@ -4,8 +4,8 @@
 use std::ffi::CStr;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// Returns the address to listen on for an interface, given as an address or by name. A named interface with several
-/// addresses uses IPv4 first. `None` is loopback.
+/// Returns the address to listen on for an interface, given as an address or by name. If a named interface has several
+/// addresses, returns an IPv4 address if there is one. `None` is loopback.
 ///
 /// # Errors
 /// Fails if no interface has that name; the message lists the interfaces of this host.
@@ -17,7 +17,8 @@ pub fn bind_address(interface: Option<&str>) -> Result<IpAddr, String> {
     let all = addresses().map_err(|error| format!("cannot list the network interfaces: {error}"))?;
     let mut found: Vec<IpAddr> =
         all.iter().filter(|(name, _)| name == interface).map(|(_, address)| *address).collect();
-    // IPv4 first: an interface's IPv6 address is often link-local and unusable without its scope.
+    // IPv4 comes first: the IPv6 address of an interface is often link-local, and such an address is unusable without
+    // its scope.
     found.sort_by_key(|address| address.is_ipv6());
     found.first().copied().ok_or_else(|| {
         let mut names: Vec<&str> = all.iter().map(|(name, _)| name.as_str()).collect();

@@ -1,8 +1,8 @@
 //! Opens the connections between ranks: the higher rank connects, the lower rank accepts.
 //!
-//! Every connection states its job, attempt, group and purpose and the ranks of both ends; the proof of the job token
-//! covers these fields. The hub keeps accepted connections until they are requested, so groups may connect at the same
-//! time and in any order.
+//! The request for a connection contains the job, attempt, group and purpose of the connection, and the ranks of both
+//! ends. The proof of the job token covers these fields. The hub keeps each accepted connection until its group asks
+//! for it, so groups may connect at the same time and in any order.
 
 use std::collections::HashMap;
 use std::io;
@@ -77,7 +77,7 @@ impl Hub {
         self.door.address
     }
 
-    /// Opens the connections to all `members`, in their order; `None` for this rank.
+    /// Opens the connections to all `members` and returns them in the order of `members`, with `None` for this rank.
     pub(crate) fn mesh(
         &self,
         group: u64,
@@ -87,8 +87,8 @@ impl Hub {
     ) -> Result<Vec<Option<TcpStream>>, CommError> {
         let own = self.identity.rank;
         let mut streams: Vec<Option<TcpStream>> = members.iter().map(|_| None).collect();
-        // Open the outgoing connections first, then wait for the incoming ones, so that no cycle of waiting ranks
-        // forms.
+        // Open the outgoing connections first, then wait for the incoming ones. Otherwise ranks could wait for each
+        // other in a cycle.
         for (stream, member) in streams.iter_mut().zip(members).filter(|(_, member)| **member < own) {
             *stream = Some(self.open(group, purpose, *member, deadline)?);
         }
@@ -123,7 +123,8 @@ impl Hub {
             let rendezvous = |detail: String| CommError::Rendezvous { rank, address: address.to_string(), detail };
             match tried {
                 Ok(stream) => return Ok(stream),
-                // The peer may have too many unauthenticated connections at the moment.
+                // The peer may have refused the connection because it has too many unauthenticated connections at the
+                // moment.
                 Err(Refusal::Io(_)) if Instant::now() + RETRY < deadline => std::thread::sleep(RETRY),
                 Err(Refusal::Io(error)) => return Err(rendezvous(format!("rank {peer}: {error}"))),
                 Err(Refusal::Protocol) => {
@@ -196,7 +197,7 @@ mod tests {
         Hub::listen(listener, Identity { job: 7, attempt, rank, key: Key::new(Some(token)) }).expect("a hub")
     }
 
-    /// Connects rank 1 to rank 0, which may belong to another attempt or have another token.
+    /// Connects rank 1 to rank 0. Rank 1 has this attempt and token, which may differ from those of rank 0.
     fn meet(attempt: u32, token: &str) -> Result<TcpStream, CommError> {
         let (first, second) = (hub(0, 2, "token"), hub(1, attempt, token));
         let addresses = vec![first.address(), second.address()];

@@ -1,8 +1,8 @@
 //! Streams over non-blocking sockets, with a checksum after each chunk.
 //!
-//! TCP's own checksum has only 16 bits, and devices that forward a packet recompute it. A chunk that does not match its
-//! CRC-32 ends the job before the chunk is used. The four bytes of the checksum follow the bytes of the chunk. The last
-//! byte of a chunk counts as pushed or pulled only when the checksum has been transferred.
+//! TCP's own checksum has only 16 bits, and devices that forward a packet recompute it. If a chunk does not match its
+//! CRC-32, the job ends before the chunk is used. The four bytes of the checksum follow the bytes of the chunk. `push`
+//! and `pull` report the last byte of a chunk only when the whole checksum has been transferred.
 
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::net::TcpStream;
@@ -13,8 +13,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::stream::{Broken, Wait, Wires};
 
-/// Size of a chunk in bytes: large enough to amortize a system call, small enough that the data to reduce is still in
-/// the L2 cache.
+/// Size of a chunk in bytes: large enough to amortize a system call, and small enough that a received chunk is still in
+/// the L2 cache when it is reduced.
 pub const CHUNK: usize = 256 * 1024;
 
 /// One rank's sockets of one lane.
@@ -27,13 +27,13 @@ struct Peer {
     stream: TcpStream,
     sending: Option<Tail>,
     receiving: Tail,
-    /// Memory for the current chunk and its checksum, used if the chunk is reduced directly from here. Stored as words
-    /// for alignment.
+    /// Memory for the current chunk and its checksum, used for a chunk that is reduced directly from this memory.
+    /// Consists of words, so that elements are aligned.
     staging: Vec<u64>,
     staged: usize,
 }
 
-/// The checksum of the current chunk, in transit.
+/// The state of the transfer of the current chunk's checksum.
 #[derive(Default)]
 struct Tail {
     /// CRC of the bytes received so far; used by the receiving end.
@@ -41,7 +41,7 @@ struct Tail {
     bytes: [u8; TAIL],
     /// Number of checksum bytes sent or received.
     moved: usize,
-    /// Whether all bytes of the chunk were transferred and only the report of the last one is held back.
+    /// Whether all bytes of the chunk were transferred, but the last byte is not reported yet.
     last: bool,
 }
 
@@ -49,10 +49,10 @@ struct Tail {
 const TAIL: usize = 4;
 
 impl Tail {
-    /// Returns how many of the `moved` bytes to report, which were transferred of the `rest` of a chunk and of the
-    /// checksum after it.
+    /// Returns the number of bytes of the chunk to report. `moved` bytes were transferred: of the `rest` of the chunk,
+    /// and then of the checksum.
     fn report(&mut self, moved: usize, rest: usize) -> usize {
-        // If the last byte was held back, `rest` is that one byte, and it has been transferred already.
+        // If the last byte is not reported yet, `rest` is that byte, and it has been transferred already.
         let own = if self.last { 0 } else { moved.min(rest) };
         self.moved += moved - own;
         let is_last = self.last || own == rest;
@@ -82,7 +82,8 @@ impl TcpWires {
     }
 }
 
-/// Maps the result of a non-blocking transfer: `None` if it would block, an error at the end of the stream.
+/// Maps the result of a non-blocking transfer. Returns `None` if the transfer would block, and an error if the stream
+/// has ended.
 fn transferred(result: io::Result<usize>) -> Result<Option<usize>, Broken> {
     match result {
         Ok(0) => Err(Broken { detail: "the peer closed the connection".into() }),
@@ -175,7 +176,7 @@ impl Wires for TcpWires {
         true
     }
 
-    /// Returns 0, because sockets keep their state until it is polled.
+    /// Returns 0. Sockets need no mark, because `poll` also reports data that arrived before the call.
     fn mark(&self) -> u32 {
         0
     }
@@ -191,7 +192,7 @@ impl Wires for TcpWires {
         });
         let mut polled: Vec<PollFd<'_>> = polled.collect();
         let limit = Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: limit.subsec_nanos().into() };
-        // On an error the caller just checks again.
+        // An error is ignored, because the caller tries the streams again in any case.
         let _ = poll(&mut polled, Some(&limit));
     }
 }
@@ -202,7 +203,7 @@ mod tests {
 
     use super::*;
 
-    /// Returns the two ends of a connection: the wires of one and the raw stream of the other.
+    /// Returns the two ends of a connection: one as wires, the other as a raw stream.
     fn pair() -> (TcpWires, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -225,7 +226,7 @@ mod tests {
         Ok(())
     }
 
-    /// Returns the bytes of a chunk on the wire.
+    /// Returns the bytes that are sent for a chunk: the chunk and its checksum.
     fn on_the_wire(chunk: &[u8]) -> Vec<u8> {
         let (mut wires, mut far) = pair();
         push_all(&mut wires, chunk);

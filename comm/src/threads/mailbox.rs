@@ -84,7 +84,7 @@ impl Outbox for Sender {
         match self.0.wait_until(false, deadline) {
             Ok(_) => Ok(Carried::IN_PLACE),
             Err(failure) => {
-                // While this thread holds the lock the receiver is not copying, and afterwards it finds no offer.
+                // While this thread holds the lock, the receiver does not copy. Afterwards the receiver finds no offer.
                 *mailbox.lock() = None;
                 Err(failure)
             }

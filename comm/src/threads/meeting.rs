@@ -1,9 +1,10 @@
-//! Collectives between threads: every rank posts its buffers, reads those of the others, and leaves once all have read.
+//! Collectives between threads: every rank posts its buffers, reads the buffers of the others, and leaves when all
+//! ranks have finished reading.
 //!
 //! A collective has up to three phases with a barrier after each. *Post*: the buffers are posted and the signatures
-//! compared. *Reduce*: the owner of a range combines it; no other rank reads or writes that range in the meantime.
-//! *Gather*: every rank copies the other ranges from their owners. Because of the barriers, the ranges that are written
-//! in a phase are disjoint, in every buffer, from those that are read in it.
+//! compared. *Reduce*: the owner of a range combines it in all buffers; in this phase, no other rank reads or writes
+//! that range. *Gather*: every rank copies the other ranges from their owners. Because of the barriers, no range of a
+//! buffer is both written and read in the same phase.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -36,7 +37,8 @@ struct Seat {
     phase: AtomicU64,
 }
 
-/// The buffers of an operation, which other ranks may read while they hold the lock of its seat.
+/// The buffers that a rank offers for an operation. Other ranks may read them while they hold the lock of this rank's
+/// seat.
 #[derive(Clone)]
 struct Post {
     signature: Signature,
@@ -75,7 +77,7 @@ impl Posted {
     /// Returns a shared slice of the range.
     ///
     /// # Safety
-    /// The post must be under its lock, and no rank may write to the range in this phase.
+    /// The caller must hold the lock of the post, and no rank may write to the range in this phase.
     unsafe fn read<'a>(&'a self, range: &Range<usize>) -> &'a [u8] {
         assert!(range.end <= self.length);
         // SAFETY: in bounds of a live buffer; the caller guarantees the absence of writes.
@@ -146,8 +148,8 @@ impl Participant {
             self.health.check()?;
             let missing = self.missing();
             if let Some(peer) = missing.iter().copied().find(|peer| self.health.board.has_left(*peer)) {
-                // Check the seat again now that the peer is known to have left. A rank leaves only after it has done
-                // its part, so if its seat is still behind, the peer is lost.
+                // Check the seat again now that the peer is known to have left. A rank that leaves in an orderly way
+                // first reaches the barrier. If its seat is still behind, the peer is lost.
                 if self.missing().contains(&peer) {
                     let detail = "it dropped its communicator".to_string();
                     return Err(Cause::Lost { peer, detail }.into());
@@ -171,8 +173,8 @@ impl Participant {
         late.map(|(_, member)| *member).collect()
     }
 
-    /// Locks the posts of all ranks for reading. Every rank locks in rank order, so readers and owners that withdraw
-    /// their posts cannot deadlock.
+    /// Locks the posts of all ranks for reading. Every rank locks in rank order, so readers cannot deadlock with owners
+    /// that withdraw their posts.
     fn posts(&self) -> Result<Vec<Locked<'_>>, Failure> {
         (0..self.membership.size()).map(|rank| self.post(rank)).collect()
     }
@@ -240,7 +242,7 @@ impl Participant {
             if parts.iter().all(|part| part.ranges[other].is_empty()) {
                 continue;
             }
-            // Lock in rank order, as everywhere.
+            // Lock in rank order, as in `posts`.
             let (low, high) = (self.post(rank.min(other))?, self.post(rank.max(other))?);
             let (own, theirs) = if rank < other { (&low, &high) } else { (&high, &low) };
             let buffers = own.post.buffers.iter().zip(&*theirs.post.buffers);
@@ -307,7 +309,7 @@ struct Locked<'a> {
     _guard: RwLockReadGuard<'a, Option<Post>>,
 }
 
-/// The parts of a step other than its buffers.
+/// The fields of a step, without its buffers.
 struct Plan<'a> {
     reduce: Option<ReduceOp>,
     parts: Vec<Part<'a>>,
@@ -315,7 +317,7 @@ struct Plan<'a> {
     deadline: Deadline,
 }
 
-/// The parts of a vector other than its buffer.
+/// The fields of a vector, without its buffer.
 struct Part<'a> {
     dtype: Dtype,
     ranges: Vec<Range<usize>>,
@@ -355,8 +357,8 @@ impl Participant {
     /// Withdraws the post, so that its buffer may be freed.
     fn finish(&self, outcome: Result<(), Failure>, signature: &Signature) -> Result<Carried, Failure> {
         if let Err(failure) = &outcome {
-            // End the job on the board first, so that no rank starts to read; then withdraw the post, which waits for
-            // current readers.
+            // First end the job on the board, so that no rank starts to read. Then withdraw the post, which waits for
+            // ranks that are reading.
             let timeout = self.timeout;
             self.health.end_because(failure, signature, timeout);
         }

@@ -1,5 +1,5 @@
-//! Ranks as threads of one process. Peers read each other's buffers directly, in one pass over the data and without a
-//! copy through a channel.
+//! Ranks as threads of one process. Ranks read each other's buffers directly, in one pass over the data, and nothing is
+//! copied through a channel.
 //!
 //! A buffer may be read from the moment its owner posts it until the owner withdraws the post. Readers hold a read lock
 //! on the post while they read, and the owner withdraws it under the write lock, even when an operation fails. A buffer
@@ -23,7 +23,8 @@ use crate::step::{Collective, Fabric, Inbox, Membership, Outbox};
 use mailbox::{Mailbox, Receiver, Sender};
 use meeting::{Meeting, Participant};
 
-/// Creates `size` ranks in this process. Returns the communicators in rank order; pass one to each thread.
+/// Creates `size` ranks in this process. Returns the communicators in rank order. Pass each to the thread that runs
+/// this rank.
 ///
 /// # Panics
 /// Panics if the operating system refuses to start the `size` worker threads.

@@ -28,7 +28,7 @@ fn prefetch(left: *const f32, right: *const f32) {
     _mm_prefetch::<_MM_HINT_T0>(right.cast::<i8>().wrapping_add(AHEAD));
 }
 
-/// Reduces the f32 of two ranks and writes the result to both, in one pass.
+/// Reduces the f32 values of two ranks and writes the result to both, in one pass.
 #[target_feature(enable = "avx2")]
 pub(super) fn both(left: &mut [f32], right: &mut [f32], combine: impl Fn(f32, f32) -> f32) {
     assert_eq!(left.len(), right.len());
@@ -45,9 +45,9 @@ pub(super) fn both(left: &mut [f32], right: &mut [f32], combine: impl Fn(f32, f3
     }
 }
 
-/// Reduces the f32 of two ranks into memory that is not cached, with streaming stores for the reasons given in `copy`.
-/// Reducing into the cache and copying from there takes 1.5 times as long, because no reads overlap with the copy's
-/// writes.
+/// Reduces the f32 values of two ranks into memory that is not cached. Uses streaming stores, for the reasons given in
+/// `copy`. The alternative, to reduce into the cache and copy the result from there, takes 1.5 times as long, because
+/// the writes of the copy do not overlap with reads.
 #[target_feature(enable = "avx2")]
 pub(super) fn stream(left: &[f32], right: &[f32], target: &mut [f32], combine: impl Fn(f32, f32) -> f32) {
     assert!(left.len() == target.len() && right.len() == target.len());

@@ -1,4 +1,4 @@
-//! Compares every reduction with the definition of the tree.
+//! Compares every reduction with a simple implementation of the definition of the tree.
 
 use super::*;
 use proptest::prelude::*;
@@ -116,8 +116,8 @@ fn half_precision_sums_are_rounded_once() {
 
 #[test]
 fn bf16_rounding_matches_the_half_crate() {
-    // Adds low bits around the midpoint to the next value to every bf16 value. This covers all classes of values, and
-    // ties in both directions.
+    // Takes every bf16 value as the upper half of an f32, with lower halves around the midpoint to the next bf16 value.
+    // This covers all classes of values, and ties in both directions.
     for high in 0..=u16::MAX {
         let wide: Vec<f32> =
             [0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF].map(|low| f32::from_bits(u32::from(high) << 16 | low)).to_vec();

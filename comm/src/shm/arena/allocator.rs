@@ -5,7 +5,8 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use super::own::{Own, own, present};
 use super::space::UNIT;
 
-/// Allocations of at least this many bytes are placed in the arena; for smaller ones, a ring is as fast.
+/// Allocations of at least this many bytes are placed in the arena. Smaller vectors travel through rings just as fast
+/// as in place.
 pub(super) const LARGE: usize = 256 * 1024;
 
 /// A global allocator that lets collectives between processes of one host read and write the ranks' vectors in place.
@@ -19,9 +20,9 @@ pub(super) const LARGE: usize = 256 * 1024;
 /// Allocations of at least 256 KiB come from one anonymous memory file of this process. Smaller ones, and those that do
 /// not fit into the file, come from [`System`]. The file is as large as the machine's memory, but only touched pages
 /// are resident. Freed memory is kept for reuse. Because of fragmentation or [memory
-/// elsewhere](SharedAllocator::note_elsewhere), the resident bytes can exceed the peak in use. If they would exceed it
-/// by more than a sixteenth (at least 16 MiB), pages are returned to the operating system. Blocks start and end at
-/// multiples of 64 KiB.
+/// elsewhere](SharedAllocator::note_elsewhere), the resident bytes can exceed the peak in use. The excess is limited to
+/// a sixteenth of the peak, or 16 MiB if that is more. Pages beyond the limit are returned to the operating system.
+/// Blocks start and end at multiples of 64 KiB.
 ///
 /// A child created by `fork` without `exec` would share large allocations with its parent, so programs that fork this
 /// way cannot use this allocator.
@@ -33,8 +34,8 @@ impl SharedAllocator {
     pub const LARGE: usize = LARGE;
 
     /// Sets the number of bytes that the process uses, or is about to use, outside of this allocator. The allocator
-    /// returns kept memory to the operating system until both together stay within the peak in use plus the slack
-    /// described above.
+    /// returns kept memory to the operating system until the resident bytes inside and outside of it are at most the
+    /// peak in use plus the excess allowed above.
     pub fn note_elsewhere(bytes: usize) {
         if let Some(own) = present() {
             own.note_elsewhere(bytes);
@@ -53,8 +54,8 @@ fn arena_of(address: *mut u8, layout: Layout) -> Option<&'static Own> {
 }
 
 // SAFETY: a block comes either from the arena, which returns disjoint blocks, aligned to UNIT and of at least the
-// requested size until they are freed, or from System. Its address shows which, so every block is freed where it was
-// allocated.
+// requested size until they are freed, or from System. The address of a block shows where it came from, so every block
+// is freed where it was allocated.
 unsafe impl GlobalAlloc for SharedAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         match arena_for(layout).and_then(|own| own.take(layout.size())) {

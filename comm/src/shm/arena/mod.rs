@@ -3,8 +3,8 @@
 //! A buffer is a `Vec`, and the global allocator decides where a `Vec` lies. A program with the [`SharedAllocator`] has
 //! its large allocations in one memory file per process, the *arena*. Processes of one host map each other's arenas
 //! when they connect. A collective whose buffers lie in the arenas of all its ranks reads and writes them in place
-//! (`in_place`); an all_reduce then takes about a third of the time it takes through rings. Everything also works
-//! without the allocator, or when the arena is full or unavailable, only more slowly.
+//! (`in_place`); an all_reduce then takes about a third of the time it takes through rings. Without the allocator, or
+//! when the arena is full or unavailable, collectives go through rings, which is only slower.
 //!
 //! A process that has mapped an arena can write to all of it. Only processes of the same user can map it, and these may
 //! debug each other anyway. Ranks map it only after they have proven the job token. When a collective fails, a rank may

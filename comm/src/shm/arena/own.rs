@@ -1,7 +1,7 @@
 //! This process's arena.
 //!
-//! The first large allocation creates it. No code in this module may allocate 256 KiB or more, and none may allocate
-//! while the table is locked.
+//! The first large allocation creates the arena. No code in this module may allocate 256 KiB or more, and none may
+//! allocate while the table is locked.
 
 use std::fs::File;
 use std::io;
@@ -60,7 +60,8 @@ pub(crate) fn ticket() -> Option<Ticket> {
     Some(Ticket::new(&own.file, own.nonce))
 }
 
-/// A buffer that peers may read and write. Dropping it retires its memory; `returned` ends the loan without that.
+/// A buffer that peers may read and write. Dropping a `Lent` retires the memory of its buffer; `returned` ends the loan
+/// without retiring the memory.
 pub(crate) struct Lent {
     range: Range<usize>,
     place: u64,
@@ -91,7 +92,7 @@ pub(crate) fn lend(bytes: &[u8]) -> Option<Lent> {
     }
     let own = present()?;
     let start = own.offset(bytes.as_ptr())?;
-    // A block starts at a multiple of UNIT, and so does a vector in it.
+    // A block starts at a multiple of UNIT, and a vector starts where its block starts.
     let place = own.in_file(start);
     start.is_multiple_of(UNIT).then(|| Lent { range: start..start + bytes.len(), place })
 }
@@ -130,7 +131,8 @@ impl Own {
         }
     }
 
-    /// Records that `bytes` are in use elsewhere, and returns the kept memory beyond the limit to the operating system.
+    /// Records that the process uses `bytes` outside of the arena. Then returns the kept memory that exceeds the limit
+    /// to the operating system.
     pub(super) fn note_elsewhere(&self, bytes: usize) {
         let mut space = space();
         space.note_elsewhere(bytes);
@@ -139,10 +141,10 @@ impl Own {
         }
     }
 
-    /// Returns a range to the operating system. Call it under the lock, so that the range is not allocated in the
-    /// meantime.
+    /// Returns a range to the operating system. Call it while holding the lock of the table, so that the range is not
+    /// allocated in the meantime.
     fn punch(&self, range: Range<usize>) {
-        // If this fails, the memory only stays resident.
+        // An error is ignored: the memory then stays resident.
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         let _ = fallocate(&self.file, flags, self.in_file(range.start), range.len() as u64);
     }

@@ -40,7 +40,7 @@ impl PeerArena {
     }
 }
 
-/// The arenas that this process has mapped, by global rank. Each is mapped once, however many groups use it.
+/// The arenas that this process has mapped, by global rank. An arena that several groups use is mapped only once.
 #[derive(Default)]
 pub(crate) struct PeerArenas {
     open: Mutex<BTreeMap<usize, Arc<PeerArena>>>,

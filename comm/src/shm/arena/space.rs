@@ -1,19 +1,19 @@
 //! Tracks the free parts of the arena in a table of fixed size: best fit, with adjacent blocks merged.
 //!
 //! An allocator cannot allocate, so the table is part of the program's zeroed memory. Every request to free a block
-//! includes its length, so blocks in use need no entry. There are few large blocks, so a search walks over some dozens
-//! of entries. An entry is either resident as a whole or not at all. Adjacent entries form one run, and blocks are
-//! taken from runs.
+//! includes its length, so blocks in use need no entry. Large blocks are few, so a search visits only some dozens of
+//! entries. An entry is either resident as a whole or not at all, so adjacent free blocks can be several entries. Such
+//! entries form a *run*, and a new block may take memory from several entries of a run.
 
 use std::ops::Range;
 
 /// Blocks start and end at multiples of this many bytes.
 pub(super) const UNIT: usize = 64 * 1024;
 
-/// Maximum number of free blocks in the table. Memory freed beyond that is not reused.
+/// Maximum number of free blocks in the table. If the table is full, freed memory is not reused.
 const ENTRIES: usize = 8192;
 
-/// Maximum number of buffers that can be retired individually. After more failures no memory is reused at all.
+/// Maximum number of buffers that can be retired individually. If there are more, no freed memory is reused at all.
 const RETIRED: usize = 64;
 
 /// The resident bytes may exceed the peak in use by this many bytes, or by 1/SHARE of the peak if that is more.
@@ -84,8 +84,8 @@ impl Space {
         Some((start, used))
     }
 
-    /// Frees the block at `start` that was allocated for `bytes`. Returns a range to return to the operating system, if
-    /// any; the caller must do that before it releases the lock of the table.
+    /// Frees the block at `start` that was allocated for `bytes`. If it returns a range, the caller must return this
+    /// range to the operating system before it releases the lock of the table.
     pub(super) fn give(&mut self, start: usize, bytes: usize) -> Option<Range<usize>> {
         let index = self.put_back(start, rounded(bytes)?)?;
         self.is_too_much().then(|| self.empty(index))
@@ -97,7 +97,8 @@ impl Space {
         self.peak = self.peak.max(self.in_use + bytes);
     }
 
-    /// Returns a range to return to the operating system, as [`Space::give`] does. Call it until it returns `None`.
+    /// Returns a range that the caller must return to the operating system, as for [`Space::give`]. Call it until it
+    /// returns `None`.
     pub(super) fn excess(&mut self) -> Option<Range<usize>> {
         let resident = self.entries().iter().enumerate().filter(|(_, free)| free.resident);
         let (index, _) = resident.max_by_key(|(_, free)| free.length)?;
@@ -136,7 +137,8 @@ impl Space {
         fits.is_some()
     }
 
-    /// Excludes the blocks in a range from reuse, now or once they are freed, because a peer may still write there.
+    /// Excludes the blocks in a range from reuse, because a peer may still write to them. The blocks may be free or
+    /// still in use.
     pub(super) fn retire(&mut self, range: Range<usize>) {
         if let Some(entry) = self.retired.get_mut(self.retirements) {
             *entry = (range.start, range.end);
@@ -183,7 +185,8 @@ impl Space {
         self.peak = self.peak.max(self.in_use + self.elsewhere);
     }
 
-    /// Makes a block free. Returns the entry it now belongs to; `None` if the block is not reused.
+    /// Adds a block to the free blocks. Returns the index of the entry that now contains it; `None` if the block will
+    /// not be reused.
     fn put_back(&mut self, start: usize, length: usize) -> Option<usize> {
         self.in_use -= length;
         let end = start + length;
@@ -197,8 +200,8 @@ impl Space {
         Some(index)
     }
 
-    /// Inserts a block at `index` and merges it with adjacent entries of the same residency. Returns the entry it now
-    /// belongs to; `None` if the table is full.
+    /// Inserts a block at `index` and merges it with adjacent entries if all are resident or none is. Returns the index
+    /// of the entry that now contains it; `None` if the table is full.
     fn join(&mut self, mut index: usize, mut block: Free) -> Option<usize> {
         let alike = |other: &Free| other.resident == block.resident;
         let next = self.entries().get(index).copied().filter(alike).filter(|next| next.start == block.end());
@@ -313,7 +316,7 @@ mod tests {
     fn resident_memory_stays_within_the_peak_plus_slack() {
         const UNITS: usize = 100_000;
         let mut space = space(UNITS);
-        // Blocks of one unit in between keep the freed blocks from merging, so that each size needs new space.
+        // A block of one unit between every two freed blocks keeps them from merging, so each size needs new space.
         let mut most = 0;
         for units in 1..300 {
             let (start, _) = space.take(units * UNIT).expect("space in the arena");
