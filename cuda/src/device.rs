@@ -8,7 +8,7 @@ use cudarc::driver::sys::{self, CUcontext, CUdevice};
 
 use crate::{CudaError, check};
 
-/// A device and its primary context, which candle uses as well.
+/// A device with its primary context. candle uses the same context.
 #[derive(Debug)]
 pub struct Device {
     ordinal: usize,

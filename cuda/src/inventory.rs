@@ -1,4 +1,4 @@
-//! NVIDIA hardware and libraries of this machine, for `zero-train doctor`.
+//! Finds the NVIDIA hardware and libraries of this machine, for `zero-train doctor`.
 #![cfg_attr(feature = "cuda", allow(unsafe_code))]
 
 /// The driver, devices and libraries that were found.
@@ -10,7 +10,7 @@ pub struct Inventory {
     pub devices: Vec<Found>,
     /// The version of NCCL, such as (2, 28, 9), or the reason why NCCL is missing.
     pub nccl: Result<(u32, u32, u32), String>,
-    /// Other libraries that training needs and that are missing, each with the dynamic linker's message.
+    /// Other missing libraries that training needs, each with the dynamic linker's message.
     pub missing: Vec<String>,
 }
 

@@ -3,10 +3,10 @@
 //!
 //! With the feature `cuda` this crate defines the symbols of the driver, NCCL, cuBLAS and related libraries, so that
 //! candle and the bindings of `cudarc` link, and the program starts, on every machine. A library is opened at the first
-//! call of one of its functions. A call into a missing library returns that library's error code; call
-//! `Library::available` first for the reason in words.
+//! call of one of its functions. A call into a missing library returns an error code of that library. To get the reason
+//! as text, call `Library::available` first.
 //!
-//! Without the feature no CUDA code is compiled, and [`inventory`] returns an error that says so.
+//! Without the feature, no CUDA code is compiled, and [`inventory`] returns an error with this reason.
 
 mod inventory;
 mod timeline;

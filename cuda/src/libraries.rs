@@ -53,7 +53,8 @@ impl Library {
         }
     }
 
-    /// Returns the code that the functions of a missing library return: the closest of the library's own error codes.
+    /// Returns the code that functions of this library return if the library is missing: the closest of the library's
+    /// own error codes.
     pub(crate) fn absent(self) -> i32 {
         match self {
             // CUDA_ERROR_STUB_LIBRARY, and cudaErrorStubLibrary.

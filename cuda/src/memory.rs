@@ -147,12 +147,12 @@ impl Pinned {
     /// # Errors
     /// Fails if the system cannot pin that much memory.
     pub fn new(device: &Arc<Device>, bytes: usize) -> Result<Pinned, CudaError> {
-        // Aligned for every type of values, also if there are none.
+        // Without bytes, use a dangling pointer that is aligned for every element type.
         let mut start = std::ptr::NonNull::<u128>::dangling().as_ptr().cast::<c_void>();
         if bytes > 0 {
             device.make_current()?;
-            // No flags: write-combined memory would be slow to read.
-            // SAFETY: writes one pointer, to `bytes` bytes.
+            // Pass no flags: with the flag for write-combined memory, the host's reads would be slow. SAFETY: writes
+            // one pointer, to `bytes` bytes.
             unsafe {
                 check("cuMemHostAlloc", sys::cuMemHostAlloc(&raw mut start, bytes, 0))?;
                 start.cast::<u8>().write_bytes(0, bytes);
@@ -221,7 +221,8 @@ impl Stream {
         check("cuMemcpyDtoDAsync", unsafe { sys::cuMemcpyDtoDAsync_v2(to, from, bytes, self.raw()) })
     }
 
-    /// Allocates `bytes` bytes from the device's memory pool, for later work on this stream. The caller must free them.
+    /// Allocates `bytes` bytes from the device's memory pool, for work that is enqueued later on this stream. The
+    /// caller must free them.
     ///
     /// # Errors
     /// Fails if the device is out of memory.

@@ -111,8 +111,8 @@ pub struct Footprint {
 }
 
 impl Function {
-    /// Loads the kernel now. By default the driver loads a kernel at its first use, and may wait for the device to
-    /// become idle then.
+    /// Loads the kernel now. By default, the driver loads a kernel at its first use, and may then have to wait until
+    /// the device is idle.
     ///
     /// # Errors
     /// Fails if the device is out of memory.

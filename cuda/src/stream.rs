@@ -38,8 +38,8 @@ impl Stream {
         Self::with_priority(device, DEFAULT_PRIORITY)
     }
 
-    /// Creates a stream of the device's highest priority: for copies and collectives, which other streams wait for and
-    /// which occupy few multiprocessors. Its kernels start before waiting kernels of other streams.
+    /// Creates a stream of the device's highest priority, for copies and collectives: other streams wait for these, and
+    /// they occupy few multiprocessors. Its kernels start before waiting kernels of other streams.
     ///
     /// # Errors
     /// Returns the driver's error.
@@ -183,7 +183,7 @@ impl Event {
     /// must be timed and completed.
     ///
     /// # Errors
-    /// Returns the driver's error, also if an event is not timed or not completed.
+    /// Returns the driver's error, for example if an event is not timed or not completed.
     pub fn milliseconds_until(&self, later: &Event) -> Result<f32, CudaError> {
         self.device.make_current()?;
         let mut elapsed = 0.0;

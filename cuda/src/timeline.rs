@@ -1,4 +1,4 @@
-//! Records when work on a device's streams started and ended, by the device's own clock.
+//! Records when work on a device's streams started and ended. The times come from the device's own clock.
 
 use std::time::Instant;
 
@@ -134,7 +134,7 @@ mod recorder {
     use super::{Span, Subject, Track, Transfer};
     use crate::{CudaError, Device, Event, Stream};
 
-    /// Records events around the work on a device's streams, as long as a number is set.
+    /// Records events before and after the work on a device's streams, as long as a number for new spans is set.
     #[derive(Debug)]
     pub struct Recorder {
         device: Arc<Device>,
@@ -151,20 +151,20 @@ mod recorder {
         ended: Vec<(Begun, Event)>,
     }
 
-    /// A moment known in the time of both device and host.
+    /// A moment whose time is known on both the device and the host.
     #[derive(Debug)]
     struct Anchor {
         event: Event,
         at: Instant,
     }
 
-    /// Work whose start event is on the stream.
+    /// Work whose start event has been recorded on the stream.
     #[derive(Debug)]
     pub struct Begun {
         track: Track,
         subject: Subject,
         start: Event,
-        /// The reference for the times of this span. It is recent, so that the milliseconds since then fit an f32.
+        /// The reference for the times of this span. It is recent, because an f32 holds the milliseconds since then.
         anchor: Arc<Anchor>,
     }
 
@@ -206,8 +206,8 @@ mod recorder {
             self.begin_as(stream, track, Subject::Number)
         }
 
-        /// Like [`Recorder::begin`], for communication between ranks, which may start after the host has moved on to
-        /// other work.
+        /// Does the same as [`Recorder::begin`], for communication between ranks. Communication may start on the device
+        /// after the host has moved on to other work.
         ///
         /// # Errors
         /// Returns the driver's error.

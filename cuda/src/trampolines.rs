@@ -1,10 +1,10 @@
-//! Defines the symbols of NVIDIA's libraries as functions that jump to the real ones.
+//! Defines the symbols of NVIDIA's libraries as functions that jump to the libraries' functions.
 //!
-//! The bindings that candle uses link with the libraries, and a program linked with a library does not start where that
-//! library is missing. So this module defines each symbol itself, as a function that jumps to the address in a table.
-//! The table is empty at first; an empty entry leads to `resolve`, which saves all argument registers, finds the
-//! function in its library, and fills the table. A missing function is replaced by one that returns the library's own
-//! error code.
+//! The bindings that candle uses link with these libraries, and a program that is linked with a library does not start
+//! on a machine without it. This module therefore defines each symbol itself, as a function that jumps to an address in
+//! a table. The table is empty at first. If the entry of a function is empty, its symbol jumps to `resolve`, which
+//! saves all argument registers, finds the function in its library, and stores its address in the table. For a missing
+//! function, it stores a function that returns an error code of the library.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_char, c_void};
@@ -72,8 +72,7 @@ extern "C" fn zero() -> usize {
     0
 }
 
-/// Called with the index of a function in r11: looks the function up and jumps to it with all argument registers
-/// restored.
+/// Looks up the function whose index is in r11, and jumps to it with all argument registers restored.
 #[cfg(target_arch = "x86_64")]
 #[unsafe(naked)]
 extern "C" fn resolve() {
@@ -97,8 +96,7 @@ extern "C" fn resolve() {
     )
 }
 
-/// Called with the index of a function in x16: looks the function up and jumps to it with all argument registers
-/// restored.
+/// Looks up the function whose index is in x16, and jumps to it with all argument registers restored.
 #[cfg(target_arch = "aarch64")]
 #[unsafe(naked)]
 extern "C" fn resolve() {
@@ -145,12 +143,12 @@ macro_rules! trampoline {
     };
 }
 
-// The table is read with `ldar`, which pairs with the release store in `find`. After a plain load, the function could
-// read, ahead of the branch, data that the thread that opened its library has not published yet. x86-64 never reorders
-// loads.
+// The table is read with `ldar`, which pairs with the release store in `find`. After a plain load, the processor could
+// execute loads of the called function before the load of its address. These loads could miss data that was written by
+// the thread that opened the library. x86-64 never reorders loads.
 //
 // `adrp` reaches the table by its page, and `b` must reach `resolve` directly: a linker veneer would clobber x16. The
-// branch reaches 128 MB, so this holds for programs with up to 128 MB of code.
+// branch reaches 128 MB, so programs may have up to 128 MB of code.
 #[cfg(target_arch = "aarch64")]
 macro_rules! trampoline {
     ($name:ident, $index:literal) => {

@@ -1,8 +1,9 @@
-//! Selects the instruction set that kernels use, among the sets that the processor supports. The user can configure it.
+//! Selects the instruction set that kernels use, among the sets that the processor supports. The user can configure the
+//! choice.
 //!
-//! Kernels are compiled for each [`Vectors`] and their results are bit-identical on all of them, so a narrower choice
-//! changes only the speed. One exception: AMX rounds products of two bf16 operands differently from the other
-//! instruction sets.
+//! Kernels are compiled for each variant of [`Vectors`]. Their results are bit-identical for all variants, so a
+//! narrower set changes only the speed. One exception: with AMX, products of two bf16 operands are rounded differently
+//! than with the other instruction sets.
 //!
 //! Users choose with the environment variable [`VARIABLE`] or the configuration key `launcher.instruction_set`; the
 //! variable takes precedence.
@@ -17,8 +18,8 @@ mod x86;
 /// The environment variable that selects the instruction set of this process.
 pub const VARIABLE: &str = "ZERO_TRAIN_ISA";
 
-/// Whether this is a development build. Development builds, too, compile `zero-ops` without debug assertions, which
-/// would make its innermost loops several times slower.
+/// Whether this is a development build. `zero-ops` cannot tell from its own debug assertions: it is compiled without
+/// them even in development builds, because its innermost loops would be several times slower with them.
 pub const IS_DEVELOPMENT: bool = cfg!(debug_assertions);
 
 /// An instruction set that this processor supports. Values other than [`Isa::BASELINE`] exist only after detection.
@@ -81,7 +82,7 @@ impl Set {
 }
 
 impl Isa {
-    /// Scalar code; the reference that the other sets are compared with.
+    /// Scalar code. Tests compare the other sets with this one.
     pub const BASELINE: Isa = Isa(Set::Baseline);
 
     /// Every set that this processor supports and this process may use, narrowest first.
@@ -156,7 +157,7 @@ impl Isa {
     }
 }
 
-/// The index of the current set plus one; 0 until the set is first needed.
+/// The index of the current set plus one; 0 until a set is chosen or first used.
 static CURRENT: AtomicU8 = AtomicU8::new(0);
 
 /// The configuration key that names a set.

@@ -15,7 +15,7 @@ pub fn alive(program: &Program, stages: &Stages) -> usize {
     }
     let chunks = stages.chunks().iter().enumerate();
     let chunks: Vec<usize> = chunks.flat_map(|(index, chunk)| chunk.clone().map(move |_| index)).collect();
-    // Number of layers whose forward has run and whose backward has not, by chunk and micro-batch.
+    // By chunk and micro-batch: the number of layers whose forward has run and whose backward has not.
     let mut layers: BTreeMap<(usize, usize), usize> = BTreeMap::new();
     let mut peak = 0;
     let trained = program.instructions.iter().filter_map(|instruction| match *instruction {

@@ -1,8 +1,8 @@
-//! Describes the effects of instructions in terms that all code that walks a program shares.
+//! Describes the effects of instructions. All code that walks a program uses the same description.
 //!
 //! [`Instruction::effects`] is the table: one row for each instruction. The deadlock check, the simulator, timelines
-//! and traces read it. They depend on the kinds of actions, transfers and computations, not on single instructions. The
-//! check of one rank's program reads it too, and adds the preconditions of each instruction.
+//! and traces read this table. They depend on the kinds of actions, transfers and computations, not on single
+//! instructions. The check of one rank's program also reads the table, and adds the preconditions of each instruction.
 
 use std::fmt;
 
@@ -50,7 +50,7 @@ pub enum Operand<'a> {
 pub enum Action<'a> {
     /// Computes, which occupies the rank.
     Computes(Computation),
-    /// Starts a transfer, which then proceeds in its lane. Takes no time itself.
+    /// Starts a transfer, which then proceeds in its lane. Starting it takes no time.
     Starts(Transfer<'a>),
     /// Waits until a transfer is complete.
     Awaits(Transfer<'a>),
@@ -87,8 +87,7 @@ pub enum Computation {
     UpdateTile(SegmentId),
 }
 
-/// A transfer, which proceeds from the instruction that starts it until the instruction that awaits it. Both
-/// instructions have equal `Transfer` values.
+/// A transfer. One instruction starts it and a later one awaits it; both have equal `Transfer` values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Transfer<'a> {
     /// All-gather of parameters, by the shard group.
@@ -99,11 +98,12 @@ pub enum Transfer<'a> {
     Reduce(&'a [SegmentId], usize),
     /// All-gather of updated parameters, by the shard group.
     Refresh(&'a [SegmentId]),
-    /// Average of parameters, and all-gather of the outer optimizer's result, by the replicates of a shard.
+    /// Average of parameters over the replicates of a shard, and all-gather of the outer optimizer's result between
+    /// them.
     OuterStep(&'a SegmentId),
-    /// A message, seen by its sender.
+    /// A message, from the point of view of its sender.
     Send(&'a Message),
-    /// A message, seen by its receiver.
+    /// A message, from the point of view of its receiver.
     Receive(&'a Message),
     /// A read from the disk.
     Fetch(&'a Item),
@@ -112,8 +112,8 @@ pub enum Transfer<'a> {
 }
 
 impl Computation {
-    /// Returns the segments whose parameters the computation reads. They must be gathered. Returns `None` for a
-    /// computation that reads no gathered parameters.
+    /// Returns the segments whose parameters the computation reads. These parameters must be gathered. Returns `None`
+    /// for a computation that reads no gathered parameters.
     #[must_use]
     pub fn reads(self, shape: &ModelShape) -> Option<&[SegmentId]> {
         match self {
@@ -175,7 +175,7 @@ impl Operand<'_> {
     /// Checks that the layer, segments and stages that the operand names exist.
     ///
     /// # Errors
-    /// Otherwise names the first one that does not exist.
+    /// Names the first of them that does not exist.
     pub(crate) fn exists(self, world: &World) -> Result<(), String> {
         let layer = |layer: LayerId| match layer < world.shape.layers.len().min(world.stages.layers()) {
             true => Ok(()),
@@ -227,7 +227,7 @@ impl Instruction {
         self.effects().kind
     }
 
-    /// Returns whether the instruction only waits for work done elsewhere. Such time counts as idle in the bubble.
+    /// Returns whether the instruction only waits for other work. The bubble counts its time as idle.
     #[must_use]
     pub fn is_wait(&self) -> bool {
         matches!(self.effects().action, Action::Awaits(_) | Action::Meets)

@@ -6,8 +6,9 @@
 //! rank 1   .  F0 B0--- F1 B1--- .  .
 //! ```
 //!
-//! A slot is about as long as the shortest kind of work, so that each piece has room for its label. Longer pieces
-//! continue as dashes, and a dot marks a slot without compute. A timeline wider than the terminal continues below.
+//! A slot is about as long as the shortest kind of work, so that each piece of work has room for its label. After the
+//! label, a longer piece is filled with dashes. A dot marks a slot without compute. A timeline that is wider than the
+//! terminal continues in further blocks of rows.
 
 use std::fmt::Write;
 
@@ -19,14 +20,15 @@ use crate::timeline::Timeline;
 /// Minimum number of columns; narrower terminals are drawn at this width.
 const NARROWEST: usize = 40;
 
-/// Maximum number of slots, so that a timeline that mostly waits does not fill a thousand lines.
+/// Maximum number of slots. It keeps the drawing of a timeline that consists mostly of waits short.
 const SLOTS: f64 = 2000.0;
 
 /// Draws the compute of each stage, taken from its first rank. Lines have at most `columns` characters, but `columns`
 /// counts as at least 40.
 ///
 /// `F` is a forward, `B` a backward or its first half, `W` deferred weight gradients, `R` a recomputation and `U` an
-/// update. The number is the micro-batch. The letter is the chunk, shown if a stage has more than one.
+/// update. The number after it is the micro-batch. If a stage has more than one chunk, a lower-case letter for the
+/// chunk follows.
 #[must_use]
 pub fn grid(timeline: &Timeline, stages: &Stages, mesh: Mesh, columns: usize) -> String {
     let rows: Vec<Row> = (0..mesh.pipe()).map(|stage| row(timeline, stages, mesh, stage)).collect();
@@ -110,7 +112,7 @@ fn label(instruction: &Instruction, stages: &Stages) -> Option<String> {
     Some(format!("{work}{micro_batch}{chunk}"))
 }
 
-/// Returns the label of a chunk: a letter from a to z, or an underscore and the number from chunk 26 on.
+/// Returns the label of a chunk: a letter from a to z, or for chunk 26 and later an underscore and the number.
 fn letter(chunk: usize) -> String {
     match u8::try_from(chunk) {
         Ok(chunk @ 0..26) => char::from(b'a' + chunk).to_string(),
@@ -118,9 +120,10 @@ fn letter(chunk: usize) -> String {
     }
 }
 
-/// Returns the length of a slot in seconds: the lower quartile of the durations, at least a quarter of their mean. The
-/// quartile approximates the shortest kind of work, but a single short piece of a measured timeline does not change it.
-/// The minimum keeps other pieces from becoming very long.
+/// Returns the length of a slot in seconds: the lower quartile of the durations of all pieces except updates, but at
+/// least a quarter of their mean. The quartile approximates the shortest kind of work and, unlike the minimum, hardly
+/// depends on a single short piece of a measured timeline. The lower limit keeps longer pieces from taking very many
+/// slots.
 fn slot_length(rows: &[Row]) -> f64 {
     let pieces = rows.iter().flat_map(|row| &row.pieces).filter(|piece| piece.label != "U");
     let mut seconds: Vec<f64> = pieces.map(|piece| piece.end - piece.start).collect();
@@ -132,7 +135,8 @@ fn slot_length(rows: &[Row]) -> f64 {
     }
 }
 
-/// Cuts a row into slots. Each piece gets at least one slot; a shorter piece delays the next one.
+/// Cuts a row into slots. Each piece gets at least one slot. A piece that is shorter than a slot moves the next piece
+/// to the right.
 fn cells(pieces: &[Piece], slot: f64, cell: usize) -> Vec<String> {
     let mut cells: Vec<String> = vec![];
     for piece in pieces {

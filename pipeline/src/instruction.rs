@@ -1,7 +1,7 @@
 //! The instructions of a step.
 //!
-//! Communication comes in two halves: one instruction starts it, and a later one awaits it. Instructions in between
-//! overlap with it, so a pass controls prefetching by where it puts the first half.
+//! Communication consists of two instructions: the first starts it, and a later one awaits it. The instructions between
+//! the two overlap with the communication, so a pass controls prefetching by the place of the first instruction.
 //!
 //! [`Instruction::effects`] is a table of what each instruction does. All code that walks a program reads that table.
 
@@ -13,8 +13,8 @@ use crate::tier::Item;
 
 /// Index of a layer in the model.
 pub type LayerId = usize;
-/// Index of a segment: a flat parameter that concatenates parameters of one layer, which are placed, gathered and
-/// reduced together.
+/// Index of a segment. A segment is a flat parameter that concatenates parameters of one layer. These parameters are
+/// placed, gathered and reduced together.
 pub type SegmentId = usize;
 
 /// One instruction of one rank.
@@ -37,7 +37,8 @@ pub enum Instruction {
     },
     /// Starts gathering the parameters of segments from the secondary shards of the near group, in one collective.
     GatherSecondary {
-        /// Segments with released parameters, whose secondary shards were filled since their last update.
+        /// Segments with released parameters, whose secondary shards were filled after the last update of the
+        /// parameters.
         segments: Vec<SegmentId>,
     },
     /// Waits until the parameters are gathered from secondary shards.
@@ -45,7 +46,7 @@ pub enum Instruction {
         /// The same segments as in the `GatherSecondary`.
         segments: Vec<SegmentId>,
     },
-    /// Frees the gathered parameters; the shard stays.
+    /// Frees the gathered parameters; this rank's shard stays in memory.
     Release {
         /// Segment with gathered parameters.
         segment: SegmentId,
@@ -57,21 +58,22 @@ pub enum Instruction {
         /// Micro-batch to run on.
         micro_batch: usize,
     },
-    /// Keeps the inputs of a layer, whose forward comes next, for recomputation.
+    /// Keeps the inputs of a layer for recomputation. The layer's forward comes next.
     Keep {
         /// The layer.
         layer: LayerId,
         /// Micro-batch of the inputs.
         micro_batch: usize,
     },
-    /// Frees the activations that a layer's forward saved for its backward. The outputs still go to the next layer.
+    /// Frees the activations that a layer's forward saved for its backward. The outputs are still passed to the next
+    /// layer.
     Discard {
         /// The layer.
         layer: LayerId,
         /// Micro-batch of the activations.
         micro_batch: usize,
     },
-    /// Runs a layer's forward again, on inputs that were kept or that the recomputation of the layer before produced.
+    /// Runs a layer's forward again, on inputs that were kept or on the outputs of the previous layer's recomputation.
     Recompute {
         /// The layer.
         layer: LayerId,
@@ -92,7 +94,7 @@ pub enum Instruction {
         /// Micro-batch to run on.
         micro_batch: usize,
     },
-    /// Runs the second half of a backward: the deferred gradients. Reads no parameters.
+    /// Runs the second half of a backward: the deferred gradients of the layer's parameters. Reads no parameters.
     BackwardWeight {
         /// The layer.
         layer: LayerId,
@@ -109,7 +111,7 @@ pub enum Instruction {
         /// Message that was sent.
         message: Message,
     },
-    /// Posts a receive: allocates a buffer, so that the message arrives while this stage computes.
+    /// Posts a receive: allocates a buffer, so that the message can arrive while this stage computes.
     Receive {
         /// Contents and sender.
         message: Message,
@@ -126,17 +128,18 @@ pub enum Instruction {
         /// Micro-batch of the gradient.
         micro_batch: usize,
     },
-    /// Starts reducing the gradients of segments over the ranks, in one collective. Segments that send codes have their
-    /// own collectives.
+    /// Starts reducing the gradients of segments over the ranks, in one collective. A segment whose reduction sends
+    /// codes has its own collective.
     Reduce {
         /// The bucket: segments with complete gradients, in the order of their backward.
         segments: Vec<SegmentId>,
-        /// Micro-batch of the gradients, or the last micro-batch if they were accumulated before.
+        /// Micro-batch of the gradients, or the last micro-batch if the gradients were accumulated over all
+        /// micro-batches.
         micro_batch: usize,
     },
-    /// Waits for a reduction. Adds the result to the shard where gradients are sharded. The sum over the replicates of
-    /// a shard is part of each micro-batch's reduction. Alternatively it runs once, after the last micro-batch's
-    /// reduction, while the program continues to the norm.
+    /// Waits for a reduction. If gradients are sharded, adds the result to this rank's shard. The sum over the
+    /// replicates of a shard either is part of each micro-batch's reduction, or runs once after the reduction of the
+    /// last micro-batch, while the program continues to the norm.
     AwaitReduce {
         /// The same bucket as in the `Reduce`.
         segments: Vec<SegmentId>,
@@ -151,7 +154,7 @@ pub enum Instruction {
         segment: SegmentId,
     },
     /// Runs the first pass of an optimizer that needs norms of whole parameters, on one tile of this rank's part. Adds
-    /// the gradients to the moments, and the squares of the tile to the parameters' sums of squares.
+    /// the gradients to the moments, and the tile's squares to the sums of squares of its parameters.
     MeasureTile {
         /// Segment with reduced gradients.
         segment: SegmentId,
@@ -185,7 +188,7 @@ pub enum Instruction {
         /// Item whose offload was started.
         item: Item,
     },
-    /// Starts averaging this rank's part of a segment's parameters over replicates that have trained alone.
+    /// Starts averaging this rank's part of a segment's parameters over the replicates, which have trained separately.
     OuterStep {
         /// Trainable segment of this stage.
         segment: SegmentId,
@@ -196,8 +199,7 @@ pub enum Instruction {
         /// Segment whose outer step was started.
         segment: SegmentId,
     },
-    /// Starts gathering replicated parameters after different ranks have updated different parts of them, in one
-    /// collective.
+    /// Starts gathering replicated parameters in one collective, after each rank has updated its part of them.
     Refresh {
         /// The bucket.
         segments: Vec<SegmentId>,

@@ -1,29 +1,31 @@
 //! The arrangement of ranks: a grid of pipeline stages × replicates × shards × tensor ranks.
 //!
 //! Ranks of a *shard group* hold different shards of one copy of ZeRO's state. Ranks at the same position of several
-//! shard groups hold the same shard: they are *replicates* of each other. All ranks of a stage, over both axes, are its
-//! data-parallel group. Each of them trains on different samples or on different slices of samples, and the group has
-//! replicates × shards *replicas* of the model.
+//! shard groups hold the same shard: they are *replicates* of each other. All ranks of a stage, over the shard axis and
+//! the replicate axis, are its data-parallel group. Each of them trains on different samples or on different slices of
+//! samples, and the group has replicates × shards *replicas* of the model.
 //!
 //! Inside a shard group, consecutive ranks can form *near groups*: ranks on the same host, where links are fast. ZeRO++
-//! keeps secondary shards within them.
+//! keeps secondary shards within near groups.
 //!
 //! Consecutive ranks of a shard group can also form *context groups*: they train on the same samples, and each of them
-//! computes a slice of every sequence. ZeRO shards over them as over other ranks, since they have the same parameters.
-//! Only the data and the attention know about slices; everything else treats a slice as a shorter sample.
+//! computes a slice of every sequence. ZeRO also shards over the ranks of a context group, since they have the same
+//! parameters. Only the data loading and the attention treat slices specially; for everything else, a slice is a
+//! shorter sample.
 //!
-//! Consecutive world ranks can form *tensor groups*: the parameters of layers are cut over the ranks of a group. The
-//! ranks with the same index in their tensor groups are a *plane*. A plane is a mesh of its own, whose ranks have the
-//! same parameters except for ZeRO's shards. ZeRO, data parallelism and pipelines work within planes, and all planes
-//! run the same programs.
+//! Consecutive world ranks can form *tensor groups*: the parameters of each layer are cut into one part per rank of the
+//! group. The ranks with the same index in their tensor groups are a *plane*. A plane is a mesh without a tensor axis:
+//! its ranks have the same parameters, apart from sharding by ZeRO. ZeRO, data parallelism and pipelines work within
+//! planes, and all planes run the same programs.
 //!
-//! Consecutive ranks are neighbours on the tensor axis, then on the shard axis, then on the replicate axis: rank = ((stage ×
-//! replicates + replicate) × shards + shard) × tensor + index. Inside a layer, all ranks of a tensor group wait for each other
-//! several times. A launcher puts consecutive ranks on one host, and the shard axis has the heaviest
-//! traffic: each step it moves about twice a stage's parameters (three times at ZeRO stage 3, for each micro-batch), and
-//! every rank of the group waits for the slowest link. The replicate axis moves the gradients of one shard. The pipe axis
-//! moves one activation per micro-batch between two stages, usually a few megabytes, and can do so while computing. When a
-//! job spans several hosts, each shard group therefore stays on one host, and the pipeline crosses hosts.
+//! Consecutive ranks are neighbours on the tensor axis, then on the shard axis, then on the replicate axis: rank =
+//! ((stage × replicates + replicate) × shards + shard) × tensor + index. Inside a layer, all ranks of a tensor group
+//! wait for each other several times. A launcher puts consecutive ranks on one host. Of the other axes, the shard axis
+//! has the heaviest traffic: each step it moves about twice a stage's parameters (at ZeRO stage 3, three times for each
+//! micro-batch), and every rank of the group waits for the slowest link. The replicate axis moves the gradients of one
+//! shard. The pipe axis moves one activation per micro-batch between two stages, usually a few megabytes, and this
+//! transfer can overlap with compute. When a job spans several hosts, each shard group therefore stays on one host, and
+//! the pipeline crosses hosts.
 
 use std::ops::Range;
 
@@ -41,7 +43,7 @@ pub struct Mesh {
     tensor: usize,
 }
 
-/// Error: the ranks cannot be divided evenly.
+/// The ranks cannot be divided evenly among the groups of a mesh.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum MeshError {
     /// The ranks cannot be divided evenly into that many stages.
@@ -118,8 +120,8 @@ impl Mesh {
         Ok(Self { pipe: stages, replicates: 1, shards, near: shards, context: 1, tensor: 1 })
     }
 
-    /// Divides the ranks of each stage into tensor groups of `tensor` consecutive ranks. Later divisions apply to the
-    /// axes of a plane.
+    /// Divides the ranks of each stage into tensor groups of `tensor` consecutive ranks. Calls such as `replicated`
+    /// after this one divide the ranks of each plane.
     ///
     /// # Errors
     /// Fails if the number of ranks of a stage is not a multiple of `tensor`, or if `tensor` is zero.
@@ -185,7 +187,7 @@ impl Mesh {
         self.pipe
     }
 
-    /// Returns the number of ranks over which layers are cut.
+    /// Returns the number of ranks per tensor group.
     #[must_use]
     pub fn tensor(&self) -> usize {
         self.tensor
@@ -284,7 +286,7 @@ impl Mesh {
         at.replicate * self.shards + at.shard
     }
 
-    /// Returns the ranks of a stage: without tensor groups, its data-parallel group.
+    /// Returns the ranks of a stage. Without tensor groups, these are its data-parallel group.
     #[must_use]
     pub fn ranks(&self, stage: StageId) -> Range<usize> {
         let each = self.data() * self.tensor;

@@ -1,6 +1,6 @@
 //! Messages between pipeline stages.
 //!
-//! Two stages are connected by one channel per kind of content and direction. A channel delivers messages in the order
+//! Between two stages, there is one channel per kind of content and direction. A channel delivers messages in the order
 //! in which they were sent.
 
 use std::fmt;
@@ -10,7 +10,7 @@ use crate::instruction::{LayerId, SegmentId};
 /// Index of a pipeline stage.
 pub type StageId = usize;
 
-/// A message from one stage to another, between the two ranks with the same position on the data axis.
+/// A message from one stage to another. It goes from a rank to the rank with the same position in the other stage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Message {
     /// Contents of the message.

@@ -6,13 +6,13 @@ use crate::tier::Tiers;
 /// ZeRO stage: DeepSpeed's `zero_optimization.stage`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ZeroStage {
-    /// Everything replicated: plain data parallelism.
+    /// Nothing is sharded: plain data parallelism.
     Zero,
-    /// Optimizer state sharded.
+    /// The optimizer state is sharded.
     One,
-    /// Optimizer state and gradients sharded.
+    /// The optimizer state and the gradients are sharded.
     Two,
-    /// Optimizer state, gradients and parameters sharded.
+    /// The optimizer state, the gradients and the parameters are sharded.
     Three,
 }
 
@@ -78,7 +78,7 @@ pub struct LayerShape {
     pub splits: bool,
     /// Whether the layer takes named inputs of the micro-batch.
     pub reads_batch: bool,
-    /// Whether its forward and its backward exchange slices of sequences with the other ranks of the context group.
+    /// Whether the layer's forward and backward exchange slices of sequences with the other ranks of the context group.
     pub exchanges: bool,
 }
 
@@ -89,7 +89,7 @@ pub struct SegmentShape {
     pub elements: usize,
     /// Whether its parameters, gradients and optimizer state are replicated or sharded over the ranks.
     pub placements: Placements,
-    /// Memory tiers of each rank's part of these values.
+    /// Memory tiers of each rank's part of the parameters, gradients and optimizer state.
     pub tiers: Tiers,
     /// Whether the near groups hold secondary shards of its parameters (hpZ).
     pub has_secondary: bool,
@@ -126,8 +126,8 @@ impl ModelShape {
         (0..self.layers.len()).find(|&layer| self.trains(layer)).unwrap_or(0)
     }
 
-    /// Returns the first layer that uses a segment in the forward pass. The backward of this layer completes the
-    /// segment's gradient of a micro-batch.
+    /// Returns the first layer that uses a segment in the forward pass. The backward reaches this layer last, so it
+    /// completes the segment's gradient of a micro-batch.
     #[must_use]
     pub fn first_user(&self, segment: SegmentId) -> Option<LayerId> {
         self.layers.iter().position(|layer| layer.segments.contains(&segment))

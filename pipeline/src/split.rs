@@ -1,10 +1,10 @@
 //! Cuts a model into parts of consecutive layers.
 //!
-//! Each function returns one non-empty range of layers per part (pipeline stages times chunks). The weighted functions
-//! are exact dynamic programs over all cuts, not heuristics: they minimize the heaviest part. Among the optimal cuts
-//! they choose the most even one (the least sum of squares). Among equally even cuts they choose the one with the
-//! longest first parts, as the even cut does with left-over layers. The result is deterministic, so every rank computes
-//! the same cut.
+//! Each function returns one non-empty range of layers per part. The number of parts is the number of pipeline stages
+//! times the chunks per stage. The weighted functions are exact dynamic programs over all cuts, not heuristics: they
+//! minimize the heaviest part. Among the optimal cuts they choose the most even one (the least sum of squares). Among
+//! equally even cuts they choose the one with the longest first parts, as `uniform` does with left-over layers. The
+//! result is deterministic, so every rank computes the same cut.
 
 use std::ops::Range;
 
@@ -38,7 +38,7 @@ pub enum SplitError {
     /// A time is negative, infinite or NaN.
     #[error("the time of layer {layer} is {seconds} seconds; it must be finite and not negative")]
     NotATime {
-        /// The layer with that time.
+        /// The layer with the invalid time.
         layer: LayerId,
         /// The invalid time.
         seconds: f64,
@@ -54,7 +54,7 @@ pub enum SplitError {
         parts: usize,
         /// Maximum bytes of a part.
         limit: u64,
-        /// Bytes of the largest part, in the cut whose largest part is smallest.
+        /// Bytes of the largest part, in the cut that minimizes this size.
         needed: u64,
         /// The layers of that part.
         layers: Range<LayerId>,
@@ -87,11 +87,11 @@ pub fn balanced(weights: &[u64], parts: usize) -> Result<Vec<Range<LayerId>>, Sp
 }
 
 /// Minimizes the time of the slowest part, among the cuts whose parts need at most `limit` bytes. `alive` is the peak
-/// number of micro-batches alive in each part ([`alive`]). A part holds the state of its layers once, and their
-/// activations once per micro-batch alive.
+/// number of micro-batches alive in each part, as the function [`alive`] returns it. A part holds the state of its
+/// layers once, and the activations of its layers once per micro-batch alive.
 ///
 /// If a stage has several chunks, each chunk is a part here, and the caller divides the stage's memory by their number.
-/// That is stricter than necessary, so a cut that would fit may be missed.
+/// This is stricter than the limit per stage, so the function may miss a cut that would fit.
 ///
 /// # Errors
 /// Fails if there are fewer layers than parts, a time is invalid, or no cut fits.
@@ -146,8 +146,8 @@ fn enough(layers: usize, parts: usize) -> Result<(), SplitError> {
     if is_enough { Ok(()) } else { Err(SplitError::TooFewLayers { layers, parts }) }
 }
 
-/// The sum of every range, added up from its first element. Ranges with equal weights therefore have equal sums.
-/// Differences of one floating-point prefix sum would not guarantee this.
+/// The sum of every range, added up from the first element of the range. Ranges with equal weights therefore have equal
+/// sums. With differences of a floating-point prefix sum, they might differ.
 struct Sums(Vec<Vec<f64>>);
 
 impl Sums {
@@ -168,7 +168,7 @@ impl Sums {
     }
 }
 
-/// Sums of ranges as differences of one prefix sum, which is exact for integers.
+/// Sums of ranges as differences of a prefix sum. For integers, these are exact.
 struct RunningSum(Vec<u128>);
 
 impl RunningSum {
@@ -196,8 +196,8 @@ fn most_even(
     best(layers, parts, square, |sum, square| sum + square).map(|(_, cut)| cut)
 }
 
-/// Returns the cut that minimizes `combine` over the weights of its parts, and that minimum. Ties go to longer first
-/// parts. `weight` returns `None` for a part that is not allowed.
+/// Returns the cut that minimizes `combine` over the weights of its parts, with the minimum. Among equal cuts, returns
+/// the one with longer first parts. `weight` returns `None` for a part that is not allowed.
 ///
 /// Dynamic programming over (part, its first layer), from the last part to the first. The optimal cut of the remaining
 /// layers does not depend on the earlier parts, because `combine` is monotonic in both arguments.

@@ -1,12 +1,12 @@
-//! The assignment of layers to pipeline stages, and its consequences for segments.
+//! The assignment of layers to pipeline stages, and of tied segments to their owners.
 //!
-//! The model is cut into *chunks* of consecutive layers. Chunk `c` is on stage `c % stages`: with one chunk per stage
-//! each stage runs one range of layers, and with more the chunks are dealt out round-robin (interleaved schedules).
+//! The model is cut into *chunks* of consecutive layers. Chunk `c` is on stage `c % stages`: with one chunk per stage,
+//! each stage runs one range of layers. With more (interleaved schedules), the chunks are assigned round-robin.
 //!
 //! A tied segment is used by layers of several stages. Its *owner* is the stage of its first user: the owner reduces
-//! its gradient, updates it and writes it into checkpoints. The other stages keep a copy for computing, pass on their
-//! contribution to the gradient, and receive the updated values. The copies are bit-identical, so they cannot drift
-//! apart.
+//! its gradient, updates it and writes it into checkpoints. The other stages keep a copy of the segment for their
+//! forward and backward, send their contribution to the gradient, and receive the updated parameters. The copies are
+//! bit-identical, so they cannot drift apart.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -130,8 +130,8 @@ impl Stages {
         self.users[segment].first() == Some(&layer)
     }
 
-    /// Returns the stages that exchange messages with `stage`: those with a layer adjacent to one of its own, or with a
-    /// tied segment in common.
+    /// Returns the stages that exchange messages with `stage`: the stages that have a layer next to a layer of `stage`,
+    /// or a tied segment in common with it.
     #[must_use]
     pub fn peers(&self, stage: StageId) -> BTreeSet<StageId> {
         let next_to = self.stage_of.windows(2).filter(|pair| pair.contains(&stage)).flatten().copied();
@@ -140,7 +140,7 @@ impl Stages {
         next_to.chain(sharing).filter(|&other| other != stage).collect()
     }
 
-    /// Returns the stage that updates a segment: that of its first user.
+    /// Returns the stage that updates a segment: the stage of its first user.
     #[must_use]
     pub fn owner(&self, segment: SegmentId) -> StageId {
         self.users[segment].first().map_or(0, |&layer| self.stage_of[layer])
@@ -152,7 +152,7 @@ impl Stages {
         self.users[segment].iter().any(|&layer| self.stage_of[layer] == stage)
     }
 
-    /// Returns whether several layers use the segment and add to its gradient.
+    /// Returns whether the segment is trainable and several layers use it.
     #[must_use]
     pub fn is_tied(&self, segment: SegmentId) -> bool {
         self.ties.contains(&segment)
@@ -177,24 +177,25 @@ impl Stages {
         (0..self.count).filter(borrows).collect()
     }
 
-    /// Returns the partial sums of tied gradients to receive before the backward of `layer` on a micro-batch, which
-    /// adds to each of them.
+    /// Returns the messages to receive before the backward of `layer` on a micro-batch. They contain the partial sums
+    /// of tied gradients to which this backward adds.
     ///
-    /// A tied gradient is summed in the order of the backward pass, last user first, as on one stage. If the next user
-    /// is on another stage, the partial sum is sent there.
+    /// A tied gradient is summed in the order of the backward pass, from the last user to the first, as if all users
+    /// were on one stage. If the next user in this order is on another stage, the partial sum is sent to that stage.
     #[must_use]
     pub fn tied_before(&self, layer: LayerId, micro_batch: usize) -> Vec<Message> {
         self.tied(layer, micro_batch, |users, at| Some((*users.get(at + 1)?, users[at])))
     }
 
-    /// Returns the partial sums of tied gradients to send after the backward of `layer` on a micro-batch.
+    /// Returns the messages to send after the backward of `layer` on a micro-batch. They contain partial sums of tied
+    /// gradients.
     #[must_use]
     pub fn tied_after(&self, layer: LayerId, micro_batch: usize) -> Vec<Message> {
         self.tied(layer, micro_batch, |users, at| Some((users[at], *users.get(at.checked_sub(1)?)?)))
     }
 
-    /// Returns the messages from the stage of one user to the stage of the next user. `hop` finds both users from the
-    /// position of `layer` among the users.
+    /// Returns, for each tied segment, the message from the stage of one user to the stage of the next. `hop` returns
+    /// these two users, given the position of `layer` among the users.
     fn tied(
         &self,
         layer: LayerId,

@@ -19,12 +19,13 @@ pub enum Tier {
 pub struct Tiers {
     /// Tier of the working parameters. Parameters on a disk must be sharded.
     pub parameters: Tier,
-    /// Tier of the accumulated gradients. Gradients on a disk must be sharded and accumulated in order of arrival.
+    /// Tier of the accumulated gradients. Gradients on a disk must be sharded and accumulated in the order in which
+    /// they arrive.
     pub gradients: Tier,
     /// Tier of the optimizer state and master parameters.
     pub optimizer: Tier,
     /// Number of tiles in which the optimizer step is processed, equal on all ranks. 0 if everything is in memory, and
-    /// at least 1 if any of the three is on a disk.
+    /// at least 1 if parameters, gradients or optimizer state are on a disk.
     pub tiles: usize,
     /// Whether the optimizer step measures all tiles before it updates them.
     pub two_passes: bool,
@@ -44,7 +45,8 @@ pub enum Item {
         /// The segment.
         segment: SegmentId,
     },
-    /// The on-disk data that the optimizer step of one tile needs: state, master parameters, gradients, parameters.
+    /// The data on the disk that the optimizer step of one tile needs. It can be optimizer state, master parameters,
+    /// gradients and parameters.
     Tile {
         /// The segment.
         segment: SegmentId,

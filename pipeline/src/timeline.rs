@@ -1,4 +1,4 @@
-//! Timelines of a step, simulated or measured. Both have the same form, so that they can be compared side by side.
+//! Timelines of a step. Simulated and measured timelines have the same form, so that they can be compared side by side.
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ use crate::message::{Channel, Kind};
 /// A track of a rank. Events of one lane never overlap; events of different lanes may.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Lane {
-    /// Instructions of the program, and the waits between them.
+    /// Instructions of the program that compute or wait.
     Compute,
     /// Collectives in flight, of the data-parallel group or of all ranks.
     Collectives,
@@ -102,7 +102,8 @@ impl Timeline {
         self.seconds(|event| event.lane == Lane::Disk)
     }
 
-    /// Returns the seconds of communication of each rank, summed over its lanes, whether overlapped or not.
+    /// Returns the seconds of communication of each rank, summed over its lanes. Time that overlaps with compute counts
+    /// as well.
     #[must_use]
     pub fn communication(&self) -> Vec<f64> {
         self.seconds(|event| matches!(event.lane, Lane::Collectives | Lane::Channel(_)))
@@ -117,7 +118,7 @@ impl Timeline {
         ranks
     }
 
-    /// Returns the fraction of the step in which even the busiest rank does not compute.
+    /// Returns the fraction of the step in which the busiest rank does not compute.
     ///
     /// For stages of equal duration, this is the bubble of the schedule. If stages are unequal, the additional time
     /// that ranks wait for the slowest stage depends on the split and is not included.

@@ -1,5 +1,5 @@
 //! Exports timelines in Chrome's trace event format, which Perfetto opens. Each rank is a process and each lane a
-//! thread; additional processes, such as a device, can be shown too.
+//! thread; additional processes, for example a device, can be added.
 //!
 //! Format: <https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU>. Times are in
 //! microseconds.
@@ -37,7 +37,8 @@ pub struct Slice {
 }
 
 /// Returns the JSON of one or more timelines, each with a name for its processes: `[("measured", &run), ("simulated",
-/// &plan)]` shows both on one time axis, the second below the first. Each additional process is shown below its rank.
+/// &plan)]` shows both timelines on one time axis, the second below the first. Each additional process is shown below
+/// its rank.
 #[must_use]
 pub fn chrome(timelines: &[(&str, &Timeline)], others: &[Process]) -> String {
     let mut events = vec![];

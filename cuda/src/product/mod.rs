@@ -1,9 +1,10 @@
 //! Matrix products with a fused epilogue, by cuBLASLt.
 //!
 //! The epilogue applies a bias, an activation or an activation's derivative to the sums before they are written, which
-//! saves a pass over memory. cuBLASLt's heuristic chooses the algorithm once per shape, and no candidates are timed. So
-//! a shape uses the same algorithm, and gives the same bits, in every run. Sums are in f32 and never rounded to a
-//! narrower type in between. Reduction schemes that round, and those that accumulate in place, are excluded.
+//! saves a pass over memory. cuBLASLt's heuristic chooses the algorithm once per shape, without timing candidates. A
+//! product of one shape therefore uses the same algorithm, and gives the same bits, in every run. Sums are in f32, and
+//! partial sums are never rounded to a narrower type. Algorithms that combine partial sums in place or in a narrower
+//! type are excluded.
 #![allow(unsafe_code)]
 
 mod descriptions;
@@ -19,13 +20,13 @@ use descriptions::{Description, Layout, Preference};
 
 use crate::{CudaError, Device, Stream, check};
 
-/// Alignment of addresses and row strides in bytes. Larger alignments are never announced, so that the choice of
-/// algorithm does not depend on where the matrices are.
+/// Alignment of addresses and row strides in bytes. The heuristic is told this alignment even if the actual one is
+/// larger, so that the choice of algorithm does not depend on the matrices' addresses.
 const ALIGNMENT: usize = 16;
 /// The row stride of GELU's operand is a multiple of this many elements.
 const AUX_ALIGNMENT: usize = 8;
 
-/// A failed call of cuBLASLt, or of the driver on its behalf.
+/// A failed call of cuBLASLt, or of the driver for a product.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ProductError {
     /// The driver's error.
@@ -114,8 +115,8 @@ pub enum Epilogue {
     BiasGelu {
         /// Device address of the row.
         bias: u64,
-        /// Device address for the rounded operand of GELU: an output with the shape of the result. GELU itself reads
-        /// the operand before it is rounded.
+        /// Device address for the rounded operand of GELU: an output with the shape of the result. GELU itself is
+        /// computed from the operand before rounding.
         sum: u64,
     },
     /// Multiplies by the derivative of GELU's tanh form.
@@ -293,7 +294,8 @@ impl CublasLt {
     /// Chooses an algorithm for this shape; `None` if cuBLASLt has none.
     fn plan(&self, product: &Product) -> Result<Option<Plan>, ProductError> {
         let Product { element, rows, columns, inner, left, right, .. } = *product;
-        // cuBLASLt's matrices are column-major, so it sees the transpose of each: the result is rightᵀ·leftᵀ.
+        // cuBLASLt's matrices are column-major, so it reads each row-major matrix as its transpose. It therefore
+        // computes rightᵀ·leftᵀ, the transpose of the result.
         let lies = |turned: bool, [rows, columns]: [usize; 2]| if turned { [rows, columns] } else { [columns, rows] };
         let right_of = Layout::new(element, lies(right.is_turned, [inner, columns]), right.stride)?;
         let left_of = Layout::new(element, lies(left.is_turned, [rows, inner]), left.stride)?;
@@ -317,7 +319,8 @@ impl CublasLt {
                 &raw mut count,
             )
         };
-        // Releases of the library differ in which of these two statuses they return for unsupported products.
+        // For unsupported products, some releases of the library return the first of these statuses and others the
+        // second.
         let is_refused =
             matches!(said, cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED | cublasStatus_t::CUBLAS_STATUS_INVALID_VALUE);
         if !is_refused {

@@ -9,11 +9,11 @@ use crate::message::{Channel, Kind, Message};
 /// and [`Instruction::AwaitReceive`]. `arriving` lists the messages sent to this stage by channel, in sending order.
 ///
 /// Receives are posted in the order in which the peer sends. Every channel of activations or gradients always has one
-/// posted receive, so that the next message arrives while this stage computes. A tied gradient can be as large as the
-/// embedding of a whole vocabulary, so its receive is posted only when it, or a message sent after it, is needed. Sends
-/// are awaited only at the end. An earlier wait would hold up a stage that could run ahead, and with several chunks per
-/// stage two stages could wait for each other. Completed sends free their buffers before they are awaited, and the
-/// schedule bounds the number of incomplete sends.
+/// posted receive, so that the next message can arrive while this stage computes. A tied gradient can be as large as
+/// the embedding of a whole vocabulary. Its receive is therefore posted only when this gradient, or a message that the
+/// peer sends after it, is needed. Sends are awaited only at the end. An earlier wait would hold up a stage that could
+/// run ahead, and with several chunks per stage two stages could wait for each other. The buffer of a send is freed
+/// when the send is complete, even before it is awaited. The schedule bounds the number of incomplete sends.
 pub(super) fn asynchronous(
     instructions: Vec<Instruction>,
     arriving: &BTreeMap<Channel, Vec<Message>>,

@@ -2,7 +2,7 @@
 //! of ZeRO.
 //!
 //! A [`Schedule`] orders whole chunks of layers ([`Slot`]); [`training`] and [`forward_only`] expand them into layers
-//! and messages. A single stage is a pipeline without messages. Every schedule then reduces to plain gradient
+//! and messages. A single stage is a pipeline without messages, for which every schedule is plain gradient
 //! accumulation.
 
 mod messages;
@@ -46,8 +46,8 @@ pub fn forward_only(shape: &ModelShape, stages: &Stages, stage: StageId, micro_b
     Program { instructions: connected(shape, stages, stage, forwards), micro_batches }
 }
 
-/// Expands the slots of a stage into instructions, including both halves of each message. The programs of the peers
-/// determine the order in which messages arrive.
+/// Expands the slots of a stage into instructions, including both instructions of each send and each receive. Messages
+/// arrive in the order in which the peers' programs send them.
 fn connected(
     shape: &ModelShape,
     stages: &Stages,
@@ -80,8 +80,8 @@ pub fn accumulation(shape: &ModelShape, micro_batches: usize) -> Program {
     training(Schedule::OneFOneB, shape, &Stages::single(shape), 0, micro_batches)
 }
 
-/// Expands slots into instructions. Receives are awaited where they are needed, and sends start as soon as their data
-/// exists; `messages::asynchronous` adds the other halves.
+/// Expands slots into instructions. A message is awaited where it is needed, and sent as soon as its data exists.
+/// `messages::asynchronous` then adds the instructions that post receives and await sends.
 struct Writer<'a> {
     shape: &'a ModelShape,
     stages: &'a Stages,
@@ -157,7 +157,7 @@ impl Writer<'_> {
         }
     }
 
-    /// Awaits content from the stage of layer `source`, unless that is this stage.
+    /// Awaits content from the stage of layer `source`, unless that layer is on this stage.
     fn await_receive(&mut self, content: Content, source: LayerId) {
         let (from, to) = (self.stages.stage_of(source), self.stage);
         if from != to {
@@ -165,7 +165,7 @@ impl Writer<'_> {
         }
     }
 
-    /// Sends content to the stage of layer `target`, unless that is this stage.
+    /// Sends content to the stage of layer `target`, unless that layer is on this stage.
     fn send(&mut self, content: Content, target: LayerId) {
         let (from, to) = (self.stage, self.stages.stage_of(target));
         if from != to {
@@ -174,8 +174,8 @@ impl Writer<'_> {
     }
 }
 
-/// Returns whether a layer's weight gradients are deferred. A frozen layer has none. Layers with tied segments never
-/// defer them, because a tied gradient is summed across stages in the order of the backward pass.
+/// Returns whether a layer's weight gradients are deferred. A frozen layer has no weight gradients. Layers with tied
+/// segments never defer theirs, because a tied gradient is summed across stages in the order of the backward pass.
 fn splits(shape: &ModelShape, stages: &Stages, layer: LayerId) -> bool {
     let is_tied = |&segment: &usize| stages.is_tied(segment);
     shape.layers[layer].splits && shape.trains(layer) && !shape.layers[layer].segments.iter().any(is_tied)

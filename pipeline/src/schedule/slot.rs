@@ -13,12 +13,13 @@ pub enum Schedule {
     /// All forwards, then all backwards. Huang et al., "GPipe: Efficient Training of Giant Neural Networks using
     /// Pipeline Parallelism", NeurIPS 2019.
     GPipe,
-    /// Alternates forwards and backwards, and starts each backward as early as possible. Takes as long as GPipe
-    /// with fewer micro-batches alive. Narayanan et al., "PipeDream: Generalized Pipeline Parallelism for DNN
-    /// Training", SOSP 2019 (with a flush).
+    /// Alternates forwards and backwards, and starts each backward as early as possible. Takes as long as GPipe, but
+    /// fewer micro-batches are alive. Narayanan et al., "PipeDream: Generalized Pipeline Parallelism for DNN Training",
+    /// SOSP 2019 (with a flush).
     OneFOneB,
-    /// 1F1B with several chunks of layers on each stage. The bubble is shorter, but there are more messages. Narayanan
-    /// et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM", SC 2021.
+    /// 1F1B with several chunks of layers on each stage. The bubble is shorter than with 1F1B, but there are more
+    /// messages. Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM",
+    /// SC 2021.
     Interleaved,
     /// 1F1B that defers weight gradients to fill the bubble. ZB-H1 of Qi et al., "Zero Bubble Pipeline Parallelism",
     /// ICLR 2024.
@@ -76,7 +77,7 @@ pub struct Size {
 
 impl Schedule {
     /// Returns the work of `stage` in a training step, in order. Only [`Schedule::Interleaved`] supports more than one
-    /// chunk per stage. The others use chunk 0 only.
+    /// chunk per stage. All other schedules use only chunk 0.
     #[must_use]
     pub fn slots(self, size: Size, stage: StageId) -> Vec<Slot> {
         match self {
@@ -113,8 +114,8 @@ fn one_f_one_b(size: Size, stage: StageId) -> Vec<Slot> {
     slots
 }
 
-/// Like 1F1B, but defers the weight gradients of `stage` micro-batches. The last stage defers the most, because it
-/// would otherwise idle at the end; the first stage defers none. Every stage therefore keeps at most as many
+/// Returns the slots of 1F1B, with the weight gradients of `stage` micro-batches deferred. The last stage defers the
+/// most, because it would otherwise idle at the end; stage 0 defers none. Every stage therefore keeps at most as many
 /// micro-batches alive as the first stage of 1F1B.
 fn zero_bubble(size: Size, stage: StageId) -> Vec<Slot> {
     let (ahead, all) = (warm_up(size, stage), size.micro_batches);
@@ -134,9 +135,9 @@ fn zero_bubble(size: Size, stage: StageId) -> Vec<Slot> {
     slots
 }
 
-/// Micro-batches run in groups of equal size: a group goes through a stage's first chunk, then its second, and so on. A
-/// group size equal to the number of stages keeps every stage busy with the fewest micro-batches in flight. If that
-/// size does not divide the number of micro-batches, groups are larger.
+/// Micro-batches run in groups of equal size: all micro-batches of a group run through a stage's first chunk, then
+/// through its second, and so on. A group size equal to the number of stages keeps every stage busy with the fewest
+/// micro-batches in flight. If the number of micro-batches is not a multiple of that size, groups are larger.
 fn interleaved(size: Size, stage: StageId) -> Vec<Slot> {
     let Size { stages, chunks, micro_batches } = size;
     let total = chunks * micro_batches;

@@ -1,4 +1,4 @@
-//! The event queue of a simulation. Work proceeds at a rate that may change before the work is done.
+//! The event queue of a simulation. Each piece of work proceeds at a rate, which may change before the work is done.
 
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
@@ -17,7 +17,7 @@ struct Slot {
     left: f64,
     rate: f64,
     since: f64,
-    /// Number of end times pushed so far. Only the latest one in the heap is valid.
+    /// Number of end times of this slot that were pushed to the heap. Only the latest of them is valid.
     turn: u64,
 }
 

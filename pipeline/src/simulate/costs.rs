@@ -28,7 +28,7 @@ impl Link {
     }
 }
 
-/// Links by collective. Byte counts are the minimum that each rank must send.
+/// One link for each kind of collective. The bytes of a transfer are the minimum that each rank must send.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Collectives {
     /// Gathers and refreshes of parameters, by a shard group.
@@ -43,7 +43,8 @@ pub struct Collectives {
     pub all_reduce: Link,
     /// Outer steps, by the replicates of a shard.
     pub outer: Link,
-    /// All-to-alls of codes: by a near group, and by the ranks at the same position of all near groups.
+    /// All-to-alls of codes: first between the ranks of a near group, then between the ranks with the same position in
+    /// their near groups.
     pub codes: [Link; 2],
 }
 
@@ -63,8 +64,8 @@ impl Collectives {
     }
 }
 
-/// Speed of compute and communication while both run, relative to the speed of each alone: above 0, at most 1.
-/// Collectives run on worker threads that share cores with compute, so each slows the other.
+/// Speed of compute and of communication while both run, each relative to its speed when it runs alone: above 0, at
+/// most 1. Collectives run on worker threads that share cores with compute, so compute and collectives slow each other.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Sharing {
     /// Rate of compute while the rank has a transfer in flight.
@@ -89,20 +90,20 @@ pub struct LayerCosts {
     pub backward_input: f64,
     /// Seconds to compute the deferred gradients.
     pub backward_weight: f64,
-    /// Bytes of its inputs, which are sent to its stage.
+    /// Bytes of the layer's inputs, if they are sent to its stage.
     pub inputs: u64,
-    /// Bytes of the gradients of its inputs, which its stage sends back.
+    /// Bytes of the gradients of the layer's inputs, if its stage sends them back.
     pub input_gradients: u64,
 }
 
 /// Costs of a segment.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct SegmentCosts {
-    /// Bytes of all its parameters when gathered.
+    /// Bytes of all parameters of the segment when gathered.
     pub parameters: u64,
-    /// Bytes of the gradients of all its parameters.
+    /// Bytes of the gradients of all parameters of the segment.
     pub gradients: u64,
-    /// Bytes of the codes of all its parameters, if gathers send codes.
+    /// Bytes of the codes of all parameters of the segment, if gathers send codes.
     pub gathered_codes: Option<u64>,
     /// Bytes that a rank sends in a reduction, if reductions send codes: (within its near group, between near groups).
     pub reduced_codes: Option<[u64; 2]>,
@@ -131,7 +132,7 @@ pub struct Costs {
     pub segments: Vec<SegmentCosts>,
     /// Seconds to load a micro-batch.
     pub load: f64,
-    /// Seconds of the gradient norm once all ranks have arrived.
+    /// Seconds that the gradient norm takes after the last rank has arrived.
     pub gradient_norm: f64,
     /// Link between pipeline stages.
     pub pipe: Link,
@@ -204,8 +205,8 @@ impl Costs {
         }
     }
 
-    /// Returns the seconds that a transfer takes once its lane is free and every participating rank has started it. A
-    /// bucket is one collective. Each member of a group sends at least (n−1)/n of the buffer in an all-gather or
+    /// Returns the seconds that a transfer takes, from the moment when its lane is free and all its ranks have started
+    /// it. A bucket is one collective. Each member of a group sends at least (n−1)/n of the buffer in an all-gather or
     /// reduce-scatter, and twice as much in an all-reduce.
     pub(super) fn transfer(&self, transfer: Transfer<'_>, world: &World) -> f64 {
         let mesh = world.mesh;

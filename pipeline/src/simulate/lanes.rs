@@ -3,8 +3,8 @@
 use crate::instruction::Instruction;
 use crate::timeline::Lane;
 
-/// A lane between ranks, which moves one transfer at a time. The k-th message that the sender sends is the k-th that
-/// the receiver receives. The k-th collective of one member is the k-th of all other members.
+/// A lane between ranks, which moves one transfer at a time. The k-th message that the sender sends is the k-th message
+/// that the receiver receives. The k-th collective that one member starts is the k-th collective of all other members.
 pub(super) struct Queue<'a> {
     pub(super) lane: Lane,
     /// Slot in the agenda.
@@ -12,7 +12,8 @@ pub(super) struct Queue<'a> {
     /// Ranks that take part. The sender of a channel comes first.
     pub(super) members: Vec<usize>,
     entries: Vec<Entry<'a>>,
-    /// Number of messages that the receiver of a channel admits; `None` for collectives, which all members start.
+    /// Number of messages that may start, for a channel: the posted receives plus the capacity. `None` for collectives,
+    /// which start when all members have started them.
     admitted: Option<usize>,
     posted: usize,
     /// Number of transfers that are complete.

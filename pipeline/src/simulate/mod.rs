@@ -1,13 +1,14 @@
 //! Simulates the programs of all ranks with a cost table, to predict timing before a run.
 //!
-//! The semantics match the executor and the validator. A rank executes its instructions in order. Operations that it
-//! starts proceed in separate lanes, and an await lasts until the operation is complete. A channel moves one message at
-//! a time, in order; a message starts once its receive has been posted. The collectives of a data-parallel group run
-//! one after another; a collective starts once all members have started it. All ranks synchronize at the gradient norm.
+//! The rules are those of the executor and the validator. A rank executes its instructions in order. Operations that
+//! the rank starts proceed in separate lanes, and an instruction that awaits an operation lasts until the operation is
+//! complete. A channel moves one message at a time, in order; a message starts once its receive has been posted. The
+//! collectives of a data-parallel group run one after another; a collective starts once all members have started it.
+//! All ranks synchronize at the gradient norm.
 //!
 //! Concurrent compute and communication may slow each other, as set by [`Sharing`]. Simulated time therefore advances
-//! from one completion to the next, and work in progress continues at the rate that holds until then. Lanes are first
-//! in, first out. The order in which the simulator processes ranks at equal times therefore does not change the result.
+//! from one completion to the next, and all rates are constant in between. Lanes are first in, first out. The result
+//! therefore does not depend on the order in which the simulator processes ranks at equal times.
 
 mod agenda;
 mod costs;
@@ -33,9 +34,9 @@ pub enum SimulationError {
     Table {
         /// Kind of entry: layers or segments.
         what: &'static str,
-        /// Number in the table.
+        /// Number of entries in the table.
         found: usize,
-        /// Number in the model.
+        /// Number of layers or segments in the model.
         expected: usize,
     },
     /// A time in the table is negative, infinite or NaN.
@@ -119,9 +120,9 @@ struct Progress<'a> {
 /// When a transfer is complete.
 #[derive(Clone, Copy)]
 enum End {
-    /// At a time.
+    /// At a known time.
     At(f64),
-    /// When a lane has completed the transfer with this index.
+    /// When lane `lane` has completed its transfer number `index`.
     Of { lane: usize, index: usize },
 }
 
@@ -157,13 +158,14 @@ struct Run<'a> {
     agenda: Agenda,
     /// Progress by rank. The first slots of the agenda belong to ranks, the next ones to lanes.
     ranks: Vec<Progress<'a>>,
-    /// The lanes of the stages' data-parallel groups, followed by those of channels.
+    /// The lanes of the stages' data-parallel groups, followed by the lanes of channels.
     lanes: Vec<Queue<'a>>,
     /// Index of each channel's lane, by replica and channel.
     channels: BTreeMap<(usize, Channel), usize>,
     norms: Norms,
     events: Vec<Event>,
-    /// Ranks that can proceed. `changed` lists the ranks whose work or transfers changed since the rates were last set.
+    /// Ranks that can proceed. The next field, `changed`, lists the ranks whose work or transfers changed after the
+    /// rates were last set.
     ready: VecDeque<usize>,
     changed: Vec<usize>,
 }
@@ -318,7 +320,7 @@ impl<'a> Run<'a> {
         self.settle(lane);
     }
 
-    /// Returns the lane of a message on this rank's replica.
+    /// Returns the lane of a message between ranks of this rank's replica.
     fn channel(&mut self, rank: usize, message: &Message) -> usize {
         let mesh = self.world.mesh;
         let replica = mesh.replica(mesh.coordinates(rank));
@@ -349,7 +351,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Ends a transfer that took time.
+    /// Completes the active transfer of a lane, and starts the next.
     fn arrive(&mut self, number: usize) {
         let lane = &mut self.lanes[number];
         lane.is_active = false;
@@ -372,7 +374,7 @@ impl<'a> Run<'a> {
         members.into_iter().for_each(|member| self.wake(member));
     }
 
-    /// Updates the rates of computations and transfers that now overlap, or no longer overlap, with others.
+    /// Updates the rates of computations and transfers that have started or stopped overlapping with others.
     fn share(&mut self) {
         let sharing = self.costs.sharing;
         let changed = std::mem::take(&mut self.changed);

@@ -1,5 +1,6 @@
 //! Tracks the values of each micro-batch that a rank holds between forward and backward: the inputs that the next layer
-//! takes, saved activations, kept inputs and deferred gradients. The executor keeps the same state of a micro-batch.
+//! takes, saved activations, kept inputs and deferred gradients. The executor keeps the same state for each
+//! micro-batch.
 
 use std::collections::BTreeSet;
 
@@ -14,16 +15,18 @@ pub(super) struct MicroBatch {
     layers: usize,
     /// The first layer with a trainable segment. Layers before it have no backward.
     first_trained: LayerId,
-    /// Whether the program trains. If so, the last layer's forward is part of its backward.
+    /// Whether the program trains. If so, the last layer has no outputs: its backward continues from its inputs.
     trains: bool,
     is_loaded: bool,
-    /// The layer whose inputs the rank holds, and the layer for whose outputs it holds gradients.
+    /// The layer whose inputs the rank holds. The next field, `upstream`, is the layer for whose outputs it holds
+    /// gradients.
     flow: Option<LayerId>,
     upstream: Option<LayerId>,
-    /// Layers whose forward and backward have run.
+    /// Layers whose forward has run, and (`backward`) layers whose backward has run.
     forward: BTreeSet<LayerId>,
     backward: BTreeSet<LayerId>,
-    /// Layers with activations for the backward, with inputs kept for recomputation, and with deferred gradients.
+    /// Layers with activations saved for the backward. The next fields are layers with inputs kept for recomputation
+    /// (`kept`) and layers with deferred gradients (`deferred`).
     saved: BTreeSet<LayerId>,
     kept: BTreeSet<LayerId>,
     deferred: BTreeSet<LayerId>,

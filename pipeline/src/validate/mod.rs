@@ -21,7 +21,7 @@ use crate::stages::Stages;
 pub struct Violation {
     /// Rank of the faulty program.
     pub rank: usize,
-    /// Index of the instruction, or the program's length if something is missing at the end.
+    /// Index of the faulty instruction, or the program's length if an instruction is missing at the end.
     pub index: usize,
     /// Text of the instruction.
     pub instruction: String,
@@ -45,7 +45,7 @@ pub struct World<'a> {
     /// Arrangement of the ranks.
     pub mesh: Mesh,
     /// Number of messages that a channel buffers without a posted receive. 0 means rendezvous: a send completes only
-    /// when its receive has been posted. A program that runs with 0 runs on any transport.
+    /// when its receive has been posted. A program that does not deadlock with a capacity of 0 runs on every transport.
     pub capacity: usize,
 }
 

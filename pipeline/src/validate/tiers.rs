@@ -1,5 +1,5 @@
-//! Tracks whether each offloaded item is on the disk, in flight or in memory. Items cycle through these states in
-//! order.
+//! Tracks whether each offloaded item is on the disk, in flight or in memory. Each item goes through these states in
+//! this order, again and again.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,7 +16,7 @@ enum ItemState {
     Offloading,
 }
 
-/// State of the items of one rank. An item without a state does not exist yet.
+/// State of the items of one rank. An item that does not exist yet has no state.
 pub(super) struct Items<'a> {
     shape: &'a ModelShape,
     places: BTreeMap<Item, ItemState>,
@@ -115,8 +115,8 @@ impl<'a> Items<'a> {
         }
     }
 
-    /// Checks that the norm can be computed: the gradients are in memory, or they were offloaded, which records their
-    /// squares.
+    /// Checks that the norm can be computed: the gradients are kept in memory, or they are on the disk. In the second
+    /// case, their squares were summed when they were offloaded.
     pub(super) fn norm(&self, segment: SegmentId) -> Check {
         let place = self.places.get(&Item::Gradients { segment });
         ensure(self.of(segment).gradients == Tier::Memory || place == Some(&ItemState::Disk), || {
@@ -151,7 +151,7 @@ impl<'a> Items<'a> {
         Ok(index + 1 == self.of(segment).tiles)
     }
 
-    /// Starts tracking the kept inputs of a layer, which the next instruction writes to the disk.
+    /// Starts tracking the kept inputs of a layer. The next instruction writes these inputs to the disk.
     pub(super) fn keep(&mut self, item: Item) -> Check {
         ensure(self.places.insert(item, ItemState::Memory).is_none(), || "these inputs were offloaded already".into())
     }

@@ -9,8 +9,8 @@ use crate::mesh::Coordinates;
 use crate::message::{Channel, Message};
 use crate::timeline::Lane;
 
-/// Checks that every data-parallel group starts the same collectives in the same order. A computation that exchanges slices of
-/// sequences counts as one.
+/// Checks that every data-parallel group starts the same collectives in the same order. A computation that exchanges
+/// slices of sequences counts as a collective.
 pub(super) fn same_collectives(programs: &[Program], world: &World) -> Result<(), Violation> {
     for stage in 0..world.mesh.pipe() {
         let mut ranks = world.mesh.ranks(stage);
@@ -94,8 +94,8 @@ pub(super) fn paired(programs: &[Program], world: &World) -> Result<(), Violatio
     Ok(())
 }
 
-/// Detects deadlocks by simulating only the waits of all programs. A waiting rank proceeds once the awaited operation
-/// is complete.
+/// Detects deadlocks by simulating all programs without times: only what each rank waits for matters. A waiting rank
+/// proceeds once the awaited operation is complete.
 pub(super) fn flows(programs: &[Program], world: &World) -> Result<(), Violation> {
     let mut ranks: Vec<Progress> = programs.iter().map(|_| Progress::default()).collect();
     loop {
@@ -139,19 +139,19 @@ pub(super) fn flows(programs: &[Program], world: &World) -> Result<(), Violation
 #[derive(Default)]
 struct Progress<'a> {
     next: usize,
-    /// Number of collectives that the rank has started. The next field, `in_flight`, lists those in flight with their
-    /// indices.
+    /// Number of collectives that the rank has started. The next field, `in_flight`, lists the collectives in flight
+    /// with their indices.
     started: usize,
     in_flight: Vec<(Transfer<'a>, usize)>,
-    /// Whether the rank has arrived where all ranks wait for each other. The next field, `met`, counts how often it has
-    /// passed.
+    /// Whether the rank has arrived at an instruction that waits for all ranks. The next field, `met`, counts such
+    /// instructions that it has completed.
     meets: bool,
     met: usize,
-    /// Whether the rank has arrived where its context group exchanges slices. The next field, `exchanged`, counts its
-    /// exchanges.
+    /// Whether the rank has arrived at an instruction in which its context group exchanges slices. The next field,
+    /// `exchanged`, counts such instructions that it has completed.
     exchanges: bool,
     exchanged: usize,
-    /// Messages that the rank has sent, and (`posted`) receives that it has posted, by channel.
+    /// By channel: the messages that the rank has sent. The next field, `posted`, has the receives that it has posted.
     sent: BTreeMap<Channel, Passed>,
     posted: BTreeMap<Channel, Passed>,
 }
@@ -213,7 +213,8 @@ fn arrived(rank: usize, action: Action<'_>, ranks: &[Progress<'_>], world: &Worl
             posted.is_none_or(|index| sent > index)
         }
         Action::Awaits(transfer) => {
-            // Disk transfers are not in this list, because they wait for no other rank.
+            // Disk transfers are not in this list, so a rank never waits for them here. They do not depend on other
+            // ranks.
             let started = ranks[rank].in_flight.iter().find(|(started, _)| *started == transfer);
             let mut group = world.mesh.ranks(at.stage);
             started.is_none_or(|&(_, index)| group.all(|member| ranks[member].started > index))

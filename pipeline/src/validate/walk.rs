@@ -1,7 +1,7 @@
 //! Checks one rank's program against the preconditions of its instructions.
 //!
-//! The table of effects lists the operands, reads and transfers of each instruction. This file adds the order in which
-//! values become available.
+//! The table of effects lists the operands, reads and transfers of each instruction. This module adds the values that
+//! must be available before each instruction, and those that are available after it.
 
 mod gradients;
 mod parameters;
@@ -38,7 +38,7 @@ enum Fact<'a> {
     Refreshed(SegmentId),
     /// A transfer that was started and not yet awaited.
     InFlight(Transfer<'a>),
-    /// A message that was awaited.
+    /// A transfer of a message that has been awaited.
     Moved(Transfer<'a>),
 }
 
@@ -360,7 +360,8 @@ impl<'a> State<'a> {
         self.world.shape.segments[segment].is_trainable
     }
 
-    /// Checks that an operand exists and that a layer is on this stage. A message may name a layer of another stage.
+    /// Checks that an operand exists and that a layer is on this stage. Only the layer of a message may be on another
+    /// stage.
     fn exists(&self, operand: Operand<'_>) -> Check {
         operand.exists(self.world)?;
         match operand {

@@ -48,7 +48,7 @@ impl State<'_> {
         Ok(())
     }
 
-    /// Takes a complete local gradient out of its segment.
+    /// Removes a complete local gradient from its segment, to accumulate or reduce it.
     pub(super) fn take(&mut self, segment: SegmentId, micro_batch: usize) -> Check {
         self.open[segment] = None;
         ensure(self.facts.remove(&Fact::Complete(segment, micro_batch)), || {

@@ -50,7 +50,7 @@ impl State<'_> {
         ensure(found == state, || format!("its parameters are {found}, not {state}"))
     }
 
-    /// Checks that the parameters are released, because an update would make a gathered copy stale.
+    /// Checks that no parameters are gathered, because an update would make the gathered copy stale.
     pub(super) fn cannot_be_stale(&self, segment: SegmentId) -> Check {
         let is_sharded = self.placements(segment).parameters == Placement::Sharded;
         let is_gathered = is_sharded && self.parameters(segment) != "released";
