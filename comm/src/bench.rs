@@ -22,7 +22,7 @@ use crate::signature::Operation;
 use crate::step::Reduction;
 use crate::tree;
 
-/// Times of an operation and of its floor, measured alternately. Each time is that of the slowest rank.
+/// Times of an operation and of its floor, measured alternately. Each time is the time of the slowest rank.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Comparison {
     /// Minimum number of bytes that each rank reads and writes.

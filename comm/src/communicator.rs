@@ -83,8 +83,8 @@ pub trait Communicator: Send + Sync {
     /// elements. `output` receives the parts from all ranks in rank order, and the part from rank r has
     /// `receive_counts[r]` elements. Counts may be zero, and the lengths of the buffers may differ between ranks.
     /// `send_counts[j]` on rank i must equal `receive_counts[i]` on rank j, and i and j report a difference before any
-    /// data is used. The input is returned unchanged. Each rank sends the bytes of its input, less those of the part
-    /// for itself.
+    /// data is used. The input is returned unchanged. Each rank sends the bytes of its input, without the part for
+    /// itself.
     fn all_to_all(
         &self,
         input: Buffer,
@@ -100,7 +100,8 @@ pub trait Communicator: Send + Sync {
     /// from one rank to another are received in the order in which they were sent.
     fn send(&self, buffer: Buffer, to: usize) -> Pending<Buffer>;
 
-    /// Fills the buffer with the next message from rank `from`, which must have the same element type and length.
+    /// Fills the buffer with the next message from rank `from`. The message must have the element type and length of
+    /// the buffer.
     fn recv(&self, buffer: Buffer, from: usize) -> Pending<Buffer>;
 
     /// Completes when every rank of the group has called `barrier`.
@@ -205,9 +206,9 @@ pub struct Exchanged {
 /// Options of a communicator.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Options {
-    /// How long a thread may wait for an operation, counted from the operation's start on the worker, before it fails
-    /// with [`CommError::Deadline`]. The clock stops while no thread waits, for example for a receive that was posted
-    /// ahead. Default: 30 s.
+    /// How long a thread may wait for an operation. After that, the operation fails with [`CommError::Deadline`]. The
+    /// clock starts when the worker starts the operation. It stands still while no thread waits, for example for a
+    /// receive that was posted ahead. Default: 30 s.
     pub timeout: Duration,
     /// How long the rendezvous of the ranks may take. Default: 120 s, because a scheduler may start the processes at
     /// different times.

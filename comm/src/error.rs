@@ -15,7 +15,8 @@ use crate::signature::Operation;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CommError {
-    /// A peer's process ended, its connection broke, or it dropped its communicator while other ranks still needed it.
+    /// A peer was lost: its process ended, its connection broke, or it dropped its communicator while other ranks still
+    /// used the group.
     #[error("rank {rank} lost rank {peer} in {operation} #{sequence}: {detail}")]
     LostPeer {
         /// This rank.

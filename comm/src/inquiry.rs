@@ -9,7 +9,7 @@
 //! A rank takes part in several operations of several groups at a time. A question is about one operation. If the asked
 //! rank runs that operation, its answer lists the ranks that the operation waits for. Otherwise other operations, for
 //! which its threads wait, keep the rank from reaching it. The answer then lists the ranks that these other operations
-//! wait for. A receive for which no thread waits yet keeps the rank from nothing, and its deadline does not run.
+//! wait for. A receive for which no thread waits yet does not delay the rank, and its deadline does not run.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -283,8 +283,8 @@ mod tests {
     use super::*;
     use crate::health::Board;
 
-    /// Rank 0 has asked rank 1, which answered that it waits for rank 2, which is idle. Then the machine is suspended
-    /// until the deadline has passed and all answers are outdated.
+    /// Rank 0 has asked rank 1, and rank 1 has answered that it waits for rank 2. Rank 2 is idle. Then the machine is
+    /// suspended until the deadline has passed and all answers are outdated.
     #[test]
     fn no_rank_is_blamed_after_the_machine_was_suspended() {
         let health = Health::new(0, Board::new(3), Arc::default(), None);

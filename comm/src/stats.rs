@@ -25,9 +25,9 @@ pub struct Counter {
     /// Operations that succeeded. A coalesced operation counts once.
     pub calls: u64,
     /// Calls in which ranks accessed each other's buffers directly. A coalesced call counts if this is true of at least
-    /// one buffer. These are all collectives and messages between threads and, under the
-    /// [`SharedAllocator`](crate::SharedAllocator), those on large vectors between processes of one host. Messages and
-    /// the parts of an all_to_all are counted at the sender.
+    /// one buffer. Between threads, ranks do this in all collectives and messages. Between processes of one host that
+    /// use the [`SharedAllocator`](crate::SharedAllocator), they do it if the vectors are large. Messages and the parts
+    /// of an all_to_all are counted at the sender.
     pub in_place: u64,
     /// Payload bytes that this rank sent.
     pub sent_bytes: u64,

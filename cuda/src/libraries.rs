@@ -93,7 +93,7 @@ impl Library {
         let said: *const c_char = unsafe { libc::dlerror() };
         match said.is_null() {
             true => format!("{} is not installed", self.file()),
-            // SAFETY: as above; the string is copied immediately.
+            // SAFETY: `dlerror` returned a valid C string, which is copied immediately.
             false => unsafe { CStr::from_ptr(said) }.to_string_lossy().into_owned(),
         }
     }

@@ -74,7 +74,8 @@ impl Allocation {
         check("cuMemcpyHtoDAsync", unsafe { sys::cuMemcpyHtoDAsync_v2(self.address, source, self.bytes, stream.raw()) })
     }
 
-    /// Copies all bytes to host memory, after the work already on the stream, and waits for the copy.
+    /// Enqueues a copy of all bytes to host memory on the stream and waits for it. The copy runs after the work already
+    /// on the stream.
     ///
     /// # Errors
     /// Returns the driver's error; the contents of `to` are then unspecified.
@@ -98,8 +99,8 @@ impl Allocation {
         Ok(())
     }
 
-    /// Copies all bytes from other memory of the same device, after the work already on the stream, and waits for the
-    /// copy.
+    /// Enqueues a copy of all bytes from other memory of the same device on the stream and waits for it. The copy runs
+    /// after the work already on the stream.
     ///
     /// # Errors
     /// Returns the driver's error; the contents are then unspecified.
@@ -151,8 +152,8 @@ impl Pinned {
         let mut start = std::ptr::NonNull::<u128>::dangling().as_ptr().cast::<c_void>();
         if bytes > 0 {
             device.make_current()?;
-            // Pass no flags: with the flag for write-combined memory, the host's reads would be slow. SAFETY: writes
-            // one pointer, to `bytes` bytes.
+            // Pass no flags: with the flag for write-combined memory, the host's reads would be slow.
+            // SAFETY: writes one pointer, to `bytes` bytes.
             unsafe {
                 check("cuMemHostAlloc", sys::cuMemHostAlloc(&raw mut start, bytes, 0))?;
                 start.cast::<u8>().write_bytes(0, bytes);

@@ -146,7 +146,7 @@ impl Function {
         let mut name = std::ptr::null();
         // SAFETY: writes a pointer to text that lives as long as the module.
         check("cuFuncGetName", unsafe { sys::cuFuncGetName(&raw mut name, self.raw) })?;
-        // SAFETY: as above; the text is copied immediately.
+        // SAFETY: the text lives as long as the module, and it is copied immediately.
         Ok(unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned())
     }
 

@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use crate::instruction::{Instruction, Program};
 use crate::stages::Stages;
 
-/// Returns the peak number of micro-batches alive on this rank: those whose forward has begun in a chunk and whose
-/// backward has not finished there. A micro-batch that is alive in two chunks counts twice. Returns 0 for a program
-/// that does not train.
+/// Returns the peak number of micro-batches alive on this rank. A micro-batch is alive in a chunk from the start of its
+/// forward to the end of its backward in this chunk. A micro-batch that is alive in two chunks counts twice. Returns 0
+/// for a program that does not train.
 #[must_use]
 pub fn alive(program: &Program, stages: &Stages) -> usize {
     if !program.trains() {

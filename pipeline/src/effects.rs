@@ -54,7 +54,7 @@ pub enum Action<'a> {
     Starts(Transfer<'a>),
     /// Waits until a transfer is complete.
     Awaits(Transfer<'a>),
-    /// Waits for all ranks of the world: none continues before all have arrived.
+    /// Waits for all ranks of the world: no rank continues before all ranks have arrived.
     Meets,
     /// Frees the gathered parameters of a segment.
     Releases,

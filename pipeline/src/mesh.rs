@@ -2,8 +2,8 @@
 //!
 //! Ranks of a *shard group* hold different shards of one copy of ZeRO's state. Ranks at the same position of several
 //! shard groups hold the same shard: they are *replicates* of each other. All ranks of a stage, over the shard axis and
-//! the replicate axis, are its data-parallel group. Each of them trains on different samples or on different slices of
-//! samples, and the group has replicates × shards *replicas* of the model.
+//! the replicate axis, are its data-parallel group. Each rank of the group trains on different samples or on different
+//! slices of samples, and the group has replicates × shards *replicas* of the model.
 //!
 //! Inside a shard group, consecutive ranks can form *near groups*: ranks on the same host, where links are fast. ZeRO++
 //! keeps secondary shards within near groups.

@@ -75,8 +75,9 @@ pub fn uniform(layers: usize, parts: usize) -> Result<Vec<Range<LayerId>>, Split
     Ok((0..parts).map(|part| start(part)..start(part + 1)).collect())
 }
 
-/// Minimizes the heaviest part. With parameter counts as weights this is DeepSpeed's `parameters`; with weight 1 for
-/// layers whose name matches and 0 for the others it is `type:regex`. Sums up to 2⁵³ are exact.
+/// Minimizes the heaviest part. With parameter counts as weights, this is DeepSpeed's method `parameters`. With weight
+/// 1 for layers whose name matches and weight 0 for the others, it is DeepSpeed's `type:regex`. Sums up to 2⁵³ are
+/// exact.
 ///
 /// # Errors
 /// Fails if there are fewer layers than parts.

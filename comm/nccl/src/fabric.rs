@@ -14,7 +14,7 @@ use crate::lane::Lane;
 /// 2.30 and `NCCL_MULTI_RANK_GPU_ENABLE=1`). The NCCL connection is created at the first operation on a device.
 ///
 /// # Errors
-/// If this machine has no NCCL, this rank gets [`CommError::Io`] and the others get an error that this rank has
+/// If this machine has no NCCL, this rank gets [`CommError::Io`]. The others get an error that says that this rank has
 /// aborted. Otherwise returns the errors of `host`.
 pub fn attach(host: &dyn Communicator, device: &Arc<Device>) -> Result<Arc<dyn Communicator>, CommError> {
     attach_recorded(host, device, None)

@@ -285,8 +285,8 @@ impl DeviceLane for Lane {
         if self.comm.is_null() || self.left.is_some() || self.make_current().is_err() {
             return;
         }
-        // Data that this rank sent may still be on its way to its peers; finalization completes when the data has
-        // arrived. SAFETY: the communicator is valid.
+        // Data that this rank sent may still be on its way to its peers. Finalization completes when it has arrived.
+        // SAFETY: the communicator is valid.
         let begun = self.check("ncclCommFinalize", unsafe { sys::ncclCommFinalize(self.comm) });
         self.left = Some((Instant::now(), begun));
     }
@@ -318,8 +318,7 @@ fn config() -> ncclConfig_t {
     ncclConfig_t {
         size: size_of::<ncclConfig_t>(),
         magic: 0xcafe_beef,
-        // The NCCL release that the bindings were generated from. A newer NCCL reads only the fields that this release
-        // had.
+        // The NCCL release that the bindings were generated from. A newer NCCL uses only the fields of this release.
         version: 22_800,
         blocking: 0,
         cgaClusterSize: UNDEFINED,
@@ -364,8 +363,7 @@ fn offset(start: *mut c_void, elements: usize, dtype: Dtype) -> *mut c_void {
     start.wrapping_byte_add(elements * dtype.size())
 }
 
-/// Returns the address and the number of elements of each rank's part of a buffer. An empty part has the buffer's
-/// address.
+/// Returns the address and the length of each rank's part of a buffer. An empty part has the buffer's address.
 ///
 /// Empty parts are sent too, so that all ranks take part; NCCL transfers messages of 0 bytes since 2.12.10.
 fn parts(buffer: &dyn DeviceMemory, counts: &[usize]) -> Vec<(*mut c_void, usize)> {

@@ -31,13 +31,13 @@
 //! # Numerics
 //!
 //! NCCL chooses the order of its sums and rounds 16-bit floats in intermediate steps. Results are bit-identical on all
-//! ranks and in every run of one layout on the same machines. They can differ between layouts and from the results of
-//! the host transports. The result of `Max` is unspecified if any value is NaN.
+//! ranks and in every run of one layout on the same machines. They can differ between layouts, and they can differ from
+//! the results of the host transports. The result of `Max` is unspecified if any value is NaN.
 //!
 //! # Environment
 //!
-//! A group has one NCCL connection for its collectives, and one for the messages to and one for the messages from each
-//! peer. Each connection is created on first use and has its own stream. Kernels of several connections run on the
+//! A group has one NCCL connection for its collectives and two per peer: one for messages to the peer, one for messages
+//! from it. Each connection is created on first use and has its own stream. Kernels of several connections run on the
 //! device at the same time: set `CUDA_DEVICE_MAX_CONNECTIONS=32` so that they do not queue behind each other. Each
 //! connection takes some megabytes of device memory. Loading a kernel while these kernels wait for other ranks can
 //! deadlock: set `CUDA_MODULE_LOADING=EAGER`. `zero-train` sets both for its ranks.

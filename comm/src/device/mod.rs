@@ -150,7 +150,7 @@ pub trait DeviceLane: Send {
     /// Returns the error of the device or its library.
     fn start(&mut self, work: &DeviceWork<'_>) -> Result<(), String>;
 
-    /// Returns whether the connection or operation started last is complete. Does not block.
+    /// Returns whether the connection or operation that was started last is complete. Does not block.
     ///
     /// # Errors
     /// Returns the error that the operation ended with.

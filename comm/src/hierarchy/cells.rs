@@ -28,7 +28,8 @@ pub fn cells<T: PartialEq>(hosts: &[T]) -> Vec<Range<usize>> {
 /// Returns the size of a node of the tree over `size` ranks: the largest one that starts at `start` and has at most
 /// `limit` ranks.
 fn node(start: usize, limit: usize, size: usize) -> usize {
-    // The remaining ranks form one node if `start` is a multiple of their number, rounded up to a power of two.
+    // Round the number of remaining ranks up to a power of two. If `start` is a multiple of it, the remaining ranks
+    // form one node.
     let rest = size - start;
     if rest <= limit && start.is_multiple_of(rest.next_power_of_two()) {
         return rest;

@@ -196,7 +196,8 @@ fn gather(vector: &Vector<'_>, own: &Lease, peers: &[Lease], health: &Health) ->
         }
         for block in blocks(&parts(own.rank).1) {
             health.check()?;
-            // SAFETY: as above; only the owner writes the last part.
+            // SAFETY: no rank writes to its own range in its own buffer, and only the owner writes the last part of a
+            // range.
             unsafe { copy(own.read(&block), peer.write(&block), whole) };
         }
     }

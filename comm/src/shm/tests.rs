@@ -1,5 +1,5 @@
-//! Tests groups in which some ranks have buffers that their peers cannot access. In a real program all ranks have the
-//! allocator or none does; here each thread chooses.
+//! Tests groups in which some ranks have buffers that their peers cannot access. In a real program, all ranks have the
+//! allocator or none does. In this test, each thread chooses its allocator.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -52,7 +52,7 @@ fn one_inaccessible_buffer_makes_all_ranks_use_rings() {
     let rank = |rank: usize| {
         SHARED.set(true);
         let comm = connect(&place(rank), &options).expect("the ranks meet");
-        // In each step, another rank has its buffer outside of the arena; in the last step, no rank does. This runs
+        // In each step, a different rank has its buffer outside of the arena; in the last step, no rank does. This runs
         // twice.
         for outsider in (0..=SIZE).chain(0..=SIZE) {
             let before = comm.stats();

@@ -197,7 +197,7 @@ mod tests {
         Hub::listen(listener, Identity { job: 7, attempt, rank, key: Key::new(Some(token)) }).expect("a hub")
     }
 
-    /// Connects rank 1 to rank 0. Rank 1 has this attempt and token, which may differ from those of rank 0.
+    /// Connects rank 1, with the given attempt and token, to rank 0, which has attempt 2 and the token `token`.
     fn meet(attempt: u32, token: &str) -> Result<TcpStream, CommError> {
         let (first, second) = (hub(0, 2, "token"), hub(1, attempt, token));
         let addresses = vec![first.address(), second.address()];

@@ -57,7 +57,7 @@ struct Posted {
 // SAFETY: readers hold the read lock of the seat, and the owner withdraws the post under the write lock before it frees
 // the buffer. The phases keep writes and reads of one range apart.
 unsafe impl Send for Posted {}
-// SAFETY: as above; sharing a post only copies the pointer out of it.
+// SAFETY: the conditions above hold for every access to the buffer; sharing a post only copies the pointer.
 unsafe impl Sync for Posted {}
 
 impl Post {
@@ -87,8 +87,8 @@ impl Posted {
     /// Returns a mutable slice of the range.
     ///
     /// # Safety
-    /// As for `read`; in addition, no other rank may read the range in this phase, and two such slices must not
-    /// overlap.
+    /// The conditions of `read` apply. In addition, no other rank may read the range in this phase, and two such slices
+    /// must not overlap.
     #[allow(clippy::mut_from_ref)]
     unsafe fn write<'a>(&'a self, range: &Range<usize>) -> &'a mut [u8] {
         assert!(range.end <= self.length);
@@ -220,7 +220,8 @@ impl Participant {
                 let peers: Vec<&[u8]> = others.map(|other| unsafe { buffers[other].read(&block) }).collect();
                 match shard {
                     None => {
-                        // SAFETY: as above; in this phase only this rank accesses its range in its own buffer.
+                        // SAFETY: the posts are locked, and in this phase only this rank accesses its range in its own
+                        // buffer.
                         tree::reduce(reduction, weights, rank, unsafe { buffers[rank].write(&block) }, &peers);
                     }
                     Some(shard) => {

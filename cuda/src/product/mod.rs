@@ -213,7 +213,8 @@ pub struct CublasLt {
 
 // SAFETY: cuBLASLt may be called with one handle from every thread.
 unsafe impl Send for CublasLt {}
-// SAFETY: as above; descriptions are changed only while the lock is held.
+// SAFETY: cuBLASLt may be called with one handle from every thread, and descriptions are changed only while the lock is
+// held.
 unsafe impl Sync for CublasLt {}
 
 impl std::fmt::Debug for CublasLt {

@@ -102,8 +102,8 @@ impl Own {
         let length = physical_memory()?.next_multiple_of(UNIT);
         let mapped = length.checked_add(UNIT).ok_or(io::ErrorKind::OutOfMemory)?;
         let file = memfd::create("zero-comm-arena", mapped as u64)?;
-        // The file is as large as physical memory, so no swap is reserved for it; qemu-user would otherwise request
-        // that reservation.
+        // The file is as large as physical memory, so reserve no swap for the mapping. Without this flag, qemu-user
+        // would reserve swap.
         let map = MmapOptions::new().len(mapped).no_reserve_swap().map_raw(&file)?;
         let shift = map.as_ptr().align_offset(UNIT);
         let nonce = getrandom::u64().map_err(|_| io::ErrorKind::Other)?;
