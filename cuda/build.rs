@@ -1,8 +1,8 @@
 //! Generates a trampoline for each symbol of NVIDIA's libraries, and a folder with stub libraries for the linker.
 //!
 //! The bindings link with `-lcuda`, `-lcublas` and so on, and use their symbols. The trampolines of
-//! `src/trampolines.rs` define those symbols, so the libraries need not be installed: an empty linker script in place
-//! of each library satisfies the linker on every machine, and the resulting program depends on none of them.
+//! `src/trampolines.rs` define those symbols, so the libraries need not be installed. An empty linker script in place
+//! of each library satisfies the linker on every machine, and the program does not depend on any of the libraries.
 
 use std::fmt::Write;
 use std::path::PathBuf;

@@ -1,7 +1,7 @@
 //! Times the collectives between ranks, and compares coalesced operations on several vectors with separate ones.
 //!
-//! `collectives N [threads|shm|tcp|hosts] [BYTES] [REPEATS]` starts N ranks on this host; with `hosts` they count as
-//! ranks of two hosts. Under a launcher, on one host or several, the process is one rank.
+//! `collectives N [threads|shm|tcp|hosts] [BYTES] [REPEATS]` starts N ranks on this host. With `hosts`, they
+//! communicate as if they were on two hosts. Under a launcher, on one host or several, the process is one rank.
 
 use std::process::{Child, Command, ExitCode};
 use std::sync::Arc;
@@ -75,8 +75,8 @@ fn measure(comm: &dyn Communicator, bytes: usize, repeats: usize) -> Result<(), 
 /// Number of vectors of a coalesced operation.
 const VECTORS: usize = 5;
 
-/// Times, alternately, operations on vectors of `bytes` bytes that are started together, and one coalesced operation on
-/// the same vectors.
+/// Times two alternatives in turn: separate operations on vectors of `bytes` bytes that are started together, and one
+/// coalesced operation on the same vectors.
 fn measure_coalesced(
     comm: &dyn Communicator,
     operation: Operation,

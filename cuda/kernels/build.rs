@@ -11,7 +11,7 @@ fn main() {
     }
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
     let nvcc = nvcc();
-    // `PATH` decides only if the compiler is looked up there. Python's launchers extend it, for example.
+    // A change of `PATH` matters only if the compiler is looked up in it: Python's launchers, for example, extend it.
     let names = ["NVCC", "CUDA_HOME", "PATH"];
     for name in &names[..if nvcc.is_absolute() { 2 } else { 3 }] {
         println!("cargo::rerun-if-env-changed={name}");
@@ -19,7 +19,7 @@ fn main() {
     let mut sources: Vec<PathBuf> =
         fs::read_dir("cu").expect("the sources are there").map(|entry| entry.expect("an entry").path()).collect();
     sources.retain(|path| path.extension().is_some_and(|extension| extension == "cu"));
-    // All in parallel: there are few files, and each takes seconds.
+    // Compile all files in parallel: there are few, and each takes seconds.
     let failures: Vec<String> = std::thread::scope(|scope| {
         let threads: Vec<_> = sources.iter().map(|source| scope.spawn(|| compile(&nvcc, source, &out))).collect();
         threads.into_iter().filter_map(|thread| thread.join().expect("no panic").err()).collect()
@@ -30,7 +30,7 @@ fn main() {
     }
 }
 
-/// The nvcc that `NVCC` names, else the one in `CUDA_HOME`, else the one in `PATH`.
+/// Returns the nvcc that `NVCC` names, else the nvcc in `CUDA_HOME`, else the nvcc in `PATH`.
 fn nvcc() -> PathBuf {
     if let Some(named) = env::var_os("NVCC") {
         return named.into();

@@ -45,8 +45,8 @@ pub struct Geometry {
     pub from: u32,
     /// Position after the last query, at least `from` + 1. Queries see no keys from this position on.
     pub time: u32,
-    /// Number of later keys and values of each sequence, which no query sees and whose gradients are not written. With
-    /// `packed`, 0.
+    /// Number of keys and values of each sequence from position `time` on. No query sees them, and their gradients are
+    /// not written. With `packed`, 0.
     pub later: u32,
     /// Number of query heads, a multiple of `kv_heads`.
     pub heads: u32,
@@ -58,8 +58,9 @@ pub struct Geometry {
     pub dtype: Dtype,
     /// Whether q, k and v are one buffer of `[batch, time, 3, heads, size]`; their gradients then have the same layout.
     pub packed: bool,
-    /// The first position that each position attends to, u32 of `[batch, time + later]`: never after the position
-    /// itself, and non-decreasing within a sequence. 0 if all positions attend from position 0 on.
+    /// Address of the first position that each position attends to, u32 of `[batch, time + later]`. This position is
+    /// never after the attending one, and it does not decrease within a sequence. An address of 0 means that all
+    /// positions attend from position 0 on.
     pub firsts: Address,
 }
 
@@ -145,7 +146,7 @@ impl Kernels {
             deltas: None,
             forward: block,
             queries: block,
-            // Plus two floats and the index of the first key for each query of a stage.
+            // A stage also has two floats and the index of the first key for each query.
             keys: Block { shared_bytes: stages + 2 * ROWS * 3 * 4, ..block },
         }
     }
@@ -206,8 +207,8 @@ impl Geometry {
         Launch { threads, shared_bytes, ..Launch::new(kernels.source, kernel, self.dtype, grid, args) }
     }
 
-    /// Returns how many of `heads` heads run with their blocks interleaved. The heads are split into groups of about
-    /// equal size, so that the operands that the blocks of one group share fit into the L2 cache.
+    /// Returns the number of heads whose blocks run interleaved, out of `heads` heads. The heads are split into groups
+    /// of about equal size. The operands that the blocks of a group share must fit into the L2 cache.
     fn together(&self, heads: u32) -> u32 {
         const CACHE: u64 = 32 << 20;
         // Two elements per position and head dimension: k and v, or q and the gradient of the result.
@@ -220,8 +221,8 @@ impl Geometry {
 }
 
 impl Launch<Args> {
-    /// Returns the launch with the blocks of `heads` heads interleaved, instead of as many as fit into the cache. This
-    /// changes the order of the blocks, but not the bits.
+    /// Returns the launch with the blocks of `heads` heads interleaved. By default, the L2 cache determines the number
+    /// of heads. This changes the order of the blocks, but not the bits of the results.
     #[must_use]
     pub fn with_heads_together(self, heads: u32) -> Self {
         Self { args: Args { together: heads.max(1), ..self.args }, ..self }

@@ -67,14 +67,14 @@ pub struct ForeseenArgs {
     unused: u32,
 }
 
-/// Logits of `[rows, classes]` and targets, u32 of `[rows]`. A target not below `classes` makes its row's loss and
-/// gradient NaN, except for [`NO_TARGET`](crate::indices::NO_TARGET), which makes them 0, and
-/// [`ELSEWHERE`](crate::indices::ELSEWHERE), whose logit another rank has.
+/// Logits of `[rows, classes]` and targets, u32 of `[rows]`. A target not below `classes` makes the loss and the
+/// gradient of its row NaN, with two exceptions: [`NO_TARGET`](crate::indices::NO_TARGET) makes them 0, and
+/// [`ELSEWHERE`](crate::indices::ELSEWHERE) means that another rank has the target's logit.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Logits {
     /// Number of rows, at least 1.
     pub rows: u32,
-    /// Number of classes; 0 on a rank that has none of them.
+    /// Number of classes; 0 on a rank without classes.
     pub classes: u32,
     /// Row stride in elements.
     pub stride: u64,
@@ -97,7 +97,7 @@ pub enum Upstream {
     At(Address),
 }
 
-/// The number of rows of a mean.
+/// The number of rows that a mean counts.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Counted {
     /// A number known to the host.
@@ -107,7 +107,7 @@ pub enum Counted {
 }
 
 impl Counted {
-    /// Returns the number and the address; the value that is not given is 0.
+    /// Returns the number and the address. If the number is known, the address is 0; otherwise the number is 0.
     fn parts(self) -> (u32, Address) {
         match self {
             Self::Known(rows) => (rows, 0),
@@ -116,7 +116,8 @@ impl Counted {
     }
 }
 
-/// Threads per row, the same for all types. Rows are usually long: a vocabulary each.
+/// Returns the number of threads per row, the same for all types. Rows are usually long, because the classes are a
+/// vocabulary.
 fn threads(classes: u32) -> u32 {
     classes.div_ceil(4).min(512).next_power_of_two().max(32)
 }
@@ -148,8 +149,8 @@ pub fn forward(logits: &Logits, statistics: Address) -> Launch<Args> {
     of_rows(logits, "cross_entropy", logits.dtype, Args { statistics, ..NOTHING })
 }
 
-/// Joins the statistics that [`forward`] computed of `rows` rows on each of `ranks` ranks, which have parts of the
-/// classes: f32 of `[ranks, rows, 3]`. Writes the statistics of all classes, f32 of `[rows, 3]`. `rows` is at least 1.
+/// Joins the statistics of `rows` rows, f32 of `[ranks, rows, 3]`. [`forward`] computed them on each of `ranks` ranks
+/// from its part of the classes. Writes the statistics of all classes, f32 of `[rows, 3]`. `rows` is at least 1.
 pub fn join([ranks, rows]: [u32; 2], parts: Address, targets: Address, statistics: Address) -> Launch<JoinArgs> {
     let args = JoinArgs { parts, targets, statistics, ranks: ranks.into(), rows: rows.into() };
     let grid = [rows.div_ceil(THREADS), 1, 1];
@@ -157,7 +158,8 @@ pub fn join([ranks, rows]: [u32; 2], parts: Address, targets: Address, statistic
 }
 
 /// Adds the losses of `rows` rows and divides the sum by `counted`. The result is an f32. `rows` is at least 1. If
-/// `z_loss` is not 0, adds `z_loss` times the mean of ln²Z, and also writes this part to `z` unless that is 0.
+/// `z_loss` is not 0, adds `z_loss` times the mean of ln²Z, and also writes this part to the address `z`, unless `z` is
+/// 0.
 pub fn mean_loss(
     rows: u32,
     counted: Counted,
@@ -172,8 +174,8 @@ pub fn mean_loss(
     Launch { source, entry, grid: [1, 1, 1], threads: THREADS, shared_bytes: 8 * THREADS, args }
 }
 
-/// Computes (softmax·(1 + 2·z_loss·ln Z) − one-hot(target))·gradient/`counted`, the gradient of a mean over this number
-/// of rows. The logits may be a part of these rows.
+/// Computes (softmax·(1 + 2·z_loss·ln Z) − one-hot(target))·gradient/`counted`, the gradient of a mean over `counted`
+/// rows. The logits may be only some of these rows.
 ///
 /// `out` has type `dtype`: the type of the logits or, for f32 logits, any type. It may overwrite the logits; its row
 /// stride in bytes is that of the logits.
@@ -193,8 +195,8 @@ pub fn backward(
     of_rows(logits, kernel, dtype, Args { statistics, out, upstream, counted, gradient, rows, ..NOTHING })
 }
 
-/// Computes y = x·upstream/`gradient`, or x itself if the two are equal; with `add`, adds the result to y. Returns
-/// `None` if there are no elements.
+/// Computes y = x·upstream/`gradient`, or y = x if upstream equals `gradient`. With `add`, adds the result to y
+/// instead. Returns `None` if there are no elements.
 pub fn rescale(
     dtype: Dtype,
     count: u64,
@@ -206,8 +208,8 @@ pub fn rescale(
     Launch::over_packs(Source::CrossEntropy, "rescale", dtype, count, args)
 }
 
-/// Checks that upstream equals `gradient`. If not, and if no fault is recorded yet, records `what` (not 0) with the
-/// bits of both in the [`Fault`](crate::indices::Fault) at `fault`.
+/// Checks that upstream equals `gradient`. If not, and if no fault is recorded yet, records `what` (not 0) and the bits
+/// of both values in the [`Fault`](crate::indices::Fault) at `fault`.
 pub fn foreseen((gradient, upstream): (f32, Address), fault: Address, what: u64) -> Launch<ForeseenArgs> {
     let args = ForeseenArgs { upstream, fault, what, gradient, unused: 0 };
     let (source, entry) = (Source::CrossEntropy, "foreseen".into());

@@ -72,9 +72,9 @@ impl Kernels {
         &self.device
     }
 
-    /// Loads all kernels now. Loading may wait until the device is idle. A collective may keep the device busy until
-    /// another rank launches its part, and that rank may in turn wait for its own loading. To avoid that deadlock, call
-    /// this before the first collective.
+    /// Loads all kernels now. Loading a kernel may wait until the device is idle. A collective may keep the device busy
+    /// until another rank launches its part, and that rank may itself wait to load a kernel. To avoid such a deadlock,
+    /// call this before the first collective.
     ///
     /// # Errors
     /// Fails if the kernels have no code for this device, or the device is out of memory.
@@ -101,8 +101,8 @@ impl Kernels {
     /// Enqueues a launch on a stream of the same device, without waiting for it.
     ///
     /// # Safety
-    /// Until the stream has run the launch, its addresses must be valid as documented at the function that made it.
-    /// Until then, no other code may access the memory that the launch writes.
+    /// Until the stream has run the launch, its addresses must be valid, as documented at the function that created the
+    /// launch. Until then, no other code may access the memory that the launch writes.
     ///
     /// # Errors
     /// Fails if the driver has no code for this device, a block needs more shared memory than the device has, or the

@@ -25,7 +25,7 @@ pub struct Args {
 pub struct Mask {
     /// The generator's key.
     pub key: [u32; 2],
-    /// The number of the first row; further rows count on from it.
+    /// The number of the first sample; the numbers of further samples follow it.
     pub first_sample: u64,
     /// The probability that an element is set to 0.
     pub probability: f32,

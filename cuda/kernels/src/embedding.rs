@@ -97,9 +97,10 @@ pub fn sort(count: u32, indices: Address, keys: Address) -> impl Iterator<Item =
         .map(move |(entry, run, distance)| launch(entry, run, distance))
 }
 
-/// For each index `id`, adds the rows of dy, `[count, size]`, at the positions of `id`, in order, and writes the sum to
-/// row `id` of `to`, f32 of `[entries, size]`. With `add`, adds the sum to that row instead. Leaves other rows
-/// unchanged. `keys` must be the output of [`sort`]. Returns `None` if there is nothing to add.
+/// For each index `id`, adds the rows of dy, `[count, size]`, at all positions with this index, in the order of
+/// positions. Writes the sum to row `id` of `to`, f32 of `[entries, size]`. With `add`, adds the sum to that row
+/// instead. Leaves other rows unchanged. `keys` must be the output of [`sort`]. Returns `None` if there is nothing to
+/// add.
 pub fn scatter(of: &Lookup, dy: Address, keys: Address, to: Address, add: bool) -> Option<Launch<ScatterArgs>> {
     let (count, size, entries) = (of.count.into(), of.size.into(), of.entries.into());
     let args = ScatterArgs { dy, keys, to, count, size, entries, add: add.into() };

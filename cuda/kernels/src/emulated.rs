@@ -18,8 +18,8 @@ use crate::indices::Fault;
 use crate::launch::{Address, Dtype, Launch, Source};
 
 /// Orders in which blocks, and the threads of a block between two barriers, may run: first to last, last to first, and
-/// two that mix them, with several blocks at a time that take turns at barriers. A kernel whose result depends on the
-/// order has a race. In the first two orders the emulator also checks all memory accesses.
+/// two mixed orders. In mixed orders, several blocks run at a time and take turns at barriers. A kernel whose result
+/// depends on the order has a race. In the first two orders the emulator also checks all memory accesses.
 pub const ORDERS: [u32; 4] = [0, 1, 2, 3];
 
 /// All kernels, compiled for this machine.
@@ -97,9 +97,10 @@ fn file(source: Source) -> PathBuf {
 /// How kernels run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum How {
-    /// Fast; wrong accesses show only in the results.
+    /// Fast. A wrong access is detected only if it changes the results.
     Plain,
-    /// Checked: an access outside of all [`Memory`], or two unordered conflicting accesses, end the launch.
+    /// Checked. An access outside of all [`Memory`] ends the launch, and so do two conflicting accesses without an
+    /// order.
     Watched,
 }
 
@@ -271,7 +272,7 @@ impl Memory {
         memory
     }
 
-    /// Returns all bytes, including the sentinels at both ends, for a copy in other memory.
+    /// Returns all bytes, including the sentinels at both ends, so that other memory can hold a copy.
     #[must_use]
     pub fn whole(&self) -> Vec<u8> {
         self.words.iter().flat_map(|word| word.to_ne_bytes()).collect()

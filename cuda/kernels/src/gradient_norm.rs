@@ -1,5 +1,5 @@
-//! The gradient norm on a device, bit-identical to `zero_optim::norm`, and the verdict that updates read without the
-//! host.
+//! The gradient norm on a device, bit-identical to `zero_optim::norm`. Updates read its verdict on the device, without
+//! the host.
 //!
 //! Three launches, in order: [`square_sums`] adds squares in f64, [`limbs`] adds these sums as integers, and
 //! [`verdict`] computes the result.
@@ -93,7 +93,7 @@ pub const SQUARES: u64 = zero_optim::norm::BLOCK as u64;
 pub const SQUARES_RANGES: usize = 112;
 /// Number of sums that one block computes.
 const SUMS: u64 = THREADS as u64 / 4;
-/// Number of sums for which another block is worthwhile.
+/// Number of sums per block, unless this takes more than `MOST_BLOCKS` blocks.
 const SUMS_EACH: u64 = 64;
 /// Maximum number of blocks that add limbs.
 const MOST_BLOCKS: u64 = 1024;

@@ -20,7 +20,8 @@ pub enum IndexType {
 /// The index of a row without a target.
 pub const NO_TARGET: u32 = u32::MAX - 1;
 
-/// Marks an index that belongs to another rank, where ranks have parts of a table or of the classes of a loss.
+/// Marks an index that belongs to another rank. It is used if each rank has a part of a table, or of the classes of a
+/// loss.
 pub const ELSEWHERE: u32 = u32::MAX - 2;
 
 /// Matches `Fault` of `cu/fault.cuh`: the first fault. Initially zeros, in host memory that the device writes.

@@ -1,10 +1,10 @@
-//! CUDA kernels for operations for which candle has no backward or wastes memory traffic: their sources and their
-//! launches.
+//! CUDA kernels for operations that have no backward in candle, or that take too much memory traffic there. The crate
+//! contains the sources of the kernels and their launches.
 //!
 //! The crate itself needs neither a device nor a toolkit. A function such as [`norm::forward`] returns a [`Launch`]: an
-//! entry point, its arguments, and the numbers of blocks and threads. A caller with a stream launches it; the tests run
-//! it on the host with the emulator of the feature `emulated`. The feature `cuda` compiles the sources in `cu/` with
-//! nvcc and provides `Kernels`, which launches them.
+//! entry point, its arguments, and the numbers of blocks and threads. A caller with a stream launches it. The tests run
+//! it on the host, with the emulator that the feature `emulated` provides. The feature `cuda` compiles the sources in
+//! `cu/` with nvcc and provides `Kernels`, which launches them.
 //!
 //! All kernels are deterministic: they use no atomics, and the order of every sum depends only on the shape.
 //! Elementwise operations (activations, rotary embedding, dropout, AdamW, rounding), embedding gradients and the sums

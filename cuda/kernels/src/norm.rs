@@ -1,7 +1,7 @@
 //! Layer norm and RMS norm over rows, and the gradients of their weights.
 //!
 //! A backward consists of several launches. [`backward`] computes the gradient of x and, over groups of rows, partial
-//! sums of the gradients of the weights. [`sums`] is launched for each weight and adds these partial sums.
+//! sums of the gradients of the weights. [`sums`] adds these partial sums. It is launched once for each weight.
 
 use crate::launch::{Address, Dtype, Launch, SUMS_BYTES, Source, threads_for};
 
@@ -84,8 +84,8 @@ impl Weights {
 }
 
 impl Rows {
-    /// Returns the number of rows that one block processes, and adds into one partial sum. The blocks fill the whole
-    /// device, and each thread loads the next row while it works on the current one.
+    /// Returns the number of rows that one block processes. The block adds their contributions into one partial sum.
+    /// The blocks fill the whole device, and each thread loads the next row while it works on the current one.
     fn together(&self) -> u32 {
         self.rows.div_ceil(512).max(8)
     }

@@ -81,7 +81,7 @@ const TILE: u64 = 4096;
 
 /// Updates ranges in one pass. `with_decay` and `without` are the factors of one step, with and without weight decay.
 /// If `verdict` is not 0, the verdict at that address provides the gradient scale and may skip the update. `working` is
-/// the type of the working parameters. `average_weight` is the share of the new parameters in their averages:
+/// the type of the working parameters. `average_weight` is the weight of the new parameters in their averages,
 /// [`zero_optim::Average::weight`]. Returns `None` if there are no elements.
 ///
 /// # Panics
@@ -125,7 +125,7 @@ pub fn add_to(from_dtype: Dtype, count: u64, from: Address, to: Address) -> Opti
     Launch::over_packs(Source::Optimizer, "add_to", from_dtype, count, CastArgs { from, to, count })
 }
 
-/// Like [`add_to`] for f32 gradients that are rounded to a type when they are read.
+/// Does the same as [`add_to`] for f32 gradients, which are rounded to a type when they are read.
 pub fn add_travelled(
     count: u64,
     [from, to]: [Address; 2],
