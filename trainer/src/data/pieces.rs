@@ -1,5 +1,5 @@
-//! Cuts long texts into pieces. Each piece is encoded on its own, in parallel, and the pieces together have the same
-//! tokens as the whole text.
+//! Cuts long texts into pieces. Each piece is encoded on its own, in parallel. The pieces together have the same tokens as
+//! the whole text, unless a text has no safe place for a cut in 256 KiB: see [`piece_end`].
 
 use std::ops::Range;
 
@@ -67,8 +67,9 @@ pub(super) fn piece_end(text: &[u8], cuts: Cuts) -> Option<usize> {
     match cuts {
         Cuts::Anywhere => (text.len() >= PIECE).then_some(PIECE),
         Cuts::Words => word_start(text, PIECE..2 * PIECE).or_else(|| {
-            // The start of a line that follows empty lines is the second choice. Some tokenizers, such as GPT-2's,
-            // separate the last of several line breaks from the others, but only if a word follows in the same piece.
+            // The second choice, the start of a line that follows empty lines, can change the tokens of these lines. Some
+            // tokenizers, such as GPT-2's, separate the last of several line breaks from the others only if a word
+            // follows in the same piece.
             let mut later = 2 * PIECE..text.len();
             later.find(|&at| text[at - 1] == b'\n' && is_alphanumeric(&text[at..]))
         }),
