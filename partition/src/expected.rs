@@ -80,9 +80,9 @@ pub fn state_formula(zero_stage: ZeroStage, elements: usize, ranks: usize) -> f6
 /// Bytes that a rank sends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Payload {
-    /// To the other ranks of its near group. An undivided shard group is one near group.
+    /// Bytes for the other ranks of the rank's near group. An undivided shard group is one near group.
     pub within: u64,
-    /// To all other ranks.
+    /// Bytes for all other ranks.
     pub across: u64,
 }
 

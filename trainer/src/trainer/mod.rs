@@ -141,7 +141,7 @@ impl<'a> Trainer<'a> {
         self
     }
 
-    /// Sets the training data, without evaluation.
+    /// Sets the training data of a run that does not evaluate.
     pub fn train_data(mut self, train: impl Dataset + 'static) -> Self {
         self.task.data = Some((Arc::new(train), None));
         self

@@ -53,9 +53,9 @@ fn arena_of(address: *mut u8, layout: Layout) -> Option<&'static Own> {
     if layout.size() >= LARGE { present().filter(|own| own.contains(address)) } else { None }
 }
 
-// SAFETY: a block comes either from the arena, which returns disjoint blocks, aligned to UNIT and of at least the
-// requested size until they are freed, or from System. The address of a block shows where it came from, so every block
-// is freed where it was allocated.
+// SAFETY: a block comes from the arena or from System. The arena's blocks are aligned to UNIT and have at least the
+// requested size, and blocks that are in use do not overlap. The address of a block shows where it came from, so every
+// block is freed where it was allocated.
 unsafe impl GlobalAlloc for SharedAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         match arena_for(layout).and_then(|own| own.take(layout.size())) {

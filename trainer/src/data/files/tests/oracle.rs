@@ -125,7 +125,7 @@ print(json.dumps([rows, sum(tokens, [])]))
 "#;
     let Some(output) = python::python(&["streaming"], &script(&folder, 400, rest)) else { return };
     let [rows, tokens] = <[Value; 2]>::try_from(expected(&output)).unwrap();
-    // Values of JSON columns keep their nulls, so they are removed here.
+    // Removes the nulls that values of JSON columns contain, as the function `clean` of the script does.
     fn clean(value: Value) -> Value {
         match value {
             Value::Object(fields) => fields
