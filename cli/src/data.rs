@@ -51,7 +51,7 @@ fn prepared_text(data: &PreparedData) -> String {
     match (new + cached, *in_memory) {
         (0, 0) => format!("{name}: no text files to tokenize"),
         (0, small) => format!(
-            "{name}: nothing to prepare, because each run tokenizes {} of less than 4 MiB in total in memory",
+            "{name}: nothing to prepare: less than 4 MiB of text in {}, which each run tokenizes in memory",
             files(small)
         ),
         (all, _) => format!(

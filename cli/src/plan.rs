@@ -101,7 +101,7 @@ pub(crate) fn plan(args: &PlanArgs) -> anyhow::Result<u8> {
     if args.grid {
         let terminal = console::Term::stdout();
         let columns = if terminal.is_term() { usize::from(terminal.size().1) } else { 120 };
-        show("\nassuming that the forward of a chunk takes 1 s, its backward 2 s, and messages no time:\n");
+        show("\ntimeline, if the forward of a chunk takes 1 s, its backward takes 2 s, and messages take no time:\n");
         show(&plan.grid(columns));
     }
     Ok(0)
@@ -140,8 +140,8 @@ pub(crate) fn does_not_fit(
             let settings: String = settings.iter().map(|setting| format!(" --set {setting}")).collect();
             let (needs, has) = (zero_engine::bytes(peak_bytes), zero_engine::bytes(limit));
             match ranks < config.world_size {
-                true => format!("use fewer ranks on this machine: with {ranks}, each needs {needs} and may use {has}"),
-                false => format!("use more ranks with the same memory each: with {ranks}{settings}, each needs {needs}"),
+                true => format!("use fewer ranks on this machine: with {ranks}, each rank needs {needs} and may use {has}"),
+                false => format!("use more ranks with the same memory each: with {ranks}{settings}, each rank needs {needs}"),
             }
         }
         None => "more ranks do not help either, because one layer and its activations are too large: use smaller layers or samples, or \

@@ -118,7 +118,7 @@ impl Batch {
             Some(name) if whole.iter().any(|whole| whole == name) => Ok(tensor.clone()),
             Some(name) if tensor.rank() < 2 => {
                 candle_core::bail!(
-                    "ranks share sequences, but `{name}` of shape {:?} has no sequence dimension",
+                    "ranks can share sequences only if `{name}` has a sequence dimension, but its shape is {:?}",
                     tensor.shape()
                 )
             }

@@ -346,7 +346,7 @@ fn of_build(error: BuildError) -> Error {
     const SKIP: &str = "quantization_config.llm_int8_skip_modules";
     match error {
         BuildError::TrainedQuantized(_) => {
-            let help = "write an `adapter` section, which is trained beside frozen weights, or list the module in \
+            let help = "add an `adapter` section to train adapters beside frozen weights, or list the module in \
                         `quantization_config.llm_int8_skip_modules`";
             Error::setting(KEY, error.to_string(), help)
         }
@@ -357,9 +357,11 @@ fn of_build(error: BuildError) -> Error {
         BuildError::NothingQuantized => {
             Error::setting(KEY, error.to_string(), "build layers from `ops::Linear::new` or `ops::Conv1D::new`")
         }
-        BuildError::Base(_) | BuildError::BaseShapes(_) => {
-            Error::setting("mup", error.to_string(), "describe the same model with other widths")
-        }
+        BuildError::Base(_) | BuildError::BaseShapes(_) => Error::setting(
+            "mup",
+            error.to_string(),
+            "describe a base model that differs from the model only in its widths",
+        ),
         other => other.into(),
     }
 }

@@ -29,7 +29,7 @@ pub(crate) fn check(config: &Config) -> Result<(), Error> {
     let offloaded = &config.zero.offload_optimizer;
     let is_split = offloaded.device != OffloadDevice::None && offloaded.ratio < 1.0;
     if config.training.device == Compute::Cpu {
-        let message = "the key splits state between a GPU and the host, but layers run on the CPU";
+        let message = "optimizer state can be split between a GPU and the host only if `training.device` is `cuda`";
         return if is_split { Err(Error::setting(RATIO, message, "leave it out")) } else { Ok(()) };
     }
     if cfg!(not(feature = "cuda")) {
@@ -64,7 +64,7 @@ pub(crate) fn check(config: &Config) -> Result<(), Error> {
         return not_there("quantization_config", "quantized weights are not implemented on GPUs", help);
     }
     if zero.offload_optimizer.device == OffloadDevice::None && zero.offload_param.device != OffloadDevice::None {
-        let message = "parameters on the host are updated there, but the optimizer state would be on the GPU";
+        let message = "parameters on the host are updated on the host, so their optimizer state cannot be on the GPU";
         let help = "write `offload_optimizer: {device: cpu}` as well, or leave `offload_param` out";
         return not_there("zero_optimization.offload_param.device", message, help);
     }
@@ -80,7 +80,8 @@ pub(crate) fn check(config: &Config) -> Result<(), Error> {
             return not_there(RATIO, "optimizer state on a disk cannot be split", "leave it out");
         }
         if zero.offload_param.device != OffloadDevice::None {
-            let message = "all parameters on the host are updated on the host, so the optimizer state cannot be split";
+            let message =
+                "with `offload_param`, the host updates all parameters, so the optimizer state cannot be split";
             return not_there(RATIO, message, "leave it out");
         }
     }
@@ -250,7 +251,9 @@ pub(crate) fn connect(
                     (true, false) => "everything".into(),
                     (true, true) => format!("parameters{activations}, and the gradients that stay on the GPU"),
                     (false, _) if config.training.reproducible => {
-                        format!("parameters{activations}, except for sums, which are computed on the host")
+                        format!(
+                            "parameters{activations}; because of `training.reproducible`, sums are computed on the host"
+                        )
                     }
                     (false, _) => format!("parameters{activations}; gradients are summed on the host"),
                 };

@@ -105,7 +105,7 @@ impl LossWeights {
 }
 
 fn differ() -> Error {
-    Error::Batch("some micro-batches of a step have targets that may be ignored (i64), but others do not".into())
+    Error::Batch("all micro-batches of a step must have targets that can be ignored (i64), or none of them".into())
 }
 
 fn weight(model: &Model, batch: &Batch) -> Result<Option<u64>, Error> {

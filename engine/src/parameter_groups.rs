@@ -209,11 +209,11 @@ pub fn members(config: &Config, model: &Model) -> Result<Vec<Option<usize>>, Err
             return match selected.first().map(|&p| model.parameters()[p].name()) {
                 Some(name) => fail(
                     format!("all parameters of the group are frozen, such as `{name}`"),
-                    "remove the group, or train them",
+                    "remove the group, or unfreeze one of its parameters",
                 ),
                 None => fail(
                     "the group selects no parameter of this model".to_string(),
-                    "change `params`, `kinds` or `layers`, so that a parameter matches all that are set",
+                    "change `params`, `kinds` or `layers`: a parameter must match each of these keys that the group sets",
                 ),
             };
         };

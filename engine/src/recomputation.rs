@@ -22,7 +22,9 @@ pub(crate) fn options(config: &Config, model: &Model) -> Result<RecomputeOptions
             let is_wanted = |name: &str| patterns.iter().any(|pattern| pattern.matches(name));
             if !names().take(last).any(is_wanted) {
                 let message = match names().any(is_wanted) {
-                    true => "only the last layer matches, but its forward always runs as part of its backward",
+                    true => {
+                        "only the last layer matches, which cannot be chosen: its forward always runs as part of its backward"
+                    }
                     false => "no layer name matches",
                 };
                 let all: Vec<&str> = names().collect();

@@ -70,14 +70,16 @@ impl Settings {
     pub fn new(config: &Config, model: &Model) -> Result<Self, Error> {
         let dtype = working_dtype(config)?;
         if let (Some(_), Some(buffer)) = (config.training.local_steps, model.buffers().first()) {
-            let message =
-                format!("outer steps average only parameters, but the model has the buffer `{}`", buffer.name());
+            let message = format!(
+                "local steps do not support models with buffers such as `{}`: outer steps average only parameters",
+                buffer.name()
+            );
             let help = "use a model without running statistics, or leave the section out";
             return Err(Error::setting("training.local_steps", message, help));
         }
         if let (2.., Some(buffer)) = (config.tensor_size(), model.buffers().first()) {
             let message = format!(
-                "each rank has slices of sequences, but the buffer `{}` needs statistics of whole sequences",
+                "tensor parallelism does not support the buffer `{}`: its statistics need whole sequences, but each rank has slices",
                 buffer.name()
             );
             let help = "use a model without running statistics, or leave the key out";

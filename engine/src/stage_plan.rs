@@ -81,7 +81,7 @@ impl StagePlan {
             return Err(Error::setting(
                 "pipeline.virtual_stages",
                 format!(
-                    "the tied parameter `{}` is used in two chunks of the same stage",
+                    "a stage cannot use the tied parameter `{}` in two of its chunks",
                     layout.segments()[segment].name
                 ),
                 "use `schedule: 1f1b`, or another number of virtual stages",

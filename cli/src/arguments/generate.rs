@@ -31,7 +31,7 @@ pub(crate) struct GenerateArgs {
     /// Chat template to use instead of the model's own: a Jinja template, or its file
     #[arg(long, value_name = "TEMPLATE")]
     pub(crate) chat_template: Option<String>,
-    /// File of JSON lines, or - for standard input; a line has `prompt`, a text, or `messages`, a conversation
+    /// File of JSON lines, or - for standard input; each line has `prompt` (a text) or `messages` (a conversation)
     #[arg(long, value_name = "FILE", conflicts_with_all = ["prompt", "prompt_file"])]
     pub(crate) input: Option<PathBuf>,
     /// File to write, one JSON object per prompt: its fields, `text`, `tokens`, `prompt_tokens` and `finish_reason`

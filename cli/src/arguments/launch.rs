@@ -127,7 +127,10 @@ impl LaunchArgs {
                 ));
             }
             (_, Some(index)) if index >= count => {
-                return Err(format!("--node-rank {index} is out of range: the {count} hosts are 0 to {}", count - 1));
+                return Err(format!(
+                    "--node-rank {index} is out of range: the {count} hosts have the indices 0 to {}",
+                    count - 1
+                ));
             }
             (_, Some(index)) => index,
         };
@@ -152,11 +155,11 @@ impl LaunchArgs {
         let Some(all) = self.train.config.num_processes.map(|ranks| ranks as usize) else { return Ok(here) };
         match here {
             Some(here) if here * hosts != all => Err(format!(
-                "--num-processes {all} is the total number of ranks, but --nproc-per-node {here} on {hosts} hosts starts {}",
+                "--num-processes {all} contradicts --nproc-per-node {here}, which starts {} ranks in total on {hosts} hosts",
                 here * hosts
             )),
             _ if !all.is_multiple_of(hosts) => Err(format!(
-                "--num-processes {all} is the total number of ranks, but it is not a multiple of the {hosts} hosts"
+                "--num-processes {all} is the total number of ranks, so it must be a multiple of the number of hosts, {hosts}"
             )),
             _ => Ok(Some(all / hosts)),
         }
@@ -233,13 +236,13 @@ mod tests {
             launch(args).and_then(|args| args.hosts(|_| None).map(drop)).expect_err("the flags must be rejected")
         };
         assert!(error(&["--nnodes", "2"]).contains("--node-rank is missing: give the index of this host, from 0 to 1"));
-        assert!(error(&["--nnodes", "2", "--node-rank", "2"]).contains("the 2 hosts are 0 to 1"));
+        assert!(error(&["--nnodes", "2", "--node-rank", "2"]).contains("the 2 hosts have the indices 0 to 1"));
         assert!(error(&["--nnodes", "2", "--node-rank", "0"]).contains("--master-addr"));
         assert!(error(&["--nnodes", "1:4"]).contains("write one number"));
         assert!(error(&["--rdzv-endpoint", "h0:x", "--nnodes", "2"]).contains("not HOST:PORT"));
         assert!(error(&["--nproc-per-node", "gpu"]).contains("cpu or auto"));
         let ranks = |args: &[&str]| launch(args).expect("accepted").ranks_here(8, 2);
-        assert!(ranks(&["-n", "3"]).expect_err("3 ranks on 2 hosts is an error").contains("not a multiple"));
+        assert!(ranks(&["-n", "3"]).expect_err("3 ranks on 2 hosts is an error").contains("a multiple of"));
         assert!(
             ranks(&["-n", "4", "--nproc-per-node", "4"])
                 .expect_err("4 ranks on each of 2 hosts are 8")

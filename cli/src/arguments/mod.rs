@@ -253,7 +253,7 @@ fn command() -> clap::Command {
             .mut_arg("num_processes", |arg| arg.help(ranks).long_help(ranks))
             .mut_arg("max_restarts", |arg| arg.env("PET_MAX_RESTARTS"))
     };
-    let most = "Maximum number of ranks [default: launcher.num_processes, else one per GPU, or without GPUs the fewest that the other keys allow]";
+    let most = "Maximum number of ranks [default: launcher.num_processes; if unset, one per GPU; without GPUs, the smallest number that the other keys allow]";
     let autotune = |autotune: clap::Command| autotune.mut_arg("num_processes", |arg| arg.help(most).long_help(most));
     underscores(Cli::command().mut_subcommand("launch", launch).mut_subcommand("autotune", autotune))
 }

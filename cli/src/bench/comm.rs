@@ -34,7 +34,7 @@ pub(crate) fn comm(ranks: usize, megabytes: usize, repeats: usize, transport: &s
         }
     };
     print(format!(
-        "{} processes over {}: f32 vectors; {repeats} runs of each operation alternate with the floor; times of the slowest rank",
+        "{} processes over {}: f32 vectors; {repeats} runs of each operation alternate with runs of its floor; times are of the slowest rank",
         comm.size(),
         comm.transport()
     ));
@@ -62,7 +62,7 @@ pub(crate) fn comm(ranks: usize, megabytes: usize, repeats: usize, transport: &s
             spread(&times.floor, 1e3),
         ));
     }
-    print(format!("  {:<15}{:>10}  µs (from – to), no rank sleeps", "operation", "bytes"));
+    print(format!("  {:<15}{:>10}  µs (from – to), with all ranks awake", "operation", "bytes"));
     for (operation, bytes) in [(Operation::Barrier, 0), (Operation::AllReduce, 4), (Operation::AllReduce, 1024)] {
         let times = compare(&*comm, operation, bytes, repeats * 100)?;
         print(format!("  {:<15}{bytes:>10}  {}", operation.name(), spread(&times.subject, 1e6)));

@@ -56,7 +56,7 @@ pub(crate) fn io(folder: &Path, size: &Size, options: &Options, json: bool) -> a
         return Ok(0);
     }
     println!(
-        "{}: {} MiB in requests of {} MiB, {} in flight, with {backend}{}; {} alternating runs of each",
+        "{}: {} MiB in requests of {} MiB, {} in flight, with {backend}{}; {} runs of each operation alternate with runs of its floor",
         folder.display(),
         file.size() >> 20,
         size.request >> 20,

@@ -20,7 +20,7 @@ pub(crate) fn optimizers(millions: usize, repeats: usize) -> anyhow::Result<u8> 
     zero_model::ops::set_threads(1);
     let parameters = millions * 1_000_000;
     println!(
-        "each optimizer updates {millions} million parameters on one thread; {repeats} runs alternate with the floor"
+        "each optimizer updates {millions} million parameters on one thread; {repeats} runs alternate with runs of the floor"
     );
     println!(
         "the floor is a loop that reads and writes the same bytes; the share is the optimizer's rate divided by the floor's rate"

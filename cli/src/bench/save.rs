@@ -83,7 +83,10 @@ pub(crate) fn save(args: &ConfigArgs, folder: &Path, repeats: usize) -> anyhow::
         std::fs::remove_dir_all(&root)?;
         println!("{cores}");
         let (ranks, runs) = (counted(comm.size(), "rank", "ranks"), counted(repeats, "run", "runs"));
-        println!("{ranks}, each saves {}; times of rank 0; {runs} of each operation alternate", bytes(own));
+        println!(
+            "{ranks}, each saves {}; times are of rank 0; the operations alternate, with {runs} of each operation",
+            bytes(own)
+        );
         println!("  copy of the same bytes      {}", summary(&times.copy));
         println!("  background save: step waits {}   {}", summary(&times.stall), over(&times.stall, &times.copy));
         println!("  a step                      {}", summary(&times.step));

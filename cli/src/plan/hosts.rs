@@ -95,13 +95,14 @@ impl Comparison {
     /// Recommends the layout that sends the fewest bytes among the layouts that fit.
     fn advice(&self, limit: Option<u64>) -> String {
         let Some(limit) = limit else {
-            return "help: give --device-memory SIZE to get a recommendation: of the layouts that fit, the one that sends the fewest bytes".into();
+            return "help: give --device-memory SIZE to see which of the layouts that fit sends the fewest bytes"
+                .into();
         };
         let rounds = self.layouts.first().is_some_and(|configured| configured.rounds);
         let is_same = |layout: &&OnHosts| rounds || !layout.rounds;
         let fits = |layout: &&OnHosts| layout.peak_bytes <= limit && layout.network_bytes.is_some();
         match self.layouts.iter().filter(fits).filter(is_same).min_by_key(|layout| layout.network_bytes) {
-            None => "no recommendation: no layout fits that sends a known number of bytes and rounds no more values than the configuration".into(),
+            None => "no recommendation: each layout exceeds the memory, sends an unknown number of bytes, or quantizes values that the configuration does not quantize".into(),
             Some(least) => {
                 let exact = if rounds { "" } else { " and send no quantized values" };
                 format!("recommended: {}; of the layouts that fit{exact}, it sends the fewest bytes", least.name)

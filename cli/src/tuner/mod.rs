@@ -260,7 +260,9 @@ fn conclude(tuned: &Tuned) {
             match tuned.gain {
                 _ if best == 0 => println!("your configuration is the best of the configurations that ran"),
                 Some(Interval { mean, low, high }) if high.is_finite() => {
-                    println!("      {mean:.2} times as good as your configuration ({low:.2} – {high:.2})");
+                    println!(
+                        "      {mean:.2} times as good as your configuration (95 % confidence interval {low:.2} – {high:.2})"
+                    );
                 }
                 Some(Interval { mean, .. }) => {
                     println!(

@@ -177,7 +177,7 @@ fn class(model: &Llama) -> Result<Class, String> {
         }
         let slides = model.sliding_window.is_some();
         if slides && model.rope_local_base_freq.is_none() && model.rope_scaling.is_some() {
-            return no_class("`rope_scaling` in layers of `sliding_attention` of a Gemma 3");
+            return no_class("`rope_scaling` in the `sliding_attention` layers of a Gemma 3 model");
         }
         return Ok(Class::Gemma3);
     }
@@ -270,7 +270,7 @@ mod tests {
             (&format!("{GEMMA3}, query_pre_attn_scalar: 4.5"), "that is not a whole number"),
             (
                 &format!("{GEMMA3}, sliding_window: 5, rope_scaling: {{rope_type: linear, factor: 8}}"),
-                "`rope_scaling` in layers of `sliding_attention` of a Gemma 3",
+                "`rope_scaling` in the `sliding_attention` layers of a Gemma 3 model",
             ),
             ("partial_rotary_factor: 0.5", "`partial_rotary_factor` without `fused_projections`"),
             ("fused_projections: true, qk_norm: true", "`qk_norm` and `fused_projections`"),

@@ -288,7 +288,7 @@ impl fmt::Display for CostTable {
             let percent = |time: Time| Scaled(time, 1e2, "%");
             write!(
                 f,
-                "\n  when they overlap, compute runs at {} of its speed, an all_gather at {}",
+                "\n  when compute and an all_gather overlap, compute runs at {} of its speed, and the all_gather at {}",
                 percent(transfers.computing_beside),
                 percent(transfers.transferring_beside),
             )?;

@@ -69,8 +69,10 @@ impl Engine {
         if self.replicates_are_equal() {
             return Ok(());
         }
-        let message =
-            format!("{what} needs equal replicates, but the last outer step was after step {}", self.averaged);
+        let message = format!(
+            "{what} needs equal replicates, but the replicates have trained separately since step {}",
+            self.averaged
+        );
         Err(Error::setting(KEY, message, "call `Engine::outer_step` first"))
     }
 }

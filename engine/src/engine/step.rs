@@ -209,7 +209,7 @@ impl Engine {
         let (count, samples) = (rows.len() / replicas, rows.iter().sum::<usize>());
         if count == 0 || !rows.len().is_multiple_of(replicas) || rows.contains(&0) || samples != wanted {
             return Err(Error::Batch(format!(
-                "its micro-batches have {rows:?} samples, but their number must be a multiple of {replicas}, none may be empty, and they must have {wanted} samples in total"
+                "its micro-batches have {rows:?} samples; the number of micro-batches must be a multiple of {replicas}, no micro-batch may be empty, and all micro-batches together must have {wanted} samples"
             )));
         }
         if self.stage_plan.mesh.pipe() > 1 && rows.iter().any(|&count| count != self.settings.micro_batch_size) {

@@ -80,7 +80,7 @@ pub enum DataError {
     },
     /// The corpus is too short for one sample.
     #[error(
-        "the corpus has {tokens} tokens, too few for one sequence of {sequence_length} and its next token ({})",
+        "the corpus has {tokens} tokens, too few for one sequence of {sequence_length} tokens and the next token ({})",
         list(sources)
     )]
     SequenceTooLong {
@@ -200,7 +200,7 @@ pub enum DataError {
         message: String,
     },
     /// A row of a table has more or fewer columns than the first row.
-    #[error("{}, {at}: {found} columns, but the first row has {expected}", path.display())]
+    #[error("{}, {at}: the row has {found} columns, but the first row has {expected}", path.display())]
     Ragged {
         /// The file.
         path: PathBuf,
@@ -372,7 +372,9 @@ impl DataError {
             }
             Self::Format { .. } => Some("correct `data.format`, or leave it out to recognize files by their content"),
             Self::NoSplit { .. } => Some("write another `split`, or leave the key out to name files"),
-            Self::Slice { .. } => Some("write another slice in `split`, or the whole split"),
+            Self::Slice { .. } => {
+                Some("write another slice or a whole split in `split`, or leave the key out to name files")
+            }
             Self::Column { .. } => Some("set `data.text_key` to the column with the text"),
             _ => None,
         }

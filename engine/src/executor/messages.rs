@@ -108,8 +108,9 @@ impl Messages {
         match &boundary.gradients {
             Some(known) if *known == has => {}
             Some(_) => {
-                let what =
-                    format!("the input tensors of layer {layer} that have a gradient differ between micro-batches");
+                let what = format!(
+                    "in all micro-batches of a step, the same input tensors of layer {layer} must have a gradient"
+                );
                 return Err(Error::Batch(what));
             }
             None => {

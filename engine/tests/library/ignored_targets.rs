@@ -198,7 +198,7 @@ fn loss_weights_in_only_some_micro_batches_are_an_error() {
                 batch.narrow(index, 1)
             };
             let error = engine.train_with(load).unwrap_err().to_string();
-            assert!(error.contains("some micro-batches of a step have targets that may be ignored"), "{error}");
+            assert!(error.contains("all micro-batches of a step must have targets that can be ignored"), "{error}");
         }
     });
     // The operation still reports an invalid target.

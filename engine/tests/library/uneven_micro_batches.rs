@@ -39,8 +39,8 @@ fn uneven_micro_batches_match_one_micro_batch() {
 #[test]
 fn invalid_micro_batch_sizes_are_errors() {
     for (ranks, more, rows, expected) in [
-        (1, "", &[4, 4, 4][..], "have 8 samples in total"),
-        (1, "", &[8, 0], "none may be empty"),
+        (1, "", &[4, 4, 4][..], "together must have 8 samples"),
+        (1, "", &[8, 0], "no micro-batch may be empty"),
         (2, "", &[4, 2, 2], "must be a multiple of 2"),
         (2, "pipeline: {stages: 2}", &[3, 1, 2, 2], "cannot pass through the stages of a pipeline"),
     ] {

@@ -45,7 +45,7 @@ impl Tables {
             (Some((_, below)), Some((_, above))) => below.between(above, micro)?,
             _ => {
                 return Err(format!(
-                    "no profile has a micro-batch of {micro}, and no two profiles with smaller and larger micro-batches allow interpolation"
+                    "no profile has a micro-batch of {micro}, and interpolation needs one profile with a smaller and one with a larger micro-batch"
                 ));
             }
         };

@@ -159,10 +159,13 @@ impl Plan {
         match self.knows_activations() {
             true => writeln!(
                 f,
-                "categories peak at different times, so the peak is at most their sum; staging is buffers kept for reuse"
+                "categories peak at different times, so the total peak is at most the sum of their peaks; staging: buffers kept for reuse"
             ),
             false => {
-                writeln!(f, "without activations: the model has a layer whose activations are only known in a run")
+                writeln!(
+                    f,
+                    "these peaks exclude activations, because the model has a layer whose activations are known only when it runs"
+                )
             }
         }
     }

@@ -183,7 +183,7 @@ fn errors_in_text_and_tokens_name_the_position() {
     assert_eq!(message("empty.txt"), "no tokens or rows in empty.txt");
     assert_eq!(
         message("short.txt"),
-        "the corpus has 3 tokens, too few for one sequence of 3 and its next token (short.txt)"
+        "the corpus has 3 tokens, too few for one sequence of 3 tokens and the next token (short.txt)"
     );
     assert_eq!(
         files.message(&["short.txt", "table.csv"], |_| ()),
@@ -236,7 +236,7 @@ fn errors_in_rows_name_the_position() {
         let files = Files::new(&[("t.csv", content)]);
         files.message(&["t.csv"], |options| options.vocabulary = 2)
     };
-    assert_eq!(message(b"1,2,0\n1,0\n"), "t.csv, line 2: 2 columns, but the first row has 3");
+    assert_eq!(message(b"1,2,0\n1,0\n"), "t.csv, line 2: the row has 2 columns, but the first row has 3");
     assert_eq!(message(b"a,b,c\n1,NaN,0\n"), "t.csv, line 2, column 2: `NaN` is not a finite number");
     assert_eq!(message(b"1,1e39,0\n"), "t.csv, line 1, column 2: `1e39` is not a finite number");
     assert_eq!(message(b"1,,0\n"), "t.csv, line 1, column 2: `` is not a finite number");

@@ -293,14 +293,16 @@ impl Generator {
                 return refused("the prompt has no tokens".into(), "write a text");
             }
             if let Some(longest) = self.longest.filter(|&longest| prompt.len() > longest) {
-                let message = format!("the prompt has {} tokens, but the model has {longest} positions", prompt.len());
+                let message =
+                    format!("the prompt has {} tokens, more than the {longest} positions of the model", prompt.len());
                 return refused(message, "shorten the prompt");
             }
             if let Some(vocabulary) = self.vocabulary
                 && let Some(token) = prompt.iter().find(|&&token| token as usize >= vocabulary)
             {
-                let message =
-                    format!("the prompt has the token {token}, but the model's vocabulary has {vocabulary} tokens");
+                let message = format!(
+                    "the prompt has the token {token}, which is outside the model's vocabulary of {vocabulary} tokens"
+                );
                 return refused(message, "use the tokenizer that the model was trained with");
             }
         }

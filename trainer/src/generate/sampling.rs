@@ -50,7 +50,11 @@ impl Sampling {
             return Err(Error::setting("--repetition-penalty", message, "write 1 for no penalty"));
         }
         if self.top_k == Some(0) {
-            return Err(Error::setting("--top-k", "0 leaves no token to draw", "write at least 1, or leave it out"));
+            return Err(Error::setting(
+                "--top-k",
+                "0 leaves no token to draw",
+                "write at least 1, or leave the option out",
+            ));
         }
         fraction(self.top_p, "--top-p", false)?;
         fraction(self.min_p, "--min-p", true)?;

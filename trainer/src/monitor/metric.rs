@@ -67,16 +67,16 @@ macro_rules! metrics {
 // then the phases that only this project has. `machine_monitor` adds the metrics of rank 0's machine and process.
 metrics! {
     TRAIN_LOSS = gauge("Train/Samples/train_loss", "loss", 1.0, "Mean loss of the last step, before its update.");
-    Z_LOSS = gauge("Train/Samples/z_loss", "z_loss", 1.0, "Part of the loss of the last step that training.z_loss adds.");
+    Z_LOSS = gauge("Train/Samples/z_loss", "z_loss", 1.0, "Amount that training.z_loss added to the loss of the last step.");
     NOISE_SCALE = gauge("Train/Samples/gradient_noise_scale", "gradient_noise_scale_samples", 1.0, "Gradient noise scale in samples, averaged over steps.");
     LR = gauge("Train/Samples/lr", "learning_rate", 1.0, "Learning rate of the last update.");
-    LOSS_SCALE = gauge("Train/Samples/loss_scale", "loss_scale", 1.0, "Factor by which the loss of the last step was multiplied.");
+    LOSS_SCALE = gauge("Train/Samples/loss_scale", "loss_scale", 1.0, "Loss scale: the factor by which the loss of the last step was multiplied.");
     EVAL_LOSS = gauge("Train/Samples/eval_loss", "evaluation_loss", 1.0, "Mean loss of the last evaluation.");
     GRAD_NORM = gauge("Train/Samples/grad_norm", "gradient_norm", 1.0, "L2 norm of the last gradient, before clipping.");
     STEP_TIME = gauge("Train/Samples/elapsed_time_ms", "step_seconds", 1e-3, "Time of the last step on the slowest rank.");
     DATA_WAIT = gauge("Train/Samples/data_wait_ms", "data_wait_seconds", 1e-3, "Longest time that a rank waited for data in the last step.");
     TOKENS_PER_SECOND = gauge("Train/Samples/tokens_per_second", "tokens_per_second", 1.0, "Tokens per second in the last step.");
-    SEQLEN = gauge("Train/Samples/seqlen", "sequence_length_tokens", 1.0, "Tokens per sample in the last step, with a curriculum.");
+    SEQLEN = gauge("Train/Samples/seqlen", "sequence_length_tokens", 1.0, "Tokens per sample in the last step. Reported only with a curriculum.");
     PEAK_BYTES = gauge("Train/Samples/peak_bytes", "tracked_peak_bytes", 1.0, "Largest peak of tracked bytes among the ranks.");
     SENT_BYTES = counter("Train/Samples/sent_bytes", "sent_bytes_total", "Bytes sent by all ranks since this process started.");
     SKIPPED = counter("Train/Samples/skipped", "skipped_steps_total", "Skipped updates since this process started.");

@@ -199,7 +199,7 @@ fn bind(launcher: &Launcher, cores: &Cores, threads: usize, place: &LauncherEnvi
         return "not bound: bind_cores_to_rank is false".into();
     }
     if quota() < Cores::allowed().cpus().len() {
-        return "not bound: this container has a CPU quota instead of cores".into();
+        return "not bound: this container has a CPU quota, but no cores of its own".into();
     }
     if threads > share.cpus().len() {
         return "not bound: more threads than cores".into();

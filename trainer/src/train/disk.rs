@@ -29,8 +29,8 @@ pub(super) fn describe(engine: &Engine) -> Vec<String> {
         lines.extend(used.notices);
         let elements = engine.zero().layout().elements();
         if lives(|tiers| tiers.parameters) && engine.config().zero.stage3_max_reuse_distance >= elements {
-            let why = "because of stage3_max_reuse_distance, a layer's parameters stay in memory from its forward to its backward";
-            lines.push(format!("{why}; set it to 0 to keep only the parameters in use"));
+            let why = "a layer's parameters stay in memory from its forward to its backward";
+            lines.push(format!("{why}; set stage3_max_reuse_distance to 0 to keep only the parameters in use"));
         }
     }
     let disk = &engine.settings().zero.disk;

@@ -69,7 +69,10 @@ impl Divergence {
         let reason = if !is_finite {
             Some(format!("step {number}: loss {loss}, gradient norm {norm}"))
         } else if norm > limit {
-            Some(format!("step {number}: gradient norm {norm:.3e}, median of the previous steps {:.3e}", self.median()))
+            Some(format!(
+                "step {number}: gradient norm {norm:.3e} is too far above the median of the previous steps, {:.3e}",
+                self.median()
+            ))
         } else {
             None
         };
@@ -213,7 +216,10 @@ mod tests {
         let text = |action: &str| format!("spikes: {{window: 3, factor: 10, action: {action}}}");
         assert_eq!(outcome(&mut divergence(&text("warn")), &norms).unwrap(), [false; 6]);
         let error = outcome(&mut divergence(&text("stop")), &norms).unwrap_err();
-        assert!(error.contains("step 4: gradient norm 2.100e1, median of the previous steps 2.000e0"), "{error}");
+        assert!(
+            error.contains("step 4: gradient norm 2.100e1 is too far above the median of the previous steps, 2.000e0"),
+            "{error}"
+        );
         // A norm that stays high becomes the median after half a window.
         let stays = [[1.0; 3], [50.0; 3]].concat();
         assert_eq!(outcome(&mut divergence(spikes), &stays).unwrap(), [false, false, false, true, true, false]);

@@ -94,7 +94,7 @@ pub(super) fn say(engine: &Engine, corpus: &Corpus, progress: &Progress, steps: 
     if let Some(RampUp { start, increment, samples }) = config.training.rampup_batch_size {
         let grouped = counted(samples as usize, "sample", "samples");
         progress
-            .say(&format!("batch size: starts at {start} and grows in steps of {increment} over the first {grouped}"));
+            .say(&format!("batch size: starts at {start} and grows by {increment} at a time over the first {grouped}"));
     }
     autos::said(config).iter().for_each(|lines| progress.say(lines));
     if config.dump_state || config.log_level >= LogLevel::Debug {

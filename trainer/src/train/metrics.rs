@@ -105,7 +105,7 @@ pub(super) fn check(config: &zero_config::Config, metrics: &[Metric]) -> std::re
         Some(metric) if config.context_size() > 1 => {
             let message =
                 format!("the metric `{}` needs whole sequences, but each rank has only slices of them", metric.name);
-            let help = format!("write `{}: 1`, or leave out the metrics of the program", config.context_key());
+            let help = format!("write `{}: 1`, or remove the metrics from the program", config.context_key());
             Err(Error::setting(config.context_key(), message, help))
         }
         _ => Ok(()),

@@ -32,7 +32,7 @@ pub(super) fn verify(
     output: Output,
 ) -> Result<Finished, Error> {
     if config.training.local_steps.is_some() {
-        let message = "`--verify` compares the run with one process, which has no replicates";
+        let message = "`--verify` does not support local steps, because the one process that it compares the run with has no replicates";
         return Err(Error::setting("training.local_steps", message, "leave the section out while verifying"));
     }
     let rows = config.train_micro_batch_size_per_gpu;

@@ -12,7 +12,7 @@ use zero_engine::Error;
 const OPTIONS: &str = "Options:
   -c, --config FILE     ds.yaml or ds_config.json; may be repeated: keys of later files override earlier ones
   -n, --num-processes N start N ranks on this machine, each a process of this program
-                        [default: launcher.num_processes, else one per GPU, or without GPUs the fewest that the other keys allow]
+                        [default: launcher.num_processes; if unset, one per GPU; without GPUs, the smallest number that the other keys allow]
       --set KEY=VALUE   override a value, for example zero_optimization.stage=2; may be given several times
       --max-steps N     stop after N optimizer steps
       --out DIR         folder of the run [default: training.output_dir]

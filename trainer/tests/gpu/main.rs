@@ -359,7 +359,7 @@ fn unsupported_gpu_settings_are_rejected_before_the_run() {
     for (text, said) in [
         (
             "training: {device: cuda}\nzero_optimization: {stage: 3, offload_param: {device: cpu}}",
-            "parameters on the host are updated there",
+            "parameters on the host are updated on the host",
         ),
         ("training: {device: cuda}\nmodel: {type: llama, tiled_mlp_rows: 64}", "tiled MLPs are unsupported on a GPU"),
     ] {

@@ -137,7 +137,7 @@ fn mistakes_are_one_clear_error() {
     fs::create_dir(case.path("empty")).unwrap();
     fails(&["empty", "-p", "x"], 3, &["contains no checkpoint", "help: name a checkpoint, a run, or a folder"]);
     let long = "x".repeat(17);
-    fails(&["run", "-p", &long], 2, &["the prompt has 17 tokens, but the model has 16 positions"]);
+    fails(&["run", "-p", &long], 2, &["the prompt has 17 tokens, more than the 16 positions of the model"]);
     fails(&["run", "-p", ""], 2, &["the prompt has no tokens"]);
     fails(&["run", "-p", "x", "--top-p", "0.9"], 2, &["no effect at temperature 0", "in: --top-p"]);
     fails(&["run", "-p", "x", "--temperature=-1"], 2, &["temperature"]);

@@ -142,7 +142,10 @@ fn the_tokenizer_must_match_the_model() {
         let told = text(&output.stderr);
         assert!(output.status.code() == Some(2) && told.contains(said), "{told}");
     };
-    refused(&[], "does not fit hf: its model has 300 tokens, and it has no tokenizer.json\n  in: data.tokenizer");
+    refused(
+        &[],
+        "does not fit the model in hf, which has 300 tokens; the folder has no tokenizer.json\n  in: data.tokenizer",
+    );
     case.train(&["--quiet", "--max-steps", "1", "--set", "data.tokenizer=byte"]);
     let words: Vec<String> = (0..301).map(|token| format!("\"w{token}\": {token}")).collect();
     let tokenizer = |words: &[String]| {

@@ -59,7 +59,7 @@ fn plan_compares_layouts_over_hosts() {
         "{told}"
     );
     let told = plan(&case, &["--hosts", "2", "--device-memory", "1KiB"]);
-    assert!(told.contains("no layout fits") && told.contains(", too much"), "{told}");
+    assert!(told.contains("no recommendation: each layout") && told.contains(", too much"), "{told}");
     // A single host sends nothing. With one rank on each host, no layout has a group within a host.
     assert!(layouts(&case, &["--hosts", "1"]).iter().all(|layout| bytes(layout) == Some(0)));
     assert!(

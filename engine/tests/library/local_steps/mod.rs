@@ -181,7 +181,9 @@ fn unequal_replicates_are_neither_saved_nor_evaluated() {
         train(&mut engine, 4);
         let saved = engine.save_checkpoint(root.path()).unwrap_err().to_string();
         assert!(
-            saved.contains("a checkpoint needs equal replicates, but the last outer step was after step 3"),
+            saved.contains(
+                "a checkpoint needs equal replicates, but the replicates have trained separately since step 3"
+            ),
             "{saved}"
         );
         let evaluated = engine.eval_batch(&batch(0, 4)).unwrap_err().to_string();

@@ -79,5 +79,5 @@ fn a_tie_between_two_chunks_of_a_stage_is_refused() {
     let errors =
         world(2, |comm| Engine::with_communicator(config(2, text), model(), comm).err().map(|e| e.to_string()));
     // Layers 0 and 4 are in chunks 0 and 4, both on stage 0.
-    assert!(errors.iter().flatten().all(|e| e.contains("used in two chunks")) && errors[0].is_some(), "{errors:?}");
+    assert!(errors.iter().flatten().all(|e| e.contains("in two of its chunks")) && errors[0].is_some(), "{errors:?}");
 }

@@ -108,7 +108,7 @@ fn changes(base: &Config, sweep: &Sweep, watch: &mut dyn SweepWatch) -> Result<V
     let ours = ["launcher.num_processes", "training.output_dir"];
     if let Some(dimension) = sweep.space.iter().find(|dimension| ours.contains(&dimension.path.as_str())) {
         let message = format!(
-            "`{}` cannot be searched: all trials have the same number of ranks, and each has its own folder",
+            "a sweep cannot search `{}`: the sweep itself sets the number of ranks and the output folder of each trial",
             dimension.path
         );
         return Err(Error::setting("autotuning.sweep.space", message, "leave it out"));

@@ -68,7 +68,7 @@ impl Excess {
             }
         };
         let message = format!(
-            "the conversation has {length} tokens, but a sample holds {} and the next token; {which}",
+            "the conversation has {length} tokens, more than the {} tokens of a sample and the next token; {which}",
             self.sequence_length
         );
         let help = "increase `data.sequence_length`, or set `data.chat.excess_length_strategy` to `truncate` or `drop`";

@@ -84,7 +84,7 @@ impl Turns<'_> {
             _ => {
                 let before = render(i, false).ok().filter(is_whole_start);
                 let before = before.ok_or_else(|| {
-                    self.not_found(i, "the messages before it, rendered alone, are not the beginning of the whole text")
+                    self.not_found(i, "the output for the preceding messages alone is not the beginning of the output for all messages")
                 })?;
                 // The generation prompt may continue differently from the turn. For example, Nemotron 3's contains
                 // `<think>`.
@@ -113,7 +113,7 @@ impl Turns<'_> {
             {
                 Ok(start..end)
             }
-            _ => Err(self.not_found(i, "the template renders it differently when messages follow it")),
+            _ => Err(self.not_found(i, "the template renders the message differently when other messages follow")),
         }
     }
 

@@ -58,7 +58,7 @@ pub(super) fn pair(record: Object, options: &ChatOptions) -> Result<PairRecord, 
         && !before.iter().any(|message| message.get("content") == Some(&json!(text)))
     {
         return Err(Problem::new(
-            "`prompt` is a text, but none of the messages with which both answers begin has this text",
+            "a `prompt` that is a text must be the content of one of the messages with which both answers begin",
             "make `prompt` a list of messages, or leave it out",
         ));
     }

@@ -30,8 +30,10 @@ pub(crate) fn prompts(
         }
         if !record.contains_key("messages") && !record.contains_key("conversations") {
             let fields: Vec<&str> = record.keys().map(String::as_str).collect();
-            let message =
-                format!("a record needs `prompt`, a text, or `messages`; its fields are {}", fields.join(", "));
+            let message = format!(
+                "a record must have `prompt` (a text) or `messages` (a conversation); the fields of this record are {}",
+                fields.join(", ")
+            );
             return Err(Problem::new(message, "write {\"prompt\": \"…\"} on each line").at(path, at));
         }
         let conversation = record::conversation(record, ChatType::Messages, options);

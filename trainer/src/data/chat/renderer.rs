@@ -273,7 +273,7 @@ impl<'a> Renderer<'a> {
                 return Err(DataError::Template {
                     origin: template.origin.clone(),
                     message: format!(
-                        "the template writes `{special}`, which the tokenizer splits into {}",
+                        "the template writes the special token `{special}`, but the tokenizer does not know this token and splits it into {}",
                         counted(count, "token", "tokens")
                     ),
                     help: "use the template and the tokenizer of one model, or add the token to tokenizer.json".into(),

@@ -116,7 +116,9 @@ impl Rendering<'_> {
         let first = (1..length).find(|&i| sample.trained[i]).unwrap_or(length);
         if first >= length.min(most) && self.refuses_untrained(length) {
             let why = match length > most {
-                true => format!("none of the first {most} tokens is trained; the conversation has {length} tokens"),
+                true => format!(
+                    "a sample holds the first {most} of the conversation's {length} tokens, and none of them is trained"
+                ),
                 false => "no token of the conversation is trained".to_string(),
             };
             let help =
@@ -140,7 +142,7 @@ impl Rendering<'_> {
         {
             let which = ["chosen", "rejected"][side];
             let why = match longest > most {
-                true => format!("the first {most} tokens contain nothing of the {which} answer"),
+                true => format!("a sample holds the first {most} tokens, which contain nothing of the {which} answer"),
                 false => format!("the {which} answer has no tokens"),
             };
             let help = "correct the record, or leave such records out: `data.chat.untrained_strategy: drop`";

@@ -326,7 +326,7 @@ fn are_the_models(config: &Config, model: Option<&config::Model>, vocabulary: Op
         (Some(folder), Some(known)) if by_default && vocabulary != Some(known) => Err(Error::setting(
             "data.tokenizer",
             format!(
-                "the byte tokenizer, which is the default, does not fit {folder}: its model has {known} tokens, and it has no tokenizer.json"
+                "the default byte tokenizer does not fit the model in {folder}, which has {known} tokens; the folder has no tokenizer.json"
             ),
             "set it to the tokenizer.json that the model was trained with",
         )),
@@ -363,7 +363,10 @@ fn fits(model: Option<&config::Model>, shape: SampleShape) -> Result<(), Error> 
         (config::Model::Mlp(m), SampleShape::Features(n)) if m.input_size == n => Ok(()),
         (config::Model::Mlp(m), SampleShape::Features(n)) => Err(Error::setting(
             "model.input_size",
-            format!("the value is {}, but the table has {n} features besides the label", m.input_size),
+            format!(
+                "the value is {}, but must be {n}, the number of features in the table without the label",
+                m.input_size
+            ),
             format!("set it to {n}"),
         )),
         (config::Model::Mlp(_), SampleShape::Tokens(_)) => Err(Error::setting(

@@ -83,7 +83,7 @@ impl Mixing {
             let share = 100.0 * part.per_epoch as f64 / all;
             let description = set.description.as_ref().map_or(String::new(), |text| format!("; {text}"));
             format!(
-                "data set {}: {}, {} of them in an epoch, {share:.1} %{description}",
+                "data set {}: {}; an epoch uses {} from this data set, {share:.1} % of its samples{description}",
                 set.name,
                 counted(set.samples, "sample", "samples"),
                 grouped(part.per_epoch),

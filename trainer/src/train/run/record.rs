@@ -125,7 +125,8 @@ impl Run<'_> {
 
 /// Formats the message about a step whose gradients overflowed.
 fn overflow(step: u64, before: f64, after: f64) -> String {
-    let then = if after == before { "the scale stays".to_string() } else { format!("the scale is now {after}") };
+    let then =
+        if after == before { "the scale stays the same".to_string() } else { format!("the scale is now {after}") };
     format!("step {step:>6}  gradients overflowed at a loss scale of {before}, so the update was skipped; {then}")
 }
 

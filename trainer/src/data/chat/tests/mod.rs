@@ -171,8 +171,8 @@ fn samples_have_the_sequence_length() {
     assert_eq!(all.description().unwrap(), "2 conversations, 17.3 % of positions trained, 7.7 % padding");
 
     let error = raw(length - 2, ExcessLength::Raise).unwrap_err().to_string();
-    let expected = "data.jsonl, line 1: the conversation has 27 tokens, but a sample holds 25 and the next token; no other \
-                    conversation is too long\n  help: increase `data.sequence_length`";
+    let expected = "data.jsonl, line 1: the conversation has 27 tokens, more than the 25 tokens of a sample and the next \
+                    token; no other conversation is too long\n  help: increase `data.sequence_length`";
     assert!(error.contains(expected), "{error}");
     let error = raw(9, ExcessLength::Raise).unwrap_err().to_string();
     assert!(error.contains("; 2 conversations are too long, the longest with 27 tokens\n"), "{error}");
@@ -182,8 +182,7 @@ fn samples_have_the_sequence_length() {
     let dropped = raw(21, ExcessLength::Drop).unwrap();
     assert_eq!((dropped.len(), dropped.description().unwrap().ends_with(", 1 left out as too long")), (1, true));
     let error = raw(17, ExcessLength::Truncate).unwrap_err().to_string();
-    let expected =
-        "line 1: none of the first 18 tokens is trained; the conversation has 27 tokens\n    | <|im_start|>user\n";
+    let expected = "line 1: a sample holds the first 18 of the conversation's 27 tokens, and none of them is trained\n    | <|im_start|>user\n";
     assert!(error.contains(expected), "{error}");
     folder.write("data.jsonl", &format!("{record}\n{}", said(&[("user", "a")])));
     let left = folder.open(30, ChatOptions { untrained: Untrained::Drop, ..ChatOptions::default() }).unwrap();
@@ -323,7 +322,7 @@ fn errors_of_templates_name_the_template() {
     let unknown = error("<|im_begin|>{% generation %}{{ messages[1].content }}{% endgeneration %}");
     assert!(
         unknown.starts_with(
-            "chat_template.jinja: the template writes `<|im_begin|>`, which the tokenizer splits into 12 tokens"
+            "chat_template.jinja: the template writes the special token `<|im_begin|>`, but the tokenizer does not know this token and splits it into 12 tokens"
         ),
         "{unknown}"
     );
@@ -346,7 +345,7 @@ fn errors_of_templates_name_the_template() {
     let source = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{% if loop.last and m.role == 'assistant' %}{{ '<think></think>' }}{% endif %}{{ m.content + '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
     let turns = [said(&[("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d")])];
     let error = Folder::new(source, IM).error(&turns, ChatOptions::default());
-    assert!(error.starts_with("data.jsonl, line 1: cannot find the tokens of message 2 in the output of the template: the template renders it differently when messages follow it\n    | <|im_start|>user\n    | a<|im_end|>"), "{error}");
+    assert!(error.starts_with("data.jsonl, line 1: cannot find the tokens of message 2 in the output of the template: the template renders the message differently when other messages follow\n    | <|im_start|>user\n    | a<|im_end|>"), "{error}");
     assert!(
         error.contains(
             "\n  help: set `data.chat.chat_template` to a template that encloses the model's text in `{% generation %}`"

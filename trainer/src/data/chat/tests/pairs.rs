@@ -97,7 +97,7 @@ fn long_pairs_are_truncated_dropped_or_an_error() {
         read(&folder, &records, ChatOptions { excess_length, untrained, ..ChatOptions::default() }, 4)
     };
     let error = open(ExcessLength::Raise, Untrained::Raise).unwrap_err().to_string();
-    assert!(error.contains("line 2: the conversation has 11 tokens, but a sample holds 4"), "{error}");
+    assert!(error.contains("line 2: the conversation has 11 tokens, more than the 4 tokens of a sample"), "{error}");
     let pairs = open(ExcessLength::Drop, Untrained::Raise).unwrap();
     assert_eq!((pairs.len(), pairs.description().ends_with(", 1 left out as too long")), (1, true));
     let pairs = open(ExcessLength::Truncate, Untrained::Raise).unwrap();
@@ -108,7 +108,10 @@ fn long_pairs_are_truncated_dropped_or_an_error() {
         read(&folder, &records, chat, 4)
     };
     let error = open(Untrained::Raise).unwrap_err().to_string();
-    assert!(error.contains("line 2: the first 5 tokens contain nothing of the chosen answer\n"), "{error}");
+    assert!(
+        error.contains("line 2: a sample holds the first 5 tokens, which contain nothing of the chosen answer\n"),
+        "{error}"
+    );
     assert!(
         open(Untrained::Drop)
             .unwrap()
@@ -128,7 +131,7 @@ fn wrong_records_are_errors() {
         (json!({"prompt": "a", "chosen": "b", "rejected": messages(&[no])}), "must be two texts or two lists"),
         (
             json!({"prompt": "other", "chosen": messages(&[hi, yes]), "rejected": messages(&[hi, no])}),
-            "none of the messages with which both answers begin has this text",
+            "must be the content of one of the messages with which both answers begin",
         ),
         (
             json!({"chosen": messages(&[yes]), "rejected": messages(&[no])}),
