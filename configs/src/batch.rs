@@ -43,7 +43,7 @@ pub(crate) fn resolve(resolver: &mut Resolver<'_>, world: World) -> Batch {
                 let message = format!(
                     "{TRAIN} {train} is not {MICRO} × {ACCUMULATION} × {name} = {micro} × {accumulation} × {ranks} = {product}"
                 );
-                let help = "leave one of them out: it follows from the others".to_string();
+                let help = "leave one of the three out: it is computed from the other two".to_string();
                 contradiction(resolver, &[TRAIN, MICRO, ACCUMULATION], world, message, help);
             }
             Batch { train, micro, accumulation }

@@ -36,7 +36,7 @@ use crate::typed::Typed;
 /// # Ok::<(), zero_config::Errors>(())
 /// ```
 #[derive(Debug, Clone)]
-#[must_use = "a builder does nothing before `build`"]
+#[must_use = "a builder does nothing until `build` is called"]
 pub struct Builder {
     root: Node,
     report: Report,
@@ -105,7 +105,7 @@ impl Builder {
             (Some(_), Err(error)) => (format!("`{path}`: the value cannot be written as YAML: {error}"), None),
             // JSON has no NaN and no infinities.
             (Some(_), Ok(serde_json::Value::Null)) => {
-                (format!("`{path}`: expected a value, found nothing or a number that is not finite"), None)
+                (format!("`{path}`: expected a value, found null, NaN or an infinite number"), None)
             }
             (Some(path), Ok(json)) => {
                 overrides::set(&mut self.root, &path, Node::of_json(&json, At::Program));

@@ -149,7 +149,7 @@ section! {
         /// Which activations are recomputed in the backward; `None` keeps all of them.
         pub activation_checkpointing: Option<ActivationCheckpointing> = section(&activations::Written::SECTION, "Keep only the inputs of some layers and recompute the other activations in the backward: less memory, more time");
         /// How files are read and written when state is offloaded to NVMe.
-        pub aio: Aio = section(&Aio::SECTION, "How offload to NVMe reads and writes its files");
+        pub aio: Aio = section(&Aio::SECTION, "How NVMe offload reads and writes files");
         /// One CSV file per metric.
         pub csv_monitor: Monitor = section(&Monitor::SECTION, "One CSV file per metric");
         /// TensorBoard event files.
@@ -188,30 +188,30 @@ section! {
         pub autotuning: Autotuning = section(&Autotuning::SECTION, "Search space and limits of `zero-train autotune`. The section is optional; training ignores it");
         = section("checkpoint", &CHECKPOINT, "How checkpoints are written");
         = section("timers", &TIMERS, "Timers");
-        = later("managed_gradient_accumulation", "true", "false: the program decides when the optimizer steps").instead("`gradient_accumulation_steps` says when the optimizer steps");
+        = later("managed_gradient_accumulation", "true", "false: the program decides when the optimizer steps").instead("`gradient_accumulation_steps` sets the number of micro-batches before each optimizer step");
         = ignored("prescale_gradients", Kind::Bool, "false", PRESCALED);
         = ignored("gradient_predivide_factor", POSITIVE, "1.0", PRESCALED);
-        = later("seq_parallel_communication_data_type", "fp32", "Data type of the sequence-parallel reduction").instead("`communication_data_type` applies to the gradients of sequence slices too");
+        = later("seq_parallel_communication_data_type", "fp32", "Data type in which sequence-parallel ranks reduce gradients").instead("`communication_data_type` applies to this reduction too");
         = later("use_data_before_expert_parallelism", "false", "Order of ranks for experts").instead("mixture-of-experts layers are not supported");
-        = later("data_parallel_size", "null", "Number of data-parallel ranks, if sequence_parallel_size is set").instead("it is derived: the number of ranks / (`pipeline.stages` × `sequence_parallel_size` × `mesh.context_parallel_degree` × `tensor_parallel.autotp_size`)");
-        = ignored("vocabulary_size", SIZE_1, "= not given", "DeepSpeed only checks that it is a multiple of 8");
+        = later("data_parallel_size", "null", "Number of data-parallel ranks, if sequence_parallel_size is set").instead("zero-train computes it as the number of ranks / (`pipeline.stages` × `sequence_parallel_size` × `mesh.context_parallel_degree` × `tensor_parallel.autotp_size`)");
+        = ignored("vocabulary_size", SIZE_1, "= not given", "DeepSpeed only checks that the value is a multiple of 8");
         = ignored("zero_allow_untested_optimizer", Kind::Bool, "false", "every optimizer works at every ZeRO stage");
-        = ignored("zero_force_ds_cpu_optimizer", Kind::Bool, "true", "there is one implementation of each optimizer");
+        = ignored("zero_force_ds_cpu_optimizer", Kind::Bool, "true", "each optimizer has only one implementation");
         = rejected_section("comet", &COMET, "Comet has no client for Rust");
         = rejected_section("torch_autocast", &TORCH_AUTOCAST, "candle has no autocast; use `bf16`");
-        = rejected_section("expert_parallel", &EXPERT_PARALLEL, "it rewrites Python classes of Hugging Face's models");
-        = rejected_section("hybrid_engine", &HYBRID_ENGINE, "there is no inference engine to switch to");
+        = rejected_section("expert_parallel", &EXPERT_PARALLEL, "AutoEP rewrites Python classes of Hugging Face's models");
+        = rejected_section("hybrid_engine", &HYBRID_ENGINE, "zero-train has no inference engine to switch to");
         = section("compile", &COMPILE, "Settings of torch.compile; zero-train has no graph to compile");
-        = rejected("weight_quantization", "null", "it is for inference");
-        = ignored("disable_allgather", Kind::Bool, "false", "updated parameters are always all-gathered, as in DeepSpeed, which reads the key and does not use it");
-        = rejected("disable_python_gc", "false", "there is no Python");
+        = rejected("weight_quantization", "null", "the key is for inference, not for training");
+        = ignored("disable_allgather", Kind::Bool, "false", "updated parameters are always all-gathered; DeepSpeed does not use the key either");
+        = rejected("disable_python_gc", "false", "zero-train does not run Python");
         = removed("nebula", "delete the section: Nebula was a service of Azure");
         = removed("compression_training", "delete the section: quantization-aware training and pruning were removed");
         = removed("amp", "use `bf16` instead of Apex");
         = removed("quantize_training", "delete the section: MoQ was removed");
         = removed("eigenvalue", "delete the section: MoQ was removed");
         = removed("sparse_gradients", "delete the key: sparse reduction of embeddings was removed");
-        = removed("sparse_attention", "delete the section: its kernels were removed");
+        = removed("sparse_attention", "delete the section: the kernels of sparse attention were removed");
         = removed("elasticity", "delete the section: checkpoints load at any world size");
         = removed("graph_harvesting", "delete the key: CUDA graphs were removed");
         = removed("curriculum_learning", "write the curriculum as `data_efficiency.data_sampling.curriculum_learning`");
@@ -356,7 +356,7 @@ fn in_group(group: Option<usize>, key: &str) -> String {
 }
 
 /// The reason why two of DeepSpeed's keys about dividing gradients have no effect.
-const PRESCALED: &str = "the engine divides the loss before the backward, so gradients are already scaled at the reduction: it divides by the number of micro-batches × ranks, or with `gradient_allreduce_op: sum` by the number of micro-batches";
+const PRESCALED: &str = "gradients need no scaling at the reduction, because the loss is divided before the backward: by the number of micro-batches × ranks, or with `gradient_allreduce_op: sum` by the number of micro-batches";
 
 choice! {
     /// How the gradients of the ranks are reduced.

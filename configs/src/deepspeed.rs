@@ -34,7 +34,7 @@ written without this prefix, as in DeepSpeed.
 | works | the key does the same as in DeepSpeed |
 | differs | the key works, with the difference in the last column |
 | ignored | the key is accepted with the warning in the last column; its effect happens anyway or has no meaning here |
-| refused | the key is an error, with the reason and the help in the last column. It is accepted at its default or in a section that is off; if DeepSpeed has removed the key, with a warning |
+| refused | the key is an error, with the reason and the help in the last column. At its default, or in a section that is off, the key is accepted, with a warning if DeepSpeed has removed it |
 ";
 
 /// Every key of DeepSpeed 0.19.8, and keys that it removed recently, in the order of DeepSpeed's reference.

@@ -49,7 +49,7 @@ fn local(folder: &str) -> Result<PathBuf, (String, String)> {
         Some(fetch) => fetch(folder),
         None => {
             let message = format!("{folder} is a remote address, which this program does not download");
-            Err((message, "download the folder, and name the local one".into()))
+            Err((message, "download the folder, and write its local path".into()))
         }
     }
 }
@@ -191,7 +191,7 @@ fn merge(entries: &mut Vec<Entry>, name: &'static str, value: Value, report: &mu
         Some(node) => {
             let path = join(Config::model, name);
             let message =
-                format!("`{path}` is {}, and {} in the pretrained model", described(&node.value), described(&value));
+                format!("`{path}` is {}, but {} in the pretrained model", described(&node.value), described(&value));
             let help = "leave it out: the pretrained model sets it".to_string();
             report.contradiction(&[(&path, node.at), (&path, At::Pretrained)], message, Some(help));
         }

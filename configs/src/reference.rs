@@ -124,7 +124,7 @@ fn switch(section: &Section, out: &mut String) {
     let _ = match section.switch {
         Switch::Keys => Ok(()),
         Switch::Key(name, off) => writeln!(out, "\nIt is off while `{name}` is `{}`.", off.join("` or `")),
-        Switch::Presence => writeln!(out, "\nIt is off unless it is written."),
+        Switch::Presence => writeln!(out, "\nThe section is off unless it is written."),
     };
 }
 

@@ -180,12 +180,15 @@ fn check(config: &mut Config, world: World, resolver: &mut Resolver<'_>) {
     if config.training.gradient_noise_scale.is_some() {
         let key = Training::gradient_noise_scale;
         if config.batch_sizes().at(0) == config.train_micro_batch_size_per_gpu {
-            let message = "the noise scale compares micro-batches, and a step has one".to_string();
+            let message =
+                "the gradient noise scale compares the micro-batches of a step, but a step has only one".to_string();
             let help = "use more ranks, or write `gradient_accumulation_steps: 2`".to_string();
             resolver.contradiction(&[key, Config::train_batch_size], message, Some(help));
         }
         if config.data.as_ref().is_some_and(|data| data.max_tokens.is_some()) {
-            let message = "the gradient noise scale needs micro-batches of the same number of samples".to_string();
+            let message = "the gradient noise scale needs micro-batches with equal numbers of samples; with \
+                           `max_tokens` these numbers differ"
+                .to_string();
             resolver.contradiction(&[key, Data::max_tokens], message, Some("keep one of the two".to_string()));
         }
     }
@@ -205,7 +208,7 @@ fn check(config: &mut Config, world: World, resolver: &mut Resolver<'_>) {
     FlopsProfiler::check(resolver);
     config.autotuning.check(resolver);
     if config.training.eval_every > 0 && config.data.as_ref().is_some_and(|data| !data.has_eval()) {
-        let message = "there is nothing to evaluate on".to_string();
+        let message = "`eval_every` needs evaluation data, and there is none".to_string();
         let help = "write `data.eval` or `data.eval_fraction`".to_string();
         resolver.contradiction(&[Training::eval_every, Config::data], message, Some(help));
     }
@@ -219,7 +222,7 @@ fn check(config: &mut Config, world: World, resolver: &mut Resolver<'_>) {
         resolver.contradiction(&[Gpt2::pretrained, Training::initial_weights], message, help);
     }
     if config.autotuning.sweep.is_some() && config.data.as_ref().is_some_and(|data| !data.has_eval()) {
-        let message = "a sweep is judged by the evaluation loss, and there is nothing to evaluate on".to_string();
+        let message = "a sweep compares evaluation losses, but there is no evaluation data".to_string();
         let help = "write `data.eval` or `data.eval_fraction`".to_string();
         resolver.contradiction(&[Autotuning::sweep, Config::data], message, Some(help));
     }
@@ -237,18 +240,23 @@ fn check(config: &mut Config, world: World, resolver: &mut Resolver<'_>) {
 fn reproducible(config: &Config, world: World, resolver: &mut Resolver<'_>) {
     const KEY: &str = Training::reproducible;
     if let Some(dtype) = config.communication_data_type.filter(|dtype| *dtype != Dtype::F32) {
-        let message =
-            format!("gradients that are communicated as {dtype} are rounded differently for each number of ranks");
+        let message = format!(
+            "results are not reproducible if gradients are communicated as {dtype}: rounding depends on the number of \
+             ranks"
+        );
         let help = "write `communication_data_type: fp32`, or leave it out".to_string();
         resolver.contradiction(&[KEY, Config::communication_data_type], message, Some(help));
     }
     if let Some(dtype) = config.data_types.grad_accum_dtype.filter(|dtype| *dtype != Dtype::F32) {
-        let message = format!("gradients that are summed as {dtype} are rounded differently for each number of ranks");
+        let message = format!(
+            "results are not reproducible if gradients are summed as {dtype}: rounding depends on the number of ranks"
+        );
         let help = "write `grad_accum_dtype: fp32`, or leave it out".to_string();
         resolver.contradiction(&[KEY, DataTypes::grad_accum_dtype], message, Some(help));
     }
     if config.zero.zero_quantized_gradients {
-        let message = "gradients that are communicated in 8 or 4 bits are rounded differently for each number of ranks"
+        let message = "results are not reproducible if gradients are communicated in 8 or 4 bits: rounding depends on \
+                       the number of ranks"
             .to_string();
         let help = "leave `zero_quantized_gradients` out".to_string();
         resolver.contradiction(&[KEY, Zero::zero_quantized_gradients], message, Some(help));
@@ -260,7 +268,7 @@ fn reproducible(config: &Config, world: World, resolver: &mut Resolver<'_>) {
     let micro_batches = config.gradient_accumulation_steps.saturating_mul(ranks);
     if !ranks.is_power_of_two() || !micro_batches.is_power_of_two() {
         let message = format!(
-            "reproducible gradients need a power of two of {name} and of micro-batches in the global batch, \
+            "with `reproducible: true`, the numbers of {name} and of micro-batches in the global batch must be powers of two, \
              not {ranks} {name} × {} = {micro_batches}",
             config.gradient_accumulation_steps
         );

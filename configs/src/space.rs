@@ -70,7 +70,7 @@ impl Check<'_> {
             dimensions.push((dimension, one.node.at));
         }
         if dimensions.is_empty() && continuous && !self.report.has_errors() {
-            self.wrong(path, node, "there is nothing to try".to_string());
+            self.wrong(path, node, "the space has no values to try".to_string());
         }
         let field = Field { leaf: Leaf::Space(dimensions), at: node.at, auto: false };
         self.fields.values.insert(path.to_string(), field);
@@ -112,7 +112,7 @@ impl Check<'_> {
                 Err((at, message)) => return self.refuse(place, at, &message),
             },
             Value::Map(_) => {
-                let message = "expected a list of sections, or values for one of its keys";
+                let message = "expected a list of sections, or values to try for a key of the section";
                 return self.refuse(place, node.at, message);
             }
             _ => std::slice::from_ref(node),

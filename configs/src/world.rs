@@ -142,7 +142,7 @@ impl World {
                 (format!("a multiple of {} {product}", written[0]), help)
             }
             _ => {
-                let help = "leave one of the two out: it follows from the other".to_string();
+                let help = "leave one of the two out: it is computed from the other".to_string();
                 (format!("{REPLICATES} × {SHARDS} = {product}"), help)
             }
         };

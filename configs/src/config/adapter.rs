@@ -28,13 +28,13 @@ section! {
         /// Scale the product by α/√r instead of α/r.
         pub use_rslora: bool = key(Kind::Bool, "false", "Multiply the adapter's output by α/√r instead of α/r (rsLoRA)");
         /// Initial values.
-        pub init_lora_weights: InitLora = key(InitLora::KIND, "true", "Initial values: true draws A from a uniform and gaussian from a normal distribution, with B = 0, so that training starts from the base model; false draws A and B");
+        pub init_lora_weights: InitLora = key(InitLora::KIND, "true", "Initial values. true: A from a uniform distribution and B = 0; gaussian: A from a normal distribution and B = 0; false: both from random distributions. With B = 0, training starts from the base model");
         /// PEFT folder with the adapter that training starts from, relative to the working directory.
         pub pretrained: Option<String> = key(Kind::Path, "null", "Folder of an adapter to start from, relative to the working directory, with `adapter_config.json` and `adapter_model.safetensors` as PEFT saves them");
         /// Also train the norm of each output's weight vector (DoRA).
         pub use_dora: bool = key(Kind::Bool, "false", "Also train the norm of each output's weight vector (DoRA)");
         /// Ratio of the learning rate of B to the learning rate of A (LoRA+).
-        pub loraplus_lr_ratio: Option<f64> = key(POSITIVE, "null", "Ratio of the learning rate of B, and of trained vectors, to that of A (LoRA+)");
+        pub loraplus_lr_ratio: Option<f64> = key(POSITIVE, "null", "LoRA+: learning rate of B and of trained vectors, divided by the learning rate of A");
     }
 }
 

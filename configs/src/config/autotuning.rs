@@ -55,7 +55,7 @@ section! {
         #[serde(serialize_with = "yaml_out::space")]
         pub space: Vec<Dimension> = key(Kind::Space { continuous: false }, "{}", SPACE);
         /// Time limit for one run of a trial, in seconds. Longer runs are stopped.
-        pub trial_timeout_seconds: u64 = key(COUNT, "300", "Stop a trial's run that takes longer than this, and list the trial with that reason");
+        pub trial_timeout_seconds: u64 = key(COUNT, "300", "Stop a trial's run after this time; the results list the trial with this reason");
         /// Time limit for all measurements, in seconds.
         pub budget_seconds: Option<u64> = key(COUNT, "null", "Stop measuring after this time; null: no time limit");
         /// Maximum number of runs per configuration, interleaved with the other configurations.
@@ -66,7 +66,7 @@ section! {
         = ignored("model_info_path", Kind::Path, "null", SIZES);
         = section("model_info", &MODEL_INFO, "Sizes of the model, which DeepSpeed measures in a separate run");
         = later("mp_size", "1", "Number of model-parallel ranks").instead("`autotuning.space` may try `pipeline.stages`");
-        = rejected("arg_mappings", "null", "there is no script to pass arguments to");
+        = rejected("arg_mappings", "null", "the tuner does not start a script that takes arguments");
     }
 }
 
@@ -196,7 +196,10 @@ impl Sweep {
         {
             let path = join(Self::space, &dimension.path);
             let places = [(path.as_str(), *at), (Self::method, resolver.at(Self::method))];
-            let message = format!("a grid needs a list of values, and `{}` has a continuous range", dimension.path);
+            let message = format!(
+                "`method: grid` needs a list of values for each key, but `{}` has a continuous range",
+                dimension.path
+            );
             let help = "write `method: random` or `method: tpe`, or a list of values".to_string();
             resolver.report.contradiction(&places, message, Some(help));
         }

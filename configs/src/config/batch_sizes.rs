@@ -85,8 +85,8 @@ impl RampUp {
         let groups = if is_interleaved { config.pipeline.stages } else { 1 };
         let unit = full / config.gradient_accumulation_steps.max(1) * groups;
         if config.training.trace {
-            let message = "a trace needs steps of equal size, and the batch size grows".to_string();
-            let help = Some("leave `trace` out while the batch size grows".to_string());
+            let message = "a trace needs steps of equal size, so the batch size must not grow".to_string();
+            let help = Some("leave `trace` or `rampup_batch_size` out".to_string());
             resolver.contradiction(&[Training::rampup_batch_size, Training::trace], message, help);
         }
         if self.start >= full || !(full - self.start).is_multiple_of(self.increment) {
@@ -103,7 +103,7 @@ impl RampUp {
         {
             let what = if is_interleaved { "one micro-batch per stage" } else { "one micro-batch" };
             let message = format!(
-                "{count} samples are not a multiple of {unit}, which all replicas together need for {what} on each"
+                "{count} samples are not a multiple of {unit}, the number of samples in {what} on every replica"
             );
             let help =
                 Some(format!("write a multiple of {unit}, or a smaller `{}`", Config::train_micro_batch_size_per_gpu));
@@ -113,7 +113,8 @@ impl RampUp {
                 (self.start..=full).step_by(self.increment).find(|size| !(size / micro).is_power_of_two())
         {
             let message = format!(
-                "reproducible gradients need a power of two of micro-batches in each step, and a step of {size} samples has {}",
+                "with `reproducible: true`, the number of micro-batches per step must be a power of two, but a step \
+                 of {size} samples has {}",
                 size / micro
             );
             let help = Some(format!("set `start` and `increment` to half of `{}`", Config::train_batch_size));

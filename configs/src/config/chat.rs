@@ -20,7 +20,7 @@ section! {
         /// Fields of a message.
         pub message_property_mappings: MessageProperties = section(&MessageProperties::SECTION, "Names of the fields of a message");
         /// Names of roles in the files.
-        pub roles: Roles = section(&Roles::SECTION, "Names in the files for each role of the template");
+        pub roles: Roles = section(&Roles::SECTION, "For each role of the template, the names of this role in the files");
         /// Field of a message that decides whether the message is trained, whatever its role.
         pub message_field_training: String = key(Kind::Text, "weight", "Field of a message (0, 1, true or false) that decides whether its tokens are trained, whatever its role");
         /// Roles whose messages are trained.

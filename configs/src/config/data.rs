@@ -172,17 +172,26 @@ impl Data {
         };
         let without = || format!("leave `{}` out", Self::max_tokens);
         if data.sample_packing {
-            refused(Self::sample_packing, "packed samples all have the same length", "keep one of the two".into());
+            refused(
+                Self::sample_packing,
+                "`max_tokens` cannot group packed samples, which all have the same length",
+                "keep one of the two".into(),
+            );
         }
         if config.preference.is_some() {
-            refused(Config::preference, "pairs of answers are not grouped by length", without());
+            refused(
+                Config::preference,
+                "`max_tokens` groups samples by length, which is not implemented for pairs of answers",
+                without(),
+            );
         }
         if config.training.rampup_batch_size.is_some() {
-            let message = "a growing batch size needs micro-batches of the same number of samples";
+            let message = "a growing batch size needs micro-batches with equal numbers of samples; with `max_tokens` \
+                           these numbers differ";
             refused(Training::rampup_batch_size, message, "keep one of the two".into());
         }
         if config.pipeline.stages > 1 {
-            let message = "the micro-batches of a step have different shapes, which cannot pass through a pipeline";
+            let message = "a pipeline needs micro-batches of the same shape; with `max_tokens` the shapes differ";
             refused(Pipeline::stages, message, without());
         }
         for (key, is_on) in [
@@ -191,7 +200,8 @@ impl Data {
             (FlopsProfiler::enabled, config.flops_profiler.enabled),
         ] {
             if is_on {
-                let message = "steps have different numbers of micro-batches, and measurements need identical steps";
+                let message =
+                    "measurements need identical steps; with `max_tokens` the number of micro-batches per step differs";
                 refused(key, message, without());
             }
         }
@@ -199,7 +209,8 @@ impl Data {
         let micro = config.train_micro_batch_size_per_gpu;
         let planned = micro.saturating_mul(length);
         if max_tokens < length {
-            let message = format!("a micro-batch of at most {max_tokens} positions cannot hold a sample of {length}");
+            let message =
+                format!("a micro-batch of at most {max_tokens} positions cannot hold a sample of {length} tokens");
             refused(Self::sequence_length, &message, format!("write {length} or more"));
         } else if max_tokens > planned {
             let message = format!(
@@ -209,7 +220,8 @@ impl Data {
             refused(Config::train_micro_batch_size_per_gpu, &message, help);
         } else if max_tokens < planned && config.training.reproducible {
             let message = format!(
-                "reproducible steps have a fixed number of micro-batches, which may not hold all samples with {max_tokens} positions each"
+                "`reproducible: true` fixes the number of micro-batches per step; with at most {max_tokens} positions \
+                 each, they may not hold all samples"
             );
             refused(Training::reproducible, &message, format!("write {planned}"));
         }

@@ -32,7 +32,7 @@ section! {
         pub enabled: bool = now(Kind::Bool, "false", "Use the section");
         = ignored("num_epochs", COUNT, "1000", "`training.epochs` or `training.max_steps` says how long to train");
         = ignored("num_workers", COUNT_OR_0, "0", "`training.dataloader_num_workers` is the number of threads that load samples");
-        = ignored("pin_memory", Kind::Bool, "false", "it changes how batches reach a GPU, not the results");
+        = ignored("pin_memory", Kind::Bool, "false", "the key changes how batches reach a GPU, not the results");
         /// Training on short sequences first.
         pub curriculum_learning: CurriculumLearning = section(&CurriculumLearning::SECTION, "Curriculum learning: short sequences first");
         = later_section("dynamic_batching", &DYNAMIC_BATCHING, "Batches limited by tokens instead of by a number of samples").instead("`data.max_tokens` limits the tokens of a micro-batch, and keeps the number of samples of a step");
@@ -68,7 +68,7 @@ section! {
         = ignored("index_to_sample_path", Kind::Text, "= not given", "samples are truncated, not looked up by length; with `single_cluster` DeepSpeed does not read the key either");
         = ignored("index_to_metric_path", Kind::Text, "= not given", "samples are truncated, not looked up by length; with `single_cluster` DeepSpeed does not read the key either");
         = later("difficulty_type", "value", "value: lengths in tokens").instead("difficulties are lengths in tokens");
-        = later("clustering_type", "single_cluster", "single_cluster: every sample is drawn, and truncated").instead("every sample is drawn and truncated to the length of the step");
+        = later("clustering_type", "single_cluster", "single_cluster: every sample is drawn and truncated to the length of the step").instead("every sample is drawn and truncated to the length of the step");
         /// Tokens per sample at the start.
         pub min_difficulty: usize = now(COUNT, REQUIRED, "Tokens per sample at the start");
         /// Tokens per sample at the end.
@@ -87,13 +87,13 @@ section! {
         /// The step at which the length reaches `max_difficulty`.
         pub total_curriculum_step: Option<usize> = now(COUNT, "null", "fixed_linear and fixed_root: the step at which the length reaches max_difficulty");
         /// The length is a multiple of this number.
-        pub difficulty_step: Option<usize> = now(COUNT, "null", "fixed_linear and fixed_root: lengths are multiples of this");
+        pub difficulty_step: Option<usize> = now(COUNT, "null", "fixed_linear and fixed_root: lengths are multiples of this number");
         /// Degree of the root; 2 is the square root.
         pub root_degree: Option<f64> = now(POSITIVE, "null", "fixed_root: degree of the root; 2 is the square root");
         /// The lengths, in the order in which they apply.
         pub difficulty: Option<Vec<usize>> = now(Kind::Ints { min: 1, max: u32::MAX as u64 }, "null", "fixed_discrete: the lengths in order");
         /// For each length except the final one, the last step that uses it.
-        pub max_step: Option<Vec<usize>> = now(Kind::Ints { min: 1, max: u32::MAX as u64 }, "null", "fixed_discrete: the last step of each length but the last");
+        pub max_step: Option<Vec<usize>> = now(Kind::Ints { min: 1, max: u32::MAX as u64 }, "null", "fixed_discrete: for each length except the final one, the last step that uses it");
     }
 }
 
@@ -156,7 +156,8 @@ impl DataEfficiency {
                 if !resolver.report.is_poisoned(key) && !resolver.has_section(key) {
                     let (at, message) = (resolver.at(CurriculumLearning::enabled), format!("`{key}` is missing"));
                     let help =
-                        "write min_difficulty, max_difficulty, schedule_type and schedule_config in it".to_string();
+                        "write the section with min_difficulty, max_difficulty, schedule_type and schedule_config"
+                            .to_string();
                     resolver.report.error(ErrorKind::Missing, key, at, message, Some(help));
                 }
             }
@@ -208,14 +209,15 @@ impl Curriculum {
                 steps.len()
             );
             let help =
-                "leave the last length without an entry: it applies after the last step in `max_step`".to_string();
+                "write an entry for each length except the last one, which applies after the last step in `max_step`"
+                    .to_string();
             resolver.contradiction(&[CurriculumConfig::difficulty, CurriculumConfig::max_step], message, Some(help));
         } else if steps.windows(2).any(|pair| pair[0] >= pair[1]) {
             let message = format!("the steps {steps:?} do not increase");
             resolver.contradiction(&[CurriculumConfig::max_step], message, None);
         } else if let Some(length) = lengths.iter().find(|length| !(*min..=*max).contains(length)) {
             let message = format!("the length {length} is not between {min} and {max}");
-            let help = Some("change it, or `min_difficulty` or `max_difficulty`".to_string());
+            let help = Some("change the length, `min_difficulty` or `max_difficulty`".to_string());
             resolver.contradiction(&[CurriculumConfig::difficulty], message, help);
         }
     }
@@ -227,19 +229,32 @@ impl Curriculum {
         };
         let leave = "leave the section `data_efficiency` out";
         if matches!(config.model, Some(Model::Mlp(_))) {
-            return refused(Model::TYPE, "an mlp trains on rows, which have no length", leave);
+            return refused(
+                Model::TYPE,
+                "a curriculum truncates sequences, but an mlp trains on rows, which have no length",
+                leave,
+            );
         }
         if config.preference.is_some() {
-            return refused(Config::preference, "a pair of answers cannot be truncated to the length of a step", leave);
+            return refused(
+                Config::preference,
+                "a curriculum truncates samples, but a pair of answers cannot be truncated",
+                leave,
+            );
         }
         let Some(data) = &config.data else { return };
         let formats = MixedDataset::formats(data.datasets.as_ref(), data.format);
         if formats.contains(&DataFormat::Chat) {
-            let message = "a conversation cannot be truncated to the length of a step: its answers come last";
+            let message =
+                "a curriculum truncates samples, but a conversation cannot be truncated: its answers come last";
             return refused(Data::format, message, leave);
         }
         if formats.contains(&DataFormat::Csv) {
-            return refused(Data::format, "rows of a table have no length", leave);
+            return refused(
+                Data::format,
+                "a curriculum truncates sequences, but rows of a table have no length",
+                leave,
+            );
         }
         let (length, key) = match (data.sequence_length, resolver.facts.longest) {
             (Some(length), _) => (length, Data::sequence_length),

@@ -35,7 +35,7 @@ section! {
         /// Share of an epoch.
         pub proportion: Option<f64> = key(RATIO, "null", "Share of an epoch; the proportions of all data sets must add up to 1");
         /// Passes per epoch.
-        pub repeat: Option<f64> = key(POSITIVE, "null", "How often an epoch uses each sample of this data set; 0.5 uses half of the samples; 1 if no share is written");
+        pub repeat: Option<f64> = key(POSITIVE, "null", "How often an epoch uses each sample of this data set; 0.5: half of the samples. Without `weight`, `proportion`, `repeat` and `choose`: 1");
         /// Samples per epoch.
         pub choose: Option<usize> = key(COUNT, "null", "Number of samples of this data set in an epoch");
     }
@@ -143,7 +143,7 @@ impl MixedDataset {
         }
         // Weights and proportions divide one epoch among all data sets, so each data set needs one.
         for (key, help) in
-            [(Self::weight, "give each data set a weight"), (Self::proportion, "give each its proportion")]
+            [(Self::weight, "give each data set a weight"), (Self::proportion, "give each data set a proportion")]
         {
             let have = |set: &Self| of(set).any(|other| other == key);
             if let (Some(with), Some(without)) = (sets.iter().position(have), sets.iter().position(|set| !have(set))) {
@@ -161,7 +161,7 @@ impl MixedDataset {
         let sum: f64 = proportions.iter().sum();
         if proportions.len() == sets.len() && (sum - 1.0).abs() > 1e-6 {
             let message = format!("the proportions add up to {sum}");
-            let help = Some("make them add up to 1, or write `weight`, which is relative".to_string());
+            let help = Some("make the proportions add up to 1, or write weights, which are relative".to_string());
             resolver.contradiction(&[Data::datasets], message, help);
         }
         let weights: Vec<f64> = sets.iter().filter_map(|set| set.weight).collect();

@@ -29,7 +29,7 @@ impl LocalSteps {
         const KEY: &str = Training::local_steps;
         let (training, zero) = (&config.training, &config.zero);
         if config.mesh.data_parallel_replicate_degree == 1 {
-            let message = format!("`{KEY}` needs several replicates, and the mesh has one");
+            let message = format!("`{KEY}` needs several replicates, but the mesh has one");
             let degree = Mesh::data_parallel_replicate_degree;
             let help = match config.mesh_is_auto() {
                 true => "`auto` makes each host a replicate, and there is one host: start the ranks on several hosts, plan with `--hosts`, or write a number".to_string(),
@@ -55,12 +55,12 @@ impl LocalSteps {
             (
                 config.flops_profiler.enabled,
                 FlopsProfiler::enabled,
-                "it adds up the times of all ranks, and replicates do not communicate in local steps",
+                "the profiler adds up the times of all ranks, but replicates do not communicate in local steps",
             ),
             (
                 config.memory_breakdown,
                 Config::memory_breakdown,
-                "it compares the memory of all ranks, and replicates do not communicate in local steps",
+                "the breakdown compares the memory of all ranks, but replicates do not communicate in local steps",
             ),
             (training.save_async, Training::save_async, "copying the states of all replicates is not implemented"),
             (is_schedule_free, Config::optimizer, "with outer steps, averages of the weights are not implemented"),
@@ -93,7 +93,8 @@ impl LocalSteps {
         ] {
             if !every.is_multiple_of(local.steps) {
                 let message = format!(
-                    "{what} need equal replicates, and `{path}` {every} is not a multiple of the {} local steps",
+                    "{what} need equal replicates, as they are after an outer step, but `{path}` {every} is not a \
+                     multiple of the {} local steps",
                     local.steps
                 );
                 let help = format!(

@@ -35,7 +35,7 @@ impl Mesh {
             None => Self::data_parallel_replicate_degree,
         };
         let message =
-            format!("`{written}` divides ranks into groups with the same shards, and ZeRO stage 0 shards nothing");
+            format!("`{written}` divides ranks into groups that hold the same ZeRO shards, but stage 0 shards nothing");
         let help = format!("write `{}: 1`, 2 or 3, or leave `mesh` out", Zero::stage);
         resolver.contradiction(&[written, Zero::stage], message, Some(help));
     }

@@ -274,7 +274,7 @@ impl Llama {
         }
         self.check_layers(resolver);
         if self.qkv_bias && self.attention_bias {
-            let message = "`attention_bias` includes the biases of `qkv_bias`".to_string();
+            let message = "`attention_bias` and `qkv_bias` both add biases to queries, keys and values".to_string();
             let help = Some("keep one of the two: Llama has attention_bias, Qwen2 has qkv_bias".to_string());
             resolver.contradiction(&[Self::qkv_bias, Self::attention_bias], message, help);
         }
@@ -324,14 +324,16 @@ impl Llama {
         let rows = [(data.sample_packing, Data::sample_packing), (data.max_tokens.is_some(), Data::max_tokens)];
         for (_, key) in rows.into_iter().filter(|(is_on, _)| *is_on && length > *original) {
             let message = format!(
-                "samples of {length} tokens are longer than {original}; above that, the angles of `rope_type: longrope` depend on the length of each conversation"
+                "samples of {length} tokens are too long: above {original} tokens, the angles of `rope_type: \
+                 longrope` depend on the length of each conversation"
             );
             let help = format!("write `{}: {original}` or less, or leave `{key}` out", Data::sequence_length);
             resolver.contradiction(&[key, Self::rope_scaling], message, Some(help));
         }
         if has_pairs && 2 * length > *original {
             let message = format!(
-                "two answers of {length} tokens in a sample are longer than {original}; above that, the angles of `rope_type: longrope` depend on the length of each answer"
+                "two answers of {length} tokens in a sample are too long: above {original} tokens, the angles of \
+                 `rope_type: longrope` depend on the length of each answer"
             );
             let help = format!("write `{}: {}` or less", Data::sequence_length, original / 2);
             resolver.contradiction(&[Config::preference, Self::rope_scaling], message, Some(help));
@@ -356,7 +358,7 @@ impl Llama {
             resolver.contradiction(&[Self::layer_types], message, None);
         } else if self.sliding_window.is_none() && self.layer_types.iter().any(|kind| kind == SLIDING_ATTENTION) {
             let message = format!("layers of `{SLIDING_ATTENTION}` need `{}`", last(Self::sliding_window));
-            let help = Some("write how many positions they attend to".to_string());
+            let help = Some("write `sliding_window`: the number of positions that these layers attend to".to_string());
             resolver.contradiction(&[Self::layer_types, Self::sliding_window], message, help);
         }
     }

@@ -16,7 +16,7 @@ section! {
         /// Whether the monitor is on.
         pub enabled: bool = now(Kind::Bool, "false", "Enable this monitor");
         /// Output folder; if empty, the folder of the run.
-        pub output_path: String = key(Kind::Text, "", "Folder; empty: the folder of the run");
+        pub output_path: String = key(Kind::Text, "", "Folder for the files; empty: the folder of the run");
         /// Folder inside `output_path`.
         pub job_name: String = key(Kind::Text, "DeepSpeedJobName", "Folder inside output_path");
     }
@@ -102,9 +102,9 @@ section! {
         pub profile_step: usize = now(COUNT, "1", "Step to profile; the first step takes longer than others");
         /// Maximum depth to print in the hierarchy of layer names; `None` prints all depths and is written as -1.
         #[serde(serialize_with = "or_minus_1")]
-        pub module_depth: Option<usize> = now(Kind::Float(Range { min: -1.0, max: 1e6, above: false, below: false }), "-1", "Depth of layer names to print; -1: all") [is depth(keys)];
+        pub module_depth: Option<usize> = now(Kind::Float(Range { min: -1.0, max: 1e6, above: false, below: false }), "-1", "Depth to print in the hierarchy of layer names; -1: all") [is depth(keys)];
         /// Number of top layers to list for each depth.
-        pub top_modules: usize = now(COUNT, "1", "Number of top layers to list at each depth");
+        pub top_modules: usize = now(COUNT, "1", "Number of layers to list at each depth: those with the largest values");
         /// Print every layer.
         pub detailed: bool = now(Kind::Bool, "true", "Print every layer");
         /// File for the profile; `None` prints it.

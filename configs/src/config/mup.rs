@@ -54,7 +54,8 @@ impl Mup {
         };
         let Some(mup) = &config.mup else {
             if config.optimizer.is_mu() && config.model.is_some() {
-                let message = "the optimizer scales learning rates by the widths of a base model, which is missing";
+                let message = "the optimizer scales learning rates by the widths of a base model, but the section \
+                               `mup` is missing";
                 fail(&[Optimizer::TYPE], message, "write `mup: {base: …}`, with the widths for which `lr` was tuned");
             }
             return;
@@ -69,10 +70,14 @@ impl Mup {
         }
         match (mup, &config.model) {
             (Self { base: Some(_), base_shapes: Some(_) }, _) => {
-                fail(&[Self::base, Self::base_shapes], "both keys describe the base model", "keep one of the two");
+                fail(
+                    &[Self::base, Self::base_shapes],
+                    "`base` and `base_shapes` both describe the base model",
+                    "keep one of the two",
+                );
             }
             (Self { base: None, base_shapes: None }, _) => {
-                fail(&[Config::mup], "the section does not describe a base model", "write `base: …`");
+                fail(&[Config::mup], "`mup` does not describe a base model", "write `base: …`");
             }
             (Self { base: Some(_), .. }, None) => {
                 let message = "`mup.base` needs a `model` section";
@@ -83,8 +88,8 @@ impl Mup {
                 );
             }
             (Self { base_shapes: Some(_), .. }, Some(_)) => {
-                let message = "`mup.base_shapes` is for a model that the program builds";
-                fail(&[Self::base_shapes, Config::model], message, "write `base`, with widths of `model`");
+                let message = "`mup.base_shapes` is for a model that the program builds, not for a section `model`";
+                fail(&[Self::base_shapes, Config::model], message, "write `base`, with the widths of the base model");
             }
             (Self { base: Some(base), .. }, Some(model)) => {
                 if model.pretrained().is_some() {
@@ -132,8 +137,10 @@ impl BaseWidths {
                 let layers = mlp.hidden_sizes.len();
                 mlp.hidden_sizes = self.hidden_sizes.clone().unwrap_or_else(|| mlp.hidden_sizes.clone());
                 if mlp.hidden_sizes.len() != layers {
-                    let message =
-                        format!("the base model has {} hidden layers, and `model` {layers}", mlp.hidden_sizes.len());
+                    let message = format!(
+                        "the base model has {} hidden layers, but `model` has {layers}",
+                        mlp.hidden_sizes.len()
+                    );
                     return Err((Self::hidden_sizes.to_string(), message, "only widths may differ".to_string()));
                 }
             }

@@ -49,11 +49,11 @@ section! {
         /// Write the previous tile during the update of the current one.
         pub pipeline_write: bool = now(Kind::Bool, "true", "With nvme: write the previous tile while the current one is updated; faster, with bit-identical results (DeepSpeed's default is false)");
         = ignored("pin_memory", Kind::Bool, "true", PINNED);
-        = ignored("fast_init", Kind::Bool, "false", "nothing is read back before the first step");
+        = ignored("fast_init", Kind::Bool, "false", "the initial optimizer state is not read back before the first step");
         /// Fraction of the elements whose state is offloaded, from 0 to 1; the rest stays on the GPU.
         pub ratio: f64 = now(RATIO, "1.0", "Fraction of the state that is offloaded; the state of the last layers stays on the GPU");
-        = rejected("super_offload", "false", "it is for superchips such as GH200 only");
-        = rejected("cpuadam_cores_perc", "0.8", "it belongs to super_offload");
+        = rejected("super_offload", "false", "SuperOffload is for superchips such as GH200 only");
+        = rejected("cpuadam_cores_perc", "0.8", "the key belongs to `super_offload`");
     }
 }
 
@@ -90,7 +90,7 @@ section! {
         /// Number of threads that share the reads and writes of a rank.
         pub intra_op_parallelism: usize = now(Kind::Int { min: 1, max: 64 }, "1", "Threads that share the reads and writes of a rank");
         = rejected("use_gds", "false", "GPUDirect Storage needs a GPU");
-        = ignored("thread_count", COUNT, "1", "DeepSpeed does not read it either; write `intra_op_parallelism`");
+        = ignored("thread_count", COUNT, "1", "DeepSpeed does not read the key either; write `intra_op_parallelism`");
     }
 }
 
@@ -118,7 +118,7 @@ pub(super) fn check(zero: &Zero, resolver: &mut Resolver<'_>) {
         has_device(section, device.0, resolver);
         has_path(device, path, resolver);
         if device.1 == OffloadDevice::Nvme && buffers == 0 {
-            let message = format!("`{count}: 0` leaves no memory to read into, and `{}` is nvme", device.0);
+            let message = format!("`{count}: 0` leaves no memory into which `{}: nvme` could read", device.0);
             let help = "write 1 or more, or leave it out".to_string();
             resolver.contradiction(&[count, device.0], message, Some(help));
         }
@@ -133,7 +133,7 @@ pub(super) fn check(zero: &Zero, resolver: &mut Resolver<'_>) {
     {
         let name = last(path);
         let message =
-            format!("`{name}` needs two tiles in memory, one in flight and one being updated, and `buffer_count` is 1");
+            format!("`{name}` needs two tiles in memory, one in flight and one being updated, but `buffer_count` is 1");
         let help = "write `buffer_count: 2` or more, or `pipeline_read: false` and `pipeline_write: false`".to_string();
         resolver.contradiction(&[OffloadOptimizer::buffer_count, path], message, Some(help));
     }
@@ -171,7 +171,7 @@ pub(super) fn has_path(
 ) {
     if device == OffloadDevice::Nvme && folder.is_none() && !resolver.report.is_poisoned(path) {
         let message = format!("`{device_path}: nvme` needs `{path}`, which is missing");
-        let help = "set it to a folder on a local disk; each section has its own".to_string();
+        let help = "set it to a folder on a local disk; each section has its own `nvme_path`".to_string();
         resolver.report.error(ErrorKind::Missing, path, resolver.at(device_path), message, Some(help));
     }
 }

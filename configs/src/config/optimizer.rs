@@ -56,7 +56,7 @@ impl Optimizer {
     #[rustfmt::skip]
     pub(crate) const VARIANTS: Variants = Variants {
         params: Some(PARAMS),
-        shared: &[rejected("legacy_fusion", "false", "it is an old code path for fp16")],
+        shared: &[rejected("legacy_fusion", "false", "the key selects an old code path for fp16")],
         list: &[
             variant(ADAMW, "Adam with decoupled weight decay", Adam::SECTION.keys),
             variant("Adam", "AdamW, unless `adam_w_mode` is false", Adam::SECTION.keys),
@@ -98,7 +98,11 @@ impl Optimizer {
         };
         if self.optim_bits().is_some_and(|(_, smallest)| smallest != MIN_8BIT_SIZE) && !has_eight_bits {
             let help = Some("write `optim_bits: 8`, or leave `min_8bit_size` out");
-            fail(&[Adam::min_8bit_size, Adam::optim_bits], "all states have 32 bits", help);
+            fail(
+                &[Adam::min_8bit_size, Adam::optim_bits],
+                "`min_8bit_size` has no effect: all states have 32 bits",
+                help,
+            );
         }
         match self {
             Self::Sgd(sgd) | Self::MuSgd(sgd) if sgd.nesterov && (sgd.momentum == 0.0 || sgd.dampening != 0.0) => {
@@ -106,7 +110,7 @@ impl Optimizer {
                 fail(&[Sgd::nesterov, Sgd::momentum, Sgd::dampening], message, None);
             }
             Self::AdamW(adam) if !adam.adam_w_mode && is_adamw => {
-                let message = "type AdamW is Adam with `adam_w_mode`, which is switched off";
+                let message = "`type: AdamW` means Adam with `adam_w_mode: true`, not `false`";
                 fail(&[Adam::adam_w_mode, Self::TYPE], message, Some("for L2 decay write `type: Adam`"));
             }
             Self::RmsProp(rmsprop) if rmsprop.centered && rmsprop.momentum > 0.0 => {
@@ -114,7 +118,11 @@ impl Optimizer {
                 fail(&[RmsProp::centered, RmsProp::momentum], message, Some("leave one of them out"));
             }
             Self::Lamb(lamb) if lamb.min_coeff > lamb.max_coeff => {
-                fail(&[Lamb::min_coeff, Lamb::max_coeff], "the smallest trust ratio is larger than the largest", None);
+                fail(
+                    &[Lamb::min_coeff, Lamb::max_coeff],
+                    "the smallest trust ratio, `min_coeff`, is larger than the largest, `max_coeff`",
+                    None,
+                );
             }
             _ => {}
         }
@@ -129,14 +137,15 @@ impl Optimizer {
         match self {
             Self::Muon(muon) if self.lr() == 0.0 && muon.lr_of_others() != 0.0 => {
                 let message =
-                    "the learning rate of the other parameters is relative to that of the matrices, which is 0"
+                    "the learning rate of the matrices must not be 0: the learning rate of the other parameters is \
+                     relative to it"
                         .to_string();
-                let help = Some("use AdamW, with `training.frozen` for the matrices".to_string());
+                let help = Some("use AdamW, and freeze the matrices with `training.frozen`".to_string());
                 resolver.contradiction(&[Muon::muon_lr, Muon::adam_lr], message, help);
             }
             Self::ScheduleFree(free) if free.warmup_steps > 0 && config.scheduler != Scheduler::Constant => {
                 let message = "`warmup_steps` and `scheduler` both set the learning rate of a step".to_string();
-                let help = Some("keep one of the two; the method needs no decay".to_string());
+                let help = Some("keep one of the two; AdamWScheduleFree needs no decay".to_string());
                 resolver.contradiction(&[ScheduleFree::warmup_steps, Config::scheduler], message, help);
             }
             Self::ScheduleFree(_) if config.training.ema.is_some() => {

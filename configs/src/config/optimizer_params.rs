@@ -41,8 +41,8 @@ section! {
         /// Divide the moments by 1 − βᵗ.
         pub bias_correction: bool = now(Kind::Bool, "true", "Divide the moments by 1 − βᵗ");
         /// `true`: decay the weights directly (AdamW). `false`: add the decay to the gradient (L2).
-        pub adam_w_mode: bool = now(Kind::Bool, "true", "Decay the weights directly; false, with type Adam only: add the decay to the gradient");
-        = ignored("torch_adam", Kind::Bool, "false", "there is one implementation");
+        pub adam_w_mode: bool = now(Kind::Bool, "true", "Decay the weights directly; false (only allowed with type Adam): add the decay to the gradient");
+        = ignored("torch_adam", Kind::Bool, "false", "the optimizer has only one implementation");
         /// Keep the moments in f32; otherwise in the parameters' dtype, f32 or bf16.
         pub fp32_optimizer_states: bool = now(Kind::Bool, "true", "Keep the moments in f32; false: in the data type of the parameters, f32 or bf16");
         /// Bits per value of the optimizer states: 32, or 8 for large parameters.
@@ -70,8 +70,8 @@ section! {
         pub weight_decay: f64 = now(NON_NEGATIVE, "0.0", "Added to the gradient");
         = rejected("maximize", "false", "losses are minimised");
         = rejected("differentiable", "false", "the optimizer step is not part of an autograd graph");
-        = ignored("foreach", Kind::Bool, "= PyTorch's choice", "there is one implementation");
-        = ignored("fused", Kind::Bool, "= PyTorch's choice", "there is one implementation");
+        = ignored("foreach", Kind::Bool, "= PyTorch's choice", "the optimizer has only one implementation");
+        = ignored("fused", Kind::Bool, "= PyTorch's choice", "the optimizer has only one implementation");
         = removed("max_grad_norm", "write `gradient_clipping` at the top level");
     }
 }
@@ -92,8 +92,8 @@ section! {
         = rejected("maximize", "false", "losses are minimised");
         = rejected("differentiable", "false", "the optimizer step is not part of an autograd graph");
         = ignored("capturable", Kind::Bool, "false", "CUDA graphs are not supported");
-        = ignored("foreach", Kind::Bool, "= PyTorch's choice", "there is one implementation");
-        = ignored("fused", Kind::Bool, "= PyTorch's choice", "there is one implementation");
+        = ignored("foreach", Kind::Bool, "= PyTorch's choice", "the optimizer has only one implementation");
+        = ignored("fused", Kind::Bool, "= PyTorch's choice", "the optimizer has only one implementation");
         = removed("max_grad_norm", "write `gradient_clipping` at the top level");
     }
 }
@@ -151,7 +151,7 @@ section! {
         = rejected("maximize", "false", "losses are minimised");
         = rejected("differentiable", "false", "the optimizer step is not part of an autograd graph");
         = ignored("capturable", Kind::Bool, "false", "CUDA graphs are not supported");
-        = ignored("foreach", Kind::Bool, "= PyTorch's choice", "there is one implementation");
+        = ignored("foreach", Kind::Bool, "= PyTorch's choice", "the optimizer has only one implementation");
         = removed("max_grad_norm", "write `gradient_clipping` at the top level");
     }
 }
@@ -175,7 +175,7 @@ section! {
         = rejected("maximize", "false", "losses are minimised");
         = rejected("differentiable", "false", "the optimizer step is not part of an autograd graph");
         = ignored("capturable", Kind::Bool, "false", "CUDA graphs are not supported");
-        = ignored("foreach", Kind::Bool, "= PyTorch's choice", "there is one implementation");
+        = ignored("foreach", Kind::Bool, "= PyTorch's choice", "the optimizer has only one implementation");
         = removed("max_grad_norm", "write `gradient_clipping` at the top level");
     }
 }
@@ -197,7 +197,7 @@ section! {
         = rejected("maximize", "false", "losses are minimised");
         = rejected("differentiable", "false", "the optimizer step is not part of an autograd graph");
         = ignored("capturable", Kind::Bool, "false", "CUDA graphs are not supported");
-        = ignored("foreach", Kind::Bool, "= PyTorch's choice", "there is one implementation");
+        = ignored("foreach", Kind::Bool, "= PyTorch's choice", "the optimizer has only one implementation");
         = removed("max_grad_norm", "write `gradient_clipping` at the top level");
     }
 }
@@ -226,7 +226,7 @@ section! {
         pub betas: [f64; 2] = now(BETAS, "[0.9, 0.999]", "AdamW's decay of the first and the second moment");
         /// Added to the square root of AdamW's second moment.
         pub eps: f64 = now(NON_NEGATIVE, "1.0e-8", "Added to the square root of AdamW's second moment");
-        = ignored("ns_method", Kind::Text, "gram", "there is one implementation, in f32; gram and standard differ by rounding");
+        = ignored("ns_method", Kind::Text, "gram", "the only implementation computes in f32; DeepSpeed's gram and standard differ only in rounding");
         = removed("max_grad_norm", "write `gradient_clipping` at the top level");
     }
 }
@@ -264,7 +264,7 @@ section! {
         pub lr: f64 = engine(NON_NEGATIVE, "0.0025", LR) [else TRAINER];
         /// First: the share of the averaged weights in the point where gradients are computed. Second: the decay of the
         /// second moment.
-        pub betas: [f64; 2] = now(BETAS, "[0.9, 0.999]", "Share of the average in the weights at which gradients are computed, and decay of the second moment");
+        pub betas: [f64; 2] = now(BETAS, "[0.9, 0.999]", "β₁: share of the average in the weights at which gradients are computed; β₂: decay of the second moment");
         /// Added to the square root of the second moment.
         pub eps: f64 = now(NON_NEGATIVE, "1.0e-8", "Added to the square root of the second moment");
         /// Weight decay.
@@ -275,7 +275,7 @@ section! {
         pub r: f64 = key(NON_NEGATIVE, "0.0", "Exponent of the step number in the weight that the average gives to an iterate");
         /// Exponent of the largest learning rate so far in the weight that each iterate has in the average.
         pub weight_lr_power: f64 = key(NON_NEGATIVE, "2.0", "Exponent of the largest learning rate so far in the weight that the average gives to an iterate");
-        = ignored("foreach", Kind::Bool, "= PyTorch's choice", "there is one implementation");
+        = ignored("foreach", Kind::Bool, "= PyTorch's choice", "the optimizer has only one implementation");
         = removed("max_grad_norm", "write `gradient_clipping` at the top level");
     }
 }
@@ -285,7 +285,7 @@ section! {
     #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
     pub struct Adafactor(keys) in Optimizer::PARAMS {
         /// Maximum relative step size; also the learning rate of the weight decay.
-        pub lr: f64 = engine(NON_NEGATIVE, "0.01", "Largest relative step: steps are min(lr, 1/√step) times the rms of the parameter; auto: 5e-5, as in Hugging Face's Trainer") [else TRAINER];
+        pub lr: f64 = engine(NON_NEGATIVE, "0.01", "Largest relative step size: step t has the size min(lr, 1/√t) × the rms of the parameter; auto: 5e-5, as in Hugging Face's Trainer") [else TRAINER];
         /// Exponent of the step number in the decay of the second moment: β₂ is 1 − step^`beta2_decay`.
         pub beta2_decay: f64 = now(NOT_POSITIVE, "-0.8", "β₂ is 1 − step^beta2_decay");
         /// Lower bounds of the square root of the second moment and of the parameter's rms.
@@ -295,7 +295,7 @@ section! {
         /// Weight decay.
         pub weight_decay: f64 = now(NON_NEGATIVE, "0.0", "Decoupled weight decay");
         = rejected("maximize", "false", "losses are minimised");
-        = ignored("foreach", Kind::Bool, "= PyTorch's choice", "there is one implementation");
+        = ignored("foreach", Kind::Bool, "= PyTorch's choice", "the optimizer has only one implementation");
         = rejected("scale_parameter", "true", "steps always scale with the rms of the parameter, as in PyTorch");
         = rejected("relative_step", "false", "write the largest relative step as `lr`");
         = rejected("warmup_init", "false", "write a `scheduler`");

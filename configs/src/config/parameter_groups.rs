@@ -103,8 +103,11 @@ impl ParameterGroup {
             }
             let unknown = |kind: &&String| ParameterKind::from_name(kind).is_none();
             if let Some(kind) = group.kinds.iter().flatten().find(unknown) {
-                let message = format!("there is no kind of parameters `{kind}`");
-                let help = format!("the kinds are {}; `params` selects by name", ParameterKind::NAMES.join(", "));
+                let message = format!("`{kind}` is not a kind of parameters");
+                let help = format!(
+                    "write one of {}, or select parameters by name with `params`",
+                    ParameterKind::NAMES.join(", ")
+                );
                 resolver.contradiction(&[&path(index, Self::kinds)], message, Some(help));
             }
             if group.lr.is_some() && group.lr_scale.is_some() {
@@ -118,16 +121,16 @@ impl ParameterGroup {
                 (None, None) => None,
             };
             if let (Some(rate), 0.0) = (&rate, all.lr()) {
-                let message = "the group's `lr` is relative to the optimizer's, which is 0".to_string();
-                let help = "write the optimizer's `lr`, and `lr_scale: 0` in the groups that should not be trained"
+                let message = "the optimizer's `lr` must not be 0: the group's `lr` is relative to it".to_string();
+                let help = "set the optimizer's `lr`, and write `lr_scale: 0` in the groups that should not be trained"
                     .to_string();
                 resolver.contradiction(&[rate, Config::optimizer], message, Some(help));
             }
             if let Some(rate) = &rate
                 && scheduler.peak().is_some_and(|peak| peak != all.lr())
             {
-                let message = "the schedule sets its own largest learning rate, and the group's `lr` is relative to the \
-                               optimizer's `lr`";
+                let message = "the group's `lr` is relative to the optimizer's `lr`, which must be the schedule's largest \
+                               learning rate";
                 let help = match (scheduler, &group.optimizer) {
                     (Scheduler::LRRangeTest(_), Some(_)) => {
                         "use another schedule, or leave the group's `optimizer` out"
@@ -143,7 +146,8 @@ impl ParameterGroup {
                 && norm > 0.0
             {
                 let places = [path(index, Self::gradient_clipping), path(index, Self::gradient_clipping_value)];
-                let message = "both keys clip the gradient of the group".to_string();
+                let message =
+                    "`gradient_clipping` and `gradient_clipping_value` both clip the gradient of the group".to_string();
                 resolver.contradiction(&[&places[0], &places[1]], message, Some("keep one of the two".to_string()));
             }
             if let Some(bits) = group.optim_bits {
@@ -184,13 +188,17 @@ impl ParameterGroup {
             let help = "write another type, or make it the `optimizer` of the run".to_string();
             return resolver.contradiction(
                 &[&at(Optimizer::TYPE)],
-                format!("{reason}, not those of a group"),
+                format!("{reason}, not only those of a group"),
                 Some(help),
             );
         }
         if let Some(reason) = all.stands_alone() {
             let help = "leave the group's `optimizer` out, or write another type for the run".to_string();
-            return resolver.contradiction(&[&at(Config::optimizer), Optimizer::TYPE], reason.to_string(), Some(help));
+            return resolver.contradiction(
+                &[&at(Config::optimizer), Optimizer::TYPE],
+                format!("{reason}, so a group cannot have its own optimizer"),
+                Some(help),
+            );
         }
         // If a group has its own optimizer, the resolved `optimizer.params` contains all of the optimizer's keys. The
         // group's `lr`, for example, would set the same value again.
@@ -216,14 +224,14 @@ impl ParameterGroup {
             let help = "remove `fp32_optimizer_states: false`; `bf16.bf16_optimizer_states` keeps the states of all optimizers \
                         in bf16"
                 .to_string();
-            let message = "all optimizers of a run keep their states in the same data type".to_string();
+            let message = "all optimizers of a run must keep their states in the same data type".to_string();
             resolver.contradiction(&[&places[0], &places[1]], message, Some(help));
         }
         if let Scheduler::OneCycle(cycle) = scheduler
             && cycle.cycle_momentum
             && all.betas().is_some()
         {
-            let message = "OneCycle cycles the betas of one optimizer, and the run has several".to_string();
+            let message = "OneCycle cycles the betas of one optimizer, but the run has several".to_string();
             let help = Some("set `cycle_momentum: false`, or remove the group's optimizer".to_string());
             resolver.contradiction(&[&at(Config::optimizer), Config::scheduler], message, help);
         }

@@ -57,7 +57,7 @@ impl Bf16 {
             self.bf16_master_weights_and_grads && !self.enabled,
             no_copy,
             Self::enabled,
-            "parameters are in bf16 only if `bf16` is enabled",
+            "`bf16_master_weights_and_grads` needs `bf16: {enabled: true}`",
             "write `enabled: true`",
         );
         needs(
@@ -71,21 +71,23 @@ impl Bf16 {
             self.stochastic_rounding && !self.bf16_master_weights_and_grads,
             Self::stochastic_rounding,
             no_copy,
-            "with an f32 copy, parameters are rounded to nearest, which loses nothing",
+            "`stochastic_rounding` needs parameters without an f32 copy: with the copy, rounding to nearest loses \
+             nothing",
             "write `bf16_master_weights_and_grads: true`, or leave `stochastic_rounding` out",
         );
         needs(
             self.bf16_master_weights_and_grads && config.training.ema.is_some(),
             no_copy,
             Training::ema,
-            "the average is swapped with the f32 copy of the parameters, which this key removes",
+            "`training.ema` needs the f32 copy of the parameters, which `bf16_master_weights_and_grads` removes",
             "keep the f32 copy, or leave `training.ema` out",
         );
         needs(
             self.bf16_master_weights_and_grads && matches!(config.optimizer, Optimizer::ScheduleFree(_)),
             no_copy,
             Optimizer::TYPE,
-            "rounding to bf16 loses the small steps of the weights, and their average would drift away from them",
+            "AdamWScheduleFree needs the f32 copy of the parameters: rounding to bf16 loses small steps of the \
+             weights, and the average would drift away from the weights",
             "keep the f32 copy, or use another optimizer",
         );
         let of_eight_bits = config.eight_bit_states();
@@ -97,7 +99,7 @@ impl Bf16 {
                 of_eight_bits.is_some() && is_in_bf16,
                 of_eight_bits.as_deref().unwrap_or_default(),
                 key,
-                "optimizer states have either 8 and 32 bits or the data type of the parameters",
+                "optimizer states cannot have both 8 bits and the data type of the parameters",
                 "keep one of the two keys",
             );
         }
@@ -106,14 +108,14 @@ impl Bf16 {
             is_narrow && !self.enabled,
             GRADIENTS,
             Self::enabled,
-            "gradients are kept in bf16 only if the parameters are in bf16",
+            "gradients can be kept in bf16 only if the parameters are in bf16",
             "write `bf16: {enabled: true}`, or `grad_accum_dtype: fp32`",
         );
         needs(
             config.gradient_dtype() == Dtype::Bf16 && config.communication_data_type == Some(Dtype::F16),
             Config::communication_data_type,
             if is_narrow { GRADIENTS } else { no_copy },
-            "gradients are kept in bf16, whose range is larger than that of fp16",
+            "gradients in bf16 cannot be communicated in fp16, whose range is smaller",
             "write `communication_data_type: bf16` or `fp32`",
         );
         let of_whole = config.of_whole_parameters();
@@ -122,28 +124,28 @@ impl Bf16 {
             of_whole.is_some() && self.bf16_optimizer_states,
             Self::bf16_optimizer_states,
             &of_type,
-            &format!("{name} keeps its moments in f32"),
+            &format!("{name} always keeps its moments in f32"),
             "leave `bf16_optimizer_states` out, or use another optimizer",
         );
         needs(
             of_whole.is_some() && self.bf16_master_weights_and_grads,
             no_copy,
             &of_type,
-            &format!("{name} updates an f32 copy of the parameters"),
+            &format!("{name} needs the f32 copy of the parameters"),
             "keep the f32 copy, or use another optimizer",
         );
         needs(
             of_whole.is_some() && is_narrow,
             GRADIENTS,
             &of_type,
-            &format!("{name} reads gradients in f32"),
+            &format!("{name} needs gradients in f32"),
             "write `grad_accum_dtype: fp32`, or use another optimizer",
         );
         needs(
             config.fp16.enabled && !config.optimizer.has_f32_states(),
             Adam::fp32_optimizer_states,
             Fp16::enabled,
-            "the states would be in f16, whose range is too small for them",
+            "`fp32_optimizer_states: false` would keep the states in f16, whose range is too small for them",
             "write `fp32_optimizer_states: true`, or use `bf16`",
         );
     }
@@ -169,7 +171,7 @@ section! {
         /// Minimum loss scale. Training stops if gradients overflow at this scale.
         pub min_loss_scale: usize = now(COUNT, "1", "Smallest loss scale; an overflow at this scale ends training with exit status 5");
         = later("auto_cast", "false", "Cast the model's inputs to f16");
-        = rejected("fp16_master_weights_and_grads", "false", "it costs accuracy");
+        = rejected("fp16_master_weights_and_grads", "false", "master weights and gradients in f16 cost accuracy");
     }
 }
 
@@ -202,7 +204,7 @@ impl Fp16 {
         let first = 2f64.powi(self.initial_scale_power as i32);
         if self.enabled && self.is_dynamic() && first < self.min_loss_scale as f64 {
             let message = format!(
-                "the first loss scale, 2^{} = {first}, is below the smallest, {}",
+                "the initial loss scale, 2^{} = {first}, is below the smallest loss scale, {}",
                 self.initial_scale_power, self.min_loss_scale
             );
             resolver.contradiction(&[Self::initial_scale_power, Self::min_loss_scale], message, None);

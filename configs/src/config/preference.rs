@@ -90,7 +90,7 @@ impl Preference {
             unused(key, false, Config::preference, "leave it out: the tokens of both answers are trained");
         }
         let is_off = config.training.z_loss == 0.0;
-        unused(Training::z_loss, is_off, Config::preference, "leave it out: losses of pairs have no such term");
+        unused(Training::z_loss, is_off, Config::preference, "leave it out: losses of pairs have no z-loss term");
         preference.fits(config, resolver);
     }
 
@@ -107,7 +107,7 @@ impl Preference {
                 resolver.contradiction(&[Data::format, Config::preference], message, help);
             }
             if data.sample_packing {
-                let message = "with `preference`, a sample is one pair".to_string();
+                let message = "`preference` does not support `sample_packing`: each sample is one pair".to_string();
                 resolver.contradiction(
                     &[Data::sample_packing, Config::preference],
                     message,
@@ -117,13 +117,17 @@ impl Preference {
             if let Some(chat) = &data.chat
                 && !matches!(chat.kind, ChatType::Auto | ChatType::Preference)
             {
-                let message = format!("`{}: {}` has one answer, and `preference` compares two", Chat::kind, chat.kind);
+                let message = format!(
+                    "records of `{}: {}` have one answer, but `preference` compares two",
+                    Chat::kind,
+                    chat.kind
+                );
                 let help = Some("write `type: preference`, or leave the section `preference` out".to_string());
                 resolver.contradiction(&[Chat::kind, Config::preference], message, help);
             }
         }
         if matches!(config.model, Some(Model::Mlp(_))) {
-            let message = "an mlp gives no answers to compare".to_string();
+            let message = "`preference` compares answers of a language model, and an mlp generates none".to_string();
             resolver.contradiction(
                 &[Model::TYPE, Config::preference],
                 message,
@@ -135,7 +139,7 @@ impl Preference {
             && adapter.pretrained.is_none()
             && self.has_reference()
         {
-            let message = "the reference model would have a random adapter".to_string();
+            let message = "`init_lora_weights: false` would give the reference model a random adapter".to_string();
             let help = Some("leave `init_lora_weights` out, so that training starts from the base model".to_string());
             resolver.contradiction(&[Adapter::init_lora_weights, Config::preference], message, help);
         }

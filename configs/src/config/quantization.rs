@@ -71,7 +71,7 @@ impl Quantization {
     pub(crate) fn check(&self, working: Dtype, resolver: &mut Resolver<'_>) {
         if self.load_in_4bit && self.load_in_8bit {
             let help = "write one of `load_in_4bit: true` and `load_in_8bit: true`".to_string();
-            let message = "weights are stored either in 4 or in 8 bits".to_string();
+            let message = "weights cannot be stored in both 4 and 8 bits".to_string();
             resolver.contradiction(&[Self::load_in_4bit, Self::load_in_8bit], message, Some(help));
         }
         for (key, needs, is_set, without) in [

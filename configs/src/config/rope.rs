@@ -151,7 +151,11 @@ impl RopeScaling {
         if let Some(Self::LongRope { short_factor, long_factor, .. }) = scaling {
             for (path, factors) in [(Written::short_factor, short_factor), (Written::long_factor, long_factor)] {
                 if resolver.at(path) != At::Default && factors.len() != pairs {
-                    let message = format!("{} has {} numbers, and a head has {pairs} pairs", last(path), factors.len());
+                    let message = format!(
+                        "{} has {} numbers, but needs {pairs}: one for each pair of dimensions of a head",
+                        last(path),
+                        factors.len()
+                    );
                     resolver.contradiction(&[path], message, None);
                 }
             }

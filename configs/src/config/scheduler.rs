@@ -121,7 +121,7 @@ section! {
         /// Steps per increase.
         pub lr_range_test_step_size: usize = now(COUNT, "2000", "Steps per increase");
         /// Increase, as a multiple of the first learning rate.
-        pub lr_range_test_step_rate: f64 = now(NON_NEGATIVE, "1.0", "Increase, as a multiple of the first learning rate");
+        pub lr_range_test_step_rate: f64 = now(NON_NEGATIVE, "1.0", "Increase of the learning rate in `lr_range_test_step_size` steps, as a multiple of the first learning rate");
         /// Keep the learning rate constant between increases.
         pub lr_range_test_staircase: bool = now(Kind::Bool, "false", "Increase in stairs");
     }
@@ -136,7 +136,7 @@ section! {
         /// Learning rate at the top of the cycle.
         pub cycle_max_lr: f64 = now(NON_NEGATIVE, REQUIRED, "Learning rate at the top of the cycle");
         /// Rate of the learning rate's decay after the cycle.
-        pub decay_lr_rate: f64 = now(NON_NEGATIVE, "0.0", "t × `decay_step_size` steps after the cycle, the learning rate is `cycle_min_lr` / (1 + t × this)");
+        pub decay_lr_rate: f64 = now(NON_NEGATIVE, "0.0", "Decay of the learning rate after the cycle: t × `decay_step_size` steps later it is `cycle_min_lr` / (1 + t × this value)");
         /// Steps up.
         pub cycle_first_step_size: usize = now(COUNT, "2000", "Steps up");
         /// Steps down.
@@ -146,7 +146,7 @@ section! {
         /// Stairs down.
         pub cycle_second_stair_count: usize = now(COUNT_OR_0, "= cycle_first_stair_count", "Stairs down; 0: continuously") [else cycle_first_stair_count];
         /// Number of steps that count as one time unit of the decay.
-        pub decay_step_size: usize = now(COUNT_OR_0, "0", "Unit of the decays, in steps; 0: no decay");
+        pub decay_step_size: usize = now(COUNT_OR_0, "0", "Number of steps for which `decay_lr_rate` and `decay_mom_rate` are given; 0: no decay");
         /// Cycle β₁ as well.
         pub cycle_momentum: bool = now(Kind::Bool, "true", "Also cycle β₁, opposite to the learning rate, with β₂ = 0.99; no effect on an optimizer without betas");
         /// β₁ at the top of the cycle.
@@ -154,7 +154,7 @@ section! {
         /// β₁ at both ends of the cycle.
         pub cycle_max_mom: f64 = now(Kind::Float(FRACTION), "0.9", "β₁ at the start and the end of the cycle");
         /// Rate of β₁'s growth after the cycle.
-        pub decay_mom_rate: f64 = now(NON_NEGATIVE, "0.0", "t × `decay_step_size` steps after the cycle, β₁ is `cycle_max_mom` × (1 + t × this), at most 0.9999");
+        pub decay_mom_rate: f64 = now(NON_NEGATIVE, "0.0", "Growth of β₁ after the cycle: t × `decay_step_size` steps later it is `cycle_max_mom` × (1 + t × this value), at most 0.9999");
     }
 }
 
@@ -292,7 +292,7 @@ impl OneCycle {
             _ => None,
         };
         if let Some(reason) = constant {
-            let message = format!("{reason}, so it must be constant");
+            let message = format!("{reason}, so β₁ must be constant");
             let help = Some("set `cycle_momentum: false`".to_string());
             resolver.contradiction(&[Self::cycle_momentum, Optimizer::TYPE], message, help);
             return;

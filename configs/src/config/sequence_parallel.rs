@@ -19,7 +19,7 @@ pub(crate) fn check(config: &Config, resolver: &mut Resolver<'_>) {
     let data = config.data.as_ref();
     if let Some(length) = data.and_then(|data| data.sequence_length).filter(|length| !length.is_multiple_of(chunks)) {
         let message = format!("samples of {length} tokens cannot be cut into {parts} of the same length");
-        let help = format!("the next multiple is {}", length.next_multiple_of(chunks));
+        let help = format!("the next multiple of {chunks} is {}", length.next_multiple_of(chunks));
         resolver.contradiction(&[key, Data::sequence_length], message, Some(help));
     }
     let heads = match &config.model {
@@ -37,7 +37,7 @@ pub(crate) fn check(config: &Config, resolver: &mut Resolver<'_>) {
     }
     if let Some((path, length)) = uneven_length(config, chunks) {
         let message = format!("sequences of {length} tokens cannot be cut into {parts} of the same length");
-        let help = format!("the next multiple is {}", length.next_multiple_of(chunks));
+        let help = format!("the next multiple of {chunks} is {}", length.next_multiple_of(chunks));
         resolver.contradiction(&[path, key], message, Some(help));
     }
     // Below stage 2, gradients are first added over micro-batches and then reduced over slices. From stage 2 on, the
@@ -45,8 +45,8 @@ pub(crate) fn check(config: &Config, resolver: &mut Resolver<'_>) {
     let adds_first = config.zero.stage < ZeroStage::Two && config.gradient_accumulation_steps > 1;
     if config.training.reproducible && adds_first {
         let message = format!(
-            "`{}` with ranks that share sequences needs gradients that are reduced for each micro-batch, \
-             and stage {} reduces their sum",
+            "`{}` with ranks that share sequences needs a reduction of gradients after each micro-batch, \
+             but stage {} reduces only their sum",
             Training::reproducible,
             config.zero.stage.number()
         );
@@ -55,8 +55,12 @@ pub(crate) fn check(config: &Config, resolver: &mut Resolver<'_>) {
     }
     let is_mlp = matches!(config.model, Some(Model::Mlp(_)));
     for (is_on, path, why) in [
-        (is_mlp, Model::TYPE, "an mlp has no sequences to cut"),
-        (config.preference.is_some(), Config::preference, "the loss of pairs needs whole answers on each rank"),
+        (is_mlp, Model::TYPE, "an mlp has no sequences that ranks could share"),
+        (
+            config.preference.is_some(),
+            Config::preference,
+            "the loss of pairs needs whole answers on each rank, but ranks hold slices of answers",
+        ),
         (
             data.is_some_and(|data| data.max_tokens.is_some()),
             Data::max_tokens,
@@ -65,7 +69,7 @@ pub(crate) fn check(config: &Config, resolver: &mut Resolver<'_>) {
         (
             config.training.gradient_noise_scale.is_some(),
             Training::gradient_noise_scale,
-            "the noise scale compares whole samples, and ranks hold slices of samples",
+            "the noise scale compares whole samples, but ranks hold slices of samples",
         ),
     ] {
         if is_on {

@@ -37,7 +37,7 @@ impl SplitPart {
         let parts = parts.collect::<Result<Vec<_>, _>>()?;
         let is_mixed = |other: &Self| !matches!((parts[0].unit, other.unit), (Unit::Records, _) | (_, Unit::Records));
         match parts.iter().find(|other| is_mixed(other) && other.unit != parts[0].unit) {
-            Some(_) => Err("all slices must be rounded in the same way".into()),
+            Some(_) => Err("all slices must use the same rounding mode".into()),
             None => Ok(parts),
         }
     }
@@ -74,7 +74,7 @@ impl SplitPart {
             (true, Some(other)) => {
                 return Err(format!("`({other})` is not a rounding mode; write `(closest)` or `(pct1_dropremainder)`"));
             }
-            (false, Some(_)) => return Err("only percentages are rounded".into()),
+            (false, Some(_)) => return Err("only a slice in percent takes a rounding mode".into()),
         };
         Ok(Self { name: name.into(), from, to, unit })
     }

@@ -22,12 +22,12 @@ section! {
         = ignored("vocab_parallel_lm_head", Kind::Bool, "null", "embedding and head are always split by vocabulary");
         = section("tp", &TP, "Number of tensor-parallel ranks");
         = later("partition_config", "null", "How each weight is split").instead("`Layers::tensor_parallel` splits the layers of a program");
-        = rejected("dtype", "torch.float16", "it is a data type of PyTorch; use `bf16`");
-        = rejected("vocab_parallel_ce_backend", "torch", "it names a Python package");
-        = rejected("injection_policy_tuple", "null", "it names Python classes");
-        = rejected("preset_model", "null", "it names Python classes");
-        = rejected("keep_module_on_host", "false", "it is for inference");
-        = rejected("kernel_inject", "false", "it is for inference");
+        = rejected("dtype", "torch.float16", "the value is a data type of PyTorch; use `bf16`");
+        = rejected("vocab_parallel_ce_backend", "torch", "the value names a Python package");
+        = rejected("injection_policy_tuple", "null", "the value names Python classes");
+        = rejected("preset_model", "null", "the value names Python classes");
+        = rejected("keep_module_on_host", "false", "the key is for inference, not for training");
+        = rejected("kernel_inject", "false", "the key is for inference, not for training");
     }
 }
 
@@ -63,7 +63,7 @@ impl TensorParallel {
         }
         if let Some((path, length)) = uneven_length(config, chunks) {
             let message = format!("sequences of {length} tokens cannot be cut into {chunks} slices of the same length");
-            let help = format!("the next multiple is {}", length.next_multiple_of(chunks));
+            let help = format!("the next multiple of {chunks} is {}", length.next_multiple_of(chunks));
             resolver.contradiction(&[path, key], message, Some(help));
         }
         let quantization = config.quantization_config.as_ref();
@@ -82,27 +82,31 @@ impl TensorParallel {
                 "local steps with tensor parallelism are not implemented",
             ),
             (matches!(config.model, Some(Model::Mlp(_))), Model::TYPE, "tensor parallelism does not support an mlp"),
-            (config.preference.is_some(), Config::preference, "the loss of pairs needs the whole head on each rank"),
+            (
+                config.preference.is_some(),
+                Config::preference,
+                "the loss of pairs needs the whole head on each rank, but ranks hold parts of the head",
+            ),
             (
                 quantization.is_some_and(|section| section.load_in_8bit),
                 Quantization::load_in_8bit,
-                "8-bit weights have one scale per row, and ranks hold parts of rows",
+                "8-bit weights need whole rows, with one scale each, but ranks hold parts of rows",
             ),
             (
                 quantization.is_some_and(|section| section.bnb_4bit_use_double_quant),
                 Quantization::bnb_4bit_use_double_quant,
-                "double quantization needs whole weights, and ranks hold parts of them",
+                "double quantization needs whole weights, but ranks hold parts of them",
             ),
             (
                 of_whole.is_some() || is_custom,
                 Optimizer::TYPE,
-                "the optimizer updates whole matrices, and ranks hold parts of them",
+                "the optimizer updates whole matrices, but ranks hold parts of them",
             ),
             (uses_disk, uses_disk_key, "offload to NVMe with tensor parallelism is not implemented"),
             (
                 config.pipeline.stages > 1 && config.pipeline.partition_method == PartitionMethod::Time,
                 Pipeline::partition_method,
-                "`time` measures each layer on one rank, and ranks hold parts of layers",
+                "`time` measures whole layers, but ranks hold parts of layers",
             ),
             (
                 config.data.as_ref().is_some_and(|data| data.max_tokens.is_some()),
@@ -112,7 +116,7 @@ impl TensorParallel {
             (
                 config.training.gradient_noise_scale.is_some(),
                 Training::gradient_noise_scale,
-                "the gradient noise scale needs the squares of whole gradients, and ranks hold parts of them",
+                "the gradient noise scale needs the squares of whole gradients, but ranks hold parts of them",
             ),
             (
                 config.bf16.stochastic_rounding,

@@ -42,7 +42,7 @@ section! {
         /// Micro-batches that each of these threads loads ahead.
         pub dataloader_prefetch_factor: usize = key(COUNT, "2", "Micro-batches that each data loading thread loads ahead");
         /// Steps between checkpoints; 0 saves none during training.
-        pub save_every: usize = key(COUNT_OR_0, "0", "Steps between two checkpoints; 0: none before the end");
+        pub save_every: usize = key(COUNT_OR_0, "0", "Steps between two checkpoints; 0: no checkpoint before the end");
         /// Save a checkpoint at the end of training. A run stopped by a signal always saves one.
         pub save_last: bool = key(Kind::Bool, "true", "Save a checkpoint at the end of training; a run that is stopped by a signal always saves one");
         /// Write the checkpoints during training in the background, from a copy of the state.
@@ -50,10 +50,10 @@ section! {
         /// Number of checkpoints to keep; 0 keeps all.
         pub keep_last: usize = key(COUNT_OR_0, "2", "Checkpoints kept; 0 keeps all");
         /// Always keep checkpoints whose step is a multiple of this; 0 disables the rule.
-        pub keep_every: usize = key(COUNT_OR_0, "0", "Always keep the checkpoints of steps that are multiples of this number; 0: no such rule");
+        pub keep_every: usize = key(COUNT_OR_0, "0", "Always keep the checkpoints of steps that are multiples of this number; 0: off");
         /// Save a checkpoint after each evaluation that is better than all earlier ones, and keep it until a better
         /// evaluation.
-        pub keep_best: Option<KeepBest> = section(&KeepBest::SECTION, "Save a checkpoint after each evaluation that is better than all before, and keep it until a better one; `{}` compares the evaluation loss");
+        pub keep_best: Option<KeepBest> = section(&KeepBest::SECTION, "Save a checkpoint after each evaluation that is better than all before, and keep it until a better one. An empty section (`{}`) uses the evaluation loss");
         /// Address under which finished checkpoints are also stored; they are copied while training continues.
         pub checkpoint_store: Option<String> = key(Kind::Text, "null", "Address, such as `s3://bucket/run`, to which checkpoints are copied during training");
         /// Folder of the run.
@@ -69,7 +69,7 @@ section! {
         /// Stop once evaluations no longer improve.
         pub early_stopping: Option<EarlyStopping> = section(&EarlyStopping::SECTION, "Stop when evaluations no longer improve");
         /// Parameters that weight decay applies to.
-        pub weight_decay_on: WeightDecayOn = key(WeightDecayOn::KIND, "matrices", "Parameters with weight decay: matrices, which leaves out biases and norms, or all");
+        pub weight_decay_on: WeightDecayOn = key(WeightDecayOn::KIND, "matrices", "Parameters with weight decay: matrices (without biases and norms) or all");
         /// Groups of parameters with settings of their own.
         pub param_groups: Option<Vec<ParameterGroup>> = sections(&ParameterGroup::SECTION, "Groups of parameters with an optimizer, a learning rate, weight decay or betas of their own; a parameter belongs to the first group that selects it");
         /// Measure the gradient noise scale.
@@ -227,7 +227,7 @@ choice! {
 const SHRINKING: Kind = Kind::Float(Range { min: 0.0, max: 1.0, above: true, below: false });
 
 /// Descriptions of the keys `metric` and `mode`, which two sections have.
-const METRIC: &str = "Metric by which evaluations are compared: loss, the evaluation loss; loss_<name>, that of one of several data sets; or a metric that the program defines";
+const METRIC: &str = "Metric by which evaluations are compared: loss, the evaluation loss; loss_<name>, the evaluation loss of the data set `<name>`; or a metric that the program defines";
 const MODE: &str = "Whether lower (min) or higher (max) values of the metric are better";
 
 /// Steps of a run with neither `max_steps` nor `epochs`.
@@ -247,7 +247,7 @@ impl Training {
         ];
         for (key, is_set, reader) in reads_evaluations {
             if is_set && self.eval_every == 0 {
-                let message = format!("{reader} compares evaluations, and the run makes none");
+                let message = format!("{reader} compares evaluations, but the run makes none");
                 let help = Some(format!("write `eval_every`, and `{}` or `{}`", Data::eval, Data::eval_fraction));
                 resolver.contradiction(&[key, Self::eval_every], message, help);
             }

@@ -122,7 +122,7 @@ section! {
         /// Number of steps of the warm-up.
         pub num_warmup_steps: usize = key(COUNT_OR_0, "0", WARMUP_STEPS);
         /// Steps after which the rate has fallen to 1/√2.
-        pub timescale: usize = key(COUNT, "= num_warmup_steps, or 10000 without a warm-up", "Steps after the warm-up in which the rate falls to 1/√2") [else if num_warmup_steps > 0 { num_warmup_steps } else { 10_000 }];
+        pub timescale: usize = key(COUNT, "= num_warmup_steps, or 10000 without a warm-up", "Steps after the warm-up in which the learning rate falls to 1/√2 of the optimizer's `lr`") [else if num_warmup_steps > 0 { num_warmup_steps } else { 10_000 }];
     }
 }
 
@@ -171,7 +171,8 @@ impl Scheduler {
             | Self::CosineWithRestarts(CosineRestarts { num_training_steps, .. }) => num_training_steps,
             Self::CosineWithMinLr(CosineMinLr { num_training_steps, min_lr, min_lr_rate, .. })
             | Self::CosineWarmupWithMinLr(CosineWarmupMinLr { num_training_steps, min_lr, min_lr_rate, .. }) => {
-                let (rate, help) = ([CosineMinLr::min_lr, CosineMinLr::min_lr_rate], "write one of the two");
+                let (rate, help) =
+                    ([CosineMinLr::min_lr, CosineMinLr::min_lr_rate], "write one of `min_lr` and `min_lr_rate`");
                 match (min_lr, min_lr_rate) {
                     (Some(min), None) if min >= lr => {
                         let message = format!("the smallest learning rate {min} is not below the optimizer's {lr}");
@@ -179,7 +180,7 @@ impl Scheduler {
                     }
                     (Some(_), None) | (None, Some(_)) => {}
                     (Some(_), Some(_)) => {
-                        let message = "both keys set the smallest learning rate".to_string();
+                        let message = "`min_lr` and `min_lr_rate` both set the smallest learning rate".to_string();
                         resolver.contradiction(&rate, message, Some(help.to_string()));
                     }
                     (None, None) => {
@@ -202,7 +203,7 @@ impl Scheduler {
         if let (Some(end), Some(max)) = (end, max_steps)
             && end < max
         {
-            let message = format!("the schedule ends after {end} steps, before the run's {max}");
+            let message = format!("the schedule ends after {end} steps, but the run has {max} steps");
             resolver.warn(LinearDecay::num_training_steps, message);
         }
     }

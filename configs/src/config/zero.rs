@@ -63,12 +63,12 @@ section! {
         pub offload_optimizer: OffloadOptimizer = section(&OffloadOptimizer::SECTION, "Optimizer state in host memory or on disk");
         = later("load_from_fp32_weights", "true", "Resume from the f32 master weights; false: from the 16-bit ones").instead("checkpoints hold f32 weights only");
         = later(SEQUENTIAL, "false", "Gather parameter by parameter").instead("a smaller `stage3_prefetch_bucket_size` takes less memory");
-        = later("save_muon_momentum_buffer_in_memory", "false", "Keep Muon's momentum out of the swap");
+        = later("save_muon_momentum_buffer_in_memory", "false", "Keep Muon's momentum in memory when the optimizer state is offloaded");
         = later_section("zenflow", &ZENFLOW, "Apply important gradients at once and the others periodically").instead("`offload_optimizer` on nvme updates one tile while it reads and writes others");
         = later_section("leaf_module", &LEAF_MODULE, "Modules gathered as a whole").instead("each layer of a model is gathered as a whole anyway");
         = ignored("contiguous_gradients", Kind::Bool, "true", "gradients always go to one buffer as they are produced");
         = ignored("compute_grad_norm", Kind::Bool, "true", "the norm of the gradient is always computed and written to the metrics");
-        = ignored("round_robin_gradients", Kind::Bool, "false", "each rank offloads its own part only; there are no copies to take turns");
+        = ignored("round_robin_gradients", Kind::Bool, "false", "each rank already offloads only its own part of the gradients");
         = ignored("parameter_alignment", Kind::Bool, "false", "flat buffers are always aligned");
         = ignored("log_trace_cache_warnings", Kind::Bool, "false", "the order of fetches is planned, not traced");
         = ignored("enable_sanity_checks", Kind::Bool, "false", "a step is always validated before it runs");
@@ -79,7 +79,7 @@ section! {
         = ignored(ALL_REDUCE, Kind::Bool, "false", "parameters are always all-gathered");
         = ignored("memory_efficient_linear", Kind::Bool, "true", "parameters are always gathered again for the backward");
         = ignored("pipeline_loading_checkpoint", Kind::Bool, "false", "shards are always loaded one by one");
-        = rejected("override_module_apply", "true", "it patches PyTorch's Module.apply");
+        = rejected("override_module_apply", "true", "the key patches PyTorch's Module.apply");
         = alias("prefetch_bucket_size", Zero::stage3_prefetch_bucket_size);
         = alias("param_persistence_threshold", Zero::stage3_param_persistence_threshold);
         = alias("model_persistence_threshold", Zero::stage3_model_persistence_threshold);
@@ -95,7 +95,7 @@ section! {
         = old("cpu_offload_params", Zero::offload_param, CPU, "Older form of offload_param: {device: cpu}");
         = ignored("cpu_offload_use_pin_memory", Kind::Bool, "= not given", PINNED);
         = ignored("elastic_checkpoint", Kind::Bool, "false", "every checkpoint loads at any number of ranks");
-        = rejected("legacy_stage1", "false", "the old implementation of stage 1 is gone");
+        = rejected("legacy_stage1", "false", "stage 1 has only one implementation");
         = removed_unless("mics_shard_size", "-1", "write it as `mesh.data_parallel_shard_degree`");
         = removed("mics_hierarchical_params_gather", "delete the key: MiCS was removed");
         = removed("zeropp_loco_param", "delete the key: LoCo was removed");
@@ -128,14 +128,14 @@ impl Zero {
             ),
         ] {
             if is_on && self.stage < lowest {
-                let message = format!("`{path}` {does}, and ZeRO stage {} has none", self.stage.number());
+                let message = format!("`{path}` {does}, but ZeRO stage {} has none", self.stage.number());
                 let help = format!("write `{}: {}`, or leave `{}` out", Self::stage, lowest.number(), last(path));
                 resolver.contradiction(&[path, Self::stage], message, Some(help));
             }
         }
         if self.zero_quantized_gradients && !self.reduce_scatter {
             let message = format!(
-                "`{}` sends each rank the quantized gradients of its own part only, and `{}: false` reduces all gradients on all ranks",
+                "`{}` needs reduce-scatter, but `{}: false` reduces all gradients on all ranks",
                 Self::zero_quantized_gradients,
                 Self::reduce_scatter
             );
@@ -154,13 +154,13 @@ impl Zero {
         }
         if zero.stage != ZeroStage::Three {
             let message =
-                format!("`{KEY}: {size}` copies sharded parameters, and stage {} shards none", zero.stage.number());
+                format!("`{KEY}: {size}` copies sharded parameters, but stage {} shards none", zero.stage.number());
             let help = format!("write `{}: 3`, or leave `{}` out", Zero::stage, last(KEY));
             return resolver.contradiction(&[KEY, Zero::stage], message, Some(help));
         }
         let shards = config.shard_group_size();
         if !shards.is_multiple_of(size) {
-            let message = format!("ZeRO shards over {shards} ranks, which is not a multiple of {KEY} {size}");
+            let message = format!("{KEY} {size} does not divide the {shards} ranks over which ZeRO shards");
             let help = format!("write a divisor of {shards}, such as the number of ranks of a host");
             let own = [(KEY, resolver.at(KEY))];
             let places: Vec<_> = own.into_iter().chain(world.places(resolver)).collect();
@@ -168,7 +168,7 @@ impl Zero {
         }
         if config.secondary_group_size().is_some() && zero.offload_param.device == OffloadDevice::Nvme {
             let device = OffloadParam::device;
-            let message = format!("`{KEY}: {size}` keeps a copy of the parameters in memory, and `{device}` is nvme");
+            let message = format!("`{KEY}: {size}` keeps a copy of the parameters in memory, but `{device}` is nvme");
             let help = format!("write `{device}: cpu`, or leave `{}` out", last(KEY));
             resolver.contradiction(&[KEY, device], message, Some(help));
         }
@@ -200,18 +200,18 @@ static ZENFLOW: Section = Section { switch: Switch::Presence, keys: &[
     later("topk_ratio", "0.1", "Fraction of the gradient's columns updated in each step"),
     later("select_strategy", "auto", "auto, step or epoch"),
     later("select_interval", "auto", "Steps between selections"),
-    later("update_interval", "auto", "Steps between updates of the other columns"),
+    later("update_interval", "auto", "Steps between two updates of the columns that are not updated in each step"),
     later("overlap_step", "false", "Update while computing"),
     later("offload", "false", "Selected state on the host"),
     later("auto_ratio", "0.99", "Threshold of the automatic interval"),
     later("full_warm_up_rounds", "0", "Full updates at first"),
-    rejected("pt_reserved_cores_perc", "0.5", "there is no PyTorch"),
-    rejected("steps_per_epoch", "null", "it is set internally"),
+    rejected("pt_reserved_cores_perc", "0.5", "zero-train does not use PyTorch"),
+    rejected("steps_per_epoch", "null", "DeepSpeed sets the key internally"),
 ] };
 
 #[rustfmt::skip]
 static LEAF_MODULE: Section = Section { switch: Switch::Presence, keys: &[
-    rejected("classes", "null", "they are names of Python classes"),
+    rejected("classes", "null", "the values are names of Python classes"),
     later("names", "[]", "Names of modules"),
     later("name_suffixes", "[]", "Ends of names of modules"),
 ] };

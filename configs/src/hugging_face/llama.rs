@@ -155,7 +155,7 @@ impl Reader<'_> {
                 self.refuse(
                     name,
                     format!("`{name}` is not a key of {kind}"),
-                    Some("the weights would not match those of the class"),
+                    Some("the class of Transformers has no such biases, so the weights would not match"),
                 );
             }
             keys.push((name, bias));

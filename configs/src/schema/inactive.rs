@@ -8,24 +8,24 @@ const ENABLED: Switch = Switch::Key(last(Bf16::enabled), &["false"]);
 
 #[rustfmt::skip]
 pub(crate) static CHECKPOINT: Section = Section { switch: Switch::Keys, keys: &[
-    ignored("tag_validation", Kind::Choice { names: &["WARN", "IGNORE", "FAIL", "Warn", "Ignore", "Fail", "warn", "ignore", "fail"], later: &[] }, "WARN", "all ranks save under the same name"),
+    ignored("tag_validation", Kind::Choice { names: &["WARN", "IGNORE", "FAIL", "Warn", "Ignore", "Fail", "warn", "ignore", "fail"], later: &[] }, "WARN", "all ranks always save under the same tag"),
     ignored("load_universal", Kind::Bool, "false", "every checkpoint loads into any layout"),
     later("use_node_local_storage", "false", "Each node writes its own copy"),
     section("parallel_write", &PARALLEL_WRITE, "Writers"),
-    rejected("checkpoint_serialization", "true", "it is a setting of torch.save"),
-    rejected_section("writer", &WRITER, "it is a setting of torch.save").instead("`training.save_async` writes checkpoints in the background"),
-    Key { status: Status::Rejected { off: &["false"] }, ..rejected("datastates_ckpt", "null", "it is another engine") },
+    rejected("checkpoint_serialization", "true", "checkpoints are not written with torch.save"),
+    rejected_section("writer", &WRITER, "checkpoints are not written with torch.save").instead("`training.save_async` writes checkpoints in the background"),
+    Key { status: Status::Rejected { off: &["false"] }, ..rejected("datastates_ckpt", "null", "DataStates is another checkpoint engine") },
 ] };
 
 #[rustfmt::skip]
 static WRITER: Section = Section { switch: Switch::Presence, keys: &[
-    rejected("type", "FAST", "it is a setting of torch.save"),
+    rejected("type", "FAST", "checkpoints are not written with torch.save"),
     later("decoupled", "false", "Write in the background"),
-    rejected("io_buffer_size", "67108864", "it is a setting of torch.save"),
-    rejected("io_buffer_double", "true", "it is a setting of torch.save"),
-    rejected("io_multiplier", "1", "it is a setting of torch.save"),
-    rejected("show_statistics", "false", "it is a setting of torch.save"),
-    rejected("data_parallel", "null", "it is a setting of torch.save"),
+    rejected("io_buffer_size", "67108864", "checkpoints are not written with torch.save"),
+    rejected("io_buffer_double", "true", "checkpoints are not written with torch.save"),
+    rejected("io_multiplier", "1", "checkpoints are not written with torch.save"),
+    rejected("show_statistics", "false", "checkpoints are not written with torch.save"),
+    rejected("data_parallel", "null", "checkpoints are not written with torch.save"),
 ] };
 
 #[rustfmt::skip]
@@ -65,9 +65,9 @@ pub(crate) static DATA_ROUTING: Section = Section { switch: ENABLED, keys: &[
 #[rustfmt::skip]
 pub(crate) static TP: Section = Section { switch: Switch::Keys, keys: &[
     later("tp_size", "1", "Number of tensor-parallel ranks").instead("`tensor_parallel.autotp_size` sets the size for training"),
-    later("tp_grain_size", "1", "Widths are split in multiples of this"),
-    rejected("mpu", "null", "it is a Python object"),
-    rejected("tp_group", "null", "it is a Python object"),
+    later("tp_grain_size", "1", "Widths are split in multiples of this number"),
+    rejected("mpu", "null", "the value is a Python object"),
+    rejected("tp_group", "null", "the value is a Python object"),
 ] };
 
 #[rustfmt::skip]
@@ -92,17 +92,17 @@ pub(crate) static TORCH_AUTOCAST: Section = Section { switch: ENABLED, keys: &[
 
 #[rustfmt::skip]
 pub(crate) static HYBRID_ENGINE: Section = Section { switch: ENABLED, keys: &[
-    rejected("enabled", "false", "there is no inference engine to switch to"),
-    rejected("max_out_tokens", "512", "there is no inference engine to switch to"),
-    rejected("inference_tp_size", "1", "there is no inference engine to switch to"),
-    rejected("release_inference_cache", "false", "there is no inference engine to switch to"),
-    rejected("pin_parameters", "true", "there is no inference engine to switch to"),
-    rejected("tp_gather_partition_size", "8", "there is no inference engine to switch to"),
-    rejected("enable_cuda_graph", "false", "there is no inference engine to switch to"),
+    rejected("enabled", "false", "zero-train has no inference engine to switch to"),
+    rejected("max_out_tokens", "512", "zero-train has no inference engine to switch to"),
+    rejected("inference_tp_size", "1", "zero-train has no inference engine to switch to"),
+    rejected("release_inference_cache", "false", "zero-train has no inference engine to switch to"),
+    rejected("pin_parameters", "true", "zero-train has no inference engine to switch to"),
+    rejected("tp_gather_partition_size", "8", "zero-train has no inference engine to switch to"),
+    rejected("enable_cuda_graph", "false", "zero-train has no inference engine to switch to"),
 ] };
 
-const NOT_COMPILED: &str = "every operation has a kernel, and there is no graph to compile";
-const COMPILER: &str = "it is a setting of torch.compile";
+const NOT_COMPILED: &str = "zero-train has no graph to compile: every operation has its own kernel";
+const COMPILER: &str = "zero-train does not use torch.compile";
 
 #[rustfmt::skip]
 pub(crate) static COMPILE: Section = Section { switch: Switch::Keys, keys: &[
@@ -129,7 +129,7 @@ pub(crate) static COMPILE: Section = Section { switch: Switch::Keys, keys: &[
     rejected("passes", "null", COMPILER),
 ] };
 
-const EXPERTS: &str = "it rewrites Python classes of Hugging Face's models";
+const EXPERTS: &str = "AutoEP rewrites Python classes of Hugging Face's models";
 
 #[rustfmt::skip]
 pub(crate) static EXPERT_PARALLEL: Section = Section { switch: ENABLED, keys: &[

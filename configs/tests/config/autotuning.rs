@@ -155,7 +155,7 @@ fn a_sweep_takes_continuous_ranges() {
         ("method: tpe, space: {training.seed: {low: 0.5, high: 1}}", "found `0.5`"),
         ("method: tpe, space: {model.tiled_mlp_rows: {low: 64, high: 128}}", "needs `model.type`"),
         ("method: tpe, space: {training.save_last: {low: 0, high: 1}}", "expected a list of values"),
-        ("space: {}", "there is nothing to try"),
+        ("space: {}", "the space has no values to try"),
         ("method: tpe", "`autotuning.sweep.space` is missing"),
     ];
     for (text, message) in refused {
@@ -189,7 +189,7 @@ fn contradictions_are_one_error_that_names_both_keys() {
         assert_eq!((error.kind, found), (ErrorKind::Contradiction, paths.map(|p| format!("autotuning.{p}")).to_vec()));
     }
     let sweep = "data: {train: a}\nautotuning: {sweep: {space: {training.seed: [1]}}}";
-    assert!(only(sweep).4.contains("nothing to evaluate on"));
+    assert!(only(sweep).4.contains("there is no evaluation data"));
     assert!(parse(&sweep.replace("train: a", "train: a, eval: b")).autotuning.sweep.is_some());
 }
 

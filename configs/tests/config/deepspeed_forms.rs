@@ -123,7 +123,7 @@ fn sizes_may_be_zero() {
             "zero_optimization: {{stage: 3, {section}: {{device: nvme, nvme_path: x, buffer_count: 0}}}}"
         ));
         assert_eq!(error.kind, ErrorKind::Contradiction);
-        assert!(error.message.contains("leaves no memory to read into"), "{error}");
+        assert!(error.message.contains("leaves no memory into which"), "{error}");
     }
 }
 

@@ -82,7 +82,7 @@ fn degrees_divide_the_ranks() {
             "data_parallel_replicate_degree: 2, data_parallel_shard_degree: 2",
             8,
             "8 ranks are not mesh.data_parallel_replicate_degree × mesh.data_parallel_shard_degree = 4",
-            "leave one of the two out: it follows from the other",
+            "leave one of the two out: it is computed from the other",
         ),
     ] {
         let error = only(&format!("{HEAD}mesh: {{{mesh}}}"), ranks);
@@ -100,8 +100,9 @@ fn stage_0_has_no_shards_to_replicate() {
     for key in ["data_parallel_replicate_degree", "data_parallel_shard_degree"] {
         let text = format!("train_micro_batch_size_per_gpu: 2\nmesh: {{{key}: 2}}");
         let error = only(&text, 4);
-        let message =
-            format!("`mesh.{key}` divides ranks into groups with the same shards, and ZeRO stage 0 shards nothing");
+        let message = format!(
+            "`mesh.{key}` divides ranks into groups that hold the same ZeRO shards, but stage 0 shards nothing"
+        );
         assert_eq!(error.message, message);
         assert_eq!(error.help.as_deref(), Some("write `zero_optimization.stage: 1`, 2 or 3, or leave `mesh` out"));
     }

@@ -35,15 +35,11 @@ fn parameter_groups_must_select_and_change_something() {
         (
             "{kinds: norm, gradient_clipping: 1, gradient_clipping_value: 1}",
             "",
-            "both keys clip the gradient of the group",
+            "`gradient_clipping` and `gradient_clipping_value` both clip the gradient of the group",
         ),
-        ("{kinds: norms, lr: 1}", "", "there is no kind of parameters `norms`"),
+        ("{kinds: norms, lr: 1}", "", "`norms` is not a kind of parameters"),
         ("{kinds: norm, lr: 1, lr_scale: 2}", "", "`lr` and `lr_scale` both set the learning rate"),
-        (
-            "{kinds: norm, lr: 1}",
-            "optimizer: {type: AdamW, params: {lr: 0}}",
-            "relative to the optimizer's, which is 0",
-        ),
+        ("{kinds: norm, lr: 1}", "optimizer: {type: AdamW, params: {lr: 0}}", "the optimizer's `lr` must not be 0"),
         ("{kinds: norm, betas: [0.9, 0.99]}", sgd, "the optimizer has no betas"),
         (
             "{kinds: norm, betas: [0.9, 0.99]}",
@@ -53,12 +49,12 @@ fn parameter_groups_must_select_and_change_something() {
         (
             "{kinds: norm, lr: 1}",
             "scheduler: {type: WarmupLR, params: {warmup_max_lr: 0.1}}",
-            "the schedule sets its own largest learning rate",
+            "must be the schedule's largest learning rate",
         ),
         (
             "{kinds: norm, lr_scale: 2}",
             "optimizer: {type: Muon, params: {muon_lr: 0, adam_lr: 1}}",
-            "relative to that of the matrices, which is 0",
+            "the learning rate of the matrices must not be 0",
         ),
     ] {
         assert_refused(parse(groups, more), &[expected]);
@@ -109,26 +105,26 @@ fn a_group_can_have_an_optimizer_of_its_own() {
             "optimizer: {type: SGD}",
             narrow,
             "0.optimizer.type",
-            "all optimizers of a run keep their states in the same data type",
+            "all optimizers of a run must keep their states in the same data type",
         ),
         ("optimizer: {type: SGD}", "scheduler: {type: LRRangeTest}", "0.optimizer", "use another schedule"),
-        ("optimizer: {type: SGD}", "optimizer: {type: SGD, params: {lr: 0}}", "0.optimizer", "which is 0"),
-        ("optimizer: {type: SGD}", peak, "0.optimizer", "the schedule sets its own largest learning rate"),
+        ("optimizer: {type: SGD}", "optimizer: {type: SGD, params: {lr: 0}}", "0.optimizer", "must not be 0"),
+        ("optimizer: {type: SGD}", peak, "0.optimizer", "must be the schedule's largest learning rate"),
         ("optimizer: {type: Lion}", cycle, "0.optimizer", "OneCycle cycles the betas of one optimizer"),
-        ("optimizer: {type: AdamW, params: {adam_w_mode: false}}", "", "0.optimizer.type", "type AdamW is Adam"),
+        ("optimizer: {type: AdamW, params: {adam_w_mode: false}}", "", "0.optimizer.type", "`type: AdamW` means Adam"),
         ("optimizer: {type: SGD, params: {nesterov: true}}", "", "0.optimizer.params.nesterov", "Nesterov momentum"),
         ("optimizer: {type: Lion, params: {min_8bit_size: 9}}", "", "0.optimizer.params.min_8bit_size", "32 bits"),
         (
             "optimizer: {type: Adagrad, params: {fp32_optimizer_states: false}}",
             "bf16: {enabled: true}",
             "0.optimizer.params.fp32_optimizer_states",
-            "all optimizers of a run keep their states in the same data type",
+            "all optimizers of a run must keep their states in the same data type",
         ),
         (
             "optimizer: {type: Lamb}",
             "bf16: {enabled: true, bf16_master_weights_and_grads: true}",
             "0.optimizer.type",
-            "LAMB updates an f32 copy",
+            "LAMB needs the f32 copy",
         ),
     ] {
         assert_refused(parse(group, more), &[&format!("training.param_groups.{place}"), expected]);

@@ -49,13 +49,13 @@ fn invalid_combinations_are_reported() {
         ),
         (
             "head_dim: 2, rope_scaling: {rope_type: longrope, short_factor: [1, 2], long_factor: [1], original_max_position_embeddings: 9}",
-            "short_factor has 2 numbers, and a head has 1 pairs",
+            "short_factor has 2 numbers, but needs 1: one for each pair of dimensions of a head",
         ),
         ("fused_projections: true, tiled_mlp_rows: 64", "`tiled_mlp_rows` is not implemented for fused projections"),
         ("rope_local_base_freq: 2.0", "layers of `sliding_attention` need `sliding_window`"),
         ("partial_rotary_factor: 0", "`model.partial_rotary_factor`: expected"),
         ("head_dim: 4, partial_rotary_factor: 0.3", "in pairs: the number must be even"),
-        ("qkv_bias: true, attention_bias: true", "`attention_bias` includes the biases of `qkv_bias`"),
+        ("qkv_bias: true, attention_bias: true", "`attention_bias` and `qkv_bias` both add biases"),
     ] {
         let errors = parse(keys).expect_err(keys);
         assert!(errors.contains(said) && errors.matches("error:").count() == 1, "{keys}\n{errors}");
@@ -78,13 +78,14 @@ fn packed_samples_are_not_longer_than_the_original_length() {
     assert!(of(64).is_ok());
     let errors = of(65).unwrap_err();
     assert!(
-        errors.contains("samples of 65 tokens are longer than 64") && errors.contains("`data.sequence_length: 64`")
+        errors.contains("samples of 65 tokens are too long: above 64 tokens")
+            && errors.contains("`data.sequence_length: 64`")
     );
     let pairs = |length: usize| parsed(length, false, "preference: {}");
     assert!(pairs(32).is_ok());
     let errors = pairs(33).unwrap_err();
     assert!(
-        errors.contains("two answers of 33 tokens in a sample are longer than 64")
+        errors.contains("two answers of 33 tokens in a sample are too long: above 64 tokens")
             && errors.contains("`data.sequence_length: 32`")
     );
 }

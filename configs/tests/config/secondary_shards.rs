@@ -67,26 +67,27 @@ fn invalid_secondary_group_sizes_are_errors() {
         (
             text(3, 4, "", ""),
             6,
-            format!("ZeRO shards over 6 ranks, which is not a multiple of {KEY} 4"),
+            format!("{KEY} 4 does not divide the 6 ranks over which ZeRO shards"),
             "write a divisor of 6, such as the number of ranks of a host",
         ),
         (
             text(3, 4, "", "mesh: {data_parallel_replicate_degree: 4}"),
             8,
-            format!("ZeRO shards over 2 ranks, which is not a multiple of {KEY} 4"),
+            format!("{KEY} 4 does not divide the 2 ranks over which ZeRO shards"),
             "write a divisor of 2, such as the number of ranks of a host",
         ),
         (
             text(2, 2, "", ""),
             8,
-            format!("`{KEY}: 2` copies sharded parameters, and stage 2 shards none"),
+            format!("`{KEY}: 2` copies sharded parameters, but stage 2 shards none"),
             "write `zero_optimization.stage: 3`, or leave `zero_hpz_partition_size` out",
         ),
         (
             text(3, 2, nvme, ""),
             8,
             format!(
-                "`{KEY}: 2` keeps a copy of the parameters in memory, and `zero_optimization.offload_param.device` is nvme"
+                "`{KEY}: 2` keeps a copy of the parameters in memory, but `zero_optimization.offload_param.device` is \
+                 nvme"
             ),
             "write `zero_optimization.offload_param.device: cpu`, or leave `zero_hpz_partition_size` out",
         ),

@@ -101,7 +101,7 @@ fn contradictions_name_both_keys() {
         (
             "gradient_accumulation_steps: 2\ntraining: {reproducible: true}\nzero_optimization: {stage: 1}",
             "zero_optimization.stage",
-            "stage 1 reduces their sum",
+            "stage 1 reduces only their sum",
         ),
     ] {
         let found = errors(text, 4);

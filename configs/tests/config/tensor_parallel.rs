@@ -69,7 +69,7 @@ fn settings_that_exclude_tensor_parallelism_are_rejected() {
             "zero_optimization: {stage: 2, offload_optimizer: {device: nvme, nvme_path: /tmp}}",
             "offload to NVMe with tensor parallelism",
         ),
-        ("adapter: {r: 4}\nquantization_config: {load_in_8bit: true}", "8-bit weights have one scale per row"),
+        ("adapter: {r: 4}\nquantization_config: {load_in_8bit: true}", "8-bit weights need whole rows"),
         (
             "adapter: {r: 4}\nquantization_config: {load_in_4bit: true, bnb_4bit_use_double_quant: true}",
             "double quantization needs whole weights",
@@ -78,7 +78,7 @@ fn settings_that_exclude_tensor_parallelism_are_rejected() {
             "data: {train: a.jsonl, format: chat, tokenizer: t.json, sequence_length: 64, max_tokens: 128}",
             "micro-batches of different lengths",
         ),
-        ("pipeline: {stages: 2, partition_method: time}", "measures each layer on one rank"),
+        ("pipeline: {stages: 2, partition_method: time}", "`time` measures whole layers"),
         (
             "data: {train: a.txt, tokenizer: byte, sequence_length: 64}\ntraining: {max_steps: 4}\n\
              data_efficiency: {enabled: true, data_sampling: {enabled: true, curriculum_learning: {enabled: true, \

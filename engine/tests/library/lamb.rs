@@ -100,5 +100,8 @@ fn mistakes_are_errors() {
         }
     };
     let bounds = error(", params: {min_coeff: 2, max_coeff: 1}", "stage: 1");
-    assert!(bounds.contains("the smallest trust ratio is larger than the largest"), "{bounds}");
+    assert!(
+        bounds.contains("the smallest trust ratio, `min_coeff`, is larger than the largest, `max_coeff`"),
+        "{bounds}"
+    );
 }

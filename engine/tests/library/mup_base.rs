@@ -200,10 +200,10 @@ fn mistakes_are_errors() {
         (
             gpt2,
             "optimizer: {type: MuAdam}",
-            "the optimizer scales learning rates by the widths of a base model, which is missing",
+            "the optimizer scales learning rates by the widths of a base model, but the section `mup` is missing",
         ),
         (gpt2, "mup: {base: {n_embd: 16}}", "`mup` needs an optimizer that scales learning rates with the width"),
-        (gpt2, "optimizer: {type: MuAdam}\nmup: {}", "the section does not describe a base model"),
+        (gpt2, "optimizer: {type: MuAdam}\nmup: {}", "`mup` does not describe a base model"),
         (
             gpt2,
             "optimizer: {type: MuAdam}\nmup: {base_shapes: file}",

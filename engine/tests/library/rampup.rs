@@ -158,12 +158,12 @@ fn mistakes_are_errors() {
         (
             "{train_batch_size: 8, data: {train: a.txt, sequence_length: 9, max_tokens: 9}}",
             "start: 4, increment: 4, samples: 5",
-            "a growing batch size needs micro-batches of the same number of samples",
+            "a growing batch size needs micro-batches with equal numbers of samples",
         ),
         (
             "{train_batch_size: 8, pipeline: {stages: 2, schedule: interleaved_1f1b}, train_micro_batch_size_per_gpu: 1}",
             "start: 1, increment: 1, samples: 9",
-            "1 samples are not a multiple of 2, which all replicas together need for one micro-batch per stage on each",
+            "1 samples are not a multiple of 2, the number of samples in one micro-batch per stage on every replica",
         ),
     ] {
         let text = format!(

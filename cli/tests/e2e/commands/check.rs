@@ -34,7 +34,7 @@ fn check_reports_the_same_errors_as_a_run() {
         ("model.n_layer=1", "cannot be cut into 7 parts", "pipeline"),
         (
             "training.param_groups=[{kinds: norm, optimizer: {type: Custom}}]",
-            "an optimizer that the program provides updates all parameters, not those of a group",
+            "an optimizer that the program provides updates all parameters, not only those of a group",
             "training.param_groups.0.optimizer.type",
         ),
         (
@@ -65,7 +65,7 @@ fn check_reports_the_same_errors_as_a_run() {
     fs::write(case.path("own.json"), "{\"train_batch_size\": 8}").unwrap();
     let check = |set: &str| case.command(&["check", "--config", "own.json", "--set", set]).output().unwrap();
     assert!(check("steps_per_print=1").status.success());
-    assert!(text(&check("data_types.grad_accum_dtype=bf16").stderr).contains("gradients are kept in bf16 only if"));
+    assert!(text(&check("data_types.grad_accum_dtype=bf16").stderr).contains("gradients can be kept in bf16 only if"));
 }
 
 #[test]

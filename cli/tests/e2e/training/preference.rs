@@ -76,8 +76,11 @@ fn contradictions_are_errors() {
     let trained = data.replace("chat: {", "chat: {train_on_inputs: true, ");
     for (settings, expected) in [
         (&["preference={}"][..], "`data.format: auto` has no pairs of answers"),
-        (&["preference={}", &packed], "with `preference`, a sample is one pair"),
-        (&["preference={}", &messages], "`data.chat.type: messages` has one answer, and `preference` compares two"),
+        (&["preference={}", &packed], "`preference` does not support `sample_packing`: each sample is one pair"),
+        (
+            &["preference={}", &messages],
+            "records of `data.chat.type: messages` have one answer, but `preference` compares two",
+        ),
         (&["preference={}", &trained], "`train_on_inputs` has no effect with `preference`"),
         (&[&data], "the record is a preference pair with the answers `chosen` and `rejected`"),
         (
@@ -90,7 +93,7 @@ fn contradictions_are_errors() {
         (&["preference={type: rlhf}", &data], "rlhf"),
         (
             &["preference={}", &data, "adapter={init_lora_weights: false}"],
-            "the reference model would have a random adapter",
+            "`init_lora_weights: false` would give the reference model a random adapter",
         ),
         (&["preference={}", &data, "training.device=cuda"], "training"),
     ] {

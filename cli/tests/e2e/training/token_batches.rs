@@ -88,12 +88,12 @@ fn settings_that_exclude_max_tokens_are_errors() {
     };
     let chat = |max_tokens: usize| case.conversations(48, &format!("max_tokens: {max_tokens}"));
     for (data, more, expected) in [
-        (chat(47), "train_batch_size=2", "a micro-batch of at most 47 positions cannot hold a sample of 48"),
+        (chat(47), "train_batch_size=2", "a micro-batch of at most 47 positions cannot hold a sample of 48 tokens"),
         (chat(97), "train_batch_size=2", "which is for 2 samples × 48 tokens = 96 positions"),
-        (chat(96), "data.sample_packing=true", "packed samples all have the same length"),
-        (chat(96), "pipeline.stages=2", "cannot pass through a pipeline"),
+        (chat(96), "data.sample_packing=true", "cannot group packed samples, which all have the same length"),
+        (chat(96), "pipeline.stages=2", "a pipeline needs micro-batches of the same shape"),
         (chat(96), "wall_clock_breakdown=true", "measurements need identical steps"),
-        (chat(50), "training.reproducible=true", "reproducible steps have a fixed number of micro-batches"),
+        (chat(50), "training.reproducible=true", "fixes the number of micro-batches per step"),
         (
             "data={train: corpus.txt}".into(),
             "data.max_tokens=96",

@@ -28,7 +28,11 @@ fn a_schedule_that_contradicts_itself_or_the_run_is_an_error() {
             "reaches 1 before the end",
         ),
         ("cosine_with_min_lr", "min_lr", "needs a smallest learning rate"),
-        ("cosine_with_min_lr, params: {min_lr: 1.0e-5, min_lr_rate: 0.1}", "min_lr", "both keys set"),
+        (
+            "cosine_with_min_lr, params: {min_lr: 1.0e-5, min_lr_rate: 0.1}",
+            "min_lr",
+            "`min_lr` and `min_lr_rate` both set",
+        ),
         ("cosine_warmup_with_min_lr, params: {min_lr: 0.5}", "min_lr", "not below the optimizer's 0.001"),
         ("polynomial, params: {lr_end: 0.001}", "lr_end", "not below the optimizer's 0.001"),
         (
@@ -95,7 +99,7 @@ fn a_schedule_that_deviates_from_written_values_is_a_warning() {
         (
             "scheduler: {type: linear, params: {num_training_steps: 50}}".to_string(),
             "scheduler.params.num_training_steps",
-            "ends after 50 steps, before the run's 100",
+            "ends after 50 steps, but the run has 100 steps",
         ),
         (
             "scheduler: {type: linear, params: {num_warmup_steps: 101}}".to_string(),

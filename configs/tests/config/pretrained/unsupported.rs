@@ -84,7 +84,7 @@ fn keys_that_change_the_arithmetic_are_rejected_by_name() {
             "`mscale: 3` of the rotary",
         ),
         ("llama", "rope_scaling", json!({"rope_type": "linear"}), "`rope_type: linear` needs `factor`"),
-        ("llama", "rope_scaling", json!("linear"), "it should be a section of keys"),
+        ("llama", "rope_scaling", json!("linear"), "`rope_scaling` should be a section of keys"),
         ("mistral", "attention_bias", json!(true), "`attention_bias` is not a key of mistral"),
         ("qwen2", "mlp_bias", json!(true), "`mlp_bias` is not a key of qwen2"),
         ("qwen3", "mlp_bias", json!(true), "`mlp_bias` is not a key of qwen3"),

@@ -87,17 +87,20 @@ fn settings_that_exclude_bf16_states_are_errors() {
     let states = "optimizer: {type: Adam, params: {fp32_optimizer_states: false}}";
     assert!(!f32_states(states) && f32_states("optimizer: {type: Lion}"));
     for (text, expected) in [
-        ("bf16: {bf16_master_weights_and_grads: true}".to_string(), "only if `bf16` is enabled"),
+        ("bf16: {bf16_master_weights_and_grads: true}".to_string(), "needs `bf16: {enabled: true}`"),
         (bf16("bf16_optimizer_states: true"), "need parameters without an f32 copy"),
-        (bf16("stochastic_rounding: true"), "rounded to nearest, which loses nothing"),
-        (format!("{}\ntraining: {{ema: {{}}}}", bf16("bf16_master_weights_and_grads: true")), "which this key removes"),
+        (bf16("stochastic_rounding: true"), "rounding to nearest loses nothing"),
+        (
+            format!("{}\ntraining: {{ema: {{}}}}", bf16("bf16_master_weights_and_grads: true")),
+            "`training.ema` needs the f32 copy",
+        ),
         (
             format!("{}\noptimizer: {{type: Lamb}}", bf16("bf16_master_weights_and_grads: true")),
-            "LAMB updates an f32 copy",
+            "LAMB needs the f32 copy",
         ),
         (
             format!("{}\noptimizer: {{type: Muon}}", bf16("bf16_master_weights_and_grads: true")),
-            "Muon updates an f32 copy",
+            "Muon needs the f32 copy",
         ),
         (format!("fp16: {{enabled: true}}\n{states}"), "whose range is too small"),
     ] {
@@ -111,11 +114,11 @@ fn settings_that_exclude_bf16_states_are_errors() {
 fn the_noise_scale_needs_several_equal_micro_batches() {
     let errors = |text: &str| Config::parse("ds.yaml", text).expect_err(text).to_string();
     let noise = "training: {gradient_noise_scale: {}}";
-    assert!(errors(&format!("train_batch_size: 2\n{noise}")).contains("a step has one"));
+    assert!(errors(&format!("train_batch_size: 2\n{noise}")).contains("a step has only one"));
     let text = format!("train_micro_batch_size_per_gpu: 2\ngradient_accumulation_steps: 2\n{noise}");
     assert_eq!(Config::parse("ds.yaml", text.as_str()).unwrap().training.gradient_noise_scale.unwrap().smoothing, 0.99);
     let chat = "data: {train: a, format: chat, tokenizer: t, sequence_length: 16, max_tokens: 32}";
-    assert!(errors(&format!("{text}\n{chat}")).contains("the same number of samples"));
+    assert!(errors(&format!("{text}\n{chat}")).contains("equal numbers of samples"));
 }
 
 #[test]
