@@ -191,7 +191,7 @@ fn merge(entries: &mut Vec<Entry>, name: &'static str, value: Value, report: &mu
         Some(node) => {
             let path = join(Config::model, name);
             let message =
-                format!("`{path}` is {}, but {} in the pretrained model", described(&node.value), described(&value));
+                format!("`{path}` is {}, but the pretrained model has {}", described(&node.value), described(&value));
             let help = "leave it out: the pretrained model sets it".to_string();
             report.contradiction(&[(&path, node.at), (&path, At::Pretrained)], message, Some(help));
         }

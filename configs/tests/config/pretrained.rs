@@ -123,7 +123,7 @@ fn written_keys_must_agree_with_the_folder() {
     let errors = with(&folder, "type: llama, hidden_size: 64", "").unwrap_err();
     let path = folder.path().join("config.json");
     let text = "\
-error: `model.hidden_size` is `64`, and `32` in the pretrained model
+error: `model.hidden_size` is `64`, but the pretrained model has `32`
   in: model.hidden_size (ds.yaml:2:";
     assert!(errors.starts_with(text), "{errors}");
     assert!(
@@ -131,10 +131,10 @@ error: `model.hidden_size` is `64`, and `32` in the pretrained model
         "{errors}"
     );
     for (other, said) in [
-        ("type: gpt2", "`model.type` is the text \"gpt2\", and the text \"llama\" in the pretrained model"),
-        ("head_dim: 16", "`model.head_dim` is `16`, and `8` in the pretrained model"),
-        ("sliding_window: 5", "`model.sliding_window` is `5`, and nothing in the pretrained model"),
-        ("qkv_bias: true", "`model.qkv_bias` is `true`, and `false` in the pretrained model"),
+        ("type: gpt2", "`model.type` is the text \"gpt2\", but the pretrained model has the text \"llama\""),
+        ("head_dim: 16", "`model.head_dim` is `16`, but the pretrained model has `8`"),
+        ("sliding_window: 5", "`model.sliding_window` is `5`, but the pretrained model has nothing"),
+        ("qkv_bias: true", "`model.qkv_bias` is `true`, but the pretrained model has `false`"),
         ("tie_word_embeddings: true", "`model.tie_word_embeddings` is `true`, and `false`"),
         ("rope_scaling: {rope_type: linear, factor: 4}", "and {rope_type: the text \"linear\", factor: `2`} in the"),
     ] {

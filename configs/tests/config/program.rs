@@ -60,7 +60,7 @@ fn builder_errors_match_file_errors_and_name_the_program() {
             Config::builder().micro_batch(1).set("training.epochs", 1).max_steps(3),
             &["both say how long to train", "training.max_steps (set by the program)"],
         ),
-        (Config::builder().micro_batch(1).adamw(f64::NAN), &["`optimizer.params.lr`", "not finite"]),
+        (Config::builder().micro_batch(1).adamw(f64::NAN), &["`optimizer.params.lr`", "NaN or an infinite number"]),
         (Config::builder().micro_batch(1).set("training..seed", 1), &["`training..seed` is not the path of a key"]),
         (Config::builder().micro_batch(1).set("data_parallel_size", 1), &["is not implemented yet", "leave it out"]),
         (Config::builder().zero_stage(1), &["`train_micro_batch_size_per_gpu` or `train_batch_size` is missing"]),

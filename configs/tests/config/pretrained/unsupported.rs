@@ -57,7 +57,7 @@ fn keys_that_change_the_arithmetic_are_rejected_by_name() {
             "phi3",
             "rope_scaling",
             json!({"type": "longrope", "short_factor": [1], "long_factor": [1]}),
-            "a head has 48 pairs",
+            "needs 48: one for each pair of dimensions of a head",
         ),
         ("gemma3_text", "hidden_activation", json!("gelu"), "`hidden_activation: gelu` is not implemented yet"),
         ("gemma3_text", "use_bidirectional_attention", json!(true), "`use_bidirectional_attention: true` is not"),
