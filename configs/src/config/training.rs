@@ -53,7 +53,7 @@ section! {
         pub keep_every: usize = key(COUNT_OR_0, "0", "Always keep the checkpoints of steps that are multiples of this number; 0: off");
         /// Save a checkpoint after each evaluation that is better than all earlier ones, and keep it until a better
         /// evaluation.
-        pub keep_best: Option<KeepBest> = section(&KeepBest::SECTION, "Save a checkpoint after each evaluation that is better than all before, and keep it until a better one. An empty section (`{}`) uses the evaluation loss");
+        pub keep_best: Option<KeepBest> = section(&KeepBest::SECTION, "Save a checkpoint after each evaluation that is better than all earlier ones, and keep it until a better one is saved. An empty section (`{}`) uses the evaluation loss as the metric");
         /// Address under which finished checkpoints are also stored; they are copied while training continues.
         pub checkpoint_store: Option<String> = key(Kind::Text, "null", "Address, such as `s3://bucket/run`, to which checkpoints are copied during training");
         /// Folder of the run.
