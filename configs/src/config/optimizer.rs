@@ -210,7 +210,7 @@ impl Optimizer {
     pub(crate) fn stands_alone(&self) -> Option<&'static str> {
         match self {
             Self::ScheduleFree(_) => Some("AdamWScheduleFree averages the weights of all parameters"),
-            Self::Custom(_) => Some("an optimizer that the program provides updates all parameters"),
+            Self::Custom(_) => Some("a custom optimizer updates all parameters"),
             Self::MuAdam(_) | Self::MuAdamW(_) | Self::MuSgd(_) => Some("µP sets the learning rates of all parameters"),
             _ => None,
         }

@@ -127,7 +127,7 @@ section! {
         /// L2 weight decay, added to the gradient.
         pub weight_decay: f64 = now(NON_NEGATIVE, "0.0", "Added to the gradient");
         /// Keep the sum of squared gradients in f32; otherwise in the parameters' dtype, f32 or bf16.
-        pub fp32_optimizer_states: bool = now(Kind::Bool, "true", "Keep the sum in f32; false: in the data type of the parameters, f32 or bf16");
+        pub fp32_optimizer_states: bool = now(Kind::Bool, "true", "Keep the sum of squared gradients in f32; false: in the data type of the parameters, f32 or bf16");
         = removed("max_grad_norm", "write `gradient_clipping` at the top level");
     }
 }

@@ -185,7 +185,8 @@ impl ParameterGroup {
         let at = |key: &str| format!("{prefix}{key}");
         own.check_params(&prefix, own.has_eight_bits(), resolver);
         if let Some(reason) = own.stands_alone() {
-            let help = "write another type, or make it the `optimizer` of the run".to_string();
+            let help =
+                "write another type for the group, or make this type the `optimizer` of the whole run".to_string();
             return resolver.contradiction(
                 &[&at(Optimizer::TYPE)],
                 format!("{reason}, not only those of a group"),

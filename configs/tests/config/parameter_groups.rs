@@ -86,12 +86,7 @@ fn a_group_can_have_an_optimizer_of_its_own() {
     let narrow = "bf16: {enabled: true}\noptimizer: {type: AdamW, params: {fp32_optimizer_states: false}}";
     for (group, more, place, expected) in [
         ("optimizer: {type: AdamWScheduleFree}", "", "0.optimizer.type", "averages the weights of all parameters"),
-        (
-            "optimizer: {type: Custom}",
-            "",
-            "0.optimizer.type",
-            "an optimizer that the program provides updates all parameters",
-        ),
+        ("optimizer: {type: Custom}", "", "0.optimizer.type", "a custom optimizer updates all parameters"),
         ("optimizer: {type: MuSGD}", "", "0.optimizer.type", "µP sets the learning rates"),
         ("optimizer: {type: SGD}", "optimizer: {type: AdamWScheduleFree}", "0.optimizer", "averages the weights"),
         ("optimizer: {type: SGD}", "optimizer: {type: Custom}", "0.optimizer", "updates all parameters"),

@@ -278,9 +278,9 @@ fn page() -> String {
     let run = |ignores| files.iter().filter(|(name, parts)| resolved(name, parts, ignores).is_ok()).count();
     let _ = writeln!(
         out,
-        "\nOf {} files {} run as they are, and {} more with `--ignore-unknown-keys`.",
-        files.len(),
+        "\n{} of the {} files run as they are, and {} more run with `--ignore-unknown-keys`.",
         run(false),
+        files.len(),
         run(true) - run(false)
     );
     for Project { title, folder, files } in all {

@@ -202,7 +202,7 @@ mod tests {
     use std::thread::ThreadId;
     use zero_config::BatchSizes;
 
-    /// A data set whose samples are their own index. It records the threads that loaded them.
+    /// A data set in which sample `i` is the number `i`. It records the threads that loaded the samples.
     #[derive(Default)]
     struct Watched(Mutex<Vec<(Vec<usize>, ThreadId)>>);
 

@@ -34,7 +34,7 @@ fn check_reports_the_same_errors_as_a_run() {
         ("model.n_layer=1", "cannot be cut into 7 parts", "pipeline"),
         (
             "training.param_groups=[{kinds: norm, optimizer: {type: Custom}}]",
-            "an optimizer that the program provides updates all parameters, not only those of a group",
+            "a custom optimizer updates all parameters, not only those of a group",
             "training.param_groups.0.optimizer.type",
         ),
         (
