@@ -247,11 +247,12 @@ macro_rules! tile {
                         right = right.wrapping_add(AT_ONCE * COLUMNS);
                     };
                 }
-                for _ in 0..t.depth / STEPS {
+                let iterations = t.depth / STEPS;
+                for _ in 0..iterations {
                     const AT_ONCE: usize = STEPS;
                     advance!();
                 }
-                for _ in 0..t.depth % STEPS {
+                for _ in 0..t.depth - iterations * STEPS {
                     const AT_ONCE: usize = 1;
                     advance!();
                 }
