@@ -135,8 +135,11 @@ error: `model.hidden_size` is `64`, but the pretrained model has `32`
         ("head_dim: 16", "`model.head_dim` is `16`, but the pretrained model has `8`"),
         ("sliding_window: 5", "`model.sliding_window` is `5`, but the pretrained model has nothing"),
         ("qkv_bias: true", "`model.qkv_bias` is `true`, but the pretrained model has `false`"),
-        ("tie_word_embeddings: true", "`model.tie_word_embeddings` is `true`, and `false`"),
-        ("rope_scaling: {rope_type: linear, factor: 4}", "and {rope_type: the text \"linear\", factor: `2`} in the"),
+        ("tie_word_embeddings: true", "`model.tie_word_embeddings` is `true`, but the pretrained model has `false`"),
+        (
+            "rope_scaling: {rope_type: linear, factor: 4}",
+            "the pretrained model has {rope_type: the text \"linear\", factor: `2`}",
+        ),
     ] {
         let errors = with(&folder, other, "").unwrap_err();
         assert!(errors.contains(said), "{other}\n{errors}");
