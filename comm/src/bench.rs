@@ -1,8 +1,8 @@
 //! Times collectives and their floors alternately, for `zero-train bench comm` and this crate's example.
 //!
 //! The floor of an operation is the time of its memory traffic alone on this machine. To measure it, all ranks run a
-//! loop at the same time, without communication. Each loop reads and writes as many bytes of the rank's own memory as
-//! the operation must read and write per rank. For N ranks and a vector of S bytes per rank:
+//! loop at the same time, without communication. Each loop reads and writes the rank's own memory, with the number of
+//! bytes that the operation must read and write per rank. For N ranks and a vector of S bytes per rank:
 //!
 //! | operation | reads | writes | loop |
 //! |---|---|---|---|
@@ -46,7 +46,7 @@ impl Comparison {
 /// Number of runs before the timed ones: they fault in the buffers' pages and wake the ranks.
 const WARM_UP: usize = 3;
 
-/// Times `repeats` operations on f32 vectors of `bytes` bytes, and as many runs of the floor. Each starts after a
+/// Times `repeats` operations on f32 vectors of `bytes` bytes, and `repeats` runs of the floor. Each starts after a
 /// barrier.
 ///
 /// For an all_gather, `bytes` is the size of the gathered vector; for an all_to_all, the size of each rank's input.

@@ -96,8 +96,8 @@ pub(crate) struct Signature {
 
 impl Signature {
     /// Returns whether `other`, from a peer, belongs to the same operation. The `send` of a message and the `recv` that
-    /// waits for it are the same operation. In an all_to_all, each rank must expect as many elements as the other
-    /// sends.
+    /// waits for it are the same operation. In an all_to_all, each rank must expect the number of elements that
+    /// the other sends.
     pub(crate) fn agrees_with(&self, other: &Signature) -> bool {
         let operation = |operation| if operation == Operation::Recv { Operation::Send } else { operation };
         let (length, layout) = match self.operation {

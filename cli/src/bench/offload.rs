@@ -25,8 +25,8 @@ struct Moved {
     written: u64,
 }
 
-/// Times of the update, of plain I/O with as many bytes (the floor), and of the update's arithmetic. There is one entry
-/// per step.
+/// Times of the update, of plain I/O with the same number of bytes (the floor), and of the update's arithmetic. Each
+/// list has one entry per step.
 #[derive(Debug, Default)]
 struct Times {
     subject: Vec<Duration>,

@@ -130,7 +130,7 @@ pub(crate) fn different_vectors_are_reported_with_both_sides(kind: Kind) {
     };
     let usual = [(Dtype::F32, 8), (Dtype::F32, 16)];
     let others = [
-        // Another number of vectors with the same total length, other lengths, and another type with as many bytes.
+        // Another number of vectors with the same total length, other lengths, and another type with the same bytes.
         (&[(Dtype::F32, 24)][..], "all_gather #1 of 72 f32 (counts "),
         (&[(Dtype::F32, 16), (Dtype::F32, 8)], "all_gather #1 of 2 buffers with 72 f32 (counts "),
         (&[(Dtype::F32, 8), (Dtype::I64, 8)], "all_gather #1 of 2 buffers with 288 bytes (counts "),

@@ -1,4 +1,4 @@
-//! Two hosts with two ranks each must write as many bytes to sockets as `plan --hosts` predicts.
+//! The bytes that two hosts with two ranks each write to sockets must match the prediction of `plan --hosts`.
 
 use crate::case;
 use crate::launch::namespaces;
