@@ -183,8 +183,8 @@ fn lead(args: &TrainArgs, started: &Started<'_>) -> anyhow::Result<u8> {
         grace: started.grace,
     };
     let team = Team::new(ranks, threads);
-    // A failed verification would fail again after a restart, so it is not restarted.
-    if config.launcher.max_restarts == 0 || options.verify.is_some() {
+    // A failed verification would fail again after a restart, and an evaluation has no checkpoint to resume from.
+    if config.launcher.max_restarts == 0 || options.verify.is_some() || options.evaluate {
         return Ok(launch(team, &job, None)?);
     }
     let recovery = Recovery {
@@ -259,6 +259,7 @@ fn run_options(args: &TrainArgs) -> anyhow::Result<RunOptions> {
             folder => Resume::From(folder.into()),
         }),
         verify: args.verify,
+        evaluate: args.evaluate,
         force: args.force,
         output: match (args.quiet, args.plain) {
             (true, _) => Printing::Quiet,

@@ -83,6 +83,9 @@ pub(crate) struct TrainArgs {
     /// Train K steps, compare their losses with those of one process at ZeRO stage 0, and stop
     #[arg(long, value_name = "K", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) verify: Option<u64>,
+    /// Evaluate the pretrained model, or the checkpoint of --resume, on the evaluation data, and train nothing
+    #[arg(long, conflicts_with_all = ["verify", "max_steps"])]
+    pub(crate) evaluate: bool,
     /// Start even if the plan exceeds the memory limit
     #[arg(long)]
     pub(crate) force: bool,
@@ -208,6 +211,7 @@ impl TrainArgs {
             ("--max-steps", self.max_steps.is_some()),
             ("--min-ranks", self.min_ranks.is_some()),
             ("--verify", self.verify.is_some()),
+            ("--evaluate", self.evaluate),
             ("--force", self.force),
             ("--plain", self.plain),
             ("--quiet", self.quiet),

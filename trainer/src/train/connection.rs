@@ -24,12 +24,14 @@ pub fn connect(
 }
 
 /// Returns the command-line options that are not part of the configuration and must be the same on all ranks.
-fn terms(options: &RunOptions) -> [(String, String); 2] {
+fn terms(options: &RunOptions) -> [(String, String); 3] {
     let resume = match &options.resume {
         None => "not given".to_string(),
         Some(Resume::Auto) => "auto".to_string(),
         Some(Resume::From(folder)) => folder.display().to_string(),
     };
     let verify = options.verify.map_or("not given".to_string(), |steps| steps.to_string());
-    [("--resume".to_string(), resume), ("--verify".to_string(), verify)]
+    let evaluate = if options.evaluate { "given" } else { "not given" };
+    [("--resume", resume), ("--verify", verify), ("--evaluate", evaluate.into())]
+        .map(|(key, value)| (key.into(), value))
 }

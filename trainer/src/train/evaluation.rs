@@ -1,6 +1,6 @@
 //! Evaluation: the loss and the program's metrics over the evaluation data.
 
-use super::corpus::{Corpus, EvalSet, Extent};
+use super::corpus::{Corpus, Extent};
 use super::metrics::{Metric, Sums};
 use crate::data::Dataset;
 use zero_engine::Engine;
@@ -74,45 +74,54 @@ fn of_weights(
     metrics: &[Metric],
 ) -> Result<Evaluation, Error> {
     let (rows, step) = (engine.config().train_micro_batch_size_per_gpu, engine.steps());
-    let mut sums = Sums::new(metrics);
+    let mut sums = vec![];
     let parts: Vec<&dyn Dataset> = match &corpus.eval_sets[..] {
         [] => vec![eval],
         sets => sets.iter().map(|set| &*set.data).collect(),
     };
     let means = match corpus.extent {
         Extent::Batches(batches) => {
-            let mean = |part: &&dyn Dataset| some(engine, corpus, *part, batches, metrics, &mut sums);
-            parts.iter().map(mean).collect::<Result<Vec<_>, _>>()?
+            let mut of_all = Sums::new(metrics);
+            let mean = |part: &&dyn Dataset| some(engine, corpus, *part, batches, metrics, &mut of_all);
+            let means = parts.iter().map(mean).collect::<Result<Vec<_>, _>>()?;
+            sums.push(of_all);
+            means
         }
         Extent::All => {
-            all(engine, corpus, eval, metrics, &mut sums)?;
+            for part in &parts {
+                let mut of_part = Sums::new(metrics);
+                all(engine, corpus, *part, metrics, &mut of_part)?;
+                sums.push(of_part);
+            }
             vec![]
         }
     };
     let sampled =
         Mean { total: means.iter().map(|it| it.total).sum(), weights: means.iter().map(|it| it.weights).sum() };
-    let of_set = |(set, mean): (&EvalSet, &Mean)| (set.name.clone(), mean.loss());
-    let by_dataset = corpus.eval_sets.iter().zip(&means).map(of_set).collect();
+    let by_dataset = |losses: Vec<f32>| -> Vec<(String, f32)> {
+        corpus.eval_sets.iter().map(|set| set.name.clone()).zip(losses).collect()
+    };
+    let sampled_losses = || means.iter().map(Mean::loss).collect();
     if !means.is_empty() && metrics.is_empty() {
         let samples = rows * engine.replicas() * engine.config().training.eval_batches * parts.len();
+        let by_dataset = by_dataset(sampled_losses());
         return Ok(Evaluation { step, loss: sampled.loss(), metrics: vec![], by_dataset, samples });
     }
-    let totals = engine.sum_exactly(&sums.into_sums())?;
-    // Each rank of a context or tensor group has counted the same sequence, so the sum is divided by the group sizes.
-    let samples = totals[2] as usize / (engine.config().context_size() * engine.config().tensor_size());
-    let loss = totals[0] / totals[1];
-    if totals[1] == 0.0 {
+    let totals = engine.sum_exactly(&sums.into_iter().flat_map(Sums::into_sums).collect::<Vec<_>>())?;
+    let of_parts: Vec<&[f64]> = totals.chunks_exact(3 + 2 * metrics.len()).collect();
+    if of_parts.iter().any(|sums| sums[1] == 0.0) {
         return Err(no_targets());
     }
-    let values = totals[3..].chunks_exact(2).map(|pair| pair[0] / pair[1]);
-    let metrics = metrics.iter().map(|metric| metric.name().to_string()).zip(values).collect();
-    Ok(Evaluation {
-        step,
-        loss: if means.is_empty() { loss as f32 } else { sampled.loss() },
-        metrics,
-        by_dataset,
-        samples,
-    })
+    let total = |index: usize| of_parts.iter().map(|sums| sums[index]).sum::<f64>();
+    // Each rank of a context or tensor group has counted the same sequence, so the sum is divided by the group sizes.
+    let samples = total(2) as usize / (engine.config().context_size() * engine.config().tensor_size());
+    let value = |metric: usize| total(3 + 2 * metric) / total(4 + 2 * metric);
+    let values = metrics.iter().enumerate().map(|(i, metric)| (metric.name().to_string(), value(i))).collect();
+    let (loss, losses) = match means.is_empty() {
+        true => ((total(0) / total(1)) as f32, of_parts.iter().map(|sums| (sums[0] / sums[1]) as f32).collect()),
+        false => (sampled.loss(), sampled_losses()),
+    };
+    Ok(Evaluation { step, loss, metrics: values, by_dataset: by_dataset(losses), samples })
 }
 
 /// The sum of the losses times their weights, and the sum of the weights.

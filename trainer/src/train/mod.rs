@@ -14,6 +14,7 @@ mod data_commands;
 mod disk;
 mod divergence;
 mod early_stop;
+mod evaluate_only;
 mod evaluation;
 mod files;
 mod first_rank;
@@ -33,6 +34,7 @@ mod rampup_tests;
 mod reference;
 mod report;
 mod restart;
+mod resume;
 mod run;
 mod sample;
 mod saves;
@@ -50,7 +52,6 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use candle_core::DType;
-use serde_json::Value;
 use zero_comm::Communicator;
 use zero_config::{Config, Optimizer, Transport};
 
@@ -65,6 +66,7 @@ use noise_scale::NoiseScale;
 use preparing::Preparing;
 use progress::Progress;
 use report::Report;
+use resume::{resume, start};
 use run::Run;
 use saves::Saves;
 use signals::Requests;
@@ -170,6 +172,10 @@ fn begin(
     }
     let main = comm.rank() == 0;
     let resumed = resume(&mut engine, options, out, &preparing())?;
+    if options.evaluate {
+        let from = resumed.map(|(from, _)| from);
+        return evaluate_only::run(engine, corpus, &task.metrics, from, options, out, requests);
+    }
     let mut divergence = Divergence::new(engine.config());
     let measured = engine.config().training.gradient_noise_scale;
     let mut noise_scale = NoiseScale::new(measured.map_or(0.0, |section| section.smoothing));
@@ -204,7 +210,7 @@ fn begin(
     if main && let Some(reason) = no_sample {
         progress.warn(&format!("`training.sample` has no effect: {reason}"));
     }
-    reference::prepare(&mut engine, &corpus, out, from.as_deref(), &progress)?;
+    reference::prepare(&mut engine, &corpus, out, (from.as_deref(), true), &progress)?;
     let uploads = uploads(&engine, options, (out, goes_on), &progress, &preparing())?;
     let saves = Saves::new(out, from.as_ref().map(|_| engine.steps()), best, uploads);
     if main {
@@ -325,18 +331,6 @@ fn lies_in(folder: &Path, parent: &Path) -> bool {
     canonical(folder).zip(canonical(parent)).is_some_and(|(folder, parent)| folder.starts_with(parent))
 }
 
-/// Returns whether the run starts anew or resumes from a checkpoint.
-fn start(config: &Config, options: &RunOptions) -> Result<Start, Error> {
-    let root = Path::new(&config.training.output_dir).join("checkpoints");
-    Ok(match &options.resume {
-        _ if !options.restarts.from.is_empty() => Start::GoesOn,
-        None => Start::Anew,
-        Some(Resume::From(_)) => Start::GoesOn,
-        Some(Resume::Auto) if zero_checkpoint::committed(&root)?.is_empty() => Start::Anew,
-        Some(Resume::Auto) => Start::GoesOn,
-    })
-}
-
 /// Starts copying the checkpoints to the configured store, if there is one. Only rank 0 copies. A collective.
 fn uploads(
     engine: &Engine,
@@ -357,44 +351,4 @@ fn uploads(
     let begin = || Uploads::begin(engine.config(), engine.retention(), out, begun, progress, preparing);
     let begin = || (comm.rank() == 0).then(begin).transpose();
     zero_checkpoint::patiently(&**comm, begin)?
-}
-
-/// Resumes as the options require. `auto` loads the newest checkpoint. If this checkpoint is damaged, it prints a
-/// warning and tries the previous one.
-fn resume(
-    engine: &mut Engine,
-    options: &RunOptions,
-    out: &Path,
-    preparing: &Preparing<'_>,
-) -> Result<Option<(PathBuf, Value)>, Error> {
-    let mut candidates = match &options.resume {
-        _ if !options.restarts.from.is_empty() => options.restarts.from.clone(),
-        None => return Ok(None),
-        Some(Resume::From(folder)) => {
-            let named =
-                |error: Error| error.named("--resume", "name the folder of a checkpoint or of a run, or write `auto`");
-            let folder = match zero_config::address(folder) {
-                Some(address) => checkpoint_store::fetch(address, &**engine.communicator(), preparing)?,
-                None => zero_checkpoint::newest_meant(folder).map_err(|error| named(error.into()))?,
-            };
-            let state = engine.load_checkpoint(&folder).map_err(named)?;
-            return Ok(Some((folder, state)));
-        }
-        Some(Resume::Auto) => zero_checkpoint::committed(&out.join("checkpoints"))?,
-    };
-    let mut damaged = None;
-    while let Some((step, folder)) = candidates.pop() {
-        match engine.load_checkpoint(&folder) {
-            Ok(state) => return Ok(Some((folder, state))),
-            Err(error) if error.is_damage() => {
-                if engine.communicator().rank() == 0 {
-                    eprintln!("warning: cannot load the checkpoint of step {step}: {error}");
-                }
-                damaged = damaged.or(Some(error));
-            }
-            Err(error) => return Err(error),
-        }
-    }
-    // If all checkpoints of a run are damaged, fails instead of starting over.
-    damaged.map_or(Ok(None), Err)
 }

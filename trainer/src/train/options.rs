@@ -28,6 +28,8 @@ pub struct RunOptions {
     pub job: Option<String>,
     /// Trains for this number of steps, and compares the losses with the losses of one process at ZeRO stage 0.
     pub verify: Option<u64>,
+    /// Evaluates the model on the evaluation data instead of training it, and writes no files.
+    pub evaluate: bool,
     /// Whether to ignore `training.memory_limit`.
     pub force: bool,
     /// What the run prints.

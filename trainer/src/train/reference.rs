@@ -23,8 +23,8 @@ use crate::data::{Dataset, PairDataset};
 /// checksum of the pairs.
 const FILE: &str = "reference_log_probs.safetensors";
 
-/// Computes the log-probabilities of all pairs, or reads them if the run resumes from the checkpoint `from`. A
-/// collective.
+/// Computes the log-probabilities of all pairs and, if `keeps` is set, writes them to the run's folder. If the run
+/// resumes from the checkpoint `from`, reads them instead. A collective.
 ///
 /// # Errors
 /// Fails if a resumed run does not find the log-probabilities of its pairs, or if a rank is lost.
@@ -32,7 +32,7 @@ pub(super) fn prepare(
     engine: &mut Engine,
     corpus: &Corpus,
     out: &Path,
-    from: Option<&Path>,
+    (from, keeps): (Option<&Path>, bool),
     progress: &Progress,
 ) -> Result<(), Error> {
     if corpus.reference.is_empty() {
@@ -49,7 +49,7 @@ pub(super) fn prepare(
         tensors.insert(name(pairs)?, tensor);
         pairs.set_reference(log_probs);
     }
-    if engine.communicator().rank() == 0 {
+    if keeps && engine.communicator().rank() == 0 {
         let (path, temporary) = (out.join(FILE), out.join(format!(".{FILE}")));
         fs::create_dir_all(out).map_err(Error::io(out))?;
         safetensors::save(&tensors, &temporary)?;

@@ -17,6 +17,7 @@ const OPTIONS: &str = "Options:
       --max-steps N     stop after N optimizer steps
       --out DIR         folder of the run [default: training.output_dir]
       --resume auto|DIR resume from the newest checkpoint of the run (auto), or from the checkpoint or the run in DIR
+      --evaluate        evaluate the initial weights or the checkpoint of --resume, and train nothing
       --force           start even if the plan exceeds the memory limit
       --plain           print plain lines instead of a progress bar, even on a terminal
       --quiet           print only errors
@@ -33,6 +34,7 @@ pub(super) struct Arguments {
     out: Option<PathBuf>,
     pub(super) ranks: Option<usize>,
     pub(super) resume: Option<Resume>,
+    pub(super) evaluate: bool,
     pub(super) force: bool,
     pub(super) output: Output,
     pub(super) help: bool,
@@ -62,6 +64,7 @@ impl Arguments {
                     let from = parser.value()?;
                     read.resume = Some(if from == "auto" { Resume::Auto } else { Resume::From(from.into()) });
                 }
+                Long("evaluate") => read.evaluate = true,
                 Long("force") => read.force = true,
                 Long("plain") => read.output = Output::Plain,
                 Long("quiet") => read.output = Output::Quiet,
@@ -129,9 +132,10 @@ mod tests {
     #[test]
     fn options_become_a_configuration() {
         let own = Source { name: "own.yaml".into(), text: "train_batch_size: 4\ntraining: {epochs: 2}".into() };
-        let words = ["--set", "train_batch_size=8", "--max-steps=3", "--out", "a b", "--resume", "runs/x", "--quiet"];
-        let read = parse(&words).unwrap();
-        assert_eq!((&read.resume, read.output), (&Some(Resume::From("runs/x".into())), Output::Quiet));
+        let words = "--set train_batch_size=8 --max-steps=3 --resume runs/x --quiet --evaluate".split(' ');
+        let read = parse(&words.chain(["--out", "a b"]).collect::<Vec<_>>()).unwrap();
+        let resume = Some(Resume::From("runs/x".into()));
+        assert_eq!((&read.resume, read.output, read.evaluate), (&resume, Output::Quiet, true));
         let config = read.load(vec![own], &[]).unwrap().resolve(Some(1)).unwrap();
         assert_eq!((config.train_batch_size, config.training.max_steps, config.training.epochs), (8, Some(3), None));
         assert_eq!(config.training.output_dir, "a b");

@@ -10,7 +10,7 @@ use candle_core::{Result as CandleResult, Tensor};
 use zero_comm::Communicator;
 use zero_config::{Config, LogLevel, Source};
 use zero_engine::optimizer::CustomOptimizer;
-use zero_engine::{Activations, Error, Layers};
+use zero_engine::{Activations, DataError, Error, Layers};
 
 use crate::data::Dataset;
 use crate::process;
@@ -60,7 +60,7 @@ impl<'a> Trainer<'a> {
     }
 
     /// Creates a trainer from this program's command line (`--config`, `--set`, `-n`, `--max-steps`, `--out`, `--resume`,
-    /// `--quiet`; `--help` lists all options) and the launcher's environment.
+    /// `--evaluate`, `--quiet`; `--help` lists all options) and the launcher's environment.
     ///
     /// Call it first in `main`: it prepares the process as [`process::set_up`] does, and may re-execute the program
     /// with the same arguments. With `-n N`, it starts the program N times and does not return: it exits when the ranks
@@ -114,9 +114,9 @@ impl<'a> Trainer<'a> {
         let threads = process::threads_of_rank(Some(&config.launcher), place.local_world_size);
         process::prepare(threads, place.world_size)?;
         let cores = process::settle(&config, &place)?;
-        let (resume, force, output) = (arguments.resume, arguments.force, arguments.output);
+        let Arguments { resume, evaluate, force, output, .. } = arguments;
         let mut trainer = Self::new(config);
-        trainer.options = RunOptions { resume, force, output, ..trainer.options };
+        trainer.options = RunOptions { resume, evaluate, force, output, ..trainer.options };
         trainer.said.push(cores);
         Ok(trainer)
     }
@@ -232,8 +232,19 @@ impl<'a> Trainer<'a> {
         self
     }
 
+    /// Evaluates the model on the evaluation data, without training it and without writing files. The weights are those
+    /// of the checkpoint of [`Trainer::resume`] or, without it, the initial weights: of `model.pretrained`, of
+    /// `training.initial_weights`, or drawn from the seed. All ranks must call it.
+    ///
+    /// # Errors
+    /// Fails without evaluation data, and with the errors of [`Trainer::fit`].
+    pub fn evaluate(mut self) -> Result<Evaluation, Error> {
+        self.options.evaluate = true;
+        self.fit()?.evaluation.ok_or(Error::Data(DataError::Stopped))
+    }
+
     /// Trains until the last step, an early stop or a signal. SIGINT and SIGTERM save a checkpoint before the run ends.
-    /// All ranks must call it.
+    /// With `--evaluate` on the command line, it only evaluates, as [`Trainer::evaluate`] does. All ranks must call it.
     ///
     /// # Errors
     /// Returns the error that ended the run early. It is the same on all ranks, except on a lost rank; see [`Error`].

@@ -53,7 +53,7 @@ pub(super) fn run(arguments: &Arguments, sources: &[Source], typed: Typed, ranks
     }
     let team = |ranks: usize| Team::new(ranks, process::threads(Some(&config.launcher), ranks));
     let job = Job::here(None);
-    if config.launcher.max_restarts == 0 {
+    if config.launcher.max_restarts == 0 || arguments.evaluate {
         return launch(team(ranks), &job, None);
     }
     let smaller = |ranks: usize| {

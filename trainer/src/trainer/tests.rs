@@ -1,6 +1,7 @@
 //! Trains small models that the tests define, on ranks that are threads.
 
 mod best;
+mod evaluate_only;
 mod evaluation;
 mod several_inputs;
 

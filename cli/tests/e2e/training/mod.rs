@@ -1,5 +1,6 @@
 //! Training runs on various layouts, and the files that they write.
 
+mod evaluate;
 mod fine_tuning;
 mod gradients;
 mod local_steps;

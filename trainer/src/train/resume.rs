@@ -1,0 +1,64 @@
+//! Selects the checkpoint from which a run resumes, and loads it.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+use zero_config::Config;
+use zero_engine::checkpoint::start::Start;
+use zero_engine::{Engine, Error};
+
+use super::checkpoint_store;
+use super::options::{Resume, RunOptions};
+use super::preparing::Preparing;
+
+/// Returns whether the run starts anew or resumes from a checkpoint.
+pub(super) fn start(config: &Config, options: &RunOptions) -> Result<Start, Error> {
+    let root = Path::new(&config.training.output_dir).join("checkpoints");
+    Ok(match &options.resume {
+        _ if !options.restarts.from.is_empty() => Start::GoesOn,
+        None => Start::Anew,
+        Some(Resume::From(_)) => Start::GoesOn,
+        Some(Resume::Auto) if zero_checkpoint::committed(&root)?.is_empty() => Start::Anew,
+        Some(Resume::Auto) => Start::GoesOn,
+    })
+}
+
+/// Resumes as the options require. `auto` loads the newest checkpoint. If this checkpoint is damaged, it prints a
+/// warning and tries the previous one.
+pub(super) fn resume(
+    engine: &mut Engine,
+    options: &RunOptions,
+    out: &Path,
+    preparing: &Preparing<'_>,
+) -> Result<Option<(PathBuf, Value)>, Error> {
+    let mut candidates = match &options.resume {
+        _ if !options.restarts.from.is_empty() => options.restarts.from.clone(),
+        None => return Ok(None),
+        Some(Resume::From(folder)) => {
+            let named =
+                |error: Error| error.named("--resume", "name the folder of a checkpoint or of a run, or write `auto`");
+            let folder = match zero_config::address(folder) {
+                Some(address) => checkpoint_store::fetch(address, &**engine.communicator(), preparing)?,
+                None => zero_checkpoint::newest_meant(folder).map_err(|error| named(error.into()))?,
+            };
+            let state = engine.load_checkpoint(&folder).map_err(named)?;
+            return Ok(Some((folder, state)));
+        }
+        Some(Resume::Auto) => zero_checkpoint::committed(&out.join("checkpoints"))?,
+    };
+    let mut damaged = None;
+    while let Some((step, folder)) = candidates.pop() {
+        match engine.load_checkpoint(&folder) {
+            Ok(state) => return Ok(Some((folder, state))),
+            Err(error) if error.is_damage() => {
+                if engine.communicator().rank() == 0 {
+                    eprintln!("warning: cannot load the checkpoint of step {step}: {error}");
+                }
+                damaged = damaged.or(Some(error));
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    // If all checkpoints of a run are damaged, fails instead of starting over.
+    damaged.map_or(Ok(None), Err)
+}
