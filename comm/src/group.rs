@@ -17,6 +17,7 @@ use crate::device::{DeviceEnd, DeviceFabric};
 use crate::error::CommError;
 use crate::health::{Cause, Health};
 use crate::inquiry::Topic;
+use crate::lock::lock;
 use crate::parts::{Counts, Parts};
 use crate::pending::Pending;
 use crate::signature::{Operation, Signature, digest};
@@ -24,7 +25,7 @@ use crate::stats::{Sent, SizeCounter, Stats};
 use crate::step::{Carried, Collective, Fabric, Inbox, Membership, Outbox, Step, Vector, consecutive};
 
 use arguments::BufferKind;
-use submission::{Context, Ordered, lane_to, lock};
+use submission::{Context, Ordered, lane_to};
 use vectors::{coalesced, describe, divided};
 
 pub(crate) struct Group {

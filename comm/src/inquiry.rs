@@ -12,10 +12,11 @@
 //! wait for. A receive for which no thread waits yet does not delay the rank, and its deadline does not run.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use crate::health::{Health, SLICE};
+use crate::lock::lock;
 use crate::signature::digest;
 use crate::step::Deadline;
 
@@ -271,11 +272,6 @@ impl Drop for Inquest<'_> {
             lock(&self.health.registry.answers).retain(|(topic, _), _| *topic != self.topic.id);
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // No code panics while holding these locks, and the maps stay consistent in any case.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

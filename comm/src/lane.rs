@@ -9,10 +9,11 @@
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, TryLockError, Weak};
 use std::thread::JoinHandle;
 
 use crate::inquiry::Waiters;
+use crate::lock::lock;
 
 type Job<E> = Box<dyn FnOnce(&mut E) + Send>;
 
@@ -127,11 +128,6 @@ impl<E: ?Sized> Drop for Lane<E> {
             let _ = thread.join();
         }
     }
-}
-
-fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Jobs do not panic while they hold one of these locks, except in `run_next`, which catches the panic.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

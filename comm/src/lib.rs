@@ -54,6 +54,7 @@ mod hierarchy;
 mod inquiry;
 mod lane;
 pub mod launcher_environment;
+mod lock;
 mod parts;
 mod pending;
 mod processes;

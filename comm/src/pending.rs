@@ -1,10 +1,11 @@
 //! The result of an operation in flight.
 
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use crate::error::CommError;
 use crate::lane::Help;
+use crate::lock::lock;
 
 /// The result of an operation that runs on a worker thread.
 ///
@@ -98,7 +99,7 @@ impl<T> Awaited<T> {
         while !self.is_done() && Instant::now() < spin_until {
             std::thread::yield_now();
         }
-        let mut result = self.slot.lock();
+        let mut result = lock(&self.slot.result);
         loop {
             match result.take() {
                 Some(result) => return result,
@@ -108,7 +109,7 @@ impl<T> Awaited<T> {
     }
 
     fn is_done(&self) -> bool {
-        self.slot.lock().is_some()
+        lock(&self.slot.result).is_some()
     }
 }
 
@@ -126,12 +127,6 @@ struct Slot<T> {
     done: Condvar,
 }
 
-impl<T> Slot<T> {
-    fn lock(&self) -> MutexGuard<'_, Option<Result<T, CommError>>> {
-        self.result.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
 /// The worker's end of a [`Pending`].
 pub(crate) struct Completion<T> {
     slot: Option<Arc<Slot<T>>>,
@@ -145,7 +140,7 @@ impl<T> Completion<T> {
 
     fn finish(&mut self, result: Result<T, CommError>) {
         if let Some(slot) = self.slot.take() {
-            *slot.lock() = Some(result);
+            *lock(&slot.result) = Some(result);
             slot.done.notify_all();
         }
     }

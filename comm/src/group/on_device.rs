@@ -3,13 +3,14 @@
 use std::sync::Arc;
 
 use super::Group;
-use super::submission::{Ordered, lock};
+use super::submission::Ordered;
 use super::vectors::memory;
 use crate::buffer::{Buffer, Dtype};
 use crate::communicator::{Communicator, Exchanged, Gathered, ReduceOp, Scattered, ToGather, ToScatter};
 use crate::device::{DeviceEnd, DeviceWork};
 use crate::health::Failure;
 use crate::inquiry::{Topic, Waiters};
+use crate::lock::lock;
 use crate::parts::{Counts, Parts};
 use crate::pending::Pending;
 use crate::signature::{Operation, Signature};

@@ -1,7 +1,7 @@
 //! Orders the operations of a group on its lanes, counts them, and maps their failures to errors.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use super::Group;
@@ -11,6 +11,7 @@ use crate::error::CommError;
 use crate::health::{Failure, Health};
 use crate::inquiry::Waiters;
 use crate::lane::Lane;
+use crate::lock::lock;
 use crate::pending::Pending;
 use crate::signature::Signature;
 use crate::stats::{Log, Sent};
@@ -128,9 +129,4 @@ pub(super) fn lane_to<E: ?Sized>(
         Entry::Occupied(lane) => Ok(lane.into_mut()),
         Entry::Vacant(place) => Ok(place.insert(start()?)),
     }
-}
-
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // A panic in a job breaks no invariant, because these locks protect only counters.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -12,6 +12,7 @@ use super::{GET, MAX_KEY, MAX_KEYS, MAX_VALUE, SET, StoreError};
 use crate::auth::{self, Key, PROOF_TIME, WELCOME, read_by};
 use crate::doorkeeper::{Doorkeeper, Pending};
 use crate::health::SLICE;
+use crate::lock::lock;
 
 /// A key-value server that runs until it is dropped.
 pub struct StoreServer {
@@ -88,7 +89,7 @@ pub(super) fn requests(stream: &mut TcpStream, shared: &Shared) -> io::Result<()
         match code {
             SET => {
                 let (key, value) = (read_key(stream)?, read_bytes(stream, MAX_VALUE)?);
-                let mut values = shared.values.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut values = lock(&shared.values);
                 if values.len() >= MAX_KEYS {
                     return Err(io::Error::other("too many keys"));
                 }
@@ -115,7 +116,7 @@ pub(super) fn requests(stream: &mut TcpStream, shared: &Shared) -> io::Result<()
 impl Shared {
     fn wait_for(&self, key: &str, patience: Duration) -> Option<Vec<u8>> {
         let deadline = Instant::now() + patience;
-        let mut values = self.values.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut values = lock(&self.values);
         loop {
             if let Some(value) = values.get(key) {
                 return Some(value.clone());

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use crate::auth::{self, Hello, Key, Refusal, WELCOME};
 use crate::doorkeeper::Doorkeeper;
 use crate::error::CommError;
+use crate::lock::lock;
 
 /// The identity of this process towards its peers.
 #[derive(Debug, Clone)]
@@ -66,7 +67,7 @@ impl Hub {
             if let Ok(hello) = auth::demand(&mut stream, &ours.key, judge) {
                 drop(pending);
                 let arrival = (word(&hello, 16), half_word(&hello, 24), half_word(&hello, 28));
-                accepted.streams.lock().unwrap_or_else(PoisonError::into_inner).insert(arrival, stream);
+                lock(&accepted.streams).insert(arrival, stream);
                 accepted.changed.notify_all();
             }
         })?;
@@ -150,7 +151,7 @@ impl Hub {
 
     fn accept(&self, group: u64, purpose: Purpose, peer: usize, deadline: Instant) -> Result<TcpStream, CommError> {
         let arrival = (group, purpose as u32, peer as u32);
-        let mut streams = self.arrivals.streams.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut streams = lock(&self.arrivals.streams);
         loop {
             if let Some(stream) = streams.remove(&arrival) {
                 return Ok(stream);

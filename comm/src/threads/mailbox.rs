@@ -6,6 +6,7 @@ use std::time::Duration;
 use super::Room;
 use crate::health::{Cause, Failure, Health, SLICE};
 use crate::inquiry::{Inquest, Topic};
+use crate::lock::lock;
 use crate::signature::Signature;
 use crate::step::{Carried, Deadline, Inbox, Outbox};
 
@@ -24,12 +25,6 @@ struct Offer {
 
 // SAFETY: only the receiver reads the pointer, under the lock, while the sender waits until the offer is withdrawn.
 unsafe impl Send for Offer {}
-
-impl Mailbox {
-    fn lock(&self) -> MutexGuard<'_, Option<Offer>> {
-        self.offer.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
 
 /// One end of a mailbox.
 pub(super) struct End {
@@ -51,7 +46,7 @@ impl End {
     fn wait_until(&self, full: bool, deadline: Deadline) -> Result<MutexGuard<'_, Option<Offer>>, Failure> {
         let (mailbox, peer) = (self.mailbox(), self.peer);
         let mut inquest = Inquest::new(&self.health, &self.topic, deadline);
-        let mut offer = mailbox.lock();
+        let mut offer = lock(&mailbox.offer);
         loop {
             if offer.is_some() == full {
                 return Ok(offer);
@@ -79,13 +74,13 @@ pub(super) struct Sender(pub(super) End);
 impl Outbox for Sender {
     fn send(&mut self, signature: &Signature, bytes: &[u8], deadline: Deadline) -> Result<Carried, Failure> {
         let mailbox = self.0.mailbox();
-        *mailbox.lock() = Some(Offer { signature: *signature, bytes: bytes.as_ptr(), length: bytes.len() });
+        *lock(&mailbox.offer) = Some(Offer { signature: *signature, bytes: bytes.as_ptr(), length: bytes.len() });
         mailbox.changed.notify_all();
         match self.0.wait_until(false, deadline) {
             Ok(_) => Ok(Carried::IN_PLACE),
             Err(failure) => {
                 // While this thread holds the lock, the receiver does not copy. Afterwards the receiver finds no offer.
-                *mailbox.lock() = None;
+                *lock(&mailbox.offer) = None;
                 Err(failure)
             }
         }

@@ -10,7 +10,7 @@ mod mailbox;
 mod meeting;
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use crate::communicator::{Communicator, Options};
@@ -18,6 +18,7 @@ use crate::error::CommError;
 use crate::group::Group;
 use crate::health::{Announce, Board, Cause, Health};
 use crate::inquiry::{Topic, WaitRegistry, Waiters};
+use crate::lock::lock;
 use crate::step::{Collective, Fabric, Inbox, Membership, Outbox};
 
 use mailbox::{Mailbox, Receiver, Sender};
@@ -82,7 +83,7 @@ struct Threads {
 impl Threads {
     fn enter(rooms: &Arc<Rooms>, health: &Arc<Health>, membership: Membership, timeout: Duration) -> Threads {
         let size = membership.size();
-        let mut open = rooms.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut open = lock(&rooms.open);
         let (room, inside) = open.entry(membership.group).or_insert_with(|| {
             let mailboxes = (0..size * size).map(|_| Mailbox::default()).collect();
             (Arc::new(Room { meeting: Meeting::new(size), mailboxes }), 0)

@@ -7,13 +7,14 @@ use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock};
 
 use memmap2::{MmapOptions, MmapRaw};
 use rustix::fs::{FallocateFlags, fallocate};
 
 use super::allocator::LARGE;
 use super::space::{Space, UNIT};
+use crate::lock::lock;
 use crate::shm::memfd::{self, Ticket};
 
 /// The mapped file. Its first word is the nonce that distinguishes it from other files.
@@ -47,7 +48,7 @@ pub(super) fn present() -> Option<&'static Own> {
 }
 
 fn space() -> MutexGuard<'static, Space> {
-    SPACE.lock().unwrap_or_else(PoisonError::into_inner)
+    lock(&SPACE)
 }
 
 /// Returns the ticket with which other processes open the arena. Returns `None` if there is no arena, for example

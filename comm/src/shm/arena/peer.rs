@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use memmap2::{MmapOptions, MmapRaw};
 
+use crate::lock::lock;
 use crate::shm::memfd::Ticket;
 
 /// A mapped arena of a peer. It stays valid after the peer ends: the file cannot shrink and lives as long as any
@@ -49,7 +50,7 @@ pub(crate) struct PeerArenas {
 impl PeerArenas {
     /// Returns the arena of a rank; `None` if it cannot be mapped.
     pub(crate) fn get(&self, rank: usize, ticket: &Ticket) -> Option<Arc<PeerArena>> {
-        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut open = lock(&self.open);
         if let Some(arena) = open.get(&rank) {
             return Some(Arc::clone(arena));
         }
