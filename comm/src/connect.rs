@@ -9,8 +9,6 @@ use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use sha2::{Digest, Sha256};
-
 use crate::agreement::Terms;
 use crate::auth::Key;
 use crate::communicator::{Communicator, Options};
@@ -20,6 +18,7 @@ use crate::health::{Board, Health};
 use crate::launcher_environment::LauncherEnvironment;
 use crate::processes::{Control, Processes, World};
 use crate::shm::{PeerArenas, host_identity};
+use crate::signature::digest;
 use crate::step::Membership;
 use crate::store::{StoreClient, StoreError, StoreServer};
 use crate::tcp::{Hub, Identity, Purpose, bind_address};
@@ -40,7 +39,7 @@ pub fn connect(place: &LauncherEnvironment, options: &Options) -> Result<Arc<dyn
     let meeting = Meeting::at(place, options)?;
     let free = || TcpListener::bind((meeting.interface, 0));
     let listener = apart_from(place.master_port, free).map_err(|error| meeting.error(&error.to_string()))?;
-    let job = digest(&place.run_id);
+    let job = digest(&place.run_id, &[]);
     let members: Vec<usize> = (0..place.world_size).collect();
 
     let (server, mut store) = meeting.open_store(deadline)?;
@@ -248,11 +247,6 @@ impl Meeting<'_> {
             _ => Ok(()),
         }
     }
-}
-
-fn digest(text: &str) -> u64 {
-    let bytes = Sha256::digest(text.as_bytes());
-    u64::from_le_bytes(std::array::from_fn(|i| bytes[i]))
 }
 
 #[cfg(test)]

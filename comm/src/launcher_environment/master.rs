@@ -1,8 +1,7 @@
 //! Finds the rendezvous of a job and the values that distinguish it from other jobs.
 
-use sha2::{Digest, Sha256};
-
 use super::{Environment, LauncherEnvironmentError, slurm};
+use crate::signature::digest;
 
 /// The default port of PyTorch's launchers.
 pub(super) const DEFAULT_PORT: u16 = 29500;
@@ -58,7 +57,7 @@ pub(super) fn port(environment: &Environment) -> Result<u16, LauncherEnvironment
     // Derive the port from the job id so that two jobs on one host use different ports. Ray reserves 10002 to 19999 for
     // its workers.
     let job = ["SLURM_JOB_ID", "PMI_JOBID", "OMPI_MCA_ess_base_jobid"].iter().find_map(|name| environment.get(name));
-    Ok(job.map_or(DEFAULT_PORT, |job| 20000 + (digest(&job) % 9000) as u16))
+    Ok(job.map_or(DEFAULT_PORT, |job| 20000 + (digest(&job, &[]) % 9000) as u16))
 }
 
 /// Returns whether the launcher serves the store. torchrun and this project's launcher set
@@ -84,9 +83,4 @@ pub(super) fn run_id(environment: &Environment) -> String {
         (Some(job), None) => format!("slurm-{job}"),
         _ => "local".into(),
     }
-}
-
-fn digest(text: &str) -> u64 {
-    let bytes = Sha256::digest(text.as_bytes());
-    u64::from_le_bytes(std::array::from_fn(|i| bytes[i]))
 }
