@@ -66,7 +66,7 @@ pub fn connect(place: &LauncherEnvironment, options: &Options) -> Result<Arc<dyn
     let fabric = Processes::connect(&world, membership.clone(), deadline)?;
     // By now every rank has connected to every other, so no rank needs the store any more.
     drop(server);
-    Ok(Group::new(membership, Box::new(fabric), health, timeout)?)
+    Ok(Group::new(membership, Box::new(fabric), None, health, timeout)?)
 }
 
 /// Opens a listener on a port other than the store's. While no store listens yet, the system may assign the store's

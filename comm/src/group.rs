@@ -44,15 +44,6 @@ impl Group {
     pub(crate) fn new(
         membership: Membership,
         fabric: Box<dyn Fabric>,
-        health: Arc<Health>,
-        timeout: Duration,
-    ) -> Result<Arc<Group>, CommError> {
-        Group::with(membership, fabric, None, health, timeout)
-    }
-
-    fn with(
-        membership: Membership,
-        fabric: Box<dyn Fabric>,
         devices: Option<Arc<dyn DeviceFabric>>,
         health: Arc<Health>,
         timeout: Duration,
@@ -102,7 +93,7 @@ impl Group {
         let child = Membership::new(child, place, chosen.iter().map(|(_, other)| members[*other]).collect());
         let fabric = self.fabric.connect(child.clone()).inspect_err(|error| self.abort(&error.to_string()))?;
         let health = Arc::clone(&self.context.health);
-        let group = Group::with(child, fabric, devices, health, self.context.timeout)?;
+        let group = Group::new(child, fabric, devices, health, self.context.timeout)?;
         Ok(group)
     }
 }

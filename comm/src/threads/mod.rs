@@ -38,7 +38,7 @@ pub fn threads(size: usize, options: &Options) -> Vec<Arc<dyn Communicator>> {
         let health = Health::new(rank, Arc::clone(&board), Arc::clone(&registries[rank]), Some(announcer));
         let membership = Membership::new(0, rank, (0..size).collect());
         let fabric = Threads::enter(&rooms, &health, membership.clone(), options.timeout);
-        Ok(Group::new(membership, Box::new(fabric), health, options.timeout)?)
+        Ok(Group::new(membership, Box::new(fabric), None, health, options.timeout)?)
     };
     (0..size).map(rank).collect::<Result<_, _>>().expect("the operating system starts a thread for each rank")
 }
