@@ -61,16 +61,6 @@ impl StoreClient {
         Err(StoreError::Unreachable { address: String::new(), detail: "no address to connect to".into() })
     }
 
-    /// Returns whether the server is PyTorch's. Any client can read the keys of such a server.
-    pub fn is_torch(&self) -> bool {
-        self.protocol == Protocol::Torch
-    }
-
-    /// Returns the local address of the connection to the server.
-    pub fn local_address(&self) -> io::Result<std::net::SocketAddr> {
-        self.stream.local_addr()
-    }
-
     /// Sets a key.
     ///
     /// # Errors
@@ -127,14 +117,6 @@ impl StoreClient {
         let mut value = vec![0; length];
         read_by(&mut self.stream, &mut value, deadline)?;
         Ok(Some(value))
-    }
-
-    /// Waits until all keys are set.
-    ///
-    /// # Errors
-    /// Returns the errors of [`get`](StoreClient::get).
-    pub fn wait(&mut self, keys: &[&str], deadline: Instant) -> Result<(), StoreError> {
-        keys.iter().try_for_each(|key| self.get(key, deadline).map(drop))
     }
 
     fn unreachable(&self, error: &io::Error) -> StoreError {
