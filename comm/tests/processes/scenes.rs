@@ -31,27 +31,29 @@ pub(crate) fn play(transports: &[&str]) {
         test(transport);
         println!("{transport}: {name} ... ok");
     };
+    let scenes: [(&str, fn(&str)); _] = [
+        ("a rank is killed while the others work", |transport| kill_one("work", transport, 1)),
+        ("a rank is killed in an all_to_all", |transport| kill_one("exchange", transport, 2)),
+        ("a rank is killed while the others sleep", |transport| kill_one("sleep", transport, 1)),
+        ("a rank is killed in a mesh of groups", |transport| kill_one("mesh", transport, 3)),
+        ("a rank ends right after the last operation", leaves_early),
+        ("nothing is left behind", nothing_left),
+    ];
     for transport in transports {
-        for scene in [
-            ("a rank is killed while the others work", killed_at_work as fn(&str)),
-            ("a rank is killed in an all_to_all", killed_exchanging),
-            ("a rank is killed while the others sleep", killed_asleep),
-            ("a rank is killed in a mesh of groups", killed_in_a_mesh),
-            ("a rank ends right after the last operation", leaves_early),
-            ("nothing is left behind", nothing_left),
-        ] {
-            play(transport, scene);
-        }
+        scenes.into_iter().for_each(|scene| play(transport, scene));
     }
     wrong_token();
     println!("a rank with another token ... ok");
     // In these scenes, ranks mostly wait for several seconds, so the scenes run at the same time.
+    let scenes: [(&str, fn(&str)); _] = [
+        ("a rank is stopped", |transport| stop_last("stopped", transport, 3, "all_reduce #")),
+        ("a rank is stopped in an all_to_all", |transport| {
+            stop_last("stopped exchange", transport, 3, "all_to_all #");
+        }),
+        ("a rank is stopped in a mesh of groups", |transport| stop_last("stopped mesh", transport, 4, "")),
+    ];
     std::thread::scope(|scope| {
-        for scene in [
-            ("a rank is stopped", stopped as fn(&str)),
-            ("a rank is stopped in an all_to_all", stopped_exchanging),
-            ("a rank is stopped in a mesh of groups", stopped_in_a_mesh),
-        ] {
+        for scene in scenes {
             scope.spawn(move || transports.iter().for_each(|transport| play(transport, scene)));
         }
         old_attempt();
@@ -240,51 +242,16 @@ fn kill_one(scene: &str, transport: &str, victim: usize) {
     println!("{transport}: all noticed after {:?}", killed.elapsed());
 }
 
-fn killed_at_work(transport: &str) {
-    kill_one("work", transport, 1);
-}
-
-fn killed_exchanging(transport: &str) {
-    kill_one("exchange", transport, 2);
-}
-
-fn killed_asleep(transport: &str) {
-    kill_one("sleep", transport, 1);
-}
-
-fn killed_in_a_mesh(transport: &str) {
-    kill_one("mesh", transport, 3);
-}
-
-fn stopped_in_a_mesh(transport: &str) {
-    let mut ranks = Ranks::start("stopped mesh", transport, 4, |_, _| {});
-    let outputs = ranks.ready();
+/// Stops the last of `size` ranks and checks that the others name it and their operation when their timeout has passed.
+fn stop_last(scene: &str, transport: &str, size: usize, operation: &str) {
+    let mut ranks = Ranks::start(scene, transport, size, |_, _| {});
+    let (outputs, last) = (ranks.ready(), size - 1);
     std::thread::sleep(Duration::from_millis(100));
-    ranks.signal(3, "-STOP");
-    for (rank, output) in outputs.into_iter().enumerate().take(3) {
+    ranks.signal(last, "-STOP");
+    for (rank, output) in outputs.into_iter().enumerate().take(last) {
         assert_eq!(ranks.wait(rank).code(), Some(4));
         let text = rest(output);
-        assert!(text.contains(&format!("timed out after {PATIENCE:?} waiting for rank 3 in ")), "{text}");
-    }
-}
-
-fn stopped(transport: &str) {
-    stop_one("stopped", transport, Operation::AllReduce);
-}
-
-fn stopped_exchanging(transport: &str) {
-    stop_one("stopped exchange", transport, Operation::AllToAll);
-}
-
-/// Stops one of three ranks and checks that the others name it when their timeout has passed.
-fn stop_one(scene: &str, transport: &str, operation: Operation) {
-    let mut ranks = Ranks::start(scene, transport, 3, |_, _| {});
-    let outputs = ranks.ready();
-    ranks.signal(2, "-STOP");
-    for (rank, output) in outputs.into_iter().enumerate().take(2) {
-        assert_eq!(ranks.wait(rank).code(), Some(4));
-        let text = rest(output);
-        let expected = format!("timed out after {PATIENCE:?} waiting for rank 2 in {operation} #");
+        let expected = format!("timed out after {PATIENCE:?} waiting for rank {last} in {operation}");
         assert!(text.contains(&expected), "{text}");
     }
 }
@@ -314,24 +281,27 @@ fn shared_memory_files() -> usize {
     })
 }
 
+/// Starts two ranks with commands that `change` has changed, and checks the error that rank 1 reports.
+fn refused(change: impl Fn(usize, &mut Command), error: &str) {
+    let mut ranks = Ranks::start("meet", "tcp", 2, change);
+    let output = ranks.children[1].stdout.take().expect("piped");
+    assert_eq!(ranks.wait(1).code(), Some(4));
+    let text = rest(BufReader::new(output));
+    assert!(text.contains(error), "{text}");
+}
+
 fn wrong_token() {
-    let mut ranks = Ranks::start("meet", "tcp", 2, |rank, command| {
+    let change = |rank: usize, command: &mut Command| {
         if rank == 1 {
             command.env(TOKEN, "guess");
         }
-    });
-    let output = ranks.children[1].stdout.take().expect("piped");
-    assert_eq!(ranks.wait(1).code(), Some(4));
-    let text = rest(BufReader::new(output));
-    assert!(text.contains("has another job token"), "{text}");
+    };
+    refused(change, "has another job token");
 }
 
 fn old_attempt() {
-    let mut ranks = Ranks::start("meet", "tcp", 2, |rank, command| {
+    let change = |rank: usize, command: &mut Command| {
         command.env("TORCHELASTIC_RESTART_COUNT", rank.to_string());
-    });
-    let output = ranks.children[1].stdout.take().expect("piped");
-    assert_eq!(ranks.wait(1).code(), Some(4));
-    let text = rest(BufReader::new(output));
-    assert!(text.contains("/zero/local/1/0 did not appear"), "{text}");
+    };
+    refused(change, "/zero/local/1/0 did not appear");
 }
