@@ -3,7 +3,7 @@
 #[cfg(feature = "cuda")]
 use crate::gpu;
 use crate::graph::apply::apply1;
-use crate::graph::operand::{View, rows};
+use crate::graph::operand::{View, rows, with_last};
 use crate::graph::output::{build_as, tensor};
 #[cfg(feature = "cuda")]
 use crate::graph::storage::take;
@@ -39,9 +39,7 @@ impl Columns {
         if self.count == 0 || self.start + self.count > width {
             bail!("{OP}: there are no columns {}..{} among {width}", self.start, self.start + self.count);
         }
-        let mut dims = shape.dims().to_vec();
-        dims[shape.rank() - 1] = self.count;
-        Ok((count, width, dims.into()))
+        Ok((count, width, with_last(shape, self.count)))
     }
 }
 

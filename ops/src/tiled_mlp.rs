@@ -13,7 +13,7 @@ use crate::activation::Activation;
 use crate::graph::apply::{apply2, counted2, in_graph};
 use crate::graph::fused_block::{run_backward, unrecorded};
 use crate::graph::many_inputs::{Carried, carry};
-use crate::graph::operand::{View, rows};
+use crate::graph::operand::{View, rows, with_last};
 use crate::graph::output::{stored, tensor};
 use crate::graph::storage::take;
 use crate::linear::Projection;
@@ -232,7 +232,7 @@ impl CustomOp2 for Tiled {
 struct Tiles {
     /// `[rows, width]`, or the tensor's own shape if there is only one tile.
     tensor: Tensor,
-    dims: Vec<usize>,
+    shape: Shape,
     count: usize,
     rows: usize,
 }
@@ -240,9 +240,9 @@ struct Tiles {
 impl Tiles {
     fn new(tensor: &Tensor, rows_of_a_tile: usize) -> Result<Self> {
         let (count, width) = rows(OP, tensor.shape())?;
-        let dims = tensor.dims().to_vec();
+        let shape = tensor.shape().clone();
         let tensor = if count <= rows_of_a_tile { tensor.clone() } else { tensor.reshape((count, width))? };
-        Ok(Self { tensor, dims, count, rows: rows_of_a_tile })
+        Ok(Self { tensor, shape, count, rows: rows_of_a_tile })
     }
 
     /// Returns the tile that begins at this row.
@@ -288,11 +288,7 @@ impl Joined {
     /// Allocates all rows, with the width and dtype of `first`.
     fn new(tiles: &Tiles, first: &Tensor) -> Result<Self> {
         let (_, width) = rows(OP, first.shape())?;
-        let mut dims = tiles.dims.clone();
-        if let Some(last) = dims.last_mut() {
-            *last = width;
-        }
-        let (shape, len) = (Shape::from(dims), tiles.count * width);
+        let (shape, len) = (with_last(&tiles.shape, width), tiles.count * width);
         if meta::tracing() {
             return Ok(Self::Hollow(meta::tensor(&shape, first.dtype())?));
         }

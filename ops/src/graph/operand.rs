@@ -12,47 +12,33 @@ use std::ops::Deref;
 /// Returns the elements of a view in row-major order, as f32. Borrows a contiguous f32 view. Copies any other view,
 /// never the whole storage behind it.
 pub(crate) fn f32s<'a>(op: &'static str, storage: &'a CpuStorage, layout: &Layout) -> Result<Cow<'a, [f32]>> {
-    match (storage, layout.contiguous_offsets()) {
-        (CpuStorage::F32(data), Some((start, end))) => match data.get(start..end) {
-            Some(view) => Ok(Cow::Borrowed(view)),
-            None => bail!("{op}: the layout needs {end} elements, but the storage has {}", data.len()),
-        },
-        (CpuStorage::BF16(data), Some((start, end))) => match data.get(start..end) {
-            Some(view) => Ok(Cow::Owned(widened(view))),
-            None => bail!("{op}: the layout needs {end} elements, but the storage has {}", data.len()),
-        },
-        (CpuStorage::F16(data), Some((start, end))) => match data.get(start..end) {
-            Some(view) => Ok(Cow::Owned(widened(view))),
-            None => bail!("{op}: the layout needs {end} elements, but the storage has {}", data.len()),
-        },
-        (CpuStorage::F32(_), None) => {
-            let mut view = CpuStorage::F32(vec![0.0; layout.shape().elem_count()]);
-            storage.copy_strided_src(&mut view, 0, layout)?;
-            match view {
-                CpuStorage::F32(view) => Ok(Cow::Owned(view)),
-                _ => bail!("{op}: the copy of a view changed its dtype"),
-            }
-        }
-        (CpuStorage::BF16(_), None) => {
-            let mut view = CpuStorage::BF16(vec![bf16::ZERO; layout.shape().elem_count()]);
-            storage.copy_strided_src(&mut view, 0, layout)?;
-            match view {
-                CpuStorage::BF16(view) => Ok(Cow::Owned(widened(&view))),
-                _ => bail!("{op}: the copy of a view changed its dtype"),
-            }
-        }
-        (CpuStorage::F16(_), None) => {
-            let mut view = CpuStorage::F16(vec![f16::ZERO; layout.shape().elem_count()]);
-            storage.copy_strided_src(&mut view, 0, layout)?;
-            match view {
-                CpuStorage::F16(view) => Ok(Cow::Owned(widened(&view))),
-                _ => bail!("{op}: the copy of a view changed its dtype"),
-            }
-        }
+    let count = layout.shape().elem_count();
+    let mut copy = match (storage, layout.contiguous_offsets()) {
+        (CpuStorage::F32(data), Some(range)) => return Ok(Cow::Borrowed(part(op, data, range)?)),
+        (CpuStorage::BF16(data), Some(range)) => return Ok(Cow::Owned(widened(part(op, data, range)?))),
+        (CpuStorage::F16(data), Some(range)) => return Ok(Cow::Owned(widened(part(op, data, range)?))),
+        (CpuStorage::F32(_), None) => CpuStorage::F32(vec![0.0; count]),
+        (CpuStorage::BF16(_), None) => CpuStorage::BF16(vec![bf16::ZERO; count]),
+        (CpuStorage::F16(_), None) => CpuStorage::F16(vec![f16::ZERO; count]),
         // The storage of a released parameter.
         (CpuStorage::F4(_), _) => bail!("{op}: the operation reads a released parameter"),
         (CpuStorage::F6E2M3(_), _) => bail!("{op}: the weight is quantized, and only a linear map reads such a weight"),
         (other, _) => bail!("{op}: expected f32, bf16 or f16, got {:?}", other.dtype()),
+    };
+    storage.copy_strided_src(&mut copy, 0, layout)?;
+    match copy {
+        CpuStorage::F32(copy) => Ok(Cow::Owned(copy)),
+        CpuStorage::BF16(copy) => Ok(Cow::Owned(widened(&copy))),
+        CpuStorage::F16(copy) => Ok(Cow::Owned(widened(&copy))),
+        _ => bail!("{op}: the copy of a view changed its dtype"),
+    }
+}
+
+/// Returns the elements of a contiguous view from `start` to `end`.
+fn part<'a, T>(op: &'static str, data: &'a [T], (start, end): (usize, usize)) -> Result<&'a [T]> {
+    match data.get(start..end) {
+        Some(part) => Ok(part),
+        None => bail!("{op}: the layout needs {end} elements, but the storage has {}", data.len()),
     }
 }
 
@@ -78,17 +64,11 @@ pub(crate) enum View<'a> {
 impl<'a> View<'a> {
     /// Borrows a contiguous view. Copies any other view, as [`f32s`] does.
     pub(crate) fn new(op: &'static str, storage: &'a CpuStorage, layout: &Layout) -> Result<Self> {
-        if let (CpuStorage::BF16(data), Some((start, end))) = (storage, layout.contiguous_offsets())
-            && let Some(view) = data.get(start..end)
-        {
-            return Ok(Self::Bf16(view));
+        match (storage, layout.contiguous_offsets()) {
+            (CpuStorage::BF16(data), Some(range)) => Ok(Self::Bf16(part(op, data, range)?)),
+            (CpuStorage::F16(data), Some(range)) => Ok(Self::F16(part(op, data, range)?)),
+            _ => Ok(Self::F32(f32s(op, storage, layout)?)),
         }
-        if let (CpuStorage::F16(data), Some((start, end))) = (storage, layout.contiguous_offsets())
-            && let Some(view) = data.get(start..end)
-        {
-            return Ok(Self::F16(view));
-        }
-        Ok(Self::F32(f32s(op, storage, layout)?))
     }
 
     /// Does the same as [`View::new`], for a tensor whose storage is held, as for [`f32s_of`].
@@ -215,4 +195,13 @@ pub(crate) fn rows(op: &'static str, shape: &Shape) -> Result<(usize, usize)> {
         Some((&last, leading)) if last > 0 => Ok((leading.iter().product(), last)),
         _ => bail!("{op}: the last dimension must be at least 1, got the shape {shape:?}"),
     }
+}
+
+/// Returns the shape with another length of the last dimension.
+pub(crate) fn with_last(shape: &Shape, length: usize) -> Shape {
+    let mut dims = shape.dims().to_vec();
+    if let Some(last) = dims.last_mut() {
+        *last = length;
+    }
+    dims.into()
 }

@@ -1,7 +1,7 @@
 //! The arithmetic of a linear map, shared by the operations that contain one.
 
 use crate::graph::gradient::{Tile, deliver_tile};
-use crate::graph::operand::{View, f32s, rows};
+use crate::graph::operand::{View, f32s, rows, with_last};
 use crate::graph::output::{Reader, tensor};
 use crate::kernel::{Isa, norm::add_rows};
 use crate::measure;
@@ -69,11 +69,7 @@ impl Affine {
         if let Some(bias) = bias.filter(|bias| bias.dims() != [outputs]) {
             bail!("{op}: the bias {bias:?} does not match {outputs} outputs");
         }
-        let mut dims = x.dims().to_vec();
-        if let Some(last) = dims.last_mut() {
-            *last = outputs;
-        }
-        Ok(Sizes { count, inputs, outputs, shape: dims.into() })
+        Ok(Sizes { count, inputs, outputs, shape: with_last(x, outputs) })
     }
 
     /// Returns (dx, dW): dx = dy·Wᵀ if the input is tracked, and dW = xᵀ·dy if the weight is.
@@ -140,10 +136,6 @@ impl Affine {
         let (x, weight, has_bias) = (inputs[0], inputs[1], inputs.len() > 2);
         let (count, _) = rows(op, x.shape())?;
         let (_, outputs) = self.sizes(op, weight.shape())?;
-        let mut dims = x.dims().to_vec();
-        if let Some(last) = dims.last_mut() {
-            *last = outputs;
-        }
         let (dtype, results) = (x.dtype(), count * outputs);
         let bias = if has_bias { floats(outputs) } else { 0 };
         let inputs = x.elem_count() / count.max(1);
@@ -165,7 +157,7 @@ impl Affine {
             ..DeferredCosts::default()
         });
         let gradients = [true, false, false];
-        Ok(Costs { forward, backward, gradients, deferred, ..Costs::new(dims, dtype) })
+        Ok(Costs { forward, backward, gradients, deferred, ..Costs::new(with_last(x.shape(), outputs), dtype) })
     }
 
     /// Returns (inputs, outputs) of a weight of this shape.

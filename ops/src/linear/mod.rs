@@ -12,7 +12,7 @@ use crate::activation::Activation;
 #[cfg(feature = "cuda")]
 use crate::gpu;
 use crate::graph::apply::{apply2, apply3, has_backward, unmade2, unmade3};
-use crate::graph::operand::View;
+use crate::graph::operand::{View, with_last};
 use crate::linear::affine::{Affine, bias_gradient};
 use crate::linear::gelu::{BeforeGelu, linear_gelu, linear_gelu_for};
 use crate::linear::lora::Lora;
@@ -240,14 +240,11 @@ impl Projection {
 
     /// Records the map so that its backward can run. The output has no values.
     pub(crate) fn unmade(&self, x: &Tensor) -> Result<Tensor> {
-        let mut dims = x.dims().to_vec();
-        if let Some(last) = dims.last_mut() {
-            *last = self.sizes()?[1];
-        }
+        let shape = with_last(x.shape(), self.sizes()?[1]);
         let op = LinearOp { affine: self.affine, of: None };
         match &self.bias {
-            Some(bias) => unmade3([x, &self.weight, bias], op, &dims.into()),
-            None => unmade2([x, &self.weight], op, &dims.into()),
+            Some(bias) => unmade3([x, &self.weight, bias], op, &shape),
+            None => unmade2([x, &self.weight], op, &shape),
         }
     }
 

@@ -3,7 +3,7 @@
 #[cfg(feature = "cuda")]
 use crate::gpu;
 use crate::graph::apply::apply1;
-use crate::graph::operand::rows;
+use crate::graph::operand::{rows, with_last};
 #[cfg(feature = "cuda")]
 use crate::graph::storage::take;
 use crate::measure;
@@ -28,12 +28,10 @@ struct GatherColumns {
 
 impl GatherColumns {
     fn shape(&self, own: &Shape) -> Result<Shape> {
-        let mut dims = own.dims().to_vec();
-        match dims.last_mut() {
-            Some(last) if *last == self.columns.div_ceil(self.group.size()) => *last = self.columns,
+        match own.dims().last() {
+            Some(share) if *share == self.columns.div_ceil(self.group.size()) => Ok(with_last(own, self.columns)),
             _ => bail!("{OP}: {own:?} is no share of {} columns", self.columns),
         }
-        Ok(dims.into())
     }
 
     fn run<T: Element>(&self, own: &[T], shape: &Shape) -> Result<Vec<T>> {
