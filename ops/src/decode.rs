@@ -7,6 +7,7 @@
 //! for decoding. The results are bit-identical to a pass over the whole sequence.
 
 use crate::attention::cached::KeysAndValues;
+use crate::flag::Replaced;
 use crate::sequence::own_positions;
 use candle_core::{Device, Result, Tensor, bail};
 use std::cell::RefCell;
@@ -46,18 +47,8 @@ thread_local! {
 ///
 /// If `run` fails, the caches can no longer be used.
 pub fn decode<T>(caches: &mut [&mut Cache], run: impl FnOnce() -> Result<T>) -> Result<T> {
-    /// Restores the outer scope when dropped, even after a panic.
-    struct Reset(Option<Decoding>);
-    impl Drop for Reset {
-        fn drop(&mut self) {
-            drop(CURRENT.replace(self.0.take()));
-        }
-    }
     let mine = caches.iter_mut().map(|cache| std::mem::take(*cache)).collect();
-    let outer = Reset(CURRENT.replace(Some(Decoding { caches: mine, attention: 0, new: 0 })));
-    let result = run();
-    let ended = CURRENT.take();
-    drop(outer);
+    let (ended, result) = Replaced::during(&CURRENT, Some(Decoding { caches: mine, attention: 0, new: 0 }), run);
     if let Some(Decoding { caches: mine, new, .. }) = ended {
         for (cache, mut mine) in caches.iter_mut().zip(mine) {
             mine.tokens += new;

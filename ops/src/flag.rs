@@ -33,6 +33,17 @@ impl<T> Replaced<T> {
     pub(crate) fn with(value: &'static LocalKey<RefCell<Option<T>>>, by: Option<T>) -> Self {
         Self { value, before: value.replace(by) }
     }
+
+    /// Calls `run` with a replaced value. Returns the value after `run`, and the result of `run`.
+    pub(crate) fn during<R>(
+        value: &'static LocalKey<RefCell<Option<T>>>,
+        by: Option<T>,
+        run: impl FnOnce() -> R,
+    ) -> (Option<T>, R) {
+        let _replaced = Self::with(value, by);
+        let result = run();
+        (value.take(), result)
+    }
 }
 
 impl<T> Drop for Replaced<T> {

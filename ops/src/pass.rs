@@ -1,9 +1,10 @@
 //! The context that operations read during a pass.
 
-use std::cell::Cell;
+use crate::flag::Replaced;
+use std::cell::RefCell;
 
 thread_local! {
-    static CURRENT: Cell<Option<Pass>> = const { Cell::new(None) };
+    static CURRENT: RefCell<Option<Pass>> = const { RefCell::new(None) };
 }
 
 /// The context of a forward or backward pass, as a layer sees it: everything that dropout's masks depend on.
@@ -25,19 +26,13 @@ impl Pass {
     /// Calls `run`, inside which [`Pass::current`] returns this pass. Operations that receive no pass as an argument
     /// get it from there.
     pub fn within<T>(&self, run: impl FnOnce() -> T) -> T {
-        struct Reset(Option<Pass>);
-        impl Drop for Reset {
-            fn drop(&mut self) {
-                CURRENT.set(self.0);
-            }
-        }
-        let _reset = Reset(CURRENT.replace(Some(*self)));
+        let _current = Replaced::with(&CURRENT, Some(*self));
         run()
     }
 
     /// Returns the pass that runs on this thread.
     #[must_use]
     pub fn current() -> Option<Self> {
-        CURRENT.get()
+        CURRENT.with_borrow(|current| *current)
     }
 }

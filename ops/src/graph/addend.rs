@@ -4,6 +4,7 @@
 //! bypasses a norm and the other comes through the norm. The norm's backward can add the two in the same pass: it takes
 //! the gradient that bypassed the norm, if it is offered, and returns the sum.
 
+use crate::flag::Replaced;
 use candle_core::{Tensor, TensorId};
 use std::cell::RefCell;
 
@@ -14,9 +15,7 @@ thread_local! {
 /// Runs a backward while offering it the existing gradient of `x`, if any. Returns the existing gradient if the
 /// backward did not take it.
 pub(crate) fn offer<R>(x: &Tensor, gradient: Option<Tensor>, backward: impl FnOnce() -> R) -> (R, Option<Tensor>) {
-    let outer = OFFER.replace(gradient.map(|gradient| (x.id(), gradient)));
-    let result = backward();
-    let left = OFFER.replace(outer);
+    let (left, result) = Replaced::during(&OFFER, gradient.map(|gradient| (x.id(), gradient)), backward);
     (result, left.map(|(_, gradient)| gradient))
 }
 

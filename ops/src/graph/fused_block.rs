@@ -10,6 +10,7 @@
 //! A fused block can pass the gradients of its parameters only to the [`sink`], so it requires a promised sink. Without
 //! a promised sink, its operations are separate nodes of candle's graph.
 
+use crate::flag::Replaced;
 use crate::graph::addend::offer;
 use crate::graph::apply::{added, untracked};
 use crate::graph::operand::View;
@@ -66,9 +67,7 @@ pub fn fused_block(x: &Tensor, run: impl FnOnce(&Tensor) -> Result<Tensor>) -> R
     if !x.track_op() || !sink::promised() || recording() {
         return run(x);
     }
-    let recording = Recording::begin();
-    let output = run(x);
-    let tape = recording.end();
+    let (tape, output) = recorded(x, run);
     let (output, x) = (output?, x.clone());
     let values = tape.keep_what_is_read(&output)?;
     let recorded = Arc::new(Recorded { tape: Mutex::new(Some(tape)), x, output, node: OnceLock::new() });
@@ -83,7 +82,7 @@ pub fn fused_block(x: &Tensor, run: impl FnOnce(&Tensor) -> Result<Tensor>) -> R
 
 /// Runs `run` without recording its operations or keeping anything for a backward.
 pub(crate) fn unrecorded<T>(run: impl FnOnce() -> T) -> T {
-    let _paused = Recording { outer: TAPE.take() };
+    let _paused = Replaced::with(&TAPE, None);
     untracked(run)
 }
 
@@ -94,34 +93,15 @@ pub(crate) fn run_backward(
     dy: Tensor,
     run: impl FnOnce(&Tensor) -> Result<Tensor>,
 ) -> Result<Option<Tensor>> {
-    let recording = Recording::begin();
-    let output = run(x);
-    let tape = recording.end();
+    let (tape, output) = recorded(x, run);
     // No values were freed, so nothing is made again.
     tape.backward(x, &output?, dy, Remakes::default())
 }
 
-/// Replaces the thread's tape while this value is alive, and restores the outer tape when it is dropped, even by a
-/// panic.
-struct Recording {
-    /// The outer tape, which is restored afterwards.
-    outer: Option<Tape>,
-}
-
-impl Recording {
-    fn begin() -> Self {
-        Self { outer: TAPE.replace(Some(Tape::default())) }
-    }
-
-    fn end(self) -> Tape {
-        TAPE.take().unwrap_or_default()
-    }
-}
-
-impl Drop for Recording {
-    fn drop(&mut self) {
-        drop(TAPE.replace(self.outer.take()));
-    }
+/// Runs `run` on `x` and records its operations.
+fn recorded(x: &Tensor, run: impl FnOnce(&Tensor) -> Result<Tensor>) -> (Tape, Result<Tensor>) {
+    let (tape, output) = Replaced::during(&TAPE, Some(Tape::default()), || run(x));
+    (tape.unwrap_or_default(), output)
 }
 
 impl Tape {

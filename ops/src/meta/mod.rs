@@ -11,7 +11,7 @@
 pub(crate) mod footprint;
 mod traced;
 
-use crate::flag::Flag;
+use crate::flag::{Flag, Replaced};
 use crate::graph::storage::take;
 pub use crate::meta::footprint::Exchanged;
 use crate::meta::footprint::{bytes, floats};
@@ -77,10 +77,9 @@ pub(crate) fn workspace() -> u64 {
 /// # Errors
 /// Returns the error of `run`. A panic in `run` is also an error, since a user's layer may rely on values.
 pub fn trace<T>(written: HashSet<TensorId>, run: impl FnOnce() -> Result<T>) -> Result<T> {
-    let outer = HEAP.replace(Some(Heap { written, ..Heap::default() }));
-    let result = catch_unwind(AssertUnwindSafe(run));
+    let heap = Heap { written, ..Heap::default() };
+    let (inner, result) = Replaced::during(&HEAP, Some(heap), || catch_unwind(AssertUnwindSafe(run)));
     // Drops the inner heap only after it has been replaced, because its contents look up `HEAP` when they are dropped.
-    let inner = HEAP.replace(outer);
     drop(inner);
     result.unwrap_or_else(|_| bail!("{META}: the layer panicked on tensors without values"))
 }

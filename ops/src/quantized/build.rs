@@ -31,7 +31,7 @@ impl QuantizationOptions {
 
 thread_local! {
     static BUILDING: RefCell<Option<Arc<QuantizationOptions>>> = const { RefCell::new(None) };
-    static ASKING: Cell<Option<Quantization>> = const { Cell::new(None) };
+    static ASKING: RefCell<Option<Quantization>> = const { RefCell::new(None) };
     static INPUTS_FIRST: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -44,7 +44,7 @@ pub fn with_quantization<T>(options: QuantizationOptions, build: impl FnOnce() -
 /// Returns how the parameter that a layer is requesting from a `VarBuilder` is stored, if it will be quantized.
 #[must_use]
 pub fn asks_quantized() -> Option<Quantization> {
-    ASKING.get()
+    ASKING.with_borrow(|asking| *asking)
 }
 
 /// Returns whether the parameter that a layer is requesting from a `VarBuilder` is a weight of `[inputs, outputs]`, as
@@ -62,12 +62,6 @@ pub(crate) fn weight(
     vb: &VarBuilder,
     parallel: Parallel<'_>,
 ) -> Result<(Tensor, Affine)> {
-    struct Reset;
-    impl Drop for Reset {
-        fn drop(&mut self) {
-            ASKING.set(None);
-        }
-    }
     let is_transposed = matches!(affine, Affine::InputsOutputs);
     let building = BUILDING.with_borrow(Clone::clone).filter(|options| !options.skips(&vb.prefix()));
     let (dims, at) = if is_transposed { ([inputs, outputs], [0, 1]) } else { ([outputs, inputs], [1, 0]) };
@@ -75,8 +69,7 @@ pub(crate) fn weight(
     let own = cut.as_ref().map_or_else(|| Shape::from(&dims), Cut::shape);
     let [inputs, outputs] = at.map(|at| own.dims()[at]);
     let quantization = building.map(|options| Quantization::new(options.format, inputs, outputs, is_transposed));
-    ASKING.set(quantization);
-    let _reset = Reset;
+    let _asking = Replaced::with(&ASKING, quantization);
     let _inputs_first = is_transposed.then(|| Flag::raise(&INPUTS_FIRST));
     let weight = get_part(vb, &dims, cut, "weight", Init::Randn { mean: 0.0, stdev: std })?;
     Ok((weight, quantization.map_or(affine, Affine::Quantized)))

@@ -1,6 +1,7 @@
 //! Gradients of weights that a backward computes later: because a schedule defers them, or to overlap with an exchange.
 
 use super::{Make, Part, has, is_deferring, keep, make, schedule_defers, tiles, write};
+use crate::flag::Replaced;
 use candle_core::{Result, Tensor};
 use std::cell::RefCell;
 
@@ -14,9 +15,8 @@ thread_local! {
 /// Runs the backward of an operation. Returns its result, and the computations of weight gradients that can run during
 /// an exchange.
 pub(crate) fn until_exchange<T>(backward: impl FnOnce() -> T) -> (T, Vec<Compute>) {
-    let outer = UNTIL_EXCHANGE.replace(Some(vec![]));
-    let result = backward();
-    (result, UNTIL_EXCHANGE.replace(outer).unwrap_or_default())
+    let (waiting, result) = Replaced::during(&UNTIL_EXCHANGE, Some(vec![]), backward);
+    (result, waiting.unwrap_or_default())
 }
 
 /// Returns whether the running backward postpones gradients of weights until an exchange.

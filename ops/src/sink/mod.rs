@@ -27,7 +27,7 @@ use std::ops::Range;
 
 #[cfg(feature = "cuda")]
 use crate::device::Array;
-use crate::flag::Flag;
+use crate::flag::{Flag, Replaced};
 use candle_core::backprop::GradStore;
 use candle_core::{CpuStorage, DType, Result, Storage, Tensor, TensorId};
 pub use deferred::{defer, defers};
@@ -176,10 +176,8 @@ impl DeferredGradients {
 
     /// Runs a backward whose parameter gradients are deferred.
     pub fn capture<T>(self, backward: impl FnOnce() -> T) -> (Self, T) {
-        let outer = LATER.replace(Some(self));
-        let result = backward();
-        let this = LATER.replace(outer).unwrap_or_default();
-        (this, result)
+        let (this, result) = Replaced::during(&LATER, Some(self), backward);
+        (this.unwrap_or_default(), result)
     }
 
     /// Keeps the gradient that candle computed for `leaf`, if any.
@@ -272,10 +270,8 @@ impl Gradients {
 
     /// Runs a backward whose parameter gradients are written to these buffers. Returns the buffers even if it failed.
     pub fn capture<T>(self, backward: impl FnOnce() -> T) -> (Self, T) {
-        let outer = CURRENT.replace(Some(self));
-        let result = backward();
-        let this = CURRENT.replace(outer).unwrap_or_default();
-        (this, result)
+        let (this, result) = Replaced::during(&CURRENT, Some(self), backward);
+        (this.unwrap_or_default(), result)
     }
 
     /// Moves the gradient that candle computed for `leaf`, if any, to its place.

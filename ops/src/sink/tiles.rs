@@ -7,6 +7,7 @@
 use std::cell::RefCell;
 
 use super::{CURRENT, Part, Slot, keep, schedule_defers, write};
+use crate::flag::Replaced;
 use candle_core::{Result, Tensor, TensorId};
 
 thread_local! {
@@ -32,10 +33,8 @@ pub(crate) fn in_tiles<T>(
     backward: impl FnOnce() -> Result<T>,
 ) -> Result<(T, Vec<Option<Vec<f32>>>)> {
     let claims = parameters.iter().map(|parameter| Claim::new(parameter)).collect();
-    let outer = CLAIMS.replace(Some(claims));
-    let result = backward();
-    let claims = CLAIMS.replace(outer).unwrap_or_default();
-    let finished = claims.into_iter().zip(parameters).map(|(claim, parameter)| claim.finish(parameter));
+    let (claims, result) = Replaced::during(&CLAIMS, Some(claims), backward);
+    let finished = claims.into_iter().flatten().zip(parameters).map(|(claim, parameter)| claim.finish(parameter));
     Ok((result?, finished.collect()))
 }
 
