@@ -37,10 +37,12 @@ pub(crate) fn in_graph() -> bool {
     !recording() && !UNTRACKED.get()
 }
 
-/// Returns the output of an operation as a tensor. In a fused block the tensor is tracked, so that later operations see
-/// that it needs a gradient.
-fn made((storage, shape): (Storage, Shape)) -> Tensor {
-    Tensor::from_storage(storage, shape, BackpropOp::none(), recording())
+/// Returns the output of an operation as a tensor, and records the operation in a fused block. There the tensor is
+/// tracked, so that later operations see that it needs a gradient.
+fn recorded(operation: Operation, reads: Reads, (storage, shape): (Storage, Shape)) -> Tensor {
+    let output = Tensor::from_storage(storage, shape, BackpropOp::none(), recording());
+    record(operation, reads, &output);
+    output
 }
 
 fn on_host((storage, shape): (CpuStorage, Shape)) -> (Storage, Shape) {
@@ -90,9 +92,7 @@ pub(crate) fn applied1<C: CustomOp1 + Footprint + Send + Sync + 'static>(
     op: C,
     result: (Storage, Shape),
 ) -> Tensor {
-    let output = made(result);
-    record(one::<C>(op, x), C::READS, &output);
-    output
+    recorded(one::<C>(op, x), C::READS, result)
 }
 
 /// Returns the record of `op`, which is a `C` or the trace of a `C`.
@@ -222,9 +222,7 @@ pub(crate) fn computed(x: &Tensor, y: &Tensor) -> bool {
 
 /// Does the same as [`sum`], with values that have already been computed.
 pub(crate) fn summed(x: &Tensor, y: &Tensor, values: Storage) -> Tensor {
-    let output = made((values, x.shape().clone()));
-    record(Operation::Sum([x, y].map(Clone::clone)), Reads::NOTHING, &output);
-    output
+    recorded(Operation::Sum([x, y].map(Clone::clone)), Reads::NOTHING, (values, x.shape().clone()))
 }
 
 /// Does the same as [`apply2`], with a result that has already been computed.
@@ -233,9 +231,7 @@ pub(crate) fn applied2<C: CustomOp2 + Footprint + Send + Sync + 'static>(
     op: C,
     result: (Storage, Shape),
 ) -> Tensor {
-    let output = made(result);
-    record(Operation::Two(Box::new(op), [x, y].map(Clone::clone)), C::READS, &output);
-    output
+    recorded(Operation::Two(Box::new(op), [x, y].map(Clone::clone)), C::READS, result)
 }
 
 /// Does the same as [`apply3`], with a result that has already been computed.
@@ -244,9 +240,7 @@ pub(crate) fn applied3<C: CustomOp3 + Footprint + Send + Sync + 'static>(
     op: C,
     result: (Storage, Shape),
 ) -> Tensor {
-    let output = made(result);
-    record(Operation::Three(Box::new(op), [x, y, z].map(Clone::clone)), C::READS, &output);
-    output
+    recorded(Operation::Three(Box::new(op), [x, y, z].map(Clone::clone)), C::READS, result)
 }
 
 /// Reshapes as `x.reshape(shape)` does, and records the operation in a fused block.
