@@ -8,9 +8,9 @@ mod gpu;
 
 use super::dropout::Mask;
 use super::geometry::{Geometry, Layouts, Queries};
-use super::heads::{Saved, backward, forward};
-use super::span::{AttentionSpan, Firsts};
-use super::{OP, Packed, footprint};
+use super::heads::backward;
+use super::span::AttentionSpan;
+use super::{OP, Packed, State, footprint};
 use crate::columns::columns;
 use crate::graph::apply::{apply3, reshape};
 use crate::graph::operand::View;
@@ -23,7 +23,8 @@ use candle_core::CudaStorage;
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp3, DType, Layout, Result, Shape, Storage, Tensor, bail};
 use std::ops::Range;
-use std::sync::{Arc, OnceLock};
+#[cfg(feature = "cuda")]
+use std::sync::OnceLock;
 
 /// Computes [`causal_attention_with_dropout`](super::causal_attention_with_dropout) on slices of q, k and v. `span`
 /// refers to whole sequences.
@@ -41,9 +42,7 @@ pub(super) fn separate(
     let op = Gathered {
         group: group.clone(),
         parts,
-        firsts,
-        mask,
-        log_sums: OnceLock::new(),
+        state: State::new(firsts, mask),
         #[cfg(feature = "cuda")]
         kept: OnceLock::new(),
     };
@@ -69,10 +68,7 @@ struct Gathered {
     group: SequenceGroup,
     /// The positions of each rank's slice. A slice stores its ranges one after the other.
     parts: Vec<Vec<Range<usize>>>,
-    /// The first position that each position sees.
-    firsts: Arc<Firsts>,
-    mask: Option<Mask>,
-    log_sums: OnceLock<Vec<f32>>,
+    state: State,
     /// The values that a GPU's forward keeps for the backward, for the queries of each part.
     #[cfg(feature = "cuda")]
     kept: OnceLock<[crate::gpu::attention::Kept; 2]>,
@@ -181,15 +177,12 @@ impl CustomOp3 for Gathered {
         let g = self.geometry(ql.shape(), kl.shape(), vl.shape())?;
         let q = View::new(OP, qs, ql)?;
         let len = ql.shape().elem_count();
-        let mut out = Fresh::new(OP, qs.dtype(), len)?;
+        let out = Fresh::new(OP, qs.dtype(), len)?;
         let whole = self.gather(g, [(ks, kl), (vs, vl)])?;
         let layout = Layout::contiguous(whole_keys(g));
         let [k, v] = [View::new(OP, &whole[0], &layout)?, View::new(OP, &whole[1], &layout)?];
         let qkv = [q.elements(), k.elements(), v.elements()];
-        let log_sums = forward(g, Layouts::separate(g), &self.firsts, self.mask.as_ref(), qkv, out.shared());
-        let _ = self.log_sums.set(log_sums);
-        // SAFETY: `forward` writes all elements.
-        Ok((unsafe { out.filled(len) }, ql.shape().clone()))
+        Ok((self.state.forward(g, Layouts::separate(g), qkv, out, len), ql.shape().clone()))
     }
 
     #[cfg(feature = "cuda")]
@@ -219,7 +212,6 @@ impl CustomOp3 for Gathered {
         }
         let _timed = measure::backward(OP);
         let g = self.geometry(q.shape(), k.shape(), v.shape())?;
-        let Some(log_sums) = self.log_sums.get() else { bail!("{OP}: the backward ran before the forward") };
         let held = [q, out, d_out].map(Tensor::storage_and_layout);
         let [qs, os, ds] = held.each_ref().map(|held| View::of(OP, held));
         let (qs, os, ds) = (qs?, os?, ds?);
@@ -233,14 +225,8 @@ impl CustomOp3 for Gathered {
         let mut d_whole = [Fresh::new(OP, DType::F32, of_keys)?, Fresh::new(OP, DType::F32, of_keys)?];
         let [dk, dv] = d_whole.each_mut().map(Fresh::shared);
         let [k_whole, v_whole] = [View::new(OP, &whole[0], &layout)?, View::new(OP, &whole[1], &layout)?];
-        let saved = Saved {
-            qkv: [qs.elements(), k_whole.elements(), v_whole.elements()],
-            out: os.elements(),
-            d_out: ds.elements(),
-            log_sums,
-            firsts: &self.firsts,
-            mask: self.mask.as_ref(),
-        };
+        let qkv = [qs.elements(), k_whole.elements(), v_whole.elements()];
+        let saved = self.state.saved(qkv, os.elements(), ds.elements())?;
         backward(g, Layouts::separate(g), &saved, [dq.shared(), dk, dv]);
         drop((k_whole, v_whole));
         drop(whole);

@@ -28,6 +28,7 @@ use crate::graph::operand::View;
 use crate::graph::output::{Fresh, tensor};
 use crate::measure;
 use crate::meta::footprint::{Costs, Footprint, Reads, floats};
+use crate::product::Elements;
 use crate::sequence::{SequenceGroup, Sharing, whole_length};
 use crate::{Dropout, Pass};
 #[cfg(feature = "cuda")]
@@ -108,9 +109,7 @@ fn among(
 fn whole(q: &Tensor, k: &Tensor, v: &Tensor, span: &AttentionSpan, mask: Option<Mask>) -> Result<Tensor> {
     let (batch, time, ..) = q.dims4()?;
     let separate = Separate {
-        firsts: span.firsts(OP, batch, time)?,
-        mask,
-        log_sums: OnceLock::new(),
+        state: State::new(span.firsts(OP, batch, time)?, mask),
         #[cfg(feature = "cuda")]
         on_gpu: OnceLock::new(),
     };
@@ -219,11 +218,36 @@ fn footprint(geometry: Geometry, costs: Costs) -> Costs {
     }
 }
 
-struct Separate {
+/// The state of an attention operation.
+struct State {
     /// The first position that each position sees.
     firsts: Arc<Firsts>,
     mask: Option<Mask>,
     log_sums: OnceLock<Vec<f32>>,
+}
+
+impl State {
+    fn new(firsts: Arc<Firsts>, mask: Option<Mask>) -> Self {
+        Self { firsts, mask, log_sums: OnceLock::new() }
+    }
+
+    /// Runs the forward on the CPU. Returns the results: `out`, which has room for `len` elements.
+    fn forward(&self, g: Geometry, at: Layouts, qkv: [Elements<'_>; 3], mut out: Fresh, len: usize) -> CpuStorage {
+        let log_sums = forward(g, at, &self.firsts, self.mask.as_ref(), qkv, out.shared());
+        let _ = self.log_sums.set(log_sums);
+        // SAFETY: `forward` writes all elements.
+        unsafe { out.filled(len) }
+    }
+
+    /// Returns the inputs of the backward on the CPU.
+    fn saved<'a>(&'a self, qkv: [Elements<'a>; 3], out: Elements<'a>, d_out: Elements<'a>) -> Result<Saved<'a>> {
+        let Some(log_sums) = self.log_sums.get() else { bail!("{OP}: the backward ran before the forward") };
+        Ok(Saved { qkv, out, d_out, log_sums, firsts: &self.firsts, mask: self.mask.as_ref() })
+    }
+}
+
+struct Separate {
+    state: State,
     #[cfg(feature = "cuda")]
     on_gpu: OnceLock<gpu::attention::Kept>,
 }
@@ -256,12 +280,8 @@ impl CustomOp3 for Separate {
         let (at, qkv) =
             (Layouts::separate(geometry), [View::new(OP, qs, ql)?, View::new(OP, ks, kl)?, View::new(OP, vs, vl)?]);
         let len = ql.shape().elem_count();
-        let mut out = Fresh::new(OP, qs.dtype(), len)?;
-        let log_sums =
-            forward(geometry, at, &self.firsts, self.mask.as_ref(), qkv.each_ref().map(View::elements), out.shared());
-        let _ = self.log_sums.set(log_sums);
-        // SAFETY: `forward` writes all elements.
-        Ok((unsafe { out.filled(len) }, ql.shape().clone()))
+        let out = Fresh::new(OP, qs.dtype(), len)?;
+        Ok((self.state.forward(geometry, at, qkv.each_ref().map(View::elements), out, len), ql.shape().clone()))
     }
 
     #[cfg(feature = "cuda")]
@@ -274,11 +294,11 @@ impl CustomOp3 for Separate {
         vs: &CudaStorage,
         vl: &Layout,
     ) -> Result<(CudaStorage, Shape)> {
-        not_on_gpu(self.mask.as_ref())?;
+        not_on_gpu(self.state.mask.as_ref())?;
         let geometry = Geometry::separate(OP, ql.shape(), kl.shape(), vl.shape())?;
         let gpu = Gpu::new(&qs.device)?;
         let qkv = [Operand::new(OP, qs, ql)?, Operand::new(OP, ks, kl)?, Operand::new(OP, vs, vl)?];
-        let (out, kept) = gpu::attention::forward(OP, &gpu, geometry, qs.dtype(), &qkv, &self.firsts)?;
+        let (out, kept) = gpu::attention::forward(OP, &gpu, geometry, qs.dtype(), &qkv, &self.state.firsts)?;
         let _ = self.on_gpu.set(kept);
         Ok((out, ql.shape().clone()))
     }
@@ -302,18 +322,11 @@ impl CustomOp3 for Separate {
             let gradient = |of: &Tensor, gradient| of.track_op().then(|| gpu::tensor(gradient, of.shape()));
             return Ok((gradient(q, dq), gradient(k, dk), gradient(v, dv)));
         }
-        let Some(log_sums) = self.log_sums.get() else { bail!("{OP}: the backward ran before the forward") };
         let held = [q, k, v, out, d_out].map(Tensor::storage_and_layout);
         let [qs, ks, vs, os, ds] = held.each_ref().map(|held| View::of(OP, held));
         let (qs, ks, vs, os, ds) = (qs?, ks?, vs?, os?, ds?);
-        let saved = Saved {
-            qkv: [qs.elements(), ks.elements(), vs.elements()],
-            out: os.elements(),
-            d_out: ds.elements(),
-            log_sums,
-            firsts: &self.firsts,
-            mask: self.mask.as_ref(),
-        };
+        let qkv = [qs.elements(), ks.elements(), vs.elements()];
+        let saved = self.state.saved(qkv, os.elements(), ds.elements())?;
         let fresh = |of: &Tensor| Fresh::new(OP, of.dtype(), of.elem_count());
         let (mut dq, mut dk, mut dv) = (fresh(q)?, fresh(k)?, fresh(v)?);
         backward(geometry, Layouts::separate(geometry), &saved, [dq.shared(), dk.shared(), dv.shared()]);

@@ -2,11 +2,11 @@
 
 use crate::attention::dropout::Mask;
 use crate::attention::geometry::{Geometry, Layouts, Queries};
-use crate::attention::heads::{Saved, backward, forward};
+use crate::attention::heads::backward;
 #[cfg(feature = "cuda")]
 use crate::attention::not_on_gpu;
 use crate::attention::span::Firsts;
-use crate::attention::{OP, footprint};
+use crate::attention::{OP, State, footprint};
 #[cfg(feature = "cuda")]
 use crate::device::{Gpu, Operand};
 #[cfg(feature = "cuda")]
@@ -19,15 +19,14 @@ use crate::meta::footprint::{Costs, Footprint, Reads};
 use candle_core::CudaStorage;
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor, bail};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
+#[cfg(feature = "cuda")]
+use std::sync::OnceLock;
 
 /// Causal attention on a tensor of `[batch, time, 3·heads·size]`: q, then k, then v.
 pub(super) struct Packed {
     heads: usize,
-    /// The first position that each position sees.
-    firsts: Arc<Firsts>,
-    mask: Option<Mask>,
-    log_sums: OnceLock<Vec<f32>>,
+    state: State,
     #[cfg(feature = "cuda")]
     on_gpu: OnceLock<gpu::attention::Kept>,
 }
@@ -36,9 +35,7 @@ impl Packed {
     pub(super) fn new(heads: usize, firsts: Arc<Firsts>, mask: Option<Mask>) -> Self {
         Self {
             heads,
-            firsts,
-            mask,
-            log_sums: OnceLock::new(),
+            state: State::new(firsts, mask),
             #[cfg(feature = "cuda")]
             on_gpu: OnceLock::new(),
         }
@@ -77,26 +74,17 @@ impl CustomOp1 for Packed {
         let geometry = self.geometry(xl.shape())?;
         let x = View::new(OP, xs, xl)?;
         let shape = Shape::from((geometry.batch, geometry.time, geometry.heads * geometry.size));
-        let mut out = Fresh::new(OP, xs.dtype(), shape.elem_count())?;
-        let log_sums = forward(
-            geometry,
-            Layouts::packed(geometry),
-            &self.firsts,
-            self.mask.as_ref(),
-            [x.elements(); 3],
-            out.shared(),
-        );
-        let _ = self.log_sums.set(log_sums);
-        // SAFETY: `forward` writes all elements.
-        Ok((unsafe { out.filled(shape.elem_count()) }, shape))
+        let len = shape.elem_count();
+        let out = Fresh::new(OP, xs.dtype(), len)?;
+        Ok((self.state.forward(geometry, Layouts::packed(geometry), [x.elements(); 3], out, len), shape))
     }
 
     #[cfg(feature = "cuda")]
     fn cuda_fwd(&self, xs: &CudaStorage, xl: &Layout) -> Result<(CudaStorage, Shape)> {
-        not_on_gpu(self.mask.as_ref())?;
+        not_on_gpu(self.state.mask.as_ref())?;
         let geometry = self.geometry(xl.shape())?;
         let (gpu, x) = (Gpu::new(&xs.device)?, [Operand::new(OP, xs, xl)?]);
-        let (out, kept) = gpu::attention::forward(OP, &gpu, geometry, xs.dtype(), &x, &self.firsts)?;
+        let (out, kept) = gpu::attention::forward(OP, &gpu, geometry, xs.dtype(), &x, &self.state.firsts)?;
         let _ = self.on_gpu.set(kept);
         Ok((out, Shape::from((geometry.batch, geometry.time, geometry.heads * geometry.size))))
     }
@@ -112,18 +100,10 @@ impl CustomOp1 for Packed {
             let [dx] = gpu::attention::backward(OP, &gpu, geometry, x.dtype(), &operands, outs, kept)?;
             return Ok(Some(gpu::tensor(dx, x.shape())));
         }
-        let Some(log_sums) = self.log_sums.get() else { bail!("{OP}: the backward ran before the forward") };
         let held = [x, out, d_out].map(Tensor::storage_and_layout);
         let [xs, os, ds] = held.each_ref().map(|held| View::of(OP, held));
         let (xs, os, ds) = (xs?, os?, ds?);
-        let saved = Saved {
-            qkv: [xs.elements(); 3],
-            out: os.elements(),
-            d_out: ds.elements(),
-            log_sums,
-            firsts: &self.firsts,
-            mask: self.mask.as_ref(),
-        };
+        let saved = self.state.saved([xs.elements(); 3], os.elements(), ds.elements())?;
         let mut dx = Fresh::new(OP, x.dtype(), x.elem_count())?;
         backward(geometry, Layouts::packed(geometry), &saved, [dx.shared(); 3]);
         // SAFETY: `backward` writes all elements.

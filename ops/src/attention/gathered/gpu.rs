@@ -10,7 +10,7 @@ use candle_core::{CudaStorage, DType, Layout, Result, Tensor, bail};
 
 impl Gathered {
     pub(super) fn forward_on_gpu(&self, [q, k, v]: [(&CudaStorage, &Layout); 3]) -> Result<CudaStorage> {
-        if self.mask.is_some() {
+        if self.state.mask.is_some() {
             bail!("{OP}: dropout of probabilities is implemented on the CPU only");
         }
         let g = self.geometry(q.1.shape(), k.1.shape(), v.1.shape())?;
@@ -21,7 +21,7 @@ impl Gathered {
             let own = part_of(&q, part)?;
             let operands = [Operand::of(OP, &own)?, Operand::of(OP, &k)?, Operand::of(OP, &v)?];
             let of = Geometry { queries: g.queries.part(part), ..g };
-            let (out, kept) = forward(OP, &gpu, of, dtype, &operands, &self.firsts)?;
+            let (out, kept) = forward(OP, &gpu, of, dtype, &operands, &self.state.firsts)?;
             Ok((tensor(out, own.shape()), kept))
         };
         let [(first, of_first), (second, of_second)] = [of_part(0)?, of_part(1)?];
