@@ -54,6 +54,18 @@ pub(crate) fn dense<'a, T: Element>(storage: &'a CpuStorage, layout: &Layout) ->
     Ok(Cow::Owned(T::cpu_storage_as_slice(&copy)?.to_vec()))
 }
 
+/// Returns the transposed matrix of `[rows, columns]` blocks, each of `block` elements.
+pub(crate) fn transposed<T: Copy>(values: &[T], [rows, columns]: [usize; 2], block: usize) -> Vec<T> {
+    let mut transposed = Vec::with_capacity(values.len());
+    for column in 0..columns {
+        for row in 0..rows {
+            let at = (row * columns + column) * block;
+            transposed.extend_from_slice(&values[at..at + block]);
+        }
+    }
+    transposed
+}
+
 macro_rules! travels {
     ($($type:ty, $into:ident, $storage:ident;)*) => {
         $(impl Element for $type {

@@ -1,7 +1,7 @@
 //! The all-to-all before and after attention. It converts between one slice of positions for all heads and all
 //! positions for some heads.
 
-use super::element::{Element, dense, of_element};
+use super::element::{Element, dense, of_element, transposed};
 use super::{HeadShares, SequenceGroup};
 #[cfg(feature = "cuda")]
 use crate::gpu;
@@ -160,15 +160,10 @@ impl Exchange {
     fn run<T: Element>(&self, x: &[T]) -> Result<Vec<T>> {
         let [of_heads, of_slices] = self.counts();
         let [sent, received, _] = self.sizes();
-        let mut packed = Vec::with_capacity(sent);
-        let counts = match self.direction {
-            Direction::ToHeads => {
-                self.pack_heads(x, &mut packed);
-                [&*of_heads, &*of_slices]
-            }
+        let (packed, counts) = match self.direction {
+            Direction::ToHeads => (self.pack_heads(x, sent), [&*of_heads, &*of_slices]),
             Direction::ToPositions => {
-                self.pack_slices(x, &mut packed);
-                [&*of_slices, &*of_heads]
+                (transposed(x, [self.batch, self.group.size], self.block()), [&*of_slices, &*of_heads])
             }
         };
         let room = T::buffer(vec![T::zero(); received]);
@@ -177,13 +172,15 @@ impl Exchange {
         Ok(match self.direction {
             // With a single sequence, the received slices are already in order.
             Direction::ToHeads if self.batch == 1 => received,
-            Direction::ToHeads => self.unpack_slices(&received),
+            Direction::ToHeads => transposed(&received, [self.group.size, self.batch], self.block()),
             Direction::ToPositions => self.unpack_heads(&received),
         })
     }
 
-    /// Appends the heads that each rank needs: for each rank `[batch, slice, parts, its heads, size]`.
-    fn pack_heads<T: Element>(&self, x: &[T], packed: &mut Vec<T>) {
+    /// Returns the `sent` elements of the heads that each rank needs: for each rank `[batch, slice, parts, its heads,
+    /// size]`.
+    fn pack_heads<T: Element>(&self, x: &[T], sent: usize) -> Vec<T> {
+        let mut packed = Vec::with_capacity(sent);
         let row = self.shares.heads * self.size;
         for list in &*self.shares.lists {
             for x in x.chunks_exact(row) {
@@ -192,6 +189,7 @@ impl Exchange {
                 }
             }
         }
+        packed
     }
 
     /// Adds up the results of each rank for its heads.
@@ -220,29 +218,6 @@ impl Exchange {
     /// Returns the number of elements of this rank's heads in the slice of one sequence.
     fn block(&self) -> usize {
         self.slice * self.parts * self.own().len() * self.size
-    }
-
-    /// Appends each rank's slices of all sequences.
-    fn pack_slices<T: Element>(&self, x: &[T], packed: &mut Vec<T>) {
-        let (block, size) = (self.block(), self.group.size);
-        for rank in 0..size {
-            for sequence in x.chunks_exact(block * size) {
-                packed.extend_from_slice(&sequence[rank * block..(rank + 1) * block]);
-            }
-        }
-    }
-
-    /// Joins the slices of each sequence.
-    fn unpack_slices<T: Element>(&self, received: &[T]) -> Vec<T> {
-        let (block, size) = (self.block(), self.group.size);
-        let mut out = Vec::with_capacity(received.len());
-        for sequence in 0..self.batch {
-            for rank in 0..size {
-                let at = (rank * self.batch + sequence) * block;
-                out.extend_from_slice(&received[at..at + block]);
-            }
-        }
-        out
     }
 }
 

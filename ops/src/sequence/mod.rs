@@ -32,7 +32,7 @@ use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 use zero_comm::{Buffer, CommError, Communicator, Gathered, Pending, ReduceOp, Scattered};
 
-pub(crate) use element::{Element, dense, of_element};
+pub(crate) use element::{Element, dense, of_element, transposed};
 pub(crate) use exchange::{to_heads, to_positions};
 pub(crate) use heads::HeadShares;
 

@@ -7,7 +7,7 @@ use crate::graph::output::tensor;
 use crate::graph::storage::{swap, take};
 use crate::measure;
 use crate::meta::footprint::bytes;
-use crate::sequence::{Element, SequenceGroup, dense, of_element};
+use crate::sequence::{Element, SequenceGroup, dense, of_element, transposed};
 use crate::tensor::Along;
 use candle_core::{CpuStorage, DType, Layout, Result, Shape, Storage, Tensor, WithDType, bail};
 use zero_comm::{Gathered, Scattered};
@@ -68,18 +68,10 @@ impl Slices {
 
     /// Returns the pieces of all ranks in the order of the sequences.
     pub(super) fn in_order<T: Element>(&self, received: Vec<T>) -> Vec<T> {
-        let size = self.group.size();
         if self.pieces == 1 {
             return received;
         }
-        let mut whole = Vec::with_capacity(received.len());
-        for piece in 0..self.pieces {
-            for rank in 0..size {
-                let at = (rank * self.pieces + piece) * self.piece;
-                whole.extend_from_slice(&received[at..at + self.piece]);
-            }
-        }
-        whole
+        transposed(&received, [self.group.size(), self.pieces], self.piece)
     }
 
     /// Joins the slices of all ranks, `[ranks, …]`, in the order of the sequences.
@@ -117,7 +109,8 @@ impl Slices {
         let timed = measure::backward(OP);
         let (sent, whole) = match self.pieces {
             1 => (whole, None),
-            _ => (self.packed(&whole), Some(whole)),
+            // The pieces in the order of the ranks that get them.
+            _ => (transposed(&whole, [self.pieces, self.group.size()], self.piece), Some(whole)),
         };
         let exchange = self.group.reduce_scatter(sent)?;
         drop(timed);
@@ -125,19 +118,6 @@ impl Slices {
         let _timed = measure::backward(OP);
         let Scattered { input, shard } = exchange.wait()?;
         Ok((whole.map_or_else(|| T::values(input), Ok)?, T::values(shard)?))
-    }
-
-    /// Returns the pieces in the order of the ranks that get them.
-    fn packed<T: Element>(&self, whole: &[T]) -> Vec<T> {
-        let size = self.group.size();
-        let mut packed = Vec::with_capacity(whole.len());
-        for rank in 0..size {
-            for piece in 0..self.pieces {
-                let at = (piece * size + rank) * self.piece;
-                packed.extend_from_slice(&whole[at..at + self.piece]);
-            }
-        }
-        packed
     }
 
     /// Returns the temporary bytes that gathering or summing needs in addition to the result, and the bytes that it
