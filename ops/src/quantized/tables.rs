@@ -1,7 +1,7 @@
 //! The values that codes stand for.
 
 use super::FourBit;
-use std::sync::LazyLock;
+use zero_optim::EightBit;
 
 /// The values of NF4, in ascending order: Dettmers et al., "QLoRA", NeurIPS 2023, appendix E.
 const NF4: [f32; 16] = [
@@ -76,33 +76,10 @@ const fn all_pairs(code: FourBit) -> [[f32; 2]; 256] {
     pairs
 }
 
-/// Returns the values of 8-bit codes of scales, in ascending order: the signed dynamic map with up to seven bits of
-/// exponent. Dettmers, "8-Bit Approximations for Parallelism in Deep Learning", ICLR 2016.
-///
-/// For each i from 0 to 6, the values are 10^(i − 6) times the middles of 2ⁱ equal parts of the range from 0.1 to 1.
+/// Returns the values of 8-bit codes of scales, in ascending order: those of an optimizer's first moment in 8 bits.
+/// Dettmers, "8-Bit Approximations for Parallelism in Deep Learning", ICLR 2016.
 pub(super) fn scale_codes() -> &'static [f32; 256] {
-    static CODES: LazyLock<[f32; 256]> = LazyLock::new(|| {
-        let mut codes = vec![0.0, 1.0];
-        for exponent in 0..7 {
-            let parts = 1usize << exponent;
-            let step = (1.0f32 - 0.1) / parts as f32;
-            // PyTorch's `linspace` counts from the nearer end.
-            let bound = |at: usize| match at < parts.div_ceil(2) {
-                true => step.mul_add(at as f32, 0.1),
-                false => (-step).mul_add((parts - at) as f32, 1.0),
-            };
-            let power = 10f64.powi(exponent - 6) as f32;
-            codes.extend((0..parts).flat_map(|at| {
-                let middle = power * ((bound(at) + bound(at + 1)) / 2.0);
-                [middle, -middle]
-            }));
-        }
-        codes.sort_by(f32::total_cmp);
-        let mut sorted = [0.0; 256];
-        sorted.copy_from_slice(&codes);
-        sorted
-    });
-    &CODES
+    EightBit::Signed.all()
 }
 
 /// Returns the code of the value nearest to `scaled`. In a tie, returns the lower one. As in bitsandbytes' kernel for
