@@ -5,14 +5,14 @@
 //! `MALLOC_TRIM_THRESHOLD_=4294967296` and `MALLOC_MMAP_THRESHOLD_=4294967296` as the engine does. Otherwise the
 //! benchmark measures page faults.
 
-use candle_core::{CpuStorage, DType, Device, Result, Tensor, Var};
+use candle_core::{DType, Device, Result, Tensor, Var};
 use candle_nn::Module;
 use criterion::{Criterion, criterion_group, criterion_main};
 use std::hint::black_box;
 use zero_model::random::Stream;
 use zero_model::sink::Gradients;
 use zero_model::zoo::{Gpt2Config, gpt2};
-use zero_model::{Activations, Model, Pass, init, ops};
+use zero_model::{Activations, Model, Pass, ops};
 
 const BATCH: usize = 8;
 const TIME: usize = 256;
@@ -69,8 +69,8 @@ fn gpt(c: &mut Criterion) {
     let model = gpt2(&config).build(DType::F32).expect("a model");
     for parameter in model.parameters() {
         let mut values = vec![0.0; parameter.elements()];
-        init::fill(&parameter.init(), parameter.shape(), parameter.name(), 1, 0, &mut values);
-        parameter.fill(CpuStorage::F32(values)).expect("values that fit");
+        parameter.initialise(1, 0, &mut values);
+        parameter.fill_from_floats(values).expect("values that fit");
     }
     let ids = tokens();
     let mut buffer = vec![0.0; model.elements()];

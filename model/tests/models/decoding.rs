@@ -1,23 +1,14 @@
 //! Decoding token by token gives logits that are bit-identical to one pass over the whole sequence, also in a batch
 //! with sequences of other lengths.
 
+use crate::built;
 use candle_core::{DType, Device, Result, Tensor};
 use zero_model::ops::{Activation, Cache};
 use zero_model::zoo::{Gpt2Config, LlamaConfig, gpt2, llama};
-use zero_model::{Activations, Layers, Model, Pass, init};
+use zero_model::{Activations, Layers, Model, Pass};
 
 const TIME: usize = 140;
 const VOCABULARY: usize = 23;
-
-fn built(layers: Layers, dtype: DType) -> Model {
-    let model = layers.build(dtype).unwrap();
-    for p in model.parameters() {
-        let mut values = vec![0.0; p.elements()];
-        init::fill(&p.init(), p.shape(), p.name(), 3, 0, &mut values);
-        p.fill_from_floats(values).unwrap();
-    }
-    model
-}
 
 fn gpt2_of(n_embd: usize, n_head: usize) -> Layers {
     gpt2(&Gpt2Config {

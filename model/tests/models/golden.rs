@@ -4,34 +4,25 @@
 //! Products of two bf16 operands give other bits on a processor with AMX. Their digests are skipped there. They must be
 //! recorded on a processor without AMX or in `qemu-x86_64`.
 
-#[path = "../../../ops/tests/ops/check.rs"]
-#[allow(dead_code, reason = "the tests of operations use all of it")]
-mod check;
 #[path = "../../../optim/tests/golden/record.rs"]
 mod record;
 
-use candle_core::{CpuStorage, DType, Result, Tensor};
-use check::ids;
-use half::bf16;
+use crate::built;
+use crate::check::ids;
+use candle_core::{DType, Result, Tensor};
 use record::Record;
 use zero_model::sink::{Gradients, promise};
 use zero_model::zoo::{Gpt2Config, LayerType, LlamaConfig, gpt2, llama};
-use zero_model::{Activations, Layers, Pass, init, ops};
+use zero_model::{Activations, Layers, Pass, ops};
 
 const AMX: &str = "products of two bf16 operands go through AMX here";
 
 /// Returns the loss, and the gradients of all parameters in one buffer. With a buffer, blocks run as fused blocks, as
 /// in training.
 fn step(layers: Layers, dtype: DType, input: &Tensor, targets: &Tensor) -> Result<(f32, Vec<f32>)> {
-    let model = layers.build(dtype).expect("layers that fit");
+    let model = built(layers, dtype);
     let (mut leaves, mut end) = (vec![], 0);
     for p in model.parameters() {
-        let mut values = vec![0.0; p.elements()];
-        init::fill(&p.init(), p.shape(), p.name(), 3, 0, &mut values);
-        p.fill(match dtype {
-            DType::BF16 => CpuStorage::BF16(values.into_iter().map(bf16::from_f32).collect()),
-            _ => CpuStorage::F32(values),
-        })?;
         leaves.push((p.leaf().id(), end..end + p.elements(), false));
         end += p.elements();
     }

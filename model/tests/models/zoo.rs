@@ -1,11 +1,12 @@
 //! Tests of the zoo: Hugging Face's names, shapes and initial values; a gradient for every parameter; causality; clear
 //! errors; and the same values as a GPT-2 of plain candle operations.
 
-use candle_core::{CpuStorage, D, DType, Device, Result, Tensor};
+use crate::check::{close, floats, plain_attention_within};
+use candle_core::{DType, Device, Result, Tensor};
 use std::collections::BTreeMap;
 use zero_model::random::Stream;
 use zero_model::zoo::{Activation, Gpt2Config, LlamaConfig, MlpConfig, gpt2, llama, mlp};
-use zero_model::{Activations, Layers, Model, Pass, init};
+use zero_model::{Activations, Layers, Model, Pass};
 
 fn small_gpt2() -> Gpt2Config {
     Gpt2Config { vocab_size: 19, n_positions: 12, n_embd: 8, n_layer: 2, n_head: 2, ..Gpt2Config::default() }
@@ -25,13 +26,7 @@ fn small_llama() -> LlamaConfig {
 }
 
 fn built(layers: Layers) -> Model {
-    let model = layers.build(DType::F32).unwrap();
-    for p in model.parameters() {
-        let mut values = vec![0.0; p.elements()];
-        init::fill(&p.init(), p.shape(), p.name(), 3, 0, &mut values);
-        p.fill(CpuStorage::F32(values)).unwrap();
-    }
-    model
+    crate::built(layers, DType::F32)
 }
 
 fn ids(batch: usize, time: usize) -> Tensor {
@@ -57,10 +52,6 @@ fn loss(model: &Model, input: &Tensor, targets: &Tensor, training: bool) -> Tens
     let last = model.layers().len() - 1;
     let x = run_until(model, last, input, training).unwrap();
     model.loss(&x, std::slice::from_ref(targets), &pass(training, last), 1.0).unwrap()
-}
-
-fn floats(x: &Tensor) -> Vec<f32> {
-    x.flatten_all().unwrap().to_vec1().unwrap()
 }
 
 /// Maps names to shapes.
@@ -216,21 +207,14 @@ fn plain_gpt2(model: &Model, tokens: &Tensor, heads: usize) -> Result<Tensor> {
     };
     let wte = p("transformer.wte.weight".into());
     let width = wte.dim(1)?;
-    let mask: Vec<f32> =
-        (0..time * time).map(|at| if at % time > at / time { f32::NEG_INFINITY } else { 0.0 }).collect();
-    let mask = Tensor::from_vec(mask, (time, time), &Device::Cpu)?;
     let rows = wte.index_select(&tokens.flatten_all()?, 0)?.reshape((batch, time, width))?;
     let mut x = rows.broadcast_add(&p("transformer.wpe.weight".into()).narrow(0, 0, time)?)?;
     for i in 0..2 {
         let name = format!("transformer.h.{i}");
         let qkv = conv(&norm(&x, &format!("{name}.ln_1"))?, format!("{name}.attn.c_attn"))?;
-        let part = |at: usize| {
-            let part = qkv.narrow(2, at * width, width)?.reshape((batch, time, heads, width / heads))?;
-            part.transpose(1, 2)?.contiguous()
-        };
-        let scores = (part(0)?.matmul(&part(1)?.t()?.contiguous()?)? / ((width / heads) as f64).sqrt())?;
-        let probabilities = candle_nn::ops::softmax(&scores.broadcast_add(&mask)?, D::Minus1)?;
-        let attended = probabilities.matmul(&part(2)?)?.transpose(1, 2)?.reshape((batch, time, width))?;
+        let part = |at: usize| qkv.narrow(2, at * width, width)?.reshape((batch, time, heads, width / heads));
+        let attended = plain_attention_within(&part(0)?, &part(1)?, &part(2)?, |_, _| 0)?;
+        let attended = attended.reshape((batch, time, width))?;
         x = (x + conv(&attended, format!("{name}.attn.c_proj"))?)?;
         let inner = conv(&norm(&x, &format!("{name}.ln_2"))?, format!("{name}.mlp.c_fc"))?.gelu()?;
         x = (x + conv(&inner, format!("{name}.mlp.c_proj"))?)?;
@@ -245,18 +229,12 @@ fn gpt2_agrees_with_candles_own_operations() {
     let (tokens, targets) = (ids(3, 11), ids(11, 3).t().unwrap());
     let logits = run(&model, &tokens, true).unwrap();
     let plain = plain_gpt2(&model, &tokens, 2).unwrap();
-    let near = |name: &str, a: &Tensor, b: &Tensor, tolerance: f32| {
-        let (a, b) = (floats(a), floats(b));
-        let size = b.iter().fold(0f32, |m, v| m.max(v.abs()));
-        let worst = a.iter().zip(&b).fold(0f32, |m, (a, b)| m.max((a - b).abs()));
-        assert!(worst <= tolerance * size, "{name}: {worst} of {size}");
-    };
-    near("logits", &logits, &plain, 1e-5);
+    close("logits", &logits, &plain, 1e-5);
     let grads = loss(&model, &tokens, &targets, true).backward().unwrap();
     let plain_loss = candle_nn::loss::cross_entropy(&plain.flatten_to(1).unwrap(), &targets.flatten_all().unwrap());
     let plain_grads = plain_loss.unwrap().backward().unwrap();
     for p in model.parameters() {
-        near(p.name(), grads.get(p.leaf()).unwrap(), plain_grads.get(p.leaf()).unwrap(), 1e-4);
+        close(p.name(), grads.get(p.leaf()).unwrap(), plain_grads.get(p.leaf()).unwrap(), 1e-4);
     }
 }
 

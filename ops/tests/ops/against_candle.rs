@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 
-use crate::check::{check, close, ids, normal, position_ids, same_bits};
-use candle_core::{D, DType, Device, Result, Tensor, Var};
+use crate::check::{check, close, ids, normal, plain_attention_within, position_ids, rotated, same_bits, tanh_gelu};
+use candle_core::{DType, Device, Result, Tensor, Var};
 use candle_nn::{Module, VarBuilder};
 use zero_ops as ops;
 
@@ -75,13 +75,9 @@ fn rms_norm() {
 
 #[test]
 fn activations() {
-    let tanh_form = |x: &Tensor| -> Result<Tensor> {
-        let u = ((x + ((x * x)? * x)?.affine(0.044715, 0.0)?)? * (2.0 / std::f64::consts::PI).sqrt())?;
-        (x * 0.5)? * (u.tanh()? + 1.0)?
-    };
     let logistic = |x: &Tensor| -> Result<Tensor> { (x.neg()?.exp()? + 1.0)?.recip() };
     for shape in [&[5, 7][..], &[1], &[3, 2, 33]] {
-        check(&[shape], |t| ops::gelu(&t[0]), |t| tanh_form(&t[0]));
+        check(&[shape], |t| ops::gelu(&t[0]), |t| tanh_gelu(&t[0]));
         check(&[shape], |t| ops::gelu_erf(&t[0]), |t| t[0].gelu_erf());
         check(&[shape], |t| ops::relu(&t[0]), |t| t[0].relu());
         check(&[shape], |t| ops::silu(&t[0]), |t| &t[0] * logistic(&t[0])?);
@@ -91,29 +87,6 @@ fn activations() {
 
 fn plain_attention(q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
     plain_attention_within(q, k, v, |_, _| 0)
-}
-
-/// Computes attention with the whole score matrix, on [batch, time, heads, size]. A position of a sample sees the
-/// positions from `first(sample, position)` on.
-fn plain_attention_within(q: &Tensor, k: &Tensor, v: &Tensor, first: impl Fn(usize, usize) -> usize) -> Result<Tensor> {
-    let (batch, time, heads, size) = q.dims4()?;
-    let kv_heads = k.dim(2)?;
-    let spread = |x: &Tensor| -> Result<Tensor> {
-        x.unsqueeze(3)?
-            .broadcast_as((batch, time, kv_heads, heads / kv_heads, size))?
-            .reshape((batch, time, heads, size))?
-            .transpose(1, 2)?
-            .contiguous()
-    };
-    let (q, k, v) = (q.transpose(1, 2)?.contiguous()?, spread(k)?, spread(v)?);
-    let scores = (q.matmul(&k.t()?.contiguous()?)? / (size as f64).sqrt())?;
-    let seen = |sample, row, column| column <= row && column >= first(sample, row);
-    let masked = |at: usize| seen(at / (time * time), at / time % time, at % time);
-    let masked: Vec<f64> =
-        (0..batch * time * time).map(|at| if masked(at) { 0.0 } else { f64::NEG_INFINITY }).collect();
-    let mask = Tensor::from_vec(masked, (batch, 1, time, time), q.device())?;
-    let probabilities = candle_nn::ops::softmax(&scores.broadcast_add(&mask)?, D::Minus1)?;
-    probabilities.matmul(&v)?.transpose(1, 2)?.contiguous()
 }
 
 #[test]
@@ -218,23 +191,8 @@ fn packed_attention() {
 
 /// Compares `rotary` for heads of `size` with pairs that rotate at `frequency(pair)` radians per position.
 fn check_rotary(rotary: &ops::Rotary, size: usize, frequency: impl Fn(usize) -> f64) {
-    let (time, half) = (9, size / 2);
-    check(
-        &[&[2, time, 3, size]],
-        |t| rotary.apply(&t[0]),
-        |t| {
-            let table = |f: fn(f64) -> f64| {
-                let values: Vec<f64> =
-                    (0..time * half).map(|at| f((at / half) as f64 * frequency(at % half))).collect();
-                Tensor::from_vec(values, (1, time, 1, half), t[0].device())
-            };
-            let (cos, sin) = (table(f64::cos)?, table(f64::sin)?);
-            let (a, b) = (t[0].narrow(3, 0, half)?, t[0].narrow(3, half, half)?);
-            let left = (a.broadcast_mul(&cos)? - b.broadcast_mul(&sin)?)?;
-            let right = (b.broadcast_mul(&cos)? + a.broadcast_mul(&sin)?)?;
-            Tensor::cat(&[left, right], 3)
-        },
-    );
+    let angle = |position: usize, pair: usize| position as f64 * frequency(pair);
+    check(&[&[2, 9, 3, size]], |t| rotary.apply(&t[0]), |t| rotated(&t[0], size / 2, 1.0, angle));
 }
 
 #[test]
@@ -286,8 +244,7 @@ fn cross_entropy() {
             |t| ops::cross_entropy(&t[0], &targets),
             |t| {
                 let logits = t[0].reshape(((), classes))?;
-                let log_p = candle_nn::ops::log_softmax(&logits, D::Minus1)?;
-                log_p.gather(&targets.flatten_all()?.unsqueeze(1)?, 1)?.mean_all()?.neg()
+                candle_nn::loss::cross_entropy(&logits, &targets.flatten_all()?)
             },
         );
     }

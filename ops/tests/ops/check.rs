@@ -1,6 +1,6 @@
 //! Helpers that compare an operation with an oracle.
 
-use candle_core::{DType, Device, Result, Tensor, Var};
+use candle_core::{D, DType, Device, Result, Tensor, Var};
 use zero_ops::random::Stream;
 
 /// Returns standard normal numbers.
@@ -57,6 +57,59 @@ pub(crate) fn position_ids(documents: &[u32], time: usize) -> Vec<u32> {
         positions[at] = if documents[at] == documents[at - 1] { positions[at - 1] + 1 } else { 0 };
     }
     positions
+}
+
+/// Computes GELU with the approximation by tanh.
+pub(crate) fn tanh_gelu(x: &Tensor) -> Result<Tensor> {
+    let u = ((x + ((x * x)? * x)?.affine(0.044715, 0.0)?)? * (2.0 / std::f64::consts::PI).sqrt())?;
+    (x * 0.5)? * (u.tanh()? + 1.0)?
+}
+
+/// Rotates pairs of components of each head, `[batch, time, heads, size]`: component i, up to `half`, and component
+/// i + `half`, by `angle(position, i)`. Multiplies these components by `factor`.
+pub(crate) fn rotated(x: &Tensor, half: usize, factor: f64, angle: impl Fn(usize, usize) -> f64) -> Result<Tensor> {
+    let (_, time, _, size) = x.dims4()?;
+    let table = |f: fn(f64) -> f64| {
+        let values: Vec<f64> = (0..time * half).map(|at| factor * f(angle(at / half, at % half))).collect();
+        Tensor::from_vec(values, (1, time, 1, half), x.device())
+    };
+    let (cos, sin) = (table(f64::cos)?, table(f64::sin)?);
+    let (a, b) = (x.narrow(3, 0, half)?, x.narrow(3, half, half)?);
+    let left = (a.broadcast_mul(&cos)? - b.broadcast_mul(&sin)?)?;
+    let right = (b.broadcast_mul(&cos)? + a.broadcast_mul(&sin)?)?;
+    let mut parts = vec![left, right];
+    if size > 2 * half {
+        parts.push(x.narrow(3, 2 * half, size - 2 * half)?);
+    }
+    Tensor::cat(&parts, 3)
+}
+
+/// Computes attention with the whole score matrix, on [batch, time, heads, size]. A position of a sample sees the
+/// positions from `first(sample, position)` on.
+pub(crate) fn plain_attention_within(
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    first: impl Fn(usize, usize) -> usize,
+) -> Result<Tensor> {
+    let (batch, time, heads, size) = q.dims4()?;
+    let kv_heads = k.dim(2)?;
+    let spread = |x: &Tensor| -> Result<Tensor> {
+        x.unsqueeze(3)?
+            .broadcast_as((batch, time, kv_heads, heads / kv_heads, size))?
+            .reshape((batch, time, heads, size))?
+            .transpose(1, 2)?
+            .contiguous()
+    };
+    let (q, k, v) = (q.transpose(1, 2)?.contiguous()?, spread(k)?, spread(v)?);
+    let scores = (q.matmul(&k.t()?.contiguous()?)? / (size as f64).sqrt())?;
+    let seen = |sample, row, column| column <= row && column >= first(sample, row);
+    let masked = |at: usize| seen(at / (time * time), at / time % time, at % time);
+    let masked: Vec<f64> =
+        (0..batch * time * time).map(|at| if masked(at) { 0.0 } else { f64::NEG_INFINITY }).collect();
+    let mask = Tensor::from_vec(masked, (batch, 1, time, time), q.device())?.to_dtype(q.dtype())?;
+    let probabilities = candle_nn::ops::softmax(&scores.broadcast_add(&mask)?, D::Minus1)?;
+    probabilities.matmul(&v)?.transpose(1, 2)?.contiguous()
 }
 
 /// Checks that two tensors are bit-identical. Reports the first difference instead of printing both.

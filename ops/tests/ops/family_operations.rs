@@ -1,7 +1,7 @@
 //! Operations that only some families of language models use: those of Gemma and Phi.
 
-use crate::check::{bits, check, normal};
-use candle_core::{DType, Result, Tensor};
+use crate::check::{bits, check, normal, rotated, tanh_gelu};
+use candle_core::{DType, Tensor};
 use candle_nn::Module;
 use zero_ops as ops;
 
@@ -41,12 +41,8 @@ fn the_offset_is_added_in_f32() {
 
 #[test]
 fn gated_activations() {
-    let gelu = |x: &Tensor| -> Result<Tensor> {
-        let u = ((x + ((x * x)? * x)?.affine(0.044715, 0.0)?)? * (2.0 / std::f64::consts::PI).sqrt())?;
-        (x * 0.5)? * (u.tanh()? + 1.0)?
-    };
     for shape in [&[5, 7][..], &[1], &[3, 2, 33]] {
-        check(&[shape, shape], |t| ops::geglu(&t[0], &t[1]), |t| gelu(&t[0])? * &t[1]);
+        check(&[shape, shape], |t| ops::geglu(&t[0], &t[1]), |t| tanh_gelu(&t[0])? * &t[1]);
     }
     let x = normal("x", &[3]);
     assert_eq!(bits(&ops::Activation::Silu.gate(&x, &x).unwrap()), bits(&ops::swiglu(&x, &x).unwrap()));
@@ -73,28 +69,11 @@ fn scaling_and_column_slices() {
 
 #[test]
 fn partial_rotary_embedding() {
-    let (size, time, theta) = (10, 9, 100.0f64);
+    let (size, theta) = (10, 100.0f64);
     let part = ops::Rotary::new(6, 12, theta).unwrap();
     let whole = part.clone().of_heads(size).unwrap();
-    check(
-        &[&[2, time, 3, size]],
-        |t| whole.apply(&t[0]),
-        |t| {
-            let table = |f: fn(f64) -> f64| {
-                let angle = |at: usize| (at / 3) as f64 * theta.powf(-((at % 3) as f64) / 3.0);
-                Tensor::from_vec(
-                    (0..time * 3).map(|at| f(angle(at))).collect::<Vec<f64>>(),
-                    (1, time, 1, 3),
-                    t[0].device(),
-                )
-            };
-            let (cos, sin) = (table(f64::cos)?, table(f64::sin)?);
-            let (a, b, rest) = (t[0].narrow(3, 0, 3)?, t[0].narrow(3, 3, 3)?, t[0].narrow(3, 6, 4)?);
-            let left = (a.broadcast_mul(&cos)? - b.broadcast_mul(&sin)?)?;
-            let right = (b.broadcast_mul(&cos)? + a.broadcast_mul(&sin)?)?;
-            Tensor::cat(&[left, right, rest], 3)
-        },
-    );
+    let angle = |position: usize, pair: usize| position as f64 * theta.powf(-(pair as f64) / 3.0);
+    check(&[&[2, 9, 3, size]], |t| whole.apply(&t[0]), |t| rotated(&t[0], 3, 1.0, angle));
     assert!(ops::Rotary::new(6, 12, theta).unwrap().of_heads(4).is_err());
 }
 
@@ -111,22 +90,8 @@ fn longrope_selects_factors_by_row_length() {
     };
     let rotary = ops::Rotary::scaled(size, 12, theta, &scaling(&short_factor)).unwrap();
     for (time, factors) in [(6, &short_factor), (7, &long_factor)] {
-        check(
-            &[&[2, time, 3, size]],
-            |t| rotary.apply(&t[0]),
-            |t| {
-                let table = |f: fn(f64) -> f64| {
-                    let angle = |at: usize| (at / 2) as f64 / (factors[at % 2] * theta.powf((at % 2) as f64 / 2.0));
-                    let values: Vec<f64> = (0..time * 2).map(|at| attention_factor * f(angle(at))).collect();
-                    Tensor::from_vec(values, (1, time, 1, 2), t[0].device())
-                };
-                let (cos, sin) = (table(f64::cos)?, table(f64::sin)?);
-                let (a, b) = (t[0].narrow(3, 0, 2)?, t[0].narrow(3, 2, 2)?);
-                let left = (a.broadcast_mul(&cos)? - b.broadcast_mul(&sin)?)?;
-                let right = (b.broadcast_mul(&cos)? + a.broadcast_mul(&sin)?)?;
-                Tensor::cat(&[left, right], 3)
-            },
-        );
+        let angle = |position: usize, pair: usize| position as f64 / (factors[pair] * theta.powf(pair as f64 / 2.0));
+        check(&[&[2, time, 3, size]], |t| rotary.apply(&t[0]), |t| rotated(&t[0], 2, attention_factor, angle));
     }
     // A packed row of more than 6 tokens is rejected: the length of the row would select the long factors, but its
     // documents may be short.
