@@ -15,9 +15,6 @@ use zero_isa::Isa;
 use crate::rule::{Rule, apply};
 use crate::{Adagrad, AdamW, Lion, NAdam, Optimizer, RAdam, RmsProp, RmsPropVariant, ScheduleFree, Sgd, Step, update};
 
-/// Bytes that one AdamW step reads and writes per parameter.
-pub const ADAMW_BYTES_PER_PARAMETER: usize = bytes_per_parameter(2);
-
 /// Returns the bytes that a step of an optimizer with this number of states reads and writes per parameter.
 #[must_use]
 pub const fn bytes_per_parameter(states: usize) -> usize {

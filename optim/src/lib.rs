@@ -269,20 +269,6 @@ pub fn update_restored<P: Stored>(
     Ok(())
 }
 
-/// Like [`update`], but without SIMD: the reference that the vector code is compared with.
-///
-/// # Errors
-/// See [`update`].
-pub fn update_scalar(
-    optimizer: &Optimizer,
-    step: &Step,
-    params: &mut [f32],
-    grads: &[f32],
-    states: &mut [&mut [f32]],
-) -> Result<(), LengthError> {
-    update_at(Isa::BASELINE, optimizer, step, params, grads, states)
-}
-
 fn update_at<P: Stored, S: Stored>(
     isa: Isa,
     optimizer: &Optimizer,
