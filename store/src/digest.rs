@@ -100,13 +100,10 @@ fn hashed<D: md5::Digest>(file: &mut File, mut hash: D) -> io::Result<md5::diges
 }
 
 fn each_block(file: &mut File, mut use_block: impl FnMut(&[u8])) -> io::Result<()> {
-    let mut block = vec![0; 1 << 20];
-    loop {
-        match file.read(&mut block) {
-            Ok(0) => return Ok(()),
-            Ok(count) => use_block(&block[..count]),
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
+    let mut block = Vec::new();
+    while file.by_ref().take(1 << 20).read_to_end(&mut block)? > 0 {
+        use_block(&block);
+        block.clear();
     }
+    Ok(())
 }

@@ -207,33 +207,14 @@ impl Pause {
 
 /// Returns the first byte in which two files differ.
 fn first_difference(one: &Path, other: &Path) -> io::Result<Option<u64>> {
-    let (mut one, mut other) = (io::BufReader::new(File::open(one)?), io::BufReader::new(File::open(other)?));
-    let (mut a, mut b) = (vec![0; 1 << 16], vec![0; 1 << 16]);
-    let mut at = 0;
-    loop {
-        let (n, m) = (read_full(&mut one, &mut a)?, read_full(&mut other, &mut b)?);
-        if let Some(index) = a[..n].iter().zip(&b[..m]).position(|(a, b)| a != b) {
-            return Ok(Some(at + index as u64));
-        }
-        if n != m {
-            return Ok(Some(at + n.min(m) as u64));
-        }
-        if n == 0 {
-            return Ok(None);
-        }
-        at += n as u64;
-    }
-}
-
-fn read_full(reader: &mut impl Read, buffer: &mut [u8]) -> io::Result<usize> {
-    let mut count = 0;
-    while count < buffer.len() {
-        match reader.read(&mut buffer[count..]) {
-            Ok(0) => break,
-            Ok(more) => count += more,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
+    let bytes = |path| File::open(path).map(|file| io::BufReader::new(file).bytes());
+    let (mut one, mut other) = (bytes(one)?, bytes(other)?);
+    for at in 0.. {
+        match (one.next().transpose()?, other.next().transpose()?) {
+            (None, None) => break,
+            (a, b) if a == b => {}
+            _ => return Ok(Some(at)),
         }
     }
-    Ok(count)
+    Ok(None)
 }

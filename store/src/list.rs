@@ -119,11 +119,9 @@ async fn all(location: &Location, folder: &str) -> Result<Vec<Object>, Error> {
         }
         Service::Hub { kind, repo, revision } => {
             let commit = hub::commit(location, (*kind, repo, revision)).await?;
-            let mut objects = hub::list(location, (*kind, repo, &commit), folder).await?;
-            for object in &mut objects {
-                object.location.service = Service::Hub { kind: *kind, repo: repo.clone(), revision: commit.clone() };
-            }
-            objects
+            let mut pinned = location.clone();
+            pinned.service = Service::Hub { kind: *kind, repo: repo.clone(), revision: commit.clone() };
+            hub::list(&pinned, (*kind, repo, &commit), folder).await?
         }
         _ => {
             let store = open(location)?;

@@ -88,7 +88,6 @@ impl Location {
             "http" | "https" => (root(first), Service::Http(root(first)), key),
             "hf" => {
                 let (service, key) = hub(rest).map_err(invalid)?;
-                let Service::Hub { .. } = &service else { unreachable!("hub() returns no other service") };
                 (address[..address.len() - key.len()].trim_end_matches('/').into(), service, key)
             }
             _ => {
