@@ -65,13 +65,8 @@ impl Allocation {
     /// Panics if the sizes differ.
     pub unsafe fn fill_from(&mut self, from: &Pinned, stream: &Stream) -> Result<(), CudaError> {
         assert_eq!(self.bytes, from.len());
-        if self.is_empty() {
-            return Ok(());
-        }
-        self.device.make_current()?;
-        let source = from.as_ptr().cast::<c_void>();
         // SAFETY: both buffers have `self.bytes` bytes; the caller ensures that they live long enough.
-        check("cuMemcpyHtoDAsync", unsafe { sys::cuMemcpyHtoDAsync_v2(self.address, source, self.bytes, stream.raw()) })
+        unsafe { stream.upload(from, self.address, self.bytes) }
     }
 
     /// Enqueues a copy of all bytes to host memory on the stream and waits for it. The copy runs after the work already
@@ -88,12 +83,9 @@ impl Allocation {
             return Ok(());
         }
         let mut pinned = Pinned::new(&self.device, self.bytes)?;
-        let target = pinned.as_mut_ptr().cast::<c_void>();
         // SAFETY: both buffers have that many bytes, and live until the stream is done with them, because this function
         // waits.
-        check("cuMemcpyDtoHAsync", unsafe {
-            sys::cuMemcpyDtoHAsync_v2(target, self.address, self.bytes, stream.raw())
-        })?;
+        unsafe { stream.download(self.address, &mut pinned, self.bytes) }?;
         stream.synchronize()?;
         to.copy_from_slice(&pinned);
         Ok(())
