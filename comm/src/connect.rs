@@ -2,11 +2,13 @@
 //!
 //! The ranks meet at a key-value store on `MASTER_PORT`. The launcher serves this store, or else rank 0 does. Each rank
 //! stores the address that it listens on under the key `/zero/{run}/{attempt}/{rank}` and reads the addresses of the
-//! others. Then the ranks connect to each other directly.
+//! others. Then the ranks connect to each other directly. A program may connect several times, for example for two
+//! engines. The keys of later connections also contain their number, so that no rank reads earlier addresses.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use crate::agreement::Terms;
@@ -16,6 +18,7 @@ use crate::error::CommError;
 use crate::group::Group;
 use crate::health::{Board, Health};
 use crate::launcher_environment::LauncherEnvironment;
+use crate::lock::lock;
 use crate::processes::{Control, Processes, World};
 use crate::shm::{PeerArenas, host_identity};
 use crate::signature::digest;
@@ -26,7 +29,8 @@ use crate::threads::threads;
 
 /// Meets the other ranks of the job and connects to them. A job of one rank returns immediately.
 ///
-/// For a job on several hosts, the options must contain an interface and a token.
+/// For a job on several hosts, the options must contain an interface and a token. A process may connect several times;
+/// all ranks must connect in the same order.
 ///
 /// # Errors
 /// [`CommError::Rendezvous`], [`CommError::Unauthorized`], [`CommError::Disagreement`], or the error of an operation if
@@ -66,7 +70,19 @@ pub fn connect(place: &LauncherEnvironment, options: &Options) -> Result<Arc<dyn
     let fabric = Processes::connect(&world, membership.clone(), deadline)?;
     // By now every rank has connected to every other, so no rank needs the store any more.
     drop(server);
-    Ok(Group::new(membership, Box::new(fabric), None, health, timeout)?)
+    let group = Group::new(membership, Box::new(fabric), None, health, timeout)?;
+    *lock(&MADE).entry(of_rank(place)).or_default() += 1;
+    Ok(group)
+}
+
+/// The run, the attempt, the port of the store, the rank, and the number of ranks.
+type OfRank = (String, u32, u16, usize, usize);
+
+/// Number of times that each rank has connected in this process. Usually a process is one rank.
+static MADE: Mutex<BTreeMap<OfRank, usize>> = Mutex::new(BTreeMap::new());
+
+fn of_rank(place: &LauncherEnvironment) -> OfRank {
+    (place.run_id.clone(), place.attempt, place.master_port, place.rank, place.world_size)
 }
 
 /// Opens a listener on a port other than the store's. While no store listens yet, the system may assign the store's
@@ -126,7 +142,9 @@ impl Meeting<'_> {
         if place.rank >= place.world_size {
             return Err(error(format!("rank {} is not below the world size {}", place.rank, place.world_size)));
         }
-        let keys = format!("/zero/{}/{}", place.run_id, place.attempt);
+        let made = lock(&MADE).get(&of_rank(place)).copied().unwrap_or(0);
+        let number = if made == 0 { String::new() } else { format!("/connection-{made}") };
+        let keys = format!("/zero/{}/{}{number}", place.run_id, place.attempt);
         Ok(Meeting { place, options, interface, address, keys, terms: Terms::new(&options.terms) })
     }
 

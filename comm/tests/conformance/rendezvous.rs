@@ -49,6 +49,18 @@ fn with_terms(terms: &[(&str, &str)]) -> Options {
     Options { terms, ..Options::default() }
 }
 
+/// Checks that a program can connect again, as for a second engine, although the store still has the addresses of the
+/// first connection.
+#[test]
+fn ranks_connect_several_times() {
+    let server = StoreServer::bind(("127.0.0.1", 0), None).expect("a server");
+    for _ in 0..3 {
+        for sum in meet(&[Options::default(), Options::default()], server.address().port()) {
+            assert_eq!(sum.expect("the ranks connect"), 1);
+        }
+    }
+}
+
 #[test]
 fn values_can_be_set_and_awaited() {
     let server = StoreServer::bind(("127.0.0.1", 0), Some("token")).expect("a server");
