@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use zero_comm::{Communicator, LauncherEnvironment, Options, Transport, token};
 use zero_config::Config;
+use zero_model::Model;
 
 use crate::error::Error;
 
@@ -85,6 +86,33 @@ pub fn agreed(config: &Config, comm: &dyn Communicator) -> Result<Config, Error>
         zero_comm::agree(comm, &shared(&config))?;
     }
     Ok(config)
+}
+
+/// Checks that all ranks have built the same model: the same layers and parameters in the same order. Ranks whose models
+/// differ only in the order of equal shapes would otherwise mix the values of different parameters. Collective.
+///
+/// # Errors
+/// Fails on every rank if the models of two ranks differ. The error names the first layer or parameter that differs.
+pub(crate) fn agree_on(model: &Model, comm: &dyn Communicator) -> Result<(), Error> {
+    if comm.size() > 1 {
+        zero_comm::agree(comm, &parts(model))?;
+    }
+    Ok(())
+}
+
+/// Returns the layers, parameters and buffers of a model. The shape of a parameter that is divided among ranks is the
+/// shape of this rank's part, so only the number of its elements is compared.
+fn parts(model: &Model) -> Vec<(String, String)> {
+    let layers = model.layers().iter().map(|layer| format!("`{}`", layer.name()));
+    let parameters = model.parameters().iter().map(|parameter| match parameter.cut() {
+        Some(_) => format!("`{}` with {} elements", parameter.name(), parameter.whole_elements()),
+        None => format!("`{}` {:?}", parameter.name(), parameter.shape()),
+    });
+    let buffers = model.buffers().iter().map(|buffer| format!("`{}` {:?}", buffer.name(), buffer.shape()));
+    let named = |kind: &'static str| move |(index, part)| (format!("{kind} {index} of the program's model"), part);
+    let layers = layers.enumerate().map(named("layer"));
+    let parameters = parameters.enumerate().map(named("parameter"));
+    layers.chain(parameters).chain(buffers.enumerate().map(named("buffer"))).collect()
 }
 
 /// Returns the values that all ranks must share: version, program file, and every configuration key that is not

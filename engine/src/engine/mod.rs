@@ -22,7 +22,7 @@ use zero_pipeline::{LayerId, Program};
 use crate::batch::Batch;
 use crate::checkpoint::saving::Saving;
 use crate::checkpoint::start::Start;
-use crate::comm_options::{agreed, comm_options, place};
+use crate::comm_options::{agree_on, agreed, comm_options, place};
 use crate::configured_model;
 use crate::costs::cut::CutCosts;
 use crate::costs::overlap::{Choice, chosen_by_the_first};
@@ -169,6 +169,7 @@ impl Engine {
         costs: Option<&CutCosts>,
         start: Start,
     ) -> Result<Self, Error> {
+        agree_on(&model, &*comm)?;
         let tracked = Tracked::begin(&*comm);
         let mut config = config;
         let choice = chosen_by_the_first(&config, &model, costs, &*comm)?;
