@@ -5,13 +5,16 @@ use std::sync::Once;
 use zero_config::{Config, Nonfinite};
 
 /// Keys that count as set whenever the configuration contains them, whatever their value is.
-const WRITTEN: [&str; 8] = [
+const WRITTEN: [&str; 11] = [
     "training.max_steps",
     "training.epochs",
     "training.eval_batches",
     "training.save_last",
     "training.output_dir",
     "training.max_skipped_steps",
+    "training.compare_replicas_every",
+    "training.dataloader_num_workers",
+    "training.dataloader_prefetch_factor",
     "steps_per_print",
     "dataloader_drop_last",
 ];
@@ -27,6 +30,8 @@ pub(super) fn set(config: &Config) -> Vec<&'static str> {
         ("training.spikes", training.spikes.is_some()),
         ("training.nonfinite", training.nonfinite == Nonfinite::Stop),
         ("training.sample", training.sample.is_some()),
+        ("training.checkpoint_store", training.checkpoint_store.is_some()),
+        ("training.trace", training.trace),
         ("csv_monitor", config.csv_monitor.enabled),
         ("tensorboard", config.tensorboard.enabled),
         ("mlflow", config.mlflow.enabled),
@@ -34,6 +39,11 @@ pub(super) fn set(config: &Config) -> Vec<&'static str> {
         ("prometheus", config.prometheus.enabled),
         ("machine_monitor", config.machine_monitor.enabled),
         ("flops_profiler", config.flops_profiler.enabled),
+        ("comms_logger", config.comms_logger.enabled),
+        ("wall_clock_breakdown", config.wall_clock_breakdown),
+        ("memory_breakdown", config.memory_breakdown),
+        ("dump_state", config.dump_state),
+        ("launcher.max_restarts", config.launcher.max_restarts > 0),
         ("data", config.data.is_some()),
         ("data_efficiency", config.data_efficiency.curriculum().is_some()),
     ];
@@ -69,5 +79,16 @@ mod tests {
         );
         let text = "train_batch_size: 2\ntraining: {max_steps: 3, save_every: 2}\ncsv_monitor: {enabled: true}";
         assert_eq!(found(text), ["training.max_steps", "training.save_every", "csv_monitor"]);
+        let text = "train_batch_size: 2\ntraining: {checkpoint_store: 's3://bucket/run', compare_replicas_every: 5, trace: true}
+launcher: {max_restarts: 2}\nwall_clock_breakdown: true\ncomms_logger: {enabled: true}";
+        let expected = [
+            "training.compare_replicas_every",
+            "training.checkpoint_store",
+            "training.trace",
+            "comms_logger",
+            "wall_clock_breakdown",
+            "launcher.max_restarts",
+        ];
+        assert_eq!(found(text), expected);
     }
 }
