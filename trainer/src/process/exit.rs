@@ -12,6 +12,9 @@ use std::time::{Duration, Instant, SystemTime};
 use serde_json::{Value, json};
 use signal_hook::consts::{SIGINT, SIGTERM};
 
+/// Names the file from which our launcher reads the exit status of a rank's error. A program that returns the error from
+/// `main` exits with status 1, whatever the error is.
+pub(super) const STATUS_FILE: &str = "ZERO_TRAIN_STATUS_FILE";
 /// Names the file from which torchrun reads a rank's error for its report.
 const ERROR_FILE: &str = "TORCHELASTIC_ERROR_FILE";
 /// How long a rank that has lost a peer waits before it exits. This is longer than the poll interval of DeepSpeed's
@@ -20,9 +23,16 @@ const WAIT: Duration = Duration::from_secs(3);
 /// The exit status of a rank that has lost a peer.
 const LOST_PEER: u8 = 4;
 
-/// Writes `message` to torchrun's error file, if the environment names one. If this rank has lost a peer, waits long
-/// enough for a polling launcher to notice the lost rank first.
+/// Forgets the error of an earlier run of this process, which the program has handled.
+pub(crate) fn forget() {
+    let _ = std::env::var(STATUS_FILE).map(fs::remove_file);
+}
+
+/// Tells our launcher the exit status of an error, and writes `message` to torchrun's error file, if the environment
+/// names one. If this rank has lost a peer, waits long enough for a polling launcher to notice the lost rank first.
 pub fn report_and_wait(message: &str, status: u8) {
+    // Without the file, the launcher uses the exit status of the process.
+    let _ = std::env::var(STATUS_FILE).map(|path| fs::write(path, status.to_string()));
     let set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
     let looks = set("TORCHELASTIC_RUN_ID") || set("CROSS_SIZE") && set("LOCAL_SIZE");
     let waits = status == LOST_PEER && looks && !super::launched_by_us();

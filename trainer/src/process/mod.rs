@@ -19,6 +19,8 @@ use zero_comm::launcher_environment::LauncherEnvironment;
 use zero_config::{Config, Launcher};
 
 pub use cores::Cores;
+use exit::STATUS_FILE;
+pub(crate) use exit::forget as forget_error;
 pub use exit::report_and_wait;
 use zero_engine::Error;
 pub(crate) use zero_engine::comm_options::place;

@@ -257,6 +257,7 @@ impl<'a> Trainer<'a> {
         let comm = match comm {
             Some(comm) => comm,
             None => {
+                process::forget_error();
                 Restarts::of_launcher(&mut options)?;
                 train::connect(&config, &options, &process::place()?)?
             }

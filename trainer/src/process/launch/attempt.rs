@@ -5,6 +5,7 @@
 //! which rank failed first.
 
 use std::io::Write;
+use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
@@ -20,7 +21,7 @@ use super::job::{Job, Team, What};
 use super::outcome::{AttemptOutcome, Failure};
 use super::output::Printed;
 use super::signals::{Signals, catches, send};
-use crate::process;
+use crate::process::{self, STATUS_FILE};
 use zero_engine::Error;
 
 /// Time that the other ranks have to end by themselves after a rank has died.
@@ -48,6 +49,14 @@ struct Rank {
     /// Whether the launcher has sent the rank a signal to end.
     was_ended: bool,
     printed: Printed,
+    /// The file to which the rank writes the exit status of its error.
+    status_file: Option<PathBuf>,
+}
+
+impl Drop for Rank {
+    fn drop(&mut self) {
+        let _ = self.status_file.as_ref().map(std::fs::remove_file);
+    }
 }
 
 /// An attempt whose ranks on this host have all ended.
@@ -135,6 +144,8 @@ impl Attempt<'_> {
             .env(process::JOB, self.job_name)
             .envs(process::variables(self.team.threads, ranks))
             .stdin(if self.job.standard_input().is_some() { Stdio::piped() } else { Stdio::null() });
+        let status_file = self.token.map(|token| token.path().with_file_name(format!("status-{}-{rank}", self.number)));
+        command.env_remove(STATUS_FILE).envs(status_file.iter().map(|path| (STATUS_FILE, path)));
         if let Some(token) = self.token {
             command.env(token::TOKEN_FILE, token.path()).env_remove(token::TOKEN);
         }
@@ -157,7 +168,7 @@ impl Attempt<'_> {
             let _ = pipe.write_all(text.as_bytes());
         }
         let printed = output.follow(&mut child);
-        Ok(Rank { number: rank, child, status: None, was_ended: false, printed })
+        Ok(Rank { number: rank, child, status: None, was_ended: false, printed, status_file })
     }
 }
 
@@ -178,7 +189,7 @@ impl Ended {
                 if status.success() || rank.was_ended {
                     continue;
                 }
-                let failure = Failure::new(rank.number, status);
+                let failure = Failure::new(rank.number, status, rank.status_file.as_deref());
                 self.lost += usize::from(failure.signal.is_some() || failure.code == Some(1));
                 if self.first.is_none() || follows && !failure.follows() {
                     self.first = Some(index);
@@ -222,7 +233,8 @@ impl Ended {
     }
 
     fn failure(&self, index: usize) -> Option<Failure> {
-        self.ranks[index].status.map(|status| Failure::new(self.ranks[index].number, status))
+        let rank = &self.ranks[index];
+        rank.status.map(|status| Failure::new(rank.number, status, rank.status_file.as_deref()))
     }
 
     /// Returns how the attempt ended on this host.

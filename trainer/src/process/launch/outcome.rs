@@ -1,5 +1,6 @@
 //! The outcome of an attempt, on one host or on all hosts.
 
+use std::path::Path;
 use std::process::ExitStatus;
 
 use serde::{Deserialize, Serialize};
@@ -22,8 +23,15 @@ pub(super) struct Failure {
 }
 
 impl Failure {
-    pub(super) fn new(rank: usize, status: ExitStatus) -> Self {
-        Self { rank, code: status.code(), signal: status.signal() }
+    /// Describes the end of a rank. If the rank exited with status 1, the status of its error in `status_file` replaces
+    /// it: a program that returns an error from `main` exits with status 1, whatever the error is.
+    pub(super) fn new(rank: usize, status: ExitStatus, status_file: Option<&Path>) -> Self {
+        let of_error = || std::fs::read_to_string(status_file?).ok()?.parse().ok();
+        let code = match status.code() {
+            Some(1) => of_error().or(Some(1)),
+            code => code,
+        };
+        Self { rank, code, signal: status.signal() }
     }
 
     /// Returns whether the rank ended because it lost a peer.
@@ -102,6 +110,15 @@ mod tests {
         }
         assert_eq!(AttemptOutcome::of_all([follower; 2]), follower);
         assert_eq!(AttemptOutcome::of_all([AttemptOutcome::default(); 2]), AttemptOutcome::default());
+    }
+
+    #[test]
+    fn the_status_of_an_error_replaces_status_1() {
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        std::fs::write(file.path(), "3").expect("a file");
+        let code = |status: i32, path| Failure::new(0, ExitStatus::from_raw(status << 8), path).code;
+        assert_eq!((code(1, Some(file.path())), code(101, Some(file.path()))), (Some(3), Some(101)));
+        assert_eq!((code(1, Some(Path::new("/nowhere"))), code(1, None)), (Some(1), Some(1)));
     }
 
     #[test]
