@@ -14,7 +14,7 @@ pub enum ZeroError {
     #[error(transparent)]
     Disk(#[from] DiskError),
     /// candle refused an operation.
-    #[error("{0}")]
+    #[error(transparent)]
     Tensor(#[from] candle_core::Error),
     /// Slices that must have equal lengths differ in length.
     #[error("internal error: {0}")]

@@ -86,10 +86,8 @@ impl Engine {
         let id = self.parameter(name)?;
         let elements = self.model().parameters()[id].whole_elements();
         if values.len() != elements {
-            return Err(Error::Batch(format!(
-                "got {} values for `{name}`, which has {elements} elements",
-                values.len()
-            )));
+            let message = format!("got {} values for `{name}`, which has {elements} elements", values.len());
+            return Err(Error::setting("Engine::set_parameter", message, "pass all values of the parameter"));
         }
         Ok(self.zero.write_parameter(id, values)?)
     }

@@ -27,7 +27,7 @@ pub enum Error {
         what: String,
     },
     /// The configuration is invalid. Lists all of its errors.
-    #[error("{0}")]
+    #[error(transparent)]
     Config(#[from] zero_config::Errors),
     /// A value of the configuration does not fit the model, the data or the machine.
     #[error("{message}\n  in: {key}\n  help: {help}")]
@@ -77,7 +77,7 @@ pub enum Error {
     #[error("the model has no parameter `{0}`")]
     NoParameter(String),
     /// A candle operation failed.
-    #[error("{0}")]
+    #[error(transparent)]
     Tensor(#[from] candle_core::Error),
     /// An instruction of the program failed.
     #[error(transparent)]

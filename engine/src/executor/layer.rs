@@ -168,6 +168,7 @@ pub(super) fn backward(
     capture: Capture<'_>,
 ) -> Result<(), Error> {
     let built = &model.layers()[layer];
+    let in_backward = |error: candle_core::Error| error.context(format!("in the backward of layer `{}`", built.name()));
     let (inputs, gradients, bypass) = if layer + 1 == model.layers().len() {
         let incoming = state.incoming()?;
         let targets = state.batch.loss_targets(model.signature())?;
@@ -180,7 +181,7 @@ pub(super) fn backward(
             outcome.pending_losses.push((state.index, loss.detach(), z_loss));
             // Create the seed on the device: a copy from the host could wait for the GPU.
             let seed = Tensor::full(gradient, loss.dims(), loss.device())?.to_dtype(loss.dtype())?;
-            Ok(backpropagate(&[(loss, seed)], &leaves)?)
+            Ok(backpropagate(&[(loss, seed)], &leaves).map_err(in_backward)?)
         })?;
         take_buffers(model, layer, state.index, outcome)?;
         let bypass = vec![None; leaves.len()];
@@ -197,7 +198,7 @@ pub(super) fn backward(
             let what = format!("no gradient reaches the outputs of layer `{}`", built.name());
             return Err(Error::Tensor(candle_core::Error::Msg(what)));
         }
-        let gradients = capture(context.zero, &mut || Ok(backpropagate(&seeds, &saved.inputs)?))?;
+        let gradients = capture(context.zero, &mut || Ok(backpropagate(&seeds, &saved.inputs).map_err(in_backward)?))?;
         (saved.inputs, gradients, bypass)
     };
     let taken = |index: &usize| inputs[*index].is_some() && built.route().takes(*index, inputs.len());
