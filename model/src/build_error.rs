@@ -4,7 +4,7 @@
 #[derive(Debug, thiserror::Error)]
 pub enum BuildError {
     /// A layer's constructor failed.
-    #[error("cannot build layer `{layer}`: {source}")]
+    #[error("cannot build layer `{layer}`: {source}{}", of_values(source))]
     Layer {
         /// The layer's name.
         layer: String,
@@ -125,6 +125,18 @@ pub enum BuildError {
     /// Every parameter is frozen.
     #[error("no parameter is trainable")]
     NothingTrainable,
+}
+
+/// Returns the help for a constructor that computes with a parameter. A parameter without values has the dtype F4, which
+/// no operation accepts.
+fn of_values(source: &candle_core::Error) -> &'static str {
+    let is_read = |word: &str| word == "F4";
+    match source.to_string().split(|c: char| !c.is_alphanumeric()).any(is_read) {
+        true => {
+            "\n  help: a constructor cannot compute with parameters, because they have no values yet; compute in the forward"
+        }
+        false => "",
+    }
 }
 
 /// Lists names in backticks.
