@@ -55,6 +55,26 @@ fn a_truncated_table_is_an_error() {
     }
 }
 
+/// A Parquet file that pyarrow wrote with `write_page_checksum=True`: the texts `first text` and `second text`.
+const WITH_CHECKSUMS: &[u8] = b"PAR1\x15\x00\x15F\x15F\x15\xc5\xb9\xc3\xd9\x08\x1c\x15\x04\x15\x00\x15\x06\x15\x06\x1c\x00\x00\x00\
+    \x02\x00\x00\x00\x04\x01\n\x00\x00\x00first text\x0b\x00\x00\x00second text\x15\x04\x19,5\x00\x18\x06schema\x15\x02\x00\
+    \x15\x0c%\x02\x18\x04text%\x00L\x1c\x00\x00\x00\x16\x04\x19\x1c\x19\x1c&\x00\x1c\x15\x0c\x19%\x06\x00\x19\x18\x04text\x15\x00\
+    \x16\x04\x16x\x16x&\x08I\x1c\x15\x00\x15\x00\x15\x02\x00<\x16*\x19\x06\x19&\x00\x04\x00\x00\x00\x16x\x16\x04&\x08\x16x\x00\
+    \x28 parquet-cpp-arrow version 26.0.1\x19\x1c\x1c\x00\x00\x00\x88\x00\x00\x00PAR1";
+
+#[test]
+fn checksums_of_parquet_pages_are_compared() {
+    let folder = Folder::new();
+    let mut file = WITH_CHECKSUMS.to_vec();
+    let texts = |file: &[u8]| documents(&folder.write("a.parquet", file), Format::Auto, "text");
+    let found: Vec<String> = texts(&file).unwrap().into_iter().map(|(_, text)| text).collect();
+    assert_eq!(found, ["first text", "second text"]);
+    let at = file.windows(5).position(|bytes| bytes == b"first").unwrap();
+    file[at] = b'F';
+    let message = folder.without(&texts(&file).unwrap_err());
+    assert!(message.starts_with("a.parquet, row 0: ") && message.contains("checksum mismatch"), "{message}");
+}
+
 #[test]
 fn changed_bytes_of_tables_do_not_panic() {
     let folder = Folder::new();
