@@ -1,5 +1,7 @@
 //! Cuts long texts into pieces. Each piece is encoded on its own, in parallel. The pieces together have the same tokens as
-//! the whole text, unless a text has no safe place for a cut in 256 KiB: see [`piece_end`].
+//! the whole text, with two exceptions: a text that has no safe place for a cut in 256 KiB (see [`piece_end`]), and a
+//! vocabulary with tokens that contain the beginning of a word, as in a BPE that does not split at spaces. Some tokens
+//! beside a cut may then differ.
 
 use std::ops::Range;
 
@@ -16,7 +18,7 @@ const PIECE: usize = 1 << 18;
 pub(super) enum Cuts {
     /// Anywhere: each byte is a token.
     Anywhere,
-    /// Only where every tokenizer begins a word; see [`word_start`].
+    /// Only where tokenizers that split text into words begin a word; see [`word_start`].
     Words,
     /// Nowhere: an added token may span the beginning of a word.
     Nowhere,
@@ -77,9 +79,9 @@ pub(super) fn piece_end(text: &[u8], cuts: Cuts) -> Option<usize> {
     }
 }
 
-/// Returns the first position in `range` at which every tokenizer begins a word, whatever the context. These positions
-/// are a letter or digit after a single line break, and a single space between lower-case ASCII letters. An added token
-/// that begins with another character, such as `<mask>`, may take the line break before it.
+/// Returns the first position in `range` at which tokenizers that split text into words begin a word, whatever the
+/// context. These positions are a letter or digit after a single line break, and a single space between lower-case ASCII
+/// letters. An added token that begins with another character, such as `<mask>`, may take the line break before it.
 pub(super) fn word_start(text: &[u8], range: Range<usize>) -> Option<usize> {
     let is_word = |c: Option<char>| c.is_some_and(|c| !c.is_whitespace());
     let range = range.start.max(1)..range.end.min(text.len());
