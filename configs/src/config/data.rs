@@ -51,8 +51,8 @@ section! {
 choice! {
     /// How files are read.
     pub enum DataFormat {
-        /// Recognizes Parquet, Arrow and MDS by their content, and `.jsonl`, `.ndjson`, `.csv` and `.bin` by the file
-        /// name. Any other file is text. gzip and zstd are unpacked.
+        /// Recognizes Parquet, Arrow and MDS by their content, and `.json`, `.jsonl`, `.ndjson`, `.csv` and `.bin` by
+        /// the file name. Any other file is text. gzip and zstd are unpacked.
         Auto = "auto",
         /// Plain text.
         Text = "text",
@@ -60,7 +60,7 @@ choice! {
         Bytes = "bytes",
         /// Consecutive little-endian tokens of type `token_dtype`.
         Tokens = "tokens",
-        /// One JSON object per line.
+        /// One JSON object per line, or one JSON array of objects.
         Jsonl = "jsonl",
         /// Comma-separated numbers.
         Csv = "csv",

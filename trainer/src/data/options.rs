@@ -86,7 +86,7 @@ impl Default for CacheOptions {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Format {
     /// Recognizes Parquet, Arrow and MDS by their content, and other files by the extension, ignoring the extension of
-    /// an archive such as `.gz`: `.bin` is a token file, `.jsonl` and `.ndjson` are JSON lines, `.csv` is a table, and
+    /// an archive such as `.gz`: `.bin` is a token file, `.json`, `.jsonl` and `.ndjson` are JSON, `.csv` is a table, and
     /// everything else is text.
     #[default]
     Auto,

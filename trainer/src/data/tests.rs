@@ -174,6 +174,7 @@ fn errors_in_text_and_tokens_name_the_position() {
         ("bad.jsonl", b"{\"text\": \"x\"}\n\n{\"text\": }\n"),
         ("key.jsonl", b"{\"text\": 3}\n"),
         ("list.jsonl", b"[1]\n"),
+        ("content.jsonl", b"{\"content\": \"x\", \"id\": 1}\n"),
         ("latin.jsonl", b"{\"text\": \"\xe9\"}\n"),
         ("bytes.txt", b"plain \xff"),
     ]);
@@ -193,7 +194,11 @@ fn errors_in_text_and_tokens_name_the_position() {
     assert_eq!(message("tokens.bin"), "tokens.bin, byte 540000: token 263 is outside the vocabulary of 256");
     assert_eq!(message("bad.jsonl"), "bad.jsonl, line 3: column 10: expected value");
     assert_eq!(message("key.jsonl"), "key.jsonl, line 1: the key `text` is missing or not a string");
-    assert_eq!(message("list.jsonl"), "list.jsonl, line 1: the key `text` is missing or not a string");
+    assert_eq!(
+        message("list.jsonl"),
+        "list.jsonl, record 1: a record must be a JSON object\n  help: write one object per record"
+    );
+    assert_eq!(message("content.jsonl"), "content.jsonl, line 1: no key `text`; the keys are content, id");
     assert!(message("latin.jsonl").starts_with("latin.jsonl, line 1: "), "{}", message("latin.jsonl"));
     assert_eq!(
         files.message(&["bytes.txt"], |options| options.vocabulary = 128),
@@ -252,6 +257,8 @@ fn formats_are_known_by_their_extension_unless_named() {
     let resolved = |name: &str| files::format_by_name(name.as_ref());
     assert_eq!(resolved("x/y.bin"), Format::Tokens);
     assert_eq!(resolved("y.ndjson"), Format::Jsonl);
+    assert_eq!(resolved("y.json"), Format::Jsonl);
+    assert_eq!(resolved("Y.JSONL.GZ"), Format::Jsonl);
     assert_eq!(resolved("y.csv"), Format::Csv);
     assert_eq!(resolved("y.rs"), Format::Text);
     assert_eq!(resolved("LICENSE"), Format::Text);

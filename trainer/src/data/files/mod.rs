@@ -174,7 +174,7 @@ impl Source {
             Storage::Bytes(archive) => {
                 let reader = archive::open(&self.path, *archive)?;
                 Ok(match self.format {
-                    Format::Jsonl => Box::new(records::texts(reader, text_key)),
+                    Format::Jsonl => records::texts(reader, text_key)?,
                     format => Box::new(text::Parts::new(reader, cuts, format == Format::Bytes)),
                 })
             }
@@ -224,14 +224,14 @@ impl Source {
     }
 }
 
-/// Returns the format that a file's name implies.
+/// Returns the format that a file's name implies. The case of the extension does not matter.
 pub(super) fn format_by_name(path: &Path) -> Format {
-    let extension = |path: &Path| path.extension().and_then(|extension| extension.to_str()).map(str::to_string);
+    let extension = |path: &Path| path.extension().and_then(|extension| extension.to_str()).map(str::to_ascii_lowercase);
     let archive = extension(path).filter(|end| matches!(end.as_str(), "bz2" | "gz" | "gzip" | "zst" | "zstd"));
     let name = if archive.is_some() { path.with_extension("") } else { path.into() };
     match extension(&name).as_deref() {
         Some("bin") if archive.is_none() => Format::Tokens,
-        Some("jsonl" | "ndjson") => Format::Jsonl,
+        Some("json" | "jsonl" | "ndjson") => Format::Jsonl,
         Some("csv") => Format::Csv,
         Some("parquet") => Format::Parquet,
         Some("arrow" | "feather") => Format::Arrow,

@@ -6,13 +6,21 @@ use serde_json::Value;
 use zero_engine::{At, DataError};
 
 use super::lines::Lines;
-use super::streams::{Document, Object, Reader, Records};
+use super::streams::{Document, Documents, Object, Reader, Records};
 
 const NO_OBJECT: &str = "a record must be a JSON object";
+/// The byte order mark, which some programs write at the beginning of a file.
+pub(super) const MARK: &[u8] = b"\xef\xbb\xbf";
 
-/// Opens the records of a file: the elements of an array, or one object per line.
+/// Opens the records of a file: the elements of an array, or one object per line. Skips a byte order mark.
 pub(super) fn open(mut reader: Reader) -> Result<Records, DataError> {
     let (mut skipped, mut place) = (vec![], Place::default());
+    let read = reader.bytes.by_ref().take(MARK.len() as u64).read_to_end(&mut skipped);
+    read.map_err(|error| reader.failed(At::Line(1), error))?;
+    if skipped == MARK {
+        skipped.clear();
+    }
+    reader.bytes = Box::new(Cursor::new(std::mem::take(&mut skipped)).chain(reader.bytes));
     loop {
         let bytes = match reader.bytes.fill_buf() {
             Ok(bytes) => bytes,
@@ -50,21 +58,29 @@ fn objects(reader: Reader) -> impl Iterator<Item = Result<(At, Object), DataErro
     })
 }
 
-/// Returns the text under `text_key` of each line as a document.
-pub(super) fn texts(reader: Reader, text_key: &str) -> impl Iterator<Item = Result<Document, DataError>> + use<> {
+/// Returns the text under `text_key` of each record as a document.
+pub(super) fn texts(reader: Reader, text_key: &str) -> Result<Documents, DataError> {
     let (path, text_key) = (reader.path.clone(), text_key.to_string());
-    let documents = Lines::new(reader).map(move |line| {
-        let (line, bytes) = line?;
-        let failed = |message| DataError::Json { path: path.clone(), line, message };
-        let mut value: Value = serde_json::from_slice(&bytes).map_err(|error| failed(reason(&error, 0)))?;
-        match value.get_mut(&text_key).map(Value::take) {
-            Some(Value::String(text)) => {
-                Ok(Document { at: At::Line(line), text: text.into_bytes(), is_continued: false })
+    let documents = open(reader)?.map(move |record| {
+        let (at, mut record) = record?;
+        let message = match record.remove(&text_key) {
+            Some(Value::String(text)) => return Ok(Document { at, text: text.into_bytes(), is_continued: false }),
+            None if !record.is_empty() => {
+                let keys: Vec<&str> = record.keys().map(String::as_str).collect();
+                format!("no key `{text_key}`; the keys are {}", keys.join(", "))
             }
-            _ => Err(failed(format!("the key `{text_key}` is missing or not a string"))),
-        }
+            _ => format!("the key `{text_key}` is missing or not a string"),
+        };
+        let path = path.clone();
+        Err(match at {
+            At::Line(line) => DataError::Json { path, line, message },
+            at => DataError::Conversation { path, at, message, help: "set `data.text_key` to the key of the text".into() },
+        })
     });
-    documents.filter(|document| document.as_ref().map_or(true, |document| !document.text.is_empty()))
+    let is_used = |document: &Result<Document, DataError>| {
+        document.as_ref().map_or(true, |document| !document.text.is_empty())
+    };
+    Ok(Box::new(documents.filter(is_used)))
 }
 
 /// The elements of a JSON array. Each element is read and parsed on its own.
@@ -168,7 +184,7 @@ impl Array {
             Ok(_) if end.is_none() => Err(self.failed(self.place, "EOF while parsing a list")),
             Ok(Value::Object(record)) => Ok(Some((at, record))),
             Ok(_) => {
-                let (message, help) = (NO_OBJECT.into(), "write one object per conversation".into());
+                let (message, help) = (NO_OBJECT.into(), "write one object per record".into());
                 Err(DataError::Conversation { path: self.reader.path.clone(), at, message, help })
             }
             Err(error) => {
@@ -225,6 +241,8 @@ mod tests {
         assert_eq!(read(text).unwrap(), expected);
         assert_eq!(read("[ ]").unwrap(), []);
         assert_eq!(read("").unwrap(), []);
+        assert_eq!(read("\u{feff}[{\"a\": 1}]").unwrap(), [(At::Record(1), json!({"a": 1}))]);
+        assert_eq!(read("\u{feff}{\"a\": 1}").unwrap(), [(At::Line(1), json!({"a": 1}))]);
         assert_eq!(read("\n {\"a\": 1}\n\n{}").unwrap(), [(At::Line(2), json!({"a": 1})), (At::Line(4), json!({}))]);
     }
 
@@ -240,7 +258,7 @@ mod tests {
             ("[{\"a\": 1}] x", "a.json, line 1: column 12: trailing characters"),
             ("[{\"a\": 1} {}]", "a.json, line 1: column 11: trailing characters"),
             ("[{}}, {}]", "a.json, line 1: column 4: trailing characters"),
-            ("[1]", "a.json, record 1: a record must be a JSON object\n  help: write one object per conversation"),
+            ("[1]", "a.json, record 1: a record must be a JSON object\n  help: write one object per record"),
             ("{}\n[1]", "a.json, line 2: a record must be a JSON object"),
         ] {
             assert_eq!(read(text).unwrap_err(), message, "{text}");

@@ -48,6 +48,10 @@ fn archives_have_the_content_of_the_plain_file() {
         assert_eq!(documents(&path, Format::Auto, "text").unwrap(), [(At::Byte(0), lines.clone())]);
         let path = folder.write(&format!("a.json.{end}"), members(pack, array.as_bytes()));
         assert_eq!(records(&path, &[]).unwrap().len(), 2);
+        let texts = b"\xef\xbb\xbf[{\"text\": \"a\"},\n {\"text\": \"\"}, {\"text\": \"b\"}]";
+        let path = folder.write(&format!("b.json.{end}"), members(pack, texts));
+        let found = documents(&path, Format::Auto, "text").unwrap();
+        assert_eq!(found, [(At::Record(1), "a".to_string()), (At::Record(3), "b".to_string())]);
         let path = folder.write(&format!("a.csv.{end}"), members(pack, b"1,2\n3,4\n"));
         let [source] = &open(&path, Format::Auto).unwrap()[..] else { panic!("one file") };
         assert_eq!(source.format, Format::Csv);
