@@ -197,11 +197,20 @@ impl Corpus {
         Self::new(config, (train, eval), order, extent, vec![])
     }
 
-    /// Restores the positions in the data sets from the state of a checkpoint that was saved at sample `position`.
+    /// Restores the positions in the data sets from the state of a checkpoint that was saved at sample `position`. Adds a
+    /// note if the number of training samples has changed.
     pub(super) fn restore(&mut self, state: &Value, position: u64, config: &Config) {
         if let Some(mixing) = &mut self.sampler.mixing {
             let used = |per_epoch| samples_per_epoch(per_epoch, config).unwrap_or(per_epoch);
-            self.notes.extend(mixing.restore(state, position, used));
+            self.notes.extend(mixing.restore(&state["mixture"], position, used));
+            return;
+        }
+        let now = self.sampler.data.len() as u64;
+        if let Some(before) = state["training_samples"].as_u64().filter(|&before| before != now) {
+            self.notes.push(format!(
+                "the training data changed from {before} to {now} samples: the current epoch may use some samples twice, \
+                 and others not at all"
+            ));
         }
     }
 

@@ -183,7 +183,7 @@ fn begin(
         early.restore(state);
         divergence.restore(&state["divergence"]);
         noise_scale.restore(&state["noise_scale"]);
-        corpus.restore(&state["mixture"], engine.samples(), engine.config());
+        corpus.restore(state, engine.samples(), engine.config());
     }
     // The number of epochs determines the number of samples, even if the batch size has changed since the checkpoint.
     let steps = match engine.config().training.max_steps {

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use zero_config::Config;
 
 use crate::data::Unwatched;
@@ -109,6 +109,26 @@ fn changed_shares_take_effect_when_a_run_is_resumed() {
     // If the run is resumed again with the same shares, the mixture does not change.
     let (summary, _) = run(&of(after, "max_steps: 41"), 1, Some(Resume::Auto));
     assert_eq!(state(&summary.unwrap().checkpoint.unwrap()), expected);
+}
+
+#[test]
+fn a_resumed_run_reports_that_the_number_of_samples_changed() {
+    let folder = folder();
+    let text = format!(
+        "train_batch_size: 4\nmodel: {{type: gpt2, vocab_size: 256, n_positions: 8, n_embd: 8, n_head: 1, n_layer: 1}}\n\
+         data: {{train: {:?}}}\ntraining: {{max_steps: 1}}\n",
+        folder.path().join("a.txt")
+    );
+    let config = Config::parse("ds.yaml", text).unwrap();
+    let notes = |before: Value| {
+        let mut corpus = configured_data::open(&config, false, &Unwatched).unwrap();
+        corpus.restore(&json!({"training_samples": before}), 7, &config);
+        corpus.notes
+    };
+    assert!(notes(json!(40)).is_empty() && notes(Value::Null).is_empty());
+    let expected = "the training data changed from 39 to 40 samples: the current epoch may use some samples twice, and \
+                    others not at all";
+    assert_eq!(notes(json!(39)), [expected]);
 }
 
 #[test]
