@@ -19,6 +19,8 @@ use zero_engine::{At, DataError};
 /// Number of tokens at the start of each file that are checked against the vocabulary before training begins. This
 /// detects a file of another tokenizer at once. Later tokens are checked when they are read.
 const CHECKED_AT_OPEN: usize = 1 << 24;
+/// The beginning of a file that `numpy.save` wrote. Its header would otherwise become tokens.
+const NUMPY: &[u8; 6] = b"\x93NUMPY";
 /// Number of tokens that a check reads at a time.
 const CHECK_CHUNK: usize = 1 << 18;
 
@@ -81,6 +83,11 @@ impl TokenFile {
         let file = File::open(path).map_err(DataError::io(path))?;
         let bytes = file.metadata().map_err(DataError::io(path))?.len();
         let each = width.bytes();
+        let mut start = [0; NUMPY.len()];
+        if file.read_exact_at(&mut start, 0).is_ok() && start == *NUMPY {
+            let (found, wanted) = ("a NumPy array with a header", "raw tokens, which `tofile` writes");
+            return Err(DataError::Format { path: path.into(), found, wanted });
+        }
         if bytes % each as u64 != 0 {
             return Err(DataError::PartialToken { path: path.into(), bytes, width: each });
         }
