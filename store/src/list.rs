@@ -47,6 +47,9 @@ impl Stores {
             if !is_folder && let Some(object) = patiently(self.patience, watch, async || head(&location).await)? {
                 return Ok(Found::Objects(vec![object]));
             }
+            if is_folder && matches!(location.service, Service::Http(_)) {
+                return Err(unlisted(&location));
+            }
             let objects = self.folder_objects(&location, watch)?;
             return match !is_folder && objects.is_empty() {
                 true => Err(Error::Missing { address: address.into() }),
@@ -80,6 +83,11 @@ impl Stores {
     }
 }
 
+fn unlisted(location: &Location) -> Error {
+    let problem = "a web server does not list its files; name each file".into();
+    Error::Address { address: location.to_string(), problem }
+}
+
 /// Opens the store of an address.
 pub(crate) fn open(location: &Location) -> Result<Arc<dyn ObjectStore>, Error> {
     client::store(location).map_err(|error| Error::Setup { address: location.to_string(), message: error.to_string() })
@@ -110,10 +118,7 @@ async fn head(location: &Location) -> Result<Option<Object>, Error> {
 /// Returns the objects in a folder and in the folders below it.
 async fn all(location: &Location, folder: &str) -> Result<Vec<Object>, Error> {
     let mut objects = match &location.service {
-        Service::Http(_) => {
-            let problem = "a web server does not list its files; name each file".into();
-            return Err(Error::Address { address: location.to_string(), problem });
-        }
+        Service::Http(_) => return Err(unlisted(location)),
         Service::Hub { kind, repo, revision } if hub_cache::is_offline() => {
             hub_cache::list(location, (*kind, repo, revision), folder)?
         }
@@ -138,8 +143,12 @@ async fn all(location: &Location, folder: &str) -> Result<Vec<Object>, Error> {
 }
 
 pub(crate) fn key(location: &Location) -> Result<Key, Error> {
-    Key::parse(&location.key)
-        .map_err(|error| Error::Address { address: location.to_string(), problem: error.to_string() })
+    // The path of a web address may be percent-encoded. Keys of other stores are written as they are.
+    let key = match location.service {
+        Service::Http(_) => Key::from_url_path(&location.key),
+        _ => Key::parse(&location.key),
+    };
+    key.map_err(|error| Error::Address { address: location.to_string(), problem: error.to_string() })
 }
 
 fn object(location: &Location, meta: ObjectMeta) -> Object {
@@ -163,4 +172,17 @@ pub(crate) fn range(object: &Object, range: std::ops::Range<u64>) -> GetOptions 
     let is_checked = !matches!(object.location.service, Service::Hub { .. } | Service::Http(_));
     let tag = object.version.clone().filter(|version| is_checked && version.contains('"'));
     GetOptions { range: Some(GetRange::Bounded(range)), if_match: tag, ..GetOptions::default() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_web_addresses_are_percent_encoded() {
+        let key = |address: &str| key(&Location::parse(address).unwrap()).unwrap().to_string();
+        assert_eq!(key("https://host/a%20b.txt"), "a b.txt");
+        assert_eq!(key("https://host/a b.txt"), "a b.txt");
+        assert_eq!(key("s3://bucket/a%20b.txt"), "a%20b.txt");
+    }
 }

@@ -104,14 +104,22 @@ pub(crate) fn describes(name: &str) -> bool {
     !name.contains('/') && ends.iter().any(|end| name.ends_with(end))
 }
 
-/// Downloads the file at an address, and the files in the same folder that describe a model. Returns the path of the
-/// file.
+/// Downloads the file at an address, and the files in the same folder that describe a model. A web server does not list
+/// its folders, so only the file itself is downloaded from one. Returns the path of the file.
 ///
 /// # Errors
 /// Fails if the store fails.
 pub(in super::super) fn with_its_folder(address: &str) -> Result<PathBuf, DataError> {
     let (folder, name) = address.rsplit_once('/').unwrap_or((address, ""));
     let stores = stores(&CacheOptions::default())?;
+    if address.starts_with("http://") || address.starts_with("https://") {
+        let shown = Download::of(&Unwatched);
+        let objects = stores.list(address, &shown).map_err(failed)?;
+        let Some(object) = objects.first() else {
+            return Err(failed(zero_store::Error::Missing { address: address.into() }));
+        };
+        return Ok(stores.fetch(object, &shown).map_err(failed)?.path);
+    }
     Ok(stores.fetch_folder(folder, describes, &Download::of(&Unwatched)).map_err(failed)?.join(name))
 }
 
