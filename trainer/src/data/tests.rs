@@ -213,6 +213,16 @@ fn errors_in_text_and_tokens_name_the_position() {
 }
 
 #[test]
+fn a_token_file_that_is_shortened_is_an_error_with_its_position() {
+    let files = Files::new(&[("t.bin", &u16s(&[1; 20]))]);
+    let corpus = files.open(&["t.bin"]).unwrap();
+    std::fs::write(files.path("t.bin"), u16s(&[1; 8])).unwrap();
+    assert_eq!(sample(&corpus, 0).tokens, [1; 3]);
+    let error = corpus.append(2, &mut Samples::default()).unwrap_err().to_string();
+    assert!(error.ends_with("t.bin, byte 12: the file was shortened after it was opened, and does not have these tokens"), "{error}");
+}
+
+#[test]
 fn the_byte_tokenizer_accepts_binary_files_only_with_format_bytes() {
     let pdf = b"%PDF-1.7\0\x01\x02";
     let files = Files::new(&[("a.txt", b"plain"), ("b.txt", pdf)]);

@@ -7,6 +7,7 @@
 
 use std::{
     fs::File,
+    io,
     os::unix::fs::FileExt,
     path::{Path, PathBuf},
 };
@@ -110,7 +111,13 @@ impl TokenFile {
         let width = self.width.bytes();
         let offset = first as u64 * width as u64;
         let mut bytes = vec![0; count * width];
-        self.file.read_exact_at(&mut bytes, offset).map_err(DataError::io(&self.path))?;
+        self.file.read_exact_at(&mut bytes, offset).map_err(|error| match error.kind() {
+            io::ErrorKind::UnexpectedEof => {
+                let message = "the file was shortened after it was opened, and does not have these tokens".into();
+                DataError::Damaged { path: self.path.clone(), at: Some(At::Byte(offset)), message }
+            }
+            _ => DataError::io(&self.path)(error),
+        })?;
         let before = out.len();
         self.width.decode(&bytes, out);
         let is_outside = |&token: &u32| token as usize >= vocabulary || token == u32::MAX;
