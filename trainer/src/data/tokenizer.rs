@@ -56,7 +56,7 @@ impl Tokenizer {
     }
 
     /// Returns a text that identifies the tokenizer.
-    pub(super) fn fingerprint(&self) -> &str {
+    pub(crate) fn fingerprint(&self) -> &str {
         match self {
             Tokenizer::Byte => "byte",
             Tokenizer::HuggingFace(this) => &this.fingerprint,

@@ -198,8 +198,14 @@ impl Corpus {
     }
 
     /// Restores the positions in the data sets from the state of a checkpoint that was saved at sample `position`. Adds a
-    /// note if the number of training samples has changed.
+    /// note if the tokenizer or the number of training samples has changed.
     pub(super) fn restore(&mut self, state: &Value, position: u64, config: &Config) {
+        if state["tokenizer"].as_str().is_some_and(|before| before != self.tokenizer.fingerprint()) {
+            self.notes.push(
+                "the tokenizer differs from that of the checkpoint: its tokens may have another meaning for the model"
+                    .into(),
+            );
+        }
         if let Some(mixing) = &mut self.sampler.mixing {
             let used = |per_epoch| samples_per_epoch(per_epoch, config).unwrap_or(per_epoch);
             self.notes.extend(mixing.restore(&state["mixture"], position, used));

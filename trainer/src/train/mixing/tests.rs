@@ -112,7 +112,7 @@ fn changed_shares_take_effect_when_a_run_is_resumed() {
 }
 
 #[test]
-fn a_resumed_run_reports_that_the_number_of_samples_changed() {
+fn a_resumed_run_reports_changed_data() {
     let folder = folder();
     let text = format!(
         "train_batch_size: 4\nmodel: {{type: gpt2, vocab_size: 256, n_positions: 8, n_embd: 8, n_head: 1, n_layer: 1}}\n\
@@ -129,6 +129,11 @@ fn a_resumed_run_reports_that_the_number_of_samples_changed() {
     let expected = "the training data changed from 39 to 40 samples: the current epoch may use some samples twice, and \
                     others not at all";
     assert_eq!(notes(json!(39)), [expected]);
+    let mut corpus = configured_data::open(&config, false, &Unwatched).unwrap();
+    corpus.restore(&json!({"tokenizer": "byte"}), 7, &config);
+    assert!(corpus.notes.is_empty());
+    corpus.restore(&json!({"tokenizer": "0123"}), 7, &config);
+    assert!(corpus.notes[0].starts_with("the tokenizer differs from that of the checkpoint"), "{:?}", corpus.notes);
 }
 
 #[test]

@@ -260,6 +260,7 @@ impl<'a> Run<'a> {
         if self.engine.config().training.gradient_noise_scale.is_some() {
             state["noise_scale"] = self.noise_scale.state();
         }
+        state["tokenizer"] = self.corpus.tokenizer.fingerprint().into();
         state["training_samples"] = self.corpus.sampler.data.len().into();
         state["mixture"] = self.corpus.sampler.mixing.as_ref().map_or(Value::Null, Mixing::state);
         state
