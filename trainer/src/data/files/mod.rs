@@ -226,7 +226,8 @@ impl Source {
 
 /// Returns the format that a file's name implies. The case of the extension does not matter.
 pub(super) fn format_by_name(path: &Path) -> Format {
-    let extension = |path: &Path| path.extension().and_then(|extension| extension.to_str()).map(str::to_ascii_lowercase);
+    let extension =
+        |path: &Path| path.extension().and_then(|extension| extension.to_str()).map(str::to_ascii_lowercase);
     let archive = extension(path).filter(|end| matches!(end.as_str(), "bz2" | "gz" | "gzip" | "zst" | "zstd"));
     let name = if archive.is_some() { path.with_extension("") } else { path.into() };
     match extension(&name).as_deref() {

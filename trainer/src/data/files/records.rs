@@ -74,12 +74,13 @@ pub(super) fn texts(reader: Reader, text_key: &str) -> Result<Documents, DataErr
         let path = path.clone();
         Err(match at {
             At::Line(line) => DataError::Json { path, line, message },
-            at => DataError::Conversation { path, at, message, help: "set `data.text_key` to the key of the text".into() },
+            at => {
+                DataError::Conversation { path, at, message, help: "set `data.text_key` to the key of the text".into() }
+            }
         })
     });
-    let is_used = |document: &Result<Document, DataError>| {
-        document.as_ref().map_or(true, |document| !document.text.is_empty())
-    };
+    let is_used =
+        |document: &Result<Document, DataError>| document.as_ref().map_or(true, |document| !document.text.is_empty());
     Ok(Box::new(documents.filter(is_used)))
 }
 
