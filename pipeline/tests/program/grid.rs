@@ -3,9 +3,9 @@
 use zero_pipeline::grid::grid;
 use zero_pipeline::schedule;
 use zero_pipeline::simulate::{LayerCosts, SegmentCosts};
-use zero_pipeline::{
-    Costs, LayerShape, Mesh, ModelShape, Program, Schedule, SegmentShape, Stages, Tiers, World, ZeroStage, simulate,
-};
+use zero_pipeline::{Costs, Mesh, Program, Schedule, Stages, World, ZeroStage, simulate};
+
+use crate::shapes::shape;
 
 /// Draws a schedule on stages with `chunks` chunks of two layers each. The times are per chunk.
 fn drawn(
@@ -18,22 +18,7 @@ fn drawn(
 ) -> String {
     let (count, chunks) = stages;
     let layers = 2 * count * chunks;
-    let layer = |index: usize| LayerShape {
-        name: format!("layer.{index}"),
-        segments: vec![index],
-        read_backward: vec![index],
-        splits: true,
-        reads_batch: false,
-        exchanges: false,
-    };
-    let segment = |_| SegmentShape {
-        elements: 10,
-        placements: ZeroStage::Zero.placements(),
-        tiers: Tiers::default(),
-        has_secondary: false,
-        is_trainable: true,
-    };
-    let shape = ModelShape { layers: (0..layers).map(layer).collect(), segments: (0..layers).map(segment).collect() };
+    let shape = shape(layers, ZeroStage::Zero);
     let stages = Stages::new(&shape, count, (0..layers / 2).map(|part| 2 * part..2 * part + 2).collect()).unwrap();
     let [forward, input, weight] = times.map(|seconds| seconds / 2.0);
     let layer = LayerCosts {

@@ -3,6 +3,7 @@
 
 mod grid;
 mod schedules;
+mod shapes;
 mod simulate;
 mod split;
 mod ties;

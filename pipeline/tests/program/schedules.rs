@@ -5,27 +5,17 @@ use std::collections::BTreeMap;
 
 use zero_pipeline::Instruction::{self, *};
 use zero_pipeline::schedule::{self, SCHEDULES, Size, Work};
-use zero_pipeline::{
-    Content, LayerShape, Mesh, ModelShape, Program, Schedule, SegmentShape, Stages, Tiers, Violation, World, ZeroStage,
-    validate,
-};
+use zero_pipeline::{Content, Mesh, ModelShape, Program, Schedule, Stages, Violation, World, ZeroStage, validate};
+
+use crate::shapes;
 
 /// Returns layers with a segment each. If `tied`, the last layer also uses the segment of the first layer.
 fn shape(layers: usize, tied: bool) -> ModelShape {
-    let layer = |index: usize| {
-        let shares = tied && index + 1 == layers && index > 0;
-        let segments = if shares { vec![0, index] } else { vec![index] };
-        let (name, read_backward) = (format!("layer.{index}"), segments.clone());
-        LayerShape { name, read_backward, segments, splits: true, reads_batch: false, exchanges: false }
-    };
-    let segment = |_| SegmentShape {
-        elements: 10,
-        placements: ZeroStage::Zero.placements(),
-        tiers: Tiers::default(),
-        has_secondary: false,
-        is_trainable: true,
-    };
-    ModelShape { layers: (0..layers).map(layer).collect(), segments: (0..layers).map(segment).collect() }
+    let mut shape = shapes::shape(layers, ZeroStage::Zero);
+    if tied && layers > 1 {
+        shape.layers[layers - 1] = shapes::layer(format!("layer.{}", layers - 1), vec![0, layers - 1]);
+    }
+    shape
 }
 
 /// Cuts the layers of a model into `count` × `chunks` parts of nearly equal length.

@@ -5,29 +5,9 @@ mod communication;
 use zero_pipeline::Instruction::*;
 use zero_pipeline::schedule;
 use zero_pipeline::simulate::{LayerCosts, Link, SegmentCosts, Sharing, SimulationError};
-use zero_pipeline::{
-    Costs, LayerShape, Mesh, ModelShape, Program, Schedule, SegmentShape, Stages, Tiers, Timeline, World, ZeroStage,
-    alive, simulate,
-};
+use zero_pipeline::{Costs, Mesh, ModelShape, Program, Schedule, Stages, Timeline, World, ZeroStage, alive, simulate};
 
-fn shape(layers: usize, zero_stage: ZeroStage) -> ModelShape {
-    let layer = |index: usize| LayerShape {
-        name: format!("layer.{index}"),
-        segments: vec![index],
-        read_backward: vec![index],
-        splits: true,
-        reads_batch: false,
-        exchanges: false,
-    };
-    let segment = |_| SegmentShape {
-        elements: 10,
-        placements: zero_stage.placements(),
-        tiers: Tiers::default(),
-        has_secondary: false,
-        is_trainable: true,
-    };
-    ModelShape { layers: (0..layers).map(layer).collect(), segments: (0..layers).map(segment).collect() }
-}
+use crate::shapes::shape;
 
 /// Returns costs with which only layers take time.
 fn costs(layers: usize, layer: LayerCosts) -> Costs {

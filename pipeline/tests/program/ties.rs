@@ -2,28 +2,16 @@
 
 use zero_pipeline::Instruction::{self, AwaitReceive, Receive, Send};
 use zero_pipeline::schedule::{self, SCHEDULES};
-use zero_pipeline::{Kind, LayerShape, Message, ModelShape, Schedule, SegmentShape, Stages, Tiers, ZeroStage};
+use zero_pipeline::{Kind, Message, ModelShape, Schedule, Stages, ZeroStage};
+
+use crate::shapes::{layer, segment};
 
 /// Returns six layers with a segment each, plus segments that several layers share.
 fn shape(ties: &[&[usize]]) -> ModelShape {
     let shared =
         |layer: usize| ties.iter().enumerate().filter(move |(_, users)| users.contains(&layer)).map(|(k, _)| 6 + k);
-    let layer = |index: usize| LayerShape {
-        name: format!("layer.{index}"),
-        segments: std::iter::once(index).chain(shared(index)).collect(),
-        read_backward: std::iter::once(index).chain(shared(index)).collect(),
-        splits: true,
-        reads_batch: false,
-        exchanges: false,
-    };
-    let segment = |_| SegmentShape {
-        elements: 10,
-        placements: ZeroStage::Zero.placements(),
-        tiers: Tiers::default(),
-        has_secondary: false,
-        is_trainable: true,
-    };
-    ModelShape { layers: (0..6).map(layer).collect(), segments: (0..6 + ties.len()).map(segment).collect() }
+    let layer = |index: usize| layer(format!("layer.{index}"), std::iter::once(index).chain(shared(index)).collect());
+    ModelShape { layers: (0..6).map(layer).collect(), segments: vec![segment(10, ZeroStage::Zero); 6 + ties.len()] }
 }
 
 /// Returns the messages sent and the receives posted on the tied channel between two stages, in order.

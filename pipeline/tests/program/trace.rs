@@ -5,29 +5,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde_json::Value;
 use zero_pipeline::simulate::{LayerCosts, Link, SegmentCosts};
 use zero_pipeline::trace::{Process, Slice};
-use zero_pipeline::{
-    Costs, LayerShape, Mesh, ModelShape, Program, Schedule, SegmentShape, Stages, Tiers, Timeline, World, ZeroStage,
-    schedule, simulate, trace,
-};
+use zero_pipeline::{Costs, Mesh, Program, Schedule, Stages, Timeline, World, ZeroStage, schedule, simulate, trace};
+
+use crate::shapes::shape;
 
 /// Returns the timeline of 1F1B on two stages, with messages that take time.
 fn timeline(forward: f64) -> Timeline {
-    let layer = |index: usize| LayerShape {
-        name: format!("layer.{index}"),
-        segments: vec![index],
-        read_backward: vec![index],
-        splits: false,
-        reads_batch: false,
-        exchanges: false,
-    };
-    let segment = |_| SegmentShape {
-        elements: 10,
-        placements: ZeroStage::Zero.placements(),
-        tiers: Tiers::default(),
-        has_secondary: false,
-        is_trainable: true,
-    };
-    let shape = ModelShape { layers: (0..2).map(layer).collect(), segments: (0..2).map(segment).collect() };
+    let shape = shape(2, ZeroStage::Zero);
     let stages = Stages::new(&shape, 2, vec![0..1, 1..2]).unwrap();
     let layer = LayerCosts { forward, backward: 0.5, inputs: 10, input_gradients: 10, ..LayerCosts::default() };
     let pipe = Link { latency: 0.125, bandwidth: f64::INFINITY };

@@ -4,9 +4,9 @@ mod gathers;
 mod updates;
 
 use zero_pipeline::Instruction::{self, *};
-use zero_pipeline::{
-    LayerShape, ModelShape, Placement, Program, SegmentShape, Stages, Tiers, Violation, World, ZeroStage, schedule,
-};
+use zero_pipeline::{ModelShape, Placement, Program, Stages, Violation, World, ZeroStage, schedule};
+
+use crate::shapes::{layer, segment};
 
 /// Validates programs on one pipeline stage.
 fn validate(programs: &[Program], shape: &ModelShape) -> Result<(), Violation> {
@@ -16,24 +16,9 @@ fn validate(programs: &[Program], shape: &ModelShape) -> Result<(), Violation> {
 
 /// Returns three layers. The last layer also uses the segment of the first layer.
 fn shape(zero_stage: ZeroStage) -> ModelShape {
-    let layer = |name: &str, segments: &[usize]| LayerShape {
-        name: name.into(),
-        segments: segments.to_vec(),
-        read_backward: segments.to_vec(),
-        splits: false,
-        reads_batch: false,
-        exchanges: false,
-    };
-    let segment = |elements| SegmentShape {
-        elements,
-        placements: zero_stage.placements(),
-        tiers: Tiers::default(),
-        has_secondary: false,
-        is_trainable: true,
-    };
     ModelShape {
-        layers: vec![layer("embed", &[0]), layer("block", &[1]), layer("head", &[0, 2])],
-        segments: vec![segment(40), segment(100), segment(10)],
+        layers: vec![layer("embed", vec![0]), layer("block", vec![1]), layer("head", vec![0, 2])],
+        segments: [40, 100, 10].map(|elements| segment(elements, zero_stage)).to_vec(),
     }
 }
 
