@@ -4,15 +4,15 @@ use std::path::Path;
 
 use zero_config::{
     ActivationCheckpointing, CheckpointSpacing, Config, Error, ErrorKind, Errors, LayerPattern, OffloadDevice, Origin,
-    Source, Spot, load,
+    Spot,
 };
+
+use crate::texts::{only_error, overridden, round_trip};
 
 const HEAD: &str = "train_micro_batch_size_per_gpu: 1\n";
 
 fn with(text: &str) -> Config {
-    let config = Config::parse("ds.yaml", format!("{HEAD}{text}")).unwrap_or_else(|errors| panic!("{text}\n{errors}"));
-    assert_eq!(Config::parse("resolved.yaml", config.to_yaml()).expect("the output is valid"), config, "{text}");
-    config
+    round_trip(&format!("{HEAD}{text}"))
 }
 
 /// Returns the resolved section with these keys.
@@ -20,15 +20,12 @@ fn section(inside: &str) -> Option<ActivationCheckpointing> {
     with(&format!("activation_checkpointing: {{{inside}}}")).activation_checkpointing
 }
 
-fn errors(inside: &str) -> Errors {
-    let text = format!("{HEAD}activation_checkpointing:\n  {{{inside}}}");
-    Config::parse("ds.yaml", text).err().unwrap_or_else(|| panic!("accepted: {inside}"))
+fn parse(inside: &str) -> Result<Config, Errors> {
+    Config::parse("ds.yaml", format!("{HEAD}activation_checkpointing:\n  {{{inside}}}"))
 }
 
 fn only(inside: &str) -> Error {
-    let errors = errors(inside);
-    assert_eq!(errors.count(), 1, "{inside}\n{errors}");
-    errors.iter().next().expect("one error").clone()
+    only_error(parse(inside))
 }
 
 /// Returns the keys of an error, without their section.
@@ -98,7 +95,7 @@ fn layers_are_chosen_by_name() {
 
 #[test]
 fn each_invalid_layer_pattern_is_located() {
-    let errors = errors("layers: [h, 'a(', 5, '', \"b**\"]");
+    let errors = parse("layers: [h, 'a(', 5, '', \"b**\"]").expect_err("four patterns are invalid");
     let found: Vec<_> = errors
         .iter()
         .map(|error| match error.places[0].spot {
@@ -164,10 +161,7 @@ fn unsupported_keys_give_a_reason() {
 #[test]
 fn overrides_enable_and_disable_checkpointing() {
     let resolve = |text: &str, set: &str| {
-        let source = Source { name: "ds.yaml".to_string(), text: format!("{HEAD}{text}") };
-        load(source, &[set.to_string()])
-            .and_then(|typed| typed.resolve(None))
-            .unwrap_or_else(|errors| panic!("{errors}"))
+        overridden(&format!("{HEAD}{text}"), &[set]).unwrap_or_else(|errors| panic!("{errors}"))
     };
     let config = resolve("", "activation_checkpointing.interval=2");
     let spacing = config.activation_checkpointing.map(|section| section.spacing);

@@ -4,18 +4,15 @@ mod spaces;
 
 use std::path::PathBuf;
 
-use zero_config::{
-    Autotuning, Config, Dimension, ErrorKind, Errors, Interval, Metric, Spot, Sweep, SweepMethod, TunerType,
-};
+use zero_config::{Autotuning, Config, Dimension, ErrorKind, Errors, Interval, Metric, Sweep, SweepMethod, TunerType};
+
+use crate::errors;
+use crate::texts::round_trip;
 
 const HEAD: &str = "train_micro_batch_size_per_gpu: 1\noptimizer: {type: AdamW}\n";
 
 fn parse(text: &str) -> Config {
-    let config = Config::parse("ds.yaml", format!("{HEAD}{text}")).unwrap_or_else(|errors| panic!("{errors}"));
-    let again = Config::parse("ds.yaml", config.to_yaml()).unwrap_or_else(|errors| panic!("{errors}"));
-    assert_eq!(again, config);
-    assert_eq!(again.autotuning, config.autotuning);
-    config
+    round_trip(&format!("{HEAD}{text}"))
 }
 
 fn errors(text: &str) -> Errors {
@@ -24,12 +21,8 @@ fn errors(text: &str) -> Errors {
 
 /// Returns the only error: kind, path, line after the head, column, message, help.
 fn only(text: &str) -> (ErrorKind, String, usize, usize, String, String) {
-    let errors = errors(text);
-    assert_eq!(errors.count(), 1, "{errors}");
-    let error = errors.iter().next().expect("at least one error");
-    let place = error.places.first().expect("the error has a location");
-    let Spot::File { line, column, .. } = place.spot else { panic!("{errors}") };
-    (error.kind, place.path.clone(), line - 2, column, error.message.clone(), error.help.clone().unwrap_or_default())
+    let (kind, path, line, column, message, help) = errors::only(&format!("{HEAD}{text}"));
+    (kind, path, line - 2, column, message, help)
 }
 
 #[test]

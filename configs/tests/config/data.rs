@@ -2,12 +2,10 @@
 
 use zero_config::*;
 
-fn parse(text: &str) -> Config {
-    Config::parse("configs/ds.yaml", text).unwrap_or_else(|errors| panic!("{errors}"))
-}
+use crate::texts::{source, valid};
 
 fn with(text: &str) -> Config {
-    parse(&format!("train_micro_batch_size_per_gpu: 1\n{text}"))
+    valid(&format!("train_micro_batch_size_per_gpu: 1\n{text}"))
 }
 
 #[test]
@@ -37,7 +35,7 @@ fn several_data_sets_have_shares_of_an_epoch() {
     let chat = "tokenizer: t, chat: {type: alpaca}, datasets: [{path: a, format: chat}, {path: b}]";
     assert_eq!(parse(chat).unwrap().data.unwrap().chat.expect("chat").kind, ChatType::Alpaca);
 
-    let source = Source { name: "ds.yaml".into(), text: text("datasets: [{path: a}, {path: b, repeat: 2}]") };
+    let source = source(text("datasets: [{path: a}, {path: b, repeat: 2}]"));
     let typed = load(source, &["data.datasets.1.repeat=3".into(), "data.datasets.0.path=c".into()]).unwrap();
     let sets = typed.resolve(None).unwrap().data.unwrap().datasets.unwrap();
     assert_eq!((sets[0].path[0].as_str(), sets[1].share()), ("c", Share::Repeat(3.0)));

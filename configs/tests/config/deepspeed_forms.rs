@@ -3,6 +3,8 @@
 
 use zero_config::{Config, Error, ErrorKind, OffloadDevice, Source, load};
 
+use crate::texts::{only_error, overridden, valid};
+
 const HEAD: &str = "train_micro_batch_size_per_gpu: 1\n";
 
 fn parse(text: &str) -> Result<Config, zero_config::Errors> {
@@ -10,18 +12,11 @@ fn parse(text: &str) -> Result<Config, zero_config::Errors> {
 }
 
 fn with(text: &str) -> Config {
-    parse(text).unwrap_or_else(|errors| panic!("{text}\n{errors}"))
-}
-
-/// Returns all errors of the text.
-fn errors(text: &str) -> Vec<Error> {
-    parse(text).expect_err(text).iter().cloned().collect()
+    valid(&format!("{HEAD}{text}"))
 }
 
 fn only(text: &str) -> Error {
-    let errors = errors(text);
-    assert_eq!(errors.len(), 1, "{text}: {errors:?}");
-    errors[0].clone()
+    only_error(parse(text))
 }
 
 fn warnings(text: &str) -> Vec<String> {
@@ -91,10 +86,9 @@ fn keys_of_stage_3_do_not_need_their_prefix() {
         assert_eq!(error.places.iter().map(|place| place.path.as_str()).collect::<Vec<_>>(), [&both[1], &both[0]]);
     }
     // An override or a later file wins under either name of the key.
-    let source =
-        Source { name: "ds.yaml".into(), text: format!("{HEAD}zero_optimization: {{max_live_parameters: 7}}") };
-    let set = ["zero_optimization.stage3_max_live_parameters=8".to_string()];
-    let config = load(source, &set).and_then(|typed| typed.resolve(None)).expect("both names are the same key");
+    let text = format!("{HEAD}zero_optimization: {{max_live_parameters: 7}}");
+    let set = ["zero_optimization.stage3_max_live_parameters=8"];
+    let config = overridden(&text, &set).expect("both names are the same key");
     assert_eq!(config.zero.stage3_max_live_parameters, 8);
 }
 
@@ -215,7 +209,9 @@ fn removed_keys_are_accepted_if_they_are_off() {
 
 #[test]
 fn unknown_keys_are_reported_even_if_the_type_is_missing() {
-    let found = |text: &str| -> Vec<String> { errors(text).into_iter().map(|error| error.message).collect() };
+    let found = |text: &str| -> Vec<String> {
+        parse(text).expect_err(text).iter().map(|error| error.message.clone()).collect()
+    };
     assert_eq!(found("optimizer: {lr: 1.0e-3}"), ["`optimizer.type` is missing", "unknown key `optimizer.lr`"]);
     assert_eq!(
         found("optimizer: {params: {lr: 1.0e-3, beta: 1}}"),

@@ -1,7 +1,9 @@
 //! Edits of a configuration's text: the result has the expected meaning, and everything else is preserved.
 
 use proptest::prelude::*;
-use zero_config::{Config, ErrorKind, Source, edit, load};
+use zero_config::{Config, ErrorKind, edit, load};
+
+use crate::texts::source;
 
 const PRESETS: [&str; 4] = [
     include_str!("../../quickstart.yaml"),
@@ -11,10 +13,6 @@ const PRESETS: [&str; 4] = [
 ];
 
 const ANEW: &str = "# Rewritten";
-
-fn source(text: &str) -> Source {
-    Source { name: "ds.yaml".to_string(), text: text.to_string() }
-}
 
 fn changes(list: &[(&str, &str)]) -> Vec<(String, Option<String>)> {
     // `-` removes the key.

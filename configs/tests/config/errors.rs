@@ -4,7 +4,9 @@ mod schedules;
 mod unsupported;
 mod values;
 
-use zero_config::{Config, ErrorKind, Errors, Source, Spot, load};
+use zero_config::{Config, ErrorKind, Errors};
+
+use crate::texts::{only_error, overridden, spots};
 
 pub(crate) const HEAD: &str = "train_micro_batch_size_per_gpu: 1\n";
 
@@ -16,16 +18,10 @@ pub(crate) fn errors(text: &str) -> Errors {
 }
 
 /// Returns the only error of a text: kind; path, line and column of its first location; message and help.
-fn only(text: &str) -> (ErrorKind, String, usize, usize, String, String) {
-    let errors = errors(text);
-    assert_eq!(errors.count(), 1, "{errors}");
-    let error = errors.iter().next().expect("one error");
-    let place = error.places.first().expect("the error has a location");
-    let (line, column) = match place.spot {
-        Spot::File { line, column, .. } => (line, column),
-        _ => (0, 0),
-    };
-    (error.kind, place.path.clone(), line, column, error.message.clone(), error.help.clone().unwrap_or_default())
+pub(crate) fn only(text: &str) -> (ErrorKind, String, usize, usize, String, String) {
+    let error = only_error(Config::parse("ds.yaml", text));
+    let (line, column) = spots(&error).first().copied().unwrap_or_default();
+    (error.kind, error.places[0].path.clone(), line, column, error.message, error.help.unwrap_or_default())
 }
 
 #[test]
@@ -106,12 +102,8 @@ fn a_misplaced_key_suggests_the_right_section() {
 
 #[test]
 fn errors_in_overrides_name_the_override() {
-    let source = || Source { name: "ds.yaml".to_string(), text: HEAD.to_string() };
     let sets = ["zero_optimization.stage=9", "nonsense", "=1", "a..b=1", "training.trace=[", "optimizer.tipe=AdamW"];
-    let errors = load(source(), &sets.map(String::from))
-        .and_then(|typed| typed.resolve(None))
-        .expect_err("every override is invalid");
-    let text = errors.to_string();
+    let text = overridden(HEAD, &sets).expect_err("every override is invalid").to_string();
     assert!(text.contains("  in: zero_optimization.stage (--set zero_optimization.stage=9)"), "{text}");
     for set in &sets[1..] {
         assert!(text.contains(&format!("--set {set}")), "{set}: {text}");

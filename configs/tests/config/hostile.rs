@@ -1,17 +1,19 @@
 //! Input that is not a configuration, by accident or by intent. It must give one clear error and use little memory.
 
+use std::fmt::Debug;
 use std::fs;
 
 use zero_config::{Config, ErrorKind, Errors, Source};
 
+use crate::texts::only_error;
+
 fn error_of(text: impl Into<String>) -> (ErrorKind, String) {
-    first(Config::parse("ds.yaml", text).expect_err("the text must be rejected"))
+    only(Config::parse("ds.yaml", text))
 }
 
-fn first(errors: Errors) -> (ErrorKind, String) {
-    assert_eq!(errors.count(), 1, "{errors}");
-    let error = errors.iter().next().expect("at least one error");
-    (error.kind, error.message.clone())
+fn only<T: Debug>(parsed: Result<T, Errors>) -> (ErrorKind, String) {
+    let error = only_error(parsed);
+    (error.kind, error.message)
 }
 
 const TOO_DEEP: &str = "more than 64 levels of nesting";
@@ -72,7 +74,7 @@ fn a_large_file_is_refused_without_being_read() {
     let path = folder.path().join("large.yaml");
     // A sparse file of 50 MB.
     fs::File::create(&path).and_then(|file| file.set_len(50 << 20)).expect("the file is made");
-    let (kind, message) = first(Config::from_path(&path).expect_err("too large"));
+    let (kind, message) = only(Config::from_path(&path));
     assert_eq!((kind, message.as_str()), (ErrorKind::Unreadable, "larger than 1024 KiB: this is not a configuration"));
     assert_eq!(error_of("a: b\n".repeat(10_000_000)).0, ErrorKind::Unreadable);
 }
@@ -80,12 +82,11 @@ fn a_large_file_is_refused_without_being_read() {
 #[test]
 fn unreadable_files_give_a_reason() {
     let folder = tempfile::tempdir().expect("a folder");
-    let (kind, message) =
-        first(Config::from_path(folder.path().join("absent.yaml")).expect_err("a missing file is an error"));
+    let (kind, message) = only(Config::from_path(folder.path().join("absent.yaml")));
     assert_eq!(kind, ErrorKind::Unreadable);
     assert!(message.starts_with("cannot read the configuration: "), "{message}");
-    assert_eq!(first(Config::from_path(folder.path()).expect_err("a folder")).0, ErrorKind::Unreadable);
-    let (kind, message) = first(Source::from_bytes("x", b"a: \xff\xfe".to_vec()).expect_err("not UTF-8"));
+    assert_eq!(only(Config::from_path(folder.path())).0, ErrorKind::Unreadable);
+    let (kind, message) = only(Source::from_bytes("x", b"a: \xff\xfe".to_vec()));
     assert_eq!((kind, message.as_str()), (ErrorKind::Unreadable, "not UTF-8 text: the byte at offset 3 is invalid"));
 }
 

@@ -29,3 +29,4 @@ mod rope_scaling;
 mod secondary_shards;
 mod sequence_parallel;
 mod tensor_parallel;
+mod texts;

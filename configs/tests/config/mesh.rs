@@ -1,6 +1,8 @@
 //! `mesh`: the degrees of hybrid sharding, and messages for ranks that they do not divide.
 
-use zero_config::{Config, Error, ErrorKind, Source, load};
+use zero_config::{Config, Error, ErrorKind, load};
+
+use crate::texts::{only_error, source};
 
 const HEAD: &str = "train_micro_batch_size_per_gpu: 2\nzero_optimization: {stage: 2}\n";
 
@@ -10,12 +12,7 @@ fn with(text: &str, ranks: usize) -> Config {
 
 /// Returns the only error of a text.
 fn only(text: &str, ranks: usize) -> Error {
-    let source = Source { name: "ds.yaml".to_string(), text: text.to_string() };
-    let Err(errors) = load(source, &[]).and_then(|typed| typed.resolve(Some(ranks))) else {
-        panic!("accepted: {text}")
-    };
-    assert_eq!(errors.count(), 1, "{errors}");
-    errors.iter().next().expect("one error").clone()
+    only_error(Config::with_world_size("ds.yaml", text, ranks))
 }
 
 #[test]
@@ -38,7 +35,7 @@ fn one_degree_determines_the_other() {
 #[test]
 fn auto_shards_inside_a_host_and_replicates_across_hosts() {
     let of = |mesh: &str, ranks: usize, per_host: usize| {
-        let source = Source { name: "ds.yaml".to_string(), text: format!("{HEAD}mesh: {{{mesh}}}") };
+        let source = source(format!("{HEAD}mesh: {{{mesh}}}"));
         load(source, &[]).unwrap().on_hosts(per_host).resolve(Some(ranks)).unwrap_or_else(|errors| panic!("{errors}"))
     };
     for (mesh, ranks, per_host, degrees) in [

@@ -3,38 +3,18 @@
 
 use std::path::Path;
 
-use zero_config::{
-    Aio, Config, Error, ErrorKind, Errors, OffloadDevice, OffloadOptimizer, OffloadParam, Origin, Source, Spot, load,
-};
+use zero_config::{Aio, Config, Error, ErrorKind, OffloadDevice, OffloadOptimizer, OffloadParam, Origin};
+
+use crate::texts::{only_error, overridden, paths, round_trip, spots};
 
 const HEAD: &str = "train_micro_batch_size_per_gpu: 1\n";
 
 fn with(text: &str) -> Config {
-    let config = Config::parse("ds.yaml", format!("{HEAD}{text}")).unwrap_or_else(|errors| panic!("{text}\n{errors}"));
-    assert_eq!(Config::parse("resolved.yaml", config.to_yaml()).expect("the output is valid"), config, "{text}");
-    config
-}
-
-fn errors(text: &str) -> Errors {
-    Config::parse("ds.yaml", format!("{HEAD}{text}")).err().unwrap_or_else(|| panic!("accepted: {text}"))
+    round_trip(&format!("{HEAD}{text}"))
 }
 
 fn only(text: &str) -> Error {
-    let errors = errors(text);
-    assert_eq!(errors.count(), 1, "{text}\n{errors}");
-    errors.iter().next().expect("one error").clone()
-}
-
-fn paths(error: &Error) -> Vec<&str> {
-    error.places.iter().map(|place| place.path.as_str()).collect()
-}
-
-/// Returns line and column of the first location of an error.
-fn spot(error: &Error) -> (usize, usize) {
-    match error.places[0].spot {
-        Spot::File { line, column, .. } => (line, column),
-        _ => (0, 0),
-    }
+    only_error(Config::parse("ds.yaml", format!("{HEAD}{text}")))
 }
 
 fn warned(config: &Config) -> Vec<&str> {
@@ -136,7 +116,7 @@ fn a_stage_that_shards_too_little_is_an_error_that_names_both_keys() {
         let error = only(&format!("zero_optimization:\n  stage: {stage}\n  {section}: {{device: {device}}}"));
         assert_eq!((error.kind, error.help.as_deref()), (ErrorKind::Contradiction, Some(help)));
         assert_eq!(paths(&error), [format!("zero_optimization.{section}.device").as_str(), "zero_optimization.stage"]);
-        assert_eq!(spot(&error).0, 4, "{error}");
+        assert_eq!(spots(&error)[0].0, 4, "{error}");
     }
     // An invalid stage is the only error.
     let error = only("zero_optimization: {stage: 4, offload_param: {device: cpu}}");
@@ -149,7 +129,7 @@ fn nvme_offload_needs_a_path_in_each_section() {
         let error = only(&format!(
             "zero_optimization:\n  stage: 3\n  {section}:\n    device: nvme\n  {other}: {{device: nvme, nvme_path: /x}}"
         ));
-        assert_eq!((error.kind, spot(&error)), (ErrorKind::Missing, (5, 13)), "{error}");
+        assert_eq!((error.kind, spots(&error)[0]), (ErrorKind::Missing, (5, 13)), "{error}");
         assert_eq!(paths(&error), [format!("zero_optimization.{section}.nvme_path")]);
         assert!(error.help.is_some_and(|help| help.contains("each section has its own")));
         // An invalid `device` is not also reported as missing.
@@ -167,8 +147,7 @@ fn nvme_offload_needs_a_path_in_each_section() {
 
 #[test]
 fn all_errors_about_offload_are_reported_together() {
-    let errors = errors(
-        "\
+    let text = "\
 zero_optimization:
   stage: 2
   sub_group_size: -1
@@ -176,8 +155,8 @@ zero_optimization:
   offload_optimizer: {device: nvm, ratio: 1.5, super_offload: true, max_in_cpu: 1}
 aio: {block_size: 5000, queue_depth: 1025, thread_count: 2, use_gds: true}
 training: {memory_limit: 6G}
-",
-    );
+";
+    let errors = Config::parse("ds.yaml", format!("{HEAD}{text}")).expect_err("many errors");
     let found: Vec<_> = errors.iter().map(|error| (error.kind, error.places[0].path.as_str())).collect();
     use ErrorKind::{Contradiction, Missing, Rejected, UnknownKey, Value};
     let expected = [
@@ -313,7 +292,7 @@ fn a_memory_limit_is_a_number_or_a_string_with_a_unit() {
         ("[6GiB]", None),
     ] {
         let error = only(&format!("training:\n  memory_limit: {text}"));
-        assert_eq!((error.kind, spot(&error), error.help.as_deref()), (ErrorKind::Value, (3, 17), help), "{error}");
+        assert_eq!((error.kind, spots(&error)[0], error.help.as_deref()), (ErrorKind::Value, (3, 17), help), "{error}");
         assert!(error.message.contains("a number of bytes of at least 1048576, or a size like `6GiB`"), "{error}");
     }
 }
@@ -321,11 +300,7 @@ fn a_memory_limit_is_a_number_or_a_string_with_a_unit() {
 #[test]
 fn overrides_change_keys_of_the_sections() {
     let text = format!("{HEAD}zero_optimization: {{stage: 0, offload_optimizer: {{device: none, buffer_count: 8}}}}");
-    let resolve = |sets: &[&str]| {
-        let sets: Vec<String> = sets.iter().map(|set| (*set).to_string()).collect();
-        let source = Source { name: "ds.yaml".to_string(), text: text.clone() };
-        load(source, &sets).and_then(|typed| typed.resolve(None))
-    };
+    let resolve = |sets: &[&str]| overridden(&text, sets);
     let config = resolve(&[
         "zero_optimization.stage=1",
         "zero_optimization.offload_optimizer.device=nvme",

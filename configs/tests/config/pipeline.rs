@@ -1,11 +1,13 @@
 //! `pipeline`: defaults, its effect on ranks and batch sizes, and messages for invalid combinations.
 
-use zero_config::{Config, Error, ErrorKind, Origin, PartitionMethod, Pipeline, PipelineSchedule, Source, Spot, load};
+use zero_config::{Config, Error, ErrorKind, Origin, PartitionMethod, Pipeline, PipelineSchedule, load};
+
+use crate::texts::{only_error, paths, source, spots, valid};
 
 const HEAD: &str = "train_micro_batch_size_per_gpu: 2\n";
 
 fn with(text: &str) -> Config {
-    Config::parse("ds.yaml", format!("{HEAD}{text}")).unwrap_or_else(|errors| panic!("{text}\n{errors}"))
+    valid(&format!("{HEAD}{text}"))
 }
 
 fn pipeline(inside: &str) -> Pipeline {
@@ -14,23 +16,7 @@ fn pipeline(inside: &str) -> Pipeline {
 
 /// Returns the only error of a text, for a number of ranks.
 fn only(text: &str, ranks: Option<usize>) -> Error {
-    let source = Source { name: "ds.yaml".to_string(), text: text.to_string() };
-    let Err(errors) = load(source, &[]).and_then(|typed| typed.resolve(ranks)) else { panic!("accepted: {text}") };
-    assert_eq!(errors.count(), 1, "{errors}");
-    errors.iter().next().expect("one error").clone()
-}
-
-fn paths(error: &Error) -> Vec<&str> {
-    error.places.iter().map(|place| place.path.as_str()).collect()
-}
-
-/// Returns line and column of each location in the file.
-fn spots(error: &Error) -> Vec<(usize, usize)> {
-    let spot = |spot: &Spot| match spot {
-        Spot::File { line, column, .. } => Some((*line, *column)),
-        _ => None,
-    };
-    error.places.iter().filter_map(|place| spot(&place.spot)).collect()
+    only_error(load(source(text), &[]).and_then(|typed| typed.resolve(ranks)))
 }
 
 #[test]

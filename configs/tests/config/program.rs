@@ -3,9 +3,7 @@
 use serde_json::json;
 use zero_config::*;
 
-fn parse(text: &str) -> Config {
-    Config::parse("ds.yaml", text).unwrap_or_else(|errors| panic!("{text}\n{errors}"))
-}
+use crate::texts::{source, valid};
 
 #[test]
 fn a_builder_and_a_file_give_equal_configurations() {
@@ -32,7 +30,7 @@ fn a_builder_and_a_file_give_equal_configurations() {
         .set("data.eval", vec!["b.csv"])
         .build()
         .unwrap_or_else(|errors| panic!("{errors}"));
-    let written = parse(
+    let written = valid(
         "train_micro_batch_size_per_gpu: 4\ngradient_accumulation_steps: 3\ngradient_clipping: 0.5\n\
          bf16: {enabled: true, check_grad_overflow: false}\npipeline: {stages: 2}\n\
          optimizer: {type: AdamW, params: {lr: 3e-4, betas: [0.9, 0.95]}}\n\
@@ -44,11 +42,11 @@ fn a_builder_and_a_file_give_equal_configurations() {
     assert_eq!(built.leaves(), written.leaves());
     assert_eq!(built, written);
     assert_eq!(built.for_world_size(4).expect("valid"), written.for_world_size(4).expect("valid"));
-    assert_eq!(parse(&built.to_yaml()), built);
+    assert_eq!(valid(&built.to_yaml()), built);
     assert_eq!(built.origins.get("training.seed"), Origin::Program);
     assert!(built.origins.is_written("training.seed") && !built.origins.is_written("training.device"));
     let epochs = Config::builder().train_batch(8).epochs(1.5).build().expect("valid");
-    assert_eq!(epochs, parse("train_batch_size: 8\ntraining: {epochs: 1.5, output_dir: runs/program}"));
+    assert_eq!(epochs, valid("train_batch_size: 8\ntraining: {epochs: 1.5, output_dir: runs/program}"));
 }
 
 #[test]
@@ -75,7 +73,7 @@ fn builder_errors_match_file_errors_and_name_the_program() {
 
 #[test]
 fn changed_fields_are_resolved_for_any_number_of_ranks() {
-    let mut config = parse("train_batch_size: 8\nzero_optimization: {stage: 1}\ntraining: {epochs: 2}\n");
+    let mut config = valid("train_batch_size: 8\nzero_optimization: {stage: 1}\ntraining: {epochs: 2}\n");
     config.zero.stage = ZeroStage::Three;
     config.gradient_clipping = 0.25;
     config.training.max_steps = Some(5);
@@ -105,7 +103,7 @@ fn changed_fields_are_resolved_for_any_number_of_ranks() {
 
 #[test]
 fn a_change_inside_a_section_keeps_the_rest_of_it() {
-    let mut config = parse("train_batch_size: 4\nautotuning: {repeats: 3, space: {zero_optimization.stage: [1, 2]}}\n");
+    let mut config = valid("train_batch_size: 4\nautotuning: {repeats: 3, space: {zero_optimization.stage: [1, 2]}}\n");
     let Optimizer::AdamW(adam) = &mut config.optimizer else { panic!("the default is AdamW") };
     adam.lr = 0.5;
     config.autotuning.space[0].values.push("3".to_string());
@@ -116,7 +114,7 @@ fn a_change_inside_a_section_keeps_the_rest_of_it() {
 
 #[test]
 fn a_changed_field_that_contradicts_another_key_is_an_error() {
-    let config = parse("train_batch_size: 8\ntrain_micro_batch_size_per_gpu: 4\nbf16: {enabled: true}\n");
+    let config = valid("train_batch_size: 8\ntrain_micro_batch_size_per_gpu: 4\nbf16: {enabled: true}\n");
     let changed = |change: fn(&mut Config), ranks: usize| {
         let mut config = config.clone();
         change(&mut config);
@@ -128,7 +126,7 @@ fn a_changed_field_that_contradicts_another_key_is_an_error() {
     assert!(error.contains("train_batch_size (set by the program)") && error.contains("ds.yaml:2:33"), "{error}");
     let error = changed(|config| config.gradient_clipping = f64::INFINITY, 1);
     assert!(error.contains("`gradient_clipping` is set to a number that is not finite"), "{error}");
-    let typed = load(Source { name: "ds.yaml".into(), text: "train_batch_size: 4\nstray: 1\n".into() }, &[]);
+    let typed = load(source("train_batch_size: 4\nstray: 1\n"), &[]);
     let mut ignoring = typed.expect("parsed").ignore_unknown_keys().resolve(None).expect("valid");
     ignoring.training.seed = 3;
     let resolved = ignoring.for_world_size(2).expect("the unknown key is still ignored");

@@ -1,15 +1,13 @@
 //! `zero_quantized_weights`, `zero_quantized_nontrainable_weights` and `zero_quantized_gradients`: the stages that they
 //! need, and the settings that they exclude.
 
-use zero_config::{Config, Error, ErrorKind, Source, load};
+use zero_config::{Config, Error, ErrorKind};
+
+use crate::texts::only_error;
 
 /// Returns the only error of a text on two ranks.
 fn only(text: &str) -> Error {
-    let text = format!("train_micro_batch_size_per_gpu: 2\n{text}");
-    let source = Source { name: "ds.yaml".to_string(), text: text.clone() };
-    let Err(errors) = load(source, &[]).and_then(|typed| typed.resolve(Some(2))) else { panic!("accepted: {text}") };
-    assert_eq!(errors.count(), 1, "{errors}");
-    errors.iter().next().expect("one error").clone()
+    only_error(Config::with_world_size("ds.yaml", format!("train_micro_batch_size_per_gpu: 2\n{text}"), 2))
 }
 
 #[test]

@@ -5,12 +5,10 @@ mod sources;
 
 use zero_config::*;
 
-fn parse(text: &str) -> Config {
-    Config::parse("configs/ds.yaml", text).unwrap_or_else(|errors| panic!("{errors}"))
-}
+use crate::texts::{source, valid};
 
 fn with(text: &str) -> Config {
-    parse(&format!("train_micro_batch_size_per_gpu: 1\n{text}"))
+    valid(&format!("train_micro_batch_size_per_gpu: 1\n{text}"))
 }
 
 #[test]
@@ -73,11 +71,10 @@ fn any_two_batch_sizes_determine_the_third() {
 #[test]
 fn the_world_size_comes_from_the_launch_or_the_file_or_is_one() {
     let text = "train_micro_batch_size_per_gpu: 2\nlauncher: {num_processes: 3}";
-    assert_eq!(parse(text).train_batch_size, 6);
+    assert_eq!(valid(text).train_batch_size, 6);
     let config = Config::with_world_size("ds.yaml", text, 5).expect("resolved for 5 ranks");
     assert_eq!((config.world_size, config.launcher.num_processes, config.train_batch_size), (5, 5, 10));
-    let source = Source { name: "ds.yaml".to_string(), text: text.to_string() };
-    assert_eq!(load(source, &[]).expect("the text must be parsed").num_processes(), Some(3));
+    assert_eq!(load(source(text), &[]).expect("the text must be parsed").num_processes(), Some(3));
 }
 
 #[test]
@@ -162,7 +159,7 @@ fn optimizers_have_deepspeeds_names_and_defaults() {
     for (text, decoupled) in [("type: Adam", true), ("type: Adam, params: {adam_w_mode: false}", false)] {
         let config = with(&format!("optimizer: {{{text}}}"));
         assert!(matches!(config.optimizer, Optimizer::AdamW(adam) if adam.adam_w_mode == decoupled), "{text}");
-        assert_eq!(parse(&config.to_yaml()), config);
+        assert_eq!(valid(&config.to_yaml()), config);
     }
 }
 
@@ -203,7 +200,7 @@ fn schedulers_have_deepspeeds_names_and_defaults() {
     let config = with("training: {epochs: 2}\nscheduler: {type: WarmupCosineLR, params: {total_num_steps: auto}}");
     assert!(matches!(config.scheduler, Scheduler::WarmupCosineLR(WarmupCosineLr { total_num_steps: None, .. })));
     assert_eq!((config.training.max_steps, config.training.epochs), (None, Some(2.0)));
-    assert_eq!(parse(&config.to_yaml()), config);
+    assert_eq!(valid(&config.to_yaml()), config);
 }
 
 #[test]
@@ -216,11 +213,11 @@ fn schedulers_of_transformers_take_their_steps_from_the_run() {
         ("{type: inverse_sqrt}", None),
     ] {
         let mut config = run(text);
-        assert_eq!(parse(&config.to_yaml()), config, "{text}");
+        assert_eq!(valid(&config.to_yaml()), config, "{text}");
         assert_eq!(config.scheduler.total_steps_mut().map(|total| *total), expected, "{text}");
     }
     let mut epochs = with("training: {epochs: 2}\nscheduler: {type: polynomial}");
-    assert_eq!(parse(&epochs.to_yaml()), epochs);
+    assert_eq!(valid(&epochs.to_yaml()), epochs);
     assert_eq!(epochs.scheduler.total_steps_mut(), Some(&mut None));
     let timescale =
         |warmup: usize| match run(&format!("{{type: inverse_sqrt, params: {{num_warmup_steps: {warmup}}}}}")).scheduler

@@ -1,19 +1,14 @@
 //! `zero_hpz_partition_size`: the size of groups with secondary shards, and messages for invalid sizes.
 
-use zero_config::{Config, Error, ErrorKind, Source, load};
+use zero_config::{Config, ErrorKind, load};
+
+use crate::texts::{only_error, source};
 
 fn text(stage: u8, size: usize, zero: &str, more: &str) -> String {
     format!(
         "train_micro_batch_size_per_gpu: 2\n{more}\n\
          zero_optimization: {{stage: {stage}, zero_hpz_partition_size: {size}{zero}}}"
     )
-}
-
-fn only(text: String, ranks: usize) -> Error {
-    let source = Source { name: "ds.yaml".to_string(), text };
-    let Err(errors) = load(source, &[]).and_then(|typed| typed.resolve(Some(ranks))) else { panic!("accepted") };
-    assert_eq!(errors.count(), 1, "{errors}");
-    errors.iter().next().expect("one error").clone()
 }
 
 #[test]
@@ -39,8 +34,12 @@ fn secondary_groups_divide_shard_groups() {
     // Gradients that are reduced as codes are first summed in groups of ranks on each host.
     let on_hosts = |size: usize, more: &str, per_host: usize| {
         let zero = ", zero_quantized_gradients: true";
-        let source = Source { name: "ds.yaml".to_string(), text: text(3, size, zero, more) };
-        load(source, &[]).unwrap().on_hosts(per_host).resolve(Some(8)).unwrap().near_group_size()
+        load(source(text(3, size, zero, more)), &[])
+            .unwrap()
+            .on_hosts(per_host)
+            .resolve(Some(8))
+            .unwrap()
+            .near_group_size()
     };
     for (size, more, per_host, expected) in [
         (1, "", 4, Some(4)),
@@ -92,7 +91,7 @@ fn invalid_secondary_group_sizes_are_errors() {
             "write `zero_optimization.offload_param.device: cpu`, or leave `zero_hpz_partition_size` out",
         ),
     ] {
-        let error = only(text, ranks);
+        let error = only_error(Config::with_world_size("ds.yaml", text, ranks));
         assert_eq!(error.kind, ErrorKind::Contradiction);
         assert_eq!((error.message.as_str(), error.help.as_deref()), (message.as_str(), Some(help)));
         assert!(error.places.iter().any(|place| place.path == KEY), "{error}");

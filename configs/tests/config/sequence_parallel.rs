@@ -2,6 +2,8 @@
 
 use zero_config::{Config, load};
 
+use crate::texts::source;
+
 const HEAD: &str = "train_micro_batch_size_per_gpu: 2\nsequence_parallel_size: 2\n";
 
 fn with(text: &str, ranks: usize) -> Config {
@@ -35,8 +37,7 @@ fn sequence_parallel_ranks_count_as_one_data_parallel_rank() {
 #[test]
 fn shard_groups_contain_whole_sequence_groups() {
     let text = format!("{HEAD}zero_optimization: {{stage: 2}}\nmesh: {{data_parallel_shard_degree: auto}}");
-    let source = zero_config::Source { name: "ds.yaml".to_string(), text };
-    let config = load(source, &[]).unwrap().on_hosts(4).resolve(Some(16)).unwrap();
+    let config = load(source(text), &[]).unwrap().on_hosts(4).resolve(Some(16)).unwrap();
     assert_eq!((config.mesh.data_parallel_shard_degree, config.shard_group_size()), (Some(2), 4));
 }
 

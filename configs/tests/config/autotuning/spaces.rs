@@ -2,9 +2,10 @@
 
 use std::path::PathBuf;
 
-use zero_config::{Config, ErrorKind, Origin, Source, load};
+use zero_config::{Config, ErrorKind, Origin};
 
 use super::{HEAD, only, parse};
+use crate::texts::overridden;
 
 fn space(text: &str) -> Vec<(String, Vec<String>)> {
     let space = parse(&format!("autotuning: {{space: {{{text}}}}}")).autotuning.space;
@@ -49,9 +50,8 @@ fn every_value_can_be_set() {
     let config = Config::parse("ds.yaml", text.as_str()).unwrap_or_else(|errors| panic!("{errors}"));
     for dimension in &config.autotuning.space {
         for value in &dimension.values {
-            let source = Source { name: "ds.yaml".to_string(), text: text.clone() };
             let set = format!("{}={value}", dimension.path);
-            let set = load(source, &[set]).and_then(|typed| typed.resolve(None)).unwrap_or_else(|e| panic!("{e}"));
+            let set = overridden(&text, &[set.as_str()]).unwrap_or_else(|e| panic!("{e}"));
             match (dimension.path.as_str(), value.as_str()) {
                 ("zero_optimization.offload_optimizer", "null") => {
                     assert_eq!(set.zero.offload_optimizer.nvme_path, None)
@@ -189,11 +189,9 @@ fn a_key_given_twice_is_rejected() {
 fn the_command_line_narrows_a_search_space() {
     let text =
         format!("{HEAD}autotuning: {{space: {{bfloat16.enabled: [true], training.seed: [1, 2]}}}}\nbfloat16: {{}}\n");
-    let source = Source { name: "ds.yaml".to_string(), text };
     let sets =
         ["autotuning.space.training.seed=[3]", "autotuning.space.training.save_last=[false]", "bf16.enabled=true"];
-    let typed = load(source, &sets.map(String::from)).expect("the text must be parsed");
-    let config = typed.resolve(None).unwrap_or_else(|errors| panic!("{errors}"));
+    let config = overridden(&text, &sets).unwrap_or_else(|errors| panic!("{errors}"));
     assert!(config.bf16.enabled);
     let found: Vec<_> = config.autotuning.space.iter().map(|d| (d.path.as_str(), d.values.join(" "))).collect();
     let expected = [("bf16.enabled", "true"), ("training.seed", "3"), ("training.save_last", "false")];

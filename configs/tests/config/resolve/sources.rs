@@ -2,12 +2,11 @@
 
 use zero_config::*;
 
-use super::{parse, with};
+use super::with;
+use crate::texts::{overridden, source, valid};
 
 fn set(text: &str, sets: &[&str]) -> Config {
-    let source = Source { name: "ds.yaml".to_string(), text: text.to_string() };
-    let sets: Vec<String> = sets.iter().map(|set| (*set).to_string()).collect();
-    load(source, &sets).and_then(|typed| typed.resolve(None)).unwrap_or_else(|errors| panic!("{errors}"))
+    overridden(text, sets).unwrap_or_else(|errors| panic!("{errors}"))
 }
 
 #[test]
@@ -54,13 +53,9 @@ fn overrides_win_over_the_file_and_later_ones_over_earlier_ones() {
 
 #[test]
 fn each_value_knows_where_it_comes_from() {
-    let source = Source {
-        name: "ds.yaml".to_string(),
-        text: "# first\ntrain_micro_batch_size_per_gpu: 1\ngradient_clipping: auto\noptimizer:\n  type: AdamW\n  params:\n    lr: 0.1\n"
-            .to_string(),
-    };
+    let text = "# first\ntrain_micro_batch_size_per_gpu: 1\ngradient_clipping: auto\noptimizer:\n  type: AdamW\n  params:\n    lr: 0.1\n";
     let sets = ["zero_optimization.stage=1".to_string()];
-    let mut config = load(source, &sets).and_then(|typed| typed.resolve(Some(2))).expect("valid");
+    let mut config = load(source(text), &sets).and_then(|typed| typed.resolve(Some(2))).expect("valid");
     let cases = [
         ("train_micro_batch_size_per_gpu", Origin::Line(2)),
         ("train_batch_size", Origin::Auto),
@@ -111,7 +106,7 @@ fn hostile_strings_survive_a_round_trip() {
     ] {
         config.training.sample.as_mut().expect("sample").prompt = prompt.to_string();
         config.training.output_dir = prompt.to_string();
-        assert_eq!(parse(&config.to_yaml()), config, "{prompt:?}");
+        assert_eq!(valid(&config.to_yaml()), config, "{prompt:?}");
     }
 }
 
