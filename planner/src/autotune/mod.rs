@@ -27,6 +27,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use serde::Deserialize;
 use serde_json::{Value, json};
 use zero_config::{Autotuning, Config};
 
@@ -158,7 +159,7 @@ fn replay(line: &Value, rows: &mut [Row]) {
             row.state = State::Measured;
         }
         Some("fell") => {
-            let state = line["state"].as_str().and_then(State::named);
+            let state = State::deserialize(&line["state"]).ok();
             (row.state, row.reason) = (state.unwrap_or(State::Failed), line["reason"].as_str().map(str::to_string));
         }
         _ => {}
@@ -186,13 +187,7 @@ struct Bench<'a> {
 impl Bench<'_> {
     fn trial(&self, command: &[&str], ranks: usize, overrides: &[String]) -> Ended {
         let mut arguments: Vec<OsString> = command.iter().map(OsString::from).collect();
-        arguments.extend([
-            "--config".into(),
-            self.file.clone().into_os_string(),
-            "-n".into(),
-            ranks.to_string().into(),
-        ]);
-        arguments.extend(overrides.iter().flat_map(|change| ["--set".into(), change.into()]));
+        arguments.extend(trial::arguments(&self.file, ranks, overrides));
         let trial = Trial {
             program: &self.request.program,
             arguments,

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use zero_config::Metric;
 
@@ -12,7 +12,7 @@ use super::objective::{StepWork, cost, value};
 use super::space::Candidate;
 
 /// The state of a configuration in the search.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum State {
     /// Its settings contradict each other, or the model cannot be split this way.
@@ -52,20 +52,6 @@ impl State {
     /// Returns whether the configuration started but did not finish.
     pub(super) fn has_fallen(self) -> bool {
         matches!(self, Self::Failed | Self::TimedOut | Self::OutOfMemory)
-    }
-
-    /// Returns the state with this name.
-    pub(super) fn named(name: &str) -> Option<Self> {
-        let all = [
-            Self::Refused,
-            Self::TooLarge,
-            Self::Predicted,
-            Self::Measured,
-            Self::Failed,
-            Self::TimedOut,
-            Self::OutOfMemory,
-        ];
-        all.into_iter().find(|state| state.name() == name)
     }
 }
 

@@ -30,6 +30,13 @@ pub(super) struct Trial<'a> {
     pub(super) stop: &'a AtomicBool,
 }
 
+/// Returns the arguments that select a configuration, a number of ranks and overrides.
+pub(super) fn arguments(file: &Path, ranks: usize, overrides: &[String]) -> Vec<OsString> {
+    let mut arguments: Vec<OsString> = vec!["--config".into(), file.into(), "-n".into(), ranks.to_string().into()];
+    arguments.extend(overrides.iter().flat_map(|change| ["--set".into(), change.into()]));
+    arguments
+}
+
 /// How a trial ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Ended {

@@ -16,7 +16,7 @@ use crate::autotune::correction::{Setting, overrides};
 use crate::autotune::journal::Journal;
 use crate::autotune::outlook;
 use crate::autotune::request::{Request, memory, too_long, too_much};
-use crate::autotune::trial::{Ended, Trial};
+use crate::autotune::trial::{self, Ended, Trial};
 use zero_engine::Error;
 
 /// The exit status of a run that diverged; see `Error::exit_status`.
@@ -87,16 +87,8 @@ impl Bench<'_> {
     }
 
     fn arguments(&self, out: &Path, overrides: &[String]) -> Vec<OsString> {
-        let mut arguments: Vec<OsString> = vec![
-            "--config".into(),
-            self.file.clone().into(),
-            "-n".into(),
-            self.base.world_size.to_string().into(),
-            "--plain".into(),
-            "--out".into(),
-            out.into(),
-        ];
-        arguments.extend(overrides.iter().flat_map(|change| ["--set".into(), change.into()]));
+        let mut arguments = trial::arguments(&self.file, self.base.world_size, overrides);
+        arguments.extend(["--plain".into(), "--out".into(), out.into()]);
         arguments
     }
 }
