@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use candle_core::{DType, Storage};
 use zero_comm::{Buffer, Dtype, Gathered, Pending, ToGather};
-use zero_pipeline::{Placement, SegmentId};
+use zero_pipeline::SegmentId;
 
 use crate::coded;
 use crate::disk::{Disk, Stored};
@@ -371,10 +371,7 @@ pub(crate) fn give_tied_back(rank: &Rank, memory: &mut Memory, sent: Buffer) {
 
 /// Allocates a buffer to receive parameters. It counts as staging until they are stored.
 pub(crate) fn room_for_tied(rank: &Rank, memory: &mut Memory, id: SegmentId) -> Buffer {
-    let elements = match rank.placements(id).parameters {
-        Placement::Replicated => rank.segment(id).elements(),
-        Placement::Sharded => rank.shard(id).len(),
-    };
+    let elements = rank.segment(id).held(rank.placements(id).parameters, rank.groups.at().shard).len();
     memory.count(Category::Staging, elements, rank.width(id));
     match rank.dtype {
         DType::BF16 => Buffer::zeros(Dtype::Bf16, elements),
