@@ -14,6 +14,7 @@ use half::{bf16, f16};
 use safetensors::tensor::Dtype;
 use serde_json::json;
 
+use crate::commit;
 use crate::error::CheckpointError;
 use crate::load::Source;
 use crate::manifest::{Manifest, ParameterEntry};
@@ -144,15 +145,12 @@ pub fn export(folder: &Path, out: &Path, options: &Export) -> Result<Exported, C
     }
     let name = out.file_name().unwrap_or_default().to_string_lossy();
     let unfinished = out.with_file_name(format!(".unfinished-{name}"));
-    match fs::remove_dir_all(&unfinished) {
-        Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(CheckpointError::io(&unfinished)(e)),
-        _ => {}
-    }
+    commit::remove(&unfinished)?;
     fs::create_dir_all(&unfinished).map_err(CheckpointError::io(&unfinished))?;
     let written = write(folder, &manifest, &unfinished, options);
     if written.is_err() {
         // Report the write error even if the leftovers cannot be removed; the next export removes them.
-        let _ = fs::remove_dir_all(&unfinished);
+        let _ = commit::remove(&unfinished);
     }
     let exported = written?;
     if out.is_dir() {

@@ -82,16 +82,7 @@ fn write(
         let piece =
             PieceEntry { shard: 0, slice: 0, start: range.elements.start, end: range.elements.end, crc32: vec![crc32] };
         let shape = || model.parameters()[range.parameter].shape().dims().to_vec();
-        let new = || ParameterEntry {
-            shape: shape(),
-            frozen: false,
-            state_values: None,
-            states: None,
-            quantized: None,
-            cut: None,
-            pieces: vec![],
-            local: vec![],
-        };
+        let new = || ParameterEntry { shape: shape(), ..ParameterEntry::default() };
         let entry = entries.entry(name.to_string()).or_insert_with(new);
         entry.pieces.push(piece);
     }

@@ -15,7 +15,7 @@ use zero_partition::{Kind, ShardedState};
 use crate::error::CheckpointError;
 use crate::layout;
 use crate::local;
-use crate::manifest::{CutEntry, MANIFEST, Manifest, QuantizedEntry, tensor_name};
+use crate::manifest::{CutEntry, MANIFEST, Manifest, ParameterEntry, QuantizedEntry, tensor_name};
 use crate::tensors::TensorFile;
 use crate::together::together;
 use crate::verify::intact;
@@ -54,6 +54,7 @@ fn verify(folder: &Path, zero: &ShardedState, comm: &dyn Communicator) -> Result
 
 fn read(folder: &Path, manifest: &Manifest, zero: &mut ShardedState) -> Result<(), CheckpointError> {
     let mut source = Source::new(folder, manifest);
+    let model = zero.model().clone();
     let replicate = saved_replicate(manifest, zero);
     let has_momentum = manifest.local_steps.as_ref().is_some_and(|local| local.momentum);
     for kind in zero.kinds().into_iter().chain([Kind::OuterMomentum]) {
@@ -63,14 +64,13 @@ fn read(folder: &Path, manifest: &Manifest, zero: &mut ShardedState) -> Result<(
             Kind::OuterMomentum => has_momentum,
         };
         for range in zero.held_ranges(kind).into_iter().flat_map(zero_partition::Range::portions) {
-            let name = zero.model().parameters()[range.parameter].name();
+            let parameter = &model.parameters()[range.parameter];
             let state = match kind {
                 Kind::Parameter => None,
                 Kind::OuterMomentum => Some(local::MOMENTUM),
                 Kind::State(index) => zero.state_names().get(index).copied(),
             };
-            if zero.model().parameters()[range.parameter].quantization().is_some() {
-                let parameter = &zero.model().parameters()[range.parameter];
+            if parameter.quantization().is_some() {
                 let bytes = source.assemble_own_bytes(parameter, range.elements.clone())?;
                 zero.write_bytes(&range, &bytes)?;
                 continue;
@@ -78,10 +78,12 @@ fn read(folder: &Path, manifest: &Manifest, zero: &mut ShardedState) -> Result<(
             let elements = range.elements.clone();
             let values = match (is_saved, kind, state) {
                 (true, Kind::State(_), Some(state)) if replicate > 0 => {
-                    source.assemble_local(name, (state, replicate), elements)?
+                    source.assemble_local(parameter.name(), (state, replicate), elements)?
                 }
-                (true, Kind::OuterMomentum, Some(state)) => source.assemble_local(name, (state, 0), elements)?,
-                (true, ..) => source.assemble_own(&zero.model().parameters()[range.parameter], state, elements)?,
+                (true, Kind::OuterMomentum, Some(state)) => {
+                    source.assemble_local(parameter.name(), (state, 0), elements)?
+                }
+                (true, ..) => source.assemble_own(parameter, state, elements)?,
                 (false, ..) => vec![0.0; elements.len()],
             };
             zero.write(kind, &range, &values)?;
@@ -100,43 +102,40 @@ fn saved_replicate(manifest: &Manifest, zero: &ShardedState) -> usize {
 fn fits(folder: &Path, manifest: &Manifest, zero: &ShardedState) -> Result<(), CheckpointError> {
     parameters_fit(folder, manifest, zero.model(), |_| true)?;
     let path = folder.join(MANIFEST);
+    let mismatch = |reason: String| Err(CheckpointError::mismatch(&path, reason));
     for parameter in zero.model().parameters() {
         let name = parameter.name();
         if manifest.parameters[name].frozen && parameter.is_trainable() {
-            let reason = format!(
+            return mismatch(format!(
                 "`{name}` was frozen, so the checkpoint has no optimizer state for it, and the model trains it"
-            );
-            return Err(CheckpointError::mismatch(&path, reason));
+            ));
         }
     }
     // The names are in the order of the optimizers in the configuration. The saved run may have had another order.
     if !are_same(&manifest.states, &zero.state_names()) && !has_parameters_alone(manifest) {
-        let reason = format!(
+        return mismatch(format!(
             "the checkpoint has optimizer states {:?}, but the configured optimizer has {:?}",
             manifest.states,
             zero.state_names()
-        );
-        return Err(CheckpointError::mismatch(&path, reason));
+        ));
     }
     let is_trained = |p: &&Parameter| p.is_trainable() && !has_parameters_alone(manifest);
     let differs =
         |p: &&Parameter| is_trained(p) && manifest.parameters[p.name()].state_values != layout::state_values(zero, p);
     if let Some(parameter) = zero.model().parameters().iter().find(differs) {
-        let reason = format!(
+        return mismatch(format!(
             "the optimizer states of `{}` differ in size: the checkpoint is of a run that updated other matrices as a whole",
             parameter.name()
-        );
-        return Err(CheckpointError::mismatch(&path, reason));
+        ));
     }
     for parameter in zero.model().parameters().iter().filter(is_trained) {
         let (own, saved) =
             (zero.state_names_of(parameter), manifest.parameters[parameter.name()].own_states(&manifest.states));
         if !are_same(saved, &own) {
             let name = parameter.name();
-            let reason = format!(
+            return mismatch(format!(
                 "the checkpoint has optimizer states {saved:?} of `{name}`, but the optimizer of the parameter has {own:?}"
-            );
-            return Err(CheckpointError::mismatch(&path, reason));
+            ));
         }
     }
     Ok(())
@@ -155,19 +154,16 @@ pub(crate) fn parameters_fit(
     is_stored: fn(&Parameter) -> bool,
 ) -> Result<(), CheckpointError> {
     let path = folder.join(MANIFEST);
+    let mismatch = |reason: String| Err(CheckpointError::mismatch(&path, reason));
     for parameter in model.parameters().iter().filter(|parameter| is_stored(parameter)) {
         let (name, shape) = (parameter.name(), parameter.whole_shape());
         match manifest.parameters.get(name) {
-            None => {
-                return Err(CheckpointError::mismatch(
-                    &path,
-                    format!("the model's parameter `{name}` is not in the checkpoint"),
-                ));
-            }
+            None => return mismatch(format!("the model's parameter `{name}` is not in the checkpoint")),
             Some(entry) if entry.shape != shape => {
-                let reason =
-                    format!("`{name}` has shape {:?} in the checkpoint and {shape:?} in the model", entry.shape);
-                return Err(CheckpointError::mismatch(&path, reason));
+                return mismatch(format!(
+                    "`{name}` has shape {:?} in the checkpoint and {shape:?} in the model",
+                    entry.shape
+                ));
             }
             Some(entry) if entry.quantized != QuantizedEntry::of(parameter) => {
                 let format = |entry: Option<&QuantizedEntry>| match entry {
@@ -175,33 +171,24 @@ pub(crate) fn parameters_fit(
                     None => "not quantized".into(),
                 };
                 let (saved, here) = (format(entry.quantized.as_ref()), format(QuantizedEntry::of(parameter).as_ref()));
-                let reason = format!(
+                return mismatch(format!(
                     "`{name}` is {saved} in the checkpoint and {here} in the model; `quantization_config` must be the same"
-                );
-                return Err(CheckpointError::mismatch(&path, reason));
+                ));
             }
             Some(_) => {}
         }
     }
     if let Some(name) = manifest.parameters.keys().find(|name| !model.parameters().iter().any(|p| p.name() == *name)) {
-        return Err(CheckpointError::mismatch(
-            &path,
-            format!("the checkpoint's parameter `{name}` is not in the model"),
-        ));
+        return mismatch(format!("the checkpoint's parameter `{name}` is not in the model"));
     }
     for buffer in model.buffers() {
         let (name, elements) = (buffer.name(), buffer.shape().elem_count());
         match manifest.buffers.get(name).map(Vec::len) {
-            None => {
-                return Err(CheckpointError::mismatch(
-                    &path,
-                    format!("the model's buffer `{name}` is not in the checkpoint"),
-                ));
-            }
+            None => return mismatch(format!("the model's buffer `{name}` is not in the checkpoint")),
             Some(len) if len != elements => {
-                let reason =
-                    format!("the buffer `{name}` has {len} elements in the checkpoint and {elements} in the model");
-                return Err(CheckpointError::mismatch(&path, reason));
+                return mismatch(format!(
+                    "the buffer `{name}` has {len} elements in the checkpoint and {elements} in the model"
+                ));
             }
             Some(_) => {}
         }
@@ -238,15 +225,21 @@ impl<'a> Source<'a> {
         Self { added: manifest.offset(), ..Self::new(folder, manifest) }
     }
 
+    /// Returns the optimizer states to read in place of a parameter, and to add to it.
+    pub(crate) fn evaluated_states(&self, entry: &ParameterEntry) -> (Option<&'a str>, Option<&'a str>) {
+        if entry.frozen { (None, None) } else { (self.instead, self.added) }
+    }
+
     /// Reads a range of a parameter in the form that is used for evaluation.
     pub(crate) fn assemble_evaluated(
         &mut self,
         name: &str,
         elements: Range<usize>,
     ) -> Result<Vec<f32>, CheckpointError> {
-        let mut values = self.assemble(name, None, elements.clone())?;
-        if let Some(state) = self.added.filter(|_| !self.manifest.parameters[name].frozen) {
-            let added = self.assemble(name, Some(state), elements)?;
+        let (state, added) = self.evaluated_states(&self.manifest.parameters[name]);
+        let mut values = self.assemble(name, state, elements.clone())?;
+        if let Some(added) = added {
+            let added = self.assemble(name, Some(added), elements)?;
             values.iter_mut().zip(added).for_each(|(value, added)| *value += added);
         }
         Ok(values)

@@ -144,16 +144,8 @@ mod tests {
     /// shards.
     fn written(folder: &Path) -> Manifest {
         let piece = |shard, start, end| PieceEntry { shard, slice: 0, start, end, crc32: vec![] };
-        let entry = |shape: &[usize], pieces| ParameterEntry {
-            shape: shape.to_vec(),
-            frozen: false,
-            state_values: None,
-            states: None,
-            quantized: None,
-            cut: None,
-            pieces,
-            local: vec![],
-        };
+        let entry =
+            |shape: &[usize], pieces| ParameterEntry { shape: shape.to_vec(), pieces, ..ParameterEntry::default() };
         let mut manifest = Manifest {
             format: FORMAT.into(),
             version: VERSION,

@@ -102,11 +102,10 @@ impl Source<'_> {
         entry: &ParameterEntry,
         mut take: impl FnMut(&Path, &[u8]) -> Result<(), CheckpointError>,
     ) -> Result<(), CheckpointError> {
-        let (state, added) = (self.instead, self.added);
-        let (state, added) = (state.filter(|_| !entry.frozen), added.filter(|_| !entry.frozen));
         if entry.cut.is_some() {
-            return self.portions_of_cut(name, entry, (state, added), take);
+            return self.portions_of_cut(name, entry, take);
         }
+        let (state, added) = self.evaluated_states(entry);
         for piece in &entry.pieces {
             let shard: PathBuf = self.folder.join(&self.manifest.shards[piece.shard].file);
             let file = self.shard(piece.shard)?;
@@ -149,7 +148,6 @@ impl Source<'_> {
         &mut self,
         name: &str,
         entry: &ParameterEntry,
-        (state, added): (Option<&str>, Option<&str>),
         mut take: impl FnMut(&Path, &[u8]) -> Result<(), CheckpointError>,
     ) -> Result<(), CheckpointError> {
         for shard in entry.pieces.iter().map(|piece| piece.shard).collect::<BTreeSet<_>>() {
@@ -158,11 +156,7 @@ impl Source<'_> {
             }
         }
         for range in (Range { parameter: 0, elements: 0..elements(entry) }).portions() {
-            let mut values = self.assemble(name, state, range.elements.clone())?;
-            if let Some(added) = added {
-                let added = self.assemble(name, Some(added), range.elements)?;
-                values.iter_mut().zip(added).for_each(|(value, added)| *value += added);
-            }
+            let values = self.assemble_evaluated(name, range.elements)?;
             take(self.folder, bytemuck::cast_slice(&values))?;
         }
         Ok(())

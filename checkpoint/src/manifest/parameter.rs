@@ -11,7 +11,7 @@ use zero_partition::part_of_state;
 use crate::local::LocalPiece;
 
 /// A parameter and where its elements are stored.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ParameterEntry {
     /// Shape of the parameter.
