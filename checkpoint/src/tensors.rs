@@ -23,6 +23,9 @@ use crate::error::CheckpointError;
 pub(crate) const MAX_HEADER: u64 = 16 << 20;
 /// Maximum number of tensors in a file.
 const MAX_TENSORS: usize = 65_536;
+/// The first bytes of the text file that `git clone` leaves in place of a large file if Git LFS is not installed. As the
+/// length of a header, they would be far above [`MAX_HEADER`].
+const LFS_POINTER: &[u8; 8] = b"version ";
 /// Bytes read at a time when a whole tensor is read.
 const PORTION: usize = 1 << 20;
 
@@ -85,13 +88,25 @@ impl TensorFile {
         }
     }
 
+    /// Opens a file of another program. Rejects a truncated file before any tensor is read.
     pub(crate) fn open(path: &Path) -> Result<Self, CheckpointError> {
-        Self::of(path, File::open(path).map_err(CheckpointError::io(path))?)
+        let file = Self::of(path, File::open(path).map_err(CheckpointError::io(path))?)?;
+        let size = file.file.metadata().map_err(CheckpointError::io(path))?.len();
+        let needed = file.data_start.saturating_add(file.metadata.data_len() as u64);
+        if size < needed {
+            let reason = format!("the file has {size} bytes, but its header describes {needed}; copy it again");
+            return Err(CheckpointError::damaged(path, reason));
+        }
+        Ok(file)
     }
 
     fn of(path: &Path, file: File) -> Result<Self, CheckpointError> {
         let mut prefix = [0; 8];
         file.read_exact_at(&mut prefix, 0).map_err(CheckpointError::io(path))?;
+        if prefix == *LFS_POINTER {
+            let reason = "the file is a pointer of Git LFS instead of the weights; run `git lfs pull` in its folder";
+            return Err(CheckpointError::refused(path, reason));
+        }
         let length = u64::from_le_bytes(prefix);
         let size = file.metadata().map_err(CheckpointError::io(path))?.len();
         if length > MAX_HEADER || length > size.saturating_sub(8) {
@@ -222,6 +237,18 @@ mod tests {
         // The safetensors library detects overlapping offsets and offsets that do not match the shape.
         assert!(refused(&format!("{{{},{}}}", tensor("a", 0), tensor("b", 4)), 12).contains("damaged"));
         assert!(refused(r#"{"a":{"dtype":"F32","shape":[3],"data_offsets":[0,8]}}"#, 8).contains("damaged"));
+    }
+
+    #[test]
+    fn truncated_files_and_lfs_pointers_are_refused() {
+        let header = r#"{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}"#;
+        let (size, needed) = (8 + header.len() + 7, 8 + header.len() + 8);
+        let said = refused(header, 7);
+        assert!(said.contains(&format!("the file has {size} bytes, but its header describes {needed}")), "{said}");
+        let (_folder, path) = file("", 0);
+        std::fs::write(&path, "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 8\n").unwrap();
+        let said = TensorFile::open(&path).err().expect("a pointer").to_string();
+        assert!(said.contains("run `git lfs pull`"), "{said}");
     }
 
     #[test]

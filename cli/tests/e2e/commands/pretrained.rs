@@ -6,7 +6,7 @@ use crate::case;
 use std::fs;
 
 use case::{Case, text};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 /// Creates a case with a Hugging Face folder `hf` of a byte-level model, and a configuration that starts from it.
 fn case() -> Case {
@@ -122,11 +122,24 @@ fn a_failed_import_leaves_no_files() {
     assert!(!case.path("new").exists());
     checkpoint(&case, &["export", "first", "--out", "second"]);
     refused("second", "first/checkpoints", 3, "the folder already contains checkpoints");
-    // A truncated file is detected when it is read.
+    // A truncated file is detected before anything is written.
     let path = case.path("second/model.safetensors");
     let bytes = fs::read(&path).unwrap();
     fs::write(&path, &bytes[..bytes.len() - 50]).unwrap();
-    refused("second", "new", 3, "failed to fill whole buffer");
+    refused("second", "new", 3, "bytes, but its header describes");
+    assert!(!case.path("new").exists());
+    // A head that differs from its embedding is detected while tensors are copied.
+    let (length, data) = bytes.split_at(8);
+    let (header, data) = data.split_at(u64::from_le_bytes(length.try_into().unwrap()) as usize);
+    let mut header: Value = serde_json::from_slice(header).unwrap();
+    let mut head = header["transformer.wte.weight"].clone();
+    let size = head["data_offsets"][1].as_u64().unwrap() - head["data_offsets"][0].as_u64().unwrap();
+    head["data_offsets"] = json!([data.len(), data.len() as u64 + size]);
+    header["lm_head.weight"] = head;
+    let header = header.to_string();
+    let length = (header.len() as u64).to_le_bytes();
+    fs::write(&path, [&length[..], header.as_bytes(), data, &vec![0; size as usize]].concat()).unwrap();
+    refused("second", "new", 3, "`lm_head.weight` differs from `transformer.wte.weight`");
     assert_eq!(fs::read_dir(case.path("new")).unwrap().count(), 0);
 }
 
