@@ -37,6 +37,14 @@ pub fn is_address(text: &str) -> bool {
     scheme.len() > 1 && scheme.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '+' | '-' | '.'))
 }
 
+/// Returns whether a relative path has the form `owner/name` of a model on the Hugging Face Hub.
+fn is_hub_name(path: &Path) -> bool {
+    let is_part = |part: &str| !part.is_empty() && !part.starts_with('.');
+    path.to_str()
+        .and_then(|path| path.split_once('/'))
+        .is_some_and(|(owner, name)| is_part(owner) && is_part(name) && !name.contains('/'))
+}
+
 /// Returns the path as text if it is an address.
 pub fn address(path: &Path) -> Option<&str> {
     path.to_str().filter(|path| is_address(path))
@@ -78,7 +86,11 @@ pub(crate) fn apply(root: &mut Node, report: &mut Report) {
             return report.warn(KEY, at, message);
         }
         Err(error) => {
-            let (message, help) = error.message_and_help(&path);
+            let (message, mut help) = error.message_and_help(&path);
+            if FETCH.get().is_some() && !folder.exists() && is_hub_name(&folder) {
+                help =
+                    format!("for the model of the Hugging Face Hub, write hf://{}; otherwise {help}", folder.display());
+            }
             report.error(ErrorKind::Unreadable, KEY, at, message, Some(help));
             return remove(root, Config::model);
         }

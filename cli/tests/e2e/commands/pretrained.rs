@@ -55,7 +55,10 @@ fn a_run_starts_from_the_folder_and_resumes_without_it() {
     let output = case.run(&[]);
     let said = text(&output.stderr);
     assert!(output.status.code() == Some(2) && said.contains("hf/config.json does not exist"), "{said}");
-    assert!(said.contains("resolved.yaml"), "{said}");
+    assert!(said.contains("resolved.yaml") && !said.contains("Hub"), "{said}");
+    let output = case.run(&["--set", "model.pretrained=owner/name"]);
+    let said = text(&output.stderr);
+    assert!(said.contains("for the model of the Hugging Face Hub, write hf://owner/name; otherwise"), "{said}");
 }
 
 #[test]
