@@ -60,13 +60,18 @@ pub(crate) fn check(root: &Node, report: &mut Report) -> Option<Fields> {
             report.error(ErrorKind::Missing, "", At::Default, message, Some(help.to_string()));
             None
         }
-        other => {
-            let message =
-                format!("the file must consist of keys with values (`key: value`), found {}", other.describe());
-            report.error(ErrorKind::Value, "", root.at, message, None);
+        _ => {
+            refuse(root, report);
             None
         }
     }
+}
+
+/// Reports a file that is neither empty nor a mapping.
+pub(crate) fn refuse(root: &Node, report: &mut Report) {
+    let found = root.value.describe();
+    let message = format!("the file must consist of keys with values (`key: value`), found {found}");
+    report.error(ErrorKind::Value, "", root.at, message, None);
 }
 
 pub(crate) struct Check<'r> {

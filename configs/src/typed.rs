@@ -4,7 +4,7 @@
 use crate::check::{self, Fields};
 use crate::config::Launcher;
 use crate::errors::{ErrorKind, Errors};
-use crate::node::Node;
+use crate::node::{At, Node, Value};
 use crate::overrides;
 use crate::parse;
 use crate::pretrained;
@@ -51,9 +51,14 @@ pub fn load_files(sources: Vec<Source>, overrides: &[String]) -> Result<Typed, E
     }
     let count = sources.len();
     let mut report = Report::of_files(sources, overrides);
-    let Some(mut root) = parse::file(0, &mut report) else { return Err(report.into_errors()) };
-    for file in 1..count {
+    let mut root = Node { value: Value::Null, at: At::Default };
+    for file in 0..count {
         let Some(further) = parse::file(file, &mut report) else { return Err(report.into_errors()) };
+        if !matches!(further.value, Value::Map(_) | Value::Null) {
+            // Merging it would drop the keys of the earlier files.
+            check::refuse(&further, &mut report);
+            return Err(report.into_errors());
+        }
         overrides::merge(&mut root, further);
     }
     overrides::apply(&mut root, overrides, &mut report);
