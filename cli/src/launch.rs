@@ -27,14 +27,16 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 /// Trains as a rank if the launcher's environment is set; otherwise starts the ranks of this machine.
 ///
 /// # Errors
-/// Returns the error that ended the run.
+/// Returns the error that ended the run. Fails if `-n` differs from the number of ranks that another launcher has
+/// started.
 pub(crate) fn train(args: &TrainArgs) -> anyhow::Result<u8> {
     zero_train::train::note_save_requests();
     let place = LauncherEnvironment::from_environment(|name| std::env::var(name).ok())?;
+    let ranks = args.config.num_processes.map(|n| n as usize);
     if place != LauncherEnvironment::alone() {
+        process::check_ranks(ranks, &place)?;
         return train_as(&place, args);
     }
-    let ranks = args.config.num_processes.map(|n| n as usize);
     lead(args, &Started { hosts: &Hosts::alone(), ranks, output: Output::default(), grace: GRACE })
 }
 

@@ -22,8 +22,8 @@ pub use cores::Cores;
 use exit::STATUS_FILE;
 pub(crate) use exit::forget as forget_error;
 pub use exit::report_and_wait;
-use zero_engine::Error;
 pub(crate) use zero_engine::comm_options::place;
+use zero_engine::{Error, counted};
 
 /// Set on ranks that our launcher started. These ranks exit when the launcher exits.
 pub const LAUNCHED: &str = "ZERO_TRAIN_LAUNCHED";
@@ -237,6 +237,23 @@ fn compute_threads(threads: usize) {
 /// Returns whether our own launcher started this process.
 pub fn launched_by_us() -> bool {
     std::env::var_os(LAUNCHED).is_some()
+}
+
+/// Checks that `asked`, the number of ranks on the command line, is the number that the launcher started. After a
+/// restart by our launcher, there may be fewer ranks than the command line requests.
+///
+/// # Errors
+/// Fails if another launcher has started another number of ranks.
+pub fn check_ranks(asked: Option<usize>, place: &LauncherEnvironment) -> Result<(), Error> {
+    match asked {
+        Some(ranks) if ranks != place.world_size && !launched_by_us() => {
+            let started = counted(place.world_size, "rank", "ranks");
+            let message =
+                format!("the option asks for {}, but the launcher started {started}", counted(ranks, "rank", "ranks"));
+            Err(Error::setting("-n", message, "leave the option out: the launcher sets the number of ranks"))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Makes this process exit when its launcher exits, if our launcher started it.

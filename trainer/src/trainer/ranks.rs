@@ -2,7 +2,7 @@
 
 use zero_comm::launcher_environment::LauncherEnvironment;
 use zero_config::{Source, Transport, Typed};
-use zero_engine::{Error, counted};
+use zero_engine::Error;
 
 use super::arguments::Arguments;
 use crate::process;
@@ -22,16 +22,8 @@ pub(super) fn to_start(
     if *place == LauncherEnvironment::alone() {
         return Ok(asked.or_else(otherwise).filter(|&ranks| ranks != 1));
     }
-    match asked {
-        // After a restart, there may be fewer ranks than the command line requests.
-        Some(ranks) if ranks != place.world_size && !process::launched_by_us() => {
-            let started = counted(place.world_size, "rank", "ranks");
-            let message =
-                format!("the option asks for {}, but the launcher started {started}", counted(ranks, "rank", "ranks"));
-            Err(Error::setting("-n", message, "leave the option out: the launcher sets the number of ranks"))
-        }
-        _ => Ok(None),
-    }
+    process::check_ranks(asked, place)?;
+    Ok(None)
 }
 
 /// Returns the configured number of ranks: `launcher.num_processes`, or else one per GPU for a GPU run, or else the

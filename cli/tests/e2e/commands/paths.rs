@@ -123,3 +123,18 @@ fn an_incomplete_launcher_environment_is_rejected() {
         assert_eq!(case.path("run").exists(), said.is_none(), "{variables:?}");
     }
 }
+
+#[test]
+fn a_number_of_ranks_must_be_that_of_the_launcher() {
+    let case = Case::new();
+    for (ranks, status) in [("2", 2), ("1", 0)] {
+        let mut command = case.command(&["--config", "ds.yaml", "--quiet", "--max-steps", "2", "-n", ranks]);
+        let output = command.env("RANK", "0").env("WORLD_SIZE", "1").output().unwrap();
+        let errors = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(status), "{errors}");
+        let told =
+            errors.starts_with("error: the option asks for 2 ranks, but the launcher started 1 rank\n  in: -n\n");
+        assert_eq!(told, ranks == "2", "{errors}");
+        assert_eq!(case.path("run").exists(), ranks == "1");
+    }
+}
