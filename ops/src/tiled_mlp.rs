@@ -151,7 +151,9 @@ fn check(hidden: &[&Projection], down: &Projection, tile_rows: usize) -> Result<
         );
     }
     if hidden.iter().chain([&down]).any(|projection| projection.is_adapted()) {
-        bail!("{OP}: an adapter inside tiles is not implemented; compute all rows at once, or target other modules");
+        bail!(
+            "{OP}: an adapter inside tiles is not implemented\n  help: compute all rows at once (leave `tiled_mlp_rows` out), or target modules outside the feed-forward part (`adapter.target_modules`)"
+        );
     }
     let (first, [inner, _]) = (hidden[0].sizes()?, down.sizes()?);
     for projection in hidden {
