@@ -3,12 +3,12 @@
 
 use std::path::{Path, PathBuf};
 
-use zero_engine::{Config, Engine, Kind, Layers, zoo};
-use zero_partition::{Category, expected_state};
+use zero_engine::{Config, Engine, Layers, zoo};
 
+use crate::bytes::{assert_state, state_values};
 use crate::groups::fifty_steps_agree;
-use crate::whole_parameters::{ADAFACTOR, engine, text};
-use crate::world::{batch, world};
+use crate::whole_parameters::{ADAFACTOR, text};
+use crate::world::{batch, engine, world};
 
 #[test]
 fn fifty_steps_agree_with_pytorch() {
@@ -36,13 +36,8 @@ fn bytes_match_the_formula() {
             let mut engine = engine(comm, &text);
             engine.train_batch(&batch(0, ranks)).unwrap();
             engine.save_checkpoint(&folder).unwrap();
-            let zero = engine.zero();
-            let held = zero.ledger().peak(Category::OptimizerState);
-            let expected = expected_state(zero.layout(), zero.stages(), zero.groups().at(), &zero.widths());
-            assert_eq!(held, expected.optimizer, "{text}");
-            let size = |range: zero_partition::Range| range.elements.len() as u64;
-            let states = (0..zero.state_names().len()).flat_map(|state| zero.held_ranges(Kind::State(state)));
-            assert_eq!(held, 4 * states.map(size).sum::<u64>(), "{text}");
+            let held = assert_state(&engine, &text).optimizer;
+            assert_eq!(held, 4 * state_values(engine.zero()), "{text}");
             let of_parameter = |parameter: &zero_model::Parameter| match parameter.shape().dims() {
                 [rows, columns] => rows + columns,
                 _ => parameter.elements(),

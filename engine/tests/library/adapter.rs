@@ -6,7 +6,7 @@ use std::collections::HashMap;
 
 use candle_core::{DType, Device, Tensor, safetensors};
 use tempfile::TempDir;
-use world::{BF16, Trajectory, assert_same, config, gpt2_config, llama_config, run_of, trajectory, world};
+use world::{BF16, Trajectory, assert_same, config, engine_of, gpt2_config, llama_config, run_of, trajectory, world};
 use zero_engine::{Engine, Layers, zoo};
 
 fn model() -> Layers {
@@ -107,7 +107,7 @@ fn dora_starts_from_the_base_model() {
              zero_optimization: {{stage: 3, stage3_param_persistence_threshold: 40}}"
         );
         world(2, |comm| {
-            let mut engine = Engine::with_communicator(config(2, &text), model(), comm).unwrap();
+            let mut engine = engine_of(model(), comm, &text);
             f32::from_bits(trajectory(&mut engine, 1).losses[0])
         })
         .remove(0)
@@ -123,7 +123,7 @@ fn resuming_with_another_lora_scale_is_an_error() {
     let engine = |adapter: &str, resumes: bool| {
         let text = format!("train_micro_batch_size_per_gpu: 2\nadapter: {{r: 4, {adapter}}}");
         let mut all = world(1, |comm| {
-            let mut engine = Engine::with_communicator(config(1, &text), llama(), comm).unwrap();
+            let mut engine = engine_of(llama(), comm, &text);
             match resumes {
                 true => engine.resume(folder.path()).map(drop),
                 false => engine.save_checkpoint(folder.path()).map(drop),

@@ -5,8 +5,9 @@ use std::path::Path;
 
 use half::bf16;
 use zero_optim::{AdamW, Optimizer, Step};
-use zero_partition::{Category, Grads, Values, expected_state, update};
+use zero_partition::{Grads, Values, update};
 
+use crate::bytes::assert_state;
 use crate::on_disk::offloaded;
 use crate::python::{python, results, small_llama};
 use crate::world::{
@@ -118,15 +119,9 @@ fn bytes_match_the_formula() {
             world(ranks, |comm| {
                 let mut engine = engine(comm, &text);
                 engine.train_batch(&batch(0, 4)).unwrap();
-                let (zero, settings) = (engine.zero(), engine.settings());
-                let widths = settings.zero.widths(settings.dtype.size_in_bytes());
-                let expected = expected_state(zero.layout(), zero.stages(), zero.groups().at(), &widths);
-                let peak = |category| zero.ledger().peak(category);
-                assert_eq!(peak(Category::Parameters), expected.parameters, "{text}");
-                assert_eq!(peak(Category::Gradients), expected.gradients, "{text}");
-                assert_eq!(peak(Category::OptimizerState), expected.optimizer, "{text}");
+                let state = assert_state(&engine, &text);
                 if stage == 0 {
-                    assert_eq!(expected.total(), bytes * zero.layout().elements() as u64, "{text}");
+                    assert_eq!(state.total(), bytes * engine.zero().layout().elements() as u64, "{text}");
                 }
             });
         }

@@ -3,12 +3,12 @@
 use crate::world;
 
 use candle_core::DType;
-use world::{batch, config, world};
+use world::{batch, engine_of, world};
 use zero_engine::pipeline::{Instruction, ZeroStage};
-use zero_engine::{Engine, Layers, zoo};
+use zero_engine::{Engine, Kind, Layers, zoo};
 use zero_partition::{
-    Category, DiskOptions, Layout, OnGpu, Order, StateBytes, Widths, ZeroOptions, expected_payload, expected_state,
-    state_formula,
+    Category, DiskOptions, Layout, OnGpu, Order, ShardedState, StateBytes, Widths, ZeroOptions, expected_payload,
+    expected_state, state_formula,
 };
 
 /// With a `width` of 256, cutting at blocks of 1,024 elements changes a shard by less than 1 %.
@@ -84,8 +84,7 @@ impl Run {
             self.zero
         );
         world(self.ranks, |comm| {
-            let mut engine =
-                Engine::with_communicator(config(self.ranks, &text), model(self.width, self.tied), comm).unwrap();
+            let mut engine = engine_of(model(self.width, self.tied), comm, &text);
             let step = engine.train_batch(&batch(0, self.ranks * self.micro_batches)).unwrap();
             let zero = engine.zero();
             let layout = Layout::clone(zero.layout());
@@ -131,6 +130,36 @@ impl Run {
 pub(crate) fn all_reduced(elements: usize, ranks: usize, rank: usize) -> usize {
     let own = elements / ranks + usize::from(rank < elements % ranks);
     elements - own + own * (ranks - 1)
+}
+
+/// Asserts that the peak bytes of an engine's state are those of the formula, and returns them.
+#[track_caller]
+pub(crate) fn assert_state(engine: &Engine, what: &str) -> StateBytes {
+    let expected = of_formula(engine);
+    let held = [Category::Parameters, Category::Gradients, Category::OptimizerState]
+        .map(|category| engine.zero().ledger().peak(category));
+    assert_eq!(held, [expected.parameters, expected.gradients, expected.optimizer], "{what}");
+    expected
+}
+
+/// Does the same as [`assert_state`] for the optimizer state only: a reproducible run also holds partial sums of
+/// gradients.
+#[track_caller]
+pub(crate) fn assert_optimizer_state(engine: &Engine, what: &str) -> u64 {
+    let expected = of_formula(engine).optimizer;
+    assert_eq!(engine.zero().ledger().peak(Category::OptimizerState), expected, "{what}");
+    expected
+}
+
+fn of_formula(engine: &Engine) -> StateBytes {
+    let zero = engine.zero();
+    expected_state(zero.layout(), zero.stages(), zero.groups().at(), &zero.widths())
+}
+
+/// Returns the number of values of optimizer state that a rank holds.
+pub(crate) fn state_values(zero: &ShardedState) -> u64 {
+    let ranges = (0..zero.state_names().len()).flat_map(|state| zero.held_ranges(Kind::State(state)));
+    ranges.map(|range| range.elements.len() as u64).sum()
 }
 
 /// Returns the bytes of each element with AdamW, for a working dtype of `parameter` bytes.

@@ -8,7 +8,7 @@ use crate::world;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use world::{BF16, FP16, Trajectory, batch, config, gpt2, train, trajectory, world};
+use world::{BF16, FP16, Trajectory, batch, engine, save, train, trajectory, world};
 use zero_engine::{Engine, Kind};
 
 fn settings(zero_stage: u8, more: &str) -> String {
@@ -18,19 +18,9 @@ fn settings(zero_stage: u8, more: &str) -> String {
     )
 }
 
-fn engine(ranks: usize, text: &str, comm: std::sync::Arc<dyn zero_engine::comm::Communicator>) -> Engine {
-    Engine::with_communicator(config(ranks, text), gpt2(), comm).unwrap_or_else(|e| panic!("{e}"))
-}
-
 /// Trains `steps` steps and saves a checkpoint.
 fn saved(root: &Path, ranks: usize, steps: u64, text: &str) -> PathBuf {
-    let folders = world(ranks, |comm| {
-        let mut engine = engine(ranks, text, comm);
-        train(&mut engine, steps);
-        engine.save_checkpoint(root).unwrap_or_else(|e| panic!("{e}"))
-    });
-    assert!(folders.iter().all(|folder| *folder == folders[0]));
-    folders[0].clone()
+    save((ranks, steps), root, |comm| engine(comm, text))
 }
 
 #[test]
@@ -54,11 +44,11 @@ fn a_resumed_run_is_bit_identical_to_an_uninterrupted_one() {
         for zero_stage in 0..=3 {
             let text = settings(zero_stage, more);
             let root = root.path().join(format!("{name}-{zero_stage}"));
-            let whole = world(2, |comm| trajectory(&mut engine(2, &text, comm), 10));
+            let whole = world(2, |comm| trajectory(&mut engine(comm, &text), 10));
             let folder = saved(&root, 2, 5, &text);
             assert_eq!(folder, root.join("step-00000005"));
             let rest: Vec<Trajectory> = world(2, |comm| {
-                let mut engine = engine(2, &text, comm);
+                let mut engine = engine(comm, &text);
                 assert_eq!(engine.resume(&root).unwrap(), Some(folder.clone()));
                 assert_eq!(engine.steps(), 5);
                 trajectory(&mut engine, 5)
@@ -75,7 +65,7 @@ fn a_resumed_run_is_bit_identical_to_an_uninterrupted_one() {
 /// Collects the parameters and optimizer states of all ranks: (parameter, kind, bits).
 fn state(ranks: usize, text: &str, prepare: impl Fn(&mut Engine) + Sync) -> Vec<(String, Kind, Vec<u32>)> {
     let pieces = world(ranks, |comm| {
-        let mut engine = engine(ranks, text, comm);
+        let mut engine = engine(comm, text);
         prepare(&mut engine);
         let mut pieces = vec![];
         for kind in engine.zero().kinds() {
@@ -133,7 +123,7 @@ fn every_rank_has_the_loaded_parameters() {
     let folder = saved(root.path(), 2, 2, &settings(3, ""));
     for zero_stage in 0..=3 {
         let losses = world(3, |comm| {
-            let mut engine = engine(3, &settings(zero_stage, ""), comm);
+            let mut engine = engine(comm, &settings(zero_stage, ""));
             engine.load_checkpoint(&folder).unwrap();
             (
                 engine.forward(batch(9, 1).inputs).unwrap().tensors()[0]
@@ -163,7 +153,7 @@ fn data_continue_after_the_consumed_samples() {
     let root = tempfile::tempdir().unwrap();
     let folder = saved(root.path(), 2, 3, &settings(1, "gradient_accumulation_steps: 2"));
     world(1, |comm| {
-        let mut engine = engine(1, &settings(1, ""), comm);
+        let mut engine = engine(comm, &settings(1, ""));
         engine.load_checkpoint(&folder).unwrap();
         assert_eq!((engine.steps(), engine.samples()), (3, 12));
         train(&mut engine, 1);

@@ -5,14 +5,14 @@ use std::sync::Arc;
 
 use zero_engine::comm::Communicator;
 use zero_engine::optimizer::{CustomOptimizer, CustomStep, MatrixStates, Update};
-use zero_engine::{Config, Engine, Kind, Layers};
-use zero_partition::{Category, expected_state};
+use zero_engine::{Config, Engine, Layers};
 
 use crate::adafactor::resumes_a_large_matrix;
+use crate::bytes::{assert_state, state_values};
 use crate::groups::fifty_steps_agree_of;
 use crate::on_disk::assert_offloads;
-use crate::whole_parameters::{reproducible, text};
-use crate::world::{Trajectory, agreed, assert_same, batch, gpt2, trajectory, world};
+use crate::whole_parameters::text;
+use crate::world::{Trajectory, assert_same, batch, engine_of, gpt2, reproducible, resume, run_of, save, world};
 
 // The optimizers of the example program.
 #[path = "../../../examples/src/adamax.rs"]
@@ -70,14 +70,12 @@ fn all() -> [Arc<dyn CustomOptimizer>; 3] {
     [Arc::new(ADAMAX), shampoo(), Arc::new(Wide)]
 }
 
-fn engine_of(optimizer: &Arc<dyn CustomOptimizer>, layers: Layers, comm: Arc<dyn Communicator>, text: &str) -> Engine {
-    let config = Config::with_world_size("test.yaml", text, comm.size()).unwrap_or_else(|error| panic!("{error}"));
-    let layers = layers.optimizer(Arc::clone(optimizer));
-    Engine::with_communicator(config, layers, comm).unwrap_or_else(|error| panic!("{text}: {error}"))
+fn custom_engine(optimizer: &Arc<dyn CustomOptimizer>, comm: Arc<dyn Communicator>, text: &str) -> Engine {
+    engine_of(gpt2().optimizer(Arc::clone(optimizer)), comm, text)
 }
 
 fn run(optimizer: &Arc<dyn CustomOptimizer>, ranks: usize, text: &str) -> Trajectory {
-    agreed(world(ranks, |comm| trajectory(&mut engine_of(optimizer, gpt2(), comm, text), 5)), text)
+    run_of(|| gpt2().optimizer(Arc::clone(optimizer)), ranks, 5, text)
 }
 
 /// Adamax without betas of groups, and Shampoo by the formulas of the paper, with matrix roots by PyTorch in f64.
@@ -161,19 +159,10 @@ fn a_run_is_resumed_in_another_layout() {
         let whole = run(optimizer, 1, &reproducible(0, 1, CUSTOM));
         for (from, to) in [((1, 0), (4, 3)), ((4, 3), (2, 1))] {
             let folder = tempfile::tempdir().unwrap();
-            world(from.0, |comm| {
-                let mut engine = engine_of(optimizer, gpt2(), comm, &reproducible(from.1, from.0, CUSTOM));
-                trajectory(&mut engine, 3);
-                engine.save_checkpoint(folder.path()).unwrap();
-            });
-            for rest in world(to.0, |comm| {
-                let mut engine = engine_of(optimizer, gpt2(), comm, &reproducible(to.1, to.0, CUSTOM));
-                engine.resume(folder.path()).unwrap();
-                trajectory(&mut engine, 2)
-            }) {
-                assert_eq!(rest.losses, whole.losses[3..], "{optimizer:?}, {from:?} to {to:?}");
-                assert!(rest.parameters == whole.parameters, "{optimizer:?}, {from:?} to {to:?}");
-            }
+            let engine = |comm, (ranks, stage)| custom_engine(optimizer, comm, &reproducible(stage, ranks, CUSTOM));
+            save((from.0, 3), folder.path(), |comm| engine(comm, from));
+            let rest = resume((to.0, 2), folder.path(), |comm| engine(comm, to));
+            assert_same(&whole.after(3), &rest, &format!("{optimizer:?}, {from:?} to {to:?}"));
         }
     }
 }
@@ -191,16 +180,11 @@ fn bytes_match_the_formula() {
         let folder = tempfile::tempdir().unwrap();
         let text = text(zero_stage, 1, &format!("{CUSTOM}\ntraining: {{ema: {{decay: 0.9}}}}"));
         let of_ranks = world(ranks, |comm| {
-            let mut engine = engine_of(optimizer, gpt2(), comm, &text);
+            let mut engine = custom_engine(optimizer, comm, &text);
             engine.train_batch(&batch(0, ranks)).unwrap();
             engine.save_checkpoint(folder.path()).unwrap();
-            let zero = engine.zero();
-            let held = zero.ledger().peak(Category::OptimizerState);
-            let expected = expected_state(zero.layout(), zero.stages(), zero.groups().at(), &zero.widths());
-            assert_eq!(held, expected.optimizer, "{optimizer:?}");
-            let size = |range: zero_partition::Range| range.elements.len() as u64;
-            let states = (0..zero.state_names().len()).flat_map(|state| zero.held_ranges(Kind::State(state)));
-            assert_eq!(held, 4 * states.map(size).sum::<u64>(), "{optimizer:?}");
+            let held = assert_state(&engine, &text).optimizer;
+            assert_eq!(held, 4 * state_values(engine.zero()), "{optimizer:?}");
             let of_parameter = |parameter: &zero_model::Parameter| {
                 let average = parameter.elements();
                 average

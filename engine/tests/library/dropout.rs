@@ -2,7 +2,7 @@
 
 use crate::world;
 
-use world::{BF16, FP16, assert_same, batch, config, gpt2_config, llama_config, run_of, world};
+use world::{BF16, FP16, assert_same, batch, engine_of, gpt2_config, llama_config, run_of, world};
 use zero_engine::{Config, Engine, Layers, configured_layers, zoo};
 
 fn gpt2() -> Layers {
@@ -46,7 +46,7 @@ fn dropout_masks_do_not_depend_on_the_micro_batch_size() {
         let first = |micro_batch: usize, more: &str| {
             let text = text(0, micro_batch, 8 / micro_batch, more);
             world(1, |comm| {
-                let mut engine = Engine::with_communicator(config(1, &text), layers(), comm).unwrap();
+                let mut engine = engine_of(layers(), comm, &text);
                 let evaluated = engine.eval_batch(&batch(0, 8)).unwrap();
                 (engine.train_batch(&batch(0, 8)).unwrap().loss, evaluated)
             })[0]

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use candle_core::{DType, Device, Tensor};
 use python::python;
 use serde_json::{Value, json};
-use world::{batch, gpt2_config, train, world};
+use world::{batch, gpt2_config, parameters, train, world};
 use zero_engine::{Config, Engine, ExportDtype, Layers, Weights, zoo};
 
 const F32: Weights = Weights { dtype: ExportDtype::F32, max_shard_bytes: 5_000_000_000, averaged: false };
@@ -297,10 +297,7 @@ fn the_python_code_of_the_docs_reads_a_checkpoint() {
         let mut engine = Engine::with_communicator(config_of(2, GPT2, &zero(3)), gpt2(), comm).unwrap();
         train(&mut engine, 2);
         let folder = engine.save_checkpoint(root.path()).unwrap();
-        let names: Vec<String> = engine.model().parameters().iter().map(|p| p.name().to_string()).collect();
-        let bits = |values: Vec<f32>| values.into_iter().map(f32::to_bits).collect::<Vec<u32>>();
-        let all = names.into_iter().map(|name| (name.clone(), bits(engine.full_parameter(&name).unwrap()))).collect();
-        (folder, all)
+        (folder, parameters(&mut engine).into_iter().collect())
     });
     let (folder, expected): &(PathBuf, BTreeMap<String, Vec<u32>>) = &folders[0];
     let page = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/checkpoints.md")).unwrap();

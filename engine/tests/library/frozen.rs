@@ -1,13 +1,12 @@
 //! Models of which only a part is trained: training is bit-identical at every layout, and trained parameters match full
 //! training after one step.
 
-use crate::bytes::widths;
+use crate::bytes::assert_state;
 use crate::world;
 
 use tempfile::TempDir;
-use world::{BF16, Trajectory, assert_same, batch, config, run_of, trajectory, world};
+use world::{BF16, Trajectory, assert_same, batch, config, engine_of, run_of, save, trajectory, world};
 use zero_engine::{Engine, Layers, zoo};
-use zero_partition::{Category, expected_state};
 
 fn model(tied: bool) -> Layers {
     zoo::gpt2(&zoo::Gpt2Config {
@@ -142,14 +141,10 @@ fn frozen_parameters_have_no_other_state() {
             for selection in SELECTIONS {
                 let text = text(stage, 1, selection, dtype, "");
                 world(ranks, |comm| {
-                    let mut engine = Engine::with_communicator(config(ranks, &text), model(true), comm).unwrap();
+                    let mut engine = engine_of(model(true), comm, &text);
                     engine.train_batch(&batch(0, 2 * ranks)).unwrap();
                     let (zero, width) = (engine.zero(), if dtype.is_empty() { 4 } else { 2 });
-                    let expected = expected_state(zero.layout(), zero.stages(), zero.groups().at(), &widths(width));
-                    let peak = |category| zero.ledger().peak(category);
-                    assert_eq!(peak(Category::Parameters), expected.parameters, "{text}");
-                    assert_eq!(peak(Category::Gradients), expected.gradients, "{text}");
-                    assert_eq!(peak(Category::OptimizerState), expected.optimizer, "{text}");
+                    let expected = assert_state(&engine, &text);
                     if stage == 0 {
                         let (all, trained) = (zero.layout().elements() as u64, zero.layout().trainable() as u64);
                         assert_eq!(expected.optimizer, 8 * trained);
@@ -169,25 +164,18 @@ fn checkpoints_load_at_another_layout_and_say_what_was_frozen() {
         let selection = "trainable: ['*.h.1.*']";
         let root = folder.path().join(if dtype.is_empty() { "f32" } else { "bf16" });
         let expected = run(1, &text(0, 2, selection, dtype, ""));
-        world(2, |comm| {
-            let config = config(2, &text(3, 1, selection, dtype, ""));
-            let mut engine = Engine::with_communicator(config, model(true), comm).unwrap();
-            trajectory(&mut engine, 2);
-            engine.save_checkpoint(&root).unwrap();
-        });
+        save((2, 2), &root, |comm| engine_of(model(true), comm, &text(3, 1, selection, dtype, "")));
         let resumed = |selection: &str| {
             let mut all = world(2, |comm| {
                 let pipeline = format!("{dtype}\npipeline: {{stages: 2}}");
-                let config = config(2, &text(1, 2, selection, &pipeline, ""));
-                let mut engine = Engine::with_communicator(config, model(true), comm).unwrap();
+                let mut engine = engine_of(model(true), comm, &text(1, 2, selection, &pipeline, ""));
                 engine.resume(&root).map_err(|error| error.to_string())?;
                 Ok::<_, String>(trajectory(&mut engine, 2))
             });
             all.remove(0)
         };
         let got = resumed(selection).unwrap();
-        assert_eq!(got.losses, expected.losses[2..]);
-        assert_eq!(got.parameters, expected.parameters);
+        assert_same(&expected.after(2), &got, dtype);
         let error = resumed("trainable: ['*.h.1.*', '*.h.0.*']").unwrap_err();
         assert!(error.contains("was frozen"), "{error}");
     }

@@ -5,13 +5,13 @@ use candle_core::DType;
 use zero_checkpoint::Manifest;
 use zero_config::Config;
 use zero_engine::{Engine, configured_model, parameter_groups};
-use zero_partition::{Category, Kind, expected_state};
 
+use crate::bytes::{assert_optimizer_state, state_values};
 use crate::on_disk::offloaded;
 use crate::python::{TOKENS, python, results};
 use crate::world::{
-    BF16, FP16, agreed, assert_same, batch, configured_engine, engine, gpt2, relative_difference, reproducible, run,
-    trajectory, world,
+    BF16, FP16, agreed, assert_same, batch, configured_engine, engine, gpt2, relative_difference, reproducible, resume,
+    run, save, trajectory, world,
 };
 
 /// Element-wise optimizers with two states, one state and none.
@@ -223,19 +223,9 @@ fn a_run_is_resumed_in_another_layout() {
             let text = |(ranks, stage, pipes): (usize, u8, usize)| {
                 keys(groups, stage, ranks / pipes, &format!("pipeline: {{stages: {pipes}}}"))
             };
-            world(from.0, |comm| {
-                let mut engine = engine(comm, &text(from));
-                trajectory(&mut engine, 3);
-                engine.save_checkpoint(folder.path()).unwrap();
-            });
-            let rest = world(to.0, |comm| {
-                let mut engine = engine(comm, &text(to));
-                engine.resume(folder.path()).unwrap();
-                trajectory(&mut engine, 3)
-            });
-            let rest = agreed(rest, "resumed");
-            assert_eq!(rest.losses, whole.losses[3..], "{from:?} to {to:?}");
-            assert!(rest.parameters == whole.parameters, "{from:?} to {to:?}");
+            save((from.0, 3), folder.path(), |comm| engine(comm, &text(from)));
+            let rest = resume((to.0, 3), folder.path(), |comm| engine(comm, &text(to)));
+            assert_same(&whole.after(3), &rest, &format!("{from:?} to {to:?}"));
         }
     }
 }
@@ -251,19 +241,9 @@ fn a_run_is_resumed_with_its_groups_in_another_order() {
     let [before, after] = [[0, 1, 2], [2, 1, 0]].map(|order| order.map(|index| groups[index]).join(", "));
     let whole = run(1, 6, &keys(&before, 0, 1, ""));
     let folder = tempfile::tempdir().unwrap();
-    world(2, |comm| {
-        let mut engine = engine(comm, &keys(&before, 3, 2, ""));
-        trajectory(&mut engine, 3);
-        engine.save_checkpoint(folder.path()).unwrap();
-    });
-    let rest = world(1, |comm| {
-        let mut engine = engine(comm, &keys(&after, 0, 1, ""));
-        engine.resume(folder.path()).unwrap();
-        trajectory(&mut engine, 3)
-    });
-    let rest = agreed(rest, "resumed");
-    assert_eq!(rest.losses, whole.losses[3..]);
-    assert!(rest.parameters == whole.parameters);
+    save((2, 3), folder.path(), |comm| engine(comm, &keys(&before, 3, 2, "")));
+    let rest = resume((1, 3), folder.path(), |comm| engine(comm, &keys(&after, 0, 1, "")));
+    assert_same(&whole.after(3), &rest, "in another order");
 }
 
 /// A checkpoint with the same set of states is refused if other parameters have the optimizer of the group.
@@ -274,12 +254,8 @@ fn another_optimizer_of_a_group_is_refused_on_resume() {
         let group = format!("{{params: '{selected}', optimizer: {{type: SGD, params: {{momentum: 0.9}}}}}}");
         keys(&group, 0, 1, "")
     };
-    world(1, |comm| {
-        let mut engine = engine(comm, &text("*.wte.*"));
-        trajectory(&mut engine, 1);
-        engine.save_checkpoint(folder.path()).unwrap();
-        assert_eq!(zero_checkpoint::verify(&zero_checkpoint::newest(folder.path()).unwrap().unwrap()), []);
-    });
+    let saved = save((1, 1), folder.path(), |comm| engine(comm, &text("*.wte.*")));
+    assert_eq!(zero_checkpoint::verify(&saved), []);
     let errors = world(1, |comm| engine(comm, &text("*.wpe.*")).resume(folder.path()).unwrap_err().to_string());
     for part in ["wte.weight", "exp_avg", "momentum_buffer"] {
         assert!(errors[0].contains(part), "{part}: {errors:?}");
@@ -308,12 +284,8 @@ fn bytes_match_the_formula() {
             let mut engine = engine(comm, &text);
             engine.train_batch(&batch(0, 4)).unwrap();
             engine.save_checkpoint(folder.path()).unwrap();
-            let zero = engine.zero();
-            let held = zero.ledger().peak(Category::OptimizerState);
-            let expected = expected_state(zero.layout(), zero.stages(), zero.groups().at(), &zero.widths());
-            assert_eq!(held, expected.optimizer, "{text}");
-            let states = (0..zero.state_names().len()).flat_map(|state| zero.held_ranges(Kind::State(state)));
-            assert_eq!(held, 4 * states.map(|range| range.elements.len() as u64).sum::<u64>(), "{text}");
+            let held = assert_optimizer_state(&engine, &text);
+            assert_eq!(held, 4 * state_values(engine.zero()), "{text}");
             let averaged = if ema { engine.model().elements() } else { 0 };
             (held, engine.model().parameters().iter().map(values).sum::<usize>() + averaged, engine.model().elements())
         });

@@ -1,19 +1,16 @@
 //! Secondary shards (hpZ): later gathers of a step read the shards of the near group. Training is bit-identical to
 //! plain stage 3, and the bytes held and sent match the formulas.
 
-use std::path::Path;
-use std::sync::Arc;
-
 use candle_core::DType;
-use zero_engine::comm::{Communicator, Operation};
+use zero_engine::comm::Operation;
 use zero_engine::pipeline::Instruction;
 use zero_engine::{Engine, Layers, zoo};
-use zero_partition::{Category, Payload, expected_payload, expected_state};
+use zero_partition::{Payload, expected_payload};
 
-use crate::bytes::{all_reduced, options};
+use crate::bytes::{all_reduced, assert_state, options};
 use crate::world::{
-    BF16, Trajectory, agreed, assert_same, batch, config, engine, gpt2, gpt2_config, llama_config, run_of, trajectory,
-    world,
+    BF16, Trajectory, agreed, assert_same, batch, engine, engine_of, gpt2, gpt2_config, llama_config, resume, run_of,
+    save, trajectory, world,
 };
 
 const STEPS: u64 = 4;
@@ -34,8 +31,7 @@ fn text(near: usize, micro_batches: usize, more: &str, zero: &str) -> String {
 /// secondary shards.
 fn run(layers: impl Fn() -> Layers + Sync, ranks: usize, text: &str) -> (Trajectory, Vec<u32>) {
     let all = world(ranks, |comm| {
-        let mut engine =
-            Engine::with_communicator(config(ranks, text), layers(), comm).unwrap_or_else(|e| panic!("{e}"));
+        let mut engine = engine_of(layers(), comm, text);
         let from_secondary = |i: &Instruction| matches!(i, Instruction::GatherSecondary { .. });
         let has_secondary = engine.zero().layout().secondary().is_some();
         assert_eq!(engine.program().instructions.iter().any(from_secondary), has_secondary, "{text}");
@@ -145,24 +141,12 @@ fn a_run_continues_in_any_layout() {
     let whole = run_of(gpt2, 4, 6, &keys(layouts[0]));
     for from in layouts {
         let root = tempfile::tempdir().unwrap();
-        world(from.0, |comm| {
-            let mut engine = engine(comm, &keys(from));
-            trajectory(&mut engine, 3);
-            engine.save_checkpoint(root.path()).unwrap();
-        });
+        save((from.0, 3), root.path(), |comm| engine(comm, &keys(from)));
         for to in layouts.into_iter().filter(|to| from == layouts[0] || *to == layouts[0]) {
-            let rest = agreed(world(to.0, |comm| resumed(comm, &keys(to), root.path())), &keys(to));
-            assert_eq!(rest.losses, whole.losses[3..], "{from:?} to {to:?}");
-            assert_eq!(rest.norms, whole.norms[3..], "{from:?} to {to:?}");
-            assert!(rest.parameters == whole.parameters, "{from:?} to {to:?}");
+            let rest = resume((to.0, 3), root.path(), |comm| engine(comm, &keys(to)));
+            assert_same(&whole.after(3), &rest, &format!("{from:?} to {to:?}"));
         }
     }
-}
-
-fn resumed(comm: Arc<dyn Communicator>, text: &str, root: &Path) -> Trajectory {
-    let mut engine = engine(comm, text);
-    engine.resume(root).unwrap();
-    trajectory(&mut engine, 3)
 }
 
 /// What one rank holds and sends in a step.
@@ -195,10 +179,7 @@ fn measured(ranks: usize, near: usize, micro_batches: usize, dtype: DType) -> Ve
         let sent = engine.train_batch(&batch(0, ranks * micro_batches)).unwrap().sent_bytes;
         let counted: Vec<u64> = stats(&engine).zip(before).map(|(after, before)| after - before).collect();
         let (zero, groups) = (engine.zero(), engine.zero().groups());
-        let expected = expected_state(zero.layout(), zero.stages(), groups.at(), &zero.widths());
-        let held = [Category::Parameters, Category::Gradients, Category::OptimizerState]
-            .map(|category| zero.ledger().peak(category));
-        assert_eq!(held, [expected.parameters, expected.gradients, expected.optimizer], "{text}, rank {rank}");
+        let state = assert_state(&engine, &format!("{text}, rank {rank}"));
         let (place, options) = ((groups.mesh(), groups.at()), options(&engine, dtype));
         let payload = expected_payload(engine.program(), zero.layout(), place, width, &options, |_| 0);
         let [norm, losses] =
@@ -212,7 +193,7 @@ fn measured(ranks: usize, near: usize, micro_batches: usize, dtype: DType) -> Ve
         });
         Rank {
             elements: zero.layout().elements() as u64,
-            parameters: held[0],
+            parameters: state.parameters,
             payload,
             again: again.sum(),
             gathered: counted[0],

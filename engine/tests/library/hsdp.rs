@@ -1,20 +1,16 @@
 //! Hybrid sharding: several shard groups train bit-identically to one group of all ranks and to one rank, and hold and
 //! send the bytes of the formulas.
 
-use std::path::Path;
-use std::sync::Arc;
-
-use zero_engine::comm::Communicator;
 use zero_engine::{Engine, Layers, zoo};
-use zero_partition::{Category, expected_payload, expected_state};
+use zero_partition::{StateBytes, expected_payload};
 
-use crate::bytes::{all_reduced, options};
+use crate::bytes::{all_reduced, assert_state, options};
 use crate::on_disk::offloaded;
 use crate::python::{python, results, small_llama};
 use crate::whole_parameters::{LAMB, MUON};
 use crate::world::{
-    BF16, Trajectory, agreed, assert_same, batch, config, configured_engine, engine, gpt2, relative_difference, run,
-    run_of, train, trajectory, world,
+    BF16, agreed, assert_same, batch, config, configured_engine, engine, gpt2, relative_difference, resume, run,
+    run_of, save, train, trajectory, world,
 };
 
 /// Number of replicates, and number of shards.
@@ -181,17 +177,11 @@ fn a_run_continues_in_any_layout() {
         for from in &layouts[1..] {
             let root = tempfile::tempdir().unwrap();
             let (ranks, text) = keys(*from);
-            world(ranks, |comm| {
-                let mut engine = engine(comm, &text);
-                trajectory(&mut engine, 3);
-                engine.save_checkpoint(root.path()).unwrap();
-            });
+            save((ranks, 3), root.path(), |comm| engine(comm, &text));
             for to in layouts.iter().filter(|to| from.0.0 > 1 || to.0.0 > 1) {
                 let (ranks, text) = keys(*to);
-                let rest = agreed(world(ranks, |comm| resumed(comm, &text, root.path())), &text);
-                assert_eq!(rest.losses, whole.losses[3..], "{from:?} to {to:?}, {optimizer}");
-                assert_eq!(rest.norms, whole.norms[3..], "{from:?} to {to:?}, {optimizer}");
-                assert!(rest.parameters == whole.parameters, "{from:?} to {to:?}, {optimizer}");
+                let rest = resume((ranks, 3), root.path(), |comm| engine(comm, &text));
+                assert_same(&whole.after(3), &rest, &format!("{from:?} to {to:?}, {optimizer}"));
             }
         }
     }
@@ -222,12 +212,6 @@ fn shards_are_compared_with_their_replicates() {
     }
 }
 
-fn resumed(comm: Arc<dyn Communicator>, text: &str, root: &Path) -> Trajectory {
-    let mut engine = engine(comm, text);
-    engine.resume(root).unwrap();
-    trajectory(&mut engine, 3)
-}
-
 /// The ranks of a shard group share one copy of the state, 16Ψ bytes with f32 and AdamW. The ZeRO stage decides which
 /// parts each rank holds. The sent bytes follow from the collectives: over all ranks, a gather or reduce-scatter of n
 /// elements among S ranks sends n (S − 1) elements, and an all-reduce among R ranks sends 2 n (R − 1).
@@ -247,10 +231,7 @@ fn bytes_held_and_sent_match_the_formulas() {
                 let mut engine = engine(comm, &text);
                 let sent = engine.train_batch(&batch(0, ranks * MICRO_BATCHES)).unwrap().sent_bytes;
                 let (zero, groups) = (engine.zero(), engine.zero().groups());
-                let expected = expected_state(zero.layout(), zero.stages(), groups.at(), &zero.widths());
-                let held = [Category::Parameters, Category::Gradients, Category::OptimizerState]
-                    .map(|category| zero.ledger().peak(category));
-                assert_eq!(held, [expected.parameters, expected.gradients, expected.optimizer], "{text}, rank {rank}");
+                let state = assert_state(&engine, &format!("{text}, rank {rank}"));
                 let place = (groups.mesh(), groups.at());
                 let options = options(&engine, candle_core::DType::F32);
                 let payload = expected_payload(engine.program(), zero.layout(), place, 4, &options, |_| 0).total();
@@ -259,15 +240,15 @@ fn bytes_held_and_sent_match_the_formulas() {
                     [zero_optim::exact_sum::LIMBS, losses].map(|elements| all_reduced(elements, ranks, rank));
                 let others = (8 * norm + 4 * losses) as u64;
                 assert_eq!(sent, payload + others, "{text}, rank {rank}");
-                (zero.layout().elements() as u64, held, payload)
+                (zero.layout().elements() as u64, state, payload)
             });
             let elements = measured[0].0;
             for group in measured.chunks(shards) {
-                let sum = |index: usize| group.iter().map(|(_, held, _)| held[index]).sum::<u64>();
+                let sum = |of: fn(&StateBytes) -> u64| group.iter().map(|(_, state, _)| of(state)).sum::<u64>();
                 let copies = |is_sharded: bool| if is_sharded { 1 } else { shards as u64 };
-                assert_eq!(sum(0), 4 * elements * copies(stage == 3), "{text}");
-                assert_eq!(sum(1), 4 * elements * copies(stage >= 2), "{text}");
-                assert_eq!(sum(2), 8 * elements, "{text}");
+                assert_eq!(sum(|state| state.parameters), 4 * elements * copies(stage == 3), "{text}");
+                assert_eq!(sum(|state| state.gradients), 4 * elements * copies(stage >= 2), "{text}");
+                assert_eq!(sum(|state| state.optimizer), 8 * elements, "{text}");
             }
             if stage == 3 {
                 // The number of gathers of a layer depends on its place in the model.

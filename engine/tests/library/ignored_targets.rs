@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use candle_core::{D, DType, Device, Tensor};
 use world::{
-    BF16, FP16, Trajectory, agreed, assert_same, batch, config, gpt2, gpt2_config, train, trajectory_on, world,
+    BF16, FP16, Trajectory, agreed, assert_same, batch, engine_of, gpt2, gpt2_config, train, trajectory_on, world,
 };
 use zero_engine::comm::Communicator;
 use zero_engine::{Batch, Config, Engine, Layers, ops, zoo};
@@ -42,10 +42,6 @@ pub(super) fn text(zero_stage: u8, micro_batch: usize, accumulation: usize, more
     )
 }
 
-pub(super) fn engine(layers: Layers, comm: Arc<dyn Communicator>, text: &str) -> Engine {
-    Engine::with_communicator(config(comm.size(), text), layers, comm).unwrap_or_else(|e| panic!("{text}: {e}"))
-}
-
 /// Trains on batches of 8 samples. All ranks must agree.
 pub(super) fn run(
     layers: impl Fn() -> Layers + Sync,
@@ -53,7 +49,7 @@ pub(super) fn run(
     text: &str,
     of: impl Fn(u64) -> Batch + Sync,
 ) -> Trajectory {
-    agreed(world(ranks, |comm| trajectory_on(&mut engine(layers(), comm, text), 4, &of)), text)
+    agreed(world(ranks, |comm| trajectory_on(&mut engine_of(layers(), comm, text), 4, &of)), text)
 }
 
 pub(super) fn chats(step: u64) -> Batch {
@@ -95,7 +91,7 @@ fn plain_loss(logits: &Tensor, targets: &Tensor) -> f64 {
 fn the_loss_is_the_mean_over_the_targets_of_the_global_batch() {
     for layers in [plain, of_logits] {
         world(2, |comm| {
-            let mut engine = engine(layers(), comm, &text(1, 2, 2, ""));
+            let mut engine = engine_of(layers(), comm, &text(1, 2, 2, ""));
             for step in 0..3 {
                 let whole = chats(step);
                 let logits = engine.forward(whole.inputs.clone()).unwrap().tensors()[0].clone();
@@ -177,7 +173,7 @@ fn a_step_without_any_target_is_an_error_on_all_ranks() {
     for (ranks, more) in [(1, ""), (2, ""), (4, "pipeline: {stages: 2}")] {
         let text = text(1, 1, 2, more);
         let errors = world(ranks, |comm| {
-            let mut engine = engine(plain(), comm, &text);
+            let mut engine = engine_of(plain(), comm, &text);
             let samples = engine.config().train_batch_size;
             train(&mut engine, 1);
             engine.train_batch(&masked(1, samples, |_, _| ROW)).unwrap_err().to_string()
@@ -191,7 +187,7 @@ fn a_step_without_any_target_is_an_error_on_all_ranks() {
 #[test]
 fn loss_weights_in_only_some_micro_batches_are_an_error() {
     world(1, |comm| {
-        let mut engine = engine(plain(), comm, &text(0, 1, 2, ""));
+        let mut engine = engine_of(plain(), comm, &text(0, 1, 2, ""));
         for first in [0, 1] {
             let load = |index: usize| {
                 let batch = if index == first { chats(1) } else { batch(1, 8) };
@@ -203,7 +199,7 @@ fn loss_weights_in_only_some_micro_batches_are_an_error() {
     });
     // The operation still reports an invalid target.
     world(1, |comm| {
-        let mut engine = engine(plain(), comm, &text(0, 2, 1, ""));
+        let mut engine = engine_of(plain(), comm, &text(0, 2, 1, ""));
         let wrong = Tensor::full(-1i64, (2, ROW), &Device::Cpu).unwrap();
         let error = engine.train_batch(&Batch::new(batch(0, 2).inputs, wrong)).unwrap_err().to_string();
         assert!(error.contains("index -1 at position 0 is not below 61"), "{error}");
@@ -214,7 +210,7 @@ fn loss_weights_in_only_some_micro_batches_are_an_error() {
 fn evaluations_return_the_weights_of_their_losses() {
     for (ranks, pipeline) in [(1, ""), (2, ""), (2, "pipeline: {stages: 2}"), (4, "pipeline: {stages: 2}")] {
         let all = world(ranks, |comm| {
-            let mut engine = engine(plain(), comm, &text(1, 2, 1, pipeline));
+            let mut engine = engine_of(plain(), comm, &text(1, 2, 1, pipeline));
             let (replica, replicas) = (engine.replica(), engine.replicas());
             let whole = chats(0);
             // Micro-batch 1 of 4 has no target.

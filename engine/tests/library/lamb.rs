@@ -2,12 +2,11 @@
 
 use zero_engine::{Config, Engine, zoo};
 use zero_optim::exact_sum::LIMBS;
-use zero_partition::{Category, expected_state};
 
-use crate::bytes::{all_reduced, widths};
+use crate::bytes::{all_reduced, assert_state};
 use crate::groups::fifty_steps_agree;
-use crate::whole_parameters::{LAMB, engine, text};
-use crate::world::{batch, gpt2_config, world};
+use crate::whole_parameters::{LAMB, text};
+use crate::world::{batch, engine, gpt2_config, world};
 
 /// The formulas of DeepSpeed's kernel, written in PyTorch, since the kernel needs a GPU.
 const DEEPSPEED: &str = "
@@ -75,10 +74,7 @@ fn bytes_match_the_formula() {
                 let rank = comm.rank();
                 let mut engine = engine(comm, &text(zero_stage, 1, optimizer));
                 let sent = engine.train_batch(&batch(0, ranks)).unwrap().sent_bytes;
-                let zero = engine.zero();
-                let expected = expected_state(zero.layout(), zero.stages(), zero.groups().at(), &widths(4));
-                let what = format!("stage {zero_stage}, rank {rank} of {ranks}");
-                assert_eq!(zero.ledger().peak(Category::OptimizerState), expected.optimizer, "{what}");
+                assert_state(&engine, &format!("stage {zero_stage}, rank {rank} of {ranks}"));
                 (sent, engine.model().parameters().len())
             })
         };

@@ -3,7 +3,7 @@
 use crate::world;
 
 use candle_core::{DType, Device, Tensor};
-use world::{BF16, Trajectory, assert_same, batch, config, gpt2, train, trajectory, world};
+use world::{BF16, assert_same, batch, engine, gpt2, resume, save, train, trajectory, world};
 use zero_engine::{Batch, Config, Engine, Layers, Step};
 use zero_optim::{DynamicLossScale, LossScaler, LossScaling};
 
@@ -19,10 +19,7 @@ fn settings(zero_stage: u8, data: usize, stages: usize, more: &str) -> String {
 
 /// Returns the steps of rank 0. All ranks must agree.
 fn steps_of(ranks: usize, steps: u64, text: &str) -> Vec<Step> {
-    let mut all = world(ranks, |comm| {
-        let mut engine = Engine::with_communicator(config(ranks, text), gpt2(), comm).unwrap();
-        train(&mut engine, steps)
-    });
+    let mut all = world(ranks, |comm| train(&mut engine(comm, text), steps));
     let first = all.remove(0);
     let what = |step: &Step| (step.loss.to_bits(), step.grad_norm.to_bits(), step.loss_scale, step.skipped);
     for other in all {
@@ -130,7 +127,7 @@ fn an_overflow_at_the_smallest_scale_is_divergence_on_all_ranks() {
     for (data, stages) in [(2, 1), (1, 2)] {
         let errors = world(2, |comm| {
             let text = settings(1, data, stages, &fp16);
-            let mut engine = Engine::with_communicator(config(2, &text), gpt2(), comm).unwrap();
+            let mut engine = engine(comm, &text);
             // Hysteresis ignores the first overflow. The second one halves the scale.
             train(&mut engine, 2);
             let error = engine.train_batch(&batch(2, engine.config().train_batch_size)).unwrap_err();
@@ -151,30 +148,16 @@ fn an_overflow_at_the_smallest_scale_is_divergence_on_all_ranks() {
 #[test]
 fn a_checkpoint_keeps_the_scale() {
     let fp16 = "fp16: {enabled: true, initial_scale_power: 26, hysteresis: 3, loss_scale_window: 3}";
-    let whole = world(1, |comm| {
-        let mut engine = Engine::with_communicator(config(1, &settings(0, 1, 1, fp16)), gpt2(), comm).unwrap();
-        trajectory(&mut engine, 24)
-    });
+    let whole = world::run(1, 24, &settings(0, 1, 1, fp16));
     let skipped = |norm: &u64| !f64::from_bits(*norm).is_finite();
-    let overflows: String = whole[0].norms.iter().map(|norm| if skipped(norm) { 'o' } else { '.' }).collect();
+    let overflows: String = whole.norms.iter().map(|norm| if skipped(norm) { 'o' } else { '.' }).collect();
     assert!(overflows.starts_with("ooooo") && overflows[8..].contains(".ooo."), "{overflows}");
     for saved_after in [1, 2, 7, 11, 14, 15, 18] {
         let root = tempfile::tempdir().unwrap();
-        world(2, |comm| {
-            let mut engine = Engine::with_communicator(config(2, &settings(3, 2, 1, fp16)), gpt2(), comm).unwrap();
-            train(&mut engine, saved_after);
-            engine.save_checkpoint(root.path()).unwrap();
-        });
-        let rest: Vec<Trajectory> = world(2, |comm| {
-            let mut engine = Engine::with_communicator(config(2, &settings(0, 1, 2, fp16)), gpt2(), comm).unwrap();
-            engine.resume(root.path()).unwrap();
-            trajectory(&mut engine, 24 - saved_after)
-        });
-        for rest in &rest {
-            assert_eq!(rest.norms, whole[0].norms[saved_after as usize..], "after step {saved_after}");
-            assert_eq!(rest.losses, whole[0].losses[saved_after as usize..], "after step {saved_after}");
-            assert!(rest.parameters == whole[0].parameters, "after step {saved_after}");
-        }
+        save((2, saved_after), root.path(), |comm| engine(comm, &settings(3, 2, 1, fp16)));
+        let left = 24 - saved_after;
+        let rest = resume((2, left), root.path(), |comm| engine(comm, &settings(0, 1, 2, fp16)));
+        assert_same(&whole.after(saved_after as usize), &rest, &format!("after step {saved_after}"));
     }
 }
 
@@ -186,14 +169,14 @@ fn a_checkpoint_of_one_dtype_loads_into_another() {
     for from in dtypes {
         let root = tempfile::tempdir().unwrap();
         let saved = world(2, |comm| {
-            let mut engine = Engine::with_communicator(config(2, &settings(2, 2, 1, from)), gpt2(), comm).unwrap();
+            let mut engine = engine(comm, &settings(2, 2, 1, from));
             let saved = trajectory(&mut engine, 4).parameters;
             engine.save_checkpoint(root.path()).unwrap();
             saved
         });
         for into in dtypes {
             world(1, |comm| {
-                let mut engine = Engine::with_communicator(config(1, &settings(0, 1, 1, into)), gpt2(), comm).unwrap();
+                let mut engine = engine(comm, &settings(0, 1, 1, into));
                 engine.resume(root.path()).unwrap();
                 let scale = engine.loss_scale();
                 assert_eq!(scale, into.starts_with("fp16").then_some(2048.0), "{from} into {into}");

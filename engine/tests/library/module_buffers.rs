@@ -9,7 +9,7 @@ use zero_engine::ops::{self, cross_entropy};
 use zero_engine::{Activations, Batch, Engine, ExportDtype, Layer, Layers, Pass, Weights};
 
 use crate::python::python;
-use crate::world::{config, world};
+use crate::world::{engine_of, world};
 
 /// candle's BatchNorm. It is in training mode if the pass trains, or always if the flag is set.
 struct Norm(BatchNorm, bool);
@@ -66,7 +66,7 @@ const STEPS: usize = 6;
 fn trained(ranks: usize, model: fn() -> Layers, text: &str) -> Vec<Bits> {
     world(ranks, |comm| {
         let text = format!("train_batch_size: 16\n{text}");
-        let mut engine = Engine::with_communicator(config(ranks, &text), model(), comm).unwrap();
+        let mut engine = engine_of(model(), comm, &text);
         let mut seen: Vec<f32> = (0..STEPS).map(|step| engine.train_batch(&batch(step, 16)).unwrap().loss).collect();
         seen.push(engine.eval_batch(&batch(9, 4)).unwrap());
         assert!(engine.model().buffers().iter().all(|buffer| buffer.values().iter().all(|x| x.is_finite())));
@@ -120,7 +120,7 @@ fn a_run_resumes_with_its_statistics_on_other_ranks() {
         bits(engine.model().buffers().iter().flat_map(|buffer| buffer.values()).chain([next]))
     };
     let expected = world(1, |comm| {
-        let mut engine = Engine::with_communicator(config(1, FOUR), of_ops(), comm).unwrap();
+        let mut engine = engine_of(of_ops(), comm, FOUR);
         for step in 0..3 {
             engine.train_batch(&batch(step, 16)).unwrap();
         }
@@ -130,7 +130,7 @@ fn a_run_resumes_with_its_statistics_on_other_ranks() {
     for (ranks, zero_stage) in [(1, 0), (2, 3), (4, 1)] {
         let text = format!("{FOUR}zero_optimization: {{stage: {zero_stage}}}\n");
         let got = world(ranks, |comm| {
-            let mut engine = Engine::with_communicator(config(ranks, &text), of_ops(), comm).unwrap();
+            let mut engine = engine_of(of_ops(), comm, &text);
             engine.resume(root.path()).unwrap();
             state(&mut engine)
         });
@@ -143,7 +143,7 @@ fn a_run_resumes_with_its_statistics_on_other_ranks() {
 fn a_skipped_step_leaves_the_statistics() {
     world(2, |comm| {
         let text = "train_batch_size: 16\nfp16: {enabled: true, initial_scale_power: 30, hysteresis: 1}\n";
-        let mut engine = Engine::with_communicator(config(2, text), of_ops(), comm).unwrap();
+        let mut engine = engine_of(of_ops(), comm, text);
         let mut skipped = 0;
         for step in 0..30 {
             let values = |engine: &Engine| engine.model().buffers().iter().map(|b| b.values()).collect::<Vec<_>>();
@@ -178,7 +178,7 @@ fn initial_weights_load_running_statistics() {
     let text = format!("{FOUR}  initial_weights: [\"{}\"]\n", weights.display());
     let text = text.replace("{reproducible: true}", "\n  reproducible: true");
     world(2, |comm| {
-        let engine = Engine::with_communicator(config(2, &text), of_candle(), comm).unwrap();
+        let engine = engine_of(of_candle(), comm, &text);
         let names: Vec<&str> = engine.model().buffers().iter().map(|buffer| buffer.name()).collect();
         assert_eq!(names, ["norm.running_mean", "norm.running_var"]);
         assert_eq!(engine.model().buffers()[0].values(), mean);
@@ -191,7 +191,7 @@ fn initial_weights_load_running_statistics() {
 fn an_evaluation_in_training_mode_is_refused() {
     let errors = world(2, |comm| {
         let model = model(|vb| Ok(Norm(batch_norm(8, 1e-5, vb)?, true)));
-        let mut engine = Engine::with_communicator(config(2, FOUR), model, comm).unwrap();
+        let mut engine = engine_of(model, comm, FOUR);
         engine.train_batch(&batch(0, 16)).unwrap();
         engine.eval_batch(&batch(1, 4)).unwrap_err().to_string()
     });

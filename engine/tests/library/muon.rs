@@ -4,8 +4,8 @@ use zero_engine::{Config, Engine, Kind, zoo};
 use zero_optim::{Muon, Step};
 
 use crate::python::python;
-use crate::whole_parameters::{MUON, engine, reproducible};
-use crate::world::{gpt2_config, world};
+use crate::whole_parameters::MUON;
+use crate::world::{engine, gpt2_config, reproducible, world};
 
 /// Returns values from −1 to 1, exact in f32, that depend on the index and the seed. The script computes the same
 /// values.

@@ -5,8 +5,8 @@ use crate::world;
 use std::path::Path;
 
 use tempfile::TempDir;
-use world::{BF16, FP16, Trajectory, assert_same, config, train, trajectory, world};
-use zero_engine::{Engine, Layers, zoo};
+use world::{BF16, FP16, Trajectory, assert_same, engine_of, resume, save, trajectory, world};
+use zero_engine::{Layers, zoo};
 
 /// Layers of a few thousand elements, which fill pages of a disk. Some have several tiles.
 fn model() -> Layers {
@@ -41,8 +41,7 @@ fn settings(zero_stage: u8, micro_batches: usize, on_disk: u8, folder: &Path, mo
 
 fn run(ranks: usize, steps: u64, text: &str) -> (Trajectory, u64) {
     let mut all = world(ranks, |comm| {
-        let mut engine =
-            Engine::with_communicator(config(ranks, text), model(), comm).unwrap_or_else(|e| panic!("{e}"));
+        let mut engine = engine_of(model(), comm, text);
         let trajectory = trajectory(&mut engine, steps);
         let moved = engine.zero().disk_use().map_or(0, |used| used.read.min(used.written));
         (trajectory, moved)
@@ -139,19 +138,9 @@ fn checkpoints_do_not_depend_on_offload() {
         let (expected, _) = run(2, 6, &text(0));
         for (before, after) in [(0, OPTIMIZER | PARAMETERS), (OPTIMIZER | PARAMETERS, 0), (OPTIMIZER, PARAMETERS)] {
             let checkpoints = TempDir::new().unwrap();
-            let all = world(2, |comm| {
-                let mut engine = Engine::with_communicator(config(2, &text(before)), model(), comm.clone()).unwrap();
-                train(&mut engine, 3);
-                engine.save_checkpoint(checkpoints.path()).unwrap();
-                drop(engine);
-                let mut engine = Engine::with_communicator(config(2, &text(after)), model(), comm).unwrap();
-                engine.resume(checkpoints.path()).unwrap();
-                trajectory(&mut engine, 3)
-            });
-            for rank in all {
-                assert_eq!(rank.losses, expected.losses[3..], "{before} -> {after}");
-                assert!(rank.parameters == expected.parameters, "{before} -> {after} {extra}");
-            }
+            save((2, 3), checkpoints.path(), |comm| engine_of(model(), comm, &text(before)));
+            let rest = resume((2, 3), checkpoints.path(), |comm| engine_of(model(), comm, &text(after)));
+            assert_same(&expected.after(3), &rest, &format!("{before} -> {after} {extra}"));
         }
     }
 }

@@ -3,12 +3,13 @@
 
 use std::path::Path;
 
-use zero_engine::{Engine, Layers};
+use zero_engine::Layers;
 use zero_optim::EIGHT_BIT_BLOCK;
 use zero_partition::{Category, Segment, disk_bytes, expected_state};
 
 use crate::world::{
-    BF16, Trajectory, agreed, assert_same, batch, config, gpt2, reproducible, run_of, trajectory, world,
+    BF16, Trajectory, agreed, assert_same, batch, engine, engine_of, gpt2, reproducible, resume, run_of, save,
+    trajectory, world,
 };
 
 /// Puts the state of a run with [`reproducible`] keys on a disk, in tiles of 2,048 elements. At stage 3, also puts its
@@ -21,15 +22,6 @@ pub(crate) fn offloaded(text: &str, folder: &Path) -> String {
     format!("{}\naio: {{block_size: 4096}}", text.replace("zero_optimization: {", &keys))
 }
 
-fn engine(
-    layers: &impl Fn() -> Layers,
-    comm: std::sync::Arc<dyn zero_engine::comm::Communicator>,
-    text: &str,
-) -> Engine {
-    let config = config(comm.size(), text);
-    Engine::with_communicator(config, layers(), comm).unwrap_or_else(|error| panic!("{text}: {error}"))
-}
-
 /// Asserts that [`reproducible`] runs with `more` have the same bits with state on a disk, in every layout, and
 /// continue from a checkpoint in another layout as if they had not stopped.
 pub(crate) fn assert_offloads(more: &str, layers: impl Fn() -> Layers + Sync) {
@@ -39,7 +31,7 @@ pub(crate) fn assert_offloads(more: &str, layers: impl Fn() -> Layers + Sync) {
     let text = |stage, data, more: &str| offloaded(&reproducible(stage, data, more), folder.path());
     let run = |ranks: usize, text: &str| -> Trajectory {
         let all = world(ranks, |comm| {
-            let mut engine = engine(&layers, comm, text);
+            let mut engine = engine_of(layers(), comm, text);
             let trajectory = trajectory(&mut engine, 6);
             (trajectory, engine.zero().disk_use().map_or(0, |used| used.read.min(used.written)))
         });
@@ -60,19 +52,9 @@ pub(crate) fn assert_offloads(more: &str, layers: impl Fn() -> Layers + Sync) {
         [(on_disk(3, 2), in_memory(0, 1)), (in_memory(1, 2), on_disk(3, 4)), (on_disk(1, 2), on_disk(2, 4))]
     {
         let saved = tempfile::tempdir().unwrap();
-        world(from.0, |comm| {
-            let mut engine = engine(&layers, comm, &from.1);
-            trajectory(&mut engine, 3);
-            engine.save_checkpoint(saved.path()).unwrap();
-        });
-        for rest in world(to.0, |comm| {
-            let mut engine = engine(&layers, comm, &to.1);
-            engine.resume(saved.path()).unwrap();
-            trajectory(&mut engine, 3)
-        }) {
-            assert_eq!(rest.losses, expected.losses[3..], "{} to {}", from.1, to.1);
-            assert!(rest.parameters == expected.parameters, "{} to {}", from.1, to.1);
-        }
+        save((from.0, 3), saved.path(), |comm| engine_of(layers(), comm, &from.1));
+        let rest = resume((to.0, 3), saved.path(), |comm| engine_of(layers(), comm, &to.1));
+        assert_same(&expected.after(3), &rest, &format!("{} to {}", from.1, to.1));
     }
 }
 
@@ -152,7 +134,7 @@ fn bytes_match_the_formula() {
             let text = offloaded(&reproducible(stage, ranks, more), folder.path());
             world(ranks, |comm| {
                 let rank = comm.rank();
-                let mut engine = engine(&gpt2, comm, &text);
+                let mut engine = engine(comm, &text);
                 let mut step = |index| {
                     engine.train_batch(&batch(index, 4)).unwrap();
                     engine.zero().disk_use().unwrap()

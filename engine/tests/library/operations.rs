@@ -2,9 +2,9 @@
 
 use zero_engine::comm::Operation;
 use zero_engine::pipeline::Instruction;
-use zero_engine::{Engine, Layers, zoo};
+use zero_engine::{Layers, zoo};
 
-use crate::world::{batch, config, gpt2_config, llama_config, world};
+use crate::world::{batch, engine_of, gpt2_config, llama_config, world};
 
 const RANKS: usize = 2;
 const BLOCKS: usize = 3;
@@ -39,7 +39,7 @@ fn counted(layers: fn() -> Layers, zero: &str) -> [Counts; 2] {
         "train_micro_batch_size_per_gpu: 1\ngradient_accumulation_steps: {MICRO_BATCHES}\nzero_optimization: {{{zero}}}"
     );
     let ranks = world(RANKS, |comm| {
-        let mut engine = Engine::with_communicator(config(RANKS, &text), layers(), comm).unwrap();
+        let mut engine = engine_of(layers(), comm, &text);
         let before = engine.zero().groups().world().stats();
         engine.train_batch(&batch(0, RANKS * MICRO_BATCHES)).unwrap();
         let stats = engine.zero().groups().world().stats() - before;

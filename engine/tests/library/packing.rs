@@ -6,9 +6,9 @@ use crate::world;
 
 use candle_core::{Device, Tensor};
 use world::{
-    BF16, Trajectory, agreed, assert_same, config, gpt2_config, llama_config, reproducible, trajectory_on, world,
+    BF16, Trajectory, agreed, assert_same, engine_of, gpt2_config, llama_config, reproducible, trajectory_on, world,
 };
-use zero_engine::{Batch, Engine, Layers, zoo};
+use zero_engine::{Batch, Layers, zoo};
 use zero_model::ops::IGNORE_INDEX;
 
 pub(crate) fn gpt2(packed: bool) -> Layers {
@@ -66,7 +66,7 @@ pub(crate) fn batch(step: usize, samples: &[&[usize]], packed: bool) -> Batch {
 /// Trains four steps on packed documents. All ranks must agree.
 pub(crate) fn run(layers: fn(bool) -> Layers, ranks: usize, text: &str) -> Trajectory {
     let all = world(ranks, |comm| {
-        let mut engine = Engine::with_communicator(config(ranks, text), layers(true), comm).unwrap();
+        let mut engine = engine_of(layers(true), comm, text);
         trajectory_on(&mut engine, 4, |step| batch(step as usize, &DOCUMENTS, true))
     });
     agreed(all, text)
@@ -81,7 +81,7 @@ fn packed_equals_unpacked() {
         let run = |samples: &[&[usize]], packed: bool| {
             let text = format!("train_batch_size: {}", samples.len());
             let mut all = world(1, |comm| {
-                let mut engine = Engine::with_communicator(config(1, &text), layers(packed), comm).unwrap();
+                let mut engine = engine_of(layers(packed), comm, &text);
                 let evaluated = engine.eval_batch(&batch(0, samples, packed)).unwrap();
                 let step = |step| {
                     let step = engine.train_batch(&batch(step, samples, packed)).unwrap();
@@ -129,7 +129,7 @@ fn wrong_positions_are_errors() {
     let with = |positions: Tensor| {
         let mut all = world(1, |comm| {
             let text = "train_batch_size: 1";
-            let mut engine = Engine::with_communicator(config(1, text), llama(true), comm).unwrap();
+            let mut engine = engine_of(llama(true), comm, text);
             let whole = batch(0, &DOCUMENTS[1..2], false);
             engine.train_batch(&whole.input(zoo::POSITION_IDS, positions.clone())).unwrap_err().to_string()
         });

@@ -7,7 +7,7 @@ use crate::{python, world};
 
 use python::python;
 use tempfile::TempDir;
-use world::{assert_same, config, llama_config, trajectory, world};
+use world::{assert_same, config, engine_of, llama_config, resume, trajectory, world};
 use zero_engine::{Engine, Layers, zoo};
 use zero_model::ops::{FourBit, Quantization, QuantizedFormat};
 use zero_partition::expected_state;
@@ -64,7 +64,7 @@ fn state_is_a_few_bits_per_element() {
                 if nvme { &offload } else { "" }
             );
             let counted = world(2, |comm| {
-                let engine = Engine::with_communicator(config(2, &text), llama(), comm).unwrap();
+                let engine = engine_of(llama(), comm, &text);
                 let zero = engine.zero();
                 let at = engine.zero().groups().at();
                 let state = expected_state(zero.layout(), zero.stages(), at, &widths(4));
@@ -98,24 +98,20 @@ fn a_checkpoint_resumes_at_any_layout() {
             )
         };
         let whole = world(2, |comm| {
-            let mut engine = Engine::with_communicator(config(2, &text(3, 1, 1)), llama(), comm).unwrap();
+            let mut engine = engine_of(llama(), comm, &text(3, 1, 1));
             trajectory(&mut engine, 2);
             engine.save_checkpoint(folder.path()).unwrap();
             trajectory(&mut engine, 2)
         });
         for (ranks, stage) in [(1, 0), (2, 3)] {
-            let resumed = world(ranks, |comm| {
-                // Other initial weights, which the checkpoint replaces.
-                let text = text(stage, 2 / ranks, 7);
-                let mut engine = Engine::with_communicator(config(ranks, &text), llama(), comm).unwrap();
-                engine.resume(folder.path()).unwrap();
-                trajectory(&mut engine, 2)
-            });
-            assert_same(&whole[0], &resumed[0], &format!("{quantization} on {ranks} ranks"));
+            // Other initial weights, which the checkpoint replaces.
+            let text = text(stage, 2 / ranks, 7);
+            let rest = resume((ranks, 2), folder.path(), |comm| engine_of(llama(), comm, &text));
+            assert_same(&whole[0], &rest, &format!("{quantization} on {ranks} ranks"));
         }
         let other = world(1, |comm| {
             let text = format!("train_micro_batch_size_per_gpu: 2\nadapter: {{r: 4}}\n{NF4}");
-            let mut engine = Engine::with_communicator(config(1, &text), llama(), comm).unwrap();
+            let mut engine = engine_of(llama(), comm, &text);
             engine.resume(folder.path()).map(drop).unwrap_err().to_string()
         });
         assert!(other[0].contains("`quantization_config`") && other[0].contains("nf4"), "{}", other[0]);

@@ -5,13 +5,13 @@ mod reductions;
 mod traffic;
 
 use candle_core::{Device, Tensor};
-use zero_engine::{Batch, Engine, Error, zoo};
+use zero_engine::{Batch, Error, zoo};
 use zero_optim::BlockCodes;
 
 use crate::on_disk::offloaded;
 use crate::world::{
-    BF16, FP16, Trajectory, agreed, assert_same, batch, config, engine, gpt2_config, reproducible, run, run_of,
-    trajectory, world,
+    BF16, FP16, agreed, assert_same, batch, engine, engine_of, gpt2_config, reproducible, resume, run, run_of, save,
+    world,
 };
 
 const WEIGHTS: &str = "zero_quantized_weights: true";
@@ -153,19 +153,9 @@ fn a_resumed_run_equals_an_uninterrupted_one() {
     for (ranks, more) in [(2, ""), (4, "mesh: {data_parallel_replicate_degree: 2}"), (2, BF16)] {
         let (text, folder) = (text(3, BOTH, more), tempfile::tempdir().unwrap());
         let whole = run(ranks, 6, &text);
-        world(ranks, |comm| {
-            let mut engine = engine(comm, &text);
-            trajectory(&mut engine, 3);
-            engine.save_checkpoint(folder.path()).unwrap();
-        });
-        let rest = world(ranks, |comm| -> Trajectory {
-            let mut engine = engine(comm, &text);
-            engine.resume(folder.path()).unwrap();
-            trajectory(&mut engine, 3)
-        });
-        let rest = agreed(rest, &text);
-        assert_eq!((&rest.losses[..], &rest.norms[..]), (&whole.losses[3..], &whole.norms[3..]), "{text}");
-        assert!(rest.parameters == whole.parameters, "{text}");
+        save((ranks, 3), folder.path(), |comm| engine(comm, &text));
+        let rest = resume((ranks, 3), folder.path(), |comm| engine(comm, &text));
+        assert_same(&whole.after(3), &rest, &text);
     }
 }
 
@@ -192,7 +182,7 @@ fn losses_stay_close_to_those_without_quantization() {
              zero_optimization: {{stage: 3, stage3_param_persistence_threshold: 40, {keys}}}"
         );
         let all = world(ranks, |comm| {
-            let mut engine = Engine::with_communicator(config(ranks, &text), zoo::gpt2(&gpt2_config()), comm).unwrap();
+            let mut engine = engine_of(zoo::gpt2(&gpt2_config()), comm, &text);
             (0..OF_A_RUN).map(|step| engine.train_batch(&noisy(step, 4)).unwrap().loss).collect::<Vec<f32>>()
         });
         let losses = agreed(all, &text);

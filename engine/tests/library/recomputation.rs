@@ -2,7 +2,7 @@
 
 use crate::world;
 
-use world::{BF16, FP16, assert_same, config, gpt2, run, train, trajectory, world};
+use world::{BF16, FP16, assert_same, config, engine, engine_of, gpt2, resume, run, save, train, world};
 use zero_engine::{Engine, Layers, zoo};
 
 fn settings(zero_stage: u8, micro_batches: usize, extra: &str) -> String {
@@ -72,7 +72,7 @@ fn eight_blocks() -> Layers {
 fn recomputed(section: &str) -> u64 {
     world(1, |comm| {
         let text = settings(1, 1, section);
-        let mut engine = Engine::with_communicator(config(1, &text), eight_blocks(), comm).unwrap();
+        let mut engine = engine_of(eight_blocks(), comm, &text);
         train(&mut engine, 1);
         engine.timing().calls().find(|(kind, _)| *kind == "recompute").map_or(0, |(_, calls)| calls)
     })[0]
@@ -105,16 +105,7 @@ fn a_run_resumes_without_recomputation() {
     let again = settings(2, 1, "activation_checkpointing: {}");
     let kept = settings(2, 1, "");
     let expected = run(2, 6, &kept);
-    let got = world(2, |comm| {
-        let mut engine = Engine::with_communicator(config(2, &again), gpt2(), comm.clone()).unwrap();
-        train(&mut engine, 3);
-        engine.save_checkpoint(folder.path()).unwrap();
-        let mut engine = Engine::with_communicator(config(2, &kept), gpt2(), comm).unwrap();
-        engine.resume(folder.path()).unwrap();
-        trajectory(&mut engine, 3)
-    });
-    for rank in got {
-        assert_eq!(rank.losses, expected.losses[3..]);
-        assert_eq!(rank.parameters, expected.parameters);
-    }
+    save((2, 3), folder.path(), |comm| engine(comm, &again));
+    let rest = resume((2, 3), folder.path(), |comm| engine(comm, &kept));
+    assert_same(&expected.after(3), &rest, "resumed without recomputation");
 }

@@ -2,14 +2,13 @@
 
 use crate::world;
 
-use world::{config, gpt2, train, world};
-use zero_engine::Engine;
+use world::{engine_of, gpt2, train, world};
 
 /// Returns each rank's error after the `wrong` ranks flipped the last bit of one element of a parameter.
 fn said(ranks: usize, wrong: &[usize], parameter: &str, text: &str) -> Vec<Option<String>> {
     world(ranks, |comm| {
         let rank = comm.rank();
-        let mut engine = Engine::with_communicator(config(ranks, text), gpt2(), comm).unwrap();
+        let mut engine = engine_of(gpt2(), comm, text);
         train(&mut engine, 2);
         engine.compare_replicas().unwrap();
         let mut values = engine.full_parameter(parameter).unwrap();

@@ -1,7 +1,7 @@
 //! `Engine::train_dealt`: each step splits its global batch into another number of micro-batches, of different sizes.
 
-use super::ignored_targets::{assert_near, chats, engine, plain, run, text};
-use crate::world::{Trajectory, agreed, batch, gpt2, trajectory_of, world};
+use super::ignored_targets::{assert_near, chats, plain, run, text};
+use crate::world::{Trajectory, agreed, batch, engine_of, gpt2, trajectory_of, world};
 
 use zero_engine::{Batch, Layers};
 
@@ -10,7 +10,7 @@ const ROWS: [&[usize]; 4] = [&[3, 1, 2, 2], &[6, 2], &[2, 2, 2, 2], &[1, 2, 1, 1
 
 fn dealt(layers: impl Fn() -> Layers + Sync, ranks: usize, text: &str, of: impl Fn(u64) -> Batch + Sync) -> Trajectory {
     let all = world(ranks, |comm| {
-        trajectory_of(&mut engine(layers(), comm, text), 4, |engine, step| {
+        trajectory_of(&mut engine_of(layers(), comm, text), 4, |engine, step| {
             let (whole, rows) = (of(step), ROWS[step as usize]);
             let load = |index: usize| whole.narrow(rows[..index].iter().sum(), rows[index]);
             engine.train_dealt(rows, load).unwrap_or_else(|error| panic!("{text}: {error}"))
@@ -46,14 +46,14 @@ fn invalid_micro_batch_sizes_are_errors() {
     ] {
         let accumulation = if more.is_empty() { 4 / ranks } else { 4 };
         for error in world(ranks, |comm| {
-            let mut engine = engine(plain(), comm, &text(1, 2, accumulation, more));
+            let mut engine = engine_of(plain(), comm, &text(1, 2, accumulation, more));
             engine.train_dealt(rows, |_| panic!("nothing is loaded")).unwrap_err().to_string()
         }) {
             assert!(error.contains(expected) || error.contains("lost"), "{error}");
         }
     }
     world(1, |comm| {
-        let mut engine = engine(plain(), comm, &text(1, 2, 4, ""));
+        let mut engine = engine_of(plain(), comm, &text(1, 2, 4, ""));
         let error = engine.train_dealt(&[5, 3], |_| batch(0, 8).narrow(0, 4)).unwrap_err().to_string();
         assert!(error.contains("a micro-batch has 4 samples, expected 5"), "{error}");
     });

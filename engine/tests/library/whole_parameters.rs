@@ -1,12 +1,6 @@
 //! Optimizers that update whole parameters: runs are bit-identical in every layout, and resume in another one.
 
-use std::path::Path;
-use std::sync::Arc;
-
-use zero_engine::comm::Communicator;
-use zero_engine::{Config, Engine};
-
-use crate::world::{Trajectory, agreed, assert_same, gpt2, trajectory, world};
+use crate::world::{self, Trajectory, assert_same, engine, reproducible, resume, save};
 
 pub(crate) const MUON: &str = "optimizer: {type: Muon, params: {lr: 0.02, adam_lr: 0.003, weight_decay: 0.1}}";
 pub(crate) const LAMB: &str = "optimizer: {type: Lamb, params: {lr: 0.01, weight_decay: 0.1, min_coeff: 0.1}}";
@@ -15,22 +9,14 @@ const OPTIMIZERS: [&str; 3] = [MUON, LAMB, ADAFACTOR];
 
 pub(crate) fn text(zero_stage: u8, accumulation: usize, more: &str) -> String {
     format!(
-        "train_micro_batch_size_per_gpu: 1\ngradient_accumulation_steps: {accumulation}\ngradient_clipping: 0.5\n{more}\n\
+        "train_micro_batch_size_per_gpu: 1\ngradient_accumulation_steps: {accumulation}\n{more}\n\
          zero_optimization: {{stage: {zero_stage}, stage3_param_persistence_threshold: 40}}"
     )
 }
 
-pub(crate) fn reproducible(zero_stage: u8, replicas: usize, more: &str) -> String {
-    text(zero_stage, 4 / replicas, &format!("training: {{reproducible: true}}\n{more}"))
-}
-
-pub(crate) fn engine(comm: Arc<dyn Communicator>, text: &str) -> Engine {
-    let config = Config::with_world_size("test.yaml", text, comm.size()).unwrap_or_else(|error| panic!("{error}"));
-    Engine::with_communicator(config, gpt2(), comm).unwrap_or_else(|error| panic!("{text}: {error}"))
-}
-
+/// Trains six steps.
 fn run(ranks: usize, text: &str) -> Trajectory {
-    agreed(world(ranks, |comm| trajectory(&mut engine(comm, text), 6)), text)
+    world::run(ranks, 6, text)
 }
 
 #[test]
@@ -76,25 +62,12 @@ fn a_run_is_resumed_in_another_layout() {
     let root = tempfile::tempdir().unwrap();
     for (index, optimizer) in OPTIMIZERS.iter().enumerate() {
         let whole = run(1, &reproducible(0, 1, optimizer));
-        let save = |ranks: usize, text: &str, folder: &Path| {
-            world(ranks, |comm| {
-                let mut engine = engine(comm, text);
-                trajectory(&mut engine, 3);
-                engine.save_checkpoint(folder).unwrap();
-            });
-        };
         for (from, to) in [((1, 0), (4, 3)), ((2, 2), (1, 0)), ((4, 3), (2, 1))] {
             let folder = root.path().join(format!("{index} {from:?}"));
-            save(from.0, &reproducible(from.1, from.0, optimizer), &folder);
-            let text = reproducible(to.1, to.0, optimizer);
-            for rest in world(to.0, |comm| {
-                let mut engine = engine(comm, &text);
-                engine.resume(&folder).unwrap();
-                trajectory(&mut engine, 3)
-            }) {
-                assert_eq!(rest.losses, whole.losses[3..], "{from:?} to {to:?}");
-                assert!(rest.parameters == whole.parameters, "{from:?} to {to:?}");
-            }
+            let engine = |comm, (ranks, stage)| engine(comm, &reproducible(stage, ranks, optimizer));
+            save((from.0, 3), &folder, |comm| engine(comm, from));
+            let rest = resume((to.0, 3), &folder, |comm| engine(comm, to));
+            assert_same(&whole.after(3), &rest, &format!("{from:?} to {to:?}"));
         }
     }
 }

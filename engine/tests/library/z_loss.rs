@@ -1,14 +1,14 @@
 //! `training.z_loss`: losses and parameters match PyTorch, evaluations leave the z-loss out, and layouts are
 //! bit-identical.
 
-use crate::ignored_targets::{chats, engine};
+use crate::ignored_targets::chats;
 use crate::python::python;
 use crate::world;
 
 use std::sync::Arc;
 
 use candle_core::{DType, Tensor};
-use world::{BF16, FP16, Trajectory, agreed, assert_same, config, gpt2, trajectory_of, world};
+use world::{BF16, FP16, Trajectory, agreed, assert_same, config, engine_of, gpt2, trajectory_of, world};
 use zero_engine::comm::Communicator;
 use zero_engine::{Engine, Layers, ops, zoo};
 
@@ -36,7 +36,7 @@ pub(super) type Theirs = (Vec<Vec<f64>>, Vec<Vec<f64>>);
 /// `optimizer`.
 pub(super) fn pytorch(steps: u64, optimizer: &str, step: &str) -> Option<Theirs> {
     let weights = world(1, |comm: Arc<dyn Communicator>| {
-        let mut engine = engine(table_and_head(), comm, &text(4, 0, ""));
+        let mut engine = engine_of(table_and_head(), comm, &text(4, 0, ""));
         NAMES.map(|name| engine.full_parameter(name).unwrap())
     });
     let list = |t: &Tensor| t.to_dtype(DType::I64).unwrap().to_vec2::<i64>().unwrap();
@@ -82,7 +82,7 @@ fn losses_and_parameters_agree_with_pytorch() {
     assert!(losses.len() == 10 && losses[9][1] < 0.9 * losses[0][1], "the z-loss does not fall: {losses:?}");
     for (ranks, accumulation, zero_stage) in [(1, 4, 0), (2, 2, 3), (4, 1, 2)] {
         world(ranks, |comm| {
-            let mut engine = engine(table_and_head(), comm, &text(accumulation, zero_stage, "z_loss: 0.02"));
+            let mut engine = engine_of(table_and_head(), comm, &text(accumulation, zero_stage, "z_loss: 0.02"));
             for (step, want) in losses.iter().enumerate() {
                 let taken = engine.train_batch(&chats(step as u64)).unwrap();
                 let got = [f64::from(taken.loss), f64::from(taken.z_loss.expect("a z-loss"))];
@@ -100,7 +100,7 @@ fn losses_and_parameters_agree_with_pytorch() {
 /// Returns the trajectory of six steps. The z-losses are appended to the losses.
 fn run(ranks: usize, text: &str) -> Trajectory {
     let all = world(ranks, |comm| {
-        let mut engine = Engine::with_communicator(config(ranks, text), gpt2(), comm).unwrap_or_else(|e| panic!("{e}"));
+        let mut engine = engine_of(gpt2(), comm, text);
         let mut z_losses = vec![];
         let mut trajectory = trajectory_of(&mut engine, 6, |engine, step| {
             let taken = engine.train_batch(&world::batch(step, 4)).unwrap_or_else(|e| panic!("{e}"));
@@ -152,7 +152,7 @@ fn layouts_are_bit_identical() {
 fn evaluations_exclude_the_z_loss() {
     let losses = ["", "z_loss: 0.5"].map(|training| {
         world(2, |comm| {
-            let mut engine = engine(table_and_head(), comm, &text(2, 3, training));
+            let mut engine = engine_of(table_and_head(), comm, &text(2, 3, training));
             let evaluated = engine.eval_batch(&chats(1)).unwrap();
             let step = engine.train_batch(&chats(1)).unwrap();
             (evaluated.to_bits(), step.loss, step.z_loss)

@@ -1,6 +1,7 @@
 //! Ranks as threads, and small models, shared by the engine's tests.
 #![allow(dead_code, unreachable_pub)] // each test file uses a part
 
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use candle_core::{Device, Tensor};
@@ -75,7 +76,12 @@ pub fn reproducible(stage: u8, data: usize, more: &str) -> String {
 
 /// Creates an engine for the small model. `text` has keys for [`config`].
 pub fn engine(comm: Arc<dyn Communicator>, text: &str) -> Engine {
-    Engine::with_communicator(config(comm.size(), text), gpt2(), comm).unwrap_or_else(|error| panic!("{text}: {error}"))
+    engine_of(gpt2(), comm, text)
+}
+
+/// Like [`engine`], for another model.
+pub fn engine_of(layers: Layers, comm: Arc<dyn Communicator>, text: &str) -> Engine {
+    Engine::with_communicator(config(comm.size(), text), layers, comm).unwrap_or_else(|error| panic!("{text}: {error}"))
 }
 
 /// Creates an engine for a whole configuration with a `model` section.
@@ -85,25 +91,43 @@ pub fn configured_engine(comm: Arc<dyn Communicator>, text: &str) -> Engine {
     Engine::with_communicator(config, layers, comm).unwrap_or_else(|error| panic!("{text}: {error}"))
 }
 
+/// Trains `steps` steps on `ranks` ranks and saves a checkpoint in `folder`. Returns the checkpoint's path.
+pub fn save(
+    (ranks, steps): (usize, u64),
+    folder: &Path,
+    engine: impl Fn(Arc<dyn Communicator>) -> Engine + Sync,
+) -> PathBuf {
+    let saved = world(ranks, |comm| {
+        let mut engine = engine(comm);
+        train(&mut engine, steps);
+        engine.save_checkpoint(folder).unwrap_or_else(|error| panic!("{error}"))
+    });
+    agreed(saved, "checkpoints")
+}
+
+/// Resumes from a checkpoint in `folder` on `ranks` ranks and trains `steps` steps. All ranks must agree.
+pub fn resume(
+    (ranks, steps): (usize, u64),
+    folder: &Path,
+    engine: impl Fn(Arc<dyn Communicator>) -> Engine + Sync,
+) -> Trajectory {
+    let all = world(ranks, |comm| {
+        let mut engine = engine(comm);
+        engine.resume(folder).unwrap_or_else(|error| panic!("{error}"));
+        trajectory(&mut engine, steps)
+    });
+    agreed(all, "resumed")
+}
+
 /// Asserts that a [`reproducible`] run with `more`, saved by two ranks at stage 3, continues in each of `layouts`
 /// (ranks and stage) as if it had not stopped.
 pub fn assert_resumes(more: &str, layouts: &[(usize, u8)]) {
     let folder = tempfile::tempdir().unwrap();
     let whole = run(1, 6, &reproducible(0, 1, more));
-    world(2, |comm| {
-        let mut engine = engine(comm, &reproducible(3, 2, more));
-        trajectory(&mut engine, 3);
-        engine.save_checkpoint(folder.path()).unwrap();
-    });
+    save((2, 3), folder.path(), |comm| engine(comm, &reproducible(3, 2, more)));
     for &(ranks, stage) in layouts {
-        for rest in world(ranks, |comm| {
-            let mut engine = engine(comm, &reproducible(stage, ranks, more));
-            engine.resume(folder.path()).unwrap();
-            trajectory(&mut engine, 3)
-        }) {
-            assert_eq!(rest.losses, whole.losses[3..], "{more}");
-            assert!(rest.parameters == whole.parameters, "{more}");
-        }
+        let rest = resume((ranks, 3), folder.path(), |comm| engine(comm, &reproducible(stage, ranks, more)));
+        assert_same(&whole.after(3), &rest, more);
     }
 }
 
@@ -137,6 +161,12 @@ impl Trajectory {
         self.losses.iter().map(|&bits| f32::from_bits(bits)).collect()
     }
 
+    /// Returns the part of the run after `steps` steps.
+    pub fn after(&self, steps: usize) -> Self {
+        let (losses, norms) = (self.losses[steps..].to_vec(), self.norms[steps..].to_vec());
+        Self { losses, norms, parameters: self.parameters.clone() }
+    }
+
     fn norm_values(&self) -> impl Iterator<Item = f64> {
         self.norms.iter().map(|&bits| f64::from_bits(bits))
     }
@@ -164,13 +194,18 @@ pub fn trajectory_on(engine: &mut Engine, steps: u64, batch: impl Fn(u64) -> Bat
 pub fn trajectory_of(engine: &mut Engine, steps: u64, mut run: impl FnMut(&mut Engine, u64) -> Step) -> Trajectory {
     let numbers = engine.steps()..engine.steps() + steps;
     let steps: Vec<Step> = numbers.map(|step| run(engine, step)).collect();
-    let names: Vec<String> = engine.model().parameters().iter().map(|p| p.name().to_string()).collect();
-    let bits = |values: Vec<f32>| values.into_iter().map(f32::to_bits).collect();
     Trajectory {
         losses: steps.iter().map(|step| step.loss.to_bits()).collect(),
         norms: steps.iter().map(|step| step.grad_norm.to_bits()).collect(),
-        parameters: names.into_iter().map(|n| (n.clone(), bits(engine.full_parameter(&n).unwrap()))).collect(),
+        parameters: parameters(engine),
     }
+}
+
+/// Gathers all parameters: names and bits.
+pub fn parameters(engine: &mut Engine) -> Vec<(String, Vec<u32>)> {
+    let names: Vec<String> = engine.model().parameters().iter().map(|p| p.name().to_string()).collect();
+    let bits = |values: Vec<f32>| values.into_iter().map(f32::to_bits).collect();
+    names.into_iter().map(|name| (name.clone(), bits(engine.full_parameter(&name).unwrap()))).collect()
 }
 
 /// Trains the small model on a world of threads. All ranks must agree.
@@ -180,12 +215,7 @@ pub fn run(ranks: usize, steps: u64, extra: &str) -> Trajectory {
 
 /// Like [`run`], with another model.
 pub fn run_of(layers: impl Fn() -> Layers + Sync, ranks: usize, steps: u64, extra: &str) -> Trajectory {
-    let all = world(ranks, |comm| {
-        let mut engine =
-            Engine::with_communicator(config(ranks, extra), layers(), comm).unwrap_or_else(|e| panic!("{e}"));
-        trajectory(&mut engine, steps)
-    });
-    agreed(all, extra)
+    agreed(world(ranks, |comm| trajectory(&mut engine_of(layers(), comm, extra), steps)), extra)
 }
 
 /// Returns the result that all ranks agree on.

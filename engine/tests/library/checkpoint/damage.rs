@@ -17,7 +17,7 @@ fn edit(path: &Path, change: impl FnOnce(&mut Vec<u8>)) {
 /// Loads `bad` on two ranks. Checks that both reject it and keep their state, and can then continue from `good`.
 fn refused(bad: &Path, good: &Path) -> Vec<String> {
     world(2, |comm| {
-        let mut engine = engine(2, &settings(3, ""), comm);
+        let mut engine = engine(comm, &settings(3, ""));
         train(&mut engine, 1);
         let before = engine.full_parameter("transformer.h.1.mlp.c_fc.weight").unwrap();
         let error = engine.load_checkpoint(bad).expect_err("a damaged checkpoint is loaded");

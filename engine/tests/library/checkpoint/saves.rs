@@ -18,7 +18,7 @@ fn an_interrupted_save_is_not_a_checkpoint() {
     fs::remove_file(root.path().join("step-00000009/manifest.json")).unwrap();
     fs::write(root.path().join("step-latest"), "not a number").unwrap();
     world(2, |comm| {
-        let mut engine = engine(2, &text, comm);
+        let mut engine = engine(comm, &text);
         assert_eq!(engine.resume(root.path()).unwrap(), Some(good.clone()));
         train(&mut engine, 1);
         // The next save of that step replaces the unfinished folder.
@@ -27,7 +27,7 @@ fn an_interrupted_save_is_not_a_checkpoint() {
     assert!(!root.path().join(".unfinished-step-00000003").exists());
     assert_eq!(fs::read_to_string(root.path().join("latest")).unwrap(), "step-00000003\n");
     let empty = root.path().join("empty");
-    world(1, |comm| assert_eq!(engine(1, &text, comm).resume(&empty).unwrap(), None));
+    world(1, |comm| assert_eq!(engine(comm, &text).resume(&empty).unwrap(), None));
 }
 
 /// A save that fails on one rank fails on all, and keeps the older checkpoint.
@@ -37,7 +37,7 @@ fn a_failed_save_leaves_the_older_checkpoint() {
     let text = settings(2, "");
     let good = saved(root.path(), 2, 1, &text);
     world(2, |comm| {
-        let mut engine = engine(2, &text, comm);
+        let mut engine = engine(comm, &text);
         engine.resume(root.path()).unwrap();
         train(&mut engine, 1);
         let file = root.path().join("file");
@@ -55,7 +55,7 @@ fn the_last_checkpoints_are_kept() {
         let root = tempfile::tempdir().unwrap();
         let text = settings(1, &format!("training: {{{keep_last}}}"));
         world(2, |comm| {
-            let mut engine = engine(2, &text, comm);
+            let mut engine = engine(comm, &text);
             for _ in 0..4 {
                 train(&mut engine, 1);
                 engine.save_checkpoint(root.path()).unwrap();
@@ -79,7 +79,7 @@ fn keep_every_keeps_checkpoints() {
     let root = tempfile::tempdir().unwrap();
     let text = settings(1, "training: {keep_last: 2, keep_every: 3}");
     world(2, |comm| {
-        let mut engine = engine(2, &text, comm);
+        let mut engine = engine(comm, &text);
         for _ in 0..8 {
             train(&mut engine, 1);
             engine.save_checkpoint(root.path()).unwrap();
@@ -99,7 +99,7 @@ fn a_run_set_back_to_an_older_step_keeps_new_checkpoints() {
     saved(root.path(), 2, 6, &text);
     fs::rename(root.path().join("kept"), &first).unwrap();
     world(2, |comm| {
-        let mut engine = engine(2, &text, comm);
+        let mut engine = engine(comm, &text);
         engine.load_checkpoint(&first).unwrap();
         train(&mut engine, 1);
         engine.save_checkpoint(root.path()).unwrap();
@@ -123,17 +123,17 @@ fn a_background_save_has_the_state_of_its_step() {
         for zero_stage in 0..=3 {
             let root = root.path().join(format!("{name}-{zero_stage}"));
             let text = settings(zero_stage, &format!("{more}\ntraining: {{save_async: true, keep_last: 0}}"));
-            let whole = world(2, |comm| trajectory(&mut engine(2, &text, comm), 6));
+            let whole = world(2, |comm| trajectory(&mut engine(comm, &text), 6));
             let waited = root.join("waited");
             world(2, |comm| {
-                let mut engine = engine(2, &text, comm);
+                let mut engine = engine(comm, &text);
                 for _ in 0..2 {
                     train(&mut engine, 2);
                     engine.save_checkpoint(&waited).unwrap();
                 }
             });
             let trajectories = world(2, |comm| {
-                let mut engine = engine(2, &text, comm);
+                let mut engine = engine(comm, &text);
                 train(&mut engine, 2);
                 engine.save_checkpoint_in_background(&root, serde_json::Value::Null).unwrap();
                 train(&mut engine, 2);
@@ -170,7 +170,7 @@ fn a_save_in_the_background_fails_on_every_rank() {
     let text = settings(3, "training: {save_async: true}");
     world(2, |comm| {
         let rank = comm.rank();
-        let mut engine = engine(2, &text, comm);
+        let mut engine = engine(comm, &text);
         train(&mut engine, 1);
         engine.save_checkpoint_in_background(root.path(), serde_json::Value::Null).unwrap();
         engine.finish_save().unwrap();

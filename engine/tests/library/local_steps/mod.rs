@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use zero_engine::Engine;
 use zero_engine::comm::{Communicator, Options, threads};
-use zero_partition::{Category, expected_payload, expected_state};
+use zero_partition::expected_payload;
 
-use crate::bytes::all_reduced;
+use crate::bytes::{all_reduced, assert_state};
 use crate::python::{TOKENS, python, results};
 use crate::world::{
     BF16, Trajectory, agreed, batch, configured_engine, engine, relative_difference, train, trajectory, world,
@@ -316,13 +316,9 @@ fn bytes_held_and_sent_match_the_formulas() {
                         "{text}, rank {rank}"
                     );
                 }
-                let (zero, groups) = (engine.zero(), engine.zero().groups());
-                let expected = expected_state(zero.layout(), zero.stages(), groups.at(), &zero.widths());
-                let held = [Category::Parameters, Category::Gradients, Category::OptimizerState]
-                    .map(|category| zero.ledger().peak(category));
-                assert_eq!(held, [expected.parameters, expected.gradients, expected.optimizer], "{text}, rank {rank}");
+                let (zero, state) = (engine.zero(), assert_state(&engine, &format!("{text}, rank {rank}")));
                 let owned = zero.layout().segments().iter().enumerate().filter(|(id, _)| zero.owns(*id));
-                (owned.map(|(_, segment)| segment.elements() as u64).sum::<u64>(), held[2], outer)
+                (owned.map(|(_, segment)| segment.elements() as u64).sum::<u64>(), state.optimizer, outer)
             });
             // Each pipeline stage has its own parameters.
             let elements = measured.iter().map(|(elements, ..)| elements).sum::<u64>() / (replicates * shards) as u64;

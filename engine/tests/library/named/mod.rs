@@ -12,7 +12,7 @@ use candle_nn::{Embedding, Linear, Module, VarBuilder, embedding, linear};
 use zero_engine::{Activations, Batch, Config, Engine, Layer, Layers, Pass, ops};
 use zero_optim::{AdamW, Optimizer, Step, update};
 
-use crate::world::{Trajectory, agreed, assert_same, world};
+use crate::world::{Trajectory, agreed, assert_same, parameters, world};
 
 const SAMPLES: usize = 8;
 const STEPS: u64 = 4;
@@ -186,14 +186,10 @@ fn found((name, layers, batch): Case, ranks: usize, more: &str) -> Found {
         let mut engine = engine.unwrap_or_else(|e| panic!("{name}, {more}: {e}"));
         let train = |step| engine.train_batch(&batch(step)).unwrap_or_else(|e| panic!("{name}, {more}: {e}"));
         let steps: Vec<_> = (0..STEPS).map(train).collect();
-        let names: Vec<String> = engine.model().parameters().iter().map(|p| p.name().to_string()).collect();
-        let values = |engine: &mut Engine, name: &str| {
-            engine.full_parameter(name).unwrap().into_iter().map(f32::to_bits).collect::<Vec<_>>()
-        };
         let trajectory = Trajectory {
             losses: steps.iter().map(|step| step.loss.to_bits()).collect(),
             norms: steps.iter().map(|step| step.grad_norm.to_bits()).collect(),
-            parameters: names.iter().map(|name| (name.clone(), values(&mut engine, name))).collect(),
+            parameters: parameters(&mut engine),
         };
         let evaluated = engine.eval_batch(&batch(50)).unwrap();
         (trajectory, evaluated.to_bits(), bits(&engine.forward(batch(50)).unwrap()))

@@ -1,16 +1,16 @@
 //! Losses, gradient norms and final parameters are bit-identical to those of one stage.
 
-use super::{SCHEDULES, assert_same, model, run, text};
+use super::{SCHEDULES, assert_same, model, run_of, text};
 use crate::world::{BF16, FP16};
 
 fn every_pipeline_is_equal(zero_stage: u8) {
     for (data, tied) in [(1, true), (2, true), (1, false), (2, false)] {
-        let expected = run(data, || model(tied), 6, &text(zero_stage, 4, "stages: 1", ""));
+        let expected = run_of(|| model(tied), data, 6, &text(zero_stage, 4, "stages: 1", ""));
         assert!(expected.losses[0] != expected.losses[5]);
         for stages in 1..=4 {
             for schedule in SCHEDULES {
                 let pipeline = format!("stages: {stages}, schedule: {schedule}");
-                let got = run(stages * data, || model(tied), 6, &text(zero_stage, 4, &pipeline, ""));
+                let got = run_of(|| model(tied), stages * data, 6, &text(zero_stage, 4, &pipeline, ""));
                 assert_same(&expected, &got, &format!("{schedule}, {stages} × {data}, ZeRO {zero_stage}, tied {tied}"));
             }
         }
@@ -43,7 +43,7 @@ fn reproducible_runs_are_bit_identical_in_every_layout() {
     let reproducible = |zero_stage: u8, data: usize, stages: usize, schedule: &str| {
         let pipeline = format!("stages: {stages}, schedule: {schedule}");
         let text = text(zero_stage, 8 / data, &pipeline, "training: {reproducible: true}");
-        run(stages * data, || model(true), 4, &text)
+        run_of(|| model(true), stages * data, 4, &text)
     };
     let expected = reproducible(0, 1, 1, "1f1b");
     for zero_stage in 0..=3 {
@@ -75,7 +75,7 @@ fn pipelines_are_equal_in(dtype: &str) {
         for data in [1, 2] {
             let run = |stages: usize, schedule: &str| {
                 let pipeline = format!("stages: {stages}, schedule: {schedule}");
-                run(stages * data, || model(true), 8, &text(zero_stage, 4, &pipeline, dtype))
+                run_of(|| model(true), stages * data, 8, &text(zero_stage, 4, &pipeline, dtype))
             };
             let expected = run(1, "1f1b");
             assert!(expected.losses[0] != expected.losses[7]);

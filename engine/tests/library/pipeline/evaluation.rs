@@ -3,7 +3,7 @@
 use candle_core::{DType, Tensor};
 use zero_engine::{Engine, Error};
 
-use super::{SCHEDULES, engine, gpt2, text};
+use super::{SCHEDULES, engine_of, gpt2, text};
 use crate::world::{BF16, batch, train, world};
 
 fn bits(tensor: &Tensor) -> Vec<u32> {
@@ -52,7 +52,7 @@ fn losses_and_outputs_match_one_stage_on_all_ranks() {
                 let of = |stages: usize, schedule: &str| {
                     let pipeline = format!("stages: {stages}, schedule: {schedule}");
                     let text = text(zero_stage, 4, &pipeline, more);
-                    world(stages * data, |comm| found(&mut engine(gpt2(40, true), &text, comm)))
+                    world(stages * data, |comm| found(&mut engine_of(gpt2(40, true), comm, &text)))
                 };
                 let expected = of(1, "1f1b");
                 assert!(
@@ -76,7 +76,7 @@ fn a_batch_missing_on_one_rank_fails_all_ranks() {
     let text = text(1, 4, "stages: 3", "");
     let errors = world(3, |comm| {
         let rank = comm.rank();
-        let mut engine = engine(gpt2(40, true), &text, comm);
+        let mut engine = engine_of(gpt2(40, true), comm, &text);
         let missing = |_| Err(Error::Batch("no such sample".into()));
         match rank {
             2 => engine.eval_with(3, missing).unwrap_err().to_string(),
@@ -90,7 +90,7 @@ fn a_batch_missing_on_one_rank_fails_all_ranks() {
 #[test]
 fn zero_micro_batches_have_no_losses() {
     let losses = world(2, |comm| {
-        let mut engine = engine(gpt2(16, true), &text(0, 4, "stages: 2", ""), comm);
+        let mut engine = engine_of(gpt2(16, true), comm, &text(0, 4, "stages: 2", ""));
         engine.eval_with(0, |_| unreachable!("there is nothing to load")).unwrap()
     });
     assert!(losses.iter().all(Vec::is_empty));

@@ -2,10 +2,10 @@
 
 use candle_core::{DType, Result, Tensor};
 use candle_nn::{Linear, Module, VarBuilder, embedding, linear};
-use zero_engine::{Activations, Engine, Layer, Layers, Pass, ops};
+use zero_engine::{Activations, Layer, Layers, Pass, ops};
 
-use super::{SCHEDULES, text};
-use crate::world::{batch, config, world};
+use super::{SCHEDULES, engine_of, text};
+use crate::world::{batch, world};
 
 /// A layer that runs another function instead of its linear map.
 struct Middle {
@@ -52,7 +52,7 @@ fn a_failing_layer_and_its_rank_are_named() {
                 let pipeline = format!("stages: {stages}, schedule: {schedule}, partition_method: uniform");
                 let text = text(zero_stage, 4, &pipeline, "");
                 let said = world(stages, |comm| {
-                    let mut engine = Engine::with_communicator(config(stages, &text), faulty(instead), comm).unwrap();
+                    let mut engine = engine_of(faulty(instead), comm, &text);
                     engine.train_batch(&batch(0, 8)).expect_err("a layer with a fault").to_string()
                 });
                 // The errors of other ranks also contain the cause, as the reason of an abort.

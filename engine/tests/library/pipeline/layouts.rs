@@ -6,7 +6,7 @@ use std::path::Path;
 use proptest::prelude::*;
 use zero_engine::{Engine, Kind};
 
-use super::{engine, gpt2, text};
+use super::{engine_of, gpt2, text};
 use crate::world::{BF16, FP16, config, train, world};
 
 /// A layout: replicas, pipeline stages, ZeRO stage, whether state and parameters are offloaded to disk.
@@ -62,7 +62,7 @@ fn joined(all: Vec<Held>) -> Vec<(String, Kind, Vec<u32>)> {
 fn written(root: &Path, place: Setup, more: &str) -> Vec<(String, Kind, Vec<u32>)> {
     let text = settings(place, more, root);
     joined(world(place.0 * place.1, |comm| {
-        let mut engine = engine(gpt2(40, true), &text, comm);
+        let mut engine = engine_of(gpt2(40, true), comm, &text);
         train(&mut engine, 2);
         engine.save_checkpoint(root).unwrap_or_else(|e| panic!("{place:?}: {e}"));
         held(&engine)
@@ -73,7 +73,7 @@ fn written(root: &Path, place: Setup, more: &str) -> Vec<(String, Kind, Vec<u32>
 fn loaded(root: &Path, place: Setup, more: &str) -> Vec<(String, Kind, Vec<u32>)> {
     let text = settings(place, more, root);
     joined(world(place.0 * place.1, |comm| {
-        let mut engine = engine(gpt2(40, true), &text, comm);
+        let mut engine = engine_of(gpt2(40, true), comm, &text);
         engine.resume(root).unwrap_or_else(|e| panic!("{place:?}: {e}")).expect("a checkpoint");
         assert_eq!(engine.steps(), 2);
         held(&engine)

@@ -15,10 +15,9 @@ mod traffic;
 mod variations;
 mod zero_bubble;
 
-use crate::world;
+use zero_engine::{Layers, zoo};
 
-use world::{Trajectory, agreed, assert_same, config, trajectory, world};
-use zero_engine::{Engine, Layers, zoo};
+use crate::world::{agreed, assert_same, engine_of, run_of};
 
 const SCHEDULES: [&str; 4] = ["gpipe", "1f1b", "interleaved_1f1b", "zb_h1"];
 
@@ -51,15 +50,4 @@ fn text(zero_stage: u8, micro_batches: usize, pipeline: &str, more: &str) -> Str
          pipeline: {{{pipeline}}}\n\
          zero_optimization: {{stage: {zero_stage}, stage3_param_persistence_threshold: 20}}"
     )
-}
-
-/// Creates the engine of one rank.
-fn engine(model: Layers, text: &str, comm: std::sync::Arc<dyn zero_engine::comm::Communicator>) -> Engine {
-    Engine::with_communicator(config(comm.size(), text), model, comm).unwrap_or_else(|e| panic!("{text}: {e}"))
-}
-
-/// Trains on `ranks` ranks. All ranks must agree.
-fn run(ranks: usize, model: impl Fn() -> Layers + Sync, steps: u64, text: &str) -> Trajectory {
-    let all = world(ranks, |comm| trajectory(&mut engine(model(), text, comm), steps));
-    agreed(all, text)
 }

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use candle_core::{Device, Tensor};
 use zero_engine::Engine;
 
-use super::{agreed, engine, gpt2, text};
+use super::{agreed, engine_of, gpt2, text};
 use crate::world::{config, train, world};
 
 const TIED: &str = "transformer.wte.weight";
@@ -22,7 +22,7 @@ fn values(elements: usize, salt: usize) -> Vec<f32> {
 /// Losses of two steps that start from [`values`], on one stage.
 fn expected_losses(zero_stage: u8, data: usize, more: &str) -> Vec<u32> {
     let all = world(data, |comm| {
-        let mut engine = engine(gpt2(40, true), &text(zero_stage, 4, "stages: 1", more), comm);
+        let mut engine = engine_of(gpt2(40, true), comm, &text(zero_stage, 4, "stages: 1", more));
         set_all(&mut engine);
         losses(&mut engine)
     });
@@ -52,7 +52,7 @@ fn initial_weights_reach_every_stage() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("weights.safetensors");
     let shapes = world(1, |comm| {
-        let engine = engine(gpt2(40, true), &text(0, 4, "stages: 1", ""), comm);
+        let engine = engine_of(gpt2(40, true), comm, &text(0, 4, "stages: 1", ""));
         engine.model().parameters().iter().map(|p| (p.name().to_string(), p.shape().clone())).collect::<Vec<_>>()
     });
     let tensor = |(salt, (name, shape)): (usize, &(String, candle_core::Shape))| {
@@ -68,7 +68,7 @@ fn initial_weights_reach_every_stage() {
                 let expected = expected_losses(zero_stage, data, dtype);
                 let text = text(zero_stage, 4, &format!("stages: {stages}"), &format!("{section}{dtype}"));
                 world(stages * data, |comm| {
-                    let mut engine = engine(gpt2(40, true), &text, comm);
+                    let mut engine = engine_of(gpt2(40, true), comm, &text);
                     assert_has_values(&mut engine, &text);
                     assert_eq!(losses(&mut engine), expected, "{text}");
                 });
@@ -99,7 +99,7 @@ fn every_rank_sets_and_reads_every_parameter() {
             let expected = expected_losses(zero_stage, data, "");
             let text = text(zero_stage, 4, &format!("stages: {stages}, schedule: {schedule}"), "");
             let all = world(stages * data, |comm| {
-                let mut engine = engine(gpt2(40, true), &text, comm);
+                let mut engine = engine_of(gpt2(40, true), comm, &text);
                 set_all(&mut engine);
                 assert_has_values(&mut engine, &text);
                 let local: Vec<_> = names(&engine).iter().map(|n| engine.local_parameter(n).unwrap()).collect();

@@ -5,8 +5,8 @@ use candle_nn::{Embedding, Linear, Module, VarBuilder, embedding, linear};
 use zero_engine::comm::Communicator;
 use zero_engine::{Activations, Batch, Engine, Layer, Layers, Pass, ops};
 
-use super::{SCHEDULES, agreed, assert_same, engine, text};
-use crate::world::{BF16, FP16, Trajectory, batch, config, trajectory, world};
+use super::{SCHEDULES, agreed, assert_same, engine_of, text};
+use crate::world::{BF16, FP16, Trajectory, batch, trajectory, world};
 
 /// Outputs hidden states in the working dtype, their token ids (u32), and a mask (f32) that scales changes.
 struct Begin(Embedding);
@@ -59,7 +59,7 @@ type Found = (Trajectory, Vec<u32>, Vec<u32>);
 fn found(ranks: usize, steps: u64, text: &str) -> Found {
     let bits = |values: Vec<f32>| values.into_iter().map(f32::to_bits).collect();
     let all = world(ranks, |comm| {
-        let mut engine = engine(three_tensors(), text, comm);
+        let mut engine = engine_of(three_tensors(), comm, text);
         let trained = trajectory(&mut engine, steps);
         let losses = engine.eval_with(3, |index| Ok(batch(index as u64, 2))).unwrap();
         let samples = batch(7, 3).inputs;
@@ -126,9 +126,7 @@ fn errors(
 ) -> Vec<String> {
     let text =
         |stages: usize| text(0, 4, &format!("stages: {stages}, schedule: {schedule}, partition_method: uniform"), "");
-    let made = |stages: usize, comm: std::sync::Arc<dyn Communicator>| {
-        Engine::with_communicator(config(stages, &text(stages)), model(), comm).unwrap()
-    };
+    let made = |stages: usize, comm: std::sync::Arc<dyn Communicator>| engine_of(model(), comm, &text(stages));
     world(1, |comm| act(&mut made(1, comm)).expect("one stage has no boundary"));
     world(stages, |comm| act(&mut made(stages, comm)).expect_err("shapes that differ").to_string())
 }

@@ -7,7 +7,7 @@ use candle_nn::VarBuilder;
 use zero_checkpoint::Manifest;
 use zero_engine::{Activations, Engine, Kind, Layer, Layers, Pass, ops};
 
-use super::{SCHEDULES, assert_same, engine, gpt2, run, text};
+use super::{SCHEDULES, assert_same, engine_of, gpt2, run_of, text};
 use crate::world::{train, world};
 
 /// A residual layer of plain candle operations.
@@ -38,7 +38,7 @@ fn a_parameter_tied_four_times_matches_one_stage_bit_for_bit() {
         for data in [1, 2] {
             let of = |stages: usize, schedule: &str| {
                 let pipeline = format!("stages: {stages}, schedule: {schedule}, partition_method: uniform");
-                run(stages * data, four_users, 4, &text(zero_stage, 4, &pipeline, ""))
+                run_of(four_users, stages * data, 4, &text(zero_stage, 4, &pipeline, ""))
             };
             let expected = of(1, "1f1b");
             for (stages, schedules) in [(2, &SCHEDULES[..]), (3, &SCHEDULES[..]), (6, &["1f1b", "zb_h1"])] {
@@ -75,7 +75,7 @@ fn copies_of_tied_parameters_stay_bit_identical() {
                 let schedule = SCHEDULES[(usize::from(zero_stage) + stages + data) % 4];
                 let text = text(zero_stage, 2, &format!("stages: {stages}, schedule: {schedule}"), "");
                 let all = world(stages * data, |comm| {
-                    let mut engine = engine(gpt2(40, true), &text, comm);
+                    let mut engine = engine_of(gpt2(40, true), comm, &text);
                     let first = held(&engine, NAME, zero_stage);
                     train(&mut engine, 20);
                     let segment = engine.zero().layout().segments().iter().position(|s| s.name == NAME).unwrap();
@@ -115,7 +115,7 @@ fn a_checkpoint_stores_each_element_once_by_its_owner() {
             let text = text(zero_stage, 2, &format!("stages: {stages}, schedule: {schedule}"), "");
             let root = root.path().join(format!("{zero_stage}-{stages}-{data}"));
             let mut all = world(stages * data, |comm| {
-                let mut engine = engine(gpt2(40, true), &text, comm);
+                let mut engine = engine_of(gpt2(40, true), comm, &text);
                 train(&mut engine, 1);
                 let folder = engine.save_checkpoint(&root).unwrap();
                 let zero = engine.zero();
@@ -157,7 +157,7 @@ fn memory_of_messages_is_released() {
         for schedule in SCHEDULES {
             let text = text(zero_stage, 4, &format!("stages: 2, schedule: {schedule}"), "");
             let left = world(4, |comm| {
-                let mut engine = engine(gpt2(40, true), &text, comm);
+                let mut engine = engine_of(gpt2(40, true), comm, &text);
                 train(&mut engine, 3);
                 let ledger = engine.zero().ledger();
                 let used = ledger.now(zero_partition::Category::Staging) - engine.zero().idle_bytes();

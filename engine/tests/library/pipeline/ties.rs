@@ -5,7 +5,7 @@ use candle_nn::{Init, Module, VarBuilder};
 use zero_engine::{Batch, Engine, Layers};
 
 use super::SCHEDULES;
-use crate::world::{config, world};
+use crate::world::{config, engine_of, world};
 
 /// A linear map and a gain, each with a name that can be tied.
 struct Map {
@@ -47,7 +47,7 @@ fn losses(ranks: usize, pipeline: &str, zero_stage: u8) -> Vec<u32> {
          zero_optimization: {{stage: {zero_stage}, stage3_param_persistence_threshold: 100}}"
     );
     let mut all = world(ranks, |comm| {
-        let mut engine = Engine::with_communicator(config(ranks, &text), model(), comm).expect("an engine");
+        let mut engine = engine_of(model(), comm, &text);
         (0..6)
             .map(|step| {
                 let rows = engine.config().train_batch_size;

@@ -5,7 +5,7 @@ use zero_engine::Engine;
 use zero_engine::pipeline::{Content, Instruction};
 use zero_partition::expected_payload;
 
-use super::{SCHEDULES, engine, gpt2, text};
+use super::{SCHEDULES, engine_of, gpt2, text};
 use crate::bytes::{all_reduced, options};
 use crate::world::{BF16, FP16, batch, world};
 
@@ -68,7 +68,7 @@ impl Run {
         let text = text(self.zero_stage, self.micro_batches, &pipeline, more);
         let width = self.dtype.size_in_bytes();
         world(self.stages * self.data, |comm| {
-            let mut engine = engine(gpt2(WIDTH, self.tied), &text, comm);
+            let mut engine = engine_of(gpt2(WIDTH, self.tied), comm, &text);
             let step = |engine: &mut Engine, number| {
                 engine.train_batch(&batch(number, 2 * self.data * self.micro_batches)).unwrap().sent_bytes
             };

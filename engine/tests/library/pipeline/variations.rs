@@ -3,7 +3,7 @@
 
 use zero_engine::{Engine, Layers, zoo};
 
-use super::{SCHEDULES, agreed, assert_same, engine, gpt2, model, run, text};
+use super::{SCHEDULES, agreed, assert_same, engine_of, gpt2, model, run_of, text};
 use crate::world::{train, trajectory, world};
 
 /// Includes more stages than micro-batches, and numbers of stages that do not divide the number of micro-batches.
@@ -13,7 +13,7 @@ fn any_number_of_micro_batches_is_bit_identical() {
         for micro_batches in [1, 2, 3, 5] {
             let of = |stages: usize, pipeline: &str| {
                 let pipeline = format!("stages: {stages}, schedule: {pipeline}");
-                run(stages, || model(true), 4, &text(zero_stage, micro_batches, &pipeline, ""))
+                run_of(|| model(true), stages, 4, &text(zero_stage, micro_batches, &pipeline, ""))
             };
             let expected = of(1, "1f1b");
             for stages in 2..=4 {
@@ -36,7 +36,7 @@ fn options_of_communication_are_bit_identical() {
             "train_micro_batch_size_per_gpu: 2\ngradient_accumulation_steps: 4\n\
              pipeline: {{stages: {stages}, {pipeline}}}\nzero_optimization: {{stage: {zero}}}"
         );
-        run(2 * stages, || gpt2(40, true), 5, &text)
+        run_of(|| gpt2(40, true), 2 * stages, 5, &text)
     };
     for zero_stage in [1, 3] {
         let expected = of(1, "schedule: 1f1b", &zero_stage.to_string());
@@ -87,7 +87,7 @@ fn llama_is_bit_identical() {
     for (zero_stage, tied) in [(0, false), (1, true), (2, false), (3, true)] {
         let of = |stages: usize, schedule: &str| {
             let pipeline = format!("stages: {stages}, schedule: {schedule}");
-            run(2 * stages, || llama(tied), 6, &text(zero_stage, 4, &pipeline, ""))
+            run_of(|| llama(tied), 2 * stages, 6, &text(zero_stage, 4, &pipeline, ""))
         };
         let expected = of(1, "1f1b");
         assert!(expected.losses[0] != expected.losses[5]);
@@ -112,7 +112,7 @@ fn a_step_is_skipped_by_all_stages_or_none() {
         let of = |stages: usize, schedule: &str| {
             let text = text(zero_stage, 4, &format!("stages: {stages}, schedule: {schedule}"), "");
             let all = world(2 * stages, |comm| {
-                let mut engine = engine(gpt2(40, true), &text, comm);
+                let mut engine = engine_of(gpt2(40, true), comm, &text);
                 train(&mut engine, 2);
                 skip(&mut engine);
                 trajectory(&mut engine, 3)

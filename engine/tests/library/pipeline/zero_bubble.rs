@@ -6,7 +6,7 @@ use candle_nn::{Module, VarBuilder};
 use zero_engine::pipeline::Instruction;
 use zero_engine::{Activations, Engine, Layer, Layers, Pass, ops};
 
-use super::{agreed, assert_same, engine, model, run, text};
+use super::{agreed, assert_same, engine_of, model, run_of, text};
 use crate::world::{train, trajectory, world};
 
 const MICRO_BATCHES: usize = 4;
@@ -54,7 +54,7 @@ struct Did {
 fn did(zero_stage: u8, stages: usize, schedule: &str) -> Vec<Did> {
     let text = settings(zero_stage, stages, schedule);
     world(stages, |comm| {
-        let mut engine = engine(model(true), &text, comm);
+        let mut engine = engine_of(model(true), comm, &text);
         train(&mut engine, 1);
         let inputs = done(&engine, "backward_input");
         let weights = done(&engine, "backward_weight");
@@ -128,12 +128,12 @@ fn plain() -> Layers {
 #[test]
 fn plain_candle_modules_run_backward_as_a_whole_with_the_same_bits() {
     for zero_stage in 0..=3 {
-        let expected = run(1, plain, 6, &settings(zero_stage, 1, "1f1b"));
+        let expected = run_of(plain, 1, 6, &settings(zero_stage, 1, "1f1b"));
         assert!(expected.losses[0] != expected.losses[5]);
         for stages in [2, 3] {
             let text = settings(zero_stage, stages, "zb_h1");
             let all = world(stages, |comm| {
-                let mut engine = engine(plain(), &text, comm);
+                let mut engine = engine_of(plain(), comm, &text);
                 let trained = trajectory(&mut engine, 6);
                 assert!(
                     layers_of(&engine, "backward_input").is_empty() && layers_of(&engine, "backward_weight").is_empty()

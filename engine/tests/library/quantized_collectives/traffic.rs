@@ -1,13 +1,13 @@
 //! Collectives in 8 and 4 bits send the bytes of the closed form.
 
 use zero_engine::pipeline::Instruction;
-use zero_engine::{Engine, zoo};
+use zero_engine::zoo;
 use zero_optim::BlockCodes;
 use zero_partition::{Payload, expected_payload};
 
 use super::{BOTH, GRADIENTS, WEIGHTS};
 use crate::bytes::all_reduced;
-use crate::world::{BF16, batch, config, gpt2_config, world};
+use crate::world::{BF16, batch, engine_of, gpt2_config, world};
 
 /// In each of R shard groups, with n ranks in near groups of k, a gather sends the 8-bit codes of all Ψ elements n − 1
 /// times. A reduction sends the 8-bit codes of Ψ elements k − 1 times within each near group, and their 4-bit codes
@@ -30,7 +30,7 @@ fn bytes_sent_match_the_closed_form() {
                 let rank = comm.rank();
                 let layers =
                     zoo::gpt2(&zoo::Gpt2Config { vocab_size: 64, n_embd: 256, n_inner: None, ..gpt2_config() });
-                let mut engine = Engine::with_communicator(config(ranks, &text), layers, comm).unwrap();
+                let mut engine = engine_of(layers, comm, &text);
                 let sent = engine.train_batch(&batch(0, ranks * MICRO_BATCHES)).unwrap().sent_bytes;
                 let (zero, groups) = (engine.zero(), engine.zero().groups());
                 let place = (groups.mesh(), groups.at());

@@ -3,10 +3,8 @@
 
 use std::path::Path;
 
-use zero_engine::Engine;
-
 use super::{gpt2, keys, kinds};
-use crate::world::{Trajectory, agreed, assert_near, config, run_of, trajectory, world};
+use crate::world::{Trajectory, agreed, assert_near, engine_of, run_of, trajectory, world};
 
 const STEPS: u64 = 2;
 
@@ -65,8 +63,7 @@ fn layouts() -> Vec<Layout> {
 fn run(layout: Layout, save: Option<&Path>, resume: Option<&Path>) -> Trajectory {
     let (ranks, text) = (layout.ranks(), layout.text());
     let all = world(ranks, |comm| {
-        let mut engine =
-            Engine::with_communicator(config(ranks, &text), gpt2(), comm).unwrap_or_else(|e| panic!("{text}: {e}"));
+        let mut engine = engine_of(gpt2(), comm, &text);
         resume.iter().for_each(|folder| drop(engine.resume(folder).unwrap()));
         let trajectory = trajectory(&mut engine, STEPS);
         save.iter().for_each(|folder| drop(engine.save_checkpoint(folder).unwrap()));

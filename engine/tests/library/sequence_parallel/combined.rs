@@ -8,7 +8,7 @@ use crate::adapter::LORA;
 use crate::on_disk::offloaded;
 use crate::packing;
 use crate::world::{
-    BF16, Trajectory, agreed, assert_near, assert_same, batch, config, gpt2_config, run_of, train, trajectory, world,
+    BF16, assert_near, assert_same, batch, config, engine_of, gpt2_config, resume, run_of, save, trajectory, world,
 };
 
 /// Each variant trains like one rank, up to rounding.
@@ -39,7 +39,7 @@ fn every_variant_matches_one_rank_up_to_rounding() {
     let local = "mesh: {data_parallel_replicate_degree: 2}\ntraining: {local_steps: {steps: 2}}";
     let losses = |ranks: usize, text: String| {
         let all = world(ranks, |comm| {
-            let mut engine = Engine::with_communicator(config(ranks, &text), gpt2(), comm).unwrap();
+            let mut engine = engine_of(gpt2(), comm, &text);
             trajectory(&mut engine, STEPS)
         });
         // The first rank of each replicate. Replicates have different losses.
@@ -96,23 +96,13 @@ fn checkpoints_load_at_any_sequence_parallel_degree() {
     let folder = tempfile::tempdir().unwrap();
     let text = |slices: usize, stage: u8| keys(slices, 4, 1, stage, "");
     let whole = run_of(gpt2, 2, STEPS, &text(2, 3));
-    world(2, |comm| {
-        let mut engine = Engine::with_communicator(config(2, &text(2, 3)), gpt2(), comm).unwrap();
-        train(&mut engine, 3);
-        engine.save_checkpoint(folder.path()).unwrap();
-    });
+    save((2, 3), folder.path(), |comm| engine_of(gpt2(), comm, &text(2, 3)));
     for (ranks, stage, kind) in
         [(1, 0, by_heads as fn(String) -> String), (2, 1, by_heads), (4, 3, by_heads), (2, 2, by_queries)]
     {
         let text = kind(text(ranks, stage));
-        let all = world(ranks, |comm| {
-            let mut engine = Engine::with_communicator(config(ranks, &text), gpt2(), comm).unwrap();
-            engine.resume(folder.path()).unwrap();
-            trajectory(&mut engine, STEPS - 3)
-        });
-        let rest = agreed(all, &text);
-        let end = Trajectory { losses: whole.losses[3..].to_vec(), norms: whole.norms[3..].to_vec(), ..whole.clone() };
-        assert_near(&rest, &end, 1e-5, &text);
+        let rest = resume((ranks, STEPS - 3), folder.path(), |comm| engine_of(gpt2(), comm, &text));
+        assert_near(&rest, &whole.after(3), 1e-5, &text);
     }
 }
 
@@ -134,7 +124,7 @@ fn traffic_matches_the_formulas() {
                 {
                     let text = kind(keys(slices, rows, micro_batches, 2, &format!("{dtype}\n{more}")));
                     let sent = world(slices, |comm| {
-                        let mut engine = Engine::with_communicator(config(slices, &text), gpt2(), comm).unwrap();
+                        let mut engine = engine_of(gpt2(), comm, &text);
                         engine.train_batch(&batch(0, micro_batches * rows)).unwrap();
                         engine.zero().groups().context().unwrap().stats().sent_bytes()
                     });
@@ -153,7 +143,7 @@ fn traffic_of_sequence_and_context_parallelism_adds_up() {
     let (rows, time, width, layers) = (2, 16, 32, 2);
     let text = by_both(keys(4, rows, 1, 2, ""));
     let sent = world(4, |comm| {
-        let mut engine = Engine::with_communicator(config(4, &text), gpt2(), comm).unwrap();
+        let mut engine = engine_of(gpt2(), comm, &text);
         let before = engine.stats().sent_bytes();
         engine.train_batch(&batch(0, rows)).unwrap();
         let zero = engine.zero();
@@ -189,7 +179,7 @@ fn a_layer_that_does_not_declare_its_attention_fails() {
     let messages = world(2, |comm| {
         let text = keys(2, 2, 1, 0, "");
         let refused = Engine::with_communicator(config(2, &text), layers(false), comm.clone());
-        let mut engine = Engine::with_communicator(config(2, &text), layers(true), comm).unwrap();
+        let mut engine = engine_of(layers(true), comm, &text);
         [refused.err().unwrap().to_string(), engine.train_batch(&batch(0, 2)).unwrap_err().to_string()]
     });
     for [refused, failed] in messages {
@@ -203,7 +193,7 @@ fn indivisible_sequences_are_errors() {
     for (kind, parts) in KINDS.into_iter().zip(["3 slices", "2 × 3 chunks"]) {
         let text = kind(keys(3, 2, 1, 0, ""));
         let messages = world(3, |comm| {
-            let mut engine = Engine::with_communicator(config(3, &text), llama(), comm).unwrap();
+            let mut engine = engine_of(llama(), comm, &text);
             engine.train_batch(&batch(0, 2)).unwrap_err().to_string()
         });
         let expected = format!("sequences of 16 positions cannot be cut into {parts}");
@@ -218,7 +208,7 @@ fn a_rank_that_is_lost_in_an_exchange_is_named() {
         let text = kind(keys(2, 2, 1, 0, ""));
         let errors = world(2, |comm| {
             let rank = comm.rank();
-            let mut engine = Engine::with_communicator(config(2, &text), gpt2(), comm).unwrap();
+            let mut engine = engine_of(gpt2(), comm, &text);
             if rank == 1 {
                 return None;
             }

@@ -10,10 +10,10 @@ use std::collections::BTreeMap;
 use std::sync::Mutex;
 
 use candle_core::Tensor;
-use zero_engine::{Engine, Layers, zoo};
+use zero_engine::{Layers, zoo};
 use zero_model::ops::own_slice;
 
-use crate::world::{BF16, FP16, assert_near, assert_same, batch, config, gpt2_config, llama_config, run_of, world};
+use crate::world::{BF16, FP16, assert_near, assert_same, batch, engine_of, gpt2_config, llama_config, run_of, world};
 
 const STEPS: u64 = 4;
 
@@ -77,7 +77,7 @@ fn outputs(layers: fn() -> Layers, ranks: usize, slices: usize, text: &str) -> V
     let seen: Mutex<BTreeMap<(usize, usize), Tensor>> = Mutex::default();
     world(ranks, |comm| {
         let place = comm.rank() % slices;
-        let mut engine = Engine::with_communicator(config(ranks, text), layers(), comm).unwrap();
+        let mut engine = engine_of(layers(), comm, text);
         engine
             .eval_observed(
                 2,

@@ -7,7 +7,7 @@ use super::{STEPS, dropping_gpt2, gpt2, keys, llama, load_with_any_number_of_par
 use crate::adapter::LORA;
 use crate::packing;
 use crate::world::{
-    BF16, FP16, assert_near, assert_near_or_overflown, assert_same, batch, config, run_of, train, world,
+    BF16, FP16, assert_near, assert_near_or_overflown, assert_same, batch, config, engine_of, run_of, train, world,
 };
 
 /// Each variant trains like one rank, up to rounding.
@@ -121,7 +121,7 @@ fn traffic_matches_the_formulas() {
             for (more, forwards) in [("", 1), ("activation_checkpointing: {}", 2)] {
                 let text = keys(tensor, rows, micro_batches, 2, &format!("{dtype}\n{more}"));
                 let sent = world(tensor, |comm| {
-                    let mut engine = Engine::with_communicator(config(tensor, &text), gpt2(), comm).unwrap();
+                    let mut engine = engine_of(gpt2(), comm, &text);
                     engine.train_batch(&batch(0, micro_batches * rows)).unwrap();
                     let summed = zero_partition::expected_tensor_sum(
                         (engine.zero().layout(), engine.model(), engine.zero().stages()),
@@ -171,7 +171,7 @@ fn layers_that_cannot_be_split_are_errors() {
     let six =
         || zoo::gpt2(&zoo::Gpt2Config { n_head: 6, n_embd: 48, n_inner: Some(192), ..crate::world::gpt2_config() });
     let messages = world(3, |comm| {
-        let mut engine = Engine::with_communicator(config(3, &text), six(), comm).unwrap();
+        let mut engine = engine_of(six(), comm, &text);
         engine.train_batch(&batch(0, 2)).unwrap_err().to_string()
     });
     assert!(messages[0].contains("cannot be cut into 3 slices of the same length"), "{}", messages[0]);
@@ -183,7 +183,7 @@ fn a_rank_that_is_lost_in_a_layer_is_named() {
     let text = keys(2, 2, 1, 0, "");
     let errors = world(2, |comm| {
         let rank = comm.rank();
-        let mut engine = Engine::with_communicator(config(2, &text), gpt2(), comm).unwrap();
+        let mut engine = engine_of(gpt2(), comm, &text);
         if rank == 1 {
             return None;
         }
@@ -200,7 +200,7 @@ fn evaluations_see_all_logits() {
     let outputs = |ranks: usize| {
         let text = keys(ranks, 3, 1, 0, "");
         let all = world(ranks, |comm| {
-            let mut engine = Engine::with_communicator(config(ranks, &text), gpt2(), comm).unwrap();
+            let mut engine = engine_of(gpt2(), comm, &text);
             let mut seen = vec![];
             let evaluated = engine.eval_observed(
                 2,
@@ -228,7 +228,7 @@ fn a_parameter_that_differs_within_a_group_is_found() {
         let text = keys(2, 2, 1, stage, "");
         let errors = world(4, |comm| {
             let rank = comm.rank();
-            let mut engine = Engine::with_communicator(config(4, &text), gpt2(), comm).unwrap();
+            let mut engine = engine_of(gpt2(), comm, &text);
             train(&mut engine, 1);
             engine.compare_replicas().unwrap();
             if rank % 2 == 1 {

@@ -10,7 +10,7 @@ use zero_engine::{Engine, Layers, zoo};
 
 use crate::sequence_parallel::{dropping_gpt2, gpt2};
 use crate::world::{
-    BF16, agreed, assert_near, assert_same, config, gpt2_config, llama_config, run_of, trajectory, world,
+    BF16, agreed, assert_near, assert_same, engine_of, gpt2_config, llama_config, run_of, trajectory, world,
 };
 
 const STEPS: u64 = 4;
@@ -52,7 +52,7 @@ fn load_with_any_number_of_parts(
     let values = |ranks: usize, tensor: usize, saves: bool| {
         let text = keys(tensor, 4, 1, 3, more);
         let all = world(ranks, |comm| {
-            let mut engine = Engine::with_communicator(config(ranks, &text), layers(), comm).unwrap();
+            let mut engine = engine_of(layers(), comm, &text);
             if saves {
                 prepare(&mut engine);
                 engine.save_checkpoint(folder.path()).unwrap();

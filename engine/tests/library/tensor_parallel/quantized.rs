@@ -3,7 +3,7 @@
 use zero_engine::{Engine, Layers, zoo};
 
 use super::{Parameters, keys, load_with_any_number_of_parts};
-use crate::world::{assert_near, assert_same, config, gpt2_config, llama_config, run_of, train, world};
+use crate::world::{assert_near, assert_same, config, engine_of, gpt2_config, llama_config, run_of, train, world};
 
 const NF4: &str = "adapter: {r: 4, lora_dropout: 0.1, init_lora_weights: false}\n\
                    quantization_config: {load_in_4bit: true, bnb_4bit_quant_type: nf4}";
@@ -63,7 +63,7 @@ fn checkpoints_and_set_values_do_not_depend_on_the_degree() {
             train(engine, 2);
         });
         let text = keys(1, 4, 1, 3, FP4);
-        let names = world(1, |comm| quantized(&Engine::with_communicator(config(1, &text), layers(), comm).unwrap()));
+        let names = world(1, |comm| quantized(&engine_of(layers(), comm, &text)));
         let of = |saved: &Parameters| -> Parameters {
             saved.iter().filter(|(name, _)| names[0].iter().any(|(own, _)| own == name)).cloned().collect()
         };
