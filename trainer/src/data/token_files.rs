@@ -84,8 +84,8 @@ impl TokenFile {
         let file = File::open(path).map_err(DataError::io(path))?;
         let bytes = file.metadata().map_err(DataError::io(path))?.len();
         let each = width.bytes();
-        let mut start = [0; NUMPY.len()];
-        if file.read_exact_at(&mut start, 0).is_ok() && start == *NUMPY {
+        let mut header = [0; NUMPY.len()];
+        if file.read_exact_at(&mut header, 0).is_ok() && header == *NUMPY {
             let (found, wanted) = ("a NumPy array with a header", "raw tokens, which `tofile` writes");
             return Err(DataError::Format { path: path.into(), found, wanted });
         }

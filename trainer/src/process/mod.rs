@@ -165,7 +165,7 @@ pub fn settle(config: &Config, place: &LauncherEnvironment) -> Result<String, Er
     let missing = launcher.bind_core_list.as_ref().filter(|list| Cores::listed(list).as_ref() != Some(&cores));
     let missing =
         missing.map_or(String::new(), |list| format!(" (this process may not use the other cores of {list})"));
-    Ok(format!("cores {cores}{missing}: {}, {binding}; {ALLOCATOR}", counted(ranks, threads)))
+    Ok(format!("cores {cores}{missing}: {}, {binding}; {ALLOCATOR}", ranks_and_threads(ranks, threads)))
 }
 
 /// Does the same as [`settle`] for ranks that are threads of this process. They share the process's pool and are not
@@ -176,14 +176,13 @@ pub fn settle_threads(config: &Config) -> String {
     let cores = allowed(&config.launcher);
     format!(
         "cores {cores}: {}, not bound because the ranks are threads of one process",
-        counted(config.world_size, threads)
+        ranks_and_threads(config.world_size, threads)
     )
 }
 
 const ALLOCATOR: &str = "large buffers in shared memory";
 
-fn counted(ranks: usize, threads: usize) -> String {
-    let counted = zero_engine::counted;
+fn ranks_and_threads(ranks: usize, threads: usize) -> String {
     format!("{} × {}", counted(ranks, "rank", "ranks"), counted(threads, "thread", "threads"))
 }
 
