@@ -22,7 +22,8 @@ pub enum TrainedBias {
 pub struct Adapter {
     /// Size of the adapters, and the linear maps that get one.
     pub lora: LoraOptions,
-    /// Modules of the base model that are trained in full, each named by its path or by the end of its path.
+    /// Names of modules of the base model that are trained in full. As in PEFT, a name selects all modules whose path
+    /// ends with this text: `norm` also selects `input_layernorm`.
     pub modules_to_save: Vec<String>,
     /// Biases that are trained.
     pub bias: TrainedBias,
@@ -41,7 +42,7 @@ impl Adapter {
                 TrainedBias::All => true,
                 TrainedBias::LoraOnly => self.lora.targets(module),
             };
-        bias || self.modules_to_save.iter().any(|module| contains(module, name))
+        bias || self.modules_to_save.iter().any(|module| saves(module, name))
     }
 
     /// Returns the factor of a trained parameter's learning rate, by the rule of PEFT's `create_loraplus_optimizer`.
@@ -60,7 +61,7 @@ impl Adapter {
         if maps.is_empty() {
             return Err(BuildError::NoLinear);
         }
-        let is_missing = |module: &&String| !parameters.iter().any(|parameter| contains(module, parameter.name()));
+        let is_missing = |module: &&String| !parameters.iter().any(|parameter| saves(module, parameter.name()));
         if let Some(name) = self.modules_to_save.iter().find(is_missing) {
             let all: Vec<String> =
                 parameters.iter().filter_map(|p| Some(p.name().rsplit_once('.')?.0.to_string())).collect();
@@ -73,6 +74,13 @@ impl Adapter {
 /// Returns whether a module of this name contains the parameter, directly or in a submodule.
 pub(crate) fn contains(module: &str, parameter: &str) -> bool {
     parameter.match_indices('.').any(|(at, _)| names(module, &parameter[..at]))
+}
+
+/// Returns whether the entry `name` of `modules_to_save` selects the module of the parameter or a module around it. This
+/// is PEFT's rule. With another rule, PEFT could not load exported adapters, and parameters of PEFT's adapters would stay
+/// frozen.
+fn saves(name: &str, parameter: &str) -> bool {
+    !name.is_empty() && parameter.match_indices('.').any(|(at, _)| parameter[..at].ends_with(name))
 }
 
 /// Returns the last part of each path, without duplicates, in order of appearance.
@@ -130,6 +138,12 @@ mod tests {
             assert!(trained(&both).contains(&&*format!("transformer.{name}")), "{name}: {:?}", trained(&both));
         }
         assert_eq!(trained(&both).len(), 6 + 5);
+        let suffix = build(Some(&["c_attn"]), &["n_1", "_f"], TrainedBias::None).unwrap();
+        let saved = ["h.0.ln_1.weight", "h.0.ln_1.bias", "ln_f.weight", "ln_f.bias"];
+        for name in saved {
+            assert!(trained(&suffix).contains(&&*format!("transformer.{name}")), "{name}: {:?}", trained(&suffix));
+        }
+        assert_eq!(trained(&suffix).len(), 3 + 4);
     }
 
     #[test]
@@ -140,5 +154,6 @@ mod tests {
         assert!(unknown.contains("`q_proj`") && unknown.contains("`c_attn`, `c_proj`, `c_fc`"), "{unknown}");
         assert!(error(Some(&["attn"]), &[]).contains("`attn`"));
         assert!(error(Some(&["c_attn"]), &["score"]).contains("`score`"));
+        assert!(error(Some(&["c_attn"]), &[""]).contains("``"));
     }
 }

@@ -22,7 +22,7 @@ section! {
         /// Names of the linear maps that get an adapter, or `all-linear`.
         pub target_modules: Vec<String> = key(Kind::Names, "all-linear", "Linear layers that get an adapter: a name or a list of names, each the path of a module or the end of its path, such as `q_proj`; all-linear: all except the head");
         /// Names of modules that are trained in full.
-        pub modules_to_save: Vec<String> = key(Kind::Texts, "[]", "Modules of the base model that are trained and saved in full");
+        pub modules_to_save: Vec<String> = key(Kind::Texts, "[]", "Modules of the base model that are trained and saved in full. As in PEFT, a name selects all modules whose path ends with this text: `norm` also selects `input_layernorm`, and `model.norm` only the last norm of a Llama");
         /// Biases of the base model that are trained.
         pub bias: AdapterBias = key(AdapterBias::KIND, "none", "Biases of the base model that are trained: none; all; lora_only, those of the layers with an adapter");
         /// Scale the product by α/√r instead of α/r.

@@ -25,7 +25,7 @@ struct Case {
     quantized: &'static str,
 }
 
-const CASES: [Case; 17] = [
+const CASES: [Case; 18] = [
     Case {
         class: "GPT2LMHeadModel",
         keys: "adapter: {r: 4, lora_alpha: 16, target_modules: [c_attn, mlp.c_proj], modules_to_save: [ln_f], \
@@ -76,6 +76,14 @@ const CASES: [Case; 17] = [
         keys: "training: {frozen: ['*embed_tokens*']}",
         lora: "",
         trains: "'embed_tokens' not in name",
+        quantized: "",
+    },
+    // PEFT's rule selects `input_layernorm` and `post_attention_layernorm`, too.
+    Case {
+        class: "LlamaForCausalLM",
+        keys: "adapter: {r: 4, lora_alpha: 4, modules_to_save: [norm], pretrained: ADAPTER}",
+        lora: "r=4, lora_alpha=4, target_modules='all-linear', modules_to_save=['norm']",
+        trains: "",
         quantized: "",
     },
     Case {
