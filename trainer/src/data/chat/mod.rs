@@ -15,6 +15,7 @@ mod packing;
 mod pair_record;
 pub(super) mod pairs;
 pub(super) mod prompt;
+mod python_text;
 pub(super) mod record;
 mod renderer;
 mod rendering;

@@ -24,7 +24,7 @@ use super::renderer::Renderer;
 use super::texts::Facts;
 
 /// Part of every cache key. Change it whenever the same file gets different tokens or facts than before.
-const VERSION: &[u8] = b"zero-train conversations 2";
+const VERSION: &[u8] = b"zero-train conversations 3";
 
 /// The kind of the records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -8,12 +8,12 @@
 use std::ops::Range;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use minijinja::value::{Kwargs, Value, ValueKind};
+use minijinja::value::{Value, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, context, escape_formatter};
 use minijinja_contrib::pycompat::unknown_method_callback;
-use serde::Serialize;
-use serde_json::ser::{Formatter, PrettyFormatter, Serializer};
 use zero_engine::DataError;
+
+use super::python_text::{text_of, to_json, trim};
 
 /// The marks around generated text. They are noncharacters, which Unicode reserves for internal use by programs.
 const MARKS: [char; 2] = ['\u{fdd0}', '\u{fdd1}'];
@@ -66,14 +66,13 @@ impl Template {
         environment.set_lstrip_blocks(true);
         environment.set_unknown_method_callback(unknown_method_callback);
         environment.set_formatter(|out, state, value| match value.kind() {
-            ValueKind::Bool => out.write_str(if value.is_true() { "True" } else { "False" }).map_err(Error::from),
-            ValueKind::None => out.write_str("None").map_err(Error::from),
-            kind @ (ValueKind::Seq | ValueKind::Map) => Err(Error::new(
-                ErrorKind::InvalidOperation,
-                format!("the template prints a {kind}, whose text form is defined only in Python; use `| tojson`"),
-            )),
+            ValueKind::Bool | ValueKind::None | ValueKind::Number | ValueKind::Seq | ValueKind::Map => {
+                out.write_str(&text_of(value)?).map_err(Error::from)
+            }
             _ => escape_formatter(out, state, value),
         });
+        environment.add_filter("string", |value: Value| text_of(&value));
+        environment.add_filter("trim", trim);
         environment.add_filter("tojson", to_json);
         // In minijinja, `none` counts as iterable.
         environment.add_test("iterable", |value: Value| {
@@ -184,64 +183,6 @@ fn reason(error: &Error) -> String {
     format!("{line}{}{}", error.kind(), error.detail().map_or(String::new(), |detail| format!(": {detail}")))
 }
 
-/// Implements the filter `tojson` with the arguments of transformers' filter. It writes the JSON of Python's
-/// `json.dumps`, without HTML escapes.
-fn to_json(value: &Value, arguments: Kwargs) -> Result<String, Error> {
-    let indent: Option<usize> = arguments.get("indent")?;
-    let separators: Option<Vec<String>> = arguments.get("separators")?;
-    for name in ["ensure_ascii", "sort_keys"] {
-        if arguments.get::<Option<bool>>(name)? == Some(true) {
-            let message = format!("tojson does not support `{name}=true`");
-            return Err(Error::new(ErrorKind::InvalidOperation, message));
-        }
-    }
-    arguments.assert_all_used()?;
-    if value.is_undefined() {
-        return Err(Error::new(ErrorKind::UndefinedError, "tojson of a missing value"));
-    }
-    let failed = |error: serde_json::Error| Error::new(ErrorKind::BadSerialization, error.to_string());
-    let mut out = Vec::new();
-    match (indent, separators.as_deref()) {
-        (Some(indent), None) => {
-            let indent = " ".repeat(indent);
-            let formatter = PrettyFormatter::with_indent(indent.as_bytes());
-            value.serialize(&mut Serializer::with_formatter(&mut out, formatter)).map_err(failed)?;
-        }
-        (None, Some([item, key])) => {
-            value.serialize(&mut Serializer::with_formatter(&mut out, Separators { item, key })).map_err(failed)?;
-        }
-        (None, None) => {
-            let formatter = Separators { item: ", ", key: ": " };
-            value.serialize(&mut Serializer::with_formatter(&mut out, formatter)).map_err(failed)?;
-        }
-        _ => {
-            let message = "tojson takes `indent`, or `separators` with two texts";
-            return Err(Error::new(ErrorKind::InvalidOperation, message));
-        }
-    }
-    String::from_utf8(out).map_err(|error| Error::new(ErrorKind::BadSerialization, error.to_string()))
-}
-
-/// Formats JSON on one line with these separators.
-struct Separators<'a> {
-    item: &'a str,
-    key: &'a str,
-}
-
-impl Formatter for Separators<'_> {
-    fn begin_array_value<W: ?Sized + std::io::Write>(&mut self, out: &mut W, first: bool) -> std::io::Result<()> {
-        if first { Ok(()) } else { out.write_all(self.item.as_bytes()) }
-    }
-
-    fn begin_object_key<W: ?Sized + std::io::Write>(&mut self, out: &mut W, first: bool) -> std::io::Result<()> {
-        if first { Ok(()) } else { out.write_all(self.item.as_bytes()) }
-    }
-
-    fn begin_object_value<W: ?Sized + std::io::Write>(&mut self, out: &mut W) -> std::io::Result<()> {
-        out.write_all(self.key.as_bytes())
-    }
-}
-
 fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
 }
@@ -350,18 +291,34 @@ mod tests {
     #[test]
     fn values_are_printed_as_python_prints_them() {
         let value = json!([{"b": [1, 2.5, null], "a": "<é>"}]);
-        let print = |source| render(source, value.clone()).map(|rendered| rendered.text);
+        let print = |source: &str| render(source, value.clone()).map(|rendered| rendered.text);
         assert_eq!(print("{{ messages[0] | tojson }}").unwrap(), r#"{"b": [1, 2.5, null], "a": "<é>"}"#);
         assert_eq!(print("{{ messages[0].b | tojson(separators=(',', ':')) }}").unwrap(), "[1,2.5,null]");
         assert_eq!(print("{{ messages[0].b | tojson(indent=2) }}").unwrap(), "[\n  1,\n  2.5,\n  null\n]");
         assert_eq!(print("{{ true }} {{ none }} {{ missing }}").unwrap(), "True None ");
+        let numbers = json!([1e-7, 1e-5, 1e-4, 0.1, -0.0, 1e15, 1e16, 1.5e300, 3, u64::MAX]);
+        let print_numbers = |source: &str| render(source, json!([numbers])).map(|rendered| rendered.text);
+        // `json.dumps` and `str` of Python.
+        let expected = "1e-07, 1e-05, 0.0001, 0.1, -0.0, 1000000000000000.0, 1e+16, 1.5e+300, 3, 18446744073709551615";
+        assert_eq!(print_numbers("{{ messages[0] | tojson }}").unwrap(), format!("[{expected}]"));
+        let lines = format!("[\n  {}\n]", expected.replace(", ", ",\n  "));
+        assert_eq!(print_numbers("{{ messages[0] | tojson(indent=2) }}").unwrap(), lines);
+        let each = "{% for n in messages[0] %}{{ n }}{{ '' if loop.last else ', ' }}{% endfor %}";
+        assert_eq!(print_numbers(each).unwrap(), expected);
+        assert_eq!(print_numbers(&each.replace("{ n }", "{ n | string | trim }")).unwrap(), expected);
+        let nested = "{{ {'a': [], 'b': {}, 'c': [[1], {'d': 2}]} | tojson(indent=1) }}";
+        let expected = "{\n \"a\": [],\n \"b\": {},\n \"c\": [\n  [\n   1\n  ],\n  {\n   \"d\": 2\n  }\n ]\n}";
+        assert_eq!(print(nested).unwrap(), expected);
+        assert_eq!(print("{{ ' a ' | trim }}{{ '<a>' | trim('<>') }}{{ missing | trim }}").unwrap(), "aa");
         assert_eq!(print("{{ ' a-b '.strip().split('-')[-1] }}").unwrap(), "b");
         assert_eq!(print("{% for n in messages[0].b[::-1] %}{{ n }},{% endfor %}").unwrap(), "None,2.5,1,");
         assert_eq!(
             print("{{ tools is iterable }} {{ '' is iterable }} {{ messages is iterable }}").unwrap(),
             "False True True"
         );
-        assert!(print("{{ messages }}").unwrap_err().contains("use `| tojson`"));
+        for source in ["{{ messages }}", "{{ messages | trim }}", "{{ messages[0] | string }}"] {
+            assert!(print(source).unwrap_err().contains("use `| tojson`"), "{source}");
+        }
         assert!(print("{{ messages | tojson(sort_keys=true) }}").unwrap_err().contains("sort_keys"));
     }
 
