@@ -4,8 +4,7 @@ use std::io::BufRead;
 
 use zero_engine::{At, DataError};
 
-use super::records::MARK;
-use super::streams::Reader;
+use super::streams::{MARK, Reader};
 
 /// Iterates over the lines that are not blank. Each line comes without its line break and without a byte order mark,
 /// and with its number, counted from 1.

@@ -9,18 +9,11 @@ use super::lines::Lines;
 use super::streams::{Document, Documents, Object, Reader, Records};
 
 const NO_OBJECT: &str = "a record must be a JSON object";
-/// The byte order mark, which some programs write at the beginning of a file.
-pub(super) const MARK: &[u8] = b"\xef\xbb\xbf";
 
 /// Opens the records of a file: the elements of an array, or one object per line. Skips a byte order mark.
-pub(super) fn open(mut reader: Reader) -> Result<Records, DataError> {
+pub(super) fn open(reader: Reader) -> Result<Records, DataError> {
+    let mut reader = reader.without_mark()?;
     let (mut skipped, mut place) = (vec![], Place::default());
-    let read = reader.bytes.by_ref().take(MARK.len() as u64).read_to_end(&mut skipped);
-    read.map_err(|error| reader.failed(At::Line(1), error))?;
-    if skipped == MARK {
-        skipped.clear();
-    }
-    reader.bytes = Box::new(Cursor::new(std::mem::take(&mut skipped)).chain(reader.bytes));
     loop {
         let bytes = match reader.bytes.fill_buf() {
             Ok(bytes) => bytes,

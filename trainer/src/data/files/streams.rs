@@ -1,10 +1,13 @@
 //! Items that are read from data files: bytes, documents and records.
 
-use std::io::{self, BufRead};
+use std::io::{self, BufRead, Cursor, Read};
 use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
 use zero_engine::{At, DataError};
+
+/// The byte order mark, which some programs write at the start of a file in UTF-8.
+pub(super) const MARK: &[u8] = "\u{feff}".as_bytes();
 
 /// A text that is tokenized on its own, or the next part of a long text.
 #[derive(Debug, PartialEq)]
@@ -33,6 +36,21 @@ pub(super) struct Reader {
 impl Reader {
     pub(super) fn new(bytes: impl BufRead + Send + 'static, path: &Path, archive: Option<&'static str>) -> Self {
         Self { bytes: Box::new(bytes), path: path.into(), archive }
+    }
+
+    /// Skips the byte order mark at the start of the file, if it has one.
+    ///
+    /// # Errors
+    /// Fails if the file cannot be read.
+    pub(super) fn without_mark(mut self) -> Result<Self, DataError> {
+        let mut start = vec![];
+        if let Err(error) = self.bytes.by_ref().take(MARK.len() as u64).read_to_end(&mut start) {
+            return Err(self.failed(At::Line(1), error));
+        }
+        if start != MARK {
+            self.bytes = Box::new(Cursor::new(start).chain(self.bytes));
+        }
+        Ok(self)
     }
 
     /// Returns whether the file is an archive.
