@@ -11,12 +11,16 @@ use minijinja::value::Value;
 use tokenizers::Encoding;
 use zero_config::TrainOnEos;
 
-use super::record::{Conversation, Problem};
+use super::record::{Conversation, Object, Problem};
 use super::template::{Rendered, Template};
 
 /// Advice for templates whose turns cannot be found.
 const NEEDS_MARKS: &str = "set `data.chat.chat_template` to a template that encloses the model's text in \
                            `{% generation %}` and `{% endgeneration %}`";
+
+/// Advice for turns that no mark can show.
+const ONLY_ASSISTANT: &str = "train only the assistant's messages (`data.chat.roles_to_train`, and `weight` of a \
+                              message), or all tokens (`data.chat.train_on_inputs: true`)";
 
 /// A conversation in which to find the trained turns.
 pub(super) struct Turns<'a> {
@@ -119,9 +123,15 @@ impl Turns<'_> {
 
     fn not_found(&self, i: usize, why: &str) -> Problem {
         let text = shown(&self.full.text);
+        let Conversation { messages, trained, .. } = self.conversation;
+        // Marks show only what the assistant generates.
+        let is_other = |(message, &trained): (&Object, &bool)| {
+            trained && message.get("role").is_none_or(|role| role != "assistant")
+        };
+        let help = if messages.iter().zip(trained).any(is_other) { ONLY_ASSISTANT } else { NEEDS_MARKS };
         Problem::new(
             format!("cannot find the tokens of message {} in the output of the template: {why}\n{text}", i + 1),
-            NEEDS_MARKS,
+            help,
         )
     }
 

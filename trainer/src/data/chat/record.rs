@@ -164,6 +164,12 @@ pub(super) fn message(message: Value, i: usize, options: &ChatOptions) -> Result
             "write a text; only messages with `tool_calls` may have no content",
         ));
     }
+    if let Some(kind) = medium(&content) {
+        return Err(Problem::new(
+            format!("message {number} contains a part of type `{kind}`, but only text is supported"),
+            "remove the part or the record",
+        ));
+    }
     let known = role.as_str().and_then(|name| options.role(name));
     let Some(role) = known else {
         return Err(Problem::new(
@@ -195,6 +201,13 @@ pub(super) fn message(message: Value, i: usize, options: &ChatOptions) -> Result
         named.entry(REASONING[1]).or_insert(reasoning);
     }
     Ok((named, trained))
+}
+
+/// Returns the type of the first part of a content that is not text, such as an image. Templates write only a
+/// placeholder for it, so the model would learn to answer without it.
+fn medium(content: &Value) -> Option<&str> {
+    let mut kinds = content.as_array()?.iter().filter_map(|part| part.get("type")?.as_str());
+    kinds.find(|kind| ["image", "video", "audio", "file"].iter().any(|medium| kind.contains(medium)))
 }
 
 /// Names under which a record may hold an assistant's reasoning. As in transformers, templates see it under the first
