@@ -1,7 +1,7 @@
 //! `zero-train generate`: continues prompts with a trained model. It works on the terminal or on files.
 
 use std::fs;
-use std::io::{IsTerminal, Read, Write};
+use std::io::{self, ErrorKind, IsTerminal, Read, Write};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -25,6 +25,9 @@ pub(crate) fn generate(args: &GenerateArgs) -> anyhow::Result<u8> {
     zero_train::ops::set_threads(threads);
     let options = options(args);
     options.sampling.check()?;
+    if let Some(path) = output(args) {
+        check_output(path)?;
+    }
     let generator = open(args)?;
     let (records, path) = records(args)?;
     let prompts = generator.encode_records(records.clone(), path)?;
@@ -39,7 +42,7 @@ pub(crate) fn generate(args: &GenerateArgs) -> anyhow::Result<u8> {
         let started = Instant::now();
         let all = generator.generate(std::slice::from_ref(prompt), &options, |_, text| {
             show(text);
-            let _ = std::io::stdout().flush();
+            let _ = io::stdout().flush();
         })?;
         show("\n");
         report(args, &all, started.elapsed());
@@ -97,7 +100,7 @@ fn records(args: &GenerateArgs) -> Result<(Vec<PlacedRecord>, &Path), Error> {
         }
         Some(_) => (vec![standard_input()?], "standard input".as_ref()),
         None if !args.prompt.is_empty() => (args.prompt.clone(), "--prompt".as_ref()),
-        None if std::io::stdin().is_terminal() => refuse("--prompt <TEXT> is missing"),
+        None if io::stdin().is_terminal() => refuse("--prompt <TEXT> is missing"),
         None => (vec![standard_input()?], "standard input".as_ref()),
     };
     let record = |text: String| {
@@ -114,7 +117,7 @@ fn records(args: &GenerateArgs) -> Result<(Vec<PlacedRecord>, &Path), Error> {
 
 fn standard_input() -> Result<String, Error> {
     let mut text = String::new();
-    std::io::stdin().read_to_string(&mut text).map_err(Error::io("standard input"))?;
+    io::stdin().read_to_string(&mut text).map_err(Error::io("standard input"))?;
     Ok(without_line_break(text))
 }
 
@@ -127,6 +130,26 @@ fn without_line_break(mut text: String) -> String {
         text.pop();
     }
     text
+}
+
+/// Returns the file to write, or `None` for standard output.
+fn output(args: &GenerateArgs) -> Option<&Path> {
+    args.output.as_deref().filter(|path| !is_standard_input(path))
+}
+
+/// Checks that the file can be in its folder, before the texts are generated.
+fn check_output(path: &Path) -> Result<(), Error> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let kind = match (path.is_dir(), folder.is_dir()) {
+        (true, _) => ErrorKind::IsADirectory,
+        (false, false) => ErrorKind::NotFound,
+        (false, true) => return Ok(()),
+    };
+    Err(unwritable(path, kind.into()))
+}
+
+fn unwritable(path: &Path, error: io::Error) -> Error {
+    Error::io(path)(error).named("--output", "give the path of a writable file")
 }
 
 /// Writes one JSON object per prompt to a file, or to standard output.
@@ -153,9 +176,8 @@ fn to_file(
         record.insert("finish_reason".into(), reason.into());
         lines += &format!("{}\n", Value::Object(record));
     }
-    match &args.output {
-        Some(path) => zero_engine::files::replace(path, lines)
-            .map_err(|error| Error::io(path)(error).named("--output", "give the path of a writable file"))?,
+    match output(args) {
+        Some(path) => zero_engine::files::replace(path, lines).map_err(|error| unwritable(path, error))?,
         None => show(&lines),
     }
     report(args, &all, taken);

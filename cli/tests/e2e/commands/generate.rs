@@ -51,6 +51,10 @@ fn a_run_a_checkpoint_and_an_export_give_the_same_text() {
     assert_eq!(records[0]["tokens"].as_array().unwrap().len(), 8);
     let out = generated(&case, &[&["run", "--input", "prompts.jsonl"], rest].concat());
     assert_eq!(out, lines);
+    assert_eq!(generated(&case, &[&["run", "--input", "prompts.jsonl", "--output", "-"], rest].concat()), lines);
+    assert!(!case.path("-").exists());
+    let (_, out, error) = generate(&case, &["run", "--prompt", "line", "--output", "missing/out.jsonl"]);
+    assert!(out.is_empty() && error.contains("in: --output"), "{error}");
 
     // The export of a byte-level model has no tokenizer.
     let (status, _, error) = generate(&case, &["exported", "--prompt", "line"]);
