@@ -115,7 +115,6 @@ pub(super) fn conversation(record: Object, kind: ChatType, options: &ChatOptions
     };
     let mut named = Vec::with_capacity(messages.len() + 1);
     if let Some(Value::String(system)) = record.get("system")
-        && kind != ChatType::PromptCompletion
         && !system.is_empty()
     {
         named.push((json!({"role": "system", "content": system}), false));
@@ -247,7 +246,17 @@ fn alpaca(record: &Object) -> Result<Vec<Value>, Problem> {
 }
 
 /// Returns the record's tools. Data sets with typed columns store them as a JSON list in a string.
+///
+/// # Errors
+/// Fails if the tools are not a list, and if the record has arguments for the template, as in TRL.
 pub(super) fn tools(record: &Object) -> Result<Value, Problem> {
+    let has_arguments = |value: &Value| value.as_object().is_some_and(|of| of.values().any(|value| !value.is_null()));
+    if record.get("chat_template_kwargs").is_some_and(has_arguments) {
+        return Err(Problem::new(
+            "the record has `chat_template_kwargs`, which are not implemented",
+            "remove the field, and set `data.chat.chat_template` to a template that needs no arguments",
+        ));
+    }
     match record.get("tools") {
         None | Some(Value::Null) => Ok(Value::Null),
         Some(tools @ Value::Array(list)) => Ok(if list.is_empty() { Value::Null } else { tools.clone() }),

@@ -87,6 +87,17 @@ fn optional_fields_of_a_record_are_used() {
         shown(json!({"prompt": prompt, "completion": messages(&[("assistant", "d")])}))
             .ends_with("assistant\nb<|im_end|>\n<|im_start|>user\nc<|im_end|>\n<|im_start|>assistant\n[d<|im_end|>]\n")
     );
+    let [user, assistant] = [messages(&[("user", "hi")]), messages(&[("assistant", "yes")])];
+    assert_eq!(
+        shown(json!({"system": "s", "prompt": user, "completion": assistant})),
+        format!("<|im_start|>system\ns<|im_end|>\n{HELLO}")
+    );
+    let mut with_arguments = said(&[("user", "hi"), ("assistant", "yes")]);
+    with_arguments["chat_template_kwargs"] = json!({"enable_thinking": null});
+    assert_eq!(shown(with_arguments.clone()), HELLO);
+    with_arguments["chat_template_kwargs"] = json!({"enable_thinking": false});
+    let told = folder.error(&[with_arguments], ChatOptions::default());
+    assert!(told.contains("`chat_template_kwargs`, which are not implemented"), "{told}");
     let tools = json!([{"name": "add"}]);
     let mut with_tools = said(&[("user", "hi"), ("assistant", "yes")]);
     with_tools["tools"] = tools.clone();
