@@ -1,7 +1,6 @@
 //! End-to-end tests of the binary with real processes, files and networks. Each file tests one subject;
 //! `cargo test --test e2e recovery::restart::` runs a single one.
 
-#[path = "../case/mod.rs"]
 mod case;
 #[path = "../../../engine/tests/python/mod.rs"]
 mod python;

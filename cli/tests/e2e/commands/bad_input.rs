@@ -9,17 +9,13 @@ use case::{Case, text};
 #[test]
 fn check_prints_every_value_with_its_origin_or_every_error() {
     let case = Case::new();
-    let output = case.command(&["check", "--config", "ds.yaml", "--set", "steps_per_print=3"]).output().unwrap();
-    let shown = text(&output.stdout);
-    assert!(output.status.success());
+    let shown = case.succeed(&["check", "--config", "ds.yaml", "--set", "steps_per_print=3"]);
     for part in ["stage: 3", "# line 6", "# default", "# --set", "# auto"] {
         assert!(shown.contains(part), "{part} is not in\n{shown}");
     }
     fs::write(case.path("bad.yaml"), "train_batch_size: -1\nzero_optimisation: {stage: 3}\ndata_parallel_size: 1\n")
         .unwrap();
-    let output = case.command(&["check", "--config", "bad.yaml"]).output().unwrap();
-    let errors = text(&output.stderr);
-    assert_eq!(output.status.code(), Some(2));
+    let errors = case.fail(2, &["check", "--config", "bad.yaml"]);
     for part in ["train_batch_size", "did you mean `zero_optimization`", "data_parallel_size", "bad.yaml:2:1"] {
         assert!(errors.contains(part), "{part} is not in\n{errors}");
     }
@@ -50,9 +46,8 @@ fn a_text_sample_without_a_decoder_is_a_warning() {
     fs::write(case.path("words.json"), words).unwrap();
     fs::write(case.path("words.txt"), "a b b ".repeat(200)).unwrap();
     let words = ["--out", "words", "--max-steps", "1", "--set", "data={train: words.txt, tokenizer: words.json}"];
-    let output = case.run(&[&words[..], &["--set", sample]].concat());
-    let errors = text(&output.stderr);
-    assert!(output.status.code() == Some(2) && errors.contains("in: training.sample.prompt"), "{errors}");
+    let errors = case.train_fails(2, &[&words[..], &["--set", sample]].concat());
+    assert!(errors.contains("in: training.sample.prompt"), "{errors}");
     assert!(!case.path("words").exists());
 }
 
@@ -106,9 +101,7 @@ fn bad_input_is_one_clear_error_and_nothing_is_written() {
             if args.contains(&"-n") && !ranks.is_empty() {
                 continue;
             }
-            let output = case.run(&[args, ranks].concat());
-            let errors = text(&output.stderr);
-            assert_eq!(output.status.code(), Some(*status), "{args:?} {ranks:?}: {errors}");
+            let errors = case.train_fails(*status, &[args, ranks].concat());
             assert!(errors.contains(expected), "{args:?}: {errors}");
             assert_eq!(errors.matches("error:").count(), 1, "{args:?} {ranks:?}: {errors}");
             assert!(!errors.contains("panicked") && !errors.contains("backtrace"), "{errors}");
@@ -127,8 +120,7 @@ fn a_damaged_checkpoint_is_refused_and_the_run_stays_as_it_is() {
     bytes[middle] ^= 4;
     fs::write(&shard, bytes).unwrap();
     let metrics = fs::read(case.path("run/metrics.jsonl")).unwrap();
-    let output = case.run(&["--quiet", "-n", "2", "--resume", "auto"]);
-    assert_eq!(output.status.code(), Some(3), "{}", text(&output.stderr));
-    assert!(text(&output.stderr).contains("shard-00001-of-00002.safetensors is damaged"), "{}", text(&output.stderr));
+    let errors = case.train_fails(3, &["--quiet", "-n", "2", "--resume", "auto"]);
+    assert!(errors.contains("shard-00001-of-00002.safetensors is damaged"), "{errors}");
     assert_eq!(fs::read(case.path("run/metrics.jsonl")).unwrap(), metrics);
 }

@@ -55,10 +55,8 @@ fn check_reports_the_same_errors_as_a_run() {
         assert_eq!(checked, ran, "{set}");
     }
     if cfg!(not(feature = "cuda")) {
-        let args = ["check", "--config", "ds.yaml", "--set", "training.device=cuda"];
-        let output = case.command(&args).output().unwrap();
-        assert!(text(&output.stderr).contains("built without GPU support"), "{}", text(&output.stderr));
-        assert_eq!(output.status.code(), Some(2));
+        let errors = case.fail(2, &["check", "--config", "ds.yaml", "--set", "training.device=cuda"]);
+        assert!(errors.contains("built without GPU support"), "{errors}");
     }
     assert!(!case.path("run").exists() && !case.path("s3:").exists(), "nothing is written");
     // A configuration for a user's own program may lack `model` and `data`. Its other sections are still checked.
@@ -73,10 +71,7 @@ fn binary_files_are_trained_on_only_as_format_bytes() {
     let case = Case::new();
     let bytes: Vec<u8> = b"BZh9".iter().copied().chain((0..2000_u32).map(|i| (i * 7) as u8)).collect();
     fs::write(case.path("corpus.txt.bz2"), bytes).unwrap();
-    let args = ["--config", "ds.yaml", "--plain", "--max-steps", "2", "--set", "data.train=corpus.txt.bz2"];
-    let output = case.command(&args).output().unwrap();
-    let told = text(&output.stderr);
-    assert_eq!(output.status.code(), Some(3), "{told}");
+    let told = case.train_fails(3, &["--plain", "--max-steps", "2", "--set", "data.train=corpus.txt.bz2"]);
     for part in ["corpus.txt.bz2: a bzip2 archive, not text", "in: data.train", "unpack it", "`data.format: bytes`"] {
         assert!(told.contains(part), "{part}: {told}");
     }
@@ -102,9 +97,7 @@ fn a_file_with_unknown_keys_runs_with_ignore_unknown_keys() {
                data: {train: corpus.txt}\ntraining: {max_steps: 6}";
     fs::write(case.path("run.yaml"), run).unwrap();
     let files = ["--config", "published.json", "--config", "run.yaml", "-n", "2", "--plain"];
-    let output = case.command(&files).output().unwrap();
-    let told = text(&output.stderr);
-    assert_eq!(output.status.code(), Some(2), "{told}");
+    let told = case.fail(2, &files);
     assert_eq!(told.matches("`--ignore-unknown-keys` turns it into a warning").count(), 2, "{told}");
 
     let args = [&files[..], &["--ignore-unknown-keys", "--out", "a"]].concat();
@@ -120,7 +113,6 @@ fn a_file_with_unknown_keys_runs_with_ignore_unknown_keys() {
     // form.
     let plain = "train_micro_batch_size_per_gpu: 2\nzero_optimization: {stage: 3}\n";
     fs::write(case.path("plain.yaml"), format!("{plain}{run}")).unwrap();
-    let output = case.command(&["--config", "plain.yaml", "-n", "2", "--quiet", "--out", "b"]).output().unwrap();
-    assert!(output.status.success(), "{}", text(&output.stderr));
+    case.succeed(&["--config", "plain.yaml", "-n", "2", "--quiet", "--out", "b"]);
     assert_eq!((case.losses("a"), case.shards("a", 6)), (case.losses("b"), case.shards("b", 6)));
 }

@@ -104,8 +104,7 @@ fn a_signal_ends_a_preparation_that_the_next_start_continues() {
         assert_eq!(output.status.code(), Some(status), "{error}");
         assert_eq!(error, format!("error: stopped by SIG{name}; no unfinished file is left\n"));
         assert_eq!(entries().len(), 2, "an entry and the lock: {:?}", entries());
-        let output = case.command(&["data", "prepare", "--config", "ds.yaml", "--set", data]).output().unwrap();
-        let out = text(&output.stdout);
+        let out = case.succeed(&["data", "prepare", "--config", "ds.yaml", "--set", data]);
         assert!(out.contains("2 files, 1 tokenized now, 1 already in the cache"), "{out}");
     }
 }

@@ -56,16 +56,13 @@ fn three_deepspeed_configurations_train_unchanged() {
     for (name, yaml) in [("zero2", ZERO2), ("zero3_offload", ZERO3_OFFLOAD), ("auto", AUTO)] {
         let file = format!("{name}.json");
         fs::write(case.path(&file), example(&file)).unwrap();
-        let args = ["--config", &file, "--config", "run.yaml", "-n", "2", "--plain", "--out", name];
-        let output = case.command(&args).output().unwrap();
-        assert!(output.status.success(), "{name}: {}", text(&output.stderr));
-        let said = text(&output.stdout).contains("\nauto: train_batch_size 16, train_micro_batch_size_per_gpu 8, ");
-        assert_eq!(said, name == "auto", "{}", text(&output.stdout));
+        let said = case.succeed(&["--config", &file, "--config", "run.yaml", "-n", "2", "--plain", "--out", name]);
+        let autos = "\nauto: train_batch_size 16, train_micro_batch_size_per_gpu 8, ";
+        assert_eq!(said.contains(autos), name == "auto", "{said}");
 
         fs::write(case.path("one.yaml"), format!("{yaml}{RUN}")).unwrap();
-        let (out, config) = (format!("{name}-yaml"), "one.yaml");
-        let output = case.command(&["--config", config, "-n", "2", "--quiet", "--out", &out]).output().unwrap();
-        assert!(output.status.success(), "{name}: {}", text(&output.stderr));
+        let out = format!("{name}-yaml");
+        case.succeed(&["--config", "one.yaml", "-n", "2", "--quiet", "--out", &out]);
         let losses = case.losses(name);
         assert_eq!(losses.len(), 12);
         assert_eq!((&losses, case.shards(name, 12)), (&case.losses(&out), case.shards(&out, 12)), "{name}");

@@ -6,7 +6,7 @@ use std::fs;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use case::{Case, rank_process, signal, text, wait_for};
+use case::{Alone, Case, rank_process, sets, signal, wait_for};
 
 #[test]
 fn a_stopped_run_resumes_bit_for_bit() {
@@ -18,8 +18,7 @@ fn a_stopped_run_resumes_bit_for_bit() {
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
-    let metrics = case.path("parts/metrics.jsonl");
-    wait_for(|| fs::read_to_string(&metrics).is_ok_and(|text| text.lines().count() >= 3));
+    case.wait_for_steps("parts", 3);
     signal(child.id(), "TERM");
     let status = child.wait().unwrap();
     // On a very fast machine, training may end before the signal arrives; a clean exit is correct then, too.
@@ -34,47 +33,29 @@ fn a_stopped_run_resumes_bit_for_bit() {
 #[test]
 fn save_last_off_skips_the_last_checkpoint_unless_a_signal_ends_the_run() {
     let case = Case::new();
-    let checkpoints = |out: &str| -> Vec<String> {
-        let entries = fs::read_dir(case.path(out).join("checkpoints")).into_iter().flatten();
-        let mut names: Vec<_> =
-            entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).filter(|n| n != "latest").collect();
-        names.sort();
-        names
-    };
     let args = ["--plain", "-n", "2", "--set", "training.save_last=false", "--out"];
     let out = case.train(&[&args[..], &["none"]].concat());
-    assert!(checkpoints("none").is_empty() && !out.contains("checkpoint  "), "{out}");
+    assert!(case.checkpoints("none").is_empty() && !out.contains("checkpoint  "), "{out}");
     case.train(&[&args[..], &["some", "--max-steps", "6", "--set", "training.save_every=3"]].concat());
-    assert_eq!(checkpoints("some"), ["step-00000003", "step-00000006"]);
+    assert_eq!(case.checkpoints("some"), ["step-00000003", "step-00000006"]);
     let mut child = case
         .command(&[&["--config", "ds.yaml", "--max-steps", "1000000"], &args[..], &["stopped"]].concat())
         .stdout(Stdio::null())
         .spawn()
         .unwrap();
-    let metrics = case.path("stopped/metrics.jsonl");
-    wait_for(|| fs::read_to_string(&metrics).is_ok_and(|text| text.lines().count() >= 3));
+    case.wait_for_steps("stopped", 3);
     signal(child.id(), "TERM");
     assert_eq!(child.wait().unwrap().code(), Some(143));
-    assert_eq!(checkpoints("stopped").len(), 1);
+    assert_eq!(case.checkpoints("stopped").len(), 1);
 }
 
 #[test]
 fn resume_works_with_another_layout() {
     let case = Case::new();
     case.train(&["--quiet", "-n", "2", "--out", "a", "--max-steps", "10"]);
-    let out = case.train(&[
-        "--plain",
-        "-n",
-        "1",
-        "--out",
-        "b",
-        "--resume",
-        "a/checkpoints/step-00000010",
-        "--set",
-        "train_micro_batch_size_per_gpu=4",
-        "--set",
-        "zero_optimization.stage=1",
-    ]);
+    let layout = sets(&["train_micro_batch_size_per_gpu=4", "zero_optimization.stage=1"]);
+    let resume = ["--plain", "-n", "1", "--out", "b", "--resume", "a/checkpoints/step-00000010"];
+    let out = case.train(&[&resume, &layout[..]].concat());
     assert!(out.contains("resumed from a/checkpoints/step-00000010 after step 10"), "{out}");
     assert_eq!(case.metrics("b").len(), 10);
     // `--resume` with a run folder uses the newest checkpoint in it.
@@ -90,36 +71,19 @@ fn a_killed_rank_ends_the_others_within_a_second_and_is_named() {
     let case = Case::new();
     for transport in ["shared_memory", "tcp"] {
         let out = format!("run-{transport}");
-        let mut child = case
-            .command(&[
-                "--config",
-                "ds.yaml",
-                "--plain",
-                "-n",
-                "3",
-                "--max-steps",
-                "1000000",
-                "--out",
-                &out,
-                "--set",
-                &format!("launcher.transport={transport}"),
-            ])
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let metrics = case.path(&out).join("metrics.jsonl");
-        wait_for(|| fs::read_to_string(&metrics).is_ok_and(|text| text.lines().count() >= 3));
-        let victim = rank_process(child.id(), 2);
+        let transport = format!("launcher.transport={transport}");
+        let args = ["--config", "ds.yaml", "--plain", "-n", "3", "--max-steps", "1000000", "--out", &out];
+        let mut run = Alone::start(case.command(&[&args, &sets(&[&transport])[..]].concat()));
+        case.wait_for_steps(&out, 3);
+        let victim = rank_process(run.id(), 2);
         signal(victim, "KILL");
         let killed = Instant::now();
-        wait_for(|| child.try_wait().unwrap().is_some());
+        wait_for(|| run.has_ended());
         // The documented limit is one second. A loaded machine may schedule the test later, so this limit only
         // catches hangs.
         assert!(killed.elapsed() < Duration::from_secs(10));
-        let output = child.wait_with_output().unwrap();
-        let errors = text(&output.stderr);
-        assert_eq!(output.status.code(), Some(4), "{errors}");
+        let (status, errors) = run.end();
+        assert_eq!(status, Some(4), "{errors}");
         assert!(errors.contains("rank 2 was killed by signal 9; it failed first"), "{errors}");
         assert!(errors.contains("rank 0") && errors.contains('#'), "rank 0 names itself and the operation: {errors}");
     }
@@ -128,15 +92,8 @@ fn a_killed_rank_ends_the_others_within_a_second_and_is_named() {
 #[test]
 fn early_stopping() {
     let case = Case::new();
-    let out = case.train(&[
-        "--plain",
-        "--max-steps",
-        "500",
-        "--set",
-        "training.eval_every=1",
-        "--set",
-        "training.early_stopping={patience: 2, min_delta: 100}",
-    ]);
+    let settings = sets(&["training.eval_every=1", "training.early_stopping={patience: 2, min_delta: 100}"]);
+    let out = case.train(&[&["--plain", "--max-steps", "500"], &settings[..]].concat());
     assert!(out.contains("stopping after step 3: no evaluation loss below"), "{out}");
     assert_eq!(case.metrics("run").len(), 3);
 }
@@ -144,17 +101,8 @@ fn early_stopping() {
 #[test]
 fn diverging_ends_with_status_5() {
     let case = Case::new();
-    let output = case.run(&[
-        "--plain",
-        "--max-steps",
-        "200",
-        "--set",
-        "optimizer.params.lr=1e38",
-        "--set",
-        "gradient_clipping=0",
-    ]);
-    assert_eq!(output.status.code(), Some(5), "{} {}", text(&output.stdout), text(&output.stderr));
-    let said = text(&output.stderr);
+    let settings = sets(&["optimizer.params.lr=1e38", "gradient_clipping=0"]);
+    let said = case.train_fails(5, &[&["--plain", "--max-steps", "200"], &settings[..]].concat());
     assert!(
         said.contains("error: training diverged: ") && said.contains("20 steps in a row were skipped or not finite"),
         "{said}"

@@ -15,9 +15,7 @@ fn generate(case: &Case, args: &[&str]) -> (i32, String, String) {
 }
 
 fn generated(case: &Case, args: &[&str]) -> String {
-    let (status, out, error) = generate(case, args);
-    assert_eq!(status, 0, "{args:?}: {error}");
-    out
+    case.succeed(&[&["generate"], args].concat())
 }
 
 /// Returns a case whose run `run` has trained a byte-level model.
@@ -36,8 +34,7 @@ fn a_run_a_checkpoint_and_an_export_give_the_same_text() {
     assert!(run.ends_with('\n') && run.len() > 2, "{run:?}");
     assert_eq!(of("run/checkpoints/step-00000020", &[]), run);
     assert_eq!(of("run", &["--threads", "1"]), run);
-    let export = case.command(&["checkpoint", "export", "run", "--out", "exported"]).output().unwrap();
-    assert!(export.status.success(), "{}", text(&export.stderr));
+    case.export("run", "exported");
     let input = json!({"prompt": "line", "id": 7}).to_string() + "\n" + &json!({"prompt": "of a"}).to_string() + "\n";
     fs::write(case.path("prompts.jsonl"), input).unwrap();
     let rest = &args[2..];
@@ -101,11 +98,7 @@ fn generation_supports_chat_prompts_and_adapters() {
     let rendered = "system w1 . user w2 w3 . assistant ";
     assert_eq!(system, generated(&case, &["base", "-p", rendered, "-n", "5", "--quiet"]));
 
-    let export = |folder: &str, out: &str| {
-        let output = case.command(&["checkpoint", "export", folder, "--out", out]).output().unwrap();
-        assert!(output.status.success(), "{}", text(&output.stderr));
-    };
-    export("base", "exported");
+    case.export("base", "exported");
     assert_eq!(generated(&case, &[&["exported"], &chat[..]].concat()), answer);
     // An adapter that is trained on the export gives the same text from its checkpoint and from its own export on top
     // of the base model.
@@ -113,7 +106,7 @@ fn generation_supports_chat_prompts_and_adapters() {
     let pretrained = "model={pretrained: exported}";
     let set = ["--set", &data, "--set", pretrained, "--set", adapter];
     case.train(&[&["--quiet", "-n", "1", "--max-steps", "12", "--out", "tuned"], &set[..]].concat());
-    export("tuned", "adapter");
+    case.export("tuned", "adapter");
     let tuned = generated(&case, &[&["tuned"], &chat[..]].concat());
     for base in ["exported", "base"] {
         assert_eq!(generated(&case, &[&[base, "--adapter", "adapter"], &chat[..]].concat()), tuned, "{base}");

@@ -5,7 +5,7 @@ use zero_isa::Isa;
 
 use crate::case;
 
-use case::{Case, text};
+use case::{Case, fail, succeed};
 
 const MODELS: [(&str, &str); 2] = [
     ("gpt2", "model={type: gpt2, vocab_size: 256, n_positions: 32, n_embd: 72, n_layer: 2, n_head: 3}"),
@@ -19,8 +19,7 @@ const MODELS: [(&str, &str); 2] = [
 fn steps(model: &str, isa: Isa, precision: &str) -> Vec<[String; 2]> {
     let case = Case::new();
     let args = ["--config", "ds.yaml", "-n", "2", "--quiet", "--max-steps", "6", "--set", model, "--set", precision];
-    let output = case.command(&args).env("ZERO_TRAIN_ISA", isa.name()).output().unwrap();
-    assert!(output.status.success(), "{isa}: {}", text(&output.stderr));
+    succeed(case.command(&args).env("ZERO_TRAIN_ISA", isa.name()));
     assert_eq!(case.report("run")["instruction_set"], isa.name());
     case.metrics("run").iter().map(|step| ["loss", "grad_norm"].map(|key| step[key].to_string())).collect()
 }
@@ -45,10 +44,10 @@ fn the_environment_overrides_the_configured_instruction_set() {
     let case = Case::new();
     let args = ["--config", "ds.yaml", "--quiet", "--max-steps", "1", "--set", "launcher.instruction_set=baseline"];
     let used = || case.report("run")["instruction_set"].as_str().unwrap().to_string();
-    assert!(case.command(&args).env_remove("ZERO_TRAIN_ISA").status().unwrap().success());
+    succeed(case.command(&args).env_remove("ZERO_TRAIN_ISA"));
     assert_eq!(used(), "baseline");
     let widest = Isa::available().pop().unwrap();
-    assert!(case.command(&args).env("ZERO_TRAIN_ISA", widest.name()).status().unwrap().success());
+    succeed(case.command(&args).env("ZERO_TRAIN_ISA", widest.name()));
     assert_eq!(used(), widest.name());
 }
 
@@ -56,16 +55,12 @@ fn the_environment_overrides_the_configured_instruction_set() {
 fn an_unavailable_instruction_set_is_rejected_before_anything_starts() {
     let case = Case::new();
     let foreign = if cfg!(target_arch = "aarch64") { "avx2" } else { "neon" };
-    let output = case.command(&["doctor"]).env("ZERO_TRAIN_ISA", foreign).output().unwrap();
-    let said = text(&output.stderr);
-    assert_eq!(output.status.code(), Some(2), "{said}");
+    let said = fail(2, case.command(&["doctor"]).env("ZERO_TRAIN_ISA", foreign));
     let expected =
         format!("this processor does not support {foreign}\n  in: ZERO_TRAIN_ISA\n  help: choose one of baseline");
     assert!(said.contains(&expected), "{said}");
     let set = format!("launcher.instruction_set={foreign}");
-    let output = case.command(&["--config", "ds.yaml", "--set", &set]).env_remove("ZERO_TRAIN_ISA").output().unwrap();
-    let said = text(&output.stderr);
-    assert_eq!(output.status.code(), Some(2), "{said}");
+    let said = fail(2, case.command(&["--config", "ds.yaml", "--set", &set]).env_remove("ZERO_TRAIN_ISA"));
     assert!(said.contains("in: launcher.instruction_set"), "{said}");
     assert!(!case.path("run").exists());
 }

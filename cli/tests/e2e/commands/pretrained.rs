@@ -5,6 +5,7 @@ use crate::case;
 
 use std::fs;
 
+use super::checkpoint::checkpoint;
 use case::{Case, text};
 use serde_json::{Value, json};
 
@@ -12,18 +13,9 @@ use serde_json::{Value, json};
 fn case() -> Case {
     let case = Case::new();
     case.train(&["--quiet", "-n", "1", "--max-steps", "3", "--out", "first"]);
-    let (status, out) = checkpoint(&case, &["export", "first", "--out", "hf"]);
-    assert_eq!(status, 0, "{out}");
-    let sizes = "model: {type: gpt2, vocab_size: 256, n_positions: 16, n_embd: 16, n_layer: 2, n_head: 2}";
-    assert!(case::CONFIG.contains(sizes));
-    fs::write(case.path("ds.yaml"), case::CONFIG.replace(sizes, "model: {pretrained: hf}")).unwrap();
+    case.export("first", "hf");
+    case.configure_model("{pretrained: hf}");
     case
-}
-
-/// Returns exit status and output.
-fn checkpoint(case: &Case, args: &[&str]) -> (i32, String) {
-    let output = case.command(&[&["checkpoint"], args].concat()).output().unwrap();
-    (output.status.code().unwrap(), text(&output.stdout) + &text(&output.stderr))
 }
 
 #[test]
@@ -48,16 +40,13 @@ fn a_run_starts_from_the_folder_and_resumes_without_it() {
     assert_eq!(case.shards("run", 6), case.shards("whole", 6));
 
     // A new run needs the folder. Without it, no rank is started.
-    let output = case.command(&["--config", &resolved]).output().unwrap();
-    let said = text(&output.stderr);
-    assert!(output.status.code() == Some(3) && said.contains("error: hf: No such file"), "{said}");
+    let said = case.fail(3, &["--config", &resolved]);
+    assert!(said.contains("error: hf: No such file"), "{said}");
     assert_eq!(said.matches("error:").count(), 1, "{said}");
-    let output = case.run(&[]);
-    let said = text(&output.stderr);
-    assert!(output.status.code() == Some(2) && said.contains("hf/config.json does not exist"), "{said}");
-    assert!(said.contains("resolved.yaml") && !said.contains("Hub"), "{said}");
-    let output = case.run(&["--set", "model.pretrained=owner/name"]);
-    let said = text(&output.stderr);
+    let said = case.train_fails(2, &[]);
+    assert!(said.contains("hf/config.json does not exist") && said.contains("resolved.yaml"), "{said}");
+    assert!(!said.contains("Hub"), "{said}");
+    let said = case.train_fails(2, &["--set", "model.pretrained=owner/name"]);
     assert!(said.contains("for the model of the Hugging Face Hub, write hf://owner/name; otherwise"), "{said}");
 }
 
@@ -71,16 +60,13 @@ fn a_pretrained_model_passes_verify_on_two_ranks() {
 #[test]
 fn an_imported_model_is_a_valid_checkpoint() {
     let case = case();
-    let (status, out) = checkpoint(&case, &["import", "hf", "--out", "imported"]);
-    assert_eq!(status, 0, "{out}");
+    let out = case.succeed(&["checkpoint", "import", "hf", "--out", "imported"]);
     assert!(out.contains("hf -> imported/step-00000000\n28 parameters, "), "{out}");
-    let (status, out) = checkpoint(&case, &["inspect", "imported", "--json"]);
-    let value: Value = serde_json::from_str(&out).unwrap();
-    assert_eq!((status, value["step"].as_u64(), value["states"].as_array().unwrap().len()), (0, Some(0), 0));
-    let (status, out) = checkpoint(&case, &["verify", "imported"]);
-    assert!(status == 0 && out.contains("step-00000000: intact"), "{out}");
-    let (status, out) = checkpoint(&case, &["export", "imported", "--out", "again"]);
-    assert_eq!(status, 0, "{out}");
+    let value = case.json(&["checkpoint", "inspect", "imported", "--json"]);
+    assert_eq!((value["step"].as_u64(), value["states"].as_array().unwrap().len()), (Some(0), 0));
+    let out = case.succeed(&["checkpoint", "verify", "imported"]);
+    assert!(out.contains("step-00000000: intact"), "{out}");
+    case.export("imported", "again");
     for file in ["model.safetensors", "config.json"] {
         let read = |folder: &str| fs::read(case.path(folder).join(file)).unwrap();
         assert!(read("hf") == read("again"), "{file}");
@@ -96,17 +82,8 @@ fn an_imported_model_is_a_valid_checkpoint() {
     assert_eq!(case.losses("a"), case.losses("b"));
     assert_eq!(case.shards("a", 4), case.shards("b", 4));
     // The import can also be trained with another optimizer, which has different states.
-    case.train(&[
-        "--quiet",
-        "--out",
-        "c",
-        "--resume",
-        "imported/step-00000000",
-        "--max-steps",
-        "1",
-        "--set",
-        "optimizer={type: Lion}",
-    ]);
+    let other = ["--max-steps", "1", "--set", "optimizer={type: Lion}"];
+    case.train(&[&["--quiet", "--out", "c", "--resume", "imported/step-00000000"], &other[..]].concat());
     assert_eq!(case.losses("c")[0], case.losses("a")[0]);
 }
 
@@ -123,7 +100,7 @@ fn a_failed_import_leaves_no_files() {
     fs::copy(case.path("first/resolved.yaml"), case.path("hf/model.safetensors")).unwrap();
     refused("hf", "new", 3, "the header claims");
     assert!(!case.path("new").exists());
-    checkpoint(&case, &["export", "first", "--out", "second"]);
+    case.export("first", "second");
     refused("second", "first/checkpoints", 3, "the folder already contains checkpoints");
     // A truncated file is detected before anything is written.
     let path = case.path("second/model.safetensors");
@@ -150,13 +127,11 @@ fn a_failed_import_leaves_no_files() {
 fn the_tokenizer_must_match_the_model() {
     let case = Case::new();
     case.train(&["--quiet", "--max-steps", "1", "--out", "first", "--set", "model.vocab_size=300"]);
-    checkpoint(&case, &["export", "first", "--out", "hf"]);
-    let sizes = "model: {type: gpt2, vocab_size: 256, n_positions: 16, n_embd: 16, n_layer: 2, n_head: 2}";
-    fs::write(case.path("ds.yaml"), case::CONFIG.replace(sizes, "model: {pretrained: hf}")).unwrap();
+    case.export("first", "hf");
+    case.configure_model("{pretrained: hf}");
     let refused = |args: &[&str], said: &str| {
-        let output = case.run(&[&["--max-steps", "1"], args].concat());
-        let told = text(&output.stderr);
-        assert!(output.status.code() == Some(2) && told.contains(said), "{told}");
+        let told = case.train_fails(2, &[&["--max-steps", "1"], args].concat());
+        assert!(told.contains(said), "{told}");
     };
     refused(
         &[],
@@ -179,7 +154,7 @@ fn the_tokenizer_must_match_the_model() {
     let said = case.train(&["--max-steps", "1"]);
     assert!(said.contains("pretrained: weights and tokenizer of hf\n"), "{said}");
     // An import records the location of the tokenizer, so that an export can copy it.
-    checkpoint(&case, &["import", "hf", "--out", "imported"]);
-    let (status, out) = checkpoint(&case, &["export", "imported", "--out", "out"]);
-    assert!(status == 0 && out.contains("tokenizer.json"), "{out}");
+    case.succeed(&["checkpoint", "import", "hf", "--out", "imported"]);
+    let out = case.export("imported", "out");
+    assert!(out.contains("tokenizer.json"), "{out}");
 }

@@ -13,9 +13,7 @@ use case::{Case, text};
 
 /// Runs `report` and returns the page.
 fn report(case: &Case, args: &[&str], out: &str) -> String {
-    let output = case.command(&[&["report"], args].concat()).output().unwrap();
-    assert!(output.status.success(), "{args:?}: {}", text(&output.stderr));
-    assert_eq!(text(&output.stdout), format!("report  {out}\n"));
+    assert_eq!(case.succeed(&[&["report"], args].concat()), format!("report  {out}\n"));
     fs::read_to_string(case.path(out)).unwrap()
 }
 

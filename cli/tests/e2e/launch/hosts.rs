@@ -10,10 +10,11 @@ use crate::launch::ranks;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
-use case::{Alone, Case, signal, wait_for};
+use case::{Alone, Case, signal};
 use namespaces::Hosts;
 
-/// Starts the launcher of one of two hosts, with two ranks.
+/// Starts the launcher of one of two hosts, with two ranks. `ip netns exec` replaces itself by the launcher, so its
+/// process is the launcher.
 fn start(case: &Case, hosts: &Hosts, host: usize, args: &[&str]) -> Alone {
     let index = host.to_string();
     let place = [
@@ -43,16 +44,6 @@ fn start_both(case: &Case, hosts: &Hosts, args: &[&str]) -> [Alone; 2] {
 
 /// Keeps secondary shards on each host, which the gathers of backwards use.
 const SECONDARY: [&str; 2] = ["--set", "zero_optimization.zero_hpz_partition_size=2"];
-
-fn steps(case: &Case) -> usize {
-    fs::read_to_string(case.path("run/metrics.jsonl")).map_or(0, |text| text.lines().count())
-}
-
-/// Returns the process IDs of a launcher's ranks. `ip netns exec` replaces itself by the launcher, so its process is
-/// the launcher.
-fn ranks_of(launcher: &Alone) -> Vec<u32> {
-    ranks::of(launcher.id())
-}
 
 /// Trains with four ranks on one host. Returns the losses, and the checksums of all parameters and optimizer state.
 fn on_one_host(case: &Case, steps: u64) -> (Vec<String>, serde_json::Value) {
@@ -133,8 +124,8 @@ fn restarts_bit_identically(more: &[&str]) {
     let args = ["--out", "run", "--max-steps", "200", "--set", "training.save_every=10", "--max-restarts", "2"];
     let args = [&args[..], more].concat();
     let launchers = start_both(&case, &hosts, &args);
-    wait_for(|| steps(&case) >= 30);
-    signal(ranks_of(&launchers[1])[0], "KILL");
+    case.wait_for_steps("run", 30);
+    signal(ranks::of(launchers[1].id())[0], "KILL");
     for launcher in launchers {
         let (status, errors) = launcher.end();
         assert_eq!(status, Some(0), "{errors}");
@@ -152,8 +143,8 @@ fn both_launchers_exit_with_the_status_of_the_failed_rank_and_name_it() {
     let Some(hosts) = Hosts::new() else { return };
     let case = Case::new();
     let launchers = start_both(&case, &hosts, &["--out", "run", "--max-steps", "1000000"]);
-    wait_for(|| steps(&case) >= 3);
-    signal(ranks_of(&launchers[1])[1], "KILL");
+    case.wait_for_steps("run", 3);
+    signal(ranks::of(launchers[1].id())[1], "KILL");
     for launcher in launchers {
         let (status, errors) = launcher.end();
         assert_eq!(status, Some(4), "{errors}");
@@ -174,7 +165,7 @@ fn both_launchers_end(more: &[&str]) {
     let args = ["--out", "run", "--max-steps", "1000000", "--set", "launcher.timeout_seconds=3"];
     let args = [&args[..], more].concat();
     let launchers = start_both(&case, &hosts, &args);
-    wait_for(|| steps(&case) >= 3);
+    case.wait_for_steps("run", 3);
     hosts.link("down");
     for (host, launcher) in launchers.into_iter().enumerate() {
         let (status, errors) = launcher.end();
@@ -224,7 +215,7 @@ fn a_restarted_launcher_cannot_rejoin_a_running_job() {
     let case = Case::new();
     let args = ["--out", "run", "--max-steps", "1000000", "--set", "launcher.timeout_seconds=3"];
     let [first, second] = start_both(&case, &hosts, &args);
-    wait_for(|| steps(&case) >= 3);
+    case.wait_for_steps("run", 3);
     signal(second.id(), "KILL");
     let another = start(&case, &hosts, 1, &args);
     let (status, errors) = first.end();

@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use case::{Alone, Case, place, port, signal, wait_for};
+use case::{Alone, Case, port, signal, wait_for};
 use launcher::Launcher;
 
 fn python() -> String {
@@ -218,15 +218,12 @@ fn a_rank_that_lost_a_peer_waits_until_a_polling_launcher_ends_it() {
     let port = port();
     let rank = |rank: usize| {
         let mut command = case.command(&["--config", "ds.yaml", "--quiet", "--max-steps", "1000000"]);
-        place(&mut command, [rank, 2], [rank, 2], ("127.0.0.1", port));
         let file = case.path(&format!("error{rank}.json"));
-        Alone::start({
-            command.env("TORCHELASTIC_RUN_ID", "job").env("TORCHELASTIC_ERROR_FILE", file);
-            command
-        })
+        command.env("TORCHELASTIC_RUN_ID", "job").env("TORCHELASTIC_ERROR_FILE", file);
+        Alone::rank(command, rank, 2, port)
     };
     let [mut left, killed] = [0, 1].map(rank);
-    wait_for(|| fs::read_to_string(case.path("run/metrics.jsonl")).is_ok_and(|text| text.lines().count() >= 3));
+    case.wait_for_steps("run", 3);
     signal(killed.id(), "KILL");
     let file = case.path("error0.json");
     wait_for(|| file.exists());

@@ -1,5 +1,4 @@
 //! Simulates two hosts by two network namespaces that a virtual cable connects.
-#![allow(dead_code, unreachable_pub)] // only some tests use it
 
 use std::path::Path;
 use std::process::Command;
@@ -8,19 +7,19 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use crate::case::{Case, text};
 
 /// Addresses of the interface `eth0` of the two hosts.
-pub const ADDRESSES: [&str; 2] = ["10.231.0.1", "10.231.0.2"];
+pub(crate) const ADDRESSES: [&str; 2] = ["10.231.0.1", "10.231.0.2"];
 
 /// Prefix of a namespace's name. The ID of the test's process follows.
 const PREFIX: &str = "zero-train-test-";
 
 /// Two network namespaces. Dropping it deletes them, also when a test fails.
-pub struct Hosts {
+pub(crate) struct Hosts {
     names: [String; 2],
 }
 
 impl Hosts {
     /// Creates and connects two namespaces. Prints the reason and returns `None` if that is not permitted.
-    pub fn new() -> Option<Self> {
+    pub(crate) fn new() -> Option<Self> {
         static NEXT: AtomicUsize = AtomicUsize::new(0);
         remove_those_of_ended_tests();
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -49,29 +48,29 @@ impl Hosts {
         Ok(())
     }
 
-    pub fn name(&self, host: usize) -> &str {
+    pub(crate) fn name(&self, host: usize) -> &str {
         &self.names[host]
     }
 
     /// Connects (`up`) or disconnects (`down`) the cable.
-    pub fn link(&self, state: &str) {
+    pub(crate) fn link(&self, state: &str) {
         ip(&["-n", self.name(0), "link", "set", "eth0", state]).unwrap();
     }
 
     /// Returns a command that runs the binary on a host.
-    pub fn command(&self, case: &Case, host: usize, args: &[&str]) -> Command {
+    pub(crate) fn command(&self, case: &Case, host: usize, args: &[&str]) -> Command {
         let there = ["netns", "exec", self.name(host), env!("CARGO_BIN_EXE_zero-train")];
         case.command_of(Path::new("ip"), &[&there, args].concat())
     }
 
     /// Returns the bytes that the host has sent over the cable, with the headers of all layers.
-    pub fn sent(&self, host: usize) -> u64 {
+    pub(crate) fn sent(&self, host: usize) -> u64 {
         let counter = "/sys/class/net/eth0/statistics/tx_bytes";
         ip(&["netns", "exec", self.name(host), "cat", counter]).unwrap().trim().parse().unwrap()
     }
 
     /// Returns the TCP ports on which a process of the host listens.
-    pub fn listening(&self, host: usize) -> Vec<u16> {
+    pub(crate) fn listening(&self, host: usize) -> Vec<u16> {
         let table = ip(&["netns", "exec", self.name(host), "cat", "/proc/net/tcp"]).unwrap();
         // Columns: index, local address:port, remote address:port, state. All are hexadecimal; state 0A is LISTEN.
         let port = |line: &str| {

@@ -6,11 +6,10 @@
 use crate::case;
 use crate::launch::namespaces;
 
-use std::fs;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use case::{Alone, Case, wait_for};
+use case::{Alone, Case};
 use namespaces::Hosts;
 
 const TOKEN: &str = "what the job's ranks know";
@@ -35,10 +34,6 @@ fn start_both(case: &Case, hosts: &Hosts, args: &[&str]) -> [Alone; 2] {
 
 const INTERFACE: [&str; 2] = ["--set", "launcher.interface=eth0"];
 
-fn steps(case: &Case) -> usize {
-    fs::read_to_string(case.path("run/metrics.jsonl")).map_or(0, |text| text.lines().count())
-}
-
 /// Trains with both ranks on this host. Returns the losses, and the checksums of all parameters and optimizer state.
 fn on_one_host(case: &Case, steps: u64) -> (Vec<String>, serde_json::Value) {
     case.train(&["--quiet", "-n", "2", "--out", "whole", "--max-steps", &steps.to_string()]);
@@ -50,13 +45,13 @@ fn two_hosts_are_bit_identical_to_one_despite_a_short_network_failure() {
     let Some(hosts) = Hosts::new() else { return };
     let case = Case::new();
     let ranks = start_both(&case, &hosts, &["--max-steps", "300"]);
-    wait_for(|| steps(&case) >= 20);
-    assert!(steps(&case) < 300, "training ended before the network failed");
+    case.wait_for_steps("run", 20);
+    assert!(case.steps("run") < 300, "training ended before the network failed");
     hosts.link("down");
     std::thread::sleep(Duration::from_secs(1));
-    let standing = steps(&case);
+    let standing = case.steps("run");
     std::thread::sleep(Duration::from_millis(300));
-    assert_eq!(steps(&case), standing, "training goes on without a network");
+    assert_eq!(case.steps("run"), standing, "training goes on without a network");
     hosts.link("up");
     for rank in ranks {
         assert_eq!(rank.end(), (Some(0), String::new()));
@@ -69,7 +64,7 @@ fn without_a_network_both_ranks_time_out_and_name_each_other() {
     let Some(hosts) = Hosts::new() else { return };
     let case = Case::new();
     let ranks = start_both(&case, &hosts, &["--max-steps", "1000000", "--set", "launcher.timeout_seconds=3"]);
-    wait_for(|| steps(&case) >= 3);
+    case.wait_for_steps("run", 3);
     hosts.link("down");
     let gone = Instant::now();
     for (rank, alone) in ranks.into_iter().enumerate() {
@@ -102,7 +97,7 @@ fn connections_without_the_token_are_rejected_and_do_not_disturb_the_job() {
     }
     let second = start(&case, &hosts, 1, Some(TOKEN), &args);
     // During training, connect to every port of rank 0 and send random bytes.
-    wait_for(|| steps(&case) >= 3);
+    case.wait_for_steps("run", 3);
     let doors = hosts.listening(0);
     assert!(!doors.is_empty());
     let knock = "exec 3<>/dev/tcp/$0/$1 && head -c 5000 /dev/urandom >&3; timeout 5 cat <&3 | wc -c";

@@ -22,10 +22,6 @@ fn asked() -> Option<usize> {
     std::env::var("ZERO_TRAIN_NOTICE").ok().and_then(|times| times.parse().ok())
 }
 
-fn steps(case: &Case, out: &str) -> usize {
-    fs::read_to_string(case.path(out).join("metrics.jsonl")).map_or(0, |text| text.lines().count())
-}
-
 /// Starts ranks that train without end, and sends the signal `name` to one of them. Asserts that all others end and
 /// name the lost rank. Returns the time from the signal until the last one had ended.
 fn lose_one(case: &Case, number: usize, name: &str, transport: &str) -> Duration {
@@ -36,16 +32,12 @@ fn lose_one(case: &Case, number: usize, name: &str, transport: &str) -> Duration
     if name == "STOP" {
         args.extend(["--set", &deadline]);
     }
-    let rank = |rank: usize| {
-        let mut command = case.command(&args);
-        case::place(&mut command, [rank, RANKS], [rank, RANKS], ("127.0.0.1", port));
-        Alone::start(command)
-    };
+    let rank = |rank: usize| Alone::rank(case.command(&args), rank, RANKS, port);
     let mut ranks: Vec<Alone> = (0..RANKS).map(rank).collect();
     wait_for(|| {
         let ended = ranks.iter_mut().position(Alone::has_ended);
         assert!(ended.is_none(), "ended early: {:?}", ended.map(|rank| ranks.remove(rank).end()));
-        steps(case, &out) >= 3
+        case.steps(&out) >= 3
     });
     // Waits until a moment somewhere in a step. Multiples of the golden ratio spread the moments evenly over 0.2 s.
     std::thread::sleep(Duration::from_secs_f64(0.2 * (number as f64 * 0.618_034).fract()));
@@ -117,5 +109,5 @@ fn no_rank_is_considered_lost_on_busy_cores() {
     case.train(&[&args[..], &small].concat());
     println!("{steps} steps of 2 ranks beside {} busy processes: no alarm, {:.0?}", load.len(), started.elapsed());
     drop(load);
-    assert_eq!(self::steps(&case, "busy"), steps);
+    assert_eq!(case.steps("busy"), steps);
 }

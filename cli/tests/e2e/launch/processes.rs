@@ -7,7 +7,7 @@ use std::fs;
 use std::process::Output;
 use std::time::{Duration, Instant};
 
-use case::{Case, text};
+use case::{Case, succeed, text};
 
 fn launch(case: &Case, args: &[&str]) -> Output {
     case.command(&[&["launch"], args].concat()).output().unwrap()
@@ -30,16 +30,14 @@ fn the_flags_of_three_launchers_give_bit_identical_runs() {
     ];
     for (number, flags) in flags.into_iter().enumerate() {
         let out = format!("run{number}");
-        let output = launch(&case, &[flags, &["--config", "ds.yaml", "--quiet", "--out", &out]].concat());
-        assert!(output.status.success(), "{flags:?}: {}", text(&output.stderr));
+        case.succeed(&[&["launch"], flags, &["--config", "ds.yaml", "--quiet", "--out", &out]].concat());
         assert_eq!((case.losses(&out), case.shards(&out, 20)), (case.losses("own"), case.shards("own", 20)));
     }
     // In the environment of a Kubernetes pod, and with the program named explicitly.
     let mut command =
         case.command(&["launch", env!("CARGO_BIN_EXE_zero-train"), "--config", "ds.yaml", "--quiet", "--out", "pod"]);
     command.env("PET_NPROC_PER_NODE", "2").env("PET_NNODES", "1").env("RANK", "0").env("WORLD_SIZE", "7");
-    let output = command.output().unwrap();
-    assert!(output.status.success(), "{}", text(&output.stderr));
+    succeed(&mut command);
     assert_eq!((case.losses("pod"), case.shards("pod", 20)), (case.losses("own"), case.shards("own", 20)));
 }
 
@@ -118,11 +116,7 @@ fn another_program_is_restarted_up_to_max_restarts_times() {
 #[test]
 fn invalid_arguments_are_rejected() {
     let case = Case::new();
-    let refused = |args: &[&str]| {
-        let output = launch(&case, args);
-        assert_eq!(output.status.code(), Some(2), "{args:?}");
-        text(&output.stderr)
-    };
+    let refused = |args: &[&str]| case.fail(2, &[&["launch"], args].concat());
     assert!(refused(&["--config", "ds.yaml", "sh"]).contains("give either --config or a program, not both"));
     assert!(refused(&["--max-steps", "3", "sh"]).contains("--max-steps is a training option"));
     assert!(refused(&[]).contains("--config <FILE> is missing"));

@@ -1,5 +1,4 @@
 //! Finds the processes of a launcher's ranks.
-#![allow(dead_code, unreachable_pub)] // only some tests use it
 
 use std::fs;
 
@@ -13,7 +12,7 @@ fn variable(process: u32, name: &str) -> Option<String> {
 }
 
 /// Returns the process IDs of a launcher's ranks, ordered by rank.
-pub fn of(launcher: u32) -> Vec<u32> {
+pub(crate) fn of(launcher: u32) -> Vec<u32> {
     let children = fs::read_to_string(format!("/proc/{launcher}/task/{launcher}/children")).unwrap_or_default();
     let children = children.split_whitespace().filter_map(|process| process.parse().ok());
     let rank = |process: u32| Some((variable(process, "RANK")?.parse::<usize>().ok()?, process));
@@ -23,7 +22,7 @@ pub fn of(launcher: u32) -> Vec<u32> {
 }
 
 /// Returns the process IDs of the ranks of one attempt, ordered by rank.
-pub fn of_attempt(launcher: u32, attempt: usize) -> Vec<u32> {
+pub(crate) fn of_attempt(launcher: u32, attempt: usize) -> Vec<u32> {
     let wanted = attempt.to_string();
     of(launcher).into_iter().filter(|&rank| variable(rank, "ZERO_TRAIN_ATTEMPT").as_ref() == Some(&wanted)).collect()
 }

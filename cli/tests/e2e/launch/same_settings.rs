@@ -9,12 +9,6 @@ use std::process::Command;
 
 use case::{Alone, Case, port};
 
-/// Starts one of `ranks` ranks on this host.
-fn start(mut command: Command, rank: usize, ranks: usize, port: u16) -> Alone {
-    case::place(&mut command, [rank, ranks], [rank, ranks], ("127.0.0.1", port));
-    Alone::start(command)
-}
-
 #[test]
 fn a_token_file_that_others_can_read_is_rejected_with_one_error() {
     let case = Case::new();
@@ -26,7 +20,7 @@ fn a_token_file_that_others_can_read_is_rejected_with_one_error() {
             .map(|rank| {
                 let mut command = case.command(&["--config", "ds.yaml", "--quiet", "--max-steps", "2"]);
                 command.env("ZERO_TRAIN_TOKEN_FILE", case.path("token"));
-                start(command, rank, 2, port)
+                Alone::rank(command, rank, 2, port)
             })
             .collect();
         ranks.into_iter().map(Alone::end).collect::<Vec<_>>()
@@ -61,7 +55,7 @@ fn ranks_with_different_settings_or_programs_refuse_to_start() {
                     Some(program) if rank == 1 => case.command_of(program, &args),
                     _ => case.command(&args),
                 };
-                start(command, rank, 3, port)
+                Alone::rank(command, rank, 3, port)
             })
             .collect();
         ranks.into_iter().map(Alone::end).collect::<Vec<_>>()

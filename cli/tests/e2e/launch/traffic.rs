@@ -3,12 +3,10 @@
 use crate::case;
 use crate::launch::namespaces;
 
-use case::{Alone, Case, text};
+use case::{Alone, Case, sets};
 use namespaces::Hosts;
-use serde_json::Value;
 
-const MODEL: [&str; 6] =
-    ["--set", "model.n_embd=64", "--set", "gradient_accumulation_steps=2", "--set", "data.eval_fraction=0"];
+const MODEL: [&str; 3] = ["model.n_embd=64", "gradient_accumulation_steps=2", "data.eval_fraction=0"];
 
 /// Trains on both hosts. Returns the bytes of all ranks' sockets.
 fn network_bytes(case: &Case, hosts: &Hosts, steps: u32, layout: &[&str]) -> f64 {
@@ -25,19 +23,9 @@ fn network_bytes(case: &Case, hosts: &Hosts, steps: u32, layout: &[&str]) -> f64
             "--master-addr",
             namespaces::ADDRESSES[0],
         ];
-        let usual = [
-            "--config",
-            "ds.yaml",
-            "--quiet",
-            "--out",
-            "run",
-            "--max-steps",
-            &steps,
-            "--set",
-            "launcher.interface=eth0",
-        ];
-        let fixed = ["--set", "training.save_last=false"];
-        let args = [&launch[..], &usual, &fixed, &MODEL, layout].concat();
+        let usual = ["--config", "ds.yaml", "--quiet", "--out", "run", "--max-steps", &steps];
+        let fixed = sets(&["launcher.interface=eth0", "training.save_last=false"]);
+        let args = [&launch[..], &usual, &fixed, &sets(&MODEL), &sets(layout)].concat();
         let mut command = hosts.command(case, host.parse().unwrap(), &args);
         command.env("ZERO_TRAIN_TOKEN", "what the job's ranks know");
         Alone::start(command)
@@ -45,7 +33,7 @@ fn network_bytes(case: &Case, hosts: &Hosts, steps: u32, layout: &[&str]) -> f64
     for launcher in both {
         assert_eq!(launcher.end(), (Some(0), String::new()), "{layout:?}");
     }
-    let report: Value = serde_json::from_slice(&std::fs::read(case.path("run/report.json")).unwrap()).unwrap();
+    let report = case.report("run");
     std::fs::remove_dir_all(case.path("run")).unwrap();
     let operations = report["collectives"].as_object().unwrap();
     operations.values().map(|operation| operation["network_bytes"].as_f64().unwrap()).sum()
@@ -57,35 +45,24 @@ fn hosts_send_the_bytes_that_the_plan_predicts() {
     let case = Case::new();
     let groups = "mesh={data_parallel_replicate_degree: 2}";
     for layout in [
-        &["--set", "zero_optimization.stage=1"][..],
-        &["--set", "zero_optimization.stage=2", "--set", "bf16.enabled=true"],
-        &["--set", "zero_optimization.stage=3"],
-        &["--set", "zero_optimization.zero_hpz_partition_size=2"],
-        &["--set", "zero_optimization.stage=2", "--set", "zero_optimization.zero_quantized_gradients=true"],
-        &[
-            "--set",
-            "zero_optimization={stage: 3, stage3_param_persistence_threshold: 0, stage3_max_reuse_distance: 0, \
-             zero_hpz_partition_size: 2, zero_quantized_weights: true, zero_quantized_gradients: true}",
-        ],
-        &["--set", "zero_optimization.stage=2", "--set", groups],
-        &[
-            "--set",
-            "zero_optimization.stage=3",
-            "--set",
-            "mesh.data_parallel_shard_degree=auto",
-            "--set",
-            "bf16.enabled=true",
-        ],
-        &["--set", "zero_optimization.stage=1", "--set", "pipeline.stages=2"],
+        &["zero_optimization.stage=1"][..],
+        &["zero_optimization.stage=2", "bf16.enabled=true"],
+        &["zero_optimization.stage=3"],
+        &["zero_optimization.zero_hpz_partition_size=2"],
+        &["zero_optimization.stage=2", "zero_optimization.zero_quantized_gradients=true"],
+        &["zero_optimization={stage: 3, stage3_param_persistence_threshold: 0, stage3_max_reuse_distance: 0, \
+             zero_hpz_partition_size: 2, zero_quantized_weights: true, zero_quantized_gradients: true}"],
+        &["zero_optimization.stage=2", groups],
+        &["zero_optimization.stage=3", "mesh.data_parallel_shard_degree=auto", "bf16.enabled=true"],
+        &["zero_optimization.stage=1", "pipeline.stages=2"],
         // The four steps that are measured below contain two outer steps here, and one with `steps: 4`.
-        &["--set", "zero_optimization.stage=2", "--set", groups, "--set", "training.local_steps={steps: 2}"],
-        &["--set", "zero_optimization.stage=0", "--set", groups, "--set", "training.local_steps={steps: 4}"],
+        &["zero_optimization.stage=2", groups, "training.local_steps={steps: 2}"],
+        &["zero_optimization.stage=0", groups, "training.local_steps={steps: 4}"],
     ] {
-        let args = [&["plan", "--config", "ds.yaml", "--json", "-n", "4", "--hosts", "2"], &MODEL[..], layout].concat();
-        let output = case.command(&args).output().unwrap();
-        assert!(output.status.success(), "{}", text(&output.stderr));
-        let plan: Value = serde_json::from_slice(&output.stdout).unwrap();
-        let planned = plan["hosts"]["layouts"][0]["network_bytes_per_step"].as_f64().unwrap();
+        let args =
+            [&["plan", "--config", "ds.yaml", "--json", "-n", "4", "--hosts", "2"], &sets(&MODEL)[..], &sets(layout)]
+                .concat();
+        let planned = case.json(&args)["hosts"]["layouts"][0]["network_bytes_per_step"].as_f64().unwrap();
         // The difference between two runs contains no bytes of their start and end.
         let [few, many] = [2, 6].map(|steps| network_bytes(&case, &hosts, steps, layout));
         let sent = (many - few) / 4.0;

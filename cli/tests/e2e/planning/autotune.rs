@@ -10,7 +10,7 @@ use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{Winsize, tcsetwinsize};
 use serde_json::Value;
 
-use case::{Case, signal, text, wait_for};
+use case::{Case, signal, succeed, text, wait_for};
 
 /// A small search space: two ranks with ZeRO stages 0 and 2, and one rank, each with micro-batches of 1 and 2.
 const SPACE: [&str; 6] = [
@@ -39,9 +39,7 @@ fn autotune(case: &Case, space: &[&str], more: &[&str]) -> Command {
 #[test]
 fn the_best_configuration_can_be_trained() {
     let case = Case::new();
-    let output = autotune(&case, &SPACE, &[]).output().unwrap();
-    let said = text(&output.stdout);
-    assert!(output.status.success(), "{said}{}", text(&output.stderr));
+    let said = succeed(&mut autotune(&case, &SPACE, &[]));
     for word in ["configurations to plan", "profile 1 of ", " predicted), ", "round 1: ", "\nbest: ", "tuned/best.yaml"]
     {
         assert!(said.contains(word), "{word}: {said}");
@@ -60,9 +58,7 @@ fn the_best_configuration_can_be_trained() {
     }
     let page = fs::read_to_string(case.path("tuned/report.html")).unwrap();
     assert!(page.starts_with("<!doctype html>") || page.starts_with("<!DOCTYPE html>"), "{}", &page[..40]);
-    let best = case.command(&["--config", "tuned/best.yaml", "--quiet", "--max-steps", "3", "--out", "best"]);
-    let output = { best }.output().unwrap();
-    assert!(output.status.success(), "{}", text(&output.stderr));
+    case.succeed(&["--config", "tuned/best.yaml", "--quiet", "--max-steps", "3", "--out", "best"]);
     assert_eq!(case.metrics("best")[0]["samples"], 4, "the global batch has changed");
 }
 
@@ -79,9 +75,7 @@ fn an_interrupted_search_writes_its_results_and_can_be_resumed() {
     // On a fast machine, the search may have finished before the signal.
     assert!(matches!(output.status.code(), Some(130 | 0)), "{said}{}", text(&output.stderr));
     assert!(case.path("tuned/best.yaml").exists() && case.path("tuned/report.html").exists());
-    let output = autotune(&case, &OF_ONE_RANK, &["--resume"]).output().unwrap();
-    let said = text(&output.stdout);
-    assert!(output.status.success(), "{said}{}", text(&output.stderr));
+    let said = succeed(&mut autotune(&case, &OF_ONE_RANK, &["--resume"]));
     assert!(!said.contains("profile 1 of "), "the resumed search profiles again: {said}");
 }
 
@@ -141,14 +135,10 @@ fn a_terminal_shows_one_table_that_is_redrawn() {
 fn mistakes_are_reported_before_anything_runs() {
     let case = Case::new();
     let wrong = ["autotune", "--config", "ds.yaml", "--set", "autotuning.space={zero_optimization.stag: [1]}"];
-    let output = case.command(&wrong).output().unwrap();
-    let errors = text(&output.stderr);
-    assert_eq!(output.status.code(), Some(2), "{errors}");
+    let errors = case.fail(2, &wrong);
     assert!(errors.contains("zero_optimization.stag") && errors.contains("zero_optimization.stage"), "{errors}");
     let many = "autotuning.space={training.seed: {from: 1, to: 1000, step: 1}, data.shuffle: [true, false], training.eval_every: {from: 0, to: 20, step: 1}}";
-    let output = case.command(&["autotune", "--config", "ds.yaml", "--set", many]).output().unwrap();
-    let errors = text(&output.stderr);
-    assert_eq!(output.status.code(), Some(2), "{errors}");
+    let errors = case.fail(2, &["autotune", "--config", "ds.yaml", "--set", many]);
     assert!(errors.contains("more than 20000 configurations"), "{errors}");
     assert!(!case.path("autotuning_results").exists());
     // Training warns that it does not tune.

@@ -2,24 +2,22 @@
 
 use crate::case;
 
-use case::{Case, text};
+use case::{Case, sets};
 use serde_json::Value;
+
+/// Writes the cost table `costs.json`, and returns what the benchmark prints.
+fn measure(case: &Case, args: &[&str]) -> String {
+    let bench = ["bench", "costs", "--config", "ds.yaml", "--steps", "2", "--out", "costs.json"];
+    case.succeed(&[&bench, args].concat())
+}
 
 #[test]
 fn a_cost_table_predicts_the_time_of_steps() {
     let case = Case::new();
-    let measured = case
-        .command(&["bench", "costs", "--config", "ds.yaml", "-n", "2", "--steps", "2", "--out", "costs.json"])
-        .output()
-        .unwrap();
-    assert!(measured.status.success(), "{}", text(&measured.stderr));
-    let told = text(&measured.stdout);
+    let told = measure(&case, &["-n", "2"]);
     assert!(told.contains("transformer.h.*") && told.contains("all_gather") && told.contains("written to"), "{told}");
     let plan = |args: &[&str]| {
-        let args = [&["plan", "--config", "ds.yaml", "-n", "2", "--costs", "costs.json"], args].concat();
-        let output = case.command(&args).output().unwrap();
-        assert!(output.status.success(), "{args:?}: {}", text(&output.stderr));
-        text(&output.stdout)
+        case.succeed(&[&["plan", "--config", "ds.yaml", "-n", "2", "--costs", "costs.json"], args].concat())
     };
     let json = |args: &[&str]| -> Value { serde_json::from_str(&plan(&[&["--json"], args].concat())).unwrap() };
 
@@ -72,10 +70,7 @@ fn a_cost_table_predicts_the_time_of_steps() {
 fn an_invalid_table_is_an_error_that_names_the_file() {
     let case = Case::new();
     let refused = |table: &str| {
-        let args = ["plan", "--config", "ds.yaml", "--costs", table];
-        let output = case.command(&args).output().unwrap();
-        let told = text(&output.stderr);
-        assert_eq!(output.status.code(), Some(2), "{told}");
+        let told = case.fail(2, &["plan", "--config", "ds.yaml", "--costs", table]);
         assert!(told.starts_with(&format!("error: {table}: ")) && told.contains("help: measure a table"), "{told}");
         told
     };
@@ -98,11 +93,8 @@ fn an_invalid_table_is_an_error_that_names_the_file() {
 fn matrix_update_times_follow_the_work_of_the_busiest_rank() {
     let case = Case::new();
     let muon = "optimizer={type: Muon, params: {lr: 0.01, matrices: ['*mlp.c_fc*']}}";
-    let args =
-        ["bench", "costs", "--config", "ds.yaml", "--steps", "2", "--out", "costs.json", "-n", "2", "--set", muon];
-    let measured = case.command(&args).output().unwrap();
-    assert!(measured.status.success(), "{}", text(&measured.stderr));
-    assert!(text(&measured.stdout).contains("update per multiply-add"), "{}", text(&measured.stdout));
+    let told = measure(&case, &["-n", "2", "--set", muon]);
+    assert!(told.contains("update per multiply-add"), "{told}");
     let mut table: Value = serde_json::from_slice(&std::fs::read(case.path("costs.json")).unwrap()).unwrap();
     assert!(table["update_matrix"]["median"].as_f64().unwrap() > 0.0, "{table}");
     table["update_matrix"]["median"] = 1.0.into();
@@ -110,10 +102,7 @@ fn matrix_update_times_follow_the_work_of_the_busiest_rank() {
     let seconds = |stage: u8| {
         let stage = format!("zero_optimization.stage={stage}");
         let args = ["plan", "--json", "--config", "ds.yaml", "-n", "2", "--costs", "slow.json", "--set", muon];
-        let output =
-            case.command(&[&args[..], &["--set", "model.n_layer=3", "--set", &stage]].concat()).output().unwrap();
-        assert!(output.status.success(), "{}", text(&output.stderr));
-        let plan: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let plan = case.json(&[&args[..], &sets(&["model.n_layer=3", &stage])].concat());
         plan["time"]["step_seconds"].as_f64().unwrap_or_else(|| panic!("{}", plan["time"]))
     };
     // At stage 2, one of the two ranks updates two of the three matrices.
@@ -125,10 +114,7 @@ fn matrix_update_times_follow_the_work_of_the_busiest_rank() {
 #[test]
 fn collectives_of_a_mesh_are_predicted_by_the_times_of_its_groups() {
     let case = Case::new();
-    let args = ["bench", "costs", "--config", "ds.yaml", "--steps", "2", "--out", "costs.json", "-n", "4"];
-    let measured = case.command(&args).output().unwrap();
-    assert!(measured.status.success(), "{}", text(&measured.stderr));
-    let told = text(&measured.stdout);
+    let told = measure(&case, &["-n", "4"]);
     assert!(told.contains("all_reduce by groups of 2 ranks that are 2 apart"), "{told}");
     assert!(told.contains("all_gather by groups of 2 consecutive ranks"), "{told}");
     let measured: Value = serde_json::from_slice(&std::fs::read(case.path("costs.json")).unwrap()).unwrap();
@@ -149,12 +135,9 @@ fn collectives_of_a_mesh_are_predicted_by_the_times_of_its_groups() {
         std::fs::write(case.path("slow.json"), table.to_string()).unwrap();
     };
     // The seconds that rank 0 spends in collectives equal the number of slow collectives in which it takes part.
-    let collectives = |sets: &[&str]| {
+    let collectives = |settings: &[&str]| {
         let args = ["plan", "--json", "--config", "ds.yaml", "-n", "4", "--costs", "slow.json"];
-        let sets: Vec<&str> = sets.iter().flat_map(|set| ["--set", *set]).collect();
-        let output = case.command(&[&args[..], &sets].concat()).output().unwrap();
-        assert!(output.status.success(), "{}", text(&output.stderr));
-        let plan: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let plan = case.json(&[&args[..], &sets(settings)].concat());
         plan["time"]["ranks"][0]["collectives"].as_f64().unwrap_or_else(|| panic!("{}", plan["time"])).round()
     };
     let (flat, hybrid, pipeline) = (

@@ -4,13 +4,11 @@ use std::process::Stdio;
 
 use crate::case;
 
-use case::{Case, text};
+use case::{Case, sets, text};
 use serde_json::Value;
 
 fn plan(case: &Case, args: &[&str]) -> String {
-    let output = case.command(&[&["plan", "--config", "ds.yaml", "-n", "4"], args].concat()).output().unwrap();
-    assert!(output.status.success(), "{args:?}: {}", text(&output.stderr));
-    text(&output.stdout)
+    case.succeed(&[&["plan", "--config", "ds.yaml", "-n", "4"], args].concat())
 }
 
 fn layouts(case: &Case, args: &[&str]) -> Vec<Value> {
@@ -42,8 +40,8 @@ fn plan_compares_layouts_over_hosts() {
         assert!((layout["link_seconds"].as_f64().unwrap() / seconds - 1.0).abs() < 1e-9, "{layout}");
         // The settings of a layout select this layout, with the same global batch.
         let settings = layout["settings"].as_array().unwrap().iter().map(|setting| setting.as_str().unwrap());
-        let sets: Vec<&str> = settings.flat_map(|setting| ["--set", setting]).collect();
-        let selected = &layouts(&case, &[&["--hosts", "2"], &sets[..]].concat())[0];
+        let settings = sets(&settings.collect::<Vec<_>>());
+        let selected = &layouts(&case, &[&["--hosts", "2"], &settings[..]].concat())[0];
         assert_eq!(
             (bytes(selected), &selected["planned_peak_bytes"]),
             (bytes(layout), &layout["planned_peak_bytes"]),

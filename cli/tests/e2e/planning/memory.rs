@@ -9,7 +9,7 @@ mod optimizers;
 
 use crate::case;
 
-use case::Case;
+use case::{Case, sets};
 
 /// Maximum excess of the plan over the count, in percent.
 const ABOVE: f64 = 2.0;
@@ -39,7 +39,6 @@ fn holds_within(most: f64, ranks: usize, zero: &str, settings: &[&str]) -> u64 {
 fn holds_in(case: &Case, most: f64, ranks: usize, zero: &str, settings: &[&str]) -> u64 {
     let (count, zero) =
         (ranks.to_string(), format!("zero_optimization={{stage3_param_persistence_threshold: 100, {zero}}}"));
-    let mut args = vec!["-n", &count, "--quiet"];
     let base = [
         GPT2,
         "train_micro_batch_size_per_gpu=2",
@@ -47,10 +46,7 @@ fn holds_in(case: &Case, most: f64, ranks: usize, zero: &str, settings: &[&str])
         "launcher={timeout_seconds: 60, threads_per_rank: 1}",
         &zero,
     ];
-    for setting in base.iter().chain(settings) {
-        args.extend(["--set", setting]);
-    }
-    case.train(&args);
+    case.train(&[&["-n", &count, "--quiet"], &sets(&base)[..], &sets(settings)].concat());
     let mut largest = 0;
     for rank in case.report("run")["memory"]["ranks"].as_array().unwrap() {
         let of = |key: &str| rank[key].as_u64().unwrap_or_else(|| panic!("no {key}: {rank}"));

@@ -2,27 +2,15 @@
 
 use crate::case;
 
-use std::time::Duration;
-
-use case::{Case, port, text};
+use case::{Alone, Case, port, sets};
 use serde_json::Value;
 
 /// A model whose memory is mostly activations.
-const WIDE: [&str; 8] = [
-    "--set",
-    "train_micro_batch_size_per_gpu=8",
-    "--set",
-    "model.n_positions=64",
-    "--set",
-    "model.n_embd=64",
-    "--set",
-    "model.n_layer=8",
-];
+const WIDE: [&str; 4] =
+    ["train_micro_batch_size_per_gpu=8", "model.n_positions=64", "model.n_embd=64", "model.n_layer=8"];
 
 fn plan(case: &Case, args: &[&str]) -> String {
-    let output = case.command(&[&["plan", "--config", "ds.yaml"], args].concat()).output().unwrap();
-    assert!(output.status.success(), "{}", text(&output.stderr));
-    text(&output.stdout)
+    case.succeed(&[&["plan", "--config", "ds.yaml"], args].concat())
 }
 
 fn json(case: &Case, args: &[&str]) -> Value {
@@ -56,8 +44,8 @@ fn a_plan_reads_the_data_only_for_the_vocabulary_size() {
     let gone = ["--set", "data={train: gone.txt, eval: gone.txt}"];
     assert_eq!(plan(&case, &gone), with);
     let auto = [&["plan", "--config", "ds.yaml", "--set", "model.vocab_size=auto"], &gone[..]].concat();
-    let output = case.command(&auto).output().unwrap();
-    assert!(output.status.code() == Some(3) && text(&output.stderr).contains("gone.txt"), "{}", text(&output.stderr));
+    let errors = case.fail(3, &auto);
+    assert!(errors.contains("gone.txt"), "{errors}");
     assert_eq!(plan(&case, &["--set", "model.vocab_size=auto"]), with);
 }
 
@@ -83,9 +71,8 @@ fn bytes_between_secondary_groups_are_reported() {
     let zero = "zero_optimization={stage: 3, stage3_max_reuse_distance: 0, stage3_param_persistence_threshold: 0";
     let plain = format!("{zero}}}");
     let secondary = format!("{zero}, zero_hpz_partition_size: 2}}");
-    let batches =
-        ["--set", "train_micro_batch_size_per_gpu=1", "--set", "train_batch_size=8", "--set", "training.trace=true"];
-    let args = |zero| [&["-n", "4", "--set", zero][..], &batches].concat();
+    let batches = ["train_micro_batch_size_per_gpu=1", "train_batch_size=8", "training.trace=true"];
+    let args = |zero| [&["-n", "4", "--set", zero], &sets(&batches)[..]].concat();
     case.train(&[&args(&plain)[..], &["--max-steps", "3", "--out", "plain"]].concat());
     let told = case.train(&[&args(&secondary)[..], &["--max-steps", "3", "--plain"]].concat());
     assert!(told.contains("ZeRO stage 3 with secondary shards in groups of 2 ranks, "), "{told}");
@@ -113,18 +100,13 @@ fn bytes_between_secondary_groups_are_reported() {
 #[test]
 fn a_trillion_parameters_can_be_planned_on_one_machine() {
     let case = Case::new();
-    let trillion = [
-        "--world-size",
-        "1024",
-        "--set",
+    let model = sets(&[
         "model={type: gpt2, vocab_size: 50257, n_positions: 2048, n_embd: 25600, n_layer: 128, n_head: 160}",
-        "--set",
         "train_micro_batch_size_per_gpu=1",
-        "--set",
         "bf16.enabled=true",
-        "--set",
         "activation_checkpointing.enabled=true",
-    ];
+    ]);
+    let trillion = [&["--world-size", "1024"], &model[..]].concat();
     let told = plan(&case, &[&trillion[..], &["--device-memory", "80GiB"]].concat());
     assert!(told.contains("1,008,014,617,600"), "{told}");
     assert!(told.contains("does not fit: a rank needs") && told.contains("85.9 GB: `--device-memory`"), "{told}");
@@ -138,16 +120,12 @@ fn a_trillion_parameters_can_be_planned_on_one_machine() {
 #[test]
 fn a_deep_pipeline_with_many_micro_batches_is_planned_in_time() {
     let case = Case::new();
-    let deep = [
-        "--set",
+    let deep = sets(&[
         "model={type: gpt2, vocab_size: 256, n_positions: 16, n_embd: 16, n_layer: 32, n_head: 2}",
-        "--set",
         "train_micro_batch_size_per_gpu=1",
-        "--set",
         "gradient_accumulation_steps=256",
-        "--set",
         "pipeline.stages=32",
-    ];
+    ]);
     let told = plan(&case, &[&deep[..], &["--set", "pipeline.schedule=gpipe", "--device-memory", "1kB"]].concat());
     assert!(told.contains("does not fit: a rank needs") && told.contains("more ranks do not help either"), "{told}");
     // With p stages and m micro-batches, the bubble of 1F1B takes (p − 1)/(m + p − 1) of a step. The bubble of ZB-H1
@@ -200,14 +178,12 @@ fn stage_memory_follows_the_closed_forms_of_the_zero_paper() {
 #[test]
 fn a_configuration_that_does_not_fit_is_rejected_before_launch() {
     let case = Case::new();
-    let needs =
-        |more: &[&str]| json(&case, &[&WIDE[..], &["-n", "2"], more].concat())["planned_peak_bytes"].as_u64().unwrap();
+    let wide = [&["-n", "2"], &sets(&WIDE)[..]].concat();
+    let needs = |more: &[&str]| json(&case, &[&wide, more].concat())["planned_peak_bytes"].as_u64().unwrap();
     let recompute = ["--set", "activation_checkpointing.enabled=true"];
     let set = format!("training.memory_limit={}", (needs(&[]) + needs(&recompute)) / 2);
-    let limit = [&WIDE[..], &["-n", "2", "--plain", "--max-steps", "2", "--set", &set]].concat();
-    let output = case.run(&limit);
-    let told = text(&output.stderr);
-    assert_eq!(output.status.code(), Some(2), "{told}");
+    let limit = [&wide[..], &["--plain", "--max-steps", "2", "--set", &set]].concat();
+    let told = case.train_fails(2, &limit);
     assert!(told.starts_with("error: does not fit: a rank needs"), "{told}");
     assert!(
         told.contains(": `training.memory_limit`") && told.contains("--set activation_checkpointing.enabled=true"),
@@ -226,12 +202,10 @@ fn a_configuration_that_does_not_fit_is_rejected_before_launch() {
 #[test]
 fn a_tiled_mlp_is_advised() {
     let case = Case::new();
-    let long = [
-        "--set",
+    let long = sets(&[
         "model={type: gpt2, vocab_size: 256, n_positions: 2048, n_embd: 60, n_layer: 2, n_head: 2}",
-        "--set",
         "train_micro_batch_size_per_gpu=1",
-    ];
+    ]);
     let tiles = ["--set", "model.tiled_mlp_rows=64"];
     let of = |more: &[&str]| json(&case, &[&long[..], more].concat())["planned_peak_bytes"].as_u64().unwrap();
     let (whole, tiled) = (of(&[]), of(&tiles));
@@ -250,24 +224,14 @@ fn a_tiled_mlp_is_advised() {
 #[test]
 fn stage_3_without_prefetching_is_advised_before_offload_to_disk() {
     let case = Case::new();
-    let wide = [
-        "--set",
-        "model={type: gpt2, vocab_size: 20000, n_positions: 128, n_embd: 256, n_layer: 8, n_head: 4}",
-        "-n",
-        "8",
-        "--set",
-        "zero_optimization={stage: 1}",
-    ];
-    let late = [
-        "--set",
+    let model = "model={type: gpt2, vocab_size: 20000, n_positions: 128, n_embd: 256, n_layer: 8, n_head: 4}";
+    let wide = ["-n", "8", "--set", model, "--set", "zero_optimization={stage: 1}"];
+    let late = sets(&[
         "zero_optimization.stage=3",
-        "--set",
         "zero_optimization.stage3_max_reuse_distance=0",
-        "--set",
         "zero_optimization.stage3_prefetch_bucket_size=0",
-        "--set",
         "activation_checkpointing.enabled=true",
-    ];
+    ]);
     let least = json(&case, &[&wide[..], &late].concat())["planned_peak_bytes"].as_u64().unwrap();
     let told = plan(&case, &[&wide[..], &["--device-memory", &format!("{}", least + 1000)]].concat());
     let advice = told.lines().find(|line| line.trim_start().starts_with("--set")).unwrap_or_else(|| panic!("{told}"));
@@ -279,29 +243,11 @@ fn stage_3_without_prefetching_is_advised_before_offload_to_disk() {
 #[test]
 fn an_exceeded_limit_is_an_error_with_a_table() {
     let case = Case::new();
-    let limit = [&WIDE[..], &["--config", "ds.yaml", "--plain", "--set", "training.memory_limit=8MB"]].concat();
+    let limited = sets(&[&WIDE[..], &["training.memory_limit=8MB"]].concat());
+    let args = [&["--config", "ds.yaml", "--plain"], &limited[..]].concat();
     let port = port();
-    let mut ranks: Vec<_> = (0..2)
-        .map(|rank: usize| {
-            let place = [
-                ("RANK", rank.to_string()),
-                ("WORLD_SIZE", "2".into()),
-                ("LOCAL_RANK", rank.to_string()),
-                ("LOCAL_WORLD_SIZE", "2".into()),
-                ("MASTER_ADDR", "127.0.0.1".into()),
-                ("MASTER_PORT", port.to_string()),
-            ];
-            let mut command = case.command(&limit);
-            command.envs(place).stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
-            command.spawn().unwrap()
-        })
-        .collect();
-    let mut told = vec![];
-    for rank in ranks.drain(..) {
-        let output = rank.wait_with_output().unwrap();
-        told.push((output.status.code(), text(&output.stderr)));
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    let ranks = [0, 1].map(|rank| Alone::rank(case.command(&args), rank, 2, port));
+    let told = ranks.map(Alone::end);
     let (_, error) = told.iter().find(|(code, _)| *code == Some(2)).unwrap_or_else(|| panic!("{told:?}"));
     assert!(error.contains("`, more than its limit of 8.0 MB"), "{error}");
     for wanted in ["in: training.memory_limit", "activations: ", "optimizer_state: ", "help: "] {

@@ -2,7 +2,7 @@
 
 use crate::case;
 
-use case::Case;
+use case::{Case, sets};
 
 /// Freed bytes that the allocator may keep for reuse beyond the peak in use (`zero_comm::SharedAllocator`).
 const KEPT: f64 = (16 << 20) as f64;
@@ -12,19 +12,13 @@ const KEPT: f64 = (16 << 20) as f64;
 fn holds(ranks: usize, zero: &str) {
     let case = Case::new();
     let (count, zero) = (ranks.to_string(), format!("zero_optimization={{{zero}}}"));
-    case.train(&[
-        "-n",
-        &count,
-        "--quiet",
-        "--set",
+    let settings = sets(&[
         "model={type: gpt2, vocab_size: 256, n_positions: 64, n_embd: 640, n_layer: 4, n_head: 8}",
-        "--set",
         "training={max_steps: 2, output_dir: run, save_last: false}",
-        "--set",
         "launcher={timeout_seconds: 60, threads_per_rank: 1}",
-        "--set",
         &zero,
     ]);
+    case.train(&[&["-n", &count, "--quiet"], &settings[..]].concat());
     for rank in case.report("run")["memory"]["ranks"].as_array().unwrap() {
         let resident = |key: &str| rank["resident_bytes"][key].as_u64().unwrap_or_else(|| panic!("no {key}: {rank}"));
         let allowed = rank["measured_peak_total_bytes"].as_u64().unwrap() + resident("before");

@@ -6,7 +6,7 @@ use std::fs;
 
 use serde_json::Value;
 
-use case::{Case, text};
+use case::Case;
 
 const SWEEP: &str = "autotuning={sweep: {max_steps: 40, space: {optimizer.params.lr: [1e-5, 1e-4, 3e-3, 1e-2, 3e3]}}}";
 
@@ -15,11 +15,9 @@ fn a_good_learning_rate_wins_and_its_file_reproduces_the_trial() {
     let case = Case::new();
     let sweep = |more: &[&str]| {
         let arguments = ["autotune", "--sweep", "--config", "ds.yaml", "--out", "tuned", "--set", SWEEP];
-        case.command(&[&arguments, more].concat()).output().unwrap()
+        case.succeed(&[&arguments, more].concat())
     };
-    let output = sweep(&[]);
-    let said = text(&output.stdout);
-    assert!(output.status.success(), "{said}{}", text(&output.stderr));
+    let said = sweep(&[]);
     for word in [
         "5 trials of 1 hyperparameter, by grid",
         "evaluated every 4 steps",
@@ -38,21 +36,8 @@ fn a_good_learning_rate_wins_and_its_file_reproduces_the_trial() {
     assert!(matches!(trials[4]["state"].as_str(), Some("stopped early" | "diverged")), "{said}");
     // Training with the best file gives losses that are bit-identical to those of the trial.
     let rate = trials[best as usize]["settings"]["optimizer.params.lr"].as_str().unwrap();
-    let output = case
-        .command(&[
-            "--config",
-            "tuned/sweep-best.yaml",
-            "--quiet",
-            "--max-steps",
-            "40",
-            "--set",
-            "training.eval_every=4",
-            "--out",
-            "best",
-        ])
-        .output()
-        .unwrap();
-    assert!(output.status.success(), "{}", text(&output.stderr));
+    let run = ["--quiet", "--max-steps", "40", "--set", "training.eval_every=4", "--out", "best"];
+    case.succeed(&[&["--config", "tuned/sweep-best.yaml"], &run[..]].concat());
     let again = case.metrics("best");
     let losses: Vec<(u64, f32)> =
         again.iter().filter_map(|line| Some((line["step"].as_u64()?, line["eval_loss"].as_f64()? as f32))).collect();
@@ -66,27 +51,19 @@ fn a_good_learning_rate_wins_and_its_file_reproduces_the_trial() {
         entries.any(|entry| entry.unwrap().file_name().to_string_lossy().starts_with("step-"))
     });
     assert!(folder.join("metrics.jsonl").exists() && !is_saved);
-    let output = sweep(&["--resume"]);
-    let said = text(&output.stdout);
-    assert!(
-        output.status.success() && said.contains("resumed 5 trials of an earlier sweep") && !said.contains("  trial 1"),
-        "{said}"
-    );
+    let said = sweep(&["--resume"]);
+    assert!(said.contains("resumed 5 trials of an earlier sweep") && !said.contains("  trial 1"), "{said}");
 }
 
 #[test]
 fn a_missing_sweep_section_is_an_error_and_an_unused_one_is_reported() {
     let case = Case::new();
-    let output = case.command(&["autotune", "--sweep", "--config", "ds.yaml"]).output().unwrap();
-    let errors = text(&output.stderr);
-    assert_eq!(output.status.code(), Some(2), "{errors}");
+    let errors = case.fail(2, &["autotune", "--sweep", "--config", "ds.yaml"]);
     assert!(
         errors.starts_with("error: --sweep needs this section") && errors.contains("in: autotuning.sweep"),
         "{errors}"
     );
     let few = "autotuning={fast: true, repeats: 1, sweep: {space: {optimizer.params.lr: [0.1]}}, space: {train_micro_batch_size_per_gpu: [2]}}";
-    let output = case.command(&["autotune", "--config", "ds.yaml", "--set", few]).output().unwrap();
-    let said = text(&output.stdout);
-    assert!(output.status.success(), "{said}{}", text(&output.stderr));
+    let said = case.succeed(&["autotune", "--config", "ds.yaml", "--set", few]);
     assert!(said.contains("autotuning.sweep has no effect without --sweep"), "{said}");
 }

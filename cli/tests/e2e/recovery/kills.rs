@@ -1,6 +1,5 @@
 //! Kills ranks at random moments of long runs. Every restart must succeed at the first attempt, and the result must be
 //! bit-identical to an undisturbed run.
-#![allow(unreachable_pub)] // only one test uses it
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -20,7 +19,7 @@ const SAVE_EVERY: u64 = 10;
 const LATEST: Duration = Duration::from_millis(600);
 
 /// Kills `kills` ranks one after the other, in runs of two ranks, and prints a table of the results.
-pub fn sweep(kills: usize) {
+pub(crate) fn sweep(kills: usize) {
     let case = Case::new();
     let mut random = Random::new();
     println!("seed {}", random.0);
@@ -56,7 +55,7 @@ pub fn sweep(kills: usize) {
 
 /// Kills all processes of a run at `kills` random steps. Each time, the run continues on another number of ranks. Its
 /// losses and its last checkpoint must be bit-identical to those of an undisturbed run. Prints a summary.
-pub fn sweep_over_ranks(kills: usize) {
+pub(crate) fn sweep_over_ranks(kills: usize) {
     /// Number of steps of a run, and maximum number of kills.
     const OF_A_RUN: (u64, usize) = (200, 10);
     let case = Case::new();
@@ -87,8 +86,7 @@ pub fn sweep_over_ranks(kills: usize) {
         for step in at {
             let mut run = start(&out, ranks);
             // If processes are slow, the previous kill came late, and the run may already have passed this step.
-            let lines = || fs::read_to_string(case.path(&out).join("metrics.jsonl")).map_or(0, |it| it.lines().count());
-            while lines() < step && run.try_wait().unwrap().is_none() {
+            while case.steps(&out) < step && run.try_wait().unwrap().is_none() {
                 std::thread::sleep(Duration::from_millis(1));
             }
             let of_run = [vec![run.id()], ranks::of(run.id())].concat();

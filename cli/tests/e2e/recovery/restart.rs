@@ -23,23 +23,10 @@ fn start(case: &Case, out: &str, steps: u64, args: &[&str]) -> Child {
     command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
-/// Returns the number of steps in the run's metrics.
-fn steps(case: &Case, out: &str) -> usize {
-    fs::read_to_string(case.path(out).join("metrics.jsonl")).map_or(0, |text| text.lines().count())
-}
-
 /// Waits for a run. Returns its exit status, standard output and standard error.
 fn end(child: Child) -> (Option<i32>, String, String) {
     let output = child.wait_with_output().unwrap();
     (output.status.code(), text(&output.stdout), text(&output.stderr))
-}
-
-fn checkpoints(case: &Case, out: &str) -> Vec<String> {
-    let entries = fs::read_dir(case.path(out).join("checkpoints")).into_iter().flatten();
-    let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
-    let mut names: Vec<String> = names.filter(|name| name.starts_with("step-")).collect();
-    names.sort();
-    names
 }
 
 #[test]
@@ -53,9 +40,9 @@ fn a_killed_rank_is_restarted_and_the_run_is_bit_identical_to_an_undisturbed_one
     case.train(&["--quiet", "-n", "2", "--out", "run", "--max-steps", "40", "--set", "training.seed=7"]);
     let run = start(&case, "run", steps_in_all, &[&saves[..], &["--max-restarts", "3"]].concat());
     // One kill when there may be no checkpoint yet, and one later.
-    wait_for(|| case.path("run.1").exists() && steps(&case, "run") >= 1);
+    wait_for(|| case.path("run.1").exists() && case.steps("run") >= 1);
     signal(rank_process(run.id(), 1), "KILL");
-    wait_for(|| steps(&case, "run") >= 60 && steps(&case, "run") < 400);
+    wait_for(|| case.steps("run") >= 60 && case.steps("run") < 400);
     signal(rank_process(run.id(), 0), "KILL");
     let (status, out, errors) = end(run);
     assert_eq!(status, Some(0), "{out}\n{errors}");
@@ -100,7 +87,7 @@ fn restarts_are_limited_and_divergence_and_stops_are_not_restarted() {
     let case = Case::new();
     let run = start(&case, "run", 1_000_000, &["-n", "2", "--max-restarts", "1"]);
     for attempt in 0..2 {
-        wait_for(|| ranks::of_attempt(run.id(), attempt).len() == 2 && steps(&case, "run") >= 3);
+        wait_for(|| ranks::of_attempt(run.id(), attempt).len() == 2 && case.steps("run") >= 3);
         signal(ranks::of_attempt(run.id(), attempt)[1], "KILL");
     }
     let (status, _, errors) = end(run);
@@ -113,7 +100,7 @@ fn restarts_are_limited_and_divergence_and_stops_are_not_restarted() {
     let (status, _, errors) = end(run);
     assert_eq!((status, errors.contains("restart")), (Some(5), false), "{errors}");
     let run = start(&case, "stopped", 1_000_000, &["-n", "2", "--max-restarts", "2"]);
-    wait_for(|| steps(&case, "stopped") >= 3);
+    case.wait_for_steps("stopped", 3);
     signal(run.id(), "TERM");
     let (status, _, errors) = end(run);
     assert_eq!((status, errors.contains("restart")), (Some(143), false), "{errors}");
@@ -123,7 +110,7 @@ fn restarts_are_limited_and_divergence_and_stops_are_not_restarted() {
 fn a_configuration_that_has_changed_prevents_a_restart() {
     let case = Case::new();
     let run = start(&case, "run", 1_000_000, &["-n", "2", "--max-restarts", "1"]);
-    wait_for(|| steps(&case, "run") >= 3);
+    case.wait_for_steps("run", 3);
     fs::write(case.path("ds.yaml"), format!("{}\nsteps_per_print: 7\n", case::CONFIG)).unwrap();
     signal(rank_process(run.id(), 1), "KILL");
     let (status, _, errors) = end(run);
@@ -141,7 +128,7 @@ fn fewer_ranks_continue_with_the_same_batches() {
     let (status, _, errors) = end(start(&case, "whole", 200, &args));
     assert_eq!(status, Some(0), "{errors}");
     let run = start(&case, "run", 200, &[&args[..], &["--max-restarts", "2", "--min-ranks", "1"]].concat());
-    wait_for(|| steps(&case, "run") >= 20);
+    case.wait_for_steps("run", 20);
     signal(rank_process(run.id(), 3), "KILL");
     let (status, out, errors) = end(run);
     assert_eq!(status, Some(0), "{out}\n{errors}");
@@ -158,7 +145,7 @@ fn fewer_ranks_than_min_ranks_are_an_error() {
     let case = Case::new();
     let args = ["-n", "2", "--max-restarts", "2", "--min-ranks", "2"];
     let run = start(&case, "run", 1_000_000, &args);
-    wait_for(|| steps(&case, "run") >= 3);
+    case.wait_for_steps("run", 3);
     signal(rank_process(run.id(), 0), "KILL");
     let (status, _, errors) = end(run);
     assert_eq!(status, Some(4), "{errors}");
@@ -187,17 +174,17 @@ fn resuming_with_more_or_fewer_ranks_reads_the_same_data() {
 fn usr1_saves_on_all_ranks_and_training_goes_on() {
     let case = Case::new();
     let run = start(&case, "run", 1_000_000, &["-n", "3", "--set", "training.keep_last=0"]);
-    wait_for(|| steps(&case, "run") >= 3);
+    case.wait_for_steps("run", 3);
     for (asked, process) in [run.id(), rank_process(run.id(), 0), rank_process(run.id(), 2)].into_iter().enumerate() {
         signal(process, "USR1");
-        wait_for(|| checkpoints(&case, "run").len() == asked + 1);
-        let before = steps(&case, "run");
-        wait_for(|| steps(&case, "run") > before + 2);
+        wait_for(|| case.checkpoints("run").len() == asked + 1);
+        let before = case.steps("run");
+        wait_for(|| case.steps("run") > before + 2);
     }
     // Training continues until SIGINT.
     signal(run.id(), "INT");
     let (status, out, errors) = end(run);
-    assert_eq!((status, checkpoints(&case, "run").len()), (Some(130), 4), "{errors}");
+    assert_eq!((status, case.checkpoints("run").len()), (Some(130), 4), "{errors}");
     assert_eq!(out.matches(": received SIGUSR1\n").count(), 3, "{out}");
     assert_eq!(out.matches("\nsaved run/checkpoints/step-").count(), 3, "{out}");
 }
@@ -209,7 +196,7 @@ fn usr1_before_training_does_not_kill_a_rank() {
     // The test sends the signal as soon as a rank exists. The launcher holds it back until the rank has a handler.
     wait_for(|| !ranks::of(run.id()).is_empty());
     signal(run.id(), "USR1");
-    wait_for(|| checkpoints(&case, "run").len() == 1);
+    wait_for(|| case.checkpoints("run").len() == 1);
     signal(run.id(), "TERM");
     assert_eq!(end(run).0, Some(143));
 }
@@ -219,12 +206,12 @@ fn a_signal_to_one_rank_stops_all_ranks_with_a_checkpoint() {
     let case = Case::new();
     for (name, status) in [("TERM", 143), ("INT", 130)] {
         let run = start(&case, name, 1_000_000, &["-n", "3", "--max-restarts", "1"]);
-        wait_for(|| steps(&case, name) >= 3);
+        case.wait_for_steps(name, 3);
         signal(rank_process(run.id(), 1), name);
         let (ended, out, errors) = end(run);
         assert_eq!((ended, errors.as_str()), (Some(status), ""), "{out}");
-        let last = steps(&case, name);
-        assert_eq!(checkpoints(&case, name), [format!("step-{last:08}")]);
+        let last = case.steps(name);
+        assert_eq!(case.checkpoints(name), [format!("step-{last:08}")]);
     }
 }
 
@@ -240,7 +227,7 @@ fn the_token_is_in_a_private_file_that_is_deleted_with_the_run() {
         let elsewhere = if folder.is_empty() { case.path("nowhere") } else { runtime.clone() };
         command.env("XDG_RUNTIME_DIR", elsewhere).env("TMPDIR", &runtime).env("ZERO_TRAIN_TOKEN", "not for ranks");
         let mut run = command.spawn().unwrap();
-        wait_for(|| steps(&case, name) >= 3);
+        case.wait_for_steps(name, 3);
         let rank = rank_process(run.id(), 1);
         let environment = text(&fs::read(format!("/proc/{rank}/environ")).unwrap());
         let path = environment.split('\0').find_map(|entry| entry.strip_prefix("ZERO_TRAIN_TOKEN_FILE=")).unwrap();

@@ -5,7 +5,7 @@ use crate::case;
 use std::fs;
 use std::process::Stdio;
 
-use case::{Case, rank_process, signal, text, wait_for};
+use case::{Case, fail, rank_process, signal, text};
 use zero_checkpoint::FAILPOINTS;
 
 /// Returns the steps of the committed checkpoints.
@@ -35,13 +35,8 @@ fn a_kill_at_any_point_loses_nothing(asynchronous: bool) {
         for rank in 0..ranks {
             let out = format!("{}-{rank}", point.replace("::", "-"));
             let mut run = case.command(&[&["--config", "ds.yaml", "--out", &out], &common[..]].concat());
-            let ended = run.env("FAILPOINTS", format!("{point}=1*off->return(kill {rank})")).output().unwrap();
-            assert_eq!(ended.status.code(), Some(4), "{out}: {}", text(&ended.stderr));
-            assert!(
-                text(&ended.stderr).contains(&format!("rank {rank} was killed by signal 9")),
-                "{}",
-                text(&ended.stderr)
-            );
+            let errors = fail(4, run.env("FAILPOINTS", format!("{point}=1*off->return(kill {rank})")));
+            assert!(errors.contains(&format!("rank {rank} was killed by signal 9")), "{errors}");
             // From `save::renamed` on, the second checkpoint is committed.
             let is_renamed = index >= FAILPOINTS.iter().position(|point| *point == "save::renamed").unwrap();
             let expected: &[u64] = if is_renamed { &[1, 2] } else { &[1] };
@@ -134,12 +129,10 @@ fn a_second_run_in_the_same_folder_is_rejected() {
     let case = Case::new();
     let long = ["--config", "ds.yaml", "--quiet", "-n", "2", "--max-steps", "100000"];
     let mut first = case.command(&long).stderr(Stdio::null()).spawn().unwrap();
-    wait_for(|| fs::read_to_string(case.path("run/metrics.jsonl")).is_ok_and(|lines| lines.lines().count() > 2));
+    case.wait_for_steps("run", 3);
     let holder = rank_process(first.id(), 0);
     for more in [&[][..], &["--resume", "auto"]] {
-        let refused = case.run(&[&["--quiet", "-n", "2", "--max-steps", "3"], more].concat());
-        let said = text(&refused.stderr);
-        assert_eq!(refused.status.code(), Some(2), "{said}");
+        let said = case.train_fails(2, &[&["--quiet", "-n", "2", "--max-steps", "3"], more].concat());
         assert!(said.starts_with(&format!("error: run is in use by process {holder} on ")), "{said}");
         assert!(said.contains("help: only one run at a time"), "{said}");
     }
@@ -182,7 +175,6 @@ fn damaged_checkpoints_are_skipped() {
     aside.sort();
     assert_eq!(aside, ["superseded-step-00000004", "superseded-step-00000006"]);
     [2, 4, 6, 8].into_iter().for_each(damage);
-    let refused = case.run(&[&save[..], &["--max-steps", "9", "--resume", "auto"]].concat());
-    assert_eq!(refused.status.code(), Some(3), "{}", text(&refused.stderr));
+    case.train_fails(3, &[&save[..], &["--max-steps", "9", "--resume", "auto"]].concat());
     assert!(case.path("run/checkpoints/step-00000008").exists(), "a checkpoint was moved");
 }

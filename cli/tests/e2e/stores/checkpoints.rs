@@ -2,10 +2,10 @@
 //! resumes from them, and they are kept apart from those of other runs.
 
 use std::path::PathBuf;
-use std::process::{Command, Output};
+use std::process::Command;
 
 use super::services::{Service, installed, python, serve};
-use crate::case::{Alone, Case, signal, text, wait_for};
+use crate::case::{Alone, Case, signal, succeed, text};
 
 /// A case with an S3 server that has the bucket `runs`.
 struct Stored {
@@ -61,16 +61,14 @@ impl Stored {
         command
     }
 
-    fn run(&self, out: &str, steps: u64, more: &[&str]) -> Output {
+    fn run(&self, out: &str, steps: u64, more: &[&str]) -> Command {
         let steps = steps.to_string();
         let args = ["--config", "ds.yaml", "--out", out, "--max-steps", &steps, "--set", "train_batch_size=4"];
-        self.command(&[&args, more].concat()).output().unwrap()
+        self.command(&[&args, more].concat())
     }
 
     fn trained(&self, out: &str, steps: u64, more: &[&str]) -> String {
-        let output = self.run(out, steps, more);
-        assert!(output.status.success(), "{more:?}: {}", text(&output.stderr));
-        text(&output.stdout)
+        succeed(&mut self.run(out, steps, more))
     }
 }
 
@@ -104,7 +102,7 @@ fn another_machine_resumes_from_the_store() {
     assert_eq!(stored.folders("a"), ["step-00000006", "step-00000010", "step-00000012", "step-00000014"]);
 
     // A new run does not mix its checkpoints with those of the earlier run.
-    let output = stored.run("other", 4, &STORE);
+    let output = stored.run("other", 4, &STORE).output().unwrap();
     let error = text(&output.stderr);
     assert!(!output.status.success() && error.contains("s3://runs/a/step-00000014 exists already"), "{error}");
     assert!(error.contains("--resume s3://runs/a"), "{error}");
@@ -119,10 +117,9 @@ fn another_machine_resumes_from_the_store() {
 
     // The commands that read checkpoints accept addresses of stores.
     for command in [&["inspect"][..], &["verify"], &["export", "--out", "model"]] {
-        let output =
-            stored.command(&[&["checkpoint", command[0], "s3://runs/a"], &command[1..]].concat()).output().unwrap();
-        assert!(output.status.success(), "{command:?}: {}", text(&output.stderr));
-        assert!(text(&output.stdout).contains("step-00000008"), "{}", text(&output.stdout));
+        let args = [&["checkpoint", command[0], "s3://runs/a"], &command[1..]].concat();
+        let said = succeed(&mut stored.command(&args));
+        assert!(said.contains("step-00000008"), "{said}");
     }
     let output = stored.command(&["checkpoint", "verify", "s3://runs/none"]).output().unwrap();
     assert!(text(&output.stderr).contains("there is no checkpoint at s3://runs/none"), "{}", text(&output.stderr));
@@ -132,21 +129,24 @@ fn another_machine_resumes_from_the_store() {
 fn a_store_that_fails_does_not_end_the_training() {
     let Some(stored) = Stored::new() else { return };
     let case = &stored.case;
-    let missing = text(&stored.run("none", 4, &["--set", "training.checkpoint_store=s3://missing/a"]).stderr);
+    let none = |address: &str| {
+        let set = format!("training.checkpoint_store={address}");
+        text(&stored.run("none", 4, &["--set", &set]).output().unwrap().stderr)
+    };
+    let missing = none("s3://missing/a");
     assert!(missing.contains("training.checkpoint_store") && missing.contains("s3://missing/a"), "{missing}");
     assert!(!case.path("none/metrics.jsonl").exists() || case.metrics("none").is_empty(), "it has trained");
     for (address, problem) in [("https://host/a", "files are uploaded to"), ("s3:///a", "there is nothing between")] {
-        let error = text(&stored.run("none", 4, &["--set", &format!("training.checkpoint_store={address}")]).stderr);
+        let error = none(address);
         assert!(error.contains(problem) && error.contains("training.checkpoint_store"), "{error}");
     }
 
     // The bucket disappears while the run trains.
     let args = with(&["--config", "ds.yaml", "--out", "run", "--max-steps", "100000"]);
     let mut run = Alone::start(stored.command(&args));
-    wait_for(|| case.path("run/metrics.jsonl").exists() && case.metrics("run").len() > 3);
+    case.wait_for_steps("run", 4);
     stored.client("urllib.request.urlopen(urllib.request.Request(sys.argv[1] + '/moto-api/reset', method='POST'))");
-    let steps = case.metrics("run").len();
-    wait_for(|| case.metrics("run").len() > steps + 20);
+    case.wait_for_steps("run", case.steps("run") + 21);
     assert!(!run.has_ended());
     signal(run.id(), "TERM");
     let (status, errors) = run.end();

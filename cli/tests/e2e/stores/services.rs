@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use super::{corpus, data, local_losses};
-use crate::case::{Case, port, text};
+use crate::case::{Case, port, succeed, text};
 
 /// A server process. Dropping it kills the process.
 pub(super) struct Service(Child);
@@ -41,9 +41,7 @@ pub(super) fn serve(mut command: Command) -> (Service, u16) {
 }
 
 pub(super) fn python(program: &Path, script: &str, arguments: &[&str]) -> String {
-    let output = Command::new(program).args(["-c", script]).args(arguments).output().unwrap();
-    assert!(output.status.success(), "{}", text(&output.stderr));
-    text(&output.stdout)
+    succeed(Command::new(program).args(["-c", script]).args(arguments))
 }
 
 /// Returns a case with the corpus, and the losses of training on it.
@@ -76,8 +74,7 @@ fn s3() {
         s3.put_object(Bucket='books', Key='deep/er/b.txt', Body=open('b.txt', 'rb'))\n\
         s3.put_object(Bucket='books', Key='deep/other.md', Body=b'x')\n";
     let program = folder.join("bin/python");
-    let uploaded = Command::new(&program).args(["-c", script, &endpoint]).current_dir(case.path("")).output().unwrap();
-    assert!(uploaded.status.success(), "{}", text(&uploaded.stderr));
+    succeed(Command::new(&program).args(["-c", script, &endpoint]).current_dir(case.path("")));
     let keys = [("AWS_ACCESS_KEY_ID", "a"), ("AWS_SECRET_ACCESS_KEY", "b"), ("AWS_REGION", "us-east-1")];
     let variables = [&keys[..], &[("AWS_ENDPOINT_URL", endpoint.as_str())]].concat();
     for (out, sources) in
@@ -107,9 +104,7 @@ fn s3() {
     let losses_from = |pretrained: &str, out: &str| {
         let set = format!("model={{pretrained: {pretrained:?}}}");
         let mut command = case.command(&["--config", "ds.yaml", "--max-steps", "3", "--out", out, "--set", &set]);
-        let output =
-            command.envs(variables.iter().copied()).env("ZERO_TRAIN_CACHE", case.path("models")).output().unwrap();
-        assert!(output.status.success(), "{}", text(&output.stderr));
+        succeed(command.envs(variables.iter().copied()).env("ZERO_TRAIN_CACHE", case.path("models")));
         case.losses(out)
     };
     assert_eq!(losses_from("s3://books/model", "from-store"), losses_from("copy", "from-copy"));
@@ -143,9 +138,8 @@ fn azure() {
     let stored = |out: &str, more: &[&str]| {
         let mut command = case.command(&["--config", "ds.yaml", "--max-steps", "3", "--out", out]);
         command.args(["--set", "training={checkpoint_store: az://books/run, save_every: 1, keep_last: 0}"]).args(more);
-        let output = command.env("ZERO_TRAIN_CACHE", case.path("copies")).envs(variables).output().unwrap();
-        assert!(output.status.success(), "{}", text(&output.stderr));
-        (text(&output.stdout), case.losses(out))
+        let said = succeed(command.env("ZERO_TRAIN_CACHE", case.path("copies")).envs(variables));
+        (said, case.losses(out))
     };
     let (said, all) = stored("here", &[]);
     assert!(said.contains("copied az://books/run/step-00000003 in "), "{said}");
@@ -180,8 +174,7 @@ fn hugging_face_hub() {
     std::fs::write(split.join("test-00000-of-00001.txt"), "not wanted").unwrap();
     std::fs::write(split.join("../README.md"), "# A data set").unwrap();
     // The Hub also serves a model that `checkpoint export` has written.
-    let exported = case.command(&["checkpoint", "export", "local", "--out", "hub/models/who/gpt"]).output().unwrap();
-    assert!(exported.status.success(), "{}", text(&exported.stderr));
+    case.export("local", "hub/models/who/gpt");
     std::fs::write(case.path("hub/models/who/gpt/pytorch_model.bin"), "not wanted").unwrap();
 
     let (_server, endpoint) = hub(&case, &["secret"]);
@@ -203,11 +196,10 @@ fn hugging_face_hub() {
         let set = format!("model={{pretrained: {pretrained}}}");
         let mut command =
             case.command(&["--config", "ds.yaml", "--max-steps", "3", "-n", "2", "--out", out, "--set", &set]);
-        let output = command.args(["--set", "launcher.transport=shared_memory"]).envs(variables).output().unwrap();
-        assert!(output.status.success(), "{}", text(&output.stderr));
-        (case.losses(out), text(&output.stdout))
+        succeed(command.args(["--set", "launcher.transport=shared_memory"]).envs(variables));
+        case.losses(out)
     };
-    assert_eq!(model("hf://who/gpt", "from-hub").0, model("hub/models/who/gpt", "from-folder").0);
+    assert_eq!(model("hf://who/gpt", "from-hub"), model("hub/models/who/gpt", "from-folder"));
     let downloaded = Command::new("find").arg(case.path("models")).args(["-name", "*.bin"]).output().unwrap();
     assert_eq!(text(&downloaded.stdout), "");
 
@@ -218,27 +210,20 @@ fn hugging_face_hub() {
     let script = "import sys, huggingface_hub as hub\n\
         print(hub.snapshot_download('who/books', repo_type='dataset', local_dir=sys.argv[1], token='secret'))\n";
     let mut command = Command::new(installed.join("bin/python"));
-    command
-        .args(["-c", script])
-        .arg(case.path("copy"))
-        .env("HF_ENDPOINT", endpoint)
-        .env("HF_HOME", case.path("hf-home"));
-    let output = command.output().unwrap();
-    assert!(output.status.success(), "{}", text(&output.stderr));
+    command.args(["-c", script]).arg(case.path("copy"));
+    succeed(command.env("HF_ENDPOINT", endpoint).env("HF_HOME", case.path("hf-home")));
     // Runs read the client's cache when the server is not available.
     let script = "import huggingface_hub as hub\n\
         hub.snapshot_download('who/books', repo_type='dataset', token='secret')\n\
         hub.snapshot_download('who/gpt', token='secret')\n";
     let home = case.path("hf-home").display().to_string();
     let mut command = Command::new(installed.join("bin/python"));
-    let output = command.args(["-c", script]).envs([("HF_ENDPOINT", endpoint), ("HF_HOME", &home)]).output().unwrap();
-    assert!(output.status.success(), "{}", text(&output.stderr));
+    succeed(command.args(["-c", script]).envs([("HF_ENDPOINT", endpoint), ("HF_HOME", &home)]));
     let variables = [("HF_ENDPOINT", "http://127.0.0.1:9"), ("HF_HUB_OFFLINE", "1"), ("HF_HOME", home.as_str())];
     assert_eq!(train(&case, "offline", "\"hf://datasets/who/books/deep/*.txt\"", &variables), Ok(losses));
     let mut command = case.command(&["--config", "ds.yaml", "--max-steps", "3", "--out", "offline-model"]);
     command.args(["--set", "model={pretrained: hf://who/gpt}", "--set", "train_batch_size=4"]);
-    let output = command.envs(variables).env("ZERO_TRAIN_CACHE", case.path("models-2")).output().unwrap();
-    assert!(output.status.success(), "{}", text(&output.stderr));
+    succeed(command.envs(variables).env("ZERO_TRAIN_CACHE", case.path("models-2")));
     assert_eq!(case.losses("offline-model"), case.losses("from-hub"));
     for (name, content) in corpus() {
         assert!(std::fs::read_to_string(case.path("copy/deep").join(name)).unwrap() == content);

@@ -1,6 +1,6 @@
 //! `--evaluate`: the loss of a checkpoint or of initial weights, without training.
 
-use crate::case::{Case, text};
+use crate::case::Case;
 
 #[test]
 fn a_checkpoint_is_evaluated_on_all_samples() {
@@ -56,8 +56,7 @@ fn contradictions_are_errors() {
         (&["--evaluate", "--resume", "auto"], "run has no checkpoint to evaluate"),
         (&["--evaluate", "--set", "data.eval_fraction=0"], "the run has no evaluation data"),
     ] {
-        let output = case.run(args);
-        let told = text(&output.stderr);
-        assert!(output.status.code() == Some(2) && told.contains(expected), "{args:?}: {told}");
+        let told = case.train_fails(2, args);
+        assert!(told.contains(expected), "{args:?}: {told}");
     }
 }

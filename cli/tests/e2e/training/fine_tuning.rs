@@ -7,23 +7,14 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use case::{Case, text};
+use case::{Case, sets};
 use serde_json::{Value, json};
 
-const SIZES: &str = "model: {type: gpt2, vocab_size: 256, n_positions: 16, n_embd: 16, n_layer: 2, n_head: 2}";
 const LORA: &str = "adapter: {r: 4, lora_alpha: 8, target_modules: [c_attn, mlp.c_proj]}";
-
-/// Runs a `checkpoint` command, asserts success and returns its output.
-fn checkpoint(case: &Case, args: &[&str]) -> String {
-    let output = case.command(&[&["checkpoint"], args].concat()).output().unwrap();
-    assert!(output.status.success(), "{args:?}: {}", text(&output.stderr));
-    text(&output.stdout)
-}
 
 /// Writes a configuration that trains the model of `folder`.
 fn configure(case: &Case, folder: &str, adapter: &str) {
-    let model = format!("model: {{pretrained: {folder}}}\n{adapter}");
-    fs::write(case.path("ds.yaml"), case::CONFIG.replace(SIZES, &model)).unwrap();
+    case.configure_model(&format!("{{pretrained: {folder}}}\n{adapter}"));
 }
 
 /// Returns the shapes of the tensors in a safetensors file.
@@ -38,12 +29,12 @@ fn shapes(file: &Path) -> BTreeMap<String, Value> {
 fn an_exported_adapter_is_the_merged_model() {
     let case = Case::new();
     case.train(&["--quiet", "-n", "1", "--max-steps", "3", "--out", "base"]);
-    checkpoint(&case, &["export", "base", "--out", "hf"]);
+    case.export("base", "hf");
     configure(&case, "hf", LORA);
     let said = case.train(&["-n", "2", "--max-steps", "10", "--out", "lora"]);
     assert!(said.contains(" trainable)"), "{said}");
 
-    let said = checkpoint(&case, &["export", "lora", "--out", "adapter"]);
+    let said = case.export("lora", "adapter");
     assert!(said.contains("8 tensors, ") && said.contains("adapter_config.json"), "{said}");
     let mut expected = BTreeMap::new();
     for layer in 0..2 {
@@ -60,7 +51,7 @@ fn an_exported_adapter_is_the_merged_model() {
     assert_eq!((&saved["r"], &saved["lora_alpha"], &saved["fan_in_fan_out"]), (&json!(4), &json!(8.0), &json!(true)));
     assert_eq!(saved["target_modules"], json!(["c_attn", "mlp.c_proj"]));
 
-    checkpoint(&case, &["merge", "lora", "--out", "merged"]);
+    case.succeed(&["checkpoint", "merge", "lora", "--out", "merged"]);
     assert_eq!(shapes(&case.path("merged/model.safetensors")), shapes(&case.path("hf/model.safetensors")));
     let first = |out: &str| {
         let said = case.train(&["-n", "2", "--max-steps", "1", "--out", out]);
@@ -77,10 +68,10 @@ fn an_exported_adapter_is_the_merged_model() {
 
     // A scale that differs from the one in the folder is an error, and so are adapters of other modules.
     configure(&case, "hf", &LORA.replace("{r: 4, lora_alpha: 8", "{pretrained: adapter, r: 4, lora_alpha: 9"));
-    let said = text(&case.run(&["--max-steps", "1"]).stderr);
+    let said = case.train_fails(2, &["--max-steps", "1"]);
     assert!(said.contains("in: adapter.lora_alpha") && said.contains("set it to 8"), "{said}");
     configure(&case, "hf", "adapter: {pretrained: adapter, r: 4, lora_alpha: 8}");
-    let said = text(&case.run(&["--max-steps", "1"]).stderr);
+    let said = case.train_fails(2, &["--max-steps", "1"]);
     assert!(said.contains("adapter does not fit: `transformer.h.0.attn.c_proj.lora_A.weight` is missing"), "{said}");
 }
 
@@ -89,16 +80,16 @@ fn an_exported_adapter_is_the_merged_model() {
 fn trained_biases_have_the_names_of_peft() {
     let case = Case::new();
     case.train(&["--quiet", "-n", "1", "--max-steps", "3", "--out", "base"]);
-    checkpoint(&case, &["export", "base", "--out", "hf"]);
+    case.export("base", "hf");
     let lora = "{r: 2, target_modules: [c_attn], bias: lora_only, modules_to_save: [ln_f]}";
     configure(&case, "hf", &format!("adapter: {lora}"));
     case.train(&["--quiet", "-n", "2", "--max-steps", "4", "--out", "lora"]);
-    checkpoint(&case, &["export", "lora", "--out", "adapter"]);
+    case.export("lora", "adapter");
     let names: Vec<String> = shapes(&case.path("adapter/adapter_model.safetensors")).into_keys().collect();
     let of = |name: &str| format!("base_model.model.transformer.{name}");
     let expected = ["h.0.attn.c_attn.base_layer.bias", "h.1.attn.c_attn.base_layer.bias", "ln_f.bias", "ln_f.weight"];
     assert!(names.len() == 8 && expected.iter().all(|name| names.contains(&of(name))), "{names:?}");
-    checkpoint(&case, &["merge", "lora", "--out", "merged"]);
+    case.succeed(&["checkpoint", "merge", "lora", "--out", "merged"]);
     configure(&case, "hf", &format!("adapter: {}", lora.replace("{r", "{pretrained: adapter, r")));
     case.train(&["--quiet", "--max-steps", "1", "--out", "from-adapter"]);
     configure(&case, "merged", "");
@@ -113,9 +104,8 @@ fn packed_conversations_are_trained() {
     let case = Case::new();
     let data = |more: &str| case.conversations(48, &format!("eval_fraction: 0.2, {more}"));
     let run = |data: &str, model: &str, out: &str| {
-        let mut args = vec!["-n", "2", "--max-steps", "12", "--out", out, "--set", "training.eval_every=6"];
-        args.extend(["--set", "zero_optimization.stage=2", "--set", data, "--set", model]);
-        let said = case.train(&args);
+        let set = sets(&["training.eval_every=6", "zero_optimization.stage=2", data, model]);
+        let said = case.train(&[&["-n", "2", "--max-steps", "12", "--out", out], &set[..]].concat());
         let last = case.metrics(out).last().unwrap().clone();
         (said, last["loss"].as_f64().unwrap())
     };
@@ -127,16 +117,10 @@ fn packed_conversations_are_trained() {
         assert!(said.contains("80 conversations in 31 samples, ") && said.contains("evaluation loss"), "{said}");
         assert!(loss < 4.1, "{loss}");
     }
-    let shown =
-        case.command(&["data", "show", "--config", "ds.yaml", "--set", &data("sample_packing: true"), "--set", gpt2]);
-    let shown = { shown }.output().unwrap();
-    let shown = text(&shown.stdout);
+    let packed = data("sample_packing: true");
+    let shown = case.succeed(&["data", "show", "--config", "ds.yaml", "--set", &packed, "--set", gpt2]);
     assert!(shown.contains("sample 0 of 31: ") && shown.contains(" conversations, "), "{shown}");
-    let refused = |settings: &[&str]| {
-        let settings: Vec<&str> = settings.iter().flat_map(|setting| ["--set", *setting]).collect();
-        text(&case.run(&settings).stderr)
-    };
-    let said = refused(&["data.sample_packing=true"]);
+    let said = case.train_fails(2, &["--set", "data.sample_packing=true"]);
     assert!(said.contains("`data.sample_packing` has no effect on `data.format: auto`"), "{said}");
 }
 
@@ -145,21 +129,19 @@ fn packed_conversations_are_trained() {
 fn a_run_with_quantized_weights_is_inspected_exported_and_generates() {
     let case = Case::new();
     case.train(&["--quiet", "-n", "1", "--max-steps", "1", "--out", "base"]);
-    checkpoint(&case, &["export", "base", "--out", "hf"]);
+    case.export("base", "hf");
     configure(&case, "hf", &format!("{LORA}\nquantization_config: {{load_in_4bit: true, bnb_4bit_quant_type: nf4}}"));
     case.train(&["--quiet", "-n", "2", "--max-steps", "2", "--out", "qlora"]);
-    let said = checkpoint(&case, &["inspect", "qlora"]);
+    let said = case.succeed(&["checkpoint", "inspect", "qlora"]);
     assert!(said.contains("F32 and nf4: "), "{said}");
     let row = said.lines().find(|line| line.starts_with("transformer.h.0.attn.c_attn.weight ")).unwrap();
     // 12 blocks of 64 elements, each with a scale in f32.
     assert!(row.contains("[16, 48]") && row.contains("432 B"), "{row}");
-    assert!(checkpoint(&case, &["verify", "qlora"]).contains("intact"));
-    let said = checkpoint(&case, &["export", "qlora", "--out", "adapter"]);
+    assert!(case.succeed(&["checkpoint", "verify", "qlora"]).contains("intact"));
+    let said = case.export("qlora", "adapter");
     assert!(said.contains("8 tensors, "), "{said}");
-    let output = case.command(&["generate", "qlora", "-p", "line", "-n", "4"]).output().unwrap();
-    assert!(output.status.success(), "{}", text(&output.stderr));
-    let output = case.command(&["checkpoint", "merge", "qlora", "--out", "merged"]).output().unwrap();
-    let said = text(&output.stderr);
-    assert!(!output.status.success() && said.matches("error:").count() == 1, "{said}");
+    case.succeed(&["generate", "qlora", "-p", "line", "-n", "4"]);
+    let said = case.fail(3, &["checkpoint", "merge", "qlora", "--out", "merged"]);
+    assert_eq!(said.matches("error:").count(), 1, "{said}");
     assert!(said.contains("is quantized") && said.contains("help: export an adapter"), "{said}");
 }

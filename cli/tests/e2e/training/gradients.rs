@@ -2,16 +2,12 @@
 
 use crate::case;
 
-use case::{Case, text};
+use case::{Case, sets};
 
-const SETTINGS: [&str; 8] = [
-    "--set",
+const SETTINGS: [&str; 4] = [
     "training.gradient_noise_scale={smoothing: 0.5}",
-    "--set",
     "training.z_loss=0.001",
-    "--set",
     "training.ema={decay: 0.9}",
-    "--set",
     "training.eval_every=10",
 ];
 
@@ -19,7 +15,7 @@ const SETTINGS: [&str; 8] = [
 #[test]
 fn averages_continue_in_a_resumed_run() {
     let case = Case::new();
-    let run = |more: &[&str]| case.train(&[&["-n", "2", "--plain"], &SETTINGS[..], more].concat());
+    let run = |more: &[&str]| case.train(&[&["-n", "2", "--plain"], &sets(&SETTINGS)[..], more].concat());
     run(&["--out", "whole"]);
     run(&["--out", "parts", "--max-steps", "10"]);
     run(&["--out", "parts", "--resume", "auto"]);
@@ -31,26 +27,15 @@ fn averages_continue_in_a_resumed_run() {
         assert!(of(&whole).iter().any(serde_json::Value::is_f64), "{key}");
     }
     assert!(whole.iter().all(|line| line["z_loss"].as_f64().unwrap() > 0.0));
-    let plain = case.train(&[
-        "-n",
-        "2",
-        "--plain",
-        "--out",
-        "plain",
-        "--set",
-        "training.z_loss=0.001",
-        "--set",
-        "training.eval_every=10",
-    ]);
+    let set = sets(&["training.z_loss=0.001", "training.eval_every=10"]);
+    let plain = case.train(&[&["-n", "2", "--plain", "--out", "plain"], &set[..]].concat());
     let plain_metrics = case.metrics("plain");
     assert!(plain_metrics.iter().zip(&whole).all(|(a, b)| a["loss"] == b["loss"]), "{plain}");
     assert_ne!(plain_metrics[19]["eval_loss"], whole[19]["eval_loss"]);
     assert!(plain_metrics[0].get("gradient_noise_scale").is_none());
 
-    let output = case.command(&["checkpoint", "export", "parts", "--ema", "--out", "exported"]).output().unwrap();
-    assert!(output.status.success(), "{}", text(&output.stderr));
-    let output = case.command(&["checkpoint", "export", "plain", "--ema", "--out", "other"]).output().unwrap();
-    let error = text(&output.stderr);
+    case.succeed(&["checkpoint", "export", "parts", "--ema", "--out", "exported"]);
+    let error = case.fail(2, &["checkpoint", "export", "plain", "--ema", "--out", "other"]);
     assert!(error.contains("no averages of the weights") && error.contains("training.ema"), "{error}");
 }
 
@@ -61,21 +46,13 @@ fn averages_of_a_schedule_free_run_are_evaluated_and_exported() {
     let case = Case::new();
     let free = "optimizer={type: AdamWScheduleFree, params: {lr: 0.01}}";
     case.train(&["--plain", "--out", "run", "--set", free, "--set", "training.eval_every=10"]);
-    let output = case.command(&["checkpoint", "export", "run", "--out", "exported"]).output().unwrap();
-    assert!(output.status.success(), "{}", text(&output.stderr));
-    case.train(&[
-        "--plain",
-        "--out",
-        "rest",
-        "--max-steps",
-        "1",
-        "--set",
+    case.export("run", "exported");
+    let set = sets(&[
         "optimizer={type: SGD, params: {lr: 0}}",
-        "--set",
         "training.eval_every=1",
-        "--set",
         "training.initial_weights=[exported/model.safetensors]",
     ]);
+    case.train(&[&["--plain", "--out", "rest", "--max-steps", "1"], &set[..]].concat());
     let last = |run: &str| case.metrics(run).last().unwrap()["eval_loss"].as_f64().unwrap();
     assert_eq!(last("run"), last("rest"));
 }

@@ -2,17 +2,13 @@
 
 use crate::case;
 
-use case::{Case, text};
+use case::{Case, sets};
 use serde_json::Value;
 
-const SETTINGS: [&str; 8] = [
-    "--set",
+const SETTINGS: [&str; 4] = [
     "mesh.data_parallel_replicate_degree=2",
-    "--set",
     "training.local_steps={steps: 3}",
-    "--set",
     "training.eval_every=6",
-    "--set",
     "training.save_every=6",
 ];
 
@@ -20,7 +16,7 @@ const SETTINGS: [&str; 8] = [
 #[test]
 fn a_resumed_run_continues() {
     let case = Case::new();
-    let run = |more: &[&str]| case.train(&[&["-n", "4", "--plain"], &SETTINGS[..], more].concat());
+    let run = |more: &[&str]| case.train(&[&["-n", "4", "--plain"], &sets(&SETTINGS)[..], more].concat());
     let said = run(&["--out", "whole", "--max-steps", "18"]);
     assert!(
         said.contains("local steps: each replicate trains alone for 3 steps between outer steps; outer SGD with lr 0.7, momentum 0.9"),
@@ -44,15 +40,14 @@ fn a_resumed_run_continues() {
     assert_eq!((&report["outer_steps"], &of_part["outer_steps"]), (&6.into(), &2.into()));
     // The report counts the outer steps of all segments like other instructions.
     assert!(report["instructions"]["await_outer_step"].as_u64().unwrap() >= 6);
-    let output = case.command(&["checkpoint", "verify", "parts"]).output().unwrap();
-    assert!(output.status.success(), "{}", text(&output.stderr));
+    case.succeed(&["checkpoint", "verify", "parts"]);
 }
 
 /// The last outer step may follow fewer local steps than the others.
 #[test]
 fn a_run_ends_with_an_outer_step() {
     let case = Case::new();
-    case.train(&[&["-n", "2", "--plain", "--max-steps", "5"], &SETTINGS[..]].concat());
+    case.train(&[&["-n", "2", "--plain", "--max-steps", "5"], &sets(&SETTINGS)[..]].concat());
     let averaged: Vec<bool> = case.metrics("run").iter().map(|line| line["outer_step"] == true).collect();
     assert_eq!(averaged, [false, false, true, false, true]);
     assert!(case.path("run/checkpoints/step-00000005/manifest.json").exists());
@@ -61,17 +56,10 @@ fn a_run_ends_with_an_outer_step() {
 #[test]
 fn plan_counts_traffic_and_state_of_outer_steps() {
     let case = Case::new();
-    let plan = |more: &[&str]| {
-        let args = [&["plan", "--config", "ds.yaml", "-n", "4"], &SETTINGS[..4], more].concat();
-        let output = case.command(&args).output().unwrap();
-        assert!(output.status.success(), "{}", text(&output.stderr));
-        text(&output.stdout)
-    };
+    let base = [&["plan", "--config", "ds.yaml", "-n", "4"], &sets(&SETTINGS[..2])[..]].concat();
     for stage in 0..=3u64 {
         let zero = format!("zero_optimization={{stage: {stage}, stage3_param_persistence_threshold: 0}}");
-        let of = |more: &[&str]| -> Value {
-            serde_json::from_str(&plan(&[&["--json", "--set", &zero], more].concat())).unwrap()
-        };
+        let of = |more: &[&str]| case.json(&[&base[..], &["--json", "--set", &zero], more].concat());
         let (local, plain) =
             (of(&[]), of(&["--set", "training.local_steps=null", "--set", "zero_optimization.stage=1"]));
         let (found, without) = (&local["stages"][0], &plain["stages"][0]);
@@ -89,7 +77,7 @@ fn plan_counts_traffic_and_state_of_outer_steps() {
         assert!(between.abs_diff(outer) <= 8 * 20, "stage {stage}: {between}, {outer}");
         assert_eq!(all - between, if [1, 2].contains(&stage) { inner / 2 } else { 0 }, "stage {stage}");
     }
-    let said = plan(&[]);
+    let said = case.succeed(&base);
     assert!(said.contains("4 ranks = 1 pipeline stage × 2 shard groups × 2 ranks"), "{said}");
     assert!(said.contains("each replicate trains alone for 3 steps; an outer step sends"), "{said}");
 }

@@ -6,7 +6,7 @@ use std::fs;
 
 use serde_json::Value;
 
-use case::{Case, text};
+use case::Case;
 
 /// Each overflow prints a line. The metrics contain the scale. An overflow at the minimum scale ends the run.
 #[test]
@@ -36,9 +36,7 @@ fn overflows_are_reported_and_an_overflow_at_the_minimum_scale_is_an_error() {
     );
 
     let floor = fp16(&format!(", min_loss_scale: {}", 1u32 << 29));
-    let output = case.run(&["-n", "2", "--plain", "--set", &floor]);
-    assert_eq!(output.status.code(), Some(5), "{}", text(&output.stderr));
-    let errors = text(&output.stderr);
+    let errors = case.train_fails(5, &["-n", "2", "--plain", "--set", &floor]);
     let told: Vec<&str> = errors.lines().filter(|line| line.starts_with("error: ")).collect();
     assert_eq!(told.len(), 1, "{errors}");
     assert!(told[0].contains("step 2: gradients overflow although the loss scale is 536870912"), "{errors}");

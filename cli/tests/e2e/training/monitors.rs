@@ -109,30 +109,27 @@ fn a_monitor_that_cannot_be_written_is_reported_once_and_training_continues() {
     fs::create_dir_all(&full).unwrap();
     std::os::unix::fs::symlink("/dev/full", full.join("Train_Samples_train_loss.csv")).unwrap();
     case.train(&["--quiet", "-n", "2", "--out", "well"]);
-    let cases: [(&str, &[&str], &str); 3] = [
+    for (out, set, expected) in [
         (
             "csv",
-            &["csv_monitor={enabled: true, output_path: file}"],
+            "csv_monitor={enabled: true, output_path: file}",
             "cannot write the monitor `csv_monitor`: file/DeepSpeedJobName: Not a directory (os error 20); training continues; \
              free some disk space, or set `csv_monitor.output_path` to another folder",
         ),
         (
             "tensorboard",
-            &["tensorboard={enabled: true, output_path: file}"],
+            "tensorboard={enabled: true, output_path: file}",
             "cannot write the monitor `tensorboard`: file/DeepSpeedJobName: Not a directory (os error 20); training continues; \
              free some disk space, or set `tensorboard.output_path` to another folder",
         ),
         (
             "full",
-            &["csv_monitor={enabled: true, output_path: full/csv_monitor}"],
+            "csv_monitor={enabled: true, output_path: full/csv_monitor}",
             "cannot write the monitor `csv_monitor`: full/csv_monitor/DeepSpeedJobName/Train_Samples_train_loss.csv: No space left \
              on device (os error 28); training continues; free some disk space, or set `csv_monitor.output_path` to another folder",
         ),
-    ];
-    for (out, sets, expected) in cases {
-        let mut args = vec!["--quiet", "-n", "2", "--out", out];
-        sets.iter().for_each(|set| args.extend(["--set", set]));
-        let output = case.run(&args);
+    ] {
+        let output = case.run(&["--quiet", "-n", "2", "--out", out, "--set", set]);
         let errors = text(&output.stderr);
         assert!(output.status.success(), "{errors}");
         let lines: Vec<&str> = errors.lines().collect();

@@ -6,7 +6,7 @@ use std::fs::{self, File};
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 
-use case::{Case, rank_process, signal, text, wait_for};
+use case::{Case, fail, rank_process, signal, succeed, text, wait_for};
 
 /// Returns the arguments that offload all state to a disk. `path` is relative to the folder of the case. Blocks are so
 /// small that the tiny model fills several, and tiles so small that a layer has several.
@@ -32,9 +32,7 @@ fn command(case: &Case, path: &str, args: &[&str]) -> Command {
 }
 
 fn train(case: &Case, path: &str, args: &[&str]) -> String {
-    let output = command(case, path, args).output().unwrap();
-    assert!(output.status.success(), "{args:?}: {}", text(&output.stderr));
-    text(&output.stdout)
+    succeed(&mut command(case, path, args))
 }
 
 fn case_with_disk() -> Case {
@@ -51,8 +49,7 @@ fn is_empty(folder: &Path) -> bool {
 fn endless(case: &Case, out: &str, args: &[&str]) -> Child {
     let args = [&["-n", "2", "--max-steps", "1000000", "--out", out], args].concat();
     let child = command(case, "disk", &args).spawn().unwrap();
-    let metrics = case.path(out).join("metrics.jsonl");
-    wait_for(|| fs::read_to_string(&metrics).is_ok_and(|text| text.lines().count() >= 3));
+    case.wait_for_steps(out, 3);
     child
 }
 
@@ -121,8 +118,8 @@ fn an_offloaded_run_is_bit_identical_and_reports_where_its_state_is() {
 #[test]
 fn a_model_too_small_to_offload_is_reported() {
     let case = case_with_disk();
-    let offload = ["--set", "zero_optimization.offload_optimizer={device: nvme, nvme_path: disk}"];
-    let said = case.train(&[&["--plain", "--out", "small", "--max-steps", "1"], &offload[..]].concat());
+    let offload = "zero_optimization.offload_optimizer={device: nvme, nvme_path: disk}";
+    let said = case.train(&["--plain", "--out", "small", "--max-steps", "1", "--set", offload]);
     assert!(said.contains("\ndisk: rank 0 offloads nothing, because segments smaller than aio.block_size"), "{said}");
 }
 
@@ -148,9 +145,7 @@ fn an_unsuitable_path_is_an_error_before_any_rank_starts() {
     for (path, message) in [("nowhere", "nowhere: no such folder"), ("corpus.txt", "not a folder")] {
         for section in ["offload_optimizer", "offload_param"] {
             let other = format!("zero_optimization.{section}={{device: nvme, nvme_path: {path}}}");
-            let output = command(&case, "disk", &["-n", "2", "--set", &other]).output().unwrap();
-            let errors = text(&output.stderr);
-            assert_eq!(output.status.code(), Some(2), "{errors}");
+            let errors = fail(2, &mut command(&case, "disk", &["-n", "2", "--set", &other]));
             let key = format!("in: zero_optimization.{section}.nvme_path");
             assert!(errors.contains(message) && errors.contains(&key) && errors.contains("help: "), "{errors}");
             assert_eq!(errors.matches("error: ").count(), 1, "{errors}");

@@ -132,8 +132,7 @@ fn a_stopped_pipeline_resumes_bit_identically_under_another_schedule() {
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
-    let metrics = case.path("parts/metrics.jsonl");
-    wait_for(|| std::fs::read_to_string(&metrics).is_ok_and(|text| text.lines().count() >= 3));
+    case.wait_for_steps("parts", 3);
     signal(child.id(), "TERM");
     // On a fast machine, training may have finished before the signal.
     assert!(matches!(child.wait().unwrap().code(), Some(143 | 0)));
@@ -148,12 +147,7 @@ fn ranks_alone(case: &Case, count: usize, out: &str, options: &[String]) -> Vec<
     let port = port();
     let args = ["--config", "ds.yaml", "--plain", "--max-steps", "1000000", "--out", out];
     let args: Vec<&str> = args.into_iter().chain(options.iter().map(String::as_str)).collect();
-    let start = |rank: usize| {
-        let mut command = case.command(&args);
-        case::place(&mut command, [rank, count], [rank, count], ("127.0.0.1", port));
-        Alone::start(command)
-    };
-    (0..count).map(start).collect()
+    (0..count).map(|rank| Alone::rank(case.command(&args), rank, count, port)).collect()
 }
 
 /// Every other rank ends and names the lost rank, whether it is in the same stage, an earlier or a later one.
@@ -167,8 +161,7 @@ fn a_rank_killed_in_a_pipeline_is_named_by_all_others() {
         for victim in [0, 3, 5] {
             let out = format!("{transport}-{victim}");
             let mut ranks = ranks_alone(&case, 6, &out, &options);
-            let metrics = case.path(&out).join("metrics.jsonl");
-            wait_for(|| std::fs::read_to_string(&metrics).is_ok_and(|text| text.lines().count() >= 3));
+            case.wait_for_steps(&out, 3);
             signal(ranks[victim].id(), "KILL");
             let killed = Instant::now();
             wait_for(|| ranks.iter_mut().all(Alone::has_ended));
@@ -193,10 +186,7 @@ fn a_stage_may_own_no_parameters() {
         options.extend(["--set".into(), "pipeline.partition_method=uniform".into()]);
         let out = format!("alone-{zero_stage}");
         train(&case, &["--quiet", "-n", "4", "--max-steps", "2", "--out", &out], &options);
-        let report: Value = serde_json::from_str(
-            &std::fs::read_to_string(case.path(&format!("{out}/report.json"))).expect("report.json exists"),
-        )
-        .expect("report.json is valid");
+        let report = case.report(&out);
         assert_eq!(report["pipeline"]["stages"][3], serde_json::json!(["lm_head"]), "{}", report["pipeline"]);
         assert_eq!(report["optimizer_steps"], 2);
     }

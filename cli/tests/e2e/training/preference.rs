@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use crate::case::{Case, text};
+use crate::case::{Case, sets, text};
 
 const GPT2: &str = "model={type: gpt2, vocab_size: 64, n_positions: 64, n_embd: 16, n_layer: 2, n_head: 2}";
 
@@ -11,8 +11,8 @@ fn pairs_are_trained_evaluated_and_resumed() {
     let case = Case::new();
     let data = case.pairs(40, "eval_fraction: 0.2");
     let run = |args: &[&str]| {
-        let set = ["--set", &data, "--set", GPT2, "--set", "preference={beta: 0.5}", "--set", "training.eval_every=5"];
-        case.train(&[args, &set[..]].concat())
+        let set = sets(&[&data, GPT2, "preference={beta: 0.5}", "training.eval_every=5"]);
+        case.train(&[args, &set].concat())
     };
     let said = run(&["-n", "2", "--max-steps", "20"]);
     for expected in [
@@ -30,14 +30,12 @@ fn pairs_are_trained_evaluated_and_resumed() {
     let said = run(&["-n", "1", "--max-steps", "24", "--resume", "auto"]);
     assert!(said.contains("24/24") && !said.contains("reference log-probabilities"), "{said}");
 
-    let output =
-        case.command(&["generate", "run", "-p", "user w1 . assistant", "-n", "3", "--quiet"]).output().unwrap();
-    assert!(output.status.success(), "{}", text(&output.stderr));
-    let output = case.command(&["checkpoint", "export", "run", "--out", "exported"]).output().unwrap();
-    assert!(output.status.success() && case.path("exported/config.json").is_file(), "{}", text(&output.stderr));
+    case.succeed(&["generate", "run", "-p", "user w1 . assistant", "-n", "3", "--quiet"]);
+    case.export("run", "exported");
+    assert!(case.path("exported/config.json").is_file());
 
     let shown = ["data", "show", "--config", "ds.yaml", "--set", &data, "--set", GPT2, "--set", "preference={}"];
-    let shown = text(&case.command(&shown).output().unwrap().stdout);
+    let shown = case.succeed(&shown);
     assert!(shown.contains("chosen:\nuser w0 . assistant") && shown.contains("\n\nrejected:\nuser w0 ."), "{shown}");
 }
 
@@ -53,8 +51,7 @@ fn adapters_of_quantized_weights_learn_from_pairs() {
         "adapter={r: 4}",
         "quantization_config={load_in_4bit: true, bnb_4bit_quant_type: nf4}",
     ];
-    let settings = settings.iter().flat_map(|setting| ["--set", *setting]);
-    case.train(&["-n", "2", "--max-steps", "20"].into_iter().chain(settings).collect::<Vec<_>>());
+    case.train(&[&["-n", "2", "--max-steps", "20"], &sets(&settings)[..]].concat());
     let metrics = case.metrics("run");
     let loss = |step: usize| metrics[step].get("loss").and_then(|loss| loss.as_f64()).unwrap();
     assert!((loss(0) - 2f64.ln()).abs() < 1e-6 && loss(19) < 0.99 * loss(0), "{} {}", loss(0), loss(19));
@@ -65,10 +62,8 @@ fn contradictions_are_errors() {
     let case = Case::new();
     let data = case.pairs(40, "");
     let refused = |settings: &[&str]| {
-        let settings = settings.iter().flat_map(|setting| ["--set", *setting]);
-        let args: Vec<&str> = ["--set", GPT2, "--max-steps", "1"].into_iter().chain(settings).collect();
-        let output = case.run(&args);
-        assert!(!output.status.success(), "{settings:?}", settings = args);
+        let output = case.run(&[&["--set", GPT2, "--max-steps", "1"], &sets(settings)[..]].concat());
+        assert!(!output.status.success(), "{settings:?}");
         text(&output.stderr)
     };
     let packed = data.replace(", }", ", sample_packing: true}");

@@ -5,7 +5,7 @@ use crate::case;
 
 use std::fs;
 
-use case::{Case, text};
+use case::{Case, sets, text};
 
 const PROFILE: &str = "flops_profiler={enabled: true, profile_step: 2, output_file: profiles/second.txt}";
 
@@ -30,8 +30,7 @@ fn multiply_accumulates_match_the_closed_forms_on_every_layout() {
     ] {
         let seen = samples * length * (length + 1) / 2 * width;
         let (linear, head) = (samples * length * 12 * width * width, samples * length * width * vocabulary);
-        let [first, second] = more;
-        let set = ["--set", first, "--set", second, "--set", PROFILE];
+        let set = sets(&[more[0], more[1], PROFILE]);
         case.train(&[&["--plain", "-n", ranks, "--max-steps", "2", "--out", out], &set[..]].concat());
         let profile = fs::read_to_string(case.path("profiles/second.txt")).unwrap();
         let thousands = |macs: usize| format!("{:.2}", macs as f64 / 1e3);
@@ -54,7 +53,7 @@ fn multiply_accumulates_match_the_closed_forms_on_every_layout() {
 #[test]
 fn recomputation_adds_the_forward_to_the_backward() {
     let case = Case::new();
-    let set = ["--set", PROFILE, "--set", "activation_checkpointing={number_checkpoints: 4}"];
+    let set = sets(&[PROFILE, "activation_checkpointing={number_checkpoints: 4}"]);
     case.train(&[&["--quiet", "-n", "2", "--max-steps", "2"], &set[..]].concat());
     let profile = fs::read_to_string(case.path("profiles/second.txt")).unwrap();
     let macs = |column: usize| row(&profile, "0")[column].parse::<f64>().unwrap();
@@ -67,18 +66,13 @@ fn profilers_print_their_results_and_do_not_change_the_training() {
     let case = Case::new();
     let common = ["--plain", "-n", "2", "--max-steps", "4"];
     case.train(&[&common[..], &["--out", "without"]].concat());
-    let all = [
-        "--set",
+    let all = sets(&[
         "flops_profiler={enabled: true, module_depth: 1, top_modules: 2}",
-        "--set",
         "memory_breakdown=true",
-        "--set",
         "wall_clock_breakdown=true",
-        "--set",
         "comms_logger={enabled: true, verbose: true}",
-        "--set",
         "steps_per_print=2",
-    ];
+    ]);
     let out = case.train(&[&common[..], &all, &["--out", "with"]].concat());
     assert_eq!((case.losses("with"), case.shards("with", 4)), (case.losses("without"), case.shards("without", 4)));
     for part in

@@ -2,7 +2,7 @@
 
 use crate::case;
 
-use case::{Case, text};
+use case::{Case, sets};
 
 const GPT2: &str = "model={type: gpt2, vocab_size: 64, n_positions: 48, n_embd: 16, n_layer: 2, n_head: 2}";
 
@@ -12,9 +12,7 @@ fn run(case: &Case, out: &str, ranks: usize, data: &str, more: &[&str]) -> Vec<(
     let mut settings = vec!["train_batch_size=16", "train_micro_batch_size_per_gpu=2", GPT2, data];
     settings.extend(more);
     let ranks = ranks.to_string();
-    let mut args = vec!["-n", &ranks, "--out", out, "--max-steps", "12"];
-    args.extend(settings.iter().flat_map(|setting| ["--set", *setting]));
-    let said = case.train(&args);
+    let said = case.train(&[&["-n", &ranks, "--out", out, "--max-steps", "12"], &sets(&settings)[..]].concat());
     let dealt = said.contains("micro-batches: samples grouped by length, at most ");
     assert_eq!(dealt, data.contains("max_tokens"), "{said}");
     let number = |line: &serde_json::Value, key: &str| line[key].as_u64();
@@ -66,26 +64,19 @@ fn reproducible_runs_are_bit_identical_on_any_number_of_ranks_and_resumed() {
         assert_eq!(run(&case, out, ranks, &data, &[same[0], &stage]), one, "{ranks} ranks");
     }
     run(&case, "half", 2, &data, &[same[0], "training.save_every=5", "training.keep_last=9"]);
-    let settings = [GPT2, &data, same[0], "train_batch_size=16", "train_micro_batch_size_per_gpu=2"];
-    let settings = settings.iter().flat_map(|setting| ["--set", *setting]);
-    let resume = ["--quiet", "-n", "4", "--out", "again", "--max-steps", "12"];
-    let resume = resume.into_iter().chain(["--resume", "half/checkpoints/step-00000005"]);
-    case.train(&resume.chain(settings.clone()).collect::<Vec<_>>());
+    let settings = sets(&[GPT2, &data, same[0], "train_batch_size=16", "train_micro_batch_size_per_gpu=2"]);
+    let resume = ["--quiet", "-n", "4", "--max-steps", "12", "--resume", "half/checkpoints/step-00000005"];
+    case.train(&[&resume[..], &["--out", "again"], &settings].concat());
     let again: Vec<f64> = case.metrics("again").iter().map(|line| line["loss"].as_f64().unwrap()).collect();
     assert_eq!(again, one[5..].iter().map(|it| it.0).collect::<Vec<_>>());
     let verify = ["-n", "2", "--out", "verified", "--verify", "4"];
-    let said = case.train(&verify.into_iter().chain(settings).collect::<Vec<_>>());
+    let said = case.train(&[&verify, &settings[..]].concat());
     assert_eq!(said.matches("same bits").count(), 4, "{said}");
 }
 
 #[test]
 fn settings_that_exclude_max_tokens_are_errors() {
     let case = Case::new();
-    let refused = |data: &str, more: &str| {
-        let output = case.run(&["--set", GPT2, "--set", data, "--set", more]);
-        assert!(!output.status.success());
-        text(&output.stderr)
-    };
     let chat = |max_tokens: usize| case.conversations(48, &format!("max_tokens: {max_tokens}"));
     for (data, more, expected) in [
         (chat(47), "train_batch_size=2", "a micro-batch of at most 47 positions cannot hold a sample of 48 tokens"),
@@ -100,7 +91,7 @@ fn settings_that_exclude_max_tokens_are_errors() {
             "`data.max_tokens` has no effect on `data.format: auto`",
         ),
     ] {
-        let said = refused(&data, more);
+        let said = case.train_fails(2, &sets(&[GPT2, &data, more]));
         assert!(said.contains(expected) && said.contains("help: "), "{said}");
     }
 }

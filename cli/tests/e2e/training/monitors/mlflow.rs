@@ -9,7 +9,7 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use case::{Case, text};
+use case::{Case, fail, sets, text};
 use python::python;
 
 /// An MLflow tracking server. Dropping it kills the server and its child processes.
@@ -111,25 +111,15 @@ fn the_client_of_mlflow_reads_the_run_back() {
     assert_eq!(server.runs()[0], format!("first FINISHED 3 {version} {}", logged(&case, "run")));
     assert_eq!(logged(&case, "run").split(' ').count(), 8);
     // The address comes from the environment. The run fails with a NaN loss, which JSON cannot represent.
-    let mut command = case.command(&[
-        "--config",
-        "ds.yaml",
-        "--quiet",
-        "--out",
-        "diverged",
-        "--max-steps",
-        "200",
-        "--set",
+    let set = sets(&[
         "mlflow={enabled: true, experiment_name: of a test, run_name: second}",
-        "--set",
         "optimizer.params.lr=1e38",
-        "--set",
         "gradient_clipping=0",
-        "--set",
         "zero_optimization.stage=1",
     ]);
-    let output = command.env("MLFLOW_TRACKING_URI", server.uri()).output().unwrap();
-    assert_eq!(output.status.code(), Some(5), "{}", text(&output.stderr));
+    let args = ["--config", "ds.yaml", "--quiet", "--out", "diverged", "--max-steps", "200"];
+    let mut command = case.command(&[&args, &set[..]].concat());
+    fail(5, command.env("MLFLOW_TRACKING_URI", server.uri()));
     let newest = &server.runs()[0];
     assert!(newest.starts_with(&format!("second FAILED 1 {version} 1=")), "{newest}");
     assert!(newest.contains("=nan"), "{newest}");
@@ -180,9 +170,7 @@ fn an_unsupported_address_is_rejected_before_anything_starts() {
         ("mlflow={enabled: true}", "the address of the tracking server is missing"),
     ] {
         let mut command = case.command(&["--config", "ds.yaml", "--quiet", "-n", "2", "--set", set]);
-        let output = command.env_remove("MLFLOW_TRACKING_URI").output().unwrap();
-        let errors = text(&output.stderr);
-        assert_eq!(output.status.code(), Some(2), "{errors}");
+        let errors = fail(2, command.env_remove("MLFLOW_TRACKING_URI"));
         assert!(errors.starts_with("error: ") && errors.contains(expected), "{errors}");
         assert!(errors.contains("\n  in: mlflow.tracking_uri\n  help: "), "{errors}");
         assert!(!case.path("run").exists(), "a run folder was written");

@@ -4,8 +4,7 @@ use std::path::Path;
 use std::process::Command;
 
 /// Builds the mock as `libnvidia-ml.so.1` in a folder. Without a C compiler, prints a message and returns `false`.
-#[allow(unreachable_pub)]
-pub fn mock(folder: &Path) -> bool {
+pub(crate) fn mock(folder: &Path) -> bool {
     let compiler = std::env::var("CC").unwrap_or("cc".into());
     let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/e2e/training/nvml/nvml.c");
     let file = folder.join("libnvidia-ml.so.1");

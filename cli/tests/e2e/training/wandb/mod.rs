@@ -8,11 +8,11 @@ use crate::python;
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use serde_json::{Map, Value, json};
 
-use case::{Case, signal, text, wait_for};
+use case::{Case, fail, signal, succeed, text, wait_for};
 use python::python;
 use server::{KEY, Run, Server};
 
@@ -159,28 +159,25 @@ fn a_wrong_key_and_an_unreachable_server_do_not_end_training() {
 #[test]
 fn wandb_variables_are_checked_before_the_run_starts() {
     let (case, server) = (Case::new(), Server::start());
-    let run = |variables: &[(&str, &str)]| {
+    let train = |variables: &[(&str, &str)]| {
         let args = ["--quiet", "--max-steps", "1", "--set", "wandb.enabled=true"];
         let mut command = command(&case, &server, &args);
         command.env_remove("WANDB_API_KEY").envs(variables.iter().copied());
-        command.output().unwrap()
+        command
     };
     for (variables, expected) in [
         (&[][..], "error: the API key for 127.0.0.1 is missing\n  in: wandb\n  help: "),
         (&[("WANDB_MODE", "offline")], "error: WANDB_MODE=offline is not supported\n  in: wandb\n  help: "),
     ] {
-        let output = run(variables);
-        let errors = text(&output.stderr);
-        assert_eq!(output.status.code(), Some(2), "{errors}");
+        let errors = fail(2, &mut train(variables));
         assert!(errors.starts_with(expected), "{errors}");
         assert!(!case.path("run").exists(), "a run folder was written");
     }
-    assert!(run(&[("WANDB_MODE", "disabled")]).status.success());
+    succeed(&mut train(&[("WANDB_MODE", "disabled")]));
     assert!(server.state().runs.is_empty());
     // The same entry that `wandb login` writes.
     fs::write(case.path(".netrc"), format!("machine 127.0.0.1\n  login user\n  password {KEY}\n")).unwrap();
-    let output = run(&[]);
-    assert!(output.status.success() && output.stderr.is_empty(), "{}", text(&output.stderr));
+    quiet(train(&[]));
     assert_eq!(steps(&server.run().1), [4]);
 }
 
@@ -210,8 +207,7 @@ fn the_official_client_sends_the_same_data() {
     let args = ["--quiet", "--max-steps", "200", "--set", set, "--set", "csv_monitor.enabled=true"];
     let fails = ["--set", "optimizer.params.lr=1e38", "--set", "gradient_clipping=0"];
     let mut ours = command(&case, &server, &[&args[..], &fails].concat());
-    let output = ours.env("WANDB_RUN_ID", "ours").env("WANDB_NAME", "first").stdout(Stdio::null()).output().unwrap();
-    assert_eq!(output.status.code(), Some(5), "{}", text(&output.stderr));
+    fail(5, ours.env("WANDB_RUN_ID", "ours").env("WANDB_NAME", "first"));
     let ours = server.state().runs["ours"].clone();
     assert!(ours.history.iter().any(|line| line.contains(": NaN")), "{:?}", ours.history);
     let config: Map<String, Value> = ours.config.as_object().unwrap().clone();
