@@ -87,12 +87,12 @@ impl Sampler {
         truncate(batch(&*self.data, &indices)?, self.data.tokens_per_sample(), dealt.length)
     }
 
-    /// Loads the whole samples at positions `position..position + rows` of the run.
+    /// Loads a micro-batch of `rows` whole samples, the first of them at `position` of the run.
     ///
     /// # Errors
     /// Fails if the data set fails.
-    pub(super) fn batch(&self, position: u64, rows: usize) -> Result<Batch, Error> {
-        batch(&*self.data, &(0..rows as u64).map(|row| self.index(position + row)).collect::<Vec<_>>())
+    pub(super) fn batch(&self, position: u64) -> Result<Batch, Error> {
+        batch(&*self.data, &(0..self.rows as u64).map(|row| self.index(position + row)).collect::<Vec<_>>())
     }
 
     /// Returns the index of a sample in the data set from its position in the run.
@@ -218,11 +218,6 @@ impl Corpus {
                  and others not at all"
             ));
         }
-    }
-
-    /// Loads the whole training samples at positions `position..position + rows` of the run.
-    pub(super) fn training_batch(&self, position: u64, rows: usize) -> Result<Batch, Error> {
-        self.sampler.batch(position, rows)
     }
 
     /// Loads `rows` evaluation samples in the order of the data set. After the last sample, continues with the first.

@@ -153,8 +153,7 @@ fn begin(
     let restarts = restart::found(&options.restarts, options.job.as_deref(), out, &**comm)?;
     let options = RunOptions { restarts, ..options.clone() };
     let options = &checkpoint_store::completed(&options, &config, &**comm, &preparing())?;
-    let rows = config.train_micro_batch_size_per_gpu;
-    let sample = || corpus.training_batch(0, rows);
+    let sample = || corpus.sampler.batch(0);
     let resident_before = resident::peak();
     let start = start(&config, options)?;
     if start == Start::Anew {

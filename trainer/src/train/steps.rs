@@ -35,8 +35,7 @@ impl Steps {
         let corpus = configured_data::open(&config, false, &Unwatched)?;
         let layers = configured_model::from_config(&config, corpus.vocabulary)?;
         let config = with_total_steps(config, 1000);
-        let rows = config.train_micro_batch_size_per_gpu;
-        let sample = || corpus.training_batch(0, rows);
+        let sample = || corpus.sampler.batch(0);
         let engine = Engine::measured_with(config, layers, comm.clone(), Start::Anew, sample)?;
         Ok(Self { engine, corpus })
     }
@@ -46,10 +45,9 @@ impl Steps {
     /// # Errors
     /// Returns the same errors as [`Engine::train_batch`].
     pub fn step(&mut self) -> Result<Step, Error> {
-        let rows = self.engine.config().train_micro_batch_size_per_gpu;
         let first = self.engine.samples();
-        let corpus = &self.corpus;
-        self.engine.train_with(|m| corpus.training_batch(first + (m * rows) as u64, rows))
+        let sampler = &self.corpus.sampler;
+        self.engine.train_with(|m| sampler.batch(first + (m * sampler.rows) as u64))
     }
 
     /// Returns the number of tokens in a global batch.
@@ -92,7 +90,7 @@ impl Trainee for Steps {
     }
 
     fn micro_batch(&self) -> Result<Batch, Error> {
-        self.corpus.training_batch(0, self.engine.config().train_micro_batch_size_per_gpu)
+        self.corpus.sampler.batch(0)
     }
 }
 

@@ -95,7 +95,7 @@ impl Task<'_> {
         let signature = layers.signature()?;
         if is_own {
             // Loads a whole micro-batch, so that a data set that returns a wrong number of samples fails here.
-            let batch = corpus.training_batch(0, config.train_micro_batch_size_per_gpu)?;
+            let batch = corpus.sampler.batch(0)?;
             batch.fits(&signature, true)?;
             let takes_positions = signature.inputs.iter().any(|(input, _)| input == POSITION_IDS);
             if config.data.as_ref().is_some_and(|data| data.sample_packing) && !takes_positions {

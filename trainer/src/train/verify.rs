@@ -35,9 +35,8 @@ pub(super) fn verify(
         let message = "`--verify` does not support local steps, because the one process that it compares the run with has no replicates";
         return Err(Error::setting("training.local_steps", message, "leave the section out while verifying"));
     }
-    let rows = config.train_micro_batch_size_per_gpu;
     let mut engine =
-        Engine::measured_with(config.clone(), layers, comm.clone(), Start::Anew, || corpus.training_batch(0, rows))?;
+        Engine::measured_with(config.clone(), layers, comm.clone(), Start::Anew, || corpus.sampler.batch(0))?;
     let ours = losses(&mut engine, corpus, steps)?;
     drop(engine);
     let failed = if comm.rank() == 0 { i64::from(!compare(config, corpus, &ours, output)?) } else { 0 };

@@ -175,7 +175,7 @@ fn a_step_trains_on_the_first_tokens_of_the_same_samples() {
     assert!(corpus.notes.iter().any(|note| note == "curriculum: 4 tokens of each sample at step 1, at most 16 of 16"));
     for (step, length) in [(1, 4), (2, 4), (3, 8), (6, 8), (7, 16), (1000, 16)] {
         let position = (step - 1) * 8;
-        let whole = corpus.training_batch(position, 2).unwrap();
+        let whole = corpus.sampler.batch(position).unwrap();
         let dealt = corpus.sampler.deal(step, position).unwrap();
         let batch = corpus.sampler.load(position, &dealt[0]).unwrap();
         assert_eq!((dealt.len(), dealt[0].positions()), (4, 2 * length));
