@@ -235,10 +235,9 @@ fn begin(
 pub fn planner(config: &Config) -> Result<Planner, Error> {
     let (model, data) = config.model_and_data()?;
     configured_data::sequence_length(Some(model), data)?;
-    match model {
-        zero_config::Model::Gpt2(zero_config::Gpt2 { vocab_size: None, .. })
-        | zero_config::Model::Llama(zero_config::Llama { vocab_size: None, .. }) => planner_of_data(config),
-        _ => Ok(Planner::new(None)),
+    match configured_data::classes(model) {
+        None => planner_of_data(config),
+        Some(_) => Ok(Planner::new(None)),
     }
 }
 
@@ -316,11 +315,7 @@ fn planned(config: &Config) -> Result<Plan, Error> {
 /// Builds the configured model. A vocabulary that depends on the data gets one token. Its size does not affect whether
 /// the layers fit together.
 fn layers(config: &Config) -> Result<Layers, Error> {
-    let vocabulary = match &config.model {
-        Some(zero_config::Model::Gpt2(m)) => m.vocab_size,
-        Some(zero_config::Model::Llama(m)) => m.vocab_size,
-        _ => None,
-    };
+    let vocabulary = config.model.as_ref().and_then(configured_data::classes);
     configured_model::from_config(config, Some(vocabulary.unwrap_or(1)))
 }
 

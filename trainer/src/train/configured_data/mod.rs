@@ -349,7 +349,7 @@ pub(super) fn sequence_length(model: Option<&config::Model>, data: &config::Data
 }
 
 /// Returns the number of tokens or classes that the model distinguishes, if the configuration sets it.
-fn classes(model: &config::Model) -> Option<usize> {
+pub(super) fn classes(model: &config::Model) -> Option<usize> {
     match model {
         config::Model::Gpt2(m) => m.vocab_size,
         config::Model::Llama(m) => m.vocab_size,
