@@ -90,13 +90,11 @@ fn value_or_exit<T>(told: Result<T, String>) -> T {
 /// Returns the settings with which launchers connect to each other.
 fn reach(interface: Option<&str>, timeout: Duration) -> anyhow::Result<Reach> {
     let Some(token) = token::find(|name| std::env::var_os(name)).map_err(Error::Token)? else {
-        anyhow::bail!(Error::Setting {
-            key: "ZERO_TRAIN_TOKEN_FILE".into(),
-            message: "a run on several hosts needs a job token, and none is set".into(),
-            help:
-                "write the same secret to a file on every host, and set ZERO_TRAIN_TOKEN_FILE to the path of the file"
-                    .into(),
-        });
+        anyhow::bail!(Error::setting(
+            "ZERO_TRAIN_TOKEN_FILE",
+            "a run on several hosts needs a job token, and none is set",
+            "write the same secret to a file on every host, and set ZERO_TRAIN_TOKEN_FILE to the path of the file",
+        ));
     };
     let listen = match interface {
         None => None,
@@ -142,7 +140,8 @@ fn lead(args: &TrainArgs, started: &Started<'_>) -> anyhow::Result<u8> {
         && least as usize > ranks
     {
         let message = format!("{least} is more than the {ranks} ranks of this run");
-        return Err(setting("--min-ranks", &message, &format!("write at most {ranks}, or start more ranks")));
+        let help = format!("write at most {ranks}, or start more ranks");
+        anyhow::bail!(Error::setting("--min-ranks", message, help));
     }
     let config = match ranks {
         Some(ranks) => typed.on_hosts(ranks).resolve(Some(ranks * hosts.count))?,
@@ -167,11 +166,8 @@ fn lead(args: &TrainArgs, started: &Started<'_>) -> anyhow::Result<u8> {
         if hosts.count > 1 || started.output.log_dir.is_some() || started.output.tee.is_some() {
             let message =
                 "`threads` runs all ranks in one process, so it does not support several hosts, --log-dir or --tee";
-            return Err(setting(
-                "launcher.transport",
-                message,
-                "leave the key out, so that `launch` starts one process per rank",
-            ));
+            let help = "leave the key out, so that `launch` starts one process per rank";
+            anyhow::bail!(Error::setting("launcher.transport", message, help));
         }
         return rank::run_as_threads(&config, &options);
     }
@@ -199,10 +195,6 @@ fn lead(args: &TrainArgs, started: &Started<'_>) -> anyhow::Result<u8> {
     Ok(launch(team, &job, Some(&recovery))?)
 }
 
-fn setting(key: &str, message: &str, help: &str) -> anyhow::Error {
-    Error::Setting { key: key.into(), message: message.into(), help: help.into() }.into()
-}
-
 /// Returns the settings with which the launchers of several hosts connect. Returns `None` for a single host.
 fn reach_of(hosts: &Hosts, config: &Config) -> anyhow::Result<Option<Reach>> {
     if hosts.count == 1 {
@@ -210,11 +202,12 @@ fn reach_of(hosts: &Hosts, config: &Config) -> anyhow::Result<Option<Reach>> {
     }
     if config.launcher.interface.is_none() {
         let message = "a run on several hosts needs the network interface that connects them";
-        return Err(setting("launcher.interface", message, "set it to the interface's name, for example eth0"));
+        let help = "set it to the interface's name, for example eth0";
+        anyhow::bail!(Error::setting("launcher.interface", message, help));
     }
     if config.launcher.min_ranks.is_some() {
         let message = "a run on several hosts always restarts with all ranks";
-        return Err(setting("launcher.min_ranks", message, "leave the key out, or train on one host"));
+        anyhow::bail!(Error::setting("launcher.min_ranks", message, "leave the key out, or train on one host"));
     }
     reach(config.launcher.interface.as_deref(), zero_engine::timeout(config)).map(Some)
 }

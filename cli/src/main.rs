@@ -78,11 +78,9 @@ fn main() -> ExitCode {
 
 /// Rejects every command if the environment selects an instruction set that this CPU lacks.
 fn known_instructions() -> anyhow::Result<()> {
-    zero_isa::Isa::choose(None).map_err(|error| zero_train::Error::Setting {
-        key: error.source().into(),
-        message: error.to_string(),
-        help: error.help(),
-    })?;
+    let refused =
+        |error: zero_isa::Unavailable| zero_train::Error::setting(error.source(), error.to_string(), error.help());
+    zero_isa::Isa::choose(None).map_err(refused)?;
     Ok(())
 }
 

@@ -153,11 +153,11 @@ pub fn settle(config: &Config, place: &LauncherEnvironment) -> Result<String, Er
     if let Some(list) = &launcher.bind_core_list
         && cores.count() == 0
     {
-        return Err(Error::Setting {
-            key: "launcher.bind_core_list".into(),
-            message: format!("`{list}` contains none of the cores that this process may use: {}", Cores::allowed()),
-            help: "list some of these cores, as in `0-3,8`, or leave the key out".into(),
-        });
+        return Err(Error::setting(
+            "launcher.bind_core_list",
+            format!("`{list}` contains none of the cores that this process may use: {}", Cores::allowed()),
+            "list some of these cores, as in `0-3,8`, or leave the key out",
+        ));
     }
     let threads = threads_of_rank(Some(launcher), ranks);
     compute_threads(threads);

@@ -132,7 +132,7 @@ fn configuration(path: &Path) -> Result<(Option<String>, Option<Leaves>), Error>
 fn json_file(path: &Path) -> Result<Option<Value>, Error> {
     let text = match fs::read(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        other => other.map_err(|source| Error::Io { path: path.to_path_buf(), source })?,
+        other => other.map_err(Error::io(path))?,
     };
     let help = "restore the file, or move it out of the folder; the report is then written without it";
     let parsed: Value = serde_json::from_slice(&text)

@@ -219,13 +219,13 @@ impl Line {
             let differs = own.iter().zip(&seen.state.terms).find(|(here, there)| here != there);
             if let Some(((name, here), (_, there))) = differs {
                 let index = self.hosts.index;
-                return Err(Error::Setting {
-                    key: name.clone(),
-                    message: format!(
+                return Err(Error::setting(
+                    name,
+                    format!(
                         "the hosts were started with different settings: {name} is {here} on host {index} and {there} on host {host}"
                     ),
-                    help: "start `zero-train launch` with the same flags on every host, except --node-rank".into(),
-                });
+                    "start `zero-train launch` with the same flags on every host, except --node-rank",
+                ));
             }
         }
         Ok(())
