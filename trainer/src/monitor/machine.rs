@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::gpu::{Absent, Gpus};
 use super::metric::{self, Metric, Scalar};
+use crate::process::resident::kilobytes;
 
 /// Maximum time that a run waits at its end for a sample in progress.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -117,8 +118,8 @@ impl Counters {
             at: Instant::now(),
             ticks: ticks(&stat),
             own_ticks: own_ticks(&text("self/stat")),
-            available: kilobytes(&text("meminfo"), "MemAvailable"),
-            resident: kilobytes(&text("self/status"), "VmRSS"),
+            available: kilobytes(&text("meminfo"), "MemAvailable:"),
+            resident: kilobytes(&text("self/status"), "VmRSS:"),
             disk: keyed(&io, "read_bytes").zip(keyed(&io, "write_bytes")),
             network: network(&text("net/dev")),
             cores: stat.lines().filter(|line| line.starts_with("cpu") && !line.starts_with("cpu ")).count(),
@@ -173,10 +174,6 @@ fn own_ticks(stat: &str) -> Option<u64> {
 fn keyed(text: &str, key: &str) -> Option<u64> {
     let value = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':'))?;
     value.split_whitespace().next()?.parse().ok()
-}
-
-fn kilobytes(text: &str, key: &str) -> Option<u64> {
-    Some(keyed(text, key)? * 1024)
 }
 
 /// Returns the bytes received and sent by all interfaces except the loopback.

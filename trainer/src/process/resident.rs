@@ -18,7 +18,7 @@ pub fn peak() -> Option<u64> {
 }
 
 /// Parses a line such as `name:  12 kB` and returns its value in bytes.
-fn kilobytes(text: &str, name: &str) -> Option<u64> {
+pub(crate) fn kilobytes(text: &str, name: &str) -> Option<u64> {
     let value = text.lines().find_map(|line| line.strip_prefix(name)?.trim().strip_suffix(" kB"))?;
     Some(value.trim().parse::<u64>().ok()? * 1024)
 }
