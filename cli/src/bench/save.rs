@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use zero_engine::{bytes, counted};
+use zero_optim::bench::timed;
 use zero_train::train::Steps;
 
 use super::figures::{spread, summary};
@@ -101,12 +102,6 @@ pub(crate) fn save(args: &ConfigArgs, folder: &Path, repeats: usize) -> anyhow::
     }
     comm.barrier().wait()?;
     Ok(0)
-}
-
-fn timed(work: impl FnOnce()) -> Duration {
-    let started = Instant::now();
-    work();
-    started.elapsed()
 }
 
 fn write(file: &Path, bytes: &[u8]) -> std::io::Result<()> {
