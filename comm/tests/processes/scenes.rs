@@ -22,16 +22,19 @@ const RUNNER: &str = "ZERO_COMM_TEST_RUNNER";
 /// How long ranks wait for a rank that was stopped.
 const PATIENCE: Duration = Duration::from_secs(4);
 
+/// The name of a scene, and the test that plays it over a transport.
+type Scene = (&'static str, fn(&str));
+
 /// Runs this process as a rank if it was started as one; otherwise runs all scenes.
 pub(crate) fn play(transports: &[&str]) {
     if let Ok(scene) = std::env::var(SCENE) {
         return rank(&scene);
     }
-    let play = |transport: &str, (name, test): (&str, fn(&str))| {
+    let play = |transport: &str, (name, test): Scene| {
         test(transport);
         println!("{transport}: {name} ... ok");
     };
-    let scenes: [(&str, fn(&str)); _] = [
+    let scenes: [Scene; _] = [
         ("a rank is killed while the others work", |transport| kill_one("work", transport, 1)),
         ("a rank is killed in an all_to_all", |transport| kill_one("exchange", transport, 2)),
         ("a rank is killed while the others sleep", |transport| kill_one("sleep", transport, 1)),
@@ -45,7 +48,7 @@ pub(crate) fn play(transports: &[&str]) {
     wrong_token();
     println!("a rank with another token ... ok");
     // In these scenes, ranks mostly wait for several seconds, so the scenes run at the same time.
-    let scenes: [(&str, fn(&str)); _] = [
+    let scenes: [Scene; _] = [
         ("a rank is stopped", |transport| stop_last("stopped", transport, 3, "all_reduce #")),
         ("a rank is stopped in an all_to_all", |transport| {
             stop_last("stopped exchange", transport, 3, "all_to_all #");
