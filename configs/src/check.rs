@@ -46,7 +46,7 @@ impl Fields {
     }
 }
 
-/// Checks the whole document. Returns `None` if it is not a mapping.
+/// Checks the whole document. Returns `None` if it is empty.
 pub(crate) fn check(root: &Node, report: &mut Report) -> Option<Fields> {
     match &root.value {
         Value::Map(entries) => {
@@ -54,24 +54,14 @@ pub(crate) fn check(root: &Node, report: &mut Report) -> Option<Fields> {
             check.section("", At::Default, entries, &[schema::TOP.keys]);
             Some(check.fields)
         }
-        Value::Null => {
+        // `parse::file` accepts no other values.
+        _ => {
             let help = "a configuration needs at least `train_micro_batch_size_per_gpu` or `train_batch_size`";
             let message = "the configuration is empty".to_string();
             report.error(ErrorKind::Missing, "", At::Default, message, Some(help.to_string()));
             None
         }
-        _ => {
-            refuse(root, report);
-            None
-        }
     }
-}
-
-/// Reports a file that is neither empty nor a mapping.
-pub(crate) fn refuse(root: &Node, report: &mut Report) {
-    let found = root.value.describe();
-    let message = format!("the file must consist of keys with values (`key: value`), found {found}");
-    report.error(ErrorKind::Value, "", root.at, message, None);
 }
 
 pub(crate) struct Check<'r> {

@@ -20,12 +20,19 @@ const MAX_DEPTH: usize = 64;
 /// a configuration.
 const MAX_NODES: usize = 20_000;
 
-/// Parses the file with that index. Reports a syntax error and returns `None`.
+/// Parses the file with that index. Returns `None` and reports an error if the syntax is wrong, or if the file is neither
+/// empty nor a mapping: an override or another file would silently replace such a value.
 pub(crate) fn file(file: usize, report: &mut Report) -> Option<Node> {
     let text = report.sources()[file].text.clone();
     let body = text.strip_prefix('\u{feff}').unwrap_or(&text);
     match tree(body, Input::File(file), report) {
-        Ok(node) => Some(node),
+        Ok(node) if matches!(node.value, Value::Map(_) | Value::Null) => Some(node),
+        Ok(node) => {
+            let found = node.value.describe();
+            let message = format!("the file must consist of keys with values (`key: value`), found {found}");
+            report.error(ErrorKind::Value, "", node.at, message, None);
+            None
+        }
         Err(problem) => {
             let at = problem.at.unwrap_or(At::File { file, line: 1, column: 1, width: 1 });
             report.error(ErrorKind::Syntax, "", at, problem.message, problem.help);

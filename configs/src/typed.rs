@@ -54,11 +54,6 @@ pub fn load_files(sources: Vec<Source>, overrides: &[String]) -> Result<Typed, E
     let mut root = Node { value: Value::Null, at: At::Default };
     for file in 0..count {
         let Some(further) = parse::file(file, &mut report) else { return Err(report.into_errors()) };
-        if !matches!(further.value, Value::Map(_) | Value::Null) {
-            // Merging it would drop the keys of the earlier files.
-            check::refuse(&further, &mut report);
-            return Err(report.into_errors());
-        }
         overrides::merge(&mut root, further);
     }
     overrides::apply(&mut root, overrides, &mut report);
