@@ -10,7 +10,7 @@ use crate::checkpoint::export::recorded;
 use crate::configured_model;
 use crate::error::Error;
 
-/// Imports the weights of a Hugging Face folder (GPT-2, Llama, Mistral or Qwen2) as the checkpoint
+/// Imports the weights of a Hugging Face folder, of any type that `model.pretrained` accepts, as the checkpoint
 /// `root/step-00000000`. It holds only parameters, in f32; training from it starts with fresh optimizer state, under
 /// any layout. Returns the path of the checkpoint, and a warning for each key of the folder's `config.json` that has no
 /// effect.
