@@ -59,6 +59,7 @@ fn any_two_batch_sizes_determine_the_third() {
         ("train_micro_batch_size_per_gpu: 3", (6, 3, 1)),
         ("train_batch_size: auto\ntrain_micro_batch_size_per_gpu: 3\ngradient_accumulation_steps: auto", (6, 3, 1)),
         ("train_batch_size: 24\ntrain_micro_batch_size_per_gpu: auto\ngradient_accumulation_steps: 4", (24, 3, 4)),
+        ("train_batch_size: auto\ngradient_accumulation_steps: 4", (64, 8, 4)),
     ];
     for (text, expected) in cases {
         let config = Config::with_world_size("ds.yaml", text, 2).unwrap_or_else(|errors| panic!("{errors}"));
