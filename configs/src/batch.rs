@@ -22,8 +22,8 @@ pub(crate) struct Batch {
 const TRAIN: &str = Config::train_batch_size;
 const MICRO: &str = Config::train_micro_batch_size_per_gpu;
 const ACCUMULATION: &str = Config::gradient_accumulation_steps;
-/// Default `per_device_train_batch_size` of Hugging Face's Trainer, which replaces a micro-batch size of `auto`. The Trainer
-/// also computes a global batch size of `auto` from it.
+/// Default `per_device_train_batch_size` of Hugging Face's Trainer, which replaces a micro-batch size of `auto`. The
+/// Trainer also computes a global batch size of `auto` from it.
 const TRAINER: usize = 8;
 
 /// Computes the missing sizes from the given ones, for the data-parallel ranks of `world`.

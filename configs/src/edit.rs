@@ -30,8 +30,8 @@ use written::Style;
 /// a comment that says so.
 ///
 /// # Errors
-/// The text is not a single YAML document of keys with values, is larger than 1 MiB or contains a duplicate key; a path is
-/// invalid; a value is not YAML.
+/// The text is not a single YAML document of keys with values, is larger than 1 MiB or contains a duplicate key; a path
+/// is invalid; a value is not YAML.
 ///
 /// ```
 /// use zero_config::{Source, edit};

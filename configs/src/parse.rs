@@ -20,8 +20,8 @@ const MAX_DEPTH: usize = 64;
 /// a configuration.
 const MAX_NODES: usize = 20_000;
 
-/// Parses the file with that index. Returns `None` and reports an error if the syntax is wrong, or if the file is neither
-/// empty nor a mapping: an override or another file would silently replace such a value.
+/// Parses the file with that index. Returns `None` and reports an error if the syntax is wrong, or if the file is
+/// neither empty nor a mapping: an override or another file would silently replace such a value.
 pub(crate) fn file(file: usize, report: &mut Report) -> Option<Node> {
     let text = report.sources()[file].text.clone();
     let body = text.strip_prefix('\u{feff}').unwrap_or(&text);
