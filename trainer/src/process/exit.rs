@@ -12,6 +12,8 @@ use std::time::{Duration, Instant, SystemTime};
 use serde_json::{Value, json};
 use signal_hook::consts::{SIGINT, SIGTERM};
 
+use crate::train::hold_signals;
+
 /// Names the file from which our launcher reads the exit status of a rank's error. A program that returns the error from
 /// `main` exits with status 1, whatever the error is.
 pub(super) const STATUS_FILE: &str = "ZERO_TRAIN_STATUS_FILE";
@@ -54,6 +56,7 @@ fn reply(message: &str, ends: Duration) -> Value {
 
 /// Waits until the launcher sends SIGTERM or SIGINT, but no longer than [`WAIT`].
 fn wait() {
+    let _held = hold_signals();
     let told = Arc::new(AtomicBool::new(false));
     for signal in [SIGTERM, SIGINT] {
         if signal_hook::flag::register(signal, Arc::clone(&told)).is_err() {

@@ -90,6 +90,7 @@ pub use options::{Finished, Resume, RunOptions};
 pub use progress::Output;
 pub use restart::{Restart, Restarts};
 pub use show::{ShownData, ShownPart, ShownSample, show_data};
+pub(crate) use signals::hold_signals;
 pub use signals::note_save_requests;
 pub use steps::{Steps, measure_costs};
 pub(crate) use task::Task;

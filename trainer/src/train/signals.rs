@@ -98,3 +98,20 @@ impl Drop for Requests {
         }
     }
 }
+
+/// Keeps SIGINT and SIGTERM from ending the process as long as it lives.
+pub(crate) struct Held;
+
+/// Keeps SIGINT and SIGTERM from ending the process until the result is dropped. After that, they end it unless a run is
+/// in progress.
+#[must_use]
+pub(crate) fn hold_signals() -> Held {
+    STOP.ends.store(false, Ordering::Relaxed);
+    Held
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        STOP.ends.store(RUNS.load(Ordering::Relaxed) == 0, Ordering::Relaxed);
+    }
+}

@@ -4,6 +4,7 @@
 mod cached;
 mod oracle;
 mod pairs;
+mod parts;
 mod real_templates;
 pub(crate) mod templates;
 pub(crate) mod tokenizer;
@@ -92,12 +93,6 @@ fn optional_fields_of_a_record_are_used() {
         shown(json!({"system": "s", "prompt": user, "completion": assistant})),
         format!("<|im_start|>system\ns<|im_end|>\n{HELLO}")
     );
-    let mut with_arguments = said(&[("user", "hi"), ("assistant", "yes")]);
-    with_arguments["chat_template_kwargs"] = json!({"enable_thinking": null});
-    assert_eq!(shown(with_arguments.clone()), HELLO);
-    with_arguments["chat_template_kwargs"] = json!({"enable_thinking": false});
-    let told = folder.error(&[with_arguments], ChatOptions::default());
-    assert!(told.contains("`chat_template_kwargs`, which are not implemented"), "{told}");
     let tools = json!([{"name": "add"}]);
     let mut with_tools = said(&[("user", "hi"), ("assistant", "yes")]);
     with_tools["tools"] = tools.clone();

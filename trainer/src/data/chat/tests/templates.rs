@@ -1,11 +1,5 @@
 //! Small templates in the style of well-known models. They mark the text that the assistant generates.
 
-use serde_json::{Value, json};
-
-use super::super::options::ChatOptions;
-use super::tokenizer::Folder;
-use super::{IM, said};
-
 /// ChatML, as in Qwen. A system message describes the tools.
 pub(crate) const CHATML: &str = r"
 {%- if tools %}
@@ -143,33 +137,4 @@ pub(super) fn without_marks(template: &str) -> String {
         .fold(template.to_string(), |text, tag| {
             text.replace(tag, if tag.contains('-') { "{%- if true %}{%- endif %}" } else { "" })
         })
-}
-
-#[test]
-fn parts_of_messages_must_be_texts() {
-    let folder = Folder::new("{% for m in messages %}{{ m.content[0].text }}{% endfor %}", IM);
-    let error = |part: Value| {
-        let record = json!({"messages": [{"role": "user", "content": [part]}, {"role": "assistant", "content": "a"}]});
-        folder.error(&[record], ChatOptions::default())
-    };
-    for kind in ["image", "image_url", "input_audio"] {
-        let expected = format!("message 1 contains a part of type `{kind}`, but only text is supported");
-        assert!(error(json!({"type": kind})).contains(&expected));
-    }
-    // A list of texts is a matter of the template.
-    let folder = Folder::new(&without_marks(CHATML), IM);
-    let record = json!({"messages": [
-        {"role": "user", "content": [{"type": "text", "text": "a"}]}, {"role": "assistant", "content": "b"}]});
-    assert!(!folder.error(&[record], ChatOptions::default()).contains("only text"));
-}
-
-#[test]
-fn marks_are_no_remedy_for_turns_of_other_roles() {
-    // As in Qwen 2.5's template, the text before the first message depends on the message.
-    let template = "{% if messages[0].role != 'system' %}<|im_start|>system\ndefault<|im_end|>\n{% endif %}";
-    let folder = Folder::new(&format!("{template}{}", without_marks(CHATML)), IM);
-    let chat = ChatOptions { roles_to_train: vec!["user".into()], ..ChatOptions::default() };
-    let error = folder.error(&[said(&[("user", "a"), ("assistant", "b")])], chat);
-    assert!(error.contains("cannot find the tokens of message 1"), "{error}");
-    assert!(error.contains("help: train only the assistant's messages"), "{error}");
 }

@@ -1,0 +1,48 @@
+//! Tests the parts of records that templates cannot use, and turns whose tokens cannot be found.
+
+use serde_json::{Value, json};
+
+use super::super::options::ChatOptions;
+use super::templates::{CHATML, without_marks};
+use super::tokenizer::Folder;
+use super::{IM, chatml, said};
+
+#[test]
+fn parts_of_messages_must_be_texts() {
+    let folder = Folder::new("{% for m in messages %}{{ m.content[0].text }}{% endfor %}", IM);
+    let error = |part: Value| {
+        let record = json!({"messages": [{"role": "user", "content": [part]}, {"role": "assistant", "content": "a"}]});
+        folder.error(&[record], ChatOptions::default())
+    };
+    for kind in ["image", "image_url", "input_audio"] {
+        let expected = format!("message 1 contains a part of type `{kind}`, but only text is supported");
+        assert!(error(json!({"type": kind})).contains(&expected));
+    }
+    // A list of texts is a matter of the template.
+    let folder = Folder::new(&without_marks(CHATML), IM);
+    let record = json!({"messages": [
+        {"role": "user", "content": [{"type": "text", "text": "a"}]}, {"role": "assistant", "content": "b"}]});
+    assert!(!folder.error(&[record], ChatOptions::default()).contains("only text"));
+}
+
+#[test]
+fn marks_are_no_remedy_for_turns_of_other_roles() {
+    // As in Qwen 2.5's template, the text before the first message depends on the message.
+    let template = "{% if messages[0].role != 'system' %}<|im_start|>system\ndefault<|im_end|>\n{% endif %}";
+    let folder = Folder::new(&format!("{template}{}", without_marks(CHATML)), IM);
+    let chat = ChatOptions { roles_to_train: vec!["user".into()], ..ChatOptions::default() };
+    let error = folder.error(&[said(&[("user", "a"), ("assistant", "b")])], chat);
+    assert!(error.contains("cannot find the tokens of message 1"), "{error}");
+    assert!(error.contains("help: train only the assistant's messages"), "{error}");
+}
+
+#[test]
+fn arguments_for_the_template_are_rejected() {
+    let folder = chatml();
+    let mut with_arguments = said(&[("user", "hi"), ("assistant", "yes")]);
+    with_arguments["chat_template_kwargs"] = json!({"enable_thinking": null});
+    assert!(folder.read(std::slice::from_ref(&with_arguments), ChatOptions::default()).is_ok());
+    with_arguments["chat_template_kwargs"] = json!({"enable_thinking": false});
+    let told = folder.error(&[with_arguments], ChatOptions::default());
+    assert!(told.contains("`chat_template_kwargs`, which are not implemented"), "{told}");
+}
