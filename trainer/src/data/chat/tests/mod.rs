@@ -88,11 +88,6 @@ fn optional_fields_of_a_record_are_used() {
         shown(json!({"prompt": prompt, "completion": messages(&[("assistant", "d")])}))
             .ends_with("assistant\nb<|im_end|>\n<|im_start|>user\nc<|im_end|>\n<|im_start|>assistant\n[d<|im_end|>]\n")
     );
-    let [user, assistant] = [messages(&[("user", "hi")]), messages(&[("assistant", "yes")])];
-    assert_eq!(
-        shown(json!({"system": "s", "prompt": user, "completion": assistant})),
-        format!("<|im_start|>system\ns<|im_end|>\n{HELLO}")
-    );
     let tools = json!([{"name": "add"}]);
     let mut with_tools = said(&[("user", "hi"), ("assistant", "yes")]);
     with_tools["tools"] = tools.clone();

@@ -1,11 +1,12 @@
-//! Tests the parts of records that templates cannot use, and turns whose tokens cannot be found.
+//! Tests further parts of records: those that templates cannot use, and the system text of a prompt. Also tests turns
+//! whose tokens cannot be found.
 
 use serde_json::{Value, json};
 
 use super::super::options::ChatOptions;
 use super::templates::{CHATML, without_marks};
 use super::tokenizer::Folder;
-use super::{IM, chatml, said};
+use super::{HELLO, IM, chatml, messages, said};
 
 #[test]
 fn parts_of_messages_must_be_texts() {
@@ -45,4 +46,13 @@ fn arguments_for_the_template_are_rejected() {
     with_arguments["chat_template_kwargs"] = json!({"enable_thinking": false});
     let told = folder.error(&[with_arguments], ChatOptions::default());
     assert!(told.contains("`chat_template_kwargs`, which are not implemented"), "{told}");
+}
+
+#[test]
+fn the_system_text_of_a_prompt_is_a_message() {
+    let folder = chatml();
+    let [user, assistant] = [("user", "hi"), ("assistant", "yes")].map(|message| messages(&[message]));
+    let record = json!({"system": "s", "prompt": user, "completion": assistant});
+    let dataset = folder.read(&[record], ChatOptions::default()).unwrap();
+    assert_eq!(folder.shown(&dataset), [format!("<|im_start|>system\ns<|im_end|>\n{HELLO}")]);
 }
