@@ -12,7 +12,7 @@ use std::time::{Duration, Instant, SystemTime};
 use serde_json::{Value, json};
 use signal_hook::consts::{SIGINT, SIGTERM};
 
-use crate::train::hold_signals;
+use super::signals::hold_signals;
 
 /// Names the file from which our launcher reads the exit status of a rank's error. A program that returns the error from
 /// `main` exits with status 1, whatever the error is.

@@ -9,6 +9,7 @@ mod cores;
 mod exit;
 pub mod launch;
 pub mod resident;
+pub(crate) mod signals;
 
 use std::os::unix::process::CommandExt;
 use std::process::Command;

@@ -8,8 +8,8 @@ use zero_engine::{DataError, Error};
 
 use super::configured_data;
 use super::preparing::Preparing;
-use super::signals::Requests;
 use crate::data::{Dataset, DocumentFacts, FileDataset, SampleShape, Watch};
+use crate::process::signals::Requests;
 
 /// The result of preparing a data set.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -11,8 +11,8 @@ use super::metrics::Metric;
 use super::options::{Finished, Resume, RunOptions};
 use super::progress::{Output, Progress};
 use super::reference;
-use super::signals::Requests;
 use super::task::Summary;
+use crate::process::signals::Requests;
 
 /// Evaluates the engine's weights, which come from the checkpoint `from` or are initial weights. Uses all evaluation
 /// samples unless `training.eval_batches` is set. A collective.

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use super::bar::Bar;
 use super::progress::{Output, show};
-use super::signals::Requests;
 use crate::data::{Phase, Watch};
+use crate::process::signals::Requests;
 use zero_engine::format::bytes;
 
 /// Minimum time between two lines of progress.

@@ -10,7 +10,7 @@ use super::best::Best;
 use super::checkpoint_store::Uploads;
 use super::evaluation::Evaluation;
 use super::progress::Progress;
-use super::signals::Requests;
+use crate::process::signals::Requests;
 use zero_engine::Ended;
 use zero_engine::Engine;
 use zero_engine::Error;

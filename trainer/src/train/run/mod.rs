@@ -26,10 +26,10 @@ use super::report::stragglers::Stragglers;
 use super::report::{communication, profile, trace};
 use super::sample;
 use super::saves::Saves;
-use super::signals::Requests;
 use super::task::{StepInfo, Task};
 use super::token_batches::Dealt;
 use crate::monitor::RunStatus;
+use crate::process::signals::Requests;
 use zero_engine::Error;
 use zero_engine::{Engine, Step};
 

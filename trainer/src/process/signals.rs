@@ -21,8 +21,8 @@ static STOP: LazyLock<Flags> = LazyLock::new(Flags::listen);
 static RUNS: AtomicUsize = AtomicUsize::new(0);
 
 /// Installs a handler for SIGUSR1. A run that receives this signal saves a checkpoint after its next step and
-/// continues. Without a handler, the signal would end the process. [`train`](super::train) calls this function itself;
-/// a program that starts slowly should call it first.
+/// continues. Without a handler, the signal would end the process. A run calls this function itself; a program that
+/// starts slowly should call it first.
 pub fn note_save_requests() {
     LazyLock::force(&SAVE);
 }
@@ -48,7 +48,7 @@ impl Flags {
 }
 
 /// Signals that this process has received.
-pub(super) struct Requests {
+pub(crate) struct Requests {
     flags: Flags,
     is_run: bool,
 }
@@ -56,7 +56,7 @@ pub(super) struct Requests {
 impl Requests {
     /// Installs the handlers of a run. After the last run of the process, the signals have their default actions again,
     /// so Ctrl-C ends a program that continues after its training.
-    pub(super) fn listen() -> Self {
+    pub(crate) fn listen() -> Self {
         note_save_requests();
         let flags = STOP.clone();
         if RUNS.fetch_add(1, Ordering::Relaxed) == 0 {
@@ -67,7 +67,7 @@ impl Requests {
     }
 
     /// Installs the handlers of a command without ranks. A second signal ends the process.
-    pub(super) fn of_command() -> Self {
+    pub(crate) fn of_command() -> Self {
         let flags = Flags::listen();
         for signal in [SIGINT, SIGTERM] {
             let _ = signal_hook::flag::register(signal, flags.ends.clone());
@@ -76,17 +76,17 @@ impl Requests {
     }
 
     /// Lets the next signal end the process. Call it when no unfinished work is left that a signal could interrupt.
-    pub(super) fn end_at_once(&self) {
+    pub(crate) fn end_at_once(&self) {
         self.flags.ends.store(true, Ordering::Relaxed);
     }
 
     /// Returns the number of the signal that asked the run to stop, or 0.
-    pub(super) fn stop(&self) -> i64 {
+    pub(crate) fn stop(&self) -> i64 {
         self.flags.received.load(Ordering::Relaxed) as i64
     }
 
     /// Returns whether a checkpoint was requested since the last call.
-    pub(super) fn take_save(&self) -> bool {
+    pub(crate) fn take_save(&self) -> bool {
         SAVE.swap(false, Ordering::Relaxed)
     }
 }
