@@ -201,6 +201,18 @@ fn usr1_before_training_does_not_kill_a_rank() {
     assert_eq!(end(run).0, Some(143));
 }
 
+/// A rank without a handler is killed by the signal. That is a stop, not a failure.
+#[test]
+fn a_stop_before_training_ends_with_the_status_of_the_signal() {
+    let case = Case::new();
+    for (name, status) in [("TERM", 143), ("INT", 130)] {
+        let run = start(&case, name, 1_000_000, &["-n", "2", "--max-restarts", "1"]);
+        wait_for(|| !ranks::of(run.id()).is_empty());
+        signal(run.id(), name);
+        assert_eq!(end(run).0, Some(status));
+    }
+}
+
 #[test]
 fn a_signal_to_one_rank_stops_all_ranks_with_a_checkpoint() {
     let case = Case::new();

@@ -272,6 +272,10 @@ impl Ended {
             eprintln!("last lines of rank {}:", self.ranks[first].number);
             lines.lines().for_each(|line| eprintln!("  {line}"));
         }
+        // A request to stop that ends a training rank before it trains is not a failure.
+        if is_ours && cause.is_stop_at_start() {
+            return;
+        }
         // A training rank reports its own error, unless a signal kills it.
         if cause.signal.is_some() || !is_ours && !cause.is_stop() || Some(cause) != own && !cause.is_stop() {
             eprintln!("error: {cause}; it failed first, and the other ranks were stopped");

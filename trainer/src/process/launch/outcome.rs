@@ -58,9 +58,19 @@ impl Failure {
         matches!(self.code, Some(130 | 143))
     }
 
-    /// Returns the exit status of the launcher after this failure.
+    /// Returns whether a request to stop ended the rank before it had installed its handlers, so before training.
+    pub(super) fn is_stop_at_start(&self) -> bool {
+        matches!((self.code, self.signal), (None, Some(SIGINT | SIGTERM)))
+    }
+
+    /// Returns the exit status of the launcher after this failure. After a request to stop, it is that of a rank that
+    /// handles the signal.
     pub(super) fn exit_status(&self) -> u8 {
-        self.code.map_or(4, |code| u8::try_from(code).unwrap_or(1))
+        match (self.code, self.signal) {
+            (None, Some(SIGINT)) => 130,
+            (None, Some(SIGTERM)) => 143,
+            (code, _) => code.map_or(4, |code| u8::try_from(code).unwrap_or(1)),
+        }
     }
 }
 
@@ -133,6 +143,8 @@ mod tests {
         }
         for failure in [ended(130), ended(143), killed(SIGINT), killed(SIGTERM)] {
             assert!(!failure.is_death(true) && !failure.is_death(false), "{failure}");
+            assert!(matches!(failure.exit_status(), 130 | 143), "{failure}");
         }
+        assert_eq!(killed(9).exit_status(), 4);
     }
 }
