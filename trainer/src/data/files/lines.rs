@@ -4,10 +4,10 @@ use std::io::BufRead;
 
 use zero_engine::{At, DataError};
 
-use super::streams::{MARK, Reader};
+use super::streams::Reader;
 
-/// Iterates over the lines that are not blank. Each line comes without its line break and without a byte order mark,
-/// and with its number, counted from 1.
+/// Iterates over the lines that are not blank. Each line comes without its line break, and with its number, counted
+/// from 1.
 pub(in super::super) struct Lines {
     reader: Reader,
     number: u64,
@@ -31,9 +31,6 @@ impl Iterator for Lines {
                 Err(error) => return Some(Err(self.reader.failed(At::Line(self.number + 1), error))),
             }
             line.pop_if(|last| *last == b'\n');
-            if self.number == 1 && line.starts_with(MARK) {
-                line.drain(..MARK.len());
-            }
             if !line.trim_ascii().is_empty() {
                 return Some(Ok((self.number, line)));
             }

@@ -203,7 +203,9 @@ impl Source {
         match &self.storage {
             Storage::Table(container) => Ok(Rows::Cells(Box::new(table::rows(&self.path, *container)?))),
             Storage::Shard(_) => Err(self.is_no("a table of numbers")),
-            Storage::Bytes(archive) => Ok(Rows::Lines(Lines::new(archive::open(&self.path, *archive)?))),
+            Storage::Bytes(archive) => {
+                Ok(Rows::Lines(Lines::new(archive::open(&self.path, *archive)?.without_mark()?)))
+            }
         }
     }
 

@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 use zero_engine::{At, DataError};
 
 /// The byte order mark, which some programs write at the start of a file in UTF-8.
-pub(super) const MARK: &[u8] = "\u{feff}".as_bytes();
+const MARK: &[u8] = "\u{feff}".as_bytes();
 
 /// A text that is tokenized on its own, or the next part of a long text.
 #[derive(Debug, PartialEq)]
