@@ -246,6 +246,8 @@ fn errors_in_rows_name_the_position() {
         files.message(&["t.csv"], |options| options.vocabulary = 2)
     };
     assert_eq!(message(b"1,2,0\n1,0\n"), "t.csv, line 2: the row has 2 columns, but the first row has 3");
+    // A byte order mark is no part of the first number.
+    assert_eq!(message(b"\xef\xbb\xbf1,2,0\n1,0\n"), "t.csv, line 2: the row has 2 columns, but the first row has 3");
     assert_eq!(message(b"a,b,c\n1,NaN,0\n"), "t.csv, line 2, column 2: `NaN` is not a finite number");
     assert_eq!(message(b"1,1e39,0\n"), "t.csv, line 1, column 2: `1e39` is not a finite number");
     assert_eq!(message(b"1,,0\n"), "t.csv, line 1, column 2: `` is not a finite number");
