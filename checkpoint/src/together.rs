@@ -4,7 +4,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use zero_comm::{Buffer, CommError, Communicator, ReduceOp};
+use zero_comm::{Buffer, CommError, Communicator, ReduceOp, from_each_rank};
 
 use crate::error::CheckpointError;
 
@@ -12,11 +12,13 @@ use crate::error::CheckpointError;
 /// others return the error of the lowest failed rank. Collective.
 pub(crate) fn together<T>(comm: &dyn Communicator, mine: Result<T, CheckpointError>) -> Result<T, CheckpointError> {
     let said = mine.as_ref().err().map(ToString::to_string).unwrap_or_default();
-    let heard = exchange(comm, said.into_bytes())?;
+    let heard = from_each_rank(comm, said.into_bytes())?;
     let value = mine?;
     match heard.into_iter().enumerate().find(|(_, reason)| !reason.is_empty()) {
         None => Ok(value),
-        Some((rank, reason)) => Err(CheckpointError::OtherRank { rank, reason }),
+        Some((rank, reason)) => {
+            Err(CheckpointError::OtherRank { rank, reason: String::from_utf8_lossy(&reason).into_owned() })
+        }
     }
 }
 
@@ -53,24 +55,4 @@ pub fn patiently<T>(comm: &dyn Communicator, work: impl FnOnce() -> T) -> Result
 pub(crate) fn any(comm: &dyn Communicator, here: bool) -> Result<bool, CommError> {
     let all = comm.all_reduce(Buffer::I64(vec![i64::from(here)]), ReduceOp::Max).wait()?.into_i64()?;
     Ok(all.iter().any(|&one| one != 0))
-}
-
-/// Gathers a message from each rank, in rank order. Collective.
-fn exchange(comm: &dyn Communicator, said: Vec<u8>) -> Result<Vec<String>, CommError> {
-    let ranks = comm.size();
-    let length = Buffer::I64(vec![said.len() as i64]);
-    let lengths = comm.all_gather(length, Buffer::I64(vec![0; ranks]), &vec![1; ranks]).wait()?.output.into_i64()?;
-    let lengths: Vec<usize> = lengths.into_iter().map(|length| length as usize).collect();
-    if lengths.iter().all(|&length| length == 0) {
-        return Ok(vec![String::new(); ranks]);
-    }
-    let all = Buffer::U8(vec![0; lengths.iter().sum()]);
-    let mut all = comm.all_gather(Buffer::U8(said), all, &lengths).wait()?.output.into_u8()?;
-    Ok(lengths
-        .into_iter()
-        .map(|length| {
-            let rest = all.split_off(length);
-            String::from_utf8_lossy(&std::mem::replace(&mut all, rest)).into_owned()
-        })
-        .collect())
 }

@@ -165,6 +165,14 @@ macro_rules! element {
             }
         }
 
+        impl TryFrom<Buffer> for Vec<$type> {
+            type Error = CommError;
+
+            fn try_from(buffer: Buffer) -> Result<Self, CommError> {
+                buffer.$into()
+            }
+        }
+
         impl Buffer {
             #[doc = concat!("Returns the vector of ", $name, ", or [`CommError::Dtype`] or [`CommError::OnDevice`].")]
             pub fn $into(self) -> Result<Vec<$type>, CommError> {

@@ -43,6 +43,7 @@ mod connect;
 pub mod copy;
 mod device;
 mod doorkeeper;
+mod each_rank;
 mod error;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
@@ -76,6 +77,7 @@ pub use communicator::{
 };
 pub use connect::connect;
 pub use device::{DeviceBuffer, DeviceFabric, DeviceLane, DeviceMemory, DeviceWork, INVITATION, ShardedMemory};
+pub use each_rank::from_each_rank;
 pub use error::CommError;
 pub use hierarchy::cells;
 pub use launcher_environment::{LauncherEnvironment, LauncherEnvironmentError};

@@ -3,13 +3,12 @@
 
 use std::time::{Duration, Instant};
 
-use zero_comm::Communicator;
+use zero_comm::{Communicator, from_each_rank};
 use zero_cuda::{Span, Subject, Track, Transfer};
 use zero_pipeline::Program;
 use zero_pipeline::trace::{Process, Slice};
 
 use crate::error::Error;
-use crate::timing::trace::of_each_rank;
 
 #[cfg(feature = "cuda")]
 pub(crate) use zero_model::device::Timeline as GpuTimeline;
@@ -84,7 +83,7 @@ fn slice(numbers: &[i64], program: &Program) -> Option<Slice> {
 
 /// Gathers the GPU timelines of all ranks, encoded for [`processes`]. Collective.
 pub fn gathered(comm: &dyn Communicator, spans: &[GpuSpan]) -> Result<Vec<Vec<i64>>, Error> {
-    of_each_rank(comm, spans.iter().flat_map(numbers).collect())
+    Ok(from_each_rank(comm, spans.iter().flat_map(numbers).collect())?)
 }
 
 /// Converts the GPUs of all ranks to processes of a trace.

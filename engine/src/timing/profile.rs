@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use zero_comm::{Buffer, Communicator};
+use zero_comm::{Communicator, from_each_rank};
 use zero_model::ops::measure;
 use zero_pipeline::Instruction;
 
@@ -97,11 +97,8 @@ impl Profile {
         let words = |layer: &LayerWork| [layer.forward, layer.backward].map(|work| [work.macs, work.nanoseconds]);
         let own = self.layers.iter().flat_map(|layer| words(layer).into_iter().flatten().map(|word| word as i64));
         let own: Vec<i64> = own.collect();
-        let (length, size) = (own.len(), comm.size());
-        let all = Buffer::I64(vec![0; length * size]);
-        let all = comm.all_gather(Buffer::I64(own), all, &vec![length; size]).wait()?.output.into_i64()?;
         let ranks: Vec<Vec<LayerWork>> =
-            all.chunks(length.max(1)).map(|rank| rank.chunks(4).map(layer).collect()).collect();
+            from_each_rank(comm, own)?.iter().map(|rank| rank.chunks(4).map(layer).collect()).collect();
         let first = |layer: usize| {
             let of_ranks = ranks.iter().map(|rank| rank[layer]);
             of_ranks.into_iter().find(|work| *work != LayerWork::default()).unwrap_or_default()

@@ -11,7 +11,7 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use zero_comm::Buffer;
+use zero_comm::from_each_rank;
 use zero_isa::Isa;
 use zero_partition::{CATEGORIES, Payload, StateBytes, expected_payload, expected_state};
 use zero_pipeline::Instruction;
@@ -71,6 +71,10 @@ impl Report {
         self.peak_bytes = peak_bytes;
     }
 
+    pub(super) fn has_trained(&self) -> bool {
+        self.steps > 0
+    }
+
     /// Returns the complete report; a collective.
     pub(super) fn value(&self, engine: &Engine, finished: Finished) -> Result<Value, Error> {
         let comm = engine.communicator();
@@ -78,7 +82,7 @@ impl Report {
         let mut collectives = BTreeMap::new();
         // Exchanges one row with all operations, because ranks of different pipeline stages use different operations.
         let own = stats.iter().flat_map(|(_, counter)| [counter.sent_bytes as i64, counter.network_bytes as i64]);
-        let all = over_ranks(engine, own.collect())?;
+        let all = from_each_rank(&**comm, own.collect())?;
         for (index, (operation, counter)) in stats.iter().enumerate() {
             let [sent, network] =
                 [2 * index, 2 * index + 1].map(|column| all.iter().map(|row| row[column]).sum::<i64>());
@@ -109,7 +113,7 @@ impl Report {
             [self.resident_before, resident::proportional(), resident::peak()].map(|b| b.map_or(-1, |b| b as i64)),
         );
         let ranks: Vec<Value> =
-            over_ranks(engine, row)?.iter().enumerate().map(|(rank, row)| of_rank(rank, row)).collect();
+            from_each_rank(&**comm, row)?.iter().enumerate().map(|(rank, row)| of_rank(rank, row)).collect();
         let lanes: BTreeMap<&str, f64> =
             TimeCategory::ALL.iter().map(|&lane| (lane.name(), round(engine.timing().seconds(lane)))).collect();
         let instructions: BTreeMap<&str, u64> = engine.timing().calls().collect();
@@ -210,14 +214,6 @@ fn pipeline(engine: &Engine) -> Value {
     })
 }
 
-/// Gathers one row of numbers from every rank; a collective.
-fn over_ranks(engine: &Engine, own: Vec<i64>) -> Result<Vec<Vec<i64>>, Error> {
-    let (comm, n) = (engine.communicator(), own.len());
-    let all = Buffer::I64(vec![0; n * comm.size()]);
-    let all = comm.all_gather(Buffer::I64(own), all, &vec![n; comm.size()]).wait()?.output.into_i64()?;
-    Ok(all.chunks(n).map(<[i64]>::to_vec).collect())
-}
-
 /// Converts a number to JSON. Negative numbers mean unknown and become null.
 fn known(number: i64) -> Value {
     if number < 0 { Value::Null } else { json!(number) }
@@ -288,7 +284,8 @@ fn expected_step_payload(engine: &Engine) -> Payload {
 pub(super) fn memory_table(engine: &Engine) -> Result<Option<String>, Error> {
     let Some(points) = engine.timing().points() else { return Ok(None) };
     let columns = CATEGORIES.len() + 1;
-    let ranks = over_ranks(engine, points.bytes().iter().flatten().map(|&bytes| bytes as i64).collect())?;
+    let own = points.bytes().iter().flatten().map(|&bytes| bytes as i64).collect();
+    let ranks = from_each_rank(&**engine.communicator(), own)?;
     let names = CATEGORIES.iter().map(ToString::to_string).chain(["total".to_string()]);
     let mut lines = vec![format!("peak memory in each part of step {}, by rank", engine.steps())];
     lines.push(names.fold(format!("{:>4}  {:<9}", "rank", "part"), |line, name| line + &format!("{name:>16}")));
