@@ -1,8 +1,8 @@
 //! `zero-train generate`: continues prompts with a trained model. It works on the terminal or on files.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io::{self, ErrorKind, IsTerminal, Read, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use serde_json::{Map, Value, json};
@@ -152,7 +152,8 @@ fn unwritable(path: &Path, error: io::Error) -> Error {
     Error::io(path)(error).named("--output", "give the path of a writable file")
 }
 
-/// Writes one JSON object per prompt to a file, or to standard output.
+/// Writes one JSON object per prompt to a file, or to standard output, as soon as its text is complete. The file has the
+/// suffix `.partial` until all texts are complete.
 fn to_file(
     args: &GenerateArgs,
     generator: &Generator,
@@ -161,27 +162,51 @@ fn to_file(
     prompts: &[Vec<u32>],
 ) -> anyhow::Result<u8> {
     let started = Instant::now();
-    let all = generator.generate(prompts, options, |_, _| {})?;
-    let taken = started.elapsed();
-    let mut lines = String::new();
-    for ((_, mut record), generated) in records.into_iter().zip(&all) {
-        let Generated { text, tokens, prompt_tokens, finish } = generated;
-        record.insert("text".into(), text.as_str().into());
-        record.insert("tokens".into(), tokens.clone().into());
-        record.insert("prompt_tokens".into(), (*prompt_tokens).into());
-        let reason = match finish {
-            Finish::Stop => "stop",
-            Finish::Length => "length",
-        };
-        record.insert("finish_reason".into(), reason.into());
-        lines += &format!("{}\n", Value::Object(record));
+    let mut partial = match output(args) {
+        None => None,
+        Some(path) => {
+            let name = PathBuf::from(format!("{}.partial", path.display()));
+            let file = File::create(&name).map_err(|error| unwritable(&name, error))?;
+            Some((path, name, file))
+        }
+    };
+    let (mut all, mut records) = (Vec::with_capacity(prompts.len()), records.into_iter());
+    generator.generate_each(
+        prompts,
+        options,
+        |_, _| {},
+        |generated| {
+            let record = records.next().map(|(_, record)| record).unwrap_or_default();
+            let line = line(record, &generated);
+            match &mut partial {
+                Some((_, name, file)) => file.write_all(line.as_bytes()).map_err(|error| unwritable(name, error))?,
+                None => {
+                    show(&line);
+                    let _ = io::stdout().flush();
+                }
+            }
+            all.push(generated);
+            Ok(())
+        },
+    )?;
+    if let Some((path, name, file)) = partial {
+        file.sync_all().and_then(|()| fs::rename(&name, path)).map_err(|error| unwritable(path, error))?;
     }
-    match output(args) {
-        Some(path) => zero_engine::files::replace(path, lines).map_err(|error| unwritable(path, error))?,
-        None => show(&lines),
-    }
-    report(args, &all, taken);
+    report(args, &all, started.elapsed());
     Ok(0)
+}
+
+fn line(mut record: Map<String, Value>, generated: &Generated) -> String {
+    let Generated { text, tokens, prompt_tokens, finish } = generated;
+    record.insert("text".into(), text.as_str().into());
+    record.insert("tokens".into(), tokens.clone().into());
+    record.insert("prompt_tokens".into(), (*prompt_tokens).into());
+    let reason = match finish {
+        Finish::Stop => "stop",
+        Finish::Length => "length",
+    };
+    record.insert("finish_reason".into(), reason.into());
+    format!("{}\n", Value::Object(record))
 }
 
 /// Prints the number of tokens and the time.

@@ -3,6 +3,7 @@
 mod sampling;
 mod text;
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use candle_core::{DType, Device, Tensor};
@@ -222,10 +223,30 @@ impl Generator {
         &self,
         prompts: &[Vec<u32>],
         options: &Generate,
-        mut on_text: impl FnMut(usize, &str),
+        on_text: impl FnMut(usize, &str),
     ) -> Result<Vec<Generated>, Error> {
+        let mut done = Vec::with_capacity(prompts.len());
+        self.generate_each(prompts, options, on_text, |generated| {
+            done.push(generated);
+            Ok(())
+        })?;
+        Ok(done)
+    }
+
+    /// Generates texts as [`Generator::generate`] does. `on_done` receives each text when it and all texts before it are
+    /// complete, in the order of the prompts.
+    ///
+    /// # Errors
+    /// Fails like [`Generator::generate`], and returns the errors of `on_done`.
+    pub fn generate_each(
+        &self,
+        prompts: &[Vec<u32>],
+        options: &Generate,
+        mut on_text: impl FnMut(usize, &str),
+        mut on_done: impl FnMut(Generated) -> Result<(), Error>,
+    ) -> Result<(), Error> {
         self.check(prompts, options)?;
-        let mut done: Vec<Option<Generated>> = vec![None; prompts.len()];
+        let (mut done, mut next_done) = (BTreeMap::new(), 0);
         let (mut running, mut waiting) = (Vec::<Sequence>::new(), prompts.iter().enumerate());
         loop {
             while running.len() < options.batch.max(1)
@@ -241,10 +262,14 @@ impl Generator {
             for Sequence { index, tokens, prompt, writer, finish, .. } in ended {
                 let finish = finish.unwrap_or(Finish::Length);
                 let (text, tokens) = (writer.into_text(), tokens[prompt..].to_vec());
-                done[index] = Some(Generated { text, tokens, prompt_tokens: prompt, finish });
+                done.insert(index, Generated { text, tokens, prompt_tokens: prompt, finish });
+            }
+            while let Some(generated) = done.remove(&next_done) {
+                on_done(generated)?;
+                next_done += 1;
             }
             if running.is_empty() && waiting.len() == 0 {
-                return Ok(done.into_iter().flatten().collect());
+                return Ok(());
             }
             if running.is_empty() {
                 continue;
