@@ -131,6 +131,14 @@ pub enum DataError {
         /// Why the line is invalid.
         message: String,
     },
+    /// Every second token of a token file is 0, so its tokens are probably wider.
+    #[error("{}: every second token of {} bits is 0, so the file probably has wider tokens", path.display(), 8 * width)]
+    WideTokens {
+        /// The file.
+        path: PathBuf,
+        /// Bytes of a token, by `data.token_dtype`.
+        width: usize,
+    },
     /// The format of a file differs from `data.format`.
     #[error("{}: {found}, not {wanted}", path.display())]
     Format {
@@ -370,6 +378,7 @@ impl DataError {
             Self::Binary { .. } => {
                 Some("unpack it or convert it to text; `data.format: bytes` trains on the raw bytes")
             }
+            Self::WideTokens { .. } => Some("set `data.token_dtype` to the type of the file's tokens: `u32` or `i64`"),
             Self::Format { .. } => Some("correct `data.format`, or leave it out to recognize files by their content"),
             Self::NoSplit { .. } => Some("write another `split`, or leave the key out to name files"),
             Self::Slice { .. } => {

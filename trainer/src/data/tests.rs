@@ -174,6 +174,7 @@ fn errors_in_text_and_tokens_name_the_position() {
         ("odd.bin", b"abc"),
         ("saved.bin", b"\x93NUMPY\x01\x00v\x00{'descr': '<u2'}"),
         ("tokens.bin", &tokens),
+        ("wide.bin", &(0..100_u32).flat_map(u32::to_le_bytes).collect::<Vec<_>>()),
         ("bad.jsonl", b"{\"text\": \"x\"}\n\n{\"text\": }\n"),
         ("key.jsonl", b"{\"text\": 3}\n"),
         ("list.jsonl", b"[1]\n"),
@@ -196,6 +197,10 @@ fn errors_in_text_and_tokens_name_the_position() {
     assert_eq!(message("odd.bin"), "odd.bin: 3 bytes are not a multiple of the token size of 2 bytes");
     assert_eq!(message("saved.bin"), "saved.bin: a NumPy array with a header, not raw tokens, which `tofile` writes");
     assert_eq!(message("tokens.bin"), "tokens.bin, byte 540000: token 263 is outside the vocabulary of 256");
+    assert_eq!(
+        message("wide.bin"),
+        "wide.bin: every second token of 16 bits is 0, so the file probably has wider tokens"
+    );
     assert_eq!(message("bad.jsonl"), "bad.jsonl, line 3: column 10: expected value");
     assert_eq!(message("key.jsonl"), "key.jsonl, line 1: the key `text` is missing or not a string");
     assert_eq!(

@@ -22,6 +22,8 @@ use zero_engine::{At, DataError};
 const CHECKED_AT_OPEN: usize = 1 << 24;
 /// The beginning of a file that `numpy.save` wrote. Its header would otherwise become tokens.
 const NUMPY: &[u8; 6] = b"\x93NUMPY";
+/// Number of tokens from which zeros at every second place are no chance.
+const ENOUGH: usize = 64;
 /// Number of tokens that a check reads at a time.
 const CHECK_CHUNK: usize = 1 << 18;
 
@@ -46,6 +48,7 @@ impl TokenFiles {
         for path in paths {
             let file = TokenFile::open(path, dtype.into(), files.len())?;
             file.check(CHECKED_AT_OPEN, vocabulary, &Unwatched)?;
+            file.is_narrow()?;
             files.files.push(file);
         }
         Ok(files)
@@ -104,6 +107,18 @@ impl TokenFile {
             self.read(first, CHECK_CHUNK.min(self.tokens - first), vocabulary, &mut chunk)?;
         }
         Ok(())
+    }
+
+    /// Checks that the file does not have wider numbers. Read as narrower ones, every second number would be 0.
+    fn is_narrow(&self) -> Result<(), DataError> {
+        let mut tokens = vec![];
+        self.read(0, CHECK_CHUNK.min(self.tokens), usize::MAX, &mut tokens)?;
+        let is_zero = |token: &u32| *token == 0;
+        let [even, odd] = [0, 1].map(|first| tokens.iter().skip(first).step_by(2).all(is_zero));
+        match tokens.len() >= ENOUGH && odd && !even {
+            true => Err(DataError::WideTokens { path: self.path.clone(), width: self.width.bytes() }),
+            false => Ok(()),
+        }
     }
 
     /// Appends tokens of this file. On error, some of them may have been appended.
