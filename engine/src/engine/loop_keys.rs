@@ -2,6 +2,7 @@
 
 use std::sync::Once;
 
+use zero_comm::launcher_environment::LauncherEnvironment;
 use zero_config::{Config, Nonfinite};
 
 /// Keys that count as set whenever the configuration contains them, whatever their value is.
@@ -49,6 +50,17 @@ pub(super) fn set(config: &Config) -> Vec<&'static str> {
     ];
     let written = WRITTEN.into_iter().filter(|key| config.origins.is_written(key));
     written.chain(active.into_iter().filter(|(_, is_set)| *is_set).map(|(key, _)| key)).collect()
+}
+
+/// Warns if the configuration asks for several ranks, but no launcher has started them.
+pub(super) fn warn_without_launcher(config: &Config, place: &LauncherEnvironment) {
+    let ranks = config.launcher.num_processes;
+    if ranks > 1 && config.origins.is_written("launcher.num_processes") && *place == LauncherEnvironment::alone() {
+        eprintln!(
+            "warning: the run has 1 rank, although `launcher.num_processes` is {ranks}: `Engine` starts no processes\n  \
+             help: start the program with `zero-train launch -n {ranks} PROGRAM`, or use `Trainer`"
+        );
+    }
 }
 
 /// Warns once, on rank 0, that the engine alone ignores these keys.

@@ -94,6 +94,7 @@ impl Engine {
     /// ranks cannot connect.
     pub fn new(config: Config, model: Layers) -> Result<Self, Error> {
         let place = place()?;
+        loop_keys::warn_without_launcher(&config, &place);
         let comm = zero_comm::connect(&place, &comm_options(&config, &place)?)?;
         let config = config.for_world_size(comm.size())?;
         loop_keys::warn(&config, comm.rank());

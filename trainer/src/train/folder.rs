@@ -13,6 +13,7 @@ use zero_engine::files::replace;
 
 /// The file that names the launcher's job.
 const JOB: &str = ".job";
+const REPORT: &str = "report.json";
 
 /// The files of a run, which rank 0 writes.
 pub(super) struct Folder {
@@ -52,8 +53,12 @@ impl Folder {
         self.write("resolved.yaml", config.to_yaml().as_bytes())
     }
 
+    pub(super) fn has_report(&self) -> bool {
+        self.path.join(REPORT).exists()
+    }
+
     pub(super) fn report(&self, report: &Value) -> Result<(), Error> {
-        self.write("report.json", format!("{report:#}\n").as_bytes())
+        self.write(REPORT, format!("{report:#}\n").as_bytes())
     }
 
     /// Writes `trace.json` in Chrome's format, with one process per rank and one thread per lane.
@@ -89,7 +94,7 @@ pub(super) fn job_of(path: &Path) -> Option<(String, Restarts)> {
 /// folder.
 #[must_use]
 pub fn holds_a_run(path: &Path) -> bool {
-    ["metrics.jsonl", "checkpoints", "report.json"].iter().any(|name| path.join(name).exists())
+    ["metrics.jsonl", "checkpoints", REPORT].iter().any(|name| path.join(name).exists())
 }
 
 fn set_aside(path: &Path) -> Result<PathBuf, Error> {

@@ -46,6 +46,9 @@ pub(super) fn resume(
         }
         Some(Resume::Auto) => zero_checkpoint::committed(&out.join("checkpoints"))?,
     };
+    if engine.communicator().rank() == 0 {
+        warn_of_incomplete(&candidates, out);
+    }
     let mut damaged = None;
     while let Some((step, folder)) = candidates.pop() {
         match engine.load_checkpoint(&folder) {
@@ -60,5 +63,19 @@ pub(super) fn resume(
         }
     }
     // If all checkpoints of a run are damaged, fails instead of starting over.
-    damaged.map_or(Ok(None), Err)
+    damaged.map_or(Ok(None), |error: Error| {
+        let help = "no checkpoint of the run can be loaded; resume from a copy with `--resume FOLDER`, or train anew \
+                    without `--resume`";
+        Err(Error::Named { key: "--resume".into(), source: Box::new(error), help: help.into() })
+    })
+}
+
+/// Warns if a later checkpoint than those in `candidates` has no manifest: its save was interrupted, or the manifest
+/// has been deleted.
+fn warn_of_incomplete(candidates: &[(u64, PathBuf)], out: &Path) {
+    let Ok(folders) = zero_checkpoint::meant(&out.join("checkpoints")) else { return };
+    let newest = candidates.last().map(|(step, _)| *step);
+    for folder in folders.iter().filter(|folder| zero_checkpoint::step(folder) > newest) {
+        eprintln!("warning: {} is incomplete: it has no {}", folder.display(), zero_checkpoint::MANIFEST);
+    }
 }

@@ -26,7 +26,9 @@ fn a_stopped_run_resumes_bit_for_bit() {
     case.train(&["--quiet", "-n", "2", "--out", "parts", "--resume", "auto"]);
     assert_eq!(case.losses("whole"), case.losses("parts"));
     assert_eq!(case.shards("whole", 20), case.shards("parts", 20));
+    let report = fs::read(case.path("parts/report.json")).unwrap();
     let again = case.train(&["--plain", "-n", "2", "--out", "parts", "--resume", "auto"]);
+    assert_eq!(fs::read(case.path("parts/report.json")).unwrap(), report, "the report of the training stays");
     assert!(again.contains("\ntrained no step: the run was already complete\n"), "{again}");
 }
 

@@ -161,20 +161,24 @@ fn damaged_checkpoints_are_skipped() {
     };
     damage(6);
     damage(4);
+    // A save that was interrupted.
+    fs::create_dir(case.path("run/checkpoints/step-00000007")).unwrap();
     let resumed = case.run(&[&save[..], &["--max-steps", "8", "--resume", "auto"]].concat());
     let said = text(&resumed.stderr);
     assert!(resumed.status.success(), "{said}");
     let warned: Vec<&str> = said.lines().filter(|line| line.starts_with("warning: ")).collect();
     assert!(
-        matches!(warned[..], [six, four] if six.contains("cannot load the checkpoint of step 6") && four.contains("step 4")),
+        matches!(warned[..], [seven, six, four] if seven.contains("step-00000007 is incomplete: it has no manifest.json")
+            && six.contains("cannot load the checkpoint of step 6") && four.contains("step 4")),
         "{said}"
     );
     assert_eq!(case.losses("run"), case.losses("whole"));
     assert_eq!(case.shards("run", 8), case.shards("whole", 8));
     let mut aside = left_over(&case, "run");
     aside.sort();
-    assert_eq!(aside, ["superseded-step-00000004", "superseded-step-00000006"]);
+    assert_eq!(aside, ["superseded-step-00000004", "superseded-step-00000006", "superseded-step-00000007"]);
     [2, 4, 6, 8].into_iter().for_each(damage);
-    case.train_fails(3, &[&save[..], &["--max-steps", "9", "--resume", "auto"]].concat());
+    let error = case.train_fails(3, &[&save[..], &["--max-steps", "9", "--resume", "auto"]].concat());
+    assert!(error.contains("help: no checkpoint of the run can be loaded"), "{error}");
     assert!(case.path("run/checkpoints/step-00000008").exists(), "a checkpoint was moved");
 }

@@ -331,7 +331,10 @@ impl<'a> Run<'a> {
         let words = files.monitors.finish(outcome);
         files.monitors.said().iter().for_each(|line| self.progress.say(line));
         words.iter().for_each(|word| self.progress.warn(word));
-        files.folder.report(&report)?;
+        // A complete run that was started again keeps its report.
+        if self.report.has_trained() || !files.folder.has_report() {
+            files.folder.report(&report)?;
+        }
         if let Some(trace) = trace {
             files.folder.trace(&trace)?;
         }
