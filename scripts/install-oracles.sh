@@ -7,7 +7,7 @@ set -eu
 folder=${1:?usage: scripts/install-oracles.sh FOLDER}
 python3 -m venv "$folder"
 "$folder/bin/pip" install --quiet torch==2.15.0 numpy safetensors tokenizers jinja2 transformers==5.24.0 peft==0.21.2 \
-    bitsandbytes==0.50.2 trl==1.16.0 schedulefree==1.4.1 datasets==5.2.0 pyarrow pillow boto3
+    bitsandbytes==0.50.2 trl==1.16.0 schedulefree==1.4.1 datasets==5.2.0 pyarrow pillow boto3 scikit-learn scipy
 # mosaicml-streaming asks for versions of PyTorch and of stores that these tests do not need.
 "$folder/bin/pip" install --quiet --no-deps mosaicml-streaming==0.13.0 zstd Brotli python-snappy cramjam catalogue \
     torchvision

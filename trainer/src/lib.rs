@@ -35,6 +35,7 @@
 //! |---|---|
 //! | train a model | [`Trainer`]; [`Resume`] and [`Output`] select the checkpoint to resume from and the output |
 //! | describe a model | [`Layers`]; each [`Layer`] maps [`Activations`] in a [`Pass`]; [`Head`]; [`ops`], [`zoo`] |
+//! | fine-tune a model | [`Adapter`], [`TrainedBias`], [`Trainable`] and [`ops::QuantizationOptions`] for [`Layers`] |
 //! | provide data | [`Dataset`], [`data`], [`Batch`], [`metrics`] |
 //! | provide an optimizer | [`optimizer`] |
 //! | configure the run | [`Config`], [`configured_layers`] |
@@ -70,6 +71,7 @@ pub use trainer::Trainer;
 pub use zero_engine::{Activations, Batch, Config, Engine, Error, Head, Layer, Layers, Pass, Step, configured_layers};
 #[doc(inline)]
 pub use zero_engine::{config, ops, optimizer, zoo};
+pub use zero_model::{Adapter, Trainable, TrainedBias};
 
 /// Exports of a checkpoint's weights to safetensors files, and imports of such files.
 pub mod checkpoint {

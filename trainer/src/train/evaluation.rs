@@ -1,11 +1,11 @@
 //! Evaluation: the loss and the program's metrics over the evaluation data.
 
 use super::corpus::{Corpus, Extent};
-use super::metrics::{Metric, Sums};
+use super::metrics::{Metric, Predictions, Sums};
 use crate::data::Dataset;
 use zero_engine::Engine;
 use zero_engine::Error;
-use zero_engine::MeanLoss;
+use zero_engine::{MeanLoss, Observed};
 
 /// Number of micro-batches per pass through the pipeline when all samples are evaluated.
 pub(super) const IN_A_ROW: usize = 16;
@@ -74,24 +74,22 @@ fn of_weights(
     metrics: &[Metric],
 ) -> Result<Evaluation, Error> {
     let (rows, step) = (engine.config().train_micro_batch_size_per_gpu, engine.steps());
-    let mut sums = vec![];
+    let tensor_index = engine.zero().groups().tensor_index();
+    let mut seen = Observations { metrics, sums: vec![], predictions: Predictions::new(tensor_index == 0) };
     let parts: Vec<&dyn Dataset> = match &corpus.eval_sets[..] {
         [] => vec![eval],
         sets => sets.iter().map(|set| &*set.data).collect(),
     };
     let means = match corpus.extent {
         Extent::Batches(batches) => {
-            let mut of_all = Sums::new(metrics);
-            let mean = |part: &&dyn Dataset| some(engine, corpus, *part, batches, metrics, &mut of_all);
-            let means = parts.iter().map(mean).collect::<Result<Vec<_>, _>>()?;
-            sums.push(of_all);
-            means
+            seen.sums.push(Sums::new(metrics));
+            let mean = |(index, part): (usize, &&dyn Dataset)| some(engine, corpus, (index, *part), batches, &mut seen);
+            parts.iter().enumerate().map(mean).collect::<Result<Vec<_>, _>>()?
         }
         Extent::All => {
-            for part in &parts {
-                let mut of_part = Sums::new(metrics);
-                all(engine, corpus, *part, metrics, &mut of_part)?;
-                sums.push(of_part);
+            for (index, part) in parts.iter().enumerate() {
+                seen.sums.push(Sums::new(metrics));
+                all(engine, corpus, (index, *part), &mut seen)?;
             }
             vec![]
         }
@@ -107,7 +105,7 @@ fn of_weights(
         let by_dataset = by_dataset(sampled_losses());
         return Ok(Evaluation { step, loss: sampled.loss(), metrics: vec![], by_dataset, samples });
     }
-    let totals = engine.sum_exactly(&sums.into_iter().flat_map(Sums::into_sums).collect::<Vec<_>>())?;
+    let totals = engine.sum_exactly(&seen.sums.into_iter().flat_map(Sums::into_sums).collect::<Vec<_>>())?;
     let of_parts: Vec<&[f64]> = totals.chunks_exact(3 + 2 * metrics.len()).collect();
     if of_parts.iter().any(|sums| sums[1] == 0.0) {
         return Err(no_targets());
@@ -115,13 +113,38 @@ fn of_weights(
     let total = |index: usize| of_parts.iter().map(|sums| sums[index]).sum::<f64>();
     // Each rank of a context or tensor group has counted the same sequence, so the sum is divided by the group sizes.
     let samples = total(2) as usize / (engine.config().context_size() * engine.config().tensor_size());
-    let value = |metric: usize| total(3 + 2 * metric) / total(4 + 2 * metric);
-    let values = metrics.iter().enumerate().map(|(i, metric)| (metric.name().to_string(), value(i))).collect();
+    let mut of_dataset = seen.predictions.values(&**engine.communicator(), metrics)?.into_iter();
+    let mean = |metric: usize| total(3 + 2 * metric) / total(4 + 2 * metric);
+    let mut value = |i: usize, metric: &Metric| match metric.is_mean() {
+        true => Some(mean(i)),
+        false => of_dataset.next(),
+    };
+    let named =
+        metrics.iter().enumerate().filter_map(|(i, metric)| Some((metric.name().to_string(), value(i, metric)?)));
+    let values = named.collect();
     let (loss, losses) = match means.is_empty() {
         true => ((total(0) / total(1)) as f32, of_parts.iter().map(|sums| (sums[0] / sums[1]) as f32).collect()),
         false => (sampled.loss(), sampled_losses()),
     };
     Ok(Evaluation { step, loss, metrics: values, by_dataset: by_dataset(losses), samples })
+}
+
+/// The results of the micro-batches that this rank has evaluated.
+struct Observations<'a> {
+    metrics: &'a [Metric],
+    /// The sums of all data sets together, or of each. New results are added to the last.
+    sums: Vec<Sums>,
+    predictions: Predictions,
+}
+
+impl Observations<'_> {
+    /// Adds a micro-batch that begins with sample `first` of the data set `part`.
+    fn add(&mut self, seen: &Observed<'_>, (part, first): (usize, usize), samples: usize) -> Result<(), Error> {
+        if let Some(sums) = self.sums.last_mut() {
+            sums.add(self.metrics, seen, samples)?;
+        }
+        self.predictions.add(self.metrics, seen, (part, first))
+    }
 }
 
 /// The sum of the losses times their weights, and the sum of the weights.
@@ -140,17 +163,18 @@ impl Mean {
 fn some(
     engine: &mut Engine,
     corpus: &Corpus,
-    eval: &dyn Dataset,
+    (part, eval): (usize, &dyn Dataset),
     batches: usize,
-    metrics: &[Metric],
-    sums: &mut Sums,
+    observations: &mut Observations<'_>,
 ) -> Result<Mean, Error> {
     let rows = engine.config().train_micro_batch_size_per_gpu;
     let (replica, replicas) = (engine.replica(), engine.replicas());
-    let load = |batch: usize| corpus.evaluation_batch(eval, ((batch * replicas + replica) * rows) as u64, rows);
-    let losses = match metrics {
+    let start = |batch: usize| (batch * replicas + replica) * rows;
+    let load = |batch: usize| corpus.evaluation_batch(eval, start(batch) as u64, rows);
+    let losses = match observations.metrics {
         [] => engine.eval_weighted(batches, load)?,
-        metrics => engine.eval_observed(batches, load, |seen| sums.add(metrics, &seen, rows))?,
+        _ => engine
+            .eval_observed(batches, load, |seen| observations.add(&seen, (part, start(seen.micro_batch)), rows))?,
     };
     let weight = |mean: &MeanLoss| mean.weight.map_or(1.0, |weight| weight as f64);
     let total = losses.iter().map(|mean| f64::from(mean.loss) * weight(mean)).sum();
@@ -170,9 +194,8 @@ fn no_targets() -> Error {
 fn all(
     engine: &mut Engine,
     corpus: &Corpus,
-    eval: &dyn Dataset,
-    metrics: &[Metric],
-    sums: &mut Sums,
+    (part, eval): (usize, &dyn Dataset),
+    observations: &mut Observations<'_>,
 ) -> Result<(), Error> {
     let rows = engine.config().train_micro_batch_size_per_gpu;
     let (samples, replica, replicas) = (eval.len(), engine.replica(), engine.replicas());
@@ -180,12 +203,17 @@ fn all(
     let rounds = samples / (rows * replicas);
     for first in (0..rounds).step_by(IN_A_ROW) {
         let load = |batch: usize| corpus.evaluation_batch(eval, start(first + batch) as u64, rows);
-        engine.eval_observed(IN_A_ROW.min(rounds - first), load, |seen| sums.add(metrics, &seen, rows))?;
+        engine.eval_observed(IN_A_ROW.min(rounds - first), load, |seen| {
+            observations.add(&seen, (part, start(first + seen.micro_batch)), rows)
+        })?;
     }
     if rounds * rows * replicas < samples {
         let own = samples.saturating_sub(start(rounds)).min(rows);
         let load = |_| corpus.evaluation_batch(eval, start(rounds) as u64, own.max(1));
-        engine.eval_observed(1, load, |seen| if own > 0 { sums.add(metrics, &seen, own) } else { Ok(()) })?;
+        engine.eval_observed(1, load, |seen| match own {
+            0 => Ok(()),
+            _ => observations.add(&seen, (part, start(rounds)), own),
+        })?;
     }
     Ok(())
 }

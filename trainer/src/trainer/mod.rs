@@ -14,7 +14,10 @@ use zero_engine::{Activations, DataError, Error, Layers};
 
 use crate::data::Dataset;
 use crate::process;
-use crate::train::{self, Evaluation, Function, Metric, Output, Restarts, Resume, RunOptions, StepInfo, Summary, Task};
+use crate::train::{
+    self, Evaluation, Function, Metric, MetricValues, Of, Output, Restarts, Resume, RunOptions, Selection, StepInfo,
+    Summary, Task,
+};
 use arguments::Arguments;
 
 /// Trains a model on any number of ranks, with evaluation, metrics, checkpoints, resume, restarts, early stopping,
@@ -121,6 +124,22 @@ impl<'a> Trainer<'a> {
         Ok(trainer)
     }
 
+    /// Returns the rank of this process, or of this thread with [`Trainer::communicator`].
+    ///
+    /// # Errors
+    /// Fails if the launcher's environment is inconsistent.
+    pub fn rank(&self) -> Result<usize, Error> {
+        self.comm.as_ref().map_or_else(|| Ok(process::place()?.rank), |comm| Ok(comm.rank()))
+    }
+
+    /// Returns the number of ranks.
+    ///
+    /// # Errors
+    /// Fails if the launcher's environment is inconsistent.
+    pub fn world_size(&self) -> Result<usize, Error> {
+        self.comm.as_ref().map_or_else(|| Ok(process::place()?.world_size), |comm| Ok(comm.size()))
+    }
+
     /// Sets the model and its loss.
     pub fn model(mut self, layers: Layers) -> Self {
         self.task.layers = Some(layers);
@@ -158,43 +177,83 @@ impl<'a> Trainer<'a> {
     ///
     /// The function returns a tensor whose first dimension counts samples, with one or more values per sample, or a
     /// scalar mean over the samples. An evaluation reports the mean over all evaluation data. If each value depends
-    /// only on its own sample, the mean is bit-identical on any number of ranks.
+    /// only on its own sample, the mean is bit-identical on any number of ranks. A function that returns two tensors of
+    /// this shape returns values and their weights in the mean: a weight of 0 leaves a value out.
     ///
     /// The metric appears as `eval_<name>` in `metrics.jsonl` and in monitors, and can be used in
-    /// `training.early_stopping.metric`.
-    pub fn metric(
+    /// `training.early_stopping.metric`. [`Trainer::dataset_metric`] adds a metric that is no mean.
+    pub fn metric<V: Into<MetricValues>>(
         self,
         name: &str,
-        metric: impl Fn(&Tensor, &Tensor) -> CandleResult<Tensor> + Send + Sync + 'static,
+        metric: impl Fn(&Tensor, &Tensor) -> CandleResult<V> + Send + Sync + 'static,
     ) -> Self {
-        self.add_metric(name, Function::Single(Box::new(metric)))
+        self.add_mean(name, Selection::Single, move |outputs, targets| metric(outputs.single()?, targets.single()?))
     }
 
     /// Adds a metric as [`Trainer::metric`] does, for a last layer with several outputs.
-    pub fn metric_of_all(
+    pub fn metric_of_all<V: Into<MetricValues>>(
         self,
         name: &str,
-        metric: impl Fn(&Activations, &Tensor) -> CandleResult<Tensor> + Send + Sync + 'static,
+        metric: impl Fn(&Activations, &Tensor) -> CandleResult<V> + Send + Sync + 'static,
     ) -> Self {
-        self.add_metric(name, Function::All(Box::new(metric)))
+        self.add_mean(name, Selection::All, move |outputs, targets| metric(outputs, targets.single()?))
     }
 
     /// Adds a metric as [`Trainer::metric`] does. The function receives the named outputs of the loss
     /// ([`Layers::loss_of`]) and the named targets, in this order.
-    pub fn metric_of<const O: usize, const T: usize>(
+    pub fn metric_of<V: Into<MetricValues>, const O: usize, const T: usize>(
         self,
         name: &str,
         outputs: [&str; O],
         targets: [&str; T],
-        metric: impl Fn([&Tensor; O], [&Tensor; T]) -> CandleResult<Tensor> + Send + Sync + 'static,
+        metric: impl Fn([&Tensor; O], [&Tensor; T]) -> CandleResult<V> + Send + Sync + 'static,
     ) -> Self {
-        let [outputs, targets] = [outputs.map(String::from).to_vec(), targets.map(String::from).to_vec()];
-        let function = move |outputs: &Activations, targets: &Activations| metric(outputs.array()?, targets.array()?);
-        self.add_metric(name, Function::Named { outputs, targets, function: Box::new(function) })
+        self.add_mean(name, Selection::named(outputs, targets), move |outputs, targets| {
+            metric(outputs.array()?, targets.array()?)
+        })
     }
 
-    fn add_metric(mut self, name: &str, function: Function) -> Self {
-        match Metric::new(name, &self.task.metrics, function) {
+    /// Adds a metric of the whole evaluation data set, such as F1 or AUC: one that is no mean over the samples. The
+    /// function receives the model's only output and the only target of all evaluation samples, concatenated in the
+    /// order of the samples along the first dimension, in host memory. It is called once per evaluation on every rank,
+    /// with the same tensors.
+    ///
+    /// Every rank holds the outputs of all evaluation samples at that moment. All micro-batches must have outputs of the
+    /// same shape, except for the number of samples. [`metrics`](crate::metrics) has ready functions.
+    pub fn dataset_metric(
+        self,
+        name: &str,
+        metric: impl Fn(&Tensor, &Tensor) -> CandleResult<f64> + Send + Sync + 'static,
+    ) -> Self {
+        let function = move |outputs: &Activations, targets: &Activations| metric(outputs.single()?, targets.single()?);
+        self.add_metric(name, Selection::Single, Function::Dataset(Box::new(function)))
+    }
+
+    /// Adds a metric as [`Trainer::dataset_metric`] does. The function receives the named outputs of the loss
+    /// ([`Layers::loss_of`]) and the named targets, in this order.
+    pub fn dataset_metric_of<const O: usize, const T: usize>(
+        self,
+        name: &str,
+        outputs: [&str; O],
+        targets: [&str; T],
+        metric: impl Fn([&Tensor; O], [&Tensor; T]) -> CandleResult<f64> + Send + Sync + 'static,
+    ) -> Self {
+        let function = move |outputs: &Activations, targets: &Activations| metric(outputs.array()?, targets.array()?);
+        self.add_metric(name, Selection::named(outputs, targets), Function::Dataset(Box::new(function)))
+    }
+
+    fn add_mean<V: Into<MetricValues>>(
+        self,
+        name: &str,
+        selection: Selection,
+        metric: impl Fn(&Activations, &Activations) -> CandleResult<V> + Send + Sync + 'static,
+    ) -> Self {
+        let function: Of<MetricValues> = Box::new(move |outputs, targets| Ok(metric(outputs, targets)?.into()));
+        self.add_metric(name, selection, Function::Mean(function))
+    }
+
+    fn add_metric(mut self, name: &str, selection: Selection, function: Function) -> Self {
+        match Metric::new(name, &self.task.metrics, selection, function) {
             Ok(metric) => self.task.metrics.push(metric),
             Err(error) => self.mistake = self.mistake.or(Some(error)),
         }

@@ -3,6 +3,7 @@
 mod best;
 mod evaluate_only;
 mod evaluation;
+mod metrics_of_data_sets;
 mod several_inputs;
 
 use std::path::Path;

@@ -8,14 +8,14 @@ use zero_config::Preference;
 use zero_engine::{Activations, Error};
 use zero_model::zoo::{LABEL_COUNTS, REFERENCE_LOG_PROBS};
 
-use super::metrics::{Function, Metric, Of};
+use super::metrics::{Function, Metric, MetricValues, Of, Selection};
 
 /// Returns the share of pairs whose chosen answer has the larger reward, and the mean difference of the rewards.
 pub(super) fn metrics(preference: &Preference) -> std::result::Result<Vec<Metric>, Error> {
-    let named = |function: Of<Activations, Activations>| Function::Named {
-        outputs: vec!["lm_head".into()],
-        targets: vec![REFERENCE_LOG_PROBS.into(), LABEL_COUNTS.into()],
-        function,
+    let named = |name: &str, function: Of<MetricValues>| {
+        let targets = vec![REFERENCE_LOG_PROBS.into(), LABEL_COUNTS.into()];
+        let selection = Selection::Named { outputs: vec!["lm_head".into()], targets };
+        Metric::new(name, &[], selection, Function::Mean(function))
     };
     let (beta, has_reference) = (preference.beta, preference.has_reference());
     let margins = move |outputs: &Activations, targets: &Activations| -> Result<Tensor> {
@@ -27,10 +27,11 @@ pub(super) fn metrics(preference: &Preference) -> std::result::Result<Vec<Metric
         };
         (rewards.narrow(1, 0, 1)? - rewards.narrow(1, 1, 1)?)? * beta
     };
-    let accuracy =
-        move |outputs: &Activations, targets: &Activations| margins(outputs, targets)?.gt(0.0)?.to_dtype(DType::F32);
-    let accuracy = Metric::new("reward_accuracy", &[], named(Box::new(accuracy)))?;
-    let margin = Metric::new("reward_margin", &[], named(Box::new(margins)))?;
+    let accuracy = named(
+        "reward_accuracy",
+        Box::new(move |outputs, targets| Ok(margins(outputs, targets)?.gt(0.0)?.to_dtype(DType::F32)?.into())),
+    )?;
+    let margin = named("reward_margin", Box::new(move |outputs, targets| Ok(margins(outputs, targets)?.into())))?;
     Ok(vec![accuracy, margin])
 }
 

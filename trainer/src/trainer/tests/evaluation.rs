@@ -15,8 +15,8 @@ fn metrics_are_the_same_on_any_number_of_ranks() {
     let evaluations = [1, 2, 4].map(|ranks| {
         let folder = tempfile::tempdir().unwrap();
         let trainer = || {
-            let doubled = |scores: &Tensor, classes: &Tensor| accuracy(scores, classes)? * 2.0;
-            let mean = |scores: &Tensor, classes: &Tensor| accuracy(scores, classes)?.mean_all();
+            let doubled = |scores: &Tensor, classes: &Tensor| accuracy(scores, classes)?.0 * 2.0;
+            let mean = |scores: &Tensor, classes: &Tensor| accuracy(scores, classes)?.0.mean_all();
             quiet(config(folder.path(), "max_steps: 6, eval_every: 3, save_last: false"))
                 .model(model())
                 .data(points(64), points(27))

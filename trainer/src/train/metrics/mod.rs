@@ -1,27 +1,60 @@
-//! The program's own metrics: functions of the model's outputs and the targets, averaged over an evaluation.
+//! The program's own metrics: functions of the model's outputs and the targets. They are averaged over an evaluation, or
+//! computed once from all its samples.
+
+mod dataset;
 
 use candle_core::{DType, Result, Tensor};
 use zero_engine::{Activations, Batch, Error, ExactSum, Observed, Signature};
 
 use crate::monitor::metric;
+pub(super) use dataset::Predictions;
 
-/// A metric's function of outputs and targets.
-pub(super) type Of<O, T> = Box<dyn Fn(&O, &T) -> Result<Tensor> + Send + Sync>;
+/// A function of outputs and targets.
+pub(crate) type Of<T> = Box<dyn Fn(&Activations, &Activations) -> Result<T> + Send + Sync>;
 
-/// A metric's function, by the type of its arguments.
-pub(crate) enum Function {
+/// The outputs and targets that a metric receives.
+pub(crate) enum Selection {
     /// The only output and the only target.
-    Single(Of<Tensor, Tensor>),
+    Single,
     /// All outputs and the only target.
-    All(Of<Activations, Tensor>),
+    All,
     /// The outputs and targets with these names.
-    Named { outputs: Vec<String>, targets: Vec<String>, function: Of<Activations, Activations> },
+    Named { outputs: Vec<String>, targets: Vec<String> },
+}
+
+/// A metric's function.
+pub(crate) enum Function {
+    /// Computes values of a micro-batch. The metric is their mean.
+    Mean(Of<MetricValues>),
+    /// Computes the metric from the outputs and targets of all evaluation samples.
+    Dataset(Of<f64>),
+}
+
+/// The values of a metric for the samples of a micro-batch, and optionally their weights in the mean over all samples.
+/// A tensor converts into values of equal weight, and a pair of tensors of the same shape into values and weights.
+#[derive(Debug, Clone)]
+pub struct MetricValues {
+    values: Tensor,
+    weights: Option<Tensor>,
+}
+
+impl From<Tensor> for MetricValues {
+    fn from(values: Tensor) -> Self {
+        Self { values, weights: None }
+    }
+}
+
+impl From<(Tensor, Tensor)> for MetricValues {
+    fn from((values, weights): (Tensor, Tensor)) -> Self {
+        Self { values, weights: Some(weights) }
+    }
 }
 
 /// A metric and the name under which it is logged.
 pub(crate) struct Metric {
     pub(super) monitored: &'static metric::Metric,
     name: String,
+    selection: Selection,
     function: Function,
 }
 
@@ -31,7 +64,12 @@ impl Metric {
     /// # Errors
     /// Fails if the name has characters other than lowercase letters, digits and `_`, does not begin with a letter, or
     /// is taken. `loss` is always taken.
-    pub(crate) fn new(name: &str, taken: &[Self], function: Function) -> std::result::Result<Self, Error> {
+    pub(crate) fn new(
+        name: &str,
+        taken: &[Self],
+        selection: Selection,
+        function: Function,
+    ) -> std::result::Result<Self, Error> {
         let is_word = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
         if !name.starts_with(|c: char| c.is_ascii_lowercase()) || !name.chars().all(is_word) {
             let message = format!("`{name}` is not a valid name of a metric");
@@ -41,7 +79,7 @@ impl Metric {
             let message = format!("another metric already has the name `{name}`");
             return Err(Error::setting("Trainer::metric", message, "give every metric a different name"));
         }
-        Ok(Self { monitored: metric::evaluated(name), name: name.into(), function })
+        Ok(Self { monitored: metric::evaluated(name), name: name.into(), selection, function })
     }
 
     pub(crate) fn name(&self) -> &str {
@@ -57,18 +95,18 @@ impl Metric {
             Err(Error::setting("Trainer::metric", format!("the metric `{}` takes {message}", self.name), help))
         };
         let outputs = || format!("the loss sees the outputs {}", model.outputs.join(", "));
-        match &self.function {
-            Function::Single(_) if model.outputs.len() != 1 => refused(
+        match &self.selection {
+            Selection::Single if model.outputs.len() != 1 => refused(
                 format!("one output, but {}", outputs()),
                 "name the outputs and targets with `.metric_of(…)`".into(),
             ),
-            Function::Single(_) | Function::All(_) => match batch.only_target() {
+            Selection::Single | Selection::All => match batch.only_target() {
                 Ok(_) => Ok(()),
                 Err(error) => {
                     refused(format!("one target: {error}"), "name the outputs and targets with `.metric_of(…)`".into())
                 }
             },
-            Function::Named { outputs: of, targets, .. } => {
+            Selection::Named { outputs: of, targets } => {
                 if let Some(output) = of.iter().find(|output| !model.outputs.contains(output)) {
                     return refused(format!("the output `{output}`, which the loss does not see"), outputs());
                 }
@@ -80,6 +118,33 @@ impl Metric {
                     }
                     None => Ok(()),
                 }
+            }
+        }
+    }
+}
+
+impl Metric {
+    /// Returns whether the metric is a mean over the samples.
+    pub(super) fn is_mean(&self) -> bool {
+        matches!(self.function, Function::Mean(_))
+    }
+
+    fn located(&self, error: candle_core::Error) -> candle_core::Error {
+        error.context(format!("in the metric `{}`", self.name))
+    }
+}
+
+impl Selection {
+    pub(crate) fn named<const O: usize, const T: usize>(outputs: [&str; O], targets: [&str; T]) -> Self {
+        Self::Named { outputs: outputs.map(String::from).to_vec(), targets: targets.map(String::from).to_vec() }
+    }
+
+    /// Returns the selected outputs and targets of a micro-batch.
+    fn of(&self, seen: &Observed<'_>) -> std::result::Result<(Activations, Activations), Error> {
+        match self {
+            Self::Single | Self::All => Ok((seen.outputs.clone(), seen.batch.only_target()?.clone().into())),
+            Self::Named { outputs, targets } => {
+                Ok((seen.outputs_of(outputs)?, Activations::new(seen.batch.get(targets)?)))
             }
         }
     }
@@ -135,16 +200,12 @@ impl Sums {
         let weight = samples as f64;
         self.samples.add(weight);
         for (metric, (sum, count)) in metrics.iter().zip(&mut self.metrics) {
-            let values = values(metric, seen, samples)?;
-            match values {
-                Values::Mean(mean) => {
-                    sum.add(mean * weight);
-                    count.add(weight);
-                }
-                Values::Each(values) => {
-                    values.iter().for_each(|&value| sum.add(value));
-                    count.add(values.len() as f64);
-                }
+            let Function::Mean(function) = &metric.function else { continue };
+            let (outputs, targets) = metric.selection.of(seen)?;
+            let values = function(&outputs, &targets).and_then(|values| numbers(&values, samples));
+            for [value, weight] in values.map_err(|error| metric.located(error))? {
+                sum.add(value * weight);
+                count.add(weight);
             }
         }
         Ok(())
@@ -159,32 +220,31 @@ impl Sums {
     }
 }
 
-enum Values {
-    Mean(f64),
-    Each(Vec<f64>),
-}
-
-fn values(metric: &Metric, seen: &Observed<'_>, samples: usize) -> std::result::Result<Values, Error> {
-    let value = match &metric.function {
-        Function::Single(function) => function(seen.outputs.single()?, seen.batch.only_target()?),
-        Function::All(function) => function(seen.outputs, seen.batch.only_target()?),
-        Function::Named { outputs, targets, function } => {
-            function(&seen.outputs_of(outputs)?, &Activations::new(seen.batch.get(targets)?))
-        }
-    };
-    let values = value.and_then(|value| numbers(&value, samples));
-    Ok(values.map_err(|e| e.context(format!("in the metric `{}`", metric.name)))?)
-}
-
-fn numbers(value: &Tensor, samples: usize) -> Result<Values> {
-    let numbers = value.to_dtype(DType::F64)?.flatten_all()?.to_vec1::<f64>()?;
-    match value.dims() {
-        [] => Ok(Values::Mean(numbers[0])),
-        [rows, ..] if *rows == samples => Ok(Values::Each(numbers)),
+/// Returns each value with its weight.
+fn numbers(values: &MetricValues, samples: usize) -> Result<Vec<[f64; 2]>> {
+    let of = |tensor: &Tensor| tensor.to_dtype(DType::F64)?.flatten_all()?.to_vec1::<f64>();
+    let MetricValues { values, weights } = values;
+    if let Some(weights) = weights
+        && weights.dims() != values.dims()
+    {
+        let [values, weights] = [values, weights].map(Tensor::dims);
+        candle_core::bail!("the values have the shape {values:?}, but their weights have the shape {weights:?}")
+    }
+    let default = match values.dims() {
+        [] => samples as f64,
+        [rows, ..] if *rows == samples => 1.0,
         dims => {
             candle_core::bail!(
                 "a metric must return a scalar or one value for each of {samples} samples, not the shape {dims:?}"
             )
         }
-    }
+    };
+    let numbers = of(values)?;
+    let weights = weights.as_ref().map_or_else(|| Ok(vec![default; numbers.len()]), of)?;
+    // A value that does not count may be NaN.
+    Ok(numbers
+        .into_iter()
+        .zip(weights)
+        .map(|(value, weight)| [if weight == 0.0 { 0.0 } else { value }, weight])
+        .collect())
 }
