@@ -40,7 +40,7 @@ pub use sweep::{Evaluation, SweepTrial, SweepWatch, Swept, TrialState, sweep};
 
 use journal::Journal;
 use outlook::Outlook;
-use request::{begin, memory, refuse_to_overwrite, too_long, too_much, unwritable};
+use request::{begin, memory, prepare_metric_path, refuse_to_overwrite, too_long, too_much, unwritable};
 use search::{End, Measure, RunOutcome, Search};
 use tables::{Conditions, Tables, measured, uses_disk};
 use trial::{Ended, Trial};
@@ -92,6 +92,7 @@ pub fn tune(request: &Request<'_>, watch: &mut dyn Watch) -> Result<Tuned, Error
         // The user's own configuration is invalid: return its full error.
         planner.memory_plan(&base)?;
     }
+    prepare_metric_path(&tuning)?;
     let (folder, journal) = open(&tuning, request.resume, &head, &mut rows)?;
     let file = folder.join("base.yaml");
     std::fs::write(&file, &request.source.text).map_err(|source| Error::Io { path: file.clone(), source })?;

@@ -82,6 +82,18 @@ pub(super) fn unwritable(folder: &Path) -> impl Fn(std::io::Error) -> Error + Co
     }
 }
 
+/// Creates the folder of `autotuning.metric_path`, so that a wrong path is reported before the search.
+pub(super) fn prepare_metric_path(tuning: &Autotuning) -> Result<(), Error> {
+    let Some(folder) = tuning.metric_path.as_deref().and_then(Path::parent) else { return Ok(()) };
+    let failed = |source| of_metric_path(Error::Io { path: folder.to_path_buf(), source });
+    std::fs::create_dir_all(folder).map_err(failed)
+}
+
+/// Names `autotuning.metric_path` in an error about its file or folder.
+pub(super) fn of_metric_path(error: Error) -> Error {
+    error.named("autotuning.metric_path", "set this key to a file in a writable folder")
+}
+
 /// Rejects a results folder that already has this journal, unless `autotuning.overwrite` is true.
 pub(super) fn refuse_to_overwrite(tuning: &Autotuning, journal: &str) -> Result<(), Error> {
     let folder = &tuning.results_dir;

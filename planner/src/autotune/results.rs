@@ -13,7 +13,7 @@ use super::journal::Journal;
 use super::objective::{is_better_higher, unit, value};
 use super::outlook::Outlook;
 use super::report;
-use super::request::{Request, Tuned};
+use super::request::{Request, Tuned, of_metric_path};
 use super::row::{Row, State};
 use super::search::{End, best, gain};
 use super::tables::Tables;
@@ -49,13 +49,12 @@ pub(super) fn finish(
     };
     if let Some(best) = best {
         write(found.folder.join("best.yaml"), &best_yaml(found, &rows[best])?)?;
-        if let (Some(path), Some(seconds), Some(planned)) =
-            (&tuning.metric_path, rows[best].seconds(), &rows[best].planned)
-        {
-            let value = value(metric, &planned.work, seconds.mean);
-            write(path.clone(), &format!("{:#}\n", json!({ "metric": metric.to_string(), "value": value })))?;
-        }
     }
+    let measured = best.and_then(|best| {
+        let (path, seconds) = (tuning.metric_path.clone()?, rows[best].seconds()?);
+        let value = value(metric, &rows[best].planned.as_ref()?.work, seconds.mean);
+        Some((path, format!("{:#}\n", json!({ "metric": metric.to_string(), "value": value }))))
+    });
     let tuned = Tuned { best, gain, interrupted: end == End::Interrupted, tuning, files: vec![], rows };
     let data = data(found, &tuned, began);
     write(found.folder.join("report.html"), &report::page(&data))?;
@@ -66,6 +65,10 @@ pub(super) fn finish(
         "gain": data["gain"],
         "rows": data["rows"],
     }))?;
+    // Last, because this file need not be in the results folder: the results are complete if it cannot be written.
+    if let Some((path, text)) = measured {
+        write(path, &text).map_err(of_metric_path)?;
+    }
     files.push(found.folder.join("results.jsonl"));
     Ok(Tuned { files, ..tuned })
 }

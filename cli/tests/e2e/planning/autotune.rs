@@ -140,6 +140,9 @@ fn mistakes_are_reported_before_anything_runs() {
     let many = "autotuning.space={training.seed: {from: 1, to: 1000, step: 1}, data.shuffle: [true, false], training.eval_every: {from: 0, to: 20, step: 1}}";
     let errors = case.fail(2, &["autotune", "--config", "ds.yaml", "--set", many]);
     assert!(errors.contains("more than 20000 configurations"), "{errors}");
+    let errors =
+        case.fail(1, &["autotune", "--config", "ds.yaml", "--set", "autotuning.metric_path=ds.yaml/best.json"]);
+    assert!(errors.contains("in: autotuning.metric_path"), "{errors}");
     assert!(!case.path("autotuning_results").exists());
     // Training warns that it does not tune.
     let output = case.run(&["--plain", "--max-steps", "1", "--set", "autotuning.enabled=true"]);
