@@ -43,7 +43,7 @@ mod writer;
 pub use error::CheckpointError;
 pub use export::{Contents, Export, ExportDtype, Exported, FOLDED, export};
 pub use failpoint::{FAILPOINTS, failpoints};
-pub use folders::{committed, meant, name, newest, newest_meant, set_back, step, superseded, write_rate};
+pub use folders::{committed, free_bytes, meant, name, newest, newest_meant, set_back, step, superseded, write_rate};
 pub use import::import;
 pub use load::load;
 pub use local::{LocalPiece, LocalSteps};

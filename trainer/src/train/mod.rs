@@ -214,6 +214,9 @@ fn begin(
     let saves = Saves::new(out, from.as_ref().map(|_| engine.steps()), best, uploads);
     if main {
         progress.say(&saves.foretell(&engine));
+        if let Some(lack) = saves.lack_of_space(&engine) {
+            progress.warn(&lack);
+        }
     }
     let report = Report::new(started, resident_before, options.restarts.restarts.clone());
     let mut run = Run::new(engine, (corpus, task), (early, divergence, noise_scale, saves), progress, report);

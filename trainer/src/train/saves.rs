@@ -160,6 +160,16 @@ impl Saves {
             Err(error) => format!("checkpoint: {}; warning: its folder is not writable: {error}", bytes(total)),
         }
     }
+
+    /// Returns a warning if the disk has less free space than a checkpoint needs. A save writes the new checkpoint
+    /// before it removes an old one.
+    pub(super) fn lack_of_space(&self, engine: &Engine) -> Option<String> {
+        let total = engine.zero().layout().checkpoint_bytes(&engine.zero().widths());
+        let free = zero_checkpoint::free_bytes(&self.root).ok().filter(|free| *free < total)?;
+        let root = self.root.display();
+        let (free, total) = (bytes(free), bytes(total));
+        Some(format!("{root}: only {free} are free, but a checkpoint needs {total}; free some space, or set --out"))
+    }
 }
 
 pub(super) fn time(duration: Duration) -> String {

@@ -124,6 +124,26 @@ fn training_continues_when_a_small_disk_fills_up() {
     assert!(out.contains("verified 0"), "{out}");
 }
 
+/// A disk without room for a checkpoint is reported before the first step.
+#[test]
+fn a_disk_without_room_for_a_checkpoint_is_reported_at_the_start() {
+    let case = Case::new();
+    fs::create_dir(case.path("run")).unwrap();
+    let script = "mount -t tmpfs -o size=96k none run || exit 77\n\
+                  exec \"$0\" --config ds.yaml --plain -n 1 --max-steps 1 --set training.save_last=false";
+    let output = std::process::Command::new("unshare")
+        .args(["--user", "--map-root-user", "--mount", "sh", "-c", script, env!("CARGO_BIN_EXE_zero-train")])
+        .current_dir(case.path(""))
+        .output();
+    match output {
+        Ok(output) if ![Some(1), Some(77)].contains(&output.status.code()) => {
+            let said = text(&output.stderr);
+            assert!(said.contains("warning: run/checkpoints: only ") && said.contains(" are free, but "), "{said}");
+        }
+        _ => eprintln!("skipped: mounting a tmpfs needs `unshare` and user namespaces"),
+    }
+}
+
 #[test]
 fn a_second_run_in_the_same_folder_is_rejected() {
     let case = Case::new();
