@@ -180,5 +180,9 @@ pub(crate) fn open(
         )
     })?;
     let largest = items.iter().map(|&(layer, _)| table.inputs[layer]).max().unwrap_or(0);
-    ActivationOffload::new(folder, items.len(), largest, &settings.zero.disk.aio).map(Some)
+    let made = ActivationOffload::new(folder, items.len(), largest, &settings.zero.disk.aio);
+    made.map(Some).map_err(|error| match error {
+        Error::Disk(error) => Error::setting("activation_checkpointing.nvme_path", error.to_string(), error.help()),
+        other => other,
+    })
 }
