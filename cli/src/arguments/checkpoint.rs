@@ -51,7 +51,7 @@ pub(crate) enum Checkpoint {
         #[arg(value_name = "DIR")]
         folder: PathBuf,
     },
-    /// Convert a Hugging Face model (GPT-2, Llama, Mistral or Qwen2) to a checkpoint at step 0, to resume from
+    /// Convert the folder of a Hugging Face model to a checkpoint at step 0, to resume from
     Import {
         /// Folder with config.json and model.safetensors, or with several safetensors files and their index
         #[arg(value_name = "DIR")]
