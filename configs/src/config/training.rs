@@ -81,7 +81,7 @@ section! {
         /// A moving average of the weights.
         pub ema: Option<Ema> = section(&Ema::SECTION, "Exponential moving average of the trained weights, with 4 bytes per parameter, sharded like the optimizer state");
         /// Ratio of a block's learning rate to the next block's.
-        pub layerwise_lr_decay: f64 = key(SHRINKING, "1.0", "Learning rate of each block as a fraction of that of the next block; 1: off. The head and all layers after the last block have the full rate");
+        pub layerwise_lr_decay: f64 = key(SHRINKING, "1.0", "Learning rate of each block as a fraction of that of the next block, and of the last block as a fraction of the full rate; 1: off. The head and all layers after the last block have the full rate");
         /// Coefficient of the auxiliary loss ln²Z; 0 adds none.
         pub z_loss: f64 = key(NON_NEGATIVE, "0.0", "Factor on the mean of ln²Z, which is added to the loss of a language model; Z is the normalizer of its softmax. PaLM uses 1e-4; 0: off");
         /// Memory limit per rank, in bytes; `None` is the limit of the cgroup, or the memory of the machine.
