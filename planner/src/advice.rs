@@ -180,13 +180,16 @@ fn candidates(config: &Config) -> Vec<Vec<String>> {
         all.extend(spared.iter().map(|spared| [three.clone(), spared.clone()].concat()));
     }
     all.push([three.clone(), gathers.clone(), recompute.clone(), least.clone()].concat());
+    // Of a model smaller than the prefetch bucket, all layers are gathered ahead.
+    all.push([three.clone(), sparing.clone(), recompute.clone(), least.clone()].concat());
     all.extend(cut_layers(config));
     all.push(state.clone());
     all.push([state, recompute.clone()].concat());
     all.push(everything.clone());
     all.push([everything.clone(), recompute.clone()].concat());
     all.push([everything.clone(), one(NO_PREFETCH), recompute.clone()].concat());
-    all.push([everything, recompute, least].concat());
+    all.push([everything.clone(), recompute.clone(), least.clone()].concat());
+    all.push([everything, one(NO_PREFETCH), recompute, least].concat());
     all.retain(|settings| !settings.is_empty());
     let mut seen = std::collections::BTreeSet::new();
     all.retain(|settings| seen.insert(settings.clone()));

@@ -236,6 +236,16 @@ fn stage_3_without_prefetching_is_advised_before_offload_to_disk() {
     let told = plan(&case, &[&wide[..], &["--device-memory", &format!("{}", least + 1000)]].concat());
     let advice = told.lines().find(|line| line.trim_start().starts_with("--set")).unwrap_or_else(|| panic!("{told}"));
     assert!(late.iter().all(|word| advice.contains(word)) && !advice.contains("nvme"), "{told}");
+    // With still less memory, the micro-batch is smaller too.
+    let model = "model={type: gpt2, vocab_size: 256, n_positions: 128, n_embd: 256, n_layer: 8, n_head: 4}";
+    let narrow = ["-n", "2", "--set", model, "--set", "zero_optimization={stage: 1}"];
+    let small = sets(&["train_micro_batch_size_per_gpu=1", "gradient_accumulation_steps=4"]);
+    let least = json(&case, &[&narrow[..], &late, &small].concat())["planned_peak_bytes"].as_u64().unwrap();
+    let limit = format!("{}", least + 1000);
+    let told =
+        plan(&case, &[&narrow[..], &["--set", "gradient_accumulation_steps=2", "--device-memory", &limit]].concat());
+    let advice = told.lines().find(|line| line.trim_start().starts_with("--set")).unwrap_or_else(|| panic!("{told}"));
+    assert!(late.iter().chain(&small).all(|word| advice.contains(word)) && !advice.contains("nvme"), "{told}");
 }
 
 /// Other launchers do not check the plan before they start the ranks. A rank that exceeds the limit stops with a table
