@@ -102,6 +102,9 @@ impl<'a> Search<'a> {
             self.correct();
             let left = self.left(measure);
             if left == 0 {
+                if self.rows.iter().all(|row| row.runs.is_empty()) {
+                    measure.say("no time is left for a run: raise autotuning.budget_seconds");
+                }
                 return Ok(Some(End::Budget));
             }
             let mut next = self.next(measure);

@@ -228,6 +228,16 @@ fn an_interrupted_search_keeps_its_measurements_and_continues() {
     assert!(tried(&rows) > 4 && regret(&rows, &planted, tuning.metric) <= 0.05);
 }
 
+#[test]
+fn a_budget_that_profiles_use_up_is_reported() {
+    let tuning = tuning("budget_seconds: 5");
+    let (mut rows, mut planted) = planted(1);
+    planted.elapsed = Duration::from_secs(5);
+    let end = Search::new(&mut rows, &tuning).run(&mut planted).unwrap();
+    assert_eq!((end, planted.runs), (End::Budget, 0));
+    assert_eq!(planted.words, ["no time is left for a run: raise autotuning.budget_seconds"]);
+}
+
 /// Each run takes ten seconds. The search must compare the best configuration with the user's own before the budget is
 /// used up.
 #[test]
