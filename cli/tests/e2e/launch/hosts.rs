@@ -9,6 +9,7 @@ use crate::launch::ranks;
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
+use std::time::Duration;
 
 use case::{Alone, Case, signal};
 use namespaces::Hosts;
@@ -224,5 +225,24 @@ fn a_restarted_launcher_cannot_rejoin_a_running_job() {
     // The launcher of host 0 has ended, so the replacement waits for it until the timeout.
     let (status, errors) = another.end();
     assert_eq!(status, Some(4), "{errors}");
-    assert!(errors.starts_with("error: cannot reach the launcher of host 0: "), "{errors}");
+    let last = errors.lines().last().unwrap_or_default();
+    assert!(last.starts_with("error: cannot reach the launcher of host 0: "), "{errors}");
+}
+
+#[test]
+fn a_launcher_that_waits_reports_for_which_host_and_why() {
+    let Some(hosts) = Hosts::new() else { return };
+    let case = Case::new();
+    let launchers = [(0, "a"), (1, "b")].map(|(host, job)| start(&case, &hosts, host, &["--rdzv-id", job]));
+    // The launchers report after ten seconds.
+    std::thread::sleep(Duration::from_secs(12));
+    let reasons = [
+        "waiting for host 1: its launcher has not joined this job at ",
+        "waiting for host 0: the store at the address of host 0 belongs to another job; ",
+    ];
+    for (launcher, reason) in launchers.into_iter().zip(reasons) {
+        signal(launcher.id(), "TERM");
+        let (_, errors) = launcher.end();
+        assert!(errors.starts_with(reason), "{errors}");
+    }
 }

@@ -5,6 +5,7 @@
 //! one key and writes its value ten times a second. A launcher that stops writing is considered lost. A value holds the
 //! complete state of its launcher, so it does not matter when or how often the others read it.
 
+mod reason;
 mod talk;
 
 use std::net::{IpAddr, ToSocketAddrs};
@@ -28,6 +29,8 @@ use super::signals::Signals;
 const DEFAULT_PORT: u16 = 29500;
 /// Timeout for all launchers to connect. It is long because a scheduler may start the hosts minutes apart.
 const GATHERING: Duration = Duration::from_secs(600);
+/// Time after which a launcher that still waits for others reports what it waits for.
+const REPORTING: Duration = Duration::from_secs(10);
 /// Interval between two exchanges of states.
 const TICK: Duration = Duration::from_millis(100);
 /// A launcher waits this much longer for another host than a rank waits for another rank. The ranks therefore give up
@@ -121,6 +124,8 @@ struct Shared {
     others: Mutex<Vec<Option<Seen>>>,
     /// Why the other launchers cannot be reached.
     lost: Mutex<Option<String>>,
+    /// The error of the last exchange of states; `None` if it succeeded.
+    trouble: Mutex<Option<String>>,
     /// Whether all launchers have met. From then on, a launcher with a new ID is an error.
     gathered: AtomicBool,
     closing: AtomicBool,
@@ -162,6 +167,7 @@ impl Line {
             own: Mutex::new(state),
             others: Mutex::new((0..hosts.count).map(|_| None).collect()),
             lost: Mutex::default(),
+            trouble: Mutex::default(),
             gathered: AtomicBool::new(false),
             closing: AtomicBool::new(false),
         });
@@ -182,7 +188,8 @@ impl Line {
     }
 
     fn gather(&self, signals: &Signals) -> Result<(), Error> {
-        let end = Instant::now() + GATHERING;
+        let start = Instant::now();
+        let mut is_reported = false;
         loop {
             let missing = {
                 let others = locked(&self.shared.others);
@@ -204,9 +211,13 @@ impl Line {
             if signals.have_stopped() {
                 return Err(Error::Hosts(format!("stopped by a signal while waiting for host {missing}")));
             }
-            if Instant::now() > end {
-                let waited = GATHERING.as_secs() / 60;
-                return Err(Error::Hosts(format!("host {missing} did not connect within {waited} minutes")));
+            if start.elapsed() > GATHERING {
+                let (waited, reason) = (GATHERING.as_secs() / 60, self.reason(missing));
+                return Err(Error::Hosts(format!("host {missing} did not connect within {waited} minutes{reason}")));
+            }
+            if !is_reported && start.elapsed() > REPORTING {
+                is_reported = true;
+                eprintln!("waiting for host {missing}{}", self.reason(missing));
             }
             std::thread::sleep(TICK / 10);
         }

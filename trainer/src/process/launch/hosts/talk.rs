@@ -25,7 +25,10 @@ impl Talk {
         let mut client = None;
         while !self.shared.closing.load(Ordering::Relaxed) {
             match self.exchange(&mut client) {
-                Ok(()) => end = Instant::now() + self.patience,
+                Ok(()) => {
+                    end = Instant::now() + self.patience;
+                    *locked(&self.shared.trouble) = None;
+                }
                 Err(error) if matches!(error, StoreError::Unauthorized { .. }) || Instant::now() > end => {
                     let hint = match error {
                         StoreError::Unauthorized { .. } => {
@@ -37,7 +40,10 @@ impl Talk {
                     return;
                 }
                 // A connection that failed in the middle of a message is unusable.
-                Err(_) => client = None,
+                Err(error) => {
+                    client = None;
+                    *locked(&self.shared.trouble) = Some(error.to_string());
+                }
             }
             std::thread::sleep(TICK);
         }
