@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::net::{IpAddr, SocketAddr, TcpListener, ToSocketAddrs};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -46,11 +46,12 @@ pub fn connect(place: &LauncherEnvironment, options: &Options) -> Result<Arc<dyn
     let job = digest(&place.run_id, &[]);
     let members: Vec<usize> = (0..place.world_size).collect();
 
+    meeting.check_master()?;
     let (server, mut store) = meeting.open_store(deadline)?;
     let token = meeting.agree_on_token(&mut store, deadline)?;
     let identity = Identity { job, attempt: place.attempt, rank: place.rank, key: Key::new(Some(&token)) };
     let hub = Hub::listen(listener, identity).map_err(|error| meeting.error(&error.to_string()))?;
-    let peers = meeting.introduce(&mut store, hub.address(), deadline)?;
+    let peers = meeting.introduce(&mut store, hub.address(), server.is_some(), deadline)?;
     meeting.agree(&mut store, &peers, server.is_some())?;
     drop(store);
 
@@ -96,8 +97,8 @@ fn apart_from(store: u16, free: impl Fn() -> io::Result<TcpListener>) -> io::Res
 /// The group of all ranks of the job.
 const WORLD: u64 = 0;
 
-/// How long the rank that serves the store stays after the ranks' terms were found to differ, so that the other ranks
-/// can read the terms and report the difference.
+/// How long the rank that serves the store stays after the ranks' terms or sizes were found to differ, so that the other
+/// ranks can read them and report the difference.
 const FAREWELL: Duration = Duration::from_secs(5);
 
 /// What a rank publishes in the store.
@@ -105,6 +106,8 @@ pub(crate) struct Introduction {
     address: SocketAddr,
     /// Digest of the rank's terms.
     terms: String,
+    /// Number of ranks of the job, according to the rank's environment.
+    size: usize,
     host: String,
 }
 
@@ -112,7 +115,9 @@ impl Introduction {
     pub(crate) fn read(text: &str) -> Option<Introduction> {
         let mut words = text.splitn(3, ' ');
         let mut word = || words.next();
-        Some(Introduction { address: word()?.parse().ok()?, terms: word()?.into(), host: word()?.into() })
+        let address = word()?.parse().ok()?;
+        let (terms, size) = word()?.split_once('/')?;
+        Some(Introduction { address, terms: terms.into(), size: size.parse().ok()?, host: word()?.into() })
     }
 }
 
@@ -159,10 +164,35 @@ impl Meeting<'_> {
             }
             StoreError::Missing { key, .. } => {
                 let waited = self.options.meeting_timeout;
-                self.error(&format!("{key} did not appear in the store within {waited:?}: that rank has not started or cannot reach the store"))
+                let spans_hosts = self.place.local_world_size < self.place.world_size;
+                let hint = if spans_hosts && self.interface.is_loopback() {
+                    "; ranks on other hosts need `launcher.interface`"
+                } else {
+                    ""
+                };
+                self.error(&format!("{key} did not appear in the store within {waited:?}: that rank has not started or cannot reach the store{hint}"))
             }
             other => self.error(&other.to_string()),
         }
+    }
+
+    /// Checks that `MASTER_ADDR` is on this host if no interface is set. Rank 0 then listens on loopback only, and a rank
+    /// on another host would wait for it in vain.
+    fn check_master(&self) -> Result<(), CommError> {
+        if self.options.interface.is_some() || self.place.rank == 0 || self.place.store_is_served {
+            return Ok(());
+        }
+        // The attempt to connect reports a name that cannot be resolved. It may only become resolvable later.
+        let Ok(addresses) = self.address.to_socket_addrs() else { return Ok(()) };
+        let addresses: Vec<SocketAddr> = addresses.collect();
+        let is_own = |address: &SocketAddr| TcpListener::bind((address.ip(), 0)).is_ok();
+        if addresses.is_empty() || addresses.iter().any(is_own) {
+            return Ok(());
+        }
+        Err(self.error(
+            "this address is on another host: set `launcher.interface` (in code `interface`) to the network interface that \
+             connects the hosts",
+        ))
     }
 
     /// Connects to the store. Before that, rank 0 starts the store's server, unless another process serves the store or
@@ -212,24 +242,49 @@ impl Meeting<'_> {
         String::from_utf8(token).map_err(|_| self.error("the token in the store is not valid UTF-8"))
     }
 
-    /// Publishes this rank's address and reads the addresses of all ranks, indexed by rank.
+    /// Publishes this rank's address and reads the addresses of all ranks, indexed by rank. Returns an error if another
+    /// rank was started with another number of ranks.
     fn introduce(
         &self,
         store: &mut StoreClient,
         own: SocketAddr,
+        serves: bool,
         deadline: Instant,
     ) -> Result<Vec<Introduction>, CommError> {
         let key = |rank: usize| format!("{}/{rank}", self.keys);
         let host = self.options.host.as_deref().unwrap_or_default();
-        let introduction = format!("{own} {} {}/{host}", self.terms.digest(), host_identity());
+        let (terms, size) = (self.terms.digest(), self.place.world_size);
+        let introduction = format!("{own} {terms}/{size} {}/{host}", host_identity());
         store.set(&key(self.place.rank), introduction.as_bytes()).map_err(|error| self.store_error(error))?;
         let read = |rank: usize| {
             let value = store.get(&key(rank), deadline).map_err(|error| self.store_error(error))?;
             let text = String::from_utf8_lossy(&value).into_owned();
             let introduction = Introduction::read(&text);
-            introduction.ok_or_else(|| self.error(&format!("rank {rank} published {text:?} instead of its address")))
+            match introduction {
+                Some(introduction) if introduction.size == size => Ok(introduction),
+                Some(introduction) => Err(self.differing_size(store, rank, introduction.size, serves)),
+                None => Err(self.error(&format!("rank {rank} published {text:?} instead of its address"))),
+            }
         };
-        (0..self.place.world_size).map(read).collect()
+        (0..size).map(read).collect()
+    }
+
+    /// Returns the error that reports that rank `peer` was started with `there` ranks. The rank that serves the store
+    /// first waits until the other ranks have found the difference.
+    fn differing_size(&self, store: &mut StoreClient, peer: usize, there: usize, serves: bool) -> CommError {
+        let (rank, here, deadline) = (self.place.rank, self.place.world_size, Instant::now() + FAREWELL);
+        let found = |rank: usize| format!("{}/differs/{rank}", self.keys);
+        let _ = store.set(&found(rank), b"1");
+        if serves {
+            let _ = (0..here.max(there)).try_for_each(|rank| store.get(&found(rank), deadline).map(drop));
+        }
+        let key = "the number of ranks".to_string();
+        let (here, there) = (here.to_string(), there.to_string());
+        if rank < peer {
+            CommError::Disagreement { rank, peer, key, here, there }
+        } else {
+            CommError::Disagreement { rank: peer, peer: rank, key, here: there, there: here }
+        }
     }
 
     /// Returns an error if the terms of the ranks differ. Every rank knows the digests of all ranks, so all ranks

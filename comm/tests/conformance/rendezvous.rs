@@ -220,6 +220,28 @@ fn a_rank_missing_at_the_rendezvous_is_named() {
 }
 
 #[test]
+fn ranks_with_different_numbers_of_ranks_report_both() {
+    let port = free_port();
+    let start = |(rank, size)| connect(&place(rank, size, port), &Options::default()).map(drop);
+    let ends = std::thread::scope(|scope| {
+        let ranks = [(0, 2), (1, 3)].map(|started| scope.spawn(move || start(started)));
+        ranks.map(|rank| rank.join().expect("no panic"))
+    });
+    for end in ends {
+        let error = end.expect_err("2 and 3 ranks").to_string();
+        assert!(error.ends_with(": the number of ranks is 2 on rank 0 and 3 on rank 1"), "{error}");
+    }
+}
+
+#[test]
+fn a_master_on_another_host_needs_an_interface() {
+    // An address reserved for documentation: never on this machine.
+    let place = LauncherEnvironment { master_addr: "192.0.2.1".into(), ..place(1, 2, free_port()) };
+    let error = connect(&place, &Options::default()).map(drop).expect_err("unreachable").to_string();
+    assert!(error.contains("192.0.2.1") && error.contains("set `launcher.interface`"), "{error}");
+}
+
+#[test]
 fn other_hosts_need_a_token() {
     // An address reserved for documentation: never on this machine, and not loopback.
     let options = Options { interface: Some("192.0.2.1".into()), ..Options::default() };
