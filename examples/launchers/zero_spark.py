@@ -21,13 +21,21 @@ from pyspark.sql import SparkSession
 LAST_LINES = 20
 
 
+def numbered(hosts):
+    """Returns the tasks in the order of their ranks, given the host of each task. Consecutive ranks share a host, although
+    Spark spreads consecutive tasks over the hosts. Task 0 is rank 0."""
+    return sorted(range(len(hosts)), key=lambda task: (hosts.index(hosts[task]), task))
+
+
 def train_as(command, attempt, token):
     """Returns the function of a task: it determines its rank and runs the command as that rank."""
 
     def task(_):
         context = BarrierTaskContext.get()
-        rank = context.partitionId()
         hosts = [info.address.rsplit(":", 1)[0] for info in context.getTaskInfos()]
+        order = numbered(hosts)
+        rank = order.index(context.partitionId())
+        hosts = [hosts[task] for task in order]
         with socket.socket() as free:
             free.bind(("", 0))
             port = context.allGather(str(free.getsockname()[1]))[0]
