@@ -52,7 +52,7 @@ pub fn comm_options(config: &Config, place: &LauncherEnvironment) -> Result<Opti
         transport,
         interface: config.launcher.interface.clone(),
         token: token::find(|name| std::env::var_os(name))?,
-        terms: if place.world_size > 1 { terms(config) } else { vec![] },
+        terms: if place.world_size > 1 { terms_at(config, place) } else { vec![] },
         ..Options::default()
     })
 }
@@ -115,6 +115,22 @@ fn parts(model: &Model) -> Vec<(String, String)> {
     layers.chain(parameters).chain(buffers.enumerate().map(named("buffer"))).collect()
 }
 
+/// Returns the values that all ranks must share. If the layout depends on hosts, the launcher must number ranks host by
+/// host, and the order of ranks is one of the values.
+fn terms_at(config: &Config, place: &LauncherEnvironment) -> Vec<(String, String)> {
+    let order = config.depends_on_hosts().then(|| ("the order of ranks".to_string(), order(place)));
+    terms(config).into_iter().chain(order).collect()
+}
+
+/// Describes the order of ranks, as far as one rank knows it. Rank 0 always fits the order host by host.
+fn order(place: &LauncherEnvironment) -> String {
+    let (local, size) = (place.local_rank, place.local_world_size.max(1));
+    if place.rank % size == local {
+        return "host by host".into();
+    }
+    format!("not host by host (it is local rank {local} of {size})")
+}
+
 /// Returns the values that all ranks must share: version, program file, and every configuration key that is not
 /// host-specific.
 fn terms(config: &Config) -> Vec<(String, String)> {
@@ -165,6 +181,28 @@ mod tests {
         }
         assert_eq!(terms.len(), leaves.len() + 2 - HOST_SPECIFIC.len());
         assert!(terms.iter().any(|(path, value)| path == "zero_optimization.stage" && value == "3"));
+    }
+
+    #[test]
+    fn a_layout_that_depends_on_hosts_needs_ranks_host_by_host() {
+        let place = |rank, local_rank| LauncherEnvironment {
+            rank,
+            world_size: 4,
+            local_rank,
+            local_world_size: 2,
+            ..LauncherEnvironment::alone()
+        };
+        let text = "train_batch_size: 4\nzero_optimization: {stage: 3}\nmesh: {data_parallel_shard_degree: auto}\n";
+        let config = Config::parse("ds.yaml", text).expect("valid");
+        let order = |place| terms_at(&config, &place).pop().expect("terms").1;
+        for (rank, local_rank) in [(0, 0), (1, 1), (2, 0), (3, 1)] {
+            assert_eq!(order(place(rank, local_rank)), "host by host");
+        }
+        // Ranks 0 and 2 are on one host, and ranks 1 and 3 on the other.
+        assert_eq!(order(place(1, 0)), "not host by host (it is local rank 0 of 2)");
+        assert_eq!(order(place(2, 1)), "not host by host (it is local rank 1 of 2)");
+        let plain = Config::parse("ds.yaml", "train_batch_size: 4").expect("valid");
+        assert_eq!(terms_at(&plain, &place(1, 0)), terms(&plain));
     }
 
     #[test]
