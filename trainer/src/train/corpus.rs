@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use candle_core::Tensor;
 use serde_json::Value;
+use zero_comm::Communicator;
 use zero_config::{BatchSizes, Config};
 
 use super::curriculum::Lengths;
@@ -195,6 +196,20 @@ impl Corpus {
             false => Extent::All,
         };
         Self::new(config, (train, eval), order, extent, vec![])
+    }
+
+    /// Checks that the data sets have the same size on all ranks. Hosts may have different files at the same path. A
+    /// collective.
+    pub(super) fn agree(&self, comm: &dyn Communicator) -> Result<(), Error> {
+        let evaluation = self.eval.as_ref().map_or(0, |eval| eval.len());
+        let terms = [
+            ("the number of training samples", self.sampler.data.len().to_string()),
+            ("the number of evaluation samples", evaluation.to_string()),
+            ("the length of a sample", self.tokens_per_sample().to_string()),
+            ("the checksum of the tokenizer", self.tokenizer.fingerprint().to_string()),
+        ];
+        let terms = terms.map(|(key, value)| (key.to_string(), value));
+        Ok(zero_comm::agree(comm, &terms)?)
     }
 
     /// Restores the positions in the data sets from the state of a checkpoint that was saved at sample `position`. Adds a

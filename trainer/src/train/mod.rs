@@ -136,6 +136,7 @@ fn begin(
     let output = options.output.at(config.log_level);
     let preparing = || Preparing::of_rank(comm.rank(), output, requests);
     let mut corpus = task.corpus(&config, &preparing())?;
+    corpus.agree(&**comm)?;
     if let (Some(preference), Some(_)) = (&config.preference, &corpus.eval) {
         task.metrics.extend(preference::metrics(preference)?);
     }

@@ -79,3 +79,28 @@ fn ranks_with_different_settings_or_programs_refuse_to_start() {
         assert_eq!((status, errors.as_str()), (Some(0), ""));
     }
 }
+
+#[test]
+fn ranks_with_data_of_different_sizes_refuse_to_start() {
+    let case = Case::new();
+    // The folder of another host, with a shorter file at the same path.
+    let other = case.path("other");
+    fs::create_dir(&other).unwrap();
+    fs::copy(case.path("ds.yaml"), other.join("ds.yaml")).unwrap();
+    let text = fs::read_to_string(case.path("corpus.txt")).unwrap();
+    fs::write(other.join("corpus.txt"), &text[..text.len() / 2]).unwrap();
+    let port = port();
+    let ranks = [0, 1].map(|rank| {
+        let mut command = case.command(&["--config", "ds.yaml", "--quiet", "--max-steps", "2", "--out", "run"]);
+        if rank == 1 {
+            command.current_dir(&other);
+        }
+        Alone::rank(command, rank, 2, port)
+    });
+    for (status, errors) in ranks.map(Alone::end) {
+        assert_eq!(status, Some(2), "{errors}");
+        let start = "error: the ranks were started with different settings: the number of training samples is ";
+        assert!(errors.starts_with(start) && errors.contains(" on rank 0 and "), "{errors}");
+    }
+    assert!(!case.path("run").exists(), "a rejected run wrote files");
+}
