@@ -5,12 +5,15 @@ use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
+use zero_comm::{Buffer, Communicator};
 
 use super::restart::Restarts;
 use crate::append::Appended;
 use zero_engine::Error;
 use zero_engine::files::replace;
 
+/// The configuration of the run, with all defaults.
+const RESOLVED: &str = "resolved.yaml";
 /// The file that names the launcher's job.
 const JOB: &str = ".job";
 const REPORT: &str = "report.json";
@@ -50,7 +53,7 @@ impl Folder {
     }
 
     pub(super) fn resolved(&self, config: &zero_config::Config) -> Result<(), Error> {
-        self.write("resolved.yaml", config.to_yaml().as_bytes())
+        self.write(RESOLVED, config.to_yaml().as_bytes())
     }
 
     pub(super) fn has_report(&self) -> bool {
@@ -81,6 +84,18 @@ impl Folder {
         let path = self.path.join(name);
         replace(&path, content).map_err(Error::io(&path))
     }
+}
+
+/// Returns the lowest rank that does not see the folder of a run, which rank 0 has opened. A collective.
+pub(super) fn unseen(path: &Path, comm: &dyn Communicator) -> Result<Option<usize>, Error> {
+    if comm.size() == 1 {
+        return Ok(None);
+    }
+    comm.barrier().wait()?;
+    let sees = Buffer::I64(vec![i64::from(path.join(RESOLVED).exists())]);
+    let all = Buffer::I64(vec![0; comm.size()]);
+    let all = comm.all_gather(sees, all, &vec![1; comm.size()]).wait()?.output.into_i64()?;
+    Ok(all.iter().position(|&sees| sees == 0))
 }
 
 /// Returns the launcher's job and the restarts that the mark of a folder names.

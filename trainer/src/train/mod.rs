@@ -205,6 +205,16 @@ fn begin(
         best.restore(&state["best"], &**comm)?;
         engine.keep_checkpoint(best.step());
     }
+    if let Some(rank) = folder::unseen(out, &**comm)?
+        && main
+    {
+        // Not an error: a network file system may show a new folder late.
+        progress.warn(&format!(
+            "rank {rank} does not see {}, the folder of this run: set `training.output_dir` to a folder that all hosts \
+             share, or no checkpoint can be saved",
+            out.display()
+        ));
+    }
     let from = resumed.map(|(from, _)| from);
     intro::say(&engine, &corpus, &progress, steps, from.as_deref());
     if main && let Some(reason) = no_sample {

@@ -80,15 +80,14 @@ fn ranks_with_different_settings_or_programs_refuse_to_start() {
     }
 }
 
-#[test]
-fn ranks_with_data_of_different_sizes_refuse_to_start() {
-    let case = Case::new();
-    // The folder of another host, with a shorter file at the same path.
+/// Runs two ranks. Rank 1 has another working directory, as on a host that shares no folder with the first one. Its
+/// corpus has only the first bytes of rank 0's.
+fn in_two_folders(case: &Case, bytes: usize) -> [(Option<i32>, String); 2] {
     let other = case.path("other");
     fs::create_dir(&other).unwrap();
     fs::copy(case.path("ds.yaml"), other.join("ds.yaml")).unwrap();
-    let text = fs::read_to_string(case.path("corpus.txt")).unwrap();
-    fs::write(other.join("corpus.txt"), &text[..text.len() / 2]).unwrap();
+    let text = fs::read(case.path("corpus.txt")).unwrap();
+    fs::write(other.join("corpus.txt"), &text[..bytes.min(text.len())]).unwrap();
     let port = port();
     let ranks = [0, 1].map(|rank| {
         let mut command = case.command(&["--config", "ds.yaml", "--quiet", "--max-steps", "2", "--out", "run"]);
@@ -97,7 +96,21 @@ fn ranks_with_data_of_different_sizes_refuse_to_start() {
         }
         Alone::rank(command, rank, 2, port)
     });
-    for (status, errors) in ranks.map(Alone::end) {
+    ranks.map(Alone::end)
+}
+
+#[test]
+fn a_folder_that_ranks_do_not_share_is_a_warning_at_the_start() {
+    let case = Case::new();
+    let [(status, errors), _] = in_two_folders(&case, usize::MAX);
+    assert_eq!(status, Some(3), "{errors}");
+    assert!(errors.starts_with("warning: rank 1 does not see run, the folder of this run: "), "{errors}");
+}
+
+#[test]
+fn ranks_with_data_of_different_sizes_refuse_to_start() {
+    let case = Case::new();
+    for (status, errors) in in_two_folders(&case, 8000) {
         assert_eq!(status, Some(2), "{errors}");
         let start = "error: the ranks were started with different settings: the number of training samples is ";
         assert!(errors.starts_with(start) && errors.contains(" on rank 0 and "), "{errors}");
