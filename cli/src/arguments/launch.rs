@@ -38,6 +38,9 @@ pub(crate) struct LaunchArgs {
     /// Accepted for scripts written for torchrun; has no effect
     #[arg(long, hide = true, value_name = "static|c10d", env = "PET_RDZV_BACKEND", value_parser = ["static", "c10d"])]
     pub(crate) rdzv_backend: Option<String>,
+    /// Rejected with an explanation: DeepSpeed starts the ranks of all hosts over ssh
+    #[arg(long, hide = true, value_name = "HOSTS", aliases = ["include", "exclude"], value_parser = other_hosts)]
+    pub(crate) hostfile: Option<PathBuf>,
     /// Use only this host; ignores --nnodes and its environment variable
     #[arg(long, env = "PET_STANDALONE", conflicts_with = "rdzv_endpoint")]
     pub(crate) standalone: bool,
@@ -94,6 +97,13 @@ fn hosts(text: &str) -> Result<usize, String> {
         None => text,
     };
     number.parse().ok().filter(|&hosts| hosts > 0).ok_or_else(|| "write a number of at least 1".into())
+}
+
+/// Rejects DeepSpeed's flags that select other hosts.
+fn other_hosts(_: &str) -> Result<PathBuf, String> {
+    Err("`zero-train launch` starts ranks on this host only: run it on each host with --nnodes and --node-rank, or start \
+         the ranks with `deepspeed --no_python` and this flag"
+        .into())
 }
 
 impl LaunchArgs {
@@ -238,6 +248,9 @@ mod tests {
         assert!(error(&["--nnodes", "2"]).contains("--node-rank is missing: give the index of this host, from 0 to 1"));
         assert!(error(&["--nnodes", "2", "--node-rank", "2"]).contains("the 2 hosts have the indices 0 to 1"));
         assert!(error(&["--nnodes", "2", "--node-rank", "0"]).contains("--master-addr"));
+        for flag in ["--hostfile", "--include", "--exclude"] {
+            assert!(error(&[flag, "hosts"]).contains("run it on each host with --nnodes and --node-rank"), "{flag}");
+        }
         assert!(error(&["--nnodes", "1:4"]).contains("write one number"));
         assert!(error(&["--rdzv-endpoint", "h0:x", "--nnodes", "2"]).contains("not HOST:PORT"));
         assert!(error(&["--nproc-per-node", "gpu"]).contains("cpu or auto"));
