@@ -1,0 +1,101 @@
+//! Candle's operations whose gradients are wrong without an error, and the replacements that `docs/your-model.md`
+//! recommends. If a test that expects a wrong gradient fails, candle is fixed: remove the operation from the page and
+//! from `clippy.toml`.
+
+#![expect(clippy::disallowed_methods, reason = "the subject of the tests")]
+
+use candle_core::{DType, Device, Result, Tensor, Var};
+
+/// Returns the largest difference between candle's gradient of `op` and finite differences, relative to the largest
+/// finite difference.
+fn error(shape: &[usize], op: impl Fn(&Tensor) -> Result<Tensor>) -> f64 {
+    let values: Vec<f64> =
+        (0..shape.iter().product()).map(|i: usize| (i * 7919 + 13) as f64 % 1009.0 / 500.0).collect();
+    let run = |values: &[f64]| -> Result<(f64, Vec<f64>)> {
+        let x = Var::from_vec(values.to_vec(), shape, &Device::Cpu)?;
+        let y = op(x.as_tensor())?.flatten_all()?;
+        let count = y.elem_count();
+        let weights: Vec<f64> = (0..count).map(|i| (i * 31 % 17) as f64 / 17.0 + 0.3).collect();
+        let loss = (y * Tensor::from_vec(weights, count, &Device::Cpu)?)?.sum_all()?;
+        let gradient = loss.backward()?.get(&x).expect("a gradient").flatten_all()?.to_vec1()?;
+        Ok((loss.to_scalar()?, gradient))
+    };
+    let gradient = run(&values).unwrap().1;
+    let difference = |i: usize| {
+        let [up, down] = [1e-5, -1e-5].map(|step| {
+            let mut values = values.clone();
+            values[i] += step;
+            run(&values).unwrap().0
+        });
+        (up - down) / 2e-5
+    };
+    let differences: Vec<f64> = (0..values.len()).map(difference).collect();
+    let largest = differences.iter().fold(0.0, |largest: f64, it| largest.max(it.abs()));
+    differences.iter().zip(&gradient).fold(0.0, |worst: f64, (a, b)| worst.max((a - b).abs())) / largest
+}
+
+fn numbers(shape: &[usize]) -> Tensor {
+    let count = shape.iter().product();
+    Tensor::from_vec((0..count).map(|i: usize| (i * 37 % 23) as f64 / 23.0 - 0.4).collect(), shape, &Device::Cpu)
+        .unwrap()
+}
+
+#[test]
+fn conv1d_is_wrong_and_conv2d_of_height_one_is_right() {
+    let (x, kernel) = (numbers(&[2, 2, 8]), numbers(&[4, 2, 3]));
+    assert!(error(&[4, 2, 3], |kernel| x.conv1d(kernel, 0, 1, 1, 1)) > 0.1);
+    assert!(error(&[2, 2, 8], |x| x.conv1d(&kernel, 0, 1, 1, 1)) > 0.1);
+    for (padding, dilation, groups) in [(0, 1, 1), (1, 1, 1), (2, 2, 1), (1, 1, 2)] {
+        let kernel = numbers(&[4, 2 / groups, 3]);
+        let replacement = |x: &Tensor, kernel: &Tensor| {
+            let x = x.pad_with_zeros(2, padding, padding)?.unsqueeze(2)?;
+            x.conv2d(&kernel.unsqueeze(2)?, 0, 1, dilation, groups)?.squeeze(2)
+        };
+        let [own, expected] = [replacement(&x, &kernel), x.conv1d(&kernel, padding, 1, dilation, groups)]
+            .map(|y| y.unwrap().flatten_all().unwrap().to_vec1::<f64>().unwrap());
+        assert!(own.iter().zip(&expected).all(|(a, b)| (a - b).abs() < 1e-12), "{padding} {dilation} {groups}");
+        assert!(error(&[4, 2 / groups, 3], |kernel| replacement(&x, kernel)) < 1e-6, "{padding} {dilation} {groups}");
+        assert!(error(&[2, 2, 8], |x| replacement(x, &kernel)) < 1e-6, "{padding} {dilation} {groups}");
+    }
+}
+
+#[test]
+fn max_pooling_is_wrong_and_a_maximum_over_blocks_is_right() {
+    assert!(error(&[1, 2, 4, 4], |x| x.max_pool2d(2)) > 0.5);
+    assert!(error(&[1, 2, 4, 6], |x| x.reshape((1, 2, 2, 2, 3, 2))?.max(5)?.max(3)) < 1e-6);
+}
+
+#[test]
+fn average_pooling_is_wrong_unless_the_size_is_a_multiple_of_the_kernel() {
+    assert!(error(&[1, 1, 5, 5], |x| x.avg_pool2d(2)) > 0.1);
+    assert!(error(&[1, 1, 4, 4], |x| x.avg_pool2d(2)) < 1e-6);
+    assert!(error(&[1, 1, 5, 5], |x| x.narrow(2, 0, 4)?.narrow(3, 0, 4)?.avg_pool2d(2)) < 1e-6);
+}
+
+#[test]
+fn upsampling_drops_the_gradients_of_other_uses() {
+    let both = |up: fn(&Tensor) -> Result<Tensor>| {
+        move |x: &Tensor| {
+            let x = (x * 1.0)?;
+            up(&x)?.flatten_all()?.sum(0)? + x.sqr()?.sum_all()?
+        }
+    };
+    assert!(error(&[1, 2, 2, 2], both(|x| x.upsample_nearest2d(4, 4))) > 0.1);
+    assert!(error(&[1, 2, 3], both(|x| x.upsample_nearest1d(6))) > 0.1);
+    let repeat = |x: &Tensor| {
+        let x = x.reshape((1, 2, 2, 1, 2, 1))?.broadcast_as((1, 2, 2, 2, 2, 2))?;
+        x.reshape((1, 2, 4, 4))
+    };
+    assert!(error(&[1, 2, 2, 2], both(repeat)) < 1e-6);
+}
+
+#[test]
+fn scatter_and_scatter_add_are_wrong_in_their_first_tensor() {
+    let index = Tensor::new(&[[0u32, 2, 2], [1, 0, 1]], &Device::Cpu).unwrap();
+    let source = numbers(&[2, 3]);
+    assert!(error(&[2, 3], |x| (x * 1.0)?.scatter(&index, &source, 1)) > 0.1);
+    assert!(error(&[2, 3], |x| (x * 1.0)?.scatter_add(&index, &source, 1)) > 0.1);
+    let zeros = Tensor::zeros((2, 3), DType::F64, &Device::Cpu).unwrap();
+    assert!(error(&[2, 3], |x| (x * 1.0)? + zeros.scatter_add(&index, &source, 1)?) < 1e-6);
+    assert!(error(&[2, 3], |source| zeros.scatter_add(&index, source, 1)) < 1e-6);
+}
