@@ -33,7 +33,7 @@ pub enum CheckpointError {
         reason: String,
     },
     /// Another run is writing the folder, or has taken it over.
-    #[error("{folder} is in use by {holder}\n  help: only one run at a time can write to a folder; choose another one with --out", folder = folder.display())]
+    #[error("{folder} is in use by {holder}\n  help: only one run at a time can write to a folder; choose another one with `--out` or `training.output_dir`", folder = folder.display())]
     Locked {
         /// The run's folder.
         folder: PathBuf,
