@@ -38,6 +38,7 @@
 //! | fine-tune a model | [`Adapter`], [`TrainedBias`], [`Trainable`] and [`ops::QuantizationOptions`] for [`Layers`] |
 //! | provide data | [`Dataset`], [`data`], [`Batch`], [`metrics`] |
 //! | provide an optimizer | [`optimizer`] |
+//! | select parameters to train in code | [`tuning`] |
 //! | configure the run | [`Config`], [`configured_layers`] |
 //! | write the training loop | [`Engine`], [`Step`], [`process::set_up`] |
 //! | generate text | [`generate`] |
@@ -78,8 +79,28 @@ pub mod checkpoint {
     pub use zero_engine::{Ended, ExportDtype, Exported, Weights, export, import, merge};
 }
 
-/// The ranks of a run: the communicator, ranks that are threads of one process, and the allocator with which ranks of
-/// one host share large buffers.
+/// The ranks of a run: the communicator with the arguments of its collectives, ranks that are threads of one process,
+/// and the allocator with which ranks of one host share large buffers.
+///
+/// ```
+/// use zero_train::ranks::{Buffer, Options, ReduceOp, threads};
+///
+/// let sum = |comm: std::sync::Arc<dyn zero_train::ranks::Communicator>| {
+///     comm.all_reduce(Buffer::F32(vec![comm.rank() as f32 + 1.0]), ReduceOp::Sum).wait()?.into_f32()
+/// };
+/// let ranks = threads(2, &Options::default()).into_iter().map(|comm| std::thread::spawn(move || sum(comm)));
+/// for rank in ranks.collect::<Vec<_>>() {
+///     assert_eq!(rank.join().unwrap()?, [3.0]);
+/// }
+/// # Ok::<(), zero_train::ranks::CommError>(())
+/// ```
 pub mod ranks {
-    pub use zero_comm::{Communicator, Options, SharedAllocator, threads};
+    pub use zero_comm::{Buffer, CommError, Communicator, Options, Pending, ReduceOp, SharedAllocator, threads};
+}
+
+/// Arguments of the methods of [`Layers`] that select the parameters to train, add adapters, quantize weights and set
+/// the base model of µP.
+pub mod tuning {
+    pub use zero_model::ops::QuantizationOptions;
+    pub use zero_model::{Adapter, BaseShapes, TrainedBias, Trainable};
 }
