@@ -123,6 +123,34 @@ impl Module for Unused {
     }
 }
 
+/// A layer with a variable that no `VarBuilder` knows.
+struct Hidden {
+    linear: Linear,
+    scale: Var,
+}
+
+impl Module for Hidden {
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        self.linear.forward(x)?.broadcast_mul(&self.scale)
+    }
+}
+
+#[test]
+fn a_variable_that_would_not_be_trained_is_an_error() {
+    let model = || {
+        let build = |vb: VarBuilder| {
+            Ok(Hidden { linear: linear(WIDTH, WIDTH, vb)?, scale: Var::ones(WIDTH, DType::F32, &Device::Cpu)? })
+        };
+        Layers::new().layer("body", build).loss(cross_entropy)
+    };
+    for (ranks, zero_stage) in [(1, 0), (2, 3)] {
+        for said in first_step(ranks, &config(ranks, zero_stage, ""), model) {
+            let error = said.expect_err("the variable went unnoticed");
+            assert!(error.contains("layer `body` uses a variable that its `VarBuilder` did not create"), "{error}");
+        }
+    }
+}
+
 #[test]
 fn ignoring_unused_parameters_makes_their_gradient_zero() {
     for zero_stage in 0..=3 {
