@@ -34,6 +34,7 @@
 mod activation;
 mod attention;
 mod columns;
+mod convolution;
 mod cross_entropy;
 mod decode;
 #[cfg(feature = "cuda")]
@@ -73,6 +74,7 @@ pub use attention::{
     causal_attention_with_dropout, causal_attention_within,
 };
 pub use columns::columns;
+pub use convolution::{conv1d, max_pool2d};
 pub use cross_entropy::{IGNORE_INDEX, count_targets, cross_entropy, cross_entropy_with_z_loss};
 pub use decode::{Cache, decode, positions};
 pub use dropout::{Dropout, dropout, dropout_of_columns};
