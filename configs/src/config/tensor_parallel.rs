@@ -83,11 +83,6 @@ impl TensorParallel {
             ),
             (matches!(config.model, Some(Model::Mlp(_))), Model::TYPE, "tensor parallelism does not support an mlp"),
             (
-                config.preference.is_some(),
-                Config::preference,
-                "the loss of pairs needs the whole head on each rank, but ranks hold parts of the head",
-            ),
-            (
                 quantization.is_some_and(|section| section.load_in_8bit),
                 Quantization::load_in_8bit,
                 "8-bit weights need whole rows, with one scale each, but ranks hold parts of rows",

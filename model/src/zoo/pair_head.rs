@@ -4,9 +4,9 @@ use crate::activations::Activations;
 use crate::layer::Layer;
 use crate::layers::Layers;
 use candle_core::{Result, Tensor, bail};
-use candle_nn::{Init, VarBuilder};
+use candle_nn::VarBuilder;
 use zero_ops::graph::fused_block;
-use zero_ops::{Pass, PreferenceLoss, linear_log_probs, preference_loss};
+use zero_ops::{Pass, PreferenceLoss, VocabParallel, preference_loss};
 
 use super::{LanguageHead, POSITION_IDS};
 
@@ -37,18 +37,16 @@ pub(super) fn with_head(
         return layers.shares_sequences([POSITION_IDS]).tensor_parallel();
     };
     layers
-        .layer("lm_head", move |vb: VarBuilder| {
-            let init = Init::Randn { mean: 0.0, stdev: std };
-            Ok(PairHead { weight: vb.get_with_hints((vocabulary, width), "weight", init)? })
-        })
+        .layer("lm_head", move |vb: VarBuilder| Ok(PairHead { head: VocabParallel::new(width, vocabulary, std, &vb)? }))
         .with([LABELS, LABEL_GROUPS])
         .loss_of(["lm_head"], [REFERENCE_LOG_PROBS, LABEL_COUNTS], move |[log_probs], [reference, counts]| {
             fused_block(log_probs, |log_probs| preference_loss(log_probs, reference, counts, loss))
         })
+        .tensor_parallel()
 }
 
 struct PairHead {
-    weight: Tensor,
+    head: VocabParallel,
 }
 
 impl Layer for PairHead {
@@ -56,10 +54,10 @@ impl Layer for PairHead {
         let [x, labels, of_group] = x.tensors() else {
             bail!("lm_head: expected an input, {LABELS} and {LABEL_GROUPS}, got {} tensors", x.tensors().len());
         };
-        let log_probs = |x: &Tensor, weight| linear_log_probs(x, weight, labels, of_group, PreferenceLoss::SUMS);
+        let log_probs = |x: &Tensor, head: &VocabParallel| head.log_probs(x, labels, of_group, PreferenceLoss::SUMS);
         match pass.training {
-            true => fused_block(x, |x| log_probs(x, &self.weight)),
-            false => log_probs(&x.detach(), &self.weight.detach()),
+            true => fused_block(x, |x| log_probs(x, &self.head)),
+            false => log_probs(&x.detach(), &self.head.detached()),
         }
         .map(Activations::from)
     }

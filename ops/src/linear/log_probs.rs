@@ -9,8 +9,9 @@ use crate::graph::gradient::try_deliver;
 use crate::graph::operand::{NO_TARGET, View, indices_of, rows, targets_of};
 use crate::graph::output::{stored, tensor};
 use crate::linear::head::{Factors, Head, chunk_rows};
-use crate::meta::footprint::{Costs, Footprint, Reads, bytes, element_rooms, floats, indices_room};
+use crate::meta::footprint::{Costs, Exchanged, Footprint, Reads, bytes, element_rooms, floats, indices_room};
 use crate::product::Matrix;
+use crate::tensor::OfRank;
 use candle_core::{CpuStorage, CustomOp2, D, DType, Layout, Result, Shape, Tensor, bail};
 use std::sync::OnceLock;
 
@@ -31,6 +32,17 @@ pub fn linear_log_probs(
     of_group: &Tensor,
     groups: usize,
 ) -> Result<Tensor> {
+    linear_log_probs_of(x, weight, (labels, of_group, groups), None)
+}
+
+/// Computes [`linear_log_probs`]. With `own`, every rank computes the logits of its own classes only, and all ranks get
+/// the same sums. The gradient of `x` is then this rank's part of a sum over the ranks.
+pub(crate) fn linear_log_probs_of(
+    x: &Tensor,
+    weight: &Tensor,
+    (labels, of_group, groups): (&Tensor, &Tensor, usize),
+    own: Option<OfRank>,
+) -> Result<Tensor> {
     let (batch, time, inputs) = x.dims3()?;
     let (classes, weight_inputs) = weight.dims2()?;
     if inputs != weight_inputs || classes == 0 || batch * time == 0 {
@@ -42,7 +54,7 @@ pub fn linear_log_probs(
         }
     }
     let (labels, of_group) = (labels.clone(), of_group.clone());
-    apply2(x, weight, LogProbs { labels, of_group, groups, placed: OnceLock::new() })
+    apply2(x, weight, LogProbs { labels, of_group, groups, own, placed: OnceLock::new() })
 }
 
 const OP: &str = "linear-log-probs";
@@ -51,6 +63,8 @@ struct LogProbs {
     labels: Tensor,
     of_group: Tensor,
     groups: usize,
+    /// The classes of this rank, if ranks split the classes.
+    own: Option<OfRank>,
     /// Set by the forward.
     placed: OnceLock<Placed>,
 }
@@ -64,17 +78,16 @@ struct Placed {
     sums: Vec<usize>,
 }
 
-impl Placed {
-    fn head<'a>(&'a self, x: &'a View<'_>, weight: &'a View<'_>, shape: [usize; 2]) -> Head<'a> {
+impl LogProbs {
+    fn head<'a>(&'a self, placed: &'a Placed, x: &'a View<'_>, weight: &'a View<'_>, shape: [usize; 2]) -> Head<'a> {
         let [classes, inputs] = shape;
         let weight = Matrix::new(weight.elements(), classes, inputs);
-        let (rows, targets) = (Some(&*self.rows), &*self.targets);
-        Head { x: x.elements(), weight, inputs, classes, rows, targets, z_loss: 0.0, own: None }
+        let (rows, targets) = (Some(&*placed.rows), &*placed.targets);
+        Head { x: x.elements(), weight, inputs, classes, rows, targets, z_loss: 0.0, own: self.own.as_ref() }
     }
-}
 
-impl LogProbs {
     fn place(&self, classes: usize) -> Result<Placed> {
+        let classes = self.own.as_ref().map_or(classes, OfRank::classes);
         let labels = targets_of(OP, &self.labels, classes)?;
         let of_group = indices_of(OP, &self.of_group, self.groups)?;
         let time = self.labels.dim(D::Minus1)?;
@@ -100,7 +113,9 @@ impl Footprint for LogProbs {
         let (copied, kept) = indices_room(&self.labels);
         let placed = 3 * kept;
         let at_once = chunk_rows(classes).min(count);
-        let chunk = floats(at_once * classes) + floats(3 * at_once) + bytes(at_once * width, dtype);
+        let ranks = self.own.as_ref().map_or(1, OfRank::ranks);
+        let joined = if ranks == 1 { 0 } else { floats(3 * at_once * (2 + ranks)) };
+        let chunk = floats(at_once * classes) + floats(3 * at_once) + joined + bytes(at_once * width, dtype);
         // The gradient of x in f32 before it is rounded, and the gradient of a chunk's rows.
         let dx = match x.track_op() {
             true => floats(at_once * width) + if dtype == DType::F32 { 0 } else { floats(x.elem_count()) },
@@ -111,6 +126,7 @@ impl Footprint for LogProbs {
             forward: (copied + kept).max(chunk),
             backward: floats(count) + (chunk + dx).max(element_rooms(dtype, x.elem_count(), 0)),
             gradients: [true, false, false],
+            exchanged: [floats(3 * count * (ranks - 1)); 2].map(Exchanged::to_tensor),
             ..Costs::new((x.dim(0)?, self.groups), DType::F32)
         })
     }
@@ -127,7 +143,7 @@ impl CustomOp2 for LogProbs {
         let placed = self.place(classes)?;
         let shape = Shape::from((xl.dims()[0], self.groups));
         let mut sums = vec![0.0; shape.elem_count()];
-        let head = placed.head(&x, &weight, [classes, inputs]);
+        let head = self.head(&placed, &x, &weight, [classes, inputs]);
         head.run(Factors::Same(0.0), None, None, |target, row| sums[placed.sums[target]] -= row.loss)?;
         // The forward runs once, because each call of `linear_log_probs` creates its own operation.
         let _ = self.placed.set(placed);
@@ -148,7 +164,7 @@ impl CustomOp2 for LogProbs {
         let factors: Vec<f32> = placed.sums.iter().map(|&sum| -d_sums[sum]).collect();
         let held = (x.storage_and_layout(), weight.storage_and_layout());
         let (xs, w) = (View::of(OP, &held.0)?, View::of(OP, &held.1)?);
-        let head = placed.head(&xs, &w, [classes, inputs]);
+        let head = self.head(placed, &xs, &w, [classes, inputs]);
         let mut dx = x.track_op().then(|| vec![0.0; x.elem_count()]);
         let factors = Factors::Each(&factors);
         let d_weight = match weight.track_op() {

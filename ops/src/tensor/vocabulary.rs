@@ -5,6 +5,7 @@ use super::{Along, OwnEntries, exchanges};
 use crate::Linear;
 use crate::kernel::{Isa, softmax as kernel};
 use crate::linear::cross_entropy::linear_cross_entropy_of;
+use crate::linear::log_probs::linear_log_probs_of;
 use crate::sequence::SequenceGroup;
 use candle_core::{Result, Tensor, bail};
 use candle_nn::{Init, Module, VarBuilder};
@@ -77,6 +78,26 @@ impl VocabParallel {
                 let x = exchanges::gather(x, &group, Along::Positions)?;
                 let own = OfRank { group, entries: entries.clone() };
                 linear_cross_entropy_of(&x, weight, targets, (gradient, z_loss), Some(&own))
+            }
+        }
+    }
+}
+
+impl VocabParallel {
+    /// Computes the [`linear_log_probs`](crate::linear_log_probs) of the logits of all classes. `x` is
+    /// `[batch, time, inputs]`, or this rank's slice of it; `labels` and `of_group` are `[batch, time]`. All ranks get
+    /// the same sums.
+    ///
+    /// # Errors
+    /// Fails in the same cases as `linear_log_probs`, and if a rank is lost.
+    pub fn log_probs(&self, x: &Tensor, labels: &Tensor, of_group: &Tensor, groups: usize) -> Result<Tensor> {
+        let labels = (labels, of_group, groups);
+        match &self.cut {
+            None => linear_log_probs_of(x, &self.weight, labels, None),
+            Some(entries) => {
+                let group = tensor_group()?;
+                let x = exchanges::gather(x, &group, Along::Positions)?;
+                linear_log_probs_of(&x, &self.weight, labels, Some(OfRank { group, entries: entries.clone() }))
             }
         }
     }

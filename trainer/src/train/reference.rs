@@ -75,6 +75,8 @@ fn compute(engine: &mut Engine, corpus: &Corpus, pairs: &PairDataset) -> Result<
     let start = |round: usize| (round * replicas + replica) * rows;
     // The bits of each number, or 0 if another rank computes the number.
     let mut bits = vec![0i64; 2 * count];
+    // All ranks of a tensor group compute the same numbers, and the first one contributes them.
+    let contributes = engine.zero().groups().tensor_index() == 0;
     let rounds = count.div_ceil(rows * replicas);
     for first in (0..rounds).step_by(IN_A_ROW) {
         let load = |batch: usize| corpus.evaluation_batch(pairs, start(first + batch) as u64, rows);
@@ -82,7 +84,7 @@ fn compute(engine: &mut Engine, corpus: &Corpus, pairs: &PairDataset) -> Result<
             let sums = seen.outputs.single()?.to_vec2::<f32>()?;
             for (row, sums) in sums.iter().enumerate() {
                 let pair = start(first + seen.micro_batch) + row;
-                if pair < count {
+                if pair < count && contributes {
                     bits[2 * pair] = i64::from(sums[0].to_bits());
                     bits[2 * pair + 1] = i64::from(sums[1].to_bits());
                 }

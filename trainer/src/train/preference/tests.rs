@@ -152,6 +152,53 @@ fn every_layout_is_bit_identical() {
     }
 }
 
+/// Ranks of a tensor group add sums in another order than one rank.
+#[test]
+fn tensor_groups_agree_with_one_rank() {
+    let folder = folder(19);
+    // One vocabulary does not divide evenly.
+    let gpt2 = GPT2.replace("276", "277").replace("pdrop: 0.1", "pdrop: 0.0");
+    let llama =
+        LLAMA.replace("num_key_value_heads: 1", "num_key_value_heads: 2").replace("dropout: 0.1", "dropout: 0.0");
+    for (model, keys) in [
+        (&gpt2, "preference: {beta: 0.5}"),
+        (&llama, "preference: {type: dpo, loss_type: ipo}\nadapter: {r: 4}"),
+        (&llama, "preference: {type: orpo}"),
+    ] {
+        let of = |ranks: usize, replicas: usize, more: &str| {
+            let keys = format!("{keys}\n{more}");
+            let training = format!("max_steps: 6, eval_every: 3, eval_batches: {}", 8 / replicas);
+            let (summary, losses) = run(&text(folder.path(), 1, model, &keys, &training), ranks, None);
+            let evaluation = summary.unwrap_or_else(|error| panic!("{keys}\n{error}")).evaluation.unwrap();
+            let mut numbers = losses;
+            numbers.extend(evaluation.metrics.iter().map(|(_, value)| *value as f32).chain([evaluation.loss]));
+            let path = folder.path().join("run/reference_log_probs.safetensors");
+            for tensor in BTreeMap::from_iter(safetensors::load(path, &Device::Cpu).unwrap_or_default()).values() {
+                numbers.extend(tensor.flatten_all().unwrap().to_vec1::<f32>().unwrap());
+            }
+            std::fs::remove_dir_all(folder.path().join("run")).unwrap();
+            (numbers, evaluation.samples)
+        };
+        let (expected, samples) = of(1, 1, "");
+        assert!(expected[..6].windows(2).all(|pair| pair[0] != pair[1]), "{expected:?}");
+        for (ranks, replicas, more) in [
+            (2, 1, ""),
+            (4, 2, "zero_optimization: {stage: 3, stage3_param_persistence_threshold: 40}"),
+            (4, 1, "pipeline: {stages: 2}\nactivation_checkpointing: {enabled: true}"),
+        ] {
+            let (found, of_samples) = of(ranks, replicas, &format!("tensor_parallel: {{autotp_size: 2}}\n{more}"));
+            assert_eq!((found.len(), of_samples), (expected.len(), samples), "{keys}, {ranks} ranks, {more}");
+            for (found, expected) in found.iter().zip(&expected) {
+                let difference = (found - expected).abs();
+                assert!(
+                    difference <= 2e-5 * expected.abs().max(1.0),
+                    "{keys}, {ranks} ranks, {more}: {found} {expected}"
+                );
+            }
+        }
+    }
+}
+
 #[test]
 fn a_resumed_run_needs_its_reference_log_probabilities() {
     let folder = folder(12);
