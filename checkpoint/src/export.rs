@@ -16,9 +16,9 @@ use serde_json::json;
 
 use crate::commit;
 use crate::error::CheckpointError;
-use crate::load::Source;
 use crate::manifest::{Manifest, ParameterEntry};
 use crate::merge::{Merge, is_of_adapter, peft_name};
+use crate::source::Source;
 use crate::writer::TensorWriter;
 
 /// Floating-point type of the exported tensors.

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use zero_checkpoint::{Background, LossScale, Manifest, Progress, Retention, RunLock, Save, Snapshot};
+use zero_checkpoint::{Background, CheckpointError, LossScale, Manifest, Progress, Retention, RunLock, Save, Snapshot};
+use zero_comm::Communicator;
 use zero_config::Config;
 use zero_optim::{LossScaleState, LossScaler};
 use zero_partition::ShardedState;
@@ -185,8 +186,25 @@ impl Engine {
     /// # Errors
     /// Fails on every rank if one rank cannot read the checkpoint, because it is missing, damaged or of another model.
     pub fn load_checkpoint(&mut self, folder: impl AsRef<Path>) -> Result<Value, Error> {
+        self.load_with(folder.as_ref(), zero_checkpoint::load)
+    }
+
+    /// Loads the weights of a checkpoint to evaluate them. The configuration may have another optimizer than the saved
+    /// run, such as that of [`Config::for_evaluation`](zero_config::Config::for_evaluation), which has no states.
+    /// Collective.
+    ///
+    /// # Errors
+    /// Fails in the same cases as [`Engine::load_checkpoint`], except those of the optimizer.
+    pub fn load_weights(&mut self, folder: impl AsRef<Path>) -> Result<Value, Error> {
+        self.load_with(folder.as_ref(), zero_checkpoint::load_to_evaluate)
+    }
+
+    fn load_with(
+        &mut self,
+        folder: &Path,
+        load: fn(&Path, &mut ShardedState, &dyn Communicator) -> Result<Manifest, CheckpointError>,
+    ) -> Result<Value, Error> {
         self.finish_save()?;
-        let folder = folder.as_ref();
         // If the manifest cannot be read, the collective call below returns the error.
         if let Ok(Manifest { config: saved, .. }) = Manifest::read(folder) {
             // The load below rejects a checkpoint without adapters, because its parameters differ.
@@ -202,7 +220,7 @@ impl Engine {
                 return Err(Error::setting("mup", message, help));
             }
         }
-        let manifest = zero_checkpoint::load(folder, &mut self.zero, &*self.comm)?;
+        let manifest = load(folder, &mut self.zero, &*self.comm)?;
         (self.step, self.averaged) = (manifest.step, manifest.step);
         self.samples = manifest.samples;
         self.scaler = self.settings.loss_scaling.map(LossScaler::new);

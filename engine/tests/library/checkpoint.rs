@@ -8,7 +8,7 @@ use crate::world;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use world::{BF16, FP16, Trajectory, batch, engine, save, train, trajectory, world};
+use world::{BF16, FP16, Trajectory, batch, config, engine, gpt2, save, train, trajectory, world};
 use zero_engine::{Engine, Kind};
 
 fn settings(zero_stage: u8, more: &str) -> String {
@@ -136,6 +136,57 @@ fn every_rank_has_the_loaded_parameters() {
         });
         assert!(losses.iter().all(|(logits, _)| *logits == losses[0].0), "stage {zero_stage}");
     }
+}
+
+/// An engine that only evaluates has no optimizer states, except those that it evaluates.
+#[test]
+fn weights_load_without_the_optimizer_states() {
+    let root = tempfile::tempdir().unwrap();
+    let groups = "training: {param_groups: [{kinds: [bias], optimizer: {type: Lion}}]}";
+    let averages = "training: {ema: {decay: 0.9}}";
+    for (name, more, states) in [
+        ("plain", "", &[][..]),
+        ("bf16", BF16, &[]),
+        ("groups", groups, &[]),
+        ("averages", averages, &["average"]),
+        ("schedule-free", "optimizer: {type: AdamWScheduleFree}", &["z", "v"]),
+    ] {
+        let folder = saved(&root.path().join(name), 2, 3, &settings(2, more));
+        let losses = |ranks: usize, only_evaluates: bool, zero_stage: u8| {
+            let losses = world(ranks, |comm| {
+                let mut config = config(ranks, &settings(zero_stage, more));
+                if only_evaluates {
+                    config = config.for_evaluation();
+                }
+                let mut engine = Engine::with_communicator(config, gpt2(), comm).unwrap();
+                if only_evaluates {
+                    engine.load_weights(&folder).unwrap();
+                    let found = engine.zero().state_names();
+                    assert!(
+                        found.len() == states.len() && states.iter().all(|state| found.contains(state)),
+                        "{found:?}"
+                    );
+                } else {
+                    engine.load_checkpoint(&folder).unwrap();
+                }
+                assert_eq!(engine.steps(), 3);
+                let averages = engine.with_averages(|engine| engine.eval_batch(&batch(9, 1)));
+                (engine.eval_batch(&batch(9, 1)).unwrap().to_bits(), averages.ok().map(f32::to_bits))
+            });
+            losses[0]
+        };
+        let expected = losses(1, false, 0);
+        for (ranks, zero_stage) in [(1, 0), (2, 1), (3, 3)] {
+            assert_eq!(losses(ranks, true, zero_stage), expected, "{name}, stage {zero_stage}");
+        }
+    }
+    let folder = saved(&root.path().join("other"), 1, 1, &settings(0, ""));
+    world(1, |comm| {
+        let config = config(1, &settings(0, averages)).for_evaluation();
+        let mut engine = Engine::with_communicator(config, gpt2(), comm).unwrap();
+        let error = engine.load_weights(&folder).unwrap_err().to_string();
+        assert!(error.contains("but not `average`"), "{error}");
+    });
 }
 
 fn copy(from: &Path, to: &Path) {

@@ -31,6 +31,10 @@ pub(super) fn resume(
     out: &Path,
     preparing: &Preparing<'_>,
 ) -> Result<Option<(PathBuf, Value)>, Error> {
+    let load = |engine: &mut Engine, folder: &Path| match options.evaluate {
+        true => engine.load_weights(folder),
+        false => engine.load_checkpoint(folder),
+    };
     let mut candidates = match &options.resume {
         _ if !options.restarts.from.is_empty() => options.restarts.from.clone(),
         None => return Ok(None),
@@ -41,7 +45,7 @@ pub(super) fn resume(
                 Some(address) => checkpoint_store::fetch(address, &**engine.communicator(), preparing)?,
                 None => zero_checkpoint::newest_meant(folder).map_err(|error| named(error.into()))?,
             };
-            let state = engine.load_checkpoint(&folder).map_err(named)?;
+            let state = load(engine, &folder).map_err(named)?;
             return Ok(Some((folder, state)));
         }
         Some(Resume::Auto) => zero_checkpoint::committed(&out.join("checkpoints"))?,
@@ -51,7 +55,7 @@ pub(super) fn resume(
     }
     let mut damaged = None;
     while let Some((step, folder)) = candidates.pop() {
-        match engine.load_checkpoint(&folder) {
+        match load(engine, &folder) {
             Ok(state) => return Ok(Some((folder, state))),
             Err(error) if error.is_damage() => {
                 if engine.communicator().rank() == 0 {
