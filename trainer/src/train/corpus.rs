@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use candle_core::Tensor;
+use candle_core::{DType, Tensor};
 use serde_json::Value;
 use zero_comm::Communicator;
 use zero_config::{BatchSizes, Config};
@@ -15,6 +15,9 @@ use crate::monitor::metric::{self, Metric};
 use zero_engine::Batch;
 use zero_engine::Error;
 use zero_engine::format::counted;
+
+/// Number of samples that ranks compare before training.
+const CHECKED: usize = 8;
 
 /// The data sets of a run.
 pub(super) struct Corpus {
@@ -198,18 +201,40 @@ impl Corpus {
         Self::new(config, (train, eval), order, extent, vec![])
     }
 
-    /// Checks that the data sets have the same size on all ranks. Hosts may have different files at the same path. A
-    /// collective.
+    /// Checks that the data sets have the same size and, where this is known not to be random, the same content on all
+    /// ranks. Hosts may have different files at the same path. A collective.
     pub(super) fn agree(&self, comm: &dyn Communicator) -> Result<(), Error> {
+        if comm.size() == 1 {
+            return Ok(());
+        }
         let evaluation = self.eval.as_ref().map_or(0, |eval| eval.len());
         let terms = [
             ("the number of training samples", self.sampler.data.len().to_string()),
             ("the number of evaluation samples", evaluation.to_string()),
             ("the length of a sample", self.tokens_per_sample().to_string()),
             ("the checksum of the tokenizer", self.tokenizer.fingerprint().to_string()),
+            ("the checksum of training samples", self.checksum()?.to_string()),
         ];
         let terms = terms.map(|(key, value)| (key.to_string(), value));
         Ok(zero_comm::agree(comm, &terms)?)
+    }
+
+    /// Returns a checksum of a few training samples, or 0 if samples are not tokens of the configured data.
+    fn checksum(&self) -> Result<u32, Error> {
+        if self.vocabulary.is_none() || !self.reference.is_empty() {
+            return Ok(0);
+        }
+        let last = self.sampler.data.len() - 1;
+        let some: Vec<usize> = (0..CHECKED).map(|i| i * last / (CHECKED - 1)).collect();
+        let mut checksum = 0;
+        let batch = self.sampler.data.batch(&some).map_err(Error::of_dataset)?;
+        batch.map(|tensor| {
+            let values = tensor.to_dtype(DType::I64)?.flatten_all()?.to_vec1::<i64>()?;
+            let add = |checksum, value: i64| crc32c::crc32c_append(checksum, &value.to_le_bytes());
+            checksum = values.into_iter().fold(checksum, add);
+            Ok(tensor.clone())
+        })?;
+        Ok(checksum)
     }
 
     /// Restores the positions in the data sets from the state of a checkpoint that was saved at sample `position`. Adds a

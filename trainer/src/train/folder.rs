@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
-use zero_comm::{Buffer, Communicator};
+use zero_comm::{Communicator, from_each_rank};
 
 use super::restart::Restarts;
 use crate::append::Appended;
@@ -92,10 +92,8 @@ pub(super) fn unseen(path: &Path, comm: &dyn Communicator) -> Result<Option<usiz
         return Ok(None);
     }
     comm.barrier().wait()?;
-    let sees = Buffer::I64(vec![i64::from(path.join(RESOLVED).exists())]);
-    let all = Buffer::I64(vec![0; comm.size()]);
-    let all = comm.all_gather(sees, all, &vec![1; comm.size()]).wait()?.output.into_i64()?;
-    Ok(all.iter().position(|&sees| sees == 0))
+    let all = from_each_rank(comm, vec![i64::from(path.join(RESOLVED).exists())])?;
+    Ok(all.iter().position(|sees| *sees == [0]))
 }
 
 /// Returns the launcher's job and the restarts that the mark of a folder names.

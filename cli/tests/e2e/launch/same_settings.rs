@@ -81,13 +81,14 @@ fn ranks_with_different_settings_or_programs_refuse_to_start() {
 }
 
 /// Runs two ranks. Rank 1 has another working directory, as on a host that shares no folder with the first one. Its
-/// corpus has only the first bytes of rank 0's.
-fn in_two_folders(case: &Case, bytes: usize) -> [(Option<i32>, String); 2] {
+/// corpus is that of rank 0 after `change`.
+fn in_two_folders(case: &Case, change: impl Fn(&mut Vec<u8>)) -> [(Option<i32>, String); 2] {
     let other = case.path("other");
     fs::create_dir(&other).unwrap();
     fs::copy(case.path("ds.yaml"), other.join("ds.yaml")).unwrap();
-    let text = fs::read(case.path("corpus.txt")).unwrap();
-    fs::write(other.join("corpus.txt"), &text[..bytes.min(text.len())]).unwrap();
+    let mut text = fs::read(case.path("corpus.txt")).unwrap();
+    change(&mut text);
+    fs::write(other.join("corpus.txt"), text).unwrap();
     let port = port();
     let ranks = [0, 1].map(|rank| {
         let mut command = case.command(&["--config", "ds.yaml", "--quiet", "--max-steps", "2", "--out", "run"]);
@@ -102,7 +103,7 @@ fn in_two_folders(case: &Case, bytes: usize) -> [(Option<i32>, String); 2] {
 #[test]
 fn a_folder_that_ranks_do_not_share_is_a_warning_at_the_start() {
     let case = Case::new();
-    let [(status, errors), _] = in_two_folders(&case, usize::MAX);
+    let [(status, errors), _] = in_two_folders(&case, |_| ());
     assert_eq!(status, Some(3), "{errors}");
     assert!(errors.starts_with("warning: rank 1 does not see run, the folder of this run: "), "{errors}");
 }
@@ -110,10 +111,20 @@ fn a_folder_that_ranks_do_not_share_is_a_warning_at_the_start() {
 #[test]
 fn ranks_with_data_of_different_sizes_refuse_to_start() {
     let case = Case::new();
-    for (status, errors) in in_two_folders(&case, 8000) {
+    for (status, errors) in in_two_folders(&case, |text| text.truncate(8000)) {
         assert_eq!(status, Some(2), "{errors}");
         let start = "error: the ranks were started with different settings: the number of training samples is ";
         assert!(errors.starts_with(start) && errors.contains(" on rank 0 and "), "{errors}");
     }
     assert!(!case.path("run").exists(), "a rejected run wrote files");
+}
+
+#[test]
+fn ranks_with_other_data_of_the_same_size_refuse_to_start() {
+    let case = Case::new();
+    let change = |text: &mut Vec<u8>| text.reverse();
+    for (status, errors) in in_two_folders(&case, change) {
+        assert_eq!(status, Some(2), "{errors}");
+        assert!(errors.contains("different settings: the checksum of training samples is "), "{errors}");
+    }
 }
