@@ -69,7 +69,9 @@ pub use zero_engine::{At, DataError};
 
 use std::path::{Path, PathBuf};
 
+use candle_core::{Device, Tensor};
 use files::{Access, Source};
+use zero_engine::Error;
 
 /// Opens the files that the options name.
 ///
@@ -150,6 +152,27 @@ pub fn tokens<S: Into<String>>(
 /// Returns the same errors as [`open`].
 pub fn csv<S: Into<String>>(sources: impl IntoIterator<Item = S>, classes: usize) -> Result<FileDataset, DataError> {
     open(&DataOptions { vocabulary: classes, ..DataOptions::new(sources, Format::Csv) }, &Tokenizer::Byte)
+}
+
+/// Reads tables of comma-separated numbers for a regression. The last `targets` columns are the numbers to predict, a
+/// tensor `[samples, targets]`. The columns before them are the input.
+///
+/// # Errors
+/// Returns the same errors as [`open`]. Also fails if a table has no column before the targets.
+pub fn csv_regression<S: Into<String>>(
+    sources: impl IntoIterator<Item = S>,
+    targets: usize,
+) -> Result<InMemory, Error> {
+    let options = DataOptions::new(sources, Format::Csv);
+    let sources = files::sources((&options.sources, None), options.format, &Access::new(&options.cache, &Unwatched))?;
+    let (numbers, width) = rows::Rows::numbers(&sources)?;
+    if targets == 0 || targets >= width {
+        let message = format!("tables with {width} columns cannot have {targets} columns to predict");
+        return Err(Error::setting("csv_regression", message, "leave at least one column for the input"));
+    }
+    let table = Tensor::from_vec(numbers, ((), width), &Device::Cpu)?;
+    let inputs = table.narrow(1, 0, width - targets)?;
+    InMemory::new(inputs, table.narrow(1, width - targets, targets)?)
 }
 
 /// Opens conversations and cuts or pads each to `sequence_length` tokens. The chat template is read from the folder of

@@ -1,4 +1,4 @@
-//! Tables of numbers: features, and a class in the last column.
+//! Tables of numbers: features, and a class or numbers to predict in the last columns.
 //!
 //! In CSV files, fields are separated by commas and trimmed of white space; there is no quoting. Blank lines are
 //! skipped. The first line that is not blank is a header if none of its fields is a number.
@@ -20,8 +20,25 @@ pub(super) struct Rows {
 }
 
 impl Rows {
+    /// Reads tables whose last column is a class.
     pub(super) fn read(sources: &[Source], options: &DataOptions) -> Result<Self, DataError> {
-        let classes = options.vocabulary;
+        let mut rows = Self::read_columns(sources, Some(options.vocabulary))?;
+        let used = options.records(rows.labels.len() as u64)?;
+        let (start, end) = (used.start as usize, used.end as usize);
+        rows.labels.truncate(end);
+        rows.labels.drain(..start);
+        rows.features.truncate(end * rows.width);
+        rows.features.drain(..start * rows.width);
+        Ok(rows)
+    }
+
+    /// Reads tables of numbers. Returns all rows, one after the other, and their length.
+    pub(super) fn numbers(sources: &[Source]) -> Result<(Vec<f32>, usize), DataError> {
+        Self::read_columns(sources, None).map(|rows| (rows.features, rows.width))
+    }
+
+    /// Reads tables. Without `classes`, all columns are features.
+    fn read_columns(sources: &[Source], classes: Option<usize>) -> Result<Self, DataError> {
         let mut rows = Rows { features: Vec::new(), labels: Vec::new(), width: 0 };
         for source in sources {
             match source.rows()? {
@@ -40,20 +57,14 @@ impl Rows {
                 }
             }
         }
-        if rows.labels.is_empty() {
+        if rows.features.is_empty() && rows.labels.is_empty() {
             let sources = sources.iter().map(|source| source.path.display().to_string()).collect();
             return Err(DataError::Empty { sources });
         }
-        let used = options.records(rows.labels.len() as u64)?;
-        let (start, end) = (used.start as usize, used.end as usize);
-        rows.labels.truncate(end);
-        rows.labels.drain(..start);
-        rows.features.truncate(end * rows.width);
-        rows.features.drain(..start * rows.width);
         Ok(rows)
     }
 
-    fn push_lines(&mut self, lines: Lines, path: &Path, classes: usize) -> Result<(), DataError> {
+    fn push_lines(&mut self, lines: Lines, path: &Path, classes: Option<usize>) -> Result<(), DataError> {
         let mut is_first = true;
         for line in lines {
             let (number, line) = line?;
@@ -69,12 +80,14 @@ impl Rows {
         Ok(())
     }
 
-    fn push(&mut self, fields: &[&str], path: &Path, at: At, classes: usize) -> Result<(), DataError> {
+    fn push(&mut self, fields: &[&str], path: &Path, at: At, classes: Option<usize>) -> Result<(), DataError> {
         let Some((label, features)) = fields.split_last() else { return Ok(()) };
-        if self.labels.is_empty() {
+        let features = if classes.is_some() { features } else { fields };
+        if self.features.is_empty() && self.labels.is_empty() {
             self.width = features.len();
         } else if features.len() != self.width {
-            let (expected, found) = (self.width + 1, fields.len());
+            let found = fields.len();
+            let expected = self.width + found - features.len();
             return Err(DataError::Ragged { path: path.into(), at, expected, found });
         }
         for (i, text) in features.iter().enumerate() {
@@ -84,6 +97,7 @@ impl Rows {
             };
             self.features.push(feature);
         }
+        let Some(classes) = classes else { return Ok(()) };
         match label.parse::<u32>() {
             Ok(label) if (label as usize) < classes => self.labels.push(label),
             _ => return Err(DataError::Label { path: path.into(), at, text: (*label).into(), classes }),

@@ -347,3 +347,17 @@ fn a_slice_of_a_table_selects_rows_and_token_files_have_none() {
     let error = files.message(&["a.bin"], |options| options.split = part("test"));
     assert_eq!(error, "a.bin has no split `test`; it has train");
 }
+
+#[test]
+fn tables_for_a_regression_have_numbers_to_predict() {
+    let files = Files::new(&[("rows.csv", b"x,y,z,w\n1,2,3.5,-4\n5,6,7,8\n"), ("ragged.csv", b"1,2,3\n4,5\n")]);
+    let path = |name: &str| files.path(name).display().to_string();
+    let data = csv_regression([path("rows.csv")], 2).unwrap();
+    let batch = data.batch(&[1, 0]).unwrap();
+    assert_eq!(batch.inputs.single().unwrap().to_vec2::<f32>().unwrap(), [[5.0, 6.0], [1.0, 2.0]]);
+    assert_eq!(batch.targets.unwrap().to_vec2::<f32>().unwrap(), [[7.0, 8.0], [3.5, -4.0]]);
+    let error = csv_regression([path("ragged.csv")], 1).unwrap_err().to_string();
+    assert!(error.contains("line 2") && error.contains('3') && error.contains('2'), "{error}");
+    let error = csv_regression([path("rows.csv")], 4).unwrap_err().to_string();
+    assert!(error.contains("tables with 4 columns cannot have 4 columns to predict"), "{error}");
+}
