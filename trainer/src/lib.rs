@@ -35,7 +35,6 @@
 //! |---|---|
 //! | train a model | [`Trainer`]; [`Resume`] and [`Output`] select the checkpoint to resume from and the output |
 //! | describe a model | [`Layers`]; each [`Layer`] maps [`Activations`] in a [`Pass`]; [`Head`]; [`ops`], [`zoo`] |
-//! | fine-tune a model | [`Adapter`], [`TrainedBias`], [`Trainable`] and [`ops::QuantizationOptions`] for [`Layers`] |
 //! | provide data | [`Dataset`], [`data`], [`Batch`], [`metrics`] |
 //! | provide an optimizer | [`optimizer`] |
 //! | select parameters to train in code | [`tuning`] |
@@ -72,7 +71,6 @@ pub use trainer::Trainer;
 pub use zero_engine::{Activations, Batch, Config, Engine, Error, Head, Layer, Layers, Pass, Step, configured_layers};
 #[doc(inline)]
 pub use zero_engine::{config, ops, optimizer, zoo};
-pub use zero_model::{Adapter, Trainable, TrainedBias};
 
 /// Exports of a checkpoint's weights to safetensors files, and imports of such files.
 pub mod checkpoint {
@@ -102,5 +100,5 @@ pub mod ranks {
 /// the base model of µP.
 pub mod tuning {
     pub use zero_model::ops::QuantizationOptions;
-    pub use zero_model::{Adapter, BaseShapes, TrainedBias, Trainable};
+    pub use zero_model::{Adapter, BaseShapes, Trainable, TrainedBias};
 }

@@ -67,6 +67,16 @@ pub(super) fn with_evaluated<T>(
     }
 }
 
+/// Computes the metrics of one micro-batch, so that a faulty metric fails before training and not at the first
+/// evaluation. Metrics of the whole data set are not computed, because they may need more samples. A collective.
+pub(super) fn try_metrics(engine: &mut Engine, corpus: &Corpus, metrics: &[Metric]) -> Result<(), Error> {
+    let Some(eval) = corpus.eval.as_deref().filter(|_| !metrics.is_empty()) else { return Ok(()) };
+    let rows = engine.config().train_micro_batch_size_per_gpu;
+    let first = engine.replica() * rows;
+    let (load, mut sums) = (|_| corpus.evaluation_batch(eval, first as u64, rows), Sums::new(metrics));
+    engine.eval_observed(1, load, |seen| sums.add(metrics, &seen, rows)).map(drop)
+}
+
 fn of_weights(
     engine: &mut Engine,
     corpus: &Corpus,

@@ -93,7 +93,7 @@ pub use restart::{Restart, Restarts};
 pub use show::{ShownData, ShownPart, ShownSample, show_data};
 pub use steps::{Steps, measure_costs};
 pub(crate) use task::Task;
-pub use task::{StepInfo, Summary};
+pub use task::{CallbackResult, StepInfo, Summary};
 
 /// Trains the configured model on the configured data; a collective.
 ///
@@ -166,6 +166,9 @@ fn begin(
     let sets = || corpus.eval_sets.iter().map(|set| set.name.as_str());
     early.check(&task.metrics, sets())?;
     best.check(&task.metrics, sets())?;
+    if options.evaluate {
+        config = config.for_evaluation();
+    }
     let mut engine = Engine::measured_with(config, layers, comm.clone(), start, sample)?;
     if options.force {
         engine.lift_memory_limit();
@@ -221,6 +224,7 @@ fn begin(
         progress.warn(&format!("`training.sample` has no effect: {reason}"));
     }
     reference::prepare(&mut engine, &corpus, out, (from.as_deref(), true), &progress)?;
+    evaluation::try_metrics(&mut engine, &corpus, &task.metrics)?;
     let uploads = uploads(&engine, options, (out, goes_on), &progress, &preparing())?;
     let saves = Saves::new(out, from.as_ref().map(|_| engine.steps()), best, uploads);
     if main {

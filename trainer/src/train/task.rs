@@ -1,5 +1,6 @@
 //! The inputs that a program passes to a run in addition to the configuration, and the results that the run returns.
 
+use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,8 +21,26 @@ use zero_model::zoo::POSITION_IDS;
 
 /// The training data and, if given, the evaluation data.
 pub(crate) type Datasets = (Arc<dyn Dataset>, Option<Arc<dyn Dataset>>);
-type OnStep<'a> = Box<dyn FnMut(&StepInfo) + 'a>;
-type OnEvaluation<'a> = Box<dyn FnMut(&Evaluation) + 'a>;
+/// A callback. Returns whether the run ends.
+type Callback<'a, T> = Box<dyn FnMut(&T) -> bool + 'a>;
+
+/// What a callback may return: nothing, or whether the run goes on.
+pub trait CallbackResult {
+    /// Returns whether the run ends after this step.
+    fn stops(&self) -> bool;
+}
+
+impl CallbackResult for () {
+    fn stops(&self) -> bool {
+        false
+    }
+}
+
+impl CallbackResult for ControlFlow<()> {
+    fn stops(&self) -> bool {
+        self.is_break()
+    }
+}
 
 /// The model, data, metrics and callbacks that the program supplies. The program `zero-train` supplies none of them,
 /// because its configuration describes the model and the data.
@@ -31,8 +50,8 @@ pub(crate) struct Task<'a> {
     pub(crate) data: Option<Datasets>,
     pub(crate) shuffle: bool,
     pub(crate) metrics: Vec<Metric>,
-    pub(crate) on_step: Vec<OnStep<'a>>,
-    pub(crate) on_evaluation: Vec<OnEvaluation<'a>>,
+    pub(crate) on_step: Vec<Callback<'a, StepInfo>>,
+    pub(crate) on_evaluation: Vec<Callback<'a, Evaluation>>,
     /// Whether to evaluate after the last step even if `training.eval_every` does not require it.
     pub(crate) evaluates_last: bool,
 }

@@ -15,8 +15,8 @@ use zero_engine::{Activations, DataError, Error, Layers};
 use crate::data::Dataset;
 use crate::process;
 use crate::train::{
-    self, Evaluation, Function, Metric, MetricValues, Of, Output, Restarts, Resume, RunOptions, Selection, StepInfo,
-    Summary, Task,
+    self, CallbackResult, Evaluation, Function, Metric, MetricValues, Of, Output, Restarts, Resume, RunOptions,
+    Selection, StepInfo, Summary, Task,
 };
 use arguments::Arguments;
 
@@ -260,15 +260,18 @@ impl<'a> Trainer<'a> {
         self
     }
 
-    /// Calls a function after each optimizer step, on rank 0 only.
-    pub fn on_step(mut self, on_step: impl FnMut(&StepInfo) + 'a) -> Self {
-        self.task.on_step.push(Box::new(on_step));
+    /// Calls a function after each optimizer step, on rank 0 only. If it returns [`ControlFlow::Break`], the run ends
+    /// after this step, as after an early stop: all ranks save the last checkpoint and return a [`Summary`].
+    ///
+    /// [`ControlFlow::Break`]: std::ops::ControlFlow::Break
+    pub fn on_step<R: CallbackResult>(mut self, mut on_step: impl FnMut(&StepInfo) -> R + 'a) -> Self {
+        self.task.on_step.push(Box::new(move |step| on_step(step).stops()));
         self
     }
 
-    /// Calls a function after each evaluation, on rank 0 only.
-    pub fn on_evaluation(mut self, on_evaluation: impl FnMut(&Evaluation) + 'a) -> Self {
-        self.task.on_evaluation.push(Box::new(on_evaluation));
+    /// Calls a function after each evaluation, on rank 0 only. It can end the run, as that of [`Trainer::on_step`] can.
+    pub fn on_evaluation<R: CallbackResult>(mut self, mut on_evaluation: impl FnMut(&Evaluation) -> R + 'a) -> Self {
+        self.task.on_evaluation.push(Box::new(move |evaluation| on_evaluation(evaluation).stops()));
         self
     }
 

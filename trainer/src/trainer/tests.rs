@@ -6,6 +6,7 @@ mod evaluation;
 mod metrics_of_data_sets;
 mod several_inputs;
 
+use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -103,6 +104,31 @@ fn callbacks_run_once_on_any_number_of_ranks() {
 }
 
 #[test]
+fn a_callback_ends_the_run_on_all_ranks() {
+    for (ranks, at_evaluation) in [(1, false), (2, false), (4, true)] {
+        let folder = tempfile::tempdir().unwrap();
+        let trainer = || {
+            let trainer = quiet(config(folder.path(), "max_steps: 9, eval_every: 2")).model(model());
+            let trainer = trainer.data(points(64), points(10));
+            match at_evaluation {
+                true => trainer.on_evaluation(|evaluation| match evaluation.step {
+                    4 => ControlFlow::Break(()),
+                    _ => ControlFlow::Continue(()),
+                }),
+                false => trainer
+                    .on_step(|step| if step.step == 3 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
+                    .on_step(|step| assert!(step.step <= 3)),
+            }
+        };
+        let steps = if at_evaluation { 4 } else { 3 };
+        for summary in fit_on(ranks, trainer).into_iter().map(Result::unwrap) {
+            assert_eq!((summary.steps, summary.finished), (steps, Finished::Done));
+            assert_eq!(summary.checkpoint, Some(folder.path().join(format!("run/checkpoints/step-{steps:08}"))));
+        }
+    }
+}
+
+#[test]
 fn a_resumed_run_is_bit_identical_to_an_uninterrupted_run() {
     let (whole, stopped) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let of = |folder: &Path, steps: usize, resume: bool| {
@@ -194,7 +220,8 @@ fn errors_of_data_sets_and_metrics_end_the_run() {
     assert!(error.to_string().contains("the data set failed: No such file"), "{error}");
     assert_eq!(error.exit_status(), 3);
     let wrong = |scores: &Tensor, _: &Tensor| scores.narrow(0, 0, 1);
-    let told = mistake(|| new().data(points(8), points(8)).metric("wrong", wrong));
+    let untrained = || new().on_step(|step| assert!(step.step == 0, "the metric was not tried before"));
+    let told = mistake(|| untrained().data(points(8), points(8)).metric("wrong", wrong));
     assert!(told.contains("in the metric `wrong`") && told.contains("for each of 2 samples"), "{told}");
 }
 

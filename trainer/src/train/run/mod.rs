@@ -1,5 +1,6 @@
 //! Runs the training steps, and logs and reports them.
 
+mod callbacks;
 mod record;
 
 use std::path::{Path, PathBuf};
@@ -26,7 +27,7 @@ use super::report::stragglers::Stragglers;
 use super::report::{communication, profile, trace};
 use super::sample;
 use super::saves::Saves;
-use super::task::{StepInfo, Task};
+use super::task::Task;
 use super::token_batches::Dealt;
 use crate::monitor::RunStatus;
 use crate::process::signals::Requests;
@@ -56,6 +57,8 @@ pub(super) struct Run<'a> {
     /// Loss of the last step of this run.
     pub(super) loss: Option<f32>,
     pub(super) evaluation: Option<Evaluation>,
+    /// Whether a callback has ended the run. Only rank 0 knows before the ranks exchange it.
+    ends: bool,
 }
 
 /// Sums and maxima after a step over all ranks or, if replicates train alone, over the ranks of this rank's replicate.
@@ -100,6 +103,7 @@ impl<'a> Run<'a> {
             waited: [0.0; 2],
             loss,
             evaluation,
+            ends: false,
         }
     }
 
@@ -150,7 +154,7 @@ impl<'a> Run<'a> {
             let evaluation = if evaluates { self.evaluate()? } else { None };
             step.noise.into_iter().for_each(|of_step| self.noise_scale.add(of_step));
             self.record(&step, &together, evaluation.as_ref(), files.as_deref_mut())?;
-            self.call_back(&step, steps, &together, evaluation.as_ref());
+            let is_ended = self.call_back(&step, steps, &together, evaluation.as_ref())?;
             // If replicates train alone, only one of them may diverge. `abort` tells the other replicates.
             let judged = self.divergence.judge(&step, &self.progress);
             judged.inspect_err(|error| self.engine.communicator().abort(&error.to_string()))?;
@@ -165,7 +169,8 @@ impl<'a> Run<'a> {
                 self.progress.say(&format!("stopping after step {}: received signal {}", step.step, together.signal));
                 return Ok(Finished::Stopped(together.signal as i32));
             }
-            let is_over = evaluation.is_some_and(|evaluation| self.early.is_over(&evaluation));
+            let is_early = evaluation.is_some_and(|evaluation| self.early.is_over(&evaluation));
+            let is_over = is_early || is_ended;
             if together.save {
                 self.progress.say(&format!("saving after step {}: received SIGUSR1", step.step));
             }
@@ -177,7 +182,8 @@ impl<'a> Run<'a> {
                 self.saves.on_the_way(&mut self.engine, state, &self.progress)?;
             }
             if is_over {
-                self.progress.say(&format!("stopping after step {}: {}", step.step, self.early));
+                let why = if is_early { self.early.to_string() } else { "a callback ended the run".into() };
+                self.progress.say(&format!("stopping after step {}: {why}", step.step));
                 break;
             }
         }
@@ -270,18 +276,6 @@ impl<'a> Run<'a> {
         let found = evaluation::evaluate(&mut self.engine, &self.corpus, &self.task.metrics)?;
         self.evaluation.clone_from(&found);
         Ok(found)
-    }
-
-    /// Calls the program's functions for a step, on rank 0.
-    fn call_back(&mut self, step: &Step, steps: u64, together: &Together, evaluation: Option<&Evaluation>) {
-        if self.engine.communicator().rank() > 0 {
-            return;
-        }
-        let info = StepInfo::new(step, steps, self.engine.samples(), Duration::from_micros(together.micros));
-        self.task.on_step.iter_mut().for_each(|on_step| on_step(&info));
-        if let Some(evaluation) = evaluation {
-            self.task.on_evaluation.iter_mut().for_each(|on_evaluation| on_evaluation(evaluation));
-        }
     }
 
     /// Generates the text for `training.sample`, if it is set; a collective. Tokens that the tokenizer cannot decode
