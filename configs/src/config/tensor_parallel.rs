@@ -59,7 +59,19 @@ impl TensorParallel {
         }
         let chunks = size * config.context_size() * if config.mesh.context_parallel_degree > 1 { 2 } else { 1 };
         if let Some(length) = config.data.as_ref().and_then(|data| data.sequence_length) {
-            uneven(Data::sequence_length, length / config.context_size(), "the tokens of a sample");
+            let (path, sharing) = (Data::sequence_length, config.context_size());
+            let slice = length / sharing;
+            if sharing == 1 {
+                uneven(path, length, "the tokens of a sample");
+            } else if length.is_multiple_of(chunks / size) && !slice.is_multiple_of(size) {
+                // The keys that cut sequences report a length that they cannot cut.
+                let message = format!(
+                    "slices of {slice} tokens cannot be divided evenly among {size} ranks: `{path}` is {length}, and \
+                     {sharing} ranks share each sequence"
+                );
+                let help = format!("the next multiple of {chunks} is {}", length.next_multiple_of(chunks));
+                resolver.contradiction(&[key, path], message, Some(help));
+            }
         }
         if let Some((path, length)) = uneven_length(config, chunks) {
             let message = format!("sequences of {length} tokens cannot be cut into {chunks} slices of the same length");

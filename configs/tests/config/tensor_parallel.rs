@@ -54,6 +54,13 @@ fn indivisible_ranks_heads_and_tokens_are_rejected() {
             format!("{FOUR}data: {{train: a.txt, format: text, tokenizer: byte, sequence_length: 30}}"),
             "the tokens of a sample cannot be divided evenly among 4 ranks",
         ),
+        (
+            8,
+            "tensor_parallel: {autotp_size: 2}\nsequence_parallel_size: 4\n\
+             data: {train: a.txt, format: text, tokenizer: byte, sequence_length: 36}"
+                .to_string(),
+            "slices of 9 tokens cannot be divided evenly among 2 ranks: `data.sequence_length` is 36, and 4 ranks",
+        ),
     ] {
         let error = parsed(ranks, &text).unwrap_err();
         assert!(error.contains(expected), "{error}");
