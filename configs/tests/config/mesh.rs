@@ -92,6 +92,20 @@ fn degrees_divide_the_ranks() {
     assert_eq!(error.help.as_deref(), Some("the next number of ranks that fits is 16"));
 }
 
+/// The keys have torchtitan's names, so its other degrees must not be mistaken for misspelled keys.
+#[test]
+fn degrees_of_other_sections_name_the_keys_that_set_them() {
+    for (key, instead) in [
+        ("tensor_parallel_degree", "`tensor_parallel.autotp_size` sets the number of ranks"),
+        ("pipeline_parallel_degree", "`pipeline.stages` sets the number of stages"),
+    ] {
+        let error = only(&format!("{HEAD}mesh: {{{key}: 2}}"), 4);
+        assert_eq!(error.kind, ErrorKind::Rejected);
+        assert!(error.message.starts_with(&format!("`mesh.{key}: 2` is not supported")), "{error}");
+        assert_eq!(error.help.as_deref(), Some(&*format!("leave it out, or write `1`; {instead}")));
+    }
+}
+
 #[test]
 fn stage_0_has_no_shards_to_replicate() {
     for key in ["data_parallel_replicate_degree", "data_parallel_shard_degree"] {
