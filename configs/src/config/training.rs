@@ -36,7 +36,7 @@ section! {
         /// Steps between evaluations; 0 never evaluates.
         pub eval_every: usize = key(COUNT_OR_0, "0", "Steps between two evaluations; 0: no evaluation");
         /// Number of micro-batches that each rank evaluates per evaluation.
-        pub eval_batches: usize = key(COUNT, "8", "Micro-batches per evaluation and rank; all of them if a program provides its own evaluation data and this key is not written");
+        pub eval_batches: usize = key(COUNT, "8", "Maximum number of micro-batches per evaluation and rank, of each data set; all of them if a program provides its own evaluation data and this key is not written");
         /// Number of threads per rank that load micro-batches ahead; 0 loads each micro-batch when it is needed.
         pub dataloader_num_workers: usize = key(COUNT_OR_0, "1", "Threads per rank that load training data while the rank computes; 0: the rank loads the data itself");
         /// Micro-batches that each of these threads loads ahead.

@@ -81,9 +81,7 @@ impl VocabParallel {
             }
         }
     }
-}
 
-impl VocabParallel {
     /// Computes the [`linear_log_probs`](crate::linear_log_probs) of the logits of all classes. `x` is
     /// `[batch, time, inputs]`, or this rank's slice of it; `labels` and `of_group` are `[batch, time]`. All ranks get
     /// the same sums.

@@ -5,9 +5,10 @@ use super::metrics::{Metric, Predictions, Sums};
 use crate::data::Dataset;
 use zero_engine::Engine;
 use zero_engine::Error;
-use zero_engine::{MeanLoss, Observed};
+use zero_engine::Observed;
 
-/// Number of micro-batches per pass through the pipeline when all samples are evaluated.
+/// Number of micro-batches per pass through the pipeline. Within a pass, the first stage does not wait for the last
+/// one, so up to this number of boundary activations can wait in memory.
 pub(super) const IN_A_ROW: usize = 16;
 
 /// The result of an evaluation. It is the same on every rank.
@@ -90,59 +91,39 @@ fn of_weights(
         [] => vec![eval],
         sets => sets.iter().map(|set| &*set.data).collect(),
     };
-    let means = match corpus.extent {
-        Extent::Batches(batches) => {
-            seen.sums.push(Sums::new(metrics));
-            let mean = |(index, part): (usize, &&dyn Dataset)| some(engine, corpus, (index, *part), batches, &mut seen);
-            parts.iter().enumerate().map(mean).collect::<Result<Vec<_>, _>>()?
-        }
-        Extent::All => {
-            for (index, part) in parts.iter().enumerate() {
-                seen.sums.push(Sums::new(metrics));
-                all(engine, corpus, (index, *part), &mut seen)?;
-            }
-            vec![]
-        }
-    };
-    let sampled =
-        Mean { total: means.iter().map(|it| it.total).sum(), weights: means.iter().map(|it| it.weights).sum() };
-    let by_dataset = |losses: Vec<f32>| -> Vec<(String, f32)> {
-        corpus.eval_sets.iter().map(|set| set.name.clone()).zip(losses).collect()
-    };
-    let sampled_losses = || means.iter().map(Mean::loss).collect();
-    if !means.is_empty() && metrics.is_empty() {
-        let samples = rows * engine.replicas() * engine.config().training.eval_batches * parts.len();
-        let by_dataset = by_dataset(sampled_losses());
-        return Ok(Evaluation { step, loss: sampled.loss(), metrics: vec![], by_dataset, samples });
+    for (index, part) in parts.iter().enumerate() {
+        let samples = match corpus.extent {
+            Extent::All => part.len(),
+            Extent::Batches(batches) => part.len().min(batches * rows * engine.replicas()),
+        };
+        seen.sums.push(Sums::new(metrics));
+        of_part(engine, corpus, (index, *part, samples), &mut seen)?;
     }
     let totals = engine.sum_exactly(&seen.sums.into_iter().flat_map(Sums::into_sums).collect::<Vec<_>>())?;
     let of_parts: Vec<&[f64]> = totals.chunks_exact(3 + 2 * metrics.len()).collect();
     if of_parts.iter().any(|sums| sums[1] == 0.0) {
-        return Err(no_targets());
+        let message = "all targets of the evaluation data are ignored (-100), so the evaluation loss is undefined";
+        return Err(Error::Batch(message.into()));
     }
     let total = |index: usize| of_parts.iter().map(|sums| sums[index]).sum::<f64>();
     // Each rank of a context or tensor group has counted the same sequence, so the sum is divided by the group sizes.
     let samples = total(2) as usize / (engine.config().context_size() * engine.config().tensor_size());
     let mut of_dataset = seen.predictions.values(&**engine.communicator(), metrics)?.into_iter();
-    let mean = |metric: usize| total(3 + 2 * metric) / total(4 + 2 * metric);
     let mut value = |i: usize, metric: &Metric| match metric.is_mean() {
-        true => Some(mean(i)),
+        true => Some(total(3 + 2 * i) / total(4 + 2 * i)),
         false => of_dataset.next(),
     };
-    let named =
-        metrics.iter().enumerate().filter_map(|(i, metric)| Some((metric.name().to_string(), value(i, metric)?)));
-    let values = named.collect();
-    let (loss, losses) = match means.is_empty() {
-        true => ((total(0) / total(1)) as f32, of_parts.iter().map(|sums| (sums[0] / sums[1]) as f32).collect()),
-        false => (sampled.loss(), sampled_losses()),
-    };
-    Ok(Evaluation { step, loss, metrics: values, by_dataset: by_dataset(losses), samples })
+    let named = |(i, metric): (usize, &Metric)| Some((metric.name().to_string(), value(i, metric)?));
+    let values = metrics.iter().enumerate().filter_map(named).collect();
+    let losses = of_parts.iter().map(|sums| (sums[0] / sums[1]) as f32);
+    let by_dataset = corpus.eval_sets.iter().map(|set| set.name.clone()).zip(losses).collect();
+    Ok(Evaluation { step, loss: (total(0) / total(1)) as f32, metrics: values, by_dataset, samples })
 }
 
 /// The results of the micro-batches that this rank has evaluated.
 struct Observations<'a> {
     metrics: &'a [Metric],
-    /// The sums of all data sets together, or of each. New results are added to the last.
+    /// The sums of each data set. New results are added to the last.
     sums: Vec<Sums>,
     predictions: Predictions,
 }
@@ -157,58 +138,17 @@ impl Observations<'_> {
     }
 }
 
-/// The sum of the losses times their weights, and the sum of the weights.
-struct Mean {
-    total: f64,
-    weights: f64,
-}
-
-impl Mean {
-    fn loss(&self) -> f32 {
-        (self.total / self.weights) as f32
-    }
-}
-
-/// Returns the mean loss over `batches` micro-batches per replica, and adds the metrics to `sums`.
-fn some(
-    engine: &mut Engine,
-    corpus: &Corpus,
-    (part, eval): (usize, &dyn Dataset),
-    batches: usize,
-    observations: &mut Observations<'_>,
-) -> Result<Mean, Error> {
-    let rows = engine.config().train_micro_batch_size_per_gpu;
-    let (replica, replicas) = (engine.replica(), engine.replicas());
-    let start = |batch: usize| (batch * replicas + replica) * rows;
-    let load = |batch: usize| corpus.evaluation_batch(eval, start(batch) as u64, rows);
-    let losses = match observations.metrics {
-        [] => engine.eval_weighted(batches, load)?,
-        _ => engine
-            .eval_observed(batches, load, |seen| observations.add(&seen, (part, start(seen.micro_batch)), rows))?,
-    };
-    let weight = |mean: &MeanLoss| mean.weight.map_or(1.0, |weight| weight as f64);
-    let total = losses.iter().map(|mean| f64::from(mean.loss) * weight(mean)).sum();
-    match losses.iter().map(weight).sum::<f64>() {
-        0.0 => Err(no_targets()),
-        weights => Ok(Mean { total, weights }),
-    }
-}
-
-fn no_targets() -> Error {
-    Error::Batch("all targets of the evaluation data are ignored (-100), so the evaluation loss is undefined".into())
-}
-
-/// Evaluates every sample once. Each replica runs whole micro-batches. In the last round, some replicas have a smaller
+/// Evaluates the first `samples` samples of a data set, each once. Each replica runs whole micro-batches. In the last round, some replicas have a smaller
 /// micro-batch or none. A replica without samples runs a micro-batch that does not count, because the other ranks
 /// cannot gather their layers without this replica.
-fn all(
+fn of_part(
     engine: &mut Engine,
     corpus: &Corpus,
-    (part, eval): (usize, &dyn Dataset),
+    (part, eval, samples): (usize, &dyn Dataset, usize),
     observations: &mut Observations<'_>,
 ) -> Result<(), Error> {
     let rows = engine.config().train_micro_batch_size_per_gpu;
-    let (samples, replica, replicas) = (eval.len(), engine.replica(), engine.replicas());
+    let (replica, replicas) = (engine.replica(), engine.replicas());
     let start = |round: usize| (round * replicas + replica) * rows;
     let rounds = samples / (rows * replicas);
     for first in (0..rounds).step_by(IN_A_ROW) {

@@ -86,6 +86,15 @@ impl Metric {
         &self.name
     }
 
+    /// Returns whether the metric is a mean over the samples.
+    pub(super) fn is_mean(&self) -> bool {
+        matches!(self.function, Function::Mean(_))
+    }
+
+    fn located(&self, error: candle_core::Error) -> candle_core::Error {
+        error.context(format!("in the metric `{}`", self.name))
+    }
+
     /// Checks that the model and the evaluation data have the outputs and targets that the metric uses.
     ///
     /// # Errors
@@ -120,17 +129,6 @@ impl Metric {
                 }
             }
         }
-    }
-}
-
-impl Metric {
-    /// Returns whether the metric is a mean over the samples.
-    pub(super) fn is_mean(&self) -> bool {
-        matches!(self.function, Function::Mean(_))
-    }
-
-    fn located(&self, error: candle_core::Error) -> candle_core::Error {
-        error.context(format!("in the metric `{}`", self.name))
     }
 }
 
