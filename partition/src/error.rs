@@ -30,16 +30,6 @@ pub enum ZeroError {
         /// The layer whose backward ran.
         layer: String,
     },
-    /// A layer uses a variable that is not one of its parameters.
-    #[error(
-        "layer `{layer}` uses a variable that its `VarBuilder` did not create, so training would not change it\n  help: \
-         get the parameter from the layer's `VarBuilder`, use `Layers::tie` for a parameter of another layer, or detach the \
-         variable"
-    )]
-    UnknownVariable {
-        /// The layer whose backward ran.
-        layer: String,
-    },
     /// Replicated values differ between ranks, because of a faulty processor or memory.
     #[error(
         "{what} must be the same on all {of} ranks, but {}\n  help: a processor or memory is faulty; replace that machine and \

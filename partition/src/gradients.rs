@@ -81,7 +81,6 @@ impl LocalGradients {
                 sink.zero(parameter.leaf().id())?;
             }
         }
-        nothing_is_left(&store, built)?;
         self.store(rank, memory, layer, sink)?;
         Ok(value)
     }
@@ -104,7 +103,6 @@ impl LocalGradients {
                 return Err(no_gradient(parameter, built));
             }
         }
-        nothing_is_left(&store, built)?;
         self.deferred.insert((layer, micro_batch), later);
         Ok(value)
     }
@@ -287,14 +285,6 @@ pub(crate) fn room_for_tied(rank: &Rank, memory: &mut Memory, id: SegmentId) -> 
     let elements = rank.segment(id).elements();
     memory.count(Category::Staging, elements, 4);
     Buffer::F32(memory.take(elements))
-}
-
-/// Checks that a backward computed no gradient of a variable that is not a parameter of the layer.
-fn nothing_is_left(store: &GradStore, layer: &BuiltLayer) -> Result<(), ZeroError> {
-    match store.get_ids().next() {
-        None => Ok(()),
-        Some(_) => Err(ZeroError::UnknownVariable { layer: layer.name().to_string() }),
-    }
 }
 
 fn no_gradient(parameter: &Parameter, layer: &BuiltLayer) -> ZeroError {

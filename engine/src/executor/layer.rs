@@ -179,6 +179,7 @@ pub(super) fn backward(
         let gradients = capture(context.zero, &mut || {
             let (loss, z_loss) = model.loss_and_z_loss(&x, &targets, &pass, gradient)?;
             outcome.pending_losses.push((state.index, loss.detach(), z_loss));
+            knows_variables(model, layer, &[&loss], &leaves)?;
             // Create the seed on the device: a copy from the host could wait for the GPU.
             let seed = Tensor::full(gradient, loss.dims(), loss.device())?.to_dtype(loss.dtype())?;
             Ok(backpropagate(&[(loss, seed)], &leaves).map_err(in_backward)?)
@@ -198,6 +199,7 @@ pub(super) fn backward(
             let what = format!("no gradient reaches the outputs of layer `{}`", built.name());
             return Err(Error::Tensor(candle_core::Error::Msg(what)));
         }
+        knows_variables(model, layer, &seeds.iter().map(|(y, _)| y).collect::<Vec<_>>(), &saved.inputs)?;
         let gradients = capture(context.zero, &mut || Ok(backpropagate(&seeds, &saved.inputs).map_err(in_backward)?))?;
         (saved.inputs, gradients, bypass)
     };
@@ -223,6 +225,29 @@ pub(super) fn backward(
         state.upstream = gradients.into_iter().zip(bypass).map(sum).collect::<candle_core::Result<_>>()?;
     }
     Ok(())
+}
+
+/// Checks that all variables of a layer's graph are its inputs or parameters. No optimizer would update others.
+fn knows_variables(
+    model: &Model,
+    layer: LayerId,
+    outputs: &[&Tensor],
+    inputs: &[Option<Tensor>],
+) -> candle_core::Result<()> {
+    let built = &model.layers()[layer];
+    let parameters = built.uses().iter().map(|&parameter| model.parameters()[parameter].leaf());
+    let known: Vec<_> =
+        inputs.iter().flatten().chain(outputs.iter().copied()).chain(parameters).map(Tensor::id).collect();
+    let mut nodes = outputs.iter().flat_map(|output| output.sorted_nodes());
+    match nodes.any(|node| node.is_variable() && !known.contains(&node.id())) {
+        false => Ok(()),
+        true => candle_core::bail!(
+            "layer `{}` uses a variable that its `VarBuilder` did not create, so training would not change it\n  help: \
+             get the parameter from the layer's `VarBuilder`, use `Layers::tie` for a parameter of another layer, or \
+             detach the variable",
+            built.name()
+        ),
+    }
 }
 
 fn backpropagate(

@@ -148,7 +148,7 @@ fn weights_load_without_the_optimizer_states() {
         ("plain", "", &[][..]),
         ("bf16", BF16, &[]),
         ("groups", groups, &[]),
-        ("averages", averages, &["average"]),
+        ("averages", averages, &["ema"]),
         ("schedule-free", "optimizer: {type: AdamWScheduleFree}", &["z", "v"]),
     ] {
         let folder = saved(&root.path().join(name), 2, 3, &settings(2, more));
@@ -185,7 +185,7 @@ fn weights_load_without_the_optimizer_states() {
         let config = config(1, &settings(0, averages)).for_evaluation();
         let mut engine = Engine::with_communicator(config, gpt2(), comm).unwrap();
         let error = engine.load_weights(&folder).unwrap_err().to_string();
-        assert!(error.contains("but not `average`"), "{error}");
+        assert!(error.contains("but not `ema`"), "{error}");
     });
 }
 
