@@ -1,5 +1,5 @@
-//! The part of a checkpoint that only a run with local steps has. Each replicate of such a run trains alone and has
-//! optimizer states of its own. The outer momentum is divided among the replicates. All replicates have equal
+//! The part of a checkpoint that only a run with local steps has. Each replicate of such a run trains independently and
+//! has optimizer states of its own. The outer momentum is divided among the replicates. All replicates have equal
 //! parameters when a checkpoint is saved.
 
 use std::collections::BTreeMap;

@@ -20,7 +20,7 @@ use crate::settings::Settings;
 pub struct StagePlan {
     /// The mesh: pipeline stages × replicates × shards. Each shard group is divided into context groups. If layers are
     /// cut over tensor groups, this is the mesh of one plane, because all planes run the same programs. If replicates
-    /// train alone, it is the mesh of one replicate.
+    /// train independently, it is the mesh of one replicate.
     pub mesh: Mesh,
     /// The mesh of all ranks.
     pub whole: Mesh,
@@ -111,7 +111,7 @@ impl StagePlan {
         (0..self.stages.count()).map(of_stage).collect()
     }
 
-    /// Builds the program of each stage for an outer step, which averages replicates that train alone.
+    /// Builds the program of each stage for an outer step, which averages replicates that train independently.
     pub fn averaging(&self, shape: &ModelShape) -> Vec<Program> {
         let of_stage = |stage| averaging(&Share { shape, stages: &self.stages, stage }, &self.passes[stage]);
         (0..self.stages.count()).map(of_stage).collect()
@@ -152,7 +152,7 @@ impl StagePlan {
         Self { mesh, ..self.clone() }
     }
 
-    /// Returns this plan for the ranks of all replicates together, even if they train alone.
+    /// Returns this plan for the ranks of all replicates together, even if they train independently.
     #[must_use]
     pub fn of_all_replicates(&self) -> Self {
         Self { mesh: self.whole.plane(), ..self.clone() }

@@ -11,7 +11,7 @@ use zero_pipeline::{Coordinates, Kind, Mesh};
 /// If layers are cut over tensor groups, the mesh, the world and all groups except [`Groups::tensor`] describe this
 /// rank's plane only: the ranks with its index in their tensor groups.
 ///
-/// If replicates train alone, they communicate only in outer steps and evaluations. The mesh, the world and the
+/// If replicates train independently, they communicate only in outer steps and evaluations. The mesh, the world and the
 /// data-parallel group then describe one replicate only.
 #[derive(Clone)]
 pub struct Groups {
@@ -22,7 +22,7 @@ pub struct Groups {
     shard: Arc<dyn Communicator>,
     /// The ranks with the same shard, if their gradients are summed; `None` if a stage has one shard group.
     replicate: Option<Arc<dyn Communicator>>,
-    /// If replicates train alone: the ranks with the same shard, and the ranks of this stage in all replicates.
+    /// If replicates train independently: the ranks with the same shard, and the ranks of this stage in all replicates.
     apart: Option<[Arc<dyn Communicator>; 2]>,
     /// The ranks of the near group, and the ranks at the same position in all near groups of the shard group. `None` if
     /// the shard group is one near group, or if each near group has one rank.
@@ -91,7 +91,8 @@ impl Groups {
         Ok(Self { mesh, at, world, data, shard, replicate, apart: None, near, context, tensor, pipe, all })
     }
 
-    /// Creates the communicators of a rank in a mesh whose replicates train alone. Collective: every rank must call it.
+    /// Creates the communicators of a rank in a mesh whose replicates train independently. Collective: every rank must
+    /// call it.
     ///
     /// # Errors
     /// Fails if a rank is lost.
@@ -139,7 +140,7 @@ impl Groups {
         }
     }
 
-    /// Returns the mesh of all ranks, or of one replicate if replicates train alone.
+    /// Returns the mesh of all ranks, or of one replicate if replicates train independently.
     #[must_use]
     pub fn mesh(&self) -> Mesh {
         self.mesh
@@ -151,7 +152,7 @@ impl Groups {
         self.at
     }
 
-    /// Returns the communicator of all ranks, or of this rank's replicate if replicates train alone.
+    /// Returns the communicator of all ranks, or of this rank's replicate if replicates train independently.
     #[must_use]
     pub fn world(&self) -> &Arc<dyn Communicator> {
         &self.world
@@ -172,7 +173,7 @@ impl Groups {
 
     /// Returns the communicator of the ranks that hold the same shard as this rank, in the order of their shard groups.
     /// `None` if a stage has one shard group, since no other rank then holds the shard, and also if replicates train
-    /// alone.
+    /// independently.
     #[must_use]
     pub fn replicate(&self) -> Option<&Arc<dyn Communicator>> {
         self.replicate.as_ref()
@@ -240,8 +241,8 @@ impl Groups {
         self.pipe.get(index)
     }
 
-    /// Returns the communicator of the ranks that hold the same shard in replicates that train alone, in the order of
-    /// the replicates. `None` if gradients are summed over all data-parallel ranks.
+    /// Returns the communicator of the ranks that hold the same shard in replicates that train independently, in the
+    /// order of the replicates. `None` if gradients are summed over all data-parallel ranks.
     #[must_use]
     pub fn apart(&self) -> Option<&Arc<dyn Communicator>> {
         self.apart.as_ref().map(|[same, _]| same)

@@ -1,4 +1,4 @@
-//! Outer steps of replicates that train alone in between (DiLoCo). An outer step averages the parameters of all
+//! Outer steps of replicates that train independently in between (DiLoCo). An outer step averages the parameters of all
 //! replicates. The outer optimizer, SGD with Nesterov's momentum, then updates the parameters from which all replicates
 //! started; its gradient is these parameters minus the average.
 //!
@@ -211,7 +211,7 @@ fn in_share(rank: &Rank, id: SegmentId, range: Range<usize>) -> Result<Range<usi
 }
 
 fn replicates(rank: &Rank) -> Result<(&dyn Communicator, OuterOptions), ZeroError> {
-    let outer = || ZeroError::internal("there are no replicates that train alone");
+    let outer = || ZeroError::internal("there are no replicates that train independently");
     Ok((&**rank.groups.apart().ok_or_else(outer)?, rank.options.outer.ok_or_else(outer)?))
 }
 

@@ -43,7 +43,7 @@ impl LocalSteps {
             (
                 training.reproducible,
                 Training::reproducible,
-                "gradients are not summed over replicates that train alone",
+                "gradients are not summed over replicates that train independently",
             ),
             (training.ema.is_some(), Training::ema, "with outer steps, an average of the weights is not implemented"),
             (training.spikes.is_some(), Training::spikes, "each replicate has its own gradient norms"),

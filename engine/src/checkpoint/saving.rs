@@ -171,8 +171,8 @@ impl Engine {
     }
 
     /// Compares parameters and optimizer state that are replicated on several ranks. Collective, between steps.
-    /// Replicates that train alone (`training.local_steps`) are compared with each other only directly after an outer
-    /// step.
+    /// Replicates that train independently (`training.local_steps`) are compared with each other only directly after an
+    /// outer step.
     ///
     /// # Errors
     /// Fails if a rank differs; the error names the rank and the tensor.

@@ -1,4 +1,5 @@
-//! Local steps: replicates that train alone, and the outer steps that average them (`training.local_steps`, DiLoCo).
+//! Local steps: replicates that train independently, and the outer steps that average them (`training.local_steps`,
+//! DiLoCo).
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -13,9 +14,9 @@ const KEY: &str = "training.local_steps";
 const LOOK: Duration = Duration::from_millis(2);
 
 impl Engine {
-    /// Runs an outer step now: averages replicates that have trained alone since the last outer step, so that all of
-    /// them continue from the outer optimizer's result. Does nothing if they are equal, as is always the case without
-    /// `training.local_steps`. Collective.
+    /// Runs an outer step now: averages replicates that have trained independently since the last outer step, so that
+    /// all of them continue from the outer optimizer's result. Does nothing if they are equal, as is always the case
+    /// without `training.local_steps`. Collective.
     ///
     /// Training runs an outer step automatically after every `training.local_steps.steps` steps. If a run ends between
     /// two outer steps, call this before its last evaluation and checkpoint.
@@ -38,7 +39,8 @@ impl Engine {
     }
 
     /// Waits until all replicates have taken their local steps. For each of these steps, a replicate may be late by the
-    /// communication timeout, because replicates that do not train alone would wait for each other in each step.
+    /// communication timeout, because replicates that do not train independently would wait for each other in each
+    /// step.
     fn meet_replicates(&mut self) -> Result<(), Error> {
         let Some(same_shard) = self.zero.groups().apart() else { return Ok(()) };
         let patience = timeout(&self.config).mul_f64((self.step - self.averaged) as f64);
@@ -58,7 +60,7 @@ impl Engine {
         self.config.training.local_steps.is_some_and(|local| step.is_multiple_of(local.steps as u64))
     }
 
-    /// Returns whether all replicates have the same parameters. This is always true unless they train alone.
+    /// Returns whether all replicates have the same parameters. This is always true unless they train independently.
     #[must_use]
     pub fn replicates_are_equal(&self) -> bool {
         self.averaging.is_none() || self.averaged == self.step

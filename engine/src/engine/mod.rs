@@ -64,7 +64,7 @@ pub struct Engine {
     norm_limit: f64,
     /// Present with `fp16`.
     pub(crate) scaler: Option<LossScaler>,
-    /// The program of an outer step; `None` unless replicates train alone.
+    /// The program of an outer step; `None` unless replicates train independently.
     averaging: Option<Program>,
     /// The last step after which the replicates were equal.
     pub(crate) averaged: u64,

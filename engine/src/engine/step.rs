@@ -17,14 +17,15 @@ use crate::noise::GradientNoise;
 use crate::settings::loss_gradient;
 
 /// The result of one optimizer step. All fields except `duration` and `sent_bytes` are the same on every rank, or on
-/// every rank of a replicate if replicates train alone (`training.local_steps`).
+/// every rank of a replicate if replicates train independently (`training.local_steps`).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Step {
     /// Number of the step, counted from 1.
     pub step: u64,
     /// Samples of the global batch.
     pub samples: usize,
-    /// Mean loss before the update: of the global batch, or of the replicate's part of it if replicates train alone.
+    /// Mean loss before the update: of the global batch, or of the replicate's part of it if replicates train
+    /// independently.
     pub loss: f32,
     /// The part of `loss` that `training.z_loss` adds; `None` without it.
     pub z_loss: Option<f32>,
@@ -114,8 +115,8 @@ impl Engine {
         let (ranks, rank) = (self.stage_plan.mesh.data_parallel(), self.zero.groups().data_rank());
         let rate = settings.schedule.rate(settings.base_lr, self.zero.updates() + 1);
         let (deal, micro_batches) = (settings.deal, settings.micro_batches);
-        // A replicate that trains alone has consecutive micro-batches, so that the micro-batches of other replicates do
-        // not depend on its number of ranks.
+        // A replicate that trains independently has consecutive micro-batches, so that the micro-batches of other
+        // replicates do not depend on its number of ranks.
         let replicate = settings.zero.outer.map_or(0, |outer| outer.share.replicate);
         let own = replicate * ranks * micro_batches;
         let global = |local: usize| own + deal.global(rank, ranks, local, micro_batches);
@@ -289,7 +290,7 @@ impl Engine {
     }
 
     /// Broadcasts values from the stage of the last layer to all ranks, or to the ranks of the replicate if it trains
-    /// alone. The other stages pass a buffer of the same length, whose values are ignored.
+    /// independently. The other stages pass a buffer of the same length, whose values are ignored.
     pub(super) fn told_by_the_last(&self, values: Buffer) -> Result<Buffer, Error> {
         if self.stage_plan.mesh.pipe() == 1 {
             return Ok(values);

@@ -73,7 +73,7 @@ pub enum Phase {
     Gather,
     /// Gathering updated replicated parameters.
     Refresh,
-    /// Outer steps of replicates that train alone.
+    /// Outer steps of replicates that train independently.
     Outer,
     /// Messages between pipeline stages.
     Messages,

@@ -64,7 +64,7 @@ fn differing_ranks_of_a_pipeline_are_named() {
     assert!(found.iter().all(|said| said.contains("on all 3 ranks, but rank 4 differs")), "{said:?}");
 }
 
-/// Between outer steps of replicates that train alone, only ranks of the same replicate are compared.
+/// Between outer steps of replicates that train independently, only ranks of the same replicate are compared.
 #[test]
 fn differing_ranks_are_named_with_local_steps() {
     let alone = "mesh: {data_parallel_replicate_degree: 2}\ntraining: {local_steps: {steps: 3}}";
@@ -75,7 +75,7 @@ fn differing_ranks_are_named_with_local_steps() {
     assert!(said[3..].iter().all(differs), "{said:?}");
 }
 
-/// After an outer step, replicates that train alone hold the same parameters.
+/// After an outer step, replicates that train independently hold the same parameters.
 #[test]
 fn a_replicate_that_differs_after_an_outer_step_is_named() {
     let parameter = "transformer.h.1.mlp.c_fc.weight";

@@ -60,7 +60,7 @@ pub fn training_step(share: &Share, schedule: Schedule, micro_batches: usize, op
     offload(program, shape, &options.offload)
 }
 
-/// Returns the program of an outer step, which averages replicates that train alone.
+/// Returns the program of an outer step, which averages replicates that train independently.
 #[must_use]
 pub fn averaging(share: &Share, options: &PassOptions) -> Program {
     let Share { shape, stages, stage } = *share;

@@ -1,4 +1,4 @@
-//! Averages the parameters of replicates that train alone.
+//! Averages the parameters of replicates that train independently.
 
 use zero_pipeline::{Instruction, ModelShape, Program, SegmentId, StageId, Stages};
 

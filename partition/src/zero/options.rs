@@ -22,8 +22,8 @@ pub struct ZeroOptions {
     pub clippings: Vec<Clipping>,
     /// The moving average of the weights, if there is one.
     pub average: Option<Average>,
-    /// The outer optimizer of replicates that train alone; `None` if all data-parallel ranks sum their gradients. Not
-    /// supported with state on a disk or on a GPU, or for 16-bit parameters without an f32 copy.
+    /// The outer optimizer of replicates that train independently; `None` if all data-parallel ranks sum their
+    /// gradients. Not supported with state on a disk or on a GPU, or for 16-bit parameters without an f32 copy.
     pub outer: Option<OuterOptions>,
     /// Dtype of the optimizer's states: f32 or bf16. The average is f32.
     pub state_dtype: DType,
@@ -144,6 +144,7 @@ pub struct Widths {
     /// The copy of the weights that is kept while the averages of a schedule-free optimizer replace them; 0 for other
     /// optimizers. The copy is on the disk if the optimizer's states are.
     pub kept: usize,
-    /// The outer optimizer's state, which replicates that train alone divide among themselves; `None` without one.
+    /// The outer optimizer's state, which replicates that train independently divide among themselves; `None` without
+    /// one.
     pub outer: Option<OuterShare>,
 }

@@ -1,4 +1,4 @@
-//! Executes the outer steps of replicates that train alone, on the parameters of a rank.
+//! Executes the outer steps of replicates that train independently, on the parameters of a rank.
 
 use candle_core::CpuStorage;
 use zero_pipeline::SegmentId;
@@ -12,7 +12,7 @@ impl ShardedState {
     /// bits, the f32 copies are averaged.
     ///
     /// # Errors
-    /// Fails if the rank has no replicates that train alone.
+    /// Fails if the rank has no replicates that train independently.
     pub fn outer_step(&mut self, id: SegmentId) -> Result<(), ZeroError> {
         let own = self.rank.own_range(id);
         let mut values = self.memory.take(own.len());
@@ -46,7 +46,7 @@ impl ShardedState {
         Ok(())
     }
 
-    /// Returns the outer optimizer, with this rank's share of its state; `None` if no replicates train alone.
+    /// Returns the outer optimizer, with this rank's share of its state; `None` if no replicates train independently.
     #[must_use]
     pub fn outer(&self) -> Option<OuterOptions> {
         self.rank.options.outer

@@ -41,9 +41,9 @@ impl Compared {
 
 impl ShardedState {
     /// Compares parameters and optimizer state in memory over the ranks that hold them. Collective over all ranks; call
-    /// it between steps. Replicates that train alone are compared with each other only if `replicates_are_equal`, as
-    /// they are after an outer step. Only their parameters and f32 copies are compared, since each replicate has its
-    /// own optimizer state.
+    /// it between steps. Replicates that train independently are compared with each other only if
+    /// `replicates_are_equal`, as they are after an outer step. Only their parameters and f32 copies are compared,
+    /// since each replicate has its own optimizer state.
     ///
     /// # Errors
     /// Returns [`ZeroError::Differs`] on every rank of a group in which values differ. The error names world ranks.

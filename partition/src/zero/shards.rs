@@ -147,8 +147,8 @@ impl ShardedState {
 
     /// Returns the ranges that this rank writes into a checkpoint, in portions. At every ZeRO stage these are its
     /// shards of the segments that its pipeline stage owns, if the rank belongs to the first of the replicates. The
-    /// ranges of all ranks together cover each element once. If replicates train alone, the ranges of each replicate
-    /// cover each element once.
+    /// ranges of all ranks together cover each element once. If replicates train independently, the ranges of each
+    /// replicate cover each element once.
     #[must_use]
     pub fn saved_ranges(&self) -> Vec<Range> {
         let is_saved = |id| self.owns(id) && self.rank.speaks();

@@ -72,7 +72,7 @@ impl fmt::Display for Plan {
             let join = |of: fn(&Share) -> u64| shares.iter().map(of).map(bytes).collect::<Vec<_>>().join(" | ");
             writeln!(
                 f,
-                "each replicate trains alone for {}; an outer step sends {} per rank, {} to other replicates; `sent/step` includes 1/{local_steps} of these bytes",
+                "each replicate trains independently for {}; an outer step sends {} per rank, {} to other replicates; `sent/step` includes 1/{local_steps} of these bytes",
                 counted(local_steps as usize, "step", "steps"),
                 join(|share| share.sent_outer),
                 join(|share| share.sent_between),

@@ -87,7 +87,7 @@ pub(super) fn say(engine: &Engine, corpus: &Corpus, progress: &Progress, steps: 
     ));
     if let Some(LocalSteps { steps, outer_lr, outer_momentum }) = config.training.local_steps {
         progress.say(&format!(
-            "local steps: each replicate trains alone for {} between outer steps; outer SGD with lr {outer_lr}, momentum {outer_momentum}; printed losses are from rank 0's replicate",
+            "local steps: each replicate trains independently for {} between outer steps; outer SGD with lr {outer_lr}, momentum {outer_momentum}; printed losses are from rank 0's replicate",
             counted(steps, "step", "steps"),
         ));
     }

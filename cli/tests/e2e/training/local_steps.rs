@@ -1,4 +1,4 @@
-//! Runs with `training.local_steps`: replicates train alone between two outer steps.
+//! Runs with `training.local_steps`: replicates train independently between two outer steps.
 
 use crate::case;
 
@@ -19,7 +19,7 @@ fn a_resumed_run_continues() {
     let run = |more: &[&str]| case.train(&[&["-n", "4", "--plain"], &sets(&SETTINGS)[..], more].concat());
     let said = run(&["--out", "whole", "--max-steps", "18"]);
     assert!(
-        said.contains("local steps: each replicate trains alone for 3 steps between outer steps; outer SGD with lr 0.7, momentum 0.9"),
+        said.contains("local steps: each replicate trains independently for 3 steps between outer steps; outer SGD with lr 0.7, momentum 0.9"),
         "{said}"
     );
     assert!(said.contains("the run saves a checkpoint after the next outer step"), "{said}");
@@ -79,5 +79,5 @@ fn plan_counts_traffic_and_state_of_outer_steps() {
     }
     let said = case.succeed(&base);
     assert!(said.contains("4 ranks = 1 pipeline stage × 2 shard groups × 2 ranks"), "{said}");
-    assert!(said.contains("each replicate trains alone for 3 steps; an outer step sends"), "{said}");
+    assert!(said.contains("each replicate trains independently for 3 steps; an outer step sends"), "{said}");
 }

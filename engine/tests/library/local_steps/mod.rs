@@ -1,5 +1,5 @@
-//! Local steps: replicates train alone, and outer steps average them, as in DiLoCo. Losses match a PyTorch script, and
-//! replicates hold and send the bytes of the formulas.
+//! Local steps: replicates train independently, and outer steps average them, as in DiLoCo. Losses match a PyTorch
+//! script, and replicates hold and send the bytes of the formulas.
 
 mod checkpoints;
 mod combined;

@@ -61,7 +61,8 @@ pub(super) struct Run<'a> {
     ends: bool,
 }
 
-/// Sums and maxima after a step over all ranks or, if replicates train alone, over the ranks of this rank's replicate.
+/// Sums and maxima after a step over all ranks or, if replicates train independently, over the ranks of this rank's
+/// replicate.
 struct Together {
     sent_bytes: u64,
     peak_bytes: u64,
@@ -69,7 +70,7 @@ struct Together {
     signal: i64,
     /// Whether a rank has received a request to save a checkpoint.
     save: bool,
-    /// Milliseconds of each rank's own work, by rank. Empty if replicates have trained alone.
+    /// Milliseconds of each rank's own work, by rank. Empty if replicates have trained independently.
     own_ms: Vec<f64>,
     /// Longest time in milliseconds that a rank waited for data.
     data_wait_ms: f64,
@@ -155,7 +156,7 @@ impl<'a> Run<'a> {
             step.noise.into_iter().for_each(|of_step| self.noise_scale.add(of_step));
             self.record(&step, &together, evaluation.as_ref(), files.as_deref_mut())?;
             let is_ended = self.call_back(&step, steps, &together, evaluation.as_ref())?;
-            // If replicates train alone, only one of them may diverge. `abort` tells the other replicates.
+            // If replicates train independently, only one of them may diverge. `abort` tells the other replicates.
             let judged = self.divergence.judge(&step, &self.progress);
             judged.inspect_err(|error| self.engine.communicator().abort(&error.to_string()))?;
             if training.compare_replicas_every > 0 && step.step.is_multiple_of(training.compare_replicas_every as u64) {
@@ -211,9 +212,9 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Exchanges the counters and requests of all ranks after a step. While replicates train alone, the ranks of each
-    /// replicate exchange only counters, among themselves. They exchange requests after an outer step, so that all
-    /// replicates stop or save at the same step.
+    /// Exchanges the counters and requests of all ranks after a step. While replicates train independently, the ranks
+    /// of each replicate exchange only counters, among themselves. They exchange requests after an outer step, so that
+    /// all replicates stop or save at the same step.
     fn gather(&mut self, step: &Step, requests: &Requests, data_wait: Duration) -> Result<Together, Error> {
         let peak = self.engine.zero().ledger().peak_total() as i64;
         let own_micros = self.stragglers.own_ms(&self.engine) * 1e3;
