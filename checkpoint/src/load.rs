@@ -137,7 +137,7 @@ fn fits(folder: &Path, manifest: &Manifest, zero: &ShardedState) -> Result<(), C
             ));
         }
     }
-    // The names are in the order of the optimizers in the configuration. The saved run may have had another order.
+    // The names are in the order of the optimizers in the configuration. The saved run may have had a different order.
     if !are_same(&manifest.states, &zero.state_names()) && !has_parameters_alone(manifest) {
         return mismatch(format!(
             "the checkpoint has optimizer states {:?}, but the configured optimizer has {:?}",

@@ -149,7 +149,7 @@ impl Manifest {
     /// Reads and checks the manifest of a checkpoint's folder.
     ///
     /// # Errors
-    /// Fails if the manifest is missing, has another version, is damaged or is inconsistent.
+    /// Fails if the manifest is missing, has a different version, is damaged or is inconsistent.
     pub fn read(folder: &Path) -> Result<Self, CheckpointError> {
         let path = folder.join(MANIFEST);
         let size = std::fs::metadata(&path).map_err(CheckpointError::io(&path))?.len();
@@ -187,8 +187,8 @@ impl Manifest {
     pub(crate) fn parse(text: &[u8]) -> Result<Self, String> {
         let seal = text.windows(SEAL.len()).rposition(|window| window == SEAL.as_bytes());
         let Some((body, sealed)) = seal.map(|at| text.split_at(at)) else {
-            // A text without a checksum may be a manifest of another version. In that case an error about the version
-            // is more useful than an error about the checksum.
+            // A text without a checksum may be a manifest of a different version. In that case an error about the
+            // version is more useful than an error about the checksum.
             let other: Version = serde_json::from_slice(text).map_err(|e| e.to_string())?;
             other.check()?;
             return Err("the last line is not a checksum".into());
@@ -275,8 +275,8 @@ impl Manifest {
     }
 }
 
-/// The keys that identify the version. They are parsed first, because a manifest of another version may have other keys
-/// besides these.
+/// The keys that identify the version. They are parsed first, because a manifest of a different version may have other
+/// keys besides these.
 #[derive(Deserialize)]
 struct Version {
     format: String,

@@ -39,7 +39,8 @@ const OTHER_FORMATS: [&str; 5] =
 ///
 /// # Errors
 /// Fails on every rank if one rank fails: a file is missing, damaged, in another format or outside the folder, or
-/// tensors are missing, unknown or of another shape. The parameters are then unchanged, unless reading a tensor failed.
+/// tensors are missing, unknown or of a different shape. The parameters are then unchanged, unless reading a tensor
+/// failed.
 pub fn load_pretrained(folder: &Path, zero: &mut ShardedState, comm: &dyn Communicator) -> Result<(), CheckpointError> {
     let weights = together(comm, open(folder, zero.model()))?;
     together(comm, weights.fill(zero))

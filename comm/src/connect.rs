@@ -243,7 +243,7 @@ impl Meeting<'_> {
     }
 
     /// Publishes this rank's address and reads the addresses of all ranks, indexed by rank. Returns an error if another
-    /// rank was started with another number of ranks.
+    /// rank was started with a different number of ranks.
     fn introduce(
         &self,
         store: &mut StoreClient,

@@ -231,7 +231,7 @@ section! {
         /// Origin of each value.
         #[serde(skip)]
         pub origins: Origins = Origins::default(),
-        /// The configuration as written, kept to resolve it for another number of ranks.
+        /// The configuration as written, kept to resolve it for a different number of ranks.
         #[serde(skip)]
         pub(crate) typed: Arc<Typed> = keys.typed(),
     }

@@ -366,8 +366,8 @@ fn of_build(error: BuildError) -> Error {
     }
 }
 
-/// Returns the number of tokens beyond which the model rotates all positions of a sequence by other angles, as LongRoPE
-/// does; `None` if there is no such limit.
+/// Returns the number of tokens beyond which the model uses a second set of rotary angles for all positions of a
+/// sequence, as LongRoPE does; `None` if there is no such limit.
 #[must_use]
 pub fn tokens_before_other_angles(model: &config::Model) -> Option<usize> {
     match model {

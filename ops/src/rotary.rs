@@ -218,7 +218,7 @@ impl Rotary {
         };
         let is_stale = |row: &[u32]| (1..=*tokens).contains(&(row[0] as usize)) && end(row) > *tokens;
         if rows().any(is_stale) {
-            bail!("{OP}: beyond {tokens} tokens LongRoPE has other angles than those of the keys in the cache");
+            bail!("{OP}: beyond {tokens} tokens, LongRoPE needs other angles than the keys in the cache have");
         }
         // The length of each row selects its angles, so that a row does not depend on the other rows.
         let rotated = rows().enumerate().map(|(at, row)| self.rotate(&x.narrow(0, at, 1)?, end(row), Some(row.into())));

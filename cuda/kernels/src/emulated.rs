@@ -153,7 +153,7 @@ impl Compiled {
     ///
     /// # Errors
     /// A fault that the emulator detected: a grid that is too large, a barrier that not all threads reach, a write
-    /// beyond the shared memory, arguments of another size than the kernel's; and the faults that [`How::Watched`]
+    /// beyond the shared memory, arguments of a different size than the kernel's; and the faults that [`How::Watched`]
     /// detects.
     ///
     /// # Safety

@@ -224,7 +224,7 @@ impl Engine {
         (self.step, self.averaged) = (manifest.step, manifest.step);
         self.samples = manifest.samples;
         self.scaler = self.settings.loss_scaling.map(LossScaler::new);
-        // The checkpoint of a run in another dtype has no loss scale. Start with the initial scale.
+        // The checkpoint of a run in a different dtype has no loss scale. Start with the initial scale.
         if let (Some(scaler), Some(saved)) = (&mut self.scaler, manifest.loss_scale) {
             scaler.restore(restored(saved));
         }

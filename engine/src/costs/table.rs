@@ -203,7 +203,7 @@ impl CostTable {
     /// Reads a table.
     ///
     /// # Errors
-    /// Fails if the file cannot be read, is not a cost table, or has another version.
+    /// Fails if the file cannot be read, is not a cost table, or has a different version.
     pub fn read(path: &Path) -> Result<Self, Error> {
         let wrong = |message: String| {
             Error::setting(

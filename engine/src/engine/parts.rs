@@ -55,7 +55,7 @@ impl Engine {
     }
 
     /// Returns the number of micro-batches in a global batch of `train_batch_size`, over all replicas. Steps of
-    /// [`Engine::train_dealt`] may have other numbers.
+    /// [`Engine::train_dealt`] may have different numbers.
     #[must_use]
     pub fn global_micro_batches(&self) -> usize {
         self.config.gradient_accumulation_steps * self.replicas()

@@ -155,7 +155,7 @@ fn names_and_keys_without_effect_are_errors() {
     assert!(unknown.contains("q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj"), "{unknown}");
     assert!(error("adapter: {modules_to_save: [score]}").contains("adapter.modules_to_save"));
     assert!(error("adapter: {}\ntraining: {frozen: ['*']}").contains("training.frozen"));
-    // The adapter of a model with other sizes is rejected.
+    // The adapter of a model with different sizes is rejected.
     let folder = TempDir::new().unwrap();
     let settings = serde_json::json!({"peft_type": "LORA", "r": 8, "lora_alpha": 8});
     std::fs::write(folder.path().join("adapter_config.json"), settings.to_string()).unwrap();

@@ -38,7 +38,7 @@ fn fifty_steps_agree_with_pytorch() {
                 for (step, want) in lines.iter().enumerate() {
                     let taken = engine.train_batch(&chats(step as u64)).unwrap();
                     let got = [f64::from(taken.loss), taken.grad_norm];
-                    // PyTorch adds f32 values in another order. The norm is measured before clipping.
+                    // PyTorch adds f32 values in a different order. The norm is measured before clipping.
                     for (got, want) in got.iter().zip(want) {
                         assert!((got - want).abs() < 1e-4 * want, "step {}: {got}, PyTorch {want}", step + 1);
                     }

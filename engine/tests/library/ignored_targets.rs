@@ -69,7 +69,7 @@ fn of_logits() -> Layers {
 pub(super) fn assert_near(a: &Trajectory, b: &Trajectory, what: &str) {
     let pairs = a.losses.iter().zip(&b.losses).map(|(a, b)| (f32::from_bits(*a), f32::from_bits(*b)));
     for (step, (a, b)) in pairs.enumerate() {
-        // The tolerance covers a few hundred roundings of 2⁻²⁴ in another order, and AdamW's division by small
+        // The tolerance covers a few hundred roundings of 2⁻²⁴ in a different order, and AdamW's division by small
         // gradients.
         assert!((a - b).abs() <= 2e-5 * b, "{what}, step {}: {a} and {b}", step + 1);
     }

@@ -290,7 +290,7 @@ fn batch_norm_equals_that_of_pytorch() {
     let rows: Vec<Vec<f64>> =
         printed.lines().map(|line| line.split(' ').map(|value| value.parse().unwrap()).collect()).collect();
     assert_eq!(rows.len(), STEPS + 8 + 1);
-    // PyTorch adds in another order: after eight steps, results differ by a few f32 units in the last place.
+    // PyTorch adds in a different order: after eight steps, results differ by a few f32 units in the last place.
     let close = |a: f64, b: f64| (a - b).abs() <= 2e-6 * (1.0 + b.abs());
     for (loss, row) in losses.iter().zip(&rows) {
         assert!(close(f64::from(*loss), row[0]), "{loss} and {}", row[0]);

@@ -88,7 +88,7 @@ fn losses_and_parameters_agree_with_pytorch() {
                 let got = [f64::from(taken.loss), f64::from(taken.z_loss.expect("a z-loss"))];
                 println!("step {}: {got:.7?}, PyTorch {want:.7?}", step + 1);
                 for (got, want) in got.iter().zip(want) {
-                    // PyTorch adds f32 values in another order.
+                    // PyTorch adds f32 values in a different order.
                     assert!((got - want).abs() < 1e-5 * want, "step {}: {got}, PyTorch {want}", step + 1);
                 }
             }

@@ -81,10 +81,10 @@ pub struct Gpt2Config {
     /// The loss for pairs of answers, if the model is trained on pairs. A sample then consists of two documents (see
     /// `packed`), and `lm_head` returns their log-probabilities.
     pub preference: Option<PreferenceLoss>,
-    /// The base model of µP: the same model with other widths (`n_embd`, `n_inner`, `n_head`). µP divides the inputs of
-    /// the head by the multiplier of `n_embd`, and attention scores by the square root of the multiplier of the head
-    /// size. It divides the initial weights of a matrix between two widths by the square root of the multiplier of its
-    /// inputs.
+    /// The base model of µP: the same model with different widths (`n_embd`, `n_inner`, `n_head`). µP divides the
+    /// inputs of the head by the multiplier of `n_embd`, and attention scores by the square root of the multiplier of
+    /// the head size. It divides the initial weights of a matrix between two widths by the square root of the
+    /// multiplier of its inputs.
     pub base: Option<Box<Self>>,
 }
 

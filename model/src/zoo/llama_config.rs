@@ -88,7 +88,7 @@ pub struct LlamaConfig {
     /// The loss for pairs of answers, if the model is trained on pairs. A sample then consists of two documents (see
     /// `packed`), and `lm_head` returns their log-probabilities.
     pub preference: Option<PreferenceLoss>,
-    /// The base model of µP: the same model with other widths (`hidden_size`, `intermediate_size`,
+    /// The base model of µP: the same model with different widths (`hidden_size`, `intermediate_size`,
     /// `num_attention_heads`, `num_key_value_heads`, `head_dim`). µP divides the inputs of the head by the multiplier
     /// of `hidden_size`, and attention scores by the square root of the multiplier of the head size. It divides the
     /// initial weights of a matrix between two widths by the square root of the multiplier of its inputs.

@@ -1,5 +1,5 @@
 //! Decoding token by token gives logits that are bit-identical to one pass over the whole sequence, also in a batch
-//! with sequences of other lengths.
+//! with sequences of different lengths.
 
 use crate::built;
 use candle_core::{DType, Device, Result, Tensor};
@@ -118,6 +118,6 @@ fn a_cache_of_another_batch_or_a_failed_pass_is_refused() -> Result<()> {
     next(&model, &[&[1, 2, 3]], &mut [&mut cache])?;
     let other = built(llama_of(20, None), DType::F32);
     let error = next(&other, &[&[1]], &mut [&mut cache]).unwrap_err().to_string();
-    assert!(error.contains("the cache has other heads"), "{error}");
+    assert!(error.contains("the cache does not have"), "{error}");
     Ok(())
 }

@@ -99,7 +99,7 @@ fn attend(
             if entry.tokens > 0
                 && (entry.heads.len(), entry.heads[0].values.len()) != (g.kv_heads, entry.tokens * g.size)
             {
-                bail!("{OP}: the cache has other heads than {} of size {}", g.kv_heads, g.size);
+                bail!("{OP}: the cache does not have {} heads of size {}", g.kv_heads, g.size);
             }
             entry.append(isa, g, at, sample, [k, v]);
         }

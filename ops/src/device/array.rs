@@ -213,7 +213,7 @@ impl Array {
     /// Writes the values of a tensor of any float dtype to a range, or adds them to it if `add` is set.
     ///
     /// # Errors
-    /// Fails if the tensor has another size or is on another device.
+    /// Fails if the tensor has a different size or is on another device.
     pub(crate) fn take(&mut self, range: Range<usize>, values: &Tensor, add: bool) -> Result<()> {
         let from = Operand::of(OP, values)?;
         if from.count != range.len() {

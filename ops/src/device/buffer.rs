@@ -51,7 +51,7 @@ pub fn to_send(storage: CudaStorage, len: usize) -> Result<Buffer> {
 /// Copies a tensor on a GPU, of dtype f32, bf16 or f16, into a GPU buffer that collectives can send.
 ///
 /// # Errors
-/// Fails if the tensor is on another device or has another dtype, or if the GPU is out of memory.
+/// Fails if the tensor is on another device or has a different dtype, or if the GPU is out of memory.
 pub fn copied_to_send(tensor: &Tensor) -> Result<Buffer> {
     with_elements(tensor, |storage, range| {
         let elements = range.len();

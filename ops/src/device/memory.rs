@@ -84,7 +84,7 @@ pub fn copy(from: &CudaStorage, source: Range<usize>, to: &mut CudaStorage, targ
 /// Waits for all earlier work on the stream and copies a range to the host.
 ///
 /// # Errors
-/// Fails if the storage has another dtype. Returns errors of the driver.
+/// Fails if the storage has a different dtype. Returns errors of the driver.
 ///
 /// # Panics
 /// Panics if the range is out of bounds.
@@ -111,7 +111,7 @@ pub fn download(from: &CudaStorage, range: Range<usize>) -> Result<CpuStorage> {
 /// Returns the address of a storage of f32, bf16 or f16, for code that copies its values.
 ///
 /// # Errors
-/// Fails if the storage has another dtype.
+/// Fails if the storage has a different dtype.
 pub fn begin(storage: &CudaStorage) -> Result<Address> {
     address("parameters", storage)
 }

@@ -109,7 +109,7 @@ impl Staging {
     /// Returns an error of earlier work on the device.
     ///
     /// # Panics
-    /// Panics if `to` has another length.
+    /// Panics if `to` has a different length.
     pub fn take(&mut self, mut arriving: Arriving, to: &mut [f32]) -> Result<()> {
         assert_eq!(arriving.len, to.len());
         arriving.event.wait().map_err(driver)?;

@@ -31,7 +31,7 @@ impl Indices {
     /// Converts a view of u32, i64 or u8 within `limits`.
     ///
     /// # Errors
-    /// Fails if the view has another dtype; also reports errors that kernels recorded for earlier indices.
+    /// Fails if the view has a different dtype; also reports errors that kernels recorded for earlier indices.
     pub(super) fn new(op: &'static str, gpu: &Gpu, view: (&CudaStorage, &Layout), limits: &Limits) -> Result<Self> {
         Self::converted(op, gpu, view, limits, false)
     }

@@ -44,7 +44,7 @@ pub(crate) enum Operation {
     Two(Box<dyn CustomOp2 + Send + Sync>, [Tensor; 2]),
     Three(Box<dyn CustomOp3 + Send + Sync>, [Tensor; 3]),
     Sum([Tensor; 2]),
-    /// The same elements in another shape.
+    /// The same elements in a different shape.
     View(Tensor),
 }
 

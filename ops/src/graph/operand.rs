@@ -197,7 +197,7 @@ pub(crate) fn rows(op: &'static str, shape: &Shape) -> Result<(usize, usize)> {
     }
 }
 
-/// Returns the shape with another length of the last dimension.
+/// Returns the shape with a different length of the last dimension.
 pub(crate) fn with_last(shape: &Shape, length: usize) -> Shape {
     let mut dims = shape.dims().to_vec();
     if let Some(last) = dims.last_mut() {

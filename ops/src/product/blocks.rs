@@ -131,7 +131,7 @@ impl Sizes {
         };
         match to {
             To::F32(_) => Self { depth: even(words, depth), width, height, order },
-            // The block takes the same amount of memory in another shape, so that it contains the whole inner
+            // The block takes the same amount of memory in a different shape, so that it contains the whole inner
             // dimension.
             To::Bf16(_) | To::F16(_) => {
                 let width = (DEPTH * WIDTH / words.max(1) / COLUMNS * COLUMNS).clamp(COLUMNS, WIDTH);

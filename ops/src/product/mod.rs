@@ -3,8 +3,8 @@
 //! Every element of a product is one chain of fused multiply-adds over the inner dimension, from the first term to the
 //! last: `sum = fma(left[i][k], right[k][j], sum)`. It therefore depends only on its row, its column and the start of
 //! the chain, and not on adjacent rows, threads, blocks, the layout of the operands or the instruction set. (The `gemm`
-//! crate does not guarantee this: it computes products of one row, of few elements or of short sides in other ways. It
-//! is also a tenth slower than this module on the layouts of a backward pass.)
+//! crate does not guarantee this: it computes products of one row, of few elements or of short sides in different ways.
+//! It is also a tenth slower than this module on the layouts of a backward pass.)
 //!
 //! Two bf16 operands are multiplied in pairs on processors where this is faster (see [`pairs`]): the chain is the same,
 //! but numbers below 2⁻¹²⁶ count as zero. On processors with AMX (see [`amx`]), a chain adds 32 terms at a time.

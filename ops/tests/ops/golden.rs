@@ -2,8 +2,8 @@
 //! `golden`, which were recorded on x86-64. After an intended change of bits, run `UPDATE_GOLDEN=1 cargo test
 //! --workspace --test ops golden`.
 //!
-//! Products of two bf16 operands have other bits on a processor with AMX. Their digests are skipped there and must be
-//! recorded on a processor without it, for example with `qemu-x86_64`.
+//! Products of two bf16 operands are rounded differently on a processor with AMX. Their digests are skipped there and
+//! must be recorded on a processor without it, for example with `qemu-x86_64`.
 
 #[path = "../../../optim/tests/golden/record.rs"]
 mod record;

@@ -89,7 +89,7 @@ impl OneCycle {
     }
 
     /// Returns the position of a step, or `None` before the schedule starts. The expressions are DeepSpeed's, because
-    /// another order rounds differently.
+    /// a different order rounds differently.
     fn position(&self, step: u64) -> Option<Position> {
         let iteration = step.checked_sub(2)? as f64;
         let [first, second] = self.halves;

@@ -65,8 +65,8 @@ fn trajectories_match_pytorch() {
         let (case, step) = (words.next().unwrap(), words.next().unwrap().parse().unwrap());
         let expected = words.map(|bits| f32::from_bits(u32::from_str_radix(bits, 16).unwrap()));
         for (ours, torchs) in train(&optimizer(case), step).into_iter().zip(expected) {
-            // PyTorch rounds in other places (it divides where we multiply, and fuses less), so allow a few units in
-            // the last place of parameters of order 1.
+            // PyTorch rounds in different places (it divides where we multiply, and fuses less), so allow a few units
+            // in the last place of parameters of order 1.
             assert!((ours - torchs).abs() <= 4.0 * f32::EPSILON, "{case}, step {step}: {ours} {torchs}");
         }
         cases += 1;

@@ -32,7 +32,7 @@ impl Record {
     /// recorded value.
     ///
     /// # Panics
-    /// Panics if digests differ, or if the file has other names.
+    /// Panics if digests differ, or if the file has different names.
     pub(crate) fn compare(self, path: &str) {
         let recorded: BTreeMap<String, u64> = std::fs::read_to_string(path).map_or(BTreeMap::new(), |text| {
             let line = |line: &str| {
@@ -54,7 +54,7 @@ impl Record {
         let missing: Vec<&String> = expected.keys().filter(|&name| !self.found.contains_key(name)).collect();
         assert!(
             differ.is_empty() && missing.is_empty(),
-            "{} of {} results have other bits than {path} says: {differ:?}; not computed: {missing:?}",
+            "{} of {} results differ from {path}: {differ:?}; not computed: {missing:?}",
             differ.len(),
             self.found.len(),
         );

@@ -258,7 +258,7 @@ impl Disk {
         }
     }
 
-    /// Frees idle buffers, because the next part of the step needs buffers of other sizes.
+    /// Frees idle buffers, because the next part of the step needs buffers of different sizes.
     pub(crate) fn drop_buffers(&mut self, memory: &mut Memory) {
         self.buffers.clear();
         self.count_buffers(memory);

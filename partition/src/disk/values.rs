@@ -150,8 +150,8 @@ impl Disk {
 
     fn read_tile(&self, place: &FileLayout, stored: Stored, index: usize) -> Result<AlignedBuffer, ZeroError> {
         let (at, len) = offset(place, stored, index);
-        // Do not take the buffer from the pool: the next step needs buffers of other sizes, so this one would stay idle
-        // there.
+        // Do not take the buffer from the pool: the next step needs buffers of different sizes, so this one would stay
+        // idle there.
         let buffer = AlignedBuffer::zeroed(len)?;
         Ok(self.file(stored)?.read(at, buffer, len).wait()?)
     }

@@ -144,7 +144,7 @@ pub(crate) fn storage_of(_: Buffer) -> Result<CudaStorage, ZeroError> {
 /// Copies a GPU tensor of dtype f32, bf16 or f16 into a buffer that can be sent directly from the GPU.
 ///
 /// # Errors
-/// Fails if the tensor is on another device or has another dtype, or if the GPU is out of memory.
+/// Fails if the tensor is on another device or has a different dtype, or if the GPU is out of memory.
 pub fn gpu_copy(tensor: &Tensor) -> Result<Buffer, ZeroError> {
     Err(on_no_gpu(tensor.device()))
 }

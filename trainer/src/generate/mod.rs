@@ -34,8 +34,8 @@ pub struct Generator {
     model: Model,
     vocabulary: Option<usize>,
     longest: Option<usize>,
-    /// Number of cached tokens beyond which the model rotates all positions by other angles, as with LongRoPE. At this
-    /// number, the cache must be computed again.
+    /// Number of cached tokens beyond which the model uses a second set of rotary angles for all positions, as with
+    /// LongRoPE. At this number, the cache must be computed again.
     before_other_angles: Option<usize>,
     tokenizer: Option<Tokenizer>,
     eos: Vec<u32>,

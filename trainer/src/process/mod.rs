@@ -243,7 +243,7 @@ pub fn launched_by_us() -> bool {
 /// restart by our launcher, there may be fewer ranks than the command line requests.
 ///
 /// # Errors
-/// Fails if another launcher has started another number of ranks.
+/// Fails if another launcher has started a different number of ranks.
 pub fn check_ranks(asked: Option<usize>, place: &LauncherEnvironment) -> Result<(), Error> {
     match asked {
         Some(ranks) if ranks != place.world_size && !launched_by_us() => {

@@ -117,7 +117,7 @@ fn read(corpus: &Corpus, out: &Path, checkpoint: &Path) -> Result<(), Error> {
     for pairs in &corpus.reference {
         let Some(tensor) = tensors.get(&name(pairs)?) else {
             let message = format!(
-                "{} was computed from other pairs than the pairs in `data.train` and `data.eval`",
+                "{} was computed from different pairs than those in `data.train` and `data.eval`",
                 path.display()
             );
             let help = "resume with the files, the tokenizer and the `data` section that the run began with";

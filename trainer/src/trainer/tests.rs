@@ -139,7 +139,7 @@ fn a_resumed_run_is_bit_identical_to_an_uninterrupted_run() {
     let expected = fit_on(2, || of(whole.path(), 12, false)).remove(0).unwrap();
     let first = fit_on(2, || of(stopped.path(), 7, false)).remove(0).unwrap();
     assert!(first.checkpoint.is_some() && first.resumed_from.is_none());
-    // The result is the same on another number of ranks, because sums are added in a fixed order.
+    // The result is the same on a different number of ranks, because sums are added in a fixed order.
     let resumed = fit_on(4, || of(stopped.path(), 12, true)).remove(0).unwrap();
     assert_eq!(resumed.resumed_from, first.checkpoint);
     assert_eq!(resumed.loss.map(f32::to_bits), expected.loss.map(f32::to_bits));

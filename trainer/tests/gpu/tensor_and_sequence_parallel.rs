@@ -36,7 +36,7 @@ fn four_heads() -> Layers {
 /// of state changes no bits.
 #[track_caller]
 fn assert_like_the_cpu(layers: fn() -> Layers, ranks: usize, more: &str, bound: f32) {
-    // NCCL would add the gradients of GPUs in another order than the host.
+    // NCCL would add the gradients of GPUs in a different order than the host.
     let run = |text: String| run_of(layers, ranks, STEPS, &format!("{text}\nlauncher: {{gpu_transport: host}}"));
     for stage in [1, 3] {
         let (gpu, cpu) = (run(settings("cuda", stage, 2, more)), run(settings("cpu", stage, 2, more)));
@@ -132,7 +132,7 @@ fn overlapping_exchanges_keep_their_bits() {
     assert_same(&run(overlapping), &run(TENSOR), overlapping);
 }
 
-/// NCCL moves values without changing bits, but it sums them in another order than the host.
+/// NCCL moves values without changing bits, but it sums them in a different order than the host.
 #[test]
 fn exchanges_over_nccl() {
     if !mock::has_gpus(4) || !has_gpu() {

@@ -53,8 +53,8 @@ pub(crate) fn sweep(kills: usize) {
     println!("| {killed} | {runs} | {killed} | {:.0?} | {:.0?} | {:.0?} |", at(0.5), at(0.99), at(1.0));
 }
 
-/// Kills all processes of a run at `kills` random steps. Each time, the run continues on another number of ranks. Its
-/// losses and its last checkpoint must be bit-identical to those of an undisturbed run. Prints a summary.
+/// Kills all processes of a run at `kills` random steps. Each time, the run continues on a different number of ranks.
+/// Its losses and its last checkpoint must be bit-identical to those of an undisturbed run. Prints a summary.
 pub(crate) fn sweep_over_ranks(kills: usize) {
     /// Number of steps of a run, and maximum number of kills.
     const OF_A_RUN: (u64, usize) = (200, 10);

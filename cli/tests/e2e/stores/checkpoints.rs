@@ -95,7 +95,7 @@ fn another_machine_resumes_from_the_store() {
         .collect();
     assert!(leftovers.is_empty(), "{leftovers:?}");
 
-    // Another machine lacks the folder of the run and uses another number of ranks.
+    // Another machine lacks the folder of the run and uses a different number of ranks.
     let said = stored.trained("elsewhere", 14, &with(&["--resume", "auto"]));
     assert!(said.contains("step-00000009"), "{said}");
     assert_eq!(case.losses("elsewhere"), case.losses("whole")[9..]);

@@ -31,7 +31,7 @@ use zero_kernels::{Dtype, Launch, Source};
 
 /// Runs a case and returns its result. The result must be the same for every order of threads on the emulator, and in
 /// every run on a card. With the mock, the emulator runs only the first order. The mock covers the others, as it uses
-/// another order at each launch. On a real GPU, the emulator does not run, since the machine may have no compiler.
+/// a different order at each launch. On a real GPU, the emulator does not run, since the machine may have no compiler.
 fn on_device<R: PartialEq + Debug>(case: impl Fn(&Device) -> R) -> Option<R> {
     let mut results = vec![];
     if !is_gpu() {
@@ -142,7 +142,7 @@ fn the_emulator_detects_faults() {
     let run = |launch: &Launch<u64>, order, how| unsafe { kernels.run(launch, order, how) };
     let alone = |entry, how| run(&faulty(entry, numbers().address()), 0, how);
 
-    // A race between threads or blocks gives other results in another order of threads.
+    // A race between threads or blocks gives different results if the threads run in a different order.
     for (entry, blocks) in [("race", 1), ("blocks", 4), ("turns", 4)] {
         let results = ORDERS.map(|order| {
             let mut out = emulated::Memory::floats(Dtype::F32, &[0.0; 64]);
@@ -232,7 +232,7 @@ fn the_emulator_detects_faults() {
     let launch = faulty("beyond", 0u64);
     let error = run(&Launch { threads: 128, ..launch }, 0, How::Plain).unwrap_err();
     assert_eq!(error, "faulty_beyond: more threads than the kernel is compiled for");
-    // SAFETY: the emulator rejects arguments of another size and runs nothing.
+    // SAFETY: the emulator rejects arguments of a different size and runs nothing.
     let error = unsafe { kernels.run(&faulty("beyond", 1u32), 0, How::Plain) }.unwrap_err();
     assert_eq!(error, "faulty_beyond: arguments of another size");
     for grid in [[1, 65_536, 1], [1, 1, 65_536], [1 << 31, 1, 1], [0, 1, 1]] {

@@ -111,7 +111,7 @@ print('result', json.dumps(losses))
             println!(
                 "stage {stage}, {shards} × {stages}, replicate {replicate}: losses differ by {relative:.1e} at most"
             );
-            // PyTorch adds in another order, as in the comparison with FSDP2.
+            // PyTorch adds in a different order, as in the comparison with FSDP2.
             assert!(relative < 1e-4, "{relative}\n{losses:?}\n{theirs:?}");
         }
     }

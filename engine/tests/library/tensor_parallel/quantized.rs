@@ -56,7 +56,7 @@ fn checkpoints_and_set_values_do_not_depend_on_the_degree() {
     for layers in [gpt2 as fn() -> Layers, llama, phi3] {
         let saved = load_with_any_number_of_parts(layers, FP4, |engine| {
             for (name, elements) in quantized(engine) {
-                // Values whose blocks have other scales than the initial values.
+                // Values whose blocks have different scales than the initial values.
                 let value = |i: usize| (i * 31 % 257) as f32 / 257.0 * (i % 1009) as f32;
                 engine.set_parameter(&name, &(0..elements).map(value).collect::<Vec<_>>()).unwrap();
             }

@@ -9,7 +9,7 @@ use std::process::Command;
 use zero_ops::graph;
 use zero_ops::{Conv1D, Linear};
 
-/// Returns a tolerance for another order of the sums, their rounding, and GELU of sums that are not rounded.
+/// Returns a tolerance for a different order of the sums, their rounding, and GELU of sums that are not rounded.
 fn tolerance(dtype: DType) -> f64 {
     match dtype {
         DType::F32 => 1e-5,

@@ -8,7 +8,7 @@ use zero_ops::sink::{FlatBuffer, Gradients};
 use zero_ops::{IGNORE_INDEX, cross_entropy, cross_entropy_with_z_loss};
 use zero_ops::{linear_cross_entropy, linear_cross_entropy_with_z_loss};
 
-/// Returns a tolerance for another order of the sums and their rounding.
+/// Returns a tolerance for a different order of the sums and their rounding.
 fn tolerance(dtype: DType) -> f64 {
     match dtype {
         DType::F32 => 5e-6,

@@ -166,7 +166,7 @@ fn no_instruction_can_be_dropped() {
     }
 }
 
-/// A rank that starts two collectives in another order than the others would wait forever.
+/// A rank that starts two collectives in a different order than the others would wait forever.
 #[test]
 fn no_rank_alone_can_reorder_collectives() {
     for (shape, program) in programs() {

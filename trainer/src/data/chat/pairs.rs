@@ -43,7 +43,7 @@ pub(crate) struct PairDataset {
     excess: Excess,
     /// Number of pairs that were left out because an answer has no tokens.
     unanswered: usize,
-    /// Number of pairs whose prompt ends with other tokens when it is tokenized together with an answer.
+    /// Number of pairs whose prompt ends with different tokens when it is tokenized together with an answer.
     cut: usize,
     /// Number of inputs of all used texts, and number of labels of all answers.
     positions: usize,

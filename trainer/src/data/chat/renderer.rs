@@ -30,7 +30,7 @@ pub(super) struct Pair {
     pub(super) tokens: [Vec<u32>; 2],
     /// Number of tokens before each answer.
     pub(super) prompt: usize,
-    /// Whether the prompt ends with other tokens when it is tokenized together with an answer.
+    /// Whether the prompt ends with different tokens when it is tokenized together with an answer.
     pub(super) is_cut: bool,
     /// The rendered texts, for error messages.
     pub(super) texts: [String; 2],

@@ -20,7 +20,7 @@ pub(super) struct Facts {
     pub(super) first: usize,
     /// Number of trained tokens, without the text's first token.
     pub(super) trained: usize,
-    /// Whether a pair's prompt ends with other tokens when it is tokenized together with an answer.
+    /// Whether a pair's prompt ends with different tokens when it is tokenized together with an answer.
     pub(super) is_cut: bool,
     /// The position of the record in its file.
     pub(super) at: At,

@@ -221,7 +221,7 @@ fn lengths_do_not_depend_on_ranks_layout_and_loading() {
     }
 }
 
-/// Each run stops after a step and resumes, mostly on another number of ranks.
+/// Each run stops after a step and resumes, mostly on a different number of ranks.
 #[test]
 fn a_run_gives_the_same_losses_wherever_it_stops() {
     let folder = tempfile::tempdir().unwrap();

@@ -172,7 +172,7 @@ fn text_with_fraction(folder: &Path) -> String {
     text(folder, ["repeat: 1"; 3], "max_steps: 1").replace("data:\n", "data:\n  eval_fraction: 0.2\n")
 }
 
-/// Each run stops after a random step and resumes, mostly on another number of ranks.
+/// Each run stops after a random step and resumes, mostly on a different number of ranks.
 #[test]
 fn a_run_gives_the_same_losses_wherever_it_stops() {
     let folder = folder();

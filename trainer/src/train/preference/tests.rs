@@ -215,7 +215,7 @@ fn a_resumed_run_needs_its_reference_log_probabilities() {
     let lines = records(12).iter().map(|record| record.to_string().replace("yes", "maybe")).collect::<Vec<_>>();
     folder.write("data.jsonl", &lines.join("\n"));
     let error = run(&of("max_steps: 7"), 1, Some(Resume::Auto)).0.unwrap_err().to_string();
-    assert!(error.contains("was computed from other pairs than the pairs in `data.train` and `data.eval`"), "{error}");
+    assert!(error.contains("was computed from different pairs than those in `data.train` and `data.eval`"), "{error}");
     // The name of the tensor still identifies these pairs, but its size is wrong.
     let path = folder.path().join("run/reference_log_probs.safetensors");
     folder.write("data.jsonl", &records(12).iter().map(Value::to_string).collect::<Vec<_>>().join("\n"));
