@@ -93,7 +93,7 @@ impl Errors {
         self.list.iter()
     }
 
-    /// Returns the number of all errors, including those that are not listed.
+    /// Returns the total number of errors, including those that are not listed.
     pub fn count(&self) -> usize {
         self.list.len() + self.omitted
     }

@@ -1,8 +1,8 @@
 //! Maximal update parametrization (µP): scales learning rates and weight decays by the widths of each parameter.
 //!
 //! Yang et al., "Tensor Programs V: Tuning Large Neural Networks via Zero-Shot Hyperparameter Transfer", 2022. The
-//! rules are those of `MuAdam`, `MuAdamW` and `MuSGD` of the package `mup`. `zero_model::zoo` initializes and scales
-//! the models.
+//! rules come from `MuAdam`, `MuAdamW` and `MuSGD` in the Python package `mup`. `zero_model::zoo` initializes and
+//! scales the models.
 
 use std::fs;
 

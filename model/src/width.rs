@@ -2,7 +2,7 @@
 //! than in a base model.
 //!
 //! Yang et al., "Tensor Programs V: Tuning Large Neural Networks via Zero-Shot Hyperparameter Transfer", 2022. The
-//! rules are those of the Python package `mup`: a dimension is a width if it differs between a base model and a wider
+//! rules come from the Python package `mup`: a dimension is a width if it differs between a base model and a wider
 //! model, the delta. Its multiplier is its size divided by its size in the base model.
 
 use std::collections::BTreeMap;

@@ -50,8 +50,8 @@ pub fn dropout(x: &Tensor, probability: f32, name: &str, pass: &Pass) -> Result<
 
 /// Applies [`dropout`] to a tensor whose last dimension is a part of a wider one, such as the outputs of
 /// [`Linear::column_parallel`](crate::Linear::column_parallel). The mask is the corresponding part of the wider
-/// tensor's mask. `columns` holds the index of the first column in the wider tensor and the number of all its columns;
-/// `None` means that `x` has all columns.
+/// tensor's mask. `columns` holds the index of the first column in the wider tensor and the wider tensor's number of
+/// columns; `None` means that `x` has all columns.
 ///
 /// # Errors
 /// Fails in the same cases as [`dropout`].
@@ -99,7 +99,7 @@ struct Place {
     batch: usize,
     /// Number of elements per position.
     width: usize,
-    /// Index of the first column and number of all columns, if the tensor holds only some of the columns.
+    /// Index of the first column and total number of columns, if the tensor holds only some of the columns.
     columns: Option<(usize, usize)>,
 }
 

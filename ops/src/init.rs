@@ -9,8 +9,8 @@ use crate::random::{Stream, hash};
 
 /// Writes elements `start..start + out.len()` of the parameter `name` of `shape`.
 ///
-/// The distributions are those of candle-nn's [`Init`]. The random numbers come from this crate, since candle's CPU
-/// generator cannot be seeded.
+/// The distributions match candle-nn's [`Init`]. The random numbers come from this crate, since candle's CPU generator
+/// cannot be seeded.
 pub fn fill(init: &Init, shape: &Shape, name: &str, seed: u64, start: usize, out: &mut [f32]) {
     let stream = Stream::new(seed, "init", hash(name));
     match *init {

@@ -21,8 +21,8 @@
 //! Inputs may be views. A view that is not contiguous is copied, without the rest of its storage.
 //!
 //! With the feature `cuda` the operations also run on NVIDIA GPUs (`gpu/`), in memory that [`device`](crate) manages.
-//! On a GPU, only elementwise operations are bit-identical to the CPU's. Sums are added in a different order, which is
-//! the same in every run.
+//! On a GPU, only the results of elementwise operations are bit-identical to those of the CPU. Sums are added in a
+//! different order, which is the same in every run.
 //!
 //! Several ranks can share sequences, each with a slice of the positions ([`SequenceGroup`]). They can also split the
 //! parameters of layers ([`whole_sequences`]).

@@ -1,8 +1,8 @@
 //! The nearest orthogonal matrix, by Newton–Schulz iterations, as the optimizer Muon needs it.
 //!
 //! Source: Jordan et al., *Muon: An optimizer for hidden layers in neural networks*, 2024
-//! (<https://kellerjordan.github.io/posts/muon/>). The operations and their order are those of `torch.optim.Muon`, in f32 in
-//! place of bf16.
+//! (<https://kellerjordan.github.io/posts/muon/>). The operations and their order are the same as in
+//! `torch.optim.Muon`, but in f32 instead of bf16.
 
 use crate::measure;
 use crate::parallel::threads;

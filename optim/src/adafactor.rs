@@ -6,7 +6,7 @@
 //! V = R·C / max(mean(R), ε₁)                               vectors: V ← V + w(g² − V)
 //! u = g / √max(V, ε₁²)         θ ← θ(1 − lr·λ) − α / max(1, rms(u)/d) · u
 //! ```
-//! The formulas are those of `torch.optim.Adafactor`.
+//! The formulas come from `torch.optim.Adafactor`.
 //!
 //! rms(θ) and rms(u) are taken over whole parameters, so a step has two passes. The first pass updates the moments and
 //! adds the squares of θ and u to [`Squares`]. The second pass, [`Adafactor::advance`], moves the parameters at the
@@ -49,7 +49,7 @@ pub enum SecondMoment<'a, S = f32> {
     Full(&'a [S]),
     /// The factors of a matrix.
     Factored {
-        /// R and C, one after the other.
+        /// R, followed by C.
         factors: &'a [f32],
         /// Number of rows.
         rows: usize,

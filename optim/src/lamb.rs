@@ -5,8 +5,8 @@
 //! r = ‖θ‖/‖u‖, at least min_coeff and at most max_coeff; 1 if a norm is 0
 //! θ ← θ − lr·√(1−β₂ᵗ)/(1−β₁ᵗ) · r · u
 //! ```
-//! The formulas are those of DeepSpeed's kernel, `csrc/lamb/fused_lamb_cuda_kernel.cu`: the bias correction multiplies
-//! the whole step, including the weight decay. The paper applies the correction to the moments instead.
+//! The formulas come from DeepSpeed's kernel, `csrc/lamb/fused_lamb_cuda_kernel.cu`: the bias correction multiplies the
+//! whole step, including the weight decay. The paper applies the correction to the moments instead.
 //!
 //! The norms are taken over whole parameters, so a step has two passes. [`Lamb::accumulate`] adds a range of the
 //! gradients to the moments, and the squares of θ and u to exact sums. These sums do not depend on how the parameter is

@@ -1,6 +1,6 @@
 //! The loss scale for training in f16: a factor of the loss that keeps gradients from underflowing and overflowing.
 //!
-//! It is a state machine with one transition per step. The rules and names are those of DeepSpeed's `DynamicLossScaler`
+//! It is a state machine with one transition per step. The rules and names come from DeepSpeed's `DynamicLossScaler`
 //! (`deepspeed/runtime/fp16/loss_scaler.py`), which DeepSpeed's ZeRO stages use; here they apply at every stage.
 
 /// The options of a [`LossScaler`].

@@ -4,9 +4,8 @@
 //! m ← m + (1−μ)(g − m)        u ← m, or g + μ(m − g) with Nesterov's look-ahead
 //! θ ← θ(1 − lr·λ) − lr·√max(1, rows/columns) · orthogonalized(u)
 //! ```
-//! The formulas and their order are those of `torch.optim.Muon`; DeepSpeed's are the same. This file has the
-//! elementwise parts of the step. Between the two parts, the caller orthogonalizes the matrix, which it holds as a
-//! whole.
+//! The formulas and their order come from `torch.optim.Muon`; DeepSpeed uses the same. This file has the elementwise
+//! parts of the step. Between the two parts, the caller orthogonalizes the matrix, which it holds as a whole.
 
 use crate::rule::clipped;
 use crate::{LengthError, Step, expect_length};

@@ -184,7 +184,7 @@ pub(crate) fn encode(
 }
 
 /// Runs `work` on several threads, each time on the codes of a part of a range and its slice of `values`, which holds
-/// the ranges one after the other.
+/// the concatenated ranges.
 pub(crate) fn decode<T: Send>(
     segment: &Segment,
     codes: BlockCodes,

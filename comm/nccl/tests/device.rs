@@ -191,7 +191,7 @@ fn buffers_that_the_group_cannot_use_are_refused() {
         for error in refused.into_iter().chain(stranger) {
             assert!(matches!(error, Some(CommError::Invalid { .. })), "{error:?}");
         }
-        // The group accepts a host buffer and a device buffer one after the other.
+        // The group accepts a host buffer in one operation and a device buffer in the next.
         let host = comm.all_reduce(floats(), ReduceOp::Sum);
         let on_device = comm.all_reduce(up(vec![1.0; 4], device), ReduceOp::Sum);
         let host = host.wait().expect("reduced");

@@ -74,7 +74,7 @@ section! {
         pub num_cycles: f64 = key(NON_NEGATIVE, "0.5", "Number of cosine periods after the warm-up; 0.5: one decrease");
         /// Smallest learning rate.
         pub min_lr: Option<f64> = key(NON_NEGATIVE, "null", "Smallest learning rate; write this or `min_lr_rate`");
-        /// Minimum learning rate as a fraction of the optimizer's.
+        /// Minimum learning rate as a fraction of the optimizer's `lr`.
         pub min_lr_rate: Option<f64> = key(RATIO, "null", "Smallest learning rate, as a fraction of the optimizer's `lr`");
     }
 }
@@ -92,9 +92,9 @@ section! {
         pub num_cycles: f64 = key(NON_NEGATIVE, "0.5", "Number of cosine periods after the warm-up; 0.5: one decrease");
         /// Smallest learning rate.
         pub min_lr: Option<f64> = key(NON_NEGATIVE, "null", "Smallest learning rate; write this or `min_lr_rate`");
-        /// Minimum learning rate as a fraction of the optimizer's.
+        /// Minimum learning rate as a fraction of the optimizer's `lr`.
         pub min_lr_rate: Option<f64> = key(RATIO, "null", "Smallest learning rate, as a fraction of the optimizer's `lr`");
-        /// Initial learning rate as a fraction of the optimizer's.
+        /// Initial learning rate as a fraction of the optimizer's `lr`.
         pub warmup_lr_rate: Option<f64> = key(RATIO, "null", "First learning rate, as a fraction of the optimizer's `lr`; null: 1 / num_warmup_steps");
     }
 }
@@ -145,7 +145,7 @@ section! {
         /// Shape of the decay.
         #[serde(serialize_with = "crate::choice::word")]
         pub decay_type: Curve = key(Curve::KIND, "cosine", "Shape of the decay");
-        /// Learning rate at the start and after the decay, as a fraction of the optimizer's.
+        /// Learning rate at the start and after the decay, as a fraction of the optimizer's `lr`.
         pub min_lr_ratio: f64 = key(RATIO, "0.0", "Learning rate at the start and after the decay, as a fraction of the optimizer's `lr`");
         /// Number of periods of a cosine decay.
         pub num_cycles: f64 = key(NON_NEGATIVE, "0.5", "Number of cosine periods of a cosine decay; 0.5: one decrease");

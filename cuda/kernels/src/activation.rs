@@ -1,4 +1,4 @@
-//! Elementwise activations and additions, bit-identical to the CPU's.
+//! Elementwise activations and additions, bit-identical to the CPU.
 
 use crate::launch::{Address, Dtype, Launch, Source};
 

@@ -1,4 +1,4 @@
-//! Dropout, bit-identical to the CPU's.
+//! Dropout, bit-identical to the CPU.
 
 use crate::launch::{Address, Dtype, Launch, MOST, Source};
 

@@ -1,4 +1,4 @@
-//! Embedding lookup and the gradient of the table, bit-identical to the CPU's.
+//! Embedding lookup and the gradient of the table, bit-identical to the CPU.
 
 use crate::launch::{Address, Dtype, Launch, MOST, Source, THREADS, threads_for};
 

@@ -1,4 +1,4 @@
-//! Rotary position embedding, bit-identical to the CPU's.
+//! Rotary position embedding, bit-identical to the CPU.
 
 use crate::launch::{Address, Dtype, Launch, MOST, Source, THREADS, threads_for};
 

@@ -1,4 +1,4 @@
-//! Broadcasts a row to all rows of a matrix (a bias), and sums all rows (its gradient), bit-identical to the CPU's.
+//! Broadcasts a row to all rows of a matrix (a bias), and sums all rows (its gradient), bit-identical to the CPU.
 
 use crate::launch::{Address, Dtype, Launch, Source, THREADS};
 

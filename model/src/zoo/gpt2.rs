@@ -1,7 +1,7 @@
 //! GPT-2: pre-norm blocks, learned positions, Conv1D weights of `[inputs, outputs]`, a head tied to the embedding.
 //!
-//! Radford et al., "Language models are unsupervised multitask learners", 2019. Names and layouts are those of
-//! `GPT2LMHeadModel`.
+//! Radford et al., "Language models are unsupervised multitask learners", 2019. Parameters have the names and layouts
+//! of `GPT2LMHeadModel`.
 
 use super::pair_head::with_head;
 use super::{

@@ -66,7 +66,7 @@ pub(super) fn packed(
 
 struct Gathered {
     group: SequenceGroup,
-    /// The positions of each rank's slice. A slice stores its ranges one after the other.
+    /// The positions of each rank's slice. A slice stores its ranges contiguously.
     parts: Vec<Vec<Range<usize>>>,
     state: State,
     /// The values that a GPU's forward keeps for the backward, for the queries of each part.

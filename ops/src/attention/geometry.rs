@@ -63,7 +63,7 @@ impl Geometry {
     }
 }
 
-/// Equally long parts of a sequence. Their queries are stored one after the other.
+/// Equally long parts of a sequence. Their queries are stored contiguously.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Queries {
     /// First position of each part, in ascending order.

@@ -1,4 +1,4 @@
-//! Elementwise activations and sums, bit-identical to the CPU's.
+//! Elementwise activations and sums, bit-identical to the CPU.
 
 use super::{room_like, tensor};
 use crate::device::{Gpu, Operand};

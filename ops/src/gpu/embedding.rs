@@ -33,7 +33,7 @@ pub(crate) fn forward(
     Ok(y)
 }
 
-/// Computes the gradient of a table, bit-identical to the CPU's.
+/// Computes the gradient of a table, bit-identical to the CPU.
 pub(crate) fn backward(
     op: &'static str,
     [weight, ids, dy]: [&Tensor; 3],

@@ -1,4 +1,4 @@
-//! Rotary position embedding, bit-identical to the CPU's.
+//! Rotary position embedding, bit-identical to the CPU.
 
 use super::{count32, room_like};
 use crate::device::{Gpu, Operand, address};

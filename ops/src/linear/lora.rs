@@ -107,7 +107,7 @@ pub(crate) struct Lora {
     b: Tensor,
     scale: f32,
     dropout: f32,
-    /// Index of this rank's first input and number of all inputs, if ranks split the inputs.
+    /// Index of this rank's first input and total number of inputs, if ranks split the inputs.
     columns: Option<(usize, usize)>,
     path: Arc<str>,
     /// `[outputs]`, for DoRA.

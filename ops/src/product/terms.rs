@@ -57,7 +57,7 @@ pub(super) struct Left<'a> {
 }
 
 impl<'a> Left<'a> {
-    /// Describes rows that are stored one after the other, `words` apart.
+    /// Describes rows that are `words` words apart.
     fn rows(isa: Isa, data: &'a [f32], words: usize) -> Self {
         Self { data, rows: words, step: 1, panel: tile::rows(isa) * words }
     }

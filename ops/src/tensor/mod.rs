@@ -104,7 +104,8 @@ pub fn whole_sequences(x: &Tensor, run: impl FnOnce(&Tensor) -> Result<Tensor>) 
 }
 
 /// Does the same as [`whole_sequences`], for layers that compute each position alone, such as feed-forward networks.
-/// `run` gets the slices of all ranks one after the other, `[ranks · batch, slice, …]`, which saves copies.
+/// `run` gets the slices of all ranks stacked along the first dimension, `[ranks · batch, slice, …]`, which saves
+/// copies.
 ///
 /// # Errors
 /// Fails in the same cases as [`whole_sequences`].

@@ -115,7 +115,7 @@ pub(crate) struct OfRank {
 }
 
 impl OfRank {
-    /// Returns the number of all classes.
+    /// Returns the number of classes of all ranks.
     pub(crate) fn classes(&self) -> usize {
         self.entries.all
     }

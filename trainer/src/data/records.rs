@@ -79,7 +79,7 @@ pub enum SampleShape {
     Features(usize),
 }
 
-/// The samples of a batch, one after the other. They become the storage of the batch's tensors.
+/// The concatenated samples of a batch. They become the storage of the batch's tensors.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Samples {
     /// T tokens per sample; empty for tables.

@@ -18,7 +18,7 @@ const SAVE_EVERY: u64 = 10;
 /// Maximum time from the start of an attempt to its kill.
 const LATEST: Duration = Duration::from_millis(600);
 
-/// Kills `kills` ranks one after the other, in runs of two ranks, and prints a table of the results.
+/// Kills `kills` ranks, one at a time, in runs of two ranks, and prints a table of the results.
 pub(crate) fn sweep(kills: usize) {
     let case = Case::new();
     let mut random = Random::new();

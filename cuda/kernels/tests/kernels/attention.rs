@@ -104,7 +104,7 @@ impl Case {
                 let [dq, dk, dv] = gradients.map(|memory| memory.to_floats(dtype));
                 return [out.to_floats(dtype), dq, dk, dv];
             }
-            // One buffer contains q, k and v one after the other at each position.
+            // One buffer contains, for each position, q followed by k and v.
             let width = (of.heads * of.size) as usize;
             let all: Vec<f32> = (0..self.d_out.len() / width)
                 .flat_map(|row| self.qkv.each_ref().map(|of| &of[row * width..(row + 1) * width]))

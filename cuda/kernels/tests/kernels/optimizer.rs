@@ -1,4 +1,4 @@
-//! Optimizer steps and roundings are bit-identical to the CPU's.
+//! Optimizer steps and roundings are bit-identical to those of the CPU.
 
 use half::{bf16, f16};
 use zero_kernels::Dtype;

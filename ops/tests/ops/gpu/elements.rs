@@ -1,4 +1,4 @@
-//! Dropout is bit-identical to the CPU's.
+//! Dropout is bit-identical to the CPU.
 
 use super::{FLOATS, Into, both, gpu};
 use crate::check::{normal, same_bits};

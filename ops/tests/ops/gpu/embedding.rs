@@ -1,4 +1,4 @@
-//! Embeddings are bit-identical to the CPU's. They report the same errors, but only in a later operation.
+//! Embeddings are bit-identical to the CPU. They report the same errors, but only in a later operation.
 
 use super::{EVERYWHERE, FLOATS, both, gpu, on_host};
 use crate::check::{bits, floats, ids, normal, same_bits};

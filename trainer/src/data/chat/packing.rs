@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 pub(super) struct Packs {
     /// The items of all bins, one bin after the other.
     items: Vec<u32>,
-    /// The start of each bin in `items`, followed by the number of all items.
+    /// The start of each bin in `items`, followed by the total number of items.
     starts: Vec<u32>,
 }
 

@@ -152,7 +152,7 @@ impl PairDataset {
             Ok(())
         })?;
         let mut push = |size: usize| crc = crc32c::crc32c_append(crc, &(size as u64).to_le_bytes());
-        // The start of each text in the concatenated tokens, and the number of all tokens.
+        // The start of each text in the concatenated tokens, followed by the total number of tokens.
         let mut start = 0;
         push(start);
         for pair in 0..self.len() {

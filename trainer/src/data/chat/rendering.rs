@@ -2,7 +2,7 @@
 //!
 //! Complete texts are stored, so that one entry of the cache serves every sequence length. A stored number is twice the
 //! token, plus one if the token is trained. In a conversation, the template and the options decide which tokens are
-//! trained. In a pair, the tokens of the answer are trained. The two texts of a pair are stored one after the other.
+//! trained. In a pair, the tokens of the answer are trained. The two texts of a pair are stored next to each other.
 
 use std::sync::mpsc::sync_channel;
 

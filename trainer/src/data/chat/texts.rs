@@ -59,7 +59,7 @@ impl Facts {
 /// Texts with random access.
 pub(super) struct Texts {
     files: Vec<TokenizedFile>,
-    /// The index of each file's first text, followed by the number of all texts.
+    /// The index of each file's first text, followed by the total number of texts.
     firsts: Vec<usize>,
 }
 
