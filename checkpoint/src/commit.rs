@@ -84,7 +84,7 @@ pub(crate) fn commit(root: &Path, manifest: &Manifest, save: &Save) -> Result<()
     if let Some(lock) = &save.lock {
         lock.check()?;
     }
-    // A run that resumed from an earlier step may save this step a second time. The folder of the first time is moved
+    // A run that resumed from an earlier step may save this step a second time. The folder of the first save is moved
     // aside and kept until the new folder is in place.
     let replaced = root.join(format!(".replaced-{}", name(manifest.step)));
     if folder.exists() {

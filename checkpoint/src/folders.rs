@@ -55,7 +55,8 @@ pub fn meant(path: &Path) -> Result<Vec<PathBuf>, CheckpointError> {
     Err(CheckpointError::io(path)(reason))
 }
 
-/// Returns the newest folder among those of [`meant`] that has a manifest, or the oldest folder if none has a manifest.
+/// Returns the newest folder in the result of [`meant`] that has a manifest, or the oldest folder if none has a
+/// manifest.
 ///
 /// # Errors
 /// See [`meant`].

@@ -9,7 +9,7 @@ const A: &str = "lora_A.weight";
 const B: &str = "lora_B.weight";
 /// The prefix of PEFT's names of tensors.
 const PEFT_PREFIX: &str = "base_model.model.";
-/// The part of PEFT's names that marks a linear map's own parameters, as opposed to those of its adapter.
+/// The part of PEFT's tensor names that marks the parameters of the base linear map, not of its adapter.
 const BASE_LAYER: &str = ".base_layer.";
 
 /// How adapters are folded into a checkpoint's weights.

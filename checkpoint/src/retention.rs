@@ -1,4 +1,4 @@
-//! Which checkpoints of a run are kept.
+//! Decides which checkpoints of a run are kept.
 
 /// Decides which checkpoints are removed when a newer one is written.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

@@ -35,7 +35,7 @@ pub struct Save {
     pub engine: serde_json::Value,
     /// Model and tokenizer settings of the configuration, used by an export.
     pub config: serde_json::Value,
-    /// Which older checkpoints remain.
+    /// Decides which older checkpoints remain.
     pub retention: Retention,
     /// Lock of the run's folder, checked before the checkpoint gets its final name.
     pub lock: Option<Arc<RunLock>>,

@@ -37,7 +37,7 @@ impl<'a> Source<'a> {
         Self { added: manifest.offset(), ..Self::new(folder, manifest) }
     }
 
-    /// Returns the optimizer states to read in place of a parameter, and to add to it.
+    /// Returns the optimizer state to read instead of a parameter, and the one to add to it.
     pub(crate) fn evaluated_states(&self, entry: &ParameterEntry) -> (Option<&'a str>, Option<&'a str>) {
         if entry.frozen { (None, None) } else { (self.instead, self.added) }
     }

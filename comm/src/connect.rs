@@ -86,8 +86,8 @@ fn of_rank(place: &LauncherEnvironment) -> OfRank {
     (place.run_id.clone(), place.attempt, place.master_port, place.rank, place.world_size)
 }
 
-/// Opens a listener on a port other than the store's. While no store listens yet, the system may assign the store's
-/// port to a bind to port 0. The other ranks would then connect to this listener and wait for a store there.
+/// Opens a listener on a port other than the store's. As long as no store listens, the system may assign the store's
+/// port to a listener that binds port 0. The other ranks would then take this listener for the store and wait.
 fn apart_from(store: u16, free: impl Fn() -> io::Result<TcpListener>) -> io::Result<TcpListener> {
     let first = free()?;
     // The first listener stays open until the second is bound, so the second gets a different port.
@@ -101,7 +101,7 @@ const WORLD: u64 = 0;
 /// ranks can read them and report the difference.
 const FAREWELL: Duration = Duration::from_secs(5);
 
-/// What a rank publishes in the store.
+/// The record that a rank publishes in the store.
 pub(crate) struct Introduction {
     address: SocketAddr,
     /// Digest of the rank's terms.

@@ -5,8 +5,8 @@
 //! the allocator adds by rounding up, or keeps for reuse, are not counted.
 //!
 //! Allocations smaller than [`SMALL`] are not counted. A training step makes thousands of them, but their total is only
-//! a few hundred kilobytes. If they were counted, threads would contend for the counter. A buffer that is resized
-//! counts with its new size only, even while the allocator copies it and both copies exist.
+//! a few hundred kilobytes. If they were counted, threads would contend for the counter. A resized buffer counts once,
+//! with its new size, even while the allocator copies it and both copies exist.
 
 #![allow(unsafe_code)]
 

@@ -1,10 +1,10 @@
 //! Determines which rank to blame when an operation reaches its deadline.
 //!
-//! The peer that a rank waits for may itself wait for a third rank that has stopped. If a rank blamed the peer whose
-//! data is missing, it would then blame the wrong rank. Once half of the timeout has passed, a rank therefore asks the
-//! ranks it waits for which ranks they wait for, then asks those, and so on. A rank that does not answer, or waits for
-//! no other rank, is to blame. Questions are sent over the control connections. A dedicated thread answers them, so
-//! only a process that has stopped entirely does not answer.
+//! The peer that a rank waits for may itself wait for a third rank that has stopped. In that case, a rank that blamed
+//! the peer whose data is missing would blame the wrong rank. Once half of the timeout has passed, a rank therefore
+//! asks the ranks it waits for which ranks they wait for, then asks those, and so on. A rank that does not answer, or
+//! waits for no other rank, is to blame. Questions are sent over the control connections. A dedicated thread answers
+//! them, so only a process that has stopped entirely does not answer.
 //!
 //! A rank takes part in several operations of several groups at a time. A question is about one operation. If the asked
 //! rank runs that operation, its answer lists the ranks that the operation waits for. Otherwise other operations, for

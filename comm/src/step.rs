@@ -108,7 +108,7 @@ impl Collective for Alone {
     }
 }
 
-/// How the payload of an operation was transferred.
+/// The way in which the payload of an operation was transferred.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Carried {
     /// Whether ranks accessed each other's buffers directly; in a coalesced operation, whether they did so for at least

@@ -116,13 +116,13 @@ fn parts(model: &Model) -> Vec<(String, String)> {
 }
 
 /// Returns the values that all ranks must share. If the layout depends on hosts, the launcher must number ranks host by
-/// host, and the order of ranks is one of the values.
+/// host, and these values include the order of ranks.
 fn terms_at(config: &Config, place: &LauncherEnvironment) -> Vec<(String, String)> {
     let order = config.depends_on_hosts().then(|| ("the order of ranks".to_string(), order(place)));
     terms(config).into_iter().chain(order).collect()
 }
 
-/// Describes the order of ranks, as far as one rank knows it. Rank 0 always fits the order host by host.
+/// Describes whether this rank's number fits an order host by host. Rank 0 always fits.
 fn order(place: &LauncherEnvironment) -> String {
     let (local, size) = (place.local_rank, place.local_world_size.max(1));
     if place.rank % size == local {

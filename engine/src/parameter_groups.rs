@@ -40,8 +40,8 @@ pub(crate) fn with_matrices(config: &Config, model: Model) -> Result<Model, Erro
     }
 }
 
-/// Returns those of an optimizer's `own` parameters that the optimizer updates as whole matrices, with the states that
-/// it keeps of each matrix. `section` is the path of its keys.
+/// Selects, from an optimizer's `own` parameters, the ones that it updates as whole matrices, and returns them with the
+/// states that it keeps of each matrix. `section` is the path of its keys.
 fn matrices(
     optimizer: &config::Optimizer,
     section: &str,

@@ -210,9 +210,8 @@ const MOVED: [(&str, &[&str], f64); 5] = [
     ("products", &["products"], 56.0),
 ];
 
-/// Measures the traffic of one layer's activations through GPU memory as a difference of differences: the traffic that
-/// one more layer adds, and the part of it that grows with the number of tokens. Traffic of the layer's parameters
-/// cancels.
+/// Measures the traffic of one layer's activations through GPU memory. From the traffic that one more layer adds, takes
+/// the part that grows with the number of tokens, so that the traffic of parameters cancels.
 #[test]
 fn traffic_of_a_layer_matches_the_expected_bytes() {
     if !is_ready() {

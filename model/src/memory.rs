@@ -116,8 +116,8 @@ pub struct EvaluationMemory {
     pub exchanged: Exchanged,
 }
 
-/// Calls `run`, inside which all figures are for layers on a GPU: the figures for the CPU, plus cuBLASLt's workspace
-/// for each product that needs one.
+/// Calls `run` and, during the call, computes all figures for layers on a GPU: the figures for the CPU, plus cuBLASLt's
+/// workspace for each product that needs one.
 pub fn on_gpu<T>(run: impl FnOnce() -> T) -> T {
     meta::on_gpu(run)
 }

@@ -66,7 +66,10 @@ impl Record {
             Some(&id) => {
                 let known = &self.parameters[id];
                 if known.quantization() != zero_ops::asks_quantized() {
-                    candle_core::bail!("`{name}` shares `{}`, and only one of them is to be quantized", known.name());
+                    candle_core::bail!(
+                        "`{name}` shares the values of `{}`, but only one of the two would be quantized",
+                        known.name()
+                    );
                 }
                 if *known.shape() != shape || known.cut() != zero_ops::asks_cut().as_ref() || known.dtype() != dtype {
                     candle_core::bail!(

@@ -155,8 +155,8 @@ impl Place {
         parts.collect()
     }
 
-    /// Maps an element of a slice to the whole samples. Returns the sample, the element's index in it, and how many
-    /// elements from there on are contiguous in both.
+    /// Maps an element of a slice to the whole samples. Returns the sample, the element's index in the sample, and the
+    /// number of following elements that are contiguous both in the slice and in the sample.
     fn find(&self, sample: usize, element: usize) -> (usize, usize, usize) {
         let Slice { firsts, part: size } = &self.slices[sample / self.batch];
         let (part, inside, sample) = (element / size, element % size, sample % self.batch);

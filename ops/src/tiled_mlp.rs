@@ -262,8 +262,7 @@ impl Tiles {
             return run(0);
         }
         let mut joined = None;
-        // When only memory is counted, two tiles suffice: the first tile, and a further tile while the joined rows are
-        // in memory.
+        // To count memory, two tiles suffice: the first tile, and a second one while the joined rows are in memory.
         let tiles = if meta::tracing() { 2 } else { usize::MAX };
         for start in (0..self.count).step_by(self.rows).take(tiles) {
             if let Some(rows) = run(start)? {

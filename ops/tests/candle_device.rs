@@ -1,7 +1,7 @@
 //! Compares candle's own tensor operations on a GPU with those on the CPU, on the emulated GPU of docs/gpu-kernels.md
 //! or, with `ZERO_TRAIN_CUDA_TESTS=1`, on the first GPU of this machine. Operations other than sums and elementary
 //! functions must be bit-identical.
-#![allow(clippy::disallowed_methods, reason = "what layers should not use works on a GPU all the same")]
+#![allow(clippy::disallowed_methods, reason = "operations that layers should not use must work on a GPU, too")]
 #![allow(clippy::needless_range_loop, reason = "dimensions are numbers")]
 
 #[path = "../../cuda/tests/mock/mod.rs"]

@@ -285,8 +285,8 @@ impl DeviceLane for Lane {
         if self.comm.is_null() || self.left.is_some() || self.make_current().is_err() {
             return;
         }
-        // Data that this rank sent may still be on its way to its peers. Finalization completes when it has arrived.
-        // SAFETY: the communicator is valid.
+        // Data that this rank sent may still be in flight to its peers. Finalization completes when the data has
+        // arrived. SAFETY: the communicator is valid.
         let begun = self.check("ncclCommFinalize", unsafe { sys::ncclCommFinalize(self.comm) });
         self.left = Some((Instant::now(), begun));
     }

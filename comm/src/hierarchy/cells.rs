@@ -25,11 +25,11 @@ pub fn cells<T: PartialEq>(hosts: &[T]) -> Vec<Range<usize>> {
     cells
 }
 
-/// Returns the size of a node of the tree over `size` ranks: the largest one that starts at `start` and has at most
-/// `limit` ranks.
+/// Returns the size of the largest node of the tree over `size` ranks that starts at `start` and has at most `limit`
+/// ranks.
 fn node(start: usize, limit: usize, size: usize) -> usize {
-    // Round the number of remaining ranks up to a power of two. If `start` is a multiple of it, the remaining ranks
-    // form one node.
+    // Round the number of remaining ranks up to a power of two. If `start` is a multiple of that power, the remaining
+    // ranks form one node.
     let rest = size - start;
     if rest <= limit && start.is_multiple_of(rest.next_power_of_two()) {
         return rest;

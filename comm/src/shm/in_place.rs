@@ -2,9 +2,9 @@
 //! message directly from its sender's buffer.
 //!
 //! The owner of a range reads it in all buffers, combines it, and writes the result back to all buffers while they are
-//! still in the cache. No other rank accesses that range of any buffer in the meantime, so ranks synchronize only
-//! twice. No rank starts before the exchange of headers, and no rank returns its buffer before the exchange of
-//! farewells. A gather without a reduction also has these two exchanges, but each range is only copied.
+//! still in the cache. Meanwhile, no other rank accesses that range of any buffer, so ranks synchronize only twice: no
+//! rank starts before the exchange of headers, and no rank returns its buffer before the exchange of farewells. A
+//! gather without a reduction also has these two exchanges, but each range is only copied.
 //!
 //! For an all_reduce of S bytes on two ranks, each rank reads S and writes S. Through rings, it would read 2.5 S and
 //! write 2 S, and most of these accesses would be to cache lines that the other rank's core has just written.
@@ -175,9 +175,9 @@ fn reduce(
     Ok(())
 }
 
-/// Copies the peers' ranges from their buffers into this rank's. In a broadcast, only one rank has data, and this rank
-/// would have nothing to copy. It therefore writes the last part of its range to every other buffer, so that all ranks
-/// copy about the same amount.
+/// Copies the peers' ranges from their buffers into this rank's. In a broadcast, the rank that owns all data would have
+/// nothing to copy. It therefore writes the last part of its range to every other buffer, so that all ranks copy about
+/// the same amount.
 fn gather(vector: &Vector<'_>, own: &Lease, peers: &[Lease], health: &Health) -> Result<(), Failure> {
     let (whole, ranges) = (vector.buffer.len(), &vector.ranges);
     let alone = ranges.iter().filter(|range| !range.is_empty()).count() == 1;

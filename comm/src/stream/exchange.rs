@@ -344,7 +344,7 @@ impl Streams {
     }
 }
 
-/// Returns the rest of the current chunk, in data of `length` bytes of which `done` bytes were transferred.
+/// Returns the rest of the current chunk, given that `done` of `length` bytes were transferred.
 fn rest_of_chunk(length: usize, done: usize, chunk: usize) -> Range<usize> {
     done..chunk_of(&(0..length), done / chunk, chunk).end
 }

@@ -29,8 +29,8 @@ pub(crate) trait Wires: Send {
     /// Returns the size of a full chunk in bytes, a multiple of every element size.
     fn chunk(&self) -> usize;
 
-    /// Sends all, some or none of `bytes`, the rest of the current chunk, to `peer`. Returns how many it has sent; the
-    /// caller offers the others again.
+    /// Sends all, some or none of `bytes`, the rest of the current chunk, to `peer`. Returns the number of bytes sent;
+    /// the caller passes the remaining bytes again.
     fn push(&mut self, peer: usize, bytes: &[u8]) -> Result<usize, Broken>;
 
     /// Receives the rest of the current chunk from `peer`: all, some or none. Returns the number of bytes.
@@ -96,8 +96,8 @@ struct Watch<'a> {
     /// Tracks the deadline and determines which rank to blame. This may be another rank than the one that this rank
     /// waits for.
     inquest: Inquest<'a>,
-    /// The failure with which the lane will give up. Before it does, it checks its streams once more: a rank that has
-    /// left or was lost may have sent data before, which arrived after the last check.
+    /// The failure that will end the operation. Before that, the lane checks its streams once more: a rank that has
+    /// left or was lost may have sent data that arrived after the previous check.
     last_look: Option<Failure>,
 }
 

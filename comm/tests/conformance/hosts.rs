@@ -27,7 +27,7 @@ pub(crate) fn data_between_hosts_is_sent_once_per_host(kind: Kind) {
                 comm.stats()[Operation::AllReduce]
             })
         };
-        // Each host sends half of its partial sum, receives half of the other's, and sends the half that it has
+        // Each host sends half of its partial sum, receives half of the other host's, and sends the half that it has
         // completed.
         assert_eq!(all_reduce(Dtype::F32), [whole; 2], "{size} ranks");
         // Partial sums of 16-bit floats are sent as f32.

@@ -75,8 +75,8 @@ pub(crate) fn large_vectors_are_accessed_in_place(kind: Kind) {
     }
 }
 
-/// Returns the elements that a rank of a ring sends to each rank and receives from each: one per rank, except that the
-/// next rank gets most of them.
+/// Returns the numbers of elements that a rank of a ring sends to each rank and receives from each rank. A rank sends
+/// most elements to the next rank, and one element to every other rank.
 fn ring(rank: usize, size: usize) -> (Vec<usize>, Vec<usize>) {
     let count = |from: usize, to: usize| if to == (from + 1) % size { LENGTH - (size - 1) } else { 1 };
     ((0..size).map(|to| count(rank, to)).collect(), (0..size).map(|from| count(from, rank)).collect())

@@ -131,5 +131,5 @@ pub(crate) fn exchanged(dtype: Dtype, seed: u64, rank: usize, size: usize, lengt
 pub(crate) fn assert_same(found: &Buffer, expected: &Buffer, what: &str) {
     assert_eq!((found.dtype(), found.len()), (expected.dtype(), expected.len()), "{what}");
     let differs = found.as_bytes().iter().zip(expected.as_bytes()).position(|(found, expected)| found != expected);
-    assert_eq!(differs, None, "{what}: bytes differ from there on");
+    assert_eq!(differs, None, "{what}: index of the first byte that differs");
 }

@@ -14,7 +14,7 @@ pub(crate) enum Kind {
     Tcp,
     /// Two hosts; the first has the larger half of the ranks.
     Hosts,
-    /// Hosts of two ranks each. The last one may have one rank. Not every program of the suite uses this kind.
+    /// Hosts of two ranks each. The last host may have one rank. Not every program of the suite uses this kind.
     #[allow(dead_code)]
     Pairs,
 }

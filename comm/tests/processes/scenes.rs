@@ -22,7 +22,7 @@ const RUNNER: &str = "ZERO_COMM_TEST_RUNNER";
 /// How long ranks wait for a rank that was stopped.
 const PATIENCE: Duration = Duration::from_secs(4);
 
-/// The name of a scene, and the test that plays it over a transport.
+/// The name of a scenario (here called a scene), and the test that runs it over a transport.
 type Scene = (&'static str, fn(&str));
 
 /// Runs this process as a rank if it was started as one; otherwise runs all scenes.

@@ -123,7 +123,7 @@ fn is_over(began: Instant, length: &Length, comm: &dyn Communicator) -> Result<b
     Ok(comm.all_reduce(own, ReduceOp::Max).wait()?.into_i64()? != [0])
 }
 
-/// Name under which the times of whole-matrix updates are collected, per multiply-add.
+/// Name under which the seconds per multiply-add of whole-matrix updates are collected.
 const MATRIX: &str = "update of a matrix";
 
 /// Measured times of the instructions of all steps.

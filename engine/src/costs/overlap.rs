@@ -37,7 +37,8 @@ fn deciding(config: &Config) -> Option<&Path> {
     }
 }
 
-/// Decides by the cost table. Returns `None` unless the configuration leaves the decision to a table.
+/// Chooses whether to overlap, from the times in the cost table. Returns `None` unless the configuration leaves the
+/// decision to a table.
 ///
 /// # Errors
 /// Fails if the table cannot be read or the model cannot be cut into stages.

@@ -34,7 +34,7 @@ enum Expected {
 /// The messages of one rank.
 pub(crate) struct Messages {
     groups: Groups,
-    /// Device whose memory holds the message buffers.
+    /// Device of the message buffers.
     device: Device,
     /// Whether received activations become autograd leaves.
     training: bool,

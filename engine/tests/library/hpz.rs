@@ -149,7 +149,7 @@ fn a_run_continues_in_any_layout() {
     }
 }
 
-/// What one rank holds and sends in a step.
+/// Elements that one rank holds, and bytes that it sends in a step.
 struct Rank {
     elements: u64,
     parameters: u64,

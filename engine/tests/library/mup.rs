@@ -18,7 +18,7 @@ const LLAMA: &str = "model: {type: llama, vocab_size: 61, hidden_size: 64, inter
 /// Returns models that are wider than their base models: model section, `mup` section, class in Python, and sizes of
 /// the base model in Python. Two GPT-2s, one with larger heads and one with more heads, are 4 times as wide as their
 /// base models. A Llama has more heads of twice the size. Its feed-forward part, keys and values are twice as wide, and
-/// all else is 4 times as wide, so that a matrix can have different factors for inputs and outputs.
+/// everything else is 4 times as wide, so that a matrix can have different factors for inputs and outputs.
 fn models() -> [(String, &'static str, &'static str, &'static str); 3] {
     [
         (GPT2.replace("HEADS", "2"), "mup: {base: {n_embd: 16}}\n", "GPT2", "n_embd=16, n_head=2"),

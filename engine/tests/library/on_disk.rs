@@ -22,8 +22,8 @@ pub(crate) fn offloaded(text: &str, folder: &Path) -> String {
     format!("{}\naio: {{block_size: 4096}}", text.replace("zero_optimization: {", &keys))
 }
 
-/// Asserts that [`reproducible`] runs with `more` have the same bits with state on a disk, in every layout, and
-/// continue from a checkpoint in another layout as if they had not stopped.
+/// Asserts that [`reproducible`] runs with `more` are bit-identical with state on a disk, in every layout, and after
+/// resuming in another layout.
 pub(crate) fn assert_offloads(more: &str, layers: impl Fn() -> Layers + Sync) {
     let folder = tempfile::tempdir().unwrap();
     let expected = run_of(&layers, 1, 6, &reproducible(0, 1, more));

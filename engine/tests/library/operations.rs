@@ -65,8 +65,9 @@ fn counted(layers: fn() -> Layers, zero: &str) -> [Counts; 2] {
 }
 
 /// A model has an embedding, B blocks of several segments, a final norm and a head. GPT-2's embedding has two segments.
-/// Its head shares one of them, which is reduced with the embedding. At stage 3, each layer is gathered for its forward
-/// and again for its backward, except that the head stays gathered, and the embedding's backward reads no parameters.
+/// The head shares one of these segments, which is reduced with the embedding. At stage 3, each layer is gathered for
+/// its forward and again for its backward, except that the head stays gathered, and the embedding's backward reads no
+/// parameters.
 #[test]
 fn a_layers_segments_share_one_collective() {
     let stage_3 = "stage: 3, stage3_param_persistence_threshold: 0, stage3_max_reuse_distance: 0";

@@ -19,7 +19,7 @@ fn dealt(layers: impl Fn() -> Layers + Sync, ranks: usize, text: &str, of: impl 
     agreed(all, text)
 }
 
-/// With loss weights, without them, and with dropout, whose masks depend on the sample.
+/// Tests a loss with weights, a loss without weights, and dropout, whose masks depend on the sample.
 #[test]
 fn uneven_micro_batches_match_one_micro_batch() {
     let unweighted = |step: u64| batch(step, 8);

@@ -93,7 +93,7 @@ fn names_that_cannot_be_resolved_are_errors() {
     assert!(error(loss(three(), "b")).contains("neither a later layer nor the loss takes the outputs of layer `c`"));
     assert!(error(loss(three().inputs(Vec::<String>::new()), "c")).contains("layer `c` has no inputs"));
     assert!(
-        error(loss(Layers::new().with(["x"]), "c")).contains("`.with([…])` describes the layers of the call before")
+        error(loss(Layers::new().with(["x"]), "c")).contains("`.with([…])` describes the layers of the previous call")
     );
     assert!(error(loss(linear_layer(three(), "b"), "b")).contains("two layers are named `b`"));
     let twice = linear_layer(linear_layer(Layers::new(), "a").exposes(["b"]), "a.b");

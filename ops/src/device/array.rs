@@ -86,8 +86,8 @@ impl Array {
     /// Returns the array for kernels that read the values as they are stored.
     ///
     /// # Panics
-    /// Panics if [`Array::travelled`] says that readers must round the values: only the sum, the norm and the update do
-    /// so.
+    /// Panics if readers must round the values ([`Array::travelled`]). Only the sum, the norm and the update round
+    /// them.
     fn unrounded(&self) -> &Self {
         assert_eq!(self.travelled, Dtype::F32, "only the sum, the norm and the update read rounded values");
         self

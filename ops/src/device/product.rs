@@ -16,7 +16,7 @@ impl Gpu {
     /// product.
     ///
     /// # Safety
-    /// All matrices must be at the product's addresses and have its sizes when the stream reaches it.
+    /// When the stream reaches the product, all matrices must be at its addresses and have its sizes.
     pub(crate) unsafe fn multiply(&self, product: &Product) -> Result<bool> {
         let of = self.kernels.device();
         let blas = cached(&CUBLASLT, of.ordinal(), || CublasLt::new(of).map_err(Error::wrap))?;

@@ -39,7 +39,7 @@ pub(super) struct Record {
 
 pub(crate) enum Operation {
     One(Box<dyn CustomOp1 + Send + Sync>, Tensor),
-    /// An operation whose output is freed at the end of the block's forward and made again in its backward.
+    /// An operation whose output is freed at the end of the block's forward and restored in its backward.
     Remade(Arc<dyn Remake>, Tensor),
     Two(Box<dyn CustomOp2 + Send + Sync>, [Tensor; 2]),
     Three(Box<dyn CustomOp3 + Send + Sync>, [Tensor; 3]),
@@ -94,7 +94,7 @@ pub(crate) fn run_backward(
     run: impl FnOnce(&Tensor) -> Result<Tensor>,
 ) -> Result<Option<Tensor>> {
     let (tape, output) = recorded(x, run);
-    // No values were freed, so nothing is made again.
+    // No values were freed, so nothing is restored.
     tape.backward(x, &output?, dy, Remakes::default())
 }
 

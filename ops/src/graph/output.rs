@@ -15,8 +15,8 @@ use std::ops::Range;
 
 /// Returns storage of `units` times `floats` elements of `dtype`, which `work` fills. `work` receives a range of units,
 /// their part of each operand as f32, and their part of the storage as f32. That part has arbitrary content, and `work`
-/// writes every element of it. Each operand is as long as the storage. Parts are small enough that the f32 of all
-/// operands and of the storage fit the first-level cache.
+/// writes every element of it. Each operand is as long as the storage. Parts are small enough that the f32 values of
+/// all operands and of the storage fit into the first-level cache.
 pub(crate) fn build_as<const N: usize>(
     op: &'static str,
     dtype: DType,

@@ -1,5 +1,5 @@
-//! Outputs whose values a fused block frees at the end of its forward and makes again in its backward, by computing
-//! them or by receiving them from other ranks.
+//! Outputs whose values a fused block frees at the end of its forward and restores in its backward, by computing them
+//! or by receiving them from other ranks.
 //!
 //! Exchanges with other ranks overlap with compute. While an exchange brings back the values, the backward computes the
 //! gradient of a linear map's input, which does not need them. The gradients of the weights do need them. They are
@@ -20,7 +20,7 @@ pub(crate) trait Remake: CustomOp1 + Send + Sync {
     /// Makes the values of `output` again from `x`.
     fn remake(&self, x: &Tensor, output: &Tensor) -> Result<()>;
 
-    /// Returns the exchange that makes the values again, if it can overlap with other operations.
+    /// Returns the exchange that restores the values, if it can overlap with other operations.
     fn exchange(&self) -> Option<&dyn Exchange>;
 }
 
@@ -34,7 +34,7 @@ impl<C: CustomOp1 + Footprint + Send + Sync> Remake for C {
     }
 }
 
-/// The outputs of a tape that must be made again before they are read.
+/// The outputs of a tape that must be restored before they are read.
 #[derive(Default)]
 pub(super) struct Remakes {
     of: HashMap<TensorId, (Arc<dyn Remake>, Tensor, Tensor)>,
@@ -46,7 +46,7 @@ pub(super) struct Remakes {
 
 #[derive(Default)]
 struct Waiting {
-    /// Waits for the exchange that makes the output again.
+    /// Waits for the exchange that restores the output.
     finish: Option<Finish>,
     /// Computes gradients of weights during the exchange of the output's gradient.
     gradients: Vec<Compute>,
@@ -90,7 +90,7 @@ impl Remakes {
         Ok(())
     }
 
-    /// Starts the exchange that makes the values of `input` again, unless it has run. Returns the tensor that owns the
+    /// Starts the exchange that restores the values of `input`, unless it has run. Returns the tensor that owns the
     /// values, or `None` if no exchange can overlap with other operations.
     pub(super) fn start(&mut self, input: &Tensor) -> Result<Option<TensorId>> {
         let source = self.source(input);
@@ -106,7 +106,7 @@ impl Remakes {
         self.waiting.entry(source).or_default().gradients.extend(gradients);
     }
 
-    /// Runs the backward of an operation whose output was made again, and frees the output.
+    /// Runs the backward of an operation whose output was restored, and frees the output.
     pub(super) fn backward(&mut self, op: &dyn Remake, [x, output, dy]: [&Tensor; 3]) -> Result<Option<Tensor>> {
         let Waiting { finish, gradients } = self.waiting.remove(&output.id()).unwrap_or_default();
         if let Some(finish) = finish {
@@ -128,8 +128,8 @@ fn is_deferring() -> bool {
     sink::is_deferring() || meta::is_deferring()
 }
 
-/// Frees the values of an output that was made again, unless the gradients of parameters are deferred: their
-/// computation may still read the values.
+/// Frees the values of an output that was restored, unless the gradients of parameters are deferred: their computation
+/// may still read the values.
 fn free(output: &Tensor) -> Result<()> {
     if is_deferring() {
         return Ok(());

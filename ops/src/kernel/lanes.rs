@@ -109,8 +109,8 @@ pub(crate) fn max(values: &[f32]) -> f32 {
     tree(lanes, larger)
 }
 
-/// Combines all lanes: the upper half onto the lower, until one is left. Each half has a loop of its own: if a variable
-/// indexed the lanes, the compiler would keep them in memory.
+/// Combines all lanes: repeatedly combines the upper half with the lower half, until one lane is left. Each of these
+/// steps has its own loop: if a variable indexed the lanes, the compiler would keep them in memory.
 #[inline(always)]
 pub(crate) fn tree(lanes: [f32; LANES], combine: impl Fn(f32, f32) -> f32) -> f32 {
     tree_of_eight(upper_onto_lower(lanes, &combine), combine)

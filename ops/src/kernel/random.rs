@@ -21,7 +21,7 @@ pub(crate) fn philox(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
 
 /// Computes one round: the next counter and key. Only the lower 32 bits of each number of the counter are
 /// significant; the upper ones are arbitrary. x86's `pmuludq` multiplies the lower halves of 64-bit lanes, so every
-/// word is where the next round reads it.
+/// result is already in the lane where the next round reads it.
 #[inline(always)]
 fn round((c, key): ([u64; 4], [u32; 2])) -> ([u64; 4], [u32; 2]) {
     let p0 = 0xD251_1F53 * (c[0] & 0xFFFF_FFFF);

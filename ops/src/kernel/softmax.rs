@@ -109,8 +109,8 @@ pub(crate) struct Tile<'a> {
 /// Extra columns of a row of scores after the last position.
 pub(crate) const SPARE: usize = 2 * LANES;
 
-/// Limit on the rows of scores that are computed at a time. With this limit, the position of the last row is less than
-/// one vector after the position of the first.
+/// Limit on the rows of scores that are computed at a time. With this limit, the positions of the first and the last
+/// row are less than one vector apart.
 pub(crate) const MOST_ROWS: usize = LANES;
 
 /// Sixteen words whose bits are ones, then sixteen zeros. The sixteen words from index `n` on are a mask that selects

@@ -27,7 +27,7 @@ use candle_core::{CpuStorage, CustomOp2, D, DType, Layout, Result, Shape, Tensor
 /// u32, i64 or u8 below `classes`. Logits are f32 even if `x` and `weight` are bf16 or f16.
 ///
 /// Rows whose i64 target is [`IGNORE_INDEX`](crate::IGNORE_INDEX) are not part of the mean, and their gradient is zero,
-/// as for `cross_entropy`. On the CPU they cost nothing: products contain the other rows only.
+/// as for `cross_entropy`. On the CPU they cost nothing, because they are left out of the products.
 ///
 /// `gradient` is the gradient that this loss will receive in the backward: 1 for `loss.backward()`, c for `(loss *
 /// c)?.backward()`. Inside [`sink::Gradients::capture`], the forward writes the gradient of the weight to the sink,

@@ -12,8 +12,8 @@ pub(crate) trait Footprint {
     /// block's forward.
     const READS: Reads;
 
-    /// Whether a fused block frees the output's values at the end of its forward, and makes them again from the values
-    /// of the only input before its backward reads them.
+    /// Whether a fused block frees the output's values at the end of its forward, and restores them from the values of
+    /// the only input before its backward reads them.
     const REMADE: bool = false;
 
     /// Makes the values of a [`REMADE`](Self::REMADE) output from its input.
@@ -42,7 +42,7 @@ pub(crate) type Finish = Box<dyn FnOnce() -> Result<()>>;
 
 /// An exchange of values with other ranks that overlaps with other operations.
 pub(crate) trait Exchange {
-    /// Starts to make the values of `output` again from those of the input.
+    /// Starts to restore the values of `output` from those of the input.
     ///
     /// # Errors
     /// Fails if a rank is lost.

@@ -28,9 +28,9 @@ pub(crate) struct Traced {
     costs: Costs,
     /// The block that the operation keeps for its backward.
     saved: Held,
-    /// The block of the output's values, once they have been made again.
+    /// The block of the output's values, once they are restored.
     remade: Arc<Mutex<Option<Held>>>,
-    /// Whether the exchange that makes the values again overlaps with other operations.
+    /// Whether the exchange that restores the values overlaps with other operations.
     overlaps: bool,
 }
 

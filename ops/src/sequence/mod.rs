@@ -289,8 +289,8 @@ impl SequenceGroup {
         match &self.silent {
             None => Ok(()),
             Some(layer) => bail!(
-                "layer `{layer}` has an attention, which exchanges slices with the ranks that share its sequences, and does \
-                 not say so; implement `Layer::exchanges`, and let another layer be the last one"
+                "layer `{layer}` has an attention, which exchanges slices with the ranks that share its sequences, but \
+                 does not declare this; implement `Layer::exchanges`, and let another layer be the last one"
             ),
         }
     }

@@ -93,7 +93,7 @@ fn longrope_selects_factors_by_row_length() {
         let angle = |position: usize, pair: usize| position as f64 / (factors[pair] * theta.powf(pair as f64 / 2.0));
         check(&[&[2, time, 3, size]], |t| rotary.apply(&t[0]), |t| rotated(&t[0], 2, attention_factor, angle));
     }
-    // A packed row of more than 6 tokens is rejected: the length of the row would select the long factors, but its
+    // A packed row of more than 6 tokens is rejected, because its length would select the long factors although its
     // documents may be short.
     let x = normal("x", &[1, 7, 3, size]);
     let positions = Tensor::new(&[[0u32, 1, 2, 0, 1, 2, 3]], x.device()).unwrap();

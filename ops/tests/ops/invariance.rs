@@ -7,8 +7,8 @@ use zero_ops as ops;
 
 type Op = Box<dyn Fn(&[Tensor]) -> Result<Tensor>>;
 
-/// Returns every operation with its inputs: first those with a first dimension of `batch`, whose number is given too,
-/// then parameters.
+/// Returns every operation with its inputs. The inputs whose first dimension is `batch` come first, with their number,
+/// followed by parameters.
 fn all(batch: usize) -> Vec<(&'static str, Vec<Tensor>, usize, Op)> {
     let n = |name: &str, shape: &[usize]| normal(name, shape);
     let rotary = ops::Rotary::new(6, 70, 1e4).unwrap();

@@ -51,8 +51,8 @@ fn a_parameter_tied_four_times_matches_one_stage_bit_for_bit() {
     }
 }
 
-/// Returns the bits of a parameter on this rank, and the index of the first element: of the whole parameter if the rank
-/// has it, otherwise of its shard.
+/// Returns the bits of a parameter, or of this rank's shard of it if the parameter is sharded, and the index of the
+/// first element.
 fn held(engine: &Engine, name: &str, zero_stage: u8) -> Option<(usize, Vec<u32>)> {
     let zero = engine.zero();
     let id = engine.model().parameters().iter().position(|p| p.name() == name).unwrap();

@@ -97,7 +97,7 @@ fn outputs(layers: fn() -> Layers, ranks: usize, slices: usize, text: &str) -> V
         let has = |key: &str| text.contains(key);
         let whole = match has("context_parallel_degree") {
             false => Tensor::cat(&parts, 1).unwrap(),
-            // Each pair has a chunk from each end of the sequence, and each of its ranks has one of them.
+            // Each pair of ranks has a chunk from each end of the sequence: one chunk per rank.
             true if has("sequence_parallel_size") => Tensor::cat(&[0, 2, 3, 1].map(|rank| parts[rank]), 1).unwrap(),
             // Each rank has a chunk from each end of the sequence.
             true => {
