@@ -18,8 +18,8 @@ mod x86;
 /// The environment variable that selects the instruction set of this process.
 pub const VARIABLE: &str = "ZERO_TRAIN_ISA";
 
-/// Whether this is a development build. `zero-ops` cannot tell from its own debug assertions: it is compiled without
-/// them even in development builds, because its innermost loops would be several times slower with them.
+/// Whether this is a development build. `zero-ops` cannot use its own `debug_assertions` for this: it is compiled
+/// without them even in development builds, because its innermost loops would be several times slower with them.
 pub const IS_DEVELOPMENT: bool = cfg!(debug_assertions);
 
 /// An instruction set that this processor supports. Values other than [`Isa::BASELINE`] exist only after detection.

@@ -29,7 +29,7 @@ pub enum EightBit {
 /// the smallest value that may be nearest, and one comparison decides between this value and the next.
 struct Map {
     values: [f32; 256],
-    /// For each value, the smallest number that is nearer to the next value than to this one. NaN for the last value.
+    /// For each value, the smallest number that rounds to the next larger value instead. NaN for the last value.
     bounds: [f32; 256],
     /// For each place, the index of the smallest value that may be nearest: first for non-negative, then for negative
     /// numbers.

@@ -22,8 +22,8 @@ use crate::{
     simd::{Kernel, run},
 };
 
-/// Number of elements of a parameter whose squares are added in floating point, in a fixed order. Shards begin at
-/// multiples of it, counted from the parameter's first element.
+/// Number of elements in a block. The squares of a block are added in floating point, in a fixed order. Shards begin at
+/// block boundaries, counted from the parameter's first element.
 pub const BLOCK: usize = 1024;
 
 /// Independent sums inside a block, so that the additions do not form one dependency chain: two AVX-512 registers of
@@ -81,9 +81,9 @@ pub struct Limits {
     pub max_norm: f64,
     /// Elements of the gradient with a larger absolute value are clipped to it; 0 disables clipping.
     pub max_value: f64,
-    /// The largest norm with which the optimizer updates the parameters.
+    /// The optimizer skips the update if the norm is larger than this.
     pub limit: f64,
-    /// Whether a non-finite norm skips the update. If false, such a norm does not skip it, whatever `limit` is.
+    /// Whether a non-finite norm skips the update. If false, such a norm never skips it, regardless of `limit`.
     pub skips_overflow: bool,
 }
 

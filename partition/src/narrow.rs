@@ -16,9 +16,9 @@ use crate::error::ZeroError;
 use crate::kept::Grads;
 use crate::threads::share;
 
-/// Number of elements that are widened at a time if their type has no specialized loop: parameters with random
-/// rounding, and 8-bit states. Gradients in bf16 are widened two chunks at a time. A chunk stays in the L1 cache and
-/// consists of whole blocks of 8-bit states.
+/// Number of elements to widen at a time for types without a specialized loop: parameters with stochastic rounding, and
+/// 8-bit states. Gradients in bf16 are widened two chunks at a time. A chunk stays in the L1 cache and consists of
+/// whole blocks of 8-bit states.
 const CHUNK: usize = 1024;
 
 /// Values that an update reads and writes.

@@ -80,8 +80,8 @@ impl Hosts {
         levels.iter().map(crossing).sum()
     }
 
-    /// Returns the cells of each group of a stage over which gradients are summed: the data-parallel group, or each
-    /// shard group if the replicates train `alone`.
+    /// Returns the cells of each group that sums gradients in a stage: the data-parallel group or, if the replicates
+    /// train `alone`, each shard group.
     fn summed(&self, stage: StageId, alone: bool) -> Vec<Cells> {
         match alone {
             true => self.shard_groups(stage).collect(),

@@ -40,7 +40,7 @@ pub struct OuterShare {
     pub replicates: usize,
     /// Index of this replicate.
     pub replicate: usize,
-    /// Bytes per element: the parameter before the inner steps, and the momentum if there is one.
+    /// Bytes per element, for the parameter before the inner steps and, if there is one, the momentum.
     pub width: usize,
 }
 
@@ -79,7 +79,7 @@ pub(crate) struct OuterState {
 /// This rank's share of a segment.
 #[derive(Default)]
 struct Share {
-    /// The parameters with which all replicates continued after the last outer step.
+    /// The parameters after the last outer step, from which all replicates continued.
     before: Vec<f32>,
     /// Empty without momentum.
     momentum: Vec<f32>,

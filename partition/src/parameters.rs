@@ -205,7 +205,7 @@ impl ParameterState {
         Ok(output)
     }
 
-    /// Fills the leaves of a segment whose values this rank holds alone.
+    /// Fills the leaves of a segment whose values only this rank holds.
     fn fill_alone(&mut self, rank: &Rank, memory: &mut Memory, disk: &Disk, id: SegmentId) -> Result<(), ZeroError> {
         let missing = || ZeroError::internal("the shard of a gather is not in memory");
         if is_whole(rank, disk, id) {

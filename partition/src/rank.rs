@@ -41,7 +41,7 @@ impl Rank {
             near.is_none_or(|near| near == groups.mesh().near()),
             "secondary shards must be those of the near groups"
         );
-        assert_eq!(stages.count(), groups.mesh().pipe(), "the mesh must have as many stages as the model is cut into");
+        assert_eq!(stages.count(), groups.mesh().pipe(), "the mesh and the model must have the same number of stages");
         let dtype = model.parameters().first().map_or(DType::F32, |p| p.dtype());
         let residents = options.on_gpu.residents(&layout);
         Self { model, layout: Arc::new(layout), stages: Arc::new(stages), groups, options, dtype, residents }

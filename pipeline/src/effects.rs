@@ -87,7 +87,7 @@ pub enum Computation {
     UpdateTile(SegmentId),
 }
 
-/// A transfer. One instruction starts it and a later one awaits it; both have equal `Transfer` values.
+/// A transfer. One instruction starts it and a later instruction awaits it. Their `Transfer` values are equal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Transfer<'a> {
     /// All-gather of parameters, by the shard group.

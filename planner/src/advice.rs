@@ -52,8 +52,7 @@ pub fn advice(
         if memory_plan.exceeded(limits).is_none() {
             let plan = memory_plan.plan()?;
             if plan.disk_bytes() == 0 && settings.iter().any(|setting| setting.ends_with(".device=nvme")) {
-                // The plan offloads nothing to the disk, so the other settings alone already made the configuration
-                // fit.
+                // The plan offloads nothing to the disk, so the configuration already fits with the other settings.
                 continue;
             }
             let of =

@@ -94,7 +94,7 @@ impl Slot {
         while !watch.is_stopped() {
             match file.try_lock() {
                 Ok(()) => {
-                    // A process that removed the object in the meantime may have removed the folder too.
+                    // Another process may have removed the object, and the folder with it.
                     fs::create_dir_all(&self.folder).map_err(Error::local(&self.folder))?;
                     return Ok(Lock(Some(file)));
                 }

@@ -53,7 +53,7 @@ pub enum Error {
         /// The store's answer.
         message: String,
     },
-    /// The store rejects this request, and would reject it again.
+    /// The store rejects this request. A retry would fail, too.
     #[error("{address}: the store answered {message}")]
     Rejected {
         /// The address.

@@ -172,7 +172,7 @@ impl Bench {
     }
 }
 
-/// A floor, on a file of its own, for subjects that move other amounts of data than a [`Load`] does.
+/// A floor with a separate file, for subjects that do not move the same bytes as a [`Load`].
 #[derive(Debug)]
 pub struct Floor {
     file: SwapFile,

@@ -12,8 +12,8 @@ use crate::loan::filled;
 use crate::queue::Pending;
 use crate::schedule::Direction;
 
-/// Size in bytes of the buffers through which an unaligned vector is read. Each buffer is freed once it is copied, so
-/// at most one part is in memory twice.
+/// Size in bytes of the buffers through which an unaligned vector is read. Each buffer is freed after it is copied into
+/// the vector, so at most one part is in memory twice.
 const PART: usize = 16 << 20;
 
 /// A vector that is being read or written.

@@ -153,8 +153,7 @@ impl Compiled {
     ///
     /// # Errors
     /// A fault that the emulator detected: a grid that is too large, a barrier that not all threads reach, a write
-    /// beyond the shared memory, arguments of a different size than the kernel's; and the faults that [`How::Watched`]
-    /// detects.
+    /// beyond the shared memory, arguments of the wrong size, or a fault that [`How::Watched`] detects.
     ///
     /// # Safety
     /// The addresses in the arguments must be those of live [`Memory`] that is at least as large as what the kernel

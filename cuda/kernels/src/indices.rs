@@ -60,7 +60,7 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// Returns limits with which this rank has all indices below `all`.
+    /// Returns limits for a rank that has all indices below `all`.
     #[must_use]
     pub fn whole(all: u32) -> Self {
         Self { all, own: 0..all }

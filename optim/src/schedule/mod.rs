@@ -8,7 +8,7 @@
 //! - Step 2 runs at iteration 0, where both kinds of warmup are still at their minimum.
 //!
 //! The schedules of transformers ([`hugging_face`]) are factors of the optimizer's rate. Step k runs at the factor for
-//! k − 1 completed steps, so step 1 of a warm-up runs at 0 and step `num_warmup_steps + 1` at the whole rate.
+//! k − 1 completed steps, so step 1 of a warm-up runs at a rate of 0, and step `num_warmup_steps + 1` at the full rate.
 //!
 //! A skipped step (after a loss-scale overflow) does not advance the counter: the caller counts the steps that were
 //! taken.

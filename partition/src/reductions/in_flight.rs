@@ -105,9 +105,9 @@ impl Reductions {
         })
     }
 
-    /// Replaces reductions, in order, by the reductions that `next` returns: all that are due, and further ones up to
-    /// the first that is not complete. `is_done` receives [`PendingReduce::sums_first`] and returns `None` for a
-    /// reduction that must not be replaced.
+    /// Replaces reductions, in order, with the reductions that `next` returns: first all `due` reductions, then the
+    /// following complete ones. `is_done` receives [`PendingReduce::sums_first`] and returns `None` for a reduction
+    /// that must not be replaced.
     fn advance(
         &mut self,
         due: usize,

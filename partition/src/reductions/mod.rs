@@ -37,7 +37,7 @@ pub(crate) struct Reductions {
     /// All-reduces in flight. Each sums, over the replicates of shards, gradients that are already sums of several
     /// micro-batches.
     over_replicates: Vec<(Vec<SegmentId>, Pending<Vec<Buffer>>)>,
-    /// The squared norms of this rank's gradients, one per micro-batch, summed; zero unless the options ask for them.
+    /// The sum of the squared norms of this rank's gradients in each micro-batch; zero unless the options ask for it.
     of_micro_batches: ExactSum,
 }
 

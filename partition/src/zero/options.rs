@@ -56,8 +56,8 @@ pub struct ZeroOptions {
 }
 
 impl ZeroOptions {
-    /// Returns the names of the values that elements can have besides the parameter: the average of the weights, then
-    /// the states of all optimizers.
+    /// Returns the names of the values that are kept for an element in addition to the parameter: the average of the
+    /// weights, then the states of all optimizers.
     #[must_use]
     pub fn states(&self) -> Vec<&'static str> {
         let mut names: Vec<&str> = self.average.map(|_| Average::STATE).into_iter().collect();

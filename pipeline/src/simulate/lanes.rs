@@ -97,7 +97,7 @@ pub(super) struct Norms {
 }
 
 impl Norms {
-    /// Records that a rank arrives at norm number `index`. Returns whether it is the last.
+    /// Records that a rank arrives at norm number `index`. Returns whether it is the last rank to arrive.
     pub(super) fn arrive(&mut self, index: usize, at: f64, ranks: usize) -> bool {
         if self.met.len() == index {
             self.met.push((0, None));

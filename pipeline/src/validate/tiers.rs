@@ -1,5 +1,5 @@
-//! Tracks whether each offloaded item is on the disk, in flight or in memory. Each item goes through these states in
-//! this order, again and again.
+//! Tracks whether each offloaded item is on the disk, in flight or in memory. Each item cycles through these states in
+//! this order.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -94,8 +94,8 @@ pub(super) fn paired(programs: &[Program], world: &World) -> Result<(), Violatio
     Ok(())
 }
 
-/// Detects deadlocks by simulating all programs without times: only what each rank waits for matters. A waiting rank
-/// proceeds once the awaited operation is complete.
+/// Detects deadlocks by simulating all programs without times. Only the operation that each rank waits for matters. A
+/// waiting rank proceeds once the awaited operation is complete.
 pub(super) fn flows(programs: &[Program], world: &World) -> Result<(), Violation> {
     let mut ranks: Vec<Progress> = programs.iter().map(|_| Progress::default()).collect();
     loop {

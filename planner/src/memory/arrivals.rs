@@ -1,5 +1,5 @@
-//! Computes from which point of its program on a pipeline stage can be sure that its messages have arrived at other
-//! stages.
+//! Computes, for each message of a pipeline stage, the point in the stage's program after which the message has
+//! certainly arrived at the other stage.
 //!
 //! The memory of a message can be freed once the message has arrived. The sender learns of the arrival without a clock:
 //! a stage that receives a message also learns everything that its sender knew at the time of sending (Lamport, "Time,

@@ -106,7 +106,7 @@ fn an_update_is_bit_identical_to_the_cpus() {
     }
 }
 
-/// A stream that waits for another stream's event sees what that stream wrote.
+/// A stream that waits for another stream's event reads the values that the other stream wrote.
 #[test]
 fn streams_wait_for_events() {
     let Some(bench) = Bench::new() else { return };

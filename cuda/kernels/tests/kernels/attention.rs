@@ -258,7 +258,7 @@ fn bits_depend_on_what_is_seen(of: Geometry) {
 }
 
 /// The results of queries at some positions are bit-identical to those of a run with all positions. The gradients of
-/// keys and values of all parts add up to those of that run.
+/// keys and values, added over all parts, are equal to those of the full run.
 #[test]
 fn queries_at_some_positions_match_a_full_run() {
     for (dtype, size, time, ends) in [

@@ -343,7 +343,7 @@ pub(crate) fn meaning(program: &Program, shape: &ModelShape) -> Result<Meaning, 
         return Err("something is in memory at the end".into());
     }
     if let Some(stale) = segments.iter().position(|s| !s.tiles.is_empty() && s.stored() != Some(1)) {
-        return Err(format!("what is on the disk of segment {stale} is old"));
+        return Err(format!("the values of segment {stale} on the disk are stale"));
     }
     let held = |s: &Segment| if s.full == Values::Absent { Values::Version(s.shard) } else { s.full };
     Ok(Meaning {

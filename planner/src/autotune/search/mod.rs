@@ -215,7 +215,7 @@ impl<'a> Search<'a> {
                 break;
             }
             measure.say(&format!("round {round}: comparing {} configurations", contenders.len()));
-            // Alternate the order: the first contender of a round is the last in the next.
+            // Alternate the order: the first contender of a round is the last contender in the next round.
             contenders.reverse();
             let number = self.rounds();
             for &id in &contenders {

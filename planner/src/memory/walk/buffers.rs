@@ -21,7 +21,7 @@ impl Walk<'_> {
         }
     }
 
-    /// Sets the segment whose gradients the following calls concern.
+    /// Sets the segment for the following calls.
     fn about(&mut self, id: SegmentId) {
         self.is_resident = self.residents[id];
     }

@@ -74,9 +74,9 @@ pub(crate) struct Walk<'a> {
     put_off: BTreeMap<(LayerId, usize), u64>,
     sending: BTreeMap<Message, u64>,
     /// Messages in flight whose arrival becomes certain before the program awaits them, each with the position in the
-    /// program from which on it is certain.
+    /// program at which it becomes certain.
     leaving: BTreeSet<(usize, Message)>,
-    /// The position in the program from which on each message has certainly arrived.
+    /// The position in the program at which the arrival of each message becomes certain.
     arrivals: Arrivals,
     place: usize,
     /// Number of micro-batches of the program.
