@@ -11,8 +11,8 @@ use crate::typed::Typed;
 use crate::yaml_out;
 
 impl Config {
-    /// Resolves the configuration for `world_size` ranks. Fields that the program has changed count as written;
-    /// values that follow from others, such as the batch sizes, are computed again.
+    /// Resolves the configuration for `world_size` ranks. Fields that the program has changed count as set by the user.
+    /// Derived values, such as the batch sizes, are computed again.
     ///
     /// # Errors
     /// The same errors as for a file with these values, for example a batch size that is not divisible by the number of

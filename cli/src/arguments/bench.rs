@@ -131,7 +131,7 @@ pub(crate) enum Bench {
         #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
         steps: u32,
     },
-    /// Time by which saving checkpoints delays training, compared with copying and writing alone
+    /// Delay of training by saving checkpoints, compared with only copying and writing the same bytes
     Save {
         /// The configuration to measure.
         #[command(flatten)]

@@ -109,7 +109,7 @@ fn of_update(subject: &Steps) -> Moved {
     update
 }
 
-/// Returns the size of the buffers for tiles in flight, in bytes. The floor uses as much memory.
+/// Returns the size of the buffers for tiles in flight, in bytes. The floor uses the same amount of memory.
 fn in_memory(subject: &Steps) -> usize {
     let (zero, config) = (subject.engine().zero(), subject.engine().config());
     let (widths, tile) = (zero.widths(), zero.layout().tile());

@@ -40,7 +40,7 @@ pub(crate) fn autotune(args: &AutotuneArgs) -> anyhow::Result<u8> {
     };
     let config = crate::input::load_sources(&args.config, vec![source.clone()], &args.config.set)?;
     if args.config.ignore_unknown_keys {
-        // Trials read this text again and would reject unknown keys, so they are removed from it.
+        // Trials read this text again and would reject unknown keys, so remove these keys from it.
         let written = zero_config::load(source.clone(), &args.config.set)?;
         let changes: Vec<_> = written.unknown_keys().into_iter().map(|key| (key.to_string(), None)).collect();
         source.text = zero_config::edit(&source, &changes)?;

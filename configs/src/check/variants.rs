@@ -1,4 +1,4 @@
-//! Checks sections whose keys depend on their `type`.
+//! Checks sections whose `type` decides which keys they have.
 
 use super::{Check, Field};
 use crate::errors::ErrorKind;

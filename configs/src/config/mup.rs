@@ -181,8 +181,8 @@ impl BaseWidths {
     }
 }
 
-/// Returns the written width. Without a written width, scales the model's width by `base` / `whole`, where `whole` is
-/// another width of the model and `base` is the same width in the base model.
+/// Returns the width that the configuration sets. Otherwise scales the model's width by `base` / `whole`, where `whole`
+/// is another width of the model and `base` is its value in the base model.
 fn in_proportion(
     (path, written, of_model): (&'static str, Option<usize>, usize),
     base: usize,

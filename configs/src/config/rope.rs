@@ -38,8 +38,8 @@ pub enum RopeScaling {
         short_factor: Vec<f64>,
         /// Divisors for longer rows.
         long_factor: Vec<f64>,
-        /// How many times longer sequences are than in the original training. `None` divides the model's maximum
-        /// sequence length by `original_max_position_embeddings`.
+        /// Ratio of the sequence length to that of the original training. `None` divides the model's maximum sequence
+        /// length by `original_max_position_embeddings`.
         #[serde(skip_serializing_if = "Option::is_none")]
         factor: Option<f64>,
         /// Factor of cosines and sines; `None` is √(1 + ln factor/ln original length), at least 1.

@@ -80,7 +80,7 @@ section! {
         pub local_steps: Option<LocalSteps> = section(&LocalSteps::SECTION, "Local steps (DiLoCo): the replicates of the mesh train independently; every few steps an outer optimizer moves their common starting point towards their average");
         /// A moving average of the weights.
         pub ema: Option<Ema> = section(&Ema::SECTION, "Exponential moving average of the trained weights, with 4 bytes per parameter, sharded like the optimizer state");
-        /// Ratio of a block's learning rate to the next block's.
+        /// Ratio of a block's learning rate to that of the next block.
         pub layerwise_lr_decay: f64 = key(SHRINKING, "1.0", "Learning rate of each block as a fraction of that of the next block, and of the last block as a fraction of the full rate; 1: off. The head and all layers after the last block have the full rate");
         /// Coefficient of the auxiliary loss ln²Z; 0 adds none.
         pub z_loss: f64 = key(NON_NEGATIVE, "0.0", "Factor on the mean of ln²Z, which is added to the loss of a language model; Z is the normalizer of its softmax. PaLM uses 1e-4; 0: off");

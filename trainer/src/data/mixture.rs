@@ -67,7 +67,7 @@ impl Mixture {
     fn pick(&self, within: u64) -> (usize, u64) {
         let parts = (0..self.parts.len()).map(|part| (part, self.first_at(part, within)));
         let here = |&(part, m): &(usize, u64)| m < self.parts[part].per_epoch && self.place(part, m) == within;
-        parts.into_iter().find(here).expect("every position of an epoch is the place of one sample")
+        parts.into_iter().find(here).expect("each position of an epoch has one sample")
     }
 
     /// Returns how many samples of a data set have a place before `within` in the epoch.

@@ -22,7 +22,7 @@ use zero_engine::{At, DataError};
 const CHECKED_AT_OPEN: usize = 1 << 24;
 /// The beginning of a file that `numpy.save` wrote. Its header would otherwise become tokens.
 const NUMPY: &[u8; 6] = b"\x93NUMPY";
-/// Number of tokens from which zeros at every second place are no chance.
+/// Minimum number of tokens at which zeros in every second place cannot be a coincidence.
 const ENOUGH: usize = 64;
 /// Number of tokens that a check reads at a time.
 const CHECK_CHUNK: usize = 1 << 18;

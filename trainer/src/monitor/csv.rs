@@ -64,7 +64,7 @@ impl Sink for Csv {
 fn open(folder: &Path, tag: &'static str, resumed: Option<u64>) -> Result<OneFile, Error> {
     fs::create_dir_all(folder).map_err(Error::io(folder))?;
     let path = folder.join(format!("{}.csv", tag.replace('/', "_")));
-    // Does not read devices, because reading one may never end.
+    // Do not read device files: reading one may never end.
     let present = if path.is_file() { fs::read(&path).map_err(Error::io(&path))? } else { vec![] };
     let kept = kept(&present, resumed.unwrap_or(u64::MAX));
     let mut file = Appended::open(&path, kept as u64)?;

@@ -201,7 +201,7 @@ fn bind(launcher: &Launcher, cores: &Cores, threads: usize, place: &LauncherEnvi
         return "not bound: bind_cores_to_rank is false".into();
     }
     if quota() < Cores::allowed().cpus().len() {
-        return "not bound: this container has a CPU quota, but no cores of its own".into();
+        return "not bound: this container has a CPU quota instead of a set of cores".into();
     }
     if threads > share.cpus().len() {
         return "not bound: more threads than cores".into();

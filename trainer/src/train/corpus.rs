@@ -260,7 +260,8 @@ impl Corpus {
         }
     }
 
-    /// Loads `rows` evaluation samples in the order of the data set. After the last sample, continues with the first.
+    /// Loads `rows` evaluation samples in the order of the data set. Continues with the first sample after the last
+    /// one.
     pub(super) fn evaluation_batch(&self, eval: &dyn Dataset, position: u64, rows: usize) -> Result<Batch, Error> {
         let n = eval.len() as u64;
         batch(eval, &(0..rows as u64).map(|row| ((position + row) % n) as usize).collect::<Vec<_>>())

@@ -123,7 +123,7 @@ fn of_weights(
 /// The results of the micro-batches that this rank has evaluated.
 struct Observations<'a> {
     metrics: &'a [Metric],
-    /// The sums of each data set. New results are added to the last.
+    /// The sums of each data set. New results are added to the last element.
     sums: Vec<Sums>,
     predictions: Predictions,
 }

@@ -44,7 +44,7 @@ fn the_timeline_shows_the_work_of_the_gpu() {
     assert!(!down.is_empty() && !up.is_empty(), "{spans:?}");
     for (copy, what) in &down {
         let same = |(span, _): &&(GpuSpan, &str)| span.subject == copy.subject && span.start <= copy.start;
-        let made = compute.iter().rfind(same).unwrap_or_else(|| panic!("a copy in {what} before {what}"));
+        let made = compute.iter().rfind(same).unwrap_or_else(|| panic!("a copy in {what} starts before {what}"));
         assert!(made.0.start <= copy.start);
     }
     // The GPU counts the same number of multiply-accumulates as the CPU.

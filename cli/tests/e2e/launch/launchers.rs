@@ -126,8 +126,8 @@ struct Head {
 impl Head {
     fn start(port: u16, variables: &[(&'static str, String)]) -> Self {
         let dashboard = format!("--dashboard-port={port}");
-        // A private folder. Other Ray programs on this machine would find a head node in the default one, even after
-        // it has ended.
+        // A private folder. If the head node used the default folder, other Ray programs on this machine would find it
+        // there, even after it has ended.
         let folder = tempfile::tempdir().unwrap();
         let own = format!("--temp-dir={}", folder.path().display());
         let child = Command::new("ray")

@@ -110,7 +110,8 @@ fn matrix_update_times_follow_the_work_of_the_busiest_rank() {
     assert!((all / two - 1.5).abs() < 0.01, "{all} {two}");
 }
 
-/// The cost table of four ranks contains the times of groups of two neighbours and of two ranks that are two apart.
+/// The cost table of four ranks contains the times of groups of two consecutive ranks, and of groups of two ranks that
+/// are 2 apart.
 #[test]
 fn collectives_of_a_mesh_are_predicted_by_the_times_of_its_groups() {
     let case = Case::new();

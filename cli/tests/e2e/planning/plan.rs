@@ -63,8 +63,8 @@ fn a_run_reports_its_plan() {
 }
 
 /// Four ranks have secondary shards in groups of two. Each parameter is sent to the two ranks of the other group once,
-/// and its gradient once for each of two micro-batches. Plan and report state these bytes. The losses are those of
-/// plain stage 3.
+/// and its gradient once for each of two micro-batches. Plan and report state these bytes. The losses are the same as
+/// with plain stage 3.
 #[test]
 fn bytes_between_secondary_groups_are_reported() {
     let case = Case::new();

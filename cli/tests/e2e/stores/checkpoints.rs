@@ -1,5 +1,5 @@
-//! Checkpoints of a run in an S3 store, which moto simulates. They are copied while the run trains, another machine
-//! resumes from them, and they are kept apart from those of other runs.
+//! Checkpoints of a run in an S3 store, which moto simulates. The run copies them while it trains, another machine
+//! resumes from them, and they are not mixed with the checkpoints of other runs.
 
 use std::path::PathBuf;
 use std::process::Command;

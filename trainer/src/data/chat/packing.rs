@@ -31,7 +31,7 @@ pub(super) fn pack(lengths: &[u32], room: usize) -> Packs {
     let mut items: Vec<u32> = (0..lengths.len() as u32).collect();
     items.sort_by_key(|&item| Reverse(lengths[item as usize]));
     let (mut bin_of, mut bins) = (vec![0; lengths.len()], 0u32);
-    // The open bins, by the room left in them.
+    // The open bins, by remaining room.
     let mut open: BTreeMap<usize, Vec<u32>> = BTreeMap::new();
     for item in items {
         let length = lengths[item as usize] as usize;

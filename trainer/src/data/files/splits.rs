@@ -45,7 +45,7 @@ pub(super) fn open(folder: &Path, split: &str) -> Result<Folder, DataError> {
     let part = folder.join(split);
     let whole = if !described(folder) && described(&part) { &part } else { folder };
     if described(whole) {
-        // `described` has found one of the files by which `Folder::open` recognizes a data set.
+        // `described` has found a file that makes `Folder::open` recognize a data set.
         return Folder::open(whole)?.ok_or_else(|| DataError::Empty { sources: vec![whole.display().to_string()] });
     }
     if folder.join(DESCRIPTIONS[2]).is_file() {

@@ -29,7 +29,7 @@ use super::signals::Signals;
 const DEFAULT_PORT: u16 = 29500;
 /// Timeout for all launchers to connect. It is long because a scheduler may start the hosts minutes apart.
 const GATHERING: Duration = Duration::from_secs(600);
-/// Time after which a launcher that still waits for others reports what it waits for.
+/// Time after which a launcher reports which other launchers it still waits for.
 const REPORTING: Duration = Duration::from_secs(10);
 /// Interval between two exchanges of states.
 const TICK: Duration = Duration::from_millis(100);

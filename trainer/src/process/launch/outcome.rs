@@ -63,8 +63,8 @@ impl Failure {
         matches!((self.code, self.signal), (None, Some(SIGINT | SIGTERM)))
     }
 
-    /// Returns the exit status of the launcher after this failure. After a request to stop, it is that of a rank that
-    /// handles the signal.
+    /// Returns the exit status of the launcher after this failure. After a request to stop, it is the status of a rank
+    /// that handles the signal.
     pub(super) fn exit_status(&self) -> u8 {
         match (self.code, self.signal) {
             (None, Some(SIGINT)) => 130,

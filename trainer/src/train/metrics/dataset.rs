@@ -12,7 +12,7 @@ use super::{Function, Metric, Of};
 /// The outputs and targets that this rank has seen, by metric and position.
 pub(in crate::train) struct Predictions {
     kept: BTreeMap<String, Tensor>,
-    /// Whether this rank keeps what it sees. Only one rank of a tensor group does, because all have the same outputs.
+    /// Whether this rank keeps predictions. Only one rank of a tensor group does, because all have the same outputs.
     keeps: bool,
 }
 

@@ -79,7 +79,7 @@ mod tests {
     fn the_phases_of_a_step_are_separate_and_exclude_evaluations() {
         let (mut timing, mut breakdown) = (Timing::new(None, false), Breakdown::default());
         let now = Instant::now();
-        let ago = |ms| now.checked_sub(std::time::Duration::from_millis(ms)).expect("the machine has run so long");
+        let ago = |ms| now.checked_sub(std::time::Duration::from_millis(ms)).expect("the machine started before that");
         for _ in 0..2 {
             breakdown.begin(&timing);
             for (instruction, ms) in [
