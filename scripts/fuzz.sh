@@ -3,8 +3,8 @@
 #
 # Builds the targets in fuzz/ and runs each of them, or only TARGET, for SECONDS (default 60). Prints the number of
 # inputs tried. Fails if an input panics, takes 10 seconds or needs 2 GiB, and leaves the input in fuzz/artifacts.
-# Interesting inputs are kept in fuzz/corpus, where the next run starts. Needs cargo-fuzz and a C++ compiler; without
-# them it prints a message and exits with 0.
+# Inputs that reach new code are kept in fuzz/corpus, and the next run starts from them. Needs cargo-fuzz and a C++
+# compiler; without them it prints a message and exits with 0.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -18,7 +18,7 @@ import urllib.parse
 ROOT = pathlib.Path(sys.argv[1])
 TOKEN = sys.argv[2] if len(sys.argv) > 2 else None
 LFS = 1024
-# Files in an answer of the interface, as many as the Hub gives at once would hide the pages.
+# Files per answer of the interface. With the Hub's own limit, every test would get a single page.
 PAGE = 2
 
 

@@ -15,7 +15,7 @@ python3 -m venv "$folder"
 "$folder/bin/pip" install --quiet --no-deps timm==1.0.31
 # mup's check of coordinates draws with pandas and seaborn, which tests do not call.
 "$folder/bin/pip" install --quiet --no-deps mup==1.0.0 pyyaml tqdm
-# Its number of micro-batches needs PyTorch alone.
+# Tests use only Megatron's calculator of micro-batches, which needs no package but PyTorch.
 "$folder/bin/pip" install --quiet --no-deps megatron-core==0.16.1
 # DeepSpeed without its operators, which tests do not call: they need a compiler.
 DS_BUILD_OPS=0 DS_ACCELERATOR=cpu "$folder/bin/pip" install --quiet --no-deps --no-build-isolation deepspeed==0.19.8

@@ -32,7 +32,7 @@ peak_of_group() {
 
 mebibytes() { echo "$(($1 >> 20)) MiB"; }
 
-# The run within the limit: this script calls itself for it.
+# The run within the limit. The script calls itself to start it.
 if [ "${LARGER_THAN_MEMORY_INSIDE-}" ]; then
     cd "$LARGER_THAN_MEMORY_INSIDE"
     "$ZERO_TRAIN" --config run.yaml --plain &

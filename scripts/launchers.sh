@@ -3,7 +3,8 @@
 #
 # NAME is torchrun, deepspeed, openmpi, mpich, slurm, sbatch, ray or spark; the default is all of them. Launchers that
 # are not installed are skipped with a message; scripts/install-launchers.sh installs them. If their daemons are
-# installed and this runs as root, a Slurm cluster and an ssh server that are local to this machine run meanwhile.
+# installed and this runs as root, the script runs a Slurm cluster and an ssh server on this machine while it tests
+# them.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -24,7 +24,7 @@ ON_GPU = {
     "350m": Preset(layers=24, width=1024, heads=16, length=1024, vocabulary=50257, micro_batch=8),
     "1.5b": Preset(layers=48, width=1600, heads=25, length=1024, vocabulary=50257, micro_batch=4),
 }
-# The optimizer of every trainer; zero-train's configuration has the same.
+# Hyperparameters of the optimizer for every trainer; zero-train's configuration has the same values.
 ADAMW = {"lr": 3e-4, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01}
 CLIP = 1.0
 # On a GPU: the largest relative difference between losses of two trainers, and how many steps are compared.

@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 
 DTYPES = {"BF16": torch.bfloat16, "F32": torch.float32, "U32": torch.int32, "I64": torch.int64}
-# Tolerance for ‖error‖ over ‖reference‖. A result is rounded once to bf16, an error of at most 2⁻⁹, and so is each
-# factor that the kernels keep in
-# bf16: probabilities, gradients of scores, and their inputs. If all four errors add up, they reach 2⁻⁷.
+# Tolerance for ‖error‖ over ‖reference‖. A result is rounded once to bf16, with an error of at most 2⁻⁹. So is each
+# factor that the kernels keep in bf16: probabilities, gradients of scores, and their inputs. The four errors add up to
+# at most 2⁻⁷.
 TOLERANCE = 2.0**-7
 # Tolerance for a row's error over the sum of its own norm and the mean norm of a row: a single wrong tile exceeds it by
 # far, cancellation within a row does not.
