@@ -127,6 +127,6 @@ elif make_group "/sys/fs/cgroup/memory$(own memory)/larger-than-memory-$$" memor
     echo 0 >"$group/memory.swappiness"
     run_in_group
 else
-    echo "no control group can be made here: limited by \`ulimit -d\`, which counts what is allocated, not what is resident"
+    echo "no control group can be made here: limited by \`ulimit -d\`, which counts allocated memory, not resident memory"
     (ulimit -d $((memory >> 10)) && "$0")
 fi

@@ -51,7 +51,7 @@ pub enum ErrorKind {
 /// A key and its location.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Place {
-    /// Path of the key, `zero_optimization.stage`; empty for the file as a whole.
+    /// Path of the key, such as `zero_optimization.stage`; empty for the file as a whole.
     pub path: String,
     /// Where the value is written.
     pub spot: Spot,

@@ -27,7 +27,7 @@ pub(crate) enum Leaf {
     Space(Vec<(Dimension, At)>),
 }
 
-/// Converts a value to what `kind` expects. Returns `None` if it has another type.
+/// Converts a value to the type of `kind`. Returns `None` if the value has another type.
 pub(crate) fn leaf(kind: &Kind, value: &Value) -> Option<Leaf> {
     match (kind, value) {
         (Kind::Bool, Value::Bool(value)) => Some(Leaf::Bool(*value)),

@@ -30,7 +30,7 @@ impl Device {
         let (mut device, mut context) = (0, std::ptr::null_mut());
         // No device has an ordinal that is too large for the driver's integer type.
         let number = c_int::try_from(ordinal).unwrap_or(c_int::MAX);
-        // SAFETY: initialisation may be repeated; the other functions write to what their first argument points to.
+        // SAFETY: initialisation may be repeated; the other functions write to the target of their first argument.
         unsafe {
             check("cuInit", sys::cuInit(0))?;
             check("cuDeviceGet", sys::cuDeviceGet(&raw mut device, number))?;

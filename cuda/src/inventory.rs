@@ -82,8 +82,8 @@ mod found {
         let mut device = 0;
         let mut name = [0; 256];
         let mut memory = 0;
-        // SAFETY: each function writes to what its first argument points to; the name is truncated to the buffer, with
-        // a zero at the end.
+        // SAFETY: each function writes to the target of its first argument; the name is truncated to the buffer, with a
+        // zero at the end.
         let name = unsafe {
             check("cuDeviceGet", sys::cuDeviceGet(&raw mut device, ordinal))?;
             check("cuDeviceGetName", sys::cuDeviceGetName(name.as_mut_ptr(), name.len() as c_int - 1, device))?;

@@ -62,7 +62,7 @@ impl BuiltLayer {
         !self.is_last && self.module.exchanges()
     }
 
-    /// Returns where the layer's inputs come from, and what it passes on.
+    /// Returns the sources of the layer's inputs, and the tensors that it passes on.
     #[must_use]
     pub fn route(&self) -> &Route {
         &self.route

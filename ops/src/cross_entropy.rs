@@ -43,7 +43,7 @@ pub fn cross_entropy_with_z_loss(logits: &Tensor, targets: &Tensor, z_loss: f32)
     apply2(logits, targets, CrossEntropy { z_loss, ..CrossEntropy::default() })
 }
 
-/// Returns the number of targets that are not [`IGNORE_INDEX`]. Waits for targets on a GPU.
+/// Returns the number of targets that are not [`IGNORE_INDEX`]. If the targets are on a GPU, waits for it.
 ///
 /// # Errors
 /// Fails if `targets` cannot be read from its device.

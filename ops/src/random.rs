@@ -30,7 +30,7 @@ impl Stream {
     }
 
     /// Returns the generator's key. The key and `tensor_or_sample` determine all numbers, so kernels can generate the
-    /// same ones.
+    /// same numbers.
     #[must_use]
     pub fn key(&self) -> [u32; 2] {
         self.key

@@ -27,7 +27,7 @@ fn device(ordinal: usize) -> Option<Device> {
     }
 }
 
-/// Returns numbers between about −2 and 2 on the CPU. The first 10,007 of them are different in f32.
+/// Returns numbers between about −2 and 2 on the CPU. In f32, no two of the first 10,007 numbers are equal.
 fn numbers(dims: &[usize], dtype: DType) -> Tensor {
     let count = dims.iter().product();
     let value = |i: usize| ((i * 7919 + 13) % 10007) as f32 / 2501.0 - 2.0;

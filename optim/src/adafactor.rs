@@ -176,7 +176,8 @@ impl Adafactor {
         Ok(())
     }
 
-    /// Returns the optimizer with the rate of the second pass, for a parameter of `elements` elements and its squares.
+    /// Returns the optimizer with the learning rate of the second pass, for a parameter with `elements` elements whose
+    /// sums of squares are `squares`.
     #[must_use]
     pub fn with_rate(self, step: &Step, squares: &Squares, elements: usize) -> Self {
         let rms = |sum: f64| (sum / elements as f64).sqrt();

@@ -83,9 +83,9 @@ impl EightBit {
         Ok(())
     }
 
-    /// Does the same as [`EightBit::dequantize`], except that quantizing the result again gives exactly the same bits.
-    /// The two functions differ only where the largest element of a block was negative, because no value is −1. This
-    /// function restores such an element as the negated largest absolute value.
+    /// Does the same as [`EightBit::dequantize`], except that quantizing the result again restores exactly the same
+    /// indices and largest values. The two functions differ only where the largest element of a block was negative,
+    /// because no value is −1. This function restores such an element as the negated largest absolute value.
     ///
     /// # Errors
     /// See [`EightBit::dequantize`].

@@ -93,7 +93,7 @@ mod tests {
         values.iter().map(|value| value.to_f32()).collect()
     }
 
-    /// An update in bf16 gives the same bits as an update in f32 whose results are rounded once. The test runs on every
+    /// An update in bf16 is bit-identical to an update in f32 whose results are rounded once. The test runs on every
     /// instruction set, and with lengths that are multiples of a block and lengths that are not.
     #[test]
     fn values_in_bf16_are_rounded_once() {

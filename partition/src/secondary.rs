@@ -2,7 +2,7 @@
 //! step read this copy.
 //!
 //! Wang et al., "ZeRO++: Extremely Efficient Collective Communication for Giant Model Training", arXiv 2306.10209, section 4.2.
-//! The copy has the working dtype, so a gather from the copy and a gather from all shards return the same bits.
+//! The copy has the working dtype, so a gather from the copy is bit-identical to a gather from all shards.
 
 use candle_core::Storage;
 use zero_comm::{Gathered, Pending};

@@ -20,7 +20,7 @@ pub struct Advice {
     pub peak_bytes: u64,
     /// Bytes that this rank needs on its disk.
     pub disk_bytes: u64,
-    /// Predicted seconds per step, or a description of what the cost table lacks; `None` without a table.
+    /// Predicted seconds per step, or a description of the values missing from the cost table; `None` without a table.
     pub seconds: Option<Result<f64, String>>,
 }
 

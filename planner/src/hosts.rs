@@ -19,7 +19,7 @@ pub struct OnHosts {
     pub network_bytes: Option<u64>,
     /// Peak bytes of the busiest rank.
     pub peak_bytes: u64,
-    /// Predicted seconds per step, or a description of what the cost table lacks; `None` without a table.
+    /// Predicted seconds per step, or a description of the values missing from the cost table; `None` without a table.
     pub seconds: Option<Result<f64, String>>,
 }
 

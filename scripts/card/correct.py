@@ -1,4 +1,4 @@
-"""The steps that check the correctness of what runs on the card."""
+"""The steps that check the correctness of programs on the card."""
 
 import json
 import shutil

@@ -1,4 +1,5 @@
-//! Addresses of objects: the store, the object's key in it, and the folder on this machine for the object's content.
+//! Addresses of objects: the store, the object's key in the store, and the local folder that caches the object's
+//! content.
 
 use std::fmt;
 use std::path::PathBuf;

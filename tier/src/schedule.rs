@@ -85,7 +85,8 @@ impl<T> Schedule<T> {
         self.requests.iter_mut().find(|request| request.id == id).map(|request| &mut request.payload)
     }
 
-    /// Hands out no more pieces of a request. The request completes once its pieces in flight have completed.
+    /// Stops a request: hands out no more of its pieces. The request completes once its pieces in flight have
+    /// completed.
     pub(crate) fn stop(&mut self, id: u64) {
         if let Some(request) = self.requests.iter_mut().find(|request| request.id == id) {
             request.next = request.range.end;

@@ -257,7 +257,7 @@ fn one_each(slices: &[Range<usize>], ranks: usize) -> Vec<Range<usize>> {
     (0..ranks).map(slice).collect()
 }
 
-/// Returns the region that covers the consecutive ranges of a cell's ranks.
+/// Returns the region of the vector that the consecutive ranges of a cell's ranks form.
 fn region(ranges: &[Range<usize>], cell: &Range<usize>) -> Range<usize> {
     ranges[cell.start].start..ranges[cell.end - 1].end
 }

@@ -42,7 +42,7 @@ pub(super) struct CellSum {
 }
 
 impl CellSum {
-    /// Creates memory for a region of a vector, which has one slice for each rail.
+    /// Creates memory for the sum of a region of a vector. The region has one slice for each rail.
     pub(super) fn new(region: Range<usize>, slices: Vec<Range<usize>>) -> CellSum {
         let sum = Sums::new([region.len()].into_iter());
         let mut whole = CellSum { region, slices: vec![], sum };

@@ -59,7 +59,7 @@ struct Run<'a> {
     step: Step<'a>,
     header: Header,
     /// The offset of each of this rank's buffers, as words; [`NOWHERE`] for a buffer that peers cannot access. Empty
-    /// unless several offsets follow the header.
+    /// unless the header is followed by several offsets.
     places: Vec<u8>,
     streams: Vec<Streams>,
     rank: usize,

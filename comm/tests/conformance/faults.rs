@@ -97,7 +97,7 @@ pub(crate) fn a_part_of_another_length_is_reported_with_both_sides(kind: Kind) {
         for other in [0, 999, 1001] {
             let errors = run(kind, size, |comm| {
                 // A late rank may learn of the fault while it still waits for the first operation, in which all agree.
-                // A rank without a wrong part may have completed the second operation before the fault.
+                // A rank whose own parts match may have completed the second operation before the fault.
                 let error = exchange(&comm, 1000).and_then(|_| exchange(&comm, other)).err();
                 error.unwrap_or_else(|| comm.barrier().wait().expect_err("the failure is final"))
             });

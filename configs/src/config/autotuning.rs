@@ -149,7 +149,7 @@ choice! {
 }
 
 impl Autotuning {
-    /// Checks the keys against each other.
+    /// Checks that the keys do not contradict each other.
     pub(crate) fn check(&self, resolver: &mut Resolver<'_>) {
         self.bounds(resolver);
         if let Some(sweep) = &self.sweep {

@@ -17,7 +17,7 @@ impl LayerPattern {
     /// Compiles a pattern.
     ///
     /// # Errors
-    /// A description of what is wrong with the pattern, as advice.
+    /// A description of the mistake in the pattern, as advice.
     pub(crate) fn new(pattern: &str) -> Result<Self, String> {
         if pattern.is_empty() {
             return Err("the regular expression is empty and would match every name".to_string());

@@ -57,7 +57,7 @@ impl Emulator {
         let compile = || Self::new().unwrap_or_else(|said| panic!("{said}"));
         let emulator = SHARED.get_or_init(compile).as_ref();
         if emulator.is_none() {
-            println!("skipped: no C++ compiler (c++, or what CXX names)");
+            println!("skipped: no C++ compiler (`c++`, or the one in CXX)");
         }
         emulator
     }
@@ -156,8 +156,8 @@ impl Compiled {
     /// beyond the shared memory, arguments of the wrong size, or a fault that [`How::Watched`] detects.
     ///
     /// # Safety
-    /// The addresses in the arguments must be those of live [`Memory`] that is at least as large as what the kernel
-    /// reads and writes.
+    /// The addresses in the arguments must point to live [`Memory`] that contains everything the kernel reads and
+    /// writes.
     pub unsafe fn run<A>(&self, launch: &Launch<A>, order: u32, how: How) -> Result<(), String> {
         launch.check_grid()?;
         let name = &launch.entry;

@@ -35,7 +35,7 @@ pub(crate) fn is_real() -> bool {
     env::var_os(REAL).is_some()
 }
 
-/// Whether the mock runs; prints a message if not. For tests of faults that real devices do not show on demand.
+/// Whether the mock runs; prints a message if not. For tests of faults that cannot be provoked on real devices.
 #[allow(dead_code, reason = "not all of the programs that include this file need it")]
 pub(crate) fn only_the_mock() -> bool {
     if is_real() {
@@ -175,7 +175,7 @@ pub(crate) fn watch_kernels() -> bool {
         unsafe { std::mem::transmute(variable::<c_void>(c"mock_watch")) };
     for file in made {
         if std::fs::metadata(&file).expect("the compiled library exists").len() == 0 {
-            println!("skipped: no C++ compiler (c++, or what CXX names)");
+            println!("skipped: no C++ compiler (`c++`, or the one in CXX)");
             return false;
         }
         let name = CString::new(file.as_os_str().as_encoded_bytes()).expect("a path");

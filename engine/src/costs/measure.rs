@@ -109,7 +109,7 @@ pub fn measure<T: Trainee>(
         }
     });
     let mut table = CostTable { disk: disk(&config)?, transfers: transfers(&**comm)?, ..table };
-    // With layers cut over ranks, a rank cannot run its part of a layer alone.
+    // If layers are cut over ranks, a rank cannot run its part of a layer without the other ranks.
     if config.tensor_size() == 1 {
         split_backwards(&mut table, subject)?;
     }

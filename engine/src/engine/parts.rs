@@ -99,7 +99,7 @@ impl Engine {
         self.zero.groups().stats()
     }
 
-    /// Returns the payload bytes that a message with activations or their gradients had in the last training step. The
+    /// Returns the payload bytes of a message with activations or their gradients, as of the last training step. The
     /// first micro-batch's message includes its announcement.
     pub fn message_bytes(&self, content: &Content) -> usize {
         let boundary = |layer: &LayerId| self.boundaries.get(layer).cloned().unwrap_or_default();

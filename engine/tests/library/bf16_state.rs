@@ -207,7 +207,7 @@ print('result', json.dumps(losses))
     assert!(nearest[199] < 0.9 * nearest[0], "{nearest:?}");
 }
 
-/// On the same gradients, parameters and states have PyTorch's bits, except for a few roundings.
+/// Given the same gradients, parameters and states are bit-identical to PyTorch, except for a few roundings.
 #[test]
 fn fifty_steps_agree_with_pytorchs_fused_adamw() {
     const COUNT: usize = 4096;

@@ -25,7 +25,7 @@ fn run(ranks: usize, config: &Config) -> Trajectory {
     all.remove(0)
 }
 
-/// Returns the same configuration, made by changing fields in the program.
+/// Returns the same configuration, but sets its fields in the program.
 fn changed() -> Config {
     let text = "train_batch_size: 4\noptimizer: {type: AdamW, params: {lr: 0.02, weight_decay: 0.1}}\n";
     let mut config = Config::parse("ds.yaml", text).unwrap();

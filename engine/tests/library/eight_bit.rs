@@ -211,7 +211,7 @@ ops._quant_blockwise_fp32_direct = exact
 }
 
 /// Compares the losses of 50 steps with those of bitsandbytes' AdamW and Lion in 8 bits. AdamW's losses differ more
-/// than in f32: gradients differ by rounding, and where that changes an index, a state changes by up to a few percent.
+/// than in f32: gradients differ by rounding, and if this changes an index, a state changes by up to a few percent.
 #[test]
 fn fifty_steps_agree_with_bitsandbytes() {
     let root = tempfile::tempdir().unwrap();

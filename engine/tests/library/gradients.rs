@@ -49,7 +49,7 @@ impl Module for Between {
 }
 
 /// candle's fused softmax has no backward and does not report that.
-#[expect(clippy::disallowed_methods, reason = "the cut is what is tested")]
+#[expect(clippy::disallowed_methods, reason = "this test is about the cut")]
 fn fused_softmax(x: &Tensor) -> Result<Tensor> {
     candle_nn::ops::softmax_last_dim(x)
 }

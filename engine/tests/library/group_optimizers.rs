@@ -159,7 +159,7 @@ fn every_layout_is_bit_identical() {
     }
 }
 
-/// The norm of a group has the same bits in every layout. The reported norm is that of all gradients.
+/// The norm of a group is bit-identical in every layout. The reported norm covers all gradients.
 #[test]
 fn clipping_of_groups_is_bit_identical() {
     const CLIPPED: &str = "{kinds: embedding, gradient_clipping: 0.05}, {layers: [0], gradient_clipping_value: 0.001, lr_scale: 0.5}, \

@@ -87,8 +87,8 @@ fn losses_match_f32_up_to_rounding() {
     assert!(fp16 > 0.0 && fp16 < 2e-3 && fp16 < bf16, "fp16 {fp16:.1e}, bf16 {bf16:.1e}");
 }
 
-/// SGD's update is proportional to the gradient, unlike AdamW's. It would reveal a gradient that was not divided by the
-/// scale, with and without clipping.
+/// SGD's update is proportional to the gradient, unlike AdamW's. The test would therefore detect a gradient that was
+/// not divided by the scale, with and without clipping.
 #[test]
 fn norm_and_update_divide_by_the_scale() {
     let sgd = |clipping: f64, more: &str| {

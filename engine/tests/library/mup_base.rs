@@ -101,7 +101,8 @@ fn heads_of_the_base_models_size_may_use_any_rotation() {
         attention_factor: 1.0,
         original_max_position_embeddings: 8,
     };
-    // With heads of 8, 8 · 0.35 is rounded down to 2 rotated elements. With heads of 16 it would be 5, an odd number.
+    // With heads of 8, 8 · 0.35 is rounded down to 2 rotated elements. With heads of 16, the number would be 5, which
+    // is odd.
     for base in [
         LlamaConfig { rope_scaling: Some(long), ..base.clone() },
         LlamaConfig { partial_rotary_factor: 0.35, ..base.clone() },

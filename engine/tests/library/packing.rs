@@ -100,7 +100,7 @@ fn packed_equals_unpacked() {
                 assert!((packed - alone).abs() < 1e-4 * alone, "step {step}: {packed} and {alone}");
             }
         }
-        // Without positions, tokens attend to other documents.
+        // Without position ids, tokens attend to other documents.
         let mixed = run(&DOCUMENTS, false).0;
         assert!((mixed - of_alone.0).abs() > 1e-4 * of_alone.0, "{mixed} and {}", of_alone.0);
     }

@@ -1,4 +1,5 @@
-//! A batch size that grows (`training.rampup_batch_size`): Megatron-LM's sizes, and the same bits in every layout.
+//! A batch size that grows (`training.rampup_batch_size`): the sizes match Megatron-LM, and runs are bit-identical in
+//! every layout.
 
 use zero_engine::config::{BatchSizes, RampUp};
 use zero_engine::{Config, Engine};

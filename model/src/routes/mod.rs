@@ -40,7 +40,7 @@ pub struct Signature {
     pub targets: Option<Vec<String>>,
 }
 
-/// Where one layer's inputs come from, and what the layer passes on.
+/// The sources of one layer's inputs, and the tensors that the layer passes on.
 ///
 /// The tensors that [`BuiltLayer::run`](crate::BuiltLayer::run) receives are the outputs of the layer before, the
 /// carried values, and the inputs of the batch that this layer names ([`Route::reads`]).

@@ -32,7 +32,7 @@ impl Mask {
         Ok(stream.map(|stream| Self { stream, first_sample: pass.sample, first_head: 0, probability }))
     }
 
-    /// Returns the dropout of an attention that computes only some of the heads, from `first_head` on.
+    /// Returns the dropout for an attention that computes only a range of heads, starting at `first_head`.
     pub(crate) fn at_head(self, first_head: usize) -> Self {
         Self { first_head: self.first_head + first_head, ..self }
     }

@@ -103,7 +103,7 @@ pub fn storage_of(buffer: Buffer) -> Result<CudaStorage> {
     let Buffer::Device(buffer) = buffer else { bail!("{OP}: values on the host instead of a GPU") };
     match buffer.downcast::<Moving>() {
         Ok(moving) => Ok(moving.storage),
-        Err(_) => bail!("{OP}: a buffer that this rank did not pass in"),
+        Err(_) => bail!("{OP}: this module did not create the GPU buffer"),
     }
 }
 

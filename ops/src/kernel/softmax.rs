@@ -93,7 +93,7 @@ vectorised! {
     }
 }
 
-/// The layout of the scores of a few query rows: one row after the other, `width` floats apart.
+/// The layout of the scores of a few query rows, which begin `width` floats apart.
 ///
 /// Column 0 is the position `origin`. Row `i` belongs to `position + i` and sees the positions from `firsts[i]` up to
 /// its own. Rows are processed as whole vectors, so a row has space for [`SPARE`] columns after the last row's own

@@ -54,7 +54,8 @@ unsafe impl Sync for Out<'_> {}
 pub(super) const DEPTH: usize = 512;
 /// Columns of such a block, which takes 1.5 MiB.
 pub(super) const WIDTH: usize = 768;
-/// Words of the inner dimension in a block that is multiplied with the rows of one tile: 24 KiB.
+/// Words of the inner dimension in a block for products with the rows of a single tile. The block takes 24 KiB per
+/// panel.
 const FEW_DEPTH: usize = 128;
 /// Limit on the rows of the left operand that are multiplied with a block, and packed, at a time.
 pub(super) const HEIGHT: usize = 256;

@@ -44,7 +44,7 @@ fn optimizer(case: &str) -> Optimizer {
 }
 
 /// Returns the parameters after `steps` steps, with the start and the gradients of `pytorch.py`. Gradients are passed
-/// 64 times too large and scaled back.
+/// as 64 times their value, with a scale of 1/64.
 fn train(optimizer: &Optimizer, steps: u64) -> Vec<f32> {
     let mut params: Vec<f32> = (0..8).map(|i| (i as f32 - 3.0) / 4.0).collect();
     let mut states = vec![vec![0.0f32; params.len()]; optimizer.states().len()];

@@ -180,7 +180,8 @@ impl Reductions {
         Ok(())
     }
 
-    /// Starts the all-reduce, over the replicates of the shards, of the gradients summed over all micro-batches.
+    /// Starts an all-reduce over the replicates of each shard. It adds up their gradients, which are already summed
+    /// over all micro-batches.
     pub(super) fn start_over_replicates(
         &mut self,
         rank: &Rank,

@@ -137,8 +137,8 @@ impl Reductions {
         self.run(rank, memory, Late::Reduce(ids.to_vec(), micro_batch, opens))
     }
 
-    /// Adds a summand, which the ledger counts as staging, to the accumulator. Its memory counts as gradients only if
-    /// it starts a new partial sum; with `Order::Arrival`, only the first summand does.
+    /// Adds a summand, which the ledger counts as staging, to the accumulator. If the summand starts a new partial sum,
+    /// its memory then counts as gradients. With `Order::Arrival`, only the first summand starts one.
     fn add_up(&mut self, memory: &mut Memory, id: SegmentId, summand: KeptGradient) -> Result<(), ZeroError> {
         let (elements, width, mut merged) = (summand.len(), summand.width(), 0);
         self.segments[id].accumulated.add(summand, |done| {

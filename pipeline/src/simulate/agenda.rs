@@ -82,8 +82,8 @@ impl Agenda {
 }
 
 impl Ord for End {
-    /// Reverses the order, because the heap pops the greatest element. The earliest end comes first, and among equal
-    /// times the lowest slot.
+    /// Reverses the order, because the heap pops the greatest element. The earliest end comes first. At equal times,
+    /// the lowest slot comes first.
     fn cmp(&self, other: &Self) -> Ordering {
         other.time.total_cmp(&self.time).then(other.slot.cmp(&self.slot)).then(other.turn.cmp(&self.turn))
     }

@@ -16,7 +16,7 @@ use zero_engine::costs::forms::tokens;
 /// Turns candidates into configurations.
 pub(super) struct Outlook<'a> {
     pub(super) source: &'a Source,
-    /// Overrides of the command line.
+    /// Overrides from the command line.
     pub(super) overrides: &'a [String],
     pub(super) planner: &'a Planner,
     /// Returns the number of compute threads of each rank of a configuration on this machine.

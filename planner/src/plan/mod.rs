@@ -171,8 +171,8 @@ impl MemoryPlan {
         }
     }
 
-    /// Predicts the time of a step from the configuration's cost table, or describes what the table lacks; `None` if
-    /// the configuration names no table.
+    /// Predicts the time of a step from the configuration's cost table, or describes the values missing from the table;
+    /// `None` if the configuration names no table.
     #[must_use]
     pub fn prediction(&self) -> Option<Result<Prediction, String>> {
         Some(self.predict(self.table.as_ref()?))
@@ -299,8 +299,8 @@ impl Plan {
         self.memory_plan.needs.iter().all(|needs| needs.with_activations)
     }
 
-    /// Returns the predicted time of a step from the configuration's cost table, or a description of what the table
-    /// lacks; `None` if the configuration names no table.
+    /// Returns the predicted time of a step from the configuration's cost table, or a description of the values missing
+    /// from the table; `None` if the configuration names no table.
     #[must_use]
     pub fn prediction(&self) -> Option<&Result<Prediction, String>> {
         self.prediction.as_ref()

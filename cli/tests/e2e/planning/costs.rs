@@ -40,7 +40,7 @@ fn a_cost_table_predicts_the_time_of_steps() {
     assert!(of(&["--set", "model.n_layer=8"]) > of(&[]));
     assert!(of(&["--set", "gradient_accumulation_steps=3"]) > of(&[]));
 
-    // A plan names the first setting that differs from that of the table.
+    // A plan names the first setting that differs between the table and the configuration.
     let missing = |args: &[&str]| json(args)["time"]["missing"].as_str().unwrap().to_string();
     assert!(missing(&["--set", "train_micro_batch_size_per_gpu=1"]).contains("micro-batch 2, but the plan has 1"));
     assert!(missing(&["--set", "bf16.enabled=true"]).contains("dtype f32, but the plan has bf16"));

@@ -21,7 +21,7 @@ impl Card {
     /// Returns the card that all tests of a program share, or prints why there is none and returns `None`.
     ///
     /// # Panics
-    /// The GPU of this machine is requested, and cannot run the kernels in this program.
+    /// Panics if the tests should use this machine's GPU, but the GPU cannot run the kernels in this program.
     pub(crate) fn shared() -> Option<&'static Self> {
         static SHARED: OnceLock<Option<Card>> = OnceLock::new();
         if !mock::ready() {
@@ -29,7 +29,7 @@ impl Card {
         }
         let card = SHARED.get_or_init(Self::new).as_ref();
         if card.is_none() {
-            println!("skipped: no C++ compiler (c++, or what CXX names)");
+            println!("skipped: no C++ compiler (`c++`, or the one in CXX)");
         }
         card
     }

@@ -1,5 +1,6 @@
-//! Kernels that access 16 bytes at a time give the same bits for every alignment of their operands. The numbers of
-//! elements are multiples of a pack or not, and take one loop iteration of a launch's threads or several.
+//! Kernels that access 16 bytes at a time give the same bits for every alignment of their operands. Some numbers of
+//! elements are multiples of a pack and some are not; some take one loop iteration of a launch's threads and some take
+//! several.
 
 use zero_kernels::activation::{self, Function};
 use zero_kernels::cross_entropy::{self, Counted, Logits, Upstream, rescale};

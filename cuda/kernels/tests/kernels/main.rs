@@ -1,5 +1,5 @@
-//! Compares the kernels with f64 or with the CPU's bits: on an emulated device, and with the feature `cuda` through the
-//! driver on a card (`tests/card`). Skipped without a C++ compiler.
+//! Compares the kernels with f64, or bit by bit with the CPU: on an emulated device, and with the feature `cuda`
+//! through the driver on a card (`tests/card`). Skipped without a C++ compiler.
 //!
 //! A case is a closure for [`on_device`]: it creates [`Memory`], launches with [`Device::run`], and returns what the
 //! kernels wrote, which must be the same in every run. Results go to [`Memory::unwritten`] memory and are compared

@@ -14,7 +14,7 @@ fn edit(path: &Path, change: impl FnOnce(&mut Vec<u8>)) {
     fs::write(path, bytes).unwrap();
 }
 
-/// Loads `bad` on two ranks. Checks that both reject it and keep their state, and can then continue from `good`.
+/// Loads `bad` on two ranks. Checks that both ranks reject it, keep their state, and can then continue from `good`.
 fn refused(bad: &Path, good: &Path) -> Vec<String> {
     world(2, |comm| {
         let mut engine = engine(comm, &settings(3, ""));

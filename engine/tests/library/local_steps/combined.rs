@@ -72,7 +72,7 @@ fn frozen_weights_are_not_averaged() {
     }
 }
 
-/// A gather from secondary shards gives the same bits as the first gather of the step.
+/// A gather from secondary shards is bit-identical to the first gather of the step.
 #[test]
 fn secondary_shards_are_bit_identical() {
     let of = |near: usize| {

@@ -88,7 +88,7 @@ impl Layer for Encoder {
     }
 }
 
-/// Returns mean plus one standard deviation, instead of random noise.
+/// Samples the code of an autoencoder without random noise: the mean plus one standard deviation.
 struct Code;
 
 impl Layer for Code {

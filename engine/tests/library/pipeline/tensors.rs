@@ -142,7 +142,7 @@ fn a_shape_that_differs_between_micro_batches_is_an_error_on_all_ranks() {
         let sender = said.iter().position(is_own).expect("a rank that reports the shape");
         assert!(said[sender].contains("all micro-batches of a step must have the same shape in a pipeline"));
         assert!(said[1 - sender].contains(&format!("rank {sender}")), "{schedule}: {said:?}");
-        // In this evaluation the samples themselves differ in length.
+        // In this evaluation, the samples of the two micro-batches have different lengths.
         let evaluate = |engine: &mut Engine| {
             let load = |index: usize| {
                 let all = batch(0, 2);

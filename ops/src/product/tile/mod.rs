@@ -176,9 +176,9 @@ macro_rules! tile {
             }
         }
 
-        /// Computes `R` rows and `V` registers of columns of a tile. The last register may be partly used. With
-        /// `TURNED`, the elements of a column of the left operand are adjacent in memory, otherwise the elements of a
-        /// row.
+        /// Computes `R` rows of a tile, with columns that fill `V` registers. The last register may be partly used.
+        /// With `TURNED`, the elements of a column of the left operand are adjacent in memory, otherwise the elements
+        /// of a row.
         ///
         /// # Safety
         /// The requirements of [`Tile::compute`] apply, and the tile must contain these rows and columns.

@@ -22,7 +22,7 @@ impl State<'_> {
         self.has(Fact::Refreshed(segment)) || !self.placements(segment).need_refresh()
     }
 
-    /// Checks that the parameters that a computation reads are gathered.
+    /// Checks that all parameters read by a computation are gathered.
     pub(super) fn readable(&self, computation: Computation) -> Check {
         computation.reads(self.world.shape).into_iter().flatten().try_for_each(|&segment| {
             let state = self.parameters(segment);

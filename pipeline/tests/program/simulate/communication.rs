@@ -207,8 +207,8 @@ fn compute_and_communication_slow_each_other() {
     };
     let alone = [("forward", 0.0, 3.0), ("forward", 3.0, 6.0), ("gather", 0.0, 2.0)];
     assert_eq!(found(3.0, Sharing::NONE), alone);
-    // A transfer of two seconds takes four. In these four, two of the three seconds of compute are done; the third
-    // follows.
+    // A transfer of two seconds takes four seconds. During these four, the rank does two of its three seconds of
+    // compute; the third follows.
     let half = Sharing { computing: 0.5, transferring: 0.5 };
     assert_eq!(found(3.0, half), [("forward", 0.0, 5.0), ("forward", 5.0, 8.0), ("gather", 0.0, 4.0)]);
     // The forward ends at 2, when half of the transfer is left. The other half runs at full speed.

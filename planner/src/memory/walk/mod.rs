@@ -35,7 +35,7 @@ pub(crate) struct WalkInputs<'a> {
     pub(crate) tensor_sum: u64,
 }
 
-/// The outputs of a layer for a micro-batch, and what keeps them alive.
+/// The outputs of a layer for a micro-batch, and the uses that keep them alive.
 #[derive(Debug, Clone, Copy, Default)]
 struct Values {
     bytes: u64,

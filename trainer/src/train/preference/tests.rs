@@ -107,7 +107,7 @@ const GPT2: &str = "{type: gpt2, vocab_size: 276, n_positions: 96, n_embd: 16, n
                     resid_pdrop: 0.1, embd_pdrop: 0.1, attn_pdrop: 0.1}";
 const LLAMA: &str = "{type: llama, vocab_size: 276, hidden_size: 16, intermediate_size: 24, num_hidden_layers: 2, \
                      num_attention_heads: 2, num_key_value_heads: 1, max_position_embeddings: 96, attention_dropout: 0.1}";
-/// Keys with which a run evaluates and gives the same bits on any number of ranks.
+/// Keys for a run that evaluates, and whose results are bit-identical on any number of ranks.
 const REPRODUCIBLE: &str = "max_steps: 6, eval_every: 3, eval_batches: 2, reproducible: true";
 
 /// Returns the losses and the reference log-probabilities of a run.

@@ -15,7 +15,7 @@ const RANDOM: usize = 8;
 const GOOD: f64 = 0.15;
 /// Draws from l per hyperparameter.
 const CANDIDATES: usize = 24;
-/// Maximum number of draws until a value is inside the range.
+/// Maximum number of draws to get one value inside the range.
 const REDRAWN: usize = 64;
 
 /// The strategy.

@@ -19,7 +19,7 @@ fn parts_of_messages_must_be_texts() {
         let expected = format!("message 1 contains a part of type `{kind}`, but only text is supported");
         assert!(error(json!({"type": kind})).contains(&expected));
     }
-    // A list of texts is a matter of the template.
+    // A list of texts is not rejected, but passed to the template.
     let folder = Folder::new(&without_marks(CHATML), IM);
     let record = json!({"messages": [
         {"role": "user", "content": [{"type": "text", "text": "a"}]}, {"role": "assistant", "content": "b"}]});
