@@ -2,8 +2,8 @@
 //!
 //! The lock is a kernel lock on an open file, which the kernel releases when the process ends, even after a crash. Some
 //! file systems have no locks or do not share them between hosts. On these, a run relies on a *fencing token*, a number
-//! in the lock file. Each run writes a higher number than the run before, and commits a checkpoint only while the file
-//! still holds its own number.
+//! in the lock file. Each run writes a higher number than the previous run, and commits a checkpoint only while the
+//! file still holds its own number.
 
 use std::fmt;
 use std::fs::{self, File, OpenOptions, TryLockError};

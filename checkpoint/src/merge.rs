@@ -66,7 +66,7 @@ pub(crate) struct Product {
 }
 
 impl Product {
-    /// Adds the product to consecutive little-endian f32 of the weight, from element `start` on, and multiplies the
+    /// Adds the product to consecutive little-endian f32 of the weight, starting at element `start`, and multiplies the
     /// results by DoRA's factors, if any. The sum over the adapter's rank is computed in f64.
     pub(crate) fn add(&self, start: usize, bytes: &mut [u8]) {
         for (at, value) in (start..).zip(bytes.as_chunks_mut().0) {

@@ -162,7 +162,7 @@ impl TensorFile {
         self.metadata.info(tensor).ok_or_else(missing)
     }
 
-    /// Reads `out.len()` bytes of a tensor that [`TensorFile::piece`] has checked, from byte `start` on.
+    /// Reads `out.len()` bytes of a tensor that [`TensorFile::piece`] has checked, starting at byte `start`.
     pub(crate) fn read_bytes(&self, info: &TensorInfo, start: usize, out: &mut [u8]) -> Result<(), CheckpointError> {
         let at = self.data_start + (info.data_offsets.0 + start) as u64;
         self.file.read_exact_at(out, at).map_err(CheckpointError::io(&self.path))

@@ -41,7 +41,7 @@ impl Doorkeeper {
             while !closed.load(Ordering::SeqCst) {
                 match door.accept() {
                     Ok((stream, _)) => admit(stream, &strangers, &serve),
-                    // The process may be out of file descriptors. Retry, because connections that end free some.
+                    // The process may be out of file descriptors. Retry: a connection that ends frees its descriptor.
                     Err(_) => std::thread::sleep(Duration::from_millis(5)),
                 }
             }

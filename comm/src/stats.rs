@@ -80,7 +80,7 @@ pub struct SizeCounter {
 #[derive(Debug, Default)]
 pub(crate) struct Log {
     pub(crate) stats: Stats,
-    /// (calls, seconds) by (operation code, bytes).
+    /// Calls and seconds, by operation code and bytes.
     sizes: BTreeMap<(u8, u64), (u64, f64)>,
 }
 

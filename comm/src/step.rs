@@ -34,7 +34,7 @@ pub(crate) struct Step<'a> {
 pub(crate) struct Vector<'a> {
     /// Element type. A gather copies bytes, so its ranges need not start and end at element boundaries.
     pub(crate) dtype: Dtype,
-    /// The whole vector: the ranges of all ranks one after another.
+    /// The whole vector, which contains the ranges of all ranks.
     pub(crate) buffer: &'a mut [u8],
     /// This rank's range of a gather, if it is not in `buffer` yet.
     pub(crate) source: Option<&'a [u8]>,

@@ -50,7 +50,7 @@ pub struct Settings {
     pub(crate) skips_overflow: bool,
 }
 
-/// Runs the checks of a configuration that need no model, and returns the dtype of parameters and activations.
+/// Checks the configuration as far as possible without the model, and returns the dtype of parameters and activations.
 ///
 /// # Errors
 /// Fails on an unsupported combination of keys.

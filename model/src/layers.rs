@@ -50,7 +50,7 @@ pub(crate) struct Entry {
 ///
 /// # Models that are not a plain list
 ///
-/// A layer receives the outputs of the layer before; the first layer receives the inputs of the batch that have no
+/// A layer receives the outputs of the previous layer; the first layer receives the inputs of the batch that have no
 /// name. [`with`](Layers::with) adds values to these inputs, and [`inputs`](Layers::inputs) replaces them. A value is a
 /// named input of the batch, or the only output of an earlier layer, under the name of that layer.
 /// [`exposes`](Layers::exposes) names further outputs. [`loss_of`](Layers::loss_of) names the outputs and targets of
@@ -153,9 +153,9 @@ impl Layers {
         self
     }
 
-    /// Adds `names` to the inputs of the layers that the last call appended, after the outputs of the layer before.
-    /// Each name is an input of the batch, an earlier layer with one output, or `layer.output` for an output that the
-    /// layer [`exposes`](Layers::exposes).
+    /// Gives the layers of the last call further inputs: each layer receives the outputs of the previous layer,
+    /// followed by the values in `names`. Each name is an input of the batch, an earlier layer with one output, or
+    /// `layer.output` for an output that the layer [`exposes`](Layers::exposes).
     #[must_use]
     pub fn with<S: Into<String>>(self, names: impl IntoIterator<Item = S>) -> Self {
         let names: Vec<String> = names.into_iter().map(Into::into).collect();
@@ -163,7 +163,7 @@ impl Layers {
     }
 
     /// Makes `names` the only inputs of the layers that the last call appended. These layers do not receive the outputs
-    /// of the layer before. Names are as for [`with`](Layers::with).
+    /// of the previous layer. Names are as for [`with`](Layers::with).
     #[must_use]
     pub fn inputs<S: Into<String>>(self, names: impl IntoIterator<Item = S>) -> Self {
         let names: Vec<String> = names.into_iter().map(Into::into).collect();

@@ -139,8 +139,8 @@ impl Parameter {
         }
     }
 
-    /// Fills `out` with this rank's elements from `start` on. `read` receives an index into the whole parameter and a
-    /// slice, which it fills with consecutive elements from this index on. Padding becomes zero.
+    /// Fills `out` with this rank's elements starting at `start`. `read` receives an index into the whole parameter and
+    /// a slice, which it fills with consecutive elements starting at this index. Padding becomes zero.
     ///
     /// # Errors
     /// Returns the error of `read`.
@@ -159,8 +159,8 @@ impl Parameter {
         Ok(())
     }
 
-    /// Writes the initial values of this rank's elements from `start` on. The values do not depend on how the parameter
-    /// is divided. Padding is zero.
+    /// Writes the initial values of this rank's elements starting at `start`. The values do not depend on how the
+    /// parameter is divided. Padding is zero.
     pub fn initialise(&self, seed: u64, start: usize, out: &mut [f32]) {
         let shape = Shape::from(self.whole_shape());
         let Ok(()) = self.fill_from_whole(start, out, |whole, out| {

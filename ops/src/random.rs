@@ -102,7 +102,7 @@ impl Stream {
     }
 }
 
-/// Fills `out` from index `start` on, split over the threads. `make` receives the index of a block of four numbers
+/// Fills `out` starting at index `start`, split over the threads. `make` receives the index of a block of four numbers
 /// and the part of `out` that begins with the block's first number.
 fn fill(start: u64, out: &mut [f32], make: impl Fn(u64, &mut [f32]) + Sync) {
     /// Number of random numbers that a thread generates at a time.

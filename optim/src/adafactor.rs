@@ -61,7 +61,7 @@ pub enum SecondMoment<'a, S = f32> {
 }
 
 impl<S: Stored> SecondMoment<'_, S> {
-    /// Writes V of the elements from `start` on.
+    /// Writes V of the elements starting at `start`.
     fn write(&self, start: usize, values: &mut [f32]) {
         match self {
             Self::Full(moment) => {
@@ -215,7 +215,7 @@ impl Adafactor {
         libm::pow(step.step as f64, self.beta2_decay)
     }
 
-    /// Writes u of the elements from `start` on.
+    /// Writes u of the elements starting at `start`.
     fn direction<S: Stored>(
         &self,
         isa: Isa,

@@ -3,7 +3,7 @@
 //! ```text
 //! a ← a + (1 − d)(θ − a)
 //! ```
-//! The formula is that of `torch.optim.swa_utils.get_ema_multi_avg_fn`.
+//! The formula comes from `torch.optim.swa_utils.get_ema_multi_avg_fn`.
 
 use zero_isa::Isa;
 

@@ -237,9 +237,9 @@ pub(crate) fn message_bytes(
     }
 }
 
-/// Returns the number of elements that rank `rank` of `ranks` sends to `members`, which include it, in an all-reduce.
-/// It sends each other member that member's range, and later its own reduced range. As in the communicators, ranges
-/// differ by at most one element, and the longer ones come first.
+/// Returns the number of elements that rank `rank` of `ranks` sends to the ranks `members` in an all-reduce. `members`
+/// includes the rank itself. It sends each other member that member's range, and later its own reduced range. As in the
+/// communicators, ranges differ by at most one element, and the longer ones come first.
 fn all_reduced(elements: usize, members: Range<usize>, ranks: usize, rank: usize) -> usize {
     let range = |rank: usize| elements / ranks + usize::from(rank < elements % ranks);
     let others = members.filter(|&other| other != rank);

@@ -103,7 +103,7 @@ impl KeptGradient {
         }
     }
 
-    /// Overwrites the values from `at` on with a gradient of the same type.
+    /// Overwrites the values starting at `at` with a gradient of the same type.
     pub(crate) fn copy(&mut self, at: usize, from: &Self, range: Range<usize>) -> Result<(), ZeroError> {
         match (self, from) {
             (Self::F32(to), Self::F32(from)) => Ok(to.copy(at, from, range)?),

@@ -247,9 +247,9 @@ impl Layout {
     }
 
     /// Returns whether sharded gradients are first summed over the micro-batches and then once over the replicates of a
-    /// shard. This second sum runs while further backwards run. Otherwise each micro-batch's gradients are summed over
-    /// the replicates: if the order of the sums is a tree, if gradients are on a disk, or if a step has one micro-batch
-    /// whose gradient would be rounded before that sum.
+    /// shard. This second sum runs while further backwards run. Otherwise, the gradients of each micro-batch are summed
+    /// over the replicates. This is the case if the sums follow a tree, if gradients are on a disk, or if a step has a
+    /// single micro-batch whose gradient would be rounded before the second sum.
     #[must_use]
     pub fn sums_before_replicates(&self, options: &ZeroOptions, micro_batches: usize) -> bool {
         let is_exact = options.gradient_dtype == DType::F32 || options.gradient_dtype == options.communication;

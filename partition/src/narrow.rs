@@ -99,13 +99,13 @@ pub struct Stochastic {
 }
 
 impl Stochastic {
-    /// Prepares the rounding of elements from `first` on, in an optimizer step.
+    /// Prepares the rounding of elements starting at `first`, in an optimizer step.
     #[must_use]
     pub fn new(seed: u64, parameter: ParameterId, step: u64, first: usize) -> Self {
         Self { stream: Stream::new(seed, "rounding", step << 24 ^ parameter as u64), first }
     }
 
-    /// Rounds at most [`CHUNK`] elements from `from` on.
+    /// Rounds at most [`CHUNK`] elements starting at `from`.
     fn round(&self, from: usize, values: &[f32], rounded: &mut [bf16]) -> Result<(), LengthError> {
         let random = &mut [0; CHUNK][..values.len()];
         self.stream.fill_bits((self.first + from) as u64, random);

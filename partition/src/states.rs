@@ -104,7 +104,7 @@ impl StateBuffer {
         }
     }
 
-    /// Overwrites values from `start` on, rounded to nearest. A range of 8-bit states must consist of whole blocks.
+    /// Overwrites values starting at `start`, rounded to nearest. A range of 8-bit states must consist of whole blocks.
     pub(crate) fn write(&mut self, start: usize, values: &[f32]) -> Result<(), ZeroError> {
         match self {
             Self::F32(state) => Ok(state.write(start, values)?),
@@ -114,7 +114,7 @@ impl StateBuffer {
 }
 
 impl Values<'_> {
-    /// Overwrites values from `start` on, rounded to nearest. A range of 8-bit states must consist of whole blocks.
+    /// Overwrites values starting at `start`, rounded to nearest. A range of 8-bit states must consist of whole blocks.
     pub(crate) fn write(self, start: usize, values: &[f32]) -> Result<(), ZeroError> {
         let range = start..start + values.len();
         if range.end > self.len() {
@@ -131,7 +131,7 @@ impl Values<'_> {
         Ok(())
     }
 
-    /// Reads values from `start` on. A range of 8-bit states must consist of whole blocks; writing the values back
+    /// Reads values starting at `start`. A range of 8-bit states must consist of whole blocks; writing the values back
     /// restores all bits.
     pub(crate) fn read(self, start: usize, values: &mut [f32]) -> Result<(), ZeroError> {
         let range = start..start + values.len();

@@ -106,7 +106,7 @@ pub fn adafactor_states([rows, columns]: [usize; 2]) -> MatrixStates {
     }
 }
 
-/// Runs [`Adafactor::advance`] on several threads. `moment` returns the second moment from an element on.
+/// Runs [`Adafactor::advance`] on several threads. `moment` returns the second moment starting at an element.
 pub(crate) fn advance<'a>(
     of: &Adafactor,
     step: &Step,

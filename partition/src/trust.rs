@@ -22,7 +22,7 @@ use crate::optimizer::{OptimizerState, Scaling, StepInputs, tuned};
 use crate::rank::Rank;
 use crate::threads::{factor, share};
 
-/// The squares of parameters in one step, by parameter.
+/// The sums of squares that one step needs, by parameter.
 #[derive(Default)]
 pub(crate) struct Trust {
     /// The squares of this rank's tiles so far. Empty before the first tile.

@@ -130,8 +130,8 @@ impl Stages {
         self.users[segment].first() == Some(&layer)
     }
 
-    /// Returns the stages that exchange messages with `stage`: the stages that have a layer next to a layer of `stage`,
-    /// or a tied segment in common with it.
+    /// Returns the stages that exchange messages with `stage`: the stages that share a tied segment with `stage`, or
+    /// that have a layer directly before or after one of its layers.
     #[must_use]
     pub fn peers(&self, stage: StageId) -> BTreeSet<StageId> {
         let next_to = self.stage_of.windows(2).filter(|pair| pair.contains(&stage)).flatten().copied();

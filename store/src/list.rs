@@ -167,8 +167,8 @@ fn object(location: &Location, meta: ObjectMeta) -> Object {
 /// Returns the options of a request for a range of an object. The store then checks, if possible, that the object still
 /// has the content that was listed.
 pub(crate) fn range(object: &Object, range: std::ops::Range<u64>) -> GetOptions {
-    // Nothing is checked on the Hub, where a file's address contains its commit, nor on a web server, which need not
-    // compare tags.
+    // The request has no condition on the Hub, where a file's address contains its commit, and on web servers, which
+    // may ignore such conditions.
     let is_checked = !matches!(object.location.service, Service::Hub { .. } | Service::Http(_));
     let tag = object.version.clone().filter(|version| is_checked && version.contains('"'));
     GetOptions { range: Some(GetRange::Bounded(range)), if_match: tag, ..GetOptions::default() }

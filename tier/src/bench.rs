@@ -2,8 +2,8 @@
 //!
 //! The floor is the plainest way to move the same bytes at the disk's full rate, with the same file and the same amount
 //! of memory: eight threads call `pread` or `pwrite` for the next megabyte, bypassing the page cache. The floor has no
-//! requests, no ordering and no buffer management. The time that a [`SwapFile`] takes beyond the floor is the cost of
-//! these. The amount of memory must match, because a disk reads faster into a few megabytes that stay in the
+//! requests, no ordering and no buffer management. These cost the time that a [`SwapFile`] takes in addition to the
+//! floor. The amount of memory must match, because a disk reads faster into a few megabytes that stay in the
 //! processor's cache; offloaded state never stays there.
 
 use std::collections::VecDeque;

@@ -1,7 +1,7 @@
 //! The request queue of a swap file: requests that wait, blocks in flight, and results.
 //!
-//! Callers submit requests. The backends take blocks and report the system's result for each. Everything independent of
-//! the backend is here: order, short transfers, errors, counters and closing.
+//! Callers submit requests. The backends take blocks and report the system's result for each. This module holds
+//! everything that does not depend on the backend: order, short transfers, errors, counters and closing.
 
 use std::any::Any;
 use std::fs::File;

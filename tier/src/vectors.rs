@@ -128,7 +128,7 @@ impl<T: Pod + Send> PendingVec<T> {
     }
 }
 
-/// Sets the length over the whole pages that were read, and appends the elements of the last page.
+/// Sets the vector's length to the whole pages that were read, and appends the elements of the last page.
 fn complete<T: Pod>(values: Vec<T>, len: usize, rest: Option<AlignedBuffer>) -> Vec<T> {
     let whole = len * size_of::<T>() / ALIGNMENT * ALIGNMENT;
     // SAFETY: the read of these pages has succeeded, and a page holds a whole number of elements.

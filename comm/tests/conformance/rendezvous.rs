@@ -194,7 +194,7 @@ fn a_leftover_rank_of_an_earlier_attempt_neither_joins_nor_disturbs() {
         for rank in ranks {
             assert_eq!(rank.join().expect("no panic"), Ok(vec![1]));
         }
-        let error = late.join().expect("no panic").expect_err("its attempt has no other ranks").to_string();
+        let error = late.join().expect("no panic").expect_err("its attempt has ended").to_string();
         assert!(error.contains("/zero/local/0/") && error.contains("did not appear"), "{error}");
     });
 }
@@ -211,7 +211,7 @@ fn a_rank_missing_at_the_rendezvous_is_named() {
     let options = Options { meeting_timeout: Duration::from_secs(3), ..Options::default() };
     std::thread::scope(|scope| {
         let alone = |rank| connect(&place(rank, 2, free_port()), &options).map(|_| ());
-        let server = scope.spawn(move || alone(0).expect_err("rank 1 does not come"));
+        let server = scope.spawn(move || alone(0).expect_err("rank 1 does not connect"));
         let error = alone(1).expect_err("nobody serves");
         assert!(matches!(error, CommError::Rendezvous { rank: 1, .. }), "{error}");
         let error = server.join().expect("no panic");

@@ -190,8 +190,8 @@ impl Geometry {
         }
     }
 
-    /// Builds a launch of `kernel` for `heads` heads per sample; each block processes some positions of one head, from
-    /// `from` on.
+    /// Builds a launch of `kernel` for `heads` heads per sample; each block processes some positions of one head,
+    /// starting at `from`.
     fn launch(
         &self,
         kernels: &Kernels,

@@ -49,7 +49,7 @@ pub const BLOCK: u32 = 64;
 
 /// Maximum number of blocks in y for [`spread`]: enough to fill any device.
 const MOST_ROWS: u32 = 1024;
-/// Threads of a block whose threads process several columns each.
+/// Number of threads in a block, if each thread processes several columns.
 const WIDE_THREADS: u32 = 128;
 
 /// Copies `from`, of `size` elements, to each of the `rows` rows of y. Returns `None` if there are no elements.

@@ -78,8 +78,8 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// Creates an engine on the rank that the launcher's environment names (torchrun, mpirun, srun, `zero-train`).
-    /// Without such an environment, the world has one rank.
+    /// Creates an engine for this process's rank, as given by the launcher's environment (torchrun, mpirun, srun,
+    /// `zero-train`). Without such an environment, the world has one rank.
     ///
     /// The batch sizes of the configuration are resolved again for the number of ranks that the environment gives. The
     /// parameters are loaded from `model.pretrained` or `training.initial_weights` if the configuration sets one of

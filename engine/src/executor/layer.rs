@@ -259,7 +259,7 @@ fn backpropagate(
     Ok((store, gradients))
 }
 
-/// Detaches a layer's inputs from the graph of the layer before, so that the backward ends at this layer. Returns the
+/// Detaches a layer's inputs from the graph of the previous layer, so that the backward ends at this layer. Returns the
 /// inputs and, for each input, its leaf if it has one. Inputs of the model (layer 0) need no gradient.
 fn cut(incoming: &Activations, layer: LayerId) -> candle_core::Result<(Activations, Vec<Option<Tensor>>)> {
     let leaves = incoming.tensors().iter().map(|x| if layer == 0 { Ok(None) } else { leaf(x) });

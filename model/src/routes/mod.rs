@@ -17,7 +17,7 @@ use crate::build_error::BuildError;
 pub(crate) struct Names {
     /// Inputs that the layer names, in order.
     pub(crate) inputs: Vec<String>,
-    /// Whether the layer receives only the named inputs, and not the outputs of the layer before.
+    /// Whether the layer receives only the named inputs, and not the outputs of the previous layer.
     pub(crate) only_named: bool,
     /// Names of the layer's last outputs, the auxiliary ones.
     pub(crate) exposed: Vec<String>,
@@ -42,7 +42,7 @@ pub struct Signature {
 
 /// The sources of one layer's inputs, and the tensors that the layer passes on.
 ///
-/// The tensors that [`BuiltLayer::run`](crate::BuiltLayer::run) receives are the outputs of the layer before, the
+/// The tensors that [`BuiltLayer::run`](crate::BuiltLayer::run) receives are the outputs of the previous layer, the
 /// carried values, and the inputs of the batch that this layer names ([`Route::reads`]).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Route {
@@ -55,9 +55,9 @@ pub struct Route {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Take {
-    /// All outputs of the layer before.
+    /// All outputs of the previous layer.
     Before,
-    /// The only output of the layer before, under that layer's name.
+    /// The only output of the previous layer, under that layer's name.
     Named,
     Carried(usize),
     Batch(usize),
@@ -70,7 +70,7 @@ enum PassOn {
     /// The layer's only output that is not auxiliary, under the layer's name.
     Output,
     Exposed(usize),
-    /// The only output of the layer before.
+    /// The only output of the previous layer.
     Before,
     Carried(usize),
 }
@@ -89,7 +89,7 @@ impl Route {
         &self.reads
     }
 
-    /// Returns whether the layer takes exactly the tensors that flow into it, the outputs of the layer before.
+    /// Returns whether the layer takes exactly the tensors that flow into it, the outputs of the previous layer.
     pub(crate) fn is_plain(&self) -> bool {
         self.takes == [Take::Before] && self.carried == 0 && self.reads.is_empty()
     }
@@ -169,7 +169,7 @@ impl Route {
         }
     }
 
-    /// Splits the tensors that the layer received into outputs of the layer before, carried values, and inputs of the
+    /// Splits the tensors that the layer received into outputs of the previous layer, carried values, and inputs of the
     /// batch.
     fn parts<'a>(&self, x: &'a Activations) -> Result<(&'a [Tensor], &'a [Tensor], &'a [Tensor])> {
         let all = x.tensors();

@@ -48,7 +48,7 @@ impl Geometry {
     }
 }
 
-/// The layout of scores of query rows against the positions from `origin` on. A panel of keys begins at `origin`.
+/// The layout of scores of query rows against the positions starting at `origin`. A panel of keys begins at `origin`.
 #[derive(Clone, Copy)]
 struct Scores {
     origin: usize,

@@ -108,7 +108,7 @@ impl Array {
         self.storage.device.cuda_stream().memcpy_dtoh(&slice.slice(range), to).map_err(candle_core::Error::wrap)
     }
 
-    /// Overwrites the values from `at` on with host values. The host may change `from` as soon as this returns.
+    /// Overwrites the values starting at `at` with host values. The host may change `from` as soon as this returns.
     ///
     /// # Errors
     /// Returns the driver's error.
@@ -125,7 +125,7 @@ impl Array {
         unsafe { Gpu::new(&self.storage.device)?.overwrite(from, to) }
     }
 
-    /// Overwrites the values from `at` on with a range of another array.
+    /// Overwrites the values starting at `at` with a range of another array.
     ///
     /// # Errors
     /// Returns the driver's error.

@@ -162,7 +162,7 @@ unsafe impl Send for Shared<'_> {}
 unsafe impl Sync for Shared<'_> {}
 
 impl Shared<'_> {
-    /// Stores `values` from element `at` on.
+    /// Stores `values` starting at element `at`.
     ///
     /// # Safety
     /// No other code may read or write these elements at the same time.
@@ -177,8 +177,8 @@ impl Shared<'_> {
         }
     }
 
-    /// Calls `work` with a slice of `len` elements of arbitrary content, which `work` overwrites. Stores the slice from
-    /// element `at` on. 16-bit elements are computed in `room`, whose memory is reused for the next part.
+    /// Calls `work` with a slice of `len` elements of arbitrary content, which `work` overwrites. Stores the slice
+    /// starting at element `at`. 16-bit elements are computed in `room`, whose memory is reused for the next part.
     ///
     /// # Safety
     /// The requirements of [`Shared::store`] apply.

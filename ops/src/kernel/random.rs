@@ -116,7 +116,7 @@ fn after_two(key: [u32; 2]) -> [u32; 2] {
 }
 
 vectorised! {
-    /// Writes mean + stdev·x for standard normal x, from the first number of block `first` on.
+    /// Writes mean + stdev·x for standard normal x, starting at the first number of block `first`.
     fn normal(first: u64, high: [u32; 2], key: [u32; 2], mean: f32, stdev: f32, out: &mut [f32]) {
         let mut room = Room::new();
         let mut numbers = [[0.0; 2]; 2 * BLOCKS];
@@ -133,7 +133,7 @@ vectorised! {
 }
 
 vectorised! {
-    /// Writes low + width·x for x uniform in [0, 1), from the first number of block `first` on.
+    /// Writes low + width·x for x uniform in [0, 1), starting at the first number of block `first`.
     fn uniform(first: u64, high: [u32; 2], key: [u32; 2], low: f32, width: f32, out: &mut [f32]) {
         let mut room = Room::new();
         for (index, part) in out.chunks_mut(4 * BLOCKS).enumerate() {
@@ -146,7 +146,7 @@ vectorised! {
 }
 
 vectorised! {
-    /// Writes 16 random bits to each element: the halves of the words from the first word of block `first` on. The
+    /// Writes 16 random bits to each element: the halves of the words starting at the first word of block `first`. The
     /// lower half of a word comes first.
     fn halves(first: u64, high: [u32; 2], key: [u32; 2], out: &mut [u16]) {
         let mut room = Room::new();

@@ -56,7 +56,7 @@ impl Factors<'_> {
 
 /// The rows of x of a chunk.
 enum Rows<'a> {
-    /// Consecutive rows, from this one on.
+    /// Consecutive rows, starting at this one.
     From(usize),
     /// The rows with these indices, which must be copied.
     At(&'a [usize]),
@@ -120,7 +120,7 @@ impl Head<'_> {
         Ok(())
     }
 
-    /// Returns the rows of x for `len` targets from `first` on.
+    /// Returns the rows of x for `len` targets starting at `first`.
     fn rows_of(&self, first: usize, len: usize) -> Rows<'_> {
         match self.rows {
             None => Rows::From(first),

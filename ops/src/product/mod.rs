@@ -67,7 +67,7 @@ impl<'a> Elements<'a> {
         }
     }
 
-    /// Returns the elements from `start` on.
+    /// Returns the elements starting at `start`.
     pub(crate) fn skip(self, start: usize) -> Self {
         match self {
             Self::F32(data) => Self::F32(&data[start..]),
@@ -93,7 +93,7 @@ impl<'a> Elements<'a> {
         }
     }
 
-    /// Copies the elements from `start` on to `out`, as f32.
+    /// Copies the elements that begin at `start` to `out`, as f32.
     pub(crate) fn read(self, isa: Isa, start: usize, out: &mut [f32]) {
         match self {
             Self::F32(data) => out.copy_from_slice(&data[start..start + out.len()]),

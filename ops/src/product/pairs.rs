@@ -155,7 +155,7 @@ fn turn(isa: Isa, data: &[bf16], columns: usize, stride: usize, depth: usize, ou
 }
 
 vectorised! {
-    /// Writes the words of [`turn`] from the `skip`th on.
+    /// Writes the words of [`turn`] starting at the `skip`th.
     fn turn_rest(data: &[bf16], columns: usize, stride: usize, depth: usize, skip: usize, out: &mut [f32]) {
         for w in skip..depth.div_ceil(2) {
             for c in 0..columns {

@@ -180,8 +180,8 @@ impl Quantization {
     }
 
     /// Quantizes the elements that are stored in a range of bytes. The range must begin and end between records. `read`
-    /// fills a slice with the parameter's elements from an index on, in the parameter's own order. Each call of `read`
-    /// asks for a few MiB. A transposed weight is held in memory as a whole, because its elements change places.
+    /// fills a slice with the parameter's elements starting at an index, in the parameter's own order. Each call of
+    /// `read` asks for a few MiB. A transposed weight is held in memory as a whole, because its elements change places.
     ///
     /// # Errors
     /// Fails if an element is infinite or not a number. Returns errors of `read`.
@@ -353,12 +353,12 @@ impl<'a> QuantizedWeight<'a> {
         self.is.elements() - self.start
     }
 
-    /// Returns the elements from `start` on.
+    /// Returns the elements starting at `start`.
     pub(crate) fn skip(self, start: usize) -> Self {
         Self { start: self.start + start, ..self }
     }
 
-    /// Dequantizes the elements of the matrix `[outputs, inputs]` from `start` on.
+    /// Dequantizes the elements of the matrix `[outputs, inputs]` starting at `start`.
     pub(crate) fn read(&self, isa: Isa, start: usize, out: &mut [f32]) {
         let (mut at, mut rest) = (self.start + start, out);
         let unit = if let QuantizedFormat::Int8 = self.is.format { self.is.inputs } else { BLOCK };

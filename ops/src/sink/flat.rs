@@ -121,7 +121,7 @@ impl FlatBuffer {
         Ok(())
     }
 
-    /// Overwrites the values from `at` on.
+    /// Overwrites the values starting at `at`.
     ///
     /// # Errors
     /// Returns the GPU driver's error.
@@ -137,7 +137,7 @@ impl FlatBuffer {
         Ok(())
     }
 
-    /// Overwrites the values from `at` on with a range of another buffer.
+    /// Overwrites the values starting at `at` with a range of another buffer.
     ///
     /// # Errors
     /// Returns the GPU driver's error.

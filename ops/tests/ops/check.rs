@@ -85,7 +85,7 @@ pub(crate) fn rotated(x: &Tensor, half: usize, factor: f64, angle: impl Fn(usize
 }
 
 /// Computes attention with the whole score matrix, on [batch, time, heads, size]. A position of a sample sees the
-/// positions from `first(sample, position)` on.
+/// positions starting at `first(sample, position)`.
 pub(crate) fn plain_attention_within(
     q: &Tensor,
     k: &Tensor,

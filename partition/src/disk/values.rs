@@ -34,7 +34,8 @@ impl Disk {
         })
     }
 
-    /// Reads values of this rank's part, from index `start` on. A range of 8-bit states must consist of whole blocks.
+    /// Reads values of this rank's part, starting at index `start`. A range of 8-bit states must consist of whole
+    /// blocks.
     pub(crate) fn read(
         &self,
         rank: &Rank,
@@ -91,7 +92,7 @@ impl Disk {
         Ok(())
     }
 
-    /// Reads a part of this rank's bytes of a quantized segment, from byte `start` on.
+    /// Reads a part of this rank's bytes of a quantized segment, starting at byte `start`.
     pub(crate) fn read_bytes(&self, id: SegmentId, start: usize, out: &mut [u8]) -> Result<(), ZeroError> {
         let place = self.place(id)?;
         let mut rest = out;
@@ -191,7 +192,7 @@ fn in_tile<'a>(
     place.columns[kind].in_bytes(name, place.range(index).len(), bytes.as_bytes_mut())
 }
 
-/// Returns the tiles that contain the `len` values from index `start` on, each with the range within the tile.
+/// Returns the tiles that contain the `len` values starting at index `start`, each with the range within the tile.
 fn parts(
     place: &FileLayout,
     stored: Stored,

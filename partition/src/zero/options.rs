@@ -115,7 +115,7 @@ impl ZeroOptions {
         matches!(self.optimizers[..], [Optimizer::ScheduleFree(_)])
     }
 
-    /// Returns the share that the new weights get in their average after this optimizer step; 0 without an average.
+    /// Returns the weight of the new parameters in the moving average after this optimizer step; 0 without an average.
     pub(crate) fn average_weight(&self, step: u64) -> f32 {
         self.average.map_or(0.0, |average| average.weight(step))
     }

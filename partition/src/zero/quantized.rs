@@ -67,8 +67,8 @@ impl ShardedState {
     }
 
     /// Quantizes the new values of a parameter that this rank holds. Returns `false` and reads nothing if the parameter
-    /// is not quantized. `read` fills a slice with elements of the whole parameter from an index on. Each call reads a
-    /// few MiB.
+    /// is not quantized. `read` fills a slice with elements of the whole parameter starting at an index. Each call
+    /// reads a few MiB.
     ///
     /// # Errors
     /// Fails if a value is not finite. Returns errors of `read`.

@@ -145,10 +145,10 @@ impl ShardedState {
         std::iter::once(Kind::Parameter).chain((0..self.state_names().len()).map(Kind::State)).collect()
     }
 
-    /// Returns the ranges that this rank writes into a checkpoint, in portions. At every ZeRO stage these are its
-    /// shards of the segments that its pipeline stage owns, if the rank belongs to the first of the replicates. The
-    /// ranges of all ranks together cover each element once. If replicates train independently, the ranges of each
-    /// replicate cover each element once.
+    /// Returns the ranges that this rank writes into a checkpoint, in portions. At every ZeRO stage, a rank of the
+    /// first replicate writes its shards of the segments that its pipeline stage owns, and a rank of another replicate
+    /// writes nothing. The ranges of all ranks together cover each element once. If replicates train independently, the
+    /// ranges of each replicate cover each element once.
     #[must_use]
     pub fn saved_ranges(&self) -> Vec<Range> {
         let is_saved = |id| self.owns(id) && self.rank.speaks();

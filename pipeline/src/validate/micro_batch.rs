@@ -130,7 +130,7 @@ impl MicroBatch {
         ensure(self.flow.replace(layer).is_none(), || "another layer has not used its inputs yet".into())
     }
 
-    /// Takes the gradients of a layer's inputs, to send them to the stage of the layer before.
+    /// Takes the gradients of a layer's inputs, to send them to the stage of the previous layer.
     pub(super) fn send_gradients(&mut self, layer: LayerId) -> Check {
         let upstream = self.upstream.take().map(|before| before + 1);
         ensure(upstream == Some(layer), || "the layer's backward has not run".into())

@@ -2,7 +2,7 @@
 
 use zero_config::Metric;
 
-/// The quantities of a step's work that the metrics use.
+/// The work of a step, in the quantities that the metrics use.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct StepWork {
     /// Samples per global batch.

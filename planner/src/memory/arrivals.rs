@@ -9,8 +9,8 @@ use std::collections::BTreeMap;
 
 use zero_pipeline::{Channel, Instruction, Message, Program};
 
-/// For each message that a stage sends, the position in its program from which on the message has certainly arrived. A
-/// message without an entry may be in flight until the end.
+/// For each message that a stage sends, the position in its program at which the arrival becomes certain. A message
+/// without an entry may be in flight until the end.
 pub(crate) type Arrivals = BTreeMap<Message, usize>;
 
 /// Computes the arrivals of all stages from their programs.

@@ -213,7 +213,7 @@ impl<'a> Trainer<'a> {
         })
     }
 
-    /// Adds a metric of the whole evaluation data set, such as F1 or AUC: one that is no mean over the samples. The
+    /// Adds a metric of the whole evaluation data set that is not a mean over the samples, such as F1 or AUC. The
     /// function receives the model's only output and the only target of all evaluation samples, concatenated in the
     /// order of the samples along the first dimension, in host memory. It is called once per evaluation on every rank,
     /// with the same tensors.

@@ -116,7 +116,7 @@ fn keep_pages() {
 fn measure_once(case: &Case, dtype: DType, chosen: &Selection, rows: &mut BTreeMap<String, Row>) -> Result<()> {
     let peak = peak_flops(dtype, chosen.threads);
     if !case.work.is_empty() {
-        // The limits that were measured after the previous run have left other data in the caches, so run once untimed.
+        // Measuring the limits after the previous run has replaced the data in the caches, so run once untimed.
         (case.run)()?;
     }
     measure::start();

@@ -208,7 +208,7 @@ vectorised! {
     }
 }
 
-/// Calls [`spread`] for panels of which `wide` columns are used.
+/// Calls [`spread`] for panels that use `wide` columns.
 #[inline(always)]
 fn spread_wide<T: Widen>(data: &[T], wide: usize, lines: Lines, out: &mut [f32]) {
     match wide {

@@ -104,7 +104,7 @@ vectorised! {
     }
 }
 
-/// Writes element k of column c to `out[k · WIDTH + c]`, from the `skip`th on.
+/// Writes element k of column c to `out[k · WIDTH + c]`, starting at the `skip`th.
 #[inline(always)]
 fn turn_rest<const WIDTH: usize, T: Copy>(
     data: &[T],
@@ -211,7 +211,7 @@ pub(in super::super) mod x86 {
         turn_rest::<ROWS, _>(data, &strip, skip, out, HalfFloat::wide);
     }
 
-    /// Loads eight elements of a column from the `k`th on.
+    /// Loads eight elements of a column starting at the `k`th.
     ///
     /// # Safety
     /// The strip must be in `data` and have the column, which must have these elements.
@@ -290,7 +290,7 @@ pub(in super::super) mod x86 {
     }
 
     /// Transposes all whole squares of a strip and returns how many words of each column they cover. `load` returns
-    /// sixteen words of a column from an offset on.
+    /// sixteen words of a column starting at an offset.
     #[inline]
     #[target_feature(enable = "avx512f,avx512dq")]
     pub(in super::super::super) fn squares(

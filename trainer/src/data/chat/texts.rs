@@ -139,7 +139,7 @@ impl Texts {
     }
 }
 
-/// Returns `count` texts of a file, from index `first` on.
+/// Returns `count` texts of a file, starting at index `first`.
 fn of_file(file: &TokenizedFile, first: u64, count: u64) -> Result<Vec<Text>, DataError> {
     let storage = &file.storage;
     let end = first + count;
@@ -152,7 +152,7 @@ fn of_file(file: &TokenizedFile, first: u64, count: u64) -> Result<Vec<Text>, Da
     Ok(rows.iter().take(count as usize).enumerate().map(text).collect())
 }
 
-/// A subset of the numbers `0..count`, in ascending order. If all numbers are chosen, it takes no memory.
+/// A subset of the numbers `0..count`, in ascending order. A subset of all numbers takes no memory.
 #[derive(Debug, Default)]
 pub(super) struct Chosen {
     seen: usize,
