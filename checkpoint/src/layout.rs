@@ -18,8 +18,8 @@ pub(crate) fn state_values(zero: &ShardedState, parameter: &Parameter) -> Option
     Some(averages.into_iter().chain(parameter.matrix()?.values.iter().copied()).collect())
 }
 
-/// Returns the names of a parameter's states, or `None` if it has the usual states. The usual states are all states of
-/// the run; for a matrix, also the first few of them.
+/// Returns the names of a parameter's states, or `None` if it has the usual states. A parameter usually has all states
+/// of the run; a matrix may instead have only the first few of them.
 pub(crate) fn states(zero: &ShardedState, parameter: &Parameter) -> Option<Vec<String>> {
     let (own, all) = (zero.state_names_of(parameter), zero.state_names());
     let is_usual = !parameter.is_trainable()

@@ -26,7 +26,7 @@ pub(crate) struct Lane<E: ?Sized> {
 /// Runs jobs of a lane on behalf of its worker.
 pub(crate) trait Help: Send + Sync {
     /// Runs the next job on the calling thread, unless another job is running or the queue is empty. Returns whether it
-    /// ran one.
+    /// ran a job.
     fn help(&self) -> bool;
 
     /// Returns the counter of the threads that wait for a job of this lane.

@@ -43,7 +43,7 @@ impl Track {
 pub enum Transfer {
     /// Every rank receives the reduction of all ranks' data.
     AllReduce,
-    /// Every rank receives one rank's data.
+    /// A broadcast: every rank receives the data of one rank.
     Broadcast,
     /// Every rank receives the data of all ranks.
     AllGather,

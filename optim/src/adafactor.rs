@@ -176,8 +176,7 @@ impl Adafactor {
         Ok(())
     }
 
-    /// Returns the optimizer with the learning rate of the second pass, for a parameter with `elements` elements whose
-    /// sums of squares are `squares`.
+    /// Returns the optimizer with the second pass's rate, for a parameter of `elements` elements with these squares.
     #[must_use]
     pub fn with_rate(self, step: &Step, squares: &Squares, elements: usize) -> Self {
         let rms = |sum: f64| (sum / elements as f64).sqrt();

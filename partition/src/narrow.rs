@@ -272,7 +272,7 @@ mod tests {
     use super::*;
     use zero_optim::AdamW;
 
-    /// Random rounding picks one of a value's two neighbours; the mean of many roundings is the value.
+    /// Random rounding picks one of a value's two neighbours; the mean of many roundings approaches the value.
     #[test]
     fn stochastic_rounding_has_the_mean_of_the_values() {
         let values: Vec<f32> = (0..64).map(|i| 1.0 + i as f32 / 8192.0).collect();

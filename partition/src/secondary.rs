@@ -34,7 +34,8 @@ struct Gathering {
 }
 
 impl SecondaryShards {
-    /// Adds the next segment. Allocates its secondary shard if it has one and this rank's stage uses the segment.
+    /// Adds the next segment. Allocates the segment's secondary shard if it has one and this rank's stage uses the
+    /// segment.
     pub(crate) fn push(&mut self, rank: &Rank, memory: &mut Memory, id: SegmentId) -> Result<(), ZeroError> {
         let shard = match rank.holds(id) && rank.segment(id).has_secondary() {
             true => {

@@ -51,7 +51,7 @@ impl Column {
     }
 
     /// Borrows the values of the state `name`, for the first `elements` elements, from the start of `bytes`, which must
-    /// be aligned for f32. In 8 bits, the f32 of each block come before the indices.
+    /// be aligned for f32. With 8 bits, the f32 values of all blocks come before the indices.
     pub(crate) fn in_bytes<'a>(&self, name: &str, elements: usize, bytes: &'a mut [u8]) -> Values<'a> {
         let bytes = &mut bytes[..self.bytes(elements)];
         match self.format {

@@ -14,7 +14,7 @@ use zero_engine::format::bytes;
 /// A change that makes a configuration fit.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Advice {
-    /// The changed settings, as `--set` takes them.
+    /// The changed settings, in the syntax of `--set`.
     pub settings: Vec<String>,
     /// Peak bytes of the busiest rank after the change, in the memory where its layers compute (host or GPU).
     pub peak_bytes: u64,
@@ -27,8 +27,8 @@ pub struct Advice {
 /// Maximum number of suggestions; later candidates need more changes.
 const SHOWN: usize = 4;
 
-/// Finds the smallest changes to `config` with which no rank exceeds any of the limits. `change` adds settings, written
-/// as `--set` takes them, and returns the resulting configuration.
+/// Finds the smallest changes to `config` with which no rank exceeds any of the limits. `change` adds settings, in the
+/// syntax of `--set`, and returns the resulting configuration.
 ///
 /// # Errors
 /// Fails if a changed configuration is valid but cannot be planned.
@@ -76,7 +76,7 @@ pub fn advice(
 pub struct Ranks {
     /// The number of ranks.
     pub ranks: usize,
-    /// Further settings to change, as `--set` takes them.
+    /// Further settings to change, in the syntax of `--set`.
     pub settings: Vec<String>,
     /// Peak bytes of the busiest rank, in the memory where its layers compute.
     pub peak_bytes: u64,

@@ -11,7 +11,7 @@ use crate::plan::MemoryPlan;
 pub struct OnHosts {
     /// Name of the layout.
     pub name: String,
-    /// The settings that select the layout, as `--set` takes them; empty for the configuration itself.
+    /// The settings that select the layout, in the syntax of `--set`; empty for the configuration itself.
     pub settings: Vec<String>,
     /// Whether collectives send 8-bit or 4-bit codes, which rounds gradients and gathered weights.
     pub rounds: bool,
@@ -24,7 +24,7 @@ pub struct OnHosts {
 }
 
 /// Plans a configuration, and other layouts of its ranks on hosts with `ranks` ranks each. `change` adds settings,
-/// written as `--set` takes them, and returns the resulting configuration. Leaves out layouts that contradict the
+/// in the syntax of `--set`, and returns the resulting configuration. Leaves out layouts that contradict the
 /// configuration, and layouts that the model does not support. The configuration itself comes first; the other layouts
 /// are sorted by the bytes between hosts.
 ///
@@ -100,8 +100,8 @@ fn candidates(config: &Config, ranks: usize) -> Vec<(String, Vec<String>)> {
     };
     let flat = |zero: u8| chosen("", zero, [one_group(), one_stage(), no_copy()]);
     let groups = |zero: u8| {
-        // `data_parallel_shard_degree` counts ranks that share a sequence as one, and the ranks of a tensor group as
-        // one.
+        // `data_parallel_shard_degree` counts the ranks that share a sequence, and the ranks of a tensor group, as one
+        // rank.
         let mesh = format!("mesh={{data_parallel_shard_degree: {}}}", ranks / as_one);
         chosen(", a shard group per host (HSDP)", zero, [Some(mesh), one_stage(), no_copy()])
     };

@@ -93,8 +93,7 @@ struct Watch<'a> {
     health: &'a Health,
     /// Global ranks, by rank in the group.
     members: &'a [usize],
-    /// Tracks the deadline and determines which rank to blame. This may be another rank than the one that this rank
-    /// waits for.
+    /// Tracks the deadline and determines which rank to blame. This is not always the rank that this rank waits for.
     inquest: Inquest<'a>,
     /// The failure that will end the operation. Before that, the lane checks its streams once more: a rank that has
     /// left or was lost may have sent data that arrived after the previous check.

@@ -99,7 +99,7 @@ struct Block {
     shared_bytes: u32,
 }
 
-/// The kernels for heads up to `size` elements.
+/// The kernels for heads of at most `size` elements.
 struct Kernels {
     source: Source,
     threads: u32,

@@ -54,7 +54,7 @@ impl Engine {
         self.saving.lock = Some(Arc::new(lock));
     }
 
-    /// Keeps the checkpoint of `step`, whatever later saves remove. Replaces the step of an earlier call.
+    /// Protects the checkpoint of `step` from removal by later saves. Replaces the step of an earlier call.
     pub fn keep_checkpoint(&mut self, step: Option<u64>) {
         self.saving.kept = step;
     }
@@ -184,7 +184,8 @@ impl Engine {
     /// that was saved with it.
     ///
     /// # Errors
-    /// Fails on every rank if one rank cannot read the checkpoint, because it is missing, damaged or of another model.
+    /// Fails on every rank if one rank cannot read the checkpoint, because the checkpoint is missing, is damaged or
+    /// belongs to another model.
     pub fn load_checkpoint(&mut self, folder: impl AsRef<Path>) -> Result<Value, Error> {
         self.load_with(folder.as_ref(), zero_checkpoint::load)
     }

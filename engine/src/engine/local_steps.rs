@@ -10,7 +10,8 @@ use crate::error::Error;
 
 const KEY: &str = "training.local_steps";
 
-/// Interval at which an early replicate checks for the others. It is short compared with an outer step on a slow link.
+/// Interval at which a replicate that reaches an outer step early checks whether the other replicates have reached it.
+/// It is short compared with an outer step on a slow link.
 const LOOK: Duration = Duration::from_millis(2);
 
 impl Engine {

@@ -97,7 +97,7 @@ enum Inner {
         gate: Linear,
         up: Linear,
     },
-    /// One projection that returns the gate, then the up projection.
+    /// One linear map whose output is the gate, followed by the up projection.
     Fused(Linear),
 }
 

@@ -77,7 +77,7 @@ impl Remakes {
         self.views.get(&tensor.id()).copied().unwrap_or(tensor.id())
     }
 
-    /// Makes the freed values of `inputs` again.
+    /// Restores the freed values of `inputs`.
     pub(super) fn make(&mut self, inputs: &[Tensor]) -> Result<()> {
         for input in inputs {
             let source = self.source(input);

@@ -64,7 +64,7 @@ enum Rows<'a> {
 
 impl Head<'_> {
     /// Passes the loss of each target to `loss`, in the order of the targets. Writes the requested gradients,
-    /// multiplied by `factors`. `dx` must be zero before.
+    /// multiplied by `factors`. `dx` must contain zeros.
     ///
     /// # Errors
     /// Fails if a rank with other classes is lost.

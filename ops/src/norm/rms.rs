@@ -100,7 +100,7 @@ struct RmsNormOp {
 }
 
 impl RmsNormOp {
-    /// Returns the factors that a weight stands for.
+    /// Returns the factors that a weight represents: the weight, or 1 plus the weight with a unit offset.
     fn factors(self, weight: Cow<'_, [f32]>) -> Cow<'_, [f32]> {
         if !self.unit_offset {
             return weight;

@@ -197,7 +197,7 @@ impl FileLayout {
         self.state_at + index as u64 * self.before(self.columns.len(), self.tile)
     }
 
-    /// Returns the offset and the bytes of one of a tile's states.
+    /// Returns the offset and the size in bytes of a state of a tile.
     pub(crate) fn column_at(&self, index: usize, kind: usize) -> (u64, usize) {
         let elements = self.range(index).len();
         (self.state_at(index) + self.before(kind, elements), stride(&self.columns[kind], elements))

@@ -6,7 +6,7 @@ use zero_pipeline::Schedule;
 use zero_pipeline::schedule::Size;
 use zero_pipeline::split::{self, LayerCost, SplitError};
 
-/// Returns all ways to cut `layers` into `parts`. Cuts with longer first parts come first.
+/// Returns all ways to cut `layers` into `parts`. Cuts are sorted: longer first parts come first.
 fn cuts(layers: Range<usize>, parts: usize) -> Vec<Vec<Range<usize>>> {
     if parts == 1 {
         return if layers.is_empty() { vec![] } else { vec![vec![layers]] };

@@ -18,7 +18,7 @@ const FIRST_SPREAD: f64 = 0.15;
 /// A setting: a key and its value.
 pub(super) type Setting = (String, String);
 
-/// Formats settings as `--set` takes them.
+/// Formats settings in the syntax of `--set`.
 pub(super) fn overrides(settings: &[Setting]) -> impl Iterator<Item = String> {
     settings.iter().map(|(path, value)| format!("{path}={value}"))
 }

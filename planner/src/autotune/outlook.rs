@@ -24,7 +24,7 @@ pub(super) struct Outlook<'a> {
 }
 
 impl Outlook<'_> {
-    /// Returns the overrides of the command line and of a candidate, as `--set` takes them.
+    /// Returns the overrides of the command line and of a candidate, in the syntax of `--set`.
     pub(super) fn overrides(&self, settings: &[Setting]) -> Vec<String> {
         self.overrides.iter().cloned().chain(overrides(settings)).collect()
     }

@@ -21,7 +21,7 @@ const BESIDES: u64 = 64 << 20;
 pub struct Request<'a> {
     /// The user's file.
     pub source: Source,
-    /// Overrides of the command line, as `--set` takes them.
+    /// Overrides of the command line, in the syntax of `--set`.
     pub overrides: Vec<String>,
     /// Maximum number of ranks; `None` uses the file's number.
     pub ranks: Option<usize>,

@@ -60,7 +60,7 @@ const OURS: [&str; 15] = [
 pub struct Candidate {
     /// The number of ranks.
     pub ranks: usize,
-    /// The settings that differ from the user's file: key and value, as `--set` takes them.
+    /// The settings that differ from the user's file: key and value, in the syntax of `--set`.
     pub settings: Vec<(String, String)>,
 }
 

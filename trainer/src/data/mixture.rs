@@ -163,7 +163,7 @@ mod tests {
                 }
             }
         }
-        // After one epoch, each data set has given exactly its number of samples.
+        // After one epoch, exactly the expected number of samples has come from each data set.
         assert_eq!((all, given), (1_000_000, [500_000, 300_000, 199_999, 1]));
     }
 

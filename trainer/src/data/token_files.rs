@@ -109,7 +109,8 @@ impl TokenFile {
         Ok(())
     }
 
-    /// Checks that the file does not have wider numbers. Read as narrower ones, every second number would be 0.
+    /// Checks that the file does not have wider numbers. If they were read as numbers of half the width, every second
+    /// number would be 0.
     fn is_narrow(&self) -> Result<(), DataError> {
         let mut tokens = vec![];
         self.read(0, CHECK_CHUNK.min(self.tokens), usize::MAX, &mut tokens)?;

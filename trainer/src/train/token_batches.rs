@@ -90,7 +90,7 @@ impl TokenBatches {
     }
 }
 
-/// Fills micro-batches one after the other with samples in descending order of length.
+/// Fills one micro-batch at a time with samples, in descending order of length.
 fn filled(mut sorted: &[(usize, usize)], max_tokens: usize) -> Vec<&[(usize, usize)]> {
     let mut parts = vec![];
     while let Some(&(_, longest)) = sorted.first() {

@@ -39,7 +39,7 @@ fn a_killed_rank_is_restarted_and_the_run_is_bit_identical_to_an_undisturbed_one
     // The run folder contains an older run. It is moved aside once, and none of its checkpoints is used.
     case.train(&["--quiet", "-n", "2", "--out", "run", "--max-steps", "40", "--set", "training.seed=7"]);
     let run = start(&case, "run", steps_in_all, &[&saves[..], &["--max-restarts", "3"]].concat());
-    // One kill when there may be no checkpoint yet, and one later.
+    // Kills a rank twice: when there may be no checkpoint yet, and later.
     wait_for(|| case.path("run.1").exists() && case.steps("run") >= 1);
     signal(rank_process(run.id(), 1), "KILL");
     wait_for(|| case.steps("run") >= 60 && case.steps("run") < 400);

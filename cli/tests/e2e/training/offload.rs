@@ -8,8 +8,8 @@ use std::process::{Child, Command, Output, Stdio};
 
 use case::{Case, fail, rank_process, signal, succeed, text, wait_for};
 
-/// Returns the arguments that offload all state to a disk. `path` is relative to the folder of the case. Blocks are so
-/// small that the tiny model fills several, and tiles so small that a layer has several.
+/// Returns the arguments that offload all state to a disk. `path` is relative to the folder of the case. Blocks are
+/// small enough that the tiny model fills several, and tiles are small enough that a layer has several.
 fn on_disk(path: &str) -> Vec<String> {
     let folder = |section| format!("zero_optimization.{section}={{device: nvme, nvme_path: {path}}}");
     let sets = [

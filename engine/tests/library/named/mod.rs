@@ -365,7 +365,7 @@ fn layers_with_named_values_can_be_partitioned_by_time() {
     }
 }
 
-/// A stage loads a micro-batch if it has the first layer, the last one, or one that names an input.
+/// A stage loads a micro-batch if it has the first layer, the last layer, or a layer that names an input.
 #[test]
 fn only_stages_that_need_the_batch_load_it() {
     let loads = |(_, layers, batch): Case, stages: usize| {

@@ -14,7 +14,7 @@ fn bits(tensor: &Tensor) -> Vec<u32> {
 /// Results of one rank.
 #[derive(Debug, PartialEq)]
 struct Found {
-    /// Losses of one micro-batch, then of five, then of the first one again at the end.
+    /// Losses of one micro-batch, then of five, and finally of the first one again.
     losses: Vec<u32>,
     /// Logits of the replica's own samples, before and after training.
     logits: [Vec<u32>; 2],

@@ -64,7 +64,7 @@ impl Domain<'_> {
         Coordinate::Share(self.0.range.as_ref().map_or(of, share))
     }
 
-    /// Returns the value, as `--set` takes it.
+    /// Returns the value, in the syntax of `--set`.
     pub(super) fn text(&self, coordinate: Coordinate) -> String {
         match (coordinate, self.0.range) {
             (Coordinate::Index(index), _) => self.0.values[index].clone(),

@@ -101,7 +101,7 @@ impl Random<'_> {
             point = draw();
         }
         let first = index(&self.space, &point);
-        // If n points were tried, at least one of any n + 1 points is new.
+        // If n points were tried, any n + 1 distinct points include a new one.
         let near = (0..all.min(history.len() as u64 + 1)).map(|by| nth(&self.space, (first + by) % all));
         { near }.find(is_new)
     }

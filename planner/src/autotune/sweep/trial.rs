@@ -70,7 +70,7 @@ pub(super) struct TrialOutcome {
 pub struct SweepTrial {
     /// Index among all trials, from 0.
     pub id: usize,
-    /// The trial's hyperparameters: keys and values, as `--set` takes them.
+    /// The trial's hyperparameters: keys and values, in the syntax of `--set`.
     pub settings: Vec<Setting>,
     /// How it ended.
     pub state: TrialState,

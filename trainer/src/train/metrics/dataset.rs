@@ -1,4 +1,4 @@
-//! Metrics of all evaluation samples, such as F1 and AUC, which are no means over the samples. Each rank keeps the
+//! Metrics that need all evaluation samples and are not means over the samples, such as F1 and AUC. Each rank keeps the
 //! outputs and targets of its samples in host memory. At the end, all ranks gather them and compute the same metrics.
 
 use std::collections::BTreeMap;
