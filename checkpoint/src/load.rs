@@ -133,7 +133,7 @@ fn fits(folder: &Path, manifest: &Manifest, zero: &ShardedState) -> Result<(), C
         let name = parameter.name();
         if manifest.parameters[name].frozen && parameter.is_trainable() {
             return mismatch(format!(
-                "`{name}` was frozen, so the checkpoint has no optimizer state for it, and the model trains it"
+                "`{name}` was frozen, so the checkpoint has no optimizer state for it, but this run trains it"
             ));
         }
     }

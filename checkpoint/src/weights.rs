@@ -63,7 +63,7 @@ fn is_of_base_model(file: &TensorFile, mup: Option<&str>) -> Result<(), Checkpoi
         (Some(written), None) if written == FOLDED => return Ok(()),
         (Some(written), Some(mup)) if written == mup => return Ok(()),
         (Some(written), Some(_)) if written == FOLDED => {
-            "these weights are an export in which the last norm divides the inputs of the head as `mup` would again; \
+            "these weights are an export whose last norm already scales the inputs of the head, as `mup` would; \
              leave the section out, or resume from the checkpoint"
                 .to_string()
         }

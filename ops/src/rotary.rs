@@ -34,7 +34,7 @@ pub enum RopeScaling {
     Llama3 {
         /// At least 1 to extend sequences.
         factor: f64,
-        /// A pair that makes fewer turns than this over the original positions has a low frequency.
+        /// A pair has a low frequency if it makes fewer full rotations than this over the original sequence length.
         low_freq_factor: f64,
         /// A pair that makes more turns than this has a high frequency. Must exceed `low_freq_factor`.
         high_freq_factor: f64,

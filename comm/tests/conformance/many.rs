@@ -38,8 +38,8 @@ pub(crate) fn a_small_sum_travels_up_and_down_the_tree(kind: Kind) {
         comm.all_reduce(vec![1f32].into(), ReduceOp::Sum).wait().expect("reduced");
         comm.stats()[Operation::AllReduce].network_bytes as usize
     });
-    // A contribution moves up the tree, one message for each set bit of its rank. The root sends the sum once to each
-    // other rank.
+    // On the way up the tree, a contribution is sent once for each set bit of its rank. On the way down, each rank
+    // except the root receives the sum once.
     let up: usize = (0..MANY).map(|rank| rank.count_ones() as usize).sum();
     assert_eq!(sent.iter().sum::<usize>(), BYTES * (up + MANY - 1));
 }

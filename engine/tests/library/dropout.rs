@@ -62,7 +62,7 @@ fn dropout_masks_do_not_depend_on_the_micro_batch_size() {
     }
 }
 
-/// The configuration's keys reach the model.
+/// The dropout keys of the configuration take effect in the model.
 #[test]
 fn dropout_keys_reach_the_model() {
     let loss = |model: &str| {

@@ -1,8 +1,8 @@
 //! Autotuning: finds the fastest configuration that fits into memory.
 //!
 //! All candidates are planned, and those that do not fit are never started. Short profiles fill cost tables, from which
-//! the simulator predicts the step time of each candidate. The best candidates run in turn, each in processes of its
-//! own, until it is clear which candidate is the fastest. The measurements correct the predictions.
+//! the simulator predicts the step time of each candidate. The best candidates take turns, each in new processes, until
+//! it is clear which candidate is the fastest. The measurements correct the predictions.
 //!
 //! `zero-train autotune` calls [`tune`], and with `--sweep` it calls [`sweep()`], which searches hyperparameters by the
 //! evaluation loss. Both start copies of `zero-train` for their runs.
