@@ -22,7 +22,7 @@ impl Activations {
     pub fn single(&self) -> Result<&Tensor> {
         match self.0.as_slice() {
             [one] => Ok(one),
-            many => candle_core::bail!("a layer for one tensor was given {}", many.len()),
+            many => candle_core::bail!("a layer expects one tensor, but got {} tensors", many.len()),
         }
     }
 

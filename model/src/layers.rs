@@ -364,7 +364,7 @@ impl Layers {
 pub(crate) fn only_target(targets: &[Tensor]) -> Result<&Tensor> {
     match targets {
         [one] => Ok(one),
-        many => candle_core::bail!("a loss of one target was given {}", many.len()),
+        many => candle_core::bail!("a loss expects one target, but got {} targets", many.len()),
     }
 }
 

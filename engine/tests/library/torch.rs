@@ -69,7 +69,7 @@ fn tokens(count: usize) -> Vec<u16> {
 }
 
 /// Returns the batch of a step. Rows are numbered over all steps: row `i` is `tokens[i·TIME..]`, with targets shifted
-/// by one. After the last full row, rows start again at the first.
+/// by one. After the last full row comes the first row again.
 fn batch(tokens: &[u16], step: usize) -> Batch {
     let rows = (tokens.len() - 1) / TIME;
     let pick = |shift: usize| {

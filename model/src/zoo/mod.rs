@@ -50,7 +50,7 @@ fn with_positions(x: &Activations) -> Result<(&Tensor, Option<&Tensor>)> {
     match x.tensors() {
         [x] => Ok((x, None)),
         [x, position_ids] => Ok((x, Some(position_ids))),
-        many => candle_core::bail!("a layer for one tensor and {POSITION_IDS} was given {}", many.len()),
+        many => candle_core::bail!("a layer expects one tensor and {POSITION_IDS}, but got {} tensors", many.len()),
     }
 }
 

@@ -49,7 +49,7 @@ pub fn causal_attention(q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
     causal_attention_within(q, k, v, &AttentionSpan::default())
 }
 
-/// Computes [`causal_attention`] in which positions see only the earlier positions that `span` allows.
+/// Computes [`causal_attention`], but positions attend only to the earlier positions that `span` allows.
 ///
 /// Positions outside the span cost no time, except at the edges of tiles, and do not affect the results: a document
 /// gives bit-identical results whether it is packed with others or alone.

@@ -38,7 +38,7 @@ impl Layer for Segments {
     }
 }
 
-/// A linear layer. A named input without a gradient weights its outputs per sample.
+/// A linear layer. A named input, which gets no gradient, weights the outputs of each sample.
 struct Weighted(Linear);
 
 impl Layer for Weighted {
