@@ -1,6 +1,6 @@
 """Writes the initial weights of a preset in the format that zero-train reads: `python weights.py 10m FILE.safetensors`.
 
-The tensors have the names and layouts of Hugging Face's GPT2LMHeadModel, whose linear weights are [inputs, outputs]. The
+Tensors have the names and layouts of Hugging Face's GPT2LMHeadModel, whose linear weights are [inputs, outputs]. The
 head is the embedding and is not stored. The format needs no library: it is the length of a JSON header, the header, and
 the bytes.
 """

@@ -1,10 +1,9 @@
 //! Simulates the programs of all ranks with a cost table, to predict timing before a run.
 //!
-//! The simulator follows the same rules as the executor and the validator. A rank executes its instructions in order.
-//! Operations that it starts proceed in separate lanes, and an await lasts until the operation is complete. A channel
-//! moves one message at a time, in order, once its receive has been posted. The collectives of a data-parallel group
-//! run one after another; a collective starts once all members have started it. All ranks synchronize at the gradient
-//! norm.
+//! Follows the rules of the executor and the validator. A rank executes its instructions in order. Operations that it
+//! starts proceed in separate lanes, and an await lasts until the operation is complete. A channel moves one message at
+//! a time, in order, once its receive has been posted. The collectives of a data-parallel group run one after another;
+//! a collective starts once all members have started it. All ranks synchronize at the gradient norm.
 //!
 //! Concurrent compute and communication may slow each other, as set by [`Sharing`]. Simulated time therefore advances
 //! from one completion to the next, and all rates are constant in between. Lanes are first in, first out. The result
