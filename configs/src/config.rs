@@ -315,18 +315,6 @@ impl Config {
         std::iter::once((None, &self.optimizer)).chain(of_groups).collect()
     }
 
-    /// Returns the configuration of a run that only evaluates. Its optimizer has no states, unless evaluations need them.
-    #[must_use]
-    pub fn for_evaluation(mut self) -> Self {
-        let is_needed = |optimizer: &Optimizer| matches!(optimizer, Optimizer::ScheduleFree(_) | Optimizer::Custom(_));
-        if self.mup.is_none() && !self.optimizers().into_iter().any(|(_, optimizer)| is_needed(optimizer)) {
-            self.optimizer =
-                Optimizer::Sgd(Sgd { lr: 1e-3, momentum: 0.0, dampening: 0.0, nesterov: false, weight_decay: 0.0 });
-            self.training.param_groups = None;
-        }
-        self
-    }
-
     /// The first optimizer that updates whole parameters (in f32, in host memory): the path of its `type`, and its
     /// name.
     pub fn of_whole_parameters(&self) -> Option<(String, &'static str)> {

@@ -49,6 +49,20 @@ pub enum Optimizer {
 
 const ONE_BIT: &str = "use AdamW: DeepSpeed has removed its optimizers with compressed momentum";
 
+impl Config {
+    /// Returns the configuration of a run that only evaluates. Its optimizer has no states, unless evaluations need them.
+    #[must_use]
+    pub fn for_evaluation(mut self) -> Self {
+        let is_needed = |optimizer: &Optimizer| matches!(optimizer, Optimizer::ScheduleFree(_) | Optimizer::Custom(_));
+        if self.mup.is_none() && !self.optimizers().into_iter().any(|(_, optimizer)| is_needed(optimizer)) {
+            self.optimizer =
+                Optimizer::Sgd(Sgd { lr: 1e-3, momentum: 0.0, dampening: 0.0, nesterov: false, weight_decay: 0.0 });
+            self.training.param_groups = None;
+        }
+        self
+    }
+}
+
 impl Optimizer {
     pub(crate) const PARAMS: &'static str = path!(Config::optimizer, PARAMS);
     pub(crate) const TYPE: &'static str = path!(Config::optimizer, TYPE);

@@ -149,7 +149,7 @@ fn weights_load_without_the_optimizer_states() {
         ("bf16", BF16, &[]),
         ("groups", groups, &[]),
         ("averages", averages, &["ema"]),
-        ("schedule-free", "optimizer: {type: AdamWScheduleFree}", &["z", "v"]),
+        ("schedule-free", "optimizer: {type: AdamWScheduleFree}", &["x_minus_y", "exp_avg_sq"]),
     ] {
         let folder = saved(&root.path().join(name), 2, 3, &settings(2, more));
         let losses = |ranks: usize, only_evaluates: bool, zero_stage: u8| {
