@@ -90,10 +90,12 @@ fn connections_without_the_token_are_rejected_and_do_not_disturb_the_job() {
     let args = [&INTERFACE[..], &["--max-steps", "300"]].concat();
     // While rank 0 waits for rank 1, processes without the right token or interface try to connect.
     let first = start(&case, &hosts, 0, Some(TOKEN), &args);
-    for (token, args) in [(Some("a guess"), &args[..]), (None, &args[..]), (None, &args[2..])] {
+    for (token, args, missing) in
+        [(Some("a guess"), &args[..], "token"), (None, &args[..], "token"), (None, &args[2..], "launcher.interface")]
+    {
         let (status, errors) = start(&case, &hosts, 1, token, args).end();
         assert!(!matches!(status, Some(0) | None), "{errors}");
-        assert!(errors.starts_with("error: ") && errors.contains("token"), "{status:?} {errors}");
+        assert!(errors.starts_with("error: ") && errors.contains(missing), "{status:?} {errors}");
     }
     let second = start(&case, &hosts, 1, Some(TOKEN), &args);
     // During training, connect to every port of rank 0 and send random bytes.
