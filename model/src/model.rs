@@ -282,7 +282,7 @@ impl Model {
     ) -> Result<(Tensor, Option<Tensor>)> {
         let last = self.last();
         let head = match &self.ending {
-            Ending::Loss(_) => return Ok((self.outputs_and_loss(x, targets, pass)?.1, None)),
+            Ending::Loss(_) => return Ok((self.loss_and_outputs(x, targets, pass)?.0, None)),
             Ending::Head(head) => head,
         };
         let losses = || {
@@ -297,22 +297,32 @@ impl Model {
         Ok((scalar(loss)?, z.map(scalar).transpose()?))
     }
 
-    /// Runs the last layer on its input `x`, and returns the outputs that the loss takes, and the loss itself, for an
-    /// evaluation that uses both. A [`Head`] runs twice: once for the outputs and once for the loss.
+    /// Runs the last layer on its input `x`, and returns the loss and the outputs that it takes. A [`Head`] computes the
+    /// loss without its outputs, which are then `None`; see [`Model::outputs`].
     ///
     /// # Errors
     /// As [`Model::loss`].
-    pub fn outputs_and_loss(&self, x: &Activations, targets: &[Tensor], pass: &Pass) -> Result<(Activations, Tensor)> {
-        let last = self.last();
+    pub fn loss_and_outputs(
+        &self,
+        x: &Activations,
+        targets: &[Tensor],
+        pass: &Pass,
+    ) -> Result<(Tensor, Option<Activations>)> {
+        let Ending::Loss(loss) = &self.ending else { return Ok((self.loss(x, targets, pass, 0.0)?, None)) };
         let run = || {
-            let outputs = last.pass_on(last.run(x, pass)?, x)?;
-            let loss = match &self.ending {
-                Ending::Loss(loss) => scalar(loss(&outputs, targets).map_err(|e| e.context("in the loss"))?)?,
-                Ending::Head(_) => self.loss(x, targets, pass, 0.0)?,
-            };
-            Ok((outputs, loss))
+            let outputs = self.last().pass_on(self.last().run(x, pass)?, x)?;
+            let loss = scalar(loss(&outputs, targets).map_err(|e| e.context("in the loss"))?)?;
+            Ok((loss, Some(outputs)))
         };
         if pass.training { run() } else { untracked(run) }
+    }
+
+    /// Runs the last layer on its input `x`, and returns its outputs, for an evaluation.
+    ///
+    /// # Errors
+    /// Returns the error of the layer.
+    pub fn outputs(&self, x: &Activations, pass: &Pass) -> Result<Activations> {
+        untracked(|| self.last().pass_on(self.last().run(x, pass)?, x))
     }
 
     /// Returns the weight of a micro-batch's loss in the mean over the global batch: see

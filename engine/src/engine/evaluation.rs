@@ -60,7 +60,7 @@ impl Engine {
         self.mean_losses(count, load, None)
     }
 
-    /// Like [`Engine::eval_weighted`]. In addition, ranks that have the last layer call `observe` with the outputs of
+    /// Like [`Engine::eval_weighted`]. In addition, ranks that have the last layer call `observe` with the results of
     /// each micro-batch of this replica, or of this rank's slices if ranks share sequences. Micro-batches may differ in
     /// their number of samples.
     ///

@@ -1,5 +1,6 @@
 //! Runs one layer of a micro-batch: its forward, its recomputation or its backward.
 
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ops::Range;
 
@@ -92,8 +93,13 @@ pub(super) fn forward(
     let loss = match &mut context.observe {
         None => model.loss(&x, &targets, &pass, 0.0)?.detach(),
         Some(observe) => {
-            let (outputs, loss) = model.outputs_and_loss(&x, &targets, &pass)?;
-            let (outputs, loss) = (detached(&outputs), loss.detach());
+            let (loss, outputs) = model.loss_and_outputs(&x, &targets, &pass)?;
+            let (loss, known) = (loss.detach(), RefCell::new(outputs));
+            let outputs = || {
+                let mut known = known.borrow_mut();
+                let outputs = known.take().map_or_else(|| model.outputs(&x, &pass), Ok)?;
+                Ok(detached(known.insert(outputs)))
+            };
             observe(Observed {
                 micro_batch,
                 loss: &loss,

@@ -59,7 +59,7 @@ pub(crate) struct Context<'a> {
 }
 
 /// The results of one micro-batch of an evaluation.
-#[derive(Debug, Clone, Copy)]
+#[derive(Clone, Copy)]
 pub struct Observed<'a> {
     /// Index of the micro-batch, from 0.
     pub micro_batch: usize,
@@ -67,8 +67,8 @@ pub struct Observed<'a> {
     pub loss: &'a Tensor,
     /// The weight of the loss in a mean over several micro-batches; `None` if the number of samples is the weight.
     pub weight: Option<u64>,
-    /// The outputs that the loss takes.
-    pub outputs: &'a Activations,
+    /// Computes the outputs that the loss takes.
+    pub(crate) outputs: &'a dyn Fn() -> candle_core::Result<Activations>,
     /// The targets, and the named inputs that layers of the last pipeline stage or the loss take.
     pub batch: &'a Batch,
     /// Names of the outputs.
@@ -76,14 +76,24 @@ pub struct Observed<'a> {
 }
 
 impl Observed<'_> {
-    /// Returns outputs by name.
+    /// Returns the outputs that the loss takes. A head that computes the loss without its outputs, such as that of a
+    /// language model, now computes them. The ranks of a tensor group must all call this function.
     ///
     /// # Errors
-    /// Fails if the loss does not take one of them.
+    /// Returns the error of the layer.
+    pub fn outputs(&self) -> Result<Activations, Error> {
+        Ok((self.outputs)()?)
+    }
+
+    /// Returns outputs by name; see [`Observed::outputs`].
+    ///
+    /// # Errors
+    /// Fails if the loss does not take one of them, and returns the error of the layer.
     pub fn outputs_of<S: AsRef<str>>(&self, names: &[S]) -> Result<Activations, Error> {
+        let outputs = self.outputs()?;
         let find = |name: &S| {
             let place = self.signature.outputs.iter().position(|output| output == name.as_ref());
-            let found = place.and_then(|place| self.outputs.tensors().get(place)).cloned();
+            let found = place.and_then(|place| outputs.tensors().get(place)).cloned();
             found.ok_or_else(|| Error::Batch(format!("the loss receives no output `{}`", name.as_ref())))
         };
         Ok(Activations::new(names.iter().map(find).collect::<Result<_, _>>()?))

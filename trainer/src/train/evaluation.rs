@@ -138,9 +138,9 @@ impl Observations<'_> {
     }
 }
 
-/// Evaluates the first `samples` samples of a data set, each once. Each replica runs whole micro-batches. In the last round, some replicas have a smaller
-/// micro-batch or none. A replica without samples runs a micro-batch that does not count, because the other ranks
-/// cannot gather their layers without this replica.
+/// Evaluates the first `samples` samples of a data set, each once. Each replica runs whole micro-batches. In the last
+/// round, some replicas have a smaller micro-batch or none. A replica without samples runs a micro-batch that does not
+/// count, because the other ranks cannot gather their layers without this replica.
 fn of_part(
     engine: &mut Engine,
     corpus: &Corpus,

@@ -81,7 +81,7 @@ fn compute(engine: &mut Engine, corpus: &Corpus, pairs: &PairDataset) -> Result<
     for first in (0..rounds).step_by(IN_A_ROW) {
         let load = |batch: usize| corpus.evaluation_batch(pairs, start(first + batch) as u64, rows);
         engine.eval_observed(IN_A_ROW.min(rounds - first), load, |seen| {
-            let sums = seen.outputs.single()?.to_vec2::<f32>()?;
+            let sums = seen.outputs()?.single()?.to_vec2::<f32>()?;
             for (row, sums) in sums.iter().enumerate() {
                 let pair = start(first + seen.micro_batch) + row;
                 if pair < count && contributes {

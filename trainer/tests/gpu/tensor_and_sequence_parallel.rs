@@ -104,7 +104,7 @@ fn outputs_are_those_of_the_cpu() {
                     |index| Ok(batch(index as u64, 2)),
                     |observed| {
                         seen.extend(
-                            observed.outputs.single()?.to_device(&Device::Cpu)?.flatten_all()?.to_vec1::<f32>()?,
+                            observed.outputs()?.single()?.to_device(&Device::Cpu)?.flatten_all()?.to_vec1::<f32>()?,
                         );
                         Ok(())
                     },

@@ -83,7 +83,7 @@ fn outputs(layers: fn() -> Layers, ranks: usize, slices: usize, text: &str) -> V
                 2,
                 |index| Ok(batch(index as u64, 3)),
                 |observed| {
-                    let logits = observed.outputs.single()?.to_dtype(candle_core::DType::F32)?;
+                    let logits = observed.outputs()?.single()?.to_dtype(candle_core::DType::F32)?;
                     seen.lock().unwrap().insert((observed.micro_batch, place), logits);
                     Ok(())
                 },

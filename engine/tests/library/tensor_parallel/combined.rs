@@ -206,7 +206,7 @@ fn evaluations_see_all_logits() {
                 2,
                 |index| Ok(batch(index as u64, 3)),
                 |observed| {
-                    seen.push(observed.outputs.single()?.clone());
+                    seen.push(observed.outputs()?.single()?.clone());
                     Ok(())
                 },
             );

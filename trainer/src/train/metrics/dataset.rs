@@ -28,8 +28,12 @@ impl Predictions {
         seen: &Observed<'_>,
         (part, first): (usize, usize),
     ) -> std::result::Result<(), Error> {
-        for (index, (metric, _)) in of_dataset(metrics).enumerate().filter(|_| self.keeps) {
+        for (index, (metric, _)) in of_dataset(metrics).enumerate() {
+            // The ranks of a tensor group compute the outputs together.
             let (outputs, targets) = metric.selection.of(seen)?;
+            if !self.keeps {
+                continue;
+            }
             for (kind, tensors) in [("outputs", outputs), ("targets", targets)] {
                 for (number, tensor) in tensors.tensors().iter().enumerate() {
                     let tensor = tensor.to_device(&Device::Cpu).and_then(|tensor| tensor.force_contiguous());

@@ -140,7 +140,7 @@ impl Selection {
     /// Returns the selected outputs and targets of a micro-batch.
     fn of(&self, seen: &Observed<'_>) -> std::result::Result<(Activations, Activations), Error> {
         match self {
-            Self::Single | Self::All => Ok((seen.outputs.clone(), seen.batch.only_target()?.clone().into())),
+            Self::Single | Self::All => Ok((seen.outputs()?, seen.batch.only_target()?.clone().into())),
             Self::Named { outputs, targets } => {
                 Ok((seen.outputs_of(outputs)?, Activations::new(seen.batch.get(targets)?)))
             }
