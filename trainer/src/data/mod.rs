@@ -27,6 +27,7 @@ mod dataset;
 mod documents;
 mod files;
 mod fingerprint;
+mod guard;
 mod images;
 mod in_memory;
 mod joined;

@@ -5,13 +5,18 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use serde::de::IgnoredAny;
 use zero_engine::DataError;
 
 use super::files::remote;
 use super::files::streams::Document;
 use super::fingerprint::hash_of;
+use super::guard::caught;
 use super::pieces::Cuts;
 use super::words::Words;
+
+/// Upper bound of a vocabulary, as for `model.vocab_size`.
+const MAX_VOCABULARY: usize = 1 << 30;
 
 /// Converts text into tokens.
 pub enum Tokenizer {
@@ -37,7 +42,7 @@ impl Tokenizer {
     /// Reads a Hugging Face `tokenizer.json`, which may have an address such as `hf://gpt2/tokenizer.json`.
     ///
     /// # Errors
-    /// Fails if the file cannot be read or downloaded, or is not a tokenizer.
+    /// Fails if the file cannot be read or downloaded, is not a tokenizer, or has a token that is too large.
     pub fn from_file(path: impl AsRef<Path>) -> Result<Self, DataError> {
         let path = match zero_config::address(path.as_ref()) {
             Some(address) => &remote::with_its_folder(address)?,
@@ -45,12 +50,19 @@ impl Tokenizer {
         };
         let bytes = fs::read(path).map_err(DataError::io(path))?;
         let fingerprint = hash_of(&[&bytes]);
-        let mut tokenizer = tokenizers::Tokenizer::from_bytes(bytes).map_err(failed(path))?;
+        // The crate panics on some files that are not JSON.
+        std::str::from_utf8(&bytes).map_err(|error| failed(path)(error.into()))?;
+        serde_json::from_slice::<IgnoredAny>(&bytes).map_err(|error| failed(path)(error.into()))?;
+        let mut tokenizer = guarded(|| tokenizers::Tokenizer::from_bytes(bytes)).map_err(failed(path))?;
         // A tokenizer that was saved after inference may truncate or pad each text.
         tokenizer.with_padding(None).with_truncation(None).map_err(failed(path))?;
         #[expect(clippy::disallowed_methods, reason = "a maximum has no order")]
         let largest = tokenizer.get_vocab(true).into_values().max();
         let vocabulary = largest.map_or(0, |token| token as usize + 1);
+        if vocabulary > MAX_VOCABULARY {
+            let message = format!("the largest token is {}, but must be below {MAX_VOCABULARY}", vocabulary - 1);
+            return Err(failed(path)(message.into()));
+        }
         let (path, words) = (path.into(), Words::of(&tokenizer));
         Ok(Tokenizer::HuggingFace(Box::new(HuggingFace { path, fingerprint, tokenizer, vocabulary, words })))
     }
@@ -115,7 +127,7 @@ impl Tokenizer {
         match self {
             Tokenizer::Byte => self.encode(text),
             Tokenizer::HuggingFace(this) => {
-                let encoding = this.tokenizer.encode_fast(text, true).map_err(failed(&this.path))?;
+                let encoding = guarded(|| this.tokenizer.encode_fast(text, true)).map_err(failed(&this.path))?;
                 Ok(encoding.get_ids().to_vec())
             }
         }
@@ -154,7 +166,9 @@ impl Tokenizer {
                 let bytes: Vec<u8> = tokens.iter().map(|&token| token as u8).collect();
                 Ok(String::from_utf8_lossy(&bytes).into_owned())
             }
-            Tokenizer::HuggingFace(this) => this.tokenizer.decode(tokens, skip_special).map_err(failed(&this.path)),
+            Tokenizer::HuggingFace(this) => {
+                guarded(|| this.tokenizer.decode(tokens, skip_special)).map_err(failed(&this.path))
+            }
         }
     }
 }
@@ -172,7 +186,7 @@ impl HuggingFace {
         text: &str,
         add_special_tokens: bool,
     ) -> Result<tokenizers::Encoding, DataError> {
-        self.tokenizer.encode(text, add_special_tokens).map_err(failed(&self.path))
+        guarded(|| self.tokenizer.encode(text, add_special_tokens)).map_err(failed(&self.path))
     }
 
     /// Returns the token of `text`, or `None` if `text` is not exactly one token.
@@ -180,7 +194,7 @@ impl HuggingFace {
         if let Some(&token) = self.tokenizer.get_added_vocabulary().get_vocab().get(text) {
             return Ok(Some(token));
         }
-        let encoding = self.tokenizer.encode_fast(text, false).map_err(failed(&self.path))?;
+        let encoding = guarded(|| self.tokenizer.encode_fast(text, false)).map_err(failed(&self.path))?;
         let known = |&token: &u32| self.tokenizer.id_to_token(token).as_deref() == Some(text);
         Ok(<[u32; 1]>::try_from(encoding.get_ids()).ok().map(|[token]| token).filter(known))
     }
@@ -194,7 +208,7 @@ impl HuggingFace {
     fn ids(&self, text: &str) -> Result<Vec<u32>, tokenizers::Error> {
         match self.words.as_ref().and_then(|words| words.encode(&self.tokenizer, text)) {
             Some(tokens) => Ok(tokens),
-            None => Ok(self.tokenizer.encode_fast(text, false)?.get_ids().to_vec()),
+            None => Ok(guarded(|| self.tokenizer.encode_fast(text, false))?.get_ids().to_vec()),
         }
     }
 
@@ -223,12 +237,17 @@ impl HuggingFace {
             None => Ok(tokens),
             Some(i) => {
                 // The fast encoder does not report offsets.
-                let encoding = self.tokenizer.encode(text, false).map_err(failed(path))?;
+                let encoding = guarded(|| self.tokenizer.encode(text, false)).map_err(failed(path))?;
                 let offset = encoding.get_offsets().get(i).map_or(0, |&(start, _)| start as u64);
                 Err(DataError::Token { token: tokens[i], vocabulary, path: path.into(), at: piece.at.after(offset) })
             }
         }
     }
+}
+
+/// Runs the crate. Converts a panic, which some malformed tokenizers cause, to an error.
+fn guarded<T>(run: impl FnOnce() -> Result<T, tokenizers::Error>) -> Result<T, tokenizers::Error> {
+    caught(run).unwrap_or_else(|message| Err(format!("the tokenizer is malformed: {message}").into()))
 }
 
 fn failed(path: &Path) -> impl FnOnce(tokenizers::Error) -> DataError {
@@ -320,6 +339,24 @@ pub(super) mod tests {
         assert!(
             matches!(Tokenizer::from_file(file.path()), Err(DataError::Tokenizer { path, .. }) if path == file.path())
         );
+    }
+
+    /// The crate panics while it reads such files, or while it encodes a text.
+    #[test]
+    fn a_malformed_tokenizer_is_an_error() {
+        let normalizer = r#""normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}"#;
+        let splitter = r#"{"type": "FixedLength", "length": 0}"#;
+        for json in [
+            WORDS.replace(r#""decoder": null"#, r#""decoder": nul"#),
+            WORDS.replace(r#""normalizer": null"#, normalizer),
+            WORDS.replace(r#""mat": 7"#, r#""mat": 4294967295"#),
+            WORDS.replace(r#"{"type": "WhitespaceSplit"}"#, splitter),
+        ] {
+            let file = tempfile::NamedTempFile::new().unwrap();
+            fs::write(file.path(), &json).unwrap();
+            let result = Tokenizer::from_file(file.path()).and_then(|tokenizer| tokenizer.encode("the cat"));
+            assert!(matches!(result, Err(DataError::Tokenizer { path, .. }) if path == file.path()), "{json}");
+        }
     }
 
     /// Tests two tokenizers that the fast encoder does not support. One adds a space to each text, and the other splits

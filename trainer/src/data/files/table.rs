@@ -4,7 +4,6 @@
 //! error.
 
 use std::fs::File;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
 use arrow_array::{Array, RecordBatch};
@@ -15,6 +14,7 @@ use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use serde_json::Value;
 use zero_engine::{At, DataError};
 
+use super::super::guard::caught;
 use super::streams::{Document, Documents, Records};
 use super::values::{is_text, object, plain, text, value};
 
@@ -122,15 +122,10 @@ impl Iterator for Table {
 
 /// Runs a decoder. Converts an error or a panic to a message.
 fn guarded<T, E: std::fmt::Display>(decode: impl FnOnce() -> Result<T, E>) -> Result<T, String> {
-    let message = match catch_unwind(AssertUnwindSafe(decode)) {
-        Ok(result) => return result.map_err(|error| error.to_string()),
-        Err(panic) => match (panic.downcast_ref::<String>(), panic.downcast_ref::<&str>()) {
-            (Some(message), _) => message.clone(),
-            (_, Some(message)) => message.to_string(),
-            _ => "unknown".into(),
-        },
-    };
-    Err(format!("the file is malformed, and its decoder failed: {message}"))
+    match caught(decode) {
+        Ok(result) => result.map_err(|error| error.to_string()),
+        Err(message) => Err(format!("the file is malformed, and its decoder failed: {message}")),
+    }
 }
 
 /// Returns an iterator over all items that `items` creates. `items` receives each batch with the index of its first
