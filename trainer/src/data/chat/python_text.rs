@@ -46,6 +46,9 @@ fn float(number: f64) -> String {
     }
 }
 
+/// Maximum number of spaces per level of `tojson`.
+const MAX_INDENT: usize = 100;
+
 /// Implements the filter `tojson` with the arguments of transformers' filter. It writes the JSON of Python's
 /// `json.dumps`, without HTML escapes.
 pub(super) fn to_json(value: &Value, arguments: Kwargs) -> Result<String, Error> {
@@ -58,6 +61,10 @@ pub(super) fn to_json(value: &Value, arguments: Kwargs) -> Result<String, Error>
         }
     }
     arguments.assert_all_used()?;
+    if indent > Some(MAX_INDENT) {
+        let message = format!("tojson supports an `indent` of at most {MAX_INDENT}");
+        return Err(Error::new(ErrorKind::InvalidOperation, message));
+    }
     if value.is_undefined() {
         return Err(Error::new(ErrorKind::UndefinedError, "tojson of a missing value"));
     }
@@ -115,7 +122,7 @@ impl Json<'_> {
 
     fn line<W: ?Sized + Write>(&self, out: &mut W) -> io::Result<()> {
         match self.indent {
-            Some(indent) => write!(out, "\n{:1$}", "", indent * self.depth),
+            Some(indent) => write!(out, "\n{}", " ".repeat(indent * self.depth)),
             None => Ok(()),
         }
     }

@@ -18,6 +18,8 @@ use super::python_text::{text_of, to_json, trim};
 /// The marks around generated text. They are noncharacters, which Unicode reserves for internal use by programs.
 const MARKS: [char; 2] = ['\u{fdd0}', '\u{fdd1}'];
 const NAME: &str = "chat_template";
+/// Maximum number of minijinja's instructions for a conversation, so that a template whose loops never end is an error.
+const MAX_INSTRUCTIONS: u64 = 20_000_000;
 
 /// A chat template with the special tokens of its tokenizer.
 pub(super) struct Template {
@@ -62,6 +64,7 @@ impl Template {
         let source = source.replace("\r\n", "\n").replace('\r', "\n");
         let rewritten = rewrite(&source);
         let mut environment = Environment::new();
+        environment.set_fuel(Some(MAX_INSTRUCTIONS));
         environment.set_trim_blocks(true);
         environment.set_lstrip_blocks(true);
         environment.set_unknown_method_callback(unknown_method_callback);
@@ -330,6 +333,15 @@ mod tests {
         assert_eq!(raised.err().unwrap(), "the template rejects the conversation: no roles");
         assert!(render("\n{{ messages[0]['role'] }}", json!([])).err().unwrap().starts_with("line 2: undefined value"));
         assert!(render("{{ messages[0] }}", json!(["\u{fdd1}"])).err().unwrap().contains("U+FDD1"));
+    }
+
+    #[test]
+    fn a_template_without_end_is_an_error() {
+        let source = "{% for i in range(90000) %}{% for j in range(90000) %}{% endfor %}{% endfor %}";
+        assert!(render(source, json!([])).err().unwrap().contains("fuel"));
+        let indented = |indent| render(&format!("{{{{ [[1]] | tojson(indent={indent}) }}}}"), json!([]));
+        assert!(indented("1000000000").err().unwrap().contains("an `indent` of at most 100"));
+        assert_eq!(indented("2").unwrap().text, "[\n  [\n    1\n  ]\n]");
     }
 
     #[test]
