@@ -64,6 +64,7 @@ pub use launcher::{GpuTransport, InstructionSet, Launcher, Transport};
 pub use layers::LayerPattern;
 pub use local_steps::LocalSteps;
 pub use mesh::Mesh;
+pub(crate) use model::MAX_LAYERS;
 pub use model::{Activation, FULL_ATTENTION, Gpt2, Llama, Mlp, Model, SLIDING_ATTENTION};
 pub use monitor::{CommsLogger, FlopsProfiler, MachineMonitor, Mlflow, Monitor, Prometheus, Wandb};
 pub use mup::{BaseWidths, Mup};

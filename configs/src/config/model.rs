@@ -380,7 +380,8 @@ fn divides(resolver: &mut Resolver<'_>, (part_path, part): Size, (whole_path, wh
 
 /// Upper bounds on a model's sizes, low enough that no product of sizes overflows.
 const WIDTH: Kind = Kind::Int { min: 1, max: 1 << 20 };
-const DEPTH: Kind = Kind::Int { min: 1, max: 1 << 14 };
+pub(crate) const MAX_LAYERS: usize = 1 << 14;
+const DEPTH: Kind = Kind::Int { min: 1, max: MAX_LAYERS as u64 };
 const VOCABULARY: Kind = Kind::Int { min: 1, max: 1 << 30 };
 pub(super) const POSITIONS: Kind = Kind::Int { min: 1, max: 1 << 30 };
 /// `zero_model::ops::TILE_UNIT`: with a multiple of this number of rows per tile, sums over rows are bit-identical to

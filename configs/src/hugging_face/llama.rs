@@ -4,7 +4,7 @@ use super::json::{Otherwise, list, node};
 use super::keys::{GEMMA3, PHI3};
 use super::rope::Rope;
 use super::{Keys, Reader};
-use crate::config::{FULL_ATTENTION, Llama, SLIDING_ATTENTION};
+use crate::config::{FULL_ATTENTION, Llama, MAX_LAYERS, SLIDING_ATTENTION};
 use crate::node::Value;
 use crate::schema::TYPE;
 use crate::table::last;
@@ -87,7 +87,8 @@ impl Reader<'_> {
             self.whole(last(Llama::hidden_size), defaults.width),
             self.whole(last(Llama::num_attention_heads), defaults.heads),
         );
-        let layers = self.whole(last(Llama::num_hidden_layers), defaults.layers);
+        // The schema rejects a larger number. The limit keeps the lists with an entry per layer short until then.
+        let layers = self.whole(last(Llama::num_hidden_layers), defaults.layers).min(MAX_LAYERS);
         if kind == PHI3 {
             // `auto_map` names code that transformers' own class has replaced.
             self.read.push("auto_map");

@@ -97,7 +97,10 @@ impl Reader<'_> {
 
     /// Returns the section `rope_scaling`; null if frequencies are not scaled.
     fn scaling(&mut self, kind: &str, positions: usize, parameters: &Map<String, Json>) -> Value {
-        let type_of = parameters.get(ROPE_TYPE).or(parameters.get(TYPE)).and_then(Json::as_str).unwrap_or("default");
+        let written = parameters.get(ROPE_TYPE).or(parameters.get(TYPE)).filter(|written| !written.is_null());
+        let written = written.cloned().unwrap_or("default".into());
+        // No type has an empty name, so a value of another type is rejected below.
+        let type_of = written.as_str().unwrap_or_default();
         // Older Phi files use these names.
         let type_of = if kind == PHI3 && ["su", "yarn"].contains(&type_of) { "longrope" } else { type_of };
         let implemented: &[&str] = match kind {
@@ -105,7 +108,7 @@ impl Reader<'_> {
             _ => &["default", "linear", "llama3", "longrope"],
         };
         if !implemented.contains(&type_of) {
-            let message = format!("`rope_type: {}` is not implemented yet", short(&type_of.into()));
+            let message = format!("`rope_type: {}` is not implemented yet", short(&written));
             self.refuse(
                 SCALING,
                 message,

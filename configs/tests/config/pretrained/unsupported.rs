@@ -43,6 +43,13 @@ fn keys_that_change_the_arithmetic_are_rejected_by_name() {
             json!({"rope_type": "yarn", "factor": 2}),
             "`rope_type: yarn` is not implemented yet",
         ),
+        ("llama", "rope_scaling", json!({"rope_type": 5}), "`rope_type: 5` is not implemented yet"),
+        (
+            "gemma3_text",
+            "num_hidden_layers",
+            json!(u64::MAX),
+            "`model.num_hidden_layers`: expected a whole number from 1 to 16384",
+        ),
         ("llama", "rope_parameters", json!({"rope_type": "longrope"}), "`rope_type: longrope` needs `short_factor`"),
         (
             "phi3",
