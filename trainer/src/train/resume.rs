@@ -18,9 +18,27 @@ pub(super) fn start(config: &Config, options: &RunOptions) -> Result<Start, Erro
         _ if !options.restarts.from.is_empty() => Start::GoesOn,
         None => Start::Anew,
         Some(Resume::From(_)) => Start::GoesOn,
-        Some(Resume::Auto) if zero_checkpoint::committed(&root)?.is_empty() => Start::Anew,
+        Some(Resume::Auto) if zero_checkpoint::committed(&root)?.is_empty() => {
+            // The store may have intact copies.
+            if config.training.checkpoint_store.is_none() {
+                refuse_lost(&root)?;
+            }
+            Start::Anew
+        }
         Some(Resume::Auto) => Start::GoesOn,
     })
+}
+
+/// Fails if the run has checkpoints, but all have lost their manifests. A save renames its folder to `step-…` only after
+/// it has written the manifest, so such a folder is not an interrupted save.
+fn refuse_lost(root: &Path) -> Result<(), Error> {
+    let Some(newest) = zero_checkpoint::meant(root).ok().and_then(|mut folders| folders.pop()) else {
+        return Ok(());
+    };
+    let message = format!("{} has lost its {}", newest.display(), zero_checkpoint::MANIFEST);
+    let help = "no checkpoint of the run can be loaded; restore the file, resume from a copy with `--resume FOLDER`, or \
+                train anew without `--resume`";
+    Err(Error::setting("--resume", message, help))
 }
 
 /// Resumes as the options require. `auto` loads the newest checkpoint. If this checkpoint is damaged, it prints a

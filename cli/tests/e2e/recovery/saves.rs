@@ -201,4 +201,10 @@ fn damaged_checkpoints_are_skipped() {
     let error = case.train_fails(3, &[&save[..], &["--max-steps", "9", "--resume", "auto"]].concat());
     assert!(error.contains("help: no checkpoint of the run can be loaded"), "{error}");
     assert!(case.path("run/checkpoints/step-00000008").exists(), "a checkpoint was moved");
+    for step in [2, 4, 6, 8] {
+        let _ = fs::remove_file(case.path("run").join(format!("checkpoints/step-{step:08}/manifest.json")));
+    }
+    let error = case.train_fails(2, &[&save[..], &["--max-steps", "9", "--resume", "auto"]].concat());
+    assert!(error.contains("step-00000008 has lost its manifest.json"), "{error}");
+    assert!(!case.path("run.1").exists(), "the run was moved");
 }
