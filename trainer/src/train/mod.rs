@@ -297,7 +297,7 @@ pub fn refuse(config: &Config) -> Result<(), Error> {
 
 /// Checks whether ranks can start with a configuration on this machine, without reading the data. In addition to the
 /// checks of [`refuse`], the network interface must exist, pretrained weights must fit the model, and the disks must
-/// have enough space. Returns the plan. A vocabulary that depends on the data counts as one token.
+/// have enough space. Returns the plan. A vocabulary that is not known without the data counts as one token.
 ///
 /// # Errors
 /// Returns the same errors as [`plan`].
@@ -314,7 +314,8 @@ pub fn check(config: &Config, options: &RunOptions) -> Result<Plan, Error> {
         let model = layers(&config)?.build(DType::F32)?;
         zero_checkpoint::check_pretrained(folder.as_ref(), &model).map_err(of_pretrained)?;
     }
-    let plan = planned(config)?;
+    let layers = configured_model::from_config(config, Some(classes_without_data(config)?.unwrap_or(1)))?;
+    let plan = Plan::new(with_total_steps(config.clone(), 1), layers)?;
     plan.check_disks()?;
     Ok(plan)
 }
@@ -328,6 +329,18 @@ fn refuse_addresses(config: &Config) -> Result<(), Error> {
 /// Computes the plan without reading the data.
 fn planned(config: &Config) -> Result<Plan, Error> {
     Plan::new(with_total_steps(config.clone(), 1), layers(config)?)
+}
+
+/// Returns the number of tokens or classes that the model distinguishes: the number in the configuration, or the
+/// vocabulary of a tokenizer file on this machine. Returns `None` if only the data or a download define the number.
+fn classes_without_data(config: &Config) -> Result<Option<usize>, Error> {
+    let (model, data) = config.model_and_data()?;
+    match (configured_data::classes(model), &data.tokenizer) {
+        (None, zero_config::Tokenizer::File(path)) if zero_config::address(path.as_ref()).is_none() => {
+            Ok(Some(configured_data::tokenizer_of(data)?.vocabulary()))
+        }
+        (known, _) => Ok(known),
+    }
 }
 
 /// Builds the configured model. A vocabulary that depends on the data gets one token. Its size does not affect whether

@@ -175,6 +175,19 @@ fn stage_memory_follows_the_closed_forms_of_the_zero_paper() {
     }
 }
 
+/// The check before the launch counts the vocabulary of the tokenizer.
+#[test]
+fn a_vocabulary_of_the_tokenizer_counts() {
+    let case = Case::new();
+    let tokenizer = concat!("data.tokenizer=", env!("CARGO_MANIFEST_DIR"), "/../examples/data/stories-tokenizer.json");
+    let auto = ["-n", "1", "--set", tokenizer, "--set", "model.vocab_size=auto"];
+    let needed = json(&case, &auto)["planned_peak_bytes"].as_u64().unwrap();
+    let limit = format!("training.memory_limit={}", needed - 1);
+    let told = case.train_fails(2, &[&auto[..], &["--set", &limit]].concat());
+    assert!(told.starts_with("error: does not fit: a rank needs"), "{told}");
+    assert!(!case.path("run").exists(), "a run was started");
+}
+
 #[test]
 fn a_configuration_that_does_not_fit_is_rejected_before_launch() {
     let case = Case::new();

@@ -90,12 +90,7 @@ impl<'c> Sources<'c> {
                 config.model_and_data().map(|(model, data)| (Some(model), data))?
             }
         };
-        let tokenizer = match &data.tokenizer {
-            config::Tokenizer::Byte => Tokenizer::Byte,
-            config::Tokenizer::File(path) => Tokenizer::from_file(path).map_err(|error| {
-                Error::from(error).named("data.tokenizer", "name a Hugging Face tokenizer.json, or `byte`")
-            })?,
-        };
+        let tokenizer = tokenizer_of(data)?;
         let vocabulary = vocabulary(model, data, &tokenizer, watch)?;
         if vocabulary.is_some() {
             are_the_models(config, model, vocabulary)?;
@@ -354,6 +349,16 @@ pub(super) fn classes(model: &config::Model) -> Option<usize> {
         config::Model::Gpt2(m) => m.vocab_size,
         config::Model::Llama(m) => m.vocab_size,
         config::Model::Mlp(m) => Some(m.output_size),
+    }
+}
+
+/// Loads the tokenizer of the data.
+pub(super) fn tokenizer_of(data: &config::Data) -> Result<Tokenizer, Error> {
+    match &data.tokenizer {
+        config::Tokenizer::Byte => Ok(Tokenizer::Byte),
+        config::Tokenizer::File(path) => Tokenizer::from_file(path).map_err(|error| {
+            Error::from(error).named("data.tokenizer", "name a Hugging Face tokenizer.json, or `byte`")
+        }),
     }
 }
 
