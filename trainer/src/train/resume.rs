@@ -92,7 +92,7 @@ pub(super) fn resume(
     })
 }
 
-/// Warns if a later checkpoint than those in `candidates` has no manifest: its save was interrupted, or the manifest
+/// Warns if a later checkpoint than those in `candidates` has no manifest: a copy was interrupted, or the manifest
 /// has been deleted.
 fn warn_of_incomplete(candidates: &[(u64, PathBuf)], out: &Path) {
     let Ok(folders) = zero_checkpoint::meant(&out.join("checkpoints")) else { return };

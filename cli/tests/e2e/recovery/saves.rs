@@ -181,7 +181,7 @@ fn damaged_checkpoints_are_skipped() {
     };
     damage(6);
     damage(4);
-    // A save that was interrupted.
+    // A copy that was interrupted.
     fs::create_dir(case.path("run/checkpoints/step-00000007")).unwrap();
     let resumed = case.run(&[&save[..], &["--max-steps", "8", "--resume", "auto"]].concat());
     let said = text(&resumed.stderr);
