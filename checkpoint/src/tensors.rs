@@ -88,12 +88,13 @@ impl TensorFile {
         }
     }
 
-    /// Opens a file of another program. Rejects a truncated file before any tensor is read.
+    /// Opens a file of another program. Rejects a truncated file, and one with bytes after the last tensor, before any
+    /// tensor is read.
     pub(crate) fn open(path: &Path) -> Result<Self, CheckpointError> {
         let file = Self::of(path, File::open(path).map_err(CheckpointError::io(path))?)?;
         let size = file.file.metadata().map_err(CheckpointError::io(path))?.len();
         let needed = file.data_start.saturating_add(file.metadata.data_len() as u64);
-        if size < needed {
+        if size != needed {
             let reason = format!("the file has {size} bytes, but its header describes {needed}; copy it again");
             return Err(CheckpointError::damaged(path, reason));
         }
@@ -240,11 +241,13 @@ mod tests {
     }
 
     #[test]
-    fn truncated_files_and_lfs_pointers_are_refused() {
+    fn files_of_another_length_and_lfs_pointers_are_refused() {
         let header = r#"{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}"#;
-        let (size, needed) = (8 + header.len() + 7, 8 + header.len() + 8);
-        let said = refused(header, 7);
-        assert!(said.contains(&format!("the file has {size} bytes, but its header describes {needed}")), "{said}");
+        for data in [7, 9] {
+            let (size, needed) = (8 + header.len() + data, 8 + header.len() + 8);
+            let said = refused(header, data);
+            assert!(said.contains(&format!("the file has {size} bytes, but its header describes {needed}")), "{said}");
+        }
         let (_folder, path) = file("", 0);
         std::fs::write(&path, "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 8\n").unwrap();
         let said = TensorFile::open(&path).err().expect("a pointer").to_string();
