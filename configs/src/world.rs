@@ -77,7 +77,7 @@ impl World {
         let each = self.each();
         let next = ranks.checked_next_multiple_of(each).unwrap_or(each);
         if !ranks.is_multiple_of(stages) {
-            let message = format!("{ranks} ranks are not a multiple of {STAGES} {stages}");
+            let message = format!("{} not a multiple of {STAGES} {stages}", ranks_are(ranks));
             let help = format!("each pipeline takes {stages} ranks; the next multiple is {next}");
             resolver.report.contradiction(&[(STAGES, resolver.at(STAGES)), (RANKS, at)], message, Some(help));
         } else if !ranks.is_multiple_of(each) {
@@ -100,7 +100,7 @@ impl World {
                 (1, tensor) => format!("{tensor} ranks split each layer; the next multiple is {next}"),
                 _ => format!("the next multiple is {next}"),
             };
-            resolver.report.contradiction(&places, format!("{ranks} ranks are not a multiple of {of}"), Some(help));
+            resolver.report.contradiction(&places, format!("{} not a multiple of {of}", ranks_are(ranks)), Some(help));
         } else if ![STAGES, SLICES, CONTEXT, TENSOR].iter().any(|path| resolver.report.is_poisoned(path)) {
             return;
         }
@@ -172,6 +172,11 @@ impl World {
         let tensor = (self.tensor > 1).then(|| (TENSOR, resolver.at(TENSOR)));
         std::iter::once((RANKS, self.at)).chain(stages).chain(context).chain(tensor).collect()
     }
+}
+
+/// Returns the beginning of a sentence about a number of ranks.
+fn ranks_are(ranks: usize) -> String {
+    if ranks == 1 { "1 rank is".into() } else { format!("{ranks} ranks are") }
 }
 
 /// Returns the greatest common divisor; at least 1.

@@ -61,6 +61,7 @@ fn context_parallel_ranks_count_as_one_data_parallel_rank() {
     assert_eq!((config.train_batch_size, config.data_parallel_size(), config.shard_group_size()), (24, 4, 8));
     assert_eq!((config.context_size(), config.context_key()), (2, "mesh.context_parallel_degree"));
     for (more, ranks, message) in [
+        ("", 1, "1 rank is not a multiple of mesh.context_parallel_degree 2"),
         ("", 3, "3 ranks are not a multiple of mesh.context_parallel_degree 2"),
         ("data: {train: a.txt, sequence_length: 6}", 2, "samples of 6 tokens cannot be cut into 2 × 2 chunks"),
         (
