@@ -6,7 +6,7 @@ use zero_comm::launcher_environment::LauncherEnvironment;
 use zero_comm::{Communicator, Options};
 use zero_config::Config;
 use zero_train::Error;
-use zero_train::train::{Finished, Output, RunOptions, connect, train};
+use zero_train::train::{Output, RunOptions, connect, train};
 
 use zero_train::process;
 
@@ -59,8 +59,7 @@ pub(crate) fn run_as_threads(config: &Config, options: &RunOptions) -> anyhow::R
 
 fn train_on(config: &Config, options: &RunOptions, comm: &Arc<dyn Communicator>) -> anyhow::Result<u8> {
     match train(config, options, comm) {
-        Ok(Finished::Done) => Ok(0),
-        Ok(Finished::Stopped(signal)) => Ok(128 + u8::try_from(signal).unwrap_or(0)),
+        Ok(finished) => Ok(finished.exit_status()),
         Err(error) => {
             // Ends the other ranks now. Otherwise they would wait for this rank until their deadline passes.
             comm.abort(&error.to_string());

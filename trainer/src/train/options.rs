@@ -44,3 +44,14 @@ pub enum Finished {
     /// This signal stopped the run, after the run had saved a checkpoint.
     Stopped(i32),
 }
+
+impl Finished {
+    /// Returns the exit status of a program whose run ended like this: 0, or 128 + the number of the signal.
+    #[must_use]
+    pub fn exit_status(self) -> u8 {
+        match self {
+            Self::Done => 0,
+            Self::Stopped(signal) => 128 + u8::try_from(signal).unwrap_or(0),
+        }
+    }
+}
