@@ -13,10 +13,11 @@ use crate::train::{Resume, Summary};
 /// `values[i]`.
 fn fit(folder: &Path, steps: u64, more: &str, values: &'static [f32], resume: Option<Resume>) -> Summary {
     let trainer = || {
-        // Each evaluation calls the metric twice on a rank, because the eight points are two micro-batches per rank.
+        // The metric is called once before the first step, and then twice per evaluation on a rank, because the eight
+        // points are two micro-batches per rank.
         let calls = AtomicUsize::new(0);
         let planted = move |_: &Tensor, _: &Tensor| {
-            let value = values[calls.fetch_add(1, Ordering::Relaxed) / 2];
+            let value = values[calls.fetch_add(1, Ordering::Relaxed).saturating_sub(1) / 2];
             Tensor::new(value, &Device::Cpu)
         };
         let more = format!("max_steps: {steps}, eval_every: 2, keep_last: 1, {more}");
