@@ -126,7 +126,7 @@ pub struct Exported {
     pub files: Vec<String>,
     /// Number of tensors.
     pub tensors: usize,
-    /// Bytes of tensors.
+    /// Number of bytes of tensors.
     pub bytes: u64,
 }
 

@@ -231,7 +231,9 @@ impl Manifest {
                 let is_of_weights = is_of_weights || self.schedule_free.is_some();
                 let names = parameter.states.as_ref().unwrap_or(&self.states);
                 if values.len() > names.len() || is_of_weights && values.first() != Some(&elements) {
-                    return Err(format!("`{name}` does not have the optimizer states of the run"));
+                    return Err(format!(
+                        "the sizes of the optimizer states of `{name}` do not match the states of the run"
+                    ));
                 }
             }
             let own = || parameter.states.iter().flatten();

@@ -197,7 +197,7 @@ impl Floor {
 }
 
 fn sum_to_all(arrays: &mut [Vec<f32>]) {
-    /// Elements per block: the arrays' blocks fit in the L1 cache.
+    /// Number of elements per block: the arrays' blocks fit in the L1 cache.
     const BLOCK: usize = 4096;
     let weights = vec![1; arrays.len()];
     let Some((first, others)) = arrays.split_first_mut() else { return };

@@ -30,9 +30,9 @@ pub(crate) struct Parts<'a> {
 /// The data that this rank exchanges with one rank.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Pair {
-    /// Elements that this rank sends.
+    /// Number of elements that this rank sends.
     pub(crate) sent: usize,
-    /// Elements that this rank expects.
+    /// Number of elements that this rank expects.
     pub(crate) expected: usize,
     /// The byte range of the input that holds the part for the other rank; empty if another transport carries the data.
     pub(crate) from: Range<usize>,

@@ -114,7 +114,7 @@ pub(crate) struct Carried {
     /// Whether ranks accessed each other's buffers directly; in a coalesced operation, whether they did so for at least
     /// one buffer. Other payload was copied through rings or sockets.
     pub(crate) in_place: bool,
-    /// Bytes that this rank wrote to sockets.
+    /// Number of bytes that this rank wrote to sockets.
     pub(crate) network_bytes: usize,
 }
 

@@ -96,17 +96,17 @@ section! {
     /// `parse` and `with_world_size` are shortcuts for that.
     #[derive(Debug, Clone, Serialize)]
     pub struct Config(keys) in ROOT {
-        /// Samples per optimizer step over all ranks: micro-batch × accumulation ×
+        /// Number of samples per optimizer step over all ranks: micro-batch × accumulation ×
         /// [`data_parallel_size`](Self::data_parallel_size).
         pub train_batch_size: usize = engine(COUNT, "= micro-batch × accumulation × data-parallel ranks", "Samples per optimizer step over all ranks") [is keys.facts().batch.train];
-        /// Samples per forward and backward pass on one rank.
+        /// Number of samples per forward and backward pass on one rank.
         pub train_micro_batch_size_per_gpu: usize = engine(COUNT, "= from the other two", "Samples per forward and backward on one rank; auto: derived from train_batch_size if that is given, else 8, as in Hugging Face's Trainer") [is keys.facts().batch.micro];
         /// Micro-batches per optimizer step, on one rank or through one pipeline.
         pub gradient_accumulation_steps: usize = engine(COUNT, "= from the other two, else 1", "Micro-batches of one rank, or of one pipeline, per optimizer step") [is keys.facts().batch.accumulation];
         /// Number of ranks that share each sequence (DeepSpeed-Ulysses). Each rank computes a slice of the sequence; in
         /// attention, it computes some of the heads over the whole sequence.
         pub sequence_parallel_size: usize = key(RANKS, "1", "Number of consecutive ranks that share each sequence (DeepSpeed-Ulysses). Each rank computes a slice of the positions, and in attention some of the heads at all positions. ZeRO shards over these ranks too; in batch sizes they count as one rank");
-        /// Steps between two progress lines; 0 prints none.
+        /// Number of steps between two progress lines; 0 prints none.
         pub steps_per_print: usize = now(COUNT_OR_0, "10", "Steps between two progress lines; 0: no lines");
         /// Maximum absolute value of a gradient element; elements beyond it are clipped to it. `None` disables this.
         pub gradient_clipping_value: Option<f64> = key(POSITIVE, "null", "Clip each element of the gradient to this absolute value, instead of clipping its norm with `gradient_clipping`");

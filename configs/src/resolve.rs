@@ -113,7 +113,7 @@ pub(crate) struct Facts {
     pub(crate) ranks: usize,
     /// Shard groups per pipeline stage.
     pub(crate) replicates: usize,
-    /// Ranks of a shard group, if `mesh.data_parallel_shard_degree` is `auto`.
+    /// Number of ranks of a shard group, if `mesh.data_parallel_shard_degree` is `auto`.
     pub(crate) shards: Option<usize>,
     pub(crate) batch: Batch,
     /// The optimizer's learning rate.

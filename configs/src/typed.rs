@@ -23,7 +23,7 @@ pub struct Typed {
     /// The tree that the values were read from.
     root: Node,
     ignores_unknown_keys: bool,
-    /// Ranks of each host; `None` if one host has all ranks.
+    /// Number of ranks of each host; `None` if one host has all ranks.
     pub(crate) ranks_per_host: Option<usize>,
 }
 

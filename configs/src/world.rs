@@ -32,7 +32,7 @@ pub(crate) struct World {
     tensor: usize,
     /// Number of shard groups per stage; divides the data-parallel ranks unless an error has been reported.
     pub(crate) replicates: usize,
-    /// Ranks of a shard group, if `mesh.data_parallel_shard_degree` is `auto`.
+    /// Number of ranks of a shard group, if `mesh.data_parallel_shard_degree` is `auto`.
     pub(crate) shards: Option<usize>,
     /// Origin of the number of ranks.
     at: At,

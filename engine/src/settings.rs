@@ -39,7 +39,7 @@ pub struct Settings {
     pub(crate) deal: MicrobatchOrder,
     /// Micro-batches per replica and step.
     pub micro_batches: usize,
-    /// Samples per micro-batch.
+    /// Number of samples per micro-batch.
     pub micro_batch_size: usize,
     /// Gradient of the reported loss with respect to the loss of one micro-batch.
     pub(crate) loss_gradient: f32,

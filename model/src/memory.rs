@@ -70,15 +70,15 @@ impl Form {
 pub struct LayerMemory {
     /// The layer's outputs, which are the next layer's inputs.
     pub outputs: Vec<Form>,
-    /// Bytes of the inputs that are kept until the backward ends.
+    /// Number of bytes of the inputs that are kept until the backward ends.
     pub leaves: u64,
-    /// Bytes kept from the forward until the backward, in addition to leaves and outputs.
+    /// Number of bytes kept from the forward until the backward, in addition to leaves and outputs.
     pub kept: u64,
     /// Peak of the forward, relative to the bytes before it. Includes the outputs.
     pub forward_peak: u64,
     /// Peak of the backward, relative to the bytes before it. The gradients of the outputs are part of those bytes.
     pub backward_peak: u64,
-    /// Bytes of the gradients of the inputs, which remain after the backward.
+    /// Number of bytes of the gradients of the inputs, which remain after the backward.
     pub input_gradients: u64,
     /// Like [`LayerMemory::backward_peak`], for a backward that defers the weight gradients.
     pub deferred_peak: u64,
@@ -92,11 +92,11 @@ pub struct LayerMemory {
 /// Memory of the last layer and the loss, forward and backward together, in bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LossMemory {
-    /// Bytes of the inputs, which are freed after the backward.
+    /// Number of bytes of the inputs, which are freed after the backward.
     pub leaves: u64,
     /// Peak, relative to the bytes before the pass.
     pub peak: u64,
-    /// Bytes of the gradients of the inputs, which remain afterwards.
+    /// Number of bytes of the gradients of the inputs, which remain afterwards.
     pub input_gradients: u64,
     /// Bytes sent to other ranks.
     pub exchanged: Exchanged,

@@ -194,8 +194,8 @@ impl Rotary {
         let whole = whole_length(time);
         if let Some((tokens, _)) = self.longer.as_ref().filter(|(tokens, _)| whole > *tokens) {
             bail!(
-                "{OP}: packed rows of {whole} tokens are longer than {tokens}, from which angles of LongRoPE depend on \
-                   the length of a document"
+                "{OP}: packed rows have {whole} tokens, but the model was first trained on {tokens}; beyond that, the \
+                 angles of LongRoPE depend on the length of each document"
             );
         }
         let positions: Vec<u32> = match tracing() {

@@ -124,7 +124,7 @@ impl PartialEq for Custom {
     }
 }
 
-/// Elements that are copied to f32 at a time. They stay in the L1 cache.
+/// Number of elements that are copied to f32 at a time. They stay in the L1 cache.
 const CHUNK: usize = 1024;
 
 impl Custom {

@@ -7,7 +7,7 @@
 
 use crate::LengthError;
 
-/// Digits of 32 bits: f64's 2098 bits from 2⁻¹⁰⁷⁴ to 2¹⁰²³ fill 66, and one more takes the carries.
+/// Number of digits of 32 bits: f64's 2098 bits from 2⁻¹⁰⁷⁴ to 2¹⁰²³ fill 66, and one more takes the carries.
 const DIGITS: usize = 67;
 /// The indices of the limbs that count NaNs, +∞ and −∞.
 const NAN: usize = DIGITS;
@@ -20,7 +20,7 @@ const DIGIT_BITS: u32 = 32;
 const DIGIT_MASK: u128 = 0xffff_ffff;
 /// Terms between two carry propagations; each adds less than 2³² to a limb.
 const MAX_PENDING: u32 = 512;
-/// Bits of an f64's significand.
+/// Number of bits of an f64's significand.
 const SIGNIFICAND_BITS: u32 = 53;
 
 /// An exact sum of f64 numbers.

@@ -98,7 +98,7 @@ pub struct Layout {
     shape: ModelShape,
     ranks: usize,
     secondary: Option<usize>,
-    /// Elements per tile of offloaded segments.
+    /// Number of elements per tile of offloaded segments.
     tile: usize,
 }
 

@@ -27,7 +27,7 @@ pub(crate) struct Memory {
     /// The GPU that runs the layers; `None` if they run on the CPU.
     gpu: Option<Gpu>,
     ledger: Ledger,
-    /// Elements of idle buffers already counted in the ledger.
+    /// Number of elements of idle buffers already counted in the ledger.
     counted_idle: usize,
 }
 

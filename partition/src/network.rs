@@ -14,7 +14,7 @@ use crate::zero::ZeroOptions;
 pub struct Hosts {
     /// Axes of the ranks.
     pub mesh: Mesh,
-    /// Ranks per host.
+    /// Number of ranks per host.
     pub ranks: usize,
     /// The plane whose bytes are counted: the index of its ranks in their tensor groups.
     pub plane: usize,

@@ -40,7 +40,7 @@ pub struct OuterShare {
     pub replicates: usize,
     /// Index of this replicate.
     pub replicate: usize,
-    /// Bytes per element, for the parameter before the inner steps and, if there is one, the momentum.
+    /// Number of bytes per element, for the parameter before the inner steps and, if there is one, the momentum.
     pub width: usize,
 }
 

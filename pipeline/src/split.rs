@@ -18,9 +18,9 @@ pub struct LayerCost {
     pub forward: f64,
     /// Seconds of its backward per micro-batch.
     pub backward: f64,
-    /// Bytes of its parameters, gradients and optimizer state on one rank.
+    /// Number of bytes of its parameters, gradients and optimizer state on one rank.
     pub state: u64,
-    /// Bytes that its forward saves for its backward per micro-batch.
+    /// Number of bytes that its forward saves for its backward per micro-batch.
     pub activations: u64,
 }
 
@@ -54,7 +54,7 @@ pub enum SplitError {
         parts: usize,
         /// Maximum bytes of a part.
         limit: u64,
-        /// Bytes of the largest part, in the cut that minimizes this size.
+        /// Number of bytes of the largest part, in the cut that minimizes this size.
         needed: u64,
         /// The layers of that part.
         layers: Range<LayerId>,

@@ -18,7 +18,7 @@ pub struct Advice {
     pub settings: Vec<String>,
     /// Peak bytes of the busiest rank after the change, in the memory where its layers compute (host or GPU).
     pub peak_bytes: u64,
-    /// Bytes that this rank needs on its disk.
+    /// Number of bytes that this rank needs on its disk.
     pub disk_bytes: u64,
     /// Predicted seconds per step, or a description of the values missing from the cost table; `None` without a table.
     pub seconds: Option<Result<f64, String>>,

@@ -15,7 +15,7 @@ pub struct OnHosts {
     pub settings: Vec<String>,
     /// Whether collectives send 8-bit or 4-bit codes, which rounds gradients and gathered weights.
     pub rounds: bool,
-    /// Bytes that all hosts together send to other hosts per step; `None` if they are only known at run time.
+    /// Number of bytes that all hosts together send to other hosts per step; `None` if they are only known at run time.
     pub network_bytes: Option<u64>,
     /// Peak bytes of the busiest rank.
     pub peak_bytes: u64,

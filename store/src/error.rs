@@ -106,7 +106,7 @@ pub enum Error {
         address: String,
         /// The object's length in bytes.
         size: u64,
-        /// Bytes in the folder that cannot be removed.
+        /// Number of bytes in the folder that cannot be removed.
         used: u64,
         /// The limit in bytes.
         limit: u64,

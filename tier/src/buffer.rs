@@ -101,9 +101,9 @@ struct Shelves {
 /// Memory held by a [`BufferPool`], and its allocation count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PoolUsage {
-    /// Bytes of the idle buffers in the pool.
+    /// Number of bytes of the idle buffers in the pool.
     pub idle_bytes: u64,
-    /// Bytes of the buffers that were taken and not yet returned.
+    /// Number of bytes of the buffers that were taken and not yet returned.
     pub lent_bytes: u64,
     /// Number of buffers that were allocated because none was idle.
     pub allocations: u64,

@@ -22,8 +22,8 @@
 //! # Ok::<(), zero_tier::DiskError>(())
 //! ```
 //!
-//! [`SwapFile::read_vec`] and [`SwapFile::write_vec`] do the same for vectors. A vector whose elements begin on a page
-//! is transferred in place, or through huge pages if [`Options::bounce`] is set.
+//! [`SwapFile::read_vec`] and [`SwapFile::write_vec`] do the same for vectors. A vector whose first element is at a
+//! page boundary is transferred in place, or through huge pages if [`Options::bounce`] is set.
 //!
 //! Internally, a `Schedule` cuts requests into blocks and decides which block may run next. A `Queue` adds memory,
 //! results and counters. io_uring (`ring`) or threads with positioned reads and writes (`positioned`) carry the blocks

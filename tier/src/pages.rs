@@ -56,7 +56,7 @@ pub fn reset_mapped_peak() {
 #[repr(C, align(4096))]
 pub(crate) struct Page([u8; ALIGNMENT]);
 
-/// Owned bytes that begin on a page.
+/// Owned bytes that begin at a page boundary.
 pub(crate) enum Pages {
     /// From the program's allocator.
     Small(Vec<Page>),

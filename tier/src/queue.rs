@@ -60,9 +60,9 @@ pub struct Statistics {
     pub reads: u64,
     /// Completed write requests.
     pub writes: u64,
-    /// Bytes read from the disk.
+    /// Number of bytes read from the disk.
     pub read_bytes: u64,
-    /// Bytes written to the disk.
+    /// Number of bytes written to the disk.
     pub written_bytes: u64,
     /// Seconds in which at least one block was in flight.
     pub busy_seconds: f64,

@@ -1,5 +1,5 @@
-//! Reads and writes of vectors. A vector whose elements begin on a page, as large vectors do with an allocator that
-//! aligns them, is transferred in place. Other vectors are read through aligned buffers, one part at a time.
+//! Reads and writes of vectors. A vector whose first element is at a page boundary, as in large vectors of an allocator
+//! that aligns them, is transferred in place. Other vectors are read through aligned buffers, one part at a time.
 
 #![allow(unsafe_code)]
 
@@ -33,7 +33,7 @@ enum Way<T> {
     Copied(Vec<Pending>),
 }
 
-/// Returns whether a vector's elements begin on a page, so that they are read and written in place.
+/// Returns whether a vector's first element is at a page boundary, so that the vector is read and written in place.
 #[must_use]
 pub fn lies_on_pages<T>(values: &[T]) -> bool {
     (values.as_ptr() as usize).is_multiple_of(ALIGNMENT)

@@ -11,7 +11,7 @@ use zero_engine::Error;
 pub(crate) struct Appended {
     path: PathBuf,
     file: File,
-    /// Bytes of all complete pieces.
+    /// Number of bytes of all complete pieces.
     written: u64,
 }
 

@@ -103,7 +103,7 @@ pub(crate) enum Bench {
         /// Measure matrix products only, without attention and element-wise operations
         #[arg(value_name = "products", value_parser = ["products"])]
         only: Option<String>,
-        /// Threads per operation
+        /// Number of threads per operation
         #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
         threads: u32,
         /// Runs of each operation and of its limit, which alternate

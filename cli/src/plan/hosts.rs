@@ -11,7 +11,7 @@ use crate::input::load_sources;
 /// Layouts of a job on several hosts.
 pub(super) struct Comparison {
     hosts: usize,
-    /// Ranks per host.
+    /// Number of ranks per host.
     ranks: usize,
     /// Bytes per second of a host's link.
     link: Option<f64>,

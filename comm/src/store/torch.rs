@@ -19,7 +19,7 @@ const PING: u8 = 13;
 const MAGIC: u32 = 0x3C85_F7CE;
 const STOP_WAITING: u8 = 0;
 
-/// Bytes of `hello`.
+/// Number of bytes of `hello`.
 pub(super) const HELLO_BYTES: usize = 10;
 
 /// Returns the first message of a client: a validation and a ping with `number`.

@@ -45,7 +45,7 @@ struct Run<'a, 'b> {
     membership: &'b Membership,
     /// Whether the peers copy from the input instead of receiving chunks.
     lent: bool,
-    /// Bytes of parts sent in chunks, without headers.
+    /// Number of bytes of parts sent in chunks, without headers.
     payload: usize,
 }
 

@@ -18,7 +18,7 @@ pub(super) fn fold<T: Element>(
     super::fold(weights, rank, own, peers, combine);
 }
 
-/// Elements per cache line.
+/// Number of elements per cache line.
 const LINE: usize = 16;
 
 /// Prefetches the lines of both operands one page ahead, because `both` and `stream` read them from memory.

@@ -12,7 +12,7 @@ section! {
     /// `training.rampup_batch_size`.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
     pub struct RampUp(keys) in Training::rampup_batch_size {
-        /// Samples of the first step.
+        /// Number of samples of the first step.
         pub start: usize = key(COUNT, REQUIRED, "Samples of the first step");
         /// Number of samples that each increment adds to a step.
         pub increment: usize = key(COUNT, REQUIRED, "Samples added to the batch at each increase");

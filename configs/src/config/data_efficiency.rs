@@ -69,9 +69,9 @@ section! {
         = ignored("index_to_metric_path", Kind::Text, "= not given", "samples are truncated, not looked up by length; with `single_cluster` DeepSpeed does not read the key either");
         = later("difficulty_type", "value", "value: lengths in tokens").instead("difficulties are lengths in tokens");
         = later("clustering_type", "single_cluster", "single_cluster: every sample is drawn and truncated to the length of the step").instead("every sample is drawn and truncated to the length of the step");
-        /// Tokens per sample at the start.
+        /// Number of tokens per sample at the start.
         pub min_difficulty: usize = now(COUNT, REQUIRED, "Tokens per sample at the start");
-        /// Tokens per sample at the end.
+        /// Number of tokens per sample at the end.
         pub max_difficulty: usize = now(COUNT, REQUIRED, "Tokens per sample at the end");
         /// How the length grows.
         pub schedule_type: CurriculumSchedule = now(Kind::Choice { names: CurriculumSchedule::NAMES, later: &["custom"] }, REQUIRED, "How the length grows: fixed_linear, in proportion to the step; fixed_root, in proportion to a root of the step; fixed_discrete, through a list of lengths");

@@ -36,7 +36,7 @@ section! {
         pub proportion: Option<f64> = key(RATIO, "null", "Share of an epoch; the proportions of all data sets must add up to 1");
         /// Passes per epoch.
         pub repeat: Option<f64> = key(POSITIVE, "null", "How often an epoch uses each sample of this data set; 0.5: half of the samples. Without `weight`, `proportion`, `repeat` and `choose`: 1");
-        /// Samples per epoch.
+        /// Number of samples per epoch.
         pub choose: Option<usize> = key(COUNT, "null", "Number of samples of this data set in an epoch");
     }
 }

@@ -35,7 +35,7 @@ section! {
         pub intermediate_size: Option<usize> = key(WIDTH, "= in proportion to hidden_size", "Llama: width inside the feed-forward part");
         /// Attention heads of a Llama.
         pub num_attention_heads: Option<usize> = key(WIDTH, "= model.num_attention_heads", "Llama: attention heads");
-        /// Heads of keys and values of a Llama.
+        /// Number of heads of keys and values of a Llama.
         pub num_key_value_heads: Option<usize> = key(WIDTH, "= in proportion to num_attention_heads", "Llama: key-value heads");
         /// Width of a head of a Llama.
         pub head_dim: Option<usize> = key(WIDTH, "= hidden_size / num_attention_heads if the same holds in model, else model.head_dim", "Llama: width of a head");

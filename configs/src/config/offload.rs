@@ -79,7 +79,7 @@ section! {
     /// `aio`: how offload reads and writes its files.
     #[derive(Debug, Clone, PartialEq, Serialize)]
     pub struct Aio(keys) in Config::aio {
-        /// Bytes per read or write, a multiple of 4096.
+        /// Number of bytes per read or write, a multiple of 4096.
         pub block_size: usize = now(BLOCK, "1048576", "Bytes of one read or write");
         /// Maximum number of reads and writes in flight.
         pub queue_depth: usize = now(Kind::Int { min: 1, max: 1024 }, "8", "Reads and writes in flight at a time");

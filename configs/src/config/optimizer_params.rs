@@ -45,7 +45,7 @@ section! {
         = ignored("torch_adam", Kind::Bool, "false", "the optimizer has only one implementation");
         /// Keep the moments in f32; otherwise in the parameters' dtype, f32 or bf16.
         pub fp32_optimizer_states: bool = now(Kind::Bool, "true", "Keep the moments in f32; false: in the data type of the parameters, f32 or bf16");
-        /// Bits per value of the optimizer states: 32, or 8 for large parameters.
+        /// Number of bits per value of the optimizer states: 32, or 8 for large parameters.
         pub optim_bits: usize = key(OPTIM_BITS, "32", "Bits per value of the optimizer state: 32, or 8 with blockwise quantization as in bitsandbytes");
         /// Minimum number of elements of a parameter with 8-bit states.
         pub min_8bit_size: usize = key(COUNT, "4096", "Minimum number of elements of a parameter whose states have 8 bits");
@@ -108,7 +108,7 @@ section! {
         pub betas: [f64; 2] = now(BETAS, "[0.9, 0.999]", "β₁ interpolates the update; β₂ decays the momentum");
         /// Decoupled weight decay.
         pub weight_decay: f64 = now(NON_NEGATIVE, "0.0", "Decoupled weight decay");
-        /// Bits per value of the optimizer states: 32, or 8 for large parameters.
+        /// Number of bits per value of the optimizer states: 32, or 8 for large parameters.
         pub optim_bits: usize = key(OPTIM_BITS, "32", "Bits per value of the optimizer state: 32, or 8 with blockwise quantization as in bitsandbytes");
         /// Minimum number of elements of a parameter with 8-bit states.
         pub min_8bit_size: usize = key(COUNT, "4096", "Minimum number of elements of a parameter whose states have 8 bits");

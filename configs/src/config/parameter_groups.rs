@@ -36,7 +36,7 @@ section! {
         pub gradient_clipping: Option<f64> = key(NON_NEGATIVE, "null", "Clip the L2 norm of the group's gradient to this value, and exclude the group from the run's clipping; 0: do not clip the group");
         /// Maximum absolute value of an element of the group's gradient. The run's clipping then excludes the group.
         pub gradient_clipping_value: Option<f64> = key(POSITIVE, "null", "Clip each element of the group's gradient to this absolute value, instead of clipping its norm with `gradient_clipping`");
-        /// Bits per value of the optimizer states, which replace the optimizer's `optim_bits`.
+        /// Number of bits per value of the optimizer states, which replace the optimizer's `optim_bits`.
         pub optim_bits: Option<usize> = key(OPTIM_BITS, "null", "Bits per value of the optimizer state, 8 or 32, in place of the optimizer's `optim_bits`");
     }
 }

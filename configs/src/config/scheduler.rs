@@ -118,7 +118,7 @@ section! {
     pub struct LrRangeTest(keys) in Scheduler::PARAMS {
         /// Learning rate of the first step.
         pub lr_range_test_min_lr: f64 = now(NON_NEGATIVE, "0.001", "Learning rate of the first step");
-        /// Steps per increase.
+        /// Number of steps per increase.
         pub lr_range_test_step_size: usize = now(COUNT, "2000", "Steps per increase");
         /// Increase, as a multiple of the first learning rate.
         pub lr_range_test_step_rate: f64 = now(NON_NEGATIVE, "1.0", "Increase of the learning rate in `lr_range_test_step_size` steps, as a multiple of the first learning rate");
@@ -313,7 +313,8 @@ impl OneCycle {
         if let (Some(after), size @ 1..) = (after, self.decay_step_size)
             && self.cycle_max_mom * (1.0 + self.decay_mom_rate * after as f64 / size as f64) >= 1.0
         {
-            let message = "β₁ grows after the cycle and reaches 1 before the end of the run, where Adam diverges";
+            let message =
+                "β₁ grows after the cycle and reaches 1 before the end of the run, and Adam diverges with β₁ = 1";
             let help = Some("set `decay_mom_rate: 0`, or a larger `decay_step_size`".to_string());
             resolver.contradiction(&[Self::decay_mom_rate, Self::decay_step_size], message.to_string(), help);
         }

@@ -33,7 +33,7 @@ section! {
         /// Make the results bit-identical for every power-of-two number of ranks, by adding the gradients of all
         /// micro-batches of the global batch in one binary tree.
         pub reproducible: bool = key(Kind::Bool, "false", "Bit-identical results for every number of ranks that is a power of two");
-        /// Steps between evaluations; 0 never evaluates.
+        /// Number of steps between evaluations; 0 never evaluates.
         pub eval_every: usize = key(COUNT_OR_0, "0", "Steps between two evaluations; 0: no evaluation");
         /// Number of micro-batches that each rank evaluates per evaluation.
         pub eval_batches: usize = key(COUNT, "8", "Maximum number of micro-batches per evaluation and rank, of each data set; all of them if a program provides its own evaluation data and this key is not written");
@@ -41,7 +41,7 @@ section! {
         pub dataloader_num_workers: usize = key(COUNT_OR_0, "1", "Threads per rank that load training data while the rank computes; 0: the rank loads the data itself");
         /// Micro-batches that each of these threads loads ahead.
         pub dataloader_prefetch_factor: usize = key(COUNT, "2", "Micro-batches that each data loading thread loads ahead");
-        /// Steps between checkpoints; 0 saves none during training.
+        /// Number of steps between checkpoints; 0 saves none during training.
         pub save_every: usize = key(COUNT_OR_0, "0", "Steps between two checkpoints; 0: no checkpoint before the end");
         /// Save a checkpoint at the end of training. A run stopped by a signal always saves one.
         pub save_last: bool = key(Kind::Bool, "true", "Save a checkpoint at the end of training; a run that is stopped by a signal always saves one");
@@ -64,7 +64,7 @@ section! {
         pub max_skipped_steps: usize = key(COUNT, "20", "Stop the run after this number of consecutive skipped steps");
         /// Reaction to a gradient norm far above the norms of preceding steps.
         pub spikes: Option<Spikes> = section(&Spikes::SECTION, "What to do about a gradient norm far above earlier ones");
-        /// Steps between comparisons of replicated state across ranks; 0 never compares.
+        /// Number of steps between comparisons of replicated state across ranks; 0 never compares.
         pub compare_replicas_every: usize = key(COUNT_OR_0, "100", "Steps between two comparisons of the checksums of values that must be equal on several ranks; 0: no comparison");
         /// Stop once evaluations no longer improve.
         pub early_stopping: Option<EarlyStopping> = section(&EarlyStopping::SECTION, "Stop when evaluations no longer improve");
@@ -162,7 +162,7 @@ section! {
     pub struct Sample(keys) in Training::sample {
         /// Text to continue.
         pub prompt: String = key(Kind::Text, REQUIRED, "Text to continue");
-        /// Tokens to generate.
+        /// Number of tokens to generate.
         pub tokens: usize = key(COUNT, "200", "Tokens to generate");
         /// Sampling temperature: divides the logits. 0 takes the most likely token.
         pub temperature: f64 = key(NON_NEGATIVE, "0.8", "Sampling temperature, which divides the logits; 0: the most likely token");
@@ -230,7 +230,7 @@ const SHRINKING: Kind = Kind::Float(Range { min: 0.0, max: 1.0, above: true, bel
 const METRIC: &str = "Metric by which evaluations are compared: loss, the evaluation loss; loss_<name>, the evaluation loss of the data set `<name>`; or a metric that the program defines";
 const MODE: &str = "Whether lower (min) or higher (max) values of the metric are better";
 
-/// Steps of a run with neither `max_steps` nor `epochs`.
+/// Number of steps of a run with neither `max_steps` nor `epochs`.
 const DEFAULT_STEPS: usize = 100;
 
 impl Training {

@@ -121,7 +121,7 @@ section! {
     pub struct InverseSqrt(keys) in Scheduler::PARAMS {
         /// Number of steps of the warm-up.
         pub num_warmup_steps: usize = key(COUNT_OR_0, "0", WARMUP_STEPS);
-        /// Steps after which the rate has fallen to 1/√2.
+        /// Number of steps after which the rate has fallen to 1/√2.
         pub timescale: usize = key(COUNT, "= num_warmup_steps, or 10000 without a warm-up", "Steps after the warm-up in which the learning rate falls to 1/√2 of the optimizer's `lr`") [else if num_warmup_steps > 0 { num_warmup_steps } else { 10_000 }];
     }
 }
@@ -132,7 +132,7 @@ section! {
     pub struct WarmupStableDecay(keys) in Scheduler::PARAMS {
         /// Number of steps of the warm-up.
         pub num_warmup_steps: usize = key(COUNT_OR_0, "0", WARMUP_STEPS);
-        /// Steps of the decay.
+        /// Number of steps of the decay.
         pub num_decay_steps: usize = key(COUNT_OR_0, REQUIRED, "Steps of the decay");
         /// Steps of the whole schedule. `None` stands for the steps of the whole run, if its length is given in epochs.
         #[serde(serialize_with = "crate::yaml_out::auto")]

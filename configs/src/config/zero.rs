@@ -26,7 +26,7 @@ section! {
         /// Reduce gradients by reduce-scatter. `false` uses an all-reduce, after which each rank keeps only its own
         /// part.
         pub reduce_scatter: bool = now(Kind::Bool, "true", "Reduce gradients by reduce-scatter; false: all-reduce, then each rank keeps its own part");
-        /// Elements per reduction of gradients; `None` is `auto`: one reduction per layer.
+        /// Number of elements per reduction of gradients; `None` is `auto`: one reduction per layer.
         #[serde(serialize_with = "crate::yaml_out::auto")]
         pub reduce_bucket_size: Option<usize> = engine(SIZE, "auto", "Elements per reduction of gradients; 0: one reduction per flat parameter; auto: one per layer (DeepSpeed's default is 5e8)");
         /// Elements per gather of updated parameters (stages 1 and 2); `None` is `auto`: one gather per layer.

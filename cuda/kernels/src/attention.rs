@@ -52,7 +52,7 @@ pub struct Geometry {
     pub heads: u32,
     /// Number of key and value heads, at least 1.
     pub kv_heads: u32,
-    /// Elements per head, at most [`LARGEST_HEAD`].
+    /// Number of elements per head, at most [`LARGEST_HEAD`].
     pub size: u32,
     /// Type of all tensors except the statistics.
     pub dtype: Dtype,

@@ -38,11 +38,11 @@ pub struct Mask {
 pub struct Place {
     /// Number of samples.
     pub samples: u64,
-    /// Rows of each sample.
+    /// Number of rows of each sample.
     pub rows: u64,
-    /// Elements of a row.
+    /// Number of elements of a row.
     pub width: u64,
-    /// Elements from one sample to the next.
+    /// Number of elements from one sample to the next.
     pub stride: u64,
     /// Index of the first element in its sample.
     pub first: u64,

@@ -43,9 +43,9 @@ pub struct ScatterArgs {
 pub struct Lookup {
     /// Number of indices.
     pub count: u32,
-    /// Rows of the table.
+    /// Number of rows of the table.
     pub entries: u32,
-    /// Elements per row.
+    /// Number of elements per row.
     pub size: u32,
     /// Type of the table and of the rows that are looked up.
     pub dtype: Dtype,

@@ -144,7 +144,7 @@ pub struct Launch<A> {
     pub entry: String,
     /// Number of blocks in x, y and z.
     pub grid: [u32; 3],
-    /// Threads per block, all in x.
+    /// Number of threads per block, all in x.
     pub threads: u32,
     /// Dynamic shared memory per block, in bytes. Above 48 KiB the function's attribute must be raised first.
     pub shared_bytes: u32,
@@ -159,7 +159,7 @@ pub(crate) const MOST: [u32; 3] = [i32::MAX as u32, 65_535, 65_535];
 const MOST_BLOCKS: u64 = 4096;
 /// Number of packs that a thread loads at a time, as in `cu/pack.cuh`.
 const IN_FLIGHT: u32 = 2;
-/// Threads per block of most launches.
+/// Number of threads per block of most launches.
 pub(crate) const THREADS: u32 = 256;
 /// Returns the number of threads of a block that processes `packs` packs: whole warps, at most `most` threads.
 pub(crate) fn threads_for(packs: u32, most: u32) -> u32 {

@@ -41,7 +41,7 @@ pub struct SumsArgs {
 pub struct Rows {
     /// Number of rows, at least 1.
     pub rows: u32,
-    /// Elements per row, at least 1.
+    /// Number of elements per row, at least 1.
     pub size: u32,
     /// Type of x, y, the weights and the gradients of x and y.
     pub dtype: Dtype,

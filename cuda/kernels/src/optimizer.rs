@@ -76,7 +76,7 @@ pub struct Updated {
 
 /// Maximum number of ranges of one launch.
 pub const UPDATE_RANGES: usize = 60;
-/// Elements per block.
+/// Number of elements per block.
 const TILE: u64 = 4096;
 
 /// Updates ranges in one pass. `with_decay` and `without` are the factors of one step, with and without weight decay.

@@ -155,11 +155,11 @@ impl Epilogue {
 pub struct Product {
     /// Element type of all matrices.
     pub element: Element,
-    /// Rows of the left factor and the result.
+    /// Number of rows of the left factor and the result.
     pub rows: usize,
-    /// Columns of the right factor and the result.
+    /// Number of columns of the right factor and the result.
     pub columns: usize,
-    /// Columns of the left factor and rows of the right one.
+    /// Number of columns of the left factor and rows of the right one.
     pub inner: usize,
     /// The left factor.
     pub left: Factor,

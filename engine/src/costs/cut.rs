@@ -54,7 +54,7 @@ pub(crate) fn measure(
 #[derive(Debug, Clone, PartialEq)]
 pub struct CutCosts {
     pub(crate) layers: Vec<LayerCost>,
-    /// Bytes that a stage may occupy on a rank.
+    /// Number of bytes that a stage may occupy on a rank.
     pub(crate) limit: u64,
 }
 

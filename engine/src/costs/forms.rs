@@ -23,11 +23,11 @@ pub struct Table {
     pub loss: LossMemory,
     /// Bytes of each layer's inputs.
     pub inputs: Vec<u64>,
-    /// Bytes of a micro-batch's inputs and targets.
+    /// Number of bytes of a micro-batch's inputs and targets.
     pub batch: u64,
     /// Memory of all layers but the last, in an evaluation.
     pub evaluation: Vec<EvaluationMemory>,
-    /// Bytes of the last layer with the loss, in an evaluation.
+    /// Number of bytes of the last layer with the loss, in an evaluation.
     pub evaluation_loss: u64,
 }
 

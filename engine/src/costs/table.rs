@@ -45,14 +45,14 @@ pub struct CostTable {
 pub(super) struct Conditions {
     /// `f32`, `bf16` or `f16`.
     pub(super) dtype: String,
-    /// Threads of each rank.
+    /// Number of threads of each rank.
     pub(super) threads: usize,
     /// Number of ranks.
     pub(super) ranks: usize,
     /// Transport between the ranks: `shared memory`, `tcp`, `shared memory and tcp` or `threads`.
     pub(super) transport: String,
     pub(super) optimizer: String,
-    /// Samples per micro-batch.
+    /// Number of samples per micro-batch.
     pub(super) micro_batch: usize,
     /// `model.tiled_mlp_rows`, if set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -78,9 +78,9 @@ pub(super) struct Time {
 pub(super) struct LayerTimes {
     /// The layer's name, with `*` for numbers.
     pub(super) name: String,
-    /// Elements of the layer's parameters.
+    /// Number of elements of the layer's parameters.
     pub(super) parameters: usize,
-    /// Bytes of the layer's inputs; 0 if a dry run is impossible.
+    /// Number of bytes of the layer's inputs; 0 if a dry run is impossible.
     pub(super) inputs: u64,
     /// Time of the forward. The last layer's forward is part of its backward.
     pub(super) forward: Time,

@@ -71,7 +71,7 @@ pub struct Engine {
     /// The context group or tensor group of this rank; `None` if its sequences and layers are whole.
     sequence: Option<SequenceGroup>,
     pub(crate) step: u64,
-    /// Samples consumed by all steps so far; the data continue at this index.
+    /// Number of samples consumed by all steps so far; the data continue at this index.
     pub(crate) samples: u64,
     /// Whether the averages of the weights currently replace the weights.
     pub(crate) has_exchanged: bool,

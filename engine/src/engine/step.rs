@@ -22,7 +22,7 @@ use crate::settings::loss_gradient;
 pub struct Step {
     /// Number of the step, counted from 1.
     pub step: u64,
-    /// Samples of the global batch.
+    /// Number of samples of the global batch.
     pub samples: usize,
     /// Mean loss before the update: of the global batch, or of the replicate's part of it if replicates train
     /// independently.

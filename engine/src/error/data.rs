@@ -84,9 +84,9 @@ pub enum DataError {
         list(sources)
     )]
     SequenceTooLong {
-        /// Tokens of a sequence.
+        /// Number of tokens of a sequence.
         sequence_length: usize,
-        /// Tokens of the whole corpus.
+        /// Number of tokens of the whole corpus.
         tokens: usize,
         /// The sources.
         sources: Vec<String>,
@@ -118,7 +118,7 @@ pub enum DataError {
         path: PathBuf,
         /// Length of the file in bytes.
         bytes: u64,
-        /// Bytes of one token.
+        /// Number of bytes of one token.
         width: usize,
     },
     /// A line of a JSON Lines file is invalid.
@@ -136,7 +136,7 @@ pub enum DataError {
     WideTokens {
         /// The file.
         path: PathBuf,
-        /// Bytes of a token, by `data.token_dtype`.
+        /// Number of bytes of a token, by `data.token_dtype`.
         width: usize,
     },
     /// The format of a file differs from `data.format`.
@@ -214,9 +214,9 @@ pub enum DataError {
         path: PathBuf,
         /// The row.
         at: At,
-        /// Columns of the first row.
+        /// Number of columns of the first row.
         expected: usize,
-        /// Columns of this row.
+        /// Number of columns of this row.
         found: usize,
     },
     /// A field of a table is not a finite number.
@@ -276,7 +276,7 @@ pub enum DataError {
     /// The evaluation split is not a fraction, or leaves no sample to train on.
     #[error("cannot set aside a fraction of {eval_fraction} of {samples} samples for evaluation")]
     Split {
-        /// Samples of the whole data set.
+        /// Number of samples of the whole data set.
         samples: usize,
         /// The fraction of samples to set aside.
         eval_fraction: f64,

@@ -32,7 +32,7 @@ struct Rank {
     expected: StateBytes,
     sent: u64,
     expected_sent: u64,
-    /// Elements of all gathers in the program.
+    /// Number of elements of all gathers in the program.
     gathered: usize,
 }
 

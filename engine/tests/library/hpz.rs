@@ -154,7 +154,7 @@ struct Rank {
     elements: u64,
     parameters: u64,
     payload: Payload,
-    /// Elements of all gathers from secondary shards in the program.
+    /// Number of elements of all gathers from secondary shards in the program.
     again: u64,
     /// Payload bytes that the communicators counted: all-gathers of all ranks (`gathered`), reduce-scatters of all
     /// ranks (`scattered`), and all-gathers of the near group (`near`).

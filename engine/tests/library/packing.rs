@@ -29,7 +29,7 @@ pub(crate) fn phi3(packed: bool) -> Layers {
 
 pub(crate) const FAMILIES: [fn(bool) -> Layers; 4] = [gpt2, llama, gemma3, phi3];
 
-/// Tokens per sample.
+/// Number of tokens per sample.
 const TIME: usize = 16;
 
 /// The lengths of the documents of each sample.

@@ -21,7 +21,7 @@ fn sizes((full, [start, increment, samples]): (usize, [usize; 3])) -> BatchSizes
     BatchSizes { full, rampup: Some(RampUp { start, increment, samples: samples as u64 }) }
 }
 
-/// The sizes of the first `steps` steps.
+/// Returns the batch sizes of the first `steps` steps.
 fn first(sizes: BatchSizes, steps: u64) -> Vec<usize> {
     (0..steps).map(|step| sizes.at(sizes.after(0, step))).collect()
 }

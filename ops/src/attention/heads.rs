@@ -27,14 +27,15 @@ fn rows_at_a_time(isa: Isa) -> usize {
     MOST_ROWS / tile_rows(isa) * tile_rows(isa)
 }
 
-/// The temporary memory of threads, in bytes.
 impl Geometry {
+    /// Returns the bytes of temporary memory that all threads of a forward use together.
     pub(crate) fn forward_room(self) -> u64 {
         let (time, size) = (self.time, self.size);
         let panels = Panels::room(size, time) + Panels::room(time, size);
         self.parts() * (panels + floats(MOST_ROWS * Scores::room(time)) + 2 * floats(MOST_ROWS * size))
     }
 
+    /// Returns the bytes of temporary memory that all threads of a backward use together.
     pub(crate) fn backward_room(self) -> u64 {
         let (time, size, rows) = (self.time, self.size, TILE.min(self.time));
         // Keys; transposed keys and values; a tile's queries and upstream gradient.

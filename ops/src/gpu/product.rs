@@ -16,7 +16,7 @@ pub(super) struct Matrix {
     pub(super) dtype: Dtype,
     rows: usize,
     columns: usize,
-    /// Elements from one row to the next, before transposing.
+    /// Number of elements from one row to the next, before transposing.
     stride: usize,
     is_turned: bool,
 }

@@ -4,7 +4,7 @@
 use super::lanes::LANES;
 use super::vectorised;
 
-/// Positions of a block of transposed keys.
+/// Number of positions in a block of transposed keys.
 pub(crate) const BLOCK: usize = 4 * LANES;
 
 vectorised! {

@@ -39,7 +39,7 @@ macro_rules! vectorised {
 }
 pub(crate) use vectorised;
 
-/// Elements of one AVX-512 register, or two of AVX2.
+/// Number of elements of one AVX-512 register, or two of AVX2.
 pub(crate) const LANES: usize = 16;
 
 /// Computes `Σ term(row, x)` over the elements of each of `R` rows of equal length. Element `i` is added to lane `i

@@ -6,7 +6,7 @@
 use super::lanes::{sums1, sums2, sums3};
 use super::vectorised;
 
-/// Rows that are summed at the same time, if there are enough.
+/// Number of rows that are summed at the same time, if there are enough.
 pub(crate) const ROWS: usize = 4;
 
 /// Returns the mean and 1/√(variance + ε) of each row. A second pass over the differences computes the variance.

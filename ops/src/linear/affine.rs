@@ -35,7 +35,7 @@ pub(crate) struct Sizes {
     pub(crate) shape: Shape,
 }
 
-/// Rows of dy that form one partial sum of the bias gradient.
+/// Number of rows of dy that form one partial sum of the bias gradient.
 pub(crate) const BLOCK: usize = 64;
 
 impl Affine {

@@ -182,7 +182,7 @@ impl Head<'_> {
     }
 
     /// Replaces a row of logits by their gradients. `target` is the column of the row's target, if this rank has its
-    /// class. `factor` is the factor of the row's gradient.
+    /// class. The gradient is multiplied by `factor`.
     fn differentiate(&self, isa: Isa, row: &mut [f32], part: &[f32], (target, factor): (Option<usize>, f32)) {
         let of_softmax = softmax_factor(factor, self.z_loss, part[0], part[1]);
         kernel::scaled_softmax(isa, row, part[0], part[1], of_softmax);

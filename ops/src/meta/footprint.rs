@@ -85,9 +85,9 @@ impl Reads {
 /// Bytes that operations inside of layers send to other ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Exchanged {
-    /// Bytes sent to the ranks that share the sequences.
+    /// Number of bytes sent to the ranks that share the sequences.
     pub context: u64,
-    /// Bytes sent to the ranks of the tensor group, which split the layers.
+    /// Number of bytes sent to the ranks of the tensor group, which split the layers.
     pub tensor: u64,
 }
 
@@ -176,9 +176,9 @@ pub(crate) struct DeferredCosts {
     pub(crate) keeps_input: bool,
     /// Whether the gradient of the output is kept until the deferred gradients are computed.
     pub(crate) keeps_gradient: bool,
-    /// Bytes of other operands that are kept until the deferred gradients are computed.
+    /// Number of bytes of other operands that are kept until the deferred gradients are computed.
     pub(crate) operands: u64,
-    /// Bytes of gradients that are not deferred but computed immediately and kept.
+    /// Number of bytes of gradients that are not deferred but computed immediately and kept.
     pub(crate) made: u64,
     /// Peak of the backward, including `operands` and `made`, in addition to the gradients that it returns.
     pub(crate) backward: u64,

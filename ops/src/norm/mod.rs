@@ -100,7 +100,7 @@ fn fits(op: &'static str, name: &str, layout: &Layout, size: usize) -> Result<()
     }
 }
 
-/// Rows whose contributions to the parameters' gradients form one partial sum.
+/// Number of rows whose contributions to the parameters' gradients form one partial sum.
 const BLOCK: usize = 64;
 
 /// Runs `rows` for all rows. `rows` receives some rows of `x` and `dy`, writes the same rows of dx and adds to the

@@ -12,11 +12,11 @@ use super::tile::Tile;
 
 /// Rows and columns of a square.
 pub(super) const SIDE: usize = 16;
-/// Rows of a full tile. It has two by three squares, so that six sums are in flight at a time.
+/// Number of rows of a full tile. It has two by three squares, so that six sums are in flight at a time.
 pub(super) const ROWS: usize = 2 * SIDE;
 /// Number of words of a row that are multiplied at a time.
 pub(super) const STEP: usize = 16;
-/// Words of a packed square of the left operand.
+/// Number of words of a packed square of the left operand.
 pub(super) const SQUARE: usize = SIDE * STEP;
 
 #[cfg(target_arch = "x86_64")]

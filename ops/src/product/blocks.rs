@@ -50,9 +50,9 @@ impl Rounded for f16 {
 // SAFETY: every thread writes only its own part of the output and reads no other.
 unsafe impl Sync for Out<'_> {}
 
-/// Words of the inner dimension in the largest block of the right operand.
+/// Number of words of the inner dimension in the largest block of the right operand.
 pub(super) const DEPTH: usize = 512;
-/// Columns of such a block, which takes 1.5 MiB.
+/// Number of columns of such a block, which takes 1.5 MiB.
 pub(super) const WIDTH: usize = 768;
 /// Words of the inner dimension in a block for products with the rows of a single tile. The block takes 24 KiB per
 /// panel.

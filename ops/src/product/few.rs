@@ -11,9 +11,9 @@ use super::tile::rows as tile_rows;
 use super::{Elements, Matrix, Start};
 use std::ops::Range;
 
-/// Rows of the right operand that are read side by side.
+/// Number of rows of the right operand that are read side by side.
 const DEPTH: usize = 8;
-/// Columns whose sums are in registers.
+/// Number of columns whose sums are in registers.
 const COLUMNS: usize = 64;
 
 /// Returns the operands if this module computes products of this many rows, otherwise `None`.

@@ -13,7 +13,7 @@ use std::ops::Range;
 #[cfg(target_arch = "x86_64")]
 use zero_isa::Vectors;
 
-/// Rows whose sums are in registers.
+/// Number of rows whose sums are in registers.
 const ROWS: usize = 4;
 
 /// The operands of a product that this module computes.

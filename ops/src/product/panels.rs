@@ -16,7 +16,7 @@ pub(crate) struct Panels {
     lines: Vec<Line>,
     rows: usize,
     columns: usize,
-    /// Columns of a panel that are used.
+    /// Number of columns of a panel that are used.
     wide: usize,
 }
 

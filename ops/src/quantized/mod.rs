@@ -32,13 +32,13 @@ use codec::{decode_block, decode_row, encode_block, encode_row, encode_scales};
 use std::ops::Range;
 use tables::scale_codes;
 
-/// Elements that share a scale.
+/// Number of elements that share a scale.
 const BLOCK: usize = 64;
 /// Number of scales that share a second-level scale in double quantization.
 const SCALES: usize = 256;
-/// Bytes of an f32.
+/// Number of bytes of an f32.
 const FLOAT: usize = 4;
-/// Elements that are read at a time while a weight is quantized: 4 MiB.
+/// Number of elements that are read at a time while a weight is quantized: 4 MiB.
 const PORTION: usize = 1 << 20;
 
 /// The sixteen values of a 4-bit code.

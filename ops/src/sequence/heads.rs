@@ -23,7 +23,7 @@ impl HeadShares {
         if heads < ranks {
             bail!(
                 "{op}: {ranks} ranks share each sequence, but there are only {heads} heads to divide among them; \
-                 use a smaller `sequence_parallel_size`, or `mesh.context_parallel_degree`"
+                 use a smaller `sequence_parallel_size`, or use `mesh.context_parallel_degree` instead"
             );
         }
         let share = |rank: usize| share(heads, rank, ranks).collect();

@@ -57,7 +57,7 @@ pub struct SequenceGroup {
     size: usize,
     /// Whether other operations run during the exchanges of a backward.
     overlaps: bool,
-    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "only values in GPU memory are exchanged there"))]
+    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "only exchanges of values in GPU memory read it"))]
     by_gpu: ByGpu,
     /// The name of the running layer, if it may not exchange.
     silent: Option<Arc<str>>,

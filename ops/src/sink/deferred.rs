@@ -1,4 +1,4 @@
-//! Gradients of weights that a backward computes later: because a schedule defers them, or to overlap with an exchange.
+//! Weight gradients that a backward postpones, because a schedule defers them or so that they overlap with an exchange.
 
 use super::{Make, Part, has, is_deferring, keep, make, schedule_defers, tiles, write};
 use crate::flag::Replaced;

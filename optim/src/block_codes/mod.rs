@@ -42,7 +42,7 @@ use crate::{LengthError, expect_length};
 /// Number of elements in the largest block.
 const LARGEST: usize = 512;
 
-/// Bytes of a scale.
+/// Number of bytes of a scale.
 const SCALE: usize = 2;
 
 /// How an element is coded.

@@ -9,7 +9,7 @@ use std::f64::consts::PI;
 /// A schedule of transformers.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct HuggingFace {
-    /// Steps of the warm-up (`num_warmup_steps`).
+    /// Number of steps of the warm-up (`num_warmup_steps`).
     pub warmup: u64,
     /// The schedule after the warm-up.
     pub shape: Shape,

@@ -6,7 +6,7 @@
 pub struct LrRangeTest {
     /// The rate of the first step. DeepSpeed's default is 0.001.
     pub min_lr: f64,
-    /// Steps per increase, at least 1. DeepSpeed's default is 2000.
+    /// Number of steps per increase, at least 1. DeepSpeed's default is 2000.
     pub step_size: u64,
     /// The increase, as a multiple of `min_lr`. DeepSpeed's default is 1.
     pub step_rate: f64,
@@ -46,7 +46,7 @@ pub struct OneCycle {
 /// One half of a cycle.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Half {
-    /// Steps of this half.
+    /// Number of steps of this half.
     pub steps: u64,
     /// Number of stairs in which the rate and β₁ change; 0 means that they change continuously.
     pub stairs: u64,

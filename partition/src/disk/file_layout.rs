@@ -18,7 +18,7 @@ pub(crate) struct FileLayout {
     pub(crate) elements: usize,
     /// Number of elements per tile; the last tile may have fewer. A matrix that is updated as a whole is one tile.
     pub(crate) tile: usize,
-    /// Bytes per element of the working dtype.
+    /// Number of bytes per element of the working dtype.
     pub(crate) width: usize,
     /// How each optimizer state is stored; the master, if there is one, is last.
     pub(crate) columns: Vec<Column>,

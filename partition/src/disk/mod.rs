@@ -109,7 +109,7 @@ pub(crate) struct Disk {
     shards: HashMap<SegmentId, MovingShard>,
     moving_tiles: HashMap<Item, Tile<Pending>>,
     tiles: HashMap<Item, Tile<AlignedBuffer>>,
-    /// Bytes of buffers already counted in the ledger.
+    /// Number of bytes of buffers already counted in the ledger.
     counted: u64,
 }
 

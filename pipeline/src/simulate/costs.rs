@@ -90,20 +90,20 @@ pub struct LayerCosts {
     pub backward_input: f64,
     /// Seconds to compute the deferred gradients.
     pub backward_weight: f64,
-    /// Bytes of the layer's inputs, if they are sent to its stage.
+    /// Number of bytes of the layer's inputs, if they are sent to its stage.
     pub inputs: u64,
-    /// Bytes of the gradients of the layer's inputs, if its stage sends them back.
+    /// Number of bytes of the gradients of the layer's inputs, if its stage sends them back.
     pub input_gradients: u64,
 }
 
 /// Costs of a segment.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct SegmentCosts {
-    /// Bytes of all parameters of the segment when gathered.
+    /// Number of bytes of all parameters of the segment when gathered.
     pub parameters: u64,
-    /// Bytes of the gradients of all parameters of the segment.
+    /// Number of bytes of the gradients of all parameters of the segment.
     pub gradients: u64,
-    /// Bytes of the codes of all parameters of the segment, if gathers send codes.
+    /// Number of bytes of the codes of all parameters of the segment, if gathers send codes.
     pub gathered_codes: Option<u64>,
     /// Bytes that a rank sends in a reduction, if reductions send codes: (within its near group, between near groups).
     pub reduced_codes: Option<[u64; 2]>,
@@ -111,15 +111,15 @@ pub struct SegmentCosts {
     pub accumulate: f64,
     /// Seconds of the optimizer step on one rank's part.
     pub update: f64,
-    /// Bytes that a rank sends to its replicates in an outer step.
+    /// Number of bytes that a rank sends to its replicates in an outer step.
     pub outer: u64,
-    /// Bytes of one rank's parameter shard, if it is read from a disk.
+    /// Number of bytes of one rank's parameter shard, if it is read from a disk.
     pub stored_parameters: u64,
-    /// Bytes of one rank's accumulated gradients, if they are on a disk.
+    /// Number of bytes of one rank's accumulated gradients, if they are on a disk.
     pub stored_gradients: u64,
-    /// Bytes read per tile.
+    /// Number of bytes read per tile.
     pub tile_read: u64,
-    /// Bytes written per tile.
+    /// Number of bytes written per tile.
     pub tile_written: u64,
 }
 

@@ -5,13 +5,13 @@ use zero_config::Metric;
 /// The work of a step, in the quantities that the metrics use.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct StepWork {
-    /// Samples per global batch.
+    /// Number of samples per global batch.
     pub samples: usize,
-    /// Tokens per sample; `None` if only the data determine it, or if the model has no tokens.
+    /// Number of tokens per sample; `None` if only the data determine it, or if the model has no tokens.
     pub tokens: Option<usize>,
     /// Number of elements of all parameters.
     pub parameters: usize,
-    /// Ranks that share the work.
+    /// Number of ranks that share the work.
     pub ranks: usize,
 }
 

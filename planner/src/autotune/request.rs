@@ -14,7 +14,7 @@ use crate::plan::Planner;
 
 /// Fraction of the machine's memory that a trial may use; the rest is for the system and the tuner.
 const SHARE_OF_MEMORY: f64 = 0.95;
-/// Bytes added to each rank's limit for memory that its allocator does not count.
+/// Number of bytes added to each rank's limit for memory that its allocator does not count.
 const BESIDES: u64 = 64 << 20;
 
 /// The inputs of a search.

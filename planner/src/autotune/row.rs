@@ -79,7 +79,7 @@ impl Run {
 pub struct Planned {
     /// Peak bytes of the busiest rank.
     pub peak_bytes: u64,
-    /// Bytes that this rank needs on its disk.
+    /// Number of bytes that this rank needs on its disk.
     pub disk_bytes: u64,
     /// The limit in bytes per rank, if known.
     pub limit_bytes: Option<u64>,

@@ -24,7 +24,7 @@ pub(super) struct Trial<'a> {
     pub(super) arguments: Vec<OsString>,
     /// Time limit of the trial.
     pub(super) deadline: Duration,
-    /// Bytes that all processes of the trial may use together.
+    /// Number of bytes that all processes of the trial may use together.
     pub(super) memory: Option<u64>,
     /// Set when the user interrupts the search.
     pub(super) stop: &'a AtomicBool,

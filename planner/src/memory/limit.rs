@@ -32,7 +32,7 @@ impl MemoryKind {
 pub struct Limit {
     /// The kind of memory that is limited.
     pub memory: MemoryKind,
-    /// Bytes per rank.
+    /// Number of bytes per rank.
     pub bytes: u64,
     /// The source, in words.
     pub source: &'static str,

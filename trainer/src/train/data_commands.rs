@@ -36,7 +36,7 @@ pub struct DataStats {
     pub name: &'static str,
     /// Number of samples.
     pub samples: usize,
-    /// Tokens per sample. `None` for tables.
+    /// Number of tokens per sample. `None` for tables.
     pub tokens_per_sample: Option<usize>,
     /// Lengths of the documents in tokens. `None` for token files and tables, which have no documents. An answer with
     /// its prompt counts as a document.

@@ -143,7 +143,7 @@ pub struct StepInfo {
     pub step: u64,
     /// Total optimizer steps of the run.
     pub steps: u64,
-    /// Samples trained on so far.
+    /// Number of samples trained on so far.
     pub samples: u64,
     /// Mean loss of the global batch, before the update.
     pub loss: f32,

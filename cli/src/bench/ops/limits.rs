@@ -32,7 +32,7 @@ pub(super) fn peak_flops(dtype: DType, threads: usize) -> f64 {
 pub(super) struct Floor {
     from: Vec<u8>,
     to: Vec<u8>,
-    /// Bytes of one copy.
+    /// Number of bytes of one copy.
     bytes: usize,
     next: usize,
 }

@@ -32,7 +32,7 @@ const ENOUGH: f64 = 0.6;
 pub(crate) struct Selection {
     /// Skip attention and element-wise operations.
     pub(crate) products_only: bool,
-    /// Threads of each operation.
+    /// Number of threads of each operation.
     pub(crate) threads: usize,
     /// Runs of each operation.
     pub(crate) repeats: usize,

@@ -11,9 +11,9 @@ use crate::launch::ranks;
 
 /// Maximum number of kills per run.
 const KILLS_OF_A_RUN: usize = 20;
-/// Steps of a run. If a run finishes before its last kill, another run follows.
+/// Number of steps of a run. If a run finishes before its last kill, another run follows.
 const STEPS: u64 = 600;
-/// Steps between two checkpoints.
+/// Number of steps between two checkpoints.
 const SAVE_EVERY: u64 = 10;
 /// Maximum time from the start of an attempt to its kill.
 const LATEST: Duration = Duration::from_millis(600);

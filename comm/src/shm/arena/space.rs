@@ -41,11 +41,11 @@ pub(super) struct Space {
     /// Memory from this offset on was never allocated, so it is zero.
     fresh: usize,
     in_use: usize,
-    /// Bytes that the process uses outside of the arena, as last reported.
+    /// Number of bytes that the process uses outside of the arena, as last reported.
     elsewhere: usize,
     /// Maximum of `in_use + elsewhere`.
     peak: usize,
-    /// Bytes of the resident free entries.
+    /// Number of bytes of the resident free entries.
     kept: usize,
     retired: [(usize, usize); RETIRED],
     retirements: usize,

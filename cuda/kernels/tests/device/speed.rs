@@ -39,7 +39,7 @@ struct Model {
     vocab: u32,
     /// Query heads, and key and value heads; 64 elements each.
     heads: [u32; 2],
-    /// Rows of logits in memory at a time.
+    /// Number of rows of logits in memory at a time.
     rows: u32,
 }
 

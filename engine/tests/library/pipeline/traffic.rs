@@ -10,7 +10,7 @@ use crate::bytes::{all_reduced, options};
 use crate::world::{BF16, FP16, batch, world};
 
 const WIDTH: usize = 40;
-/// Elements of a micro-batch's hidden states: samples × positions × width.
+/// Number of elements of a micro-batch's hidden states: samples × positions × width.
 const HIDDEN: usize = 2 * 16 * WIDTH;
 
 /// Bytes of a message of this model: one tensor of three dimensions. The first message also carries an announcement, in

@@ -117,7 +117,7 @@ pub(crate) fn pack_left(isa: Isa, left: Matrix<'_>, rows: Range<usize>, depth: R
     }
 }
 
-/// Elements of a quantized operand that are dequantized at a time, on the stack.
+/// Number of elements of a quantized operand that are dequantized at a time, on the stack.
 const DECODED: usize = 4096;
 
 /// Dequantizes and transposes a strip of a quantized operand, a part of its depth at a time.

@@ -9,7 +9,7 @@
 use super::super::kernel::Isa;
 use zero_isa::Vectors;
 
-/// Columns of a panel of the packed right operand.
+/// Number of columns of a panel of the packed right operand.
 pub(crate) const COLUMNS: usize = 48;
 /// The largest and the smallest number of rows of a full tile, over all instruction sets.
 pub(crate) const MOST_ROWS: usize = 8;

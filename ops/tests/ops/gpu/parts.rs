@@ -12,7 +12,7 @@ use zero_ops::{Embedding, IGNORE_INDEX, SequenceGroup, Sharing, VocabParallel, w
 
 const RANKS: usize = 4;
 const WIDTH: usize = 6;
-/// Positions of a sample. Each rank has a slice of them.
+/// Number of positions of a sample. Each rank has a slice of them.
 const TIME: usize = 8;
 
 /// Runs `rank` on every rank of a group of threads. It gets the index of the rank and the part of a weight of shape

@@ -11,7 +11,7 @@ use super::trial::Evaluation;
 /// The file and the read position.
 pub(super) struct Metrics {
     path: PathBuf,
-    /// Bytes of the complete lines read so far.
+    /// Number of bytes of the complete lines read so far.
     read: u64,
     /// Number of steps between evaluations.
     every: u64,

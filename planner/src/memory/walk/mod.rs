@@ -27,7 +27,7 @@ pub(crate) struct WalkInputs<'a> {
     pub(crate) mesh: Mesh,
     pub(crate) at: Coordinates,
     pub(crate) options: &'a ZeroOptions,
-    /// Bytes per element of the working dtype.
+    /// Number of bytes per element of the working dtype.
     pub(crate) width: u64,
     /// `None` if the memory of layers is unknown; the plan then excludes it.
     pub(crate) table: Option<&'a Table>,
@@ -88,7 +88,7 @@ pub(crate) struct Walk<'a> {
     /// For each tile in memory, the size classes of its buffers.
     tiles: BTreeMap<Item, Vec<u64>>,
     moving: BTreeMap<Item, Vec<u64>>,
-    /// Bytes of a layer's gradients in transit from the GPU to the host.
+    /// Number of bytes of a layer's gradients in transit from the GPU to the host.
     brought: u64,
     /// By segment, whether its state is on the GPU.
     residents: Vec<bool>,

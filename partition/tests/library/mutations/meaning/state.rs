@@ -72,7 +72,7 @@ pub(super) struct MicroBatch {
     pub(super) leaving: BTreeSet<usize>,
     pub(super) on_disk: BTreeSet<usize>,
     pub(super) saved: BTreeSet<usize>,
-    /// Layers whose backward has not finished.
+    /// Number of layers whose backward has not finished.
     pub(super) waiting: usize,
 }
 
