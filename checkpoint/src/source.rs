@@ -75,10 +75,7 @@ impl<'a> Source<'a> {
         elements: Range<usize>,
     ) -> Result<Vec<f32>, CheckpointError> {
         let mut values = vec![0.0f32; elements.len()];
-        self.overlaps(name, state, elements, |file, tensor, start, to| {
-            file.piece(tensor, Dtype::F32, to.1)?;
-            file.read(tensor, start, &mut values[to.0])
-        })?;
+        self.overlaps(name, state, elements, floats(&mut values))?;
         Ok(values)
     }
 
@@ -90,10 +87,7 @@ impl<'a> Source<'a> {
         elements: Range<usize>,
     ) -> Result<Vec<f32>, CheckpointError> {
         let mut values = vec![0.0; elements.len()];
-        self.overlaps_of_own(parameter, state, elements, |file, tensor, start, to| {
-            file.piece(tensor, Dtype::F32, to.1)?;
-            file.read(tensor, start, &mut values[to.0])
-        })?;
+        self.overlaps_of_own(parameter, state, elements, floats(&mut values))?;
         Ok(values)
     }
 
@@ -104,10 +98,7 @@ impl<'a> Source<'a> {
         bytes: Range<usize>,
     ) -> Result<Vec<u8>, CheckpointError> {
         let mut values = vec![0; bytes.len()];
-        self.overlaps_of_own(parameter, None, bytes, |file, tensor, start, to| {
-            let info = file.piece(tensor, Dtype::U8, to.1)?;
-            file.read_bytes(info, start, &mut values[to.0])
-        })?;
+        self.overlaps_of_own(parameter, None, bytes, bytes_of(&mut values))?;
         Ok(values)
     }
 
@@ -157,10 +148,7 @@ impl<'a> Source<'a> {
     /// Reads a range of the bytes of a quantized parameter.
     pub(crate) fn assemble_bytes(&mut self, name: &str, bytes: Range<usize>) -> Result<Vec<u8>, CheckpointError> {
         let mut values = vec![0; bytes.len()];
-        self.overlaps(name, None, bytes, |file, tensor, start, to| {
-            let info = file.piece(tensor, Dtype::U8, to.1)?;
-            file.read_bytes(info, start, &mut values[to.0])
-        })?;
+        self.overlaps(name, None, bytes, bytes_of(&mut values))?;
         Ok(values)
     }
 
@@ -215,5 +203,25 @@ impl<'a> Source<'a> {
             read(shard, &tensor_name(name, piece.start, state), start - piece.start, to)?;
         }
         Ok(())
+    }
+}
+
+/// Returns a function that reads f32 into positions of `values`; see [`Source::overlaps`].
+fn floats(
+    values: &mut [f32],
+) -> impl FnMut(&TensorFile, &str, usize, (Range<usize>, usize)) -> Result<(), CheckpointError> + '_ {
+    |file, tensor, start, (to, elements)| {
+        file.piece(tensor, Dtype::F32, elements)?;
+        file.read(tensor, start, &mut values[to])
+    }
+}
+
+/// Does the same as [`floats`] for bytes.
+fn bytes_of(
+    values: &mut [u8],
+) -> impl FnMut(&TensorFile, &str, usize, (Range<usize>, usize)) -> Result<(), CheckpointError> + '_ {
+    |file, tensor, start, (to, elements)| {
+        let info = file.piece(tensor, Dtype::U8, elements)?;
+        file.read_bytes(info, start, &mut values[to])
     }
 }
