@@ -273,18 +273,29 @@ impl Meeting<'_> {
     /// first waits until the other ranks have found the difference.
     fn differing_size(&self, store: &mut StoreClient, peer: usize, there: usize, serves: bool) -> CommError {
         let (rank, here, deadline) = (self.place.rank, self.place.world_size, Instant::now() + FAREWELL);
-        let found = |rank: usize| format!("{}/differs/{rank}", self.keys);
-        let _ = store.set(&found(rank), b"1");
+        let _ = self.part(store, ("differs", here.max(there)), serves, deadline);
+        let mut both = [(rank, here.to_string()), (peer, there.to_string())];
+        both.sort();
+        let [(rank, here), (peer, there)] = both;
+        CommError::Disagreement { rank, peer, key: "the number of ranks".into(), here, there }
+    }
+
+    /// Marks in the store that this rank has found a difference. The rank that serves the store waits for the marks of
+    /// all `ranks` ranks. The store ends at the deadline. A rank that has not found the difference by then reports that
+    /// the store is unreachable.
+    fn part(
+        &self,
+        store: &mut StoreClient,
+        (mark, ranks): (&str, usize),
+        serves: bool,
+        deadline: Instant,
+    ) -> Result<(), StoreError> {
+        let key = |rank: usize| format!("{}/{mark}/{rank}", self.keys);
+        store.set(&key(self.place.rank), b"1")?;
         if serves {
-            let _ = (0..here.max(there)).try_for_each(|rank| store.get(&found(rank), deadline).map(drop));
+            let _ = (0..ranks).try_for_each(|rank| store.get(&key(rank), deadline).map(drop));
         }
-        let key = "the number of ranks".to_string();
-        let (here, there) = (here.to_string(), there.to_string());
-        if rank < peer {
-            CommError::Disagreement { rank, peer, key, here, there }
-        } else {
-            CommError::Disagreement { rank: peer, peer: rank, key, here: there, there: here }
-        }
+        Ok(())
     }
 
     /// Returns an error if the terms of the ranks differ. Every rank knows the digests of all ranks, so all ranks
@@ -292,19 +303,14 @@ impl Meeting<'_> {
     fn agree(&self, store: &mut StoreClient, peers: &[Introduction], serves: bool) -> Result<(), CommError> {
         let Some(other) = peers.iter().position(|peer| peer.terms != peers[0].terms) else { return Ok(()) };
         let (rank, deadline) = (self.place.rank, Instant::now() + FAREWELL);
-        let key = |what: &str, rank: usize| format!("{}/{what}/{rank}", self.keys);
+        let key = |rank: usize| format!("{}/terms/{rank}", self.keys);
         let failed = |error| self.store_error(error);
         if rank == 0 || rank == other {
-            store.set(&key("terms", rank), &self.terms.encode()).map_err(failed)?;
+            store.set(&key(rank), &self.terms.encode()).map_err(failed)?;
         }
-        let mut of = |rank: usize| store.get(&key("terms", rank), deadline).map(|bytes| Terms::decode(&bytes));
+        let mut of = |rank: usize| store.get(&key(rank), deadline).map(|bytes| Terms::decode(&bytes));
         let (first, second) = (of(0).map_err(failed)?, of(other).map_err(failed)?);
-        store.set(&key("read", rank), b"1").map_err(failed)?;
-        if serves {
-            // The store ends at the deadline. A rank that has not read the terms by then reports that the store is
-            // unreachable.
-            let _ = (0..peers.len()).try_for_each(|rank| store.get(&key("read", rank), deadline).map(drop));
-        }
+        self.part(store, ("read", peers.len()), serves, deadline).map_err(failed)?;
         Err(first.disagreement(0, &second, other))
     }
 
