@@ -289,7 +289,7 @@ pub fn refuse(config: &Config) -> Result<(), Error> {
             if config.data.is_some() {
                 configured_data::refuse(config)?;
             }
-            planned(config).map(drop)
+            planned(config, config.model.as_ref().and_then(configured_data::classes)).map(drop)
         }
         _ => working_dtype(&with_total_steps(config.clone(), 1)).map(drop),
     }
@@ -311,11 +311,10 @@ pub fn check(config: &Config, options: &RunOptions) -> Result<Plan, Error> {
         && let config = addresses::fetch_weights(config, &Preparing::new(Output::Auto, None))?
         && let Some(folder) = config.model.as_ref().and_then(|model| model.pretrained())
     {
-        let model = layers(&config)?.build(DType::F32)?;
+        let model = layers(&config, config.model.as_ref().and_then(configured_data::classes))?.build(DType::F32)?;
         zero_checkpoint::check_pretrained(folder.as_ref(), &model).map_err(of_pretrained)?;
     }
-    let layers = configured_model::from_config(config, Some(classes_without_data(config)?.unwrap_or(1)))?;
-    let plan = Plan::new(with_total_steps(config.clone(), 1), layers)?;
+    let plan = planned(config, classes_without_data(config)?)?;
     plan.check_disks()?;
     Ok(plan)
 }
@@ -326,9 +325,15 @@ fn refuse_addresses(config: &Config) -> Result<(), Error> {
     addresses::check(config)
 }
 
-/// Computes the plan without reading the data.
-fn planned(config: &Config) -> Result<Plan, Error> {
-    Plan::new(with_total_steps(config.clone(), 1), layers(config)?)
+/// Computes the plan for a number of tokens or classes that the model distinguishes, or for 1 if it is unknown.
+fn planned(config: &Config, classes: Option<usize>) -> Result<Plan, Error> {
+    Plan::new(with_total_steps(config.clone(), 1), layers(config, classes)?)
+}
+
+/// Builds the configured model for a number of tokens or classes, or for 1 if it is unknown. This number does not affect
+/// whether the layers fit together.
+fn layers(config: &Config, classes: Option<usize>) -> Result<Layers, Error> {
+    configured_model::from_config(config, classes.or(Some(1)))
 }
 
 /// Returns the number of tokens or classes that the model distinguishes: the number in the configuration, or the
@@ -341,13 +346,6 @@ fn classes_without_data(config: &Config) -> Result<Option<usize>, Error> {
         }
         (known, _) => Ok(known),
     }
-}
-
-/// Builds the configured model. A vocabulary that depends on the data gets one token. Its size does not affect whether
-/// the layers fit together.
-fn layers(config: &Config) -> Result<Layers, Error> {
-    let vocabulary = config.model.as_ref().and_then(configured_data::classes);
-    configured_model::from_config(config, Some(vocabulary.unwrap_or(1)))
 }
 
 /// Returns whether `folder` lies in `parent`, after resolving links and relative paths.
