@@ -69,9 +69,9 @@ pub fn matthews_correlation(scores: &Tensor, targets: &Tensor) -> Result<f64> {
     let sum = |a: usize, b: usize| classes.iter().map(|&class| count(a, class) * count(b, class)).sum::<f64>();
     let samples = pairs.len() as f64;
     let hits = pairs.iter().filter(|[predicted, target]| predicted == target).count() as f64;
-    let covariance = |a, b, agreeing: f64| agreeing * samples - sum(a, b);
+    let covariance = hits * samples - sum(0, 1);
     let squares = (samples * samples - sum(0, 0)) * (samples * samples - sum(1, 1));
-    Ok(if squares == 0.0 { 0.0 } else { covariance(0, 1, hits) / squares.sqrt() })
+    Ok(if squares == 0.0 { 0.0 } else { covariance / squares.sqrt() })
 }
 
 /// Computes the area under the ROC curve: the probability that a sample of class 1 has a higher score than a sample of
@@ -91,13 +91,11 @@ pub fn roc_auc(scores: &Tensor, targets: &Tensor) -> Result<f64> {
     if let Some(other) = targets.iter().find(|target| ![0, 1, IGNORE_INDEX].contains(target)) {
         bail!("the area under the ROC curve has the classes 0 and 1, not {other}")
     }
-    let counted = || targets.iter().filter(|&&target| target != IGNORE_INDEX);
-    let scores =
-        scores.into_iter().zip(&targets).filter(|(_, target)| **target != IGNORE_INDEX).map(|(score, _)| score);
-    let positives = counted().filter(|target| **target == 1).count() as f64;
-    let negatives = counted().count() as f64 - positives;
-    let ranks = ranks(&scores.collect::<Vec<_>>());
-    let sum: f64 = ranks.iter().zip(counted()).filter(|(_, target)| **target == 1).map(|(rank, _)| rank).sum();
+    let counted = scores.into_iter().zip(targets).filter(|(_, target)| *target != IGNORE_INDEX);
+    let (scores, targets): (Vec<f64>, Vec<i64>) = counted.unzip();
+    let positives = targets.iter().filter(|target| **target == 1).count() as f64;
+    let negatives = targets.len() as f64 - positives;
+    let sum: f64 = ranks(&scores).iter().zip(targets).filter(|(_, target)| *target == 1).map(|(rank, _)| rank).sum();
     Ok((sum - positives * (positives + 1.0) / 2.0) / (positives * negatives))
 }
 

@@ -29,6 +29,9 @@ impl Predictions {
         (part, first): (usize, usize),
     ) -> std::result::Result<(), Error> {
         for (index, (metric, _)) in of_dataset(metrics).enumerate() {
+            if source(metrics, metric) != index {
+                continue;
+            }
             // The ranks of a tensor group compute the outputs together.
             let (outputs, targets) = metric.selection.of(seen)?;
             if !self.keeps {
@@ -61,12 +64,12 @@ impl Predictions {
         for of_rank in from_each_rank(comm, own)? {
             all.extend(load_buffer(&of_rank, &Device::Cpu)?);
         }
-        let value = |(index, (metric, function)): (usize, (&Metric, &Of<f64>))| {
-            let [outputs, targets] = ["outputs", "targets"].map(|kind| joined(&all, index, kind));
+        let value = |(metric, function): (&Metric, &Of<f64>)| {
+            let [outputs, targets] = ["outputs", "targets"].map(|kind| joined(&all, source(metrics, metric), kind));
             let value = outputs.and_then(|outputs| function(&outputs, &targets?));
             Ok(value.map_err(|error| metric.located(error))?)
         };
-        of_dataset(metrics).enumerate().map(value).collect()
+        of_dataset(metrics).map(value).collect()
     }
 }
 
@@ -75,6 +78,11 @@ fn of_dataset(metrics: &[Metric]) -> impl Iterator<Item = (&Metric, &Of<f64>)> {
         Function::Dataset(function) => Some((metric, function)),
         Function::Mean(_) => None,
     })
+}
+
+/// Returns the index of the first metric with the same outputs and targets, which are kept once.
+fn source(metrics: &[Metric], metric: &Metric) -> usize {
+    of_dataset(metrics).take_while(|(other, _)| other.selection != metric.selection).count()
 }
 
 /// Names an output or target of a metric.

@@ -13,6 +13,7 @@ pub(super) use dataset::Predictions;
 pub(crate) type Of<T> = Box<dyn Fn(&Activations, &Activations) -> Result<T> + Send + Sync>;
 
 /// The outputs and targets that a metric receives.
+#[derive(PartialEq, Eq)]
 pub(crate) enum Selection {
     /// The only output and the only target.
     Single,

@@ -59,13 +59,13 @@ fn errors_of_a_function_name_the_metric() {
     let new = || quiet(config(folder.path(), "max_steps: 1, save_last: false")).model(model());
     let told = mistake(|| new().data(points(8), points(8)).dataset_metric("wrong", |_, _| candle_core::bail!("no")));
     assert!(told.contains("in the metric `wrong`") && told.contains("no"), "{told}");
-    let three = |_: &[usize]| -> InMemory {
+    let valid = || {
         let points = points(8).batch(&[0, 1, 2, 3, 4, 5, 6, 7]).unwrap();
         let classes = Tensor::new(&[0_u32, 1, 1, 0, 1, 1, 1, 0], &Device::Cpu).unwrap();
         InMemory::new(points.inputs.single().unwrap().clone(), classes).unwrap()
     };
     let wrong = |scores: &Tensor, classes: &Tensor| roc_auc(scores, &(classes * 2.0)?);
-    let told = mistake(|| new().data(points(8), three(&[])).dataset_metric("auc", wrong));
+    let told = mistake(|| new().data(points(8), valid()).dataset_metric("auc", wrong));
     assert!(told.contains("has the classes 0 and 1, not 2"), "{told}");
 }
 
