@@ -98,23 +98,23 @@ section! {
     pub struct Config(keys) in ROOT {
         /// Number of samples per optimizer step over all ranks: micro-batch × accumulation ×
         /// [`data_parallel_size`](Self::data_parallel_size).
-        pub train_batch_size: usize = engine(COUNT, "= micro-batch × accumulation × data-parallel ranks", "Samples per optimizer step over all ranks") [is keys.facts().batch.train];
+        pub train_batch_size: usize = engine(COUNT, "= micro-batch × accumulation × data-parallel ranks", "Samples per optimizer step, across all ranks") [is keys.facts().batch.train];
         /// Number of samples per forward and backward pass on one rank.
-        pub train_micro_batch_size_per_gpu: usize = engine(COUNT, "= from the other two", "Samples per forward and backward on one rank; auto: derived from train_batch_size if that is given, else 8, as in Hugging Face's Trainer") [is keys.facts().batch.micro];
+        pub train_micro_batch_size_per_gpu: usize = engine(COUNT, "= from the other two", "Samples per forward and backward pass on one rank; auto: derived from train_batch_size if it is set, else 8, as in Hugging Face's Trainer") [is keys.facts().batch.micro];
         /// Micro-batches per optimizer step, on one rank or through one pipeline.
-        pub gradient_accumulation_steps: usize = engine(COUNT, "= from the other two, else 1", "Micro-batches of one rank, or of one pipeline, per optimizer step") [is keys.facts().batch.accumulation];
+        pub gradient_accumulation_steps: usize = engine(COUNT, "= from the other two, else 1", "Micro-batches per optimizer step on one rank, or in one pipeline") [is keys.facts().batch.accumulation];
         /// Number of ranks that share each sequence (DeepSpeed-Ulysses). Each rank computes a slice of the sequence; in
         /// attention, it computes some of the heads over the whole sequence.
-        pub sequence_parallel_size: usize = key(RANKS, "1", "Number of consecutive ranks that share each sequence (DeepSpeed-Ulysses). Each rank computes a slice of the positions, and in attention some of the heads at all positions. ZeRO shards over these ranks too; in batch sizes they count as one rank");
+        pub sequence_parallel_size: usize = key(RANKS, "1", "Number of consecutive ranks that share each sequence (DeepSpeed-Ulysses). Each rank computes a slice of the positions; in attention, it computes some of the heads for all positions. ZeRO also shards across these ranks; for batch sizes they count as one rank");
         /// Number of steps between two progress lines; 0 prints none.
-        pub steps_per_print: usize = now(COUNT_OR_0, "10", "Steps between two progress lines; 0: no lines");
+        pub steps_per_print: usize = now(COUNT_OR_0, "10", "Steps between progress lines; 0: no progress lines");
         /// Maximum absolute value of a gradient element; elements beyond it are clipped to it. `None` disables this.
         pub gradient_clipping_value: Option<f64> = key(POSITIVE, "null", "Clip each element of the gradient to this absolute value, instead of clipping its norm with `gradient_clipping`");
         /// Maximum global L2 norm of the gradient; gradients with a larger norm are scaled down to it. 0 disables
         /// clipping.
         pub gradient_clipping: f64 = now(NON_NEGATIVE, "= 1.0, or 0 with gradient_clipping_value", "Clip the global L2 norm of the gradient to this value; 0 disables clipping") [else if gradient_clipping_value.is_some() { 0.0 } else { 1.0 }];
-        /// How the gradients of the ranks are reduced.
-        pub gradient_allreduce_op: ReduceOp = now(ReduceOp::KIND, "mean", "How the gradients of the ranks are reduced");
+        /// How gradients are reduced across ranks.
+        pub gradient_allreduce_op: ReduceOp = now(ReduceOp::KIND, "mean", "How gradients are reduced across ranks");
         /// Data type in which gradients are communicated; `None` uses the data type of the parameters, or f32 with
         /// `training.reproducible`.
         pub communication_data_type: Option<Dtype> = now(Dtype::KIND, "null", "Data type in which gradients are communicated; null: the data type of the parameters, or fp32 with training.reproducible");
@@ -130,15 +130,15 @@ section! {
         pub log_level: LogLevel = now(LogLevel::KIND, "info", "Which log messages are printed");
         /// Data types of buffers.
         pub data_types: DataTypes = section(&DataTypes::SECTION, "Data types of buffers");
-        /// bfloat16 parameters and activations over f32 master weights.
-        pub bf16: Bf16 = section(&Bf16::SECTION, "bfloat16 parameters and activations over f32 master weights");
+        /// bfloat16 parameters and activations with f32 master weights.
+        pub bf16: Bf16 = section(&Bf16::SECTION, "bfloat16 parameters and activations with f32 master weights");
         = alias("bfloat16", Config::bf16);
-        /// f16 parameters and activations over f32 master weights, with a loss scale.
-        pub fp16: Fp16 = section(&Fp16::SECTION, "f16 parameters and activations over f32 master weights, with a loss scale");
+        /// f16 parameters and activations with f32 master weights and loss scaling.
+        pub fp16: Fp16 = section(&Fp16::SECTION, "f16 parameters and activations with f32 master weights and loss scaling");
         /// Optimizer and its parameters.
-        pub optimizer: Optimizer = key(Kind::Variants(&Optimizer::VARIANTS), "null", "Optimizer; AdamW with its defaults when not given");
+        pub optimizer: Optimizer = key(Kind::Variants(&Optimizer::VARIANTS), "null", "Optimizer; AdamW with its defaults if omitted");
         /// Learning rate schedule.
-        pub scheduler: Scheduler = key(Kind::Variants(&Scheduler::VARIANTS), "null", "Learning rate schedule; constant when not given");
+        pub scheduler: Scheduler = key(Kind::Variants(&Scheduler::VARIANTS), "null", "Learning rate schedule; constant if omitted");
         /// ZeRO: what is sharded, and how shards are fetched.
         pub zero as "zero_optimization": Zero = section(&Zero::SECTION, "ZeRO: which state is sharded, and how shards are fetched. `true` means stage 1");
         /// Pipeline parallelism: layers in stages on different ranks.
@@ -148,7 +148,7 @@ section! {
         /// Tensor parallelism: layers divided among ranks.
         pub tensor_parallel: TensorParallel = section(&TensorParallel::SECTION, "Tensor parallelism: several ranks split each layer");
         /// Which activations are recomputed in the backward; `None` keeps all of them.
-        pub activation_checkpointing: Option<ActivationCheckpointing> = section(&activations::Written::SECTION, "Keep only the inputs of some layers and recompute the other activations in the backward: less memory, more time");
+        pub activation_checkpointing: Option<ActivationCheckpointing> = section(&activations::Written::SECTION, "Keep only the inputs of some layers and recompute the other activations in the backward pass: uses less memory and more time");
         /// How files are read and written when state is offloaded to NVMe.
         pub aio: Aio = section(&Aio::SECTION, "How NVMe offload reads and writes files");
         /// One CSV file per metric.
@@ -160,29 +160,29 @@ section! {
         /// A run on Weights & Biases.
         pub wandb: Wandb = section(&Wandb::SECTION, "Log metrics to a run on Weights & Biases");
         /// An HTTP page with the newest values, for Prometheus.
-        pub prometheus: Prometheus = section(&Prometheus::SECTION, "Serve the newest metrics over HTTP for Prometheus");
+        pub prometheus: Prometheus = section(&Prometheus::SECTION, "Serve the latest metrics over HTTP for Prometheus");
         /// Usage of rank 0's machine, sampled during training.
         pub machine_monitor: MachineMonitor = section(&MachineMonitor::SECTION, "Sample the load of rank 0's machine during training and send it to all monitors");
         /// Counts and times of collectives.
-        pub comms_logger: CommsLogger = section(&CommsLogger::SECTION, "Count, bytes and seconds of each collective");
+        pub comms_logger: CommsLogger = section(&CommsLogger::SECTION, "Record the count, bytes and duration of each collective");
         /// A profile of one step, layer by layer.
-        pub flops_profiler: FlopsProfiler = section(&FlopsProfiler::SECTION, "Parameters, multiply-accumulates and times of each layer in one step");
+        pub flops_profiler: FlopsProfiler = section(&FlopsProfiler::SECTION, "Profile the parameters, multiply-accumulates and time of each layer in one step");
         /// The model to build; `None` if the program provides its own.
         pub model: Option<Model> = key(Kind::Variants(&Model::VARIANTS), "null", "The model to build; a program may provide its own instead");
         /// The base model of the maximal update parametrization (µP); `None` trains without µP.
-        pub mup: Option<Mup> = section(&Mup::SECTION, "Maximal update parametrization (µP): the base model for which `optimizer.params.lr` was tuned; for the optimizers MuAdam, MuAdamW and MuSGD");
+        pub mup: Option<Mup> = section(&Mup::SECTION, "Maximal update parametrization (µP): the base model for which `optimizer.params.lr` was tuned. Used with the optimizers MuAdam, MuAdamW and MuSGD");
         /// Adapters that are trained instead of the model; `None` trains the model.
-        pub adapter: Option<Adapter> = section(&Adapter::SECTION, "LoRA: train small matrices beside the linear layers of a frozen model; without the section the model itself is trained");
+        pub adapter: Option<Adapter> = section(&Adapter::SECTION, "LoRA: train small matrices alongside the linear layers of a frozen model. Without this section, the model itself is trained");
         /// How frozen weights are quantized; `None` does not quantize.
         pub quantization_config: Option<Quantization> = section(&Quantization::SECTION, "Store frozen weights in 4 or 8 bits (QLoRA, with `adapter`)");
         /// Training on pairs of answers; `None` trains on texts.
-        pub preference: Option<Preference> = section(&Preference::SECTION, "Preference training on pairs of a chosen and a rejected answer; needs `data.format: chat`. Without the section, training imitates every conversation");
+        pub preference: Option<Preference> = section(&Preference::SECTION, "Preference training on pairs of a chosen and a rejected answer; requires `data.format: chat`. Without this section, conversations are used for supervised fine-tuning");
         /// The training data; `None` if the program provides its own batches.
         pub data: Option<Data> = section(&Data::SECTION, "Training data; a program may provide its own batches instead");
         /// A curriculum over the sequence length.
         pub data_efficiency: DataEfficiency = section(&DataEfficiency::SECTION, "Curriculum learning: short sequences first");
         /// Duration of training, evaluation and checkpoints.
-        pub training: Training = section(&Training::SECTION, "How long to train, when to evaluate and save");
+        pub training: Training = section(&Training::SECTION, "How long to train, and when to evaluate and save");
         /// How ranks are started and how they communicate.
         pub launcher: Launcher = section(&Launcher::SECTION, "How ranks are started and how they communicate");
         /// The search of `zero-train autotune`. Training ignores it.
@@ -193,29 +193,29 @@ section! {
         = ignored("prescale_gradients", Kind::Bool, "false", PRESCALED);
         = ignored("gradient_predivide_factor", POSITIVE, "1.0", PRESCALED);
         = later("seq_parallel_communication_data_type", "fp32", "Data type in which sequence-parallel ranks reduce gradients").instead("`communication_data_type` applies to this reduction too");
-        = later("use_data_before_expert_parallelism", "false", "Order of ranks for experts").instead("mixture-of-experts layers are not supported");
+        = later("use_data_before_expert_parallelism", "false", "Rank order for expert parallelism").instead("mixture-of-experts layers are not supported");
         = later("data_parallel_size", "null", "Number of data-parallel ranks, if sequence_parallel_size is set").instead("zero-train computes it as the number of ranks / (`pipeline.stages` × `sequence_parallel_size` × `mesh.context_parallel_degree` × `tensor_parallel.autotp_size`)");
-        = ignored("vocabulary_size", SIZE_1, "= not given", "DeepSpeed only checks that the value is a multiple of 8");
+        = ignored("vocabulary_size", SIZE_1, "= unset", "DeepSpeed only checks that the value is a multiple of 8");
         = ignored("zero_allow_untested_optimizer", Kind::Bool, "false", "every optimizer works at every ZeRO stage");
         = ignored("zero_force_ds_cpu_optimizer", Kind::Bool, "true", "each optimizer has only one implementation");
         = rejected_section("comet", &COMET, "Comet has no client for Rust");
         = rejected_section("torch_autocast", &TORCH_AUTOCAST, "candle has no autocast; use `bf16`");
         = rejected_section("expert_parallel", &EXPERT_PARALLEL, "AutoEP rewrites Python classes of Hugging Face's models");
         = rejected_section("hybrid_engine", &HYBRID_ENGINE, "zero-train has no inference engine to switch to");
-        = section("compile", &COMPILE, "Settings of torch.compile; zero-train has no graph to compile");
+        = section("compile", &COMPILE, "torch.compile settings; zero-train has no graph to compile");
         = rejected("weight_quantization", "null", "the key is for inference, not for training");
         = ignored("disable_allgather", Kind::Bool, "false", "updated parameters are always all-gathered; DeepSpeed does not use the key either");
         = rejected("disable_python_gc", "false", "zero-train does not run Python");
-        = removed("nebula", "delete the section: Nebula was a service of Azure");
+        = removed("nebula", "delete the section: Nebula was an Azure service");
         = removed("compression_training", "delete the section: quantization-aware training and pruning were removed");
         = removed("amp", "use `bf16` instead of Apex");
         = removed("quantize_training", "delete the section: MoQ was removed");
         = removed("eigenvalue", "delete the section: MoQ was removed");
         = removed("sparse_gradients", "delete the key: sparse reduction of embeddings was removed");
-        = removed("sparse_attention", "delete the section: the kernels of sparse attention were removed");
+        = removed("sparse_attention", "delete the section: the sparse attention kernels were removed");
         = removed("elasticity", "delete the section: checkpoints load at any world size");
         = removed("graph_harvesting", "delete the key: CUDA graphs were removed");
-        = removed("curriculum_learning", "write the curriculum as `data_efficiency.data_sampling.curriculum_learning`");
+        = removed("curriculum_learning", "use `data_efficiency.data_sampling.curriculum_learning`");
         = removed("progressive_layer_drop", "delete the section");
     }
     and {
@@ -357,10 +357,10 @@ fn in_group(group: Option<usize>, key: &str) -> String {
 }
 
 /// The reason why two of DeepSpeed's keys about dividing gradients have no effect.
-const PRESCALED: &str = "gradients need no scaling at the reduction, because the loss is divided before the backward: by the number of micro-batches × ranks, or with `gradient_allreduce_op: sum` by the number of micro-batches";
+const PRESCALED: &str = "gradients need no scaling in the reduction: before the backward pass, the loss is divided by the number of micro-batches × ranks, or with `gradient_allreduce_op: sum` by the number of micro-batches";
 
 choice! {
-    /// How the gradients of the ranks are reduced.
+    /// How gradients are reduced across ranks.
     pub enum ReduceOp {
         /// Their mean, which is the gradient of the global batch's mean loss.
         Mean = "mean",

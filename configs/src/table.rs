@@ -10,7 +10,7 @@
 ///     #[derive(Debug, Clone, PartialEq, Serialize)]
 ///     pub struct Aio(keys) in Config::aio {
 ///         /// Bytes per read or write.
-///         pub block_size: usize = now(BLOCK, "1048576", "Bytes of one read or write");
+///         pub block_size: usize = now(BLOCK, "1048576", "Bytes per read or write");
 ///         /// Threads of a rank.
 ///         pub threads: usize = key(COUNT, "= the cores", "Threads") [else keys.cores()];
 ///         = rejected("use_gds", "false", "GPUDirect Storage needs a GPU");

@@ -39,14 +39,14 @@ section! {
     /// The section as written.
     #[derive(Debug, Clone, Serialize)]
     pub(crate) struct Written(keys) in Config::activation_checkpointing, off while enabled is ["false"] {
-        pub enabled: bool = now(Kind::Bool, "true", "Recompute activations; writing the section is enough to switch it on (in DeepSpeed the program must also call it)");
-        pub interval: Option<usize> = now(COUNT, "= 1, unless number_checkpoints is given", "Keep the input of every n-th layer; the activations between two kept inputs are recomputed in the backward");
+        pub enabled: bool = now(Kind::Bool, "true", "Recompute activations; adding the section is enough to enable it (in DeepSpeed the program must also call it)");
+        pub interval: Option<usize> = now(COUNT, "= 1, unless number_checkpoints is given", "Keep the input of every n-th layer; the activations between two kept inputs are recomputed in the backward pass");
         pub number_checkpoints: Option<usize> = now(COUNT, "null", "Number of layer inputs to keep, evenly spaced, instead of interval");
         pub layers: Option<Vec<LayerPattern>> = now(Kind::Patterns, "= every layer whose recomputation saves memory", "Case-insensitive regular expressions: only layers whose name matches one of them are recomputed");
-        pub cpu_checkpointing: Option<bool> = now(Kind::Bool, "= true when device is cpu", "DeepSpeed's way to write `device: cpu`");
-        pub device: Option<OffloadDevice> = now(OffloadDevice::KIND, "= cpu when cpu_checkpointing is true, else none", "Where kept inputs wait for the backward: none, in device memory; cpu, in host memory (no change on a machine without a GPU); nvme, in files");
+        pub cpu_checkpointing: Option<bool> = now(Kind::Bool, "= true when device is cpu", "DeepSpeed's name for `device: cpu`");
+        pub device: Option<OffloadDevice> = now(OffloadDevice::KIND, "= cpu when cpu_checkpointing is true, else none", "Where kept inputs are stored until the backward pass: none, in device memory; cpu, in host memory (no change on a machine without a GPU); nvme, in files");
         #[serde(serialize_with = "crate::yaml_out::path")]
-        pub nvme_path: Option<PathBuf> = key(Kind::Path, "null", "Folder of the files on a local disk, relative to the working directory; required for nvme");
+        pub nvme_path: Option<PathBuf> = key(Kind::Path, "null", "Folder for the files, on a local disk; relative to the working directory; required for nvme");
         = ignored("contiguous_memory_optimization", Kind::Bool, "false", "each kept input has its own buffer");
         = ignored("synchronize_checkpoint_boundary", Kind::Bool, "false", "the key only adds waits for the device and does not change results");
         = ignored("profile", Kind::Bool, "false", "`training.trace` shows the time of every part of a step");

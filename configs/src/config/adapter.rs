@@ -34,7 +34,7 @@ section! {
         /// Also train the norm of each output's weight vector (DoRA).
         pub use_dora: bool = key(Kind::Bool, "false", "Also train the norm of each output's weight vector (DoRA)");
         /// Ratio of the learning rate of B to the learning rate of A (LoRA+).
-        pub loraplus_lr_ratio: Option<f64> = key(POSITIVE, "null", "LoRA+: learning rate of B and of trained vectors, divided by the learning rate of A");
+        pub loraplus_lr_ratio: Option<f64> = key(POSITIVE, "null", "LoRA+: ratio of the learning rate of B and of trained vectors to the learning rate of A");
     }
 }
 

@@ -23,18 +23,18 @@ section! {
         pub fast: bool = now(Kind::Bool, "false", "Tune the ZeRO stage and the micro-batch only (DeepSpeed's default is true)");
         /// Folder for the results, relative to the working directory.
         #[serde(serialize_with = "yaml_out::folder")]
-        pub results_dir: PathBuf = key(Kind::Path, "autotuning_results", "Folder of the results, relative to the working directory");
+        pub results_dir: PathBuf = key(Kind::Path, "autotuning_results", "Results folder, relative to the working directory");
         /// Delete the results of an earlier search.
         pub overwrite: bool = now(Kind::Bool, "true", "Delete the results of an earlier search");
         /// The metric to optimise.
         pub metric: Metric = now(Metric::KIND, "throughput", "Objective: throughput, most samples per second; latency, shortest step (DeepSpeed picks the longest); flops, most operations per second");
         /// File for the best value of the metric.
         #[serde(serialize_with = "yaml_out::path")]
-        pub metric_path: Option<PathBuf> = key(Kind::Path, "null", "File that the best value of the metric is written to, as JSON");
+        pub metric_path: Option<PathBuf> = key(Kind::Path, "null", "JSON file to which the best metric value is written");
         /// First step to measure; at least 1.
-        pub start_profile_step: usize = now(COUNT, "3", "First step that is measured");
+        pub start_profile_step: usize = now(COUNT, "3", "First measured step");
         /// Last step to measure; not before the first.
-        pub end_profile_step: usize = now(COUNT, "5", "Last step that is measured");
+        pub end_profile_step: usize = now(COUNT, "5", "Last measured step");
         /// Order in which configurations are tried.
         pub tuner_type: TunerType = now(TunerType::KIND, "model_based", "Order of the configurations: model_based, best prediction first; gridsearch, all in turn; random (DeepSpeed's default is gridsearch)");
         /// Stop after this many configurations in a row without an improvement; 0 never stops early.
@@ -42,9 +42,9 @@ section! {
         /// Maximum number of configurations to measure; at least 1.
         pub tuner_num_trials: usize = now(COUNT, "50", "Maximum number of configurations to measure");
         /// Maximum global batch size, in samples.
-        pub max_train_batch_size: Option<usize> = now(COUNT, "null", "Largest global batch");
+        pub max_train_batch_size: Option<usize> = now(COUNT, "null", "Largest global batch size");
         /// Minimum global batch size, in samples.
-        pub min_train_batch_size: usize = now(COUNT, "1", "Smallest global batch");
+        pub min_train_batch_size: usize = now(COUNT, "1", "Smallest global batch size");
         /// Maximum micro-batch size, in samples.
         pub max_train_micro_batch_size_per_gpu: usize = now(COUNT, "1024", "Largest micro-batch");
         /// Minimum micro-batch size, in samples.
@@ -55,7 +55,7 @@ section! {
         #[serde(serialize_with = "yaml_out::space")]
         pub space: Vec<Dimension> = key(Kind::Space { continuous: false }, "{}", SPACE);
         /// Time limit for one run of a trial, in seconds. Longer runs are stopped.
-        pub trial_timeout_seconds: u64 = key(COUNT, "300", "Stop a trial's run after this time; the results list the trial with this reason");
+        pub trial_timeout_seconds: u64 = key(COUNT, "300", "Stop a trial after this time; the results list the timeout as the reason");
         /// Time limit for all measurements, in seconds.
         pub budget_seconds: Option<u64> = key(COUNT, "null", "Stop measuring after this time; null: no time limit");
         /// Maximum number of runs per configuration, interleaved with the other configurations.
@@ -84,7 +84,7 @@ section! {
         /// Optimizer steps of a trial; `None` trains as long as the run itself.
         pub max_steps: Option<usize> = key(COUNT, "null", "Optimizer steps per trial; null: as many as the training run");
         /// Seed of [`SweepMethod::Random`] and [`SweepMethod::Tpe`].
-        pub seed: u64 = key(SIZE, "42", "Seed of random and tpe");
+        pub seed: u64 = key(SIZE, "42", "Seed for random and tpe");
     }
 }
 

@@ -12,7 +12,7 @@ section! {
     #[derive(Debug, Clone, PartialEq, Serialize)]
     pub struct Chat(keys) in Data::chat {
         /// The kind of records in a file.
-        pub kind as "type": ChatType = key(ChatType::KIND, "auto", "Form of a record. auto: detected from the fields of the first record; messages: a list of messages, as in OpenAI's or ShareGPT's format; alpaca: instruction, input and output; prompt_completion: prompt and completion, each a text or a list of messages; preference: chosen and rejected, with their prompt or as whole conversations, for the section `preference`");
+        pub kind as "type": ChatType = key(ChatType::KIND, "auto", "Record format. auto: detected from the fields of the first record; messages: a list of messages, as in OpenAI's or ShareGPT's format; alpaca: instruction, input and output; prompt_completion: prompt and completion, each a string or a list of messages; preference: chosen and rejected, with their prompt or as whole conversations, for the `preference` section");
         /// The template: its text, or the path of its file.
         pub chat_template: Option<String> = key(Kind::Text, "= the model's own", "Jinja template: its text or the path of a file. The model's own is chat_template.jinja, or chat_template in tokenizer_config.json, in the tokenizer's folder or in model.pretrained");
         /// Field of a record that holds the messages.
@@ -20,19 +20,19 @@ section! {
         /// Fields of a message.
         pub message_property_mappings: MessageProperties = section(&MessageProperties::SECTION, "Names of the fields of a message");
         /// Names of roles in the files.
-        pub roles: Roles = section(&Roles::SECTION, "For each role of the template, the names of this role in the files");
+        pub roles: Roles = section(&Roles::SECTION, "For each role of the template, the names of that role in the files");
         /// Field of a message that decides whether the message is trained, whatever its role.
-        pub message_field_training: String = key(Kind::Text, "weight", "Field of a message (0, 1, true or false) that decides whether its tokens are trained, whatever its role");
+        pub message_field_training: String = key(Kind::Text, "weight", "Field of a message (0, 1, true or false) that decides whether its tokens are trained on, regardless of its role");
         /// Roles whose messages are trained.
-        pub roles_to_train: Vec<String> = key(Kind::Texts, "[assistant]", "Roles whose messages are trained");
+        pub roles_to_train: Vec<String> = key(Kind::Texts, "[assistant]", "Roles whose messages are trained on");
         /// Train every token.
         pub train_on_inputs: bool = key(Kind::Bool, "false", "Train on every token, including the user's and the template's");
         /// Which end-of-turn tokens are trained.
-        pub train_on_eos: TrainOnEos = key(TrainOnEos::KIND, "turn", "Which end-of-turn tokens are trained: turn, those of trained messages; all; last, only the last one");
+        pub train_on_eos: TrainOnEos = key(TrainOnEos::KIND, "turn", "Which end-of-turn tokens are trained on: turn, those of messages that are trained on; all; last, only the last one");
         /// Reaction to a conversation that is longer than a sample.
         pub excess_length_strategy: ExcessLength = key(ExcessLength::KIND, "raise", "What to do with a conversation of more than sequence_length + 1 tokens: raise an error, drop it, or truncate its end");
         /// Reaction to a conversation without a trained token.
-        pub untrained_strategy: Untrained = key(Untrained::KIND, "raise", "What to do with a conversation without a trained token: raise an error or drop it");
+        pub untrained_strategy: Untrained = key(Untrained::KIND, "raise", "What to do with a conversation that has no token to train on: raise an error or drop it");
         = later("sample_packing", "false", "Several conversations in one sample").instead("write `data.sample_packing: true`");
     }
 }

@@ -35,7 +35,7 @@ section! {
         = ignored("pin_memory", Kind::Bool, "false", "the key changes how batches reach a GPU, not the results");
         /// Training on short sequences first.
         pub curriculum_learning: CurriculumLearning = section(&CurriculumLearning::SECTION, "Curriculum learning: short sequences first");
-        = later_section("dynamic_batching", &DYNAMIC_BATCHING, "Batches limited by tokens instead of by a number of samples").instead("`data.max_tokens` limits the tokens of a micro-batch, and keeps the number of samples of a step");
+        = later_section("dynamic_batching", &DYNAMIC_BATCHING, "Batches limited by the number of tokens instead of samples").instead("`data.max_tokens` limits the tokens of a micro-batch, and keeps the number of samples of a step");
     }
 }
 
@@ -45,9 +45,9 @@ section! {
     pub struct CurriculumLearning(keys) in DataSampling::curriculum_learning, off while enabled is ["false"] {
         /// Whether the section has an effect.
         pub enabled: bool = now(Kind::Bool, "false", "Use the section");
-        = ignored("data_cluster_path", Kind::Path, "= not given", "the order of the samples is computed, not kept in files");
+        = ignored("data_cluster_path", Kind::Path, "= unset", "the order of the samples is computed, not kept in files");
         /// The quantity that the curriculum increases.
-        pub curriculum_metrics: CurriculumMetrics = section(&CurriculumMetrics::SECTION, "Metric of the curriculum; only the sequence length is supported");
+        pub curriculum_metrics: CurriculumMetrics = section(&CurriculumMetrics::SECTION, "Curriculum metric; only the sequence length is supported");
     }
 }
 
@@ -65,9 +65,9 @@ section! {
     /// `curriculum_metrics.seqlen`: the number of tokens per sample at each step.
     #[derive(Debug, Clone, PartialEq, Serialize)]
     pub struct Curriculum(keys) in CurriculumMetrics::seqlen {
-        = ignored("index_to_sample_path", Kind::Text, "= not given", "samples are truncated, not looked up by length; with `single_cluster` DeepSpeed does not read the key either");
-        = ignored("index_to_metric_path", Kind::Text, "= not given", "samples are truncated, not looked up by length; with `single_cluster` DeepSpeed does not read the key either");
-        = later("difficulty_type", "value", "value: lengths in tokens").instead("difficulties are lengths in tokens");
+        = ignored("index_to_sample_path", Kind::Text, "= unset", "samples are truncated, not looked up by length; with `single_cluster` DeepSpeed does not read the key either");
+        = ignored("index_to_metric_path", Kind::Text, "= unset", "samples are truncated, not looked up by length; with `single_cluster` DeepSpeed does not read the key either");
+        = later("difficulty_type", "value", "value: the length in tokens").instead("difficulties are lengths in tokens");
         = later("clustering_type", "single_cluster", "single_cluster: every sample is drawn and truncated to the length of the step").instead("every sample is drawn and truncated to the length of the step");
         /// Number of tokens per sample at the start.
         pub min_difficulty: usize = now(COUNT, REQUIRED, "Tokens per sample at the start");

@@ -17,11 +17,11 @@ section! {
         pub data_parallel_replicate_degree: usize = engine(RANKS, "= data-parallel ranks / data_parallel_shard_degree, else 1", "Number of groups of ranks that each hold all ZeRO shards (HSDP); 1: all ranks of a pipeline stage form one group; auto: one group per host, unless data_parallel_shard_degree is a number") [is keys.facts().replicates];
         /// Number of ranks over which ZeRO shards, where ranks that share a sequence count as one; `None` is the
         /// data-parallel ranks divided by `data_parallel_replicate_degree`.
-        pub data_parallel_shard_degree: Option<usize> = engine(RANKS, "null", "Number of ranks over which ZeRO shards; ranks that share a sequence count as one; null: the data-parallel ranks / data_parallel_replicate_degree; auto: the ranks of a host, unless data_parallel_replicate_degree is a number") [or keys.facts().shards];
+        pub data_parallel_shard_degree: Option<usize> = engine(RANKS, "null", "Number of ranks across which ZeRO shards; ranks that share a sequence count as one; null: the data-parallel ranks / data_parallel_replicate_degree; auto: the ranks of a host, unless data_parallel_replicate_degree is a number") [or keys.facts().shards];
         /// Number of ranks that share each sequence and gather keys and values in attention (context parallelism).
         pub context_parallel_degree: usize = key(RANKS, "1", "Number of consecutive ranks that share each sequence (context parallelism as in Llama 3). Each rank computes attention for the queries of two chunks, one from each end of the sequence, and gathers the keys and values of all positions. Like `sequence_parallel_size`, but not limited by the number of heads");
-        = rejected("tensor_parallel_degree", "1", "tensor parallelism has a section of its own").instead("`tensor_parallel.autotp_size` sets the number of ranks");
-        = rejected("pipeline_parallel_degree", "1", "pipelines have a section of their own").instead("`pipeline.stages` sets the number of stages");
+        = rejected("tensor_parallel_degree", "1", "tensor parallelism has its own section").instead("`tensor_parallel.autotp_size` sets the number of ranks");
+        = rejected("pipeline_parallel_degree", "1", "pipeline parallelism has its own section").instead("`pipeline.stages` sets the number of stages");
     }
 }
 

@@ -16,7 +16,7 @@ section! {
         /// Whether the monitor is on.
         pub enabled: bool = now(Kind::Bool, "false", "Enable this monitor");
         /// Output folder; if empty, the folder of the run.
-        pub output_path: String = key(Kind::Text, "", "Folder for the files; empty: the folder of the run");
+        pub output_path: String = key(Kind::Text, "", "Folder for the files; empty: the run folder");
         /// Folder inside `output_path`.
         pub job_name: String = key(Kind::Text, "DeepSpeedJobName", "Folder inside output_path");
     }
@@ -29,7 +29,7 @@ section! {
         /// Whether the monitor is on.
         pub enabled: bool = key(Kind::Bool, "false", "Enable this monitor");
         /// Address of the server; `None` takes it from the environment.
-        pub tracking_uri: Option<String> = key(Kind::Path, "null", "Address of the server, such as `http://host:5000`; null: the environment variable MLFLOW_TRACKING_URI. A token is read only from MLFLOW_TRACKING_TOKEN");
+        pub tracking_uri: Option<String> = key(Kind::Path, "null", "Server URL, such as `http://host:5000`; null: the environment variable MLFLOW_TRACKING_URI. A token is read only from MLFLOW_TRACKING_TOKEN");
         /// Experiment that the run belongs to.
         pub experiment_name: String = key(Kind::Path, "zero-train", "Experiment that the run belongs to; created if it does not exist");
         /// Name of the run; `None` lets the server choose one.
@@ -43,10 +43,10 @@ section! {
     pub struct Wandb(keys) in Config::wandb {
         /// Whether the monitor is on.
         pub enabled: bool = key(Kind::Bool, "false", "Enable this monitor; the API key is read only from WANDB_API_KEY or the file ~/.netrc");
-        /// Group of runs that the run belongs to; `None` takes it from the environment.
-        pub group: Option<String> = key(Kind::Path, "null", "Group of runs that the run belongs to; null: the environment variable WANDB_RUN_GROUP, if it is set");
+        /// Run group; `None` takes it from the environment.
+        pub group: Option<String> = key(Kind::Path, "null", "Run group; null: the environment variable WANDB_RUN_GROUP, if it is set");
         /// Team or user that the project belongs to; `None` takes it from the environment.
-        pub team: Option<String> = key(Kind::Path, "null", "Team or user that the project belongs to; null: the environment variable WANDB_ENTITY, else the default of the account");
+        pub team: Option<String> = key(Kind::Path, "null", "Team or user that the project belongs to; null: the environment variable WANDB_ENTITY, else the account's default");
         /// Project that the run belongs to; `None` takes it from the environment.
         pub project: Option<String> = key(Kind::Path, "null", "Project that the run belongs to; null: the environment variable WANDB_PROJECT, else `deepspeed`");
     }
@@ -108,8 +108,8 @@ section! {
         /// Print every layer.
         pub detailed: bool = now(Kind::Bool, "true", "Print every layer");
         /// File for the profile; `None` prints it.
-        pub output_file: Option<PathBuf> = key(Kind::Path, "null", "File for the profile; null: print it");
-        = ignored("recompute_fwd_factor", NON_NEGATIVE, "0.0", "recomputed forwards are counted, not estimated");
+        pub output_file: Option<PathBuf> = key(Kind::Path, "null", "File for the profile; null: the profile is printed");
+        = ignored("recompute_fwd_factor", NON_NEGATIVE, "0.0", "recomputed forward passes are counted, not estimated");
     }
 }
 

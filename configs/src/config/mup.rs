@@ -25,14 +25,14 @@ section! {
     pub struct BaseWidths(keys) in Mup::base {
         /// Width of the residual stream of a GPT-2.
         pub n_embd: Option<usize> = key(WIDTH, "= model.n_embd", "GPT-2: width of the residual stream");
-        /// Width inside the feed-forward part of a GPT-2.
-        pub n_inner: Option<usize> = key(WIDTH, "= in proportion to n_embd", "GPT-2: width inside the feed-forward part");
+        /// Width inside the feed-forward network of a GPT-2.
+        pub n_inner: Option<usize> = key(WIDTH, "= in proportion to n_embd", "GPT-2: width inside the feed-forward network");
         /// Attention heads of a GPT-2.
         pub n_head: Option<usize> = key(WIDTH, "= model.n_head", "GPT-2: attention heads");
         /// Width of the residual stream of a Llama.
         pub hidden_size: Option<usize> = key(WIDTH, "= model.hidden_size", "Llama: width of the residual stream");
-        /// Width inside the feed-forward part of a Llama.
-        pub intermediate_size: Option<usize> = key(WIDTH, "= in proportion to hidden_size", "Llama: width inside the feed-forward part");
+        /// Width inside the feed-forward network of a Llama.
+        pub intermediate_size: Option<usize> = key(WIDTH, "= in proportion to hidden_size", "Llama: width inside the feed-forward network");
         /// Attention heads of a Llama.
         pub num_attention_heads: Option<usize> = key(WIDTH, "= model.num_attention_heads", "Llama: attention heads");
         /// Number of heads of keys and values of a Llama.

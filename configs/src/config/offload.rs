@@ -37,10 +37,10 @@ section! {
     #[derive(Debug, Clone, PartialEq, Serialize)]
     pub struct OffloadOptimizer(keys) in Zero::offload_optimizer, off while device is ["none"] {
         /// Target device.
-        pub device: OffloadDevice = now(OffloadDevice::KIND, "none", "Where a rank keeps its optimizer state and master weights: none, in device memory; cpu, in host memory (no change on a machine without a GPU); nvme, in files. For stages 1 to 3");
+        pub device: OffloadDevice = now(OffloadDevice::KIND, "none", "Where a rank keeps its optimizer state and master weights: none, in device memory; cpu, in host memory (no change on a machine without a GPU); nvme, in files. Requires stage 1, 2 or 3");
         /// Folder of the files, relative to the working directory. Set if the device is [`OffloadDevice::Nvme`].
         #[serde(serialize_with = "crate::yaml_out::path")]
-        pub nvme_path: Option<PathBuf> = key(Kind::Path, "null", "Folder of the files on a local disk, relative to the working directory; required for nvme");
+        pub nvme_path: Option<PathBuf> = key(Kind::Path, "null", "Folder for the files, on a local disk; relative to the working directory; required for nvme");
         /// Maximum number of tiles of `sub_group_size` elements in memory, including those being read or written. At
         /// least 2 if reads or writes are pipelined.
         pub buffer_count: usize = now(BUFFERS, "4", "With nvme: number of tiles of `sub_group_size` elements in memory, including tiles in flight; at least 1, or 2 with pipeline_read or pipeline_write");
@@ -62,10 +62,10 @@ section! {
     #[derive(Debug, Clone, PartialEq, Serialize)]
     pub struct OffloadParam(keys) in Zero::offload_param, off while device is ["none"] {
         /// Target device.
-        pub device: OffloadDevice = now(OffloadDevice::KIND, "none", "Where a rank keeps its shards of the parameters: none, in device memory; cpu, in host memory (no change on a machine without a GPU); nvme, in files. For stage 3 only");
+        pub device: OffloadDevice = now(OffloadDevice::KIND, "none", "Where a rank keeps its parameter shards: none, in device memory; cpu, in host memory (no change on a machine without a GPU); nvme, in files. Requires stage 3");
         /// Folder of the files, relative to the working directory. Set if the device is [`OffloadDevice::Nvme`].
         #[serde(serialize_with = "crate::yaml_out::path")]
-        pub nvme_path: Option<PathBuf> = key(Kind::Path, "null", "Folder of the files on a local disk, relative to the working directory; required for nvme");
+        pub nvme_path: Option<PathBuf> = key(Kind::Path, "null", "Folder for the files, on a local disk; relative to the working directory; required for nvme");
         /// Maximum number of shards in memory, including those being read or written.
         pub buffer_count: usize = now(BUFFERS, "5", "With nvme: number of shards in memory, including shards in flight; at least 1, and at least the shards that one layer gathers");
         /// Number of elements that stay in memory if the device is [`OffloadDevice::Nvme`].
@@ -80,7 +80,7 @@ section! {
     #[derive(Debug, Clone, PartialEq, Serialize)]
     pub struct Aio(keys) in Config::aio {
         /// Number of bytes per read or write, a multiple of 4096.
-        pub block_size: usize = now(BLOCK, "1048576", "Bytes of one read or write");
+        pub block_size: usize = now(BLOCK, "1048576", "Bytes per read or write");
         /// Maximum number of reads and writes in flight.
         pub queue_depth: usize = now(Kind::Int { min: 1, max: 1024 }, "8", "Reads and writes in flight at a time");
         /// Submit each request to the kernel in its own call, instead of all waiting requests in one call.
@@ -90,7 +90,7 @@ section! {
         /// Number of threads that share the reads and writes of a rank.
         pub intra_op_parallelism: usize = now(Kind::Int { min: 1, max: 64 }, "1", "Threads that share the reads and writes of a rank");
         = rejected("use_gds", "false", "GPUDirect Storage needs a GPU");
-        = ignored("thread_count", COUNT, "1", "DeepSpeed does not read the key either; write `intra_op_parallelism`");
+        = ignored("thread_count", COUNT, "1", "DeepSpeed does not read the key either; use `intra_op_parallelism`");
     }
 }
 

@@ -33,7 +33,7 @@ section! {
         /// Learning rate; a scheduler may replace it step by step.
         pub lr: f64 = engine(NON_NEGATIVE, "0.001", LR) [else TRAINER];
         /// Decay of the first and second moment.
-        pub betas: [f64; 2] = now(BETAS, "[0.9, 0.999]", "Decay of the first and the second moment");
+        pub betas: [f64; 2] = now(BETAS, "[0.9, 0.999]", "Decay rates of the first and second moments");
         /// Added to the square root of the second moment.
         pub eps: f64 = now(NON_NEGATIVE, "1.0e-8", "Added to the square root of the second moment");
         /// Weight decay.
@@ -48,9 +48,9 @@ section! {
         /// Number of bits per value of the optimizer states: 32, or 8 for large parameters.
         pub optim_bits: usize = key(OPTIM_BITS, "32", "Bits per value of the optimizer state: 32, or 8 with blockwise quantization as in bitsandbytes");
         /// Minimum number of elements of a parameter with 8-bit states.
-        pub min_8bit_size: usize = key(COUNT, "4096", "Minimum number of elements of a parameter whose states have 8 bits");
+        pub min_8bit_size: usize = key(COUNT, "4096", "Parameters with fewer elements keep 32-bit states");
         = rejected("amsgrad", "false", "AMSGrad is not implemented; DeepSpeed's Adam does not have it either");
-        = removed("max_grad_norm", "write `gradient_clipping` at the top level");
+        = removed("max_grad_norm", "set `gradient_clipping` at the top level");
     }
 }
 
@@ -61,9 +61,9 @@ section! {
         /// Learning rate.
         pub lr: f64 = engine(NON_NEGATIVE, "0.001", LR) [else TRAINER];
         /// Momentum; 0 keeps no state.
-        pub momentum: f64 = now(Kind::Float(FRACTION), "0.0", "Momentum; 0 keeps no state");
-        /// Dampening of the gradient that enters the momentum.
-        pub dampening: f64 = now(RATIO, "0.0", "Dampening of the gradient that enters the momentum");
+        pub momentum: f64 = now(Kind::Float(FRACTION), "0.0", "Momentum; 0: no momentum state");
+        /// Dampening of the gradient in the momentum update.
+        pub dampening: f64 = now(RATIO, "0.0", "Dampening of the gradient in the momentum update");
         /// Nesterov momentum.
         pub nesterov: bool = now(Kind::Bool, "false", "Nesterov momentum");
         /// L2 weight decay, added to the gradient.
@@ -72,7 +72,7 @@ section! {
         = rejected("differentiable", "false", "the optimizer step is not part of an autograd graph");
         = ignored("foreach", Kind::Bool, "= PyTorch's choice", "the optimizer has only one implementation");
         = ignored("fused", Kind::Bool, "= PyTorch's choice", "the optimizer has only one implementation");
-        = removed("max_grad_norm", "write `gradient_clipping` at the top level");
+        = removed("max_grad_norm", "set `gradient_clipping` at the top level");
     }
 }
 
@@ -83,7 +83,7 @@ section! {
         /// Learning rate of the base model.
         pub lr: f64 = engine(NON_NEGATIVE, "0.001", "Learning rate of the base model; auto: 5e-5, as in Hugging Face's Trainer") [else TRAINER];
         /// Decay of the first and second moment.
-        pub betas: [f64; 2] = now(BETAS, "[0.9, 0.999]", "Decay of the first and the second moment");
+        pub betas: [f64; 2] = now(BETAS, "[0.9, 0.999]", "Decay rates of the first and second moments");
         /// Added to the square root of the second moment.
         pub eps: f64 = now(NON_NEGATIVE, "1.0e-8", "Added to the square root of the second moment");
         /// Weight decay of the base model.
@@ -94,7 +94,7 @@ section! {
         = ignored("capturable", Kind::Bool, "false", "CUDA graphs are not supported");
         = ignored("foreach", Kind::Bool, "= PyTorch's choice", "the optimizer has only one implementation");
         = ignored("fused", Kind::Bool, "= PyTorch's choice", "the optimizer has only one implementation");
-        = removed("max_grad_norm", "write `gradient_clipping` at the top level");
+        = removed("max_grad_norm", "set `gradient_clipping` at the top level");
     }
 }
 
@@ -111,8 +111,8 @@ section! {
         /// Number of bits per value of the optimizer states: 32, or 8 for large parameters.
         pub optim_bits: usize = key(OPTIM_BITS, "32", "Bits per value of the optimizer state: 32, or 8 with blockwise quantization as in bitsandbytes");
         /// Minimum number of elements of a parameter with 8-bit states.
-        pub min_8bit_size: usize = key(COUNT, "4096", "Minimum number of elements of a parameter whose states have 8 bits");
-        = removed("max_grad_norm", "write `gradient_clipping` at the top level");
+        pub min_8bit_size: usize = key(COUNT, "4096", "Parameters with fewer elements keep 32-bit states");
+        = removed("max_grad_norm", "set `gradient_clipping` at the top level");
     }
 }
 
@@ -128,7 +128,7 @@ section! {
         pub weight_decay: f64 = now(NON_NEGATIVE, "0.0", "Added to the gradient");
         /// Keep the sum of squared gradients in f32; otherwise in the parameters' dtype, f32 or bf16.
         pub fp32_optimizer_states: bool = now(Kind::Bool, "true", "Keep the sum of squared gradients in f32; false: in the data type of the parameters, f32 or bf16");
-        = removed("max_grad_norm", "write `gradient_clipping` at the top level");
+        = removed("max_grad_norm", "set `gradient_clipping` at the top level");
     }
 }
 
@@ -138,21 +138,21 @@ section! {
     pub struct RmsProp(keys) in Optimizer::PARAMS {
         /// Learning rate.
         pub lr: f64 = engine(NON_NEGATIVE, "0.01", LR) [else TRAINER];
-        /// Decay of the mean of squared gradients.
-        pub alpha: f64 = now(Kind::Float(FRACTION), "0.99", "Decay of the mean of squared gradients");
+        /// Decay rate of the mean of squared gradients.
+        pub alpha: f64 = now(Kind::Float(FRACTION), "0.99", "Decay rate of the mean of squared gradients");
         /// Added to the square root of the mean of squared gradients.
         pub eps: f64 = now(NON_NEGATIVE, "1.0e-8", "Added to the square root of the mean");
         /// L2 weight decay, added to the gradient.
         pub weight_decay: f64 = now(NON_NEGATIVE, "0.0", "Added to the gradient");
         /// Momentum of the steps; 0 keeps no state.
-        pub momentum: f64 = now(Kind::Float(FRACTION), "0.0", "Momentum of the steps; 0 keeps no state for it");
+        pub momentum: f64 = now(Kind::Float(FRACTION), "0.0", "Momentum of the updates; 0: no momentum state");
         /// Divide by the root of the gradient's variance instead of the mean of squared gradients.
         pub centered: bool = now(Kind::Bool, "false", "Divide by the square root of the variance; cannot be combined with `momentum`");
         = rejected("maximize", "false", "losses are minimised");
         = rejected("differentiable", "false", "the optimizer step is not part of an autograd graph");
         = ignored("capturable", Kind::Bool, "false", "CUDA graphs are not supported");
         = ignored("foreach", Kind::Bool, "= PyTorch's choice", "the optimizer has only one implementation");
-        = removed("max_grad_norm", "write `gradient_clipping` at the top level");
+        = removed("max_grad_norm", "set `gradient_clipping` at the top level");
     }
 }
 
@@ -163,7 +163,7 @@ section! {
         /// Learning rate.
         pub lr: f64 = engine(NON_NEGATIVE, "0.002", LR) [else TRAINER];
         /// Decay of the first and second moment.
-        pub betas: [f64; 2] = now(BETAS, "[0.9, 0.999]", "Decay of the first and the second moment");
+        pub betas: [f64; 2] = now(BETAS, "[0.9, 0.999]", "Decay rates of the first and second moments");
         /// Added to the square root of the second moment.
         pub eps: f64 = now(NON_NEGATIVE, "1.0e-8", "Added to the square root of the second moment");
         /// Weight decay.
@@ -176,7 +176,7 @@ section! {
         = rejected("differentiable", "false", "the optimizer step is not part of an autograd graph");
         = ignored("capturable", Kind::Bool, "false", "CUDA graphs are not supported");
         = ignored("foreach", Kind::Bool, "= PyTorch's choice", "the optimizer has only one implementation");
-        = removed("max_grad_norm", "write `gradient_clipping` at the top level");
+        = removed("max_grad_norm", "set `gradient_clipping` at the top level");
     }
 }
 
@@ -187,7 +187,7 @@ section! {
         /// Learning rate.
         pub lr: f64 = engine(NON_NEGATIVE, "0.001", LR) [else TRAINER];
         /// Decay of the first and second moment.
-        pub betas: [f64; 2] = now(BETAS, "[0.9, 0.999]", "Decay of the first and the second moment");
+        pub betas: [f64; 2] = now(BETAS, "[0.9, 0.999]", "Decay rates of the first and second moments");
         /// Added to the square root of the second moment.
         pub eps: f64 = now(NON_NEGATIVE, "1.0e-8", "Added to the square root of the second moment");
         /// Weight decay.
@@ -198,7 +198,7 @@ section! {
         = rejected("differentiable", "false", "the optimizer step is not part of an autograd graph");
         = ignored("capturable", Kind::Bool, "false", "CUDA graphs are not supported");
         = ignored("foreach", Kind::Bool, "= PyTorch's choice", "the optimizer has only one implementation");
-        = removed("max_grad_norm", "write `gradient_clipping` at the top level");
+        = removed("max_grad_norm", "set `gradient_clipping` at the top level");
     }
 }
 
@@ -223,11 +223,11 @@ section! {
         /// Number of Newton–Schulz iterations.
         pub ns_steps: usize = key(COUNT, "5", "Newton–Schulz iterations");
         /// Decay of AdamW's moments.
-        pub betas: [f64; 2] = now(BETAS, "[0.9, 0.999]", "AdamW's decay of the first and the second moment");
+        pub betas: [f64; 2] = now(BETAS, "[0.9, 0.999]", "AdamW's decay rates of the first and second moments");
         /// Added to the square root of AdamW's second moment.
         pub eps: f64 = now(NON_NEGATIVE, "1.0e-8", "Added to the square root of AdamW's second moment");
         = ignored("ns_method", Kind::Text, "gram", "the only implementation computes in f32; DeepSpeed's gram and standard differ only in rounding");
-        = removed("max_grad_norm", "write `gradient_clipping` at the top level");
+        = removed("max_grad_norm", "set `gradient_clipping` at the top level");
     }
 }
 
@@ -238,7 +238,7 @@ section! {
         /// Learning rate.
         pub lr: f64 = engine(NON_NEGATIVE, "0.001", LR) [else TRAINER];
         /// Decay of the first and second moment.
-        pub betas: [f64; 2] = now(BETAS, "[0.9, 0.999]", "Decay of the first and the second moment");
+        pub betas: [f64; 2] = now(BETAS, "[0.9, 0.999]", "Decay rates of the first and second moments");
         /// Added to the square root of the second moment.
         pub eps: f64 = now(NON_NEGATIVE, "1.0e-8", "Added to the square root of the second moment");
         /// Weight decay.
@@ -252,7 +252,7 @@ section! {
         /// Add `eps` to the second moment, under the root.
         pub eps_inside_sqrt: bool = now(Kind::Bool, "false", "Add eps to the second moment, under the square root");
         = rejected("amsgrad", "false", "AMSGrad is not implemented; DeepSpeed's Lamb does not have it either");
-        = removed("max_grad_norm", "write `gradient_clipping` at the top level");
+        = removed("max_grad_norm", "set `gradient_clipping` at the top level");
     }
 }
 
@@ -264,7 +264,7 @@ section! {
         pub lr: f64 = engine(NON_NEGATIVE, "0.0025", LR) [else TRAINER];
         /// First: the share of the averaged weights in the point where gradients are computed. Second: the decay of the
         /// second moment.
-        pub betas: [f64; 2] = now(BETAS, "[0.9, 0.999]", "β₁: share of the average in the weights at which gradients are computed; β₂: decay of the second moment");
+        pub betas: [f64; 2] = now(BETAS, "[0.9, 0.999]", "β₁: share of the average in the weights at which gradients are computed; β₂: decay rate of the second moment");
         /// Added to the square root of the second moment.
         pub eps: f64 = now(NON_NEGATIVE, "1.0e-8", "Added to the square root of the second moment");
         /// Weight decay.
@@ -272,11 +272,11 @@ section! {
         /// Number of steps over which the learning rate rises linearly to `lr`.
         pub warmup_steps: u64 = key(COUNT_OR_0, "0", "Steps over which the learning rate rises linearly to `lr`");
         /// Exponent of the step number in the weight that each iterate has in the average.
-        pub r: f64 = key(NON_NEGATIVE, "0.0", "Exponent of the step number in the weight that the average gives to an iterate");
+        pub r: f64 = key(NON_NEGATIVE, "0.0", "Exponent of the step number in the averaging weights");
         /// Exponent of the largest learning rate so far in the weight that each iterate has in the average.
-        pub weight_lr_power: f64 = key(NON_NEGATIVE, "2.0", "Exponent of the largest learning rate so far in the weight that the average gives to an iterate");
+        pub weight_lr_power: f64 = key(NON_NEGATIVE, "2.0", "Exponent of the largest learning rate so far in the averaging weights");
         = ignored("foreach", Kind::Bool, "= PyTorch's choice", "the optimizer has only one implementation");
-        = removed("max_grad_norm", "write `gradient_clipping` at the top level");
+        = removed("max_grad_norm", "set `gradient_clipping` at the top level");
     }
 }
 
@@ -297,12 +297,12 @@ section! {
         = rejected("maximize", "false", "losses are minimised");
         = ignored("foreach", Kind::Bool, "= PyTorch's choice", "the optimizer has only one implementation");
         = rejected("scale_parameter", "true", "steps always scale with the rms of the parameter, as in PyTorch");
-        = rejected("relative_step", "false", "write the largest relative step as `lr`");
-        = rejected("warmup_init", "false", "write a `scheduler`");
+        = rejected("relative_step", "false", "set `lr` to the largest relative step size");
+        = rejected("warmup_init", "false", "use a `scheduler`");
         = rejected("beta1", "null", "a first moment is not implemented");
-        = removed("clip_threshold", "write `d`, its name in PyTorch");
-        = removed("decay_rate", "write `beta2_decay`, its name in PyTorch");
-        = removed("max_grad_norm", "write `gradient_clipping` at the top level");
+        = removed("clip_threshold", "use `d`, its name in PyTorch");
+        = removed("decay_rate", "use `beta2_decay`, its name in PyTorch");
+        = removed("max_grad_norm", "set `gradient_clipping` at the top level");
     }
 }
 

@@ -29,8 +29,8 @@ section! {
         pub lr_scale: Option<f64> = key(NON_NEGATIVE, "null", "Factor on the optimizer's learning rate, instead of `lr`");
         /// Weight decay that replaces the optimizer's, for all parameters of the group, including biases and norms.
         pub weight_decay: Option<f64> = key(NON_NEGATIVE, "null", "Weight decay of all parameters of the group, whatever `training.weight_decay_on` says");
-        /// Decay of the first and the second moment, which replace the optimizer's `betas`.
-        pub betas: Option<[f64; 2]> = key(Kind::Pair(FRACTION), "null", "Decay of the first and the second moment in place of the optimizer's");
+        /// Decay rates of the first and second moments, which replace the optimizer's `betas`.
+        pub betas: Option<[f64; 2]> = key(Kind::Pair(FRACTION), "null", "Decay rates of the first and second moments in place of the optimizer's");
         /// Maximum L2 norm of the group's gradient. The norm that clips other parameters then excludes the group. 0
         /// disables clipping.
         pub gradient_clipping: Option<f64> = key(NON_NEGATIVE, "null", "Clip the L2 norm of the group's gradient to this value, and exclude the group from the run's clipping; 0: do not clip the group");

@@ -27,10 +27,10 @@ section! {
         /// Compute in bfloat16.
         pub enabled: bool = now(Kind::Bool, "false", "Compute in bfloat16");
         /// Skip a step if its gradient contains an infinity or a NaN.
-        pub check_grad_overflow: bool = now(Kind::Bool, "true", "Skip a step whose gradient has an infinity or a NaN");
-        = ignored("immediate_grad_update", Kind::Bool, "false", "gradients always go to their buffer as they are produced");
+        pub check_grad_overflow: bool = now(Kind::Bool, "true", "Skip a step if its gradient contains an infinity or a NaN");
+        = ignored("immediate_grad_update", Kind::Bool, "false", "gradients are always written to their buffer as they are produced");
         /// Keep no f32 copy of the parameters.
-        pub bf16_master_weights_and_grads: bool = now(Kind::Bool, "false", "No f32 copy of the parameters: the optimizer updates them in bf16. Gradients are kept in bf16 too; see `data_types.grad_accum_dtype`");
+        pub bf16_master_weights_and_grads: bool = now(Kind::Bool, "false", "Keep no f32 copy of the parameters: the optimizer updates them in bf16. Gradients are kept in bf16 too; see `data_types.grad_accum_dtype`");
         /// Keep the states of the optimizer in bfloat16.
         pub bf16_optimizer_states: bool = now(Kind::Bool, "false", "Keep optimizer states in bf16; needs bf16_master_weights_and_grads");
         /// Round updated parameters up or down at random.
@@ -159,19 +159,19 @@ section! {
         /// Compute in half precision.
         pub enabled: bool = now(Kind::Bool, "false", "Compute in f16");
         /// Loss scale; 0 enables dynamic loss scaling with the parameters below.
-        pub loss_scale: f64 = now(NON_NEGATIVE, "0", "Factor on the loss before the backward; 0: dynamic loss scaling");
+        pub loss_scale: f64 = now(NON_NEGATIVE, "0", "Static loss scale, by which the loss is multiplied before the backward pass; 0: dynamic loss scaling");
         /// The initial loss scale is 2 to this power.
         pub initial_scale_power: u32 = now(Kind::Int { min: 0, max: 127 }, "16", "Initial loss scale, as an exponent of 2");
         /// Steps without overflow after which the scale is doubled.
         pub loss_scale_window: usize = now(COUNT, "1000", "Steps without overflow before the scale is doubled");
         /// Number of overflows after which the scale is halved.
-        pub hysteresis: usize = now(COUNT, "2", "Number of overflows until the scale is halved; earlier ones only skip the step");
+        pub hysteresis: usize = now(COUNT, "2", "Number of overflows until the scale is halved; earlier overflows only skip the step");
         /// Reset the count of overflows after every step without overflow, not only after the scale is doubled.
-        pub consecutive_hysteresis: bool = now(Kind::Bool, "false", "Reset the count of overflows after each step without one; false: only when the scale is doubled");
+        pub consecutive_hysteresis: bool = now(Kind::Bool, "false", "Reset the overflow count after each step without an overflow; false: reset it only when the scale is doubled");
         /// Minimum loss scale. Training stops if gradients overflow at this scale.
         pub min_loss_scale: usize = now(COUNT, "1", "Smallest loss scale; an overflow at this scale ends training with exit status 5");
         = later("auto_cast", "false", "Cast the model's inputs to f16");
-        = rejected("fp16_master_weights_and_grads", "false", "master weights and gradients in f16 cost accuracy");
+        = rejected("fp16_master_weights_and_grads", "false", "master weights and gradients in f16 reduce accuracy");
     }
 }
 
@@ -181,7 +181,7 @@ section! {
     pub struct DataTypes(keys) in Config::data_types {
         /// Data type in which gradients are accumulated over micro-batches and kept until the update; for `None`, see
         /// [`Config::gradient_dtype`].
-        pub grad_accum_dtype: Option<Dtype> = now(Dtype::KIND, "null", "Data type in which gradients are summed over micro-batches and kept: fp32 or bf16. null: bf16 with bf16_master_weights_and_grads and without training.reproducible, else fp32");
+        pub grad_accum_dtype: Option<Dtype> = now(Dtype::KIND, "null", "Data type in which gradients are accumulated over micro-batches and stored: fp32 or bf16. null: bf16 if bf16_master_weights_and_grads is set and training.reproducible is not, else fp32");
         = later("param_dtype", "null", "Data type that parameters are cast to").instead("`bf16` and `fp16` set the data type of parameters");
         = later("buffer_dtype", "null", "Data type that buffers are cast to").instead("`bf16` and `fp16` set the data type of all values");
         = later_unless("keep_in_fp32_modules", &["auto", "[]"], "Modules that stay in f32").instead("`bf16` and `fp16` apply to all modules; f32 master weights are kept unless `bf16_master_weights_and_grads` is set");

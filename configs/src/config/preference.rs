@@ -14,7 +14,7 @@ section! {
     #[derive(Debug, Clone, PartialEq, Serialize)]
     pub struct Preference(keys) in Config::preference {
         /// Method.
-        pub kind as "type": PreferenceType = key(PreferenceType::KIND, "dpo", "Method. dpo: compares with the initial model as the reference; orpo: adds a loss of the chosen answer, without a reference; simpo: compares mean log-probabilities, without a reference");
+        pub kind as "type": PreferenceType = key(PreferenceType::KIND, "dpo", "Method. dpo: compares with the initial model as the reference; orpo: adds the loss on the chosen answer, without a reference; simpo: compares mean log-probabilities, without a reference");
         /// β of the method: with DPO, larger values keep the model closer to the reference.
         pub beta: f64 = key(POSITIVE, "0.1", "β. dpo: larger values keep the model closer to the reference; orpo: weight of the odds-ratio term; simpo: factor of the difference of the mean log-probabilities");
         /// The loss of DPO.

@@ -19,9 +19,9 @@ section! {
         /// Store weights with 8 bits per element.
         pub load_in_8bit: bool = key(Kind::Bool, "false", "Store the weights of linear layers in 8 bits");
         /// The values of the 4-bit codes.
-        pub bnb_4bit_quant_type: FourBitType = key(FourBitType::KIND, "fp4", "Values that the 4-bit codes stand for: fp4, or nf4, which fits normally distributed weights better");
+        pub bnb_4bit_quant_type: FourBitType = key(FourBitType::KIND, "fp4", "Values that the 4-bit codes represent: fp4, or nf4, which fits normally distributed weights better");
         /// Also quantize the scales of 4-bit blocks.
-        pub bnb_4bit_use_double_quant: bool = key(Kind::Bool, "false", "Double quantization: store the scales of 4-bit blocks in 8 bits, 4.13 instead of 4.5 bits per element in total");
+        pub bnb_4bit_use_double_quant: bool = key(Kind::Bool, "false", "Double quantization: store the scales of 4-bit blocks in 8 bits, for a total of 4.13 instead of 4.5 bits per element");
         /// Data type of products with quantized weights; `None` stands for the working data type.
         pub bnb_4bit_compute_dtype: Option<Dtype> = key(Dtype::KIND, "null", "Data type of the inputs of quantized linear layers; null: the working data type, which is the only one supported");
         /// Modules whose weights are not quantized.

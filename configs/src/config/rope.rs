@@ -53,11 +53,11 @@ pub enum RopeScaling {
 section! {
     /// The section as written.
     pub(super) struct Written(keys) in Llama::rope_scaling {
-        pub rope_type: String = key(Kind::Choice { names: &["default", "linear", "llama3", "longrope"], later: &["dynamic", "yarn"] }, REQUIRED, "default: no scaling; linear: divides every frequency by factor; llama3: divides the low frequencies, as in Llama 3.1; longrope: divides each frequency by a number of its own, as in Phi-3");
+        pub rope_type: String = key(Kind::Choice { names: &["default", "linear", "llama3", "longrope"], later: &["dynamic", "yarn"] }, REQUIRED, "default: no scaling; linear: divides every frequency by factor; llama3: divides the low frequencies, as in Llama 3.1; longrope: divides each frequency by its own factor, as in Phi-3");
         pub factor: Option<f64> = key(POSITIVE, "null", "linear, llama3: divisor of the frequencies; longrope: ratio of the sequence length to that of the original training, by default max_position_embeddings / original_max_position_embeddings");
-        pub low_freq_factor: Option<f64> = key(POSITIVE, "null", "llama3: frequencies with fewer rotations than this over original_max_position_embeddings are divided by factor");
-        pub high_freq_factor: Option<f64> = key(POSITIVE, "null", "llama3: frequencies with more rotations than this are kept; must be larger than low_freq_factor");
-        pub original_max_position_embeddings: Option<usize> = key(POSITIONS, "null", "llama3, longrope: longest sequence of the original training");
+        pub low_freq_factor: Option<f64> = key(POSITIVE, "null", "llama3: frequencies with fewer rotations than this over original_max_position_embeddings positions are divided by factor");
+        pub high_freq_factor: Option<f64> = key(POSITIVE, "null", "llama3: frequencies with more rotations than this are unchanged; must be larger than low_freq_factor");
+        pub original_max_position_embeddings: Option<usize> = key(POSITIONS, "null", "llama3, longrope: maximum sequence length in the original training");
         pub short_factor: Vec<f64> = key(FACTORS, "[]", "longrope: divisor of each frequency in rows of at most original_max_position_embeddings tokens");
         pub long_factor: Vec<f64> = key(FACTORS, "[]", "longrope: divisor of each frequency in longer rows");
         pub attention_factor: Option<f64> = key(POSITIVE, "null", "longrope: factor on cosines and sines; null: √(1 + ln factor / ln original_max_position_embeddings), at least 1");

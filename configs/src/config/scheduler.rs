@@ -80,7 +80,7 @@ section! {
         /// Steps of the whole schedule. `None` stands for `auto` in a run whose length is given in epochs: the steps of
         /// the whole run, which depend on the data.
         #[serde(serialize_with = "crate::yaml_out::auto")]
-        pub total_num_steps: Option<usize> = engine(COUNT, REQUIRED, "Steps of the whole schedule; auto: the steps of the run") [or keys.facts().max_steps];
+        pub total_num_steps: Option<usize> = engine(COUNT, REQUIRED, "Total steps of the schedule; auto: the steps of the run") [or keys.facts().max_steps];
         /// Learning rate at the start.
         pub warmup_min_lr: f64 = now(NON_NEGATIVE, "0.0", "Learning rate at the start");
         /// Learning rate after the warm-up. DeepSpeed's default is 0.001, not the optimizer's `lr`.
@@ -99,7 +99,7 @@ section! {
     pub struct WarmupCosineLr(keys) in Scheduler::PARAMS {
         /// As in [`WarmupDecayLr`].
         #[serde(serialize_with = "crate::yaml_out::auto")]
-        pub total_num_steps: Option<usize> = engine(COUNT, REQUIRED, "Steps of the whole schedule; auto: the steps of the run") [or keys.facts().max_steps];
+        pub total_num_steps: Option<usize> = engine(COUNT, REQUIRED, "Total steps of the schedule; auto: the steps of the run") [or keys.facts().max_steps];
         /// Ratio at the start of the warm-up.
         pub warmup_min_ratio: f64 = now(RATIO, "0.0", "Learning rate at the start, as a fraction of the optimizer's lr");
         /// Number of steps of the warm-up.
@@ -123,7 +123,7 @@ section! {
         /// Increase, as a multiple of the first learning rate.
         pub lr_range_test_step_rate: f64 = now(NON_NEGATIVE, "1.0", "Increase of the learning rate in `lr_range_test_step_size` steps, as a multiple of the first learning rate");
         /// Keep the learning rate constant between increases.
-        pub lr_range_test_staircase: bool = now(Kind::Bool, "false", "Increase in stairs");
+        pub lr_range_test_staircase: bool = now(Kind::Bool, "false", "Increase the learning rate in stairs instead of continuously");
     }
 }
 
@@ -133,24 +133,24 @@ section! {
     pub struct OneCycle(keys) in Scheduler::PARAMS {
         /// Learning rate at both ends of the cycle.
         pub cycle_min_lr: f64 = now(NON_NEGATIVE, REQUIRED, "Learning rate at the start and the end of the cycle");
-        /// Learning rate at the top of the cycle.
-        pub cycle_max_lr: f64 = now(NON_NEGATIVE, REQUIRED, "Learning rate at the top of the cycle");
+        /// Learning rate at the peak of the cycle.
+        pub cycle_max_lr: f64 = now(NON_NEGATIVE, REQUIRED, "Learning rate at the peak of the cycle");
         /// Rate of the learning rate's decay after the cycle.
         pub decay_lr_rate: f64 = now(NON_NEGATIVE, "0.0", "Decay of the learning rate after the cycle: t × `decay_step_size` steps later it is `cycle_min_lr` / (1 + t × this value)");
         /// Steps up.
-        pub cycle_first_step_size: usize = now(COUNT, "2000", "Steps up");
+        pub cycle_first_step_size: usize = now(COUNT, "2000", "Steps of the rising phase");
         /// Steps down.
-        pub cycle_second_step_size: usize = now(COUNT_OR_0, "= cycle_first_step_size", "Steps down") [else cycle_first_step_size];
+        pub cycle_second_step_size: usize = now(COUNT_OR_0, "= cycle_first_step_size", "Steps of the falling phase") [else cycle_first_step_size];
         /// Stairs up.
-        pub cycle_first_stair_count: usize = now(COUNT_OR_0, "0", "Stairs up; 0: continuously");
+        pub cycle_first_stair_count: usize = now(COUNT_OR_0, "0", "Number of stairs in the rising phase; 0: continuous");
         /// Stairs down.
-        pub cycle_second_stair_count: usize = now(COUNT_OR_0, "= cycle_first_stair_count", "Stairs down; 0: continuously") [else cycle_first_stair_count];
+        pub cycle_second_stair_count: usize = now(COUNT_OR_0, "= cycle_first_stair_count", "Number of stairs in the falling phase; 0: continuous") [else cycle_first_stair_count];
         /// Number of steps that count as one time unit of the decay.
-        pub decay_step_size: usize = now(COUNT_OR_0, "0", "Number of steps for which `decay_lr_rate` and `decay_mom_rate` are given; 0: no decay");
+        pub decay_step_size: usize = now(COUNT_OR_0, "0", "Number of steps that `decay_lr_rate` and `decay_mom_rate` refer to; 0: no decay");
         /// Cycle β₁ as well.
-        pub cycle_momentum: bool = now(Kind::Bool, "true", "Also cycle β₁, opposite to the learning rate, with β₂ = 0.99; no effect on an optimizer without betas");
+        pub cycle_momentum: bool = now(Kind::Bool, "true", "Also cycle β₁, in the opposite direction to the learning rate, with β₂ = 0.99; no effect on an optimizer without betas");
         /// β₁ at the top of the cycle.
-        pub cycle_min_mom: f64 = now(Kind::Float(FRACTION), "0.8", "β₁ at the top of the cycle");
+        pub cycle_min_mom: f64 = now(Kind::Float(FRACTION), "0.8", "β₁ at the peak of the cycle");
         /// β₁ at both ends of the cycle.
         pub cycle_max_mom: f64 = now(Kind::Float(FRACTION), "0.9", "β₁ at the start and the end of the cycle");
         /// Rate of β₁'s growth after the cycle.
@@ -168,7 +168,7 @@ choice! {
 }
 
 /// In Hugging Face's Trainer, `auto` means no warm-up, unless the Trainer's own arguments request a warm-up.
-const WARMUP_STEPS: &str = "Steps of the warm-up; fewer than 2 count as 2; auto: 0, as in Hugging Face's Trainer";
+const WARMUP_STEPS: &str = "Warm-up steps; fewer than 2 count as 2; auto: 0, as in Hugging Face's Trainer";
 
 impl Scheduler {
     pub(super) const PARAMS: &'static str = path!(Config::scheduler, PARAMS);
@@ -182,14 +182,14 @@ impl Scheduler {
             variant("WarmupLR", "Warm-up, then constant", WarmupLr::SECTION.keys),
             variant("WarmupDecayLR", "Warm-up, then a linear decay to 0", WarmupDecayLr::SECTION.keys),
             variant("WarmupCosineLR", "Warm-up, then a cosine decay", WarmupCosineLr::SECTION.keys),
-            variant("LRRangeTest", "Learning rate range test; `zero-train report` plots the loss over the learning rate", LrRangeTest::SECTION.keys),
+            variant("LRRangeTest", "Learning rate range test; `zero-train report` plots the loss against the learning rate", LrRangeTest::SECTION.keys),
             variant("OneCycle", "One cycle of learning rate and momentum, then a decay", OneCycle::SECTION.keys),
             variant("constant_with_warmup", "As in Transformers: warm-up, then constant", ConstantWithWarmup::SECTION.keys),
             variant("linear", "As in Transformers: warm-up, then a linear decay to 0", LinearDecay::SECTION.keys),
             variant("cosine", "As in Transformers: warm-up, then a cosine decay to 0", CosineDecay::SECTION.keys),
             variant("cosine_with_restarts", "As in Transformers: warm-up, then several cosine decays with restarts", CosineRestarts::SECTION.keys),
-            variant("cosine_with_min_lr", "As in Transformers: warm-up, then a cosine decay to a smallest rate", CosineMinLr::SECTION.keys),
-            variant("cosine_warmup_with_min_lr", "As cosine_with_min_lr, but the rate of the first step is not 0", CosineWarmupMinLr::SECTION.keys),
+            variant("cosine_with_min_lr", "As in Transformers: warm-up, then a cosine decay to a minimum learning rate", CosineMinLr::SECTION.keys),
+            variant("cosine_warmup_with_min_lr", "Like cosine_with_min_lr, but the learning rate of the first step is not 0", CosineWarmupMinLr::SECTION.keys),
             variant("polynomial", "As in Transformers: warm-up, then a polynomial decay", PolynomialDecay::SECTION.keys),
             variant("inverse_sqrt", "As in Transformers: warm-up, then the inverse square root of the step", InverseSqrt::SECTION.keys),
             variant("warmup_stable_decay", "As in Transformers: warm-up, constant, then a decay", WarmupStableDecay::SECTION.keys),

@@ -9,8 +9,8 @@ use crate::reader::Resolver;
 use crate::schema::*;
 use crate::table::section;
 
-const WARMUP_STEPS: &str = "Steps of the warm-up, which starts at a learning rate of 0";
-const TRAINING_STEPS: &str = "Steps of the whole schedule, warm-up included; auto: the steps of the run";
+const WARMUP_STEPS: &str = "Warm-up steps, starting from a learning rate of 0";
+const TRAINING_STEPS: &str = "Total steps of the schedule, including the warm-up; auto: the steps of the run";
 
 section! {
     /// Parameters of [`Scheduler::ConstantWithWarmup`].
@@ -73,7 +73,7 @@ section! {
         /// Number of cosine periods after the warm-up.
         pub num_cycles: f64 = key(NON_NEGATIVE, "0.5", "Number of cosine periods after the warm-up; 0.5: one decrease");
         /// Smallest learning rate.
-        pub min_lr: Option<f64> = key(NON_NEGATIVE, "null", "Smallest learning rate; write this or `min_lr_rate`");
+        pub min_lr: Option<f64> = key(NON_NEGATIVE, "null", "Smallest learning rate; set either this key or `min_lr_rate`");
         /// Minimum learning rate as a fraction of the optimizer's `lr`.
         pub min_lr_rate: Option<f64> = key(RATIO, "null", "Smallest learning rate, as a fraction of the optimizer's `lr`");
     }
@@ -91,7 +91,7 @@ section! {
         /// Number of cosine periods after the warm-up.
         pub num_cycles: f64 = key(NON_NEGATIVE, "0.5", "Number of cosine periods after the warm-up; 0.5: one decrease");
         /// Smallest learning rate.
-        pub min_lr: Option<f64> = key(NON_NEGATIVE, "null", "Smallest learning rate; write this or `min_lr_rate`");
+        pub min_lr: Option<f64> = key(NON_NEGATIVE, "null", "Smallest learning rate; set either this key or `min_lr_rate`");
         /// Minimum learning rate as a fraction of the optimizer's `lr`.
         pub min_lr_rate: Option<f64> = key(RATIO, "null", "Smallest learning rate, as a fraction of the optimizer's `lr`");
         /// Initial learning rate as a fraction of the optimizer's `lr`.
@@ -109,7 +109,7 @@ section! {
         #[serde(serialize_with = "crate::yaml_out::auto")]
         pub num_training_steps: Option<usize> = engine(COUNT, "= training.max_steps", TRAINING_STEPS) [or keys.facts().max_steps];
         /// Last learning rate.
-        pub lr_end: f64 = key(NON_NEGATIVE, "1.0e-7", "Last learning rate");
+        pub lr_end: f64 = key(NON_NEGATIVE, "1.0e-7", "Final learning rate");
         /// Exponent of the fraction of steps left; 1 is linear.
         pub power: f64 = key(NON_NEGATIVE, "1.0", "Exponent of the decay; 1: linear");
     }
@@ -122,7 +122,7 @@ section! {
         /// Number of steps of the warm-up.
         pub num_warmup_steps: usize = key(COUNT_OR_0, "0", WARMUP_STEPS);
         /// Number of steps after which the rate has fallen to 1/√2.
-        pub timescale: usize = key(COUNT, "= num_warmup_steps, or 10000 without a warm-up", "Steps after the warm-up in which the learning rate falls to 1/√2 of the optimizer's `lr`") [else if num_warmup_steps > 0 { num_warmup_steps } else { 10_000 }];
+        pub timescale: usize = key(COUNT, "= num_warmup_steps, or 10000 without a warm-up", "Steps after the warm-up until the learning rate falls to 1/√2 of the optimizer's `lr`") [else if num_warmup_steps > 0 { num_warmup_steps } else { 10_000 }];
     }
 }
 
@@ -133,7 +133,7 @@ section! {
         /// Number of steps of the warm-up.
         pub num_warmup_steps: usize = key(COUNT_OR_0, "0", WARMUP_STEPS);
         /// Number of steps of the decay.
-        pub num_decay_steps: usize = key(COUNT_OR_0, REQUIRED, "Steps of the decay");
+        pub num_decay_steps: usize = key(COUNT_OR_0, REQUIRED, "Decay steps");
         /// Steps of the whole schedule. `None` stands for the steps of the whole run, if its length is given in epochs.
         #[serde(serialize_with = "crate::yaml_out::auto")]
         pub num_training_steps: Option<usize> = engine(COUNT, "= training.max_steps", TRAINING_STEPS) [or keys.facts().max_steps];

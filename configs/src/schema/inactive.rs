@@ -108,8 +108,8 @@ const COMPILER: &str = "zero-train does not use torch.compile";
 pub(crate) static COMPILE: Section = Section { switch: Switch::Keys, keys: &[
     ignored("deepcompile", Kind::Bool, "false", NOT_COMPILED),
     ignored("enabled", Kind::Bool, "false", NOT_COMPILED),
-    ignored("disable", Kind::Bool, "= not given", NOT_COMPILED),
-    ignored("backend", Kind::Text, "= not given", NOT_COMPILED),
+    ignored("disable", Kind::Bool, "= unset", NOT_COMPILED),
+    ignored("backend", Kind::Text, "= unset", NOT_COMPILED),
     rejected("autoep_non_moe", "false", COMPILER),
     rejected("free_activation", "false", COMPILER),
     rejected("free_activation_threshold", "10485760", COMPILER),
