@@ -29,7 +29,7 @@ fn local(path: &Path) -> Result<PathBuf, Error> {
 
 /// Adds the command-line argument to an error about its folder.
 fn of_folder(error: CheckpointError) -> Error {
-    Error::from(error).named("<DIR>", "name the folder of a checkpoint or of a run")
+    Error::from(error).named("<DIR>", "give the folder of a checkpoint or of a run")
 }
 
 /// Prints the contents of a checkpoint. Returns the exit status.

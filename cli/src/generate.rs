@@ -95,7 +95,7 @@ fn records(args: &GenerateArgs) -> Result<(Vec<PlacedRecord>, &Path), Error> {
     let (texts, origin) = match &args.prompt_file {
         Some(path) if !is_standard_input(path) => {
             let text = fs::read_to_string(path)
-                .map_err(|error| Error::io(path)(error).named("--prompt-file", "name a text file"))?;
+                .map_err(|error| Error::io(path)(error).named("--prompt-file", "give a text file"))?;
             (vec![without_line_break(text)], path.as_path())
         }
         Some(_) => (vec![standard_input()?], "standard input".as_ref()),

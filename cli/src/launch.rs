@@ -140,7 +140,7 @@ fn lead(args: &TrainArgs, started: &Started<'_>) -> anyhow::Result<u8> {
         && least as usize > ranks
     {
         let message = format!("{least} is more than the {ranks} ranks of this run");
-        let help = format!("write at most {ranks}, or start more ranks");
+        let help = format!("use at most {ranks}, or start more ranks");
         anyhow::bail!(Error::setting("--min-ranks", message, help));
     }
     let config = match ranks {
@@ -166,7 +166,7 @@ fn lead(args: &TrainArgs, started: &Started<'_>) -> anyhow::Result<u8> {
         if hosts.count > 1 || started.output.log_dir.is_some() || started.output.tee.is_some() {
             let message =
                 "`threads` runs all ranks in one process, so it does not support several hosts, --log-dir or --tee";
-            let help = "leave the key out, so that `launch` starts one process per rank";
+            let help = "remove the key, so that `launch` starts one process per rank";
             anyhow::bail!(Error::setting("launcher.transport", message, help));
         }
         return rank::run_as_threads(&config, &options);
@@ -207,7 +207,7 @@ fn reach_of(hosts: &Hosts, config: &Config) -> anyhow::Result<Option<Reach>> {
     }
     if config.launcher.min_ranks.is_some() {
         let message = "a run on several hosts always restarts with all ranks";
-        anyhow::bail!(Error::setting("launcher.min_ranks", message, "leave the key out, or train on one host"));
+        anyhow::bail!(Error::setting("launcher.min_ranks", message, "remove the key, or train on one host"));
     }
     reach(config.launcher.interface.as_deref(), zero_engine::timeout(config)).map(Some)
 }

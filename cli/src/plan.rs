@@ -101,7 +101,9 @@ pub(crate) fn plan(args: &PlanArgs) -> anyhow::Result<u8> {
     if args.grid {
         let terminal = console::Term::stdout();
         let columns = if terminal.is_term() { usize::from(terminal.size().1) } else { 120 };
-        show("\ntimeline, if the forward of a chunk takes 1 s, its backward takes 2 s, and messages take no time:\n");
+        show(
+            "\ntimeline, if the forward pass of a chunk takes 1 s, its backward pass takes 2 s, and messages take no time:\n",
+        );
         show(&plan.grid(columns));
     }
     Ok(0)

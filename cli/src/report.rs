@@ -19,7 +19,7 @@ pub(crate) fn report(args: &ReportArgs) -> anyhow::Result<u8> {
     };
     let page = report_page(&args.runs)?;
     // The file is replaced atomically, so that a browser never reads half a page.
-    let named = |error: Error| error.named("--out", "name a file in an existing folder");
+    let named = |error: Error| error.named("--out", "give a file in an existing folder");
     replace(&out, page).map_err(Error::io(&out)).map_err(named)?;
     show(&format!("report  {}\n", out.display()));
     Ok(0)

@@ -44,7 +44,7 @@ pub(crate) fn resolve(resolver: &mut Resolver<'_>, world: World) -> Batch {
                 let message = format!(
                     "{TRAIN} {train} is not {MICRO} × {ACCUMULATION} × {name} = {micro} × {accumulation} × {ranks} = {product}"
                 );
-                let help = "leave one of the three out: it is computed from the other two".to_string();
+                let help = "remove one of the three keys: it is computed from the other two".to_string();
                 contradiction(resolver, &[TRAIN, MICRO, ACCUMULATION], world, message, help);
             }
             Batch { train, micro, accumulation }
@@ -65,7 +65,7 @@ pub(crate) fn resolve(resolver: &mut Resolver<'_>, world: World) -> Batch {
             let accumulation = accumulation.unwrap_or(1);
             let train = usize::try_from(product(micro, accumulation, ranks)).unwrap_or_else(|_| {
                 let message = format!("the batch size {micro} × {accumulation} × {ranks} overflows");
-                contradiction(resolver, &[MICRO, ACCUMULATION], world, message, "write smaller numbers".to_string());
+                contradiction(resolver, &[MICRO, ACCUMULATION], world, message, "use smaller numbers".to_string());
                 usize::MAX
             });
             Batch { train, micro, accumulation }
@@ -79,7 +79,7 @@ pub(crate) fn resolve(resolver: &mut Resolver<'_>, world: World) -> Batch {
             if ![TRAIN, MICRO, ACCUMULATION].iter().any(|path| resolver.report.is_poisoned(path)) {
                 let place = resolver.at(MICRO);
                 let message = format!("`{MICRO}` or `{TRAIN}` is missing");
-                let help = format!("write `{MICRO}`: the samples that one rank computes at a time");
+                let help = format!("set `{MICRO}`: the number of samples that one rank processes at a time");
                 resolver.report.error(ErrorKind::Missing, MICRO, place, message, Some(help));
             }
             Batch { train: 1, micro: 1, accumulation: accumulation.unwrap_or(1) }

@@ -86,7 +86,7 @@ impl Check<'_> {
                 None => self.entry(&join(path, name), key, &current),
                 Some(first) => {
                     let [one, other] = [first, entry].map(|entry| join(path, &entry.key));
-                    let message = format!("`{one}` and `{other}` are two forms of one key");
+                    let message = format!("`{one}` and `{other}` are aliases of the same key");
                     let places = [(other.as_str(), entry.key_at), (one.as_str(), first.key_at)];
                     self.report.add(ErrorKind::DuplicateKey, &places, message, Some("keep one of the two".to_string()));
                     self.report.poison(join(path, name));
@@ -97,7 +97,7 @@ impl Check<'_> {
             let path = join(path, key.name);
             if key.is_required() && !written.contains_key(key.name) && !self.report.is_poisoned(&path) {
                 let message = format!("`{path}` is missing");
-                let help = format!("write {}", expected(&key.kind));
+                let help = format!("set it to {}", expected(&key.kind));
                 self.report.error(ErrorKind::Missing, &path, at, message, Some(help));
             }
         }
@@ -129,15 +129,15 @@ impl Check<'_> {
             return None;
         }
         let (full, at) = (join(path, &entry.key), entry.value.at);
-        let told = |old: &str, today: &str| format!("`{old}` is an old form; {today}");
+        let told = |old: &str, today: &str| format!("`{old}` is deprecated; {today}");
         let value = match (&entry.value.value, on) {
             (value, []) => {
-                self.report.warn(&full, entry.key_at, told(&full, &format!("write `{by}`")));
+                self.report.warn(&full, entry.key_at, told(&full, &format!("use `{by}`")));
                 value.clone()
             }
             (Value::Bool(true), on) => {
                 let pairs: Vec<String> = on.iter().map(|(key, value)| format!("{key}: {value}")).collect();
-                let today = format!("write `{by}: {{{}}}`", pairs.join(", "));
+                let today = format!("use `{by}: {{{}}}`", pairs.join(", "));
                 self.report.warn(&full, entry.key_at, told(&format!("{full}: true"), &today));
                 let node = |value: &str| Node { value: Value::Text(value.to_string()), at };
                 let entry =
@@ -145,7 +145,7 @@ impl Check<'_> {
                 Value::Map(on.iter().map(entry).collect())
             }
             (Value::Bool(false), _) => {
-                self.report.warn(&full, entry.key_at, told(&format!("{full}: false"), "leave it out"));
+                self.report.warn(&full, entry.key_at, told(&format!("{full}: false"), "remove it"));
                 return None;
             }
             // DeepSpeed drops keys set to `auto` from its sections.
@@ -185,13 +185,13 @@ impl Check<'_> {
         let value = &entry.value.value;
         match (key.status, key.kind) {
             (Status::Removed, _) if is_off(value, key, &["false"]) || is_disabled(value) => {
-                let message = format!("`{path}` was removed from DeepSpeed, and is off here; delete it");
+                let message = format!("`{path}` was removed from DeepSpeed, and is disabled here; delete it");
                 self.report.warn(path, entry.key_at, message);
             }
             // Only values of a search space reach this arm; older forms are not converted in a search space.
             (Status::Old { by, .. }, _) => {
-                let message = format!("`{path}` is an old form");
-                self.report.error(ErrorKind::Rejected, path, entry.key_at, message, Some(format!("write `{by}`")));
+                let message = format!("`{path}` is deprecated");
+                self.report.error(ErrorKind::Rejected, path, entry.key_at, message, Some(format!("use `{by}`")));
             }
             (Status::Removed, _) => {
                 let message = format!("`{path}` was removed from DeepSpeed");
@@ -230,12 +230,12 @@ impl Check<'_> {
             // The oldest form in DeepSpeed: a boolean in place of the section.
             Value::Bool(on) if path == Config::zero => {
                 let at = entry.value.at;
-                let message = format!("`{path}: {on}` is an old form; write `stage: {}`", u8::from(*on));
+                let message = format!("`{path}: {on}` is deprecated; use `stage: {}`", u8::from(*on));
                 self.report.warn(path, at, message);
                 let field = Field { leaf: Leaf::Int(u64::from(*on)), at, auto: false };
                 self.fields.values.insert(Zero::stage.to_string(), field);
             }
-            other => self.wrong(path, &entry.value, format!("expected a section of keys, found {}", other.describe())),
+            other => self.wrong(path, &entry.value, format!("expected a section, found {}", other.describe())),
         }
     }
 
@@ -303,8 +303,8 @@ impl Check<'_> {
             _ => path.to_string(),
         };
         let without = match off.first().copied().unwrap_or(key.default) {
-            "null" => "leave it out".to_string(),
-            value => format!("leave it out, or write `{value}`"),
+            "null" => "remove it".to_string(),
+            value => format!("remove it, or set it to `{value}`"),
         };
         let without = key.instead.map_or(without.clone(), |instead| format!("{without}; {instead}"));
         // Lists and sections may begin on a later line than their key, so point at the key.
@@ -349,7 +349,7 @@ impl Check<'_> {
             && later.contains(&text.as_str())
         {
             let message = format!("`{path}: {text}` is not implemented yet");
-            let help = format!("write a supported value: {}", expected(&Kind::Choice { names, later: &[] }));
+            let help = format!("use a supported value: {}", expected(&Kind::Choice { names, later: &[] }));
             return self.report.error(ErrorKind::NotImplemented, path, node.at, message, Some(help));
         }
         let or_auto = if key.auto == Auto::Engine { ", or `auto`" } else { "" };
@@ -365,7 +365,7 @@ impl Check<'_> {
                     Ok(_) => continue,
                     Err(help) => help,
                 },
-                _ => "write it in quotes if it is a string".to_string(),
+                _ => "put it in quotes if it is a string".to_string(),
             };
             let message = format!("`{path}`: expected a regular expression, found {}", item.value.describe());
             self.report.error(ErrorKind::Value, path, item.at, message, Some(help));

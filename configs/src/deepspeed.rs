@@ -23,18 +23,19 @@ const INTRODUCTION: &str = "\
 <!-- Generated from configs/src/deepspeed. Do not edit. -->
 # DeepSpeed's keys
 
-Every key that DeepSpeed 0.19.8 reads, and older keys that it has removed, with their support in zero-train. For each row the
-program resolved a configuration with the key set to the value in the third column; the last two columns show the result. If all
-keys of a section have the same result, the section has one entry. Keys of `zero_optimization` that begin with `stage3_` may be
-written without this prefix, as in DeepSpeed.
+This page lists every key that DeepSpeed 0.19.8 reads, as well as keys that DeepSpeed has removed, and says how zero-train handles
+them. Each row is the result of resolving a configuration with the key set to the value in the third column. A section whose keys
+all have the same result has a single entry. As in DeepSpeed, keys of `zero_optimization` that begin with `stage3_` may also be
+written without this prefix.
+
 [Coming from DeepSpeed](from-deepspeed.md) gives an overview; [the reference](configuration.md) lists the values of each key.
 
 | here | means |
 |---|---|
-| works | the key does the same as in DeepSpeed |
-| differs | the key works, with the difference in the last column |
-| ignored | the key is accepted with the warning in the last column; its effect happens anyway or has no meaning here |
-| refused | the key is an error, with the reason and the help in the last column. At its default, or in a section that is off, the key is accepted, with a warning if DeepSpeed has removed it |
+| works | the key has the same effect as in DeepSpeed |
+| differs | the key works, with the difference described in the last column |
+| ignored | the key is accepted with the warning in the last column, because its effect is always present or does not apply to zero-train |
+| refused | the key is rejected with the error in the last column. At its default, or in a disabled section, the key is accepted, with a warning if DeepSpeed has removed it |
 ";
 
 /// Every key of DeepSpeed 0.19.8, and keys that it removed recently, in the order of DeepSpeed's reference.
@@ -86,7 +87,7 @@ pub fn deepspeed_keys() -> String {
     let count = |is: fn(&Fate) -> bool| fates.iter().flatten().filter(|fate| is(fate)).count();
     let _ = writeln!(
         out,
-        "\nOf {} keys, {} work, {} differ, {} are ignored and {} are refused.",
+        "\nOf {} keys, {} work, {} differ from DeepSpeed, {} are ignored and {} are refused.",
         fates.iter().flatten().count(),
         count(|fate| *fate == Fate::Works),
         count(|fate| matches!(fate, Fate::Differs(_))),

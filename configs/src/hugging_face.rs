@@ -201,8 +201,7 @@ impl<'c> Reader<'c> {
             let is_empty = value.as_object().is_some_and(Map::is_empty) || value.as_array().is_some_and(Vec::is_empty);
             if !is_empty && !off.contains(&value.to_string().as_str()) {
                 let help = (*name == Config::quantization_config).then_some(
-                    "name the folder of the original weights: the section `quantization_config` of your configuration \
-                     quantizes them while they are read",
+                    "give the folder of the original weights: the `quantization_config` section of your configuration quantizes them during loading",
                 );
                 self.not_implemented(name, value, help);
             }

@@ -123,14 +123,14 @@ pub(crate) fn value(kind: &Kind, found: &Value) -> Option<String> {
         }
         (Kind::Partition, Value::Text(text)) => PartitionMethod::parse(text).err().flatten(),
         (Kind::Bool, Value::Text(text)) => match text.to_ascii_lowercase().as_str() {
-            "yes" | "on" | "y" => Some("write `true`".to_string()),
-            "no" | "off" | "n" => Some("write `false`".to_string()),
+            "yes" | "on" | "y" => Some("use `true`".to_string()),
+            "no" | "off" | "n" => Some("use `false`".to_string()),
             _ => None,
         },
         (Kind::Int { .. } | Kind::Multiple { .. } | Kind::Float(_), Value::Text(text)) => {
             let digits = text.replace(['_', ','], "");
             let number = matches!(crate::scalar::plain(&digits), Value::Int(_) | Value::Float(_));
-            number.then(|| format!("write {digits}"))
+            number.then(|| format!("use {digits}"))
         }
         (Kind::Multiple { of, .. }, Value::Int(number)) if *number > 0 => {
             let next = u64::try_from(*number).ok()?.checked_next_multiple_of(*of)?;
@@ -139,12 +139,12 @@ pub(crate) fn value(kind: &Kind, found: &Value) -> Option<String> {
         // `6G` is ambiguous: programs read `G` as 10^9 or as 2^30.
         (Kind::Bytes { .. }, Value::Text(text)) => {
             let text = text.to_ascii_uppercase();
-            bytes(&format!("{text}iB")).map(|_| format!("write `{text}iB` or `{text}B`"))
+            bytes(&format!("{text}iB")).map(|_| format!("use `{text}iB` or `{text}B`"))
         }
         (
             Kind::Text | Kind::Path | Kind::Paths | Kind::Names | Kind::Texts,
             Value::Bool(_) | Value::Int(_) | Value::Float(_),
-        ) => Some("write it in quotes if it is a string".to_string()),
+        ) => Some("put it in quotes if it is a string".to_string()),
         _ => None,
     }
 }

@@ -91,11 +91,11 @@ impl Value {
             Self::Float(value) if value.is_nan() => "NaN".to_string(),
             Self::Float(value) if value.is_infinite() => "an infinite number".to_string(),
             Self::Float(value) => format!("`{value:?}`"),
-            Self::Text(text) if text.is_empty() => "an empty text".to_string(),
+            Self::Text(text) if text.is_empty() => "an empty string".to_string(),
             Self::Text(text) if text.chars().count() > 60 => {
-                format!("the text \"{}…\"", text.chars().take(57).collect::<String>())
+                format!("the string \"{}…\"", text.chars().take(57).collect::<String>())
             }
-            Self::Text(text) => format!("the text \"{text}\""),
+            Self::Text(text) => format!("the string \"{text}\""),
             Self::List(_) => "a list".to_string(),
             Self::Map(_) => "a section".to_string(),
         }

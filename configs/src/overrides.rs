@@ -64,7 +64,7 @@ pub(crate) fn path<'t>(text: &'t str, index: usize, report: &mut Report) -> Opti
     match split(text) {
         Ok(path) => Some(path),
         Err(message) => {
-            let help = "write `--set path.to.key=value`".to_string();
+            let help = "use `--set path.to.key=value`".to_string();
             report.error(ErrorKind::Override, "", At::Set(index), message, Some(help));
             None
         }

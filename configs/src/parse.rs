@@ -164,7 +164,7 @@ impl Builder<'_> {
             }
             Event::Alias(id) => {
                 let Some((node, count)) = self.anchors.get(&id).cloned() else {
-                    return Err(self.problem(at, "this alias stands inside the value that it refers to"));
+                    return Err(self.problem(at, "this alias is inside the value that it refers to"));
                 };
                 if let (Some(Open::Map { key: None, .. }), Value::Text(text)) = (self.open.last(), &node.value) {
                     return Err(self.problem(at, &format!("write the key `{text}` itself, not an alias")));
@@ -179,7 +179,7 @@ impl Builder<'_> {
     /// Opens a collection. A collection as a key is an error.
     fn open_collection(&mut self, collection: Open, at: At) -> Result<(), Problem> {
         if matches!(self.open.last(), Some(Open::Map { key: None, .. })) {
-            return Err(self.problem(at, "a key must be text, not a list or a section"));
+            return Err(self.problem(at, "a key must be a string, not a list or a section"));
         }
         if self.open.len() >= MAX_DEPTH {
             return Err(self.problem(at, &format!("more than {MAX_DEPTH} levels of nesting")));
@@ -202,7 +202,7 @@ impl Builder<'_> {
             Some(Open::Map { entries, key, .. }) => match key.take() {
                 Some(Key { name, at, first: true }) => entries.push(Entry { key: name, key_at: at, value: node }),
                 Some(_) => {}
-                None => return Err(self.problem(node.at, "a key must be text, not a list or a section")),
+                None => return Err(self.problem(node.at, "a key must be a string, not a list or a section")),
             },
         }
         Ok(())

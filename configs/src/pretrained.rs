@@ -56,8 +56,8 @@ fn local(folder: &str) -> Result<PathBuf, (String, String)> {
         _ if !is_address(folder) => Ok(folder.into()),
         Some(fetch) => fetch(folder),
         None => {
-            let message = format!("{folder} is a remote address, which this program does not download");
-            Err((message, "download the folder, and write its local path".into()))
+            let message = format!("{folder} is a remote URL, which this program does not download");
+            Err((message, "download the folder, and give its local path".into()))
         }
     }
 }
@@ -88,8 +88,7 @@ pub(crate) fn apply(root: &mut Node, report: &mut Report) {
         Err(error) => {
             let (message, mut help) = error.message_and_help(&path);
             if FETCH.get().is_some() && !folder.exists() && is_hub_name(&folder) {
-                help =
-                    format!("for the model of the Hugging Face Hub, write hf://{}; otherwise {help}", folder.display());
+                help = format!("for a model on the Hugging Face Hub, use hf://{}; otherwise {help}", folder.display());
             }
             report.error(ErrorKind::Unreadable, KEY, at, message, Some(help));
             return remove(root, Config::model);
@@ -106,7 +105,7 @@ pub(crate) fn apply(root: &mut Node, report: &mut Report) {
         }
         Ok(Translated { keys, ignored }) => {
             if !ignored.is_empty() {
-                let message = format!("{} has keys without effect here: {}", path.display(), ignored.join(", "));
+                let message = format!("{} has keys that have no effect here: {}", path.display(), ignored.join(", "));
                 report.warn(KEY, at, message);
             }
             for (name, value) in keys {
@@ -134,7 +133,7 @@ impl Unreadable {
     /// Returns the message and the advice.
     fn message_and_help(self, path: &Path) -> (String, String) {
         let path = path.display();
-        let help = "name a folder with config.json and model.safetensors, as saved by transformers".to_string();
+        let help = "give a folder with config.json and model.safetensors, as saved by transformers".to_string();
         match self {
             Self::Missing => {
                 let help = format!("{help}; to continue a run without the folder, use the run's resolved.yaml");
@@ -204,7 +203,7 @@ fn merge(entries: &mut Vec<Entry>, name: &'static str, value: Value, report: &mu
             let path = join(Config::model, name);
             let message =
                 format!("`{path}` is {}, but the pretrained model has {}", described(&node.value), described(&value));
-            let help = "leave it out: the pretrained model sets it".to_string();
+            let help = "remove it: the pretrained model sets it".to_string();
             report.contradiction(&[(&path, node.at), (&path, At::Pretrained)], message, Some(help));
         }
     }

@@ -9,26 +9,27 @@ const INTRODUCTION: &str = "\
 <!-- Generated from the schema in configs/src/schema. Do not edit. -->
 # Configuration
 
-A configuration is one YAML or JSON file, or several: each further `--config` overrides the files before it, key by key. Keys have
-the names and meanings of DeepSpeed; `model`, `adapter`, `quantization_config`, `preference`, `data`, `training`, `launcher` and a
-few others set what DeepSpeed users write in Python. A key that is not in these tables is an error. A key set to `null` counts as
-not written.
+A configuration consists of one or more YAML or JSON files. Each further `--config` overrides individual keys of the files before
+it. Keys have the same names and meanings as in DeepSpeed. `model`, `adapter`, `quantization_config`, `preference`, `data`,
+`training`, `launcher` and a few others configure what DeepSpeed users write in Python. A key that is not in these tables is an
+error. A key set to `null` is treated as if it were omitted.
 
-For DeepSpeed's own numbers, switches and choices, `auto` means the default. The tables say where `auto` has another meaning, such
-as the value that Hugging Face's Trainer takes. `zero-train check` prints the resolved values.
+For numbers, switches and choices that DeepSpeed defines, `auto` means the default. The tables say where `auto` has another meaning,
+such as the value that Hugging Face's Trainer uses. `zero-train check` prints the resolved values.
 
 | status | means |
 |---|---|
-| | does what it says |
-| later | not implemented yet: an error, unless the value is the default or switches it off |
-| ignored | accepted without effect, for the reason given; a warning when the value is not the default |
-| rejected | not supported: an error with the reason, unless the value switches it off |
-| removed | removed from DeepSpeed: an error that says what to write instead |
+| | implemented as described |
+| later | not implemented yet: an error, unless the value is the default or disables the key |
+| ignored | accepted without effect, for the reason given, with a warning if the value is not the default |
+| deprecated | accepted, with a warning that names the current key |
+| rejected | not supported: an error with the reason, unless the value disables the key |
+| removed | removed from DeepSpeed: an error that says what to do instead |
 
 ## A model larger than memory
 
-This configuration keeps parameters and optimizer state in files on a local disk, recomputes activations from the inputs of the
-layers, and limits each rank to 6 GiB:
+This configuration keeps parameters and optimizer state in files on a local disk, recomputes activations from the layer inputs,
+and limits each rank to 6 GiB:
 
 ```yaml
 train_micro_batch_size_per_gpu: 1
@@ -42,9 +43,9 @@ training: {memory_limit: 6GiB}
 
 ## What a search tries
 
-The section `autotuning` describes the search of `zero-train autotune`; all of its keys have defaults. In `space`, each key of the
-file with a list of values or a range is a dimension of the search. If a key takes lists or sections, so do its values. Every value
-is checked before anything runs:
+The `autotuning` section configures the search of `zero-train autotune`; all of its keys have defaults. In `space`, each
+configuration key with a list of values or a range is one dimension of the search. If a key expects a list or a section, each value
+to try is a list or a section. All values are validated before anything runs:
 
 ```yaml
 train_micro_batch_size_per_gpu: 1
@@ -123,8 +124,10 @@ fn heading(path: &str, key: &Key, out: &mut String) {
 fn switch(section: &Section, out: &mut String) {
     let _ = match section.switch {
         Switch::Keys => Ok(()),
-        Switch::Key(name, off) => writeln!(out, "\nIt is off while `{name}` is `{}`.", off.join("` or `")),
-        Switch::Presence => writeln!(out, "\nThe section is off unless it is written."),
+        Switch::Key(name, off) => {
+            writeln!(out, "\nThe section is disabled while `{name}` is `{}`.", off.join("` or `"))
+        }
+        Switch::Presence => writeln!(out, "\nThe section is disabled unless it is present."),
     };
 }
 
@@ -167,7 +170,7 @@ fn status(status: Status) -> &'static str {
         Status::Later { .. } => "later",
         Status::Rejected { .. } => "rejected",
         Status::Removed => "removed",
-        Status::Old { .. } => "older form",
+        Status::Old { .. } => "deprecated",
         Status::Ignored => "ignored",
     }
 }

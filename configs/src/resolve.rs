@@ -87,17 +87,17 @@ impl Config {
                     (
                         Config::model,
                         model.is_none(),
-                        "write what to train, for instance `model: {type: gpt2}`, here or in a second `--config`",
+                        "set the model to train, for example `model: {type: gpt2}`, here or in a second `--config`",
                     ),
                     (
                         Config::data,
                         data.is_none(),
-                        "write what to train on, for instance `data: {train: \"**/*.txt\"}`, here or in a second `--config`",
+                        "set the training data, for example `data: {train: \"**/*.txt\"}`, here or in a second `--config`",
                     ),
                 ];
                 for (path, missing, help) in sections {
                     if missing {
-                        let message = format!("the section `{path}` is missing");
+                        let message = format!("the `{path}` section is missing");
                         report.error(ErrorKind::Missing, path, At::Default, message, Some(help.to_string()));
                     }
                 }
@@ -154,7 +154,7 @@ fn check(config: &mut Config, world: World, resolver: &mut Resolver<'_>) {
     if config.gradient_clipping_value.is_some() && config.gradient_clipping > 0.0 {
         let (norm, value) = (Config::gradient_clipping, Config::gradient_clipping_value);
         let message = format!("`{norm}` and `{value}` both clip the gradient");
-        resolver.contradiction(&[norm, value], message, Some(format!("keep one of the two, or write `{norm}: 0`")));
+        resolver.contradiction(&[norm, value], message, Some(format!("keep one of the two, or set `{norm}: 0`")));
     }
     config.optimizer.check(config, resolver);
     config.scheduler.check(&config.optimizer, config.training.max_steps, resolver);
@@ -182,7 +182,7 @@ fn check(config: &mut Config, world: World, resolver: &mut Resolver<'_>) {
         if config.batch_sizes().at(0) == config.train_micro_batch_size_per_gpu {
             let message =
                 "the gradient noise scale compares the micro-batches of a step, but a step has only one".to_string();
-            let help = "use more ranks, or write `gradient_accumulation_steps: 2`".to_string();
+            let help = "use more ranks, or set `gradient_accumulation_steps: 2`".to_string();
             resolver.contradiction(&[key, Config::train_batch_size], message, Some(help));
         }
         if config.data.as_ref().is_some_and(|data| data.max_tokens.is_some()) {
@@ -209,21 +209,22 @@ fn check(config: &mut Config, world: World, resolver: &mut Resolver<'_>) {
     config.autotuning.check(resolver);
     if config.training.eval_every > 0 && config.data.as_ref().is_some_and(|data| !data.has_eval()) {
         let message = "`eval_every` needs evaluation data, and there is none".to_string();
-        let help = "write `data.eval` or `data.eval_fraction`".to_string();
+        let help = "set `data.eval` or `data.eval_fraction`".to_string();
         resolver.contradiction(&[Training::eval_every, Config::data], message, Some(help));
     }
     if config.training.sample.is_some() && matches!(config.model, Some(Model::Mlp(_))) {
         let message = "an mlp does not generate text".to_string();
-        resolver.contradiction(&[Training::sample, Model::TYPE], message, Some("leave `sample` out".to_string()));
+        resolver.contradiction(&[Training::sample, Model::TYPE], message, Some("remove `sample`".to_string()));
     }
     if config.training.initial_weights.is_some() && config.model.as_ref().is_some_and(|m| m.pretrained().is_some()) {
-        let message = format!("`{}` and `{}` both say what to start from", Gpt2::pretrained, Training::initial_weights);
+        let message =
+            format!("`{}` and `{}` both set the initial weights", Gpt2::pretrained, Training::initial_weights);
         let help = Some("keep one of the two".to_string());
         resolver.contradiction(&[Gpt2::pretrained, Training::initial_weights], message, help);
     }
     if config.autotuning.sweep.is_some() && config.data.as_ref().is_some_and(|data| !data.has_eval()) {
         let message = "a sweep compares evaluation losses, but there is no evaluation data".to_string();
-        let help = "write `data.eval` or `data.eval_fraction`".to_string();
+        let help = "set `data.eval` or `data.eval_fraction`".to_string();
         resolver.contradiction(&[Autotuning::sweep, Config::data], message, Some(help));
     }
     config.fp16.check(&config.bf16, resolver);
@@ -244,21 +245,21 @@ fn reproducible(config: &Config, world: World, resolver: &mut Resolver<'_>) {
             "results are not reproducible if gradients are communicated as {dtype}: rounding depends on the number of \
              ranks"
         );
-        let help = "write `communication_data_type: fp32`, or leave it out".to_string();
+        let help = "set `communication_data_type: fp32`, or remove it".to_string();
         resolver.contradiction(&[KEY, Config::communication_data_type], message, Some(help));
     }
     if let Some(dtype) = config.data_types.grad_accum_dtype.filter(|dtype| *dtype != Dtype::F32) {
         let message = format!(
             "results are not reproducible if gradients are summed as {dtype}: rounding depends on the number of ranks"
         );
-        let help = "write `grad_accum_dtype: fp32`, or leave it out".to_string();
+        let help = "set `grad_accum_dtype: fp32`, or remove it".to_string();
         resolver.contradiction(&[KEY, DataTypes::grad_accum_dtype], message, Some(help));
     }
     if config.zero.zero_quantized_gradients {
         let message = "results are not reproducible if gradients are communicated in 8 or 4 bits: rounding depends on \
                        the number of ranks"
             .to_string();
-        let help = "leave `zero_quantized_gradients` out".to_string();
+        let help = "remove `zero_quantized_gradients`".to_string();
         resolver.contradiction(&[KEY, Zero::zero_quantized_gradients], message, Some(help));
     }
     let (ranks, name) = match world.context {

@@ -91,7 +91,7 @@ pub(crate) fn too_large(name: String) -> Errors {
 fn unreadable(name: String, error: &io::Error) -> Errors {
     let message = format!("cannot read the configuration: {error}");
     let begins = if error.kind() == io::ErrorKind::NotFound { relative_paths_begin() } else { String::new() };
-    let help = format!("name a ds.yaml or ds_config.json that can be read, or - for standard input{begins}");
+    let help = format!("give a readable ds.yaml or ds_config.json, or - for standard input{begins}");
     Errors::one(ErrorKind::Unreadable, message, vec![whole(name)], Some(help))
 }
 

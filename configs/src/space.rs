@@ -42,7 +42,7 @@ impl Check<'_> {
             return self.wrong(
                 path,
                 node,
-                format!("a search takes at most {MAX_DIMENSIONS} keys, found {}", written.len()),
+                format!("a search accepts at most {MAX_DIMENSIONS} keys, found {}", written.len()),
             );
         }
         let mut dimensions: Vec<(Dimension, At)> = Vec::new();
@@ -85,7 +85,7 @@ impl Check<'_> {
             true => format!("`{path}` is given twice"),
             false => format!("`{path}` and `{other}` set the same values"),
         };
-        let help = format!("`{other}` is already written{line}; keep one of the two");
+        let help = format!("`{other}` is already set{line}; keep one of the two");
         self.report.error(ErrorKind::DuplicateKey, place, key_at, message, Some(help));
     }
 
@@ -121,7 +121,11 @@ impl Check<'_> {
             0 => return self.refuse(place, node.at, "expected at least one value, found an empty list"),
             1..=MAX_VALUES => {}
             many => {
-                return self.refuse(place, node.at, &format!("a key takes at most {MAX_VALUES} values, found {many}"));
+                return self.refuse(
+                    place,
+                    node.at,
+                    &format!("a key accepts at most {MAX_VALUES} values, found {many}"),
+                );
             }
         }
         let (mut values, mut seen) = (Vec::with_capacity(items.len()), BTreeSet::new());
@@ -148,12 +152,16 @@ impl Check<'_> {
         node: &Node,
     ) -> Option<Interval> {
         if !continuous {
-            let message = "only `autotuning.sweep.space` takes continuous ranges; write a list, or \
+            let message = "only `autotuning.sweep.space` accepts continuous ranges; use a list, or \
                            `{from: 1, to: 16, times: 2}`";
             return self.refuse(place, node.at, message);
         }
         let Some(is_integer) = target.is_integer() else {
-            return self.refuse(place, node.at, "expected a list of values: this key takes no continuous range");
+            return self.refuse(
+                place,
+                node.at,
+                "expected a list of values: this key does not accept a continuous range",
+            );
         };
         match range::interval(entries, node.at, is_integer) {
             Ok((interval, [low, high])) => {

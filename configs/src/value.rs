@@ -76,7 +76,7 @@ pub(crate) fn leaf(kind: &Kind, value: &Value) -> Option<Leaf> {
 pub(crate) fn expected(kind: &Kind) -> String {
     match kind {
         Kind::Bool => "true or false".to_string(),
-        Kind::Int { min, max } => format!("a whole number{}", bounds(*min, *max)),
+        Kind::Int { min, max } => format!("an integer{}", bounds(*min, *max)),
         Kind::Multiple { of, max } => format!("a multiple of {of}, at most {max}"),
         Kind::Bytes { min } => format!("a number of bytes of at least {min}, or a size like `6GiB`"),
         Kind::Float(range) => range.describe("a number"),
@@ -96,11 +96,11 @@ pub(crate) fn expected(kind: &Kind) -> String {
         Kind::Texts => "a list of strings".to_string(),
         Kind::Names => "a name, or a list of names".to_string(),
         Kind::Patterns => format!("a list of 1 to {MAX_PATTERNS} regular expressions"),
-        Kind::Ints { min, max } => format!("a list of whole numbers{}", bounds(*min, *max)),
+        Kind::Ints { min, max } => format!("a list of integers{}", bounds(*min, *max)),
         Kind::Floats(range) => format!("a list of numbers, each {}", range.describe("")),
         Kind::Space { .. } => "keys with the values to try".to_string(),
-        Kind::Section(_) | Kind::Variants(_) => "a section of keys".to_string(),
-        Kind::Sections(_) => "a list of sections of keys".to_string(),
+        Kind::Section(_) | Kind::Variants(_) => "a section".to_string(),
+        Kind::Sections(_) => "a list of sections".to_string(),
         Kind::Any => "nothing".to_string(),
     }
 }
@@ -155,6 +155,7 @@ impl Range {
         let low = if self.above { "greater than" } else { "at least" };
         let text = match (self.max == f64::MAX, self.below) {
             (true, _) => format!("{what}, {low} {}", self.min),
+            (false, false) if self.min == f64::MIN => format!("{what}, at most {}", self.max),
             (false, true) => format!("{what}, {low} {} and less than {}", self.min, self.max),
             (false, false) => format!("{what}, {low} {} and at most {}", self.min, self.max),
         };

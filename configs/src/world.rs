@@ -78,7 +78,7 @@ impl World {
         let next = ranks.checked_next_multiple_of(each).unwrap_or(each);
         if !ranks.is_multiple_of(stages) {
             let message = format!("{} not a multiple of {STAGES} {stages}", ranks_are(ranks));
-            let help = format!("each pipeline takes {stages} ranks; the next multiple is {next}");
+            let help = format!("each pipeline needs {stages} ranks; the next multiple is {next}");
             resolver.report.contradiction(&[(STAGES, resolver.at(STAGES)), (RANKS, at)], message, Some(help));
         } else if !ranks.is_multiple_of(each) {
             let [heads, queries] = self.sharing;
@@ -142,7 +142,7 @@ impl World {
                 (format!("a multiple of {} {product}", written[0]), help)
             }
             _ => {
-                let help = "leave one of the two out: it is computed from the other".to_string();
+                let help = "remove one of the two: it is computed from the other".to_string();
                 (format!("{REPLICATES} × {SHARDS} = {product}"), help)
             }
         };

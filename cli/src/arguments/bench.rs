@@ -67,7 +67,7 @@ pub(crate) enum Bench {
     },
     /// Disk I/O as `nvme_path` performs it, compared with threads that read and write the same bytes
     Io {
-        /// Folder on the disk, in which a file is created
+        /// Folder on the disk to measure, in which a file is created
         #[arg(default_value = ".")]
         folder: PathBuf,
         /// Size of the file, in MiB
@@ -98,7 +98,7 @@ pub(crate) enum Bench {
         #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..=18))]
         steps: u32,
     },
-    /// Every operation at the shapes of two GPT models, compared with the limit of the CPU
+    /// Every operation at the shapes of two GPT models, compared with the CPU's limit
     Ops {
         /// Measure matrix products only, without attention and element-wise operations
         #[arg(value_name = "products", value_parser = ["products"])]
@@ -131,12 +131,12 @@ pub(crate) enum Bench {
         #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
         steps: u32,
     },
-    /// Delay of training by saving checkpoints, compared with only copying and writing the same bytes
+    /// Training delay caused by saving checkpoints, compared with only copying and writing the same bytes
     Save {
         /// The configuration to measure.
         #[command(flatten)]
         config: ConfigArgs,
-        /// Folder on the disk, in which the checkpoints are written
+        /// Folder on the disk to measure, in which the checkpoints are written
         #[arg(long, value_name = "DIR", default_value = ".")]
         folder: PathBuf,
         /// Runs of each measurement and of its comparison

@@ -18,14 +18,14 @@ pub(crate) struct ExportArgs {
     /// Folder of a checkpoint, or of a run to use its newest checkpoint
     #[arg(value_name = "DIR")]
     pub(crate) folder: PathBuf,
-    /// Folder to write, or address in a store such as s3://bucket/model; must be new or empty
+    /// Output folder, or a store URL such as s3://bucket/model; must be new or empty
     #[arg(long, value_name = "FOLDER")]
     pub(crate) out: PathBuf,
     /// Data type of the weights
     #[arg(long, value_enum, default_value_t = Floats::F32)]
     pub(crate) dtype: Floats,
-    /// Write the moving averages of the weights, which a run with training.ema keeps; the averages of AdamWScheduleFree
-    /// are always written
+    /// Export the moving averages that training.ema keeps instead of the weights; the averages of AdamWScheduleFree are
+    /// always exported
     #[arg(long)]
     pub(crate) ema: bool,
     /// Maximum size of the tensors in one file
@@ -51,7 +51,7 @@ pub(crate) enum Checkpoint {
         #[arg(value_name = "DIR")]
         folder: PathBuf,
     },
-    /// Convert the folder of a Hugging Face model to a checkpoint at step 0, to resume from
+    /// Convert a Hugging Face model folder to a checkpoint at step 0 that training can resume from
     Import {
         /// Folder with config.json and model.safetensors, or with several safetensors files and their index
         #[arg(value_name = "DIR")]
@@ -62,7 +62,7 @@ pub(crate) enum Checkpoint {
     },
     /// Write the weights as a Hugging Face model: safetensors, config.json, tokenizer
     Export(ExportArgs),
-    /// Fold trained LoRA adapters into the weights of their base model, and export it for Hugging Face's libraries
+    /// Merge trained LoRA adapters into the weights of their base model, and export the model for Hugging Face's libraries
     Merge(ExportArgs),
 }
 
@@ -78,5 +78,5 @@ pub(crate) enum Floats {
 }
 
 pub(super) fn size(text: &str) -> Result<u64, String> {
-    zero_config::bytes(text).ok_or_else(|| "write a number of bytes, or a size such as 80GiB or 800MB".to_string())
+    zero_config::bytes(text).ok_or_else(|| "give a number of bytes, or a size such as 80GiB or 800MB".to_string())
 }

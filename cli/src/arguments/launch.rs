@@ -29,7 +29,7 @@ pub(crate) struct LaunchArgs {
     /// Port on host 0 where all ranks connect [default: 29500 for several hosts, else a free port]
     #[arg(long, value_name = "PORT", alias = "main-process-port", env = "PET_MASTER_PORT")]
     pub(crate) master_port: Option<u16>,
-    /// Address and port of host 0 in one flag, as for torchrun
+    /// Address and port of host 0 in one flag, as in torchrun
     #[arg(long, value_name = "HOST:PORT", env = "PET_RDZV_ENDPOINT", conflicts_with_all = ["master_addr", "master_port"])]
     pub(crate) rdzv_endpoint: Option<String>,
     /// Name of the job; ranks of other jobs are rejected
@@ -79,11 +79,11 @@ impl PerHost {
             "auto" => Ok(Self::Auto),
             "cpu" => Ok(Self::Cores),
             "gpu" => {
-                Err("write a number, cpu or auto; auto starts one rank per GPU with `training.device: cuda`".into())
+                Err("give a number, cpu or auto; auto starts one rank per GPU with `training.device: cuda`".into())
             }
             number => match number.parse() {
                 Ok(ranks) if ranks > 0 => Ok(Self::Ranks(ranks)),
-                _ => Err("write a number of at least 1, cpu or auto".into()),
+                _ => Err("give a number of at least 1, cpu or auto".into()),
             },
         }
     }
@@ -93,10 +93,10 @@ impl PerHost {
 fn hosts(text: &str) -> Result<usize, String> {
     let number = match text.split_once(':') {
         Some((least, most)) if least == most => most,
-        Some(_) => return Err("the number of hosts cannot change during a run: write one number".into()),
+        Some(_) => return Err("the number of hosts cannot change during a run: give a single number".into()),
         None => text,
     };
-    number.parse().ok().filter(|&hosts| hosts > 0).ok_or_else(|| "write a number of at least 1".into())
+    number.parse().ok().filter(|&hosts| hosts > 0).ok_or_else(|| "give a number of at least 1".into())
 }
 
 /// Rejects DeepSpeed's flags that select other hosts.

@@ -47,11 +47,11 @@ pub(crate) enum Command {
     Bench(BenchArgs),
     /// Inspect or verify a checkpoint, import pretrained weights, or export weights
     Checkpoint(CheckpointArgs),
-    /// Print samples of the training data as text, with the tokens that are trained
+    /// Print samples of the training data as text, marking the tokens that are trained on
     Data(DataArgs),
     /// Continue prompts or answer messages with a trained model: a run, a checkpoint, an export, a Hugging Face folder
     Generate(Box<GenerateArgs>),
-    /// Write an HTML page about one or several runs: curves, memory, timeline, communication, time
+    /// Write an HTML report on one or more runs: curves, memory, timeline, communication, time
     Report(ReportArgs),
     /// Print this machine's cores, instruction sets, memory, GPUs and NCCL, and which NVIDIA libraries are missing
     Doctor,
@@ -63,7 +63,7 @@ pub(crate) struct TrainArgs {
     /// Options that select the configuration.
     #[command(flatten)]
     pub(crate) config: ConfigArgs,
-    /// Folder of the run [default: training.output_dir]
+    /// Run folder [default: training.output_dir]
     #[arg(long, value_name = "DIR")]
     pub(crate) out: Option<PathBuf>,
     /// Resume from the run's newest checkpoint (auto), from the checkpoint DIR, or from the newest checkpoint of the
@@ -76,14 +76,14 @@ pub(crate) struct TrainArgs {
     /// Restart all ranks from the newest checkpoint up to K times after a rank dies [default: launcher.max_restarts]
     #[arg(long, value_name = "K")]
     pub(crate) max_restarts: Option<u32>,
-    /// Restart without the ranks that died as long as M ranks are left [default: launcher.min_ranks, else all ranks
+    /// Restart without the ranks that died as long as at least M ranks survive [default: launcher.min_ranks, else all ranks
     /// restart]
     #[arg(long, value_name = "M", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) min_ranks: Option<u32>,
     /// Train K steps, compare their losses with those of one process at ZeRO stage 0, and stop
     #[arg(long, value_name = "K", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) verify: Option<u64>,
-    /// Evaluate the pretrained model, or the checkpoint of --resume, on the evaluation data, and train nothing
+    /// Evaluate the pretrained model, or the checkpoint of --resume, on the evaluation data, without training
     #[arg(long, conflicts_with_all = ["verify", "max_steps"])]
     pub(crate) evaluate: bool,
     /// Start even if the plan exceeds the memory limit
@@ -120,7 +120,7 @@ pub(crate) struct AutotuneArgs {
     /// Search the hyperparameters in autotuning.sweep for the lowest evaluation loss, instead of searching for speed
     #[arg(long)]
     pub(crate) sweep: bool,
-    /// Folder of the results [default: autotuning.results_dir]
+    /// Results folder [default: autotuning.results_dir]
     #[arg(long, value_name = "DIR")]
     pub(crate) out: Option<PathBuf>,
     /// Continue an earlier search of the same configuration and keep its measurements
@@ -145,7 +145,7 @@ pub(crate) struct DataArgs {
 /// The commands for data.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Data {
-    /// Print samples with the trained tokens in color, or in ⟦ ⟧ without colors, and the number of tokens
+    /// Print samples with the tokens trained on in color, or in ⟦ ⟧ without colors, and the number of tokens
     Show(ShowArgs),
     /// Tokenize text into the cache before a run, and print the result
     Prepare(DataConfigArgs),
@@ -218,7 +218,7 @@ impl TrainArgs {
         ];
         match options.into_iter().find(|(_, given)| *given) {
             Some((name, _)) => Err(format!(
-                "{name} is a training option, so `launch` does not accept it before a program; if it belongs to the program, write it after the program"
+                "{name} is a training option, so `launch` does not accept it before a program; if it belongs to the program, put it after the program"
             )),
             None => Ok(()),
         }

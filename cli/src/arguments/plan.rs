@@ -48,7 +48,7 @@ fn rate(text: &str) -> Result<f64, String> {
     let parsed = found.and_then(|(number, bytes)| Some(number.parse::<f64>().ok()? * bytes));
     parsed
         .filter(|rate| rate.is_finite() && *rate > 0.0)
-        .ok_or_else(|| "write bits per second as 100Gb or 400Mb, or bytes per second as 12.5GB".into())
+        .ok_or_else(|| "give bits per second as 100Gb or 400Mb, or bytes per second as 12.5GB".into())
 }
 
 #[cfg(test)]

@@ -34,7 +34,7 @@ pub(crate) fn comm(ranks: usize, megabytes: usize, repeats: usize, transport: &s
         }
     };
     print(format!(
-        "{} processes over {}: f32 vectors; {repeats} runs of each operation alternate with runs of its floor; times are of the slowest rank",
+        "{} processes over {}: f32 vectors; {repeats} runs of each operation alternate with runs of its floor; times are those of the slowest rank",
         comm.size(),
         comm.transport()
     ));

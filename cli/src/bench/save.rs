@@ -85,7 +85,7 @@ pub(crate) fn save(args: &ConfigArgs, folder: &Path, repeats: usize) -> anyhow::
         println!("{cores}");
         let (ranks, runs) = (counted(comm.size(), "rank", "ranks"), counted(repeats, "run", "runs"));
         println!(
-            "{ranks}, each saves {}; times are of rank 0; the operations alternate, with {runs} of each operation",
+            "{ranks}, each saves {}; times are those of rank 0; the operations alternate, with {runs} of each operation",
             bytes(own)
         );
         println!("  copy of the same bytes      {}", summary(&times.copy));

@@ -25,7 +25,7 @@ pub(super) struct Comparison {
 pub(super) fn ranks_of_each(hosts: usize, world: usize) -> anyhow::Result<usize> {
     anyhow::ensure!(
         world.is_multiple_of(hosts),
-        "{world} ranks cannot be divided evenly among {hosts} hosts\n  in: --hosts\n  help: write a divisor of {world}, or set the number of ranks with --world-size"
+        "{world} ranks cannot be divided evenly among {hosts} hosts\n  in: --hosts\n  help: use a divisor of {world}, or set the number of ranks with --world-size"
     );
     Ok(world / hosts)
 }

@@ -258,7 +258,7 @@ fn conclude(tuned: &Tuned) {
                 println!("best: {} {unit}, {}", figure(value(metric, &work, seconds.mean)), row.words());
             }
             match tuned.gain {
-                _ if best == 0 => println!("your configuration is the best of the configurations that ran"),
+                _ if best == 0 => println!("your configuration is the best configuration tested"),
                 Some(Interval { mean, low, high }) if high.is_finite() => {
                     println!(
                         "      {mean:.2} times as good as your configuration (95 % confidence interval {low:.2} – {high:.2})"

@@ -10,7 +10,7 @@ use crate::value::Leaf;
 impl Check<'_> {
     pub(super) fn variants(&mut self, path: &str, variants: &'static Variants, entry: &Entry) {
         let Value::Map(entries) = &entry.value.value else {
-            let message = format!("expected a section of keys, found {}", entry.value.value.describe());
+            let message = format!("expected a section, found {}", entry.value.value.describe());
             return self.wrong(path, &entry.value, message);
         };
         self.fields.sections.insert(path.to_string(), entry.key_at);
@@ -69,7 +69,7 @@ impl Check<'_> {
             None | Some((Value::Null, _)) => self.section(path, at, &[], &[variant.keys]),
             Some((Value::Map(entries), entry)) => self.section(path, entry.key_at, entries, &[variant.keys]),
             Some((other, entry)) => {
-                let message = format!("expected a section of keys, found {}", other.describe());
+                let message = format!("expected a section, found {}", other.describe());
                 self.wrong(path, &entry.value, message);
             }
         }
@@ -88,7 +88,7 @@ impl Check<'_> {
         let path = join(path, TYPE);
         let Some(node) = entries.iter().find(|entry| entry.key == TYPE).map(|entry| &entry.value) else {
             if !self.report.is_poisoned(&path) {
-                let help = format!("write one of {}", names.join(", "));
+                let help = format!("use one of {}", names.join(", "));
                 self.report.error(ErrorKind::Missing, &path, at, format!("`{path}` is missing"), Some(help));
             }
             return None;
@@ -116,7 +116,7 @@ impl Check<'_> {
                 None
             }
             _ => {
-                let help = format!("write one of {}", names.join(", "));
+                let help = format!("use one of {}", names.join(", "));
                 let message = format!("`{path}: {}` is not implemented yet", variant.name);
                 self.report.error(ErrorKind::NotImplemented, &path, node.at, message, Some(help));
                 None

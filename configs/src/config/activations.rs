@@ -80,7 +80,7 @@ impl ActivationCheckpointing {
         };
         if written.interval.is_some() && written.number_checkpoints.is_some() {
             let paths = [Written::interval, Written::number_checkpoints];
-            contradiction(paths, format!("`{}` and `{}` both say which inputs are kept", paths[0], paths[1]));
+            contradiction(paths, format!("`{}` and `{}` both set which inputs are kept", paths[0], paths[1]));
         }
         if let (Some(on_host), Some(device)) = (written.cpu_checkpointing, written.device)
             && on_host != (device == OffloadDevice::Cpu)

@@ -156,7 +156,7 @@ impl Autotuning {
             sweep.check(resolver);
         }
         if self.enabled {
-            let message = "a training run does not tune: `zero-train autotune` does".to_string();
+            let message = "a training run does not tune; use `zero-train autotune`".to_string();
             resolver.warn(Self::enabled, message);
         }
     }
@@ -200,7 +200,7 @@ impl Sweep {
                 "`method: grid` needs a list of values for each key, but `{}` has a continuous range",
                 dimension.path
             );
-            let help = "write `method: random` or `method: tpe`, or a list of values".to_string();
+            let help = "set `method: random` or `method: tpe`, or give a list of values".to_string();
             resolver.report.contradiction(&places, message, Some(help));
         }
     }

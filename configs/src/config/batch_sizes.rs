@@ -86,7 +86,7 @@ impl RampUp {
         let unit = full / config.gradient_accumulation_steps.max(1) * groups;
         if config.training.trace {
             let message = "a trace needs steps of equal size, so the batch size must not grow".to_string();
-            let help = Some("leave `trace` or `rampup_batch_size` out".to_string());
+            let help = Some("remove `trace` or `rampup_batch_size`".to_string());
             resolver.contradiction(&[Training::rampup_batch_size, Training::trace], message, help);
         }
         if self.start >= full || !(full - self.start).is_multiple_of(self.increment) {
@@ -106,7 +106,7 @@ impl RampUp {
                 "{count} samples are not a multiple of {unit}, the number of samples in {what} on every replica"
             );
             let help =
-                Some(format!("write a multiple of {unit}, or a smaller `{}`", Config::train_micro_batch_size_per_gpu));
+                Some(format!("use a multiple of {unit}, or a smaller `{}`", Config::train_micro_batch_size_per_gpu));
             resolver.contradiction(&[key, Config::train_micro_batch_size_per_gpu], message, help);
         } else if config.training.reproducible
             && let Some(size) =

@@ -114,7 +114,7 @@ impl Data {
     pub(crate) fn check(&self, longest: Option<usize>, resolver: &mut Resolver<'_>) {
         MixedDataset::check(self, resolver);
         if self.eval.is_some() && self.eval_fraction > 0.0 {
-            let message = format!("`{}` and `{}` both say what to evaluate on", Self::eval, Self::eval_fraction);
+            let message = format!("`{}` and `{}` both set the evaluation data", Self::eval, Self::eval_fraction);
             resolver.contradiction(
                 &[Self::eval, Self::eval_fraction],
                 message,
@@ -139,26 +139,25 @@ impl Data {
         if !is_chat && self.sample_packing {
             let message = format!("`{}` has no effect on `{}: {}`", Self::sample_packing, Self::format, self.format);
             let help =
-                Some("write `format: chat`, or leave `sample_packing` out: only conversations are packed".to_string());
+                Some("set `format: chat`, or remove `sample_packing`: only conversations are packed".to_string());
             resolver.contradiction(&[Self::sample_packing, Self::format], message, help);
         }
         if !is_chat && self.max_tokens.is_some() {
             let message = format!("`{}` has no effect on `{}: {}`", Self::max_tokens, Self::format, self.format);
-            let help =
-                Some("write `format: chat`, or leave the key out: all samples of text have the same length".into());
+            let help = Some("set `format: chat`, or remove the key: all text samples have the same length".into());
             resolver.contradiction(&[Self::max_tokens, Self::format], message, help);
         }
         if !is_chat && resolver.has_section(Self::chat) {
             let message = format!("`{}` has no effect on `{}: {}`", Self::chat, Self::format, self.format);
-            let help = Some("write `format: chat`, or leave the section out".to_string());
+            let help = Some("set `format: chat`, or remove the section".to_string());
             resolver.contradiction(&[Self::chat, Self::format], message, help);
         }
         if let (Some(length), Some(longest)) = (self.sequence_length, longest)
             && length > longest
         {
             let message =
-                format!("samples of {length} tokens are longer than the model's longest sequence of {longest}");
-            let help = Some(format!("write {longest} or less, or give the model more positions"));
+                format!("samples of {length} tokens are longer than the model's maximum sequence length of {longest}");
+            let help = Some(format!("use {longest} or less, or increase the model's maximum sequence length"));
             resolver.contradiction(&[Self::sequence_length, Config::model], message, help);
         }
     }
@@ -211,19 +210,19 @@ impl Data {
         if max_tokens < length {
             let message =
                 format!("a micro-batch of at most {max_tokens} positions cannot hold a sample of {length} tokens");
-            refused(Self::sequence_length, &message, format!("write {length} or more"));
+            refused(Self::sequence_length, &message, format!("use {length} or more"));
         } else if max_tokens > planned {
             let message = format!(
                 "micro-batches of {max_tokens} positions exceed the planned memory, which is for {micro} samples × {length} tokens = {planned} positions"
             );
-            let help = format!("write {planned} or less, or increase `{}`", Config::train_micro_batch_size_per_gpu);
+            let help = format!("use {planned} or less, or increase `{}`", Config::train_micro_batch_size_per_gpu);
             refused(Config::train_micro_batch_size_per_gpu, &message, help);
         } else if max_tokens < planned && config.training.reproducible {
             let message = format!(
                 "`reproducible: true` fixes the number of micro-batches per step; with at most {max_tokens} positions \
                  each, they may not hold all samples"
             );
-            refused(Training::reproducible, &message, format!("write {planned}"));
+            refused(Training::reproducible, &message, format!("set it to {planned}"));
         }
     }
 

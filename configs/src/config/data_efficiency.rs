@@ -155,9 +155,8 @@ impl DataEfficiency {
                 let key = CurriculumMetrics::seqlen;
                 if !resolver.report.is_poisoned(key) && !resolver.has_section(key) {
                     let (at, message) = (resolver.at(CurriculumLearning::enabled), format!("`{key}` is missing"));
-                    let help =
-                        "write the section with min_difficulty, max_difficulty, schedule_type and schedule_config"
-                            .to_string();
+                    let help = "add the section with min_difficulty, max_difficulty, schedule_type and schedule_config"
+                        .to_string();
                     resolver.report.error(ErrorKind::Missing, key, at, message, Some(help));
                 }
             }
@@ -186,7 +185,7 @@ impl Curriculum {
             match (is_written, schedules.contains(&kind)) {
                 (true, false) => {
                     let message = format!("`{name}` has no effect with `schedule_type: {kind}`");
-                    let help = Some("leave it out, or write another `schedule_type`".to_string());
+                    let help = Some("remove it, or use another `schedule_type`".to_string());
                     resolver.contradiction(&[key, Self::schedule_type], message, help);
                 }
                 (false, true)
@@ -209,7 +208,7 @@ impl Curriculum {
                 steps.len()
             );
             let help =
-                "write an entry for each length except the last one, which applies after the last step in `max_step`"
+                "add one entry for each length except the last one, which applies after the last step in `max_step`"
                     .to_string();
             resolver.contradiction(&[CurriculumConfig::difficulty, CurriculumConfig::max_step], message, Some(help));
         } else if steps.windows(2).any(|pair| pair[0] >= pair[1]) {
@@ -227,7 +226,7 @@ impl Curriculum {
         let mut refused = |key: &'static str, message: &str, help: &str| {
             resolver.contradiction(&[Self::max_difficulty, key], message.to_string(), Some(help.to_string()));
         };
-        let leave = "leave the section `data_efficiency` out";
+        let leave = "remove the `data_efficiency` section";
         if matches!(config.model, Some(Model::Mlp(_))) {
             return refused(
                 Model::TYPE,
@@ -264,7 +263,7 @@ impl Curriculum {
         let max = self.max_difficulty;
         if max > length {
             let message = format!("`max_difficulty` is {max}, but a sample has {length} tokens");
-            let help = Some(format!("write {length}, or increase `{}`", Data::sequence_length));
+            let help = Some(format!("use {length}, or increase `{}`", Data::sequence_length));
             resolver.contradiction(&[Self::max_difficulty, key], message, help);
         }
     }

@@ -80,14 +80,14 @@ impl MixedDataset {
                 || resolver.has_section(Data::datasets);
             if data.train.is_none() && !is_wrong {
                 let message = format!("`{}` is missing", Data::train);
-                let help = format!("write a path, a glob, or a list of them, or `{}`", Data::datasets);
+                let help = format!("set it to a path, a glob, or a list of them, or set `{}`", Data::datasets);
                 let at = resolver.at(crate::config::Config::data);
                 resolver.report.error(ErrorKind::Missing, Data::train, at, message, Some(help));
             }
             return;
         };
         if data.train.is_some() {
-            let message = format!("`{}` and `{}` both say what to train on", Data::train, Data::datasets);
+            let message = format!("`{}` and `{}` both set the training data", Data::train, Data::datasets);
             resolver.contradiction(&[Data::train, Data::datasets], message, Some("keep one of the two".to_string()));
         }
         Self::check_names(sets, resolver);
@@ -101,7 +101,7 @@ impl MixedDataset {
         let names: Vec<String> = sets.iter().enumerate().map(|(index, set)| set.name_at(index)).collect();
         for (index, name) in names.iter().enumerate() {
             if !name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_') {
-                let message = format!("`{name}` is not a valid name of a data set");
+                let message = format!("`{name}` is not a valid data set name");
                 let place = path(index, Self::name);
                 resolver.contradiction(&[&place], message, Some("use letters, digits and `_`".into()));
             }
@@ -161,7 +161,7 @@ impl MixedDataset {
         let sum: f64 = proportions.iter().sum();
         if proportions.len() == sets.len() && (sum - 1.0).abs() > 1e-6 {
             let message = format!("the proportions add up to {sum}");
-            let help = Some("make the proportions add up to 1, or write weights, which are relative".to_string());
+            let help = Some("make the proportions add up to 1, or use weights, which are relative".to_string());
             resolver.contradiction(&[Data::datasets], message, help);
         }
         let weights: Vec<f64> = sets.iter().filter_map(|set| set.weight).collect();
@@ -183,7 +183,7 @@ impl MixedDataset {
                 [(Data::eval, data.eval.is_some()), (Data::eval_fraction, data.eval_fraction > 0.0)]
             {
                 if is_written {
-                    let message = format!("`{own}` and `{other}` both say what to evaluate on");
+                    let message = format!("`{own}` and `{other}` both set the evaluation data");
                     resolver.contradiction(&[&own, other], message, Some("keep one of the two".into()));
                 }
             }

@@ -91,14 +91,14 @@ impl Launcher {
         if self.max_restarts > 0 && self.transport == Transport::Threads {
             let message = "restarts need ranks in separate processes; with `transport: threads` all ranks end together"
                 .to_string();
-            let help = "leave one of them out".to_string();
+            let help = "remove one of the two".to_string();
             resolver.contradiction(&[Self::max_restarts, Self::transport], message, Some(help));
         }
         let Some(min_ranks) = self.min_ranks else { return };
         if self.max_restarts == 0 {
             let message = "`min_ranks` needs `max_restarts`: training continues with fewer ranks only after a restart"
                 .to_string();
-            let help = format!("write `{}` as well", Self::max_restarts);
+            let help = format!("set `{}` as well", Self::max_restarts);
             resolver.contradiction(&[Self::min_ranks, Self::max_restarts], message, Some(help));
         }
         if min_ranks > self.num_processes {

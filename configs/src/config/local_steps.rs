@@ -29,11 +29,11 @@ impl LocalSteps {
         const KEY: &str = Training::local_steps;
         let (training, zero) = (&config.training, &config.zero);
         if config.mesh.data_parallel_replicate_degree == 1 {
-            let message = format!("`{KEY}` needs several replicates, but the mesh has one");
+            let message = format!("`{KEY}` needs several replicates, but the mesh has only one");
             let degree = Mesh::data_parallel_replicate_degree;
             let help = match config.mesh_is_auto() {
-                true => "`auto` makes each host a replicate, and there is one host: start the ranks on several hosts, plan with `--hosts`, or write a number".to_string(),
-                false => format!("write `{degree}`, or leave `{}` out", last(KEY)),
+                true => "`auto` makes each host a replicate, and there is only one host: start the ranks on several hosts, plan with `--hosts`, or set a number".to_string(),
+                false => format!("set `{degree}`, or remove `{}`", last(KEY)),
             };
             resolver.contradiction(&[KEY, Mesh::data_parallel_replicate_degree], message, Some(help));
         }
@@ -83,7 +83,7 @@ impl LocalSteps {
         ] {
             if is_on {
                 let message = format!("`{KEY}` cannot be combined with `{path}`: {why}");
-                let help = "leave one of the two out".to_string();
+                let help = "remove one of the two".to_string();
                 resolver.contradiction(&[KEY, path], message, Some(help));
             }
         }
@@ -93,12 +93,12 @@ impl LocalSteps {
         ] {
             if !every.is_multiple_of(local.steps) {
                 let message = format!(
-                    "{what} need equal replicates, as they are after an outer step, but `{path}` {every} is not a \
+                    "{what} need identical replicates, which exist only after an outer step, but `{path}` {every} is not a \
                      multiple of the {} local steps",
                     local.steps
                 );
                 let help = format!(
-                    "write a multiple of {}, such as `{}: {}`",
+                    "use a multiple of {}, such as `{}: {}`",
                     local.steps,
                     last(path),
                     every.next_multiple_of(local.steps)

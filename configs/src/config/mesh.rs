@@ -38,7 +38,7 @@ impl Mesh {
         };
         let message =
             format!("`{written}` divides ranks into groups that hold the same ZeRO shards, but stage 0 shards nothing");
-        let help = format!("write `{}: 1`, 2 or 3, or leave `mesh` out", Zero::stage);
+        let help = format!("set `{}: 1`, 2 or 3, or remove `mesh`", Zero::stage);
         resolver.contradiction(&[written, Zero::stage], message, Some(help));
     }
 }

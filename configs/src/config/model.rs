@@ -288,11 +288,11 @@ impl Llama {
         }
         if self.fused_projections && self.tiled_mlp_rows.is_some() {
             let message = "`tiled_mlp_rows` is not implemented for fused projections".to_string();
-            let help = Some("leave tiled_mlp_rows out".to_string());
+            let help = Some("remove tiled_mlp_rows".to_string());
             resolver.contradiction(&[Self::fused_projections, Self::tiled_mlp_rows], message, help);
         }
         if self.rope_local_base_freq.is_some() && self.sliding_window.is_none() {
-            let message = "layers of `sliding_attention` need `sliding_window`".to_string();
+            let message = "`sliding_attention` layers need `sliding_window`".to_string();
             resolver.contradiction(&[Self::rope_local_base_freq, Self::sliding_window], message, None);
         }
     }
@@ -327,7 +327,7 @@ impl Llama {
                 "samples of {length} tokens are too long: above {original} tokens, the angles of `rope_type: \
                  longrope` depend on the length of each conversation"
             );
-            let help = format!("write `{}: {original}` or less, or leave `{key}` out", Data::sequence_length);
+            let help = format!("set `{}: {original}` or less, or remove `{key}`", Data::sequence_length);
             resolver.contradiction(&[key, Self::rope_scaling], message, Some(help));
         }
         if has_pairs && 2 * length > *original {
@@ -335,7 +335,7 @@ impl Llama {
                 "two answers of {length} tokens in a sample are too long: above {original} tokens, the angles of \
                  `rope_type: longrope` depend on the length of each answer"
             );
-            let help = format!("write `{}: {}` or less", Data::sequence_length, original / 2);
+            let help = format!("set `{}: {}` or less", Data::sequence_length, original / 2);
             resolver.contradiction(&[Config::preference, Self::rope_scaling], message, Some(help));
         }
     }
@@ -357,8 +357,8 @@ impl Llama {
                 format!("a layer is `{FULL_ATTENTION}` or `{SLIDING_ATTENTION}`, not `{}`", other.escape_debug());
             resolver.contradiction(&[Self::layer_types], message, None);
         } else if self.sliding_window.is_none() && self.layer_types.iter().any(|kind| kind == SLIDING_ATTENTION) {
-            let message = format!("layers of `{SLIDING_ATTENTION}` need `{}`", last(Self::sliding_window));
-            let help = Some("write `sliding_window`: the number of positions that these layers attend to".to_string());
+            let message = format!("`{SLIDING_ATTENTION}` layers need `{}`", last(Self::sliding_window));
+            let help = Some("set `sliding_window`: the number of positions that these layers attend to".to_string());
             resolver.contradiction(&[Self::layer_types, Self::sliding_window], message, help);
         }
     }

@@ -127,7 +127,7 @@ impl FlopsProfiler {
     pub(crate) fn check(resolver: &mut Resolver<'_>) {
         let depth = f64::read(&mut resolver.top().section(Config::flops_profiler), last(Self::module_depth));
         if depth.fract() != 0.0 {
-            let message = format!("expected a whole number or -1, found `{depth}`");
+            let message = format!("expected an integer of at least -1, found `{depth}`");
             resolver.contradiction(&[Self::module_depth], message, None);
         }
     }

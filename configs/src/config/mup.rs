@@ -54,15 +54,14 @@ impl Mup {
         };
         let Some(mup) = &config.mup else {
             if config.optimizer.is_mu() && config.model.is_some() {
-                let message = "the optimizer scales learning rates by the widths of a base model, but the section \
-                               `mup` is missing";
-                fail(&[Optimizer::TYPE], message, "write `mup: {base: …}`, with the widths for which `lr` was tuned");
+                let message = "the optimizer scales learning rates by the widths of a base model, but the `mup` section is missing";
+                fail(&[Optimizer::TYPE], message, "add `mup: {base: …}` with the widths for which `lr` was tuned");
             }
             return;
         };
         if !config.optimizer.is_mu() {
             let message = "`mup` needs an optimizer that scales learning rates with the width";
-            fail(&[Config::mup, Optimizer::TYPE], message, "use MuAdamW, MuAdam or MuSGD, or leave the section out");
+            fail(&[Config::mup, Optimizer::TYPE], message, "use MuAdamW, MuAdam or MuSGD, or remove the section");
         }
         if config.adapter.is_some() {
             let message = "`mup` does not support adapters";
@@ -77,19 +76,19 @@ impl Mup {
                 );
             }
             (Self { base: None, base_shapes: None }, _) => {
-                fail(&[Config::mup], "`mup` does not describe a base model", "write `base: …`");
+                fail(&[Config::mup], "`mup` does not describe a base model", "set `base: …`");
             }
             (Self { base: Some(_), .. }, None) => {
                 let message = "`mup.base` needs a `model` section";
                 fail(
                     &[Self::base],
                     message,
-                    "write a `model` section, or `base_shapes` for a model that the program builds",
+                    "add a `model` section, or set `base_shapes` for a model that the program builds",
                 );
             }
             (Self { base_shapes: Some(_), .. }, Some(_)) => {
-                let message = "`mup.base_shapes` is for a model that the program builds, not for a section `model`";
-                fail(&[Self::base_shapes, Config::model], message, "write `base`, with the widths of the base model");
+                let message = "`mup.base_shapes` is for a model that the program builds, not for a `model` section";
+                fail(&[Self::base_shapes, Config::model], message, "set `base` to the widths of the base model");
             }
             (Self { base: Some(base), .. }, Some(model)) => {
                 if model.pretrained().is_some() {
@@ -192,8 +191,8 @@ fn in_proportion(
         Some(written) => Ok(written),
         None if (of_model * base).is_multiple_of(whole) => Ok(of_model * base / whole),
         None => {
-            let message = format!("the default, {of_model} · {base} / {whole}, is not a whole number");
-            Err((path.to_string(), message, format!("write `{}`", last(path))))
+            let message = format!("the default, {of_model} · {base} / {whole}, is not an integer");
+            Err((path.to_string(), message, format!("set `{}`", last(path))))
         }
     }
 }
@@ -203,7 +202,7 @@ fn divides((path, part): (&'static str, usize), (other, whole): (&'static str, u
         true => Ok(()),
         false => {
             let message = format!("{} {part} does not divide {} {whole} in the base model", last(path), last(other));
-            Err((path.to_string(), message, format!("write a divisor of {whole}")))
+            Err((path.to_string(), message, format!("use a divisor of {whole}")))
         }
     }
 }

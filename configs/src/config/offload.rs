@@ -119,7 +119,7 @@ pub(super) fn check(zero: &Zero, resolver: &mut Resolver<'_>) {
         has_path(device, path, resolver);
         if device.1 == OffloadDevice::Nvme && buffers == 0 {
             let message = format!("`{count}: 0` leaves no memory into which `{}: nvme` could read", device.0);
-            let help = "write 1 or more, or leave it out".to_string();
+            let help = "set it to 1 or more, or remove it".to_string();
             resolver.contradiction(&[count, device.0], message, Some(help));
         }
     }
@@ -134,7 +134,7 @@ pub(super) fn check(zero: &Zero, resolver: &mut Resolver<'_>) {
         let name = last(path);
         let message =
             format!("`{name}` needs two tiles in memory, one in flight and one being updated, but `buffer_count` is 1");
-        let help = "write `buffer_count: 2` or more, or `pipeline_read: false` and `pipeline_write: false`".to_string();
+        let help = "set `buffer_count: 2` or more, or `pipeline_read: false` and `pipeline_write: false`".to_string();
         resolver.contradiction(&[OffloadOptimizer::buffer_count, path], message, Some(help));
     }
 }
@@ -151,7 +151,7 @@ fn sharded(
         let message =
             format!("`{path}: {device}` offloads each rank's shard of the {what}, which stage {stage} does not shard");
         let or_more = if least < 3 { " or more" } else { "" };
-        let help = format!("write `stage: {least}`{or_more}, or leave `device` out");
+        let help = format!("set `stage: {least}`{or_more}, or remove `device`");
         resolver.contradiction(&[path, Zero::stage], message, Some(help));
     }
 }

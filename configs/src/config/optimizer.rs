@@ -111,7 +111,7 @@ impl Optimizer {
             resolver.contradiction(&paths, message.to_string(), help.map(String::from));
         };
         if self.optim_bits().is_some_and(|(_, smallest)| smallest != MIN_8BIT_SIZE) && !has_eight_bits {
-            let help = Some("write `optim_bits: 8`, or leave `min_8bit_size` out");
+            let help = Some("set `optim_bits: 8`, or remove `min_8bit_size`");
             fail(
                 &[Adam::min_8bit_size, Adam::optim_bits],
                 "`min_8bit_size` has no effect: all states have 32 bits",
@@ -125,11 +125,11 @@ impl Optimizer {
             }
             Self::AdamW(adam) if !adam.adam_w_mode && is_adamw => {
                 let message = "`type: AdamW` means Adam with `adam_w_mode: true`, not `false`";
-                fail(&[Adam::adam_w_mode, Self::TYPE], message, Some("for L2 decay write `type: Adam`"));
+                fail(&[Adam::adam_w_mode, Self::TYPE], message, Some("for L2 regularization use `type: Adam`"));
             }
             Self::RmsProp(rmsprop) if rmsprop.centered && rmsprop.momentum > 0.0 => {
                 let message = "`centered` together with `momentum` needs a third state, which is not implemented";
-                fail(&[RmsProp::centered, RmsProp::momentum], message, Some("leave one of them out"));
+                fail(&[RmsProp::centered, RmsProp::momentum], message, Some("remove one of the two"));
             }
             Self::Lamb(lamb) if lamb.min_coeff > lamb.max_coeff => {
                 fail(
@@ -166,7 +166,7 @@ impl Optimizer {
                 let message =
                     "AdamWScheduleFree already keeps an average of the weights, which is evaluated and exported"
                         .to_string();
-                let help = Some("leave `training.ema` out".to_string());
+                let help = Some("remove `training.ema`".to_string());
                 resolver.contradiction(&[Training::ema, Self::TYPE], message, help);
             }
             _ => {}

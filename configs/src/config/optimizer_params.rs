@@ -22,7 +22,7 @@ pub(crate) const MIN_8BIT_SIZE: usize = 4096;
 pub(crate) fn check_bits(bits: usize, place: &str, resolver: &mut Resolver<'_>) {
     if ![8, 32].contains(&bits) {
         let message = format!("optimizer states of {bits} bits are not implemented");
-        resolver.contradiction(&[place], message, Some("write 8 or 32".to_string()));
+        resolver.contradiction(&[place], message, Some("use 8 or 32".to_string()));
     }
 }
 

@@ -22,7 +22,7 @@ section! {
         /// Numbers of the transformer blocks, from 0.
         pub layers: Option<Vec<usize>> = key(Kind::Ints { min: 0, max: u32::MAX as u64 }, "= all", "Numbers of the blocks, from 0. Blocks are the layers whose names end with a number, or all layers if no name does");
         /// The optimizer of the group.
-        pub optimizer: Option<Optimizer> = key(Kind::Variants(&Optimizer::VARIANTS), "null", "`type` and `params` of an optimizer for this group only, with the keys of the section `optimizer`");
+        pub optimizer: Option<Optimizer> = key(Kind::Variants(&Optimizer::VARIANTS), "null", "`type` and `params` of an optimizer for this group only, with the keys of the `optimizer` section");
         /// Learning rate that replaces the optimizer's `lr`. The schedule scales both rates by the same factor.
         pub lr: Option<f64> = key(NON_NEGATIVE, "null", "Learning rate in place of the optimizer's `lr`; the schedule scales both alike");
         /// Factor on the optimizer's learning rate.
@@ -87,8 +87,8 @@ impl ParameterGroup {
             let optimizer = group.optimizer.as_ref().unwrap_or(all);
             let at = format!("{}.{index}", Training::param_groups);
             if group.params.is_none() && group.kinds.is_none() && group.layers.is_none() {
-                let message = "the group does not select parameters".to_string();
-                resolver.contradiction(&[&at], message, Some("write `params`, `kinds` or `layers`".to_string()));
+                let message = "the group selects no parameters".to_string();
+                resolver.contradiction(&[&at], message, Some("set `params`, `kinds` or `layers`".to_string()));
             }
             let changes = [group.lr, group.lr_scale, group.weight_decay, group.betas.map(|[beta1, _]| beta1)];
             let bits = optimizer.optim_bits().map_or(32, |(bits, _)| bits);
@@ -97,14 +97,14 @@ impl ParameterGroup {
             if changes.iter().all(Option::is_none) && !changes_bits && !changes_clipping && group.optimizer.is_none() {
                 let message = "the group changes nothing".to_string();
                 let help =
-                    "write `optimizer`, `lr` or `lr_scale`, `weight_decay`, `betas`, `gradient_clipping`, `gradient_clipping_value`, or `optim_bits`".to_string();
+                    "set `optimizer`, `lr` or `lr_scale`, `weight_decay`, `betas`, `gradient_clipping`, `gradient_clipping_value`, or `optim_bits`".to_string();
                 resolver.contradiction(&[&at], message, Some(help));
             }
             let unknown = |kind: &&String| ParameterKind::from_name(kind).is_none();
             if let Some(kind) = group.kinds.iter().flatten().find(unknown) {
-                let message = format!("`{kind}` is not a kind of parameters");
+                let message = format!("`{kind}` is not a kind of parameter");
                 let help = format!(
-                    "write one of {}, or select parameters by name with `params`",
+                    "use one of {}, or select parameters by name with `params`",
                     ParameterKind::NAMES.join(", ")
                 );
                 resolver.contradiction(&[&path(index, Self::kinds)], message, Some(help));
@@ -121,7 +121,7 @@ impl ParameterGroup {
             };
             if let (Some(rate), 0.0) = (&rate, all.lr()) {
                 let message = "the optimizer's `lr` must not be 0: the group's `lr` is relative to it".to_string();
-                let help = "set the optimizer's `lr`, and write `lr_scale: 0` in the groups that should not be trained"
+                let help = "set the optimizer's `lr`, and set `lr_scale: 0` in the groups that should not be trained"
                     .to_string();
                 resolver.contradiction(&[rate, Config::optimizer], message, Some(help));
             }
@@ -131,12 +131,10 @@ impl ParameterGroup {
                 let message = "the group's `lr` is relative to the optimizer's `lr`, which must be the schedule's largest \
                                learning rate";
                 let help = match (scheduler, &group.optimizer) {
-                    (Scheduler::LRRangeTest(_), Some(_)) => {
-                        "use another schedule, or leave the group's `optimizer` out"
-                    }
-                    (Scheduler::LRRangeTest(_), None) => "use another schedule, or write `lr_scale`",
-                    (_, Some(_)) => "set `lr` of `optimizer.params` to the schedule's largest rate",
-                    (_, None) => "write `lr_scale`, or set the optimizer's `lr` to the schedule's largest rate",
+                    (Scheduler::LRRangeTest(_), Some(_)) => "use another schedule, or remove the group's `optimizer`",
+                    (Scheduler::LRRangeTest(_), None) => "use another schedule, or set `lr_scale`",
+                    (_, Some(_)) => "set `lr` of `optimizer.params` to the schedule's largest learning rate",
+                    (_, None) => "set `lr_scale`, or set the optimizer's `lr` to the schedule's largest learning rate",
                 };
                 let (places, help) = ([rate, Config::scheduler, Config::optimizer], help.to_string());
                 resolver.contradiction(&places, message.to_string(), Some(help));
@@ -184,8 +182,7 @@ impl ParameterGroup {
         let at = |key: &str| format!("{prefix}{key}");
         own.check_params(&prefix, own.has_eight_bits(), resolver);
         if let Some(reason) = own.stands_alone() {
-            let help =
-                "write another type for the group, or make this type the `optimizer` of the whole run".to_string();
+            let help = "use another type for the group, or make this type the `optimizer` of the whole run".to_string();
             return resolver.contradiction(
                 &[&at(Optimizer::TYPE)],
                 format!("{reason}, not only those of a group"),
@@ -193,7 +190,7 @@ impl ParameterGroup {
             );
         }
         if let Some(reason) = all.stands_alone() {
-            let help = "leave the group's `optimizer` out, or write another type for the run".to_string();
+            let help = "remove the group's `optimizer`, or use another type for the run".to_string();
             return resolver.contradiction(
                 &[&at(Config::optimizer), Optimizer::TYPE],
                 format!("{reason}, so a group cannot have its own optimizer"),
@@ -212,7 +209,7 @@ impl ParameterGroup {
             if is_written {
                 let (key, name) = (path(index, key), last(key));
                 let message = format!("`{name}` belongs in the `params` of the group's optimizer");
-                resolver.contradiction(&[&key, &at(Config::optimizer)], message, Some("write it there".to_string()));
+                resolver.contradiction(&[&key, &at(Config::optimizer)], message, Some("set it there".to_string()));
             }
         }
         if own.has_f32_states() != all.has_f32_states() {

@@ -76,7 +76,7 @@ impl PartitionMethod {
             "time" => Ok(Self::Time),
             _ => match text.strip_prefix("type:") {
                 Some("") => {
-                    Err(Some("write a regular expression after `type:`, or `uniform` for all layers".to_string()))
+                    Err(Some("give a regular expression after `type:`, or use `uniform` for all layers".to_string()))
                 }
                 Some(pattern) => LayerPattern::new(pattern).map(Self::Type).map_err(Some),
                 None => Err(nearest(text, Self::NAMES.into_iter()).map(|near| format!("did you mean `{near}`?"))),
@@ -115,11 +115,11 @@ impl Pipeline {
             let (message, help) = match is_interleaved {
                 true => (
                     format!("`{schedule}` needs several chunks per stage, but `virtual_stages` is {chunks}"),
-                    "write `virtual_stages: 2` or more, or `schedule: 1f1b`",
+                    "set `virtual_stages: 2` or more, or `schedule: 1f1b`",
                 ),
                 false => (
                     format!("`{schedule}` runs the layers of a stage as one chunk, not as {chunks}"),
-                    "write `schedule: interleaved_1f1b`, or leave `virtual_stages` out",
+                    "set `schedule: interleaved_1f1b`, or remove `virtual_stages`",
                 ),
             };
             resolver.contradiction(&[Self::virtual_stages, Self::schedule], message, Some(help.to_string()));

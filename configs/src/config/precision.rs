@@ -45,7 +45,7 @@ impl Bf16 {
         let gradients = config.data_types.grad_accum_dtype;
         if gradients == Some(Dtype::F16) {
             let message = "sums of gradients can exceed the range of fp16".to_string();
-            resolver.contradiction(&[GRADIENTS], message, Some("write `grad_accum_dtype: fp32`".to_string()));
+            resolver.contradiction(&[GRADIENTS], message, Some("set `grad_accum_dtype: fp32`".to_string()));
         }
         let mut needs = |is_missing: bool, key: &str, other: &str, message: &str, help: &str| {
             if is_missing {
@@ -58,14 +58,14 @@ impl Bf16 {
             no_copy,
             Self::enabled,
             "`bf16_master_weights_and_grads` needs `bf16: {enabled: true}`",
-            "write `enabled: true`",
+            "set `enabled: true`",
         );
         needs(
             self.bf16_optimizer_states && !self.bf16_master_weights_and_grads,
             Self::bf16_optimizer_states,
             no_copy,
             "states in bf16 need parameters without an f32 copy, as in DeepSpeed",
-            "write `bf16_master_weights_and_grads: true`, or use `optimizer.params.fp32_optimizer_states: false`",
+            "set `bf16_master_weights_and_grads: true`, or use `optimizer.params.fp32_optimizer_states: false`",
         );
         needs(
             self.stochastic_rounding && !self.bf16_master_weights_and_grads,
@@ -73,14 +73,14 @@ impl Bf16 {
             no_copy,
             "`stochastic_rounding` needs parameters without an f32 copy: with the copy, rounding to nearest loses \
              nothing",
-            "write `bf16_master_weights_and_grads: true`, or leave `stochastic_rounding` out",
+            "set `bf16_master_weights_and_grads: true`, or remove `stochastic_rounding`",
         );
         needs(
             self.bf16_master_weights_and_grads && config.training.ema.is_some(),
             no_copy,
             Training::ema,
             "`training.ema` needs the f32 copy of the parameters, which `bf16_master_weights_and_grads` removes",
-            "keep the f32 copy, or leave `training.ema` out",
+            "keep the f32 copy, or remove `training.ema`",
         );
         needs(
             self.bf16_master_weights_and_grads && matches!(config.optimizer, Optimizer::ScheduleFree(_)),
@@ -109,14 +109,14 @@ impl Bf16 {
             GRADIENTS,
             Self::enabled,
             "gradients can be kept in bf16 only if the parameters are in bf16",
-            "write `bf16: {enabled: true}`, or `grad_accum_dtype: fp32`",
+            "set `bf16: {enabled: true}`, or `grad_accum_dtype: fp32`",
         );
         needs(
             config.gradient_dtype() == Dtype::Bf16 && config.communication_data_type == Some(Dtype::F16),
             Config::communication_data_type,
             if is_narrow { GRADIENTS } else { no_copy },
             "gradients in bf16 cannot be communicated in fp16, whose range is smaller",
-            "write `communication_data_type: bf16` or `fp32`",
+            "set `communication_data_type: bf16` or `fp32`",
         );
         let of_whole = config.of_whole_parameters();
         let (of_type, name) = of_whole.clone().unwrap_or_default();
@@ -125,7 +125,7 @@ impl Bf16 {
             Self::bf16_optimizer_states,
             &of_type,
             &format!("{name} always keeps its moments in f32"),
-            "leave `bf16_optimizer_states` out, or use another optimizer",
+            "remove `bf16_optimizer_states`, or use another optimizer",
         );
         needs(
             of_whole.is_some() && self.bf16_master_weights_and_grads,
@@ -139,14 +139,14 @@ impl Bf16 {
             GRADIENTS,
             &of_type,
             &format!("{name} needs gradients in f32"),
-            "write `grad_accum_dtype: fp32`, or use another optimizer",
+            "set `grad_accum_dtype: fp32`, or use another optimizer",
         );
         needs(
             config.fp16.enabled && !config.optimizer.has_f32_states(),
             Adam::fp32_optimizer_states,
             Fp16::enabled,
             "`fp32_optimizer_states: false` would keep the states in f16, whose range is too small for them",
-            "write `fp32_optimizer_states: true`, or use `bf16`",
+            "set `fp32_optimizer_states: true`, or use `bf16`",
         );
     }
 }

@@ -64,7 +64,7 @@ impl Preference {
         let Some(preference) = &config.preference else {
             if config.data.as_ref().and_then(|data| data.chat.as_ref()).is_some_and(|c| c.kind == ChatType::Preference)
             {
-                let message = format!("`{}: preference` needs the section `preference`", Chat::kind);
+                let message = format!("`{}: preference` needs the `preference` section", Chat::kind);
                 let help = Some(format!("add a `{}` section, for example `type: dpo`", Config::preference));
                 resolver.contradiction(&[Chat::kind, Config::preference], message, help);
             }
@@ -78,19 +78,14 @@ impl Preference {
         };
         let is_robust = preference.has_reference() && preference.loss_type == DpoLoss::Robust;
         let kind = format!("{}: {}", Self::kind, preference.kind);
-        unused(Self::loss_type, preference.has_reference(), &kind, "leave it out, or write `type: dpo`");
-        unused(Self::label_smoothing, is_robust, &kind, "leave it out, or write `loss_type: robust`");
-        unused(
-            Self::simpo_gamma,
-            preference.kind == PreferenceType::SimPo,
-            &kind,
-            "leave it out, or write `type: simpo`",
-        );
+        unused(Self::loss_type, preference.has_reference(), &kind, "remove it, or set `type: dpo`");
+        unused(Self::label_smoothing, is_robust, &kind, "remove it, or set `loss_type: robust`");
+        unused(Self::simpo_gamma, preference.kind == PreferenceType::SimPo, &kind, "remove it, or set `type: simpo`");
         for key in [Chat::roles_to_train, Chat::train_on_inputs, Chat::train_on_eos, Chat::message_field_training] {
-            unused(key, false, Config::preference, "leave it out: the tokens of both answers are trained");
+            unused(key, false, Config::preference, "remove it: the tokens of both answers are trained on");
         }
         let is_off = config.training.z_loss == 0.0;
-        unused(Training::z_loss, is_off, Config::preference, "leave it out: losses of pairs have no z-loss term");
+        unused(Training::z_loss, is_off, Config::preference, "remove it: losses of pairs have no z-loss term");
         preference.fits(config, resolver);
     }
 
@@ -98,12 +93,12 @@ impl Preference {
         if let Some(data) = &config.data {
             if data.datasets.is_some() {
                 let message = "several data sets of pairs are not implemented".to_string();
-                let help = Some(format!("write all files under `{}`", Data::train));
+                let help = Some(format!("list all files under `{}`", Data::train));
                 resolver.contradiction(&[Data::datasets, Config::preference], message, help);
             }
             if data.format != DataFormat::Chat {
                 let message = format!("`{}: {}` has no pairs of answers", Data::format, data.format);
-                let help = Some("write `format: chat`, and records with `prompt`, `chosen` and `rejected`".to_string());
+                let help = Some("use `format: chat`, and records with `prompt`, `chosen` and `rejected`".to_string());
                 resolver.contradiction(&[Data::format, Config::preference], message, help);
             }
             if data.sample_packing {
@@ -111,7 +106,7 @@ impl Preference {
                 resolver.contradiction(
                     &[Data::sample_packing, Config::preference],
                     message,
-                    Some("leave `sample_packing` out".to_string()),
+                    Some("remove `sample_packing`".to_string()),
                 );
             }
             if let Some(chat) = &data.chat
@@ -122,7 +117,7 @@ impl Preference {
                     Chat::kind,
                     chat.kind
                 );
-                let help = Some("write `type: preference`, or leave the section `preference` out".to_string());
+                let help = Some("set `type: preference`, or remove the `preference` section".to_string());
                 resolver.contradiction(&[Chat::kind, Config::preference], message, help);
             }
         }
@@ -140,7 +135,7 @@ impl Preference {
             && self.has_reference()
         {
             let message = "`init_lora_weights: false` would give the reference model a random adapter".to_string();
-            let help = Some("leave `init_lora_weights` out, so that training starts from the base model".to_string());
+            let help = Some("remove `init_lora_weights`, so that training starts from the base model".to_string());
             resolver.contradiction(&[Adapter::init_lora_weights, Config::preference], message, help);
         }
     }

@@ -28,8 +28,8 @@ section! {
         pub llm_int8_skip_modules: Vec<String> = key(Kind::Texts, "[]", "Modules whose linear layers are not quantized: paths, or the ends of paths. Embeddings and the head of a language model are never quantized");
         /// Data type that stores the 4-bit codes.
         pub bnb_4bit_quant_storage: QuantStorage = key(QuantStorage::KIND, "uint8", "Data type that holds 4-bit codes");
-        = later_unless("llm_int8_threshold", &["0", "0.0"], "Inputs above this value are multiplied outside int8").instead("inputs are not quantized, so no outliers need separate treatment; write 0");
-        = later("llm_int8_has_fp16_weight", "false", "Train int8 weights").instead("`adapter` trains beside quantized weights");
+        = later_unless("llm_int8_threshold", &["0", "0.0"], "Inputs above this value are multiplied outside int8").instead("inputs are not quantized, so no outliers need separate treatment; set it to 0");
+        = later("llm_int8_has_fp16_weight", "false", "Train int8 weights").instead("`adapter` trains alongside quantized weights");
         = later("llm_int8_enable_fp32_cpu_offload", "false", "Keep modules in f32 on the host").instead("`llm_int8_skip_modules` names modules that are not quantized");
     }
 }
@@ -70,7 +70,7 @@ impl Quantization {
     /// Checks the keys against each other and against the working data type.
     pub(crate) fn check(&self, working: Dtype, resolver: &mut Resolver<'_>) {
         if self.load_in_4bit && self.load_in_8bit {
-            let help = "write one of `load_in_4bit: true` and `load_in_8bit: true`".to_string();
+            let help = "set one of `load_in_4bit: true` and `load_in_8bit: true`".to_string();
             let message = "weights cannot be stored in both 4 and 8 bits".to_string();
             resolver.contradiction(&[Self::load_in_4bit, Self::load_in_8bit], message, Some(help));
         }
@@ -91,12 +91,12 @@ impl Quantization {
         ] {
             if is_set && without {
                 let message = format!("`{key}` has no effect, because `{needs}` is false");
-                resolver.contradiction(&[key, needs], message, Some("leave it out".to_string()));
+                resolver.contradiction(&[key, needs], message, Some("remove it".to_string()));
             }
         }
         if self.bnb_4bit_compute_dtype.is_some_and(|dtype| dtype != working) {
             let message = "quantized linear layers compute in the same data type as all other layers".to_string();
-            let help = "leave it out, or set `bf16.enabled` or `fp16.enabled` to match it".to_string();
+            let help = "remove it, or set `bf16.enabled` or `fp16.enabled` to match it".to_string();
             resolver.contradiction(&[Self::bnb_4bit_compute_dtype, Bf16::enabled], message, Some(help));
         }
     }

@@ -132,9 +132,9 @@ impl RopeScaling {
         for path in PARAMETERS {
             let is_written = resolver.at(path) != At::Default;
             let (message, help) = match (is_written, required.contains(&path), optional.contains(&path)) {
-                (true, false, false) => (format!("`rope_type: {kind}` does not use `{}`", last(path)), "leave it out"),
+                (true, false, false) => (format!("`rope_type: {kind}` does not use `{}`", last(path)), "remove it"),
                 (false, true, _) => {
-                    (format!("`rope_type: {kind}` needs `{}`", last(path)), "write it beside `rope_type`")
+                    (format!("`rope_type: {kind}` needs `{}`", last(path)), "set it next to `rope_type`")
                 }
                 _ => continue,
             };

@@ -18,7 +18,7 @@ pub(crate) fn check(config: &Config, resolver: &mut Resolver<'_>) {
     };
     let data = config.data.as_ref();
     if let Some(length) = data.and_then(|data| data.sequence_length).filter(|length| !length.is_multiple_of(chunks)) {
-        let message = format!("samples of {length} tokens cannot be cut into {parts} of the same length");
+        let message = format!("samples of {length} tokens cannot be split into {parts} of equal length");
         let help = format!("the next multiple of {chunks} is {}", length.next_multiple_of(chunks));
         resolver.contradiction(&[key, Data::sequence_length], message, Some(help));
     }
@@ -32,11 +32,11 @@ pub(crate) fn check(config: &Config, resolver: &mut Resolver<'_>) {
     if let Some((path, heads)) = heads.filter(|(_, heads)| config.sequence_parallel_size > (*heads).max(1)) {
         let (key, ranks) = (Config::sequence_parallel_size, config.sequence_parallel_size);
         let message = format!("{heads} heads cannot be divided among {ranks} ranks");
-        let help = format!("write `{key}: {heads}` or less, or use `{}`", Mesh::context_parallel_degree);
+        let help = format!("set `{key}: {heads}` or less, or use `{}`", Mesh::context_parallel_degree);
         resolver.contradiction(&[key, path], message, Some(help));
     }
     if let Some((path, length)) = uneven_length(config, chunks) {
-        let message = format!("sequences of {length} tokens cannot be cut into {parts} of the same length");
+        let message = format!("sequences of {length} tokens cannot be split into {parts} of equal length");
         let help = format!("the next multiple of {chunks} is {}", length.next_multiple_of(chunks));
         resolver.contradiction(&[path, key], message, Some(help));
     }
@@ -50,7 +50,7 @@ pub(crate) fn check(config: &Config, resolver: &mut Resolver<'_>) {
             Training::reproducible,
             config.zero.stage.number()
         );
-        let help = format!("write `{}: 2`, or `{}: 1`", Zero::stage, Config::gradient_accumulation_steps);
+        let help = format!("set `{}: 2`, or `{}: 1`", Zero::stage, Config::gradient_accumulation_steps);
         resolver.contradiction(&[key, Zero::stage, Config::gradient_accumulation_steps], message, Some(help));
     }
     let is_mlp = matches!(config.model, Some(Model::Mlp(_)));
@@ -73,7 +73,7 @@ pub(crate) fn check(config: &Config, resolver: &mut Resolver<'_>) {
         ),
     ] {
         if is_on {
-            let help = format!("leave one of the two out, or write `{key}: 1`");
+            let help = format!("remove one of the two, or set `{key}: 1`");
             resolver.contradiction(&[path, key], why.to_string(), Some(help));
         }
     }

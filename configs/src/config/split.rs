@@ -57,11 +57,11 @@ impl SplitPart {
         }
         let bounds = slice.map(|slice| slice.split_once(':').ok_or(slice)).transpose();
         let (from, to) =
-            bounds.map_err(|slice| format!("`[{slice}]` is not a slice; write `[from:to]`"))?.unwrap_or_default();
+            bounds.map_err(|slice| format!("`[{slice}]` is not a slice; use `[from:to]`"))?.unwrap_or_default();
         let is_percent = from.ends_with('%') || to.ends_with('%');
         let number = |text: &str| match text.strip_suffix('%').unwrap_or(text) {
             "" if text.is_empty() => Ok(None),
-            digits => number(digits).map(Some).ok_or_else(|| format!("`{text}` is not a whole number")),
+            digits => number(digits).map(Some).ok_or_else(|| format!("`{text}` is not an integer")),
         };
         let (from, to) = (number(from)?, number(to)?);
         if let Some(bound) = from.into_iter().chain(to).find(|bound| is_percent && !(-100..=100).contains(bound)) {
@@ -72,9 +72,9 @@ impl SplitPart {
             (true, None | Some("closest")) => Unit::Percent,
             (true, Some("pct1_dropremainder")) => Unit::Hundredths,
             (true, Some(other)) => {
-                return Err(format!("`({other})` is not a rounding mode; write `(closest)` or `(pct1_dropremainder)`"));
+                return Err(format!("`({other})` is not a rounding mode; use `(closest)` or `(pct1_dropremainder)`"));
             }
-            (false, Some(_)) => return Err("only a slice in percent takes a rounding mode".into()),
+            (false, Some(_)) => return Err("only a slice in percent accepts a rounding mode".into()),
         };
         Ok(Self { name: name.into(), from, to, unit })
     }

@@ -21,7 +21,7 @@ section! {
         pub tp_overlap_comm: bool = key(Kind::Bool, "false", "Overlap communication and computation in the backward pass of a split linear layer: compute the input gradient while the input is gathered again, and the weight gradient while the input gradient is summed; results are bit-identical");
         = ignored("vocab_parallel_lm_head", Kind::Bool, "null", "embedding and head are always split by vocabulary");
         = section("tp", &TP, "Number of tensor-parallel ranks");
-        = later("partition_config", "null", "How each weight is split").instead("`Layers::tensor_parallel` splits the layers of a program");
+        = later("partition_config", "null", "How each weight is split").instead("`Layers::tensor_parallel` splits the layers of a custom model");
         = rejected("dtype", "torch.float16", "the value is a data type of PyTorch; use `bf16`");
         = rejected("vocab_parallel_ce_backend", "torch", "the value names a Python package");
         = rejected("injection_policy_tuple", "null", "the value names Python classes");
@@ -41,7 +41,7 @@ impl TensorParallel {
         let mut uneven = |path: &'static str, count: usize, what: &str| {
             if !count.is_multiple_of(size) {
                 let message = format!("{what} cannot be divided evenly among {size} ranks: `{path}` is {count}");
-                let help = format!("write a divisor of {count} as `{key}`");
+                let help = format!("set `{key}` to a divisor of {count}");
                 resolver.contradiction(&[key, path], message, Some(help));
             }
         };
@@ -74,7 +74,7 @@ impl TensorParallel {
             }
         }
         if let Some((path, length)) = uneven_length(config, chunks) {
-            let message = format!("sequences of {length} tokens cannot be cut into {chunks} slices of the same length");
+            let message = format!("sequences of {length} tokens cannot be split into {chunks} slices of equal length");
             let help = format!("the next multiple of {chunks} is {}", length.next_multiple_of(chunks));
             resolver.contradiction(&[path, key], message, Some(help));
         }
@@ -132,7 +132,7 @@ impl TensorParallel {
             ),
         ] {
             if is_on {
-                let help = format!("leave one of the two out, or write `{key}: 1`");
+                let help = format!("remove one of the two, or set `{key}: 1`");
                 resolver.contradiction(&[path, key], why.to_string(), Some(help));
             }
         }

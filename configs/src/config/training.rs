@@ -237,7 +237,7 @@ impl Training {
     /// Checks the keys against each other.
     pub(crate) fn check(&self, resolver: &mut Resolver<'_>) {
         if resolver.at(Self::max_steps) != At::Default && self.epochs.is_some() {
-            let message = format!("`{}` and `{}` both say how long to train", Self::max_steps, Self::epochs);
+            let message = format!("`{}` and `{}` both set how long to train", Self::max_steps, Self::epochs);
             let help = Some("keep one of the two".to_string());
             resolver.contradiction(&[Self::max_steps, Self::epochs], message, help);
         }
@@ -247,8 +247,8 @@ impl Training {
         ];
         for (key, is_set, reader) in reads_evaluations {
             if is_set && self.eval_every == 0 {
-                let message = format!("{reader} compares evaluations, but the run makes none");
-                let help = Some(format!("write `eval_every`, and `{}` or `{}`", Data::eval, Data::eval_fraction));
+                let message = format!("{reader} compares evaluations, but the run has none");
+                let help = Some(format!("set `eval_every`, and `{}` or `{}`", Data::eval, Data::eval_fraction));
                 resolver.contradiction(&[key, Self::eval_every], message, help);
             }
         }

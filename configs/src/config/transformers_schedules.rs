@@ -172,7 +172,7 @@ impl Scheduler {
             Self::CosineWithMinLr(CosineMinLr { num_training_steps, min_lr, min_lr_rate, .. })
             | Self::CosineWarmupWithMinLr(CosineWarmupMinLr { num_training_steps, min_lr, min_lr_rate, .. }) => {
                 let (rate, help) =
-                    ([CosineMinLr::min_lr, CosineMinLr::min_lr_rate], "write one of `min_lr` and `min_lr_rate`");
+                    ([CosineMinLr::min_lr, CosineMinLr::min_lr_rate], "set one of `min_lr` and `min_lr_rate`");
                 match (min_lr, min_lr_rate) {
                     (Some(min), None) if min >= lr => {
                         let message = format!("the smallest learning rate {min} is not below the optimizer's {lr}");

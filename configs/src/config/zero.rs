@@ -62,7 +62,7 @@ section! {
         /// Where a rank keeps its optimizer state and master weights.
         pub offload_optimizer: OffloadOptimizer = section(&OffloadOptimizer::SECTION, "Optimizer state in host memory or on disk");
         = later("load_from_fp32_weights", "true", "Resume from the f32 master weights; false: from the 16-bit weights").instead("checkpoints hold f32 weights only");
-        = later(SEQUENTIAL, "false", "All-gather one parameter at a time").instead("a smaller `stage3_prefetch_bucket_size` takes less memory");
+        = later(SEQUENTIAL, "false", "All-gather one parameter at a time").instead("a smaller `stage3_prefetch_bucket_size` uses less memory");
         = later("save_muon_momentum_buffer_in_memory", "false", "Keep Muon's momentum in memory when the optimizer state is offloaded");
         = later_section("zenflow", &ZENFLOW, "Apply important gradients immediately and the others periodically").instead("`offload_optimizer` on nvme updates one tile while it reads and writes others");
         = later_section("leaf_module", &LEAF_MODULE, "Modules gathered as a whole").instead("each layer of a model is gathered as a whole anyway");
@@ -111,7 +111,7 @@ impl Zero {
 
     pub(crate) fn check(&self, resolver: &mut Resolver<'_>) {
         offload::check(self, resolver);
-        let weights = "gathers sharded parameters";
+        let weights = "all-gathers sharded parameters";
         for (path, is_on, does, lowest) in [
             (Self::zero_quantized_weights, self.zero_quantized_weights, weights, ZeroStage::Three),
             (
@@ -129,17 +129,17 @@ impl Zero {
         ] {
             if is_on && self.stage < lowest {
                 let message = format!("`{path}` {does}, but ZeRO stage {} has none", self.stage.number());
-                let help = format!("write `{}: {}`, or leave `{}` out", Self::stage, lowest.number(), last(path));
+                let help = format!("set `{}: {}`, or remove `{}`", Self::stage, lowest.number(), last(path));
                 resolver.contradiction(&[path, Self::stage], message, Some(help));
             }
         }
         if self.zero_quantized_gradients && !self.reduce_scatter {
             let message = format!(
-                "`{}` needs reduce-scatter, but `{}: false` reduces all gradients on all ranks",
+                "`{}` needs reduce-scatter, but `{}: false` all-reduces the gradients",
                 Self::zero_quantized_gradients,
                 Self::reduce_scatter
             );
-            let help = "leave one of the two out".to_string();
+            let help = "remove one of the two".to_string();
             resolver.contradiction(&[Self::zero_quantized_gradients, Self::reduce_scatter], message, Some(help));
         }
     }
@@ -155,13 +155,13 @@ impl Zero {
         if zero.stage != ZeroStage::Three {
             let message =
                 format!("`{KEY}: {size}` copies sharded parameters, but stage {} shards none", zero.stage.number());
-            let help = format!("write `{}: 3`, or leave `{}` out", Zero::stage, last(KEY));
+            let help = format!("set `{}: 3`, or remove `{}`", Zero::stage, last(KEY));
             return resolver.contradiction(&[KEY, Zero::stage], message, Some(help));
         }
         let shards = config.shard_group_size();
         if !shards.is_multiple_of(size) {
-            let message = format!("{KEY} {size} does not divide the {shards} ranks over which ZeRO shards");
-            let help = format!("write a divisor of {shards}, such as the number of ranks of a host");
+            let message = format!("{KEY} {size} does not divide the {shards} ranks across which ZeRO shards");
+            let help = format!("use a divisor of {shards}, such as the number of ranks per host");
             let own = [(KEY, resolver.at(KEY))];
             let places: Vec<_> = own.into_iter().chain(world.places(resolver)).collect();
             return resolver.report.contradiction(&places, message, Some(help));
@@ -169,7 +169,7 @@ impl Zero {
         if config.secondary_group_size().is_some() && zero.offload_param.device == OffloadDevice::Nvme {
             let device = OffloadParam::device;
             let message = format!("`{KEY}: {size}` keeps a copy of the parameters in memory, but `{device}` is nvme");
-            let help = format!("write `{device}: cpu`, or leave `{}` out", last(KEY));
+            let help = format!("set `{device}: cpu`, or remove `{}`", last(KEY));
             resolver.contradiction(&[KEY, device], message, Some(help));
         }
     }

@@ -156,7 +156,7 @@ impl Reader<'_> {
                 self.refuse(
                     name,
                     format!("`{name}` is not a key of {kind}"),
-                    Some("the class of Transformers has no such biases, so the weights would not match"),
+                    Some("the Transformers class has no such biases, so the weights would not match"),
                 );
             }
             keys.push((name, bias));
@@ -210,7 +210,7 @@ impl Reader<'_> {
         let (all, none) = (Value::List(vec![]), (Value::Null, Value::List(vec![])));
         match window {
             None if kind == GEMMA3 && slides.contains(&true) => {
-                self.refuse(WINDOW, format!("layers of `{SLIDING_ATTENTION}` need `{WINDOW}`"), None);
+                self.refuse(WINDOW, format!("`{SLIDING_ATTENTION}` layers need `{WINDOW}`"), None);
                 none
             }
             None => none,
@@ -218,7 +218,7 @@ impl Reader<'_> {
                 self.not_implemented(
                     WINDOW,
                     &window,
-                    Some("the class `llama` of Transformers has no sliding window; its class `mistral` has one"),
+                    Some("the Transformers class `llama` has no sliding window; the class `mistral` has one"),
                 );
                 none
             }

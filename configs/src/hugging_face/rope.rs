@@ -69,7 +69,7 @@ impl Reader<'_> {
             None => Map::new(),
             Some(Some(section)) => section.clone(),
             Some(None) => {
-                self.refuse(name, format!("`{name}` should be a section of keys"), None);
+                self.refuse(name, format!("`{name}` should be a section"), None);
                 Map::new()
             }
         }
@@ -83,7 +83,7 @@ impl Reader<'_> {
             None | Some(Json::Null) => Map::new(),
             Some(Json::Object(section)) => section,
             Some(other) => {
-                self.not_implemented(&format!("{PARAMETERS}.{layers}"), &other, Some("write a section of keys"));
+                self.not_implemented(&format!("{PARAMETERS}.{layers}"), &other, Some("use a section"));
                 Map::new()
             }
         });

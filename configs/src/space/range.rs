@@ -56,7 +56,7 @@ pub(super) fn steps(entries: &[Entry], at: At, most: usize) -> Result<Vec<Node>,
         [Number::Int(first), Number::Int(last), Number::Int(by)] => whole(first, last, by, times, most),
         _ => fractions(first, last, distance, times, most),
     };
-    let too_many = (at, format!("a key takes at most {most} values, but this range has more"));
+    let too_many = (at, format!("a key accepts at most {most} values, but this range has more"));
     let values = values.ok_or(too_many)?;
     Ok(values.into_iter().map(|value| Node { value, at }).collect())
 }

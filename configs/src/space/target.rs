@@ -77,7 +77,7 @@ pub(super) fn find(path: &str, root: &[Entry], space: &[Written<'_>]) -> Result<
         whole = join(&whole, name);
         meanings = next.into_iter().map(|(_, inner)| inner).collect();
         if whole == Config::autotuning {
-            let message = "`autotuning` itself is not tuned".to_string();
+            let message = "`autotuning` itself cannot be tuned".to_string();
             return Err(Problem { kind: ErrorKind::Value, message, help: None });
         }
     }
@@ -125,8 +125,8 @@ fn is_named(variant: &Variant, names: &[&str]) -> bool {
 
 fn untyped(path: &str, section: &str, variants: &'static Variants) -> Problem {
     let names: Vec<_> = usable(variants).map(|variant| variant.name).collect();
-    let message = format!("`{path}` needs `{section}.type`, which is not written");
-    Problem { kind: ErrorKind::Missing, message, help: Some(format!("write one of {}", names.join(", "))) }
+    let message = format!("`{path}` needs `{section}.type`, which is not set");
+    Problem { kind: ErrorKind::Missing, message, help: Some(format!("use one of {}", names.join(", "))) }
 }
 
 fn unknown(
@@ -143,8 +143,8 @@ fn unknown(
         if let Meaning::Key(key) = meaning
             && !matches!(key.kind, Kind::Section(_) | Kind::Variants(_))
         {
-            let message = format!("`{section}` is not a section: it takes {}", expected(&key.kind));
-            return Problem { kind: ErrorKind::UnknownKey, message, help: Some(format!("write `{section}`")) };
+            let message = format!("`{section}` is not a section: it expects {}", expected(&key.kind));
+            return Problem { kind: ErrorKind::UnknownKey, message, help: Some(format!("use `{section}`")) };
         }
         keys.extend(meaning.keys(is_of_type));
         if let Meaning::Key(Key { kind: Kind::Variants(variants), .. }) = meaning {

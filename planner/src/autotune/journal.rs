@@ -45,7 +45,7 @@ impl Journal {
             return Err(Error::setting(
                 "autotuning.results_dir",
                 format!("{} belongs to another configuration or another version of zero-train", path.display()),
-                "leave out --resume to start over, or name another folder",
+                "omit --resume to start over, or choose another folder",
             ));
         }
         let lines = lines.collect();

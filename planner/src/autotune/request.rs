@@ -103,7 +103,7 @@ pub(super) fn refuse_to_overwrite(tuning: &Autotuning, journal: &str) -> Result<
     Err(Error::setting(
         "autotuning.results_dir",
         format!("{} already contains results, and `autotuning.overwrite` is false", folder.display()),
-        "continue with --resume, or name another folder",
+        "continue with --resume, or choose another folder",
     ))
 }
 

@@ -9,9 +9,9 @@ pub(super) fn drawing(mesh: Mesh) -> Vec<String> {
         return vec![];
     }
     let marks = [
-        ("[ ] hold all shards of ZeRO", true),
+        ("[ ] hold all ZeRO shards", true),
         ("{ } share sequences", mesh.context() > 1),
-        ("( ) cut layers", mesh.tensor() > 1),
+        ("( ) split layers", mesh.tensor() > 1),
     ];
     let marks: Vec<&str> = marks.into_iter().filter(|(_, is_there)| *is_there).map(|(mark, _)| mark).collect();
     let of_stage = |stage: StageId| {
@@ -60,7 +60,7 @@ mod tests {
         assert_eq!(
             drawing(all),
             [
-                "ranks: [ ] hold all shards of ZeRO, { } share sequences, ( ) cut layers",
+                "ranks: [ ] hold all ZeRO shards, { } share sequences, ( ) split layers",
                 "  stage 0: [{(0 1) (2 3)} {(4 5) (6 7)}] [{(8 9) (10 11)} {(12 13) (14 15)}]",
                 "  stage 1: [{(16 17) (18 19)} {(20 21) (22 23)}] [{(24 25) (26 27)} {(28 29) (30 31)}]",
             ]

@@ -110,7 +110,7 @@ impl fmt::Display for Plan {
         {
             writeln!(
                 f,
-                "this plan assumes that all layers take equally long; a run first measures the layers, then cuts stages by time"
+                "this plan assumes that all layers take the same time; a run first measures the layers, then divides them into stages by time"
             )?;
         }
         if let Some(gathering) = self.memory_plan.stage_plan.gathering(self.memory_plan.layout.shape()) {
@@ -124,7 +124,7 @@ impl fmt::Display for Plan {
         }
         write!(
             f,
-            "{}: {:.1} % of a step is bubble if all chunks of layers take equally long",
+            "{}: {:.1} % of a step is bubble if all layer chunks take the same time",
             self.memory_plan.stage_plan.schedule,
             self.bubble() * 100.0
         )

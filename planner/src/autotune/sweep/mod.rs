@@ -111,7 +111,7 @@ fn changes(base: &Config, sweep: &Sweep, watch: &mut dyn SweepWatch) -> Result<V
             "a sweep cannot search `{}`: the sweep itself sets the number of ranks and the output folder of each trial",
             dimension.path
         );
-        return Err(Error::setting("autotuning.sweep.space", message, "leave it out"));
+        return Err(Error::setting("autotuning.sweep.space", message, "remove it"));
     }
     // Trials save no checkpoints, and a trial that dies is not restarted.
     let mut changes: Vec<String> =
@@ -142,7 +142,7 @@ fn changes(base: &Config, sweep: &Sweep, watch: &mut dyn SweepWatch) -> Result<V
             return Err(Error::setting(
                 EVAL_EVERY,
                 message,
-                "write a smaller number, or a larger autotuning.sweep.max_steps",
+                "use a smaller number, or a larger autotuning.sweep.max_steps",
             ));
         }
         _ => {}

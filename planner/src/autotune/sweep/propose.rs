@@ -36,11 +36,7 @@ pub(super) fn strategy(sweep: &Sweep) -> Result<(Box<dyn Strategy + '_>, usize),
         (SweepMethod::Grid, Some(all)) if all <= MOST => (Box::new(Grid { space }), all as usize),
         (SweepMethod::Grid, _) => {
             let message = format!("the grid has more than {MOST} combinations");
-            return Err(Error::setting(
-                "autotuning.sweep.space",
-                message,
-                "remove some values, or write `method: tpe`",
-            ));
+            return Err(Error::setting("autotuning.sweep.space", message, "remove some values, or set `method: tpe`"));
         }
         (SweepMethod::Random, _) => (Box::new(random(space)), trials),
         (SweepMethod::Tpe, _) => (Box::new(Tpe::new(random(space), sweep.trials)), trials),
