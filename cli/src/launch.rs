@@ -73,7 +73,7 @@ pub(crate) fn launch_program(args: &LaunchArgs) -> anyhow::Result<u8> {
         min_ranks: None,
         before: None,
         unchanged: &|| Ok(()),
-        smaller: &|_| Err(Error::Launch("only training knows".into())),
+        smaller: &|_| Err(Error::Launch("only a training run can restart with fewer ranks".into())),
     };
     Ok(launch(Team::new(ranks, process::threads(None, ranks)), &job, Some(&recovery))?)
 }

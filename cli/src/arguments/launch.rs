@@ -251,7 +251,7 @@ mod tests {
         for flag in ["--hostfile", "--include", "--exclude"] {
             assert!(error(&[flag, "hosts"]).contains("run it on each host with --nnodes and --node-rank"), "{flag}");
         }
-        assert!(error(&["--nnodes", "1:4"]).contains("write one number"));
+        assert!(error(&["--nnodes", "1:4"]).contains("give a single number"));
         assert!(error(&["--rdzv-endpoint", "h0:x", "--nnodes", "2"]).contains("not HOST:PORT"));
         assert!(error(&["--nproc-per-node", "gpu"]).contains("cpu or auto"));
         let ranks = |args: &[&str]| launch(args).expect("accepted").ranks_here(8, 2);

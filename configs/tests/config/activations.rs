@@ -105,7 +105,7 @@ fn each_invalid_layer_pattern_is_located() {
         .collect();
     let expected = [
         (3, 16, "the regular expression is invalid: unclosed group"),
-        (3, 22, "write it in quotes if it is a string"),
+        (3, 22, "put it in quotes if it is a string"),
         (3, 25, "the regular expression is empty and would match every name"),
     ];
     assert_eq!(found, expected, "{errors}");

@@ -24,7 +24,7 @@ fn invalid_curricula_are_errors() {
     };
     for (text, key, expected) in [
         (LINEAR.replace("min_difficulty: 8, ", ""), ".min_difficulty", "is missing"),
-        (LINEAR.replace("8, max", "0, max"), ".min_difficulty", "expected a whole number of at least 1, found `0`"),
+        (LINEAR.replace("8, max", "0, max"), ".min_difficulty", "expected an integer of at least 1, found `0`"),
         (
             LINEAR.replace("8, max", "65, max"),
             ".min_difficulty",

@@ -42,10 +42,10 @@ fn several_data_sets_have_shares_of_an_epoch() {
 
     for (data, expected) in [
         ("format: text", "`data.train` is missing"),
-        ("train: a, datasets: [{path: b}]", "both say what to train on"),
-        ("datasets: []", "`data.datasets`: expected a list of sections of keys, found a list"),
-        ("datasets: {path: a}", "`data.datasets`: expected a list of sections of keys, found a section"),
-        ("datasets: [a]", "`data.datasets.0`: expected a section of keys"),
+        ("train: a, datasets: [{path: b}]", "both set the training data"),
+        ("datasets: []", "`data.datasets`: expected a list of sections, found a list"),
+        ("datasets: {path: a}", "`data.datasets`: expected a list of sections, found a section"),
+        ("datasets: [a]", "`data.datasets.0`: expected a section"),
         ("datasets: [{}]", "`data.datasets.0.path` is missing"),
         ("datasets: [{path: a, weigth: 1}]", "unknown key `data.datasets.0.weigth`"),
         ("datasets: [{path: a, weight: -1}]", "`data.datasets.0.weight`: expected a number, at least 0"),
@@ -57,7 +57,7 @@ fn several_data_sets_have_shares_of_an_epoch() {
         ("datasets: [{path: a, proportion: 0.5}, {path: b, proportion: 0.4}]", "the proportions add up to 0.9"),
         ("datasets: [{path: a, weight: 0}]", "all weights are 0"),
         ("datasets: [{path: a, name: x}, {path: b, name: x}]", "two data sets have the name `x`"),
-        ("datasets: [{path: a, name: x/y}]", "`x/y` is not a valid name of a data set"),
+        ("datasets: [{path: a, name: x/y}]", "`x/y` is not a valid data set name"),
         (
             "eval_fraction: 0.1, datasets: [{path: a, eval: b}]",
             "`data.datasets.0.eval` and `data.eval_fraction` both say",

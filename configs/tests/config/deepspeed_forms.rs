@@ -82,7 +82,7 @@ fn keys_of_stage_3_do_not_need_their_prefix() {
         let error = only(&format!("zero_optimization:\n  {name}: {value}\n  stage3_{name}: {value}\n"));
         assert_eq!(error.kind, ErrorKind::DuplicateKey);
         let both = ["", "stage3_"].map(|prefix| format!("zero_optimization.{prefix}{name}"));
-        assert_eq!(error.message, format!("`{}` and `{}` are two forms of one key", both[0], both[1]));
+        assert_eq!(error.message, format!("`{}` and `{}` are aliases of the same key", both[0], both[1]));
         assert_eq!(error.places.iter().map(|place| place.path.as_str()).collect::<Vec<_>>(), [&both[1], &both[0]]);
     }
     // An override or a later file wins under either name of the key.
@@ -133,11 +133,11 @@ fn older_forms_are_converted_with_a_warning() {
         assert_eq!(config, with(&format!("zero_optimization: {{stage: 3, {today}}}")), "{old}");
         assert_eq!(
             warnings(&format!("zero_optimization: {{stage: 3, {old}}}")),
-            [format!("`zero_optimization.{old}` is an old form; write `{today}`")]
+            [format!("`zero_optimization.{old}` is deprecated; use `{today}`")]
         );
         let (name, section) = (old.split(':').next().expect("a name"), today.split(':').next().expect("a name"));
         let off = format!("zero_optimization: {{stage: 3, {name}: false, {section}: {{device: none}}}}");
-        assert_eq!(warnings(&off), [format!("`zero_optimization.{name}: false` is an old form; leave it out")]);
+        assert_eq!(warnings(&off), [format!("`zero_optimization.{name}: false` is deprecated; remove it")]);
         // DeepSpeed also rejects the combination of both forms.
         let error = only(&format!("zero_optimization: {{stage: 3, {today}, {old}}}"));
         assert_eq!(error.kind, ErrorKind::DuplicateKey);
@@ -146,7 +146,7 @@ fn older_forms_are_converted_with_a_warning() {
             "{error}"
         );
         let error = only(&format!("zero_optimization: {{stage: 3, {name}: cpu}}"));
-        assert!(error.message.ends_with("expected true or false, found the text \"cpu\""), "{error}");
+        assert!(error.message.ends_with("expected true or false, found the string \"cpu\""), "{error}");
     }
     // Errors about the current form apply to the old form as well.
     let error = only("zero_optimization: {stage: 0, cpu_offload: true}");
@@ -162,7 +162,7 @@ fn older_forms_are_converted_with_a_warning() {
     let told = warnings(&format!("zero_optimization: {{stage: 3, {name}: true}}"));
     assert_eq!(
         told[0],
-        format!("`zero_optimization.{name}` is an old form; write `stage3_gather_16bit_weights_on_model_save`")
+        format!("`zero_optimization.{name}` is deprecated; use `stage3_gather_16bit_weights_on_model_save`")
     );
     assert!(told[1].starts_with("`zero_optimization.stage3_gather_16bit_weights_on_model_save` has no effect"));
 }
@@ -197,7 +197,7 @@ fn removed_keys_are_accepted_if_they_are_off() {
     ] {
         let told = warnings(text);
         assert!(
-            told.len() == 1 && told[0].ends_with("was removed from DeepSpeed, and is off here; delete it"),
+            told.len() == 1 && told[0].ends_with("was removed from DeepSpeed, and is disabled here; delete it"),
             "{told:?}"
         );
     }

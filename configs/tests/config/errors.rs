@@ -137,7 +137,7 @@ fn missing_model_and_data_are_errors_that_name_them() {
 #[test]
 fn a_wrong_split_is_shown_with_its_place() {
     for (split, expected) in [
-        ("train[5]", "`[5]` is not a slice; write `[from:to]`"),
+        ("train[5]", "`[5]` is not a slice; use `[from:to]`"),
         ("tra in", "`tra in` is not a split such as `train`, `train[:90%]` or `train[1000:2000]`"),
         ("train[:200%]", "200 % is not between -100 % and 100 %"),
     ] {

@@ -43,7 +43,7 @@ fn deep_nesting_is_rejected() {
     for text in ["[", "{a: ", "- ", "? ", ": ", "[{"] {
         let (kind, message) = error_of(text.repeat(levels));
         assert_eq!(kind, ErrorKind::Syntax);
-        assert!(message == TOO_DEEP || message.contains("a key must be text"), "{text}: {message}");
+        assert!(message == TOO_DEEP || message.contains("a key must be a string"), "{text}: {message}");
     }
     assert_eq!(error_of("[".repeat(levels) + &"]".repeat(levels)), (ErrorKind::Syntax, TOO_DEEP.to_string()));
     let block: String = (0..1400).map(|depth| " ".repeat(depth) + "a:\n").collect();
@@ -95,7 +95,7 @@ fn documents_without_keys_are_rejected() {
     for text in ["", "\n\n", "# only a comment\n", "~", "null", "---\n", "\u{feff}", "\t\t"] {
         assert_eq!(error_of(text), (ErrorKind::Missing, "the configuration is empty".to_string()), "{text:?}");
     }
-    for (text, found) in [("- a\n- b", "a list"), ("hello", "the text \"hello\""), ("12", "`12`"), ("[]", "a list")] {
+    for (text, found) in [("- a\n- b", "a list"), ("hello", "the string \"hello\""), ("12", "`12`"), ("[]", "a list")] {
         let message = format!("the file must consist of keys with values (`key: value`), found {found}");
         assert_eq!(error_of(text), (ErrorKind::Value, message));
     }

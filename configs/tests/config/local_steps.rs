@@ -43,19 +43,19 @@ fn invalid_values_are_errors() {
 fn local_steps_need_replicates() {
     let text = "train_micro_batch_size_per_gpu: 2\ntraining: {local_steps: {steps: 5}}";
     let errors = Config::with_world_size("ds.yaml", text, 4).unwrap_err().to_string();
-    assert!(errors.contains("`training.local_steps` needs several replicates, but the mesh has one"), "{errors}");
-    assert!(errors.contains("write `mesh.data_parallel_replicate_degree`, or leave `local_steps` out"), "{errors}");
+    assert!(errors.contains("`training.local_steps` needs several replicates, but the mesh has only one"), "{errors}");
+    assert!(errors.contains("set `mesh.data_parallel_replicate_degree`, or remove `local_steps`"), "{errors}");
 }
 
 #[test]
 fn evaluations_and_checkpoints_follow_outer_steps() {
     assert!(with(", eval_every: 10, save_every: 5", "").is_ok());
     let errors = with(", eval_every: 8, save_every: 5", "").unwrap_err();
-    let message = "evaluations need equal replicates, as they are after an outer step, but `training.eval_every` 8 is \
-                   not a multiple of the 5 local steps";
-    assert!(errors.contains(message) && errors.contains("write a multiple of 5, such as `eval_every: 10`"), "{errors}");
+    let message = "evaluations need identical replicates, which exist only after an outer step, but \
+                   `training.eval_every` 8 is not a multiple of the 5 local steps";
+    assert!(errors.contains(message) && errors.contains("use a multiple of 5, such as `eval_every: 10`"), "{errors}");
     let errors = with(", save_every: 7", "").unwrap_err();
-    assert!(errors.contains("checkpoints need equal replicates") && errors.contains("`save_every: 10`"), "{errors}");
+    assert!(errors.contains("checkpoints need identical replicates") && errors.contains("`save_every: 10`"), "{errors}");
 }
 
 #[test]

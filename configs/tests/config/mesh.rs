@@ -79,7 +79,7 @@ fn degrees_divide_the_ranks() {
             "data_parallel_replicate_degree: 2, data_parallel_shard_degree: 2",
             8,
             "8 ranks are not mesh.data_parallel_replicate_degree × mesh.data_parallel_shard_degree = 4",
-            "leave one of the two out: it is computed from the other",
+            "remove one of the two: it is computed from the other",
         ),
     ] {
         let error = only(&format!("{HEAD}mesh: {{{mesh}}}"), ranks);
@@ -102,7 +102,7 @@ fn degrees_of_other_sections_name_the_keys_that_set_them() {
         let error = only(&format!("{HEAD}mesh: {{{key}: 2}}"), 4);
         assert_eq!(error.kind, ErrorKind::Rejected);
         assert!(error.message.starts_with(&format!("`mesh.{key}: 2` is not supported")), "{error}");
-        assert_eq!(error.help.as_deref(), Some(&*format!("leave it out, or write `1`; {instead}")));
+        assert_eq!(error.help.as_deref(), Some(&*format!("remove it, or set it to `1`; {instead}")));
     }
 }
 
@@ -115,7 +115,7 @@ fn stage_0_has_no_shards_to_replicate() {
             "`mesh.{key}` divides ranks into groups that hold the same ZeRO shards, but stage 0 shards nothing"
         );
         assert_eq!(error.message, message);
-        assert_eq!(error.help.as_deref(), Some("write `zero_optimization.stage: 1`, 2 or 3, or leave `mesh` out"));
+        assert_eq!(error.help.as_deref(), Some("set `zero_optimization.stage: 1`, 2 or 3, or remove `mesh`"));
     }
     // One group of all ranks is plain data parallelism.
     let text = "train_micro_batch_size_per_gpu: 2\nmesh: {data_parallel_shard_degree: 4}";

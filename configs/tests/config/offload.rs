@@ -107,10 +107,10 @@ fn offload_to_host_memory_is_accepted_with_sharded_state() {
 #[test]
 fn a_stage_that_shards_too_little_is_an_error_that_names_both_keys() {
     let cases = [
-        (0, "offload_optimizer", "cpu", "write `stage: 1` or more, or leave `device` out"),
-        (0, "offload_optimizer", "nvme, nvme_path: x", "write `stage: 1` or more, or leave `device` out"),
-        (0, "offload_param", "cpu", "write `stage: 3`, or leave `device` out"),
-        (2, "offload_param", "nvme, nvme_path: x", "write `stage: 3`, or leave `device` out"),
+        (0, "offload_optimizer", "cpu", "set `stage: 1` or more, or remove `device`"),
+        (0, "offload_optimizer", "nvme, nvme_path: x", "set `stage: 1` or more, or remove `device`"),
+        (0, "offload_param", "cpu", "set `stage: 3`, or remove `device`"),
+        (2, "offload_param", "nvme, nvme_path: x", "set `stage: 3`, or remove `device`"),
     ];
     for (stage, section, device, help) in cases {
         let error = only(&format!("zero_optimization:\n  stage: {stage}\n  {section}: {{device: {device}}}"));
@@ -176,12 +176,12 @@ training: {memory_limit: 6G}
     assert_eq!(found, expected, "{errors}");
     let text = errors.to_string();
     for advice in [
-        "expected a whole number of at least 0, or `auto`, found `-1`",
+        "expected an integer of at least 0, or `auto`, found `-1`",
         "did you mean `nvme`?",
-        "expected a whole number from 0 to 64, found `65`",
+        "expected an integer from 0 to 64, found `65`",
         "expected a multiple of 4096, at most 1073741824, found `5000`",
         "the next multiple is 8192",
-        "write `6GiB` or `6GB`",
+        "use `6GiB` or `6GB`",
     ] {
         assert!(text.contains(advice), "{advice}\n{text}");
     }
@@ -279,7 +279,7 @@ fn a_memory_limit_is_a_number_or_a_string_with_a_unit() {
     }
     assert_eq!(limit("null"), None);
     for (text, help) in [
-        ("6g", Some("write `6GiB` or `6GB`")),
+        ("6g", Some("use `6GiB` or `6GB`")),
         ("0", None),
         ("6", None),
         ("-1", None),

@@ -30,14 +30,14 @@ fn parameter_groups_must_select_and_change_something() {
     assert_eq!(clipping("gradient_clipping: 0, gradient_clipping_value: 0.5", ""), Some((0.0, 0.5)));
     let sgd = "optimizer: {type: SGD, params: {lr: 0.1}}";
     for (groups, more, expected) in [
-        ("{lr: 1}", "", "the group does not select parameters"),
+        ("{lr: 1}", "", "the group selects no parameters"),
         ("{kinds: norm}", "", "the group changes nothing"),
         (
             "{kinds: norm, gradient_clipping: 1, gradient_clipping_value: 1}",
             "",
             "`gradient_clipping` and `gradient_clipping_value` both clip the gradient of the group",
         ),
-        ("{kinds: norms, lr: 1}", "", "`norms` is not a kind of parameters"),
+        ("{kinds: norms, lr: 1}", "", "`norms` is not a kind of parameter"),
         ("{kinds: norm, lr: 1, lr_scale: 2}", "", "`lr` and `lr_scale` both set the learning rate"),
         ("{kinds: norm, lr: 1}", "optimizer: {type: AdamW, params: {lr: 0}}", "the optimizer's `lr` must not be 0"),
         ("{kinds: norm, betas: [0.9, 0.99]}", sgd, "the optimizer has no betas"),

@@ -103,7 +103,7 @@ fn ranks_not_divisible_by_the_stages_are_one_error() {
            in: launcher.num_processes (ds.yaml:5:18)\n      \
                5 |   num_processes: 6\n        \
                  |                  ^\n  \
-         help: each pipeline takes 4 ranks; the next multiple is 8"
+         help: each pipeline needs 4 ranks; the next multiple is 8"
     );
     // Fewer ranks than stages, and another number that the stages do not divide. The batch size is not divisible
     // either, but causes no further errors.
@@ -196,7 +196,7 @@ fn an_invalid_partition_method_gives_a_reason() {
         ("type:h(", "the regular expression is invalid: unclosed group"),
         ("type:*", "the regular expression is invalid: repetition operator missing expression"),
         ("type:(?=a)", "look-around, including look-ahead and look-behind, is not supported"),
-        ("type:", "write a regular expression after `type:`"),
+        ("type:", "give a regular expression after `type:`"),
         ("type:(a{1000}){1000}", "size limit"),
         (long.as_str(), "more than 1000 bytes"),
     ];
@@ -260,7 +260,7 @@ fn keep_gathered_is_true_false_or_auto() {
     }
     let error = only(&format!("{HEAD}pipeline: {{keep_gathered: yes}}"), None);
     assert!(error.message.contains("expected true or false, or `auto`"), "{error}");
-    assert_eq!(error.help.as_deref(), Some("write `true`"));
+    assert_eq!(error.help.as_deref(), Some("use `true`"));
 }
 
 #[test]

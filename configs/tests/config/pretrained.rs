@@ -127,25 +127,25 @@ error: `model.hidden_size` is `64`, but the pretrained model has `32`
   in: model.hidden_size (ds.yaml:2:";
     assert!(errors.starts_with(text), "{errors}");
     assert!(
-        errors.contains(&format!("\n  in: model.hidden_size ({})\n  help: leave it out", path.display())),
+        errors.contains(&format!("\n  in: model.hidden_size ({})\n  help: remove it", path.display())),
         "{errors}"
     );
     for (other, said) in [
-        ("type: gpt2", "`model.type` is the text \"gpt2\", but the pretrained model has the text \"llama\""),
+        ("type: gpt2", "`model.type` is the string \"gpt2\", but the pretrained model has the string \"llama\""),
         ("head_dim: 16", "`model.head_dim` is `16`, but the pretrained model has `8`"),
         ("sliding_window: 5", "`model.sliding_window` is `5`, but the pretrained model has nothing"),
         ("qkv_bias: true", "`model.qkv_bias` is `true`, but the pretrained model has `false`"),
         ("tie_word_embeddings: true", "`model.tie_word_embeddings` is `true`, but the pretrained model has `false`"),
         (
             "rope_scaling: {rope_type: linear, factor: 4}",
-            "the pretrained model has {rope_type: the text \"linear\", factor: `2`}",
+            "the pretrained model has {rope_type: the string \"linear\", factor: `2`}",
         ),
     ] {
         let errors = with(&folder, other, "").unwrap_err();
         assert!(errors.contains(said), "{other}\n{errors}");
     }
     let both = with(&folder, "", "training: {initial_weights: a.safetensors}").unwrap_err();
-    assert!(both.contains("`model.pretrained` and `training.initial_weights` both say what to start from"), "{both}");
+    assert!(both.contains("`model.pretrained` and `training.initial_weights` both set the initial weights"), "{both}");
 }
 
 /// Dropout does not change the weights, so a value in the file takes precedence over the folder's.

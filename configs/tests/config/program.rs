@@ -52,15 +52,15 @@ fn a_builder_and_a_file_give_equal_configurations() {
 #[test]
 fn builder_errors_match_file_errors_and_name_the_program() {
     let cases: [(Builder, &[&str]); 7] = [
-        (Config::builder().micro_batch(0), &["expected a whole number of at least 1, or `auto`, found `0`"]),
-        (Config::builder().micro_batch(1).zero_stage(4), &["`zero_optimization.stage`: expected a whole number"]),
+        (Config::builder().micro_batch(0), &["expected an integer of at least 1, or `auto`, found `0`"]),
+        (Config::builder().micro_batch(1).zero_stage(4), &["`zero_optimization.stage`: expected an integer"]),
         (
             Config::builder().micro_batch(1).set("training.epochs", 1).max_steps(3),
-            &["both say how long to train", "training.max_steps (set by the program)"],
+            &["both set how long to train", "training.max_steps (set by the program)"],
         ),
         (Config::builder().micro_batch(1).adamw(f64::NAN), &["`optimizer.params.lr`", "NaN or an infinite number"]),
         (Config::builder().micro_batch(1).set("training..seed", 1), &["`training..seed` is not the path of a key"]),
-        (Config::builder().micro_batch(1).set("data_parallel_size", 1), &["is not implemented yet", "leave it out"]),
+        (Config::builder().micro_batch(1).set("data_parallel_size", 1), &["is not implemented yet", "remove it"]),
         (Config::builder().zero_stage(1), &["`train_micro_batch_size_per_gpu` or `train_batch_size` is missing"]),
     ];
     for (builder, parts) in cases {

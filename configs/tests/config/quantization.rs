@@ -35,10 +35,10 @@ fn keys_without_effect_are_refused() {
     refused("bnb_4bit_quant_type: nf4", &["bnb_4bit_quant_type", "has no effect", "load_in_4bit"]);
     refused("llm_int8_skip_modules: [a]", &["llm_int8_skip_modules", "has no effect"]);
     refused("load_in_4bit: true, load_in_8bit: true", &["both 4 and 8 bits"]);
-    refused("load_in_8bit: true, bnb_4bit_quant_type: nf4", &["bnb_4bit_quant_type", "leave it out"]);
+    refused("load_in_8bit: true, bnb_4bit_quant_type: nf4", &["bnb_4bit_quant_type", "remove it"]);
     refused("load_in_8bit: true, bnb_4bit_use_double_quant: true", &["bnb_4bit_use_double_quant"]);
     refused("load_in_4bit: true, bnb_4bit_compute_dtype: bfloat16", &["bnb_4bit_compute_dtype", "bf16.enabled"]);
-    refused("load_in_8bit: true, llm_int8_threshold: 6.0", &["llm_int8_threshold", "write 0"]);
+    refused("load_in_8bit: true, llm_int8_threshold: 6.0", &["llm_int8_threshold", "set it to 0"]);
     refused("load_in_4bit: true, quant_method: gptq", &["quant_method", "bitsandbytes"]);
     refused("load_in_4bit: true, llm_int8_has_fp16_weight: true", &["llm_int8_has_fp16_weight"]);
 }

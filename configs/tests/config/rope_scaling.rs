@@ -52,7 +52,7 @@ fn invalid_combinations_are_reported() {
             "short_factor has 2 numbers, but needs 1: one for each pair of dimensions of a head",
         ),
         ("fused_projections: true, tiled_mlp_rows: 64", "`tiled_mlp_rows` is not implemented for fused projections"),
-        ("rope_local_base_freq: 2.0", "layers of `sliding_attention` need `sliding_window`"),
+        ("rope_local_base_freq: 2.0", "`sliding_attention` layers need `sliding_window`"),
         ("partial_rotary_factor: 0", "`model.partial_rotary_factor`: expected"),
         ("head_dim: 4, partial_rotary_factor: 0.3", "in pairs: the number must be even"),
         ("qkv_bias: true, attention_bias: true", "`attention_bias` and `qkv_bias` both add biases"),

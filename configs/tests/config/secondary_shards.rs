@@ -66,20 +66,20 @@ fn invalid_secondary_group_sizes_are_errors() {
         (
             text(3, 4, "", ""),
             6,
-            format!("{KEY} 4 does not divide the 6 ranks over which ZeRO shards"),
-            "write a divisor of 6, such as the number of ranks of a host",
+            format!("{KEY} 4 does not divide the 6 ranks across which ZeRO shards"),
+            "use a divisor of 6, such as the number of ranks per host",
         ),
         (
             text(3, 4, "", "mesh: {data_parallel_replicate_degree: 4}"),
             8,
-            format!("{KEY} 4 does not divide the 2 ranks over which ZeRO shards"),
-            "write a divisor of 2, such as the number of ranks of a host",
+            format!("{KEY} 4 does not divide the 2 ranks across which ZeRO shards"),
+            "use a divisor of 2, such as the number of ranks per host",
         ),
         (
             text(2, 2, "", ""),
             8,
             format!("`{KEY}: 2` copies sharded parameters, but stage 2 shards none"),
-            "write `zero_optimization.stage: 3`, or leave `zero_hpz_partition_size` out",
+            "set `zero_optimization.stage: 3`, or remove `zero_hpz_partition_size`",
         ),
         (
             text(3, 2, nvme, ""),
@@ -88,7 +88,7 @@ fn invalid_secondary_group_sizes_are_errors() {
                 "`{KEY}: 2` keeps a copy of the parameters in memory, but `zero_optimization.offload_param.device` is \
                  nvme"
             ),
-            "write `zero_optimization.offload_param.device: cpu`, or leave `zero_hpz_partition_size` out",
+            "set `zero_optimization.offload_param.device: cpu`, or remove `zero_hpz_partition_size`",
         ),
     ] {
         let error = only_error(Config::with_world_size("ds.yaml", text, ranks));

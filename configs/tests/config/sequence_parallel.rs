@@ -63,7 +63,7 @@ fn context_parallel_ranks_count_as_one_data_parallel_rank() {
     for (more, ranks, message) in [
         ("", 1, "1 rank is not a multiple of mesh.context_parallel_degree 2"),
         ("", 3, "3 ranks are not a multiple of mesh.context_parallel_degree 2"),
-        ("data: {train: a.txt, sequence_length: 6}", 2, "samples of 6 tokens cannot be cut into 2 × 2 chunks"),
+        ("data: {train: a.txt, sequence_length: 6}", 2, "samples of 6 tokens cannot be split into 2 × 2 chunks"),
         (
             "sequence_parallel_size: 3",
             8,
@@ -85,14 +85,14 @@ fn sequence_and_context_degrees_multiply() {
 #[test]
 fn contradictions_name_both_keys() {
     for (text, key, message) in [
-        ("data: {train: a.txt, sequence_length: 9}", "data.sequence_length", "cannot be cut into 2 slices"),
+        ("data: {train: a.txt, sequence_length: 9}", "data.sequence_length", "cannot be split into 2 slices"),
         ("model: {type: gpt2, n_head: 1, n_embd: 8}", "model.n_head", "1 heads cannot be divided among 2 ranks"),
         (
             "data_efficiency: {enabled: true, data_sampling: {enabled: true, curriculum_learning: {enabled: true, curriculum_metrics: \
              {seqlen: {min_difficulty: 8, max_difficulty: 64, schedule_type: fixed_linear, schedule_config: \
              {total_curriculum_step: 10, difficulty_step: 1}}}}}}",
             "difficulty_step",
-            "sequences of 1 tokens cannot be cut into 2 slices",
+            "sequences of 1 tokens cannot be split into 2 slices",
         ),
         ("model: {type: mlp, input_size: 4}", "model.type", "an mlp has no sequences"),
         (

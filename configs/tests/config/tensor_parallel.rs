@@ -91,7 +91,7 @@ fn settings_that_exclude_tensor_parallelism_are_rejected() {
              data_efficiency: {enabled: true, data_sampling: {enabled: true, curriculum_learning: {enabled: true, \
              curriculum_metrics: {seqlen: {min_difficulty: 10, max_difficulty: 64, schedule_type: fixed_linear, \
              schedule_config: {total_curriculum_step: 4, difficulty_step: 8}}}}}}",
-            "sequences of 10 tokens cannot be cut into 4 slices",
+            "sequences of 10 tokens cannot be split into 4 slices",
         ),
         (
             "model: {type: mlp, input_size: 4, hidden_sizes: [8], num_labels: 3}",

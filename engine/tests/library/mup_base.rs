@@ -201,7 +201,7 @@ fn mistakes_are_errors() {
         (
             gpt2,
             "optimizer: {type: MuAdam}",
-            "the optimizer scales learning rates by the widths of a base model, but the section `mup` is missing",
+            "the optimizer scales learning rates by the widths of a base model, but the `mup` section is missing",
         ),
         (gpt2, "mup: {base: {n_embd: 16}}", "`mup` needs an optimizer that scales learning rates with the width"),
         (gpt2, "optimizer: {type: MuAdam}\nmup: {}", "`mup` does not describe a base model"),
@@ -220,7 +220,7 @@ fn mistakes_are_errors() {
         (
             LLAMA,
             "optimizer: {type: MuAdam}\nmup: {base: {hidden_size: 12, num_attention_heads: 1}}",
-            "the default, 2 · 1 / 4, is not a whole number",
+            "the default, 2 · 1 / 4, is not an integer",
         ),
         (LLAMA, "optimizer: {type: MuAdam}\nmup: {base: {head_dim: 5}}", "the base model: cannot build layer"),
         (gpt2, "optimizer: {type: MuAdam}\nmup: {base: {n_embd: 16}}\nadapter: {}", "`mup` does not support adapters"),

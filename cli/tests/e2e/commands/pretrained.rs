@@ -47,7 +47,7 @@ fn a_run_starts_from_the_folder_and_resumes_without_it() {
     assert!(said.contains("hf/config.json does not exist") && said.contains("resolved.yaml"), "{said}");
     assert!(!said.contains("Hub"), "{said}");
     let said = case.train_fails(2, &["--set", "model.pretrained=owner/name"]);
-    assert!(said.contains("for the model of the Hugging Face Hub, write hf://owner/name; otherwise"), "{said}");
+    assert!(said.contains("for a model on the Hugging Face Hub, use hf://owner/name; otherwise"), "{said}");
 }
 
 #[test]

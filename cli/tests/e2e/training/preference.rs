@@ -80,7 +80,7 @@ fn contradictions_are_errors() {
         (&[&data], "the record is a preference pair with the answers `chosen` and `rejected`"),
         (
             &[&data.replace("chat: {", "chat: {type: preference, ")],
-            "`data.chat.type: preference` needs the section `preference`",
+            "`data.chat.type: preference` needs the `preference` section",
         ),
         (&["preference={type: orpo, loss_type: ipo}", &data], "`loss_type` has no effect with `preference.type: orpo`"),
         (&["preference={label_smoothing: 0.1}", &data], "`label_smoothing` has no effect"),

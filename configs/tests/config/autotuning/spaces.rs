@@ -100,8 +100,8 @@ fn invalid_ranges_are_rejected_at_their_location() {
         ("{from: 1, to: 8, step: 1, times: 2}", 0, "either `times` or `step`"),
         ("{from: 1, step: 1}", 0, "found a section"),
         ("{from: 1, to: 8, by: 1}", 17, "found `by`"),
-        ("{from: a, to: 8, step: 1}", 7, "expected a number, found the text \"a\""),
-        ("{low: 1, high: 8}", 0, "only `autotuning.sweep.space` takes continuous ranges"),
+        ("{from: a, to: 8, step: 1}", 7, "expected a number, found the string \"a\""),
+        ("{low: 1, high: 8}", 0, "only `autotuning.sweep.space` accepts continuous ranges"),
         ("[]", 0, "found an empty list"),
         ("[1, 2, 1]", 7, "1 is listed twice"),
     ];
@@ -122,7 +122,7 @@ fn unknown_paths_suggest_the_nearest_key() {
         ("stage3_prefetch_bucket_size", "it belongs at `zero_optimization.stage3_prefetch_bucket_size`"),
         ("optimizer.params.beta", "did you mean `optimizer.params.betas`?"),
         ("optimizer.param.lr", "did you mean `optimizer.params.lr`?"),
-        ("training.seed.x", "write `training.seed`"),
+        ("training.seed.x", "use `training.seed`"),
     ];
     for (path, help) in cases {
         let found = only(&format!("autotuning:\n  space:\n    {path}: [1]\n"));
@@ -140,7 +140,7 @@ fn invalid_values_are_rejected_at_their_location() {
     let cases = [
         ("zero_optimization.stage: [1, 7]", 26 + 3, ErrorKind::Value, "from 0 to 3, found `7`"),
         ("zero_optimization.stage: {from: 1, to: 4, step: 1}", 25, ErrorKind::Value, "found `4`"),
-        ("pipeline.schedule: [1f1b, zigzag]", 26, ErrorKind::Value, "found the text \"zigzag\""),
+        ("pipeline.schedule: [1f1b, zigzag]", 26, ErrorKind::Value, "found the string \"zigzag\""),
         ("zero_optimization.offload_optimizer: [{device: cup}]", 47, ErrorKind::Value, "\"cup\""),
         ("zero_optimization.offload_optimizer: [{devise: cpu}]", 39, ErrorKind::UnknownKey, "devise"),
         ("optimizer.type: [AdamW, Adan]", 24, ErrorKind::Value, "\"Adan\""),

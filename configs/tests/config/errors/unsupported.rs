@@ -37,7 +37,7 @@ fn keys_that_deepspeed_dropped_are_rejected_by_name() {
         assert_eq!((kind, path.as_str()), (ErrorKind::Rejected, "optimizer.type"));
     }
     let (kind, _, _, _, _, help) = only(&format!("{HEAD}optimizer: {{type: Adam, params: {{max_grad_norm: 1}}}}"));
-    assert_eq!((kind, help.as_str()), (ErrorKind::Rejected, "write `gradient_clipping` at the top level"));
+    assert_eq!((kind, help.as_str()), (ErrorKind::Rejected, "set `gradient_clipping` at the top level"));
 }
 
 #[test]
@@ -142,6 +142,6 @@ autotuning: {exps_dir: here, model_info: {profile: true, num_params: null}}
         "warning: `zero_allow_untested_optimizer` has no effect: every optimizer works at every ZeRO stage\n  \
          in: zero_allow_untested_optimizer (ds.yaml:2:1)"
     );
-    let config = Config::parse("ds.yaml", format!("{HEAD}zero_optimization: true")).expect("the old form");
+    let config = Config::parse("ds.yaml", format!("{HEAD}zero_optimization: true")).expect("the deprecated form");
     assert_eq!((config.zero.stage.number(), config.warnings.len()), (1, 1));
 }

@@ -48,7 +48,7 @@ fn keys_that_change_the_arithmetic_are_rejected_by_name() {
             "gemma3_text",
             "num_hidden_layers",
             json!(u64::MAX),
-            "`model.num_hidden_layers`: expected a whole number from 1 to 16384",
+            "`model.num_hidden_layers`: expected an integer from 1 to 16384",
         ),
         ("llama", "rope_parameters", json!({"rope_type": "longrope"}), "`rope_type: longrope` needs `short_factor`"),
         (
@@ -70,7 +70,7 @@ fn keys_that_change_the_arithmetic_are_rejected_by_name() {
         ("gemma3_text", "use_bidirectional_attention", json!(true), "`use_bidirectional_attention: true` is not"),
         ("gemma3_text", "attn_logit_softcapping", json!(50.0), "`attn_logit_softcapping: 50.0` is not implemented"),
         ("gemma3_text", "final_logit_softcapping", json!(30.0), "`final_logit_softcapping: 30.0` is not implemented"),
-        ("gemma3_text", "sliding_window", json!(null), "layers of `sliding_attention` need `sliding_window`"),
+        ("gemma3_text", "sliding_window", json!(null), "`sliding_attention` layers need `sliding_window`"),
         ("gemma3_text", "sliding_window_pattern", json!(0), "`sliding_window_pattern` should be at least 1"),
         (
             "gemma3_text",
@@ -91,7 +91,7 @@ fn keys_that_change_the_arithmetic_are_rejected_by_name() {
             "`mscale: 3` of the rotary",
         ),
         ("llama", "rope_scaling", json!({"rope_type": "linear"}), "`rope_type: linear` needs `factor`"),
-        ("llama", "rope_scaling", json!("linear"), "`rope_scaling` should be a section of keys"),
+        ("llama", "rope_scaling", json!("linear"), "`rope_scaling` should be a section"),
         ("mistral", "attention_bias", json!(true), "`attention_bias` is not a key of mistral"),
         ("qwen2", "mlp_bias", json!(true), "`mlp_bias` is not a key of qwen2"),
         ("qwen3", "mlp_bias", json!(true), "`mlp_bias` is not a key of qwen3"),
@@ -104,10 +104,10 @@ fn keys_that_change_the_arithmetic_are_rejected_by_name() {
             "`partial_rotary_factor: 0.5` of the rotary embedding is not implemented yet",
         ),
         // The schema's messages point to `config.json`.
-        ("llama", "hidden_size", json!("wide"), "`model.hidden_size`: expected a whole number"),
+        ("llama", "hidden_size", json!("wide"), "`model.hidden_size`: expected an integer"),
         ("llama", "head_dim", json!(7), "in pairs: the number must be even"),
         ("llama", "num_key_value_heads", json!(5), "num_key_value_heads 5 does not divide num_attention_heads 32"),
-        ("gpt2", "n_layer", json!(0), "`model.n_layer`: expected a whole number"),
+        ("gpt2", "n_layer", json!(0), "`model.n_layer`: expected an integer"),
     ] {
         let mut config = json!({"model_type": kind});
         config[key] = value;
@@ -146,7 +146,7 @@ fn ignored_keys_are_one_warning() {
     });
     let warnings = resolved(&config).warnings;
     assert_eq!(warnings.len(), 1, "{warnings:?}");
-    let said = "config.json has keys without effect here: `new_key`";
+    let said = "config.json has keys that have no effect here: `new_key`";
     assert!(warnings[0].message.ends_with(said), "{}", warnings[0].message);
     for index in 0..15 {
         config[format!("k{index:02}")] = json!(1);
