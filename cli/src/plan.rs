@@ -79,7 +79,7 @@ pub(crate) fn plan(args: &PlanArgs) -> anyhow::Result<u8> {
         show(&plan.stages_over_ranks(&[1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024]));
         if config.training.cost_table.is_some() {
             let ranks = zero_engine::counted(config.world_size, "rank", "ranks");
-            show(&format!("\ntime of a step with {ranks}, from the cost table:\n"));
+            show(&format!("\nstep time with {ranks}, from the cost table:\n"));
             for stage in 0..=3 {
                 let overrides = [&overrides[..], &[format!("zero_optimization.stage={stage}")]].concat();
                 let told = match load(&args.config, &overrides)?

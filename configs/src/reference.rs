@@ -14,8 +14,8 @@ it. Keys have the same names and meanings as in DeepSpeed. `model`, `adapter`, `
 `training`, `launcher` and a few others configure what DeepSpeed users write in Python. A key that is not in these tables is an
 error. A key set to `null` is treated as if it were omitted.
 
-For numbers, switches and choices that DeepSpeed defines, `auto` means the default. The tables say where `auto` has another meaning,
-such as the value that Hugging Face's Trainer uses. `zero-train check` prints the resolved values.
+For numbers, switches and choices that DeepSpeed defines, `auto` means the default. The tables say where `auto` has another
+meaning, such as the value that Hugging Face's Trainer uses. `zero-train check` prints the resolved values.
 
 | status | means |
 |---|---|

@@ -31,7 +31,7 @@ pub(crate) struct PlanArgs {
     /// Speed of a host's link, such as 100Gb or 12.5GB (per second), to print the time that the bytes take
     #[arg(long, value_name = "RATE", value_parser = rate, requires = "hosts")]
     pub(crate) link: Option<f64>,
-    /// Cost table written by `bench costs`, to predict the time of a step [default: training.cost_table]
+    /// Cost table written by `bench costs`, to predict the step time [default: training.cost_table]
     #[arg(long, value_name = "FILE")]
     pub(crate) costs: Option<PathBuf>,
     /// Print JSON

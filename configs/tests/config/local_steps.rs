@@ -55,7 +55,10 @@ fn evaluations_and_checkpoints_follow_outer_steps() {
                    `training.eval_every` 8 is not a multiple of the 5 local steps";
     assert!(errors.contains(message) && errors.contains("use a multiple of 5, such as `eval_every: 10`"), "{errors}");
     let errors = with(", save_every: 7", "").unwrap_err();
-    assert!(errors.contains("checkpoints need identical replicates") && errors.contains("`save_every: 10`"), "{errors}");
+    assert!(
+        errors.contains("checkpoints need identical replicates") && errors.contains("`save_every: 10`"),
+        "{errors}"
+    );
 }
 
 #[test]

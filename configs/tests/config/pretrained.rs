@@ -126,10 +126,7 @@ fn written_keys_must_agree_with_the_folder() {
 error: `model.hidden_size` is `64`, but the pretrained model has `32`
   in: model.hidden_size (ds.yaml:2:";
     assert!(errors.starts_with(text), "{errors}");
-    assert!(
-        errors.contains(&format!("\n  in: model.hidden_size ({})\n  help: remove it", path.display())),
-        "{errors}"
-    );
+    assert!(errors.contains(&format!("\n  in: model.hidden_size ({})\n  help: remove it", path.display())), "{errors}");
     for (other, said) in [
         ("type: gpt2", "`model.type` is the string \"gpt2\", but the pretrained model has the string \"llama\""),
         ("head_dim: 16", "`model.head_dim` is `16`, but the pretrained model has `8`"),

@@ -176,7 +176,7 @@ impl Plan {
             Err(missing) => return writeln!(f, "time unknown: the cost table does not apply to this plan: {missing}"),
         };
         let tokens = prediction.tokens_per_second.map_or(String::new(), |rate| format!(", {rate:.0} tokens/s"));
-        writeln!(f, "predicted time of a step: {:.1} ms{tokens}", prediction.step_seconds * 1e3)?;
+        writeln!(f, "predicted step time: {:.1} ms{tokens}", prediction.step_seconds * 1e3)?;
         let names = ["stage", "computes", "idle", "collectives", "sends", "disk"];
         let mut rows = vec![names.map(String::from).to_vec()];
         // Show only the first rank of each stage.

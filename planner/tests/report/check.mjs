@@ -89,7 +89,7 @@ function sample(data, shown) {
 function uncertain(shown) {
   for (const [index, section] of ["memory", "accuracy"].entries()) {
     assert.ok(shown.spread[index] > 0.3, `marks of ${section} lie in ${shown.spread[index]} of the chart's height`);
-    assert.match(shown[section].text, /Intervals that end at an edge go on beyond it\./);
+    assert.match(shown[section].text, /Intervals that end at an edge extend beyond it\./);
   }
 }
 

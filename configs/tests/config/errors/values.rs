@@ -73,11 +73,7 @@ fn wrong_types_and_ranges_say_what_is_expected() {
         ("gradient_allreduce_op: men", "expected `mean` or `sum`", "did you mean `mean`?"),
         ("data: {train: []}", "expected a path, a glob, or a list of them, found a list", ""),
         ("data: {train: x, text_key: 5}", "expected a string, found `5`", "put it in quotes if it is a string"),
-        (
-            "model: {type: mlp, input_size: 1, output_size: 1, hidden_sizes: [8, 0]}",
-            "expected a list of integers",
-            "",
-        ),
+        ("model: {type: mlp, input_size: 1, output_size: 1, hidden_sizes: [8, 0]}", "expected a list of integers", ""),
         ("training: {seed: 18446744073709551616}", "found `18446744073709551616`", ""),
         ("launcher: {timeout_seconds: 0}", "greater than 0 and at most 86400, found `0`", ""),
     ];

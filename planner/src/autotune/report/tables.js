@@ -23,9 +23,9 @@ function headline(section, results) {
   const runs = known(best.runs) ? `, from ${plural(best.runs, "run", "runs")}` : "";
   fact(`Measured ${metric.name}`, `${measured(best.metric, metric.unit)}${runs}`);
   if (base && base !== best && known(base.metric.value)) fact("Your configuration", measured(base.metric, metric.unit));
-  if (known(best.seconds.value)) fact("Time of a step", measured(best.seconds, "s"));
+  if (known(best.seconds.value)) fact("Step time", measured(best.seconds, "s"));
   const limit = known(results.limit) ? `; the limit is ${amount(results.limit, "B")}` : "";
-  fact("Memory of a rank", `${amount(best.planned, "B")} planned, ${amount(best.used, "B")} measured${limit}`);
+  fact("Memory per rank", `${amount(best.planned, "B")} planned, ${amount(best.used, "B")} measured${limit}`);
   section.append(facts);
 }
 
@@ -95,7 +95,7 @@ function table(section, results) {
   fill();
   const box = make("div", { class: "box", role: "region", tabindex: 0, "aria-label": "All configurations" },
     make("table", null, make("thead", null, make("tr", null, ...heads)), body));
-  section.append(make("p", { class: "quiet hint" }, "Measured ones first. A heading sorts by its column."), box, rest);
+  section.append(make("p", { class: "quiet hint" }, "Measured configurations are listed first. Select a heading to sort by its column."), box, rest);
 }
 
 function rejected(section, results) {
