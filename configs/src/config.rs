@@ -200,9 +200,9 @@ section! {
         = ignored("zero_force_ds_cpu_optimizer", Kind::Bool, "true", "each optimizer has only one implementation");
         = rejected_section("comet", &COMET, "Comet has no client for Rust");
         = rejected_section("torch_autocast", &TORCH_AUTOCAST, "candle has no autocast; use `bf16`");
-        = rejected_section("expert_parallel", &EXPERT_PARALLEL, "AutoEP rewrites Python classes of Hugging Face's models");
+        = rejected_section("expert_parallel", &EXPERT_PARALLEL, "AutoEP rewrites the Python classes of Hugging Face models");
         = rejected_section("hybrid_engine", &HYBRID_ENGINE, "zero-train has no inference engine to switch to");
-        = section("compile", &COMPILE, "torch.compile settings; zero-train has no graph to compile");
+        = section("compile", &COMPILE, "torch.compile settings; zero-train compiles no graph");
         = rejected("weight_quantization", "null", "the key is for inference, not for training");
         = ignored("disable_allgather", Kind::Bool, "false", "updated parameters are always all-gathered; DeepSpeed does not use the key either");
         = rejected("disable_python_gc", "false", "zero-train does not run Python");

@@ -62,7 +62,7 @@ pub(crate) enum Checkpoint {
     },
     /// Write the weights as a Hugging Face model: safetensors, config.json, tokenizer
     Export(ExportArgs),
-    /// Merge trained LoRA adapters into the weights of their base model, and export the model for Hugging Face's libraries
+    /// Merge trained LoRA adapters into the weights of their base model, and export it for Hugging Face's libraries
     Merge(ExportArgs),
 }
 

@@ -53,7 +53,7 @@ pub(crate) struct GenerateArgs {
     /// Sample from tokens at least P times as likely as the most likely one
     #[arg(long, value_name = "P")]
     pub(crate) min_p: Option<f64>,
-    /// Repetition penalty: divide the logits of tokens that have occurred by R, or multiply them by R if they are negative
+    /// Repetition penalty: divide the logits of tokens that have occurred by R, or multiply negative logits by R
     #[arg(long, value_name = "R", default_value_t = 1.0)]
     pub(crate) repetition_penalty: f64,
     /// Stop generation before this string; may be repeated

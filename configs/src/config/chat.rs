@@ -33,7 +33,7 @@ section! {
         pub excess_length_strategy: ExcessLength = key(ExcessLength::KIND, "raise", "What to do with a conversation of more than sequence_length + 1 tokens: raise an error, drop it, or truncate its end");
         /// Reaction to a conversation without a trained token.
         pub untrained_strategy: Untrained = key(Untrained::KIND, "raise", "What to do with a conversation that has no token to train on: raise an error or drop it");
-        = later("sample_packing", "false", "Several conversations in one sample").instead("write `data.sample_packing: true`");
+        = later("sample_packing", "false", "Several conversations in one sample").instead("set `data.sample_packing: true`");
     }
 }
 

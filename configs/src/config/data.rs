@@ -124,7 +124,7 @@ impl Data {
         let formats = MixedDataset::formats(self.datasets.as_ref(), self.format);
         if formats.contains(&DataFormat::Bytes) && self.tokenizer != Tokenizer::Byte {
             let message = format!("`{}: bytes` needs the byte tokenizer", Self::format);
-            let help = Some(format!("leave `{}` out, or write `format: text`", Self::tokenizer));
+            let help = Some(format!("remove `{}`, or set `format: text`", Self::tokenizer));
             resolver.contradiction(&[Self::format, Self::tokenizer], message, help);
         }
         let is_chat = formats.contains(&DataFormat::Chat);
@@ -169,7 +169,7 @@ impl Data {
         let mut refused = |key: &'static str, message: &str, help: String| {
             resolver.contradiction(&[Self::max_tokens, key], message.to_string(), Some(help));
         };
-        let without = || format!("leave `{}` out", Self::max_tokens);
+        let without = || format!("remove `{}`", Self::max_tokens);
         if data.sample_packing {
             refused(
                 Self::sample_packing,

@@ -16,7 +16,7 @@ section! {
     #[derive(Debug, Clone, PartialEq, Serialize)]
     pub struct DataEfficiency(keys) in Config::data_efficiency, off while enabled is ["false"] {
         /// Whether the section has an effect.
-        pub enabled: bool = now(Kind::Bool, "false", "Use the section");
+        pub enabled: bool = now(Kind::Bool, "false", "Enable the section");
         = ignored("seed", SIZE, "1234", "`training.seed` decides the order of the samples");
         /// Which samples are drawn.
         pub data_sampling: DataSampling = section(&DataSampling::SECTION, "How samples are drawn");
@@ -29,7 +29,7 @@ section! {
     #[derive(Debug, Clone, PartialEq, Serialize)]
     pub struct DataSampling(keys) in DataEfficiency::data_sampling, off while enabled is ["false"] {
         /// Whether the section has an effect.
-        pub enabled: bool = now(Kind::Bool, "false", "Use the section");
+        pub enabled: bool = now(Kind::Bool, "false", "Enable the section");
         = ignored("num_epochs", COUNT, "1000", "`training.epochs` or `training.max_steps` says how long to train");
         = ignored("num_workers", COUNT_OR_0, "0", "`training.dataloader_num_workers` is the number of threads that load samples");
         = ignored("pin_memory", Kind::Bool, "false", "the key changes how batches reach a GPU, not the results");
@@ -44,7 +44,7 @@ section! {
     #[derive(Debug, Clone, PartialEq, Serialize)]
     pub struct CurriculumLearning(keys) in DataSampling::curriculum_learning, off while enabled is ["false"] {
         /// Whether the section has an effect.
-        pub enabled: bool = now(Kind::Bool, "false", "Use the section");
+        pub enabled: bool = now(Kind::Bool, "false", "Enable the section");
         = ignored("data_cluster_path", Kind::Path, "= unset", "the order of the samples is computed, not kept in files");
         /// The quantity that the curriculum increases.
         pub curriculum_metrics: CurriculumMetrics = section(&CurriculumMetrics::SECTION, "Curriculum metric; only the sequence length is supported");
@@ -135,7 +135,7 @@ impl DataEfficiency {
             (Some((outside, outer)), Some((inside, inner))) if inside > outside => {
                 if resolver.at(outer) == At::Default {
                     let message = format!("`{inner}: true` has no effect without `{outer}: true`");
-                    resolver.contradiction(&[inner], message, Some(format!("write `{outer}: true`")));
+                    resolver.contradiction(&[inner], message, Some(format!("set `{outer}: true`")));
                 }
                 return;
             }

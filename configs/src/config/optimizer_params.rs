@@ -209,9 +209,9 @@ section! {
         /// Learning rate.
         pub lr: f64 = engine(NON_NEGATIVE, "0.001", LR) [else TRAINER];
         /// Learning rate of the matrices, in place of `lr`.
-        pub muon_lr: Option<f64> = now(NON_NEGATIVE, "= lr", "Learning rate of the matrices");
+        pub muon_lr: Option<f64> = now(NON_NEGATIVE, "= lr", "Learning rate for the matrices");
         /// Learning rate of all other parameters, in place of `lr`.
-        pub adam_lr: Option<f64> = now(NON_NEGATIVE, "= lr", "Learning rate of all other parameters, which AdamW updates");
+        pub adam_lr: Option<f64> = now(NON_NEGATIVE, "= lr", "Learning rate for all other parameters, which AdamW updates");
         /// Globs over the names of the matrices that Muon updates; `None` selects all but embeddings and the head.
         pub matrices: Option<Vec<String>> = key(Kind::Texts, "null", "Globs over the names of the two-dimensional parameters that Muon updates; null: all except those with embed, lm_head, wte or wpe in their name");
         /// Momentum of the matrices.

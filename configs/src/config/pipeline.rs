@@ -31,7 +31,7 @@ section! {
         #[serde(serialize_with = "crate::yaml_out::auto")]
         pub keep_gathered: Option<bool> = engine(Kind::Bool, "auto", "ZeRO-3: gather a stage's parameters once per step; false: for each micro-batch; auto: once per step if `stage3_max_live_parameters` allows it");
         = ignored("seed_layers", Kind::Bool, "false", "initialisation never depends on the layout");
-        = rejected("activation_checkpoint_interval", "0", "`activation_checkpointing.interval` sets the interval, with and without a pipeline");
+        = rejected("activation_checkpoint_interval", "0", "`activation_checkpointing.interval` sets the interval, with and without pipeline parallelism");
         = ignored("pipe_partitioned", Kind::Bool, "true", "between layers, tensor-parallel ranks always hold only slices of the activations");
         = ignored("grad_partitioned", Kind::Bool, "true", "between layers, tensor-parallel ranks always hold only slices of the gradients");
     }

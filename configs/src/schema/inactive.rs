@@ -101,7 +101,7 @@ pub(crate) static HYBRID_ENGINE: Section = Section { switch: ENABLED, keys: &[
     rejected("enable_cuda_graph", "false", "zero-train has no inference engine to switch to"),
 ] };
 
-const NOT_COMPILED: &str = "zero-train has no graph to compile: every operation has its own kernel";
+const NOT_COMPILED: &str = "zero-train compiles no graph: every operation has its own kernel";
 const COMPILER: &str = "zero-train does not use torch.compile";
 
 #[rustfmt::skip]
@@ -129,7 +129,7 @@ pub(crate) static COMPILE: Section = Section { switch: Switch::Keys, keys: &[
     rejected("passes", "null", COMPILER),
 ] };
 
-const EXPERTS: &str = "AutoEP rewrites Python classes of Hugging Face's models";
+const EXPERTS: &str = "AutoEP rewrites the Python classes of Hugging Face models";
 
 #[rustfmt::skip]
 pub(crate) static EXPERT_PARALLEL: Section = Section { switch: ENABLED, keys: &[

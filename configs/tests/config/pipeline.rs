@@ -273,7 +273,9 @@ fn deepspeeds_other_keys_are_accepted_if_they_are_off() {
     let error = only(&format!("{HEAD}pipeline: {{activation_checkpoint_interval: 1}}"), None);
     assert_eq!(error.kind, ErrorKind::Rejected);
     assert!(
-        error.message.ends_with("`activation_checkpointing.interval` sets the interval, with and without a pipeline"),
+        error
+            .message
+            .ends_with("`activation_checkpointing.interval` sets the interval, with and without pipeline parallelism"),
         "{error}"
     );
 }
