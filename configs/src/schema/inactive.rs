@@ -46,8 +46,8 @@ static THROUGHPUT: Section = Section { switch: Switch::Keys, keys: &[
 
 #[rustfmt::skip]
 pub(crate) static DYNAMIC_BATCHING: Section = Section { switch: ENABLED, keys: &[
-    later("enabled", "false", "Use it"),
-    later("metrics_path", "null", "File of the samples' lengths"),
+    later("enabled", "false", "Enable dynamic batching"),
+    later("metrics_path", "null", "File with the sample lengths"),
     later("lr_scaling_method", "linear", "linear, sqrt or none"),
     later("min_batch_size", "1", "Smallest batch"),
     later("max_batch_size", "null", "Largest batch"),

@@ -84,7 +84,7 @@ pub fn sweep(request: &Request<'_>, watch: &mut dyn SweepWatch) -> Result<Swept,
     watch.say(&format!("{} of {}", counted(most, "trial", "trials"), method(sweep)));
     let earlier = lines.iter().filter(|line| line["event"] == "trial").count();
     if earlier > 0 {
-        watch.say(&format!("resumed {} of an earlier sweep", counted(earlier, "trial", "trials")));
+        watch.say(&format!("resumed {} from an earlier sweep", counted(earlier, "trial", "trials")));
     }
     let overrides = request.overrides.iter().cloned().chain(changes).collect();
     let mut bench = Bench { request, base: &base, tuning: &tuning, overrides, file, folder, journal, watch };
