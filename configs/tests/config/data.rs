@@ -60,7 +60,7 @@ fn several_data_sets_have_shares_of_an_epoch() {
         ("datasets: [{path: a, name: x/y}]", "`x/y` is not a valid data set name"),
         (
             "eval_fraction: 0.1, datasets: [{path: a, eval: b}]",
-            "`data.datasets.0.eval` and `data.eval_fraction` both say",
+            "`data.datasets.0.eval` and `data.eval_fraction` both set",
         ),
         ("datasets: [{path: a, format: chat}]", "needs a tokenizer with special tokens"),
     ] {

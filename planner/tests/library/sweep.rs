@@ -114,7 +114,7 @@ fn an_interrupted_sweep_continues_with_the_same_points() {
         assert!(part.interrupted && part.trials.len() == 4 && part.best.is_some());
         let (rest, said) = search(&planted, true, usize::MAX);
         assert_eq!((&rest.trials, rest.best), (&whole.trials, whole.best));
-        assert!(said.iter().any(|word| word == "resumed 4 trials of an earlier sweep"), "{said:?}");
+        assert!(said.iter().any(|word| word == "resumed 4 trials from an earlier sweep"), "{said:?}");
         assert_eq!(planted.runs(), 14);
     }
 }

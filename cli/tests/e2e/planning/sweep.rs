@@ -52,7 +52,7 @@ fn a_good_learning_rate_wins_and_its_file_reproduces_the_trial() {
     });
     assert!(folder.join("metrics.jsonl").exists() && !is_saved);
     let said = sweep(&["--resume"]);
-    assert!(said.contains("resumed 5 trials of an earlier sweep") && !said.contains("  trial 1"), "{said}");
+    assert!(said.contains("resumed 5 trials from an earlier sweep") && !said.contains("  trial 1"), "{said}");
 }
 
 #[test]
