@@ -25,7 +25,7 @@ pub enum CheckpointError {
         reason: String,
     },
     /// The checkpoint belongs to another model or optimizer.
-    #[error("{path} does not fit: {reason}", path = path.display())]
+    #[error("{path} is incompatible: {reason}", path = path.display())]
     Mismatch {
         /// The manifest.
         path: PathBuf,

@@ -140,7 +140,7 @@ pub fn export(folder: &Path, out: &Path, options: &Export) -> Result<Exported, C
     let manifest = Manifest::read(folder)?;
     let is_used = fs::read_dir(out).is_ok_and(|mut entries| entries.next().is_some());
     if is_used || out.is_file() {
-        let reason = "the folder already exists and is not empty; name a new or an empty folder";
+        let reason = "the folder already exists and is not empty; choose a new or an empty folder";
         return Err(CheckpointError::io(out)(std::io::Error::other(reason)));
     }
     let name = out.file_name().unwrap_or_default().to_string_lossy();
@@ -169,7 +169,7 @@ fn write(folder: &Path, manifest: &Manifest, out: &Path, options: &Export) -> Re
     if let Some((name, _)) = included().find(|(_, entry)| entry.quantized.is_some()) {
         let reason = format!(
             "`{name}` is quantized, so the checkpoint does not have its original values\n  help: export an adapter \
-             (`checkpoint export`) and fold it into the original model with PEFT's `merge_and_unload`"
+             (`checkpoint export`) and merge it into the original model with PEFT's `merge_and_unload`"
         );
         return Err(CheckpointError::refused(folder, reason));
     }

@@ -33,7 +33,7 @@ pub fn import(
 ) -> Result<PathBuf, CheckpointError> {
     let weights = pretrained::open(folder, model)?;
     if !committed(root)?.is_empty() {
-        return Err(CheckpointError::refused(root, "the folder already contains checkpoints; name another folder"));
+        return Err(CheckpointError::refused(root, "the folder already contains checkpoints; choose another folder"));
     }
     let unfinished = commit::unfinished(root, 0);
     commit::begin(root, &unfinished)?;

@@ -150,7 +150,7 @@ fn fits(folder: &Path, manifest: &Manifest, zero: &ShardedState) -> Result<(), C
         |p: &&Parameter| is_trained(p) && manifest.parameters[p.name()].state_values != layout::state_values(zero, p);
     if let Some(parameter) = zero.model().parameters().iter().find(differs) {
         return mismatch(format!(
-            "the optimizer states of `{}` differ in size: the checkpoint is of a run that updated other matrices as a whole",
+            "the optimizer states of `{}` differ in size: the checkpoint comes from a run that updated other matrices as a whole",
             parameter.name()
         ));
     }

@@ -247,7 +247,7 @@ impl Manifest {
             let elements = parameter.quantized.as_ref().map_or(elements, |quantized| quantized.bytes);
             let is_wrong = |cut: &CutEntry| elements == 0 || cut.ranks > self.shards.len();
             if parameter.cut.as_ref().is_some_and(is_wrong) {
-                return Err(format!("`{name}` cannot be cut in this way"));
+                return Err(format!("`{name}` cannot be split in this way"));
             }
             let slices = parameter.slices(elements)?;
             let (mut slice, mut next) = (0, 0);

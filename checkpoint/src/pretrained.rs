@@ -146,8 +146,8 @@ fn no_weights(folder: &Path) -> String {
     match OTHER_FORMATS.iter().find(|name| folder.join(name).exists()) {
         None => format!("the folder contains neither {WHOLE} nor {INDEX}"),
         Some(name) => format!(
-            "the folder contains {name} but no safetensors file, the only format supported; convert it with Python: \
-             transformers.AutoModelForCausalLM.from_pretrained({:?}).save_pretrained(\"another folder\")",
+            "the folder contains {name} but no safetensors file, which is the only supported format; convert it with \
+             Python: transformers.AutoModelForCausalLM.from_pretrained({:?}).save_pretrained(\"another folder\")",
             folder.display().to_string()
         ),
     }

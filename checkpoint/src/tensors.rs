@@ -105,7 +105,7 @@ impl TensorFile {
         let mut prefix = [0; 8];
         file.read_exact_at(&mut prefix, 0).map_err(CheckpointError::io(path))?;
         if prefix == *LFS_POINTER {
-            let reason = "the file is a pointer of Git LFS instead of the weights; run `git lfs pull` in its folder";
+            let reason = "the file is a Git LFS pointer instead of the weights; run `git lfs pull` in its folder";
             return Err(CheckpointError::refused(path, reason));
         }
         let length = u64::from_le_bytes(prefix);
@@ -175,7 +175,7 @@ impl TensorFile {
         let elements: usize = info.shape.iter().product();
         if start.checked_add(out.len()).is_none_or(|end| end > elements) {
             let reason = format!(
-                "`{tensor}` has {elements} elements, but {} elements from element {start} on are needed",
+                "`{tensor}` has {elements} elements, but {} elements starting at element {start} are needed",
                 out.len()
             );
             return Err(CheckpointError::damaged(&self.path, reason));

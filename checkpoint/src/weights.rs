@@ -63,12 +63,12 @@ fn is_of_base_model(file: &TensorFile, mup: Option<&str>) -> Result<(), Checkpoi
         (Some(written), None) if written == FOLDED => return Ok(()),
         (Some(written), Some(mup)) if written == mup => return Ok(()),
         (Some(written), Some(_)) if written == FOLDED => {
-            "these weights are an export whose last norm already scales the inputs of the head, as `mup` would; \
-             leave the section out, or resume from the checkpoint"
+            "the last norm in these exported weights already scales the inputs of the head, as `mup` would; remove \
+             the section, or resume from the checkpoint"
                 .to_string()
         }
         (Some(written), _) => {
-            format!("these weights are those of a model with `mup: {written}`; write the same section")
+            format!("these weights are from a model with `mup: {written}`; use the same section")
         }
     };
     Err(CheckpointError::mismatch(&file.path, reason))

@@ -68,7 +68,7 @@ mod found {
             }
             Ok((version, (0..count).map(|device| describe(device, count)).collect::<Result<_, _>>()?))
         };
-        let (version, devices) = ask().map_err(|error| format!("the driver does not answer: {error}"))?;
+        let (version, devices) = ask().map_err(|error| format!("the driver does not respond: {error}"))?;
         let others = [Library::Cublas, Library::CublasLt, Library::Curand, Library::Nvrtc];
         Ok(Inventory {
             driver: ((version / 1000).unsigned_abs(), (version % 1000 / 10).unsigned_abs()),

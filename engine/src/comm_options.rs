@@ -62,7 +62,7 @@ pub fn comm_options(config: &Config, place: &LauncherEnvironment) -> Result<Opti
 /// # Errors
 /// Fails if the interface does not exist; the error lists the existing ones.
 pub fn check_interface(config: &Config) -> Result<(), Error> {
-    let help = "name one of the host's interfaces, or an address of the host";
+    let help = "set it to one of the host's interfaces or addresses";
     let found = zero_comm::bind_address(config.launcher.interface.as_deref());
     found.map(|_| ()).map_err(|reason| Error::setting("launcher.interface", reason, help))
 }

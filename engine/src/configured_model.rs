@@ -79,7 +79,7 @@ fn llama(config: &Config, m: &config::Llama, vocabulary: Option<usize>) -> Resul
         return Err(Error::setting(
             "model.hidden_act",
             "Llama supports only the gates `silu` and `gelu_pytorch_tanh` so far",
-            "leave the key out",
+            "remove the key",
         ));
     }
     Ok(zoo::LlamaConfig {
@@ -188,7 +188,7 @@ fn vocab_size(configured: Option<usize>, tokenizer: Option<usize>, pretrained: O
         (Some(configured), Some(needed)) if configured < needed && pretrained.is_some() => Err(Error::setting(
             "data.tokenizer",
             format!("the tokenizer has {needed} tokens, but the pretrained model has {configured}"),
-            "name the tokenizer that the model was trained with",
+            "use the tokenizer that the model was trained with",
         )),
         (Some(configured), Some(needed)) if configured < needed => Err(Error::setting(
             "model.vocab_size",
@@ -200,7 +200,7 @@ fn vocab_size(configured: Option<usize>, tokenizer: Option<usize>, pretrained: O
         (None, None) => Err(Error::setting(
             "model.vocab_size",
             "`auto` takes the vocabulary size from the tokenizer, but the data has no tokenizer",
-            "set it to the largest token of the files plus one, or set `data.tokenizer` to the tokenizer.json that produced the files",
+            "set it to the largest token in the files plus one, or set `data.tokenizer` to the tokenizer.json that produced the files",
         )),
     }
 }
@@ -222,7 +222,7 @@ pub fn cut(config: &Config, layers: Layers, rank: usize) -> Result<Layers, Error
     let ranks = config.tensor_size();
     if ranks > 1 && !layers.is_tensor_parallel() {
         let message = "the layers of this model do not support tensor parallelism";
-        let help = "leave the key out; in your own program, call `Layers::tensor_parallel` if the layers split their parameters among ranks";
+        let help = "remove the key; in your own program, call `Layers::tensor_parallel` if the layers split their parameters among ranks";
         return Err(Error::setting("tensor_parallel.autotp_size", message, help));
     }
     Ok(layers.cut_among((rank % ranks, ranks)))
@@ -235,7 +235,7 @@ pub fn cut(config: &Config, layers: Layers, rank: usize) -> Result<Layers, Error
 pub fn build_on(config: &Config, layers: Layers, dtype: DType, device: &Device) -> Result<Model, Error> {
     let model = selected(config, mup::with_base_shapes(config, layers)?, dtype, device)?;
     let model = model.with_z_loss(config.training.z_loss as f32).map_err(|error| {
-        let help = "remove the key, or end the model with a `zoo::LanguageHead`; a loss of your own can call \
+        let help = "remove the key, or end the model with a `zoo::LanguageHead`; a custom loss can call \
                     `ops::cross_entropy_with_z_loss`";
         Error::setting("training.z_loss", error.to_string(), help)
     })?;
@@ -276,7 +276,7 @@ fn with_adapter(config: &Config, adapter: &config::Adapter, layers: Layers) -> R
         Error::setting(
             key,
             "`adapter` already selects the trained parameters",
-            "remove the key; `adapter.modules_to_save` trains more modules",
+            "remove the key; to train more modules, use `adapter.modules_to_save`",
         )
     };
     if config.training.trainable.is_some() {
@@ -310,8 +310,8 @@ fn with_adapter(config: &Config, adapter: &config::Adapter, layers: Layers) -> R
 fn of_adapter(error: BuildError) -> Error {
     match error {
         BuildError::UnknownTarget { name, modules } => {
-            let help = format!("its linear maps are {}", modules.join(", "));
-            Error::setting("adapter.target_modules", format!("the model has no linear map `{name}`"), help)
+            let help = format!("its linear layers are {}", modules.join(", "));
+            Error::setting("adapter.target_modules", format!("the model has no linear layer `{name}`"), help)
         }
         BuildError::UnknownModule { name, modules } => {
             let help = format!("its modules are {}", modules.join(", "));

@@ -30,29 +30,29 @@ pub(crate) fn check(config: &Config) -> Result<(), Error> {
     let is_split = offloaded.device != OffloadDevice::None && offloaded.ratio < 1.0;
     if config.training.device == Compute::Cpu {
         let message = "optimizer state can be split between a GPU and the host only if `training.device` is `cuda`";
-        return if is_split { Err(Error::setting(RATIO, message, "leave it out")) } else { Ok(()) };
+        return if is_split { Err(Error::setting(RATIO, message, "remove it")) } else { Ok(()) };
     }
     if cfg!(not(feature = "cuda")) {
-        let help = "build it with `--features cuda`, as docs/gpu.md says, or write `device: cpu`";
+        let help = "build it with `--features cuda`, as docs/gpu.md says, or set `device: cpu`";
         return Err(Error::setting(KEY, "this program was built without GPU support", help));
     }
     let zero = &config.zero;
     if let Some((key, name)) = config.of_whole_parameters() {
         let message = format!("{name} is implemented on the CPU only");
-        return Err(Error::setting(&key, message, "use AdamW, or write `training.device: cpu`"));
+        return Err(Error::setting(&key, message, "use AdamW, or set `training.device: cpu`"));
     }
     if matches!(config.optimizer, zero_config::Optimizer::Custom(_)) {
-        let message = "the program's own optimizer runs on the CPU only";
-        return Err(Error::setting("optimizer.type", message, "use AdamW, or write `training.device: cpu`"));
+        let message = "a custom optimizer runs on the CPU only";
+        return Err(Error::setting("optimizer.type", message, "use AdamW, or set `training.device: cpu`"));
     }
     let not_there = |key: &str, message: &str, help: &str| Err(Error::setting(key, message, help));
     let mut groups = config.training.param_groups.iter().flatten();
     if let Some(index) = groups.position(|group| group.clipping().is_some()) {
-        let (key, help) = (format!("training.param_groups.{index}"), "clip all parameters alike");
+        let (key, help) = (format!("training.param_groups.{index}"), "use the same clipping for all parameters");
         return not_there(&key, "clipping the gradients of one group is implemented on the CPU only", help);
     }
     if config.training.gradient_noise_scale.is_some() {
-        let help = "leave the section out, or write `training.device: cpu`";
+        let help = "remove the section, or set `training.device: cpu`";
         return not_there(
             "training.gradient_noise_scale",
             "the gradient noise scale is measured on the CPU only",
@@ -60,12 +60,12 @@ pub(crate) fn check(config: &Config) -> Result<(), Error> {
         );
     }
     if config.quantization_config.as_ref().is_some_and(|section| section.quantizes()) {
-        let help = "leave the section out, or write `training.device: cpu`";
+        let help = "remove the section, or set `training.device: cpu`";
         return not_there("quantization_config", "quantized weights are not implemented on GPUs", help);
     }
     if zero.offload_optimizer.device == OffloadDevice::None && zero.offload_param.device != OffloadDevice::None {
         let message = "parameters on the host are updated on the host, so their optimizer state cannot be on the GPU";
-        let help = "write `offload_optimizer: {device: cpu}` as well, or leave `offload_param` out";
+        let help = "set `offload_optimizer: {device: cpu}` as well, or remove `offload_param`";
         return not_there("zero_optimization.offload_param.device", message, help);
     }
     if zero.offload_optimizer.device == OffloadDevice::Nvme
@@ -73,16 +73,16 @@ pub(crate) fn check(config: &Config) -> Result<(), Error> {
         && zero.stage == ZeroStage::Three
     {
         let message = "if the optimizer state is on a disk, the parameter shards must be on the host or on a disk";
-        return not_there("zero_optimization.offload_param.device", message, "write `offload_param: {device: cpu}`");
+        return not_there("zero_optimization.offload_param.device", message, "set `offload_param: {device: cpu}`");
     }
     if is_split {
         if offloaded.device == OffloadDevice::Nvme {
-            return not_there(RATIO, "optimizer state on a disk cannot be split", "leave it out");
+            return not_there(RATIO, "optimizer state on a disk cannot be split", "remove it");
         }
         if zero.offload_param.device != OffloadDevice::None {
             let message =
                 "with `offload_param`, the host updates all parameters, so the optimizer state cannot be split";
-            return not_there(RATIO, message, "leave it out");
+            return not_there(RATIO, message, "remove it");
         }
     }
     if let Some((key, dropout)) = config.model.as_ref().and_then(Model::attention_dropout)
@@ -97,7 +97,7 @@ pub(crate) fn check(config: &Config) -> Result<(), Error> {
     }
     if config.training.local_steps.is_some() {
         let message = "local steps are implemented on the CPU only";
-        return not_there("training.local_steps", message, "leave it out, or train on the CPU");
+        return not_there("training.local_steps", message, "remove it, or train on the CPU");
     }
     let coded = [
         ("zero_quantized_weights", zero.zero_quantized_weights),
@@ -105,26 +105,26 @@ pub(crate) fn check(config: &Config) -> Result<(), Error> {
         ("zero_quantized_gradients", zero.zero_quantized_gradients),
     ];
     if let Some((key, _)) = coded.into_iter().find(|(_, is_on)| *is_on) {
-        let message = "collectives in 8 or 4 bits are implemented on the CPU only";
-        return not_there(&format!("zero_optimization.{key}"), message, "leave it out, or train on the CPU");
+        let message = "8-bit and 4-bit collectives are implemented on the CPU only";
+        return not_there(&format!("zero_optimization.{key}"), message, "remove it, or train on the CPU");
     }
     if config.preference.is_some() {
         return not_there("preference", "preference losses are computed on the CPU only", "train on the CPU");
     }
     if config.pipeline.stages > 1 && config.pipeline.partition_method == PartitionMethod::Time {
         let message = "layers are timed on the CPU only";
-        return not_there("pipeline.partition_method", message, "write `parameters` or `uniform`");
+        return not_there("pipeline.partition_method", message, "use `parameters` or `uniform`");
     }
     if config.training.cost_table.is_some() {
         let message = "cost tables describe the CPU only";
-        return not_there("training.cost_table", message, "leave it out");
+        return not_there("training.cost_table", message, "remove it");
     }
     if config.model.as_ref().is_some_and(|model| model.tiled_mlp_rows().is_some()) {
-        return not_there("model.tiled_mlp_rows", "tiled MLPs are unsupported on a GPU", "leave it out");
+        return not_there("model.tiled_mlp_rows", "tiled MLPs are unsupported on a GPU", "remove it");
     }
     if config.activation_checkpointing.as_ref().is_some_and(|kept| kept.device == OffloadDevice::Cpu) {
         let message = "checkpointed activations stay on the GPU or go to a disk, not to host memory";
-        return not_there("activation_checkpointing.cpu_checkpointing", message, "leave it out");
+        return not_there("activation_checkpointing.cpu_checkpointing", message, "remove it");
     }
     Ok(())
 }
@@ -151,7 +151,7 @@ pub(crate) fn on_gpu(config: &Config) -> OnGpu {
 pub fn only_the_processor(config: &Config, what: &str) -> Result<(), Error> {
     match config.training.device {
         Compute::Cpu => Ok(()),
-        Compute::Cuda => Err(Error::setting(KEY, format!("{what} measures the CPU only"), "write `device: cpu`")),
+        Compute::Cuda => Err(Error::setting(KEY, format!("{what} measures the CPU only"), "set `device: cpu`")),
     }
 }
 

@@ -19,10 +19,10 @@ pub(crate) fn with_base_shapes(config: &Config, layers: Layers) -> Result<Layers
     let Some(path) = config.mup.as_ref().and_then(|mup| mup.base_shapes.as_deref()) else { return Ok(layers) };
     if layers.has_base_shapes() {
         let message = "the program already sets a base model with `Layers::with_base_shapes`";
-        return Err(Error::setting(FILE, message, "remove this key, or the call of `Layers::with_base_shapes`"));
+        return Err(Error::setting(FILE, message, "remove this key or the call to `Layers::with_base_shapes`"));
     }
     let text = fs::read_to_string(path).map_err(|error| {
-        Error::io(path)(error).named(FILE, "name a file that `mup.make_base_shapes` or `mup.save_base_shapes` wrote")
+        Error::io(path)(error).named(FILE, "give a file that `mup.make_base_shapes` or `mup.save_base_shapes` wrote")
     })?;
     let shape = |(name, sizes): (&String, &serde_json::Value)| {
         let size = |size: &serde_json::Value| match size.as_u64() {
@@ -37,7 +37,7 @@ pub(crate) fn with_base_shapes(config: &Config, layers: Layers) -> Result<Layers
         Some(shapes) => Ok(layers.with_base_shapes(shapes)),
         None => {
             let message = format!("{path} is not YAML with a list of sizes for each parameter");
-            Err(Error::setting(FILE, message, "write lines such as `layer.weight: [128, null]`"))
+            Err(Error::setting(FILE, message, "use lines such as `layer.weight: [128, null]`"))
         }
     }
 }
@@ -65,7 +65,7 @@ pub(crate) fn scaled(config: &Config, parameter: &Parameter, mut tuning: Tuning)
     };
     let Some(widths) = parameter.widths() else {
         let message = "the optimizer scales learning rates by the widths of a base model, but no base model is set";
-        let help = "write `mup.base_shapes`, call `Layers::with_base_shapes`, or use another optimizer";
+        let help = "set `mup.base_shapes`, call `Layers::with_base_shapes`, or use another optimizer";
         return Err(Error::setting("optimizer.type", message, help));
     };
     if widths.count() > 2 {

@@ -79,7 +79,7 @@ fn matrices(
                 let selection = matching(&key, std::slice::from_ref(pattern), model.parameters())?;
                 if !of_two.clone().any(|(_, parameter, _)| selection.contains(parameter.name())) {
                     let message = format!("no parameter that matches `{pattern}` has two dimensions");
-                    return Err(Error::setting(&key, message, "name parameters with two dimensions"));
+                    return Err(Error::setting(&key, message, "choose parameters with two dimensions"));
                 }
             }
             let selection = patterns.map(|patterns| matching(&key, patterns, model.parameters())).transpose()?;
@@ -90,7 +90,7 @@ fn matrices(
             let selected: Vec<_> = selected.map(|(p, _, shape)| (p, muon_states(shape))).collect();
             if selected.is_empty() {
                 let message = "the model has no trainable matrix that Muon can orthogonalize";
-                return Err(Error::setting(&key, message, "name matrices, or use AdamW"));
+                return Err(Error::setting(&key, message, "choose matrices, or use AdamW"));
             }
             Ok(selected)
         }
@@ -109,15 +109,15 @@ fn check_custom(config: &Config, optimizer: &dyn CustomOptimizer, model: &Model)
     let reserved = [Average::STATE, ScheduleFree::OFFSET, ""];
     let is_taken = |(index, name): &(usize, &&str)| reserved.contains(*name) || names[..*index].contains(*name);
     if let Some((_, name)) = names.iter().enumerate().find(is_taken) {
-        let message = format!("the program's optimizer has a state named `{name}`, but this name is already taken");
-        return Err(Error::setting("optimizer.type", message, "give each state a name of its own"));
+        let message = format!("the custom optimizer has a state named `{name}`, but this name is already taken");
+        return Err(Error::setting("optimizer.type", message, "give each state a unique name"));
     }
     let mut matrices = model.parameters().iter().filter_map(|parameter| Some((parameter.name(), parameter.matrix()?)));
     let Some((name, _)) = matrices.clone().next() else { return Ok(()) };
     let states = names.len();
     if let Some((name, matrix)) = matrices.find(|(_, matrix)| matrix.values.len() > states) {
         let count = matrix.values.len();
-        let message = format!("the program's optimizer keeps {count} states of `{name}`, but names only {states}");
+        let message = format!("the custom optimizer keeps {count} states of `{name}`, but names only {states}");
         return Err(Error::setting(
             "optimizer.type",
             message,
@@ -125,12 +125,12 @@ fn check_custom(config: &Config, optimizer: &dyn CustomOptimizer, model: &Model)
         ));
     }
     if config.bf16.bf16_optimizer_states || config.bf16.bf16_master_weights_and_grads {
-        let message = format!("the program's optimizer updates `{name}` as a whole, which is not implemented in bf16");
-        return Err(Error::setting("bf16", message, "keep states and the copy of the parameters in f32"));
+        let message = format!("the custom optimizer updates `{name}` as a whole, which is not implemented in bf16");
+        return Err(Error::setting("bf16", message, "keep the optimizer states and the copy of the parameters in f32"));
     }
     if config.gradient_dtype() != config::Dtype::F32 {
-        let message = format!("the program's optimizer updates `{name}` as a whole, which needs gradients in f32");
-        return Err(Error::setting("data_types.grad_accum_dtype", message, "write `grad_accum_dtype: fp32`"));
+        let message = format!("the custom optimizer updates `{name}` as a whole, which needs gradients in f32");
+        return Err(Error::setting("data_types.grad_accum_dtype", message, "set `grad_accum_dtype: fp32`"));
     }
     Ok(())
 }
@@ -222,13 +222,13 @@ pub fn members(config: &Config, model: &Model) -> Result<Vec<Option<usize>>, Err
             let name = model.parameters()[first].name();
             return fail(
                 format!("earlier groups already contain all parameters of this group, such as `{name}`"),
-                "write the group that selects fewer parameters first",
+                "list the group that selects fewer parameters first",
             );
         }
         let alone =
             group.betas.is_some() && group.lr.is_none() && group.lr_scale.is_none() && group.weight_decay.is_none();
         if alone && free.iter().all(|&p| model.parameters()[p].is_matrix()) {
-            return fail("Muon's matrices have no betas".to_string(), "write `lr` or `weight_decay`");
+            return fail("Muon's matrices have no betas".to_string(), "set `lr` or `weight_decay`");
         }
         free.into_iter().for_each(|p| members[p] = Some(index));
     }
@@ -265,7 +265,7 @@ pub fn described(config: &Config, model: &Model) -> Result<Vec<String>, Error> {
                     .filter(|&norm| norm > 0.0)
                     .map(|norm| format!("gradient norm of at most {norm}")),
                 group.gradient_clipping_value.map(|value| format!("gradients of at most {value}")),
-                group.optim_bits.map(|bits| format!("states of {bits} bits")),
+                group.optim_bits.map(|bits| format!("{bits}-bit states")),
             ];
             let changes: Vec<String> = changes.into_iter().flatten().collect();
             format!("group {index}: {}, {}", size(Some(index)), changes.join(", "))

@@ -74,7 +74,7 @@ impl Settings {
                 "local steps do not support models with buffers such as `{}`: outer steps average only parameters",
                 buffer.name()
             );
-            let help = "use a model without running statistics, or leave the section out";
+            let help = "use a model without running statistics, or remove the section";
             return Err(Error::setting("training.local_steps", message, help));
         }
         if let (2.., Some(buffer)) = (config.tensor_size(), model.buffers().first()) {
@@ -82,12 +82,12 @@ impl Settings {
                 "tensor parallelism does not support the buffer `{}`: its statistics need whole sequences, but each rank has slices",
                 buffer.name()
             );
-            let help = "use a model without running statistics, or leave the key out";
+            let help = "use a model without running statistics, or remove the key";
             return Err(Error::setting("tensor_parallel.autotp_size", message, help));
         }
         if config.context_size() > 1 && model.whole_inputs().is_none() {
             let message = "ranks cannot share the sequences of this model: its layers may mix positions";
-            let help = "leave the key out; in your own program, call `Layers::shares_sequences` if the layers compute each position alone, or mix positions only with this project's attention";
+            let help = "remove the key; in your own program, call `Layers::shares_sequences` if the layers compute each position independently, or mix positions only with this project's attention";
             return Err(Error::setting(config.context_key(), message, help));
         }
         let ranks = config.shard_group_size();
@@ -200,20 +200,20 @@ fn narrow_values(config: &Config) -> Result<(), Error> {
         return Ok(());
     }
     if let Some(key) = config.eight_bit_states() {
-        let message = "states in 8 bits are not implemented on a GPU";
-        return Err(Error::setting(&key, message, "write `optim_bits: 32`"));
+        let message = "8-bit states are not implemented on a GPU";
+        return Err(Error::setting(&key, message, "set `optim_bits: 32`"));
     }
     if config.bf16.bf16_master_weights_and_grads || state_dtype(config) == DType::BF16 {
         let message = "parameters without an f32 copy, and states in bf16, are not implemented on a GPU";
         return Err(Error::setting(
             "training.device",
             message,
-            "keep the f32 copy of the parameters and states in f32",
+            "keep the f32 copy of the parameters, and the states in f32",
         ));
     }
     if config.gradient_dtype() != config::Dtype::F32 {
         let message = "gradients in bf16 are not implemented on a GPU";
-        return Err(Error::setting("training.device", message, "write `data_types: {grad_accum_dtype: fp32}`"));
+        return Err(Error::setting("training.device", message, "set `data_types: {grad_accum_dtype: fp32}`"));
     }
     Ok(())
 }
@@ -268,8 +268,8 @@ fn optimizers(optimizer: &config::Optimizer, model: &Model) -> Result<Vec<Optimi
     const KEY: &str = "optimizer.type";
     let is_custom = matches!(optimizer, From::Custom(_));
     if model.optimizer().is_some() && !is_custom {
-        let message = "the program has an optimizer of its own, which the configuration does not use";
-        return Err(Error::setting(KEY, message, "write `type: Custom`, or leave the program's optimizer out"));
+        let message = "the program has a custom optimizer, which the configuration does not use";
+        return Err(Error::setting(KEY, message, "set `type: Custom`, or remove the program's optimizer"));
     }
     let pair = |[a, b]: [f64; 2]| (a, b);
     let rule = match *optimizer {
@@ -332,9 +332,8 @@ fn optimizers(optimizer: &config::Optimizer, model: &Model) -> Result<Vec<Optimi
         }
         From::Custom(config::Custom { weight_decay, .. }) => {
             let Some(rule) = model.optimizer().cloned() else {
-                let message = "`type: Custom` selects the program's own optimizer, but this program has none";
-                let help =
-                    "call `Trainer::optimizer` or `Layers::optimizer` in your own program, or write another type";
+                let message = "`type: Custom` selects the program's custom optimizer, but this program has none";
+                let help = "call `Trainer::optimizer` or `Layers::optimizer` in your own program, or use another type";
                 return Err(Error::setting(KEY, message, help));
             };
             Optimizer::Custom(Custom { rule, weight_decay })

@@ -49,24 +49,28 @@ impl StagePlan {
     ) -> Result<Self, Error> {
         let (options, shape, micro_batches) = (&config.pipeline, layout.shape(), settings.micro_batches);
         let mesh = Mesh::new(config.world_size, options.stages).map_err(|e| {
-            Error::setting("pipeline.stages", e.to_string(), "start a multiple of `pipeline.stages` ranks")
+            Error::setting(
+                "pipeline.stages",
+                e.to_string(),
+                "start a number of ranks that is a multiple of `pipeline.stages`",
+            )
         })?;
         let mesh = mesh.with_tensor(config.tensor_size()).map_err(|e| {
-            let help = "write a divisor of the number of ranks of a pipeline stage";
+            let help = "use a divisor of the number of ranks per pipeline stage";
             Error::setting("tensor_parallel.autotp_size", e.to_string(), help)
         })?;
         let mesh = mesh.replicated(config.mesh.data_parallel_replicate_degree).map_err(|e| {
             let key = "mesh.data_parallel_replicate_degree";
-            Error::setting(key, e.to_string(), "write a divisor of the number of data-parallel ranks")
+            Error::setting(key, e.to_string(), "use a divisor of the number of data-parallel ranks")
         })?;
         let mesh = mesh.with_context(config.context_size()).map_err(|e| {
-            let help = "write a divisor of the number of ranks over which ZeRO shards";
+            let help = "use a divisor of the number of ranks that ZeRO shards across";
             Error::setting(config.context_key(), e.to_string(), help)
         })?;
         let mesh = match config.near_group_size() {
             Some(near) => mesh.with_near(near).map_err(|e| {
                 let key = "zero_optimization.zero_hpz_partition_size";
-                Error::setting(key, e.to_string(), "write a divisor of the number of ranks over which ZeRO shards")
+                Error::setting(key, e.to_string(), "use a divisor of the number of ranks that ZeRO shards across")
             })?,
             None => mesh,
         };
@@ -272,7 +276,7 @@ fn cut(
     cut.map_err(|error| {
         let key = if size.chunks > 1 { "pipeline.virtual_stages" } else { "pipeline.stages" };
         let help = match &error {
-            SplitError::TooFewLayers { layers, .. } => format!("cut this model into at most {layers} parts"),
+            SplitError::TooFewLayers { layers, .. } => format!("split this model into at most {layers} parts"),
             _ => "use another `pipeline.partition_method`".into(),
         };
         Error::setting(key, error.to_string(), help)

@@ -21,7 +21,7 @@ pub enum BuildError {
     #[error("two layers are named `{0}`")]
     DuplicateLayer(String),
     /// Two values have the same name.
-    #[error("two values are named `{0}`: a layer, and an output that a layer exposes, or two such outputs")]
+    #[error("two values are named `{0}`: a layer and an exposed output, or two exposed outputs")]
     DuplicateValue(String),
     /// A layer names a value that the layer itself or a later layer computes.
     #[error("layer `{layer}` takes `{value}`, which is computed by that layer itself or by a later one")]
@@ -63,7 +63,7 @@ pub enum BuildError {
     #[error("parameter `{0}` has no elements")]
     Empty(String),
     /// A pattern over parameter names is malformed.
-    #[error("`{pattern}` is no pattern over parameter names: {reason}")]
+    #[error("`{pattern}` is not a valid pattern for parameter names: {reason}")]
     Pattern {
         /// The pattern.
         pattern: String,
@@ -79,7 +79,7 @@ pub enum BuildError {
         names: Vec<String>,
     },
     /// An adapter names a linear map that the model does not have.
-    #[error("the model has no linear map `{name}`\n  help: its linear maps are {}", quoted(modules))]
+    #[error("the model has no linear layer `{name}`\n  help: its linear layers are {}", quoted(modules))]
     UnknownTarget {
         /// The name.
         name: String,
@@ -95,7 +95,9 @@ pub enum BuildError {
         modules: Vec<String>,
     },
     /// The model has no linear map for an adapter.
-    #[error("the model has no `ops::Linear` or `ops::Conv1D` that is built from a `VarBuilder`, so no adapter fits")]
+    #[error(
+        "the model has no `ops::Linear` or `ops::Conv1D` that is built from a `VarBuilder`, so it cannot have adapters"
+    )]
     NoLinear,
     /// A weight is both quantized and trainable.
     #[error("`{0}` is trained, but quantized weights are frozen")]
@@ -114,7 +116,7 @@ pub enum BuildError {
     )]
     NothingQuantized,
     /// A z-loss is configured, but the loss does not support it.
-    #[error("the loss of the model has no z-loss: it is not a head that computes a softmax")]
+    #[error("the model's loss has no z-loss: it is not a head that computes a softmax")]
     NoZLoss,
     /// The base model of µP, or the wider model that it is compared with, cannot be built.
     #[error("the base model: {0}")]
@@ -133,7 +135,7 @@ fn of_values(source: &candle_core::Error) -> &'static str {
     let is_read = |word: &str| word == "F4";
     match source.to_string().split(|c: char| !c.is_alphanumeric()).any(is_read) {
         true => {
-            "\n  help: a constructor cannot compute with parameters, because they have no values yet; compute in the forward"
+            "\n  help: a constructor cannot compute with parameters, because they have no values yet; compute in the forward pass"
         }
         false => "",
     }

@@ -18,7 +18,7 @@ impl Model {
     /// layer fails. The caches cannot be used after an error.
     pub fn next_logits(&self, tokens: &Tensor, caches: &mut [&mut Cache]) -> Result<Tensor> {
         if let Some((input, layer)) = self.signature().inputs.first() {
-            bail!("layer `{layer}` takes the input `{input}`, so the model does not map tokens alone to logits");
+            bail!("layer `{layer}` takes the input `{input}`, so the model cannot compute logits from tokens alone");
         }
         let (batch, time) = tokens.dims2()?;
         decode(caches, || {

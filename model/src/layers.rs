@@ -372,7 +372,7 @@ pub(crate) fn only_target(targets: &[Tensor]) -> Result<&Tensor> {
 pub(crate) fn array<const N: usize>(tensors: &[Tensor]) -> Result<[&Tensor; N]> {
     match <&[Tensor; N]>::try_from(tensors) {
         Ok(tensors) => Ok(tensors.each_ref()),
-        Err(_) => candle_core::bail!("{N} tensors are expected, and {} were given", tensors.len()),
+        Err(_) => candle_core::bail!("{N} tensors are expected, but {} were given", tensors.len()),
     }
 }
 

@@ -67,7 +67,7 @@ impl Record {
                 let known = &self.parameters[id];
                 if known.quantization() != zero_ops::asks_quantized() {
                     candle_core::bail!(
-                        "`{name}` shares the values of `{}`, but only one of the two would be quantized",
+                        "`{name}` is tied to `{}`, but only one of the two would be quantized",
                         known.name()
                     );
                 }

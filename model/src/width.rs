@@ -56,21 +56,21 @@ impl BaseShapes {
         let is_in_model = |name: &&String| !parameters.iter().any(|parameter| parameter.name() == **name);
         if let Some(name) = self.0.keys().find(is_in_model) {
             return Err(BuildError::BaseShapes(format!(
-                "the base model has a parameter `{name}`, and the model has none"
+                "the base model has a parameter `{name}`, but the model does not"
             )));
         }
         for parameter in parameters {
             let (name, rank) = (parameter.name(), parameter.shape().rank());
             match self.0.get(name) {
                 None => {
-                    let message = format!("the model has a parameter `{name}`, and the base model has none");
+                    let message = format!("the model has a parameter `{name}`, but the base model does not");
                     return Err(BuildError::BaseShapes(message));
                 }
                 Some(base) if base.len() != rank || base.contains(&Some(0)) => {
                     let base: Vec<String> =
                         base.iter().map(|size| size.map_or("null".to_string(), |size| size.to_string())).collect();
                     let message = format!(
-                        "`{name}` is {:?} in the model, and [{}] in the base model",
+                        "`{name}` is {:?} in the model, but [{}] in the base model",
                         parameter.shape().dims(),
                         base.join(", ")
                     );
@@ -167,8 +167,8 @@ mod tests {
             layers(7, [8, 64]).with_base_shapes(shapes.collect()).build(DType::F32).unwrap_err().to_string()
         };
         let error = of("layers.9.bias", vec![Some(1)]);
-        assert!(error.contains("the base model has a parameter `layers.9.bias`, and the model has none"), "{error}");
+        assert!(error.contains("the base model has a parameter `layers.9.bias`, but the model does not"), "{error}");
         let error = of("layers.0.weight", vec![None]);
-        assert!(error.contains("`layers.0.weight` is [8, 7] in the model, and [null] in the base model"), "{error}");
+        assert!(error.contains("`layers.0.weight` is [8, 7] in the model, but [null] in the base model"), "{error}");
     }
 }

@@ -48,7 +48,9 @@ impl Activation {
         match self {
             Self::Silu => swiglu(gate, up),
             Self::GeluNew => geglu(gate, up),
-            Self::Gelu | Self::Relu => bail!("{self:?} is no gate; choose SiLU or the tanh form of GELU"),
+            Self::Gelu | Self::Relu => {
+                bail!("{self:?} is not a valid gate; choose SiLU or the tanh approximation of GELU")
+            }
         }
     }
 }

@@ -37,7 +37,7 @@ impl Columns {
     fn fits(self, shape: &Shape) -> Result<(usize, usize, Shape)> {
         let (count, width) = rows(OP, shape)?;
         if self.count == 0 || self.start + self.count > width {
-            bail!("{OP}: there are no columns {}..{} among {width}", self.start, self.start + self.count);
+            bail!("{OP}: columns {}..{} are out of range for {width} columns", self.start, self.start + self.count);
         }
         Ok((count, width, with_last(shape, self.count)))
     }

@@ -74,7 +74,7 @@ impl RopeScaling {
         if let Self::Linear { factor } | Self::Llama3 { factor, .. } = *self
             && !is_positive(factor)
         {
-            bail!("{OP}: the factor of a scaling must be positive, got {factor}");
+            bail!("{OP}: the scaling factor must be positive, got {factor}");
         }
         if let Self::Llama3 { low_freq_factor: low, high_freq_factor: high, .. } = *self
             && !(is_positive(low) && high.is_finite() && low < high)
@@ -194,8 +194,8 @@ impl Rotary {
         let whole = whole_length(time);
         if let Some((tokens, _)) = self.longer.as_ref().filter(|(tokens, _)| whole > *tokens) {
             bail!(
-                "{OP}: packed rows have {whole} tokens, but the model was first trained on {tokens}; beyond that, the \
-                 angles of LongRoPE depend on the length of each document"
+                "{OP}: packed rows have {whole} tokens, but the model was first trained on {tokens} tokens; beyond \
+                 that length, the angles of LongRoPE depend on the length of each document"
             );
         }
         let positions: Vec<u32> = match tracing() {
@@ -218,7 +218,7 @@ impl Rotary {
         };
         let is_stale = |row: &[u32]| (1..=*tokens).contains(&(row[0] as usize)) && end(row) > *tokens;
         if rows().any(is_stale) {
-            bail!("{OP}: beyond {tokens} tokens, LongRoPE needs other angles than the keys in the cache have");
+            bail!("{OP}: beyond {tokens} tokens, LongRoPE needs different angles from those of the cached keys");
         }
         // The length of each row selects its angles, so that a row does not depend on the other rows.
         let rotated = rows().enumerate().map(|(at, row)| self.rotate(&x.narrow(0, at, 1)?, end(row), Some(row.into())));
@@ -317,7 +317,7 @@ impl Rotation {
     #[cfg(feature = "cuda")]
     fn run_on_gpu(&self, x: (&CudaStorage, &Layout), turn: Turn) -> Result<CudaStorage> {
         if x.1.shape().dim(3)? != 2 * self.table.half {
-            bail!("{OP}: the rotation of a part of a head is unsupported on a GPU");
+            bail!("{OP}: rotating only part of a head is unsupported on a GPU");
         }
         gpu::rotary::run(OP, (&self.table.on_gpu, &self.table.values), self.positions.as_deref(), x, turn)
     }

@@ -152,7 +152,7 @@ fn check(hidden: &[&Projection], down: &Projection, tile_rows: usize) -> Result<
     }
     if hidden.iter().chain([&down]).any(|projection| projection.is_adapted()) {
         bail!(
-            "{OP}: an adapter inside tiles is not implemented\n  help: compute all rows at once (leave `tiled_mlp_rows` out), or target modules outside the feed-forward part (`adapter.target_modules`)"
+            "{OP}: an adapter inside tiles is not implemented\n  help: compute all rows at once (remove `tiled_mlp_rows`), or target modules outside the feed-forward part (`adapter.target_modules`)"
         );
     }
     let (first, [inner, _]) = (hidden[0].sizes()?, down.sizes()?);
@@ -160,7 +160,7 @@ fn check(hidden: &[&Projection], down: &Projection, tile_rows: usize) -> Result<
         let [inputs, outputs] = projection.sizes()?;
         if inputs != first[0] || outputs != inner {
             bail!(
-                "{OP}: a projection of {inputs} to {outputs} does not match the first one, of {} inputs, and the last one, of {inner} inputs",
+                "{OP}: a projection from {inputs} inputs to {outputs} outputs does not match the first one, with {} inputs, and the last one, with {inner} inputs",
                 first[0]
             );
         }

@@ -21,8 +21,8 @@ pub enum ZeroError {
     Length(#[from] LengthError),
     /// A parameter received no gradient in a backward.
     #[error(
-        "parameter `{parameter}` got no gradient in the backward of layer `{layer}`: an operation without a backward \
-         cuts it off, or the layer does not use it"
+        "parameter `{parameter}` received no gradient in the backward pass of layer `{layer}`: an operation without a \
+         backward pass blocks it, or the layer does not use the parameter"
     )]
     NoGradient {
         /// Full name of the parameter.

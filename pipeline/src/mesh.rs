@@ -79,7 +79,7 @@ pub enum MeshError {
         context: usize,
     },
     /// The ranks of a stage cannot be divided evenly into tensor groups of that many ranks.
-    #[error("cannot divide {ranks} ranks of a stage evenly into groups of {tensor} that cut layers among them")]
+    #[error("cannot divide {ranks} ranks of a stage evenly into groups of {tensor} that split layers among them")]
     Tensor {
         /// Number of ranks of a stage.
         ranks: usize,

@@ -28,7 +28,7 @@ pub struct LayerCost {
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum SplitError {
     /// There are fewer layers than parts.
-    #[error("a model of {layers} layers cannot be cut into {parts} parts with at least one layer each")]
+    #[error("a model of {layers} layers cannot be split into {parts} parts with at least one layer each")]
     TooFewLayers {
         /// Number of layers of the model.
         layers: usize,
@@ -45,8 +45,8 @@ pub enum SplitError {
     },
     /// Every cut has a part that exceeds the memory limit.
     #[error(
-        "no cut into {parts} parts keeps each part within {limit} bytes: in the best cut, layers {} to {} need {needed} bytes \
-         for {alive} micro-batches alive",
+        "no split into {parts} parts keeps each part within {limit} bytes: in the best split, layers {} to {} need \
+         {needed} bytes for {alive} micro-batches alive",
         layers.start, layers.end - 1
     )]
     DoesNotFit {

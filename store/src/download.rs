@@ -141,7 +141,7 @@ async fn get(
         true => Ok((received, checksum)),
         false => {
             let (address, byte) = (object.address.clone(), bytes.start + received.len() as u64);
-            Err(Error::Unreachable { address, byte, message: "the answer is too short".into() })
+            Err(Error::Unreachable { address, byte, message: "the response is too short".into() })
         }
     }
 }

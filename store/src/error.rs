@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The address is invalid.
-    #[error("{address} is not an address of data: {problem}")]
+    #[error("{address} is not a valid URL: {problem}")]
     Address {
         /// The address as written.
         address: String,
@@ -80,7 +80,7 @@ pub enum Error {
         byte: u64,
     },
     /// The content differs from the store's checksum.
-    #[error("{address} is damaged{}: the store states {stated}, the content has {found}", at(*.byte))]
+    #[error("{address} is damaged{}: the store states {stated}, but the content has {found}", at(*.byte))]
     Corrupt {
         /// The address.
         address: String,
@@ -100,7 +100,7 @@ pub enum Error {
         problem: String,
     },
     /// The object does not fit into the folder of downloads, whose size is limited.
-    #[error("{address} has {size} bytes, and {used} of the {limit} bytes of the cache are in use")]
+    #[error("{address} has {size} bytes, but {used} of the cache's {limit} bytes are in use")]
     Limit {
         /// The address.
         address: String,
@@ -178,16 +178,16 @@ impl Error {
     /// Returns advice on what to do.
     pub fn help(&self) -> Option<&'static str> {
         match self {
-            Self::Address { .. } | Self::Missing { .. } | Self::NoMatch { .. } => Some("correct the address"),
-            Self::Rejected { .. } => Some("correct the address, or the endpoint and region in the environment"),
-            Self::Folder { .. } => Some("name its objects with a pattern, such as `folder/*.parquet`"),
+            Self::Address { .. } | Self::Missing { .. } | Self::NoMatch { .. } => Some("correct the URL"),
+            Self::Rejected { .. } => Some("correct the URL, or the endpoint and region in the environment"),
+            Self::Folder { .. } => Some("select its objects with a pattern, such as `folder/*.parquet`"),
             Self::Setup { message, .. } if message.contains("certificate") => {
-                Some("set SSL_CERT_FILE to the certificates that this machine shall trust")
+                Some("set SSL_CERT_FILE to the certificates that this machine should trust")
             }
             Self::Setup { .. } | Self::Denied { .. } => {
                 Some("set the credentials that the store's own tools use; docs/data.md lists the variables")
             }
-            Self::Unreachable { .. } => Some("start again when the store answers; what was downloaded is kept"),
+            Self::Unreachable { .. } => Some("start again when the store is reachable; downloaded data is kept"),
             Self::Changed { .. } => Some("start again to read the new content"),
             Self::Corrupt { .. } => Some("start again; if it happens again, the object or the network path is damaged"),
             Self::Limit { .. } => Some("increase `data.cache_limit`"),

@@ -114,7 +114,7 @@ pub(crate) async fn list(
 fn parse<T: serde::de::DeserializeOwned>(location: &Location, text: &str) -> Result<T, Error> {
     serde_json::from_str(text).map_err(|error| Error::Answer {
         address: location.to_string(),
-        problem: format!("the answer is not the Hub's: {error}"),
+        problem: format!("the response is not from the Hub: {error}"),
     })
 }
 

@@ -84,7 +84,7 @@ impl Stores {
 }
 
 fn unlisted(location: &Location) -> Error {
-    let problem = "a web server does not list its files; name each file".into();
+    let problem = "a web server does not list its files; give the URL of each file".into();
     Error::Address { address: location.to_string(), problem }
 }
 

@@ -84,7 +84,7 @@ impl Location {
                 (root(first), Service::Azure { container: container.into(), account }, key)
             }
             "http" | "https" if key.contains(['?', '#']) => {
-                return Err(invalid("addresses with `?` or `#` are unsupported".into()));
+                return Err(invalid("URLs with `?` or `#` are unsupported".into()));
             }
             "http" | "https" => (root(first), Service::Http(root(first)), key),
             "hf" => {
@@ -92,8 +92,8 @@ impl Location {
                 (address[..address.len() - key.len()].trim_end_matches('/').into(), service, key)
             }
             _ => {
-                let known = "known are s3, gs, az, abfs, abfss, hf, https and http";
-                return Err(invalid(format!("`{scheme}` is not a scheme of a store; {known}")));
+                let known = "use s3, gs, az, abfs, abfss, hf, https or http";
+                return Err(invalid(format!("`{scheme}` is not a supported scheme; {known}")));
             }
         };
         Ok(Self { root, service, key: key.trim_start_matches('/').into() })
@@ -171,7 +171,7 @@ fn hub(rest: &str) -> Result<(Service, &str), String> {
     let revision = revision.replace("%2F", "/").replace("%2f", "/");
     let is_name = |name: &str| !name.is_empty() && name != "." && name != "..";
     if !repo.split('/').all(is_name) || revision.is_empty() {
-        return Err("it names no repository; write `hf://owner/name` or `hf://datasets/owner/name`".into());
+        return Err("it does not name a repository; use `hf://owner/name` or `hf://datasets/owner/name`".into());
     }
     Ok((Service::Hub { kind, repo: repo.into(), revision }, key))
 }
@@ -214,7 +214,7 @@ mod tests {
     #[test]
     fn wrong_addresses_say_what_is_wrong() {
         let message = |address: &str| Location::parse(address).unwrap_err().to_string();
-        assert!(message("ftp://h/x").contains("`ftp` is not a scheme"), "{}", message("ftp://h/x"));
+        assert!(message("ftp://h/x").contains("`ftp` is not a supported scheme"), "{}", message("ftp://h/x"));
         assert!(message("s3:///x").contains("nothing between"));
         assert!(message("https://h/x?y=1").contains("`?`"));
         assert!(message("hf://datasets/").contains("repository"), "{}", message("hf://datasets/"));

@@ -96,7 +96,7 @@ fn writable(address: &str) -> Result<Location, Error> {
     let location = Location::parse(address)?;
     match location.service {
         Service::Http(_) | Service::Hub { .. } => {
-            let problem = "files are uploaded to s3://, gs:// and az:// only".into();
+            let problem = "files can be uploaded only to s3://, gs:// and az://".into();
             Err(Error::Address { address: address.into(), problem })
         }
         _ => Ok(location),

@@ -48,7 +48,7 @@ pub enum DiskError {
         reason: String,
     },
     /// The file is shorter than when it was created: another process truncated it, or the disk lost a part of it.
-    #[error("{}: the swap file was truncated: it ends at byte {end}, but {bytes} bytes were expected at byte {at}", folder.display())]
+    #[error("{}: the swap file was truncated: it ends at byte {end}, but {bytes} bytes were expected at offset {at}", folder.display())]
     CutShort {
         /// The folder of the swap file.
         folder: PathBuf,
@@ -60,7 +60,7 @@ pub enum DiskError {
         bytes: u64,
     },
     /// The disk filled up despite the reservation, because of a quota, a thin volume or a snapshot.
-    #[error("{}: no space left to write {bytes} bytes at byte {at} of the swap file", folder.display())]
+    #[error("{}: no space left to write {bytes} bytes at offset {at} of the swap file", folder.display())]
     Full {
         /// The folder of the swap file.
         folder: PathBuf,
@@ -70,7 +70,7 @@ pub enum DiskError {
         bytes: u64,
     },
     /// A read failed.
-    #[error("{}: cannot read {bytes} bytes at byte {at} of the swap file: {reason}", folder.display())]
+    #[error("{}: cannot read {bytes} bytes at offset {at} of the swap file: {reason}", folder.display())]
     Read {
         /// The folder of the swap file.
         folder: PathBuf,
@@ -82,7 +82,7 @@ pub enum DiskError {
         reason: String,
     },
     /// A write failed.
-    #[error("{}: cannot write {bytes} bytes at byte {at} of the swap file: {reason}", folder.display())]
+    #[error("{}: cannot write {bytes} bytes at offset {at} of the swap file: {reason}", folder.display())]
     Write {
         /// The folder of the swap file.
         folder: PathBuf,
@@ -175,7 +175,7 @@ mod tests {
         let error = DiskError::CutShort { folder, end: 4096, at: 8192, bytes: 1000 };
         assert_eq!(
             error.to_string(),
-            "/mnt/nvme0: the swap file was truncated: it ends at byte 4096, but 1000 bytes were expected at byte 8192"
+            "/mnt/nvme0: the swap file was truncated: it ends at byte 4096, but 1000 bytes were expected at offset 8192"
         );
         assert!(!error.help().contains('\n'));
     }

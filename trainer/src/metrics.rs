@@ -86,10 +86,10 @@ pub fn roc_auc(scores: &Tensor, targets: &Tensor) -> Result<f64> {
     let scores = match scores.len() {
         both if both == 2 * targets.len() => scores.chunks_exact(2).map(|pair| pair[1] - pair[0]).collect(),
         one if one == targets.len() => scores,
-        other => bail!("{other} scores do not fit {} targets", targets.len()),
+        other => bail!("{other} scores do not match {} targets", targets.len()),
     };
     if let Some(other) = targets.iter().find(|target| ![0, 1, IGNORE_INDEX].contains(target)) {
-        bail!("the area under the ROC curve has the classes 0 and 1, not {other}")
+        bail!("the area under the ROC curve needs the classes 0 and 1, not {other}")
     }
     let counted = scores.into_iter().zip(targets).filter(|(_, target)| *target != IGNORE_INDEX);
     let (scores, targets): (Vec<f64>, Vec<i64>) = counted.unzip();
@@ -124,7 +124,7 @@ fn predictions(scores: &Tensor, targets: &Tensor) -> Result<Vec<[i64; 2]>> {
     let predicted = integers(&scores.argmax(D::Minus1)?)?;
     let targets = integers(targets)?;
     if predicted.len() != targets.len() {
-        bail!("scores of {} targets do not fit {} targets", predicted.len(), targets.len())
+        bail!("scores for {} targets do not match {} targets", predicted.len(), targets.len())
     }
     let pairs = predicted.into_iter().zip(targets).map(|(predicted, target)| [predicted, target]);
     Ok(pairs.filter(|[_, target]| *target != IGNORE_INDEX).collect())
@@ -151,7 +151,7 @@ fn pair(outputs: &Tensor, targets: &Tensor) -> Result<[Vec<f64>; 2]> {
     let [outputs, targets] = [numbers(outputs)?, numbers(targets)?];
     match outputs.len() == targets.len() {
         true => Ok([outputs, targets]),
-        false => bail!("{} outputs do not fit {} targets", outputs.len(), targets.len()),
+        false => bail!("{} outputs do not match {} targets", outputs.len(), targets.len()),
     }
 }
 

@@ -79,7 +79,7 @@ pub enum LauncherEnvironmentError {
     },
     /// No variable contains the address of the rendezvous.
     #[error(
-        "the address at which the {world_size} ranks connect is missing: set MASTER_ADDR to the host of rank 0, and MASTER_PORT"
+        "the address that the {world_size} ranks connect to is missing: set MASTER_ADDR to the host of rank 0, and MASTER_PORT"
     )]
     NoMaster {
         /// The number of ranks.

@@ -144,7 +144,7 @@ impl Shared {
             for peer in peers.iter_mut().filter(|peer| !peer.gone) {
                 if peer.ended.is_some_and(|ended| ended.elapsed() >= GRACE) {
                     peer.gone = true;
-                    let detail = "the process ended or the connection broke".to_string();
+                    let detail = "the process exited or the connection broke".to_string();
                     let cause = Cause::Lost { peer: peer.rank, detail };
                     if !self.leaving.load(Ordering::SeqCst) && self.board.learn(cause.clone()) {
                         self.tell(&encode(&cause));

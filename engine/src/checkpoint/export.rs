@@ -120,7 +120,7 @@ pub fn merge(folder: &Path, out: &Path, weights: Weights) -> Result<(Exported, V
             return Err(Error::setting(
                 "checkpoint merge",
                 message,
-                "fold the adapters into the weights in the program",
+                "merge the adapters into the weights in your program",
             ));
         }
     };
@@ -180,7 +180,7 @@ fn write(
         && manifest.schedule_free.is_none()
         && (manifest.states.first().is_none_or(|state| state != Average::STATE) || manifest.updates == 0)
     {
-        let message = format!("{} has no averages of the weights", folder.display());
+        let message = format!("{} has no averaged weights", folder.display());
         return Err(Error::setting("--ema", message, "train with `training.ema`, or export the weights themselves"));
     }
     let (mut beside, mut left_out, mut factors) = (vec![], vec![], vec![]);

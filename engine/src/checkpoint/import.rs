@@ -22,7 +22,7 @@ pub fn import(folder: &Path, root: &Path) -> Result<(PathBuf, Vec<Warning>), Err
     // Check this here, because the error of `model.pretrained` would name a key that the user did not write.
     let file = folder.join("config.json");
     if !file.is_file() {
-        let help = "name a folder that `save_pretrained` of Hugging Face's transformers wrote";
+        let help = "give a folder that `save_pretrained` of Hugging Face's transformers wrote";
         return Err(Error::setting("<DIR>", format!("{} does not exist", file.display()), help));
     }
     let path = |path: &Path| path.display().to_string();

@@ -215,8 +215,8 @@ impl Engine {
             if !saved.is_null() && !has_same_base(&self.config, &saved) {
                 let message = format!("the checkpoint {} was trained with another base model", folder.display());
                 let help = match saved["mup"].is_null() {
-                    true => "leave the section out: the checkpoint has no `mup` section",
-                    false => "write the checkpoint's `mup` section",
+                    true => "remove the section: the checkpoint has no `mup` section",
+                    false => "use the checkpoint's `mup` section",
                 };
                 return Err(Error::setting("mup", message, help));
             }

@@ -34,7 +34,7 @@ impl Start {
         if let Some(adapter) = &config.adapter
             && let Some(folder) = &adapter.pretrained
         {
-            let named = |error: Error| error.named("adapter.pretrained", "name a folder that PEFT has saved");
+            let named = |error: Error| error.named("adapter.pretrained", "give a folder that PEFT has saved");
             same_adapter(adapter, folder.as_ref()).map_err(named)?;
             zero_checkpoint::load_adapter(folder.as_ref(), zero, comm).map_err(|error| match error {
                 CheckpointError::Mismatch { .. } => {
@@ -45,7 +45,7 @@ impl Start {
         }
         if let Some(sources) = &config.training.initial_weights {
             let named =
-                |error: Error| error.named("training.initial_weights", "name readable safetensors files, or a glob");
+                |error: Error| error.named("training.initial_weights", "specify readable safetensors files or a glob");
             let files = crate::files::expand(sources).map_err(|error| named(error.into()))?;
             let mup = config.mup.as_ref().map(|mup| json!(mup).to_string());
             zero_checkpoint::load_weights(&files, mup.as_deref(), zero, comm).map_err(|error| named(error.into()))?;
@@ -85,7 +85,7 @@ fn same_adapter(adapter: &Adapter, folder: &Path) -> Result<(), Error> {
     let saved: Value = serde_json::from_str(&text)
         .map_err(|error| Error::setting("adapter.pretrained", format!("{}: {error}", path.display()), READABLE))?;
     if saved["peft_type"] != "LORA" {
-        let message = format!("{} describes no LoRA adapter", path.display());
+        let message = format!("{} does not describe a LoRA adapter", path.display());
         return Err(Error::setting("adapter.pretrained", message, READABLE));
     }
     same_keys(adapter, &saved, &path)
@@ -116,10 +116,10 @@ pub(crate) fn same_keys(adapter: &Adapter, saved: &Value, path: &Path) -> Result
 const SAME_MODULES: &str = "use the base model that the adapter was trained for, and the `target_modules`, \
                             `modules_to_save` and `bias` of its adapter_config.json";
 
-const READABLE: &str = "name a folder in which PEFT saved a LoRA adapter";
+const READABLE: &str = "give a folder in which PEFT saved a LoRA adapter";
 
 /// Adds the key `model.pretrained` to an error about its folder.
 pub fn of_pretrained(error: CheckpointError) -> Error {
     Error::from(error)
-        .named("model.pretrained", "name a folder with config.json and model.safetensors, as transformers saves it")
+        .named("model.pretrained", "give a folder with config.json and model.safetensors, as transformers saves it")
 }

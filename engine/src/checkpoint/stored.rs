@@ -62,7 +62,7 @@ impl StoredModel {
         let folder = zero_checkpoint::newest_meant(folder).map_err(|error| {
             Error::from(error).named(
                 FOLDER,
-                "name a checkpoint, a run, or a folder with config.json, safetensors files and tokenizer.json",
+                "give a checkpoint, a run, or a folder with config.json, safetensors files and tokenizer.json",
             )
         })?;
         Self::of_checkpoint(&folder, adapter)
@@ -76,7 +76,7 @@ impl StoredModel {
         let config = parse(&folder.join("config.json"), sections)?;
         let stored = Self::built(&config, None)?;
         zero_checkpoint::fill_from_pretrained(folder, &stored.model).map_err(|error| {
-            Error::from(error).named(FOLDER, "name a folder that `save_pretrained` or `checkpoint export` wrote")
+            Error::from(error).named(FOLDER, "give a folder that `save_pretrained` or `checkpoint export` wrote")
         })?;
         let tokenizer = folder.join("tokenizer.json");
         let tokenizer = tokenizer.is_file().then_some(StoredTokenizer::File(tokenizer));
@@ -85,11 +85,11 @@ impl StoredModel {
 
     fn of_checkpoint(folder: &Path, adapter: Option<(&Path, Value)>) -> Result<Self, Error> {
         let manifest = Manifest::read(folder)
-            .map_err(|error| Error::from(error).named(FOLDER, "name the folder of a checkpoint or of a run"))?;
+            .map_err(|error| Error::from(error).named(FOLDER, "give a checkpoint folder or a run folder"))?;
         let recorded = &manifest.config;
         if recorded["model"].is_null() {
             let message = format!("the program that wrote {} built its model in code", folder.display());
-            let help = "generate in the program, with `Generator::of_layers`";
+            let help = "generate text in your program, with `Generator::of_layers`";
             return Err(Error::setting(FOLDER, message, help));
         }
         let mut sections = json!({"model": recorded["model"], "quantization_config": recorded["quantization_config"]});
@@ -103,8 +103,9 @@ impl StoredModel {
             (Some((_, section)), true) => sections["adapter"] = section.clone(),
             (None, false) => sections["adapter"] = recorded["adapter"].clone(),
             (Some(_), false) => {
-                let message = format!("{} has a trained adapter already", folder.display());
-                let help = "leave --adapter out, or fold the adapter into the weights: `zero-train checkpoint merge`";
+                let message = format!("{} already has a trained adapter", folder.display());
+                let help =
+                    "omit --adapter, or merge the trained adapter into the weights with `zero-train checkpoint merge`";
                 return Err(Error::setting("--adapter", message, help));
             }
         }
@@ -130,7 +131,11 @@ impl StoredModel {
     fn built(config: &Config, vocabulary: Option<usize>) -> Result<Self, Error> {
         let section = config.model.as_ref();
         let Some(longest) = section.and_then(configured_model::longest_sequence) else {
-            return Err(Error::setting(FOLDER, "the model generates no text", "name the folder of a language model"));
+            return Err(Error::setting(
+                FOLDER,
+                "the model cannot generate text",
+                "give the folder of a language model",
+            ));
         };
         let layers = configured_model::from_config(config, vocabulary)?;
         let model = configured_model::build(config, layers, DType::F32)?;
@@ -146,9 +151,9 @@ impl StoredModel {
                 CheckpointError::Mismatch { .. } => Error::setting(
                     "--adapter",
                     error.to_string(),
-                    "name the base model that the adapter was trained for",
+                    "use the base model that the adapter was trained for",
                 ),
-                other => Error::from(other).named("--adapter", "name a folder in which PEFT saved a LoRA adapter"),
+                other => Error::from(other).named("--adapter", "give a folder in which PEFT saved a LoRA adapter"),
             })?;
             self.folders.push(folder.into());
             let tokenizer = folder.join("tokenizer.json");
@@ -213,7 +218,7 @@ fn adapter_alone(folder: &Path) -> Error {
     let base = base["base_model_name_or_path"].as_str().map_or("BASE".to_string(), String::from);
     let message = format!("{} is an adapter without its base model", folder.display());
     let help = format!(
-        "name the folder of the base model, and the adapter as --adapter: {base} --adapter {}",
+        "give the folder of the base model, and pass the adapter with --adapter: {base} --adapter {}",
         folder.display()
     );
     Error::setting(FOLDER, message, help)
@@ -226,7 +231,7 @@ fn adapter_section(folder: &Path) -> Result<Value, Error> {
         Error::setting(
             "--adapter",
             format!("{}: {message}", path.display()),
-            "name a folder in which PEFT saved a LoRA adapter",
+            "give a folder in which PEFT saved a LoRA adapter",
         )
     };
     if !path.is_file() {

@@ -73,7 +73,7 @@ impl Engine {
             return Ok(());
         }
         let message = format!(
-            "{what} needs equal replicates, but the replicates have trained separately since step {}",
+            "{what} needs identical replicates, but the replicates have trained separately since step {}",
             self.averaged
         );
         Err(Error::setting(KEY, message, "call `Engine::outer_step` first"))

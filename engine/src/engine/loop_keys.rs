@@ -72,7 +72,7 @@ pub(super) fn warn(config: &Config, rank: usize) {
         WARNED.call_once(|| {
             eprintln!(
                 "warning: `Engine` ignores {keys}: only a training loop can apply them\n  \
-                 help: use `Trainer`, or leave out the keys that your own training loop does not apply"
+                 help: use `Trainer`, or remove the keys that your own training loop does not apply"
             );
         });
     }

@@ -214,8 +214,8 @@ impl Engine {
             )));
         }
         if self.stage_plan.mesh.pipe() > 1 && rows.iter().any(|&count| count != self.settings.micro_batch_size) {
-            let message = "micro-batches of different sizes cannot pass through the stages of a pipeline";
-            return Err(Error::setting("pipeline.stages", message, "use one stage"));
+            let message = "micro-batches of different sizes cannot pass through pipeline stages";
+            return Err(Error::setting("pipeline.stages", message, "use one pipeline stage"));
         }
         let now = self.settings.micro_batches;
         if count == now {

@@ -23,7 +23,7 @@ pub enum DataError {
         message: String,
     },
     /// A source is a directory where a file is expected.
-    #[error("{0} is a directory; write {0}/**/* for all files in it", path.display())]
+    #[error("{0} is a directory; use {0}/**/* for all files in it", path.display())]
     Directory {
         /// The directory.
         path: PathBuf,
@@ -43,7 +43,7 @@ pub enum DataError {
         pattern: String,
     },
     /// An address such as `s3://…` is given where only local files are supported.
-    #[error("{address} is a remote address, but only local files can be used here")]
+    #[error("{address} is a remote URL, but only local files can be used here")]
     Address {
         /// The address as written.
         address: String,
@@ -100,7 +100,7 @@ pub enum DataError {
         at: At,
     },
     /// A token is outside of the model's vocabulary.
-    #[error("{}, {at}: token {token} is outside the vocabulary of {vocabulary}", path.display())]
+    #[error("{}, {at}: token {token} is outside the vocabulary of {vocabulary} tokens", path.display())]
     Token {
         /// The token.
         token: u32,
@@ -182,7 +182,7 @@ pub enum DataError {
         message: String,
     },
     /// A folder has several splits of a data set, and none was chosen.
-    #[error("{} has the splits {}; name one of them, as in {}", path.display(), list(splits), path.join(&splits[0]).display())]
+    #[error("{} has the splits {}; choose one of them, as in {}", path.display(), list(splits), path.join(&splits[0]).display())]
     Splits {
         /// The folder.
         path: PathBuf,
@@ -307,7 +307,7 @@ pub enum DataError {
         path: PathBuf,
     },
     /// The program stopped the preparation of the data, for example after a signal.
-    #[error("the preparation of the data was stopped; the next start continues it")]
+    #[error("data preparation was stopped; the next start continues it")]
     Stopped,
     /// A sample index is out of range.
     #[error("sample {index} is out of range: the data set has {samples} samples")]
@@ -371,18 +371,18 @@ impl DataError {
     /// Returns the help text of errors that have the same remedy for every key that names files.
     pub(crate) fn help(&self) -> Option<&'static str> {
         match self {
-            Self::Address { .. } => {
-                Some("copy the files to this machine or mount the store, then name the local paths")
-            }
+            Self::Address { .. } => Some("copy the files to this machine or mount the store, then use the local paths"),
             Self::Store { help, .. } => *help,
             Self::Binary { .. } => {
                 Some("unpack it or convert it to text; `data.format: bytes` trains on the raw bytes")
             }
-            Self::WideTokens { .. } => Some("set `data.token_dtype` to the type of the file's tokens: `u32` or `i64`"),
-            Self::Format { .. } => Some("correct `data.format`, or leave it out to recognize files by their content"),
-            Self::NoSplit { .. } => Some("write another `split`, or leave the key out to name files"),
+            Self::WideTokens { .. } => {
+                Some("set `data.token_dtype` to the data type of the file's tokens: `u32` or `i64`")
+            }
+            Self::Format { .. } => Some("correct `data.format`, or remove it to detect the format of each file"),
+            Self::NoSplit { .. } => Some("set `split` to another split, or remove the key and specify files"),
             Self::Slice { .. } => {
-                Some("write another slice or a whole split in `split`, or leave the key out to name files")
+                Some("set `split` to another slice or a whole split, or remove the key and specify files")
             }
             Self::Column { .. } => Some("set `data.text_key` to the column with the text"),
             _ => None,

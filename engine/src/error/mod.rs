@@ -20,7 +20,7 @@ pub use data::{At, DataError};
 pub enum Error {
     /// An operation needs the weights while their averages replace them.
     #[error(
-        "{what} needs the weights, but their averages replace them: `Engine::with_averages` has not returned, or it failed"
+        "{what} needs the weights, but the averaged weights have replaced them: `Engine::with_averages` has not returned, or it failed"
     )]
     Exchanged {
         /// What needs the weights.
@@ -56,11 +56,11 @@ pub enum Error {
     #[error("internal error: the step program is invalid: {0}")]
     Program(#[from] Violation),
     /// The caller's batch does not fit the configuration.
-    #[error("the batch does not fit: {0}")]
+    #[error("invalid batch: {0}")]
     Batch(String),
     /// An evaluation changed a module buffer, such as the running statistics of a BatchNorm in training mode.
     #[error(
-        "the evaluation changed the buffer `{name}`: a module normalizes with the statistics of the micro-batch\n  \
+        "the evaluation changed the buffer `{name}`: a module normalizes with the micro-batch's statistics\n  \
          help: use `ops::BatchNorm`, or pass the training flag of the pass: `norm.forward_t(x, pass.training)` in `Layer::run`"
     )]
     ChangedBuffer {
@@ -68,7 +68,7 @@ pub enum Error {
         name: String,
     },
     /// A signal stopped a command that prepares or reads data.
-    #[error("stopped by {}; no unfinished file is left", signal_name(*signal))]
+    #[error("stopped by {}; no unfinished file remains", signal_name(*signal))]
     Interrupted {
         /// The number of the signal.
         signal: i32,

@@ -176,7 +176,7 @@ pub(crate) fn open(
         Error::setting(
             "activation_checkpointing.device",
             "cannot reserve disk space: the sizes of the layers' inputs are known only when the model runs",
-            "leave the key out to keep the inputs in memory",
+            "remove the key to keep the inputs in memory",
         )
     })?;
     let largest = items.iter().map(|&(layer, _)| table.inputs[layer]).max().unwrap_or(0);

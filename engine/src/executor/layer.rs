@@ -174,7 +174,8 @@ pub(super) fn backward(
     capture: Capture<'_>,
 ) -> Result<(), Error> {
     let built = &model.layers()[layer];
-    let in_backward = |error: candle_core::Error| error.context(format!("in the backward of layer `{}`", built.name()));
+    let in_backward =
+        |error: candle_core::Error| error.context(format!("in the backward pass of layer `{}`", built.name()));
     let (inputs, gradients, bypass) = if layer + 1 == model.layers().len() {
         let incoming = state.incoming()?;
         let targets = state.batch.loss_targets(model.signature())?;
@@ -213,7 +214,7 @@ pub(super) fn backward(
     let mut taken = (0..inputs.len()).filter(taken).peekable();
     if taken.peek().is_some() && taken.all(|index| gradients[index].is_none()) {
         let what = format!(
-            "layer `{}` passes no gradient to the previous layer; one of its operations may have no backward",
+            "layer `{}` passes no gradient to the previous layer; one of its operations may have no backward pass",
             built.name()
         );
         return Err(Error::Tensor(candle_core::Error::Msg(what)));

@@ -81,7 +81,7 @@ impl Messages {
                     "the inputs of layer {layer} have the dtypes and shapes {shapes:?}, but an earlier micro-batch had {:?}",
                     known.tensors
                 );
-                let help = "all micro-batches of a step must have the same shape in a pipeline";
+                let help = "with pipeline parallelism, all micro-batches of a step must have the same shape";
                 return Err(Error::Batch(format!("{what}: {help}")));
             }
             None => {

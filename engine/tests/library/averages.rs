@@ -206,7 +206,7 @@ fn saved_and_exported(more: &str) {
     .remove(0);
     let weights = Weights { dtype: ExportDtype::F32, max_shard_bytes: 1 << 30, averaged: true };
     let error = export(&without, &root.path().join("none"), weights).unwrap_err().to_string();
-    assert!(error.contains("no averages") && error.contains("training.ema"), "{error}");
+    assert!(error.contains("no averaged weights") && error.contains("training.ema"), "{error}");
 }
 
 #[test]

@@ -230,7 +230,11 @@ fn mistakes_are_errors() {
     };
     let whole = "updates `transformer.wpe.weight` as a whole, which is not implemented";
     for (layers, text, expected) in [
-        (gpt2(), CUSTOM.to_string(), "`type: Custom` selects the program's own optimizer, but this program has none"),
+        (
+            gpt2(),
+            CUSTOM.to_string(),
+            "`type: Custom` selects the program's custom optimizer, but this program has none",
+        ),
         (gpt2().optimizer(ADAMAX), "optimizer: {type: AdamW}".to_string(), "which the configuration does not use"),
         (
             gpt2().optimizer(Wide),

@@ -86,7 +86,7 @@ fn a_parameter_without_gradient_is_named() {
             for cut in [fused_softmax, detached] {
                 for said in first_step(ranks, &config, || model_with(cut)) {
                     let error = said.expect_err("the cut went unnoticed");
-                    assert!(error.contains("`body.inner.weight` got no gradient"), "{error}");
+                    assert!(error.contains("`body.inner.weight` received no gradient"), "{error}");
                     assert!(error.contains("layer `body`"), "{error}");
                 }
             }
@@ -113,7 +113,7 @@ fn an_unused_parameter_is_named() {
     };
     for said in first_step(2, &config(2, 2, ""), model) {
         let error = said.expect_err("the unused parameter went unnoticed");
-        assert!(error.contains("`body.spare` got no gradient in the backward of layer `body`"), "{error}");
+        assert!(error.contains("`body.spare` received no gradient in the backward pass of layer `body`"), "{error}");
     }
 }
 

@@ -119,7 +119,7 @@ fn unsuitable_files_are_rejected_by_every_rank() {
     let cases = [
         (
             changed("missing.safetensors", &|w| drop(w.remove(norm))),
-            "missing.safetensors does not fit: `transformer.ln_f.weight` is missing",
+            "missing.safetensors is incompatible: `transformer.ln_f.weight` is missing",
         ),
         (changed("strange.safetensors", &strange), "`transformer.h.0.attn.bias` is not in the model"),
         (

@@ -312,7 +312,7 @@ fn exports_and_saved_models_match_the_trained_model() {
         let (right, wrong) = if norm.is_empty() { (&text, &without) } else { (&without, &text) };
         assert_eq!(from_export(right), Ok(loss), "{text}");
         let error = from_export(wrong).unwrap_err();
-        let said = if norm.is_empty() { "write the same section" } else { "leave the section out" };
+        let said = if norm.is_empty() { "use the same section" } else { "remove the section" };
         assert!(error.contains(said), "{error}");
         if norm.is_empty() {
             let said = "no config.json: folding the µP factor of the attention";

@@ -248,8 +248,8 @@ fn tensors_that_do_not_fit_are_named() {
         error
     };
     let some = |tensors: &Tensors| tensors[norm].clone();
-    refused("missing", "does not fit: `transformer.ln_f.weight` is missing", &|t| drop(t.remove(norm)));
-    refused("extra", "does not fit: `score.weight` is not in the model", &|t| {
+    refused("missing", "is incompatible: `transformer.ln_f.weight` is missing", &|t| drop(t.remove(norm)));
+    refused("extra", "is incompatible: `score.weight` is not in the model", &|t| {
         drop(t.insert("score.weight".into(), some(t)))
     });
     refused("narrow", "`transformer.ln_f.weight` has shape [31] in the file and [32] in the model", &|t| {
@@ -305,7 +305,7 @@ fn only_files_of_the_folder_are_read() {
     refused("folder: the folder contains neither model.safetensors nor model.safetensors.index.json");
     fs::write(folder.join("pytorch_model.bin"), "pickle").unwrap();
     refused(
-        "folder: the folder contains pytorch_model.bin but no safetensors file, the only format supported; convert it with Python: transformers.",
+        "folder: the folder contains pytorch_model.bin but no safetensors file, which is the only supported format; convert it with Python: transformers.",
     );
 
     // The index lists two files.
@@ -323,7 +323,7 @@ fn only_files_of_the_folder_are_read() {
     index(&|file| file.to_string());
     assert!(begun(&folder).unwrap() == expected);
     index(&|_| "b.safetensors".to_string());
-    refused("folder does not fit: ");
+    refused("folder is incompatible: ");
     fs::copy(gpt2.join("model.safetensors"), root.path().join("outside.safetensors")).unwrap();
     for outside in [
         "../outside.safetensors".to_string(),

@@ -42,7 +42,7 @@ fn invalid_micro_batch_sizes_are_errors() {
         (1, "", &[4, 4, 4][..], "together must have 8 samples"),
         (1, "", &[8, 0], "no micro-batch may be empty"),
         (2, "", &[4, 2, 2], "must be a multiple of 2"),
-        (2, "pipeline: {stages: 2}", &[3, 1, 2, 2], "cannot pass through the stages of a pipeline"),
+        (2, "pipeline: {stages: 2}", &[3, 1, 2, 2], "cannot pass through pipeline stages"),
     ] {
         let accumulation = if more.is_empty() { 4 / ranks } else { 4 };
         for error in world(ranks, |comm| {

@@ -186,7 +186,7 @@ fn of_own_heads(mask: Option<Mask>, heads: usize) -> Option<Mask> {
 const OP: &str = "causal-attention";
 
 const NOT_GATHERED: &str =
-    "the ranks of a tensor group have slices of sequences here; run it inside of `whole_sequences`";
+    "the ranks of a tensor group have only slices of sequences here; run attention inside `whole_sequences`";
 
 /// Fails if attention with a cache does not support the dropout or the device.
 fn decodes(mask: Option<&Mask>, x: &Tensor) -> Result<()> {

@@ -22,7 +22,7 @@ pub(crate) fn f32s<'a>(op: &'static str, storage: &'a CpuStorage, layout: &Layou
         (CpuStorage::F16(_), None) => CpuStorage::F16(vec![f16::ZERO; count]),
         // The storage of a released parameter.
         (CpuStorage::F4(_), _) => bail!("{op}: the operation reads a released parameter"),
-        (CpuStorage::F6E2M3(_), _) => bail!("{op}: the weight is quantized, and only a linear map reads such a weight"),
+        (CpuStorage::F6E2M3(_), _) => bail!("{op}: the weight is quantized, and only a linear layer can read it"),
         (other, _) => bail!("{op}: expected f32, bf16 or f16, got {:?}", other.dtype()),
     };
     storage.copy_strided_src(&mut copy, 0, layout)?;
@@ -50,7 +50,7 @@ pub(crate) fn f32s_of<'a, S: Deref<Target = Storage>>(
 ) -> Result<Cow<'a, [f32]>> {
     match &**storage {
         Storage::Cpu(storage) => f32s(op, storage, layout),
-        _ => bail!("{op}: no backward exists for this device"),
+        _ => bail!("{op}: the backward pass is not implemented for this device"),
     }
 }
 
@@ -78,7 +78,7 @@ impl<'a> View<'a> {
     ) -> Result<Self> {
         match &**storage {
             Storage::Cpu(storage) => Self::new(op, storage, layout),
-            _ => bail!("{op}: no backward exists for this device"),
+            _ => bail!("{op}: the backward pass is not implemented for this device"),
         }
     }
 

@@ -86,7 +86,7 @@ impl Affine {
         let view = View::of(op, &held)?;
         let dx = if x.track_op() {
             let (w, wl) = weight.storage_and_layout();
-            let Storage::Cpu(w) = &*w else { bail!("{op}: no backward exists for this device") };
+            let Storage::Cpu(w) = &*w else { bail!("{op}: the backward pass is not implemented for this device") };
             let dy = Matrix::new(view.elements(), count, outputs);
             self.with_matrix(op, (w, wl), [inputs, outputs], |w| {
                 Ok(Some(tensor(new_storage(x.dtype(), Start::Zero, dy, w.t()), x.shape())))

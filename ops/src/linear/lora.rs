@@ -191,7 +191,7 @@ impl Lora {
         if self.dropout == 0.0 {
             return Ok(None);
         }
-        let Some(pass) = Pass::current() else { bail!("{OP}: dropout outside of a layer's run") };
+        let Some(pass) = Pass::current() else { bail!("{OP}: dropout outside a layer's run") };
         let name = format!("{}.lora", self.path);
         pass.training.then(|| dropout_of_columns(x, self.dropout, &name, &pass, self.columns)).transpose()
     }

@@ -127,14 +127,14 @@ impl Quantization {
     /// quantization can be cut, and the rows of the weight and of the part must consist of whole blocks.
     pub fn cut_of_bytes(&self, cut: &Cut) -> Result<Cut> {
         let QuantizedFormat::Four { double: false, .. } = self.format else {
-            bail!("a weight of the format {} cannot be cut among ranks", self.format.name());
+            bail!("a weight in the format {} cannot be split across ranks", self.format.name());
         };
         let at = if self.is_transposed { [0, 1] } else { [1, 0] };
         let [inputs, outputs] = at.map(|at| cut.whole()[at]);
         if !inputs.is_multiple_of(BLOCK) || !self.inputs.is_multiple_of(BLOCK) {
             let own = self.inputs;
             bail!(
-                "blocks of {BLOCK} elements cannot be cut: a row has {inputs} elements, and a rank {own} of them\n  help: \
+                "blocks of {BLOCK} elements cannot be split: a row has {inputs} elements, and a rank {own} of them\n  help: \
                  let each rank have a multiple of {BLOCK}, or name the module in \
                  `quantization_config.llm_int8_skip_modules`"
             );

@@ -240,7 +240,7 @@ impl SequenceGroup {
         let Some(outer) = &self.outer else { return self.positions_of(self.index, time) };
         let parts = outer.positions(time)?;
         let [own] = &*self.positions_of(self.index, parts.iter().map(Range::len).sum())? else {
-            bail!("slices of slices are not cut into chunks from both ends");
+            bail!("slices of slices are not split into chunks from both ends");
         };
         let mut first = 0;
         let within = parts.into_iter().map(|part| {
@@ -265,7 +265,7 @@ impl SequenceGroup {
             Sharing::Queries => (2 * size, format!("2 × {size} chunks")),
         };
         if time == 0 || !time.is_multiple_of(chunks) {
-            bail!("sequences of {time} positions cannot be cut into {parts} of the same length");
+            bail!("sequences of {time} positions cannot be split into {parts} of the same length");
         }
         let chunk = |chunk: usize| chunk * (time / chunks)..(chunk + 1) * (time / chunks);
         Ok(match self.sharing {
@@ -289,8 +289,8 @@ impl SequenceGroup {
         match &self.silent {
             None => Ok(()),
             Some(layer) => bail!(
-                "layer `{layer}` has an attention, which exchanges slices with the ranks that share its sequences, but \
-                 does not declare this; implement `Layer::exchanges`, and let another layer be the last one"
+                "the attention in layer `{layer}` exchanges slices with the ranks that share its sequences, but the \
+                 layer does not declare this; implement `Layer::exchanges`, and make another layer the last one"
             ),
         }
     }

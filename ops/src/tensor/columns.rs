@@ -86,6 +86,6 @@ impl CustomOp1 for GatherColumns {
     }
 
     fn bwd(&self, _: &Tensor, _: &Tensor, _: &Tensor) -> Result<Option<Tensor>> {
-        bail!("{OP}: the logits of classes that are cut among ranks have no gradient; let the head compute the loss")
+        bail!("{OP}: the logits of classes that are split across ranks have no gradient; let the head compute the loss")
     }
 }

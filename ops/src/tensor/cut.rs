@@ -41,7 +41,7 @@ impl Cut {
         let cut = Self { whole: whole.to_vec(), dimension, parts: parts.to_vec(), index, ranks };
         let sum = parts.iter().try_fold(0usize, |sum, &part| sum.checked_add(part));
         if index >= ranks || sum.is_none() || whole.get(dimension) != sum.as_ref() {
-            bail!("{whole:?} cannot be cut along dimension {dimension} into {parts:?} and among {ranks} ranks");
+            bail!("{whole:?} cannot be split along dimension {dimension} into {parts:?} and across {ranks} ranks");
         }
         let is_even = parts.iter().all(|part| part.is_multiple_of(ranks));
         if !is_even && (dimension > 0 || parts.len() > 1) {

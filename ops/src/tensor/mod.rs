@@ -146,7 +146,7 @@ pub fn own_heads(model: &str, heads: usize) -> Result<usize> {
 pub(crate) fn sum_to_slices(y: &Tensor) -> Result<Tensor> {
     match SequenceGroup::of_layers() {
         Some(group) => exchanges::sum(y, None, &group, Along::Positions),
-        None => bail!("a table that is cut among ranks is read outside of a tensor group"),
+        None => bail!("a table that is split across ranks is read outside a tensor group"),
     }
 }
 
@@ -187,7 +187,7 @@ impl<L> RowParallel<L> {
             return Ok(y.clone());
         }
         let Some((group, along)) = SequenceGroup::of_gathered() else {
-            bail!("a map with cut inputs runs inside of `whole_sequences` or `whole_rows`");
+            bail!("a linear layer with split inputs must run inside `whole_sequences` or `whole_rows`");
         };
         exchanges::sum(y, self.bias.as_ref(), &group, along)
     }

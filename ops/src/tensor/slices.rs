@@ -34,8 +34,8 @@ impl Slices {
         let (mut own, dimension) = (shape.dims().to_vec(), usize::from(along == Along::Positions));
         if own.len() < 2 || !own[dimension].is_multiple_of(parts) {
             bail!(
-                "{OP}: sequences of shape {shape:?} cannot be cut into {parts} slices of the same length; pass a multiple of \
-                 {parts} positions"
+                "{OP}: sequences of shape {shape:?} cannot be split into {parts} slices of the same length; pass a \
+                 multiple of {parts} positions"
             );
         }
         own[dimension] /= parts;

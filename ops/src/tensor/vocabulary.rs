@@ -104,7 +104,7 @@ impl VocabParallel {
 fn tensor_group() -> Result<SequenceGroup> {
     match SequenceGroup::of_layers() {
         Some(group) => Ok(group),
-        None => bail!("a head whose classes are cut among ranks runs outside of a tensor group"),
+        None => bail!("a head whose classes are split across ranks runs outside a tensor group"),
     }
 }
 

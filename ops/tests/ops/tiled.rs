@@ -256,7 +256,7 @@ fn invalid_arguments_are_errors() -> Result<()> {
     let error = message(TiledMlp::new(linear(8, 4), Activation::Relu, linear(4, 9), 64));
     assert!(
         error.contains(
-            "a projection of 4 to 8 does not match the first one, of 4 inputs, and the last one, of 9 inputs"
+            "a projection from 4 inputs to 8 outputs does not match the first one, with 4 inputs, and the last one, with 9 inputs"
         ),
         "{error}"
     );

@@ -44,14 +44,16 @@ impl MicroBatch {
 
     fn recomputes(&self, layer: LayerId) -> Check {
         ensure(!self.is_last(layer), || {
-            "the last layer cannot be recomputed: its forward is part of its backward".into()
+            "the last layer cannot be recomputed: its forward is part of its backward pass".into()
         })?;
         self.trains_behind(layer)
     }
 
     /// Checks that a layer has a backward.
     fn trains_behind(&self, layer: LayerId) -> Check {
-        ensure(layer >= self.first_trained, || "the layer and all before it are frozen: it has no backward".into())
+        ensure(layer >= self.first_trained, || {
+            "the layer and all layers before it are frozen, so it has no backward pass".into()
+        })
     }
 
     /// Marks the micro-batch as loaded. `is_first` tells whether the first layer is on this rank.

@@ -59,7 +59,7 @@ fn too_few_layers_are_an_error() {
         assert_eq!(split::by_time(&costs, &vec![1; parts], u64::MAX), Err(expected));
     }
     let found = split::uniform(3, 4).unwrap_err().to_string();
-    assert_eq!(found, "a model of 3 layers cannot be cut into 4 parts with at least one layer each");
+    assert_eq!(found, "a model of 3 layers cannot be split into 4 parts with at least one layer each");
 }
 
 #[test]
@@ -150,7 +150,7 @@ fn memory_moves_layers_off_the_first_stage() {
     assert_eq!(split::by_time(&costs, &alive, 75).unwrap(), [0..1, 1..4]);
     assert_eq!(
         found,
-        "no cut into 2 parts keeps each part within 59 bytes: in the best cut, layers 0 to 1 need 60 bytes for 2 micro-batches \
+        "no split into 2 parts keeps each part within 59 bytes: in the best split, layers 0 to 1 need 60 bytes for 2 micro-batches \
          alive"
     );
 }

@@ -280,7 +280,7 @@ fn the_least_recently_used_objects_are_evicted() {
     let error = stores.fetch(&d, &watch).unwrap_err();
     assert_eq!(
         error.to_string(),
-        format!("{} has 1000 bytes, and 2000 of the 2500 bytes of the cache are in use", d.address)
+        format!("{} has 1000 bytes, but 2000 of the cache's 2500 bytes are in use", d.address)
     );
     assert_eq!(error.help(), Some("increase `data.cache_limit`"));
 }

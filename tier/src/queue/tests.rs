@@ -17,10 +17,10 @@ fn four_blocks(direction: Direction, size: u64) -> (Queue, Pending, Vec<Block>) 
 #[test]
 fn a_request_fails_with_its_first_error_after_all_blocks_are_reported() {
     let cases = [
-        (Direction::Read, Errno::IO, "/nvme: cannot read 4096 bytes at byte 12288 of the swap file: "),
-        (Direction::Write, Errno::IO, "/nvme: cannot write 4096 bytes at byte 12288 of the swap file: "),
-        (Direction::Write, Errno::NOSPC, "/nvme: no space left to write 4096 bytes at byte 12288"),
-        (Direction::Write, Errno::DQUOT, "/nvme: no space left to write 4096 bytes at byte 12288"),
+        (Direction::Read, Errno::IO, "/nvme: cannot read 4096 bytes at offset 12288 of the swap file: "),
+        (Direction::Write, Errno::IO, "/nvme: cannot write 4096 bytes at offset 12288 of the swap file: "),
+        (Direction::Write, Errno::NOSPC, "/nvme: no space left to write 4096 bytes at offset 12288"),
+        (Direction::Write, Errno::DQUOT, "/nvme: no space left to write 4096 bytes at offset 12288"),
     ];
     for (direction, errno, text) in cases {
         let (queue, pending, mut blocks) = four_blocks(direction, 1 << 20);

@@ -19,7 +19,7 @@ pub(super) fn folder_of(options: &CacheOptions) -> Result<PathBuf, DataError> {
         Some(folder) => Ok(folder.clone()),
         None => default_folder(|name| std::env::var_os(name)).ok_or_else(|| DataError::Cache {
             path: "~/.cache/zero-train".into(),
-            source: io::Error::other("the environment has no HOME"),
+            source: io::Error::other("the environment variable HOME is not set"),
         }),
     }
 }

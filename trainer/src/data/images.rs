@@ -50,10 +50,8 @@ pub fn images(folder: impl AsRef<Path>, [height, width]: [u32; 2]) -> Result<Ima
         let first = files.len();
         collect(&class, classes.len() as u32, &mut files)?;
         if files.len() == first {
-            let message = format!(
-                "the folder of this class has no images; the names of image files end in {}",
-                EXTENSIONS.join(", ")
-            );
+            let message =
+                format!("the folder of this class has no images; image file names end in {}", EXTENSIONS.join(", "));
             return Err(DataError::Image { path: class, message });
         }
         classes.push(class.file_name().unwrap_or_default().to_string_lossy().into_owned());

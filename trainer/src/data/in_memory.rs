@@ -118,7 +118,7 @@ mod tests {
         assert_eq!(batch.only_target().unwrap().to_vec1::<u32>().unwrap(), [9, 7, 9]);
         assert_eq!(data.batch(&[3]).unwrap_err().to_string(), "sample 3 is out of range: the data set has 3 samples");
         let error = InMemory::new(x, y.narrow(0, 0, 2).unwrap()).unwrap_err().to_string();
-        assert_eq!(error, "the batch does not fit: `input` has 3 samples, and `target` has 2");
+        assert_eq!(error, "invalid batch: `input` has 3 samples, and `target` has 2");
     }
 
     #[test]

@@ -168,7 +168,7 @@ pub fn csv_regression<S: Into<String>>(
     let sources = files::sources((&options.sources, None), options.format, &Access::new(&options.cache, &Unwatched))?;
     let (numbers, width) = rows::Rows::numbers(&sources)?;
     if targets == 0 || targets >= width {
-        let message = format!("tables with {width} columns cannot have {targets} columns to predict");
+        let message = format!("a table with {width} columns cannot have {targets} target columns");
         return Err(Error::setting("csv_regression", message, "leave at least one column for the input"));
     }
     let table = Tensor::from_vec(numbers, ((), width), &Device::Cpu)?;

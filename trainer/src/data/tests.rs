@@ -138,7 +138,7 @@ fn a_token_file_that_shrinks_is_an_error_with_its_position() {
     dataset.append(0, &mut samples).unwrap();
     let before = samples.clone();
     let message = dataset.append(30, &mut samples).unwrap_err().to_string();
-    let expected = "a.bin, byte 180: the file was shortened after it was opened, and does not have these tokens";
+    let expected = "a.bin, byte 180: the file was shortened after it was opened, and no longer contains these tokens";
     assert!(message.ends_with(expected), "{message}");
     assert_eq!(samples, before);
 }
@@ -196,7 +196,7 @@ fn errors_in_text_and_tokens_name_the_position() {
     );
     assert_eq!(message("odd.bin"), "odd.bin: 3 bytes are not a multiple of the token size of 2 bytes");
     assert_eq!(message("saved.bin"), "saved.bin: a NumPy array with a header, not raw tokens, which `tofile` writes");
-    assert_eq!(message("tokens.bin"), "tokens.bin, byte 540000: token 263 is outside the vocabulary of 256");
+    assert_eq!(message("tokens.bin"), "tokens.bin, byte 540000: token 263 is outside the vocabulary of 256 tokens");
     assert_eq!(
         message("wide.bin"),
         "wide.bin: every second token of 16 bits is 0, so the file probably has wider tokens"
@@ -211,7 +211,7 @@ fn errors_in_text_and_tokens_name_the_position() {
     assert!(message("latin.jsonl").starts_with("latin.jsonl, line 1: "), "{}", message("latin.jsonl"));
     assert_eq!(
         files.message(&["bytes.txt"], |options| options.vocabulary = 128),
-        "bytes.txt, byte 6: token 255 is outside the vocabulary of 128"
+        "bytes.txt, byte 6: token 255 is outside the vocabulary of 128 tokens"
     );
     assert!(files.message(&["short.txt"], |options| options.sequence_length = 0).contains("one sequence of 0 "));
 }
@@ -240,8 +240,8 @@ fn tokenizers_need_utf8_and_tokens_within_the_vocabulary() {
         error.replace(&format!("{}/", files.0.path().display()), "")
     };
     assert_eq!(message("latin.txt", 8), "latin.txt, byte 8: not valid UTF-8, which the tokenizer needs");
-    assert_eq!(message("mat.txt", 7), "mat.txt, byte 4: token 7 is outside the vocabulary of 7");
-    assert_eq!(message("mat.jsonl", 7), "mat.jsonl, line 2: token 7 is outside the vocabulary of 7");
+    assert_eq!(message("mat.txt", 7), "mat.txt, byte 4: token 7 is outside the vocabulary of 7 tokens");
+    assert_eq!(message("mat.jsonl", 7), "mat.jsonl, line 2: token 7 is outside the vocabulary of 7 tokens");
 }
 
 #[test]
@@ -359,5 +359,5 @@ fn tables_for_a_regression_have_numbers_to_predict() {
     let error = csv_regression([path("ragged.csv")], 1).unwrap_err().to_string();
     assert!(error.contains("line 2") && error.contains('3') && error.contains('2'), "{error}");
     let error = csv_regression([path("rows.csv")], 4).unwrap_err().to_string();
-    assert!(error.contains("tables with 4 columns cannot have 4 columns to predict"), "{error}");
+    assert!(error.contains("a table with 4 columns cannot have 4 target columns"), "{error}");
 }

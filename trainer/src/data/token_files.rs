@@ -129,7 +129,7 @@ impl TokenFile {
         let mut bytes = vec![0; count * width];
         self.file.read_exact_at(&mut bytes, offset).map_err(|error| match error.kind() {
             io::ErrorKind::UnexpectedEof => {
-                let message = "the file was shortened after it was opened, and does not have these tokens".into();
+                let message = "the file was shortened after it was opened, and no longer contains these tokens".into();
                 DataError::Damaged { path: self.path.clone(), at: Some(At::Byte(offset)), message }
             }
             _ => DataError::io(&self.path)(error),

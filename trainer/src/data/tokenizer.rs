@@ -158,7 +158,7 @@ impl Tokenizer {
             };
             return Err(DataError::Tokenizer {
                 path,
-                message: format!("token {token} is outside the vocabulary of {vocabulary}"),
+                message: format!("token {token} is outside the vocabulary of {vocabulary} tokens"),
             });
         }
         match self {

@@ -253,13 +253,13 @@ impl Generator {
     fn check(&self, prompts: &[Vec<u32>], options: &Generate) -> Result<(), Error> {
         options.sampling.check()?;
         if options.max_new_tokens == 0 {
-            return Err(Error::setting("--max-new-tokens", "0 would generate no text", "write at least 1"));
+            return Err(Error::setting("--max-new-tokens", "0 would generate no text", "use at least 1"));
         }
         if options.stop.iter().any(String::is_empty) {
             return Err(Error::setting(
                 "--stop",
                 "an empty string would end every text at once",
-                "write at least one character",
+                "use at least one character",
             ));
         }
         if !options.stop.is_empty() {
@@ -269,18 +269,18 @@ impl Generator {
             let refused =
                 |message: String, help: &str| Err(Error::setting(&format!("prompt {}", index + 1), message, help));
             if prompt.is_empty() {
-                return refused("the prompt has no tokens".into(), "write a text");
+                return refused("the prompt has no tokens".into(), "give a prompt that is not empty");
             }
             if let Some(longest) = self.longest.filter(|&longest| prompt.len() > longest) {
                 let message =
-                    format!("the prompt has {} tokens, more than the {longest} positions of the model", prompt.len());
+                    format!("the prompt has {} tokens, more than the model's {longest} positions", prompt.len());
                 return refused(message, "shorten the prompt");
             }
             if let Some(vocabulary) = self.vocabulary
                 && let Some(token) = prompt.iter().find(|&&token| token as usize >= vocabulary)
             {
                 let message = format!(
-                    "the prompt has the token {token}, which is outside the model's vocabulary of {vocabulary} tokens"
+                    "the prompt contains the token {token}, which is outside the model's vocabulary of {vocabulary} tokens"
                 );
                 return refused(message, "use the tokenizer that the model was trained with");
             }

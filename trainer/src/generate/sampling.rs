@@ -36,25 +36,21 @@ impl Sampling {
     pub fn check(&self) -> Result<(), Error> {
         let fraction = |value: Option<f64>, key, zero: bool| match value {
             Some(value) if !(value <= 1.0 && (value > 0.0 || zero && value == 0.0)) => {
-                let help = if zero { "write a number from 0 to 1" } else { "write a number above 0 and at most 1" };
+                let help = if zero { "use a number from 0 to 1" } else { "use a number above 0 and at most 1" };
                 Err(Error::setting(key, format!("{value} is out of range"), help))
             }
             _ => Ok(()),
         };
         if !(self.temperature >= 0.0 && self.temperature.is_finite()) {
             let message = format!("{} is not a valid temperature", self.temperature);
-            return Err(Error::setting("--temperature", message, "write 0 for greedy decoding, or a positive number"));
+            return Err(Error::setting("--temperature", message, "use 0 for greedy decoding, or a positive number"));
         }
         if !(self.repetition_penalty > 0.0 && self.repetition_penalty.is_finite()) {
             let message = format!("{} is not a positive number", self.repetition_penalty);
-            return Err(Error::setting("--repetition-penalty", message, "write 1 for no penalty"));
+            return Err(Error::setting("--repetition-penalty", message, "use 1 for no penalty"));
         }
         if self.top_k == Some(0) {
-            return Err(Error::setting(
-                "--top-k",
-                "0 leaves no token to draw",
-                "write at least 1, or leave the option out",
-            ));
+            return Err(Error::setting("--top-k", "0 leaves no token to sample", "use at least 1, or omit the option"));
         }
         fraction(self.top_p, "--top-p", false)?;
         fraction(self.min_p, "--min-p", true)?;
@@ -62,7 +58,7 @@ impl Sampling {
             [("--top-k", self.top_k.is_some()), ("--top-p", self.top_p.is_some()), ("--min-p", self.min_p.is_some())];
         match filters.into_iter().find(|(_, is_set)| *is_set && self.temperature == 0.0) {
             Some((key, _)) => {
-                let message = "the option has no effect at temperature 0, which always takes the most likely token";
+                let message = "the option has no effect at temperature 0, which always chooses the most likely token";
                 Err(Error::setting(key, message, "set --temperature to a positive number, such as 1"))
             }
             None => Ok(()),

@@ -121,7 +121,7 @@ fn prompts_that_do_not_fit_are_errors() {
     let plain = Generate::default();
     assert!(refused(&generator, vec![], &plain).contains("the prompt has no tokens\n  in: prompt 2"));
     let long = refused(&generator, vec![1; 65], &plain);
-    assert!(long.contains("the prompt has 65 tokens, more than the 64 positions of the model"), "{long}");
+    assert!(long.contains("the prompt has 65 tokens, more than the model's 64 positions"), "{long}");
     assert!(refused(&generator, vec![256], &plain).contains("the token 256"));
     assert!(
         refused(&generator, vec![1], &Generate { max_new_tokens: 0, ..plain.clone() }).contains("--max-new-tokens")

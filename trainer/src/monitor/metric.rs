@@ -50,7 +50,7 @@ const fn counter(tag: &'static str, name: &'static str, help: &'static str) -> M
 }
 
 const fn phase(tag: &'static str, of: &'static str) -> Metric {
-    let help = "Time of a part of the last step on rank 0; backward is backward_inner plus backward_allreduce.";
+    let help = "Time of one phase of the last step on rank 0; backward is backward_inner plus backward_allreduce.";
     Metric { tag, name: "phase_seconds", label: Some(("phase", of)), kind: Kind::Gauge, scale: 1e-3, help }
 }
 
@@ -77,7 +77,7 @@ metrics! {
     DATA_WAIT = gauge("Train/Samples/data_wait_ms", "data_wait_seconds", 1e-3, "Longest time that a rank waited for data in the last step.");
     TOKENS_PER_SECOND = gauge("Train/Samples/tokens_per_second", "tokens_per_second", 1.0, "Tokens per second in the last step.");
     SEQLEN = gauge("Train/Samples/seqlen", "sequence_length_tokens", 1.0, "Tokens per sample in the last step. Reported only with a curriculum.");
-    PEAK_BYTES = gauge("Train/Samples/peak_bytes", "tracked_peak_bytes", 1.0, "Largest peak of tracked bytes among the ranks.");
+    PEAK_BYTES = gauge("Train/Samples/peak_bytes", "tracked_peak_bytes", 1.0, "Tracked peak memory of the rank with the largest peak.");
     SENT_BYTES = counter("Train/Samples/sent_bytes", "sent_bytes_total", "Bytes sent by all ranks since this process started.");
     SKIPPED = counter("Train/Samples/skipped", "skipped_steps_total", "Skipped updates since this process started.");
     FORWARD_TIME = phase("Train/Samples/elapsed_time_ms_forward", "forward");

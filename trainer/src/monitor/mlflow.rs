@@ -32,11 +32,11 @@ pub(super) fn tracking_uri(config: &zero_config::Mlflow) -> Result<Option<String
     let key = "mlflow.tracking_uri";
     let Some(uri) = uri else {
         let help = "set this key or the environment variable MLFLOW_TRACKING_URI";
-        return Err(Error::setting(key, "the address of the tracking server is missing", help));
+        return Err(Error::setting(key, "the URL of the tracking server is missing", help));
     };
     address(&uri).map(Some).ok_or_else(|| {
-        let message = format!("{} is not the address of a tracking server", uri.trim_end_matches('/'));
-        Error::setting(key, message, "write an address such as `http://host:5000`; `mlflow server` starts a server")
+        let message = format!("{} is not the URL of a tracking server", uri.trim_end_matches('/'));
+        Error::setting(key, message, "use a URL such as `http://host:5000`; `mlflow server` starts a server")
     })
 }
 
@@ -208,7 +208,7 @@ impl Sink for Mlflow {
     }
 
     fn help(&self) -> String {
-        "check that the tracking server runs, or set `mlflow.tracking_uri`".into()
+        "check that the tracking server is running, or set `mlflow.tracking_uri`".into()
     }
 
     fn finish(&mut self, outcome: RunStatus) -> Result<(), Trouble> {

@@ -115,7 +115,7 @@ impl Page {
         }
         family(&mut text, "steps_total", "counter", "Optimizer steps of the run, including those before a resume.");
         let _ = writeln!(text, "zero_train_steps_total {}", self.step);
-        family(&mut text, "samples_total", "counter", "Samples of all ranks in the optimizer steps of the run.");
+        family(&mut text, "samples_total", "counter", "Samples processed by all ranks in the run's optimizer steps.");
         let _ = writeln!(text, "zero_train_samples_total {}", self.samples);
         family(&mut text, "last_step_timestamp_seconds", "gauge", "Unix time at which the last step ended.");
         let _ = writeln!(text, "zero_train_last_step_timestamp_seconds {}", number(self.time));
@@ -123,7 +123,7 @@ impl Page {
             &mut text,
             "rank_work_seconds",
             "gauge",
-            "Time of each rank's own work in the last step, without waiting for other ranks.",
+            "Time of each rank's own work in the last step, excluding waits for other ranks.",
         );
         for (rank, ms) in self.rank_ms.iter().enumerate() {
             let _ = writeln!(text, "zero_train_rank_work_seconds{{rank=\"{rank}\"}} {}", number(ms / 1e3));

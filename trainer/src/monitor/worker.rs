@@ -108,7 +108,7 @@ impl Worker {
             let mut state = lock(&shared);
             state.has_ended = true;
             state.words.push(format!(
-                "cannot start the thread of the monitor `{name}`: {error}; training continues without it"
+                "cannot start the thread for the monitor `{name}`: {error}; training continues without it"
             ));
         }
         Self { name, shared }
@@ -178,10 +178,10 @@ fn work(name: &str, mut sink: impl Sink, shared: &Shared) {
             Ok(()) if is_failing => {
                 is_failing = false;
                 let word = match std::mem::take(&mut state.lost) {
-                    0 => format!("the monitor `{name}` can be written again; no step is missing"),
+                    0 => format!("the monitor `{name}` is writable again; no step is missing"),
                     lost => {
                         let lost = counted(lost as usize, "step is", "steps are");
-                        format!("the monitor `{name}` can be written again; {lost} missing")
+                        format!("the monitor `{name}` is writable again; {lost} missing")
                     }
                 };
                 state.words.push(word);
@@ -190,7 +190,9 @@ fn work(name: &str, mut sink: impl Sink, shared: &Shared) {
             Err(Trouble(error)) => {
                 if !std::mem::replace(&mut is_failing, true) {
                     let help = sink.help();
-                    state.words.push(format!("cannot write the monitor `{name}`: {error}; training continues; {help}"));
+                    state
+                        .words
+                        .push(format!("cannot write to the monitor `{name}`: {error}; training continues; {help}"));
                 }
                 for record in records.into_iter().rev() {
                     if state.waiting.len() < WAITING {
@@ -295,10 +297,10 @@ mod tests {
         while words.is_empty() && began.elapsed() < Duration::from_secs(60) {
             words = worker.words();
         }
-        assert_eq!(words, ["cannot write the monitor `planted`: place: no space; training continues; make room"]);
+        assert_eq!(words, ["cannot write to the monitor `planted`: place: no space; training continues; make room"]);
         sink.fails.store(false, Ordering::Relaxed);
         give(&worker, 3..9);
-        assert_eq!(end(&worker, 60), ["the monitor `planted` can be written again; no step is missing"]);
+        assert_eq!(end(&worker, 60), ["the monitor `planted` is writable again; no step is missing"]);
         assert_eq!(*sink.seen.lock().expect("no panic"), (0..9).collect::<Vec<_>>());
     }
 

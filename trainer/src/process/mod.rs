@@ -157,7 +157,7 @@ pub fn settle(config: &Config, place: &LauncherEnvironment) -> Result<String, Er
         return Err(Error::setting(
             "launcher.bind_core_list",
             format!("`{list}` contains none of the cores that this process may use: {}", Cores::allowed()),
-            "list some of these cores, as in `0-3,8`, or leave the key out",
+            "list some of these cores, as in `0-3,8`, or remove the key",
         ));
     }
     let threads = threads_of_rank(Some(launcher), ranks);
@@ -250,7 +250,7 @@ pub fn check_ranks(asked: Option<usize>, place: &LauncherEnvironment) -> Result<
             let started = counted(place.world_size, "rank", "ranks");
             let message =
                 format!("the option asks for {}, but the launcher started {started}", counted(ranks, "rank", "ranks"));
-            Err(Error::setting("-n", message, "leave the option out: the launcher sets the number of ranks"))
+            Err(Error::setting("-n", message, "omit the option; the launcher sets the number of ranks"))
         }
         _ => Ok(()),
     }

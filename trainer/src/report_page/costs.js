@@ -6,10 +6,10 @@ function fullestRank({ report }) {
   return list(object(report.memory).ranks).map(object).reduce((most, rank) => (most === null || total(rank) > total(most) ? rank : most), null);
 }
 
-const withoutReport = run => paragraph(`${run.name} has no report.json yet: the run writes it at its end.`, "quiet");
+const withoutReport = run => paragraph(`${run.name} has no report.json yet; the run writes it when it ends.`, "quiet");
 
 function memory(body, { runs, isOne }, width) {
-  over(body, runs, "peak_bytes", { title: "Peak memory of the fullest rank", name: "peak of the tracked bytes so far", unit: "B", isFromZero: true }, width);
+  over(body, runs, "peak_bytes", { title: "Peak memory of the rank with the largest peak", name: "tracked peak so far", unit: "B", isFromZero: true }, width);
   runs.filter(run => !run.hasReport).forEach(run => body.append(withoutReport(run)));
   const fullest = runs.map(run => [run, fullestRank(run)]).filter(([, rank]) => rank);
   if (fullest.length === 0) return;
@@ -27,7 +27,7 @@ function memory(body, { runs, isOne }, width) {
 function ranks(body, { name, report }, isOne) {
   const rows = list(object(report.memory).ranks).map(object), bytes = value => (known(value) ? amount(value, "B") : DASH);
   const columns = [["Rank", rank => `rank ${rank.rank}`], ["Tracked peak", rank => bytes(rank.measured_peak_total_bytes)], ["Planned peak", rank => bytes(rank.planned_peak_total_bytes)],
-    ["Peak of the process", rank => bytes(object(rank.resident_bytes).peak_with_shared)], ["GPU peak", rank => bytes(object(rank.gpu_bytes).measured_peak)], ["On disk", rank => (object(rank.disk).bytes > 0 ? bytes(rank.disk.bytes) : DASH)]];
+    ["Process peak", rank => bytes(object(rank.resident_bytes).peak_with_shared)], ["GPU peak", rank => bytes(object(rank.gpu_bytes).measured_peak)], ["On disk", rank => (object(rank.disk).bytes > 0 ? bytes(rank.disk.bytes) : DASH)]];
   const shown = columns.filter(([, text]) => rows.some(rank => text(rank) !== DASH));
   if (!isOne) body.append(make("h3", null, name));
   body.append(figures(`Memory of each rank: ${name}`, shown.map(([heading]) => heading), rows.map(rank => shown.map(([, text]) => text(rank)))));
@@ -45,20 +45,20 @@ function timeline(body, { runs, isOne }, width) {
     const share = ({ communication, overlapped }) => (communication > 0 ? percent(overlapped / communication) : DASH);
     const rows = overlap.map(one => [`rank ${one.rank}`, amount(one.compute, "s"), amount(one.communication, "s"), amount(one.overlapped, "s"), share(one)]);
     body.append(figures(`Overlap: ${run.name}`, ["All traced steps", "Compute", "Communication and disk", "Overlapped with compute", "Share overlapped"], rows));
-    body.append(paragraph("The time of a transfer runs from its start, or from the end of the previous transfer, until the rank has awaited it.", "note"));
+    body.append(paragraph("The time of a transfer is counted from its start, or from the end of the previous transfer, until the rank has finished waiting for it.", "note"));
     const gpu = object(report.gpu_timeline);
     if (known(gpu.compute)) body.append(paragraph(`GPU of rank 0 in the traced steps: ${amount(gpu.compute, "s")} of compute, ${amount(gpu.copies, "s")} of copies, ${amount(gpu.transfers, "s")} of transfers; ${amount(gpu.beside_compute, "s")} of the copies and transfers overlapped with compute.`));
   }
 }
 
 function traffic(body, { runs, isOne }, width) {
-  over(body, runs, "sent_bytes", { title: "Bytes sent in a step", name: "payload of all ranks per step", unit: "B", isFromZero: true }, width);
+  over(body, runs, "sent_bytes", { title: "Bytes sent per step", name: "payload of all ranks per step", unit: "B", isFromZero: true }, width);
   for (const run of runs) {
     const { report, totals } = run;
     if (!run.hasReport) { body.append(withoutReport(run)); continue; }
     if (!isOne) body.append(make("h3", null, run.name));
     const expected = list(object(report.memory).ranks).map(rank => object(rank).expected_sent_bytes_per_step).filter(known).reduce((sum, bytes) => sum + bytes, 0);
-    body.append(paragraph(`Sent in all steps: ${amount(totals.sent_bytes, "B")}. In a step: ${amount(totals.median_sent_bytes, "B")} (median); the layout and the step program predict ${amount(expected, "B")}.`));
+    body.append(paragraph(`Sent in all steps: ${amount(totals.sent_bytes, "B")}. Per step: ${amount(totals.median_sent_bytes, "B")} (median); the layout and the step program predict ${amount(expected, "B")}.`));
     const rows = Object.entries(object(report.collectives)).map(([name, one]) => [words(name), object(one).calls, object(one).sent_bytes, object(one).seconds])
       .sort((a, b) => (b[2] ?? 0) - (a[2] ?? 0)).map(([name, calls, sent, seconds]) => [name, known(calls) ? calls.toLocaleString("en") : DASH, amount(sent, "B"), amount(seconds, "s")]);
     if (rows.length > 0) body.append(figures(`Collectives: ${run.name}`, ["Operation", "Calls of rank 0", "Sent by all ranks", "Time of rank 0"], rows));
@@ -76,7 +76,7 @@ function time(body, { runs, isOne }, width) {
   const keys = [...new Set(parts.flatMap(([, lanes]) => [...lanes.keys()]))].filter(key => parts.some(([, lanes]) => lanes.get(key) > 0));
   const bar = (run, label, key, lanes) => ({ label, value: lanes.get(key), planned: null, look: run.color });
   const rows = keys.flatMap(key => (isOne ? [bar(parts[0][0], words(key), key, parts[0][1])] : [{ heading: words(key) }, ...parts.map(([run, lanes]) => bar(run, run.name, key, lanes))]));
-  body.append(paragraph("Time of rank 0, including evaluations. Communication and disk count only the parts that did not overlap with compute; other is the rest of the process's time."));
+  body.append(paragraph("Time of rank 0, including evaluations. Communication and disk count only the parts that did not overlap with compute; other is the rest of the process's run time."));
   drawBars(body, { title: "Time of rank 0", name: "time", unit: "s", rows }, width);
 }
 

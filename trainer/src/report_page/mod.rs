@@ -150,7 +150,7 @@ fn damaged(place: String, message: &str, help: &str) -> Error {
 
 /// Returns the error for a folder whose metrics cannot be read.
 fn no_run(path: &Path, source: &io::Error) -> Error {
-    let help = "give the folder of a run: the value of `training.output_dir` or `--out`";
+    let help = "give a run folder: the value of `training.output_dir` or `--out`";
     damaged("<RUN>".to_string(), &format!("{}: {source}", path.display()), help)
 }
 

@@ -36,7 +36,7 @@ function result(body, { runs, isOne }) {
   if (!isOne) {
     const rows = runs.map(run => [run.name, stateOf(run), run.totals.steps.toLocaleString("en"), digits(run.totals.last_loss, 5), evaluation(run.totals) || DASH,
       digits(run.totals.median_tokens_per_s, 4), amount(run.totals.peak_bytes, "B"), duration(run.totals.step_seconds)]);
-    body.append(figures("Runs", ["Run", "State", "Steps", "Last loss", "Lowest evaluation loss", "Tokens/s (median)", "Peak memory of a rank", "Time of the steps"], rows));
+    body.append(figures("Runs", ["Run", "State", "Steps", "Last loss", "Lowest evaluation loss", "Tokens/s (median)", "Peak memory of a rank", "Time in steps"], rows));
     return;
   }
   const [{ totals, report, folder }] = runs, restarts = list(report.restarts);
@@ -54,7 +54,7 @@ function result(body, { runs, isOne }) {
     ["Peak memory of a rank", known(totals.peak_bytes) ? amount(totals.peak_bytes, "B") : ""],
     ["Model and ranks", placeOf(runs[0])],
     ["Restarts", restarts.map(one => `after step ${object(one).step}, with ${object(one).ranks} ranks: ${object(one).reason}`).join("; ")],
-    ["Slow ranks", totals.straggler_steps > 0 ? `in ${plural(totals.straggler_steps, "step", "steps")} a rank took more than twice the median` : ""],
+    ["Slow ranks", totals.straggler_steps > 0 ? `in ${plural(totals.straggler_steps, "step", "steps")}, a rank took more than twice the median time` : ""],
     ["Folder", folder],
   ]));
 }
@@ -87,18 +87,18 @@ function loss(body, { runs, isOne }, width) {
 function gradient(body, { runs }, width) {
   over(body, runs, "grad_norm", { title: "Gradient norm", name: "norm before clipping", mayBeLogarithmic: true }, width);
   for (const { name, totals } of runs) if (totals.skipped_steps > 0) body.append(paragraph(`${name}: ${plural(totals.skipped_steps, "step", "steps")} skipped the update.`));
-  if (runs.some(run => run.curves.loss_scale)) over(body, runs, "loss_scale", { title: "Loss scale of fp16", name: "loss scale", mayBeLogarithmic: true }, width);
+  if (runs.some(run => run.curves.loss_scale)) over(body, runs, "loss_scale", { title: "Loss scale in fp16", name: "loss scale", mayBeLogarithmic: true }, width);
 }
 
 function rate(body, { runs }, width) {
   over(body, runs, "lr", { title: "Learning rate", name: "learning rate", isFromZero: true }, width);
   const tests = runs.filter(run => run.curves.loss_over_lr);
   const curves = curvesOf(tests, "loss_over_lr").map((curve, index) => ({ ...curve, steps: list(tests[index].curves.loss_over_lr.rates) }));
-  if (drawCurves(body, { title: "Loss over learning rate", name: "loss", mayBeLogarithmic: true, over: RATES, curves }, width)) body.append(thinned(tests, "loss_over_lr"));
+  if (drawCurves(body, { title: "Loss by learning rate", name: "loss", mayBeLogarithmic: true, over: RATES, curves }, width)) body.append(thinned(tests, "loss_over_lr"));
 }
 
 function speed(body, { runs }, width) {
   over(body, runs, "tokens_per_s", { title: "Tokens per second", name: "tokens/s", isFromZero: true }, width);
   const seconds = runs.map(run => ({ ...run, curves: { step_s: { ...object(run.curves.step_ms), values: list(object(run.curves.step_ms).values).map(ms => (known(ms) ? ms / 1e3 : null)) } } }));
-  over(body, seconds, "step_s", { title: "Time of a step", name: "time on the slowest rank", unit: "s", isFromZero: true, mayBeLogarithmic: true }, width);
+  over(body, seconds, "step_s", { title: "Step time", name: "time on the slowest rank", unit: "s", isFromZero: true, mayBeLogarithmic: true }, width);
 }

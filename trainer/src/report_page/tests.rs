@@ -169,7 +169,7 @@ fn several_runs_are_overlaid_with_the_keys_that_differ() {
 fn missing_and_damaged_files_are_errors_with_path_and_help() {
     let parent = TempDir::new().unwrap();
     let missing = error(&[parent.path().join("none")]);
-    assert!(missing.contains("none/metrics.jsonl") && missing.contains("help: give the folder of a run"), "{missing}");
+    assert!(missing.contains("none/metrics.jsonl") && missing.contains("help: give a run folder"), "{missing}");
     let folder = folder(&parent, "damaged", 3);
     let metrics = folder.join("metrics.jsonl");
     let whole = fs::read_to_string(&metrics).unwrap();

@@ -10,7 +10,7 @@ use super::checkpoint_store;
 use crate::data::remote::{self, Download, describes};
 use crate::data::{CacheOptions, DataError, Unwatched, Watch};
 
-const HELP: &str = "write a local path, or an address such as s3://bucket/key, gs://bucket/key, az://container/key or \
+const HELP: &str = "use a local path, or a URL such as s3://bucket/key, gs://bucket/key, az://container/key or \
                     hf://datasets/owner/name/file";
 
 /// Allows addresses such as `hf://owner/name` for `model.pretrained` in every configuration that this process reads
@@ -23,7 +23,7 @@ pub fn read_addresses() {
         folder.map_err(|error| {
             let help = match &error {
                 DataError::Store { help: Some(help), .. } => (*help).into(),
-                _ => "name a folder with config.json and model.safetensors, or hf://owner/name".into(),
+                _ => "give a folder with config.json and model.safetensors, or hf://owner/name".into(),
             };
             (error.to_string(), help)
         })
@@ -57,8 +57,8 @@ pub(super) fn check(config: &Config) -> Result<(), Error> {
     check("adapter.pretrained", adapter.map(std::slice::from_ref))?;
     let folder = &config.training.output_dir;
     if zero_config::is_address(folder) {
-        let message = format!("{folder} is a remote address, but a run is written to a local folder");
-        let help = "name a local folder here, and the address in `training.checkpoint_store`";
+        let message = format!("{folder} is a remote URL, but a run is written to a local folder");
+        let help = "set this to a local folder, and `training.checkpoint_store` to the URL";
         return Err(Error::setting("training.output_dir", message, help));
     }
     checkpoint_store::check(config)
@@ -110,8 +110,8 @@ pub fn write_folder<T>(out: &Path, near: &Path, write: impl FnOnce(&Path) -> Res
     let (stores, download) = (remote::stores(&CacheOptions::default())?, Download::of(&Unwatched));
     let failed = |error: zero_store::Error| Error::from(remote::failed(error)).named("--out", HELP);
     if let Some(object) = stores.list_folder(address, &download).map_err(failed)?.first() {
-        let message = format!("{} exists already", object.address);
-        return Err(Error::setting("--out", message, "name a folder without objects"));
+        let message = format!("{} already exists", object.address);
+        return Err(Error::setting("--out", message, "choose a folder that contains no objects"));
     }
     let folder = near.with_file_name(format!(".export-{}", std::process::id()));
     let is_last = |name: &str| matches!(name, "config.json" | "adapter_config.json");

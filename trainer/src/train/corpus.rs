@@ -187,12 +187,11 @@ impl Corpus {
             }
         }
         if config.data_efficiency.curriculum().is_some() {
-            let message =
-                "a curriculum truncates only the samples of a `data` section, but the program passes its own data set";
-            let help = "leave the section out, or read the data through a `data` section";
+            let message = "a curriculum can truncate only the samples of a `data` section, but the program passes its own data set";
+            let help = "remove the section, or read the data through a `data` section";
             return Err(Error::setting("data_efficiency", message, help));
         }
-        evaluates_on(config, eval.as_ref(), "pass an evaluation data set to `Trainer::data`, or leave the key out")?;
+        evaluates_on(config, eval.as_ref(), "pass an evaluation data set to `Trainer::data`, or remove the key")?;
         let order = Order { seed: config.training.seed, shuffle };
         let extent = match config.origins.is_written("training.eval_batches") {
             true => Extent::Batches(config.training.eval_batches.max(1)),
@@ -322,7 +321,7 @@ fn batch(dataset: &dyn Dataset, indices: &[usize]) -> Result<Batch, Error> {
     let rows = batch.rows()?;
     if rows != indices.len() {
         return Err(Error::Batch(format!(
-            "the data set returned a batch of {rows} instead of {}",
+            "the data set returned a batch with {rows} instead of {}",
             counted(indices.len(), "sample", "samples")
         )));
     }

@@ -85,10 +85,10 @@ impl Divergence {
             true => self.spikes.as_ref().is_some_and(|spikes| spikes.action == OnSpike::Stop),
         };
         if stops {
-            return Err(Error::Diverged { reason: format!("{reason}; the configuration stops the run in this case") });
+            return Err(Error::Diverged { reason: format!("{reason}; the run is configured to stop in this case") });
         }
         if self.skipped_in_a_row >= self.max_skipped {
-            let reason = format!("{reason}; {} steps in a row were skipped or not finite", self.skipped_in_a_row);
+            let reason = format!("{reason}; {} consecutive steps were skipped or not finite", self.skipped_in_a_row);
             return Err(Error::Diverged { reason });
         }
         Ok(())
@@ -162,7 +162,7 @@ mod tests {
         assert_eq!(outcome(&mut usual, &[1.0, nan, 1.0]).unwrap(), [false, true, false]);
         let error = outcome(&mut usual, &[nan; 20]).unwrap_err();
         assert!(
-            error.contains("step 20: ") && error.contains("20 steps in a row were skipped or not finite"),
+            error.contains("step 20: ") && error.contains("20 consecutive steps were skipped or not finite"),
             "{error}"
         );
         outcome(&mut divergence("max_skipped_steps: 3"), &[nan, nan, 1.0, nan, nan]).unwrap();

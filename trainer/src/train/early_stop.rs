@@ -110,8 +110,8 @@ mod tests {
             EarlyStop::new(Some(options)).check(&[], ["code"]).map_err(|error| error.to_string())
         };
         assert_eq!((early("loss"), early("loss_code")), (Ok(()), Ok(())));
-        assert!(early("loss_text").unwrap_err().contains("name one of these: loss, loss_code"));
+        assert!(early("loss_text").unwrap_err().contains("use one of these: loss, loss_code"));
         let error = early("accuracy").unwrap_err();
-        assert!(error.contains("unknown metric `accuracy`") && error.contains("name one of these: loss"), "{error}");
+        assert!(error.contains("unknown metric `accuracy`") && error.contains("use one of these: loss"), "{error}");
     }
 }

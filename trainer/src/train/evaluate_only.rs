@@ -35,7 +35,7 @@ pub(super) fn run(
     };
     if from.is_none() && options.resume == Some(Resume::Auto) {
         let message = format!("{} has no checkpoint to evaluate", out.display());
-        return Err(Error::setting("--resume", message, "name the folder of a checkpoint or of a run"));
+        return Err(Error::setting("--resume", message, "give a checkpoint folder or a run folder"));
     }
     requests.end_at_once();
     if requests.stop() != 0 {

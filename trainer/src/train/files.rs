@@ -62,7 +62,7 @@ impl Files {
         match written {
             Ok(()) if self.missing > 0 => {
                 let missing = counted(self.missing as usize, "step is", "steps are");
-                progress.warn(&format!("metrics.jsonl can be written again from step {step}; {missing} missing"));
+                progress.warn(&format!("metrics.jsonl is writable again from step {step}; {missing} missing"));
                 self.missing = 0;
             }
             Ok(()) => {}

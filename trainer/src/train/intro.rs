@@ -51,7 +51,7 @@ pub(super) fn say(engine: &Engine, corpus: &Corpus, progress: &Progress, steps: 
             size => format!(", {size} ranks share each sequence"),
         } + &match config.tensor_size() {
             1 => String::new(),
-            size => format!(", {size} ranks cut each layer"),
+            size => format!(", {size} ranks split each layer"),
         },
         match config.secondary_group_size() {
             None => String::new(),

@@ -213,8 +213,8 @@ fn begin(
     {
         // Not an error: a network file system may show a new folder late.
         progress.warn(&format!(
-            "rank {rank} does not see {}, the folder of this run: set `training.output_dir` to a folder that all hosts \
-             share, or no checkpoint can be saved",
+            "rank {rank} cannot see {}, the run folder: no checkpoint can be saved unless `training.output_dir` is a \
+             folder that all hosts share",
             out.display()
         ));
     }

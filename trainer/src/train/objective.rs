@@ -35,7 +35,7 @@ impl Objective {
             return Ok(());
         }
         let known = known.join(", ");
-        Err(Error::setting(key, format!("unknown metric `{}`", self.metric), format!("name one of these: {known}")))
+        Err(Error::setting(key, format!("unknown metric `{}`", self.metric), format!("use one of these: {known}")))
     }
 
     /// Returns the value of an evaluation, negated if higher values are better. Returns NaN if the evaluation does not

@@ -35,9 +35,9 @@ fn refuse_lost(root: &Path) -> Result<(), Error> {
     let Some(newest) = zero_checkpoint::meant(root).ok().and_then(|mut folders| folders.pop()) else {
         return Ok(());
     };
-    let message = format!("{} has lost its {}", newest.display(), zero_checkpoint::MANIFEST);
-    let help = "no checkpoint of the run can be loaded; restore the file, resume from a copy with `--resume FOLDER`, or \
-                train anew without `--resume`";
+    let message = format!("{} is missing its {}", newest.display(), zero_checkpoint::MANIFEST);
+    let help = "no checkpoint of the run can be loaded; restore the file, resume from a copy with `--resume FOLDER`, \
+                or train from scratch without `--resume`";
     Err(Error::setting("--resume", message, help))
 }
 
@@ -57,8 +57,7 @@ pub(super) fn resume(
         _ if !options.restarts.from.is_empty() => options.restarts.from.clone(),
         None => return Ok(None),
         Some(Resume::From(folder)) => {
-            let named =
-                |error: Error| error.named("--resume", "name the folder of a checkpoint or of a run, or write `auto`");
+            let named = |error: Error| error.named("--resume", "give a checkpoint folder, a run folder, or `auto`");
             let folder = match zero_config::address(folder) {
                 Some(address) => checkpoint_store::fetch(address, &**engine.communicator(), preparing)?,
                 None => zero_checkpoint::newest_meant(folder).map_err(|error| named(error.into()))?,
@@ -86,8 +85,8 @@ pub(super) fn resume(
     }
     // If all checkpoints of a run are damaged, fails instead of starting over.
     damaged.map_or(Ok(None), |error: Error| {
-        let help = "no checkpoint of the run can be loaded; resume from a copy with `--resume FOLDER`, or train anew \
-                    without `--resume`";
+        let help = "no checkpoint of the run can be loaded; resume from a copy with `--resume FOLDER`, or train from \
+                    scratch without `--resume`";
         Err(Error::Named { key: "--resume".into(), source: Box::new(error), help: help.into() })
     })
 }

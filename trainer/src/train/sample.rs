@@ -32,7 +32,7 @@ pub(super) fn missing(config: &Config, corpus: &Corpus) -> Result<Option<&'stati
         Err(error) => Err(Error::setting(
             "training.sample.prompt",
             error.to_string(),
-            "write a prompt that the tokenizer can encode",
+            "set it to a prompt that the tokenizer can encode",
         )),
     }
 }

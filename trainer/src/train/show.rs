@@ -79,8 +79,8 @@ fn chosen<D>((train, eval): (D, Option<D>), of_eval: bool) -> Result<D, Error> {
         (false, _) => Ok(train),
         (true, Some(eval)) => Ok(eval),
         (true, None) => {
-            let help = "set `data.eval` to files, or leave `--eval` out; the samples that `data.eval_fraction` holds out are \
-                        the last ones that this command prints without `--eval`";
+            let help = "set `data.eval` to files, or omit `--eval`; this command then prints the samples that \
+                        `data.eval_fraction` holds out last";
             Err(Error::setting("--eval", "the configuration has no `data.eval`", help))
         }
     }

@@ -76,7 +76,7 @@ impl Task<'_> {
     pub(super) fn corpus(&mut self, config: &Config, watch: &dyn Watch) -> Result<Corpus, Error> {
         let both = |key: &str, method: &str| {
             let message = format!("the configuration has a `{key}` section, but the program also calls `{method}`");
-            Error::setting(key, message, format!("remove the section or the call of `{method}`"))
+            Error::setting(key, message, format!("remove the section or the call to `{method}`"))
         };
         if self.layers.is_some() && config.model.is_some() {
             return Err(both("model", "Trainer::model"));
@@ -100,8 +100,8 @@ impl Task<'_> {
         if is_own && config.preference.is_some() {
             return Err(Error::setting(
                 "preference",
-                "the section needs the built-in loss, but the program's model computes its own",
-                "leave the section out, and build the loss with `ops::preference_loss`",
+                "the section needs the built-in loss, but the custom model computes its own",
+                "remove the section, and build the loss with `ops::preference_loss`",
             ));
         }
         let mut layers = own.map_or_else(|| configured_model::from_config(config, corpus.vocabulary), Ok)?;
@@ -121,9 +121,9 @@ impl Task<'_> {
                 return Err(Error::setting(
                     "data.sample_packing",
                     format!(
-                        "the model does not take `{POSITION_IDS}`, so conversations in the same sample would attend to each other"
+                        "the model does not accept `{POSITION_IDS}`, so conversations in the same sample would attend to each other"
                     ),
-                    format!("add `.with([\"{POSITION_IDS}\"])` to the layers with attention, or leave the key out"),
+                    format!("add `.with([\"{POSITION_IDS}\"])` to the layers with attention, or remove the key"),
                 ));
             }
         }

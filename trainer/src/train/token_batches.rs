@@ -117,7 +117,7 @@ mod tests {
         assert_eq!(
             deal(&lengths, 128, None),
             [(vec![1], 64), (vec![6], 40), (vec![3, 4], 32), (vec![0, 2, 5, 7], 8)],
-            "three would do, and two ranks need an even number"
+            "three suffice, but two ranks need an even number"
         );
         let of_one = deal(&lengths, 128, Some(8));
         assert_eq!(of_one.iter().map(|(samples, _)| samples.len()).collect::<Vec<_>>(), [1; 8]);

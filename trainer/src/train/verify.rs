@@ -32,8 +32,8 @@ pub(super) fn verify(
     output: Output,
 ) -> Result<Finished, Error> {
     if config.training.local_steps.is_some() {
-        let message = "`--verify` does not support local steps, because the one process that it compares the run with has no replicates";
-        return Err(Error::setting("training.local_steps", message, "leave the section out while verifying"));
+        let message = "`--verify` does not support local steps, because the single process that the run is compared with has no replicates";
+        return Err(Error::setting("training.local_steps", message, "remove the section while verifying"));
     }
     let mut engine =
         Engine::measured_with(config.clone(), layers, comm.clone(), Start::Anew, || corpus.sampler.batch(0))?;

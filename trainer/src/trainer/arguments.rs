@@ -15,8 +15,8 @@ const OPTIONS: &str = "Options:
                         [default: launcher.num_processes; if unset, one per GPU; without GPUs, the smallest number that the other keys allow]
       --set KEY=VALUE   override a value, for example zero_optimization.stage=2; may be given several times
       --max-steps N     stop after N optimizer steps
-      --out DIR         folder of the run [default: training.output_dir]
-      --resume auto|DIR resume from the newest checkpoint of the run (auto), or from the checkpoint or the run in DIR
+      --out DIR         run folder [default: training.output_dir]
+      --resume auto|DIR resume from the newest checkpoint of the run (auto), or from the checkpoint or run in DIR
       --evaluate        evaluate the initial weights or the checkpoint of --resume, and train nothing
       --force           start even if the plan exceeds the memory limit
       --plain           print plain lines instead of a progress bar, even on a terminal
@@ -96,7 +96,11 @@ impl Arguments {
             sources.push(Source::from_path(file)?);
         }
         if sources.is_empty() {
-            return Err(Error::setting("--config", "--config FILE is missing", "name the configuration, a ds.yaml"));
+            return Err(Error::setting(
+                "--config",
+                "--config FILE is missing",
+                "give the configuration file, such as ds.yaml",
+            ));
         }
         Ok(sources)
     }

@@ -40,7 +40,7 @@ pub(super) fn run(arguments: &Arguments, sources: &[Source], typed: Typed, ranks
     let config = typed.on_hosts(ranks).resolve(Some(ranks))?;
     if config.launcher.transport == Transport::Threads {
         let message = "a program starts its ranks as processes, not as threads".to_string();
-        let help = "leave the key out, or pass the communicators of `ranks::threads` to `Trainer::communicator`";
+        let help = "remove the key, or pass the communicators of `ranks::threads` to `Trainer::communicator`";
         return Err(Error::setting("launcher.transport", message, help));
     }
     let team = |ranks: usize| Team::new(ranks, process::threads(Some(&config.launcher), ranks));

@@ -209,7 +209,7 @@ fn errors_of_data_sets_and_metrics_end_the_run() {
             points(9).batch(&indices[1..])
         }
     }
-    assert!(mistake(|| new().train_data(Short)).contains("the data set returned a batch of 1 instead of 2 samples"));
+    assert!(mistake(|| new().train_data(Short)).contains("the data set returned a batch with 1 instead of 2 samples"));
     let broken = || {
         from_fn(9, |_| match std::fs::File::open("/nowhere") {
             Ok(_) => Ok((Tensor::new(&[0f32], &Device::Cpu)?, Tensor::new(0u32, &Device::Cpu)?)),

@@ -11,22 +11,22 @@ use case::{Case, text};
 fn check_reports_the_same_errors_as_a_run() {
     let case = Case::new();
     let refused = [
-        ("data.train=ftp://bucket/a.txt", "`ftp` is not a scheme of a store", "data.train"),
-        ("data={train: corpus.txt, eval: gs:///a.txt}", "gs:///a.txt is not an address of data", "data.eval"),
+        ("data.train=ftp://bucket/a.txt", "`ftp` is not a supported scheme", "data.train"),
+        ("data={train: corpus.txt, eval: gs:///a.txt}", "gs:///a.txt is not a valid URL", "data.eval"),
         (
             "data.tokenizer=https://host/tokenizer.json?x",
-            "https://host/tokenizer.json?x is not an address of data",
+            "https://host/tokenizer.json?x is not a valid URL",
             "data.tokenizer",
         ),
         (
             "training.initial_weights=hf://../a.safetensors",
-            "hf://../a.safetensors is not an address of data",
+            "hf://../a.safetensors is not a valid URL",
             "initial_weights",
         ),
         ("training.output_dir=s3://bucket/run", "s3://bucket/run is a remote address", "training.output_dir"),
         (
             "mlflow={enabled: true, tracking_uri: https://}",
-            "https: is not the address of a tracking server",
+            "https: is not the URL of a tracking server",
             "mlflow.tracking_uri",
         ),
         ("data.format=csv", "a language model trains on text or tokens, not on a table", "data.format"),

@@ -75,7 +75,7 @@ fn damaged_tokens_and_an_unwritable_cache_are_errors() {
     fs::write(case.path("cache"), "not a folder").unwrap();
     let (status, _, err) = run(&case, "prepare");
     assert_eq!(status, Some(3));
-    assert!(err.contains("in: data.cache_dir\n  help: set it to a folder that this process can write"), "{err}");
+    assert!(err.contains("in: data.cache_dir\n  help: set it to a folder that is writable"), "{err}");
 }
 
 /// The signal arrives while the second of two files is tokenized.
@@ -102,7 +102,7 @@ fn a_signal_ends_a_preparation_that_the_next_start_continues() {
         let output = started.wait_with_output().unwrap();
         let error = text(&output.stderr);
         assert_eq!(output.status.code(), Some(status), "{error}");
-        assert_eq!(error, format!("error: stopped by SIG{name}; no unfinished file is left\n"));
+        assert_eq!(error, format!("error: stopped by SIG{name}; no unfinished file remains\n"));
         assert_eq!(entries().len(), 2, "an entry and the lock: {:?}", entries());
         let out = case.succeed(&["data", "prepare", "--config", "ds.yaml", "--set", data]);
         assert!(out.contains("2 files, 1 tokenized now, 1 already in the cache"), "{out}");

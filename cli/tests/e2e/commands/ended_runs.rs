@@ -106,7 +106,7 @@ fn diverging_ends_with_status_5() {
     let settings = sets(&["optimizer.params.lr=1e38", "gradient_clipping=0"]);
     let said = case.train_fails(5, &[&["--plain", "--max-steps", "200"], &settings[..]].concat());
     assert!(
-        said.contains("error: training diverged: ") && said.contains("20 steps in a row were skipped or not finite"),
+        said.contains("error: training diverged: ") && said.contains("20 consecutive steps were skipped or not finite"),
         "{said}"
     );
     assert_eq!(said.lines().filter(|line| line.contains(", gradient norm NaN, so the update was skipped")).count(), 20);

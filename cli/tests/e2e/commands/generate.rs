@@ -114,7 +114,7 @@ fn generation_supports_chat_prompts_and_adapters() {
     let (status, _, error) = generate(&case, &["adapter", "-p", "w1"]);
     assert!(status == 2 && error.contains("is an adapter without its base model"), "{error}");
     let (status, _, error) = generate(&case, &["tuned", "--adapter", "adapter", "-p", "w1"]);
-    assert!(status == 2 && error.contains("has a trained adapter already"), "{error}");
+    assert!(status == 2 && error.contains("already has a trained adapter"), "{error}");
     fs::remove_file(case.path("chat_template.jinja")).unwrap();
     let (status, _, error) = generate(&case, &[&["base"], &chat[..]].concat());
     assert!(status != 0 && error.contains("no chat template in"), "{error}");
@@ -132,9 +132,9 @@ fn mistakes_are_one_clear_error() {
     };
     fails(&["missing", "-p", "x"], 3, &["no such folder", "in: <DIR>", "help:"]);
     fs::create_dir(case.path("empty")).unwrap();
-    fails(&["empty", "-p", "x"], 3, &["contains no checkpoint", "help: name a checkpoint, a run, or a folder"]);
+    fails(&["empty", "-p", "x"], 3, &["contains no checkpoint", "help: give a checkpoint, a run, or a folder"]);
     let long = "x".repeat(17);
-    fails(&["run", "-p", &long], 2, &["the prompt has 17 tokens, more than the 16 positions of the model"]);
+    fails(&["run", "-p", &long], 2, &["the prompt has 17 tokens, more than the model's 16 positions"]);
     fails(&["run", "-p", ""], 2, &["the prompt has no tokens"]);
     fails(&["run", "-p", "x", "--top-p", "0.9"], 2, &["no effect at temperature 0", "in: --top-p"]);
     fails(&["run", "-p", "x", "--temperature=-1"], 2, &["temperature"]);

@@ -109,7 +109,7 @@ fn an_incomplete_launcher_environment_is_rejected() {
         (
             &[("RANK", "1"), ("WORLD_SIZE", "2")],
             Some(
-                "the address at which the 2 ranks connect is missing: set MASTER_ADDR to the host of rank 0, and MASTER_PORT",
+                "the address that the 2 ranks connect to is missing: set MASTER_ADDR to the host of rank 0, and MASTER_PORT",
             ),
         ),
         (&[("RANK", "0"), ("WORLD_SIZE", "1")], None),

@@ -203,7 +203,7 @@ fn check_in_browser(pages: &[(&str, String)]) {
 fn unreadable_runs_are_errors_with_path_and_help() {
     let case = Case::new();
     let missing = refused(&case, &["none"]);
-    assert!(missing.contains("none/metrics.jsonl") && missing.contains("help: give the folder of a run"), "{missing}");
+    assert!(missing.contains("none/metrics.jsonl") && missing.contains("help: give a run folder"), "{missing}");
     let several = refused(&case, &["one", "two"]);
     assert!(several.contains("--out FILE"), "{several}");
     fs::create_dir(case.path("run")).unwrap();

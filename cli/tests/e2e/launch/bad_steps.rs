@@ -44,7 +44,7 @@ fn a_gradient_that_is_not_finite_is_skipped_or_ends_the_run() {
     assert!(last.starts_with(&format!("error: training diverged: step {step}: ")), "{said}");
     let most = ["--set", "training.max_skipped_steps=1"];
     let (_, said, status) = skipped(&case, &args, &most, "most");
-    assert!(status == Some(5) && said.contains("1 steps in a row were skipped or not finite"), "{said}");
+    assert!(status == Some(5) && said.contains("1 consecutive steps were skipped or not finite"), "{said}");
 }
 
 #[test]

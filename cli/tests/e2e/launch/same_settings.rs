@@ -105,7 +105,7 @@ fn a_folder_that_ranks_do_not_share_is_a_warning_at_the_start() {
     let case = Case::new();
     let [(status, errors), _] = in_two_folders(&case, |_| ());
     assert_eq!(status, Some(3), "{errors}");
-    assert!(errors.starts_with("warning: rank 1 does not see run, the folder of this run: "), "{errors}");
+    assert!(errors.starts_with("warning: rank 1 cannot see run, the run folder: "), "{errors}");
 }
 
 #[test]

@@ -150,7 +150,7 @@ fn fewer_ranks_than_min_ranks_are_an_error() {
     let (status, _, errors) = end(run);
     assert_eq!(status, Some(4), "{errors}");
     assert!(
-        errors.contains("error: cannot restart: 1 of 2 ranks left, fewer than `launcher.min_ranks: 2`\n  help: lower `launcher.min_ranks`"),
+        errors.contains("error: cannot restart: 1 of 2 ranks remain, fewer than `launcher.min_ranks: 2`\n  help: lower `launcher.min_ranks`"),
         "{errors}"
     );
     assert!(errors.contains("rank 0 was killed by signal 9"), "{errors}");

@@ -100,7 +100,7 @@ fn s3() {
     assert!(is_done && said.contains("-> s3://books/model\n"), "{said}");
     assert!(export("copy").0);
     let (is_done, said) = export("s3://books/model");
-    assert!(!is_done && said.contains("exists already"), "{said}");
+    assert!(!is_done && said.contains("already exists"), "{said}");
     let losses_from = |pretrained: &str, out: &str| {
         let set = format!("model={{pretrained: {pretrained:?}}}");
         let mut command = case.command(&["--config", "ds.yaml", "--max-steps", "3", "--out", out, "--set", &set]);

@@ -91,7 +91,7 @@ fn download_errors_are_one_line_with_help() {
     let errors = failed(&server.url("*.txt"));
     assert!(errors.contains("a web server does not list its files"), "{errors}");
     let errors = failed("ftp://host/a.txt");
-    assert!(errors.contains("`ftp` is not a scheme of a store"), "{errors}");
+    assert!(errors.contains("`ftp` is not a supported scheme"), "{errors}");
 }
 
 #[test]
@@ -121,6 +121,6 @@ fn the_cache_keeps_to_its_limit() {
     assert_eq!(kept, ["b.txt"]);
     let output = train("a.txt", "1MB");
     let errors = text(&output.stderr);
-    assert!(errors.contains("0 of the 1000000 bytes of the cache are in use"), "{errors}");
+    assert!(errors.contains("0 of the cache's 1000000 bytes are in use"), "{errors}");
     assert!(errors.contains("help: increase `data.cache_limit`"), "{errors}");
 }

@@ -72,7 +72,7 @@ fn an_exported_adapter_is_the_merged_model() {
     assert!(said.contains("in: adapter.lora_alpha") && said.contains("set it to 8"), "{said}");
     configure(&case, "hf", "adapter: {pretrained: adapter, r: 4, lora_alpha: 8}");
     let said = case.train_fails(2, &["--max-steps", "1"]);
-    assert!(said.contains("adapter does not fit: `transformer.h.0.attn.c_proj.lora_A.weight` is missing"), "{said}");
+    assert!(said.contains("adapter is incompatible: `transformer.h.0.attn.c_proj.lora_A.weight` is missing"), "{said}");
 }
 
 /// PEFT gives the bias of a linear map that has an adapter the name `base_layer.bias`.

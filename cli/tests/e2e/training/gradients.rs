@@ -36,7 +36,7 @@ fn averages_continue_in_a_resumed_run() {
 
     case.succeed(&["checkpoint", "export", "parts", "--ema", "--out", "exported"]);
     let error = case.fail(2, &["checkpoint", "export", "plain", "--ema", "--out", "other"]);
-    assert!(error.contains("no averages of the weights") && error.contains("training.ema"), "{error}");
+    assert!(error.contains("no averaged weights") && error.contains("training.ema"), "{error}");
 }
 
 /// A schedule-free run evaluates and exports the averages of its weights. A run that starts from the export with a

@@ -113,19 +113,19 @@ fn a_monitor_that_cannot_be_written_is_reported_once_and_training_continues() {
         (
             "csv",
             "csv_monitor={enabled: true, output_path: file}",
-            "cannot write the monitor `csv_monitor`: file/DeepSpeedJobName: Not a directory (os error 20); training continues; \
+            "cannot write to the monitor `csv_monitor`: file/DeepSpeedJobName: Not a directory (os error 20); training continues; \
              free some disk space, or set `csv_monitor.output_path` to another folder",
         ),
         (
             "tensorboard",
             "tensorboard={enabled: true, output_path: file}",
-            "cannot write the monitor `tensorboard`: file/DeepSpeedJobName: Not a directory (os error 20); training continues; \
+            "cannot write to the monitor `tensorboard`: file/DeepSpeedJobName: Not a directory (os error 20); training continues; \
              free some disk space, or set `tensorboard.output_path` to another folder",
         ),
         (
             "full",
             "csv_monitor={enabled: true, output_path: full/csv_monitor}",
-            "cannot write the monitor `csv_monitor`: full/csv_monitor/DeepSpeedJobName/Train_Samples_train_loss.csv: No space left \
+            "cannot write to the monitor `csv_monitor`: full/csv_monitor/DeepSpeedJobName/Train_Samples_train_loss.csv: No space left \
              on device (os error 28); training continues; free some disk space, or set `csv_monitor.output_path` to another folder",
         ),
     ] {
@@ -212,7 +212,7 @@ for family in text_string_to_metric_families({seen:?}):
     let errors = text(&output.stderr);
     assert!(output.status.success(), "{errors}");
     let expected = format!(
-        "warning: cannot write the monitor `prometheus`: {address}: Address already in use (os error 98); training continues; free \
+        "warning: cannot write to the monitor `prometheus`: {address}: Address already in use (os error 98); training continues; free \
          the port, or set `prometheus.port`\nwarning: the monitor `prometheus` is missing 20 steps\n"
     );
     assert_eq!(errors, expected);

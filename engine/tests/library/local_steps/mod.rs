@@ -182,7 +182,7 @@ fn unequal_replicates_are_neither_saved_nor_evaluated() {
         let saved = engine.save_checkpoint(root.path()).unwrap_err().to_string();
         assert!(
             saved.contains(
-                "a checkpoint needs equal replicates, but the replicates have trained separately since step 3"
+                "a checkpoint needs identical replicates, but the replicates have trained separately since step 3"
             ),
             "{saved}"
         );

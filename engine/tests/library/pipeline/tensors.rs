@@ -140,7 +140,9 @@ fn a_shape_that_differs_between_micro_batches_is_an_error_on_all_ranks() {
         let said = errors(shortens, 2, schedule, train);
         let is_own = |error: &String| error.contains("[2, 8, 20]") && !error.contains(" aborted: ");
         let sender = said.iter().position(is_own).expect("a rank that reports the shape");
-        assert!(said[sender].contains("all micro-batches of a step must have the same shape in a pipeline"));
+        assert!(
+            said[sender].contains("with pipeline parallelism, all micro-batches of a step must have the same shape")
+        );
         assert!(said[1 - sender].contains(&format!("rank {sender}")), "{schedule}: {said:?}");
         // In this evaluation, the samples of the two micro-batches have different lengths.
         let evaluate = |engine: &mut Engine| {

@@ -196,7 +196,7 @@ fn indivisible_sequences_are_errors() {
             let mut engine = engine_of(llama(), comm, &text);
             engine.train_batch(&batch(0, 2)).unwrap_err().to_string()
         });
-        let expected = format!("sequences of 16 positions cannot be cut into {parts}");
+        let expected = format!("sequences of 16 positions cannot be split into {parts}");
         assert!(messages[0].contains(&expected), "{}", messages[0]);
     }
 }

@@ -312,7 +312,7 @@ fn a_token_outside_the_model_is_found_in_a_cached_file_too() {
     let options = cached(&files, &["a.txt"]);
     open(&options, &words()).unwrap();
     let message = open(&DataOptions { vocabulary: 7, ..options }, &words()).unwrap_err().to_string();
-    assert!(message.ends_with("a.txt, byte 19: token 7 is outside the vocabulary of 7"), "{message}");
+    assert!(message.ends_with("a.txt, byte 19: token 7 is outside the vocabulary of 7 tokens"), "{message}");
 }
 
 #[test]

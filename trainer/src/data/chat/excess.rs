@@ -68,7 +68,7 @@ impl Excess {
             }
         };
         let message = format!(
-            "the conversation has {length} tokens, more than the {} tokens of a sample and the next token; {which}",
+            "the conversation has {length} tokens, but a sample has room for {} tokens and the next token; {which}",
             self.sequence_length
         );
         let help = "increase `data.sequence_length`, or set `data.chat.excess_length_strategy` to `truncate` or `drop`";
@@ -78,7 +78,7 @@ impl Excess {
     /// Describes how many conversations were truncated or left out, followed by the counts in `others`. Omits counts of
     /// 0.
     pub(super) fn description<const N: usize>(&self, others: [(usize, &str); N]) -> String {
-        let own = [(self.truncated, "truncated"), (self.left_out, "left out as too long")];
+        let own = [(self.truncated, "truncated"), (self.left_out, "dropped as too long")];
         let some = own.into_iter().chain(others).filter(|(count, _)| *count > 0);
         some.map(|(count, what)| format!(", {} {what}", grouped(count as u64))).collect()
     }

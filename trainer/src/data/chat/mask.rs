@@ -19,8 +19,8 @@ const NEEDS_MARKS: &str = "set `data.chat.chat_template` to a template that encl
                            `{% generation %}` and `{% endgeneration %}`";
 
 /// Advice for turns that no mark can show.
-const ONLY_ASSISTANT: &str = "train only the assistant's messages (`data.chat.roles_to_train`, and `weight` of a \
-                              message), or all tokens (`data.chat.train_on_inputs: true`)";
+const ONLY_ASSISTANT: &str = "train only on the assistant's messages (`data.chat.roles_to_train`, and a message's \
+                              `weight`), or on all tokens (`data.chat.train_on_inputs: true`)";
 
 /// A conversation in which to find the trained turns.
 pub(super) struct Turns<'a> {
@@ -88,7 +88,10 @@ impl Turns<'_> {
             _ => {
                 let before = render(i, false).ok().filter(is_whole_start);
                 let before = before.ok_or_else(|| {
-                    self.not_found(i, "the output for the preceding messages alone is not the beginning of the output for all messages")
+                    self.not_found(
+                        i,
+                        "the output for the preceding messages is not a prefix of the output for all messages",
+                    )
                 })?;
                 // The generation prompt may continue differently from the turn. For example, Nemotron 3's contains
                 // `<think>`.
@@ -130,7 +133,7 @@ impl Turns<'_> {
         };
         let help = if messages.iter().zip(trained).any(is_other) { ONLY_ASSISTANT } else { NEEDS_MARKS };
         Problem::new(
-            format!("cannot find the tokens of message {} in the output of the template: {why}\n{text}", i + 1),
+            format!("cannot find the tokens of message {} in the template's output: {why}\n{text}", i + 1),
             help,
         )
     }

@@ -199,8 +199,8 @@ impl Records for Conversations {
             what += &format!(" in {}", counted(self.samples(), "sample", "samples"));
         }
         let (trained, padding) = (share(self.trained), share(positions - self.positions));
-        let mut text = format!("{what}, {trained} of positions trained, {padding} padding");
-        text += &self.excess.description([(self.untrained, "left out because no token is trained")]);
+        let mut text = format!("{what}, {trained} of positions trained on, {padding} padding");
+        text += &self.excess.description([(self.untrained, "dropped because no token is trained on")]);
         if self.is_dated {
             text += "; the template inserts today's date";
         }

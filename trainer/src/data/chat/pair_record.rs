@@ -30,14 +30,14 @@ pub(super) fn pair(record: Object, options: &ChatOptions) -> Result<PairRecord, 
         (_, [Value::Array(chosen), Value::Array(rejected)]) => [chosen, rejected],
         (None, [Value::String(_), Value::String(_)]) => {
             return Err(Problem::new(
-                "`chosen` and `rejected` are texts, but the record has no `prompt`",
+                "`chosen` and `rejected` are strings, but the record has no `prompt`",
                 "add `prompt`, the text before both answers",
             ));
         }
         _ => {
             return Err(Problem::new(
-                "`chosen` and `rejected` must be two texts or two lists of messages",
-                "make `chosen`, `rejected` and `prompt` all texts or all lists of messages",
+                "`chosen` and `rejected` must both be strings or both be lists of messages",
+                "make `chosen`, `rejected` and `prompt` all strings or all lists of messages",
             ));
         }
     };
@@ -58,8 +58,8 @@ pub(super) fn pair(record: Object, options: &ChatOptions) -> Result<PairRecord, 
         && !before.iter().any(|message| message.get("content") == Some(&json!(text)))
     {
         return Err(Problem::new(
-            "a `prompt` that is a text must be the content of one of the messages with which both answers begin",
-            "make `prompt` a list of messages, or leave it out",
+            "a string `prompt` must be the content of one of the messages with which both answers begin",
+            "make `prompt` a list of messages, or remove it",
         ));
     }
     if let Some(Value::String(system)) = record.get("system")
@@ -69,7 +69,7 @@ pub(super) fn pair(record: Object, options: &ChatOptions) -> Result<PairRecord, 
     }
     if before.is_empty() {
         return Err(Problem::new(
-            "`chosen` and `rejected` have no common first message that could be the prompt",
+            "`chosen` and `rejected` do not begin with a common message that could be the prompt",
             "add `prompt`, a list of messages",
         ));
     }

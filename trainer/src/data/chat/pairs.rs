@@ -203,7 +203,7 @@ impl PairDataset {
             share(positions - self.positions)
         );
         let others = [
-            (self.unanswered, "left out because an answer is missing"),
+            (self.unanswered, "dropped because an answer is missing"),
             (self.cut, "with a prompt whose last tokens depend on the answer"),
         ];
         text + &self.excess.description(others)

@@ -31,7 +31,7 @@ pub(crate) fn prompts(
         if !record.contains_key("messages") && !record.contains_key("conversations") {
             let fields: Vec<&str> = record.keys().map(String::as_str).collect();
             let message = format!(
-                "a record must have `prompt` (a text) or `messages` (a conversation); the fields of this record are {}",
+                "a record must have `prompt` (a string) or `messages` (a conversation); the fields of this record are {}",
                 fields.join(", ")
             );
             return Err(Problem::new(message, "write {\"prompt\": \"…\"} on each line").at(path, at));

@@ -19,7 +19,9 @@ pub(super) fn text_of(value: &Value) -> Result<String, Error> {
         ValueKind::Number if !value.is_integer() => Ok(float(f64::try_from(value.clone())?)),
         kind @ (ValueKind::Seq | ValueKind::Map) => Err(Error::new(
             ErrorKind::InvalidOperation,
-            format!("the template prints a {kind}, whose text form is defined only in Python; use `| tojson`"),
+            format!(
+                "the template prints a {kind}, whose string representation is defined only in Python; use `| tojson`"
+            ),
         )),
         _ => Ok(value.to_string()),
     }
@@ -66,14 +68,14 @@ pub(super) fn to_json(value: &Value, arguments: Kwargs) -> Result<String, Error>
         return Err(Error::new(ErrorKind::InvalidOperation, message));
     }
     if value.is_undefined() {
-        return Err(Error::new(ErrorKind::UndefinedError, "tojson of a missing value"));
+        return Err(Error::new(ErrorKind::UndefinedError, "tojson cannot serialize a missing value"));
     }
     let (item, key) = match (indent, separators.as_deref()) {
         (Some(_), None) => (",", ": "),
         (None, None) => (", ", ": "),
         (None, Some([item, key])) => (&**item, &**key),
         _ => {
-            let message = "tojson takes `indent`, or `separators` with two texts";
+            let message = "tojson accepts `indent`, or `separators` with two strings";
             return Err(Error::new(ErrorKind::InvalidOperation, message));
         }
     };

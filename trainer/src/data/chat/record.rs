@@ -79,7 +79,7 @@ pub(super) fn recognize(first: &Object, options: &ChatOptions) -> Result<ChatTyp
 fn one_answer() -> Problem {
     Problem::new(
         "the record is a preference pair with the answers `chosen` and `rejected`",
-        "add a section `preference` to train on pairs, for example `preference: {type: dpo}`",
+        "add a `preference` section to train on pairs, for example `preference: {type: dpo}`",
     )
 }
 
@@ -94,7 +94,7 @@ pub(super) fn conversation(record: Object, kind: ChatType, options: &ChatOptions
             [Value::Array(prompt), Value::Array(completion)] => ([&prompt[..], completion].concat(), prompt.len()),
             _ => {
                 return Err(Problem::new(
-                    "`prompt` and `completion` must be two texts or two lists of messages",
+                    "`prompt` and `completion` must both be strings or both be lists of messages",
                     "give both the same type",
                 ));
             }
@@ -108,7 +108,7 @@ pub(super) fn conversation(record: Object, kind: ChatType, options: &ChatOptions
                 None => "messages",
             };
             let Value::Array(messages) = field(&record, name)? else {
-                return Err(Problem::new(format!("`{name}` is not a list of messages"), "write a list of objects"));
+                return Err(Problem::new(format!("`{name}` is not a list of messages"), "make it a list of objects"));
             };
             (messages.clone(), 0)
         }
@@ -138,7 +138,7 @@ pub(super) fn message(message: Value, i: usize, options: &ChatOptions) -> Result
     let Value::Object(mut message) = message else {
         return Err(Problem::new(
             format!("message {number} is not an object"),
-            "write an object with a role and a content",
+            "make it an object with a role and a content",
         ));
     };
     let mut take = |mapped: &Option<String>, [first, second]: [&str; 2], key: &str| {
@@ -160,7 +160,7 @@ pub(super) fn message(message: Value, i: usize, options: &ChatOptions) -> Result
     if content.is_null() && !message.contains_key("tool_calls") {
         return Err(Problem::new(
             format!("the content of message {number} is null"),
-            "write a text; only messages with `tool_calls` may have no content",
+            "make it a string; only messages with `tool_calls` may have no content",
         ));
     }
     if let Some(kind) = medium(&content) {
@@ -173,7 +173,7 @@ pub(super) fn message(message: Value, i: usize, options: &ChatOptions) -> Result
     let Some(role) = known else {
         return Err(Problem::new(
             format!("message {number} has the role {role}, which is unknown"),
-            "add the name to one of `data.chat.roles`, for example `roles: {assistant: [assistant, gpt, bot]}`",
+            "add this role to one of the lists in `data.chat.roles`, for example `roles: {assistant: [assistant, gpt, bot]}`",
         ));
     };
     let trained = match message.get(&options.field_training) {
@@ -184,7 +184,7 @@ pub(super) fn message(message: Value, i: usize, options: &ChatOptions) -> Result
             _ => {
                 return Err(Problem::new(
                     format!("`{}` of message {number} is {value}", options.field_training),
-                    "write 0 or 1, true or false, or name another field in `data.chat.message_field_training`",
+                    "use 0, 1, true or false, or set `data.chat.message_field_training` to another field",
                 ));
             }
         },
@@ -218,7 +218,7 @@ const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
 fn alpaca(record: &Object) -> Result<Vec<Value>, Problem> {
     let text = |value: &Value, name: &str| match value {
         Value::String(text) => Ok(text.clone()),
-        _ => Err(Problem::new(format!("`{name}` is not a text"), "write a text")),
+        _ => Err(Problem::new(format!("`{name}` is not a string"), "make it a string")),
     };
     let instruction = text(field(record, "instruction")?, "instruction")?;
     let user = match record.get("input") {
@@ -234,7 +234,7 @@ fn alpaca(record: &Object) -> Result<Vec<Value>, Problem> {
         match pair.as_array().map(Vec::as_slice) {
             Some([Value::String(user), Value::String(assistant)]) => turns.push((user.clone(), assistant.clone())),
             _ => {
-                return Err(Problem::new("`history` is not a list of pairs of texts", "write [[question, answer], …]"));
+                return Err(Problem::new("`history` is not a list of string pairs", "write [[question, answer], …]"));
             }
         }
     }
@@ -263,8 +263,8 @@ pub(super) fn tools(record: &Object) -> Result<Value, Problem> {
         Some(Value::String(text)) if text.trim().is_empty() => Ok(Value::Null),
         Some(Value::String(text)) => serde_json::from_str::<Vec<Value>>(text)
             .map(Value::Array)
-            .map_err(|error| Problem::new(format!("`tools` is not JSON: {error}"), "write a list of tools")),
-        Some(_) => Err(Problem::new("`tools` is not a list", "write a list of tools")),
+            .map_err(|error| Problem::new(format!("`tools` is not JSON: {error}"), "make it a list of tools")),
+        Some(_) => Err(Problem::new("`tools` is not a list", "make it a list of tools")),
     }
 }
 

@@ -65,7 +65,7 @@ impl<'a> Renderer<'a> {
         };
         if let Some(name) = options.roles_to_train.iter().find(|name| options.role(name).is_none()) {
             let known: Vec<&str> = options.roles.iter().map(|(role, _)| role.as_str()).collect();
-            let help = format!("name some of {}", known.join(", "));
+            let help = format!("choose from {}", known.join(", "));
             return Err(failed("data.chat.roles_to_train", format!("`{name}` is not a known role"), &help));
         }
         let folders: Vec<PathBuf> =
@@ -87,8 +87,12 @@ impl<'a> Renderer<'a> {
                 && tokenizer.single(text)?.is_none()
             {
                 let origin = folders.first().map_or(String::new(), |folder| folder.display().to_string());
-                let message = format!("the {name} of the model is `{text}`, but tokenizer.json has no such token");
-                return Err(failed(&origin, message, "use the tokenizer.json and tokenizer_config.json of one model"));
+                let message = format!("the model's {name} is `{text}`, but tokenizer.json has no such token");
+                return Err(failed(
+                    &origin,
+                    message,
+                    "use the tokenizer.json and tokenizer_config.json of the same model",
+                ));
             }
         }
         let id = |name| files.special_token(name).map_or(Ok(None), |text| tokenizer.single(text));
@@ -167,11 +171,10 @@ impl<'a> Renderer<'a> {
             let roles: Vec<&str> =
                 conversation.messages.iter().filter_map(|message| message.get("role")?.as_str()).collect();
             let message = format!(
-                "no message of the conversation is trained; the roles of its messages are {}",
+                "no message in the conversation is trained on; the roles of its messages are {}",
                 roles.join(", ")
             );
-            let help =
-                "add an assistant message, or leave such conversations out: `data.chat.untrained_strategy: drop`";
+            let help = "add an assistant message, or drop such conversations with `data.chat.untrained_strategy: drop`";
             return Err(Problem::new(message, help).at(path, at));
         }
         let (messages, tools) = values(conversation);
@@ -276,7 +279,8 @@ impl<'a> Renderer<'a> {
                         "the template writes the special token `{special}`, but the tokenizer does not know this token and splits it into {}",
                         counted(count, "token", "tokens")
                     ),
-                    help: "use the template and the tokenizer of one model, or add the token to tokenizer.json".into(),
+                    help: "use the template and the tokenizer of the same model, or add the token to tokenizer.json"
+                        .into(),
                 });
             }
         }

@@ -117,12 +117,11 @@ impl Rendering<'_> {
         if first >= length.min(most) && self.refuses_untrained(length) {
             let why = match length > most {
                 true => format!(
-                    "a sample holds the first {most} of the conversation's {length} tokens, and none of them is trained"
+                    "a sample holds the first {most} of the conversation's {length} tokens, and none of these is trained on"
                 ),
-                false => "no token of the conversation is trained".to_string(),
+                false => "no token in the conversation is trained on".to_string(),
             };
-            let help =
-                "correct the conversation, or leave such conversations out: `data.chat.untrained_strategy: drop`";
+            let help = "correct the conversation, or drop such conversations with `data.chat.untrained_strategy: drop`";
             return Err(Problem::new(format!("{why}\n{}", shown(&sample.text)), help).at(path, at));
         }
         let mut rendered = Rendered { texts: vec![], bytes: sample.text.len() };
@@ -142,10 +141,12 @@ impl Rendering<'_> {
         {
             let which = ["chosen", "rejected"][side];
             let why = match longest > most {
-                true => format!("a sample holds the first {most} tokens, which contain nothing of the {which} answer"),
+                true => {
+                    format!("a sample holds only the first {most} tokens, which contain no part of the {which} answer")
+                }
                 false => format!("the {which} answer has no tokens"),
             };
-            let help = "correct the record, or leave such records out: `data.chat.untrained_strategy: drop`";
+            let help = "correct the record, or drop such records with `data.chat.untrained_strategy: drop`";
             return Err(Problem::new(format!("{why}\n{}", shown(&pair.texts[side])), help).at(path, at));
         }
         let mut rendered = Rendered { texts: vec![], bytes: pair.texts.iter().map(String::len).sum() };

@@ -55,7 +55,10 @@ impl Folder {
         if index.is_file() {
             let Index { version, shards } = read(&index)?;
             if version != 2 {
-                return Err(damaged(&index, format!("version {version} of MDS is unsupported, only 2 is supported")));
+                return Err(damaged(
+                    &index,
+                    format!("MDS version {version} is unsupported; only version 2 is supported"),
+                ));
             }
             let shard = |entry| Shard::new(folder, entry).map_err(|message| damaged(&index, message));
             return Ok(Some(Self::Mds(shards.into_iter().map(shard).collect::<Result<_, _>>()?)));

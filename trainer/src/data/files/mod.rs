@@ -124,10 +124,10 @@ impl Source {
 
     fn is_no(&self, wanted: &'static str) -> DataError {
         let found = match &self.storage {
-            Storage::Bytes(None) => "a file of another format",
+            Storage::Bytes(None) => "a file in another format",
             Storage::Bytes(Some(archive)) => archive.name(),
             Storage::Table(container) => container.name(),
-            Storage::Shard(_) => "a shard of MDS",
+            Storage::Shard(_) => "an MDS shard",
         };
         DataError::Format { path: self.path.clone(), found, wanted }
     }
@@ -335,7 +335,7 @@ fn named<'a>(
                 };
                 match format {
                     Format::Auto | Format::Mds | Format::Chat => Ok(source(format)),
-                    _ => Err(source(format).is_no("a file of the format in `data.format`")),
+                    _ => Err(source(format).is_no("a file in the format that `data.format` sets")),
                 }
             };
             return Ok(Box::new(shards.into_iter().map(shard)));

@@ -67,9 +67,12 @@ pub(super) fn texts(reader: Reader, text_key: &str) -> Result<Documents, DataErr
         let path = path.clone();
         Err(match at {
             At::Line(line) => DataError::Json { path, line, message },
-            at => {
-                DataError::Conversation { path, at, message, help: "set `data.text_key` to the key of the text".into() }
-            }
+            at => DataError::Conversation {
+                path,
+                at,
+                message,
+                help: "set `data.text_key` to the key that contains the text".into(),
+            },
         })
     });
     let is_used =

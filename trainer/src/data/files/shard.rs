@@ -90,7 +90,7 @@ impl Packing {
             Self::Snappy => {
                 let stated = snap::raw::decompress_len(&packed)?;
                 if stated as u64 > limit {
-                    return Err(io::Error::other(format!("it states {stated} bytes")));
+                    return Err(io::Error::other(format!("its header states {stated} bytes")));
                 }
                 *bytes = snap::raw::Decoder::new().decompress_vec(&packed)?;
                 return Ok(());
@@ -105,7 +105,7 @@ impl Shard {
     pub(super) fn new(folder: &Path, entry: Entry) -> Result<Self, String> {
         let Entry { format, column_names, column_encodings, column_sizes, samples, raw_data, zip_data, .. } = &entry;
         if format != "mds" {
-            return Err(format!("shards of the format `{format}` are unsupported, only `mds` is supported"));
+            return Err(format!("shards in the format `{format}` are unsupported; only `mds` is supported"));
         }
         if column_names.len() != column_encodings.len() || column_names.len() != column_sizes.len() {
             return Err("a shard lists different numbers of column names, encodings and sizes".into());
@@ -190,7 +190,8 @@ impl Shard {
                 // Reading one additional byte detects data that is too long.
                 let unpacked = packing.unpack(packed, self.entry.raw_data.bytes + 1, &mut bytes);
                 let at = Some(At::Byte(bytes.len() as u64));
-                let failed = |error| self.damaged(at, format!("the {} is cut or damaged: {error}", packing.name()));
+                let failed =
+                    |error| self.damaged(at, format!("the {} is truncated or damaged: {error}", packing.name()));
                 unpacked.map_err(failed)?;
                 bytes
             }

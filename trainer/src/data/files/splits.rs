@@ -120,7 +120,7 @@ pub(super) fn select(path: &Path, names: &[String], card: Option<&str>, split: &
         (false, _) => Ok(found),
         (true, true) => Err(DataError::NoSplit { path: path.into(), split: split.into(), splits: names_of() }),
         (true, false) => {
-            let message = format!("no file of the split `{split}` has the extension of a supported data format");
+            let message = format!("no file in the split `{split}` has the extension of a supported data format");
             Err(DataError::Slice { sources: vec![path.display().to_string()], message })
         }
     }
@@ -136,7 +136,7 @@ fn configuration(card: &str) -> Result<Option<Value>, String> {
         return Ok(None);
     }
     let head = zero_config::yaml(&head)
-        .ok_or("the YAML header of the dataset card is invalid; name files instead of a split")?;
+        .ok_or("the YAML header of the dataset card is invalid; specify files instead of a split")?;
     let list = head["configs"].as_array().cloned().unwrap_or_default();
     let name = |configuration: &Value| configuration["config_name"].as_str().unwrap_or_default().to_string();
     let is_default = |configuration: &&Value| configuration["default"] == true || name(configuration) == "default";
@@ -146,7 +146,7 @@ fn configuration(card: &str) -> Result<Option<Value>, String> {
         (several, None) => {
             let names: Vec<String> = several.iter().map(name).collect();
             Err(format!(
-                "the dataset card lists the configurations {}; name the files of one configuration instead of a split",
+                "the dataset card lists the configurations {}; specify the files of one configuration instead of a split",
                 names.join(", ")
             ))
         }

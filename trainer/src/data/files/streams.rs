@@ -65,7 +65,7 @@ impl Reader {
             Some(kind) => DataError::Damaged {
                 path: self.path.clone(),
                 at: Some(at),
-                message: format!("the {kind} is cut or damaged: {error}"),
+                message: format!("the {kind} is truncated or damaged: {error}"),
             },
         }
     }

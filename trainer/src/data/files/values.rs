@@ -49,7 +49,7 @@ pub(super) fn value(array: &dyn Array, row: usize) -> Result<Value, String> {
             let [keys, values] = [0, 1].map(|i| entries.column(i));
             let entry = |i| match value(keys, i)? {
                 Value::String(key) => Ok((key, value(values, i)?)),
-                key => Err(format!("the map key {key} is not a text")),
+                key => Err(format!("the map key {key} is not a string")),
             };
             Value::Object((0..entries.len()).map(entry).collect::<Result<_, _>>()?)
         }

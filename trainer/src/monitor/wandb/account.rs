@@ -51,8 +51,8 @@ fn of(config: &zero_config::Wandb, variable: impl Fn(&str) -> Option<String>) ->
     let base = variable("WANDB_BASE_URL").unwrap_or_else(|| SERVICE.into());
     let parsed = address(&base).and_then(|base| Some((Url::parse(&base).ok()?.host_str()?.to_string(), base)));
     let Some((host, server)) = parsed else {
-        let help = "set WANDB_BASE_URL to an address such as `https://wandb.example.com`, or unset it";
-        return setting(format!("WANDB_BASE_URL={base} is not the address of a server"), help);
+        let help = "set WANDB_BASE_URL to a URL such as `https://wandb.example.com`, or unset it";
+        return setting(format!("WANDB_BASE_URL={base} is not the URL of a server"), help);
     };
     let netrc = variable("NETRC").map(PathBuf::from);
     let netrc = netrc.or_else(|| variable("HOME").map(|home| PathBuf::from(home).join(".netrc")));
@@ -161,7 +161,7 @@ mod tests {
         assert_eq!(with(&[("WANDB_MODE", "disabled")]), Ok(None));
         for (variables, expected) in [
             (&[("WANDB_MODE", "offline"), ("WANDB_API_KEY", "abc")][..], "WANDB_MODE=offline is not supported"),
-            (&[("WANDB_BASE_URL", "wandb"), ("WANDB_API_KEY", "abc")], "WANDB_BASE_URL=wandb is not the address"),
+            (&[("WANDB_BASE_URL", "wandb"), ("WANDB_API_KEY", "abc")], "WANDB_BASE_URL=wandb is not the URL"),
             (&[("WANDB_BASE_URL", "https://h:x"), ("WANDB_API_KEY", "abc")], "WANDB_BASE_URL=https://h:x is not"),
             (&[("WANDB_BASE_URL", "http://host:1")], "the API key for host is missing"),
         ] {

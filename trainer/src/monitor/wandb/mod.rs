@@ -239,7 +239,7 @@ impl Sink for Wandb {
     }
 
     fn help(&self) -> String {
-        "check WANDB_BASE_URL, WANDB_API_KEY and the section `wandb`".into()
+        "check WANDB_BASE_URL, WANDB_API_KEY and the `wandb` section".into()
     }
 
     fn pace(&self) -> Duration {

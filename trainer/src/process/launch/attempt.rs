@@ -101,7 +101,7 @@ impl Attempt<'_> {
         }
         let token = self.token.map(TokenFile::token);
         let store = StoreServer::bind(("127.0.0.1", self.job.hosts.port.unwrap_or(0)), token);
-        let store = store.map_err(failed("cannot open the port at which the ranks connect"))?;
+        let store = store.map_err(failed("cannot open the port that the ranks connect to"))?;
         let address = store.address();
         Ok(Meeting { address: address.ip().to_string(), port: address.port(), _store: Some(store) })
     }
@@ -114,7 +114,7 @@ impl Attempt<'_> {
                 Ok(command)
             }
             What::Ourselves { .. } => {
-                let program = std::env::current_exe().map_err(failed("cannot find the executable of this program"))?;
+                let program = std::env::current_exe().map_err(failed("cannot find this program's executable"))?;
                 let mut command = Command::new(program);
                 command
                     .args(std::env::args_os().skip(1))
@@ -160,7 +160,7 @@ impl Attempt<'_> {
         output.prepare(&mut command, !(self.job.what.is_ours() && local_rank == 0));
         let program = command.get_program().to_string_lossy().into_owned();
         let mut child = command.spawn().map_err(|error| {
-            let help = "give the path of an executable program";
+            let help = "give the path of an executable file";
             Error::Launch(format!("cannot start rank {rank}, `{program}`: {error}\n  help: {help}"))
         })?;
         if let (Some(mut pipe), Some(text)) = (child.stdin.take(), self.job.standard_input()) {

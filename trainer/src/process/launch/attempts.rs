@@ -29,7 +29,7 @@ pub fn launch(mut team: Team, job: &Job<'_>, recovery: Option<&Recovery<'_>>) ->
     };
     let token = match line {
         Some(_) => None,
-        None => Some(TokenFile::create().map_err(failed("cannot write the job token's file"))?),
+        None => Some(TokenFile::create().map_err(failed("cannot write the job token file"))?),
     };
     let mut restarts = Restarts::default();
     let job_name = job_name();

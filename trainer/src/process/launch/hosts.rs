@@ -373,12 +373,12 @@ fn own_id() -> Result<u64, Error> {
 }
 
 fn serve(address: &str, port: u16, reach: &Reach) -> Result<StoreServer, Error> {
-    let place = format!("host 0 cannot open port {port}, at which all hosts connect");
+    let place = format!("host 0 cannot open port {port}, which all hosts connect to");
     let listen = match reach.listen {
         Some(listen) => listen,
         None => {
             let mut found = (address, port).to_socket_addrs().map_err(failed(&place))?;
-            let first = found.next().ok_or_else(|| format!("the name {address} resolves to no address"));
+            let first = found.next().ok_or_else(|| format!("the name {address} does not resolve to an address"));
             first.map_err(Error::Launch)?.ip()
         }
     };

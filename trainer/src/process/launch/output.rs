@@ -44,7 +44,7 @@ impl FromStr for Tee {
     fn from_str(text: &str) -> Result<Self, String> {
         let streams = |text: &str| match text {
             "0" | "1" | "2" | "3" => Ok(text.as_bytes()[0] - b'0'),
-            _ => Err("write 0, 1, 2 or 3, or one per local rank: 0:3,1:2".to_string()),
+            _ => Err("use 0, 1, 2 or 3, or one number per local rank: 0:3,1:2".to_string()),
         };
         if !text.contains(':') {
             return streams(text).map(Self::All);
@@ -117,7 +117,7 @@ fn open(folder: &Path, name: &str) -> Result<File, Error> {
     let path = folder.join(name);
     let file = fs::create_dir_all(folder).and_then(|()| File::create(&path));
     file.map_err(|error| {
-        let help = "name a writable folder";
+        let help = "choose a writable folder";
         Error::Launch(format!("{}: {error}\n  in: --log-dir\n  help: {help}", path.display()))
     })
 }

@@ -36,10 +36,10 @@ impl Recovery<'_> {
             return Ok(team.clone());
         }
         if left < min_ranks {
-            let help = "lower `launcher.min_ranks`, or leave it out to restart all ranks";
+            let help = "lower `launcher.min_ranks`, or remove it to restart all ranks";
             let all = team.ranks;
             return Err(Error::Launch(format!(
-                "{left} of {all} ranks left, fewer than `launcher.min_ranks: {min_ranks}`\n  help: {help}"
+                "{left} of {all} ranks remain, fewer than `launcher.min_ranks: {min_ranks}`\n  help: {help}"
             )));
         }
         let mut reason = None;
@@ -218,7 +218,7 @@ mod tests {
         assert_eq!(error(3, 3), "3 ranks cannot continue with the same train_batch_size: 8 samples over 3 ranks");
         assert_eq!(
             error(3, 2),
-            "2 of 4 ranks left, fewer than `launcher.min_ranks: 3`\n  help: lower `launcher.min_ranks`, or leave it out to restart all ranks"
+            "2 of 4 ranks remain, fewer than `launcher.min_ranks: 3`\n  help: lower `launcher.min_ranks`, or remove it to restart all ranks"
         );
     }
 }

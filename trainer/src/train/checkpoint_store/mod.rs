@@ -22,7 +22,7 @@ pub(super) use uploads::{Begun, Uploads};
 
 /// The configuration key of the store.
 const KEY: &str = "training.checkpoint_store";
-const HELP: &str = "name an address such as s3://bucket/run, gs://bucket/run or az://container/run";
+const HELP: &str = "use a URL such as s3://bucket/run, gs://bucket/run or az://container/run";
 
 /// The folder of checkpoints at an address.
 #[derive(Debug, Clone)]
@@ -195,7 +195,7 @@ fn newest(address: &str, key: &'static str, download: &Download<'_>) -> Result<O
     let listed = CheckpointStore::new(address)?.list(download).map_err(failed(key))?;
     match listed.complete().pop() {
         None if !listed.is_checkpoint => {
-            let help = "name the folder of a checkpoint, or a folder that contains folders `step-…`";
+            let help = "give a checkpoint folder, or a folder that contains `step-…` folders";
             Err(Error::setting(key, format!("there is no checkpoint at {address}"), help))
         }
         step => Ok(step),

@@ -85,8 +85,8 @@ impl Uploads {
         if let Some(&step) = steps.last()
             && !is_own
         {
-            let message = format!("{} exists already", store.at(&zero_checkpoint::name(step)));
-            let help = format!("name another address, or continue that run with --resume {}", store.address);
+            let message = format!("{} already exists", store.at(&zero_checkpoint::name(step)));
+            let help = format!("choose another URL, or continue that run with --resume {}", store.address);
             return Err(Error::setting(KEY, message, help));
         }
         for aside in store.set_back(listed, begun.steps, &download).map_err(failed(KEY))? {

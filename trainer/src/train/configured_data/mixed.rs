@@ -84,7 +84,7 @@ fn has_shape(key: &str, shape: SampleShape, first: SampleShape) -> Result<(), Er
         true => Ok(()),
         false => Err(Error::setting(
             key,
-            format!("the samples of this data set are {shape:?}, but the samples of the first data set are {first:?}"),
+            format!("the samples of this data set are {shape:?}, but those of the first data set are {first:?}"),
             "mix data sets whose samples have the same shape",
         )),
     }

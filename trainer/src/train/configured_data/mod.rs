@@ -16,9 +16,9 @@ use zero_engine::Error;
 use zero_engine::configured_model::{self, longest_sequence};
 
 /// The help for errors in `data.train` and `data.eval`.
-const READABLE: &str = "name readable files, or a glob";
+const READABLE: &str = "specify readable files or a glob";
 /// The help for errors in `data.cache_dir`.
-const WRITABLE: &str = "set it to a folder that this process can write and that has room for the tokens";
+const WRITABLE: &str = "set it to a folder that is writable and has room for the tokens";
 
 /// The configured data sets, and their tokenizer.
 pub(super) struct Opened<D> {
@@ -113,7 +113,7 @@ impl<'c> Sources<'c> {
             true => Ok(()),
             false => Err(Error::setting(
                 "data.sequence_length",
-                "the model does not state its maximum number of tokens",
+                "the model does not specify its maximum number of tokens",
                 "set it to the number of tokens per sample",
             )),
         }
@@ -335,7 +335,7 @@ pub(super) fn sequence_length(model: Option<&config::Model>, data: &config::Data
     match (data.sequence_length, longest) {
         (Some(length), Some(longest)) if length > longest => Err(Error::setting(
             "data.sequence_length",
-            format!("{length} tokens are more than the model's maximum of {longest}"),
+            format!("{length} tokens exceed the model's maximum of {longest}"),
             format!("set it to at most {longest}, or increase the maximum sequence length of the model"),
         )),
         (Some(length), _) => Ok(length),
@@ -357,7 +357,8 @@ pub(super) fn tokenizer_of(data: &config::Data) -> Result<Tokenizer, Error> {
     match &data.tokenizer {
         config::Tokenizer::Byte => Ok(Tokenizer::Byte),
         config::Tokenizer::File(path) => Tokenizer::from_file(path).map_err(|error| {
-            Error::from(error).named("data.tokenizer", "name a Hugging Face tokenizer.json, or `byte`")
+            Error::from(error)
+                .named("data.tokenizer", "set it to the path of a Hugging Face tokenizer.json, or to `byte`")
         }),
     }
 }
@@ -369,7 +370,7 @@ fn fits(model: Option<&config::Model>, shape: SampleShape) -> Result<(), Error> 
         (config::Model::Mlp(m), SampleShape::Features(n)) => Err(Error::setting(
             "model.input_size",
             format!(
-                "the value is {}, but must be {n}, the number of features in the table without the label",
+                "the value is {}, but must be {n}, the number of features in the table, excluding the label",
                 m.input_size
             ),
             format!("set it to {n}"),
@@ -377,7 +378,7 @@ fn fits(model: Option<&config::Model>, shape: SampleShape) -> Result<(), Error> 
         (config::Model::Mlp(_), SampleShape::Tokens(_)) => Err(Error::setting(
             "data.format",
             "an MLP trains on tables, not on tokens",
-            "name .csv files in `data.train`",
+            "list .csv files in `data.train`",
         )),
         (_, SampleShape::Features(_)) => Err(Error::setting(
             "data.format",

@@ -50,7 +50,7 @@ impl Lengths {
     pub(super) fn describe(&self) -> String {
         let Curriculum { max_difficulty: max, .. } = self.curriculum;
         let at_most = if max < self.whole {
-            format!("; the last {} of a sample are never trained", self.whole - max)
+            format!("; the last {} of a sample are never trained on", self.whole - max)
         } else {
             String::new()
         };

@@ -252,5 +252,5 @@ fn the_programs_own_data_are_not_truncated() {
         section(LENGTHS)
     );
     let error = Trainer::new(Config::parse("ds.yaml", text).unwrap()).train_data(data).fit().unwrap_err();
-    assert!(error.to_string().contains("a curriculum truncates only the samples of a `data` section"), "{error}");
+    assert!(error.to_string().contains("a curriculum can truncate only the samples of a `data` section"), "{error}");
 }

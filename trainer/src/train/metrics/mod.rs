@@ -73,7 +73,7 @@ impl Metric {
     ) -> std::result::Result<Self, Error> {
         let is_word = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
         if !name.starts_with(|c: char| c.is_ascii_lowercase()) || !name.chars().all(is_word) {
-            let message = format!("`{name}` is not a valid name of a metric");
+            let message = format!("`{name}` is not a valid metric name");
             return Err(Error::setting("Trainer::metric", message, "use lowercase letters, digits and `_`"));
         }
         if name == "loss" || taken.iter().any(|other| other.name == name) {
@@ -102,9 +102,9 @@ impl Metric {
     /// Fails if an output or target is missing. The error lists the available names.
     pub(super) fn check(&self, model: &Signature, batch: &Batch) -> std::result::Result<(), Error> {
         let refused = |message: String, help: String| {
-            Err(Error::setting("Trainer::metric", format!("the metric `{}` takes {message}", self.name), help))
+            Err(Error::setting("Trainer::metric", format!("the metric `{}` needs {message}", self.name), help))
         };
-        let outputs = || format!("the loss sees the outputs {}", model.outputs.join(", "));
+        let outputs = || format!("the loss receives the outputs {}", model.outputs.join(", "));
         match &self.selection {
             Selection::Single if model.outputs.len() != 1 => refused(
                 format!("one output, but {}", outputs()),
@@ -118,13 +118,19 @@ impl Metric {
             },
             Selection::Named { outputs: of, targets } => {
                 if let Some(output) = of.iter().find(|output| !model.outputs.contains(output)) {
-                    return refused(format!("the output `{output}`, which the loss does not see"), outputs());
+                    return refused(format!("the output `{output}`, which the loss does not receive"), outputs());
                 }
                 let of_loss = model.targets.as_deref().unwrap_or_default();
                 match targets.iter().find(|target| !batch.has_target(target) && !of_loss.contains(target)) {
                     Some(target) => {
-                        let message = format!("the target `{target}`, which the evaluation data do not have");
-                        refused(message, format!("their tensors are {}", batch.names().collect::<Vec<_>>().join(", ")))
+                        let message = format!("the target `{target}`, which the evaluation data does not have");
+                        refused(
+                            message,
+                            format!(
+                                "the evaluation data has the tensors {}",
+                                batch.names().collect::<Vec<_>>().join(", ")
+                            ),
+                        )
                     }
                     None => Ok(()),
                 }
@@ -169,7 +175,7 @@ pub(super) fn check(config: &zero_config::Config, metrics: &[Metric]) -> std::re
         Some(metric) if config.context_size() > 1 => {
             let message =
                 format!("the metric `{}` needs whole sequences, but each rank has only slices of them", metric.name);
-            let help = format!("write `{}: 1`, or remove the metrics from the program", config.context_key());
+            let help = format!("set `{}: 1`, or remove the metrics from the program", config.context_key());
             Err(Error::setting(config.context_key(), message, help))
         }
         _ => Ok(()),

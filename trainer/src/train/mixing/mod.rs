@@ -52,7 +52,7 @@ impl Mixing {
         };
         let parts: Vec<MixedPart> = sets.iter().zip(by_weight).map(part).collect();
         if parts.iter().all(|part| part.per_epoch == 0) {
-            let help = "increase `repeat`, or write `choose`";
+            let help = "increase `repeat`, or use `choose`";
             return Err(Error::setting("data.datasets", "an epoch would contain no samples", help));
         }
         let names = sets.iter().map(|set| set.name.clone()).collect();

@@ -90,7 +90,7 @@ fn summary(text: &mut String, engine: &Engine, step: &Step, found: &Found, peak:
         line("ranks that share each sequence:", config.context_size().to_string());
     }
     if config.tensor_size() > 1 {
-        line("ranks that cut each layer:", config.tensor_size().to_string());
+        line("ranks that split each layer:", config.tensor_size().to_string());
     }
     line("batch size per rank:", (step.samples / engine.replicas()).to_string());
     line("params of model:", scaled(engine.model().elements() as f64, ""));

@@ -66,7 +66,7 @@ fn errors_of_a_function_name_the_metric() {
     };
     let wrong = |scores: &Tensor, classes: &Tensor| roc_auc(scores, &(classes * 2.0)?);
     let told = mistake(|| new().data(points(8), valid()).dataset_metric("auc", wrong));
-    assert!(told.contains("has the classes 0 and 1, not 2"), "{told}");
+    assert!(told.contains("needs the classes 0 and 1, not 2"), "{told}");
 }
 
 fn one_hot(classes: &[i64], of: usize) -> Tensor {

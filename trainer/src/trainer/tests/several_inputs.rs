@@ -105,7 +105,7 @@ fn names_that_data_or_metrics_miss_are_reported_before_training() {
         let trainer = move || new().model(two_tasks()).data(data(), data());
         mistake(move || trainer().metric_of("m", [output], [target], |[y], _| Ok(y.clone())))
     };
-    assert!(metric("hidden", "sum").contains("the output `hidden`, which the loss does not see"));
+    assert!(metric("hidden", "sum").contains("the output `hidden`, which the loss does not receive"));
     let told = metric("sum", "total");
     assert!(told.contains("the target `total`") && told.contains("a, b, larger, sum"), "{told}");
 }

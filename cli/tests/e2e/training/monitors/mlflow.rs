@@ -140,8 +140,8 @@ fn a_missing_silent_or_broken_server_neither_ends_nor_changes_training() {
     let port = case::port();
     let errors = run("gone", port);
     let start =
-        format!("warning: cannot write the monitor `mlflow`: http://127.0.0.1:{port}: experiments/get-by-name: ");
-    let end = "; training continues; check that the tracking server runs, or set `mlflow.tracking_uri`\n\
+        format!("warning: cannot write to the monitor `mlflow`: http://127.0.0.1:{port}: experiments/get-by-name: ");
+    let end = "; training continues; check that the tracking server is running, or set `mlflow.tracking_uri`\n\
                warning: the monitor `mlflow` is missing 20 steps\n";
     assert!(errors.starts_with(&start) && errors.contains("onnection refused") && errors.ends_with(end), "{errors}");
     // A server that accepts connections but never responds.
@@ -166,8 +166,8 @@ fn a_missing_silent_or_broken_server_neither_ends_nor_changes_training() {
 fn an_unsupported_address_is_rejected_before_anything_starts() {
     let case = Case::new();
     for (set, expected) in [
-        ("mlflow={enabled: true, tracking_uri: databricks}", "databricks is not the address of a tracking server"),
-        ("mlflow={enabled: true}", "the address of the tracking server is missing"),
+        ("mlflow={enabled: true, tracking_uri: databricks}", "databricks is not the URL of a tracking server"),
+        ("mlflow={enabled: true}", "the URL of the tracking server is missing"),
     ] {
         let mut command = case.command(&["--config", "ds.yaml", "--quiet", "-n", "2", "--set", set]);
         let errors = fail(2, command.env_remove("MLFLOW_TRACKING_URI"));

@@ -105,7 +105,7 @@ fn resent_metrics_appear_once() {
     let output = command(&case, &server, &args).output().unwrap();
     let said = text(&output.stderr);
     assert!(output.status.success(), "{said}");
-    let end = "\nwarning: the monitor `wandb` can be written again; no step is missing\n";
+    let end = "\nwarning: the monitor `wandb` is writable again; no step is missing\n";
     assert!(said.ends_with(end) && said.lines().count() == 2, "{said}");
     assert_eq!(steps(&server.run().1), (1..=300).map(|step| 4 * step).collect::<Vec<u64>>());
     // In a long run, the backlog of the monitor fills up before the server answers again.
@@ -116,14 +116,14 @@ fn resent_metrics_appear_once() {
     let stderr = case.path("stderr");
     let mut child = command(&case, &server, &args).stderr(fs::File::create(&stderr).unwrap()).spawn().unwrap();
     let said = || fs::read_to_string(&stderr).unwrap();
-    wait_for(|| said().contains("the monitor `wandb` can be written again"));
+    wait_for(|| said().contains("the monitor `wandb` is writable again"));
     let stored = server.state().stored;
     assert_eq!(stored, 2, "the first post and its repetition");
     signal(child.id(), "TERM");
     assert_eq!(child.wait().unwrap().code(), Some(143));
     let said = said();
-    let start = format!("warning: cannot write the monitor `wandb`: {}: file_stream: ", server.url());
-    let end = "; training continues; check WANDB_BASE_URL, WANDB_API_KEY and the section `wandb`";
+    let start = format!("warning: cannot write to the monitor `wandb`: {}: file_stream: ", server.url());
+    let end = "; training continues; check WANDB_BASE_URL, WANDB_API_KEY and the `wandb` section";
     let lines: Vec<&str> = said.lines().collect();
     assert!(lines[0].starts_with(&start) && lines[0].ends_with(end), "{said}");
     let (_, run) = server.run();
@@ -144,12 +144,12 @@ fn a_wrong_key_and_an_unreachable_server_do_not_end_training() {
         assert_eq!((case.losses(out), case.shards(out, 20)), (case.losses("well"), case.shards("well", 20)));
         text(&output.stderr)
     };
-    let end = "; training continues; check WANDB_BASE_URL, WANDB_API_KEY and the section `wandb`\n\
+    let end = "; training continues; check WANDB_BASE_URL, WANDB_API_KEY and the `wandb` section\n\
                warning: the monitor `wandb` is missing 20 steps\n";
     let url = server.url();
     let expected = "viewer: 401 Unauthorized user is not logged in";
     let said = failing("wrong", "b", &url);
-    assert_eq!(said, format!("warning: cannot write the monitor `wandb`: {url}: {expected}{end}"));
+    assert_eq!(said, format!("warning: cannot write to the monitor `wandb`: {url}: {expected}{end}"));
     let url = format!("http://127.0.0.1:{}", case::port());
     let said = failing("gone", KEY, &url);
     assert!(said.contains("onnection refused") && said.ends_with(end), "{said}");

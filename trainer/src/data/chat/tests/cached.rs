@@ -188,10 +188,10 @@ fn errors_of_lengths_are_the_same_from_the_cache() {
     assert!(compare(of_conversations, &folder, &options(300, ExcessLength::Raise)).is_ok());
     let before = entries(&folder);
     let error = |length, excess| compare(of_conversations, &folder, &options(length, excess)).unwrap_err();
-    let expected = "data.jsonl, line 3: the conversation has 27 tokens, more than the 25 tokens of a sample and the next \
+    let expected = "data.jsonl, line 3: the conversation has 27 tokens, but a sample has room for 25 tokens and the next \
                     token; 2 conversations are too long, the longest with 28 tokens\n";
     assert!(error(25, ExcessLength::Raise).contains(expected), "{}", error(25, ExcessLength::Raise));
-    let expected = "data.jsonl, line 1: a sample holds the first 17 of the conversation's 22 tokens, and none of them is trained\n    | <|im_start|>user\n";
+    let expected = "data.jsonl, line 1: a sample holds the first 17 of the conversation's 22 tokens, and none of these is trained on\n    | <|im_start|>user\n";
     assert!(error(16, ExcessLength::Truncate).contains(expected), "{}", error(16, ExcessLength::Truncate));
     assert!(error(9, ExcessLength::Drop).contains("no tokens or rows in"));
     assert_eq!(entries(&folder), before);
@@ -199,7 +199,7 @@ fn errors_of_lengths_are_the_same_from_the_cache() {
     // The file contains a token that the smaller vocabulary does not have.
     let small = DataOptions { vocabulary: 263, ..options(300, ExcessLength::Raise) };
     let error = compare(of_conversations, &folder, &small).unwrap_err();
-    assert!(error.ends_with("data.jsonl, line 1: token 263 is outside the vocabulary of 263"), "{error}");
+    assert!(error.ends_with("data.jsonl, line 1: token 263 is outside the vocabulary of 263 tokens"), "{error}");
 
     folder.write("data.jsonl", &lines(&pairs()));
     let chat = ChatOptions { excess_length: ExcessLength::Truncate, ..ChatOptions::default() };
@@ -207,7 +207,7 @@ fn errors_of_lengths_are_the_same_from_the_cache() {
     assert!(given(300).is_ok());
     let before = entries(&folder);
     let error = given(10).unwrap_err();
-    let expected = "data.jsonl, line 1: a sample holds the first 11 tokens, which contain nothing of the chosen answer\n    | <|im_start|>user\n";
+    let expected = "data.jsonl, line 1: a sample holds only the first 11 tokens, which contain no part of the chosen answer\n    | <|im_start|>user\n";
     assert!(error.contains(expected), "{error}");
     assert_eq!(entries(&folder), before);
 }

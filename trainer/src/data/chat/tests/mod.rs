@@ -169,10 +169,10 @@ fn samples_have_the_sequence_length() {
     // The `eos_token` is the padding, because the tokenizer names no padding token.
     assert_eq!(rows[0][22..], [263; 4]);
     assert!(samples.position_ids.is_empty());
-    assert_eq!(all.description().unwrap(), "2 conversations, 17.3 % of positions trained, 7.7 % padding");
+    assert_eq!(all.description().unwrap(), "2 conversations, 17.3 % of positions trained on, 7.7 % padding");
 
     let error = raw(length - 2, ExcessLength::Raise).unwrap_err().to_string();
-    let expected = "data.jsonl, line 1: the conversation has 27 tokens, more than the 25 tokens of a sample and the next \
+    let expected = "data.jsonl, line 1: the conversation has 27 tokens, but a sample has room for 25 tokens and the next \
                     token; no other conversation is too long\n  help: increase `data.sequence_length`";
     assert!(error.contains(expected), "{error}");
     let error = raw(9, ExcessLength::Raise).unwrap_err().to_string();
@@ -181,14 +181,14 @@ fn samples_have_the_sequence_length() {
     assert_eq!(folder.shown(&cut)[0], "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n[bcd]");
     assert!(cut.description().unwrap().ends_with(", 1 truncated"));
     let dropped = raw(21, ExcessLength::Drop).unwrap();
-    assert_eq!((dropped.len(), dropped.description().unwrap().ends_with(", 1 left out as too long")), (1, true));
+    assert_eq!((dropped.len(), dropped.description().unwrap().ends_with(", 1 dropped as too long")), (1, true));
     let error = raw(17, ExcessLength::Truncate).unwrap_err().to_string();
-    let expected = "line 1: a sample holds the first 18 of the conversation's 27 tokens, and none of them is trained\n    | <|im_start|>user\n";
+    let expected = "line 1: a sample holds the first 18 of the conversation's 27 tokens, and none of these is trained on\n    | <|im_start|>user\n";
     assert!(error.contains(expected), "{error}");
     folder.write("data.jsonl", &format!("{record}\n{}", said(&[("user", "a")])));
     let left = folder.open(30, ChatOptions { untrained: Untrained::Drop, ..ChatOptions::default() }).unwrap();
     assert_eq!(left.len(), 1);
-    assert!(left.description().unwrap().ends_with(", 1 left out because no token is trained"));
+    assert!(left.description().unwrap().ends_with(", 1 dropped because no token is trained on"));
 }
 
 #[test]
@@ -227,7 +227,7 @@ fn a_sample_can_hold_several_conversations() {
     let dataset = packed(64).unwrap();
     assert_eq!(
         dataset.description().unwrap(),
-        "4 conversations in 2 samples, 22.7 % of positions trained, 14.8 % padding"
+        "4 conversations in 2 samples, 22.7 % of positions trained on, 14.8 % padding"
     );
     let alone = folder.open(64, ChatOptions::default()).unwrap();
     let [mut samples, mut of_alone] = [Samples::default(), Samples::default()];
@@ -264,11 +264,11 @@ fn errors_name_the_record_and_a_remedy() {
     };
     begins(
         said(&[("system", "s"), ("user", "a")]),
-        "no message of the conversation is trained; the roles of its messages are system, user\n  help: add an assistant message",
+        "no message in the conversation is trained on; the roles of its messages are system, user\n  help: add an assistant message",
     );
     begins(
         said(&[("user", "a"), ("bot", "b")]),
-        "message 2 has the role \"bot\", which is unknown\n  help: add the name to one of `data.chat.roles`",
+        "message 2 has the role \"bot\", which is unknown\n  help: add this role to one of the lists in `data.chat.roles`",
     );
     begins(json!({"text": "a", "id": 1}), "the record has no field `messages`; its fields are `text`, `id`");
     begins(
@@ -300,7 +300,7 @@ fn errors_name_the_record_and_a_remedy() {
     assert!(
         folder
             .error(&[json!({})], role)
-            .contains("roles_to_train: `bot` is not a known role\n  help: name some of user,")
+            .contains("roles_to_train: `bot` is not a known role\n  help: choose from user,")
     );
     for (text, expected) in [
         ("{\"a\": }", "data.jsonl, line 1: column 7: expected value"),
@@ -346,7 +346,7 @@ fn errors_of_templates_name_the_template() {
     let source = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{% if loop.last and m.role == 'assistant' %}{{ '<think></think>' }}{% endif %}{{ m.content + '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
     let turns = [said(&[("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d")])];
     let error = Folder::new(source, IM).error(&turns, ChatOptions::default());
-    assert!(error.starts_with("data.jsonl, line 1: cannot find the tokens of message 2 in the output of the template: the template renders the message differently when other messages follow\n    | <|im_start|>user\n    | a<|im_end|>"), "{error}");
+    assert!(error.starts_with("data.jsonl, line 1: cannot find the tokens of message 2 in the template's output: the template renders the message differently when other messages follow\n    | <|im_start|>user\n    | a<|im_end|>"), "{error}");
     assert!(
         error.contains(
             "\n  help: set `data.chat.chat_template` to a template that encloses the model's text in `{% generation %}`"
@@ -358,7 +358,7 @@ fn errors_of_templates_name_the_template() {
     assert!(
         folder
             .error(&hi, ChatOptions::default())
-            .contains("the bos_token of the model is `<|endoftext|>`, but tokenizer.json has no such token")
+            .contains("the model's bos_token is `<|endoftext|>`, but tokenizer.json has no such token")
     );
     let bare = chatml();
     std::fs::remove_file(bare.path().join("chat_template.jinja")).unwrap();
@@ -396,5 +396,5 @@ fn fields_that_are_null_are_missing_and_reasoning_has_two_names() {
         ["usera<|im_end|>[assistantwhywhy<|im_end|>]"]
     );
     let error = Folder::new("{{ messages[1].content | tojson }}", IM).error(&[record], ChatOptions::default());
-    assert!(error.contains("undefined value: tojson of a missing value"), "{error}");
+    assert!(error.contains("undefined value: tojson cannot serialize a missing value"), "{error}");
 }

@@ -97,9 +97,9 @@ fn long_pairs_are_truncated_dropped_or_an_error() {
         read(&folder, &records, ChatOptions { excess_length, untrained, ..ChatOptions::default() }, 4)
     };
     let error = open(ExcessLength::Raise, Untrained::Raise).unwrap_err().to_string();
-    assert!(error.contains("line 2: the conversation has 11 tokens, more than the 4 tokens of a sample"), "{error}");
+    assert!(error.contains("line 2: the conversation has 11 tokens, but a sample has room for 4 tokens"), "{error}");
     let pairs = open(ExcessLength::Drop, Untrained::Raise).unwrap();
-    assert_eq!((pairs.len(), pairs.description().ends_with(", 1 left out as too long")), (1, true));
+    assert_eq!((pairs.len(), pairs.description().ends_with(", 1 dropped as too long")), (1, true));
     let pairs = open(ExcessLength::Truncate, Untrained::Raise).unwrap();
     assert_eq!(shown(&folder, &pairs, 1), ["a[cccc]", "a[b<|im_end|>]"]);
     let records = [record("c"), json!({"prompt": "aaaaaaaaaa", "chosen": "c", "rejected": "b"})];
@@ -109,14 +109,11 @@ fn long_pairs_are_truncated_dropped_or_an_error() {
     };
     let error = open(Untrained::Raise).unwrap_err().to_string();
     assert!(
-        error.contains("line 2: a sample holds the first 5 tokens, which contain nothing of the chosen answer\n"),
+        error.contains("line 2: a sample holds only the first 5 tokens, which contain no part of the chosen answer\n"),
         "{error}"
     );
     assert!(
-        open(Untrained::Drop)
-            .unwrap()
-            .description()
-            .ends_with(", 1 truncated, 1 left out because an answer is missing")
+        open(Untrained::Drop).unwrap().description().ends_with(", 1 truncated, 1 dropped because an answer is missing")
     );
 }
 
@@ -127,15 +124,15 @@ fn wrong_records_are_errors() {
     let of = |record: Value| read(&folder, &[record], ChatOptions::default(), LENGTH).unwrap_err().to_string();
     for (record, expected) in [
         (json!({"prompt": "a", "chosen": "b"}), "the record has no field `rejected`"),
-        (json!({"chosen": "a", "rejected": "b"}), "are texts, but the record has no `prompt`"),
-        (json!({"prompt": "a", "chosen": "b", "rejected": messages(&[no])}), "must be two texts or two lists"),
+        (json!({"chosen": "a", "rejected": "b"}), "are strings, but the record has no `prompt`"),
+        (json!({"prompt": "a", "chosen": "b", "rejected": messages(&[no])}), "must both be strings or both be lists"),
         (
             json!({"prompt": "other", "chosen": messages(&[hi, yes]), "rejected": messages(&[hi, no])}),
             "must be the content of one of the messages with which both answers begin",
         ),
         (
             json!({"chosen": messages(&[yes]), "rejected": messages(&[no])}),
-            "have no common first message that could be the prompt",
+            "do not begin with a common message that could be the prompt",
         ),
         (
             json!({"chosen": messages(&[hi, yes]), "rejected": messages(&[hi])}),

@@ -34,7 +34,7 @@ fn marks_are_no_remedy_for_turns_of_other_roles() {
     let chat = ChatOptions { roles_to_train: vec!["user".into()], ..ChatOptions::default() };
     let error = folder.error(&[said(&[("user", "a"), ("assistant", "b")])], chat);
     assert!(error.contains("cannot find the tokens of message 1"), "{error}");
-    assert!(error.contains("help: train only the assistant's messages"), "{error}");
+    assert!(error.contains("help: train only on the assistant's messages"), "{error}");
 }
 
 #[test]

@@ -101,7 +101,7 @@ fn a_truncated_archive_is_an_error_with_its_position() {
         let path = folder.write(&format!("a.txt.{end}"), &packed[..packed.len() - 1]);
         let error = folder.without(&documents(&path, Format::Auto, "text").unwrap_err());
         let kind = ["bzip2", "gzip", "zstd"].into_iter().find(|kind| kind[..2] == end[..2]).unwrap();
-        let at = format!("a.txt.{end}, byte {}: the {kind} archive is cut or damaged: ", lines.len());
+        let at = format!("a.txt.{end}, byte {}: the {kind} archive is truncated or damaged: ", lines.len());
         assert!(error.starts_with(&at) || end == "zst" && error.starts_with("a.txt.zst, byte "), "{error}");
     }
 }

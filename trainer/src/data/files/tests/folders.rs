@@ -28,7 +28,7 @@ fn a_saved_data_set_has_its_files_in_order() {
     let error = open(folder.path(), Format::Auto).unwrap_err().to_string();
     assert!(
         error.ends_with(&format!(
-            "has the splits train, test; name one of them, as in {}",
+            "has the splits train, test; choose one of them, as in {}",
             folder.path().join("train").display()
         )),
         "{error}"
@@ -133,7 +133,7 @@ fn shards_give_tokens() {
         assert_eq!((samples.tokens, samples.targets), (vec![1, 2, 3, 4], vec![2, 3, 4, 5]), "{encoding}");
         options.vocabulary = 5;
         let error = super::super::super::open(&options, &super::super::super::Tokenizer::Byte).err().unwrap();
-        assert!(error.to_string().contains(": token 5 is outside the vocabulary of 5"), "{error}");
+        assert!(error.to_string().contains(": token 5 is outside the vocabulary of 5 tokens"), "{error}");
     }
     let folder = Folder::new();
     Mds { columns: &[("tokens", "bytes", None)], compression: None }.write(&folder, &[vec![vec![vec![1, 2, 3]]]]);
@@ -160,7 +160,7 @@ fn a_shard_that_differs_from_its_index_is_an_error() {
     for (from, to, expected) in [
         ("\"samples\":1", "\"samples\":2", "shard.00000.mds: 1 samples, but index.json states 2"),
         ("shard.00000.mds", "/etc/passwd", "index.json: `/etc/passwd` is not a path in the folder"),
-        ("\"mds\"", "\"json\"", "index.json: shards of the format `json` are unsupported, only `mds` is supported"),
+        ("\"mds\"", "\"json\"", "index.json: shards in the format `json` are unsupported; only `mds` is supported"),
         ("[8,null]", "[9,null]", "shard.00000.mds, row 0: the sample extends beyond the end of the shard"),
         ("[8,null]", "[8]", "index.json: a shard lists different numbers of column names, encodings and sizes"),
     ] {

@@ -55,7 +55,7 @@ fn file_and_folder_names_define_splits() {
         (&shards[..], "test", "set has no split `test`; it has train, my_split"),
         (&folders, "test", "set has no split `test`; it has train, validation"),
         (&plain, "test", "set has no split `test`; it has train"),
-        (&["train.png"], "train", "set: no file of the split `train` has the extension of a supported data format"),
+        (&["train.png"], "train", "set: no file in the split `train` has the extension of a supported data format"),
     ] {
         assert_eq!(chosen(names, None, split).unwrap_err(), expected);
     }
@@ -76,7 +76,7 @@ fn a_data_set_card_defines_splits() {
     for (configs, expected) in [
         (
             "- config_name: de\n- config_name: en\n",
-            "the dataset card lists the configurations de, en; name the files of one",
+            "the dataset card lists the configurations de, en; specify the files of one",
         ),
         ("- config_name: de\n  data_files: 3\n", "`data_files` in the dataset card must be file names, or splits"),
         (

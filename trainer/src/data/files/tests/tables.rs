@@ -136,8 +136,8 @@ fn the_format_that_is_stated_must_be_that_of_the_file() {
     assert_eq!(message(&path, Format::Arrow), "a.parquet: a Parquet file, not an Arrow file");
     assert_eq!(message(&path, Format::Text), "a.parquet: a Parquet file, not text");
     assert_eq!(message(&path, Format::Jsonl), "a.parquet: a Parquet file, not JSON lines");
-    assert_eq!(message(&text, Format::Parquet), "b.txt: a file of another format, not a Parquet file");
-    assert_eq!(message(&other, Format::Auto), "b.parquet: a file of another format, not a Parquet file");
+    assert_eq!(message(&text, Format::Parquet), "b.txt: a file in another format, not a Parquet file");
+    assert_eq!(message(&other, Format::Auto), "b.parquet: a file in another format, not a Parquet file");
     assert_eq!(open(&text, Format::Auto).unwrap()[0].format, Format::Text);
     assert_eq!(open(&path, Format::Bytes).unwrap()[0].documents("text", Cuts::Anywhere).unwrap().count(), 1);
 }
