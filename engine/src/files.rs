@@ -180,7 +180,7 @@ mod tests {
     fn an_address_is_not_a_path() {
         for source in ["s3://bucket/a.txt", "gs://b/**/*.txt", "https://host/a", "hf://datasets/a", "file:///a"] {
             let error = expand(&["Cargo.toml".into(), source.into()]).expect_err(source);
-            assert!(error.to_string().starts_with(&format!("{source} is a remote address")), "{error}");
+            assert!(error.to_string().starts_with(&format!("{source} is a remote URL")), "{error}");
         }
         for source in ["a://b", "data/x://y.txt", "://", "a b://c", "Cargo.toml"] {
             are_paths(&[source.into()]).unwrap_or_else(|error| panic!("{error}"));

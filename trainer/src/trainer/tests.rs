@@ -184,7 +184,7 @@ fn mistakes_are_reported_before_training() {
     let twice = || new().model(model()).train_data(points(8)).metric("a", accuracy).metric("a", accuracy);
     assert!(mistake(twice).contains("another metric already has the name `a`"));
     assert!(mistake(|| new().metric("loss", accuracy)).contains("another metric already has the name `loss`"));
-    assert!(mistake(|| new().metric("F 1", accuracy)).contains("`F 1` is not a valid name"));
+    assert!(mistake(|| new().metric("F 1", accuracy)).contains("`F 1` is not a valid metric name"));
     let text = "train_batch_size: 2\nmodel: {type: mlp, input_size: 2, output_size: 2}\ndata: {train: a.csv}";
     let zoo = || quiet(Config::parse("ds.yaml", text).unwrap());
     let told = mistake(|| zoo().model(model()));

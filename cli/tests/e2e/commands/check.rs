@@ -23,7 +23,7 @@ fn check_reports_the_same_errors_as_a_run() {
             "hf://../a.safetensors is not a valid URL",
             "initial_weights",
         ),
-        ("training.output_dir=s3://bucket/run", "s3://bucket/run is a remote address", "training.output_dir"),
+        ("training.output_dir=s3://bucket/run", "s3://bucket/run is a remote URL", "training.output_dir"),
         (
             "mlflow={enabled: true, tracking_uri: https://}",
             "https: is not the URL of a tracking server",
@@ -31,7 +31,7 @@ fn check_reports_the_same_errors_as_a_run() {
         ),
         ("data.format=csv", "a language model trains on text or tokens, not on a table", "data.format"),
         ("model.vocab_size=61", "61 is smaller than the data's vocabulary of 256 tokens", "model.vocab_size"),
-        ("model.n_layer=1", "cannot be cut into 7 parts", "pipeline"),
+        ("model.n_layer=1", "cannot be split into 7 parts", "pipeline"),
         (
             "training.param_groups=[{kinds: norm, optimizer: {type: Custom}}]",
             "a custom optimizer updates all parameters, not only those of a group",

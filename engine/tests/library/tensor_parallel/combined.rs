@@ -174,7 +174,7 @@ fn layers_that_cannot_be_split_are_errors() {
         let mut engine = engine_of(six(), comm, &text);
         engine.train_batch(&batch(0, 2)).unwrap_err().to_string()
     });
-    assert!(messages[0].contains("cannot be cut into 3 slices of the same length"), "{}", messages[0]);
+    assert!(messages[0].contains("cannot be split into 3 slices of the same length"), "{}", messages[0]);
 }
 
 /// The first collective of a step belongs to the embedding.

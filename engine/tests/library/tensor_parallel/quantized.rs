@@ -78,5 +78,5 @@ fn quantization_blocks_cannot_be_split() {
     let text = keys(4, 2, 1, 0, NF4);
     let error = world(4, |comm| Engine::with_communicator(config(4, &text), gpt2(), comm).map(drop)).remove(0);
     let error = error.unwrap_err().to_string();
-    assert!(error.contains("c_proj") && error.contains("blocks of 64 elements cannot be cut"), "{error}");
+    assert!(error.contains("c_proj") && error.contains("blocks of 64 elements cannot be split"), "{error}");
 }
