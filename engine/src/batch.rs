@@ -6,7 +6,7 @@ use zero_model::{Activations, BuiltLayer, Model, Signature};
 
 use crate::error::Error;
 
-/// Samples: inputs of layers and targets of the loss. Dimension 0 of every tensor is the sample.
+/// Samples: inputs for layers and targets for the loss. Dimension 0 of every tensor is the sample.
 ///
 /// A model that is a plain list of layers needs no names: `Batch::new(inputs, targets)`. Layers and losses that name
 /// the values they take ([`Layers::with`](zero_model::Layers::with)) find them by name:

@@ -67,7 +67,7 @@ pub fn check_interface(config: &Config) -> Result<(), Error> {
     found.map(|_| ()).map_err(|reason| Error::setting("launcher.interface", reason, help))
 }
 
-/// Returns how long a rank waits for another before it reports an error.
+/// Returns how long a rank waits for another rank before it reports an error.
 #[must_use]
 pub fn timeout(config: &Config) -> Duration {
     Duration::from_secs_f64(config.launcher.timeout_seconds)
@@ -78,8 +78,8 @@ pub fn timeout(config: &Config) -> Duration {
 /// function is for ranks that connect in another way, such as threads.
 ///
 /// # Errors
-/// Fails if the configuration does not fit the number of ranks. Fails on every rank if the configurations of two ranks
-/// differ. The error names the first key that differs and both values.
+/// Fails if the configuration does not match the number of ranks. Fails on every rank if the configurations of two
+/// ranks differ. The error names the first key that differs and both values.
 pub fn agreed(config: &Config, comm: &dyn Communicator) -> Result<Config, Error> {
     let config = config.for_world_size(comm.size()).inspect_err(|error| comm.abort(&error.to_string()))?;
     if comm.size() > 1 {

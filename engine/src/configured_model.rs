@@ -206,7 +206,7 @@ fn vocab_size(configured: Option<usize>, tokenizer: Option<usize>, pretrained: O
 }
 
 /// Builds a model on the CPU. `training.trainable` and `training.frozen`, or the configured adapters, decide which
-/// parameters train. If none of these keys is set, the program's selection ([`Layers::trainable`]) applies.
+/// parameters are trainable. If none of these keys is set, the program's selection ([`Layers::trainable`]) applies.
 ///
 /// # Errors
 /// Fails if a pattern is malformed or matches nothing, if nothing is trainable, or if a layer cannot be built.
@@ -214,10 +214,10 @@ pub fn build(config: &Config, layers: Layers, dtype: DType) -> Result<Model, Err
     build_on(config, layers, dtype, &Device::Cpu)
 }
 
-/// Cuts layers for a rank, if the configuration cuts layers over ranks.
+/// Splits the layers for a rank, if the configuration splits layers across ranks.
 ///
 /// # Errors
-/// Fails if the layers cannot be cut.
+/// Fails if the layers cannot be split.
 pub fn cut(config: &Config, layers: Layers, rank: usize) -> Result<Layers, Error> {
     let ranks = config.tensor_size();
     if ranks > 1 && !layers.is_tensor_parallel() {

@@ -47,10 +47,10 @@ pub fn replace(path: &Path, content: impl AsRef<[u8]>) -> io::Result<()> {
     })
 }
 
-/// Rejects addresses such as `s3://bucket/file` without accessing any file.
+/// Rejects URLs such as `s3://bucket/file` without accessing any file.
 ///
 /// # Errors
-/// Returns [`DataError::Address`] with the first address.
+/// Returns [`DataError::Address`] with the first URL.
 pub fn are_paths(sources: &[String]) -> Result<(), DataError> {
     match sources.iter().find(|source| is_address(source)) {
         Some(address) => Err(DataError::Address { address: address.clone() }),

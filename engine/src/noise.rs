@@ -1,8 +1,8 @@
 //! The gradient noise scale: how many samples a step needs before the noise of its gradient is as small as its signal
 //! (McCandlish et al., "An Empirical Model of Large-Batch Training", 2018, appendix A.1).
 
-/// Unbiased estimates from the gradients of one step. Each is noisy, so average both over steps before you divide one
-/// by the other.
+/// Unbiased estimates from the gradients of one step. Both are noisy, so average each over several steps before you
+/// divide one by the other.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct GradientNoise {
     /// |G|², the squared norm of the gradient of the expected loss. A single estimate may be negative.

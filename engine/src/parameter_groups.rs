@@ -1,5 +1,5 @@
-//! Assigns parameters to optimizers and settings: the matrices of Muon, `training.param_groups` and the layer-wise
-//! decay of the learning rate.
+//! Assigns parameters to optimizers and settings: the matrices of Muon, `training.param_groups` and layer-wise learning
+//! rate decay.
 
 use zero_config as config;
 use zero_model::{BuildError, Model, Parameter, ParameterId, Trainable, Tuning};

@@ -1,4 +1,4 @@
-//! Converts a configuration to the options of the crates below.
+//! Converts a configuration to the options of the lower crates.
 
 mod schedule;
 
@@ -26,7 +26,7 @@ use crate::parameter_groups::clippings;
 pub struct Settings {
     /// Working dtype of parameters and activations.
     pub dtype: DType,
-    /// How segments (flat parameters) are cut into shards.
+    /// How segments (flat parameters) are split into shards.
     pub layout: LayoutOptions,
     /// Which values reside on disk.
     pub tiers: TierOptions,

@@ -19,8 +19,8 @@ use crate::settings::Settings;
 #[derive(Debug, Clone)]
 pub struct StagePlan {
     /// The mesh: pipeline stages × replicates × shards. Each shard group is divided into context groups. If layers are
-    /// cut over tensor groups, this is the mesh of one plane, because all planes run the same programs. If replicates
-    /// train independently, it is the mesh of one replicate.
+    /// split across tensor groups, this is the mesh of one plane, because all planes run the same programs. If
+    /// replicates train independently, it is the mesh of one replicate.
     pub mesh: Mesh,
     /// The mesh of all ranks.
     pub whole: Mesh,
@@ -39,7 +39,7 @@ impl StagePlan {
     /// time`.
     ///
     /// # Errors
-    /// Fails if the model has fewer layers than stages, or cannot be cut as configured.
+    /// Fails if the model has fewer layers than stages, or cannot be split as configured.
     pub fn new(
         config: &Config,
         settings: &Settings,
@@ -162,7 +162,7 @@ impl StagePlan {
         Self { mesh: self.whole.plane(), ..self.clone() }
     }
 
-    /// Simulates the programs of all ranks with a table of costs.
+    /// Simulates the programs of all ranks with a cost table.
     ///
     /// # Errors
     /// Fails if the table belongs to another model.
@@ -171,8 +171,8 @@ impl StagePlan {
         simulated.map_err(|e| Error::Zero(ZeroError::Internal(e.to_string())))
     }
 
-    /// Returns the world that the validator and the simulator run on. Its channels have no capacity, so a valid program
-    /// runs over any transport.
+    /// Returns the world that the validator and the simulator run on. Its channels have no capacity, so a program that
+    /// is valid there runs over any transport.
     pub fn world<'a>(&'a self, shape: &'a ModelShape) -> World<'a> {
         World { shape, stages: &self.stages, mesh: self.mesh, capacity: 0 }
     }

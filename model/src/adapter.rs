@@ -1,4 +1,4 @@
-//! Adapters: small trainable additions to the linear maps of a frozen model. Names follow PEFT's rules.
+//! Adapters: small trainable additions to the linear layers of a frozen model. Names follow PEFT's rules.
 
 use zero_ops::{LinearMap, LoraOptions, names};
 
@@ -13,22 +13,22 @@ pub enum TrainedBias {
     None,
     /// All of them.
     All,
-    /// The biases of the linear maps with an adapter.
+    /// The biases of the linear layers with an adapter.
     LoraOnly,
 }
 
 /// The adapters of a model. All other parameters are frozen.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Adapter {
-    /// Size of the adapters, and the linear maps that get one.
+    /// Size of the adapters, and the linear layers that get one.
     pub lora: LoraOptions,
     /// Names of modules of the base model that are trained in full. As in PEFT, a name selects all modules whose path
     /// ends with this text: `norm` also selects `input_layernorm`.
     pub modules_to_save: Vec<String>,
     /// Biases that are trained.
     pub bias: TrainedBias,
-    /// LoRA+: the matrices B and all vectors learn at this multiple of the learning rate of all other matrices. 1 for
-    /// plain LoRA.
+    /// LoRA+: the learning rate of the matrices B and of all vectors, as a multiple of the learning rate of all other
+    /// matrices. 1 for plain LoRA.
     pub lr_ratio: f64,
 }
 

@@ -62,7 +62,7 @@ pub enum BuildError {
     /// A parameter has no elements.
     #[error("parameter `{0}` has no elements")]
     Empty(String),
-    /// A pattern over parameter names is malformed.
+    /// A pattern for parameter names is malformed.
     #[error("`{pattern}` is not a valid pattern for parameter names: {reason}")]
     Pattern {
         /// The pattern.
@@ -78,7 +78,7 @@ pub enum BuildError {
         /// Parameter names similar to the pattern.
         names: Vec<String>,
     },
-    /// An adapter names a linear map that the model does not have.
+    /// An adapter names a linear layer that the model does not have.
     #[error("the model has no linear layer `{name}`\n  help: its linear layers are {}", quoted(modules))]
     UnknownTarget {
         /// The name.
@@ -94,7 +94,7 @@ pub enum BuildError {
         /// The last parts of the paths of all modules with parameters.
         modules: Vec<String>,
     },
-    /// The model has no linear map for an adapter.
+    /// The model has no linear layer that can have an adapter.
     #[error(
         "the model has no `ops::Linear` or `ops::Conv1D` that is built from a `VarBuilder`, so it cannot have adapters"
     )]

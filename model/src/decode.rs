@@ -10,8 +10,8 @@ impl Model {
     /// Runs all layers on `tokens`, `[batch, time]` of u32: row i continues the sequence of the i-th cache. Returns the
     /// logits after each row's last token, `[batch, vocabulary]`.
     ///
-    /// The results are bit-identical to a forward over the whole sequences, as long as layers mix positions only with
-    /// the operations of this project. All parameters must be filled.
+    /// The results are bit-identical to a forward pass over the whole sequences, as long as layers mix positions only
+    /// with the operations of this project. All parameters must be filled.
     ///
     /// # Errors
     /// Fails if the model takes named inputs, if its output is not a single tensor `[batch, time, vocabulary]`, or if a

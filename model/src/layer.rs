@@ -21,7 +21,7 @@ pub trait Layer: Send + Sync {
         false
     }
 
-    /// Returns whether the layer contains an attention of `zero-ops`, which exchanges slices with other ranks if ranks
+    /// Returns whether the layer contains attention of `zero-ops`, which exchanges slices with other ranks if ranks
     /// share sequences. A layer that exchanges slices but returns false fails.
     fn exchanges(&self) -> bool {
         false

@@ -1,5 +1,5 @@
-//! A model as a list of named layers. The engine gathers and releases the layers one by one, and runs the backward of
-//! each layer separately.
+//! A model as a list of named layers. The engine gathers and releases the layers one by one, and runs the backward pass
+//! of each layer separately.
 
 use std::sync::Arc;
 use zero_ops::QuantizationOptions;
@@ -53,8 +53,8 @@ pub(crate) struct Entry {
 /// A layer receives the outputs of the previous layer; the first layer receives the inputs of the batch that have no
 /// name. [`with`](Layers::with) adds values to these inputs, and [`inputs`](Layers::inputs) replaces them. A value is a
 /// named input of the batch, or the only output of an earlier layer, under the name of that layer.
-/// [`exposes`](Layers::exposes) names further outputs. [`loss_of`](Layers::loss_of) names the outputs and targets of
-/// the loss.
+/// [`exposes`](Layers::exposes) names further outputs. [`loss_of`](Layers::loss_of) names the outputs and targets that
+/// the loss receives.
 ///
 /// ```
 /// use candle_nn::{VarBuilder, linear, loss::{cross_entropy, mse}};
@@ -153,9 +153,9 @@ impl Layers {
         self
     }
 
-    /// Gives the layers of the last call further inputs: each layer receives the outputs of the previous layer,
-    /// followed by the values in `names`. Each name is an input of the batch, an earlier layer with one output, or
-    /// `layer.output` for an output that the layer [`exposes`](Layers::exposes).
+    /// Gives the layers that the last call appended further inputs: each layer receives the outputs of the previous
+    /// layer, followed by the values in `names`. Each name is an input of the batch, an earlier layer with one output,
+    /// or `layer.output` for an output that the layer [`exposes`](Layers::exposes).
     #[must_use]
     pub fn with<S: Into<String>>(self, names: impl IntoIterator<Item = S>) -> Self {
         let names: Vec<String> = names.into_iter().map(Into::into).collect();
@@ -163,7 +163,7 @@ impl Layers {
     }
 
     /// Makes `names` the only inputs of the layers that the last call appended. These layers do not receive the outputs
-    /// of the previous layer. Names are as for [`with`](Layers::with).
+    /// of the previous layer. Names have the same meaning as in [`with`](Layers::with).
     #[must_use]
     pub fn inputs<S: Into<String>>(self, names: impl IntoIterator<Item = S>) -> Self {
         let names: Vec<String> = names.into_iter().map(Into::into).collect();
@@ -193,15 +193,16 @@ impl Layers {
         self
     }
 
-    /// Adds adapters to linear maps of the model ([`ops::Linear`](zero_ops::Linear), [`ops::Conv1D`](zero_ops::Conv1D))
-    /// that are built from a `VarBuilder`. All other parameters are frozen, except those that the adapter names.
+    /// Adds adapters to linear layers of the model ([`ops::Linear`](zero_ops::Linear),
+    /// [`ops::Conv1D`](zero_ops::Conv1D)) that are built from a `VarBuilder`. All other parameters are frozen, except
+    /// those that the adapter names.
     #[must_use]
     pub fn adapter(mut self, adapter: Adapter) -> Self {
         self.adapter = Some(adapter);
         self
     }
 
-    /// Quantizes the weights of the linear maps that are built from a `VarBuilder`. These weights must be frozen.
+    /// Quantizes the weights of the linear layers that are built from a `VarBuilder`. These weights must be frozen.
     #[must_use]
     pub fn quantized(mut self, options: QuantizationOptions) -> Self {
         self.quantization = Some(options);
@@ -231,25 +232,25 @@ impl Layers {
 
     /// Declares that ranks can share the sequences of this model (`sequence_parallel_size`,
     /// `mesh.context_parallel_degree`). Each rank then runs the layers on a slice of the positions of every input and
-    /// target `[batch, time, …]`, except the inputs named in `whole`. A layer must compute each position alone, or mix
-    /// positions only with the attentions of `zero-ops` and return true from [`Layer::exchanges`]. The loss must be a
-    /// mean over positions, or have a weight.
+    /// target `[batch, time, …]`, except the inputs named in `whole`. A layer must compute each position independently,
+    /// or mix positions only with the attention operations of `zero-ops` and return true from [`Layer::exchanges`]. The
+    /// loss must be a mean over positions, or have a weight.
     #[must_use]
     pub fn shares_sequences<S: Into<String>>(mut self, whole: impl IntoIterator<Item = S>) -> Self {
         self.whole_inputs = Some(whole.into_iter().map(Into::into).collect());
         self
     }
 
-    /// Declares that the layers support tensor parallelism (`tensor_parallel.autotp_size`). Such layers divide their
+    /// Declares that the layers support tensor parallelism (`tensor_parallel.autotp_size`). Such layers split their
     /// parameters with [`Linear::column_parallel`](zero_ops::Linear), [`RowParallel`](zero_ops::RowParallel),
     /// [`Embedding::vocab_parallel`](zero_ops::Embedding) and [`LanguageHead`](crate::zoo::LanguageHead), and run
-    /// attentions and feed-forward networks in [`whole_sequences`](zero_ops::whole_sequences).
+    /// attention and feed-forward networks in [`whole_sequences`](zero_ops::whole_sequences).
     ///
     /// Every rank of a tensor group gets whole inputs and targets. If ranks also share sequences, every rank gets
     /// slices of the inputs and targets. Inputs that are declared whole remain whole, and layers slice them with
     /// [`own_slice`](zero_ops::own_slice). Between layers, activations `[batch, slice, …]` hold this rank's slice of
     /// the positions. The last layer is a head that computes the loss of whole sequences. The gradients of parameters
-    /// that are not divided are summed over the group.
+    /// that are not split are summed over the group.
     #[must_use]
     pub fn tensor_parallel(self) -> Self {
         Self { is_tensor_parallel: true, ..self }
@@ -267,7 +268,7 @@ impl Layers {
         Self { tensor_group: (ranks > 1).then_some((index, ranks)), ..self }
     }
 
-    /// Selects the parameters that training changes; the others are frozen. [`Layers::adapter`] takes precedence.
+    /// Selects the trainable parameters; the others are frozen. [`Layers::adapter`] takes precedence.
     #[must_use]
     pub fn trainable(mut self, trainable: Trainable) -> Self {
         self.trainable = trainable;
@@ -292,9 +293,9 @@ impl Layers {
         self
     }
 
-    /// Sets a loss of several outputs and targets, which it receives in the order of their names. An output is a layer
-    /// with one output, or `layer.output` for an output that the layer [`exposes`](Layers::exposes). A target is a
-    /// named target or a named input of the batch. The loss returns a scalar, the mean over the micro-batch.
+    /// Sets a loss that receives several outputs and targets, in the order of their names. An output is a layer with
+    /// one output, or `layer.output` for an output that the layer [`exposes`](Layers::exposes). A target is a named
+    /// target or a named input of the batch. The loss returns a scalar, the mean over the micro-batch.
     #[must_use]
     pub fn loss_of<const O: usize, const T: usize>(
         mut self,
@@ -308,7 +309,7 @@ impl Layers {
     }
 
     /// Sets the function that computes the weight of a micro-batch's loss in the mean over the global batch, from the
-    /// loss's only target. Without a weight, all micro-batches weigh the same.
+    /// loss's only target. Without a weight, all micro-batches have the same weight.
     ///
     /// Use it for a loss that is a mean over something other than samples. Steps with gradient accumulation or several
     /// ranks, and evaluations, then compute the mean over the whole batch. For a
@@ -331,8 +332,8 @@ impl Layers {
         self
     }
 
-    /// Does the same as [`Layers::loss_weight`] for a loss of several targets. The function receives them in the order
-    /// in which [`Layers::loss_of`] names them.
+    /// Does the same as [`Layers::loss_weight`] for a loss with several targets. The function receives them in the
+    /// order in which [`Layers::loss_of`] names them.
     #[must_use]
     pub fn loss_weight_of<const T: usize>(
         mut self,

@@ -64,8 +64,8 @@ impl Form {
     }
 }
 
-/// Memory of a layer in a training step, in bytes. A layer before the first trainable parameter has no backward, and
-/// keeps nothing: only `outputs` and `forward_peak` are above 0.
+/// Memory of a layer in a training step, in bytes. A layer before the first trainable parameter has no backward pass,
+/// and keeps nothing: only `outputs` and `forward_peak` are above 0.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LayerMemory {
     /// The layer's outputs, which are the next layer's inputs.
@@ -126,8 +126,8 @@ impl Model {
     /// Computes the memory of layer `layer` in a training step. The layer must not be the last one.
     ///
     /// # Errors
-    /// Fails if the inputs do not fit the layer, or if the layer uses operations from outside this project, which have
-    /// no dry run. The memory of such a layer can only be measured.
+    /// Fails if the inputs do not match the layer, or if the layer uses operations from outside this project, which
+    /// have no dry run. The memory of such a layer can only be measured.
     pub fn layer_memory(&self, layer: usize, inputs: &[Form]) -> Result<LayerMemory> {
         let built = self.layer(layer)?;
         let memory = self.step(layer, built, inputs, false)?;

@@ -69,7 +69,7 @@ impl BuiltLayer {
     }
 
     /// Runs the layer on the tensors that [`Route`] describes, and returns its outputs, auxiliary outputs last. In an
-    /// evaluation, operations of this project save nothing for a backward.
+    /// evaluation, operations of this project save nothing for a backward pass.
     ///
     /// # Errors
     /// Returns the module's error, with the layer's name added.
@@ -87,7 +87,7 @@ impl BuiltLayer {
         }
     }
 
-    /// Runs the layer like [`BuiltLayer::run`], but saves nothing for a backward, even in training.
+    /// Runs the layer like [`BuiltLayer::run`], but saves nothing for a backward pass, even in training.
     ///
     /// # Errors
     /// The same errors as [`BuiltLayer::run`].
@@ -157,8 +157,8 @@ impl Model {
         &self.signature
     }
 
-    /// Returns all linear maps of a model with adapters, whether or not a map has an adapter. Empty for a model without
-    /// adapters.
+    /// Returns all linear layers of a model with adapters, including those without an adapter. Empty for a model
+    /// without adapters.
     #[must_use]
     pub fn linear_maps(&self) -> &[LinearMap] {
         &self.linear_maps
@@ -197,7 +197,7 @@ impl Model {
         self
     }
 
-    /// Adds `coefficient` times the mean of ln²Z to the loss of training, where Z is the normalizer of the head's softmax
+    /// Adds `coefficient` times the mean of ln²Z to the training loss, where Z is the normalizer of the head's softmax
     /// (Chowdhery et al., "PaLM", 2022, section 5). 0 adds nothing.
     ///
     /// # Errors
@@ -233,7 +233,7 @@ impl Model {
         self.buffers.iter().enumerate().filter(move |(_, buffer)| buffer.layer() == layer)
     }
 
-    /// Returns the first layer with a trainable parameter. The layers before it have no backward.
+    /// Returns the first layer with a trainable parameter. The layers before it have no backward pass.
     #[must_use]
     pub fn first_trained(&self) -> usize {
         self.first_trained
@@ -243,13 +243,14 @@ impl Model {
         self.last_users[parameter]
     }
 
-    /// Returns the number of elements of all parameters. A parameter that ranks divide counts in full.
+    /// Returns the number of elements of all parameters. A parameter that is split across ranks counts in full.
     #[must_use]
     pub fn elements(&self) -> usize {
         self.parameters.iter().map(Parameter::whole_elements).sum()
     }
 
-    /// Returns the number of elements of all trainable parameters. A parameter that ranks divide counts in full.
+    /// Returns the number of elements of all trainable parameters. A parameter that is split across ranks counts in
+    /// full.
     #[must_use]
     pub fn trainable_elements(&self) -> usize {
         self.parameters.iter().filter(|parameter| parameter.is_trainable()).map(Parameter::whole_elements).sum()
@@ -268,7 +269,7 @@ impl Model {
         Ok(self.loss_and_z_loss(x, targets, pass, gradient)?.0)
     }
 
-    /// Returns [`Model::loss`], and how much of it the z-loss adds. The second value is `None` in an evaluation and
+    /// Returns [`Model::loss`], and the part of it that is the z-loss. The second value is `None` in an evaluation and
     /// without [`Model::with_z_loss`].
     ///
     /// # Errors
@@ -326,7 +327,7 @@ impl Model {
     }
 
     /// Returns the weight of a micro-batch's loss in the mean over the global batch: see
-    /// [`Layers::loss_weight`](crate::Layers::loss_weight). `None` if all micro-batches weigh the same.
+    /// [`Layers::loss_weight`](crate::Layers::loss_weight). `None` if all micro-batches have the same weight.
     ///
     /// # Errors
     /// Returns errors of the function that computes the weight.

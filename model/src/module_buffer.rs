@@ -7,9 +7,9 @@ use candle_nn::Init;
 
 /// A tensor that a module reads but that has no gradient and no optimizer state: a *buffer* in PyTorch.
 ///
-/// Every rank holds the whole buffer, with the same values. A module may write new values in the forward of training,
-/// as [`zero_ops::BatchNorm`] and [`candle_nn::BatchNorm`] do. [`ModuleBuffer::take`] returns the new values and
-/// restores the previous ones, so that every micro-batch of a step starts from the same values.
+/// Every rank holds the whole buffer, with the same values. A module may write new values in the forward pass of
+/// training, as [`zero_ops::BatchNorm`] and [`candle_nn::BatchNorm`] do. [`ModuleBuffer::take`] returns the new values
+/// and restores the previous ones, so that every micro-batch of a step starts from the same values.
 #[derive(Debug)]
 pub struct ModuleBuffer {
     name: String,

@@ -1,5 +1,5 @@
 //! A parameter: a candle autograd leaf whose storage can be removed and restored. A quantized parameter stores bytes,
-//! which only the linear map that requested it can read.
+//! which only the linear layer that requested it can read.
 //!
 //! A *released* leaf keeps its shape but holds an empty storage of a dummy dtype, which every candle operation rejects
 //! with an error. (`matmul` would read an empty `f32` vector out of bounds.) A *gathered* leaf holds the full values.
@@ -98,8 +98,8 @@ impl Parameter {
         &self.name
     }
 
-    /// Returns the shape, which stays the same when the parameter is released. For a divided parameter, it is the shape
-    /// of this rank's part.
+    /// Returns the shape, which stays the same when the parameter is released. For a parameter that is split across
+    /// ranks, it is the shape of this rank's part.
     #[must_use]
     pub fn shape(&self) -> &Shape {
         &self.shape
@@ -130,7 +130,7 @@ impl Parameter {
         self.whole_shape().iter().product()
     }
 
-    /// Maps a range of this rank's elements to runs of the whole parameter. Skips the padding of an uneven division.
+    /// Maps a range of this rank's elements to runs of the whole parameter. Skips the padding of an uneven split.
     #[must_use]
     pub fn runs(&self, elements: Range<usize>) -> Vec<Run> {
         match &self.cut {
@@ -160,7 +160,7 @@ impl Parameter {
     }
 
     /// Writes the initial values of this rank's elements starting at `start`. The values do not depend on how the
-    /// parameter is divided. Padding is zero.
+    /// parameter is split. Padding is zero.
     pub fn initialise(&self, seed: u64, start: usize, out: &mut [f32]) {
         let shape = Shape::from(self.whole_shape());
         let Ok(()) = self.fill_from_whole(start, out, |whole, out| {
@@ -200,7 +200,7 @@ impl Parameter {
         self.quantization.map(|quantization| quantization.quantize(bytes, read)).transpose()
     }
 
-    /// Returns the working dtype: f32, bf16 or f16. For a quantized parameter, it is the dtype of the linear map's
+    /// Returns the working dtype: f32, bf16 or f16. For a quantized parameter, it is the dtype of the linear layer's
     /// inputs.
     #[must_use]
     pub fn dtype(&self) -> DType {

@@ -1,4 +1,4 @@
-//! Selects the parameters that training changes, by patterns over their names.
+//! Selects the trainable parameters by patterns for their names.
 
 use glob::Pattern;
 

@@ -7,9 +7,9 @@ pub struct Tuning {
     pub lr_factor: f64,
     /// Weight decay that replaces the optimizer's. It applies to a parameter of any shape.
     pub weight_decay: Option<f64>,
-    /// Decay of the first and of the second moment, which replace the optimizer's.
+    /// Decay rates (betas) of the first and second moment, which replace the optimizer's.
     pub betas: Option<(f64, f64)>,
-    /// Whether the optimizer's states have 8 bits.
+    /// Whether the optimizer states are stored in 8 bits.
     pub eight_bit: bool,
     /// Whether the optimizer (LAMB or Adafactor) needs a norm of the whole parameter and therefore takes two passes
     /// over it.

@@ -46,7 +46,7 @@
 //! | handle errors | [`Error`] |
 //! | run a configuration, as the program `zero-train` does | [`train`], [`process`] |
 //!
-//! Plans, advice and autotuning are in the crate `zero_planner`. Programs, costs and timings are in `zero_engine`.
+//! Plans, advice and autotuning are in the crate `zero_planner`. Step programs, costs and timings are in `zero_engine`.
 
 #![forbid(unsafe_code)]
 
@@ -72,13 +72,13 @@ pub use zero_engine::{Activations, Batch, Config, Engine, Error, Head, Layer, La
 #[doc(inline)]
 pub use zero_engine::{config, ops, optimizer, zoo};
 
-/// Exports of a checkpoint's weights to safetensors files, and imports of such files.
+/// Exports a checkpoint's weights to safetensors files, and imports such files.
 pub mod checkpoint {
     pub use zero_engine::{Ended, ExportDtype, Exported, Weights, export, import, merge};
 }
 
-/// The ranks of a run: the communicator with the arguments of its collectives, ranks that are threads of one process,
-/// and the allocator with which ranks of one host share large buffers.
+/// The ranks of a run: the communicator and the arguments of its collectives, ranks that are threads of one process,
+/// and the allocator for large buffers that the ranks of a host share.
 ///
 /// ```
 /// use zero_train::ranks::{Buffer, Options, ReduceOp, threads};
@@ -96,8 +96,8 @@ pub mod ranks {
     pub use zero_comm::{Buffer, CommError, Communicator, Options, Pending, ReduceOp, SharedAllocator, threads};
 }
 
-/// Arguments of the methods of [`Layers`] that select the parameters to train, add adapters, quantize weights and set
-/// the base model of µP.
+/// Arguments of the [`Layers`] methods that select the parameters to train, add adapters, quantize weights and set the
+/// base model of µP.
 pub mod tuning {
     pub use zero_model::ops::QuantizationOptions;
     pub use zero_model::{Adapter, BaseShapes, Trainable, TrainedBias};

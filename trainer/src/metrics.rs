@@ -1,7 +1,7 @@
-//! Ready metrics: [`accuracy`], [`squared_error`] and [`absolute_error`] for [`Trainer::metric`](crate::Trainer::metric);
-//! [`f1`], [`macro_f1`], [`matthews_correlation`], [`roc_auc`], [`pearson`] and [`spearman`] for
-//! [`Trainer::dataset_metric`](crate::Trainer::dataset_metric). All ignore targets of −100, as losses do, if the targets
-//! are integers.
+//! Ready-made metrics: [`accuracy`], [`squared_error`] and [`absolute_error`] for
+//! [`Trainer::metric`](crate::Trainer::metric); [`f1`], [`macro_f1`], [`matthews_correlation`], [`roc_auc`],
+//! [`pearson`] and [`spearman`] for [`Trainer::dataset_metric`](crate::Trainer::dataset_metric). All ignore targets of
+//! −100, as losses do, if the targets are integers.
 
 use std::collections::BTreeSet;
 
@@ -79,7 +79,7 @@ pub fn matthews_correlation(scores: &Tensor, targets: &Tensor) -> Result<f64> {
 /// dimension of 2. The result is NaN if all targets have the same class.
 ///
 /// # Errors
-/// Fails if the shapes do not match, or if a target is neither 0, 1 nor −100.
+/// Fails if the shapes do not match, or if a target is not 0, 1 or −100.
 pub fn roc_auc(scores: &Tensor, targets: &Tensor) -> Result<f64> {
     let targets = integers(targets)?;
     let scores = numbers(scores)?;

@@ -33,8 +33,8 @@ pub struct Weights {
     pub dtype: ExportDtype,
     /// Maximum bytes of tensors per file.
     pub max_shard_bytes: u64,
-    /// Whether to write the averages of the weights instead of the weights, for a run with `training.ema`. For a
-    /// schedule-free optimizer, the export always writes the averages.
+    /// Whether to write the averaged weights instead of the weights, for a run with `training.ema`. For a schedule-free
+    /// optimizer, the export always writes the averaged weights.
     pub averaged: bool,
 }
 
@@ -101,7 +101,7 @@ pub fn export(folder: &Path, out: &Path, weights: Weights) -> Result<(Exported, 
     }
 }
 
-/// Folds the adapters of a checkpoint into the weights of their linear maps and exports the model like [`export`].
+/// Merges the adapters of a checkpoint into the weights of their linear layers and exports the model like [`export`].
 ///
 /// # Errors
 /// Fails in the same cases as [`export`], if the checkpoint has no adapters, and if the program built the model in

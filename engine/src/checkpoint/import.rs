@@ -16,7 +16,7 @@ use crate::error::Error;
 /// effect.
 ///
 /// # Errors
-/// Fails if `config.json` asks for unsupported features, weights are missing or do not fit, `root` contains
+/// Fails if `config.json` asks for unsupported features, weights are missing or do not match it, `root` contains
 /// checkpoints, or a file cannot be read or written.
 pub fn import(folder: &Path, root: &Path) -> Result<(PathBuf, Vec<Warning>), Error> {
     // Check this here, because the error of `model.pretrained` would name a key that the user did not write.

@@ -190,8 +190,8 @@ impl Engine {
         self.load_with(folder.as_ref(), zero_checkpoint::load)
     }
 
-    /// Loads the weights of a checkpoint to evaluate them. The configuration may have another optimizer than the saved
-    /// run, such as that of [`Config::for_evaluation`](zero_config::Config::for_evaluation), which has no states.
+    /// Loads the weights of a checkpoint to evaluate them. The configuration may have a different optimizer from the
+    /// saved run, such as that of [`Config::for_evaluation`](zero_config::Config::for_evaluation), which has no states.
     /// Collective.
     ///
     /// # Errors

@@ -26,8 +26,8 @@ pub struct StoredModel {
     pub before_other_angles: Option<usize>,
     /// The tokenizer that the folder contains or names.
     pub tokenizer: Option<StoredTokenizer>,
-    /// Folders that may have a chat template, `generation_config.json` and `tokenizer_config.json`. For each file, the
-    /// first folder that has it counts.
+    /// Folders that may have a chat template, `generation_config.json` and `tokenizer_config.json`. Each file is taken
+    /// from the first folder that has it.
     pub folders: Vec<PathBuf>,
     /// Keys of a `config.json` that have no effect.
     pub warnings: Vec<Warning>,
@@ -49,7 +49,7 @@ impl StoredModel {
     ///
     /// # Errors
     /// Fails if the folder has no language model, if the program of the checkpoint built its model in code, or if files
-    /// are missing, damaged or do not fit each other.
+    /// are missing, damaged or do not match each other.
     pub fn open(folder: &Path, adapter: Option<&Path>) -> Result<Self, Error> {
         let is_checkpoint = !folder.join("config.json").is_file();
         if is_checkpoint && folder.join("adapter_config.json").is_file() {

@@ -8,7 +8,7 @@ impl CostTable {
         self.conditions.micro_batch
     }
 
-    /// Interpolates linearly between this table and another one of the same model.
+    /// Interpolates linearly between this table and another table for the same model.
     ///
     /// # Errors
     /// Fails if the tables have different layers, or `micro_batch` is not between their micro-batch sizes.

@@ -23,11 +23,11 @@ pub struct Table {
     pub loss: LossMemory,
     /// Bytes of each layer's inputs.
     pub inputs: Vec<u64>,
-    /// Number of bytes of a micro-batch's inputs and targets.
+    /// Size of a micro-batch's inputs and targets, in bytes.
     pub batch: u64,
-    /// Memory of all layers but the last, in an evaluation.
+    /// Memory of all layers but the last in an evaluation.
     pub evaluation: Vec<EvaluationMemory>,
-    /// Number of bytes of the last layer with the loss, in an evaluation.
+    /// Memory of the last layer with the loss in an evaluation, in bytes.
     pub evaluation_loss: u64,
 }
 

@@ -41,7 +41,7 @@ fn deciding(config: &Config) -> Option<&Path> {
 /// decision to a table.
 ///
 /// # Errors
-/// Fails if the table cannot be read or the model cannot be cut into stages.
+/// Fails if the table cannot be read or the model cannot be split into stages.
 pub fn choose(config: &Config, model: &Model, cut: Option<&CutCosts>) -> Result<Option<Choice>, Error> {
     let Some(path) = deciding(config) else { return Ok(None) };
     let table = CostTable::read(path)?;

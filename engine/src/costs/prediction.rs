@@ -14,7 +14,7 @@ pub struct Prediction {
     pub ranks: Vec<RankTimes>,
 }
 
-/// Times of one rank in a step. If activities overlap, the time counts in the field of each activity.
+/// Times of one rank in a step. If activities overlap, the time is counted in the field of each activity.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct RankTimes {
     /// Time of compute.

@@ -16,7 +16,7 @@ pub struct Subject<'a> {
     pub settings: &'a Settings,
     /// The model: either without allocated parameters, or an engine's model.
     pub model: &'a Model,
-    /// How segments (flat parameters) are cut into shards.
+    /// How segments (flat parameters) are split into shards.
     pub layout: &'a Layout,
     /// The pipeline stages and the options of their programs.
     pub stage_plan: &'a StagePlan,

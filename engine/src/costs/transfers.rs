@@ -1,4 +1,4 @@
-//! Measures the transfers of a cost table: collectives by groups of ranks, and their effect on compute.
+//! Measures the transfers of a cost table: collectives of groups of ranks, and their effect on compute.
 
 use std::collections::VecDeque;
 use std::time::Instant;

@@ -1,4 +1,4 @@
-//! Evaluation and inference, which run only forwards.
+//! Evaluation and inference, which run only forward passes.
 
 use zero_comm::{Buffer, ReduceOp};
 use zero_model::Activations;
@@ -34,9 +34,9 @@ impl Engine {
         Ok(self.eval_with(1, |_| Ok(batch.clone()))?[0])
     }
 
-    /// Returns `count` mean losses over all replicas, one per micro-batch. The micro-batches go through a pipeline one
-    /// after another. `load` returns this replica's micro-batch for an index below `count`, with whole sequences. Ranks
-    /// that share sequences return the same micro-batch, and the engine cuts their slices.
+    /// Returns `count` mean losses over all replicas, one per micro-batch. The micro-batches pass through the pipeline
+    /// one after another. `load` returns this replica's micro-batch for an index below `count`, with whole sequences.
+    /// Ranks that share sequences return the same micro-batch, and the engine takes each rank's slice.
     ///
     /// # Errors
     /// Fails in the same cases as [`Engine::train_with`].
@@ -122,7 +122,7 @@ impl Engine {
     }
 
     /// Adds up the sums of all ranks. Only the final results are rounded, so they are bit-identical however the numbers
-    /// are distributed over ranks. Collective: every rank must pass the same number of sums.
+    /// are distributed across ranks. Collective: every rank must pass the same number of sums.
     ///
     /// # Errors
     /// Fails if a rank is lost.
@@ -135,8 +135,8 @@ impl Engine {
 
     /// Returns the outputs of the last layer, or the outputs that the loss names ([`Layers::loss_of`]), without
     /// dropout. Collective: every rank calls it. Each replica passes its own inputs, and all ranks of a pipeline pass
-    /// the same inputs. Sequences are not cut: ranks that share sequences in training compute whole sequences here. The
-    /// ranks of a tensor group pass the same inputs, and the number of positions must be a multiple of
+    /// the same inputs. Sequences are not split: ranks that share sequences in training compute whole sequences here.
+    /// The ranks of a tensor group pass the same inputs, and the number of positions must be a multiple of
     /// `tensor_parallel.autotp_size`.
     ///
     /// [`Layers::loss_of`]: zero_model::Layers::loss_of

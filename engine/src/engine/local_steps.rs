@@ -16,8 +16,8 @@ const LOOK: Duration = Duration::from_millis(2);
 
 impl Engine {
     /// Runs an outer step now: averages replicates that have trained independently since the last outer step, so that
-    /// all of them continue from the outer optimizer's result. Does nothing if they are equal, as is always the case
-    /// without `training.local_steps`. Collective.
+    /// all of them continue from the outer optimizer's result. Does nothing if the replicates are equal, as is always
+    /// the case without `training.local_steps`. Collective.
     ///
     /// Training runs an outer step automatically after every `training.local_steps.steps` steps. If a run ends between
     /// two outer steps, call this before its last evaluation and checkpoint.

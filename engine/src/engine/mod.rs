@@ -90,8 +90,8 @@ impl Engine {
     /// standard error, and names the keys of this kind that the configuration sets.
     ///
     /// # Errors
-    /// Fails if the configuration does not fit the world or the model, if the weights do not fit the model, or if the
-    /// ranks cannot connect.
+    /// Fails if the configuration does not match the world or the model, if the weights do not match the model, or if
+    /// the ranks cannot connect.
     pub fn new(config: Config, model: Layers) -> Result<Self, Error> {
         let place = place()?;
         loop_keys::warn_without_launcher(&config, &place);
@@ -116,7 +116,7 @@ impl Engine {
     /// Collective.
     ///
     /// With `pipeline.partition_method: time`, rank 0 runs each layer on `micro_batch` before the engine is created,
-    /// and the pipeline stages are cut by the measured times.
+    /// and the model is split into pipeline stages by the measured times.
     ///
     /// # Errors
     /// Fails in the same cases as [`Engine::new`], and returns any error of a layer.
@@ -260,7 +260,8 @@ impl Engine {
         })
     }
 
-    /// Skips the update of every later step whose global gradient norm exceeds `limit`. `f64::INFINITY` disables this.
+    /// From now on, skips the update of every step whose global gradient norm exceeds `limit`. `f64::INFINITY` disables
+    /// this.
     pub fn skip_beyond(&mut self, limit: f64) {
         self.norm_limit = limit;
     }

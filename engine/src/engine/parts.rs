@@ -47,7 +47,7 @@ impl Engine {
         self.settings.schedule.lr(self.settings.base_lr, self.zero.updates() + 1)
     }
 
-    /// Returns the number of samples of the next step: `train_batch_size`, or fewer while `training.rampup_batch_size`
+    /// Returns the number of samples in the next step: `train_batch_size`, or fewer while `training.rampup_batch_size`
     /// increases it.
     #[must_use]
     pub fn batch_size(&self) -> usize {

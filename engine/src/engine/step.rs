@@ -22,7 +22,7 @@ use crate::settings::loss_gradient;
 pub struct Step {
     /// Number of the step, counted from 1.
     pub step: u64,
-    /// Number of samples of the global batch.
+    /// Number of samples in the global batch.
     pub samples: usize,
     /// Mean loss before the update: of the global batch, or of the replicate's part of it if replicates train
     /// independently.
@@ -31,7 +31,7 @@ pub struct Step {
     pub z_loss: Option<f32>,
     /// Learning rate of the update.
     pub lr: f64,
-    /// Global L2 norm of the gradient before clipping, with the loss scale divided out.
+    /// Global L2 norm of the gradient before clipping, after division by the loss scale.
     pub grad_norm: f64,
     /// Signal and noise of the gradient; `None` without `training.gradient_noise_scale`, or if it is not finite.
     pub noise: Option<GradientNoise>,
@@ -41,7 +41,7 @@ pub struct Step {
     pub skipped: bool,
     /// Whether an outer step followed, which makes all replicates equal; `false` without `training.local_steps`.
     pub averaged: bool,
-    /// Wall-clock time of this rank.
+    /// Wall-clock time of the step on this rank.
     pub duration: Duration,
     /// Payload bytes that this rank sent.
     pub sent_bytes: u64,
@@ -51,8 +51,8 @@ impl Engine {
     /// Runs one optimizer step on a global batch of [`Engine::batch_size`] samples. This rank computes its share.
     ///
     /// If the loss has weights ([`Layers::loss_weight`]; for a language model, i64 targets), the loss of the global
-    /// batch is the mean over all of its targets that are not ignored. It does not matter how the targets are
-    /// distributed over micro-batches.
+    /// batch is the mean over all of its targets that are not ignored. The result does not depend on how the targets
+    /// are distributed across micro-batches.
     ///
     /// [`Layers::loss_weight`]: zero_model::Layers::loss_weight
     ///

@@ -6,13 +6,13 @@ use crate::engine::Engine;
 use crate::error::Error;
 
 impl Engine {
-    /// Returns the peak bytes of GPU memory in use by this process, as the driver counts them; `None` on the CPU.
+    /// Returns the peak GPU memory in use by this process, in bytes, as the driver counts it; `None` on the CPU.
     #[must_use]
     pub fn peak_gpu_bytes(&self) -> Option<u64> {
         crate::device::peak(self.model().device())
     }
 
-    /// Returns the peak bytes of GPU memory that the driver reserved for this process's tensors: memory in use, and
+    /// Returns the peak GPU memory, in bytes, that the driver reserved for this process's tensors: memory in use, and
     /// freed memory that it could not reuse at once. `None` on the CPU.
     #[must_use]
     pub fn reserved_gpu_bytes(&self) -> Option<u64> {
@@ -28,16 +28,16 @@ impl Engine {
         Ok(self.zero.full(Kind::Parameter, id)?)
     }
 
-    /// Returns whether the run keeps averages of the weights (`training.ema`, or a schedule-free optimizer), and has
-    /// averaged at least one step.
+    /// Returns whether the run keeps averaged weights (`training.ema`, or a schedule-free optimizer), and has averaged
+    /// at least one step.
     #[must_use]
     pub fn has_averages(&self) -> bool {
         self.settings.zero.has_averages() && self.zero.updates() > 0
     }
 
-    /// Runs `with` while the averages of the weights replace the trainable parameters, for example to evaluate the
-    /// averages. Within `with`, steps, checkpoints and another exchange are errors, so the trained values do not
-    /// change. Without averages, `with` runs on the weights. Collective: every rank calls it.
+    /// Runs `with` while the averaged weights replace the trainable parameters, for example to evaluate the averaged
+    /// weights. Within `with`, steps, checkpoints and another exchange are errors, so the trained values do not change.
+    /// Without averages, `with` runs on the weights. Collective: every rank calls it.
     ///
     /// # Errors
     /// Fails if a rank is lost or the disk fails, and returns the error of `with`. After an error the engine can
@@ -64,9 +64,9 @@ impl Engine {
     }
 
     /// Returns the elements of a parameter that this rank's optimizer updates: the index of the first element, and the
-    /// values in f32. The values are empty if this rank updates none. If the parameter is cut over ranks, the elements
-    /// are those of this rank's part; [`Parameter::runs`](zero_model::Parameter::runs) gives their positions in the
-    /// whole parameter.
+    /// values in f32. The values are empty if this rank updates none. If the parameter is split across ranks, the
+    /// elements are those of this rank's part; [`Parameter::runs`](zero_model::Parameter::runs) gives their positions
+    /// in the whole parameter.
     ///
     /// # Errors
     /// Fails if the model has no such parameter.

@@ -42,7 +42,7 @@ pub enum DataError {
         /// The pattern as written.
         pattern: String,
     },
-    /// An address such as `s3://…` is given where only local files are supported.
+    /// A URL such as `s3://…` is given where only local files are supported.
     #[error("{address} is a remote URL, but only local files can be used here")]
     Address {
         /// The address as written.
@@ -99,7 +99,7 @@ pub enum DataError {
         /// The first byte that is not UTF-8.
         at: At,
     },
-    /// A token is outside of the model's vocabulary.
+    /// A token is outside the model's vocabulary.
     #[error("{}, {at}: token {token} is outside the vocabulary of {vocabulary} tokens", path.display())]
     Token {
         /// The token.
@@ -281,7 +281,7 @@ pub enum DataError {
         /// The fraction of samples to set aside.
         eval_fraction: f64,
     },
-    /// The folder of the cache cannot be used.
+    /// The cache folder cannot be used.
     #[error("{}: {source}", path.display())]
     Cache {
         /// The file or folder.
@@ -289,7 +289,7 @@ pub enum DataError {
         /// The operating system's error.
         source: io::Error,
     },
-    /// A file of the cache is damaged. It has been removed.
+    /// A cache file is damaged. It has been removed.
     #[error(
         "{}, byte {byte}: the cached tokens are damaged\n  help: start again to rebuild the file, which has been removed; check the disk if this happens again",
         path.display()
@@ -306,7 +306,7 @@ pub enum DataError {
         /// The file.
         path: PathBuf,
     },
-    /// The program stopped the preparation of the data, for example after a signal.
+    /// The program stopped the data preparation, for example after a signal.
     #[error("data preparation was stopped; the next start continues it")]
     Stopped,
     /// A sample index is out of range.
@@ -362,7 +362,7 @@ impl DataError {
         move |source| Self::Io { path, source }
     }
 
-    /// Returns a function that turns an [`io::Error`] into an error of the cache.
+    /// Returns a function that turns an [`io::Error`] into a cache error.
     pub fn cache(path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Self {
         let path = path.into();
         move |source| Self::Cache { path, source }

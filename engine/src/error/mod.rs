@@ -18,7 +18,7 @@ pub use data::{At, DataError};
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// An operation needs the weights while their averages replace them.
+    /// An operation needs the weights while the averaged weights replace them.
     #[error(
         "{what} needs the weights, but the averaged weights have replaced them: `Engine::with_averages` has not returned, or it failed"
     )]
@@ -29,7 +29,7 @@ pub enum Error {
     /// The configuration is invalid. Lists all of its errors.
     #[error(transparent)]
     Config(#[from] zero_config::Errors),
-    /// A value of the configuration does not fit the model, the data or the machine.
+    /// A value in the configuration does not match the model, the data or the machine.
     #[error("{message}\n  in: {key}\n  help: {help}")]
     Setting {
         /// Path of the key.
@@ -55,7 +55,7 @@ pub enum Error {
     /// The step program does not validate, which is a bug of this library.
     #[error("internal error: the step program is invalid: {0}")]
     Program(#[from] Violation),
-    /// The caller's batch does not fit the configuration.
+    /// The caller's batch does not match the model or the configuration.
     #[error("invalid batch: {0}")]
     Batch(String),
     /// An evaluation changed a module buffer, such as the running statistics of a BatchNorm in training mode.
@@ -94,7 +94,7 @@ pub enum Error {
     /// The job's token is missing or cannot be read.
     #[error("{0}\n  help: {help}", help = .0.help())]
     Token(#[from] TokenError),
-    /// The disk of offloaded state or parameters failed.
+    /// The disk with offloaded state or parameters failed.
     #[error("{0}\n  help: {help}", help = .0.help())]
     Disk(DiskError),
     /// The plan needs more memory than is available, or a step exceeded its limit.
@@ -106,7 +106,7 @@ pub enum Error {
     /// Data could not be read.
     #[error(transparent)]
     Data(#[from] DataError),
-    /// A data set that the program implements failed.
+    /// A custom data set failed.
     #[error("the data set failed: {0}")]
     Dataset(Box<dyn std::error::Error + Send + Sync>),
     /// `--verify` found a difference.
@@ -121,7 +121,7 @@ pub enum Error {
         /// The quantity, its value and the step.
         reason: String,
     },
-    /// A file of the run could not be written.
+    /// A run file could not be written.
     #[error("{path}: {source}", path = path.display())]
     Io {
         /// The file.
@@ -195,7 +195,7 @@ impl Error {
         matches!(self, Self::Checkpoint(Damaged { .. } | Io { .. } | OtherRank { .. }))
     }
 
-    /// Wraps the error of a data set. Returns an error of this crate unchanged.
+    /// Wraps an error from a data set. Returns an error of this crate unchanged.
     #[must_use]
     pub fn of_dataset(error: Box<dyn std::error::Error + Send + Sync>) -> Self {
         let error = match error.downcast::<Self>() {
@@ -214,7 +214,7 @@ impl Error {
         move |source| Self::Io { path, source }
     }
 
-    /// Creates the error for a key whose value does not fit.
+    /// Creates the error for a key with an unsuitable value.
     pub fn setting(key: &str, message: impl Into<String>, help: impl Into<String>) -> Self {
         Self::Setting { key: key.into(), message: message.into(), help: help.into() }
     }

@@ -1,4 +1,4 @@
-//! Converts the section `scheduler` to a schedule.
+//! Converts the `scheduler` section to a schedule.
 
 use zero_config::{self as config, Config};
 use zero_optim::schedule::hugging_face::{Ahead, Shape};

@@ -184,8 +184,8 @@ pub fn is_traced(config: &Config) -> bool {
     config.wall_clock_breakdown || config.training.trace
 }
 
-/// Returns the bytes of a timeline for a program of `instructions` instructions. A GPU's timeline also contains copies and
-/// collectives.
+/// Returns the size in bytes of a timeline for a program of `instructions` instructions. A GPU's timeline also contains
+/// copies and collectives.
 pub fn timeline_bytes(instructions: usize, on_gpu: bool) -> u64 {
     let of_gpu = if on_gpu { 2 * size_of::<GpuSpan>() } else { 0 };
     (TRACED_STEPS * instructions * (size_of::<Span>() + of_gpu)) as u64

@@ -14,7 +14,7 @@ enum Part {
 /// Bytes of each category, followed by the total. A peak total is the peak of the sum, not the sum of the peaks.
 pub type Bytes = [u64; CATEGORIES.len() + 1];
 
-/// Peak bytes in each part of the last step, and the bytes at its last instruction.
+/// Peak memory in each part of the last step, and the memory in use at its last instruction, in bytes.
 #[derive(Debug, Clone, Copy)]
 pub struct Points {
     part: Part,
@@ -52,7 +52,7 @@ impl Points {
         self.most[3] = held;
     }
 
-    /// Returns the peak bytes of forward, backward and update, then the bytes at the last instruction.
+    /// Returns the peak memory of forward, backward and update, then the memory in use at the last instruction.
     pub fn bytes(&self) -> &[Bytes; 4] {
         &self.most
     }

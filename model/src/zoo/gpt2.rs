@@ -65,7 +65,7 @@ pub struct Gpt2Config {
     pub resid_pdrop: f32,
     /// Dropout probability after the embeddings.
     pub embd_pdrop: f32,
-    /// Dropout probability of attention probabilities. Must be 0 on a GPU.
+    /// Dropout probability for the attention probabilities. Must be 0 on a GPU.
     pub attn_pdrop: f32,
     /// ε of the layer norms.
     pub layer_norm_epsilon: f32,

@@ -1,9 +1,9 @@
 //! Llama: RMS norms, rotary positions, grouped-query attention, a gated MLP, and optional biases.
 //!
 //! Touvron et al., "LLaMA: open and efficient foundation language models", 2023. Parameters have the names and layouts
-//! of `LlamaForCausalLM`. A Llama with a sliding window is a Mistral (Jiang et al., "Mistral 7B", 2023). With biases of
-//! queries, keys and values it is a Qwen2 (Yang et al., "Qwen2 technical report", 2024). With norms of queries and keys
-//! it is a Qwen3 (Yang et al., "Qwen3 technical report", 2025). Without rotation in some layers it is a SmolLM3
+//! of `LlamaForCausalLM`. A Llama with a sliding window is a Mistral (Jiang et al., "Mistral 7B", 2023). With biases
+//! for queries, keys and values it is a Qwen2 (Yang et al., "Qwen2 technical report", 2024). With norms for queries and
+//! keys it is a Qwen3 (Yang et al., "Qwen3 technical report", 2025). Without rotation in some layers it is a SmolLM3
 //! (Bakouch et al., 2025). With unit offsets in its norms, norms after attention and MLP, scaled embeddings, a GELU
 //! gate and a separate rotary base in local layers it is a Gemma 3 (Kamath et al., "Gemma 3 technical report", 2025).
 //! With fused projections it is a Phi-3 or Phi-4 (Abdin et al., "Phi-3 technical report", 2024).

@@ -54,7 +54,7 @@ pub struct LlamaConfig {
     pub rope_local_base_freq: Option<f64>,
     /// The fraction of each head that is rotated, as in Phi-4-mini: more than 0, and at most 1.
     pub partial_rotary_factor: f64,
-    /// Non-linearity of the gate: SiLU or the tanh form of GELU.
+    /// Non-linearity of the gate: SiLU or the tanh approximation of GELU.
     pub hidden_act: Activation,
     /// Whether the norms multiply by 1 + weight, as in Gemma. Their weights then start at 0. Unsupported on a GPU.
     pub norm_unit_offset: bool,
@@ -62,10 +62,10 @@ pub struct LlamaConfig {
     pub post_norms: bool,
     /// Whether token embeddings are multiplied by √`hidden_size`, as in Gemma.
     pub scale_embeddings: bool,
-    /// Whether one linear map computes queries, keys and values, and another the gate and up projections, as in Phi-3.
-    /// Unsupported with `tiled_mlp_rows`.
+    /// Whether one linear layer computes queries, keys and values, and another the gate and up projections, as in
+    /// Phi-3. Unsupported with `tiled_mlp_rows`.
     pub fused_projections: bool,
-    /// Dropout probability of attention probabilities. Must be 0 on a GPU.
+    /// Dropout probability for the attention probabilities. Must be 0 on a GPU.
     pub attention_dropout: f32,
     /// ε of the norms.
     pub rms_norm_eps: f32,
@@ -73,7 +73,7 @@ pub struct LlamaConfig {
     pub initializer_range: f64,
     /// Whether the head shares the weight of the token embedding.
     pub tie_word_embeddings: bool,
-    /// Whether the projections of queries, keys and values have biases, as in Qwen2.
+    /// Whether the query, key and value projections have biases, as in Qwen2.
     pub qkv_bias: bool,
     /// Whether all four projections of the attention have biases.
     pub attention_bias: bool,

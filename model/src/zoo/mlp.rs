@@ -15,9 +15,9 @@ use zero_ops::{Linear, cross_entropy, scaled};
 /// Builds a perceptron that maps vectors `[batch, input_size]` to logits `[batch, num_labels]`. Its loss is
 /// [`cross_entropy`].
 ///
-/// The layers are `layers.0`, `layers.1`, …. Each layer is a linear map, followed by the activation in all layers but
-/// the last. Weights are initialized from a normal distribution with standard deviation √(2/inputs) (He et al., 2015).
-/// Biases start at 0. With a [`base`](MlpConfig::base) the model is in µP.
+/// The layers are `layers.0`, `layers.1`, …. Each is a linear layer, followed by the activation in all but the last.
+/// Weights are initialized from a normal distribution with standard deviation √(2/inputs) (He et al., 2015). Biases
+/// start at 0. With a [`base`](MlpConfig::base) the model is in µP.
 pub fn mlp(config: &MlpConfig) -> Layers {
     let base_shapes = config.base.as_deref().map(|base| BaseShapes::new(mlp(base), mlp(&base.wider())));
     let (config, last) = (config.clone(), config.hidden_sizes.len());
@@ -40,9 +40,9 @@ pub struct MlpConfig {
     pub num_labels: usize,
     /// Activation of the hidden layers.
     pub hidden_act: Activation,
-    /// The base model of µP: the same model with other `hidden_sizes`. The inputs of the last layer are divided by the
-    /// multiplier of the last hidden layer. The last layer's initial weights have the same standard deviation as in the
-    /// base model.
+    /// The base model of µP: the same model with different `hidden_sizes`. The inputs of the last layer are divided by
+    /// the multiplier of the last hidden layer. The last layer's initial weights have the same standard deviation as in
+    /// the base model.
     pub base: Option<Box<Self>>,
 }
 

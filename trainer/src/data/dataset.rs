@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use zero_engine::Batch;
 
-/// Any error. The `?` operator converts errors of candle, of the standard library and of `anyhow` to this type.
+/// Any error. The `?` operator converts errors from candle, the standard library and `anyhow` to this type.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// Samples with random access.

@@ -2,9 +2,9 @@
 //!
 //! A [`Dataset`] is a list of samples that can be read in any order and from any number of threads. [`open`], [`text`],
 //! [`tokens`](fn@tokens) and [`csv`] read files, [`InMemory`] holds tensors, and [`from_fn`] computes each sample with
-//! a function. Programs implement the trait for other data. This module does not depend on ranks or configuration
-//! files. The pure function [`sample_index`] decides which sample a rank trains on at a step. The order of the samples
-//! therefore does not depend on the number of ranks, and a resumed run continues with the next sample.
+//! a function. For other data, implement the trait. This module does not depend on ranks or configuration files. The
+//! pure function [`sample_index`] decides which sample a rank trains on at a step. The order of the samples therefore
+//! does not depend on the number of ranks, and a resumed run continues with the next sample.
 //!
 //! | format | files | sample i |
 //! |---|---|---|
@@ -13,7 +13,7 @@
 //! | Parquet, Arrow, MDS | a column of texts, one document per row | as for text |
 //! | tokens | raw little-endian u16 or u32, read in pieces as needed | as for text; files joined without a separator |
 //! | conversations | JSON lines, a JSON array, or rows of Parquet, Arrow or MDS, rendered with the model's chat template | conversation i, padded; untrained targets are −100 |
-//! | pairs of answers | the same files, with a section `preference` | two texts of pair i, padded: the prompt with each answer |
+//! | pairs of answers | the same files, with a `preference` section | two texts of pair i, padded: the prompt with each answer |
 //! | CSV, Parquet, Arrow | rows of numbers | the row's features, with the last column as the target |
 //!
 //! bzip2, gzip and zstd files are decompressed while they are read. Documents (a text file, a line or a row) are joined
@@ -120,7 +120,7 @@ pub(crate) fn open_watched(
     Ok(FileDataset::new(tokens::TokenCorpus::new(tokens, options.sequence_length, &options.sources)?))
 }
 
-/// Opens text files and cuts them into samples of `sequence_length` tokens.
+/// Opens text files and splits them into samples of `sequence_length` tokens.
 ///
 /// # Errors
 /// Returns the same errors as [`open`].
@@ -133,7 +133,7 @@ pub fn text<S: Into<String>>(
     open(&DataOptions { vocabulary, sequence_length, ..DataOptions::new(sources, Format::Text) }, tokenizer)
 }
 
-/// Opens token files and cuts them into samples of `sequence_length` tokens. Each token must be below `vocabulary`.
+/// Opens token files and splits them into samples of `sequence_length` tokens. Each token must be below `vocabulary`.
 ///
 /// # Errors
 /// Returns the same errors as [`open`].
@@ -155,8 +155,8 @@ pub fn csv<S: Into<String>>(sources: impl IntoIterator<Item = S>, classes: usize
     open(&DataOptions { vocabulary: classes, ..DataOptions::new(sources, Format::Csv) }, &Tokenizer::Byte)
 }
 
-/// Reads tables of comma-separated numbers for a regression. The last `targets` columns are the numbers to predict, a
-/// tensor `[samples, targets]`. The columns before them are the input.
+/// Opens tables of comma-separated numbers for regression. The last `targets` columns are the targets, a tensor
+/// `[samples, targets]`. The columns before them are the input.
 ///
 /// # Errors
 /// Returns the same errors as [`open`]. Also fails if a table has no column before the targets.
@@ -176,8 +176,8 @@ pub fn csv_regression<S: Into<String>>(
     InMemory::new(inputs, table.narrow(1, width - targets, targets)?)
 }
 
-/// Opens conversations and cuts or pads each to `sequence_length` tokens. The chat template is read from the folder of
-/// the tokenizer.
+/// Opens conversations and truncates or pads each to `sequence_length` tokens. The chat template is read from the
+/// tokenizer's folder.
 ///
 /// # Errors
 /// Returns the same errors as [`open`]. Also fails if the template does not show which tokens the assistant generates.
@@ -193,10 +193,10 @@ pub fn chat<S: Into<String>>(
 /// A record of a file: its position and its fields.
 pub type PlacedRecord = (At, serde_json::Map<String, serde_json::Value>);
 
-/// Reads the records of a file of JSON lines or of a JSON array. Each record comes with its position.
+/// Reads the records of a JSON Lines file or a JSON array. Each record comes with its position.
 ///
 /// # Errors
-/// Fails if the file cannot be read, or if a record is not a JSON object. In the last case, the error names the
+/// Fails if the file cannot be read, or if a record is not a JSON object. In the second case, the error names the
 /// record's line.
 pub fn read_records(path: impl AsRef<Path>) -> Result<Vec<PlacedRecord>, DataError> {
     Source::new(path.as_ref(), Format::Chat)?.records(&[])?.collect()

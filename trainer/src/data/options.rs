@@ -1,4 +1,4 @@
-//! Options of a data set in files.
+//! Options for a data set that is read from files.
 
 use std::ops::Range;
 use std::path::PathBuf;
@@ -8,11 +8,11 @@ use zero_engine::DataError;
 
 use super::chat::options::ChatOptions;
 
-/// Selects the files of a data set, and how they are cut into samples.
+/// Selects the files of a data set, and how they are split into samples.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DataOptions {
     /// Paths or globs, relative to the working directory, in the order in which they are read. The files that match a
-    /// glob are read in sorted order. Globs skip `target`, hidden files and hidden directories. A file that is named
+    /// glob are read in sorted order. Globs skip `target`, hidden files and hidden directories. A file that is listed
     /// twice is read once.
     pub sources: Vec<String>,
     /// The split of a folder, or the slice of a split, to read. `None` reads all files. File names determine the splits
@@ -22,7 +22,7 @@ pub struct DataOptions {
     pub format: Format,
     /// The key of the text in a JSON line, or the name of the column with the text.
     pub text_key: String,
-    /// Width of the tokens of token files.
+    /// Token width in token files.
     pub token_dtype: TokenDtype,
     /// T, the number of tokens per sample. Tables ignore it.
     pub sequence_length: usize,
@@ -64,7 +64,7 @@ impl DataOptions {
     }
 }
 
-/// Selects the folder of the cache, and the data to keep in it.
+/// Selects the cache folder, and the data to keep in it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CacheOptions {
     /// The folder. `None` stands for `$ZERO_TRAIN_CACHE`, or else `zero-train` in `$XDG_CACHE_HOME`, or else
@@ -107,7 +107,7 @@ pub enum Format {
     Parquet,
     /// Arrow files and streams with documents in a column, or a folder that Hugging Face's `datasets` saved.
     Arrow,
-    /// A folder of mosaicml-streaming's shards, with documents or tokens in a column.
+    /// A folder of mosaicml-streaming shards, with documents or tokens in a column.
     Mds,
 }
 

@@ -1,7 +1,7 @@
-//! Cuts long texts into pieces. Each piece is encoded on its own, in parallel. The pieces together have the same tokens as
-//! the whole text, with two exceptions: a text that has no safe place for a cut in 256 KiB (see [`piece_end`]), and a
-//! vocabulary with tokens that contain the beginning of a word, as in a BPE that does not split at spaces. Some tokens
-//! beside a cut may then differ.
+//! Splits long texts into pieces. The pieces are encoded independently and in parallel. The pieces together have the
+//! same tokens as the whole text, with two exceptions: a text that has no safe place for a cut in 256 KiB (see
+//! [`piece_end`]), and a vocabulary with tokens that contain the beginning of a word, as in a BPE that does not split
+//! at spaces. Some tokens beside a cut may then differ.
 
 use std::ops::Range;
 

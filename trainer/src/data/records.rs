@@ -109,7 +109,7 @@ impl FileDataset {
         self.0.shape()
     }
 
-    /// Describes conversations in one line: their number, and how many of them are truncated, padded or left out.
+    /// Describes conversations in one line: their number, and how many of them are truncated, padded or dropped.
     /// Returns `None` for other data.
     #[must_use]
     pub fn description(&self) -> Option<String> {

@@ -39,10 +39,10 @@ pub struct HuggingFace {
 }
 
 impl Tokenizer {
-    /// Reads a Hugging Face `tokenizer.json`, which may have an address such as `hf://gpt2/tokenizer.json`.
+    /// Reads a Hugging Face `tokenizer.json`. `path` may also be a URL such as `hf://gpt2/tokenizer.json`.
     ///
     /// # Errors
-    /// Fails if the file cannot be read or downloaded, is not a tokenizer, or has a token that is too large.
+    /// Fails if the file cannot be read or downloaded, is not a tokenizer, or has a token ID that is too large.
     pub fn from_file(path: impl AsRef<Path>) -> Result<Self, DataError> {
         let path = match zero_config::address(path.as_ref()) {
             Some(address) => &remote::with_its_folder(address)?,

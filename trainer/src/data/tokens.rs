@@ -1,4 +1,4 @@
-//! A long list of tokens, cut into samples of T inputs and T targets.
+//! A long list of tokens, split into samples of T inputs and T targets.
 
 use std::ops::Range;
 use std::path::PathBuf;

@@ -80,8 +80,8 @@ impl Generator {
         }
     }
 
-    /// Creates a generator for a program's own model, with the weights of a checkpoint or of a run's newest checkpoint.
-    /// The model maps tokens `[batch, time]` (u32) to logits. Its layers mix positions only with the operations of
+    /// Creates a generator for a custom model, with the weights of a checkpoint or of a run's newest checkpoint. The
+    /// model maps tokens `[batch, time]` (u32) to logits. Its layers mix positions only with the operations in
     /// [`ops`](crate::ops). `longest` is its maximum sequence length, if it has one.
     ///
     /// # Errors
@@ -147,7 +147,7 @@ impl Generator {
         Ok(all.pop().unwrap_or_default())
     }
 
-    /// Returns the tokens of each record of a file. A record has a text `prompt`, or a conversation `messages` in the
+    /// Returns the tokens of each record in a file. A record has a string `prompt`, or a conversation `messages` in the
     /// same form as in training data.
     ///
     /// # Errors
@@ -171,7 +171,7 @@ impl Generator {
     /// the order of the prompts.
     ///
     /// # Errors
-    /// Fails if an option is out of range, if a prompt is empty, is longer than the model's positions or has tokens
+    /// Fails if an option is out of range, if a prompt is empty, exceeds the model's maximum length or has tokens
     /// outside the vocabulary, or if the model fails.
     pub fn generate(
         &self,

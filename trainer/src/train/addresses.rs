@@ -1,4 +1,4 @@
-//! Downloads from addresses of stores in a configuration. The files that describe a model are downloaded when the
+//! Downloads the files at the store URLs in a configuration. The files that describe a model are downloaded when the
 //! configuration is read; the weights are downloaded when a run begins.
 
 use std::path::Path;
@@ -13,8 +13,8 @@ use crate::data::{CacheOptions, DataError, Unwatched, Watch};
 const HELP: &str = "use a local path, or a URL such as s3://bucket/key, gs://bucket/key, az://container/key or \
                     hf://datasets/owner/name/file";
 
-/// Allows addresses such as `hf://owner/name` for `model.pretrained` in every configuration that this process reads
-/// from now on. [`Trainer::from_args`](crate::Trainer::from_args) calls this function itself.
+/// Allows URLs such as `hf://owner/name` for `model.pretrained` in every configuration that this process reads from now
+/// on. [`Trainer::from_args`](crate::Trainer::from_args) calls this function itself.
 pub fn read_addresses() {
     zero_config::fetch_pretrained_with(|address| {
         let folder = remote::stores(&CacheOptions::default()).and_then(|stores| {
@@ -100,11 +100,11 @@ pub(super) fn fetch_weights(config: &Config, watch: &dyn Watch) -> Result<Config
     Ok(config)
 }
 
-/// Writes a folder to `out`. If `out` is an address of a store, writes a temporary folder beside `near` and uploads it.
+/// Writes a folder to `out`. If `out` is a store URL, writes a temporary folder beside `near` and uploads it.
 /// `config.json` and `adapter_config.json` are uploaded last, so that a reader finds either a complete model or none.
 ///
 /// # Errors
-/// Fails if `write` fails, if the address already contains objects, or if the store fails.
+/// Fails if `write` fails, if objects already exist at the URL, or if the store fails.
 pub fn write_folder<T>(out: &Path, near: &Path, write: impl FnOnce(&Path) -> Result<T, Error>) -> Result<T, Error> {
     let Some(address) = zero_config::address(out) else { return write(out) };
     let (stores, download) = (remote::stores(&CacheOptions::default())?, Download::of(&Unwatched));

@@ -16,14 +16,14 @@ use crate::process::signals::Requests;
 pub struct PreparedData {
     /// `training data` or `evaluation data`.
     pub name: &'static str,
-    /// Number of files that were tokenized into the cache now.
+    /// Number of files that this call tokenized into the cache.
     pub new: usize,
     /// Number of files that were already in the cache.
     pub cached: usize,
     /// Number of files that each run tokenizes in memory, because all files together are small.
     pub in_memory: usize,
-    /// Number of documents in all these files. A conversation counts as one document, and an answer with its prompt
-    /// counts as one document.
+    /// Number of documents in all these files. A conversation counts as one document, and so does an answer with its
+    /// prompt.
     pub documents: u64,
     /// Number of tokens in all these files, including the separators between documents.
     pub tokens: u64,
@@ -45,7 +45,7 @@ pub struct DataStats {
     pub duplicates: u64,
     /// Share of positions that are padding.
     pub padding: f64,
-    /// Describes how many samples are truncated, padded or left out. `None` if there is nothing to describe.
+    /// Describes how many samples are truncated, padded or dropped. `None` if there is nothing to describe.
     pub description: Option<String>,
 }
 

@@ -1,4 +1,4 @@
-//! The folder of a run.
+//! The run folder.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};

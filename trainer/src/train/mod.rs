@@ -244,12 +244,12 @@ fn begin(
     Ok(Summary { finished, steps, loss, evaluation, checkpoint, best, resumed_from: from, folder: out.into() })
 }
 
-/// Returns a planner for a configuration. Opens the data only if `vocab_size: auto` depends on them, so most plans do
-/// not need the data.
+/// Returns a planner for a configuration. Opens the data only if `vocab_size: auto` depends on it, so most plans do not
+/// need the data.
 ///
 /// # Errors
-/// Returns the same errors as [`planner_of_data`] if the data are opened. Also fails if samples are longer than the
-/// model's longest sequence.
+/// Returns the same errors as [`planner_of_data`] if the data is opened. Also fails if samples are longer than the
+/// model's maximum sequence length.
 pub fn planner(config: &Config) -> Result<Planner, Error> {
     let (model, data) = config.model_and_data()?;
     configured_data::sequence_length(Some(model), data)?;
@@ -259,10 +259,10 @@ pub fn planner(config: &Config) -> Result<Planner, Error> {
     }
 }
 
-/// Opens the data of a configuration, and returns a planner that knows their vocabulary.
+/// Opens the data of a configuration, and returns a planner that knows its vocabulary.
 ///
 /// # Errors
-/// Fails if the data cannot be read, or if the model cannot train on them.
+/// Fails if the data cannot be read, or if the model cannot train on it.
 pub fn planner_of_data(config: &Config) -> Result<Planner, Error> {
     Ok(Planner::new(configured_data::open(config, false, &Preparing::new(Output::Auto, None))?.vocabulary))
 }
@@ -276,8 +276,8 @@ pub fn plan(config: &Config) -> Result<Plan, Error> {
 }
 
 /// Performs the checks of a configuration that need no data, disks, networks or GPUs. Rejects unsupported addresses,
-/// devices that this build does not support, and models that cannot be built or cut into stages. A configuration
-/// without a `model` section is for a program with its own model, which is not checked.
+/// devices that this build does not support, and models that cannot be built or split into stages. A configuration
+/// without a `model` section is for a program with a custom model, which is not checked.
 ///
 /// # Errors
 /// Returns the error that would prevent a run on any machine.
@@ -296,7 +296,7 @@ pub fn refuse(config: &Config) -> Result<(), Error> {
 }
 
 /// Checks whether ranks can start with a configuration on this machine, without reading the data. In addition to the
-/// checks of [`refuse`], the network interface must exist, pretrained weights must fit the model, and the disks must
+/// checks of [`refuse`], the network interface must exist, pretrained weights must match the model, and the disks must
 /// have enough space. Returns the plan. A vocabulary that is not known without the data counts as one token.
 ///
 /// # Errors

@@ -11,8 +11,7 @@ pub enum Resume {
     /// The newest checkpoint in the run's own folder or, without one, in its `training.checkpoint_store`. If neither
     /// has a checkpoint, a new run starts.
     Auto,
-    /// The checkpoint in this folder or at this address of a store. If it is a run's folder, the run's newest
-    /// checkpoint.
+    /// The checkpoint in this folder or at this store URL. For a run folder, the run's newest checkpoint.
     From(PathBuf),
 }
 
@@ -46,7 +45,7 @@ pub enum Finished {
 }
 
 impl Finished {
-    /// Returns the exit status of a program whose run ended like this: 0, or 128 + the number of the signal.
+    /// Returns the exit status of a program whose run ended in this way: 0, or 128 plus the signal number.
     #[must_use]
     pub fn exit_status(self) -> u8 {
         match self {

@@ -21,7 +21,7 @@ pub struct ShownSample {
     pub conversations: usize,
     /// Number of tokens without padding, or number of columns.
     pub tokens: usize,
-    /// Number of trained targets.
+    /// Number of targets that are trained on.
     pub trained: usize,
     /// Number of padding positions at the end.
     pub padding: usize,
@@ -32,7 +32,7 @@ pub struct ShownSample {
 pub struct ShownPart {
     /// The text, including special tokens.
     pub text: String,
-    /// Whether the tokens of this part are trained.
+    /// Whether the tokens of this part are trained on.
     pub is_trained: bool,
 }
 
@@ -41,7 +41,7 @@ pub struct ShownPart {
 pub struct ShownData {
     /// Number of samples in the data set.
     pub samples: usize,
-    /// Describes how many samples are truncated, padded or left out. `None` if there is nothing to describe.
+    /// Describes how many samples are truncated, padded or dropped. `None` if there is nothing to describe.
     pub description: Option<String>,
     /// The requested samples.
     pub shown: Vec<ShownSample>,

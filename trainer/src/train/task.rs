@@ -24,7 +24,7 @@ pub(crate) type Datasets = (Arc<dyn Dataset>, Option<Arc<dyn Dataset>>);
 /// A callback. Returns whether the run ends.
 type Callback<'a, T> = Box<dyn FnMut(&T) -> bool + 'a>;
 
-/// What a callback may return: nothing, or whether the run goes on.
+/// What a callback may return: nothing, or whether the run continues.
 pub trait CallbackResult {
     /// Returns whether the run ends after this step.
     fn stops(&self) -> bool;

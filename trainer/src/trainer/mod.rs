@@ -178,10 +178,10 @@ impl<'a> Trainer<'a> {
     /// The function returns a tensor whose first dimension counts samples, with one or more values per sample, or a
     /// scalar mean over the samples. An evaluation reports the mean over all evaluation data. If each value depends
     /// only on its own sample, the mean is bit-identical on any number of ranks. A function that returns two tensors of
-    /// this shape returns values and their weights in the mean: a weight of 0 leaves a value out.
+    /// this shape returns values and their weights in the mean: a weight of 0 excludes a value.
     ///
     /// The metric appears as `eval_<name>` in `metrics.jsonl` and in monitors, and can be used in
-    /// `training.early_stopping.metric`. [`Trainer::dataset_metric`] adds a metric that is no mean.
+    /// `training.early_stopping.metric`. [`Trainer::dataset_metric`] adds a metric that is not a mean.
     pub fn metric<V: Into<MetricValues>>(
         self,
         name: &str,
@@ -218,8 +218,8 @@ impl<'a> Trainer<'a> {
     /// order of the samples along the first dimension, in host memory. It is called once per evaluation on every rank,
     /// with the same tensors.
     ///
-    /// Every rank holds the outputs of all evaluation samples at that moment. All micro-batches must have outputs of the
-    /// same shape, except for the number of samples. [`metrics`](crate::metrics) has ready functions.
+    /// Every rank holds the outputs of all evaluation samples at that moment. All micro-batches must have outputs of
+    /// the same shape, except for the number of samples. [`metrics`](crate::metrics) has ready-made functions.
     pub fn dataset_metric(
         self,
         name: &str,
@@ -269,7 +269,8 @@ impl<'a> Trainer<'a> {
         self
     }
 
-    /// Calls a function after each evaluation, on rank 0 only. It can end the run, as that of [`Trainer::on_step`] can.
+    /// Calls a function after each evaluation, on rank 0 only. It can end the run in the same way as the function of
+    /// [`Trainer::on_step`].
     pub fn on_evaluation<R: CallbackResult>(mut self, mut on_evaluation: impl FnMut(&Evaluation) -> R + 'a) -> Self {
         self.task.on_evaluation.push(Box::new(move |evaluation| on_evaluation(evaluation).stops()));
         self

@@ -1,5 +1,4 @@
-//! Handles conversations with more tokens than a sample. The options make them an error, leave them out, or truncate
-//! them.
+//! Handles conversations with more tokens than a sample. The options make them an error, drop them, or truncate them.
 
 use std::path::{Path, PathBuf};
 

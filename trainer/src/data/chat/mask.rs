@@ -1,4 +1,4 @@
-//! Decides which tokens of a conversation are trained.
+//! Decides which tokens of a conversation are trained on.
 //!
 //! If the template has `{% generation %}` marks, and all trained messages are the assistant's, the marked tokens of
 //! these messages are trained. Otherwise a turn is found by rendering the conversation twice: up to the start of the

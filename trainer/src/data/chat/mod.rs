@@ -1,6 +1,6 @@
 //! Conversations as training data. Each conversation is rendered with the model's chat template, tokenized, and
-//! truncated or padded to one sample. Only the tokens that the assistant would generate are trained; all other targets
-//! are −100.
+//! truncated or padded to one sample. Only the tokens that the assistant would generate are trained on; all other
+//! targets are −100.
 //!
 //! With packing, a sample contains several conversations, and each is a document with its own position IDs. Files are
 //! rendered and tokenized into the token cache (`rendering.rs`). The cached tokens do not depend on the sequence

@@ -1,4 +1,4 @@
-//! Options of conversations as training data.
+//! Options for conversations as training data.
 
 use std::path::PathBuf;
 
@@ -9,7 +9,7 @@ use zero_config::{ChatType, ExcessLength, TrainOnEos, Untrained};
 pub struct ChatOptions {
     /// The layout of the records.
     pub kind: ChatType,
-    /// A Jinja template, or the path of its file. `None` uses the template in the folder of the tokenizer, or in
+    /// A Jinja template, or the path of its file. `None` uses the template in the tokenizer's folder, or in
     /// `pretrained`.
     pub chat_template: Option<String>,
     /// A second folder in which to look for a template, after the tokenizer's folder.
@@ -20,19 +20,19 @@ pub struct ChatOptions {
     pub field_role: Option<String>,
     /// Field of a message that holds its text; `None` means `content`, or else `value`.
     pub field_content: Option<String>,
-    /// Field of a message that decides whether the message is trained. It overrides the role.
+    /// Field of a message that decides whether the message is trained on. It overrides the role.
     pub field_training: String,
     /// The roles that templates know, each with its names in the files.
     pub roles: Vec<(String, Vec<String>)>,
-    /// Roles whose messages are trained. A role may be given by any of its names.
+    /// Roles whose messages are trained on. A role may be given by any of its names.
     pub roles_to_train: Vec<String>,
-    /// Train every token.
+    /// Whether to train on every token.
     pub train_on_inputs: bool,
-    /// Which end-of-turn tokens are trained.
+    /// Which end-of-turn tokens are trained on.
     pub train_on_eos: TrainOnEos,
     /// What to do with a conversation of more than `sequence_length + 1` tokens.
     pub excess_length: ExcessLength,
-    /// What to do with a conversation without trained tokens.
+    /// What to do with a conversation that has no tokens to train on.
     pub untrained: Untrained,
 }
 

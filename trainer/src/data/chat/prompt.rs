@@ -1,4 +1,4 @@
-//! Tokenizes prompts: texts, or conversations that the model continues with an answer.
+//! Tokenizes prompts: plain texts, or conversations that the model continues with an answer.
 
 use std::path::{Path, PathBuf};
 

@@ -1,4 +1,4 @@
-//! The text forms of values in Python, which transformers gives to a chat template.
+//! The string representations of values in Python, as a chat template prints them in transformers.
 
 use std::io::{self, Write};
 

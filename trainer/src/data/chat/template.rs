@@ -1,4 +1,4 @@
-//! Renders conversations with a Jinja chat template, with the settings and functions that transformers gives to a
+//! Renders conversations with a Jinja chat template, with the settings and functions that transformers provides to a
 //! template.
 //!
 //! minijinja does not know transformers' tag `{% generation %}`. The tag is replaced by a `filter` block, which has the

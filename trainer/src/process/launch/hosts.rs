@@ -66,7 +66,7 @@ impl Hosts {
     }
 }
 
-/// How launchers of several hosts communicate.
+/// How the launchers on several hosts communicate.
 #[derive(Debug, Clone)]
 pub struct Reach {
     /// The address of this host to listen on. `None` listens on the address by which the other hosts reach host 0.

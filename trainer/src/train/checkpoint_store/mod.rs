@@ -179,8 +179,8 @@ pub(super) fn fetch(address: &str, comm: &dyn Communicator, watch: &dyn crate::d
     patiently(comm, || fetch_step(address, found, "--resume", &download))?
 }
 
-/// Downloads the checkpoint at an address. If a run is at the address, downloads its newest checkpoint. `key` names the
-/// address in errors. Returns the folder of the checkpoint.
+/// Downloads the checkpoint at a store URL. If the URL is that of a run, downloads the run's newest checkpoint. Errors
+/// name `key` as the source of the URL. Returns the checkpoint's folder.
 ///
 /// # Errors
 /// Fails if there is no checkpoint, or if the store fails.

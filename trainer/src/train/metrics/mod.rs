@@ -1,5 +1,5 @@
-//! The program's own metrics: functions of the model's outputs and the targets. They are averaged over an evaluation, or
-//! computed once from all its samples.
+//! Custom metrics: functions of the model's outputs and the targets. They are averaged over an evaluation, or computed
+//! once from all its samples.
 
 mod dataset;
 
