@@ -160,7 +160,7 @@ fn fits(folder: &Path, manifest: &Manifest, zero: &ShardedState) -> Result<(), C
         if !are_same(saved, &own) {
             let name = parameter.name();
             return mismatch(format!(
-                "the checkpoint has optimizer states {saved:?} of `{name}`, but the optimizer of the parameter has {own:?}"
+                "the checkpoint has optimizer states {saved:?} for `{name}`, but the parameter's optimizer has {own:?}"
             ));
         }
     }

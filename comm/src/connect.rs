@@ -159,9 +159,10 @@ impl Meeting<'_> {
 
     fn store_error(&self, error: StoreError) -> CommError {
         match error {
-            StoreError::Unauthorized { address } => {
-                CommError::Unauthorized { address, detail: "the store at this address has another job token".into() }
-            }
+            StoreError::Unauthorized { address } => CommError::Unauthorized {
+                address,
+                detail: "the store at this address has a different job token".into(),
+            },
             StoreError::Missing { key, .. } => {
                 let waited = self.options.meeting_timeout;
                 let spans_hosts = self.place.local_world_size < self.place.world_size;

@@ -95,7 +95,7 @@ impl Batch {
         for (name, tensor) in all {
             if tensor.dim(0)? != samples {
                 let other = tensor.dim(0)?;
-                return Err(Error::Batch(format!("`{first}` has {samples} samples, and `{name}` has {other}")));
+                return Err(Error::Batch(format!("`{first}` has {samples} samples, but `{name}` has {other}")));
             }
         }
         Ok(samples)

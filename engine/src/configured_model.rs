@@ -222,7 +222,7 @@ pub fn cut(config: &Config, layers: Layers, rank: usize) -> Result<Layers, Error
     let ranks = config.tensor_size();
     if ranks > 1 && !layers.is_tensor_parallel() {
         let message = "the layers of this model do not support tensor parallelism";
-        let help = "remove the key; in your own program, call `Layers::tensor_parallel` if the layers split their parameters among ranks";
+        let help = "remove the key; in your own program, call `Layers::tensor_parallel` if the layers split their parameters across ranks";
         return Err(Error::setting("tensor_parallel.autotp_size", message, help));
     }
     Ok(layers.cut_among((rank % ranks, ranks)))

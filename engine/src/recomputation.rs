@@ -23,7 +23,7 @@ pub(crate) fn options(config: &Config, model: &Model) -> Result<RecomputeOptions
             if !names().take(last).any(is_wanted) {
                 let message = match names().any(is_wanted) {
                     true => {
-                        "only the last layer matches, which cannot be chosen: its forward always runs as part of its backward"
+                        "only the last layer matches, but it cannot be chosen, because its forward always runs as part of its backward pass"
                     }
                     false => "no layer name matches",
                 };

@@ -54,7 +54,7 @@ pub enum Error {
         message: String,
     },
     /// The store rejects this request. A retry would fail, too.
-    #[error("{address}: the store answered {message}")]
+    #[error("{address}: the store responded with {message}")]
     Rejected {
         /// The address.
         address: String,

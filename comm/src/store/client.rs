@@ -125,7 +125,7 @@ impl StoreClient {
 }
 
 fn attempt(address: &str, key: &Key, deadline: Instant) -> Result<(TcpStream, Protocol), Refusal> {
-    let mut last = io::Error::other("the host name resolves to no address");
+    let mut last = io::Error::other("the host name does not resolve to an address");
     for address in address.to_socket_addrs()? {
         let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
         match TcpStream::connect_timeout(&address, left.min(Duration::from_secs(5))) {

@@ -130,7 +130,7 @@ impl Hub {
                 Err(Refusal::Io(error)) => return Err(rendezvous(format!("rank {peer}: {error}"))),
                 Err(Refusal::Protocol) => {
                     return Err(rendezvous(format!(
-                        "the process at this address is not a rank of zero-train; expected rank {peer}"
+                        "the process at this address is not a zero-train rank; expected rank {peer}"
                     )));
                 }
                 Err(Refusal::Verdict(OTHER_ATTEMPT)) => {

@@ -299,7 +299,7 @@ fn wrong_token() {
             command.env(TOKEN, "guess");
         }
     };
-    refused(change, "has another job token");
+    refused(change, "has a different job token");
 }
 
 fn old_attempt() {

@@ -196,7 +196,7 @@ fn of_layer(
         (Some(first), Some(second)) => (first.median, second.median),
         _ if is_cut => {
             return Err(format!(
-                "the table has no separate times of the input backward and the weight backward of `{name}`"
+                "the table has no separate times for the input and weight backward passes of `{name}`"
             ));
         }
         _ => (of.backward.median, 0.0),

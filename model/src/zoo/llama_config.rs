@@ -162,7 +162,7 @@ impl LlamaConfig {
             bail!("llama: {name} has {count} entries for {} layers", self.num_hidden_layers);
         }
         if self.layer_types.contains(&LayerType::SlidingAttention) && self.sliding_window.is_none() {
-            bail!("llama: a layer of sliding attention needs sliding_window");
+            bail!("llama: a sliding attention layer needs sliding_window");
         }
         if self.rotated() == 0 || !self.rotated().is_multiple_of(2) || self.rotated() > self.head_size() {
             let (rotated, size) = (self.rotated(), self.head_size());

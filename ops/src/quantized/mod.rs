@@ -135,7 +135,7 @@ impl Quantization {
             let own = self.inputs;
             bail!(
                 "blocks of {BLOCK} elements cannot be split: a row has {inputs} elements, and a rank {own} of them\n  help: \
-                 let each rank have a multiple of {BLOCK}, or name the module in \
+                 give each rank a multiple of {BLOCK} elements, or list the module in \
                  `quantization_config.llm_int8_skip_modules`"
             );
         }

@@ -30,7 +30,7 @@ impl GatherColumns {
     fn shape(&self, own: &Shape) -> Result<Shape> {
         match own.dims().last() {
             Some(share) if *share == self.columns.div_ceil(self.group.size()) => Ok(with_last(own, self.columns)),
-            _ => bail!("{OP}: {own:?} is no share of {} columns", self.columns),
+            _ => bail!("{OP}: {own:?} is not a share of {} columns", self.columns),
         }
     }
 

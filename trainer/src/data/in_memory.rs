@@ -94,7 +94,7 @@ where
         if let Some(other) = samples.iter().position(|sample| !forms(sample).eq(forms(first))) {
             let [own, expected] = [&samples[other], first].map(|sample| forms(sample).collect::<Vec<_>>());
             let (index, first) = (indices[other], indices[0]);
-            return Err(format!("sample {index} has {own:?}, and sample {first} has {expected:?}").into());
+            return Err(format!("sample {index} has {own:?}, but sample {first} has {expected:?}").into());
         }
         let mut column = 0..;
         Ok(first.map(|_| {
@@ -118,7 +118,7 @@ mod tests {
         assert_eq!(batch.only_target().unwrap().to_vec1::<u32>().unwrap(), [9, 7, 9]);
         assert_eq!(data.batch(&[3]).unwrap_err().to_string(), "sample 3 is out of range: the data set has 3 samples");
         let error = InMemory::new(x, y.narrow(0, 0, 2).unwrap()).unwrap_err().to_string();
-        assert_eq!(error, "invalid batch: `input` has 3 samples, and `target` has 2");
+        assert_eq!(error, "invalid batch: `input` has 3 samples, but `target` has 2");
     }
 
     #[test]
@@ -133,7 +133,7 @@ mod tests {
         let error = data.batch(&[4, 9]).unwrap_err().to_string();
         assert_eq!(
             error,
-            r#"sample 9 has [("input", [3]), ("target", [])], and sample 4 has [("input", [2]), ("target", [])]"#
+            r#"sample 9 has [("input", [3]), ("target", [])], but sample 4 has [("input", [2]), ("target", [])]"#
         );
     }
 }

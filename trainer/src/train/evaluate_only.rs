@@ -30,7 +30,7 @@ pub(super) fn run(
     requests: &Requests,
 ) -> Result<Summary, Error> {
     let Some(eval) = &corpus.eval else {
-        let help = "set `data.eval` or `data.eval_fraction`; a program passes the data to `Trainer::data`";
+        let help = "set `data.eval` or `data.eval_fraction`; in your own program, pass the data to `Trainer::data`";
         return Err(Error::setting("--evaluate", "the run has no evaluation data", help));
     };
     if from.is_none() && options.resume == Some(Resume::Auto) {

@@ -135,7 +135,7 @@ fn the_tokenizer_must_match_the_model() {
     };
     refused(
         &[],
-        "does not fit the model in hf, which has 300 tokens; the folder has no tokenizer.json\n  in: data.tokenizer",
+        "does not match the model in hf, which has 300 tokens; the folder has no tokenizer.json\n  in: data.tokenizer",
     );
     case.train(&["--quiet", "--max-steps", "1", "--set", "data.tokenizer=byte"]);
     let words: Vec<String> = (0..301).map(|token| format!("\"w{token}\": {token}")).collect();

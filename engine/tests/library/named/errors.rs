@@ -55,7 +55,7 @@ fn missing_names_are_errors_that_list_the_names() {
     );
     let short = words(0).narrow(0, 0, 3).unwrap();
     let error = refused(two_inputs, move || named().input("short", short.clone()));
-    assert!(error.contains("`text` has 8 samples, and `short` has 3"), "{error}");
+    assert!(error.contains("`text` has 8 samples, but `short` has 3"), "{error}");
 }
 
 /// Passes its input through an operation that cuts the gradient.

@@ -321,7 +321,7 @@ fn are_the_models(config: &Config, model: Option<&config::Model>, vocabulary: Op
         (Some(folder), Some(known)) if by_default && vocabulary != Some(known) => Err(Error::setting(
             "data.tokenizer",
             format!(
-                "the default byte tokenizer does not fit the model in {folder}, which has {known} tokens; the folder has no tokenizer.json"
+                "the default byte tokenizer does not match the model in {folder}, which has {known} tokens; the folder has no tokenizer.json"
             ),
             "set it to the tokenizer.json that the model was trained with",
         )),

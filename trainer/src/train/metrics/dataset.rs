@@ -102,7 +102,7 @@ fn joined(all: &BTreeMap<String, Tensor>, metric: usize, kind: &str) -> Result<A
         .map(|parts| match parts.iter().find(|part| part.dims().get(1..) != parts[0].dims().get(1..)) {
             None => Tensor::cat(&parts, 0),
             Some(other) => candle_core::bail!(
-                "the {kind} of the micro-batches have different shapes, such as {:?} and {:?}; pad samples to one length",
+                "the {kind} of the micro-batches have different shapes, such as {:?} and {:?}; pad samples to the same length",
                 parts[0].dims(),
                 other.dims()
             ),
