@@ -123,7 +123,7 @@ pub(crate) fn check(config: &Config) -> Result<(), Error> {
         return not_there("model.tiled_mlp_rows", "tiled MLPs are unsupported on a GPU", "remove it");
     }
     if config.activation_checkpointing.as_ref().is_some_and(|kept| kept.device == OffloadDevice::Cpu) {
-        let message = "checkpointed activations stay on the GPU or go to a disk, not to host memory";
+        let message = "on a GPU, checkpointed activations can be offloaded to a disk, but not to host memory";
         return not_there("activation_checkpointing.cpu_checkpointing", message, "remove it");
     }
     Ok(())

@@ -54,7 +54,7 @@ pub use zero_optim::ExactSum;
 pub use zero_partition::Kind;
 
 pub use zero_comm as comm;
-/// A custom optimizer of the program, for [`Layers::optimizer`].
+/// Custom optimizers, for [`Layers::optimizer`].
 pub mod optimizer {
     pub use zero_optim::{CustomOptimizer, CustomStep, MatrixStates, Update};
 }

@@ -105,7 +105,9 @@ impl LossWeights {
 }
 
 fn differ() -> Error {
-    Error::Batch("all micro-batches of a step must have targets that can be ignored (i64), or none of them".into())
+    Error::Batch(
+        "either all micro-batches of a step must have targets that can be ignored (i64), or none of them".into(),
+    )
 }
 
 fn weight(model: &Model, batch: &Batch) -> Result<Option<u64>, Error> {

@@ -49,7 +49,7 @@ pub enum BuildError {
     #[error("neither a later layer nor the loss takes the outputs of layer `{0}`")]
     UnusedLayer(String),
     /// A method that describes the layers of the previous call was called before any layer was added.
-    #[error("`.{0}([…])` describes the layers of the previous call, but no call came before it")]
+    #[error("`.{0}([…])` describes the layers of the previous call, but no layer was added before")]
     NoLayerYet(&'static str),
     /// A tie names a parameter that no layer uses.
     #[error("`{owner}` is tied to `{user}`, but no layer has a parameter `{user}`")]

@@ -15,14 +15,14 @@ pub trait Layer: Send + Sync {
     fn run(&self, x: &Activations, pass: &Pass) -> Result<Activations>;
 
     /// Returns whether most of the work for the layer's weight gradients can be deferred, as the operations of
-    /// `zero-ops` do. A zero-bubble pipeline then splits the layer's backward. The backward of a plain candle module
-    /// runs as a whole.
+    /// `zero-ops` do. A zero-bubble pipeline then splits the layer's backward pass. The backward pass of a plain candle
+    /// module runs as a whole.
     fn splits(&self) -> bool {
         false
     }
 
-    /// Returns whether the layer contains attention of `zero-ops`, which exchanges slices with other ranks if ranks
-    /// share sequences. A layer that exchanges slices but returns false fails.
+    /// Returns whether the layer contains attention from `zero-ops`, which exchanges slices with other ranks if ranks
+    /// share sequences. A layer that exchanges slices although this returns false fails.
     fn exchanges(&self) -> bool {
         false
     }

@@ -39,7 +39,7 @@ pub enum Error {
         /// How to fix it.
         help: String,
     },
-    /// A file that a key or an option names cannot be read or written.
+    /// A file given by a key or an option cannot be read or written.
     #[error("{source}\n  in: {key}\n  help: {help}")]
     Named {
         /// Path of the key, or the option.
@@ -85,7 +85,7 @@ pub enum Error {
     /// A rank or a connection was lost.
     #[error(transparent)]
     Comm(#[from] CommError),
-    /// The launchers of several hosts lost each other.
+    /// The launchers on several hosts lost contact with each other.
     #[error("{0}")]
     Hosts(String),
     /// A launcher could not start, restart or watch its ranks.

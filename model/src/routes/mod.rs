@@ -124,7 +124,7 @@ impl Route {
         }
         let own = outputs.tensors();
         let Some(count) = own.len().checked_sub(self.exposed) else {
-            candle_core::bail!("it has {} outputs, and exposes {}", own.len(), self.exposed);
+            candle_core::bail!("it has {} outputs, but exposes {}", own.len(), self.exposed);
         };
         let ((own, exposed), (before, carried, _)) = (own.split_at(count), self.parts(x)?);
         let mut flow = vec![];

@@ -69,7 +69,7 @@ fn named_values_reach_their_last_user_and_gradients_flow_back() {
         |x: Vec<Option<Tensor>>| x.into_iter().map(|x| x.map(|x| x.to_scalar::<f32>().unwrap())).collect::<Vec<_>>();
     assert_eq!((values(own), values(bypass)), (vec![Some(0.1)], vec![None, Some(0.3)]));
     let error = a.pass_on(numbers(&[]), &numbers(&[1.0])).unwrap_err().to_string();
-    assert!(error.contains("it has 0 outputs, and exposes 1"), "{error}");
+    assert!(error.contains("it has 0 outputs, but exposes 1"), "{error}");
 }
 
 #[test]

@@ -13,7 +13,7 @@ const OPTIONS: &str = "Options:
   -c, --config FILE     ds.yaml or ds_config.json; may be repeated: keys of later files override earlier ones
   -n, --num-processes N start N ranks on this machine, each a process of this program
                         [default: launcher.num_processes; if unset, one per GPU; without GPUs, the smallest number that the other keys allow]
-      --set KEY=VALUE   override a value, for example zero_optimization.stage=2; may be given several times
+      --set KEY=VALUE   override a value, for example zero_optimization.stage=2; may be repeated
       --max-steps N     stop after N optimizer steps
       --out DIR         run folder [default: training.output_dir]
       --resume auto|DIR resume from the newest checkpoint of the run (auto), or from the checkpoint or run in DIR
@@ -21,7 +21,7 @@ const OPTIONS: &str = "Options:
       --force           start even if the plan exceeds the memory limit
       --plain           print plain lines instead of a progress bar, even on a terminal
       --quiet           print only errors
-  -h, --help            print this
+  -h, --help            print this help
 
 To run on several hosts, use a launcher: zero-train launch --nnodes M PROGRAM [OPTIONS], or torchrun.";
 

@@ -199,8 +199,8 @@ impl<'a> Trainer<'a> {
         self.add_mean(name, Selection::All, move |outputs, targets| metric(outputs, targets.single()?))
     }
 
-    /// Adds a metric as [`Trainer::metric`] does. The function receives the named outputs of the loss
-    /// ([`Layers::loss_of`]) and the named targets, in this order.
+    /// Adds a metric as [`Trainer::metric`] does. The function receives the named outputs, which the loss must also
+    /// receive ([`Layers::loss_of`]), and the named targets, in this order.
     pub fn metric_of<V: Into<MetricValues>, const O: usize, const T: usize>(
         self,
         name: &str,
@@ -229,8 +229,8 @@ impl<'a> Trainer<'a> {
         self.add_metric(name, Selection::Single, Function::Dataset(Box::new(function)))
     }
 
-    /// Adds a metric as [`Trainer::dataset_metric`] does. The function receives the named outputs of the loss
-    /// ([`Layers::loss_of`]) and the named targets, in this order.
+    /// Adds a metric as [`Trainer::dataset_metric`] does. The function receives the named outputs, which the loss must
+    /// also receive ([`Layers::loss_of`]), and the named targets, in this order.
     pub fn dataset_metric_of<const O: usize, const T: usize>(
         self,
         name: &str,

@@ -68,7 +68,7 @@ impl Stragglers {
         }
         *said = Some(step);
         Some(format!(
-            "rank {rank} is slow: it worked for {:.0} ms in step {step}, the median rank for {median:.0} ms",
+            "rank {rank} is slow: it worked for {:.0} ms in step {step}, but the median rank for {median:.0} ms",
             all[rank]
         ))
     }
@@ -89,7 +89,7 @@ mod tests {
         assert!(words(0..9, &[1.0, 1.0, 1.0, 19.0]).is_empty(), "too short to tell");
         assert!(words(1..3, &third).is_empty(), "twice in a row");
         assert!(words(3..4, &even).is_empty());
-        let said = "rank 3 is slow: it worked for 230 ms in step 6, the median rank for 100 ms";
+        let said = "rank 3 is slow: it worked for 230 ms in step 6, but the median rank for 100 ms";
         assert_eq!(words(4..60, &third), [said], "and no more soon");
         let first = words(60..63, &[1000.0, 110.0, 90.0, 120.0]);
         assert!(first.len() == 1 && first[0].starts_with("rank 0 "), "another one: {first:?}");
