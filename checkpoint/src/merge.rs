@@ -1,4 +1,4 @@
-//! Folds LoRA adapters into the weights of their linear maps: W + s·B·A.
+//! Folds LoRA adapters into the weights of their linear layers: W + s·B·A.
 
 use zero_model::ops::MAGNITUDES;
 
@@ -9,7 +9,7 @@ const A: &str = "lora_A.weight";
 const B: &str = "lora_B.weight";
 /// The prefix of PEFT's names of tensors.
 const PEFT_PREFIX: &str = "base_model.model.";
-/// The part of PEFT's tensor names that marks the parameters of the base linear map, not of its adapter.
+/// The part of PEFT's tensor names that marks the parameters of the base linear layer, not of its adapter.
 const BASE_LAYER: &str = ".base_layer.";
 
 /// How adapters are folded into a checkpoint's weights.
@@ -28,7 +28,7 @@ pub fn is_of_adapter(name: &str) -> bool {
     ends_with(A) || ends_with(B) || ends_with(MAGNITUDES)
 }
 
-/// Returns the names of the matrices A and B of the linear map to which the weight `name` belongs, if it has an
+/// Returns the names of the matrices A and B of the linear layer to which the weight `name` belongs, if it has an
 /// adapter.
 pub(crate) fn matrices(manifest: &Manifest, name: &str) -> Option<[String; 2]> {
     let module = name.strip_suffix("weight").filter(|module| module.ends_with('.'))?;
@@ -36,7 +36,7 @@ pub(crate) fn matrices(manifest: &Manifest, name: &str) -> Option<[String; 2]> {
     names.iter().all(|name| manifest.parameters.contains_key(name)).then_some(names)
 }
 
-/// Returns PEFT's name of a trained parameter. The bias of a linear map with an adapter is `…base_layer.bias`.
+/// Returns PEFT's name of a trained parameter. The bias of a linear layer with an adapter is `…base_layer.bias`.
 pub(crate) fn peft_name(manifest: &Manifest, name: &str) -> String {
     match name.strip_suffix(".bias") {
         Some(module) if matrices(manifest, &format!("{module}.weight")).is_some() => {

@@ -93,7 +93,7 @@ fn reach(interface: Option<&str>, timeout: Duration) -> anyhow::Result<Reach> {
         anyhow::bail!(Error::setting(
             "ZERO_TRAIN_TOKEN_FILE",
             "a run on several hosts needs a job token, and none is set",
-            "write the same secret to a file on every host, and set ZERO_TRAIN_TOKEN_FILE to the path of the file",
+            "put the same secret into a file on every host, and set ZERO_TRAIN_TOKEN_FILE to the path of the file",
         ));
     };
     let listen = match interface {

@@ -212,7 +212,7 @@ impl Unavailable {
     #[must_use]
     pub fn help(&self) -> String {
         let here: Vec<&str> = Isa::available().into_iter().map(Isa::name).collect();
-        format!("choose one of {}, or leave it out to use the widest", here.join(", "))
+        format!("choose one of {}, or remove it to use the widest", here.join(", "))
     }
 }
 

@@ -50,7 +50,7 @@ impl Adapter {
         if dims < 2 || name.ends_with(".lora_B.weight") { self.lr_ratio } else { 1.0 }
     }
 
-    /// Checks that each name in the settings matches a linear map or a module of the model. `maps` are all linear maps
+    /// Checks that each name in the settings matches a linear layer or a module of the model. `maps` are all linear layers
     /// of the model.
     pub(crate) fn check(&self, parameters: &[Parameter], maps: &[LinearMap]) -> Result<(), BuildError> {
         let unknown = |name: &&String| !maps.iter().any(|map| names(name, &map.path));

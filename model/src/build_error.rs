@@ -83,7 +83,7 @@ pub enum BuildError {
     UnknownTarget {
         /// The name.
         name: String,
-        /// The last parts of the paths of all linear maps.
+        /// The last parts of the paths of all linear layers.
         modules: Vec<String>,
     },
     /// An adapter names a module to train that the model does not have.

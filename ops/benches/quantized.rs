@@ -1,4 +1,4 @@
-//! Measures the time of linear maps with quantized weights relative to f32 weights, at the shapes of training. Run
+//! Measures the time of linear layers with quantized weights relative to f32 weights, at the shapes of training. Run
 //! `cargo bench -p zero-ops --bench quantized`. Each measurement is a forward and a backward for the input; the weight
 //! is frozen.
 
@@ -8,7 +8,7 @@ use candle_core::{Device, Module, Result, Tensor, Var};
 use zero_ops::random::Stream;
 use zero_ops::{FourBit, Linear, Quantization, QuantizedFormat, backward_from, set_threads};
 
-/// Rows of a micro-batch, inputs and outputs of the linear map.
+/// Rows of a micro-batch, inputs and outputs of the linear layer.
 const SHAPES: [[usize; 3]; 4] = [[128, 2048, 2048], [512, 2048, 2048], [512, 2048, 5504], [2048, 2048, 2048]];
 const REPEATS: usize = 7;
 

@@ -56,7 +56,7 @@ impl Source<'_> {
         })
     }
 
-    /// Returns the product to add to a weight, if its linear map has an adapter.
+    /// Returns the product to add to a weight, if its linear layer has an adapter.
     fn product(
         &mut self,
         name: &str,

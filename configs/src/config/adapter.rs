@@ -1,4 +1,4 @@
-//! `adapter`: small trainable matrices beside the linear maps of a frozen model.
+//! `adapter`: small trainable matrices beside the linear layers of a frozen model.
 
 use serde::Serialize;
 
@@ -19,7 +19,7 @@ section! {
         pub lora_alpha: f64 = key(POSITIVE, "8.0", "Scale α: the adapter's output is multiplied by α/r");
         /// Dropout on the input of the product B·A.
         pub lora_dropout: f64 = key(Kind::Float(Range { min: 0.0, max: 1.0, above: false, below: true }), "0.0", "Dropout probability of the adapter's input in training");
-        /// Names of the linear maps that get an adapter, or `all-linear`.
+        /// Names of the linear layers that get an adapter, or `all-linear`.
         pub target_modules: Vec<String> = key(Kind::Names, "all-linear", "Linear layers that get an adapter: a name or a list of names, each the path of a module or the end of its path, such as `q_proj`; all-linear: all except the head");
         /// Names of modules that are trained in full.
         pub modules_to_save: Vec<String> = key(Kind::Texts, "[]", "Modules of the base model that are trained and saved in full. As in PEFT, a name selects all modules whose path ends with this text: `norm` also selects `input_layernorm`, and `model.norm` only the last norm of a Llama");
@@ -38,7 +38,7 @@ section! {
     }
 }
 
-/// The value of `target_modules` that selects all linear maps.
+/// The value of `target_modules` that selects all linear layers.
 pub const ALL_LINEAR: &str = "all-linear";
 
 choice! {
@@ -56,7 +56,7 @@ choice! {
         None = "none",
         /// All.
         All = "all",
-        /// The biases of linear maps with an adapter.
+        /// The biases of linear layers with an adapter.
         LoraOnly = "lora_only",
     }
 }
@@ -74,7 +74,7 @@ choice! {
 }
 
 impl Adapter {
-    /// Returns the names of the linear maps that get an adapter; `None` selects all linear maps.
+    /// Returns the names of the linear layers that get an adapter; `None` selects all linear layers.
     #[must_use]
     pub fn targets(&self) -> Option<Vec<String>> {
         (self.target_modules != [ALL_LINEAR]).then(|| self.target_modules.clone())

@@ -109,7 +109,7 @@ section! {
         pub post_norms: bool = key(Kind::Bool, "false", "Norms also follow the attention and the feed-forward network of each block, as in Gemma 3");
         /// Multiply token embeddings by √`hidden_size`.
         pub scale_embeddings: bool = key(Kind::Bool, "false", "Embeddings are multiplied by the square root of hidden_size, as in Gemma");
-        /// One linear map computes queries, keys and values, and one computes the gate and the up projection.
+        /// One linear layer computes queries, keys and values, and one computes the gate and the up projection.
         pub fused_projections: bool = key(Kind::Bool, "false", "Fuse the projections of each block into the linear layers `qkv_proj` and `gate_up_proj`, as in Phi-3");
         /// Dropout probability of attention probabilities.
         pub attention_dropout: f64 = key(Kind::Float(FRACTION), "0.0", "Dropout of attention probabilities, on the CPU only; a pretrained model takes its default from config.json");

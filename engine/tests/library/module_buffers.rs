@@ -198,7 +198,7 @@ fn an_evaluation_in_training_mode_is_refused() {
     assert!(errors.iter().any(|error| error.contains("changed the buffer `norm.running_mean`")), "{errors:?}");
 }
 
-/// A convolution, a norm and a linear map, in PyTorch. `{0}` is a folder. A step has four micro-batches of three
+/// A convolution, a norm and a linear layer, in PyTorch. `{0}` is a folder. A step has four micro-batches of three
 /// images. The running statistics are the mean over the micro-batches, as if each were a rank of
 /// DistributedDataParallel.
 const TORCH: &str = r#"

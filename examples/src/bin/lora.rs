@@ -1,5 +1,5 @@
 //! Trains a model, then adapts it to another task with LoRA: the model's weights are frozen, and only small matrices
-//! beside the linear maps are trained.
+//! beside the linear layers are trained.
 //!
 //! ```sh
 //! cargo run --release -p zero-examples --bin lora

@@ -97,7 +97,7 @@ enum Inner {
         gate: Linear,
         up: Linear,
     },
-    /// One linear map whose output is the gate, followed by the up projection.
+    /// One linear layer whose output is the gate, followed by the up projection.
     Fused(Linear),
 }
 

@@ -2,7 +2,7 @@
 //! or by receiving them from other ranks.
 //!
 //! Exchanges with other ranks overlap with compute. While an exchange brings back the values, the backward computes the
-//! gradient of a linear map's input, which does not need them. The gradients of the weights do need them. They are
+//! gradient of a linear layer's input, which does not need them. The gradients of the weights do need them. They are
 //! computed during the following exchange, which carries the gradient of the values.
 
 use crate::graph::fused_block::{Operation, Record};

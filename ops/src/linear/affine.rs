@@ -1,4 +1,4 @@
-//! The arithmetic of a linear map, shared by the operations that contain one.
+//! The arithmetic of a linear layer, shared by the operations that contain one.
 
 use crate::graph::gradient::{Tile, deliver_tile};
 use crate::graph::operand::{View, f32s, rows, with_last};
@@ -26,7 +26,7 @@ pub(crate) enum Affine {
     Quantized(Quantization),
 }
 
-/// Sizes of a linear map of rows.
+/// Sizes of a linear layer of rows.
 pub(crate) struct Sizes {
     pub(crate) count: usize,
     pub(crate) inputs: usize,

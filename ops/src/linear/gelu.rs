@@ -1,4 +1,4 @@
-//! A linear map and GELU in one operation.
+//! A linear layer and GELU in one operation.
 //!
 //! The map's output is the widest activation of a transformer. If the map were a node of candle's graph, candle would
 //! zero the gradient of its output, add to it and copy it once more. Here that gradient exists only inside the

@@ -1,4 +1,4 @@
-//! LoRA: a trainable product of two thin matrices, added to a linear map.
+//! LoRA: a trainable product of two thin matrices, added to a linear layer.
 //!
 //! y = x·Wᵀ + b + s·(x·Aᵀ)·Bᵀ with A of `[r, inputs]`, B of `[outputs, r]` and the scale s. Hu et al., "LoRA: Low-Rank
 //! Adaptation of Large Language Models", ICLR 2022. Names and initial values are those of the library PEFT.
@@ -44,13 +44,13 @@ pub struct LoraOptions {
     pub init: LoraInit,
     /// Whether the norm of each output's weights is trained too: [DoRA](crate::weight_norms).
     pub magnitudes: bool,
-    /// The linear maps that get an adapter; `None` means all of them. A map is named by its path, such as
+    /// The linear layers that get an adapter; `None` means all of them. A map is named by its path, such as
     /// `model.layers.0.mlp.up_proj`, or by the end of its path after a dot.
     pub targets: Option<Vec<String>>,
 }
 
 impl LoraOptions {
-    /// Returns whether the linear map at `path` gets an adapter.
+    /// Returns whether the linear layer at `path` gets an adapter.
     #[must_use]
     pub fn targets(&self, path: &str) -> bool {
         let is_named = |name: &String| names(name, path);
@@ -71,11 +71,11 @@ thread_local! {
 
 struct Building {
     options: LoraOptions,
-    /// All linear maps so far.
+    /// All linear layers so far.
     maps: Mutex<Vec<LinearMap>>,
 }
 
-/// A linear map that was built from a `VarBuilder`.
+/// A linear layer that was built from a `VarBuilder`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LinearMap {
     /// Its path, such as `model.layers.0.mlp.up_proj`.
@@ -84,7 +84,7 @@ pub struct LinearMap {
     pub inputs_first: bool,
 }
 
-/// Builds layers whose linear maps get adapters. Returns the result and all linear maps that were built.
+/// Builds layers whose linear layers get adapters. Returns the result and all linear layers that were built.
 pub fn with_lora<T>(options: LoraOptions, build: impl FnOnce() -> T) -> (T, Vec<LinearMap>) {
     let building = Arc::new(Building { options, maps: Mutex::default() });
     let replaced = Replaced::with(&BUILDING, Some(Arc::clone(&building)));
@@ -100,7 +100,7 @@ pub fn asks_adapter() -> bool {
     ASKING.get()
 }
 
-/// The adapter of one linear map.
+/// The adapter of one linear layer.
 #[derive(Clone, Debug)]
 pub(crate) struct Lora {
     a: Tensor,
@@ -115,7 +115,7 @@ pub(crate) struct Lora {
 }
 
 impl Lora {
-    /// Creates the adapter of the linear map that is built from `vb`, if it gets one.
+    /// Creates the adapter of the linear layer that is built from `vb`, if it gets one.
     pub(crate) fn of(
         affine: Affine,
         [inputs, outputs]: [usize; 2],

@@ -174,7 +174,7 @@ impl Module for Conv1D {
     }
 }
 
-/// A linear map with either order of the weight's dimensions, so that other modules can use a [`Linear`] or a
+/// A linear layer with either order of the weight's dimensions, so that other modules can use a [`Linear`] or a
 /// [`Conv1D`].
 #[derive(Clone, Debug)]
 pub struct Projection {

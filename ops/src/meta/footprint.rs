@@ -66,7 +66,7 @@ pub(crate) struct Reads {
 
 impl Reads {
     pub(crate) const NOTHING: Self = Self::inputs([false; 3]);
-    /// A linear map reads its input for the gradient of its weight, and the weight for the gradient of its input.
+    /// A linear layer reads its input for the gradient of its weight, and the weight for the gradient of its input.
     pub(crate) const OF_LINEAR: Self = Self { for_weight: true, ..Self::inputs([true, true, false]) };
 
     pub(crate) const fn inputs(inputs: [bool; 3]) -> Self {

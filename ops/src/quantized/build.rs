@@ -15,13 +15,13 @@ use std::sync::Arc;
 pub struct QuantizationOptions {
     /// The format of all quantized weights.
     pub format: QuantizedFormat,
-    /// Modules whose linear maps are not quantized. A module is named by its path, such as `model.layers.0.mlp`, or by
+    /// Modules whose linear layers are not quantized. A module is named by its path, such as `model.layers.0.mlp`, or by
     /// the end of its path after a dot.
     pub skip: Vec<String>,
 }
 
 impl QuantizationOptions {
-    /// Returns whether the linear map at `path` is not quantized, because `skip` names it or a module around it.
+    /// Returns whether the linear layer at `path` is not quantized, because `skip` names it or a module around it.
     #[must_use]
     pub fn skips(&self, path: &str) -> bool {
         let around = path.match_indices('.').map(|(at, _)| &path[..at]).chain([path]);
@@ -35,7 +35,7 @@ thread_local! {
     static INPUTS_FIRST: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Builds layers whose linear maps, [`Linear`](crate::Linear) and [`Conv1D`](crate::Conv1D), have quantized weights.
+/// Builds layers whose linear layers, [`Linear`](crate::Linear) and [`Conv1D`](crate::Conv1D), have quantized weights.
 pub fn with_quantization<T>(options: QuantizationOptions, build: impl FnOnce() -> T) -> T {
     let _building = Replaced::with(&BUILDING, Some(Arc::new(options)));
     build()
@@ -54,7 +54,7 @@ pub fn asks_inputs_first() -> bool {
     INPUTS_FIRST.get()
 }
 
-/// Requests the weight of a linear map, with the dimensions in the order of `affine`. Returns how it is stored.
+/// Requests the weight of a linear layer, with the dimensions in the order of `affine`. Returns how it is stored.
 pub(crate) fn weight(
     affine: Affine,
     [inputs, outputs]: [usize; 2],

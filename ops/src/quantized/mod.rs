@@ -88,7 +88,7 @@ pub struct Quantization {
 }
 
 impl Quantization {
-    /// Describes the weight of a linear map. With `is_transposed`, the parameter has shape `[inputs, outputs]`, as in
+    /// Describes the weight of a linear layer. With `is_transposed`, the parameter has shape `[inputs, outputs]`, as in
     /// [`Conv1D`](crate::Conv1D), but its elements are stored in the order of `[outputs, inputs]`.
     #[must_use]
     pub fn new(format: QuantizedFormat, inputs: usize, outputs: usize, is_transposed: bool) -> Self {

@@ -29,7 +29,7 @@ pub(crate) use cut::{OwnEntries, cut_of, get_part};
 pub(crate) use vocabulary::OfRank;
 pub use vocabulary::VocabParallel;
 
-/// How the parameters of a linear map are cut.
+/// How the parameters of a linear layer are cut.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Parallel<'a> {
     Whole,
@@ -150,7 +150,7 @@ pub(crate) fn sum_to_slices(y: &Tensor) -> Result<Tensor> {
     }
 }
 
-/// A linear map whose inputs are split among the ranks of a tensor group. Each rank computes the sums over its inputs,
+/// A linear layer whose inputs are split among the ranks of a tensor group. Each rank computes the sums over its inputs,
 /// and the ranks add up their results. [`Linear::row_parallel`](crate::Linear) and
 /// [`Conv1D::row_parallel`](crate::Conv1D) create it.
 #[derive(Clone, Debug)]

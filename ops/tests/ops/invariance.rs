@@ -131,7 +131,7 @@ fn linear_gelu_is_bit_identical_to_linear_then_gelu() {
 fn bf16_and_f16_are_f32_rounded_once() {
     // The unit in the last place of bf16 is 8 times that of f16.
     for (dtype, tolerance) in [(DType::BF16, 2e-2), (DType::F16, 2.5e-3)] {
-        // The fused linear map and GELU round twice, as the two operations do.
+        // The fused linear layer and GELU round twice, as the two operations do.
         for (name, inputs, _, op) in all(2).into_iter().filter(|(name, ..)| *name != "linear and gelu") {
             let narrow: Vec<Tensor> = inputs.iter().map(|x| x.to_dtype(dtype).unwrap()).collect();
             let wide: Vec<Tensor> = narrow.iter().map(|x| x.to_dtype(DType::F32).unwrap()).collect();

@@ -103,7 +103,7 @@ impl Communicator for Logged {
 /// The exchanges of a backward, and the bits of the gradients of x and of the parameters.
 type Outcome = (Vec<(&'static str, u64)>, [Vec<u32>; 2]);
 
-/// Runs the backward of two linear maps on one of two ranks. Each rank has 3 of the 6 hidden units.
+/// Runs the backward of two linear layers on one of two ranks. Each rank has 3 of the 6 hidden units.
 fn backward(comm: Arc<dyn Communicator>, overlaps: bool) -> Computed<Outcome> {
     let (log, rank) = (Log::default(), comm.rank());
     let comm = Arc::new(Logged { inner: comm, log: Arc::clone(&log) });

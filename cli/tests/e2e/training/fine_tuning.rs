@@ -75,7 +75,7 @@ fn an_exported_adapter_is_the_merged_model() {
     assert!(said.contains("adapter is incompatible: `transformer.h.0.attn.c_proj.lora_A.weight` is missing"), "{said}");
 }
 
-/// PEFT gives the bias of a linear map that has an adapter the name `base_layer.bias`.
+/// PEFT gives the bias of a linear layer that has an adapter the name `base_layer.bias`.
 #[test]
 fn trained_biases_have_the_names_of_peft() {
     let case = Case::new();

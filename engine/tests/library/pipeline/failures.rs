@@ -7,7 +7,7 @@ use zero_engine::{Activations, Layer, Layers, Pass, ops};
 use super::{SCHEDULES, engine_of, text};
 use crate::world::{batch, world};
 
-/// A layer that runs another function instead of its linear map.
+/// A layer that runs another function instead of its linear layer.
 struct Middle {
     linear: Linear,
     instead: fn(&Linear, &Tensor, &Pass) -> Result<Tensor>,

@@ -7,7 +7,7 @@ use zero_engine::{Batch, Engine, Layers};
 use super::SCHEDULES;
 use crate::world::{config, engine_of, world};
 
-/// A linear map and a gain, each with a name that can be tied.
+/// A linear layer and a gain, each with a name that can be tied.
 struct Map {
     weight: Tensor,
     gain: Tensor,
