@@ -17,6 +17,17 @@ const SHARE_OF_MEMORY: f64 = 0.95;
 /// Number of bytes added to each rank's limit for memory that its allocator does not count.
 const BESIDES: u64 = 64 << 20;
 
+/// Keys that a resumed search may change: its limits and the paths of its files.
+const EXTENT: [&str; 7] = [
+    "autotuning.budget_seconds",
+    "autotuning.trial_timeout_seconds",
+    "autotuning.tuner_early_stopping",
+    "autotuning.tuner_num_trials",
+    "autotuning.results_dir",
+    "autotuning.overwrite",
+    "autotuning.metric_path",
+];
+
 /// The inputs of a search.
 pub struct Request<'a> {
     /// The user's file.
@@ -68,10 +79,15 @@ pub(super) fn begin(request: &Request<'_>) -> Result<(Config, Autotuning, Value)
     }
     let head = json!({
         "event": "begin", "version": 1, "program": concat!("zero-train ", env!("CARGO_PKG_VERSION")),
-        "configuration": request.source.name, "ranks": base.world_size, "overrides": request.overrides,
-        "crc32": crc32c::crc32c(request.source.text.as_bytes()),
+        "configuration": request.source.name, "ranks": base.world_size, "crc32": identity(&base),
     });
     Ok((base, tuning, head))
+}
+
+/// Returns a checksum of all keys that results depend on.
+fn identity(base: &Config) -> u32 {
+    let keys = base.leaves().into_iter().filter(|(path, _)| !EXTENT.contains(&path.as_str()));
+    keys.fold(0, |checksum, (path, value)| crc32c::crc32c_append(checksum, format!("{path}: {value}\n").as_bytes()))
 }
 
 /// Builds an error about the results folder or a folder in it.
@@ -122,4 +138,23 @@ pub(super) fn memory(base: &Config, ranks: usize) -> Option<u64> {
     // program and its threads.
     let own = base.training.memory_limit.map(|bytes| ranks as u64 * (bytes + bytes / 4 + BESIDES));
     machine.into_iter().chain(own).min()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_search_may_be_resumed_with_other_limits() {
+        let resolved = |more: &str| {
+            let text = format!("train_batch_size: 4\nautotuning: {{enabled: true{more}}}\n");
+            Config::parse("ds.yaml", text).expect("valid")
+        };
+        let plain = resolved("");
+        let leaves = plain.leaves();
+        EXTENT.iter().for_each(|key| assert!(leaves.iter().any(|(path, _)| path == key), "{key} is not a key"));
+        let limits = ", budget_seconds: 5, tuner_num_trials: 7, results_dir: elsewhere";
+        assert_eq!(identity(&resolved(limits)), identity(&plain));
+        assert_ne!(identity(&resolved(", end_profile_step: 9")), identity(&plain));
+    }
 }
