@@ -54,8 +54,9 @@ pub use zero_optim::ExactSum;
 pub use zero_partition::Kind;
 
 pub use zero_comm as comm;
-/// Custom optimizers, for [`Layers::optimizer`].
+/// Types of custom optimizers and learning-rate schedules, for [`Layers::optimizer`] and [`Layers::lr_lambda`].
 pub mod optimizer {
+    pub use zero_model::layers::LrLambda;
     pub use zero_optim::{CustomOptimizer, CustomStep, MatrixStates, Update};
 }
 /// The configuration and the types of its fields.

@@ -69,6 +69,10 @@ impl Settings {
     /// Fails on an unsupported combination of keys, and if the configuration needs an optimizer that the model lacks.
     pub fn new(config: &Config, model: &Model) -> Result<Self, Error> {
         let dtype = working_dtype(config)?;
+        if model.lr_lambda().is_some() && config.scheduler != config::Scheduler::Constant {
+            let message = "the program sets the learning rate with `lr_lambda`, and the configuration with a scheduler";
+            return Err(Error::setting("scheduler", message, "remove the section or the call of `lr_lambda`"));
+        }
         if let (Some(_), Some(buffer)) = (config.training.local_steps, model.buffers().first()) {
             let message = format!(
                 "local steps do not support models with buffers such as `{}`: outer steps average only parameters",

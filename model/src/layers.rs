@@ -25,6 +25,9 @@ pub(crate) type Loss = Box<dyn Fn(&Activations, &[Tensor]) -> Result<Tensor> + S
 /// Computes the weight of a micro-batch's loss from its targets.
 pub(crate) type LossWeight = Box<dyn Fn(&[Tensor]) -> Result<u64> + Send + Sync>;
 
+/// Returns the factor on the learning rate after this number of optimizer steps.
+pub type LrLambda = Arc<dyn Fn(u64) -> f64 + Send + Sync>;
+
 /// A layer before it is built.
 pub(crate) struct Entry {
     pub(crate) name: String,
@@ -83,6 +86,7 @@ pub struct Layers {
     pub(crate) adapter: Option<Adapter>,
     pub(crate) quantization: Option<QuantizationOptions>,
     pub(crate) optimizer: Option<Arc<dyn CustomOptimizer>>,
+    pub(crate) lr_lambda: Option<LrLambda>,
     pub(crate) base_shapes: Option<std::result::Result<BaseShapes, BuildError>>,
     /// If ranks can share sequences, the names of the inputs that each rank takes whole.
     pub(crate) whole_inputs: Option<Vec<String>>,
@@ -213,6 +217,15 @@ impl Layers {
     #[must_use]
     pub fn optimizer(mut self, optimizer: impl CustomOptimizer + 'static) -> Self {
         self.optimizer = Some(Arc::new(optimizer));
+        self
+    }
+
+    /// Multiplies the optimizer's learning rate by `factor(steps)`, as `torch.optim.lr_scheduler.LambdaLR`. `steps` is
+    /// the number of optimizer steps taken so far, 0 for the first; a step that a gradient overflow skips does not
+    /// count. Rank 0 calls the function for all ranks. The configuration must not have a `scheduler`.
+    #[must_use]
+    pub fn lr_lambda(mut self, factor: impl Fn(u64) -> f64 + Send + Sync + 'static) -> Self {
+        self.lr_lambda = Some(Arc::new(factor));
         self
     }
 

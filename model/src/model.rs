@@ -12,7 +12,7 @@ use zero_optim::{CustomOptimizer, MatrixStates};
 use crate::activations::Activations;
 use crate::build_error::BuildError;
 use crate::layer::{Head, Layer};
-use crate::layers::{Loss, LossWeight, only_target};
+use crate::layers::{Loss, LossWeight, LrLambda, only_target};
 use crate::module_buffer::ModuleBuffer;
 use crate::parameter::{Parameter, ParameterId};
 use crate::routes::{Route, Signature};
@@ -135,6 +135,7 @@ pub struct Model {
     linear_maps: Vec<LinearMap>,
     device: Device,
     optimizer: Option<Arc<dyn CustomOptimizer>>,
+    lr_lambda: Option<LrLambda>,
     whole_inputs: Option<Vec<String>>,
 }
 
@@ -168,6 +169,12 @@ impl Model {
     #[must_use]
     pub fn optimizer(&self) -> Option<&Arc<dyn CustomOptimizer>> {
         self.optimizer.as_ref()
+    }
+
+    /// Returns the function of [`Layers::lr_lambda`](crate::Layers::lr_lambda).
+    #[must_use]
+    pub fn lr_lambda(&self) -> Option<&LrLambda> {
+        self.lr_lambda.as_ref()
     }
 
     /// Returns the names of the batch's inputs that each rank takes whole if ranks share sequences. `None` if ranks

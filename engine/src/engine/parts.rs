@@ -44,7 +44,9 @@ impl Engine {
     /// Returns the learning rate of the next step.
     #[must_use]
     pub fn lr(&self) -> f64 {
-        self.settings.schedule.lr(self.settings.base_lr, self.zero.updates() + 1)
+        let updates = self.zero.updates();
+        let factor = self.model().lr_lambda().map_or(1.0, |factor| factor(updates));
+        self.settings.schedule.lr(self.settings.base_lr, updates + 1) * factor
     }
 
     /// Returns the number of samples in the next step: `train_batch_size`, or fewer while `training.rampup_batch_size`

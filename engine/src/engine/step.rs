@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use zero_comm::{Buffer, ReduceOp};
 use zero_optim::norm::Limits;
+use zero_optim::schedule::Rate;
 use zero_partition::Order;
 use zero_pipeline::ZeroStage;
 
@@ -113,7 +114,7 @@ impl Engine {
         let step = self.step + 1;
         let settings = &self.settings;
         let (ranks, rank) = (self.stage_plan.mesh.data_parallel(), self.zero.groups().data_rank());
-        let rate = settings.schedule.rate(settings.base_lr, self.zero.updates() + 1);
+        let rate = self.next_rate()?;
         let (deal, micro_batches) = (settings.deal, settings.micro_batches);
         // A replicate that trains independently has consecutive micro-batches, so that the micro-batches of other
         // replicates do not depend on its number of ranks.
@@ -251,6 +252,23 @@ impl Engine {
         let squared_big = (norm / (factor * count)).powi(2);
         let of = GradientNoise::estimate((small, squared_small), (small * count, squared_big));
         Ok((of.signal.is_finite() && of.noise.is_finite()).then_some(of))
+    }
+
+    /// Returns the values that the schedule sets for the next step. The first rank computes the factor of a program's
+    /// `lr_lambda` for all ranks, because shards that are updated with different rates would not fit together.
+    fn next_rate(&self) -> Result<Rate, Error> {
+        let (settings, updates) = (&self.settings, self.zero.updates());
+        let rate = settings.schedule.rate(settings.base_lr, updates + 1);
+        let Some(factor) = self.model().lr_lambda() else { return Ok(rate) };
+        let world = self.zero.groups().world();
+        let own = if world.rank() == 0 { factor(updates) } else { 0.0 };
+        let told = world.broadcast(Buffer::I64(vec![own.to_bits() as i64]), 0).wait()?.into_i64()?;
+        let factor = f64::from_bits(told[0] as u64);
+        if factor.is_finite() && factor >= 0.0 {
+            return Ok(Rate { lr: rate.lr * factor, ..rate });
+        }
+        let message = format!("`lr_lambda` returned {factor} after {updates} optimizer steps");
+        Err(Error::setting("scheduler", message, "return a finite factor that is not negative"))
     }
 
     /// Computes the mean loss and z-loss of the global batch on the last pipeline stage and broadcasts them to all ranks.

@@ -35,6 +35,7 @@ mod initial_weights;
 mod lamb;
 mod local_steps;
 mod loss_scale;
+mod lr_lambda;
 mod module_buffers;
 mod muon;
 mod mup;

@@ -29,7 +29,7 @@ impl Layers {
     pub fn build_on(self, dtype: DType, device: &Device) -> std::result::Result<Model, BuildError> {
         let (routes, signature) = self.resolved()?;
         let Self { layers, ties, loss, loss_weight, trainable, adapter, quantization, .. } = self;
-        let Self { base_shapes, optimizer, whole_inputs, tensor_group, .. } = self;
+        let Self { base_shapes, optimizer, lr_lambda, whole_inputs, tensor_group, .. } = self;
         // An invalid base model is reported first, because the layers' settings are computed from its sizes.
         let base_shapes = base_shapes.transpose()?;
         let recorder = Recorder(Arc::new(Mutex::new(Record::new(&ties, trainable.clone(), adapter.clone()))));
@@ -119,6 +119,7 @@ impl Layers {
             linear_maps: maps,
             device: device.clone(),
             optimizer,
+            lr_lambda,
             whole_inputs,
         })
     }

@@ -15,7 +15,7 @@ use super::metrics::Metric;
 use super::options::Finished;
 use crate::data::{Dataset, Watch};
 use zero_engine::configured_model;
-use zero_engine::optimizer::CustomOptimizer;
+use zero_engine::optimizer::{CustomOptimizer, LrLambda};
 use zero_engine::{Error, Layers, Step};
 use zero_model::zoo::POSITION_IDS;
 
@@ -47,6 +47,7 @@ impl CallbackResult for ControlFlow<()> {
 pub(crate) struct Task<'a> {
     pub(crate) layers: Option<Layers>,
     pub(crate) optimizer: Option<Arc<dyn CustomOptimizer>>,
+    pub(crate) lr_lambda: Option<LrLambda>,
     pub(crate) data: Option<Datasets>,
     pub(crate) shuffle: bool,
     pub(crate) metrics: Vec<Metric>,
@@ -61,6 +62,7 @@ impl Default for Task<'_> {
         Self {
             layers: None,
             optimizer: None,
+            lr_lambda: None,
             data: None,
             shuffle: true,
             metrics: vec![],
@@ -107,6 +109,9 @@ impl Task<'_> {
         let mut layers = own.map_or_else(|| configured_model::from_config(config, corpus.vocabulary), Ok)?;
         if let Some(optimizer) = self.optimizer.take() {
             layers = layers.optimizer(optimizer);
+        }
+        if let Some(factor) = self.lr_lambda.take() {
+            layers = layers.lr_lambda(move |steps| factor(steps));
         }
         if !is_own && self.metrics.is_empty() {
             return Ok(layers);

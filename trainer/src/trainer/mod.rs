@@ -153,6 +153,14 @@ impl<'a> Trainer<'a> {
         self
     }
 
+    /// Multiplies the optimizer's learning rate by `factor(steps)`, as `torch.optim.lr_scheduler.LambdaLR`. `steps` is
+    /// the number of optimizer steps taken so far, 0 for the first; a step that a gradient overflow skips does not
+    /// count. Rank 0 calls the function for all ranks. The configuration must not have a `scheduler`.
+    pub fn lr_lambda(mut self, factor: impl Fn(u64) -> f64 + Send + Sync + 'static) -> Self {
+        self.task.lr_lambda = Some(Arc::new(factor));
+        self
+    }
+
     /// Sets the training and evaluation data. Evaluations run every `training.eval_every` steps and after the last
     /// step. They use every sample unless `training.eval_batches` is set.
     pub fn data(mut self, train: impl Dataset + 'static, valid: impl Dataset + 'static) -> Self {
