@@ -1,35 +1,43 @@
 //! Checks that disks have room for offloaded data.
 
-use zero_engine::Error;
-use zero_engine::settings::Settings;
-use zero_engine::stage_plan::StagePlan;
-use zero_partition::{Layout, disk_bytes};
+use std::path::Path;
 
-/// Checks that the folders are writable and have room for the files of all ranks on this machine.
+use zero_engine::Error;
+use zero_engine::costs::subject::Subject;
+use zero_partition::disk_bytes;
+
+use crate::memory::Needs;
+
+/// Checks that the folders are writable and have room for the files of all ranks on this machine. `needs` has an entry
+/// for each pipeline stage.
 ///
 /// # Errors
 /// Fails if a folder is not writable or has too little room; the error names the folder's key.
-pub(crate) fn check_space(layout: &Layout, stage_plan: &StagePlan, settings: &Settings) -> Result<(), Error> {
-    let disk = &settings.zero.disk;
-    if !layout.uses_disk() {
-        return Ok(());
+pub(crate) fn check_space(subject: &Subject<'_>, needs: &[Needs]) -> Result<(), Error> {
+    let (settings, mesh) = (subject.settings, subject.stage_plan.mesh);
+    let mut files: Vec<(&str, &Path, u64)> = vec![];
+    if subject.layout.uses_disk() {
+        let widths = settings.zero.widths(settings.dtype.size_in_bytes());
+        let of_rank = |rank| disk_bytes(subject.layout, &subject.stage_plan.stages, mesh.coordinates(rank), &widths);
+        let (optimizer, parameters) = (0..mesh.world_size())
+            .map(of_rank)
+            .fold((0, 0), |sum, bytes| (sum.0 + bytes.optimizer, sum.1 + bytes.parameters));
+        let disk = &settings.zero.disk;
+        files.extend(disk.optimizer.iter().map(|to| ("zero_optimization.offload_optimizer", to.as_path(), optimizer)));
+        files.extend(disk.parameters.iter().map(|to| ("zero_optimization.offload_param", to.as_path(), parameters)));
     }
-    let widths = settings.zero.widths(settings.dtype.size_in_bytes());
-    let (mesh, stages) = (stage_plan.mesh, &stage_plan.stages);
-    let of_rank = |rank| disk_bytes(layout, stages, mesh.coordinates(rank), &widths);
-    let (optimizer, parameters) = (0..mesh.world_size())
-        .map(of_rank)
-        .fold((0, 0), |sum, bytes| (sum.0 + bytes.optimizer, sum.1 + bytes.parameters));
-    let mut folders = vec![("offload_optimizer", &disk.optimizer, optimizer)];
-    match (&disk.optimizer, &disk.parameters) {
-        // Both keys may name the same folder, which then needs room for the optimizer state and the parameters.
-        (Some(one), Some(other)) if one == other => folders[0].2 += parameters,
-        _ => folders.push(("offload_param", &disk.parameters, parameters)),
-    }
-    for (section, folder, bytes) in folders {
-        let Some(folder) = folder else { continue };
+    let inputs = (0..mesh.world_size()).map(|rank| needs[mesh.coordinates(rank).stage].inputs_on_disk).sum();
+    let folder = subject.config.activation_checkpointing.as_ref().and_then(|section| section.nvme_path.as_deref());
+    files.extend(folder.filter(|_| inputs > 0).map(|to| ("activation_checkpointing", to, inputs)));
+    for (index, &(section, folder, _)) in files.iter().enumerate() {
+        // Several keys may name the same folder, which then needs room for all of their files.
+        let same = |&&(_, other, _): &&(&str, &Path, u64)| other == folder;
+        if files[..index].iter().any(|file| same(&file)) {
+            continue;
+        }
+        let bytes = files.iter().filter(same).map(|file| file.2).sum();
         zero_tier::check(folder, bytes).map_err(|error| {
-            let key = format!("zero_optimization.{section}.nvme_path");
+            let key = format!("{section}.nvme_path");
             Error::setting(&key, error.to_string(), error.help())
         })?;
     }

@@ -12,6 +12,7 @@ use zero_pipeline::{Instruction, Program};
 
 use crate::configured_model;
 use crate::error::Error;
+use crate::executor::activation_offload;
 use crate::settings::sharing;
 
 /// Memory of each layer for one micro-batch.
@@ -41,6 +42,12 @@ impl Table {
         let of_rank = |index| Self::of_slice(config, model, index);
         let size = |table: &Self| table.layers.iter().map(|layer| layer.kept + layer.backward_peak).sum::<u64>();
         (0..ranks).map(of_rank).collect::<Option<Vec<_>>>()?.into_iter().max_by_key(size)
+    }
+
+    /// Returns the bytes of the swap file that holds the layer inputs which this program offloads.
+    #[must_use]
+    pub fn offloaded_input_bytes(&self, program: &Program) -> u64 {
+        activation_offload::file_bytes(program, self)
     }
 
     /// Returns the table of the rank with this index among the ranks that share sequences. Otherwise like

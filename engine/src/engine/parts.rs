@@ -8,7 +8,7 @@ use zero_model::Model;
 use zero_model::memory::Exchanged;
 use zero_model::ops::SequenceGroup;
 use zero_optim::LossScaler;
-use zero_partition::{ShardedState, expected_tensor_sum};
+use zero_partition::{DiskUse, ShardedState, expected_tensor_sum};
 use zero_pipeline::{Content, LayerId, Program};
 
 use super::Engine;
@@ -170,10 +170,10 @@ impl Engine {
         self.between_gpus.as_deref()
     }
 
-    /// Features that the operating system refused for the file of offloaded activations; `None` without such a file.
+    /// Returns the size and statistics of this rank's swap file of offloaded layer inputs; `None` without such a file.
     #[must_use]
-    pub fn kept_notices(&self) -> Option<&[String]> {
-        self.kept.as_ref().map(ActivationOffload::notices)
+    pub fn offloaded_inputs(&self) -> Option<DiskUse> {
+        self.kept.as_ref().map(ActivationOffload::disk_use)
     }
 
     /// Starts counting the work of each layer.

@@ -6,6 +6,7 @@ use std::path::Path;
 use candle_core::{DType, Device, Shape};
 use zero_config::Config;
 use zero_model::{Activations, Model};
+use zero_partition::DiskUse;
 use zero_pipeline::{Instruction, Item, LayerId, Program};
 use zero_tier::{AlignedBuffer, BufferPool, Pending, SwapFile, align};
 
@@ -131,9 +132,16 @@ impl ActivationOffload {
         self.buffers.clear();
     }
 
-    /// Lists I/O features that the operating system refused, and the fallback for each.
-    pub(crate) fn notices(&self) -> &[String] {
-        self.file.notices()
+    /// Returns the size and the statistics of the file.
+    pub(crate) fn disk_use(&self) -> DiskUse {
+        let statistics = self.file.statistics();
+        DiskUse {
+            bytes: self.file.size(),
+            read: statistics.read_bytes,
+            written: statistics.written_bytes,
+            busy_seconds: statistics.busy_seconds,
+            notices: self.file.notices().to_vec(),
+        }
     }
 
     fn take(&self, bytes: usize) -> Result<AlignedBuffer, Error> {
@@ -151,6 +159,26 @@ fn not_there((layer, micro_batch): Subject) -> Error {
     Error::Zero(zero_partition::ZeroError::Internal(what))
 }
 
+/// Returns the layers and micro-batches whose inputs the program offloads.
+fn offloaded(program: &Program) -> BTreeSet<Subject> {
+    let items = program.instructions.iter().filter_map(|instruction| match instruction {
+        Instruction::Offload { item: Item::Activations { layer, micro_batch } } => Some((*layer, *micro_batch)),
+        _ => None,
+    });
+    items.collect()
+}
+
+/// Returns the bytes of the largest of these inputs.
+fn largest(items: &BTreeSet<Subject>, table: &Table) -> u64 {
+    items.iter().map(|&(layer, _)| table.inputs[layer]).max().unwrap_or(0)
+}
+
+/// Returns the size of the swap file of layer inputs that [`open`] creates for this program.
+pub(crate) fn file_bytes(program: &Program, table: &Table) -> u64 {
+    let items = offloaded(program);
+    items.len() as u64 * align(largest(&items, table))
+}
+
 /// Creates the swap file of layer inputs, if the program offloads any.
 ///
 /// # Errors
@@ -162,14 +190,7 @@ pub(crate) fn open(
     program: &Program,
 ) -> Result<Option<ActivationOffload>, Error> {
     let Some(section) = &config.activation_checkpointing else { return Ok(None) };
-    let items: BTreeSet<(LayerId, usize)> = program
-        .instructions
-        .iter()
-        .filter_map(|instruction| match instruction {
-            Instruction::Offload { item: Item::Activations { layer, micro_batch } } => Some((*layer, *micro_batch)),
-            _ => None,
-        })
-        .collect();
+    let items = offloaded(program);
     let (Some(folder), false) = (&section.nvme_path, items.is_empty()) else { return Ok(None) };
     let table = Table::of(config, model);
     let table = table.ok_or_else(|| {
@@ -179,8 +200,7 @@ pub(crate) fn open(
             "remove the key to keep the inputs in memory",
         )
     })?;
-    let largest = items.iter().map(|&(layer, _)| table.inputs[layer]).max().unwrap_or(0);
-    let made = ActivationOffload::new(folder, items.len(), largest, &settings.zero.disk.aio);
+    let made = ActivationOffload::new(folder, items.len(), largest(&items, &table), &settings.zero.disk.aio);
     made.map(Some).map_err(|error| match error {
         Error::Disk(error) => Error::setting("activation_checkpointing.nvme_path", error.to_string(), error.help()),
         other => other,

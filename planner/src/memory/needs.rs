@@ -13,8 +13,17 @@ use zero_engine::costs::subject::Subject;
 pub(crate) struct Needs {
     pub(crate) peaks: Peaks,
     pub(crate) disk: DiskBytes,
+    /// Bytes of the swap file of offloaded layer inputs.
+    pub(crate) inputs_on_disk: u64,
     /// Whether the memory of layers is included. It is unknown if a layer uses operations from outside this project.
     pub(crate) with_activations: bool,
+}
+
+impl Needs {
+    /// Returns the bytes of all swap files of a rank.
+    pub(crate) fn disk_bytes(&self) -> u64 {
+        self.disk.optimizer + self.disk.parameters + self.inputs_on_disk
+    }
 }
 
 /// Computes the needs of each pipeline stage of a subject.
@@ -49,7 +58,12 @@ fn of_stage(
     let has_owners = subject.layout.segments().iter().any(|segment| segment.matrix.is_some());
     let mut shards = if last < 4 || has_owners { (0..=last).collect() } else { vec![0, last / 2, last - 1, last] };
     shards.dedup();
-    let mut needs = Needs { peaks: Peaks::default(), disk: DiskBytes::default(), with_activations: table.is_some() };
+    let mut needs = Needs {
+        peaks: Peaks::default(),
+        disk: DiskBytes::default(),
+        inputs_on_disk: table.map_or(0, |table| table.offloaded_input_bytes(step.program)),
+        with_activations: table.is_some(),
+    };
     for shard in shards {
         let at = Coordinates { shard, ..Coordinates::first(stage) };
         let work = WalkInputs {

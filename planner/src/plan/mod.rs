@@ -157,7 +157,7 @@ impl MemoryPlan {
     /// Returns the maximum number of bytes that a rank needs on its disk.
     #[must_use]
     pub fn disk_bytes(&self) -> u64 {
-        self.needs.iter().map(|needs| needs.disk.optimizer + needs.disk.parameters).max().unwrap_or(0)
+        self.needs.iter().map(Needs::disk_bytes).max().unwrap_or(0)
     }
 
     fn subject(&self) -> Subject<'_> {
@@ -243,7 +243,7 @@ impl Plan {
     /// # Errors
     /// Fails if a folder is too small or not writable; the error names its key.
     pub fn check_disks(&self) -> Result<(), Error> {
-        check_space(&self.memory_plan.layout, &self.memory_plan.stage_plan, &self.memory_plan.settings)
+        check_space(&self.memory_plan.subject(), &self.memory_plan.needs)
     }
 
     /// Draws the step as a grid with a row per stage and a column per time slot. Assumes that all chunks of layers take

@@ -151,7 +151,7 @@ impl Plan {
                 row.push(bytes(needs.peaks.gpu));
             }
             row.push(bytes(needs.peaks.total));
-            row.push(bytes(needs.disk.optimizer + needs.disk.parameters));
+            row.push(bytes(needs.disk_bytes()));
             rows.push(row);
         }
         writeln!(f, "peak memory per rank:")?;

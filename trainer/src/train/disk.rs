@@ -40,9 +40,9 @@ pub(super) fn describe(engine: &Engine) -> Vec<String> {
             "disk: rank 0 offloads nothing, because segments smaller than aio.block_size ({least}) stay in memory"
         ));
     }
-    if let Some(notices) = engine.kept_notices() {
-        lines.push("disk: checkpointed activations".to_string());
-        lines.extend(notices.iter().cloned());
+    if let Some(used) = engine.offloaded_inputs() {
+        lines.push(format!("disk: {} of rank 0 for checkpointed activations", bytes(used.bytes)));
+        lines.extend(used.notices);
     }
     let sections = on_host(engine.config());
     if !sections.is_empty() && engine.config().training.device == Compute::Cpu {

@@ -6,6 +6,8 @@ use std::fs::{self, File};
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 
+use serde_json::Value;
+
 use case::{Case, fail, rank_process, signal, succeed, text, wait_for};
 
 /// Returns the arguments that offload all state to a disk. `path` is relative to the folder of the case. Blocks are
@@ -116,6 +118,24 @@ fn an_offloaded_run_is_bit_identical_and_reports_where_its_state_is() {
 }
 
 #[test]
+fn offloaded_layer_inputs_count_among_the_bytes_on_disk() {
+    let case = case_with_disk();
+    let inputs = "activation_checkpointing={device: nvme, nvme_path: disk}";
+    let args = ["--config", "ds.yaml", "-n", "2", "--set", inputs, "--set", "model.n_layer=4"];
+    let planned: Value = serde_json::from_str(&case.succeed(&[&["plan", "--json"], &args[..]].concat())).unwrap();
+    let planned = planned["stages"][0]["disk_bytes"]["activations"].as_u64().unwrap();
+    assert!(planned > 0);
+    let out = case.train(&[&args[..], &["--plain", "--out", "offloaded", "--max-steps", "3"]].concat());
+    assert!(out.contains("of rank 0 for checkpointed activations"), "{out}");
+    for rank in case.report("offloaded")["memory"]["ranks"].as_array().unwrap() {
+        let [bytes, read, written] =
+            ["bytes", "read_bytes", "written_bytes"].map(|key| rank["disk"][key].as_u64().unwrap());
+        assert_eq!(bytes, planned, "{rank}");
+        assert!(read == written && read >= 3 * bytes / 2, "{rank}");
+    }
+}
+
+#[test]
 fn a_model_too_small_to_offload_is_reported() {
     let case = case_with_disk();
     let offload = "zero_optimization.offload_optimizer={device: nvme, nvme_path: disk}";
@@ -165,6 +185,14 @@ fn full_and_read_only_disks_are_errors_before_any_rank_starts() {
         assert!(errors.contains(message) && errors.contains(key) && errors.contains("help: "), "{errors}");
         assert_eq!(errors.matches("error: ").count(), 1, "{errors}");
     }
+    // The layer inputs have the folder to themselves, and do not fit either.
+    let only_inputs = ["offload_optimizer", "offload_param"].map(|key| format!("zero_optimization.{key}.device=none"));
+    let inputs = "activation_checkpointing={device: nvme, nvme_path: disk}";
+    let args = ["-n", "2", "--set", &only_inputs[0], "--set", &only_inputs[1], "--set", inputs];
+    let Some(output) = behind_a_mount(&case, "size=8k", &args) else { return };
+    let errors = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{errors}");
+    assert!(errors.contains("in: activation_checkpointing.nvme_path"), "{errors}");
     assert!(!case.path("run").exists());
 }
 

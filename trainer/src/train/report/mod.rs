@@ -105,8 +105,9 @@ impl Report {
         row.extend([expected.parameters, expected.gradients, expected.optimizer].map(|b| b as i64));
         let payload = expected_step_payload(engine);
         row.extend([payload.total(), payload.across].map(|bytes| bytes as i64));
-        let disk = engine.zero().disk_use().unwrap_or_default();
-        row.extend([disk.bytes, disk.read, disk.written].map(|bytes| bytes as i64));
+        let [state, inputs] = [engine.zero().disk_use(), engine.offloaded_inputs()].map(Option::unwrap_or_default);
+        let disk = [state.bytes + inputs.bytes, state.read + inputs.read, state.written + inputs.written];
+        row.extend(disk.map(|bytes| bytes as i64));
         row.extend([engine.peak_gpu_bytes(), engine.reserved_gpu_bytes()].map(|b| b.map_or(-1, |bytes| bytes as i64)));
         row.push(planned.filter(|_| engine.settings().zero.on_gpu.layers).map_or(-1, |peaks| peaks.gpu as i64));
         row.extend(
