@@ -4,6 +4,7 @@ use std::fmt;
 
 use serde::Serialize;
 
+use crate::check::NO_EFFECT;
 use crate::choice::{Choice as _, choice};
 use crate::config::{Config, LayerPattern};
 use crate::nearest::nearest;
@@ -123,6 +124,8 @@ impl Pipeline {
                 ),
             };
             resolver.contradiction(&[Self::virtual_stages, Self::schedule], message, Some(help.to_string()));
+        } else if self.stages == 1 && schedule != PipelineSchedule::OneFOneB {
+            resolver.warn(Self::schedule, format!("`{}` {NO_EFFECT}: `{}` is 1", Self::schedule, Self::stages));
         }
     }
 }

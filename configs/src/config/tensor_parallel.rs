@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 
+use crate::check::NO_EFFECT;
 use crate::config::sequence_parallel::uneven_length;
 use crate::config::{
     Bf16, Config, Data, Gpt2, Llama, Model, OffloadDevice, OffloadOptimizer, OffloadParam, Optimizer, PartitionMethod,
@@ -36,6 +37,10 @@ impl TensorParallel {
     pub(crate) fn check(config: &Config, resolver: &mut Resolver<'_>) {
         let (size, key) = (config.tensor_size(), Self::autotp_size);
         if size == 1 {
+            if config.tensor_parallel.tp_overlap_comm {
+                let message = format!("`{}` {NO_EFFECT}: `{key}` is not above 1", Self::tp_overlap_comm);
+                resolver.warn(Self::tp_overlap_comm, message);
+            }
             return;
         }
         let mut uneven = |path: &'static str, count: usize, what: &str| {

@@ -168,7 +168,7 @@ fn older_forms_are_converted_with_a_warning() {
 }
 
 #[test]
-fn keys_without_a_counterpart_are_warnings() {
+fn keys_without_effect_are_warnings() {
     let cases = [
         "disable_allgather: true",
         "activation_checkpointing: {partition_activations: true}",
@@ -177,6 +177,9 @@ fn keys_without_a_counterpart_are_warnings() {
         "aio: {thread_count: 4}",
         "compile: {deepcompile: true}",
         "compile: {backend: inductor}",
+        // Keys that need several ranks of a kind.
+        "tensor_parallel: {tp_overlap_comm: true}",
+        "pipeline: {schedule: zb_h1}",
     ];
     for text in cases {
         let told = warnings(text);
