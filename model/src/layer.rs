@@ -21,8 +21,9 @@ pub trait Layer: Send + Sync {
         false
     }
 
-    /// Returns whether the layer contains attention from `zero-ops`, which exchanges slices with other ranks if ranks
-    /// share sequences. A layer that exchanges slices although this returns false fails.
+    /// Returns whether the layer contains attention or [`sum_of_slices`](zero_ops::sum_of_slices) from `zero-ops`, which
+    /// exchange values with other ranks if ranks share sequences. A layer that exchanges values although this returns
+    /// false fails.
     fn exchanges(&self) -> bool {
         false
     }

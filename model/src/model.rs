@@ -25,7 +25,6 @@ pub struct BuiltLayer {
     route: Route,
     uses: Vec<ParameterId>,
     read_backward: Vec<ParameterId>,
-    is_last: bool,
 }
 
 impl BuiltLayer {
@@ -55,11 +54,10 @@ impl BuiltLayer {
         self.module.splits()
     }
 
-    /// Returns whether the layer exchanges slices with the ranks that share its sequences. The last layer never
-    /// exchanges slices: its forward runs as part of its backward.
+    /// Returns whether the layer exchanges values with the ranks that share its sequences.
     #[must_use]
     pub fn exchanges(&self) -> bool {
-        !self.is_last && self.module.exchanges()
+        self.module.exchanges()
     }
 
     /// Returns the sources of the layer's inputs, and the tensors that it passes on.

@@ -98,7 +98,7 @@ pub use quantized::{
 };
 pub use rotary::{RopeScaling, Rotary};
 pub use scaled::scaled;
-pub use sequence::{ByGpu, SequenceGroup, Sharing, own_slice, whole_length};
+pub use sequence::{ByGpu, SequenceGroup, Sharing, own_slice, sum_of_slices, whole_length};
 pub use tensor::{
     Cut, RowParallel, Run, VocabParallel, asks_cut, cutting, get_cut, own_heads, whole_rows, whole_sequences, with_cuts,
 };

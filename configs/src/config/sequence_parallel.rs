@@ -57,11 +57,6 @@ pub(crate) fn check(config: &Config, resolver: &mut Resolver<'_>) {
     for (is_on, path, why) in [
         (is_mlp, Model::TYPE, "an mlp has no sequences that ranks could share"),
         (
-            config.preference.is_some(),
-            Config::preference,
-            "the loss of pairs needs whole answers on each rank, but ranks hold slices of answers",
-        ),
-        (
             data.is_some_and(|data| data.max_tokens.is_some()),
             Data::max_tokens,
             "slicing micro-batches of different lengths is not implemented",

@@ -103,7 +103,7 @@ impl Layers {
                 let read = uses.iter().filter(|used| used.in_backward || layer == last);
                 let read_backward = read.map(|used| used.parameter).collect();
                 let uses = uses.iter().map(|used| used.parameter).collect();
-                BuiltLayer { name, module, route, uses, read_backward, is_last: layer == last }
+                BuiltLayer { name, module, route, uses, read_backward }
             })
             .collect();
         Ok(Model {

@@ -6,7 +6,7 @@ use crate::layers::Layers;
 use candle_core::{Result, Tensor, bail};
 use candle_nn::VarBuilder;
 use zero_ops::graph::fused_block;
-use zero_ops::{Pass, PreferenceLoss, VocabParallel, preference_loss};
+use zero_ops::{Pass, PreferenceLoss, VocabParallel, preference_loss, sum_of_slices};
 
 use super::{LanguageHead, POSITION_IDS};
 
@@ -42,6 +42,7 @@ pub(super) fn with_head(
         .loss_of(["lm_head"], [REFERENCE_LOG_PROBS, LABEL_COUNTS], move |[log_probs], [reference, counts]| {
             fused_block(log_probs, |log_probs| preference_loss(log_probs, reference, counts, loss))
         })
+        .shares_sequences([POSITION_IDS, REFERENCE_LOG_PROBS, LABEL_COUNTS])
         .tensor_parallel()
 }
 
@@ -59,6 +60,11 @@ impl Layer for PairHead {
             true => fused_block(x, |x| log_probs(x, &self.head)),
             false => log_probs(&x.detach(), &self.head.detached()),
         }
+        .and_then(|sums| sum_of_slices(&sums))
         .map(Activations::from)
+    }
+
+    fn exchanges(&self) -> bool {
+        true
     }
 }

@@ -23,6 +23,7 @@ mod exchange;
 #[cfg(feature = "cuda")]
 mod gpu;
 mod heads;
+mod total;
 
 use crate::flag::Replaced;
 use crate::tensor::Along;
@@ -35,6 +36,7 @@ use zero_comm::{Buffer, CommError, Communicator, Gathered, Pending, ReduceOp, Sc
 pub(crate) use element::{Element, dense, of_element, transposed};
 pub(crate) use exchange::{to_heads, to_positions};
 pub(crate) use heads::HeadShares;
+pub use total::sum_of_slices;
 
 /// How attention gets the positions that a slice lacks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -181,8 +183,8 @@ impl SequenceGroup {
         self.size * self.outer.as_ref().map_or(1, |outer| outer.slices())
     }
 
-    /// Returns the same group for a layer that has not declared that it exchanges in attention. An exchange then fails
-    /// with an error that names the layer.
+    /// Returns the same group for a layer that has not declared that it exchanges values. An exchange then fails with an
+    /// error that names the layer.
     #[must_use]
     pub fn silent_in(&self, layer: &str) -> Self {
         let silent = match self.sharing {
@@ -289,8 +291,8 @@ impl SequenceGroup {
         match &self.silent {
             None => Ok(()),
             Some(layer) => bail!(
-                "the attention in layer `{layer}` exchanges slices with the ranks that share its sequences, but the \
-                 layer does not declare this; implement `Layer::exchanges`, and make another layer the last one"
+                "an operation in layer `{layer}` exchanges values with the ranks that share its sequences, but the layer \
+                 does not declare this; implement `Layer::exchanges`"
             ),
         }
     }

@@ -137,6 +137,7 @@ fn begin(
     let preparing = || Preparing::of_rank(comm.rank(), output, requests);
     let mut corpus = task.corpus(&config, &preparing())?;
     corpus.agree(&**comm)?;
+    metrics::check(&config, &task.metrics)?;
     if let (Some(preference), Some(_)) = (&config.preference, &corpus.eval) {
         task.metrics.extend(preference::metrics(preference)?);
     }
@@ -161,7 +162,6 @@ fn begin(
         config = addresses::fetch_weights(&config, &preparing())?;
     }
     let mut early = EarlyStop::new(config.training.early_stopping.clone());
-    metrics::check(&config, &task.metrics)?;
     let mut best = Best::new(config.training.keep_best.as_ref(), out);
     let sets = || corpus.eval_sets.iter().map(|set| set.name.as_str());
     early.check(&task.metrics, sets())?;

@@ -75,8 +75,9 @@ fn compute(engine: &mut Engine, corpus: &Corpus, pairs: &PairDataset) -> Result<
     let start = |round: usize| (round * replicas + replica) * rows;
     // The bits of each number, or 0 if another rank computes the number.
     let mut bits = vec![0i64; 2 * count];
-    // All ranks of a tensor group compute the same numbers, and the first one contributes them.
-    let contributes = engine.zero().groups().tensor_index() == 0;
+    // All ranks that share a sequence or its layers compute the same numbers, and the first one contributes them.
+    let groups = engine.zero().groups();
+    let contributes = groups.tensor_index() == 0 && groups.context().is_none_or(|context| context.rank() == 0);
     let rounds = count.div_ceil(rows * replicas);
     for first in (0..rounds).step_by(IN_A_ROW) {
         let load = |batch: usize| corpus.evaluation_batch(pairs, start(first + batch) as u64, rows);

@@ -184,7 +184,7 @@ fn a_layer_that_does_not_declare_its_attention_fails() {
     });
     for [refused, failed] in messages {
         assert!(refused.contains("ranks cannot share the sequences of this model"), "{refused}");
-        assert!(failed.contains("layer `mix` has an attention") || failed.contains("rank"), "{failed}");
+        assert!(failed.contains("an operation in layer `mix` exchanges values") || failed.contains("rank"), "{failed}");
     }
 }
 

@@ -5,6 +5,7 @@
 mod combinations;
 mod combined;
 mod deepspeed;
+mod last_layer;
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;

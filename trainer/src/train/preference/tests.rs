@@ -152,9 +152,9 @@ fn every_layout_is_bit_identical() {
     }
 }
 
-/// Ranks of a tensor group add sums in another order than one rank.
+/// Ranks that share layers or sequences add sums in another order than one rank.
 #[test]
-fn tensor_groups_agree_with_one_rank() {
+fn ranks_that_share_layers_or_sequences_agree_with_one_rank() {
     let folder = folder(19);
     // One vocabulary does not divide evenly.
     let gpt2 = GPT2.replace("276", "277").replace("pdrop: 0.1", "pdrop: 0.0");
@@ -181,12 +181,21 @@ fn tensor_groups_agree_with_one_rank() {
         };
         let (expected, samples) = of(1, 1, "");
         assert!(expected[..6].windows(2).all(|pair| pair[0] != pair[1]), "{expected:?}");
+        let stage_3 = "zero_optimization: {stage: 3, stage3_param_persistence_threshold: 40}";
+        let pipeline = "pipeline: {stages: 2}\nactivation_checkpointing: {enabled: true}";
+        let [tensor, heads, queries] =
+            ["tensor_parallel: {autotp_size: 2}", "sequence_parallel_size: 2", "mesh: {context_parallel_degree: 2}"];
         for (ranks, replicas, more) in [
-            (2, 1, ""),
-            (4, 2, "zero_optimization: {stage: 3, stage3_param_persistence_threshold: 40}"),
-            (4, 1, "pipeline: {stages: 2}\nactivation_checkpointing: {enabled: true}"),
+            (2, 1, tensor.to_string()),
+            (4, 2, format!("{tensor}\n{stage_3}")),
+            (4, 1, format!("{tensor}\n{pipeline}")),
+            (2, 1, heads.to_string()),
+            (4, 2, format!("{queries}\n{stage_3}")),
+            (4, 1, format!("{heads}\n{pipeline}")),
+            (4, 1, format!("{heads}\n{queries}")),
+            (4, 1, format!("{tensor}\n{queries}")),
         ] {
-            let (found, of_samples) = of(ranks, replicas, &format!("tensor_parallel: {{autotp_size: 2}}\n{more}"));
+            let (found, of_samples) = of(ranks, replicas, &more);
             assert_eq!((found.len(), of_samples), (expected.len(), samples), "{keys}, {ranks} ranks, {more}");
             for (found, expected) in found.iter().zip(&expected) {
                 let difference = (found - expected).abs();

@@ -1,0 +1,90 @@
+//! Sums over the slices of sequences, for values of whole sequences such as the log-probability of an answer.
+
+use super::{SequenceGroup, Sharing};
+use crate::graph::apply::apply1;
+use crate::graph::operand::f32s;
+use crate::graph::output::tensor;
+use crate::measure;
+use crate::meta::footprint::{Costs, Exchanged, Footprint, Reads, floats};
+use candle_core::{CpuStorage, CustomOp1, DType, Layout, Result, Shape, Tensor, bail};
+
+/// Sums a tensor of f32 over the slices of the sequences: each rank computes `x` from its own slice, and all ranks that
+/// share the sequences get the same sum. Returns `x` itself if sequences are whole.
+///
+/// Losses that are computed from the sum are the same on all these ranks, which average them. The backward therefore
+/// multiplies the gradient by the number of slices.
+///
+/// # Errors
+/// Fails for another dtype, in a layer that does not declare exchanges, and if a rank is lost.
+pub fn sum_of_slices(x: &Tensor) -> Result<Tensor> {
+    let mut groups = vec![];
+    let mut next = SequenceGroup::current();
+    while let Some(group) = next {
+        next = group.outer().cloned();
+        // The ranks of a tensor group compute the same values from gathered sequences.
+        if group.sharing != Sharing::Layers && group.size > 1 {
+            group.may_exchange()?;
+            groups.push(group);
+        }
+    }
+    if groups.is_empty() {
+        return Ok(x.clone());
+    }
+    if x.dtype() != DType::F32 {
+        bail!("{OP}: expected f32, got {:?}", x.dtype());
+    }
+    apply1(x, SumOfSlices { groups })
+}
+
+const OP: &str = "sum-of-slices";
+
+struct SumOfSlices {
+    /// The groups to sum over, the inner one first.
+    groups: Vec<SequenceGroup>,
+}
+
+impl SumOfSlices {
+    fn slices(&self) -> usize {
+        self.groups.iter().map(|group| group.size).product()
+    }
+}
+
+impl Footprint for SumOfSlices {
+    const READS: Reads = Reads::NOTHING;
+
+    fn footprint(&self, inputs: &[&Tensor]) -> Result<Costs> {
+        let count = inputs[0].elem_count();
+        let received = self.groups.iter().map(|group| group.size).max().unwrap_or(0);
+        let sent = self.groups.iter().map(|group| group.size - 1).sum::<usize>();
+        Ok(Costs {
+            forward: floats((1 + received) * count),
+            backward: floats(count),
+            exchanged: [floats(sent * count), 0].map(Exchanged::to_context),
+            ..Costs::new(inputs[0].shape().clone(), DType::F32)
+        })
+    }
+}
+
+impl CustomOp1 for SumOfSlices {
+    fn name(&self) -> &'static str {
+        OP
+    }
+
+    fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
+        let _timed = measure::forward(OP);
+        let mut sums = f32s(OP, storage, layout)?.into_owned();
+        let count = sums.len();
+        for group in &self.groups {
+            let all = group.concatenated(sums)?;
+            let of_ranks = |i: usize| all[i..].iter().step_by(count).map(|&value| f64::from(value)).sum::<f64>() as f32;
+            sums = (0..count).map(of_ranks).collect();
+        }
+        Ok((CpuStorage::F32(sums), layout.shape().clone()))
+    }
+
+    fn bwd(&self, x: &Tensor, _: &Tensor, d_sum: &Tensor) -> Result<Option<Tensor>> {
+        let slices = self.slices() as f32;
+        let gradient = d_sum.flatten_all()?.to_vec1::<f32>()?.into_iter().map(|d| d * slices).collect();
+        Ok(Some(tensor(CpuStorage::F32(gradient), x.shape())))
+    }
+}
