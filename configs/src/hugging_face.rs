@@ -120,7 +120,7 @@ impl<'c> Reader<'c> {
         let Some((kind, class)) = TYPES.into_iter().find(|(kind, _)| value == kind) else {
             let help = match value.as_str() {
                 Some("gemma3") => format!(
-                    "this model also reads images; the Gemma 3 type that is implemented is `{GEMMA3}`, as in google/gemma-3-1b-it"
+                    "this model also reads images, which is not supported; the text-only Gemma 3 type is `{GEMMA3}`, as in google/gemma-3-1b-it"
                 ),
                 _ => format!("the supported types are {implemented}"),
             };

@@ -184,7 +184,8 @@ pub(crate) fn sharing(config: &Config) -> Sharing {
     if config.mesh.context_parallel_degree > 1 { Sharing::Queries } else { Sharing::Heads }
 }
 
-/// Returns the gradient of the reported loss with respect to the loss of one of `micro_batches` micro-batches per replica.
+/// Returns the gradient of the reported loss with respect to the loss of one micro-batch. Each replica has
+/// `micro_batches` micro-batches.
 pub(crate) fn loss_gradient(config: &Config, micro_batches: usize) -> f32 {
     let ranks = match config.training.local_steps {
         Some(_) => config.shard_group_size(),

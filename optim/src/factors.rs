@@ -79,7 +79,7 @@ impl Optimizer {
             Self::NAdam(nadam) => nadam.factors(step),
             Self::RmsProp(rmsprop) => rmsprop.factors(step),
             Self::Muon(_) | Self::Lamb(_) | Self::Adafactor(_) | Self::Custom(_) => {
-                unreachable!("{self:?} has no formula on devices")
+                unreachable!("{self:?} is not implemented on a GPU")
             }
             Self::Sgd(sgd) => sgd.factors(step),
             Self::ScheduleFree(free) => free.factors(step),

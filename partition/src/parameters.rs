@@ -207,7 +207,7 @@ impl ParameterState {
 
     /// Fills the leaves of a segment whose values only this rank holds.
     fn fill_alone(&mut self, rank: &Rank, memory: &mut Memory, disk: &Disk, id: SegmentId) -> Result<(), ZeroError> {
-        let missing = || ZeroError::internal("the shard of a gather is not in memory");
+        let missing = || ZeroError::internal("a segment is gathered while its shard is not in memory");
         if is_whole(rank, disk, id) {
             let shard = self.shards[id].take().ok_or_else(missing)?;
             return fill(rank, memory, id, shard).map(drop);

@@ -23,10 +23,10 @@ pub struct OnHosts {
     pub seconds: Option<Result<f64, String>>,
 }
 
-/// Plans a configuration, and other layouts of its ranks on hosts with `ranks` ranks each. `change` adds settings,
-/// in the syntax of `--set`, and returns the resulting configuration. Leaves out layouts that contradict the
-/// configuration, and layouts that the model does not support. The configuration itself comes first; the other layouts
-/// are sorted by the bytes between hosts.
+/// Plans a configuration for hosts with `ranks` ranks each, and compares it with other layouts of the same ranks.
+/// `change` adds settings, in the syntax of `--set`, and returns the resulting configuration. Leaves out layouts that
+/// contradict the configuration, and layouts that the model does not support. The configuration itself comes first; the
+/// other layouts are sorted by the bytes between hosts.
 ///
 /// # Errors
 /// Fails if the configuration itself cannot be planned.

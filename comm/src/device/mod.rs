@@ -136,7 +136,7 @@ pub trait DeviceLane: Send {
     /// Returns the error of the device or its library.
     fn invitation(&mut self) -> Result<[u8; INVITATION], String>;
 
-    /// Starts connecting `size` ends, of which this one is `rank`. The connection is ready when
+    /// Starts connecting this end, which is rank `rank` of `size`, with the others. The connection is ready when
     /// [`poll`](DeviceLane::poll) returns `true`.
     ///
     /// # Errors

@@ -1,4 +1,4 @@
-//! Compares every reduction with a simple implementation of the definition of the tree.
+//! Compares every reduction with a simple reference implementation of the reduction tree.
 
 use super::*;
 use proptest::prelude::*;

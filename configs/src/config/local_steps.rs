@@ -55,7 +55,7 @@ impl LocalSteps {
             (
                 config.flops_profiler.enabled,
                 FlopsProfiler::enabled,
-                "the profiler adds up the times of all ranks, but replicates do not communicate in local steps",
+                "the profiler sums the times of all ranks in each step, but replicates communicate only in outer steps",
             ),
             (
                 config.memory_breakdown,

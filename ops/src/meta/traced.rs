@@ -79,7 +79,7 @@ impl Exchange for Traced {
 }
 
 impl Traced {
-    /// Counts the backward and returns the gradients of the inputs.
+    /// Counts the memory of the backward pass, and returns the gradients of the inputs.
     fn backward(&self, inputs: &[&Tensor], dy: &Tensor) -> Result<Vec<Option<Tensor>>> {
         let wanted = |i: usize| self.costs.gradients[i] && inputs[i].track_op();
         let size = |i: usize| if wanted(i) { bytes(inputs[i].elem_count(), inputs[i].dtype()) } else { 0 };

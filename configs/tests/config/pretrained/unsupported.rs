@@ -130,7 +130,9 @@ fn keys_that_change_the_arithmetic_are_rejected_by_name() {
     }
     let images = refused(&json!({"model_type": "gemma3", "text_config": {"model_type": "gemma3_text"}}));
     assert!(
-        images.contains("this model also reads images; the Gemma 3 type that is implemented is `gemma3_text`"),
+        images.contains(
+            "this model also reads images, which is not supported; the text-only Gemma 3 type is `gemma3_text`"
+        ),
         "{images}"
     );
     // All unsupported keys are reported together.

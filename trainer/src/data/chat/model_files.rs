@@ -19,7 +19,7 @@ pub(super) struct ModelFiles {
 }
 
 impl ModelFiles {
-    /// Reads the first template and the first special tokens in these folders.
+    /// Reads the chat template and the special tokens, each from the first of these folders that has it.
     pub(super) fn read(folders: &[PathBuf]) -> Result<Self, DataError> {
         let mut found = Self::default();
         for folder in folders {
