@@ -13,6 +13,7 @@ use crate::batch::Batch;
 use crate::error::Error;
 use crate::executor::activation_offload::ActivationOffload;
 use crate::executor::{Context, StepOutput, run};
+use crate::format::counted;
 use crate::loss_weights::{LossWeights, Mean};
 use crate::noise::GradientNoise;
 use crate::settings::loss_gradient;
@@ -267,7 +268,8 @@ impl Engine {
         if factor.is_finite() && factor >= 0.0 {
             return Ok(Rate { lr: rate.lr * factor, ..rate });
         }
-        let message = format!("`lr_lambda` returned {factor} after {updates} optimizer steps");
+        let taken = counted(updates as usize, "optimizer step", "optimizer steps");
+        let message = format!("`lr_lambda` returned {factor} after {taken}");
         Err(Error::setting("scheduler", message, "return a finite factor that is not negative"))
     }
 

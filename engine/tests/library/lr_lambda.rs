@@ -47,7 +47,7 @@ fn faults_are_reported() {
         engine.train_batch(&batch(0, 4)).unwrap();
         engine.train_batch(&batch(1, 4)).unwrap_err().to_string()
     });
-    assert!(said[0].contains("`lr_lambda` returned NaN after 1 optimizer step"), "{}", said[0]);
+    assert!(said[0].contains("`lr_lambda` returned NaN after 1 optimizer step\n"), "{}", said[0]);
 
     let both = format!("train_batch_size: 1\n{ADAMW}\n{LINEAR}");
     let said = world(1, |comm| {

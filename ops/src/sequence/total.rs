@@ -15,7 +15,7 @@ use candle_core::{CpuStorage, CustomOp1, DType, Layout, Result, Shape, Tensor, b
 /// multiplies the gradient by the number of slices.
 ///
 /// # Errors
-/// Fails for another dtype, in a layer that does not declare exchanges, and if a rank is lost.
+/// Fails for another dtype, on a GPU, in a layer that does not declare exchanges, and if a rank is lost.
 pub fn sum_of_slices(x: &Tensor) -> Result<Tensor> {
     let mut groups = vec![];
     let mut next = SequenceGroup::current();
