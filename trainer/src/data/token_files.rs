@@ -25,7 +25,7 @@ const NUMPY: &[u8; 6] = b"\x93NUMPY";
 /// Minimum number of tokens at which zeros in every second place cannot be a coincidence.
 const ENOUGH: usize = 64;
 /// Number of tokens that a check reads at a time.
-const CHECK_CHUNK: usize = 1 << 18;
+pub(super) const CHECK_CHUNK: usize = 1 << 18;
 
 /// Files of raw tokens, joined without a separator.
 pub(super) struct TokenFiles {
@@ -82,6 +82,14 @@ impl TokenFiles {
     }
 }
 
+/// Returns whether `tokens` look like wider numbers that were read as numbers of half the width: every second number is
+/// 0.
+pub(super) fn are_halves(tokens: &[u32]) -> bool {
+    let is_zero = |token: &u32| *token == 0;
+    let [even, odd] = [0, 1].map(|first| tokens.iter().skip(first).step_by(2).all(is_zero));
+    tokens.len() >= ENOUGH && odd && !even
+}
+
 impl TokenFile {
     fn open(path: &Path, width: Width, start: usize) -> Result<Self, DataError> {
         let file = File::open(path).map_err(DataError::io(path))?;
@@ -109,14 +117,11 @@ impl TokenFile {
         Ok(())
     }
 
-    /// Checks that the file does not have wider numbers. If they were read as numbers of half the width, every second
-    /// number would be 0.
+    /// Checks that the file does not have wider numbers.
     fn is_narrow(&self) -> Result<(), DataError> {
         let mut tokens = vec![];
         self.read(0, CHECK_CHUNK.min(self.tokens), usize::MAX, &mut tokens)?;
-        let is_zero = |token: &u32| *token == 0;
-        let [even, odd] = [0, 1].map(|first| tokens.iter().skip(first).step_by(2).all(is_zero));
-        match tokens.len() >= ENOUGH && odd && !even {
+        match are_halves(&tokens) {
             true => Err(DataError::WideTokens { path: self.path.clone(), width: self.width.bytes() }),
             false => Ok(()),
         }

@@ -9,6 +9,8 @@ use super::encoding::Encoding;
 use super::shard::{Samples, Shard};
 use super::streams::{Document, Documents, Object, Records};
 use crate::data::options::TokenDtype;
+use crate::data::token_files::{CHECK_CHUNK, are_halves};
+use crate::data::width::Width;
 
 /// The name of the column with the tokens of a sample. LLM Foundry uses the same name.
 const TOKENS: &str = "tokens";
@@ -64,6 +66,7 @@ pub(super) fn tokens(
 ) -> Result<(), DataError> {
     let column = shard.column(TOKENS)?;
     let bytes = Encoding::tokens(dtype);
+    let mut first = vec![];
     let encoding = match shard.encoding(column) {
         Encoding::Bytes => &bytes,
         encoding => encoding,
@@ -85,9 +88,16 @@ pub(super) fn tokens(
                 }
             }
         };
-        push(&values.iter().map(token).collect::<Result<Vec<u32>, _>>()?)?;
+        let tokens = values.iter().map(token).collect::<Result<Vec<u32>, _>>()?;
+        if *encoding == bytes && first.len() < CHECK_CHUNK {
+            first.extend(&tokens);
+        }
+        push(&tokens)?;
     }
-    Ok(())
+    match are_halves(&first) {
+        true => Err(DataError::WideTokens { path: shard.path.clone(), width: Width::from(dtype).bytes() }),
+        false => Ok(()),
+    }
 }
 
 fn cell(shard: &Shard, row: usize, column: &str, message: String) -> DataError {

@@ -235,7 +235,7 @@ impl Samples {
         let offset = |i: usize| u32_at(&self.bytes, 4 * (i + 1)).map(|offset| offset as usize);
         let range = offset(sample).zip(offset(sample + 1));
         let sample = range.and_then(|(start, end)| self.bytes.get(start..end)).ok_or_else(cut)?;
-        let (mut heads, mut before, mut size) = (0, 0usize, 0usize);
+        let (mut heads, mut before, mut size, mut all) = (0, 0usize, 0usize, 0usize);
         for (i, stated) in self.sizes.iter().enumerate() {
             let own = match stated {
                 Some(size) if *size > 0 => *size,
@@ -244,6 +244,7 @@ impl Samples {
                     u32_at(sample, heads - 4).ok_or_else(cut)?
                 }
             } as usize;
+            all += own;
             match i {
                 _ if i < column => before += own,
                 _ if i == column => size = own,
@@ -251,7 +252,15 @@ impl Samples {
             }
         }
         let start = heads + before;
-        sample.get(start..start + size).ok_or_else(cut)
+        let value = sample.get(start..start + size).ok_or_else(cut)?;
+        match heads + all == sample.len() {
+            true => Ok(value),
+            false => Err(DataError::Damaged {
+                path: self.path.clone(),
+                at,
+                message: format!("the sample has {} bytes, but its columns have {}", sample.len(), heads + all),
+            }),
+        }
     }
 }
 

@@ -141,6 +141,16 @@ fn shards_give_tokens() {
     assert!(source.has_tokens("text") && !source.has_documents("text") && source.has_documents("tokens"));
     let error = source.tokens(TokenDtype::U16, 100, |_| Ok(())).unwrap_err();
     assert_eq!(folder.without(&error), "shard.00000.mds, row 0, column `tokens`: ends within a number");
+    // LLM Foundry stores `bytes` of 64-bit integers.
+    let rows = (1..40i64).map(|token| vec![[token, token + 1].map(i64::to_le_bytes).concat()]).collect();
+    let folder = Folder::new();
+    Mds { columns: &[("tokens", "bytes", None)], compression: None }.write(&folder, &[rows]);
+    let source = &open(folder.path(), Format::Auto).unwrap()[0];
+    source.tokens(TokenDtype::I64, 100, |_| Ok(())).unwrap();
+    for (dtype, bits) in [(TokenDtype::U16, 16), (TokenDtype::U32, 32)] {
+        let error = folder.without(&source.tokens(dtype, 100, |_| Ok(())).unwrap_err());
+        assert!(error.starts_with(&format!("shard.00000.mds: every second token of {bits} bits is 0")), "{error}");
+    }
 }
 
 #[test]
@@ -162,6 +172,7 @@ fn a_shard_that_differs_from_its_index_is_an_error() {
         ("shard.00000.mds", "/etc/passwd", "index.json: `/etc/passwd` is not a path in the folder"),
         ("\"mds\"", "\"json\"", "index.json: shards in the format `json` are unsupported; only `mds` is supported"),
         ("[8,null]", "[9,null]", "shard.00000.mds, row 0: the sample extends beyond the end of the shard"),
+        ("[8,null]", "[7,null]", "shard.00000.mds, row 0: the sample has 15 bytes, but its columns have 14"),
         ("[8,null]", "[8]", "index.json: a shard lists different numbers of column names, encodings and sizes"),
     ] {
         assert!(entry.contains(from), "{entry}");
