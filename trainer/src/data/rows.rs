@@ -1,9 +1,10 @@
 //! Tables of numbers: features, and a class or numbers to predict in the last columns.
 //!
 //! In CSV files, fields are separated by commas and trimmed of white space; there is no quoting. Blank lines are
-//! skipped. The first line that is not blank is a header if none of its fields is a number.
+//! skipped. The first line that is not blank is a header if none of its fields is a number. Columns are matched by
+//! position, so files that name their columns must have the same names in the same order.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::files::{self, Lines, Source};
 use super::options::DataOptions;
@@ -17,6 +18,8 @@ pub(super) struct Rows {
     features: Vec<f32>,
     labels: Vec<u32>,
     width: usize,
+    /// The first file that names its columns, and the names.
+    named: Option<(PathBuf, Vec<String>)>,
 }
 
 impl Rows {
@@ -39,11 +42,12 @@ impl Rows {
 
     /// Reads tables. Without `classes`, all columns are features.
     fn read_columns(sources: &[Source], classes: Option<usize>) -> Result<Self, DataError> {
-        let mut rows = Rows { features: Vec::new(), labels: Vec::new(), width: 0 };
+        let mut rows = Rows { features: Vec::new(), labels: Vec::new(), width: 0, named: None };
         for source in sources {
             match source.rows()? {
                 files::Rows::Lines(lines) => rows.push_lines(lines, &source.path, classes)?,
-                files::Rows::Cells(cells) => {
+                files::Rows::Cells(names, cells) => {
+                    rows.same_names(names, &source.path, None)?;
                     for row in cells {
                         let (at, cells) = row?;
                         let number = |cell: Value| match cell {
@@ -65,7 +69,7 @@ impl Rows {
     }
 
     fn push_lines(&mut self, lines: Lines, path: &Path, classes: Option<usize>) -> Result<(), DataError> {
-        let mut is_first = true;
+        let (mut is_first, mut header) = (true, None);
         for line in lines {
             let (number, line) = line?;
             // Invalid UTF-8 becomes a field that is not a number. The code below reports such fields.
@@ -73,9 +77,30 @@ impl Rows {
             let fields: Vec<&str> = line.split(',').map(str::trim).collect();
             let is_header = is_first && fields.iter().all(|field| field.parse::<f64>().is_err());
             is_first = false;
-            if !is_header {
-                self.push(&fields, path, At::Line(number), classes)?;
+            if is_header {
+                let names: Vec<String> = fields.into_iter().map(|name| name.trim_matches('"').to_string()).collect();
+                header = Some((names, At::Line(number)));
+                continue;
             }
+            self.push(&fields, path, At::Line(number), classes)?;
+            // A line with another number of fields is a comment.
+            if let Some((names, at)) = header.take().filter(|(names, _)| names.len() == fields.len()) {
+                self.same_names(names, path, Some(at))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks that a file names the same columns, in the same order, as the files before it.
+    fn same_names(&mut self, names: Vec<String>, path: &Path, at: Option<At>) -> Result<(), DataError> {
+        match &self.named {
+            None => self.named = Some((path.into(), names)),
+            Some((first, expected)) if *expected != names => {
+                let [names, expected] = [&names, expected].map(|names| names.join(", "));
+                let message = format!("the columns are {names}, but {expected} in {}", first.display());
+                return Err(DataError::Damaged { path: path.into(), at, message });
+            }
+            Some(_) => {}
         }
         Ok(())
     }

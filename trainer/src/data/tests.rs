@@ -164,6 +164,20 @@ fn rows_have_features_and_a_label() {
 }
 
 #[test]
+fn tables_with_other_columns_are_errors() {
+    let message = |second: &[u8]| {
+        let files = Files::new(&[("a.csv", b"x,y,class\n1,2,0\n"), ("b.csv", second)]);
+        files.message(&["a.csv", "b.csv"], |options| options.vocabulary = 2)
+    };
+    assert_eq!(message(b"y,x,class\n2,1,0\n"), "b.csv, line 1: the columns are y, x, class, but x, y, class in a.csv");
+    // The same names, no names, and a comment before the rows are accepted.
+    for same in ["\"x\",y , class", "", "# no names"] {
+        let message = message(format!("{same}\n1,2,1\n1,2,9\n").as_bytes());
+        assert_eq!(message, "b.csv, line 3: the label `9` is not an integer from 0 to 1");
+    }
+}
+
+#[test]
 fn errors_in_text_and_tokens_name_the_position() {
     let mut tokens = u16s(&[7; 300_000]);
     tokens[2 * 270_000 + 1] = 1;

@@ -72,7 +72,8 @@ enum Storage {
 pub(super) enum Rows {
     /// Comma-separated values.
     Lines(Lines),
-    Cells(Box<dyn Iterator<Item = Result<Cells, DataError>>>),
+    /// The names of the columns, and the rows.
+    Cells(Vec<String>, Box<dyn Iterator<Item = Result<Cells, DataError>>>),
 }
 
 /// Number of bytes at the start of a file that identify its format.
@@ -201,7 +202,10 @@ impl Source {
     /// Fails if the file cannot be opened or has no rows.
     pub(super) fn rows(&self) -> Result<Rows, DataError> {
         match &self.storage {
-            Storage::Table(container) => Ok(Rows::Cells(Box::new(table::rows(&self.path, *container)?))),
+            Storage::Table(container) => {
+                let (names, rows) = table::rows(&self.path, *container)?;
+                Ok(Rows::Cells(names, Box::new(rows)))
+            }
             Storage::Shard(_) => Err(self.is_no("a table of numbers")),
             Storage::Bytes(archive) => {
                 Ok(Rows::Lines(Lines::new(archive::open(&self.path, *archive)?.without_mark()?)))

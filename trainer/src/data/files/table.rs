@@ -197,13 +197,17 @@ pub(super) fn records(path: &Path, container: Container, columns: &[&str]) -> Re
 /// A row of a table, with a value for each column.
 pub(in super::super) type Cells = (At, Vec<Value>);
 
-/// Opens the rows of all columns.
+/// Opens the rows of all columns. Returns the names of the columns, and the rows.
 pub(super) fn rows(
     path: &Path,
     container: Container,
-) -> Result<impl Iterator<Item = Result<Cells, DataError>> + use<>, DataError> {
-    let table = Table::open(path, container, |schema| Ok((0..schema.fields().len()).collect()))?;
-    Ok(of_batches(table, |path, first, batch| {
+) -> Result<(Vec<String>, impl Iterator<Item = Result<Cells, DataError>> + use<>), DataError> {
+    let mut names = vec![];
+    let table = Table::open(path, container, |schema| {
+        names.extend(schema.fields().iter().map(|field| field.name().clone()));
+        Ok((0..schema.fields().len()).collect())
+    })?;
+    let rows = of_batches(table, |path, first, batch| {
         let schema = batch.schema();
         let cells = |row| {
             let at = At::Row(first + row as u64);
@@ -213,5 +217,6 @@ pub(super) fn rows(
             Ok((at, cells.collect::<Result<_, _>>()?))
         };
         Ok((0..batch.num_rows()).map(cells).collect())
-    }))
+    });
+    Ok((names, rows))
 }

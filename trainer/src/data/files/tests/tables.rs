@@ -152,7 +152,8 @@ fn numbers_are_rows_with_the_label_last() {
     let table = RecordBatch::try_from_iter(columns).unwrap();
     let path = folder.write("a.parquet", parquet(&[table], Compression::SNAPPY));
     let source = Source::new(&path, Format::Csv).unwrap();
-    let Rows::Cells(cells) = source.rows().unwrap() else { panic!("cells") };
+    let Rows::Cells(names, cells) = source.rows().unwrap() else { panic!("cells") };
+    assert_eq!(names, ["x", "class"]);
     let expected = [vec![json!(0.5), json!(1)], vec![json!(-2.0), json!(0)], vec![json!(null), json!(1)]];
     assert_eq!(cells.map(|cells| cells.unwrap().1).collect::<Vec<_>>(), expected);
     let error = super::super::super::csv([path.display().to_string()], 2).err().unwrap();
