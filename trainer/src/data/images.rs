@@ -1,10 +1,12 @@
 //! Images in a folder with one subfolder per class.
 
+use std::fs;
+use std::io::Cursor;
 use std::path::{Path, PathBuf};
 
 use candle_core::{Device, Tensor};
-use image::ImageReader;
 use image::imageops::FilterType;
+use image::{ImageFormat, ImageReader};
 use rayon::prelude::*;
 use zero_engine::{Batch, DataError};
 
@@ -79,8 +81,21 @@ impl ImageFolder {
     /// Reads an image. Returns the red values of all pixels, row by row, then the green values, then the blue values.
     fn read(&self, path: &Path) -> Result<Vec<f32>, DataError> {
         let failed = |message: String| DataError::Image { path: path.into(), message };
-        let reader = ImageReader::open(path).and_then(ImageReader::with_guessed_format).map_err(DataError::io(path))?;
+        let bytes = fs::read(path).map_err(DataError::io(path))?;
+        let mut reader = ImageReader::new(Cursor::new(&bytes));
+        // The content determines the format, or else the name.
+        if let Ok(format) = ImageFormat::from_path(path) {
+            reader.set_format(format);
+        }
+        let reader = reader.with_guessed_format().map_err(DataError::io(path))?;
+        // The decoder fills the missing part of a truncated JPEG with gray.
+        if reader.format() == Some(ImageFormat::Jpeg) && !has_jpeg_end(&bytes) {
+            return Err(failed("the JPEG file is truncated: it has no end-of-image marker".into()));
+        }
         let image = reader.decode().map_err(|error| failed(error.to_string()))?.into_rgb8();
+        if image.is_empty() {
+            return Err(failed("the image has no pixels".into()));
+        }
         let (width, height) = (self.width, self.height);
         let image = match image.dimensions() == (width, height) {
             true => image,
@@ -116,10 +131,34 @@ impl Dataset for ImageFolder {
     }
 }
 
+/// Returns whether a JPEG file has an end-of-image marker. Skips the segments by their lengths, because the metadata may
+/// contain another JPEG image.
+fn has_jpeg_end(bytes: &[u8]) -> bool {
+    let mut at = 0;
+    loop {
+        // Compressed data has `FF 00` for a byte FF, and restart markers, D0 to D7. A marker may follow several bytes FF.
+        let is_marker = |pair: &[u8]| pair[0] == 0xff && !matches!(pair[1], 0 | 0xd0..=0xd7 | 0xff);
+        let Some(found) = bytes[at..].windows(2).position(is_marker) else { return false };
+        at += found + 2;
+        match bytes[at - 1] {
+            0xd9 => return true,
+            // Markers without a segment.
+            0x01 | 0xd8 => {}
+            _ => match bytes.get(at..).and_then(|rest| rest.first_chunk()) {
+                Some(length) => at += usize::from(u16::from_be_bytes(*length)),
+                None => return false,
+            },
+        }
+        if at > bytes.len() {
+            return false;
+        }
+    }
+}
+
 /// Returns the paths in a folder, sorted.
 fn entries(folder: &Path) -> Result<Vec<PathBuf>, DataError> {
     let failed = DataError::io(folder);
-    let entries = std::fs::read_dir(folder).and_then(|entries| entries.map(|entry| Ok(entry?.path())).collect());
+    let entries = fs::read_dir(folder).and_then(|entries| entries.map(|entry| Ok(entry?.path())).collect());
     let mut paths: Vec<PathBuf> = entries.map_err(failed)?;
     paths.sort();
     Ok(paths)
@@ -160,16 +199,16 @@ mod tests {
         .enumerate()
         {
             let path = folder.path().join(name);
-            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
             let image = image(size.0, size.1, seed as u32);
             match name.ends_with("ppm") {
                 // For this file name extension, the library would write a newer format, which Pillow does not read.
-                true => std::fs::write(path, [format!("P6 {} {} 255\n", size.0, size.1).as_bytes(), &image].concat()),
+                true => fs::write(path, [format!("P6 {} {} 255\n", size.0, size.1).as_bytes(), &image].concat()),
                 false => image.save(path).map_err(std::io::Error::other),
             }
             .unwrap();
         }
-        std::fs::write(folder.path().join("dog/notes.txt"), "no image").unwrap();
+        fs::write(folder.path().join("dog/notes.txt"), "no image").unwrap();
         folder
     }
 
@@ -196,11 +235,25 @@ mod tests {
     fn damaged_and_missing_images_are_errors_with_their_path() {
         let folder = folder();
         let path = folder.path().join("dog/b.png");
-        let bytes = std::fs::read(&path).unwrap();
-        std::fs::write(&path, &bytes[..bytes.len() / 2]).unwrap();
+        let bytes = fs::read(&path).unwrap();
+        fs::write(&path, &bytes[..bytes.len() / 2]).unwrap();
         let error = images(folder.path(), [6, 8]).unwrap().batch(&[3]).unwrap_err().to_string();
         assert!(error.contains("dog/b.png: "), "{error}");
-        std::fs::create_dir(folder.path().join("empty")).unwrap();
+        // A JPEG image with a thumbnail in its metadata, truncated everywhere.
+        let path = folder.path().join("cat/z.jpg");
+        let bytes = fs::read(&path).unwrap();
+        let thumbnail = [&[0xff, 0xe1][..], &(bytes.len() as u16 + 2).to_be_bytes()[..], &bytes].concat();
+        let bytes = [&bytes[..2], &thumbnail, &bytes[2..]].concat();
+        fs::write(&path, &bytes).unwrap();
+        images(folder.path(), [6, 8]).unwrap().batch(&[1]).unwrap();
+        for length in 0..bytes.len() {
+            fs::write(&path, &bytes[..length]).unwrap();
+            images(folder.path(), [6, 8]).unwrap().batch(&[1]).unwrap_err();
+        }
+        fs::write(&path, "P6 0 0 255\n").unwrap();
+        let error = images(folder.path(), [6, 8]).unwrap().batch(&[1]).unwrap_err().to_string();
+        assert!(error.contains("cat/z.jpg: the image has no pixels"), "{error}");
+        fs::create_dir(folder.path().join("empty")).unwrap();
         let error = images(folder.path(), [6, 8]).unwrap_err().to_string();
         assert!(error.contains("empty: the folder of this class has no images"), "{error}");
         let error = images(folder.path().join("cat"), [6, 8]).unwrap_err().to_string();
