@@ -9,6 +9,7 @@ use zero_config::{Adapter, Config};
 use zero_model::ops::{MAGNITUDES, weight_norms};
 use zero_partition::{Kind, ShardedState};
 
+use crate::checkpoint::stored::other_arithmetic;
 use crate::error::Error;
 
 /// The source of an engine's initial parameters.
@@ -87,6 +88,10 @@ fn same_adapter(adapter: &Adapter, folder: &Path) -> Result<(), Error> {
     if saved["peft_type"] != "LORA" {
         let message = format!("{} does not describe a LoRA adapter", path.display());
         return Err(Error::setting("adapter.pretrained", message, READABLE));
+    }
+    if let Some(reason) = other_arithmetic(&saved) {
+        let message = format!("{}: {reason}", path.display());
+        return Err(Error::setting("adapter.pretrained", message, "merge the adapter into its base model in PEFT"));
     }
     same_keys(adapter, &saved, &path)
 }

@@ -241,14 +241,12 @@ fn adapter_section(folder: &Path) -> Result<Value, Error> {
     if saved["peft_type"] != "LORA" {
         return Err(refused(format!("its `peft_type` is {}, not \"LORA\"", saved["peft_type"])));
     }
-    let is_set = |key: &&str| match &saved[*key] {
-        Value::Null | Value::Bool(false) => false,
-        Value::Array(list) => !list.is_empty(),
-        Value::Object(map) => !map.is_empty(),
-        _ => true,
-    };
+    let is_set = |key: &&str| is_set(&saved[*key]);
+    if let Some(reason) = other_arithmetic(&saved) {
+        return Err(refused(reason));
+    }
     if let Some(key) = UNSUPPORTED.iter().find(|key| is_set(key)) {
-        return Err(refused(format!("its `{key}` is {}, which is unsupported", saved[*key])));
+        return Err(refused(unsupported(key, &saved)));
     }
     let mut section = json!({"type": "lora"});
     for key in ["r", "lora_alpha", "target_modules", "modules_to_save", "bias", "use_rslora", "use_dora"] {
@@ -259,13 +257,41 @@ fn adapter_section(folder: &Path) -> Result<Value, Error> {
     Ok(section)
 }
 
-/// PEFT keys that change an adapter's arithmetic or position in a way that its tensors do not show.
-const UNSUPPORTED: [&str; 7] = [
+/// PEFT keys that change the positions or ranks of an adapter's matrices.
+const UNSUPPORTED: [&str; 6] = [
     "rank_pattern",
-    "alpha_pattern",
     "layers_to_transform",
     "exclude_modules",
     "target_parameters",
     "trainable_token_indices",
     "layer_replication",
 ];
+
+/// PEFT keys that change an adapter's arithmetic, or the weights of the base model, in a way that the adapter's tensors
+/// do not show.
+const OTHER_ARITHMETIC: [&str; 4] = ["alpha_pattern", "alora_invocation_tokens", "use_qalora", "kasa_config"];
+
+/// Values of `init_lora_weights` with which PEFT changes the weights of the base model when it loads the adapter.
+const CHANGED_BASE: [&str; 5] = ["pissa", "olora", "corda", "loftq", "lora_ga"];
+
+/// Returns why the adapter that an `adapter_config.json` describes computes something else than A and B with one scale,
+/// beside the unchanged weights of the base model. Returns `None` if it does not.
+pub(crate) fn other_arithmetic(saved: &Value) -> Option<String> {
+    let init = saved["init_lora_weights"].as_str().unwrap_or_default().to_ascii_lowercase();
+    let key = OTHER_ARITHMETIC.into_iter().find(|key| is_set(&saved[*key]));
+    let changes_base = || CHANGED_BASE.iter().any(|name| init.starts_with(name)).then_some("init_lora_weights");
+    key.or_else(changes_base).map(|key| unsupported(key, saved))
+}
+
+fn unsupported(key: &str, saved: &Value) -> String {
+    format!("its `{key}` is {}, which is unsupported", saved[key])
+}
+
+fn is_set(value: &Value) -> bool {
+    match value {
+        Value::Null | Value::Bool(false) => false,
+        Value::Array(list) => !list.is_empty(),
+        Value::Object(map) => !map.is_empty(),
+        _ => true,
+    }
+}

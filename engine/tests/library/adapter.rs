@@ -158,7 +158,22 @@ fn names_and_keys_without_effect_are_errors() {
     // The adapter of a model with different sizes is rejected.
     let folder = TempDir::new().unwrap();
     let settings = serde_json::json!({"peft_type": "LORA", "r": 8, "lora_alpha": 8});
-    std::fs::write(folder.path().join("adapter_config.json"), settings.to_string()).unwrap();
+    let write = |settings: &serde_json::Value| {
+        std::fs::write(folder.path().join("adapter_config.json"), settings.to_string()).unwrap();
+    };
+    for (key, value) in [
+        ("alpha_pattern", serde_json::json!({"q_proj": 64})),
+        ("init_lora_weights", "pissa_niter_4".into()),
+        ("alora_invocation_tokens", serde_json::json!([1])),
+    ] {
+        let mut settings = settings.clone();
+        settings[key] = value.clone();
+        write(&settings);
+        let other = error(&format!("adapter: {{pretrained: {:?}}}", folder.path()));
+        let expected = format!("adapter_config.json: its `{key}` is {value}, which is unsupported");
+        assert!(other.contains(&expected), "{other}");
+    }
+    write(&settings);
     let name = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight";
     let tensor = Tensor::zeros((8, 3), DType::F32, &Device::Cpu).unwrap();
     let file = folder.path().join("adapter_model.safetensors");
