@@ -28,27 +28,29 @@ impl Journal {
 
     /// Reopens the journal in `folder`, if it exists. Returns the journal and its lines after the first line.
     ///
+    /// Skips unreadable lines.
+    ///
     /// # Errors
     /// Fails if the first line of the journal is not `head`: the journal then belongs to another search.
     pub(super) fn reopen(folder: &Path, name: &str, head: &Value) -> Result<Option<(Self, Vec<Value>)>, Error> {
         let path = folder.join(name);
         let failed = |source| Error::Io { path: path.clone(), source };
-        let text = match fs::read_to_string(&path) {
+        let text = match fs::read(&path) {
             Ok(text) => text,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(failed(error)),
         };
-        // The last line may be truncated if the machine crashed.
-        let whole = text.rfind('\n').map_or(0, |end| end + 1);
-        let mut lines = text[..whole].lines().map_while(|line| serde_json::from_str::<Value>(line).ok());
-        if lines.next().as_ref() != Some(head) {
+        // If the machine crashed, the last line may be truncated, and parts of the file may contain other bytes.
+        let whole = text.iter().rposition(|&byte| byte == b'\n').map_or(0, |end| end + 1);
+        let mut lines = text[..whole].split(|&byte| byte == b'\n').map(serde_json::from_slice::<Value>);
+        if lines.next().and_then(Result::ok).as_ref() != Some(head) {
             return Err(Error::setting(
                 "autotuning.results_dir",
                 format!("{} belongs to another configuration or another version of zero-train", path.display()),
                 "omit --resume to start over, or choose another folder",
             ));
         }
-        let lines = lines.collect();
+        let lines = lines.flatten().collect();
         let mut file = OpenOptions::new().write(true).open(&path).map_err(failed)?;
         file.set_len(whole as u64).and_then(|()| file.seek(SeekFrom::End(0))).map_err(failed)?;
         Ok(Some((Self { path, file }, lines)))
@@ -85,6 +87,12 @@ mod tests {
         journal.write(&json!({"event": "run", "id": 2})).unwrap();
         let (_, lines) = Journal::reopen(folder.path(), NAME, &head).unwrap().unwrap();
         assert_eq!(lines.len(), 2);
+        // A crash can leave other bytes in the middle. The lines after them are still results.
+        let mut file = OpenOptions::new().append(true).open(&path).unwrap();
+        file.write_all(b"\0\0\xff\n\n{\"event\": \"run\", \"id\": 3}\n").unwrap();
+        let (_, lines) = Journal::reopen(folder.path(), NAME, &head).unwrap().unwrap();
+        assert_eq!(lines.last(), Some(&json!({"event": "run", "id": 3})));
+        assert_eq!(lines.len(), 3);
         let error = Journal::reopen(folder.path(), NAME, &json!({"event": "begin", "crc32": 8})).unwrap_err();
         assert!(error.to_string().contains("another configuration"), "{error}");
     }

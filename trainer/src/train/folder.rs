@@ -124,9 +124,10 @@ fn kept_lines(file: &Path, step: u64) -> Result<String, Error> {
         other => other.map_err(Error::io(file))?,
     };
     let mut kept = String::new();
-    for line in BufReader::new(opened).lines() {
+    for line in BufReader::new(opened).split(b'\n') {
         let line = line.map_err(Error::io(file))?;
-        // Drops a line that a killed run left incomplete.
+        // Drops a line that a killed run left incomplete, and other unreadable lines.
+        let Ok(line) = String::from_utf8(line) else { continue };
         let Ok(value) = serde_json::from_str::<Value>(&line) else { continue };
         if value["step"].as_u64().is_some_and(|s| s <= step) {
             kept.push_str(&line);
@@ -134,4 +135,17 @@ fn kept_lines(file: &Path, step: u64) -> Result<String, Error> {
         }
     }
     Ok(kept)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_resumed_run_drops_later_and_unreadable_lines() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("metrics.jsonl");
+        fs::write(&file, b"{\"step\":1}\n\0\xff\n\n{\"step\":2}\n{\"step\":3}\n{\"st").unwrap();
+        assert_eq!(kept_lines(&file, 2).unwrap(), "{\"step\":1}\n{\"step\":2}\n");
+    }
 }
