@@ -109,7 +109,7 @@ pub fn silu(x: &Tensor) -> Result<Tensor> {
     )
 }
 
-/// Computes max(x, 0).
+/// Computes max(x, 0). The gradient at 0 is 0, as in PyTorch; that of candle's `relu` is 1.
 pub fn relu(x: &Tensor) -> Result<Tensor> {
     apply1(
         x,

@@ -1,10 +1,12 @@
-//! Candle's operations whose gradients are wrong without an error, and the replacements that `docs/your-model.md`
-//! recommends. If a test that expects a wrong gradient fails, candle is fixed: remove the operation from the page and
-//! from `clippy.toml`.
+//! Candle's operations whose gradients are wrong or missing without an error, and the replacements that
+//! `docs/your-model.md` recommends. If a test that expects a wrong gradient fails, candle is fixed: remove the operation
+//! from the page and from `clippy.toml`.
 
 #![expect(clippy::disallowed_methods, reason = "the subject of the tests")]
 
 use candle_core::{DType, Device, Result, Tensor, Var};
+use candle_nn::kv_cache::{ConcatKvCache, KvCache, RotatingKvCache};
+use candle_nn::loss::binary_cross_entropy_with_logit;
 
 /// Returns the largest difference between candle's gradient of `op` and finite differences, relative to the largest
 /// finite difference.
@@ -101,4 +103,76 @@ fn scatter_and_scatter_add_are_wrong_in_their_first_tensor() {
     let zeros = Tensor::zeros((2, 3), DType::F64, &Device::Cpu).unwrap();
     assert!(error(&[2, 3], |x| (x * 1.0)? + zeros.scatter_add(&index, &source, 1)?) < 1e-6);
     assert!(error(&[2, 3], |source| zeros.scatter_add(&index, source, 1)) < 1e-6);
+    // Its backward takes only zeros of the shape of the index.
+    let wide = Tensor::zeros((2, 4), DType::F64, &Device::Cpu).unwrap();
+    let source = Var::from_tensor(&source).unwrap();
+    assert!(wide.scatter_add(&index, source.as_tensor(), 1).unwrap().sum_all().unwrap().backward().is_err());
+}
+
+/// Returns candle's gradient of the sum of `op`.
+fn gradient<const N: usize>(values: [f32; N], op: impl Fn(&Tensor) -> Result<Tensor>) -> Option<Vec<f32>> {
+    let x = Var::new(&values, &Device::Cpu).unwrap();
+    let gradients = op(x.as_tensor()).unwrap().sum_all().unwrap().backward().unwrap();
+    gradients.get(&x).map(|gradient| gradient.to_vec1().unwrap())
+}
+
+fn cut(op: impl Fn(&Tensor) -> Result<Tensor>) -> bool {
+    gradient([1.0, 2.0], |x| op(&x.reshape((1, 2, 1))?)).is_none()
+}
+
+#[test]
+fn caches_and_operations_in_place_cut_the_gradient() {
+    let sum = |(k, v): (Tensor, Tensor)| k + v;
+    assert!(cut(|x| sum(KvCache::new(1, 4).append(x, x)?)));
+    assert!(cut(|x| sum(RotatingKvCache::new(1, 4).append(x, x)?)));
+    assert!(cut(|x| sum(ConcatKvCache::new(1).append(x, x)?)));
+    let zeros = || Tensor::zeros((1, 4, 1), DType::F32, &Device::Cpu);
+    assert!(cut(|x| {
+        let y = zeros()?;
+        y.slice_set(x, 1, 1)?;
+        Ok(y)
+    }));
+    assert_eq!(gradient([1.0, 2.0], |x| zeros()?.slice_scatter(&x.reshape((1, 2, 1))?, 1, 1)), Some(vec![1.0, 1.0]));
+}
+
+#[test]
+fn gradients_at_ties_and_at_zero_differ_from_those_of_pytorch() {
+    let values = [0.0, 0.0, -1.0];
+    assert_eq!(gradient(values, Tensor::relu), Some(vec![1.0, 1.0, 0.0]));
+    assert_eq!(gradient(values, zero_ops::relu), Some(vec![0.0, 0.0, 0.0]));
+    assert_eq!(gradient(values, Tensor::abs), Some(vec![1.0, 1.0, -1.0]));
+    assert_eq!(gradient(values, |x| x.relu()? - zero_ops::relu(&x.neg()?)? * -1.0), Some(vec![1.0, 1.0, -1.0]));
+    assert_eq!(gradient(values, |x| x.clamp(0.0, 1.0)), Some(vec![0.5, 0.5, 0.0]));
+    assert_eq!(gradient(values, |x| x.max(0)), Some(vec![1.0, 1.0, 0.0]));
+    assert_eq!(gradient(values, |x| x.gather(&x.argmax_keepdim(0)?, 0)), Some(vec![1.0, 0.0, 0.0]));
+}
+
+#[test]
+fn binary_cross_entropy_is_nan_for_large_logits_and_the_replacement_is_right() {
+    let targets = Tensor::new(&[1f32, 0.0, 1.0, 0.0], &Device::Cpu).unwrap();
+    let logits = Tensor::new(&[20f32, -20.0, 0.0, 0.0], &Device::Cpu).unwrap();
+    let loss = binary_cross_entropy_with_logit(&logits, &targets).unwrap();
+    assert!(loss.to_scalar::<f32>().unwrap().is_nan());
+    let replacement =
+        |x: &Tensor| ((x.relu()? - (x * &targets)?)? + (x.abs()?.neg()?.exp()? + 1.0)?.log()?)?.mean_all();
+    let loss = replacement(&logits).unwrap().to_scalar::<f32>().unwrap();
+    assert!((loss - std::f32::consts::LN_2 / 2.0).abs() < 1e-6);
+    let gradient = gradient([20.0, -20.0, 0.0, 0.0], replacement).unwrap();
+    assert!(gradient.iter().zip([0.0, 0.0, -0.125, 0.125]).all(|(a, b)| (a - b).abs() < 1e-6), "{gradient:?}");
+}
+
+#[test]
+fn convolution_with_a_stride_has_no_gradient_unless_the_remainders_are_equal() {
+    let (x, kernel) = (numbers(&[1, 2, 8, 7]), numbers(&[3, 2, 3, 3]));
+    let own = |x: &Tensor, kernel: &Tensor| {
+        x.pad_with_zeros(2, 1, 1)?.pad_with_zeros(3, 1, 1)?.narrow(2, 0, 9)?.narrow(3, 0, 9)?.conv2d(kernel, 0, 2, 1, 1)
+    };
+    let convolve = |x: &Tensor| x.conv2d(&kernel, 1, 2, 1, 1);
+    let all = |y: Tensor| y.flatten_all().unwrap().to_vec1::<f64>().unwrap();
+    assert_eq!(all(convolve(&x).unwrap()), all(own(&x, &kernel).unwrap()));
+    let variable = Var::from_tensor(&x).unwrap();
+    let failure = convolve(variable.as_tensor()).unwrap().sum_all().unwrap().backward().unwrap_err().to_string();
+    assert!(failure.starts_with("shape mismatch in add"), "{failure}");
+    assert!(error(&[1, 2, 8, 7], |x| own(x, &kernel)) < 1e-6);
+    assert!(error(&[3, 2, 3, 3], |kernel| own(&x, kernel)) < 1e-6);
 }

@@ -66,9 +66,9 @@ template <class T> DEVICE void relu(const ActivationArgs& a) {
     one<T>(a, a.a, a.y, [](float* y, float x) { *y = x < 0.0f ? 0.0f : x; });
 }
 
-// At 0 the gradient is passed through, as in candle.
+// At 0 the gradient is 0, as in PyTorch.
 template <class T> DEVICE void relu_backward(const ActivationArgs& a) {
-    two<T>(a, a.a, a.d, a.x, [](float* dx, float x, float d) { *dx = x < 0.0f ? 0.0f : d; });
+    two<T>(a, a.a, a.d, a.x, [](float* dx, float x, float d) { *dx = x <= 0.0f ? 0.0f : d; });
 }
 
 // y = gate·σ(gate)·up, gate in `a` and up in `b`

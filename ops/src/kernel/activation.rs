@@ -117,10 +117,10 @@ vectorised! {
 }
 
 vectorised! {
-    /// dx = dy where x is not negative; the gradient at 0 is the one that candle uses
+    /// dx = dy where x is positive, or NaN; at 0 the gradient is 0, as in PyTorch
     fn relu_backward(x: &[f32], dy: &[f32], dx: &mut [f32]) {
         for ((dx, &x), &dy) in dx.iter_mut().zip(x).zip(dy) {
-            *dx = if x < 0.0 { 0.0 } else { dy };
+            *dx = if x <= 0.0 { 0.0 } else { dy };
         }
     }
 }
