@@ -89,6 +89,9 @@ impl Engine {
     /// here, because the caller's loop may read them from [`Engine::config`] and apply them. Rank 0 warns once, on
     /// standard error, and names the keys of this kind that the configuration sets.
     ///
+    /// Call `zero_train::process::set_up` before, or set the environment variable `RAYON_NUM_THREADS`: otherwise candle
+    /// reads `/proc/cpuinfo` in every matrix product on a CPU.
+    ///
     /// # Errors
     /// Fails if the configuration does not match the world or the model, if the weights do not match the model, or if
     /// the ranks cannot connect.
