@@ -262,7 +262,7 @@ fn invalid_arguments_are_errors() -> Result<()> {
     );
     assert!(
         message(TiledMlp::gated(Activation::Silu, linear(8, 4), linear(8, 5), linear(4, 8), 64))
-            .contains("5 to 8 does not match")
+            .contains("from 5 inputs to 8 outputs does not match")
     );
     let mlp = TiledMlp::gated(Activation::Silu, linear(8, 4), linear(8, 4), linear(4, 8), 64)?;
     for wrong in [&[200, 5][..], &[]] {
