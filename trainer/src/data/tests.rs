@@ -187,6 +187,7 @@ fn errors_in_text_and_tokens_name_the_position() {
         ("table.csv", b"1,2\n"),
         ("odd.bin", b"abc"),
         ("saved.bin", b"\x93NUMPY\x01\x00v\x00{'descr': '<u2'}"),
+        ("packed.bin", b"\x1f\x8b\x08\0\0\0\0\0"),
         ("tokens.bin", &tokens),
         ("wide.bin", &(0..100_u32).flat_map(u32::to_le_bytes).collect::<Vec<_>>()),
         ("bad.jsonl", b"{\"text\": \"x\"}\n\n{\"text\": }\n"),
@@ -209,7 +210,9 @@ fn errors_in_text_and_tokens_name_the_position() {
         "short.txt and table.csv have different formats and cannot form one data set"
     );
     assert_eq!(message("odd.bin"), "odd.bin: 3 bytes are not a multiple of the token size of 2 bytes");
-    assert_eq!(message("saved.bin"), "saved.bin: a NumPy array with a header, not raw tokens, which `tofile` writes");
+    let wanted = "not raw tokens, which `tofile` of NumPy writes";
+    assert_eq!(message("saved.bin"), format!("saved.bin: a NumPy array with a header, {wanted}"));
+    assert_eq!(message("packed.bin"), format!("packed.bin: a gzip archive, {wanted}"));
     assert_eq!(message("tokens.bin"), "tokens.bin, byte 540000: token 263 is outside the vocabulary of 256 tokens");
     assert_eq!(
         message("wide.bin"),
