@@ -9,7 +9,7 @@ use zero_engine::{Error, ExportDtype, Exported, Weights, bytes, counted};
 use zero_train::train::{fetch_checkpoint, write_folder};
 
 use crate::arguments::{ExportArgs, Floats};
-use crate::printed::show;
+use crate::printed::{show, tell};
 
 /// Returns the newest checkpoint of `path` with its manifest. `path` is a checkpoint, a run, or a run's `checkpoints`
 /// folder.
@@ -187,7 +187,7 @@ fn earlier(path: &Path) -> Result<String, CheckpointError> {
 /// See [`zero_engine::import`].
 pub(crate) fn import(folder: &Path, out: &Path) -> anyhow::Result<u8> {
     let (checkpoint, warnings) = zero_engine::import(folder, out)?;
-    warnings.iter().for_each(|warning| eprintln!("{warning}"));
+    warnings.iter().for_each(|warning| tell(&warning.to_string()));
     let manifest = Manifest::read(&checkpoint).map_err(Error::from)?;
     let size: u64 = manifest.shards.iter().map(|shard| shard.bytes).sum();
     show(&format!(

@@ -13,7 +13,7 @@ use zero_train::{Error, process};
 
 use crate::arguments::{GenerateArgs, refuse};
 use crate::input::is_standard_input;
-use crate::printed::show;
+use crate::printed::{show, tell};
 
 /// Generates a text for each prompt. Returns the exit status.
 ///
@@ -53,7 +53,7 @@ pub(crate) fn generate(args: &GenerateArgs) -> anyhow::Result<u8> {
 fn open(args: &GenerateArgs) -> Result<Generator, Error> {
     let mut generator = Generator::open(&args.folder, args.adapter.as_deref())?;
     for warning in generator.warnings() {
-        eprintln!("{warning}");
+        tell(&warning.to_string());
     }
     if let Some(path) = &args.tokenizer {
         let tokenizer = Tokenizer::from_file(path)
@@ -217,10 +217,10 @@ fn report(args: &GenerateArgs, all: &[Generated], taken: Duration) {
     let (prompt, new) = (|each: &Generated| each.prompt_tokens, |each: &Generated| each.tokens.len());
     let (prompt, new): (usize, usize) = (all.iter().map(prompt).sum(), all.iter().map(new).sum());
     let seconds = taken.as_secs_f64();
-    eprintln!(
+    tell(&format!(
         "generated {} from {} in {seconds:.2} s: {:.1} tokens/s",
         counted(new, "token", "tokens"),
         counted(prompt, "prompt token", "prompt tokens"),
         new as f64 / seconds.max(1e-9)
-    );
+    ));
 }

@@ -21,7 +21,7 @@ use std::time::Duration;
 
 use arguments::{Bench, Checkpoint, Cli, Command, ConfigArgs, Data, LaunchArgs, refuse};
 use input::load;
-use printed::{show, warn};
+use printed::{show, tell, warn};
 use zero_comm::SharedAllocator;
 use zero_comm::heap::Counted;
 use zero_engine::costs::Length as CostLength;
@@ -69,7 +69,7 @@ fn main() -> ExitCode {
         Ok(status) => ExitCode::from(status),
         Err(error) => {
             let (message, status) = (rank::message(&error), rank::exit_status(&error));
-            eprintln!("{message}");
+            tell(&message);
             process::report_and_wait(&message, status);
             ExitCode::from(status)
         }

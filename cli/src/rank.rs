@@ -8,6 +8,7 @@ use zero_config::Config;
 use zero_train::Error;
 use zero_train::train::{Output, RunOptions, connect, train};
 
+use crate::printed::show_line;
 use zero_train::process;
 
 /// Trains as the rank of this process and returns the exit status.
@@ -18,9 +19,9 @@ pub(crate) fn run(config: &Config, options: &RunOptions, place: &LauncherEnviron
     let cores = process::settle(config, place)?;
     if place.rank == 0 && prints_environment(config, options) {
         if !process::launched_by_us() {
-            println!("launcher: rank 0 of {}, from {}", place.world_size, place.source);
+            show_line(&format!("launcher: rank 0 of {}, from {}", place.world_size, place.source));
         }
-        println!("{cores}");
+        show_line(&cores);
     }
     let comm = connect(config, options, place)?;
     train_on(config, options, &comm)
@@ -35,7 +36,7 @@ pub(crate) fn run_as_threads(config: &Config, options: &RunOptions) -> anyhow::R
     process::prepare(process::threads(Some(&config.launcher), ranks), ranks)?;
     let cores = process::settle_threads(config);
     if prints_environment(config, options) {
-        println!("{cores}");
+        show_line(&cores);
     }
     let comm_options = Options { timeout: zero_engine::timeout(config), ..Options::default() };
     let results: Vec<anyhow::Result<u8>> = std::thread::scope(|scope| {

@@ -13,6 +13,7 @@ use zero_engine::bytes;
 use zero_planner::autotune::{Interval, Request, Row, State, Tuned, Watch, cost, tune, unit, value};
 
 use crate::arguments::{AutotuneArgs, refuse};
+use crate::printed::{show_line, tell};
 use zero_train::process;
 
 /// Exit status of an interrupted search.
@@ -49,7 +50,7 @@ pub(crate) fn autotune(args: &AutotuneArgs) -> anyhow::Result<u8> {
     let config = config.resolve(ranks)?;
     // `autotuning.enabled` causes a warning that training does not tune. The warning does not apply to this command.
     let warnings = config.warnings.iter().filter(|warning| warning.place.path != "autotuning.enabled");
-    warnings.for_each(|warning| eprintln!("{warning}"));
+    warnings.for_each(|warning| tell(&warning.to_string()));
     let request = Request {
         source,
         overrides: args.config.set.clone(),
@@ -126,8 +127,8 @@ impl Watch for Table {
             self.draw();
         } else if self.lines {
             match changed {
-                Some(id) => println!("{}", sentence(&rows[id], tuning.metric)),
-                None => println!("{}", counts(rows)),
+                Some(id) => show_line(&sentence(&rows[id], tuning.metric)),
+                None => show_line(&counts(rows)),
             }
         }
     }
@@ -137,7 +138,7 @@ impl Watch for Table {
             self.word = word.to_string();
             self.draw();
         } else if self.lines {
-            println!("{word}");
+            show_line(word);
         }
     }
 }
@@ -247,36 +248,36 @@ fn figure(value: f64) -> String {
 }
 
 fn conclude(tuned: &Tuned) {
-    println!();
+    show_line("");
     match tuned.best {
-        None => println!("no configuration ran: {}", counts(&tuned.rows)),
+        None => show_line(&format!("no configuration ran: {}", counts(&tuned.rows))),
         Some(best) => {
             let row = &tuned.rows[best];
             let (metric, work) = (tuned.tuning.metric, row.planned.as_ref().map(|planned| planned.work));
             let unit = work.as_ref().map_or("", |work| unit(metric, work));
             if let (Some(work), Some(seconds)) = (work, row.seconds()) {
-                println!("best: {} {unit}, {}", figure(value(metric, &work, seconds.mean)), row.words());
+                show_line(&format!("best: {} {unit}, {}", figure(value(metric, &work, seconds.mean)), row.words()));
             }
             match tuned.gain {
-                _ if best == 0 => println!("your configuration is the best configuration tested"),
+                _ if best == 0 => show_line("your configuration is the best configuration tested"),
                 Some(Interval { mean, low, high }) if high.is_finite() => {
-                    println!(
+                    show_line(&format!(
                         "      {mean:.2} times as good as your configuration (95 % confidence interval {low:.2} – {high:.2})"
-                    );
+                    ));
                 }
                 Some(Interval { mean, .. }) => {
-                    println!(
+                    show_line(&format!(
                         "      {mean:.2} times as good as your configuration; too few runs for a confidence interval"
-                    );
+                    ));
                 }
-                None => println!("      your configuration did not run"),
+                None => show_line("      your configuration did not run"),
             }
         }
     }
     for file in &tuned.files {
-        println!("{}", file.display());
+        show_line(&file.display().to_string());
     }
     if tuned.interrupted {
-        println!("interrupted; continue with --resume");
+        show_line("interrupted; continue with --resume");
     }
 }

@@ -1,5 +1,6 @@
 //! `zero-train autotune --sweep`: runs the library's sweep. Prints a line per trial, and a table at the end.
 
+use crate::printed::show_line;
 use zero_planner::autotune::{Request, SweepTrial, SweepWatch, Swept, TrialState};
 
 /// Runs the sweep and prints the result. Returns whether it was interrupted, and whether a trial finished.
@@ -22,13 +23,13 @@ impl SweepWatch for Lines {
     fn trial(&mut self, trial: &SweepTrial) {
         if !self.is_quiet {
             let reason = trial.reason.as_ref().map_or_else(String::new, |reason| format!(" ({reason})"));
-            println!("  trial {}: {}: {}{reason}", trial.id + 1, told(trial), trial.words());
+            show_line(&format!("  trial {}: {}: {}{reason}", trial.id + 1, told(trial), trial.words()));
         }
     }
 
     fn say(&mut self, word: &str) {
         if !self.is_quiet {
-            println!("{word}");
+            show_line(word);
         }
     }
 }
@@ -62,14 +63,14 @@ fn table(trials: &[SweepTrial]) -> Vec<String> {
 }
 
 fn conclude(swept: &Swept) {
-    println!();
-    table(&swept.trials).iter().for_each(|line| println!("{line}"));
+    show_line("");
+    table(&swept.trials).iter().for_each(|line| show_line(line));
     match swept.best.map(|best| &swept.trials[best]) {
-        Some(best) => println!("best: {}: {}", told(best), best.words()),
-        None => println!("no trial finished"),
+        Some(best) => show_line(&format!("best: {}: {}", told(best), best.words())),
+        None => show_line("no trial finished"),
     }
-    swept.files.iter().for_each(|file| println!("{}", file.display()));
+    swept.files.iter().for_each(|file| show_line(&file.display().to_string()));
     if swept.interrupted {
-        println!("interrupted; continue with --resume");
+        show_line("interrupted; continue with --resume");
     }
 }

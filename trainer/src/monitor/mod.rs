@@ -19,6 +19,7 @@ use metric::{Record, Scalar};
 pub(crate) use worker::RunStatus;
 use worker::{SLICE, Worker};
 
+use crate::printed::tell;
 use zero_config::Config;
 use zero_engine::Error;
 
@@ -142,7 +143,7 @@ fn info(config: &Config) -> Vec<(&'static str, String)> {
 impl Drop for Monitors {
     fn drop(&mut self) {
         if !self.has_ended {
-            self.finish(RunStatus::Failed).iter().for_each(|word| eprintln!("warning: {word}"));
+            self.finish(RunStatus::Failed).iter().for_each(|word| tell(&format!("warning: {word}")));
         }
     }
 }

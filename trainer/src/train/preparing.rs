@@ -4,8 +4,9 @@ use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 use super::bar::Bar;
-use super::progress::{Output, show};
+use super::progress::Output;
 use crate::data::{Phase, Watch};
+use crate::printed::show;
 use crate::process::signals::Requests;
 use zero_engine::format::bytes;
 

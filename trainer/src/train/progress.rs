@@ -1,11 +1,12 @@
 //! Shows progress during training: a bar on a terminal, plain lines elsewhere.
 
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
 use zero_config::LogLevel;
 
 use super::bar::Bar;
+use crate::printed::{show, tell};
 
 /// Selects what a run prints.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -83,8 +84,8 @@ impl Progress {
     pub(super) fn warn(&self, text: &str) {
         let line = format!("warning: {text}");
         match &self.bar {
-            Some(bar) => bar.suspend(&|| eprintln!("{line}")),
-            None => eprintln!("{line}"),
+            Some(bar) => bar.suspend(&|| tell(&line)),
+            None => tell(&line),
         }
     }
 
@@ -118,9 +119,4 @@ pub(super) fn seconds(duration: Duration) -> String {
         60..3600 => format!("{}m {:02}s", s / 60, s % 60),
         _ => format!("{}h {:02}m", s / 3600, s % 3600 / 60),
     }
-}
-
-/// Prints a line. Ignores errors, so that training continues after the reader of a pipe, such as `head`, has exited.
-pub(super) fn show(line: &str) {
-    let _ = writeln!(std::io::stdout(), "{line}");
 }

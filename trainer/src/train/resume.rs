@@ -10,6 +10,7 @@ use zero_engine::{Engine, Error};
 use super::checkpoint_store;
 use super::options::{Resume, RunOptions};
 use super::preparing::Preparing;
+use crate::printed::tell;
 
 /// Returns whether the run starts anew or resumes from a checkpoint.
 pub(super) fn start(config: &Config, options: &RunOptions) -> Result<Start, Error> {
@@ -76,7 +77,7 @@ pub(super) fn resume(
             Ok(state) => return Ok(Some((folder, state))),
             Err(error) if error.is_damage() => {
                 if engine.communicator().rank() == 0 {
-                    eprintln!("warning: cannot load the checkpoint of step {step}: {error}");
+                    tell(&format!("warning: cannot load the checkpoint of step {step}: {error}"));
                 }
                 damaged = damaged.or(Some(error));
             }
@@ -97,6 +98,6 @@ fn warn_of_incomplete(candidates: &[(u64, PathBuf)], out: &Path) {
     let Ok(folders) = zero_checkpoint::meant(&out.join("checkpoints")) else { return };
     let newest = candidates.last().map(|(step, _)| *step);
     for folder in folders.iter().filter(|folder| zero_checkpoint::step(folder) > newest) {
-        eprintln!("warning: {} is incomplete: it has no {}", folder.display(), zero_checkpoint::MANIFEST);
+        tell(&format!("warning: {} is incomplete: it has no {}", folder.display(), zero_checkpoint::MANIFEST));
     }
 }

@@ -13,6 +13,7 @@ use zero_engine::optimizer::CustomOptimizer;
 use zero_engine::{Activations, DataError, Error, Layers};
 
 use crate::data::Dataset;
+use crate::printed::{show, tell};
 use crate::process;
 use crate::train::{
     self, CallbackResult, Evaluation, Function, Metric, MetricValues, Of, Output, Restarts, Resume, RunOptions,
@@ -335,9 +336,9 @@ impl<'a> Trainer<'a> {
         };
         if comm.rank() == 0 {
             let says = options.output.at(config.log_level) != Output::Quiet;
-            said.iter().filter(|_| says).for_each(|line| println!("{line}"));
+            said.iter().filter(|_| says).for_each(|line| show(line));
             if options.output != Output::Quiet && config.log_level >= LogLevel::Warning {
-                config.warnings.iter().for_each(|warning| eprintln!("{warning}"));
+                config.warnings.iter().for_each(|warning| tell(&warning.to_string()));
             }
         }
         // Processes have already compared their configurations when they connected.

@@ -131,6 +131,24 @@ fn configuration_from_standard_input() {
     }
 }
 
+/// `/dev/full` fails every write, as a full disk with the log of the run does.
+#[test]
+fn a_run_whose_output_cannot_be_written_trains_and_keeps_its_exit_status() {
+    let case = Case::new();
+    let status = |args: &[&str]| {
+        let full = || fs::File::options().write(true).open("/dev/full").unwrap();
+        let mut command = case.command(&[&["--config", "ds.yaml", "--plain", "--max-steps", "4"], args].concat());
+        command.stdout(full()).stderr(full()).status().unwrap().code()
+    };
+    for ranks in ["1", "2"] {
+        // The monitor prints a warning.
+        let warned = "csv_monitor={enabled: true, output_path: /dev/full}";
+        assert_eq!(status(&["-n", ranks, "--out", ranks, "--set", warned]), Some(0));
+        assert_eq!(case.metrics(ranks).len(), 4);
+        assert_eq!(status(&["-n", ranks, "--set", "training.max_step=4"]), Some(2));
+    }
+}
+
 #[test]
 fn every_kind_of_data_model_and_optimizer_trains() {
     let case = Case::new();

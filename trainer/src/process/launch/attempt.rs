@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
+use crate::printed::{tell, tell_text};
 use crate::train::Restarts;
 use rustix::process::{Pid, Signal};
 use signal_hook::consts::SIGTERM;
@@ -246,7 +247,9 @@ impl Ended {
     pub(super) fn tell(&self) {
         if let Some(first) = self.first {
             let (lines, unseen) = self.ranks[first].printed.last_lines();
-            eprint!("{}", if unseen { lines } else { String::new() });
+            if unseen {
+                tell_text(&lines);
+            }
         }
     }
 
@@ -256,7 +259,7 @@ impl Ended {
         self.ranks.iter().for_each(|rank| drop(rank.printed.last_lines()));
         let Some(cause) = all.first else { return };
         let Some(first) = self.first else {
-            return eprintln!("error: {cause}; it failed first, and the other ranks were stopped");
+            return tell(&format!("error: {cause}; it failed first, and the other ranks were stopped"));
         };
         let own = self.failure(first);
         let (lines, unseen) = self.ranks[first].printed.last_lines();
@@ -266,11 +269,11 @@ impl Ended {
             matches!(own.code, Some(2 | 3 | 5)) && self.ranks[0].status.is_some_and(|status| status.code() == own.code)
         };
         if unseen && !own.is_some_and(|own| own.is_stop() || is_ours && is_told(own)) {
-            eprint!("{lines}");
+            tell_text(&lines);
         } else if !is_ours && !unseen && !lines.is_empty() {
             // The terminal has already shown these lines, mixed with the output of other ranks.
-            eprintln!("last lines of rank {}:", self.ranks[first].number);
-            lines.lines().for_each(|line| eprintln!("  {line}"));
+            tell(&format!("last lines of rank {}:", self.ranks[first].number));
+            lines.lines().for_each(|line| tell(&format!("  {line}")));
         }
         // A request to stop that ends a training rank before it trains is not a failure.
         if is_ours && cause.is_stop_at_start() {
@@ -278,7 +281,7 @@ impl Ended {
         }
         // A training rank reports its own error, unless a signal kills it.
         if cause.signal.is_some() || !is_ours && !cause.is_stop() || Some(cause) != own && !cause.is_stop() {
-            eprintln!("error: {cause}; it failed first, and the other ranks were stopped");
+            tell(&format!("error: {cause}; it failed first, and the other ranks were stopped"));
         }
     }
 }

@@ -3,6 +3,7 @@
 
 use std::time::SystemTime;
 
+use crate::printed::tell;
 use crate::train::{Restart, Restarts};
 use zero_comm::token::TokenFile;
 use zero_engine::Error;
@@ -69,7 +70,7 @@ pub fn launch(mut team: Team, job: &Job<'_>, recovery: Option<&Recovery<'_>>) ->
             }
             Decision::Restart { restarts: next_restarts, told } => {
                 ended.tell();
-                eprintln!("{told}");
+                tell(&told);
                 (team, restarts) = (next, next_restarts);
                 if let Some(line) = &line {
                     line.begin(number + 1);
@@ -124,7 +125,7 @@ impl Judge<'_> {
         let (next, whence) = match next {
             Ok(found) => found,
             Err(error) => {
-                eprintln!("error: cannot restart: {error}");
+                tell(&format!("error: cannot restart: {error}"));
                 return (Decision::End(all), team.clone());
             }
         };

@@ -14,6 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use crate::printed::tell;
 use crate::train::Restarts;
 use serde::{Deserialize, Serialize};
 use zero_comm::store::StoreServer;
@@ -217,7 +218,7 @@ impl Line {
             }
             if !is_reported && start.elapsed() > REPORTING {
                 is_reported = true;
-                eprintln!("waiting for host {missing}{}", self.reason(missing));
+                tell(&format!("waiting for host {missing}{}", self.reason(missing)));
             }
             std::thread::sleep(TICK / 10);
         }
