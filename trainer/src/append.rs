@@ -1,6 +1,7 @@
 //! Appends pieces to a file, each one completely or not at all, even if the disk is full.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
@@ -19,15 +20,31 @@ impl Appended {
     /// Opens a file, creating it if needed, and truncates it to its first `keep` bytes.
     ///
     /// # Errors
-    /// Fails if the file cannot be opened for writing.
+    /// Fails if the file cannot be opened for writing, or if another run writes to it.
     pub(crate) fn open(path: &Path, keep: u64) -> Result<Self, Error> {
         let opened = OpenOptions::new().create(true).write(true).truncate(false).open(path);
         let file = opened.map_err(Error::io(path))?;
-        let length = file.metadata().map_err(Error::io(path))?.len();
-        if length > keep {
-            file.set_len(keep).map_err(Error::io(path))?;
+        // Not every file system supports locks.
+        if let Err(TryLockError::WouldBlock) = file.try_lock() {
+            let used = io::Error::new(io::ErrorKind::ResourceBusy, "another run writes to this file");
+            return Err(Error::io(path)(used));
         }
-        Ok(Self { path: path.to_path_buf(), file, written: keep.min(length) })
+        let length = file.metadata().map_err(Error::io(path))?.len();
+        let mut opened = Self { path: path.to_path_buf(), file, written: length };
+        opened.truncate(keep)?;
+        Ok(opened)
+    }
+
+    /// Truncates the file to its first `keep` bytes.
+    ///
+    /// # Errors
+    /// Fails if the file cannot be truncated.
+    pub(crate) fn truncate(&mut self, keep: u64) -> Result<(), Error> {
+        if self.written > keep {
+            self.file.set_len(keep).map_err(Error::io(&self.path))?;
+            self.written = keep;
+        }
+        Ok(())
     }
 
     /// Appends a piece, or leaves the file unchanged on error.
@@ -56,6 +73,8 @@ mod tests {
         Appended::open(&path, u64::MAX).and_then(|mut file| file.append(b"one\ntwo\n")).expect("a new file");
         let mut again = Appended::open(&path, 4).expect("the same file");
         again.append(b"three\n").and_then(|()| again.append(b"four\n")).expect("more");
+        let second = Appended::open(&path, 0).unwrap_err();
+        assert!(second.to_string().ends_with("/file: another run writes to this file"), "{second}");
         assert_eq!(std::fs::read(&path).expect("the file"), b"one\nthree\nfour\n");
         let full = Appended::open(Path::new("/dev/full"), 0).and_then(|mut file| file.append(b"x")).unwrap_err();
         assert!(full.to_string().starts_with("/dev/full: No space left"), "{full}");

@@ -64,10 +64,11 @@ impl Sink for Csv {
 fn open(folder: &Path, tag: &'static str, resumed: Option<u64>) -> Result<OneFile, Error> {
     fs::create_dir_all(folder).map_err(Error::io(folder))?;
     let path = folder.join(format!("{}.csv", tag.replace('/', "_")));
+    let mut file = Appended::open(&path, u64::MAX)?;
     // Do not read device files: reading one may never end.
     let present = if path.is_file() { fs::read(&path).map_err(Error::io(&path))? } else { vec![] };
     let kept = kept(&present, resumed.unwrap_or(u64::MAX));
-    let mut file = Appended::open(&path, kept as u64)?;
+    file.truncate(kept as u64)?;
     if kept == 0 {
         file.append(format!("step,{}\n", Metric::last_part(tag)).as_bytes())?;
     }
