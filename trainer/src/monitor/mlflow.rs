@@ -52,6 +52,7 @@ pub(super) struct Mlflow {
     /// Whether this attempt continues the run of an earlier attempt.
     goes_on: bool,
     run: Option<RunId>,
+    warnings: Vec<String>,
 }
 
 struct RunId {
@@ -79,6 +80,7 @@ impl Mlflow {
             file: folder.join("mlflow.json"),
             goes_on,
             run: None,
+            warnings: vec![],
         }
     }
 
@@ -114,8 +116,8 @@ impl Mlflow {
         }
     }
 
-    /// Returns the run. Creates or finds it first, and sends its parameters.
-    fn run(&mut self) -> Result<(String, Option<u64>), Trouble> {
+    /// Returns the run. Creates or finds it first, and sends its parameters. `step` is the first step to send.
+    fn run(&mut self, step: u64) -> Result<(String, Option<u64>), Trouble> {
         let (id, last) = match &self.run {
             Some(run) => (run.id.clone(), run.last),
             None => {
@@ -123,6 +125,13 @@ impl Mlflow {
                     Some(run) => {
                         // The server already has the parameters of the first attempt, and does not accept changes.
                         self.params.clear();
+                        let next = run.last.unwrap_or_default() + 1;
+                        if next < step {
+                            self.warnings.push(format!(
+                                "the monitor `mlflow` is missing the steps {next} to {}: an earlier process did not send them",
+                                step - 1
+                            ));
+                        }
                         run
                     }
                     None => self.new_run()?,
@@ -147,7 +156,10 @@ impl Mlflow {
         let known: Option<Value> = known.and_then(|text| serde_json::from_str(&text).ok());
         let known = known.filter(|known| known["tracking_uri"] == self.server.address.as_str());
         let Some(id) = known.as_ref().and_then(|known| known["run_id"].as_str()) else { return Ok(None) };
-        let Some(found) = self.ask("runs/get", &[("run_id", id)])? else { return Ok(None) };
+        let found = self.ask("runs/get", &[("run_id", id)])?;
+        // The server does not accept changes to a deleted run.
+        let found = found.filter(|found| found["run"]["info"]["lifecycle_stage"] != "deleted");
+        let Some(found) = found else { return Ok(None) };
         let metrics = found["run"]["data"]["metrics"].as_array().into_iter().flatten();
         let last = metrics.filter_map(|metric| metric["step"].as_u64()).max();
         self.tell("runs/update", &json!({ "run_id": id, "status": "RUNNING" }))?;
@@ -194,7 +206,8 @@ impl Mlflow {
 
 impl Sink for Mlflow {
     fn write(&mut self, records: &[Record]) -> Result<(), Trouble> {
-        let (id, last) = self.run()?;
+        let Some(first) = records.first() else { return Ok(()) };
+        let (id, last) = self.run(first.step)?;
         let new = records.iter().filter(|record| last.is_none_or(|last| record.step > last));
         let metrics: Vec<(u64, Value)> = new.flat_map(metrics).collect();
         for chunk in metrics.chunks(METRICS) {
@@ -209,6 +222,10 @@ impl Sink for Mlflow {
 
     fn help(&self) -> String {
         "check that the tracking server is running, or set `mlflow.tracking_uri`".into()
+    }
+
+    fn warnings(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.warnings)
     }
 
     fn finish(&mut self, outcome: RunStatus) -> Result<(), Trouble> {

@@ -66,7 +66,7 @@ impl Monitors {
         }
         if let Ok(Some(account)) = wandb::account(&config.wandb) {
             let values = serde_json::to_value(config).unwrap_or_default();
-            let sink = wandb::Wandb::new(account, run.to_path_buf(), resumed.is_some(), &values);
+            let sink = wandb::Wandb::new(account, run.to_path_buf(), resumed, &values);
             workers.push(Worker::start("wandb", sink));
         }
         if config.prometheus.enabled {

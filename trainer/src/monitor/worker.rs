@@ -62,6 +62,11 @@ pub(super) trait Sink: Send {
         vec![]
     }
 
+    /// Returns the new warnings to print since the last call.
+    fn warnings(&mut self) -> Vec<String> {
+        vec![]
+    }
+
     /// Marks the run as ended at the destination.
     fn finish(&mut self, _outcome: RunStatus) -> Result<(), Trouble> {
         Ok(())
@@ -80,6 +85,8 @@ struct State {
     waiting: VecDeque<Record>,
     /// Number of steps that were dropped.
     lost: u64,
+    /// Whether a warning was printed that steps may be dropped.
+    has_warned: bool,
     /// Lines to print.
     lines: Vec<String>,
     /// Warnings to print.
@@ -123,6 +130,10 @@ impl Worker {
         if state.waiting.len() >= WAITING {
             state.waiting.pop_front();
             state.lost += 1;
+            if !std::mem::replace(&mut state.has_warned, true) {
+                let name = self.name;
+                state.words.push(format!("the monitor `{name}` is slower than the run; steps will be missing"));
+            }
         }
         state.waiting.push_back(record.clone());
         drop(state);
@@ -174,9 +185,11 @@ fn work(name: &str, mut sink: impl Sink, shared: &Shared) {
         };
         let mut state = lock(shared);
         state.lines.extend(sink.lines());
+        state.words.extend(sink.warnings());
         match written {
             Ok(()) if is_failing => {
                 is_failing = false;
+                state.has_warned = false;
                 let word = match std::mem::take(&mut state.lost) {
                     0 => format!("the monitor `{name}` is writable again; no step is missing"),
                     lost => {
@@ -190,6 +203,7 @@ fn work(name: &str, mut sink: impl Sink, shared: &Shared) {
             Err(Trouble(error)) => {
                 if !std::mem::replace(&mut is_failing, true) {
                     let help = sink.help();
+                    state.has_warned = true;
                     state
                         .words
                         .push(format!("cannot write to the monitor `{name}`: {error}; training continues; {help}"));
@@ -316,7 +330,8 @@ mod tests {
         // The thread blocks while it writes the first step, and the other steps wait.
         give(&worker, 1..1 + WAITING as u64 + 7);
         let words = end(&worker, 0);
-        assert_eq!(words, ["the monitor `planted` did not finish in time; its last steps may be missing"]);
+        let slow = "the monitor `planted` is slower than the run; steps will be missing";
+        assert_eq!(words, [slow, "the monitor `planted` did not finish in time; its last steps may be missing"]);
         sink.hangs.store(false, Ordering::Relaxed);
         worker.wait(&mut 600);
         assert_eq!(worker.words(), ["the monitor `planted` is missing 7 steps"]);

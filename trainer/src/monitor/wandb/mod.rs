@@ -42,12 +42,13 @@ pub(super) struct Wandb {
     config: String,
     /// The file with the identity of the run. A later attempt reads it to continue the same run.
     file: PathBuf,
-    /// Whether this attempt continues the run of an earlier attempt.
-    goes_on: bool,
+    /// The number of samples after which this attempt continues the run of an earlier attempt, or `None` for a new run.
+    resumed: Option<u64>,
     /// The ID of a new run. If creating the run fails, the next try uses the same ID.
     new: Option<String>,
     run: Option<Run>,
     lines: Vec<String>,
+    warnings: Vec<String>,
 }
 
 /// A run on the server.
@@ -66,9 +67,9 @@ struct Run {
 }
 
 impl Wandb {
-    /// Creates the monitor without contacting the server. With `goes_on`, it continues the run that an earlier attempt
-    /// created in this folder.
-    pub(super) fn new(account: Account, folder: PathBuf, goes_on: bool, config: &Value) -> Self {
+    /// Creates the monitor without contacting the server. With `resumed`, it continues the run that an earlier attempt
+    /// created in this folder, after this number of samples.
+    pub(super) fn new(account: Account, folder: PathBuf, resumed: Option<u64>, config: &Value) -> Self {
         let keys = config.as_object().into_iter().flatten();
         let config: Map<String, Value> =
             keys.map(|(key, value)| (key.clone(), json!({ "desc": null, "value": value }))).collect();
@@ -77,10 +78,11 @@ impl Wandb {
             account,
             config: Value::Object(config).to_string(),
             file: folder.join("wandb.json"),
-            goes_on,
+            resumed,
             new: None,
             run: None,
             lines: vec![],
+            warnings: vec![],
         }
     }
 
@@ -123,10 +125,16 @@ impl Wandb {
         let project = of_file("project").unwrap_or_else(|| account.project.clone());
         let of_file = of_file("run_id");
         let mut run = Run { stream: String::new(), offset: 0, last: None, began: now(), summary: BTreeMap::new() };
-        let found = match account.run.as_ref().or(of_file.as_ref()).filter(|_| self.goes_on) {
+        let found = match account.run.as_ref().or(of_file.as_ref()).filter(|_| self.resumed.is_some()) {
             Some(id) => self.resume(&mut run, &entity, &project, id)?.then(|| id.clone()),
             None => None,
         };
+        let (sent, resumed) = (run.last.unwrap_or_default(), self.resumed.unwrap_or_default());
+        if found.is_some() && sent < resumed {
+            self.warnings.push(format!(
+                "the monitor `wandb` is missing the steps after {sent} up to {resumed} samples: an earlier process did not send them"
+            ));
+        }
         let id = match found.or_else(|| account.run.clone()) {
             Some(id) => id,
             None => self.new.get_or_insert_with(new_id).clone(),
@@ -158,7 +166,7 @@ impl Wandb {
     /// Returns the contents of the file with the run of an earlier attempt, if this attempt continues it on the same
     /// server.
     fn known(&self) -> Option<Value> {
-        let text = fs::read_to_string(&self.file).ok().filter(|_| self.goes_on)?;
+        let text = fs::read_to_string(&self.file).ok().filter(|_| self.resumed.is_some())?;
         let known: Value = serde_json::from_str(&text).ok()?;
         let is_same = self.account.run.as_deref().is_none_or(|run| known["run_id"] == run);
         (known["base_url"] == self.account.server.as_str() && is_same).then_some(known)
@@ -257,6 +265,10 @@ impl Sink for Wandb {
 
     fn lines(&mut self) -> Vec<String> {
         std::mem::take(&mut self.lines)
+    }
+
+    fn warnings(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.warnings)
     }
 
     fn finish(&mut self, outcome: RunStatus) -> Result<(), Trouble> {

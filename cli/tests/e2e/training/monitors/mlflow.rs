@@ -110,6 +110,27 @@ fn the_client_of_mlflow_reads_the_run_back() {
     assert_eq!(server.runs().len(), runs);
     assert_eq!(server.runs()[0], format!("first FINISHED 3 {version} {}", logged(&case, "run")));
     assert_eq!(logged(&case, "run").split(' ').count(), 8);
+    // The server misses steps that a process did not send.
+    let args = |steps: &'static str, more: &[&'static str]| {
+        [&common[..], &["--max-steps", steps, "--out", "run", "--resume", "auto"], more].concat()
+    };
+    case.train(&args("10", &[]));
+    let output = case.run(&[&args("12", &[])[..], &["--set", &mlflow]].concat());
+    let warning = "warning: the monitor `mlflow` is missing the steps 9 to 10: an earlier process did not send them\n";
+    assert_eq!((output.status.code(), text(&output.stderr)), (Some(0), warning.into()));
+    assert_eq!(server.runs()[0].split("=").count(), 10 + 1);
+    // A resumed run creates a new run in place of a deleted one.
+    let delete = format!(
+        "import json
+from mlflow import MlflowClient
+MlflowClient({:?}).delete_run(json.load(open({:?}))['run_id'])",
+        server.uri(),
+        case.path("run/mlflow.json")
+    );
+    python(&["mlflow"], &delete).unwrap();
+    case.train(&[&args("13", &[])[..], &["--set", &mlflow]].concat());
+    assert_eq!(server.runs().len(), runs);
+    assert!(server.runs()[0].contains(" 13=") && !server.runs()[0].contains(" 12="), "{:?}", server.runs());
     // The address comes from the environment. The run fails with a NaN loss, which JSON cannot represent.
     let set = sets(&[
         "mlflow={enabled: true, experiment_name: of a test, run_name: second}",

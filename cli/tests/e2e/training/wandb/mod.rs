@@ -89,6 +89,14 @@ fn a_resumed_run_continues_the_run_of_the_server() {
     let (other, run) = server.run();
     assert_ne!(other, id);
     assert_eq!(steps(&run), [36]);
+    // The server misses steps that a process did not send.
+    let args = |steps, enabled| [&common[..], &["--max-steps", steps, "--resume", "auto", "--set", enabled]].concat();
+    quiet(command(&case, &server, &args("11", "wandb.enabled=false")));
+    let output = command(&case, &server, &args("12", "wandb.enabled=true")).output().unwrap();
+    let warning = "warning: the monitor `wandb` is missing the steps after 36 up to 44 samples: an earlier process did \
+                   not send them\n";
+    assert_eq!((output.status.code(), text(&output.stderr)), (Some(0), warning.into()));
+    assert_eq!(steps(&server.run().1), [36, 48]);
     let mut named = command(&case, &server, &[&common[..], &["--max-steps", "2", "--out", "named"]].concat());
     named.env("WANDB_RUN_ID", "named").env("WANDB_ENTITY", "team");
     let said = quiet(named);
