@@ -38,9 +38,9 @@ pub struct Slice {
 
 /// Returns the JSON of one or more timelines, each with a name for its processes: `[("measured", &run), ("simulated",
 /// &plan)]` shows both timelines on one time axis, the second below the first. Each additional process is shown below
-/// its rank.
+/// its rank. `first_step` is the number of the first step in the timelines.
 #[must_use]
-pub fn chrome(timelines: &[(&str, &Timeline)], others: &[Process]) -> String {
+pub fn chrome(timelines: &[(&str, &Timeline)], others: &[Process], first_step: u64) -> String {
     let mut events = vec![];
     let mut first = 0;
     for (name, timeline) in timelines {
@@ -71,7 +71,7 @@ pub fn chrome(timelines: &[(&str, &Timeline)], others: &[Process]) -> String {
             }));
         }
     }
-    json!({ "traceEvents": events, "displayTimeUnit": "ms" }).to_string()
+    json!({ "traceEvents": events, "displayTimeUnit": "ms", "otherData": { "first_step": first_step } }).to_string()
 }
 
 /// Returns a metadata event.

@@ -31,7 +31,7 @@ fn events(trace: &Value, kind: &str) -> Vec<Value> {
 #[test]
 fn ranks_are_processes_and_lanes_are_threads() {
     let (measured, simulated) = (timeline(0.25), timeline(0.5));
-    let text = trace::chrome(&[("measured", &measured), ("simulated", &simulated)], &[]);
+    let text = trace::chrome(&[("measured", &measured), ("simulated", &simulated)], &[], 1);
     let trace: Value = serde_json::from_str(&text).unwrap();
     let mut names: BTreeMap<(u64, u64), String> = BTreeMap::new();
     let mut processes = vec![];
@@ -72,7 +72,7 @@ fn additional_processes_are_shown_below_their_rank() {
     let slice = |name: &str, start, end| Slice { name: name.into(), category: "copy", start, end };
     let threads = vec![("copies".to_string(), vec![slice("a", 0.5, 1.0), slice("b", 1.0, 3.0)])];
     let gpu = Process { name: "rank 1, its GPU".into(), rank: 1, threads };
-    let trace: Value = serde_json::from_str(&trace::chrome(&[("measured", &timeline(0.25))], &[gpu])).unwrap();
+    let trace: Value = serde_json::from_str(&trace::chrome(&[("measured", &timeline(0.25))], &[gpu], 1)).unwrap();
     let about = |process: u64, what: &str, key: &str| {
         let all = events(&trace, "M");
         let event = all.iter().find(|event| event["pid"] == process && event["name"] == what).unwrap();
@@ -90,6 +90,6 @@ fn additional_processes_are_shown_below_their_rank() {
 
 #[test]
 fn an_empty_timeline_is_a_valid_trace() {
-    let trace: Value = serde_json::from_str(&trace::chrome(&[], &[])).unwrap();
+    let trace: Value = serde_json::from_str(&trace::chrome(&[], &[], 1)).unwrap();
     assert_eq!(trace["traceEvents"], serde_json::json!([]));
 }

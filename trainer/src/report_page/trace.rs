@@ -79,6 +79,8 @@ fn timeline(trace: &Value) -> Value {
     let measured = |process: &u64| name(process).and_then(|name| name.strip_suffix(", measured"));
     let ranks: BTreeMap<u64, &str> = lanes.keys().filter_map(|(id, _)| Some((*id, measured(id)?))).collect();
     let overlap: Vec<Value> = ranks.iter().map(|(process, rank)| overlap(rank, *process, &lanes, &threads)).collect();
+    // Traces of earlier versions do not name their first step.
+    let number = trace["otherData"]["first_step"].as_u64().unwrap_or(1) as usize + number - 1;
     json!({
         "timeline": { "seconds": end - start, "lanes": rows.len(), "rows": &rows[..rows.len().min(MOST_LANES)],
             "step": number, "steps": steps },
@@ -183,10 +185,10 @@ mod tests {
             events.push(span(0, 0, "await_gather", at + length, 1e5));
             events.push(span(0, 1, "gather", at + length - 5e4, 1.5e5));
         }
-        let found = timeline(&json!({ "traceEvents": events }));
+        let found = timeline(&json!({ "traceEvents": events, "otherData": { "first_step": 11 } }));
         // The steps after the first take 0.2, 0.4 and 0.3 s.
         let shown = &found["timeline"];
-        assert_eq!((&shown["step"], &shown["steps"]), (&json!(4), &json!(4)));
+        assert_eq!((&shown["step"], &shown["steps"]), (&json!(14), &json!(4)));
         assert_eq!(shown["rows"].as_array().unwrap().len(), 2, "{shown}");
         assert_eq!(shown["rows"][1]["lane"], "collectives");
         assert_eq!(shown["rows"][0]["rank"], "0");

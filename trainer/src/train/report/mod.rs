@@ -75,6 +75,11 @@ impl Report {
         self.steps > 0
     }
 
+    /// Returns the first step of this process.
+    pub(super) fn first_step(&self, engine: &Engine) -> u64 {
+        engine.steps() + 1 - self.steps
+    }
+
     /// Returns the complete report; a collective.
     pub(super) fn value(&self, engine: &Engine, finished: Finished) -> Result<Value, Error> {
         let comm = engine.communicator();

@@ -15,7 +15,8 @@ use zero_pipeline::{
 };
 
 /// Returns the trace of all ranks in Chrome's format on rank 0, if a trace was recorded. A collective in this case.
-pub(in crate::train) fn of_all_ranks(engine: &Engine) -> Result<Option<String>, Error> {
+/// `first_step` is the first step of this process.
+pub(in crate::train) fn of_all_ranks(engine: &Engine, first_step: u64) -> Result<Option<String>, Error> {
     if !engine.timing().is_recorded() {
         return Ok(None);
     }
@@ -33,7 +34,8 @@ pub(in crate::train) fn of_all_ranks(engine: &Engine) -> Result<Option<String>, 
     let (programs, world) = (stage_plan.of_all_ranks(&stages), stage_plan.world(shape));
     let measured = timeline(&ranks, &programs, &world);
     let simulated = stage_plan.simulate(&stages, shape, &costs(&ranks, &programs, &world))?;
-    Ok(Some(chrome(&[("measured", &measured), ("simulated", &simulated)], &gpu_timeline::processes(&gpus, &programs))))
+    let gpus = gpu_timeline::processes(&gpus, &programs);
+    Ok(Some(chrome(&[("measured", &measured), ("simulated", &simulated)], &gpus, first_step)))
 }
 
 fn timeline(ranks: &[Vec<Done>], programs: &[Program], world: &World) -> Timeline {

@@ -320,7 +320,7 @@ impl<'a> Run<'a> {
     ) -> Result<(), Error> {
         self.progress.finish();
         let report = self.report.value(&self.engine, finished)?;
-        let trace = trace::of_all_ranks(&self.engine)?;
+        let trace = trace::of_all_ranks(&self.engine, self.report.first_step(&self.engine))?;
         let Some(files) = files else { return Ok(()) };
         let outcome = if finished == Finished::Done { RunStatus::Done } else { RunStatus::Stopped };
         let words = files.monitors.finish(outcome);
