@@ -116,3 +116,18 @@ fn a_profile_that_cannot_be_written_is_a_warning() {
     assert!(errors.starts_with("warning: cannot write the profile: file: "), "{errors}");
     assert!(errors.contains("set `flops_profiler.output_file` to another file"), "{errors}");
 }
+
+#[test]
+fn a_run_without_the_step_to_profile_warns() {
+    let case = Case::new();
+    let args = |steps| ["--plain", "--max-steps", steps, "--resume", "auto", "--set", PROFILE];
+    let errors = |steps: &'static str| text(&case.run(&args(steps)).stderr);
+    let warning = |steps: &str| {
+        format!(
+            "warning: `flops_profiler.profile_step` is 2, but this run trains the steps {steps}: it makes no profile\n"
+        )
+    };
+    assert_eq!(errors("1"), warning("1 to 1"));
+    assert_eq!(errors("3"), "");
+    assert_eq!(errors("4"), warning("4 to 4"));
+}

@@ -116,6 +116,14 @@ impl<'a> Run<'a> {
     ) -> Result<Finished, Error> {
         let training = self.engine.config().training.clone();
         let left = steps.saturating_sub(self.engine.steps());
+        let (profiler, next) = (&self.engine.config().flops_profiler, self.engine.steps() + 1);
+        if files.is_some() && left > 0 && profiler.enabled && !(next..=steps).contains(&(profiler.profile_step as u64))
+        {
+            let step = profiler.profile_step;
+            self.progress.warn(&format!(
+                "`flops_profiler.profile_step` is {step}, but this run trains the steps {next} to {steps}: it makes no profile"
+            ));
+        }
         let end = self.corpus.sampler.batch_sizes.after(self.engine.samples(), left);
         let workers = (training.dataloader_num_workers, training.dataloader_prefetch_factor);
         let mut batches = Prefetcher::new(self.corpus.sampler.clone(), workers, end);
