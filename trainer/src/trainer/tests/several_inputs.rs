@@ -100,7 +100,7 @@ fn names_that_data_or_metrics_miss_are_reported_before_training() {
     let told = mistake(|| new().model(two_tasks()).data(data(), without()));
     assert!(told.contains("layer `hidden` takes `b`") && told.contains("the inputs `a` and no targets"), "{told}");
     let told = mistake(|| new().model(two_tasks()).data(data(), data()).metric("accuracy", accuracy));
-    assert!(told.contains("the metric `accuracy` takes one output") && told.contains("larger, sum"), "{told}");
+    assert!(told.contains("the metric `accuracy` needs one output") && told.contains("larger, sum"), "{told}");
     let metric = |output: &'static str, target: &'static str| {
         let trainer = move || new().model(two_tasks()).data(data(), data());
         mistake(move || trainer().metric_of("m", [output], [target], |[y], _| Ok(y.clone())))
