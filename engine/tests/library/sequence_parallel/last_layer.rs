@@ -37,7 +37,7 @@ fn attention() -> Layers {
     Layers::new()
         .layer("embedding", |vb: VarBuilder<'static>| Embedding::new(VOCABULARY, WIDTH, 0.1, vb))
         .layer("last", last)
-        .loss(|logits, targets| ops::cross_entropy(logits, targets))
+        .loss(ops::cross_entropy)
         .shares_sequences::<&str>([])
 }
 
