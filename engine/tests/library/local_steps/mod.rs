@@ -187,7 +187,7 @@ fn unequal_replicates_are_neither_saved_nor_evaluated() {
             "{saved}"
         );
         let evaluated = engine.eval_batch(&batch(0, 4)).unwrap_err().to_string();
-        assert!(evaluated.contains("an evaluation needs equal replicates"), "{evaluated}");
+        assert!(evaluated.contains("an evaluation needs identical replicates"), "{evaluated}");
         engine.outer_step().unwrap();
         let sent = engine.stats().sent_bytes();
         engine.outer_step().unwrap();
