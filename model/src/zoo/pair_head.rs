@@ -55,12 +55,13 @@ impl Layer for PairHead {
         let [x, labels, of_group] = x.tensors() else {
             bail!("lm_head: expected an input, {LABELS} and {LABEL_GROUPS}, got {} tensors", x.tensors().len());
         };
-        let log_probs = |x: &Tensor, head: &VocabParallel| head.log_probs(x, labels, of_group, PreferenceLoss::SUMS);
+        let log_probs = |x: &Tensor, head: &VocabParallel| {
+            sum_of_slices(&head.log_probs(x, labels, of_group, PreferenceLoss::SUMS)?)
+        };
         match pass.training {
             true => fused_block(x, |x| log_probs(x, &self.head)),
             false => log_probs(&x.detach(), &self.head.detached()),
         }
-        .and_then(|sums| sum_of_slices(&sums))
         .map(Activations::from)
     }
 

@@ -205,6 +205,6 @@ fn damaged_checkpoints_are_skipped() {
         let _ = fs::remove_file(case.path("run").join(format!("checkpoints/step-{step:08}/manifest.json")));
     }
     let error = case.train_fails(2, &[&save[..], &["--max-steps", "9", "--resume", "auto"]].concat());
-    assert!(error.contains("step-00000008 has lost its manifest.json"), "{error}");
+    assert!(error.contains("step-00000008 is missing its manifest.json"), "{error}");
     assert!(!case.path("run.1").exists(), "the run was moved");
 }
