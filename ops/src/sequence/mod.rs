@@ -26,6 +26,7 @@ mod heads;
 mod total;
 
 use crate::flag::Replaced;
+use crate::meta::{self, tracing};
 use crate::tensor::Along;
 use candle_core::{Result, Tensor, bail};
 use std::cell::RefCell;
@@ -281,8 +282,15 @@ impl SequenceGroup {
     /// # Errors
     /// Fails in the same cases as [`SequenceGroup::positions`].
     pub fn slice(&self, x: &Tensor) -> Result<Tensor> {
-        let parts = self.positions(x.dim(1)?)?.into_iter();
-        let parts: Vec<Tensor> = parts.map(|part| x.narrow(1, part.start, part.len())).collect::<Result<_>>()?;
+        let parts = self.positions(x.dim(1)?)?;
+        if tracing() {
+            // candle cannot copy the values of a traced tensor.
+            let mut dims = x.dims().to_vec();
+            dims[1] = parts.iter().map(Range::len).sum();
+            return meta::tensor(&dims.into(), x.dtype());
+        }
+        let parts = parts.into_iter().map(|part| x.narrow(1, part.start, part.len()));
+        let parts: Vec<Tensor> = parts.collect::<Result<_>>()?;
         if let [whole] = &*parts { whole.contiguous() } else { Tensor::cat(&parts, 1) }
     }
 

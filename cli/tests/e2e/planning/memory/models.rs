@@ -105,6 +105,8 @@ fn packed_conversations() {
         for zero in ["stage: 0", "stage: 3"] {
             holds_in(&case, ABOVE, 2, zero, &[model, &data, "train_micro_batch_size_per_gpu=4"]);
         }
+        let shared = "sequence_parallel_size=2";
+        holds_in(&case, ABOVE, 2, "stage: 2", &[model, &data, shared, "train_micro_batch_size_per_gpu=4"]);
     }
 }
 
@@ -119,6 +121,8 @@ fn preference_pairs() {
     }
     let adapter = "adapter={r: 8}";
     holds_in(&case, ABOVE, 2, "stage: 3", &[GPT2, &data, "preference={}", adapter, "bf16.enabled=true"]);
+    let shared = "sequence_parallel_size=2";
+    holds_in(&case, ABOVE, 2, "stage: 2", &[GPT2, &data, "preference={}", shared, "train_micro_batch_size_per_gpu=4"]);
 }
 
 #[test]
