@@ -56,7 +56,7 @@ mod tests {
     fn the_page_is_small_complete_and_self_contained() {
         let page = super::page(&Value::Null);
         assert_eq!(results(&page), "null");
-        assert!(page.len() < 41 * 1024, "{} bytes", page.len());
+        assert!(page.len() < 40 * 1024, "{} bytes", page.len());
         page::check_self_contained(&page, &[STYLE], &SCRIPTS);
     }
 }

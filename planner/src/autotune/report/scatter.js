@@ -48,7 +48,7 @@ function drawMemory(figure, text, results, width) {
   const y = linear(low, high, height - 40, 40);
   const gutter = 10 + 7.2 * Math.max(...y.ticks(height / 50).map(([, label]) => label.length), 2);
   const x = linear(least, most, gutter, width - 8);
-  const svg = chart(`${metric.name} against planned memory`, `${shown.length} configurations; the line is the Pareto front of the measured configurations.`,
+  const svg = chart(`${metric.name} against planned memory`, `${shown.length} configurations; the line is the Pareto front of those measured.`,
     x, y, `planned memory per rank (${bytesName})`, `${metric.name} (${name ? `${name}, ` : ""}${metric.isHigherBetter ? "higher" : "lower"} is better)`, width, height);
   if (isLimitShown) {
     const right = x.of(limit / bytes), label = `limit ${amount(limit, "B")}`;
@@ -77,7 +77,7 @@ function drawMemory(figure, text, results, width) {
   const readout = explore(svg, marks, width);
   figure.append(svg, legend(states), readout);
   const notes = [`Every mark is a configuration; marks further ${metric.isHigherBetter ? "up" : "down"} and to the left are better.`];
-  if (beyond > 0) notes.push(`Not drawn: ${plural(beyond, "configuration", "configurations")} with a planned memory above 1.25 times the limit.`);
+  if (beyond > 0) notes.push(`Not drawn: ${beyond} whose planned memory exceeds 1.25 times the limit.`);
   notes.push(...cut);
   if (known(limit) && !isLimitShown) notes.push(`The limit, ${amount(limit, "B")}, lies beyond the right edge.`);
   text.textContent = notes.join(" ");
@@ -99,7 +99,7 @@ function drawAccuracy(figure, text, results, width) {
   const size = Math.min(width, 400), y = linear(low, high, size - 40, 24);
   const gutter = 10 + 7.2 * Math.max(...y.ticks(size / 50).map(([, label]) => label.length), 2);
   const x = linear(low, high, gutter, size - 8);
-  const svg = chart("Predicted against measured step time", `${shown.length} measured; points on the diagonal are predicted exactly.`,
+  const svg = chart("Predicted against measured step time", `${shown.length} measured; the diagonal is an exact prediction.`,
     x, y, `predicted step (${name})`, `measured step (${name})`, size, size);
   // The part of a line through the origin that is inside the chart; a single point if it only touches a corner.
   const line = factor => {

@@ -95,7 +95,7 @@ function table(section, results) {
   fill();
   const box = make("div", { class: "box", role: "region", tabindex: 0, "aria-label": "All configurations" },
     make("table", null, make("thead", null, make("tr", null, ...heads)), body));
-  section.append(make("p", { class: "quiet hint" }, "Measured configurations are listed first. Select a heading to sort by its column."), box, rest);
+  section.append(make("p", { class: "quiet hint" }, "Measured configurations come first. Select a heading to sort by its column."), box, rest);
 }
 
 function rejected(section, results) {
