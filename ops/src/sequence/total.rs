@@ -1,6 +1,6 @@
 //! Sums over the slices of sequences, for values of whole sequences such as the log-probability of an answer.
 
-use super::{SequenceGroup, Sharing};
+use super::SequenceGroup;
 use crate::graph::apply::apply1;
 use crate::graph::operand::f32s;
 use crate::graph::output::tensor;
@@ -17,35 +17,26 @@ use candle_core::{CpuStorage, CustomOp1, DType, Layout, Result, Shape, Tensor, b
 /// # Errors
 /// Fails for another dtype, on a GPU, in a layer that does not declare exchanges, and if a rank is lost.
 pub fn sum_of_slices(x: &Tensor) -> Result<Tensor> {
-    let mut groups = vec![];
-    let mut next = SequenceGroup::current();
-    while let Some(group) = next {
-        next = group.outer().cloned();
-        // The ranks of a tensor group compute the same values from gathered sequences.
-        if group.sharing != Sharing::Layers && group.size > 1 {
-            group.may_exchange()?;
-            groups.push(group);
-        }
-    }
-    if groups.is_empty() {
+    // The ranks of a tensor group compute the same values from gathered sequences.
+    let current = SequenceGroup::current();
+    let Some(group) = current.as_ref().and_then(SequenceGroup::of_batch).filter(|group| group.slices() > 1) else {
         return Ok(x.clone());
-    }
+    };
+    group.may_exchange()?;
     if x.dtype() != DType::F32 {
         bail!("{OP}: expected f32, got {:?}", x.dtype());
     }
-    apply1(x, SumOfSlices { groups })
+    apply1(x, SumOfSlices(group.clone()))
 }
 
 const OP: &str = "sum-of-slices";
 
-struct SumOfSlices {
-    /// The groups to sum over, the inner one first.
-    groups: Vec<SequenceGroup>,
-}
+/// Sums over a group, and then over its outer group.
+struct SumOfSlices(SequenceGroup);
 
 impl SumOfSlices {
-    fn slices(&self) -> usize {
-        self.groups.iter().map(|group| group.size).product()
+    fn groups(&self) -> impl Iterator<Item = &SequenceGroup> {
+        [Some(&self.0), self.0.outer()].into_iter().flatten()
     }
 }
 
@@ -54,8 +45,8 @@ impl Footprint for SumOfSlices {
 
     fn footprint(&self, inputs: &[&Tensor]) -> Result<Costs> {
         let count = inputs[0].elem_count();
-        let received = self.groups.iter().map(|group| group.size).max().unwrap_or(0);
-        let sent = self.groups.iter().map(|group| group.size - 1).sum::<usize>();
+        let received = self.groups().map(|group| group.size).max().unwrap_or(0);
+        let sent = self.groups().map(|group| group.size - 1).sum::<usize>();
         Ok(Costs {
             forward: floats((1 + received) * count),
             backward: floats(count),
@@ -74,7 +65,7 @@ impl CustomOp1 for SumOfSlices {
         let _timed = measure::forward(OP);
         let mut sums = f32s(OP, storage, layout)?.into_owned();
         let count = sums.len();
-        for group in &self.groups {
+        for group in self.groups() {
             let all = group.concatenated(sums)?;
             let of_ranks = |i: usize| all[i..].iter().step_by(count).map(|&value| f64::from(value)).sum::<f64>() as f32;
             sums = (0..count).map(of_ranks).collect();
@@ -83,7 +74,7 @@ impl CustomOp1 for SumOfSlices {
     }
 
     fn bwd(&self, x: &Tensor, _: &Tensor, d_sum: &Tensor) -> Result<Option<Tensor>> {
-        let slices = self.slices() as f32;
+        let slices = self.0.slices() as f32;
         let gradient = d_sum.flatten_all()?.to_vec1::<f32>()?.into_iter().map(|d| d * slices).collect();
         Ok(Some(tensor(CpuStorage::F32(gradient), x.shape())))
     }
