@@ -29,13 +29,15 @@ pub(crate) fn check_space(subject: &Subject<'_>, needs: &[Needs]) -> Result<(), 
     let inputs = (0..mesh.world_size()).map(|rank| needs[mesh.coordinates(rank).stage].inputs_on_disk).sum();
     let folder = subject.config.activation_checkpointing.as_ref().and_then(|section| section.nvme_path.as_deref());
     files.extend(folder.filter(|_| inputs > 0).map(|to| ("activation_checkpointing", to, inputs)));
-    for (index, &(section, folder, _)) in files.iter().enumerate() {
-        // Several keys may name the same folder, which then needs room for all of their files.
-        let same = |&&(_, other, _): &&(&str, &Path, u64)| other == folder;
-        if files[..index].iter().any(|file| same(&file)) {
-            continue;
+    // Several keys may name the same folder, which then needs room for all of their files.
+    let mut folders: Vec<(&str, &Path, u64)> = vec![];
+    for (section, folder, bytes) in files {
+        match folders.iter_mut().find(|(_, known, _)| *known == folder) {
+            Some((.., sum)) => *sum += bytes,
+            None => folders.push((section, folder, bytes)),
         }
-        let bytes = files.iter().filter(same).map(|file| file.2).sum();
+    }
+    for (section, folder, bytes) in folders {
         zero_tier::check(folder, bytes).map_err(|error| {
             let key = format!("{section}.nvme_path");
             Error::setting(&key, error.to_string(), error.help())
