@@ -12,6 +12,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use super::binary;
+use super::files::is_archive;
 use super::options::TokenDtype;
 use super::watch::{Unwatched, Watch};
 use super::width::Width;
@@ -20,12 +22,8 @@ use zero_engine::{At, DataError};
 /// Number of tokens at the start of each file that are checked against the vocabulary before training begins. This
 /// detects a file of another tokenizer at once. Later tokens are checked when they are read.
 const CHECKED_AT_OPEN: usize = 1 << 24;
-/// The first bytes of files that `numpy.save` wrote, and of archives. Their bytes would otherwise become tokens.
-const NO_TOKENS: [(&[u8], &str); 3] = [
-    (b"\x93NUMPY", "a NumPy array with a header"),
-    (b"\x1f\x8b\x08", "a gzip archive"),
-    (b"\x28\xb5\x2f\xfd", "a zstd archive"),
-];
+/// The beginning of a file that `numpy.save` wrote. Its header would otherwise become tokens.
+const NUMPY: &[u8; 6] = b"\x93NUMPY";
 /// Minimum number of tokens at which zeros in every second place cannot be a coincidence.
 const ENOUGH: usize = 64;
 /// Number of tokens that a check reads at a time.
@@ -99,9 +97,11 @@ impl TokenFile {
         let file = File::open(path).map_err(DataError::io(path))?;
         let bytes = file.metadata().map_err(DataError::io(path))?.len();
         let each = width.bytes();
-        let mut header = [0; 6];
+        let mut header = [0; NUMPY.len()];
         let is_read = file.read_exact_at(&mut header, 0).is_ok();
-        if let Some((_, found)) = NO_TOKENS.iter().find(|(start, _)| is_read && header.starts_with(start)) {
+        let kind = || if is_archive(&header) { binary::kind(&header) } else { None };
+        let kind = || if header == *NUMPY { Some("a NumPy array with a header") } else { kind() };
+        if let Some(found) = is_read.then(kind).flatten() {
             let wanted = "raw tokens, which `tofile` of NumPy writes";
             return Err(DataError::Format { path: path.into(), found, wanted });
         }

@@ -76,6 +76,11 @@ pub(super) enum Rows {
     Cells(Vec<String>, Box<dyn Iterator<Item = Result<Cells, DataError>>>),
 }
 
+/// Returns whether these first bytes of a file are those of an archive that can be decompressed.
+pub(super) fn is_archive(start: &[u8]) -> bool {
+    Archive::recognize(start).is_some()
+}
+
 /// Number of bytes at the start of a file that identify its format.
 const START: usize = 8192;
 
