@@ -82,7 +82,7 @@ section! {
         /// Number of trials of [`SweepMethod::Random`] and [`SweepMethod::Tpe`].
         pub trials: usize = key(COUNT, "16", "Number of trials with random and tpe");
         /// Optimizer steps of a trial; `None` trains as long as the run itself.
-        pub max_steps: Option<usize> = key(COUNT, "null", "Optimizer steps per trial; null: as many as the training run");
+        pub max_steps: Option<usize> = key(COUNT, "null", "Optimizer steps per trial; null: the steps of the training run");
         /// Seed of [`SweepMethod::Random`] and [`SweepMethod::Tpe`].
         pub seed: u64 = key(SIZE, "42", "Seed for random and tpe");
     }

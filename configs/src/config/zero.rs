@@ -56,7 +56,7 @@ section! {
         pub ignore_unused_parameters: bool = now(Kind::Bool, "false", "Accept parameters that receive no gradient; false: report them as an error (DeepSpeed's default is true)");
         /// Elements per tile, the unit of optimizer updates and of offload reads and writes. `None` is `auto`.
         #[serde(serialize_with = "crate::yaml_out::auto")]
-        pub sub_group_size: Option<usize> = engine(SIZE, "auto", "Elements that the optimizer updates at a time; offloading reads and writes the same number at a time, rounded up to whole disk pages; 0: as many as a rank's shard of the largest parameter; auto: 1,048,576 (DeepSpeed's default is 1e9)");
+        pub sub_group_size: Option<usize> = engine(SIZE, "auto", "Elements per optimizer update, and per read or write of an offloaded state, rounded up to whole disk pages; 0: the size of a rank's shard of the largest parameter; auto: 1,048,576 (DeepSpeed's default is 1e9)");
         /// Where a rank keeps its parameter shards.
         pub offload_param: OffloadParam = section(&OffloadParam::SECTION, "Parameters in host memory or on disk");
         /// Where a rank keeps its optimizer state and master weights.
