@@ -22,6 +22,7 @@ mod mup;
 mod noise;
 mod offload;
 pub mod parameter_groups;
+pub mod printed;
 #[cfg(test)]
 #[path = "../tests/python/mod.rs"]
 mod python;

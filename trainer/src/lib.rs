@@ -55,7 +55,6 @@ pub mod data;
 pub mod generate;
 pub mod metrics;
 mod monitor;
-mod printed;
 pub mod process;
 #[cfg(test)]
 #[path = "../../engine/tests/python/mod.rs"]

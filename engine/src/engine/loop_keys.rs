@@ -1,10 +1,11 @@
 //! Configuration keys that only a training loop applies; an engine alone ignores them.
 
-use std::io::Write;
 use std::sync::Once;
 
 use zero_comm::launcher_environment::LauncherEnvironment;
 use zero_config::{Config, Nonfinite};
+
+use crate::printed::tell;
 
 /// Keys that count as set whenever the configuration contains them, whatever their value is.
 const WRITTEN: [&str; 11] = [
@@ -57,7 +58,7 @@ pub(super) fn set(config: &Config) -> Vec<&'static str> {
 pub(super) fn warn_without_launcher(config: &Config, place: &LauncherEnvironment) {
     let ranks = config.launcher.num_processes;
     if ranks > 1 && config.origins.is_written("launcher.num_processes") && *place == LauncherEnvironment::alone() {
-        warning(&format!(
+        tell(&format!(
             "warning: the run has 1 rank, although `launcher.num_processes` is {ranks}: `Engine` starts no processes\n  \
              help: start the program with `zero-train launch -n {ranks} PROGRAM`, or use `Trainer`"
         ));
@@ -71,17 +72,12 @@ pub(super) fn warn(config: &Config, rank: usize) {
     if rank == 0 && !keys.is_empty() {
         let keys = keys.iter().map(|key| format!("`{key}`")).collect::<Vec<_>>().join(", ");
         WARNED.call_once(|| {
-            warning(&format!(
+            tell(&format!(
                 "warning: `Engine` ignores {keys}: only a training loop can apply them\n  \
                  help: use `Trainer`, or remove the keys that your own training loop does not apply"
             ));
         });
     }
-}
-
-/// Prints a warning. Ignores errors, because a full disk with the program's log must not end training.
-fn warning(text: &str) {
-    let _ = writeln!(std::io::stderr(), "{text}");
 }
 
 #[cfg(test)]

@@ -19,9 +19,9 @@ use metric::{Record, Scalar};
 pub(crate) use worker::RunStatus;
 use worker::{SLICE, Worker};
 
-use crate::printed::tell;
 use zero_config::Config;
 use zero_engine::Error;
+use zero_engine::printed::tell;
 
 /// Number of [`SLICE`]s that a run waits at its end for all monitors together: five seconds.
 const SLICES: u32 = (5_000 / SLICE.as_millis()) as u32;

@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 use super::bar::Bar;
 use super::progress::Output;
 use crate::data::{Phase, Watch};
-use crate::printed::show;
 use crate::process::signals::Requests;
 use zero_engine::format::bytes;
+use zero_engine::printed::show_line;
 
 /// Minimum time between two lines of progress.
 const PAUSE: Duration = Duration::from_secs(5);
@@ -59,7 +59,7 @@ impl Watch for Preparing<'_> {
         let begins = self.phase.replace(Some(phase)) != Some(phase) && phase == Phase::Tokenizing;
         if self.lines && (begins || self.shown.get().elapsed() >= PAUSE) {
             self.shown.set(Instant::now());
-            show(&format!("data: {} % of {} {what}", 100 * done / total.max(1), bytes(total)));
+            show_line(&format!("data: {} % of {} {what}", 100 * done / total.max(1), bytes(total)));
         }
     }
 

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use zero_config::LogLevel;
 
 use super::bar::Bar;
-use crate::printed::{show, tell};
+use zero_engine::printed::{show_line, tell};
 
 /// Selects what a run prints.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -67,7 +67,7 @@ impl Progress {
             bar.set(step, self.last, &format!("loss {loss:.4}  {tokens_per_s:.0} tokens/s  eta {eta}"));
         }
         if self.lines && self.is_due(step) {
-            show(&format!(
+            show_line(&format!(
                 "step {step:>6}/{}  loss {loss:<8.4} lr {lr:<9.3e} grad norm {grad_norm:<8.3} {tokens_per_s:>8.0} tokens/s  eta {}",
                 self.last,
                 self.eta(step)
@@ -92,8 +92,8 @@ impl Progress {
     /// Prints a line between steps.
     pub(super) fn say(&self, line: &str) {
         match &self.bar {
-            Some(bar) => bar.suspend(&|| show(line)),
-            None if self.lines => show(line),
+            Some(bar) => bar.suspend(&|| show_line(line)),
+            None if self.lines => show_line(line),
             None => {}
         }
     }

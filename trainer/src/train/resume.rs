@@ -10,7 +10,7 @@ use zero_engine::{Engine, Error};
 use super::checkpoint_store;
 use super::options::{Resume, RunOptions};
 use super::preparing::Preparing;
-use crate::printed::tell;
+use zero_engine::printed::tell;
 
 /// Returns whether the run starts anew or resumes from a checkpoint.
 pub(super) fn start(config: &Config, options: &RunOptions) -> Result<Start, Error> {

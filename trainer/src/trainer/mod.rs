@@ -13,13 +13,13 @@ use zero_engine::optimizer::CustomOptimizer;
 use zero_engine::{Activations, DataError, Error, Layers};
 
 use crate::data::Dataset;
-use crate::printed::{show, tell};
 use crate::process;
 use crate::train::{
     self, CallbackResult, Evaluation, Function, Metric, MetricValues, Of, Output, Restarts, Resume, RunOptions,
     Selection, StepInfo, Summary, Task,
 };
 use arguments::Arguments;
+use zero_engine::printed::{show_line, tell};
 
 /// Trains a model on any number of ranks, with evaluation, metrics, checkpoints, resume, restarts, early stopping,
 /// monitors and a run folder. It runs the same loop as the program `zero-train` and honours the same configuration.
@@ -336,7 +336,7 @@ impl<'a> Trainer<'a> {
         };
         if comm.rank() == 0 {
             let says = options.output.at(config.log_level) != Output::Quiet;
-            said.iter().filter(|_| says).for_each(|line| show(line));
+            said.iter().filter(|_| says).for_each(|line| show_line(line));
             if options.output != Output::Quiet && config.log_level >= LogLevel::Warning {
                 config.warnings.iter().for_each(|warning| tell(&warning.to_string()));
             }

@@ -9,12 +9,12 @@ use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::printed::{tell, tell_text};
 use crate::train::Restarts;
 use rustix::process::{Pid, Signal};
 use signal_hook::consts::SIGTERM;
 use zero_comm::store::StoreServer;
 use zero_comm::token::{self, TokenFile};
+use zero_engine::printed::{tell, tell_text};
 
 use super::error::failed;
 use super::hosts::Line;

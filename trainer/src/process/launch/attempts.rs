@@ -3,10 +3,10 @@
 
 use std::time::SystemTime;
 
-use crate::printed::tell;
 use crate::train::{Restart, Restarts};
 use zero_comm::token::TokenFile;
 use zero_engine::Error;
+use zero_engine::printed::tell;
 
 use super::attempt::{Attempt, Ended};
 use super::error::failed;

@@ -14,11 +14,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::printed::tell;
 use crate::train::Restarts;
 use serde::{Deserialize, Serialize};
 use zero_comm::store::StoreServer;
 use zero_engine::Error;
+use zero_engine::printed::tell;
 
 use talk::Talk;
 
