@@ -63,7 +63,7 @@ pub use datasets::{MixedDataset, Share};
 pub use launcher::{GpuTransport, InstructionSet, Launcher, Transport};
 pub use layers::LayerPattern;
 pub use local_steps::LocalSteps;
-pub use mesh::Mesh;
+pub use mesh::{Mesh, RotateMethod};
 pub(crate) use model::MAX_LAYERS;
 pub use model::{Activation, FULL_ATTENTION, Gpt2, Llama, Mlp, Model, SLIDING_ATTENTION};
 pub use monitor::{CommsLogger, FlopsProfiler, MachineMonitor, Mlflow, Monitor, Prometheus, Wandb};
@@ -243,16 +243,6 @@ impl Config {
     /// count as one rank, and so do the ranks of a tensor group.
     pub fn data_parallel_size(&self) -> usize {
         self.ranks_of_stage() / self.context_size()
-    }
-
-    /// Number of ranks that share each sequence.
-    pub fn context_size(&self) -> usize {
-        (self.sequence_parallel_size * self.mesh.context_parallel_degree).max(1)
-    }
-
-    /// The key that sets how many ranks share each sequence.
-    pub fn context_key(&self) -> &'static str {
-        if self.mesh.context_parallel_degree > 1 { Mesh::context_parallel_degree } else { Self::sequence_parallel_size }
     }
 
     /// Number of tensor-parallel ranks.

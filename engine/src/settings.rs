@@ -179,9 +179,14 @@ impl Settings {
     }
 }
 
-/// Returns how attention combines the slices of sequences: by queries or by heads.
+/// Returns how attention combines the slices of sequences. With `sequence_parallel_size` and `context_parallel_degree`,
+/// this is how the outer groups combine them.
 pub(crate) fn sharing(config: &Config) -> Sharing {
-    if config.mesh.context_parallel_degree > 1 { Sharing::Queries } else { Sharing::Heads }
+    match config.mesh.context_parallel_degree {
+        1 => Sharing::Heads,
+        _ if config.uses_ring_attention() => Sharing::Ring,
+        _ => Sharing::Queries,
+    }
 }
 
 /// Returns the gradient of the reported loss with respect to the loss of one micro-batch. Each replica has

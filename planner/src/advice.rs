@@ -129,6 +129,7 @@ pub fn other_ranks(
 const STAGE_3: &str = "zero_optimization.stage=3";
 const GATHERS_LATE: &str = "zero_optimization.stage3_max_reuse_distance=0";
 const NO_PREFETCH: &str = "zero_optimization.stage3_prefetch_bucket_size=0";
+const RING: &str = "mesh.context_parallel_rotate_method=alltoall";
 const TENSOR: &str = "tensor_parallel.autotp_size";
 const RECOMPUTE: &str = "activation_checkpointing.enabled=true";
 
@@ -166,7 +167,10 @@ fn candidates(config: &Config) -> Vec<Vec<String>> {
             .concat();
     let least = smaller.last().cloned().unwrap_or_default();
     let tiles = tiles(config);
-    let mut all: Vec<Vec<String>> = vec![tiles.clone(), recompute.clone(), [recompute.clone(), tiles].concat()];
+    // Ring attention sends the same bytes as a gather of keys and values, and holds fewer of them.
+    let gathers_keys = config.mesh.context_parallel_degree > 1 && !config.uses_ring_attention();
+    let ring = if gathers_keys { one(RING) } else { vec![] };
+    let mut all: Vec<Vec<String>> = vec![ring, tiles.clone(), recompute.clone(), [recompute.clone(), tiles].concat()];
     all.extend(smaller.iter().cloned());
     let spared = [gathers.clone(), sparing.clone(), [sparing.clone(), recompute.clone()].concat()];
     if stage == 3 {

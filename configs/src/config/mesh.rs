@@ -3,6 +3,8 @@
 
 use serde::Serialize;
 
+use crate::check::NO_EFFECT;
+use crate::choice::{Choice as _, choice};
 use crate::config::{Config, Zero, ZeroStage};
 use crate::reader::Resolver;
 use crate::schema::*;
@@ -20,13 +22,30 @@ section! {
         pub data_parallel_shard_degree: Option<usize> = engine(RANKS, "null", "Number of ranks across which ZeRO shards; ranks that share a sequence count as one; null: the data-parallel ranks / data_parallel_replicate_degree; auto: the ranks of a host, unless data_parallel_replicate_degree is a number") [or keys.facts().shards];
         /// Number of ranks that share each sequence and gather keys and values in attention (context parallelism).
         pub context_parallel_degree: usize = key(RANKS, "1", "Number of consecutive ranks that share each sequence (context parallelism as in Llama 3). Each rank computes attention for the queries of two chunks, one from each end of the sequence, and gathers the keys and values of all positions. Like `sequence_parallel_size`, but not limited by the number of heads");
+        /// How context-parallel ranks get the keys and values of other ranks.
+        pub context_parallel_rotate_method: RotateMethod = key(RotateMethod::KIND, "allgather", "How ranks with `context_parallel_degree` above 1 get keys and values; allgather: each rank gathers those of all positions; alltoall: ring attention, in which a rank has those of one other rank at a time");
         = rejected("tensor_parallel_degree", "1", "tensor parallelism has its own section").instead("`tensor_parallel.autotp_size` sets the number of ranks");
         = rejected("pipeline_parallel_degree", "1", "pipeline parallelism has its own section").instead("`pipeline.stages` sets the number of stages");
     }
 }
 
+choice! {
+    /// How context-parallel ranks get the keys and values of other ranks.
+    pub enum RotateMethod {
+        /// Each rank gathers the keys and values of all positions.
+        AllGather = "allgather",
+        /// Ring attention: ranks pass keys and values from rank to rank.
+        AllToAll = "alltoall",
+    }
+}
+
 impl Mesh {
     pub(crate) fn check(config: &Config, resolver: &mut Resolver<'_>) {
+        let mesh = &config.mesh;
+        if mesh.context_parallel_rotate_method == RotateMethod::AllToAll && mesh.context_parallel_degree == 1 {
+            let (key, degree) = (Self::context_parallel_rotate_method, Self::context_parallel_degree);
+            resolver.warn(key, format!("`{key}` {NO_EFFECT}: `{degree}` is not above 1"));
+        }
         // Replicates with local steps are useful even if ZeRO shards nothing.
         let is_alone = config.training.local_steps.is_some();
         if config.mesh.data_parallel_replicate_degree == 1 || config.zero.stage != ZeroStage::Zero || is_alone {

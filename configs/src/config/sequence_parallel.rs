@@ -1,8 +1,34 @@
-//! `sequence_parallel_size` and `mesh.context_parallel_degree`: rejects features that do not work if ranks share
-//! sequences.
+//! `sequence_parallel_size` and `mesh.context_parallel_degree`: how ranks share sequences. Rejects features that do not
+//! work then.
 
-use crate::config::{Config, Curriculum, CurriculumConfig, Data, Gpt2, Llama, Mesh, Model, Training, Zero, ZeroStage};
+use crate::config::{
+    Config, Curriculum, CurriculumConfig, Data, Gpt2, Llama, Mesh, Model, RotateMethod, Training, Zero, ZeroStage,
+};
 use crate::reader::Resolver;
+
+impl Config {
+    /// Number of ranks that share each sequence.
+    pub fn context_size(&self) -> usize {
+        (self.sequence_parallel_size * self.mesh.context_parallel_degree).max(1)
+    }
+
+    /// The key that sets how many ranks share each sequence.
+    pub fn context_key(&self) -> &'static str {
+        if self.mesh.context_parallel_degree > 1 { Mesh::context_parallel_degree } else { Self::sequence_parallel_size }
+    }
+
+    /// Whether context-parallel ranks pass keys and values from rank to rank.
+    pub fn uses_ring_attention(&self) -> bool {
+        self.mesh.context_parallel_degree > 1 && self.mesh.context_parallel_rotate_method == RotateMethod::AllToAll
+    }
+
+    /// Number of parts of equal length into which ranks split each sequence.
+    pub fn slices_of_a_sequence(&self) -> usize {
+        // With `context_parallel_degree`, each rank has one chunk from each half of the sequence.
+        let chunks = if self.mesh.context_parallel_degree > 1 { 2 } else { 1 };
+        self.tensor_size() * self.context_size() * chunks
+    }
+}
 
 /// Checks that sequences can be cut into slices, and rejects features that need whole sequences.
 pub(crate) fn check(config: &Config, resolver: &mut Resolver<'_>) {

@@ -1,6 +1,6 @@
 //! `sequence_parallel_size`: batch sizes, meshes, and settings that cannot be combined with it.
 
-use zero_config::{Config, load};
+use zero_config::{Config, RotateMethod, load};
 
 use crate::texts::source;
 
@@ -73,6 +73,22 @@ fn context_parallel_ranks_count_as_one_data_parallel_rank() {
         let told = of(more, ranks).unwrap_err().to_string();
         assert!(told.contains(message), "{told}");
     }
+}
+
+#[test]
+fn ring_attention_needs_context_parallel_ranks() {
+    let of = |mesh: &str| {
+        let text = format!("train_micro_batch_size_per_gpu: 2\nmesh: {{{mesh}}}\n");
+        Config::with_world_size("ds.yaml", text, 4).unwrap()
+    };
+    let ring = of("context_parallel_degree: 2, context_parallel_rotate_method: alltoall");
+    assert!(ring.mesh.context_parallel_rotate_method == RotateMethod::AllToAll && ring.warnings.is_empty());
+    let alone = of("context_parallel_rotate_method: alltoall");
+    let warnings: Vec<&str> = alone.warnings.iter().map(|warning| &*warning.message).collect();
+    assert!(
+        warnings.len() == 1 && warnings[0].contains("`mesh.context_parallel_degree` is not above 1"),
+        "{warnings:?}"
+    );
 }
 
 #[test]

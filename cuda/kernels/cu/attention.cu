@@ -15,8 +15,8 @@ constexpr unsigned KEYS = 32;
 // The block's work, and this thread's place in the block.
 struct Seat : Place {
     unsigned x, y;
-    DEVICE Seat(const AttentionArgs& a, unsigned heads, unsigned rows, unsigned from)
-        : Place(a, heads, rows, from), x(threadIdx.x % SIDE), y(threadIdx.x / SIDE) {}
+    DEVICE Seat(const AttentionArgs& a, unsigned heads, unsigned rows, unsigned from, unsigned to)
+        : Place(a, heads, rows, from, to), x(threadIdx.x % SIDE), y(threadIdx.x / SIDE) {}
 };
 
 // Queries per tile in the forward and in the gradient of q, for heads padded to SIZE.
@@ -82,10 +82,10 @@ template <unsigned SIZE> DEVICE void forward(const AttentionArgs& a) {
     DYNAMIC_SHARED(float, room);
     Tile<SIZE> q{room}, k{q.row(QUERIES)}, v{k.row(KEYS)};
     Tile<KEYS> p{v.row(KEYS)};
-    Seat place(a, a.heads, QUERIES, a.from);
+    Seat place(a, a.heads, QUERIES, a.from, a.time);
     // The tiles with the most keys come first.
     unsigned begin = place.from_last() * QUERIES;
-    unsigned end = begin + QUERIES < a.time ? begin + QUERIES : a.time;
+    unsigned end = begin + QUERIES < keys_end(a) ? begin + QUERIES : keys_end(a);
     unsigned kv_head = place.head / (a.heads / a.kv_heads);
     fill<QUERIES>(q, place.queries(a, a.q, a.q_row, place.head), begin, a);
 
@@ -110,7 +110,7 @@ template <unsigned SIZE> DEVICE void forward(const AttentionArgs& a) {
             float top = largest[r];
             for (unsigned c = 0; c < COLUMNS; c++) {
                 unsigned position = key + place.x + SIDE * c;
-                bool is_seen = firsts[r] <= position && position <= query;
+                bool is_seen = firsts[r] <= position && position <= query && position < a.keys;
                 scores[r][c] = is_seen ? scores[r][c] * a.scale : -INFINITY;
                 top = Max::of(top, scores[r][c]);
             }
@@ -140,7 +140,8 @@ template <unsigned SIZE> DEVICE void forward(const AttentionArgs& a) {
     for (unsigned r = 0; r < ROWS; r++) {
         unsigned query = begin + place.y * ROWS + r;
         if (!is_query(a, query)) continue;
-        for (unsigned e = 0; e < PARTS; e++) out[r][e] /= sums[r];
+        // A query that sees no key has sums of 0, and ln Σ e^score = −∞.
+        for (unsigned e = 0; e < PARTS; e++) out[r][e] = sums[r] > 0.0f ? out[r][e] / sums[r] : 0.0f;
         if (place.x == 0) {
             as_mut<float>(a.log_sums)[place.statistic(a, place.head, query)] = largest[r] + logf(sums[r]);
         }
@@ -151,7 +152,7 @@ template <unsigned SIZE> DEVICE void forward(const AttentionArgs& a) {
 // Each warp processes one position of one head.
 ENTRY(attention_deltas_f32, AttentionArgs, 256) {
     unsigned rows = blockDim.x / WARP;
-    Place place(a, a.heads, rows, a.from);
+    Place place(a, a.heads, rows, a.from, a.time);
     unsigned position = (place.skipped + place.tile) * rows + threadIdx.x / WARP, lane = threadIdx.x % WARP;
     if (!is_query(a, position)) return;
     uint64_t at = place.queries(a, a.out, a.out_row, place.head).at(position);
@@ -172,7 +173,7 @@ struct Query {
 
     // Takes the product with the key at position `key`, and the gradient of that probability.
     DEVICE Scored scored(const AttentionArgs& a, unsigned key, float product, float dp) const {
-        bool is_seen = first <= key && key <= position;
+        bool is_seen = first <= key && key <= position && key < a.keys;
         float p = is_seen ? exponential(fmaf(product, a.scale, -log_sum)) : 0.0f;
         return Scored{p, a.scale * p * (dp - delta)};
     }
@@ -189,9 +190,9 @@ template <unsigned SIZE> DEVICE void queries_backward(const AttentionArgs& a) {
     DYNAMIC_SHARED(float, room);
     Tile<SIZE> q{room}, upstream{q.row(QUERIES)}, k{upstream.row(QUERIES)}, v{k.row(KEYS)};
     Tile<KEYS> ds{v.row(KEYS)};
-    Seat place(a, a.heads, QUERIES, a.from);
+    Seat place(a, a.heads, QUERIES, a.from, a.time);
     unsigned begin = place.from_last() * QUERIES;
-    unsigned end = begin + QUERIES < a.time ? begin + QUERIES : a.time;
+    unsigned end = begin + QUERIES < keys_end(a) ? begin + QUERIES : keys_end(a);
     unsigned kv_head = place.head / (a.heads / a.kv_heads);
     fill<QUERIES>(q, place.queries(a, a.q, a.q_row, place.head), begin, a);
     fill<QUERIES>(upstream, place.queries(a, a.d_out, a.out_row, place.head), begin, a);
@@ -234,7 +235,7 @@ template <unsigned SIZE> DEVICE void keys_backward(const AttentionArgs& a) {
     DYNAMIC_SHARED(float, room);
     Tile<SIZE> k{room}, v{k.row(KEYS)}, q{v.row(KEYS)}, upstream{q.row(KEYS)};
     Tile<KEYS> p{upstream.row(KEYS)}, ds{p.row(KEYS)};
-    Seat place(a, a.kv_heads, KEYS, 0);
+    Seat place(a, a.kv_heads, KEYS, 0, keys_end(a));
     unsigned group = a.heads / a.kv_heads, begin = place.tile * KEYS, first_query = a.from / KEYS * KEYS;
     // Queries before a key do not see it.
     if (first_query < begin) first_query = begin;

@@ -16,10 +16,10 @@ template <class T, unsigned SIZE> DEVICE void forward(const AttentionArgs& a) {
     // If a warp has two bands, the tile of queries takes both tiles of a stage.
     constexpr unsigned BANDS = BANDS_OF<SIZE>, QUERIES = BANDS * ROWS, STEPS = SIZE / 16, PARTS = ROWS / 16;
     DYNAMIC_SHARED(T, room);
-    Place place(a, a.heads, QUERIES, a.from);
+    Place place(a, a.heads, QUERIES, a.from, a.time);
     // The tiles with the most keys come first.
     unsigned begin = place.from_last() * QUERIES;
-    unsigned end = begin + QUERIES < a.time ? begin + QUERIES : a.time;
+    unsigned end = begin + QUERIES < keys_end(a) ? begin + QUERIES : keys_end(a);
     unsigned kv_head = place.head / (a.heads / a.kv_heads), band = begin + threadIdx.x / WARP * BANDS * 16;
     unsigned key = place.first(a, begin) / ROWS * ROWS, last_first = place.last_first(a, begin + QUERIES);
     Tile<T, SIZE> tile = Stage<T, SIZE>(room, 1).first;
@@ -59,7 +59,7 @@ template <class T, unsigned SIZE> DEVICE void forward(const AttentionArgs& a) {
                 for (unsigned b = 0; b < BANDS; b++) multiply_transposed<T>(scores[b][part], queries[b][s], keys);
             }
         }
-        if (begin < key + ROWS - 1 || key < last_first) {
+        if (begin < key + ROWS - 1 || key < last_first || a.keys < key + ROWS) {
             UNROLL
             for (unsigned b = 0; b < BANDS; b++) {
                 for (unsigned i = 0; i < 8; i++) {
@@ -67,7 +67,7 @@ template <class T, unsigned SIZE> DEVICE void forward(const AttentionArgs& a) {
                     unsigned first = query < a.time ? place.first(a, query) : ~0u;
                     for (unsigned part = 0; part < PARTS; part++) {
                         unsigned position = key + 16 * part + Sums::column(i);
-                        if (position < first || query < position) scores[b][part].at[i] = -INFINITY;
+                        if (position < first || query < position || a.keys <= position) scores[b][part].at[i] = -INFINITY;
                     }
                 }
             }
@@ -119,7 +119,8 @@ template <class T, unsigned SIZE> DEVICE void forward(const AttentionArgs& a) {
         for (unsigned half = 0; half < 2; half++) {
             float sum = over_row<Add>(sums[b][half]);
             unsigned query = band + 16 * b + Sums::row(2 * half);
-            inverse[half] = 1.0f / sum;
+            // A query that sees no key has sums of 0, and ln Σ e^score = −∞.
+            inverse[half] = sum > 0.0f ? 1.0f / sum : 0.0f;
             if (is_query(a, query) && threadIdx.x % 4 == 0) {
                 as_mut<float>(a.log_sums)[place.statistic(a, place.head, query)] = largest[b][half] * a.scale + logf(sum);
             }
@@ -138,7 +139,8 @@ template <class T, unsigned SIZE> struct Queries {
 
     // Adds the contribution of sixteen keys of a stage to the gradient of q; the first key is at position `key`. `all`:
     // every query sees every key.
-    DEVICE void add(Stage<T, SIZE> keys, unsigned part, unsigned key, unsigned query, float c, bool all) {
+    DEVICE void add(
+        Stage<T, SIZE> keys, unsigned part, unsigned key, unsigned query, unsigned keys_end, float c, bool all) {
         Sums scores[BANDS], dp[BANDS];
         UNROLL
         for (unsigned b = 0; b < BANDS; b++) scores[b] = dp[b] = Sums{};
@@ -155,7 +157,8 @@ template <class T, unsigned SIZE> struct Queries {
         for (unsigned b = 0; b < BANDS; b++) {
             for (unsigned i = 0; i < 8; i++) {
                 unsigned half = i / 2 % 2, position = key + Sums::column(i);
-                bool is_seen = all || (firsts[b][half] <= position && position <= query + 16 * b + Sums::row(i));
+                unsigned last = query + 16 * b + Sums::row(i);
+                bool is_seen = all || (firsts[b][half] <= position && position <= last && position < keys_end);
                 float e = power_of_two(fmaf(scores[b].at[i], c, -log_sums[b][half])), p = is_seen ? e : 0.0f;
                 dp[b].at[i] = p * (dp[b].at[i] - deltas[b][half]);
             }
@@ -173,9 +176,9 @@ template <class T, unsigned SIZE> struct Queries {
 template <class T, unsigned SIZE> DEVICE void queries_backward(const AttentionArgs& a) {
     constexpr unsigned BANDS = BANDS_OF<SIZE>, QUERIES = BANDS * ROWS, STEPS = SIZE / 16, PARTS = ROWS / 16;
     DYNAMIC_SHARED(T, room);
-    Place place(a, a.heads, QUERIES, a.from);
+    Place place(a, a.heads, QUERIES, a.from, a.time);
     unsigned begin = place.from_last() * QUERIES, band = begin + threadIdx.x / WARP * BANDS * 16;
-    unsigned end = begin + QUERIES < a.time ? begin + QUERIES : a.time;
+    unsigned end = begin + QUERIES < keys_end(a) ? begin + QUERIES : keys_end(a);
     unsigned kv_head = place.head / (a.heads / a.kv_heads);
     unsigned key = place.first(a, begin) / ROWS * ROWS, last_first = place.last_first(a, begin + QUERIES);
     unsigned band_first = band < a.time ? place.first(a, band) : ~0u;
@@ -221,16 +224,16 @@ template <class T, unsigned SIZE> DEVICE void queries_backward(const AttentionAr
         Stage<T, SIZE> now(room, stage);
         arrive();
         if (key + ROWS < end) begin_keys(Stage<T, SIZE>(room, stage ^ 1), key + ROWS, place, kv_head, a);
-        if (key + ROWS - 1 <= begin && last_first <= key) {
+        if (key + ROWS - 1 <= begin && last_first <= key && key + ROWS <= a.keys) {
             ROLLED
-            for (unsigned part = 0; part < PARTS; part++) queries.add(now, part, key + 16 * part, band, c, true);
+            for (unsigned part = 0; part < PARTS; part++) queries.add(now, part, key + 16 * part, band, a.keys, c, true);
             continue;
         }
         ROLLED
         for (unsigned part = 0; part < PARTS; part++) {
             unsigned first = key + 16 * part;
             if (first + 16 <= band_first || band + 16 * BANDS <= first) continue;
-            queries.add(now, part, first, band, c, false);
+            queries.add(now, part, first, band, a.keys, c, false);
         }
     }
     const float scale[2] = {a.scale, a.scale};
@@ -251,7 +254,7 @@ struct Statistics {
     // Begins to fill in the statistics from `begin` on, with zeros where there is no query.
     DEVICE void begin_fill(const AttentionArgs& a, const Place& place, unsigned head, unsigned begin) const {
         constexpr unsigned PIECE = 4, PIECES = ROWS / PIECE;
-        uint64_t at = place.statistic(a, head, begin), first = uint64_t(place.sample) * a.keys + begin;
+        uint64_t at = place.statistic(a, head, begin), first = place.positions(a) + begin;
         bool in_pieces = (a.log_sums | a.deltas | a.firsts | 4 * (a.time | a.from | a.keys)) % 16 == 0;
         for (unsigned i = threadIdx.x; i < 3 * PIECES; i += blockDim.x) {
             unsigned which = i / PIECES, row = i % PIECES * PIECE;
@@ -324,7 +327,7 @@ template <class T, unsigned SIZE> DEVICE void keys_backward(const AttentionArgs&
     constexpr unsigned BANDS = BANDS_OF<SIZE>, KEYS = BANDS * ROWS, STEPS = SIZE / 16, PARTS = ROWS / 16;
     DYNAMIC_SHARED(T, room);
     float* statistics = reinterpret_cast<float*>(Stage<T, SIZE>(room, 2).first.at);
-    Place place(a, a.kv_heads, KEYS, 0);
+    Place place(a, a.kv_heads, KEYS, 0, keys_end(a));
     unsigned group = a.heads / a.kv_heads, begin = place.tile * KEYS, band = begin + threadIdx.x / WARP * BANDS * 16;
     // Queries before a key do not see it. The loop ends at the first tile of queries that see only later keys.
     unsigned start = a.from / ROWS * ROWS < begin ? begin : a.from / ROWS * ROWS;

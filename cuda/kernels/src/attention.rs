@@ -1,6 +1,7 @@
 //! Causal attention, forward and backward, with memory linear in the sequence length.
 
 use std::fmt;
+use std::ops::Range;
 
 use crate::launch::{Address, Dtype, Launch, Source, THREADS};
 
@@ -35,19 +36,18 @@ pub struct Args {
     unused: u32,
 }
 
-/// Sizes and memory layout of q, `[batch, time − from, heads, size]`, and of k and v, `[batch, time + later, kv_heads,
-/// size]`.
+/// Sizes and memory layout of q, `[batch, time − from, heads, size]`, and of k and v, `[batch, keys, kv_heads, size]`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Geometry {
     /// Number of sequences, at least 1.
     pub batch: u32,
     /// Position of the first query; 0 for whole sequences and with `packed`.
     pub from: u32,
-    /// Position after the last query, at least `from` + 1. Queries see no keys from this position on.
+    /// Position after the last query, at least `from` + 1.
     pub time: u32,
-    /// Number of keys and values of each sequence from position `time` on. No query sees them, and their gradients are
-    /// not written. With `packed`, 0.
-    pub later: u32,
+    /// Number of keys and values of each sequence, at least 1; their positions begin at 0. No query sees the keys from
+    /// position `time` on, and their gradients are not written. With `packed`, `time`.
+    pub keys: u32,
     /// Number of query heads, a multiple of `kv_heads`.
     pub heads: u32,
     /// Number of key and value heads, at least 1.
@@ -58,9 +58,9 @@ pub struct Geometry {
     pub dtype: Dtype,
     /// Whether q, k and v are one buffer of `[batch, time, 3, heads, size]`; their gradients then have the same layout.
     pub packed: bool,
-    /// Address of the first position that each position attends to, u32 of `[batch, time + later]`. This position is
-    /// never after the attending one, and it does not decrease within a sequence. An address of 0 means that all
-    /// positions attend from position 0 on.
+    /// Address of the first key that each position attends to, u32 of `[batch, max(time, keys)]`. It is never after the
+    /// attending position, and it does not decrease within a sequence. A query whose first key is `keys` attends to none:
+    /// its result is 0. An address of 0 means that all positions attend from position 0 on.
     pub firsts: Address,
 }
 
@@ -156,7 +156,7 @@ impl Geometry {
     fn kernels(&self) -> Result<Kernels, Unfit> {
         let fit = [32, 64, LARGEST_HEAD].into_iter().find(|&size| (1..=size).contains(&self.size));
         let is_grouped = self.kv_heads > 0 && self.heads.is_multiple_of(self.kv_heads);
-        let is_packed_part = self.packed && (self.from > 0 || self.later > 0);
+        let is_packed_part = self.packed && (self.from > 0 || self.keys != self.time);
         let unfit = Unfit { size: self.size, heads: [self.heads, self.kv_heads], is_packed_part };
         let size = fit.filter(|_| is_grouped && !is_packed_part).ok_or(unfit)?;
         Ok(match self.dtype {
@@ -181,7 +181,7 @@ impl Geometry {
             out_row: heads[0] * size,
             from: self.from,
             time: self.time,
-            keys: self.time + self.later,
+            keys: self.keys,
             heads: self.heads,
             kv_heads: self.kv_heads,
             size: self.size,
@@ -190,18 +190,18 @@ impl Geometry {
         }
     }
 
-    /// Builds a launch of `kernel` for `heads` heads per sample; each block processes some positions of one head,
-    /// starting at `from`.
+    /// Builds a launch of `kernel` for `heads` heads per sample; each block processes some of the `positions` of one
+    /// head.
     fn launch(
         &self,
         kernels: &Kernels,
         kernel: &str,
         block: Block,
-        (heads, from): (u32, u32),
+        (heads, positions): (u32, Range<u32>),
         args: Args,
     ) -> Launch<Args> {
         let heads = self.batch * heads;
-        let grid = [(self.time.div_ceil(block.rows) - from / block.rows) * heads, 1, 1];
+        let grid = [(positions.end.div_ceil(block.rows) - positions.start / block.rows) * heads, 1, 1];
         let args = Args { together: self.together(heads), ..args };
         let (threads, shared_bytes) = (kernels.threads, block.shared_bytes);
         Launch { threads, shared_bytes, ..Launch::new(kernels.source, kernel, self.dtype, grid, args) }
@@ -248,7 +248,8 @@ impl Args {
 pub fn forward(of: &Geometry, qkv: [Address; 3], out: Address, log_sums: Address) -> Result<Launch<Args>, Unfit> {
     let kernels = of.kernels()?;
     let kernel = format!("attention_{}", kernels.size);
-    Ok(of.launch(&kernels, &kernel, kernels.forward, (of.heads, of.from), of.args(qkv, out, log_sums).checked()))
+    let queries = (of.heads, of.from..of.time);
+    Ok(of.launch(&kernels, &kernel, kernels.forward, queries, of.args(qkv, out, log_sums).checked()))
 }
 
 /// The inputs of [`backward`].
@@ -280,9 +281,9 @@ pub fn backward(
     let args = of.args(saved.qkv, saved.out, saved.log_sums);
     let args = Args { d_out: saved.d_out, dq, dk, dv, deltas, ..args }.checked();
     let launch = |kernel: &str, block, heads| of.launch(&kernels, kernel, block, heads, args);
-    let (size, queries) = (kernels.size, (of.heads, of.from));
-    let deltas = kernels.deltas.map(|block| launch("attention_deltas", block, queries));
+    let (size, queries) = (kernels.size, (of.heads, of.from..of.time));
+    let deltas = kernels.deltas.map(|block| launch("attention_deltas", block, queries.clone()));
     let queries = launch(&format!("attention_queries_{size}"), kernels.queries, queries);
-    let keys = launch(&format!("attention_keys_{size}"), kernels.keys, (of.kv_heads, 0));
+    let keys = launch(&format!("attention_keys_{size}"), kernels.keys, (of.kv_heads, 0..of.time.min(of.keys)));
     Ok(deltas.into_iter().chain([queries, keys]).collect())
 }

@@ -34,7 +34,9 @@ fn parts(config: &Config) -> Option<String> {
     ];
     let texts = degrees.into_iter().filter(|(_, size)| *size > 1).map(|(key, size)| format!("{key} {size}"));
     let overlaps = config.tensor_size() > 1 && config.tensor_parallel.tp_overlap_comm;
-    let texts: Vec<String> = texts.chain(overlaps.then(|| "tp_overlap_comm".into())).collect();
+    let options = [(overlaps, "tp_overlap_comm"), (config.uses_ring_attention(), "ring attention")];
+    let options = options.into_iter().filter(|(is_on, _)| *is_on).map(|(_, option)| option.into());
+    let texts: Vec<String> = texts.chain(options).collect();
     (!texts.is_empty()).then(|| texts.join(", "))
 }
 

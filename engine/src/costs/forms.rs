@@ -59,7 +59,7 @@ impl Table {
             (2.., 2..) => SequenceGroup::traced(index, heads, Sharing::Heads).inside(Some(SequenceGroup::traced(
                 0,
                 queries,
-                Sharing::Queries,
+                sharing(config),
             ))),
             _ => SequenceGroup::traced(index, config.context_size(), sharing(config)),
         };

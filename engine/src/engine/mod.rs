@@ -208,7 +208,7 @@ impl Engine {
         let context = match (config.sequence_parallel_size, config.mesh.context_parallel_degree) {
             (heads @ 2.., 2..) => groups.divide_context(heads)?.map(|[heads, queries]| {
                 let heads = SequenceGroup::new(heads, Sharing::Heads).by_gpu(by_gpu);
-                heads.inside(Some(SequenceGroup::new(queries, Sharing::Queries).by_gpu(by_gpu)))
+                heads.inside(Some(SequenceGroup::new(queries, sharing(&config)).by_gpu(by_gpu)))
             }),
             _ => groups.context().map(|comm| SequenceGroup::new(comm.clone(), sharing(&config)).by_gpu(by_gpu)),
         };

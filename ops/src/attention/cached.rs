@@ -146,7 +146,7 @@ fn attend_to(
                     kernel::scores(isa, &query, &keys[block * g.size * BLOCK..][..g.size * BLOCK], scores);
                 }
                 let width = blocks.len() * BLOCK + softmax::SPARE;
-                let tile = softmax::Tile { width, origin, position, firsts: &[first] };
+                let tile = softmax::Tile { width, origin, position, end: position + 1, firsts: &[first] };
                 let (mut sum, mut log_sum) = ([0.0], [0.0]);
                 softmax::causal_exp(isa, tile, &mut scores[..width], g.scale(), &mut sum, &mut log_sum);
                 let probabilities = &scores[first - origin..=position - origin];

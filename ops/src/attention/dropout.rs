@@ -21,6 +21,8 @@ pub(crate) struct Mask {
     first_sample: u64,
     /// Index of the attention's first query head among the heads of the model.
     first_head: usize,
+    /// The position of the attention's position 0 in the row.
+    first_position: usize,
     probability: f32,
 }
 
@@ -29,12 +31,23 @@ impl Mask {
     pub(crate) fn new(op: &'static str, dropout: &Dropout, pass: &Pass) -> Result<Option<Self>> {
         let &Dropout { probability, name } = dropout;
         let stream = numbers(op, probability, name, pass)?;
-        Ok(stream.map(|stream| Self { stream, first_sample: pass.sample, first_head: 0, probability }))
+        Ok(stream.map(|stream| Self {
+            stream,
+            first_sample: pass.sample,
+            first_head: 0,
+            first_position: 0,
+            probability,
+        }))
     }
 
     /// Returns the dropout for an attention that computes only a range of heads, starting at `first_head`.
     pub(crate) fn at_head(self, first_head: usize) -> Self {
         Self { first_head: self.first_head + first_head, ..self }
+    }
+
+    /// Returns the dropout for an attention that computes only positions from `first_position` on.
+    pub(super) fn at_position(self, first_position: usize) -> Self {
+        Self { first_position, ..self }
     }
 
     /// Checks that every probability has its own random number.
@@ -46,19 +59,32 @@ impl Mask {
     }
 
     /// Drops elements of the rows of a tile and scales the others by 1/(1 − probability). The rows belong to one query
-    /// head of one sample of the batch. The tile's origin is a multiple of four.
+    /// head of one sample of the batch.
     pub(crate) fn apply(&self, sample: usize, head: usize, tile: Tile<'_>, rows: &mut [f32]) {
         let stream = self.stream.of(self.first_sample + sample as u64);
         let scale = 1.0 / (1.0 - self.probability);
-        for (row, (&first, scores)) in tile.firsts.iter().zip(rows.chunks_exact_mut(tile.width)).enumerate() {
-            let query = tile.position + row;
-            // One counter yields four random numbers.
-            let first = first / 4 * 4;
-            let index = (((self.first_head + head) as u64) << (2 * POSITION_BITS))
-                | ((query as u64) << POSITION_BITS)
-                | first as u64;
-            let seen = &mut scores[first - tile.origin..=query - tile.origin];
-            stream.drop_out_in_place(index, self.probability, scale, seen);
+        for (row, scores) in rows.chunks_exact_mut(tile.width).enumerate() {
+            let (begin, end) = tile.columns(row);
+            let at = |position: usize| (self.first_position + position) as u64;
+            let of_row =
+                ((self.first_head + head) as u64) << (2 * POSITION_BITS) | at(tile.position + row) << POSITION_BITS;
+            let drop_out = |key: u64, scores: &mut [f32]| {
+                stream.drop_out_in_place(of_row | key, self.probability, scale, scores);
+            };
+            // One counter yields four random numbers. The numbers of the first counter may begin before the tile.
+            let first = at(tile.origin + begin);
+            let before = (first % 4) as usize;
+            match begin.checked_sub(before) {
+                Some(begin) => drop_out(first / 4 * 4, &mut scores[begin..end]),
+                None => {
+                    let (begun, rest) = scores[begin..end].split_at_mut((4 - before).min(end - begin));
+                    let mut whole = [0.0; 4];
+                    whole[before..before + begun.len()].copy_from_slice(begun);
+                    drop_out(first / 4 * 4, &mut whole);
+                    begun.copy_from_slice(&whole[before..before + begun.len()]);
+                    drop_out(first.next_multiple_of(4), rest);
+                }
+            }
         }
     }
 }

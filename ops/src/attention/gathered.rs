@@ -10,7 +10,7 @@ use super::dropout::Mask;
 use super::geometry::{Geometry, Layouts, Queries};
 use super::heads::backward;
 use super::span::AttentionSpan;
-use super::{OP, Packed, State, footprint};
+use super::{OP, Packed, State, among, footprint};
 use crate::columns::columns;
 use crate::graph::apply::{apply3, reshape};
 use crate::graph::operand::View;
@@ -49,7 +49,7 @@ pub(super) fn separate(
     apply3(q, k, v, op)
 }
 
-/// Computes [`separate`] on slices of packed queries, keys and values of `heads` heads.
+/// Computes [`among`] on slices of packed queries, keys and values of `heads` heads.
 pub(super) fn packed(
     group: &SequenceGroup,
     qkv: &Tensor,
@@ -60,7 +60,7 @@ pub(super) fn packed(
     let Geometry { batch, time, size, .. } = Packed::geometry_of(heads, qkv.shape())?;
     let width = heads * size;
     let part = |part: usize| reshape(&columns(qkv, part * width..(part + 1) * width)?, (batch, time, heads, size));
-    let attended = separate(group, [&part(0)?, &part(1)?, &part(2)?], span, mask)?;
+    let attended = among(Some(group), [&part(0)?, &part(1)?, &part(2)?], span, mask)?;
     reshape(&attended, (batch, time, width))
 }
 

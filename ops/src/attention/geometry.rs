@@ -11,7 +11,7 @@ pub(crate) struct Geometry {
     pub(crate) batch: usize,
     /// Number of positions of keys and values.
     pub(crate) time: usize,
-    /// The positions of the queries.
+    /// The positions of the queries, which may be after all keys.
     pub(crate) queries: Queries,
     pub(crate) heads: usize,
     pub(crate) kv_heads: usize,
@@ -44,9 +44,14 @@ impl Geometry {
     pub(crate) fn macs_of_a_product(&self, firsts: &[usize]) -> u64 {
         let of_sample = |firsts: &[usize]| -> u64 {
             let positions = self.queries.parts().flat_map(|(positions, _)| positions);
-            positions.map(|position| (position + 1 - firsts[position]) as u64).sum()
+            positions.map(|position| ((position + 1).min(self.time) - firsts[position]) as u64).sum()
         };
-        firsts.chunks_exact(self.time.max(1)).map(of_sample).sum::<u64>() * (self.heads * self.size) as u64
+        firsts.chunks_exact(self.positions().max(1)).map(of_sample).sum::<u64>() * (self.heads * self.size) as u64
+    }
+
+    /// Returns the number of positions of a sample, including those of queries after all keys.
+    pub(super) fn positions(self) -> usize {
+        self.time.max(self.queries.end())
     }
 
     pub(super) fn scale(self) -> f32 {
@@ -79,6 +84,11 @@ impl Queries {
         Self { firsts: [0; 2], parts: 1, length: time }
     }
 
+    /// Selects `length` positions, starting at `first`.
+    pub(crate) fn one(first: usize, length: usize) -> Self {
+        Self { firsts: [first, 0], parts: 1, length }
+    }
+
     /// Selects two parts of `length` positions each.
     pub(crate) fn two(firsts: [usize; 2], length: usize) -> Self {
         Self { firsts, parts: 2, length }
@@ -102,6 +112,11 @@ impl Queries {
     /// Returns the number of positions.
     pub(crate) fn len(self) -> usize {
         self.parts * self.length
+    }
+
+    /// Returns the position after the last one.
+    fn end(self) -> usize {
+        self.firsts[self.parts - 1] + self.length
     }
 
     /// Splits the parts into pieces of at most `most` positions. Returns each piece with its place among the stored
@@ -137,6 +152,11 @@ pub(super) struct Rows {
 }
 
 impl Rows {
+    /// Skips some rows of the buffer.
+    fn skip(self, positions: usize) -> Self {
+        Self { start: self.start + positions * self.row, ..self }
+    }
+
     pub(super) fn at(self, sample: usize, position: usize, head: usize) -> usize {
         self.start + (sample * self.time + position) * self.row + head * self.size
     }
@@ -197,6 +217,14 @@ impl Layouts {
         let rows = |heads, time| Rows { start: 0, row: heads * g.size, time, size: g.size };
         let [of_queries, of_keys] = [rows(g.heads, g.queries.len()), rows(g.kv_heads, g.time)];
         Self { q: of_queries, k: of_keys, v: of_keys, out: of_queries }
+    }
+
+    /// Describes q of `[batch, time, heads, size]`, and k and v in one buffer of `[2, batch, time, kv_heads, size]`.
+    /// Position 0 of queries and keys is at `first_query` and `first_key`.
+    pub(super) fn of_block(g: Geometry, [first_query, first_key]: [usize; 2]) -> Self {
+        let Self { q, k, out, .. } = Self::separate(g);
+        let [q, k, out] = [q.skip(first_query), k.skip(first_key), out.skip(first_query)];
+        Self { q, k, v: k.skip(g.batch * g.time), out }
     }
 
     /// Describes q, k and v in one buffer of `[batch, time, 3·heads·size]`.

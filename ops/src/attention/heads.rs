@@ -70,8 +70,9 @@ impl Scores {
 }
 
 /// Writes `out` (shape `[batch, queries, heads, size]`) and returns ln Σ e^score (shape `[batch, heads, queries]`). A
-/// position sees the positions from its entry in `firsts` (shape `[batch, time]`) up to itself. The entries of a sample
-/// never decrease. The mask drops probabilities after their normalization.
+/// position sees the keys from its entry in `firsts` (shape `[batch, positions]`) up to itself; an entry of `g.time`
+/// means that it sees none, which yields zeros and −∞. The entries of a sample never decrease. The mask drops
+/// probabilities after their normalization.
 pub(crate) fn forward(
     g: Geometry,
     at: Layouts,
@@ -98,14 +99,14 @@ pub(crate) fn forward(
             values.pack_for_all_columns(isa, at.v.matrix(v, sample, 0..g.time, kv_head));
             for (head, log_sums) in heads_of(g, kv_head).zip(&mut log_sums) {
                 for (rows, own) in g.queries.pieces(rows_at_a_time(isa)) {
-                    let firsts = &firsts[sample * g.time..][rows.clone()];
-                    let seen = firsts[0]..rows.end;
+                    let firsts = &firsts[sample * g.positions()..][rows.clone()];
+                    let seen = firsts[0]..rows.end.min(g.time);
                     let (count, Scores { origin, width }) = (rows.len(), Scores::new(seen.clone()));
                     let row = at.q.few(isa, q, sample, own.clone(), head, &mut queries);
                     let to = Target { data: &mut scores, row: width, add: false };
-                    keys.product(isa, row, 0..g.size, origin..rows.end, to);
+                    keys.product(isa, row, 0..g.size, origin..seen.end, to);
                     let log_sums = &mut log_sums[own.clone()];
-                    let tile = kernel::Tile { width, origin, position: rows.start, firsts };
+                    let tile = kernel::Tile { width, origin, position: rows.start, end: g.time, firsts };
                     kernel::causal_exp(isa, tile, &mut scores[..count * width], g.scale(), &mut sums, log_sums);
                     if let Some(mask) = mask {
                         mask.apply(sample, head, tile, &mut scores[..count * width]);
@@ -114,7 +115,10 @@ pub(crate) fn forward(
                     let to = Target { data: &mut results, row: g.size, add: false };
                     values.product(isa, row, seen, 0..g.size, to);
                     for ((position, result), sum) in own.zip(results.chunks_exact_mut(g.size)).zip(sums) {
-                        result.iter_mut().for_each(|x| *x /= sum);
+                        match sum > 0.0 {
+                            true => result.iter_mut().for_each(|x| *x /= sum),
+                            false => result.fill(0.0),
+                        }
                         // SAFETY: this (sample, position, head) belongs to one pair, and each pair to one thread.
                         unsafe { out.store(isa, at.out.at(sample, position, head), result) };
                     }
@@ -131,7 +135,7 @@ pub(crate) struct Saved<'a> {
     pub(crate) out: Elements<'a>,
     pub(crate) d_out: Elements<'a>,
     pub(crate) log_sums: &'a [f32],
-    /// The first position that each position sees, as for [`forward`].
+    /// The first key that each position sees, as for [`forward`].
     pub(crate) firsts: &'a [usize],
     /// The mask of the forward.
     pub(crate) mask: Option<&'a Mask>,
@@ -235,10 +239,10 @@ impl Backward {
         let (g, at, isa) = (self.g, self.at, self.isa);
         at.q.read(isa, saved.qkv[0], sample, own.clone(), head, &mut self.q);
         at.out.read(isa, saved.d_out, sample, own.clone(), head, &mut self.d_out);
-        let firsts = &saved.firsts[sample * g.time..][..g.time];
+        let firsts = &saved.firsts[sample * g.positions()..][..g.positions()];
         let count = g.queries.len();
         let log_sums = &saved.log_sums[(sample * g.heads + head) * count..][..count];
-        let Scores { origin, width } = Scores::new(firsts[tile.start]..tile.end);
+        let Scores { origin, width } = Scores::new(firsts[tile.start]..tile.end.min(g.time));
         for rows in pieces(tile.clone(), rows_at_a_time(isa)) {
             let (first, count) = (rows.start - tile.start, rows.len());
             let own = own.start + first..own.start + first + count;
@@ -252,14 +256,14 @@ impl Backward {
             let scores = &mut self.probabilities[first * width..][..count * width];
             let d_scores = &mut self.d_scores[first * width..][..count * width];
             // The start of the panel that contains the first key that these rows see.
-            let begin = firsts[rows.start] / COLUMNS * COLUMNS;
+            let (begin, end) = (firsts[rows.start] / COLUMNS * COLUMNS, rows.end.min(g.time));
             let row = |data| FewRows { data, count, row: g.size, step: 1 };
             let to = Target { data: &mut scores[begin - origin..], row: width, add: false };
-            self.keys_turned.product(isa, row(&self.q[first * g.size..]), 0..g.size, begin..rows.end, to);
+            self.keys_turned.product(isa, row(&self.q[first * g.size..]), 0..g.size, begin..end, to);
             let to = Target { data: &mut d_scores[begin - origin..], row: width, add: false };
-            self.values_turned.product(isa, row(d_out), 0..g.size, begin..rows.end, to);
+            self.values_turned.product(isa, row(d_out), 0..g.size, begin..end, to);
             let (firsts, log_sums) = (&firsts[rows.clone()], &log_sums[own.clone()]);
-            let tile = kernel::Tile { width, origin, position: rows.start, firsts };
+            let tile = kernel::Tile { width, origin, position: rows.start, end: g.time, firsts };
             // The forward multiplied the values by masked probabilities, so the mask applies to the gradients of the
             // probabilities here, and to the probabilities below. `deltas`, the sums Σ p·dp, already include the mask.
             if let Some(mask) = saved.mask {
@@ -269,7 +273,7 @@ impl Backward {
             if let Some(mask) = saved.mask {
                 mask.apply(sample, head, tile, scores);
             }
-            let seen = firsts[0]..rows.end;
+            let seen = firsts[0]..end;
             let row = FewRows { data: &d_scores[seen.start - origin..], count, row: width, step: 1 };
             let to = Target { data: &mut self.dq, row: g.size, add: false };
             self.keys.product(isa, row, seen, 0..g.size, to);
@@ -283,12 +287,13 @@ impl Backward {
     /// Adds the contributions of a tile's queries to the gradients of the keys and values that they see.
     fn keys_and_values(&mut self, saved: &Saved<'_>, sample: usize, tile: Range<usize>) {
         let (g, isa) = (self.g, self.isa);
-        let first = saved.firsts[sample * g.time + tile.start];
-        let Scores { origin, width } = Scores::new(first..tile.end);
+        let first = saved.firsts[sample * g.positions() + tile.start];
+        let end = tile.end.min(g.time);
+        let Scores { origin, width } = Scores::new(first..end);
         self.queries.pack_for_all_columns(isa, Matrix::new(&self.q[..tile.len() * g.size], tile.len(), g.size));
         self.upstream.pack_for_all_columns(isa, Matrix::new(&self.d_out[..tile.len() * g.size], tile.len(), g.size));
         let step = rows_at_a_time(isa);
-        for keys in pieces(first / step * step..tile.end, step) {
+        for keys in pieces(first / step * step..end, step) {
             // Queries before a key do not see it.
             let queries = keys.start.max(tile.start) - tile.start..tile.len();
             let from = queries.start * width + keys.start - origin;

@@ -10,6 +10,7 @@ mod gathered;
 pub(crate) mod geometry;
 pub(crate) mod heads;
 mod packed;
+mod ring;
 mod slices;
 pub(crate) mod span;
 
@@ -101,6 +102,7 @@ fn among(
         Some(group) => match group.sharing() {
             Sharing::Heads => slices::separate(group, [q, k, v], span, mask),
             Sharing::Queries => gathered::separate(group, [q, k, v], span, mask),
+            Sharing::Ring => ring::separate(group, [q, k, v], span, mask),
             Sharing::Layers => bail!("{OP}: {NOT_GATHERED}"),
         },
     }
@@ -164,7 +166,7 @@ fn packed_among(
         None => whole_packed(qkv, heads, span, mask),
         Some(group) => match group.sharing() {
             Sharing::Heads => slices::packed(group, qkv, heads, span, mask),
-            Sharing::Queries => gathered::packed(group, qkv, heads, span, mask),
+            Sharing::Queries | Sharing::Ring => gathered::packed(group, qkv, heads, span, mask),
             Sharing::Layers => bail!("{OP}: {NOT_GATHERED}"),
         },
     }

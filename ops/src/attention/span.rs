@@ -31,6 +31,18 @@ pub(crate) struct Firsts {
     pub(crate) on_gpus: OnGpus,
 }
 
+impl Firsts {
+    /// `sizes` are the batch and the number of positions of a sample.
+    pub(crate) fn new(sizes: [usize; 2], positions: Vec<usize>) -> Self {
+        Self {
+            sizes,
+            positions,
+            #[cfg(feature = "cuda")]
+            on_gpus: OnGpus::default(),
+        }
+    }
+}
+
 impl Deref for Firsts {
     type Target = [usize];
 
@@ -70,16 +82,7 @@ impl AttentionSpan {
 
     /// Returns the first position that each position of `[batch, time]` sees.
     pub(crate) fn firsts(&self, op: &'static str, batch: usize, time: usize) -> Result<Arc<Firsts>> {
-        let make = || {
-            let positions = self.positions(op, batch, time)?;
-            let firsts = Firsts {
-                sizes: [batch, time],
-                positions,
-                #[cfg(feature = "cuda")]
-                on_gpus: OnGpus::default(),
-            };
-            Ok(Arc::new(firsts))
-        };
+        let make = || Ok(Arc::new(Firsts::new([batch, time], self.positions(op, batch, time)?)));
         if self.window.is_none() && self.position_ids.is_none() {
             // If the span is unlimited, a GPU does not read the first positions, so there is no copy to share.
             return make();

@@ -1,13 +1,13 @@
 //! Causal attention on a GPU, tile by tile.
 
-use super::{count32, room_like};
+use super::{count32, room_like, tensor};
 use crate::attention::geometry::{BACKWARD_PRODUCTS, FORWARD_PRODUCTS, Geometry};
 use crate::attention::span::Firsts;
 use crate::device::{Gpu, Operand, address, kernel_dtype};
 use crate::measure::count_macs;
 use candle_core::cuda_backend::DeviceId;
 use candle_core::cuda_backend::cudarc::driver::{CudaSlice, DevicePtr};
-use candle_core::{CudaStorage, DType, Error, Result};
+use candle_core::{CudaStorage, DType, Error, Result, Tensor};
 use std::sync::{Arc, Mutex, PoisonError};
 use zero_kernels::Address;
 use zero_kernels::attention::{self, Saved};
@@ -16,7 +16,7 @@ use zero_kernels::attention::{self, Saved};
 #[derive(Debug)]
 pub(crate) struct Kept {
     /// f32 of `[batch, heads, queries]`.
-    log_sums: CudaStorage,
+    pub(crate) log_sums: Tensor,
     /// The first position that each position sees, or `None` if that is position 0 for all.
     firsts: Option<Arc<CudaSlice<u32>>>,
     /// Multiply-accumulates of one product of queries and keys.
@@ -58,7 +58,7 @@ fn geometry(
         batch: count(of.batch)?,
         from: count(queries.start)?,
         time: count(queries.end)?,
-        later: count(of.time - queries.end)?,
+        keys: count(of.time)?,
         heads: count(of.heads)?,
         kv_heads: count(of.kv_heads)?,
         size: count(of.size)?,
@@ -69,6 +69,11 @@ fn geometry(
 }
 
 impl Kept {
+    /// Returns the values that a backward reads, given the log-sums of the queries. These may be those over more keys.
+    pub(crate) fn new(op: &'static str, gpu: &Gpu, of: Geometry, log_sums: Tensor, firsts: &Firsts) -> Result<Self> {
+        Ok(Self { log_sums, firsts: firsts.on(op, gpu)?, macs: of.macs_of_a_product(firsts) })
+    }
+
     fn firsts(&self) -> Address {
         self.firsts.as_ref().map_or(0, |firsts| firsts.device_ptr(firsts.stream()).0)
     }
@@ -96,14 +101,14 @@ pub(crate) fn forward(
     operands: &[Operand],
     firsts: &Firsts,
 ) -> Result<(CudaStorage, Kept)> {
-    let macs = of.macs_of_a_product(firsts);
-    count_macs(FORWARD_PRODUCTS * macs);
     let (out, at) = room_like(op, gpu, dtype, of.batch * of.queries.len() * of.heads * of.size)?;
-    let firsts = firsts.on(op, gpu)?;
-    let kept = Kept { log_sums: gpu.floats((of.batch * of.heads * of.queries.len()).max(1))?, firsts, macs };
+    let rows = of.batch * of.heads * of.queries.len();
+    let log_sums = tensor(gpu.floats(rows.max(1))?, rows.max(1));
+    let kept = Kept::new(op, gpu, of, log_sums, firsts)?;
+    count_macs(FORWARD_PRODUCTS * kept.macs);
     if of.batch * of.time > 0 {
         let sizes = geometry(op, of, dtype, operands.len() == 1, kept.firsts())?;
-        let log_sums = address(op, &kept.log_sums)?;
+        let log_sums = Operand::of(op, &kept.log_sums)?.address;
         let launch = attention::forward(&sizes, places(of, dtype, operands), at, log_sums).map_err(Error::wrap)?;
         // SAFETY: the operands, the result and the sums have these sizes.
         unsafe { gpu.launch(&launch) }?;
@@ -128,7 +133,7 @@ pub(crate) fn backward<const N: usize>(
     if of.batch * of.time > 0 {
         let sizes = geometry(op, of, dtype, N == 1, kept.firsts())?;
         let deltas = gpu.floats(of.batch * of.heads * of.queries.len())?;
-        if sizes.later > 0 {
+        if sizes.keys > sizes.time {
             // The kernel writes only the gradients of keys and values that a query may see.
             for to in &to[1..] {
                 // SAFETY: the place has this many elements.
@@ -138,7 +143,7 @@ pub(crate) fn backward<const N: usize>(
         let saved = Saved {
             qkv: places(of, dtype, operands),
             out: out.address,
-            log_sums: address(op, &kept.log_sums)?,
+            log_sums: Operand::of(op, &kept.log_sums)?.address,
             d_out: d_out.address,
         };
         let deltas = (address(op, &deltas)?, deltas);

@@ -93,7 +93,7 @@ mod tests {
             // column.
             let position = if n >= 3 { n - 3 } else { continue };
             let width = n + softmax::SPARE;
-            let tile = softmax::Tile { width, origin: 0, position, firsts: &[0, 1, 1] };
+            let tile = softmax::Tile { width, origin: 0, position, end: position + 3, firsts: &[0, 1, 1] };
             same("causal exp", &[3 * width, 3, 3], |isa, out| {
                 let [scores, sums, log_sums] = out else { panic!("three outputs") };
                 softmax::causal_exp(isa, tile, scores, 0.3, sums, log_sums);

@@ -96,13 +96,14 @@ vectorised! {
 /// The layout of the scores of a few query rows, which begin `width` floats apart.
 ///
 /// Column 0 is the position `origin`. Row `i` belongs to `position + i` and sees the positions from `firsts[i]` up to
-/// its own. Rows are processed as whole vectors, so a row has space for [`SPARE`] columns after the last row's own
-/// position.
+/// its own, but none from `end` on; `firsts[i]` is at most `end`. Rows are processed as whole vectors, so a row has space
+/// for [`SPARE`] columns after the last column that any row sees.
 #[derive(Clone, Copy)]
 pub(crate) struct Tile<'a> {
     pub(crate) width: usize,
     pub(crate) origin: usize,
     pub(crate) position: usize,
+    pub(crate) end: usize,
     pub(crate) firsts: &'a [usize],
 }
 
@@ -128,8 +129,8 @@ const USED: [u32; 2 * LANES] = {
 impl Tile<'_> {
     /// Returns the first column that row `i` sees, and the column after the last one that it sees.
     #[inline(always)]
-    fn columns(&self, i: usize) -> (usize, usize) {
-        (self.firsts[i] - self.origin, self.position + i + 1 - self.origin)
+    pub(crate) fn columns(&self, i: usize) -> (usize, usize) {
+        (self.firsts[i] - self.origin, (self.position + i + 1).min(self.end) - self.origin)
     }
 
     /// Returns the columns that row `i` sees, as vectors.
@@ -166,7 +167,8 @@ impl Tile<'_> {
 vectorised! {
     /// Replaces scores by the numerators of the causal softmax: e^(scale·(x − m)) where the row sees the position,
     /// and 0 elsewhere. Stores row `i`'s sum in `sums[i]`, and scale·m + ln(sum), from which the backward recomputes
-    /// the probabilities, in `log_sums[i]`. There are at most [`MOST_ROWS`] rows.
+    /// the probabilities, in `log_sums[i]`. For a row that sees no position these are 0 and −∞. There are at most
+    /// [`MOST_ROWS`] rows.
     ///
     /// Each loop over the rows ends with operations that no later row waits for, so that the processor overlaps rows.
     fn causal_exp(tile: Tile<'_>, scores: &mut [f32], scale: f32, sums: &mut [f32], log_sums: &mut [f32]) {
@@ -196,7 +198,7 @@ vectorised! {
             sums[i] = short_tree(lanes, |a, b| a + b);
         }
         for ((log_sum, &sum), largest) in log_sums.iter_mut().zip(&*sums).zip(largest) {
-            *log_sum = scale * largest + ln(sum);
+            *log_sum = if sum > 0.0 { scale * largest + ln(sum) } else { f32::NEG_INFINITY };
         }
     }
 }

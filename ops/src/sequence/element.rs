@@ -1,5 +1,6 @@
 //! Element types of tensors that the ranks of a group exchange.
 
+use crate::product::Elements;
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, Error, Layout, Result, WithDType, bail};
 use half::{bf16, f16};
@@ -11,6 +12,8 @@ pub(crate) trait Element: WithDType {
     fn buffer(values: Vec<Self>) -> Buffer;
 
     fn values(buffer: Buffer) -> Result<Vec<Self>>;
+
+    fn elements(values: &[Self]) -> Elements<'_>;
 
     /// Returns the elements of storage of this type.
     fn of_storage(storage: CpuStorage) -> Option<Vec<Self>>;
@@ -67,7 +70,7 @@ pub(crate) fn transposed<T: Copy>(values: &[T], [rows, columns]: [usize; 2], blo
 }
 
 macro_rules! travels {
-    ($($type:ty, $into:ident, $storage:ident;)*) => {
+    ($($type:ty, $into:ident, $storage:ident, $elements:ident;)*) => {
         $(impl Element for $type {
             fn buffer(values: Vec<Self>) -> Buffer {
                 values.into()
@@ -75,6 +78,10 @@ macro_rules! travels {
 
             fn values(buffer: Buffer) -> Result<Vec<Self>> {
                 buffer.$into().map_err(Error::wrap)
+            }
+
+            fn elements(values: &[Self]) -> Elements<'_> {
+                Elements::$elements(values)
             }
 
             fn of_storage(storage: CpuStorage) -> Option<Vec<Self>> {
@@ -88,7 +95,7 @@ macro_rules! travels {
 }
 
 travels! {
-    f32, into_f32, F32;
-    bf16, into_bf16, BF16;
-    f16, into_f16, F16;
+    f32, into_f32, F32, F32;
+    bf16, into_bf16, BF16, Bf16;
+    f16, into_f16, F16, F16;
 }

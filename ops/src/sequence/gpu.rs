@@ -35,6 +35,15 @@ impl SequenceGroup {
         Ok(Box::new(move || arrived(&device, exchange.wait()?.shard, shape)))
     }
 
+    /// Starts to send a copy of `x` to the next rank, and to receive a tensor of the same shape from the previous rank.
+    pub(crate) fn pass_on_on_gpu(&self, x: &Tensor) -> Result<Arriving> {
+        let by_gpu = self.by_gpu.moves;
+        let (own, room) = (leaving(x, by_gpu)?, self.room(x, by_gpu, x.elem_count())?);
+        let exchange = self.start_to_pass_on(own, room, x.elem_count())?;
+        let (device, shape) = (x.device().clone(), x.shape().clone());
+        Ok(Box::new(move || arrived(&device, exchange.wait()?.output, shape)))
+    }
+
     /// Sends consecutive parts of `x` to the ranks and concatenates the parts that the ranks send. `send` and `receive`
     /// hold the number of elements for each rank.
     pub(crate) fn all_to_all_on_gpu(&self, x: &Tensor, [send, receive]: [&[usize]; 2]) -> Result<Tensor> {

@@ -8,12 +8,15 @@
 //! - It exchanges its slice of all heads for all positions of some heads, and back again (`exchange`):
 //!   DeepSpeed-Ulysses (Jacobs et al., "DeepSpeed Ulysses: System optimizations for enabling training of extreme long
 //!   sequence transformer models", 2023).
-//! - It gathers the keys and values of all positions, and computes all heads for its own queries (`ops/src/attention/gathered.rs`):
-//!   the context parallelism of Llama 3 (Grattafiori et al., "The Llama 3 herd of models", 2024, section 3.3.2).
+//! - It computes all heads for its own queries, with the keys and values of all positions. It gathers them first
+//!   (`ops/src/attention/gathered.rs`): the context parallelism of Llama 3 (Grattafiori et al., "The Llama 3 herd of
+//!   models", 2024, section 3.3.2). Or the ranks pass their keys and values from rank to rank
+//!   (`ops/src/attention/ring.rs`): ring attention (Liu et al., "Ring attention with blockwise transformers for
+//!   near-infinite context", 2023).
 //!
-//! In both, a query sees the same numbers as on one rank, so on the CPU the forward is bit-identical to the forward of
-//! a single rank. The two ways can be combined: groups of ranks then gather keys and values, and the ranks inside a
-//! group split the group's slice and exchange heads.
+//! After an exchange of heads, or with gathered keys and values, a query sees the same numbers as on one rank, so on the
+//! CPU the forward is bit-identical to the forward of a single rank. The two ways can be combined: groups of ranks then
+//! share keys and values, and the ranks inside a group split the group's slice and exchange heads.
 //!
 //! The ranks of a tensor group ([`Sharing::Layers`], `ops/src/tensor/`) work on slices only outside of attentions and
 //! feed-forward networks, which gather whole sequences.
@@ -32,8 +35,10 @@ use candle_core::{Result, Tensor, bail};
 use std::cell::RefCell;
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
-use zero_comm::{Buffer, CommError, Communicator, Gathered, Pending, ReduceOp, Scattered};
+use zero_comm::{Buffer, CommError, Communicator, Exchanged, Gathered, Pending, ReduceOp, Scattered};
 
+#[cfg(feature = "cuda")]
+pub(crate) use self::gpu::Arriving;
 pub(crate) use element::{Element, dense, of_element, transposed};
 pub(crate) use exchange::{to_heads, to_positions};
 pub(crate) use heads::HeadShares;
@@ -47,6 +52,9 @@ pub enum Sharing {
     /// Each rank computes all heads for its own queries. A sequence is split into 2n chunks. Rank i of n has the i-th
     /// chunk from the beginning and the i-th from the end, so that the queries of all ranks see equally many positions.
     Queries,
+    /// Like [`Sharing::Queries`], but the ranks pass keys and values from rank to rank instead of gathering them: ring
+    /// attention. No rank holds the keys and values of all positions.
+    Ring,
     /// Attentions and feed-forward networks gather all positions, and each rank computes a part of their heads and
     /// columns: tensor parallelism. Elsewhere, rank i of n has the i-th of n slices.
     Layers,
@@ -149,7 +157,7 @@ impl SequenceGroup {
     pub fn of_batch(&self) -> Option<&Self> {
         match self.sharing {
             Sharing::Layers => self.outer.as_deref(),
-            Sharing::Heads | Sharing::Queries => Some(self),
+            Sharing::Heads | Sharing::Queries | Sharing::Ring => Some(self),
         }
     }
 
@@ -190,7 +198,7 @@ impl SequenceGroup {
     pub fn silent_in(&self, layer: &str) -> Self {
         let silent = match self.sharing {
             Sharing::Layers => None,
-            Sharing::Heads | Sharing::Queries => Some(layer.into()),
+            Sharing::Heads | Sharing::Queries | Sharing::Ring => Some(layer.into()),
         };
         let outer = self.outer.as_ref().map(|outer| outer.silent_in(layer));
         Self { silent, ..self.clone() }.inside(outer)
@@ -265,7 +273,7 @@ impl SequenceGroup {
         let size = self.size;
         let (chunks, parts) = match self.sharing {
             Sharing::Heads | Sharing::Layers => (size, format!("{size} slices")),
-            Sharing::Queries => (2 * size, format!("2 × {size} chunks")),
+            Sharing::Queries | Sharing::Ring => (2 * size, format!("2 × {size} chunks")),
         };
         if time == 0 || !time.is_multiple_of(chunks) {
             bail!("sequences of {time} positions cannot be split into {parts} of the same length");
@@ -273,7 +281,7 @@ impl SequenceGroup {
         let chunk = |chunk: usize| chunk * (time / chunks)..(chunk + 1) * (time / chunks);
         Ok(match self.sharing {
             Sharing::Heads | Sharing::Layers => vec![chunk(rank)],
-            Sharing::Queries => vec![chunk(rank), chunk(chunks - 1 - rank)],
+            Sharing::Queries | Sharing::Ring => vec![chunk(rank), chunk(chunks - 1 - rank)],
         })
     }
 
@@ -318,6 +326,22 @@ impl SequenceGroup {
     /// Concatenates the slices of all ranks, which have the same length.
     pub(crate) fn concatenated<T: Element>(&self, slice: Vec<T>) -> Result<Vec<T>> {
         T::values(self.all_gather(slice)?.wait()?.output)
+    }
+
+    /// Starts to send values to the next rank, and to receive the same number of values from the previous rank.
+    pub(crate) fn pass_on<T: Element>(&self, values: Vec<T>) -> Result<Exchanging<Exchanged>> {
+        let count = values.len();
+        self.start_to_pass_on(T::buffer(values), T::buffer(vec![T::zero(); count]), count)
+    }
+
+    fn start_to_pass_on(&self, values: Buffer, room: Buffer, count: usize) -> Result<Exchanging<Exchanged>> {
+        let for_rank = |rank: usize| {
+            let mut counts = vec![0; self.size];
+            counts[rank % self.size] = count;
+            counts
+        };
+        let (next, previous) = (for_rank(self.index + 1), for_rank(self.index + self.size - 1));
+        self.start(|comm| comm.all_to_all(values, room, &next, &previous))
     }
 
     /// Starts to sum the inputs of all ranks. The result is this rank's part of the sum. The parts have the same

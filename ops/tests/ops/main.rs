@@ -14,6 +14,7 @@ mod ignored;
 mod invariance;
 mod overlap;
 mod preference;
+mod ring;
 mod sink;
 mod tiled;
 mod z_loss;

@@ -58,8 +58,8 @@ impl MemoryPlan {
     }
 
     /// Returns the bytes that ranks send inside layers to ranks of their context or tensor group on other hosts.
-    /// Assumes that each rank sends the same number of bytes to every other rank of its group. `ranks` is the number of
-    /// ranks per host.
+    /// Assumes that each rank sends the same number of bytes to every other rank of its group, or all bytes to the next
+    /// rank with ring attention. `ranks` is the number of ranks per host.
     fn exchanged_between_hosts(&self, table: &Table, mesh: Mesh, ranks: usize) -> u64 {
         let elsewhere =
             |rank: usize, group: &[usize]| group.iter().filter(|&&other| other / ranks != rank / ranks).count() as u64;
@@ -70,7 +70,12 @@ impl MemoryPlan {
             let sent = table.exchanged(program);
             let of_rank = |rank| {
                 let tensor = sent.tensor + self.tensor_sum(mesh.coordinates(rank));
-                part(sent.context, rank, mesh.context_ranks(rank)) + part(tensor, rank, mesh.tensor_ranks(rank))
+                let mut context = mesh.context_ranks(rank);
+                if self.config.uses_ring_attention() {
+                    let own = context.iter().position(|&other| other == rank).unwrap_or(0);
+                    context = vec![rank, context[(own + 1) % context.len()]];
+                }
+                part(sent.context, rank, context) + part(tensor, rank, mesh.tensor_ranks(rank))
             };
             mesh.ranks(stage).map(of_rank).sum::<u64>()
         };

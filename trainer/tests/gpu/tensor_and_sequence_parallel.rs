@@ -11,6 +11,7 @@ use zero_train::{Engine, Layers};
 const TENSOR: &str = "tensor_parallel: {autotp_size: 2}";
 const SEQUENCE: &str = "sequence_parallel_size: 2";
 const CONTEXT: &str = "mesh: {context_parallel_degree: 2}";
+const RING: &str = "mesh: {context_parallel_degree: 2, context_parallel_rotate_method: alltoall}";
 const STEPS: u64 = 2;
 
 /// Returns a Llama in which four query heads share two key and value heads. Queries and keys have norms, and all linear
@@ -69,7 +70,7 @@ fn slices_of_sequences_have_the_losses_of_the_cpu() {
     if !has_gpu() {
         return;
     }
-    for key in [SEQUENCE, CONTEXT] {
+    for key in [SEQUENCE, CONTEXT, RING] {
         for layers in [gpt2 as fn() -> Layers, grouped_llama] {
             assert_like_the_cpu(layers, 2, key, 1e-4);
         }
@@ -77,13 +78,18 @@ fn slices_of_sequences_have_the_losses_of_the_cpu() {
             assert_like_the_cpu(gpt2, 2, &format!("{key}\n{dtype}"), bound);
         }
     }
-    assert_like_the_cpu(windowed, 2, CONTEXT, 1e-4);
+    for key in [CONTEXT, RING] {
+        assert_like_the_cpu(windowed, 2, key, 1e-4);
+    }
     // Two ranks need each of the two key and value heads.
     assert_like_the_cpu(grouped_llama, 4, "sequence_parallel_size: 4", 1e-4);
     for key in [SEQUENCE, CONTEXT] {
         assert_like_the_cpu(four_heads, 4, &format!("{TENSOR}\n{key}"), 1e-4);
     }
     assert_like_the_cpu(four_heads, 4, &format!("{SEQUENCE}\n{CONTEXT}"), 1e-4);
+    assert_like_the_cpu(four_heads, 4, &format!("{SEQUENCE}\n{RING}"), 1e-4);
+    let four = RING.replace("degree: 2", "degree: 4");
+    assert_like_the_cpu(windowed, 4, &four, 1e-4);
 }
 
 /// Compares the outputs of evaluations: with a tensor group, every rank has the outputs of all classes; with slices of
@@ -93,7 +99,7 @@ fn outputs_are_those_of_the_cpu() {
     if !has_gpu() {
         return;
     }
-    for more in [TENSOR, SEQUENCE, CONTEXT] {
+    for more in [TENSOR, SEQUENCE, CONTEXT, RING] {
         let outputs = |device: &str| {
             let text = resident(device, 0, 1, more);
             world(2, |comm| {
@@ -149,6 +155,7 @@ fn exchanges_over_nccl() {
         (grouped_llama, 2, TENSOR),
         (grouped_llama, 2, SEQUENCE),
         (grouped_llama, 2, CONTEXT),
+        (grouped_llama, 2, RING),
         (grouped_llama, 4, "sequence_parallel_size: 4"),
         (four_heads, 4, &format!("{TENSOR}\n{SEQUENCE}")),
         (four_heads, 4, &format!("{SEQUENCE}\n{CONTEXT}")),

@@ -6,7 +6,7 @@ use crate::launch::namespaces;
 use case::{Alone, Case, sets};
 use namespaces::Hosts;
 
-const MODEL: [&str; 3] = ["model.n_embd=64", "gradient_accumulation_steps=2", "data.eval_fraction=0"];
+const MODEL: [&str; 4] = ["model.n_embd=64", "model.n_head=4", "gradient_accumulation_steps=2", "data.eval_fraction=0"];
 
 /// Trains on both hosts. Returns the bytes of all ranks' sockets.
 fn network_bytes(case: &Case, hosts: &Hosts, steps: u32, layout: &[&str]) -> f64 {
@@ -55,6 +55,9 @@ fn hosts_send_the_bytes_that_the_plan_predicts() {
         &["zero_optimization.stage=2", groups],
         &["zero_optimization.stage=3", "mesh.data_parallel_shard_degree=auto", "bf16.enabled=true"],
         &["zero_optimization.stage=1", "pipeline.stages=2"],
+        &["zero_optimization.stage=2", "sequence_parallel_size=4"],
+        &["zero_optimization.stage=2", "mesh={context_parallel_degree: 4}"],
+        &["zero_optimization.stage=2", "mesh={context_parallel_degree: 4, context_parallel_rotate_method: alltoall}"],
         // The four steps that are measured below contain two outer steps here, and one with `steps: 4`.
         &["zero_optimization.stage=2", groups, "training.local_steps={steps: 2}"],
         &["zero_optimization.stage=0", groups, "training.local_steps={steps: 4}"],

@@ -90,20 +90,21 @@ fn every_zero_stage_over_ranks_and_micro_batches() {
 
 #[test]
 fn sequence_and_context_parallelism() {
-    for (ranks, slices, key) in [
-        (2, 2, "sequence_parallel_size"),
-        (4, 2, "sequence_parallel_size"),
-        (4, 4, "sequence_parallel_size"),
-        (2, 2, "mesh.context_parallel_degree"),
-        (4, 4, "mesh.context_parallel_degree"),
+    for (ranks, size) in [
+        (2, "sequence_parallel_size=2"),
+        (4, "sequence_parallel_size=2"),
+        (4, "sequence_parallel_size=4"),
+        (2, "mesh.context_parallel_degree=2"),
+        (4, "mesh.context_parallel_degree=4"),
+        (2, "mesh={context_parallel_degree: 2, context_parallel_rotate_method: alltoall}"),
+        (4, "mesh={context_parallel_degree: 4, context_parallel_rotate_method: alltoall}"),
     ] {
-        let size = format!("{key}={slices}");
         for stage in [0, 2, 3] {
-            holds(ranks, &format!("stage: {stage}"), &[&size]);
+            holds(ranks, &format!("stage: {stage}"), &[size]);
         }
         let recomputes = "activation_checkpointing={enabled: true}";
         for more in [LLAMA, "bf16={enabled: true}", recomputes, "gradient_accumulation_steps=2"] {
-            holds(ranks, "stage: 2", &[&size, more, "train_micro_batch_size_per_gpu=1"]);
+            holds(ranks, "stage: 2", &[size, more, "train_micro_batch_size_per_gpu=1"]);
         }
     }
     let pipeline = ["sequence_parallel_size=2", "pipeline={stages: 2}", UNTIED, "gradient_accumulation_steps=3"];

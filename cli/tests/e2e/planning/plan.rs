@@ -233,6 +233,29 @@ fn a_tiled_mlp_is_advised() {
     assert!(told.contains("does not fit") && !told.contains("--set model.tiled"), "{told}");
 }
 
+/// Ring attention holds the keys and values of fewer ranks, and is advised if that suffices.
+#[test]
+fn ring_attention_is_advised() {
+    let case = Case::new();
+    let long = sets(&[
+        "model={type: gpt2, vocab_size: 64, n_positions: 4096, n_embd: 64, n_layer: 2, n_head: 2}",
+        "train_micro_batch_size_per_gpu=1",
+        "mesh.context_parallel_degree=8",
+    ]);
+    let ring = ["--set", "mesh.context_parallel_rotate_method=alltoall"];
+    let long = [&["-n", "8"], &long[..]].concat();
+    let of = |more: &[&str]| json(&case, &[&long[..], more].concat())["planned_peak_bytes"].as_u64().unwrap();
+    let (gathered, passed) = (of(&[]), of(&ring));
+    assert!(passed < gathered * 4 / 5, "{gathered} bytes with gathered keys and values, {passed} bytes with a ring");
+    let limit = format!("{}", (gathered + passed) / 2);
+    let told = plan(&case, &[&long[..], &["--device-memory", &limit]].concat());
+    let advice = told.lines().find(|line| line.trim_start().starts_with("--set")).unwrap_or_else(|| panic!("{told}"));
+    assert!(advice.contains("--set mesh.context_parallel_rotate_method=alltoall: "), "{told}");
+    // Ranks that already use it get no such advice.
+    let told = plan(&case, &[&long[..], &ring, &["--device-memory", "1MB"]].concat());
+    assert!(told.contains("does not fit") && !told.contains("rotate_method"), "{told}");
+}
+
 /// A configuration with a lower stage is advised to use all memory savings of stage 3 before offload to a disk.
 #[test]
 fn stage_3_without_prefetching_is_advised_before_offload_to_disk() {

@@ -143,7 +143,7 @@ fn attention_gets_the_shared_memory_that_it_needs() {
         packed: false,
         firsts: 0,
         from: 0,
-        later: 0,
+        keys: 40,
     };
     let count = 40 * 128;
     // All keys are equal, so a position's result is the mean of the values up to it.

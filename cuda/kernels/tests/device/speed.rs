@@ -328,7 +328,7 @@ impl<'a> Bed<'a> {
             packed: false,
             firsts: 0,
             from: 0,
-            later: 0,
+            keys: time,
         };
         let [q, kv] = [heads, kv_heads].map(|heads| 2 * 64 * u64::from(batch * time * heads));
         let statistic = 4 * u64::from(batch * time * heads);

@@ -1,5 +1,9 @@
 //! Compares the attention kernels with a reference in f64.
 
+mod keys;
+
+use std::ops::Range;
+
 use zero_kernels::attention::{Geometry, Saved, backward, forward};
 use zero_kernels::{Address, Dtype};
 
@@ -16,7 +20,9 @@ struct Case {
 }
 
 impl Case {
+    /// The keys have the positions of the queries.
     fn new(of: Geometry, documents: bool) -> Self {
+        let of = Geometry { keys: of.time, ..of };
         let count = |heads| (of.batch * of.time * heads * of.size) as usize;
         let values = |seed, heads| rounded(of.dtype, &numbers(seed, count(heads)));
         let q: Vec<f32> = values(1, of.heads).iter().map(|x| 2.0 * x).collect();
@@ -125,7 +131,7 @@ impl Case {
     }
 
     /// Returns the rows of these positions of every sample.
-    fn rows(&self, all: &[f32], positions: std::ops::Range<u32>, heads: u32) -> Vec<f32> {
+    fn rows(&self, all: &[f32], positions: Range<u32>, heads: u32) -> Vec<f32> {
         let range = |sample| self.at(heads, sample, positions.start, 0)..self.at(heads, sample, positions.end, 0);
         (0..self.of.batch).flat_map(|sample| all[range(sample)].to_vec()).collect()
     }
@@ -136,7 +142,7 @@ impl Case {
         let (dtype, heads) = (self.of.dtype, self.of.heads);
         on_device(|device| {
             let mut firsts = Memory::integers(&self.firsts);
-            let of = Geometry { firsts: firsts.address(), from, time: to, later: self.of.time - to, ..self.of };
+            let of = Geometry { firsts: firsts.address(), from, time: to, ..self.of };
             let statistics = (of.batch * heads * (to - from) * 4) as usize;
             let (mut log_sums, mut deltas) = (Memory::unwritten(statistics), Memory::unwritten(statistics));
             let mut q = Memory::floats(dtype, &self.rows(&self.qkv[0], from..to, heads));
@@ -186,7 +192,7 @@ const SMALL: Geometry = Geometry {
     packed: false,
     firsts: 0,
     from: 0,
-    later: 0,
+    keys: 70,
 };
 
 #[test]

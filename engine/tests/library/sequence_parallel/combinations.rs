@@ -16,7 +16,8 @@ struct Layout {
     replicates: usize,
     shards: usize,
     slices: usize,
-    /// How ranks share sequences, as an index into `kinds`: by heads, by queries, or both.
+    /// How ranks share sequences, as an index into `kinds`: by heads, by queries, by a ring, by heads and queries, or by
+    /// heads and a ring.
     kind: usize,
     /// Number of tensor-parallel ranks.
     tensor: usize,
@@ -43,11 +44,11 @@ fn layouts() -> Vec<Layout> {
     for stage in 0..=3 {
         for stages in [1, 2] {
             for (replicates, shards) in [(1, 1), (1, 2), (2, 1), (2, 2)] {
-                for (slices, kind) in [(1, 0), (2, 0), (4, 0), (2, 1), (4, 1), (4, 2)] {
+                for (slices, kind) in [(1, 0), (2, 0), (4, 0), (2, 1), (4, 1), (4, 3), (2, 2), (4, 2), (4, 4)] {
                     for tensor in [1, 2, 4] {
                         let layout = Layout { stage, stages, replicates, shards, slices, kind, tensor };
                         // The model has four heads.
-                        let has_heads = [slices, 1, 2][kind] * tensor <= 4;
+                        let has_heads = [slices, 1, 1, 2, 2][kind] * tensor <= 4;
                         if layout.ranks() <= 8 && has_heads && (replicates == 1 || stage > 0) {
                             all.push(layout);
                         }
@@ -82,7 +83,7 @@ fn every_combination_trains_and_resumes_the_previous_one() {
     };
     let [first, second] = [part(0..STEPS as usize), part(STEPS as usize..2 * STEPS as usize)];
     let all = layouts();
-    assert_eq!(all.len(), 205);
+    assert_eq!(all.len(), 287);
     let mut before: Option<tempfile::TempDir> = None;
     for layout in all {
         let folder = tempfile::tempdir().unwrap();

@@ -3,7 +3,7 @@
 use candle_core::Tensor;
 use zero_engine::{Engine, Layers, zoo};
 
-use super::{KINDS, STEPS, by_both, by_heads, by_queries, gpt2, keys, llama};
+use super::{KINDS, STEPS, by_both, by_both_with_ring, by_heads, by_queries, by_ring, gpt2, keys, llama};
 use crate::adapter::LORA;
 use crate::on_disk::offloaded;
 use crate::packing;
@@ -85,8 +85,10 @@ fn packed_documents_see_only_themselves() {
                     assert_near(&run(2, &text), &expected, tolerance, &text);
                 }
             }
-            let text = by_both(keys(4, 4, 1, 3, dtype));
-            assert_near(&run(4, &text), &expected, tolerance, &text);
+            for kind in [by_both, by_both_with_ring] {
+                let text = kind(keys(4, 4, 1, 3, dtype));
+                assert_near(&run(4, &text), &expected, tolerance, &text);
+            }
         }
     }
 }
@@ -97,9 +99,13 @@ fn checkpoints_load_at_any_sequence_parallel_degree() {
     let text = |slices: usize, stage: u8| keys(slices, 4, 1, stage, "");
     let whole = run_of(gpt2, 2, STEPS, &text(2, 3));
     save((2, 3), folder.path(), |comm| engine_of(gpt2(), comm, &text(2, 3)));
-    for (ranks, stage, kind) in
-        [(1, 0, by_heads as fn(String) -> String), (2, 1, by_heads), (4, 3, by_heads), (2, 2, by_queries)]
-    {
+    for (ranks, stage, kind) in [
+        (1, 0, by_heads as fn(String) -> String),
+        (2, 1, by_heads),
+        (4, 3, by_heads),
+        (2, 2, by_queries),
+        (4, 3, by_ring),
+    ] {
         let text = kind(text(ranks, stage));
         let rest = resume((ranks, STEPS - 3), folder.path(), |comm| engine_of(gpt2(), comm, &text));
         assert_near(&rest, &whole.after(3), 1e-5, &text);
@@ -107,8 +113,8 @@ fn checkpoints_load_at_any_sequence_parallel_degree() {
 }
 
 /// The bytes that a rank sends match the formulas. By heads, the formula is that of Ulysses: queries, keys, values and
-/// the output in each direction. By queries, each rank sends its keys and values to all others. In the backward, it
-/// also sends them the gradients of their keys and values in f32.
+/// the output in each direction. By queries, each rank sends its keys and values to all others, directly or around the
+/// ring. In the backward, it also sends the gradients of the others' keys and values in f32.
 #[test]
 fn traffic_matches_the_formulas() {
     let (rows, time, width, layers, micro_batches) = (2, 16, 32, 2, 2);
@@ -119,9 +125,8 @@ fn traffic_matches_the_formulas() {
                 let of_heads = 4 * part * bytes * (slices - 1) / slices;
                 let of_queries = 2 * part * bytes * (slices - 1);
                 let gradients = 2 * part * 4 * (slices - 1);
-                for (kind, forward, backward) in
-                    [(KINDS[0], of_heads, of_heads), (KINDS[1], of_queries, of_queries + gradients)]
-                {
+                let by_queries = [of_queries, of_queries + gradients];
+                for (kind, [forward, backward]) in KINDS.into_iter().zip([[of_heads; 2], by_queries, by_queries]) {
                     let text = kind(keys(slices, rows, micro_batches, 2, &format!("{dtype}\n{more}")));
                     let sent = world(slices, |comm| {
                         let mut engine = engine_of(gpt2(), comm, &text);
@@ -190,7 +195,7 @@ fn a_layer_that_does_not_declare_its_attention_fails() {
 
 #[test]
 fn indivisible_sequences_are_errors() {
-    for (kind, parts) in KINDS.into_iter().zip(["3 slices", "2 × 3 chunks"]) {
+    for (kind, parts) in KINDS.into_iter().zip(["3 slices", "2 × 3 chunks", "2 × 3 chunks"]) {
         let text = kind(keys(3, 2, 1, 0, ""));
         let messages = world(3, |comm| {
             let mut engine = engine_of(llama(), comm, &text);
@@ -204,7 +209,7 @@ fn indivisible_sequences_are_errors() {
 /// The first collective of a step belongs to the first attention.
 #[test]
 fn a_rank_that_is_lost_in_an_exchange_is_named() {
-    for (kind, operation) in KINDS.into_iter().zip(["all_to_all", "all_gather"]) {
+    for (kind, operation) in KINDS.into_iter().zip(["all_to_all", "all_gather", "all_to_all"]) {
         let text = kind(keys(2, 2, 1, 0, ""));
         let errors = world(2, |comm| {
             let rank = comm.rank();

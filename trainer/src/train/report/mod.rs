@@ -275,12 +275,16 @@ fn expected_step_payload(engine: &Engine) -> Payload {
     let sharded = expected_payload(engine.program(), zero.layout(), place, width, options, |content| {
         engine.message_bytes(content)
     });
-    // A rank sends the same number of bytes to each rank that shares its sequences.
+    // A rank sends the same number of bytes to each rank that shares its sequences, or all bytes to the next one.
     let (mesh, at) = place;
     let (first, near) = (at.shard / mesh.context() * mesh.context(), mesh.near_shards(at));
-    let nearby = (first..first + mesh.context()).filter(|shard| near.contains(shard)).count() as u64 - 1;
+    let next = (at.shard - first + 1) % mesh.context();
+    let of_group = 0..mesh.context();
+    let others = of_group.filter(|&other| if engine.config().uses_ring_attention() { other == next } else { true });
+    let others: Vec<usize> = others.map(|other| first + other).filter(|&other| other != at.shard).collect();
+    let nearby = others.iter().filter(|&shard| near.contains(shard)).count() as u64;
     let exchanged = engine.exchanged_bytes().unwrap_or_default();
-    let within = (exchanged.context * nearby).checked_div(mesh.context() as u64 - 1).unwrap_or(0);
+    let within = (exchanged.context * nearby).checked_div(others.len() as u64).unwrap_or(0);
     // Tensor groups are the innermost of all groups.
     Payload { within: sharded.within + within + exchanged.tensor, across: sharded.across + exchanged.context - within }
 }
