@@ -83,11 +83,6 @@ pub(crate) fn check(config: &Config, resolver: &mut Resolver<'_>) {
     for (is_on, path, why) in [
         (is_mlp, Model::TYPE, "an mlp has no sequences that ranks could share"),
         (
-            data.is_some_and(|data| data.max_tokens.is_some()),
-            Data::max_tokens,
-            "slicing micro-batches of different lengths is not implemented",
-        ),
-        (
             config.training.gradient_noise_scale.is_some(),
             Training::gradient_noise_scale,
             "the noise scale compares whole samples, but ranks hold slices of samples",

@@ -62,7 +62,7 @@ impl TensorParallel {
             }
             _ => {}
         }
-        let chunks = size * config.context_size() * if config.mesh.context_parallel_degree > 1 { 2 } else { 1 };
+        let chunks = config.slices_of_a_sequence();
         if let Some(length) = config.data.as_ref().and_then(|data| data.sequence_length) {
             let (path, sharing) = (Data::sequence_length, config.context_size());
             let slice = length / sharing;
@@ -119,11 +119,6 @@ impl TensorParallel {
                 config.pipeline.stages > 1 && config.pipeline.partition_method == PartitionMethod::Time,
                 Pipeline::partition_method,
                 "`time` measures whole layers, but ranks hold parts of layers",
-            ),
-            (
-                config.data.as_ref().is_some_and(|data| data.max_tokens.is_some()),
-                Data::max_tokens,
-                "slicing micro-batches of different lengths is not implemented",
             ),
             (
                 config.training.gradient_noise_scale.is_some(),

@@ -81,10 +81,6 @@ fn settings_that_exclude_tensor_parallelism_are_rejected() {
             "adapter: {r: 4}\nquantization_config: {load_in_4bit: true, bnb_4bit_use_double_quant: true}",
             "double quantization needs whole weights",
         ),
-        (
-            "data: {train: a.jsonl, format: chat, tokenizer: t.json, sequence_length: 64, max_tokens: 128}",
-            "micro-batches of different lengths",
-        ),
         ("pipeline: {stages: 2, partition_method: time}", "`time` measures whole layers"),
         (
             "data: {train: a.txt, tokenizer: byte, sequence_length: 64}\ntraining: {max_steps: 4}\n\

@@ -8,7 +8,7 @@
 use zero_config::Config;
 
 /// Lengths are rounded up to multiples of this number, because vector instructions and tensor cores are then fast.
-const MULTIPLE: usize = 8;
+const FAST: usize = 8;
 
 /// The samples of a micro-batch.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -32,6 +32,8 @@ pub(super) struct TokenBatches {
     max_tokens: usize,
     /// Number of tokens of a whole sample.
     whole: usize,
+    /// Shorter lengths are multiples of this number.
+    unit: usize,
     /// The number of micro-batches is a multiple of this number.
     multiple: usize,
     /// The number of micro-batches, if it must be the same in every step.
@@ -44,7 +46,10 @@ impl TokenBatches {
         let max_tokens = config.data.as_ref()?.max_tokens?;
         let multiple = config.data_parallel_size();
         let count = config.training.reproducible.then_some(config.gradient_accumulation_steps * multiple);
-        Some(Self { max_tokens, whole, multiple, count })
+        // Ranks that share sequences have slices of the same length.
+        let slices = config.slices_of_a_sequence();
+        let unit = (1..=FAST).map(|n| n * slices).find(|unit| unit.is_multiple_of(FAST)).unwrap_or(slices);
+        Some(Self { max_tokens, whole, unit, multiple, count })
     }
 
     /// Describes the distribution in one line.
@@ -55,7 +60,7 @@ impl TokenBatches {
 
     /// Distributes samples with these lengths.
     pub(super) fn deal(&self, lengths: &[usize]) -> Vec<Dealt> {
-        let length = |sample: usize| lengths[sample].max(1).next_multiple_of(MULTIPLE).min(self.whole);
+        let length = |sample: usize| lengths[sample].max(1).next_multiple_of(self.unit).min(self.whole);
         let mut sorted: Vec<usize> = (0..lengths.len()).collect();
         sorted.sort_by_key(|&sample| std::cmp::Reverse(length(sample)));
         let sorted: Vec<(usize, usize)> = sorted.into_iter().map(|sample| (sample, length(sample))).collect();
@@ -110,7 +115,7 @@ mod tests {
     #[test]
     fn samples_of_similar_length_share_a_micro_batch() {
         let deal = |lengths: &[usize], max_tokens, count| {
-            let all = TokenBatches { max_tokens, whole: 64, multiple: 2, count }.deal(lengths);
+            let all = TokenBatches { max_tokens, whole: 64, unit: 8, multiple: 2, count }.deal(lengths);
             all.into_iter().map(|it| (it.samples, it.length)).collect::<Vec<_>>()
         };
         let lengths = [7, 64, 8, 30, 9, 1, 33, 6];
@@ -129,7 +134,7 @@ mod tests {
         #[test]
         fn every_sample_is_in_one_micro_batch(
             (ranks, accumulation, micro) in (1_usize..5, 1_usize..5, 1_usize..5),
-            whole in 1_usize..100,
+            (whole, unit) in (1_usize..100, 1_usize..20),
             less in 0.0..1.0,
             is_fixed: bool,
             seed: u64,
@@ -140,13 +145,14 @@ mod tests {
             let most = micro * whole;
             let max_tokens = if is_fixed { most } else { most - ((most - whole) as f64 * less) as usize };
             let count = is_fixed.then_some(ranks * accumulation);
-            let dealt = TokenBatches { max_tokens, whole, multiple: ranks, count }.deal(&lengths);
+            let dealt = TokenBatches { max_tokens, whole, unit, multiple: ranks, count }.deal(&lengths);
             let mut all: Vec<usize> = dealt.iter().flat_map(|it| it.samples.clone()).collect();
             all.sort_unstable();
             prop_assert_eq!(all, (0..samples).collect::<Vec<_>>());
             for it in &dealt {
                 prop_assert!(!it.samples.is_empty() && it.positions() <= max_tokens && it.length <= whole);
                 prop_assert!(it.samples.iter().all(|&sample| lengths[sample] <= it.length));
+                prop_assert!(it.length.is_multiple_of(unit) || it.length == whole);
             }
             prop_assert!(dealt.len().is_multiple_of(ranks));
             prop_assert!(count.is_none_or(|count| count == dealt.len()));

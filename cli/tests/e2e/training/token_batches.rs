@@ -43,6 +43,9 @@ fn losses_match_those_of_padded_samples() {
         ("recomputed", 2, &["activation_checkpointing={}"]),
         ("offloaded", 2, &["zero_optimization.offload_optimizer.device=cpu"]),
         ("prefetched", 4, &["training.dataloader_num_workers=2"]),
+        ("heads", 2, &["sequence_parallel_size=2"]),
+        ("ring", 4, &["mesh={context_parallel_degree: 2, context_parallel_rotate_method: alltoall}"]),
+        ("columns", 2, &["tensor_parallel={autotp_size: 2}"]),
     ] {
         let most = fewer(&run(&case, out, ranks, &data("max_tokens: 96"), more), out);
         assert!(most < 8 || ranks == 4, "{out}: {most} micro-batches");
