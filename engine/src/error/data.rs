@@ -100,11 +100,11 @@ pub enum DataError {
         at: At,
     },
     /// A token is outside the model's vocabulary.
-    #[error("{}, {at}: token {token} is outside the vocabulary of {vocabulary} tokens", path.display())]
+    #[error("{}, {at}: token {token} is outside the vocabulary{}", path.display(), of_tokens(*vocabulary))]
     Token {
-        /// The token.
-        token: u32,
-        /// Size of the model's vocabulary.
+        /// The token, as the file stores it.
+        token: i64,
+        /// Size of the model's vocabulary, or `usize::MAX` if it is not known.
         vocabulary: usize,
         /// The file.
         path: PathBuf,
@@ -388,6 +388,10 @@ impl DataError {
             _ => None,
         }
     }
+}
+
+fn of_tokens(vocabulary: usize) -> String {
+    if vocabulary == usize::MAX { " of every model".into() } else { format!(" of {vocabulary} tokens") }
 }
 
 fn list(sources: &[String]) -> String {

@@ -9,7 +9,6 @@ use std::path::{Path, PathBuf};
 use super::files::{self, Lines, Source};
 use super::options::DataOptions;
 use super::records::{Records, SampleShape, Samples};
-use serde_json::Value;
 use zero_engine::{At, DataError};
 
 /// All rows, in memory.
@@ -50,11 +49,6 @@ impl Rows {
                     rows.same_names(names, &source.path, None)?;
                     for row in cells {
                         let (at, cells) = row?;
-                        let number = |cell: Value| match cell {
-                            Value::Bool(class) => u8::from(class).to_string(),
-                            cell => cell.to_string(),
-                        };
-                        let cells: Vec<String> = cells.into_iter().map(number).collect();
                         let fields: Vec<&str> = cells.iter().map(String::as_str).collect();
                         rows.push(&fields, &source.path, at, classes)?;
                     }
@@ -109,6 +103,11 @@ impl Rows {
         let Some((label, features)) = fields.split_last() else { return Ok(()) };
         let features = if classes.is_some() { features } else { fields };
         if self.features.is_empty() && self.labels.is_empty() {
+            if features.is_empty() {
+                let message = "the row has one column, the label; give a table with features in the columns before the \
+                               label (in CSV files, columns are separated by commas)";
+                return Err(DataError::Damaged { path: path.into(), at: Some(at), message: message.into() });
+            }
             self.width = features.len();
         } else if features.len() != self.width {
             let found = fields.len();

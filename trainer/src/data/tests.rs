@@ -203,6 +203,7 @@ fn errors_in_text_and_tokens_name_the_position() {
     assert_eq!(message("empty.txt"), "no tokens or rows in empty.txt");
     assert_eq!(
         message("short.txt"),
+        ("negative.bin", &[7, -100_i64].map(i64::to_le_bytes).concat()),
         "the corpus has 3 tokens, too few for one sequence of 3 tokens and the next token (short.txt)"
     );
     assert_eq!(
@@ -223,6 +224,8 @@ fn errors_in_text_and_tokens_name_the_position() {
     assert_eq!(
         message("list.jsonl"),
         "list.jsonl, record 1: a record must be a JSON object\n  help: write one object per record"
+    let message_of_i64 = files.message(&["negative.bin"], |options| options.token_dtype = TokenDtype::I64);
+    assert_eq!(message_of_i64, "negative.bin, byte 8: token -100 is outside the vocabulary of 256 tokens");
     );
     assert_eq!(message("content.jsonl"), "content.jsonl, line 1: no key `text`; the keys are content, id");
     assert!(message("latin.jsonl").starts_with("latin.jsonl, line 1: "), "{}", message("latin.jsonl"));
@@ -292,6 +295,7 @@ fn formats_are_known_by_their_extension_unless_named() {
     assert_eq!(resolved("LICENSE"), Format::Text);
     assert_eq!(resolved("y.csv.gz"), Format::Csv);
     assert_eq!(resolved("y.jsonl.zst"), Format::Jsonl);
+    assert!(message(b"a;b\n1;0\n").starts_with("t.csv, line 2: the row has one column, the label; "));
     assert_eq!(resolved("y.bin.gz"), Format::Text);
     assert_eq!(resolved("y.parquet"), Format::Parquet);
     for (source, format) in [

@@ -151,7 +151,11 @@ impl TokenFile {
             None => Ok(()),
             Some(outside) => {
                 let at = At::Byte(offset + (outside * width) as u64);
-                Err(DataError::Token { token: out[before + outside], vocabulary, path: self.path.clone(), at })
+                let token = match bytes[outside * width..].first_chunk() {
+                    Some(stored) if self.width == Width::I64 => i64::from_le_bytes(*stored),
+                    _ => out[before + outside].into(),
+                };
+                Err(DataError::Token { token, vocabulary, path: self.path.clone(), at })
             }
         }
     }

@@ -112,7 +112,7 @@ impl Tokenizer {
                 None => Ok(piece.text.iter().map(|&byte| u32::from(byte)).collect()),
                 Some(outside) => {
                     let (token, at) = (u32::from(piece.text[outside]), piece.at.after(outside as u64));
-                    Err(DataError::Token { token, vocabulary, path: path.into(), at })
+                    Err(DataError::Token { token: token.into(), vocabulary, path: path.into(), at })
                 }
             },
             Tokenizer::HuggingFace(this) => this.encode_piece(piece, path, vocabulary),
@@ -239,7 +239,12 @@ impl HuggingFace {
                 // The fast encoder does not report offsets.
                 let encoding = guarded(|| self.tokenizer.encode(text, false)).map_err(failed(path))?;
                 let offset = encoding.get_offsets().get(i).map_or(0, |&(start, _)| start as u64);
-                Err(DataError::Token { token: tokens[i], vocabulary, path: path.into(), at: piece.at.after(offset) })
+                Err(DataError::Token {
+                    token: tokens[i].into(),
+                    vocabulary,
+                    path: path.into(),
+                    at: piece.at.after(offset),
+                })
             }
         }
     }

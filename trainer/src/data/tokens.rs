@@ -177,7 +177,7 @@ impl Documents {
             if let Some(token) = outside
                 && (documents.end - documents.start > 1 || all.len > 0)
             {
-                return Err(DataError::Token { token, vocabulary, path, at: At::Byte(0) });
+                return Err(DataError::Token { token: token.into(), vocabulary, path, at: At::Byte(0) });
             }
             // A row begins with the index of the document's first token.
             let first = |document: u64| Ok::<_, DataError>(storage.rows(document..document + 1)?[0] as usize);

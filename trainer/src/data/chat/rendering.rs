@@ -162,7 +162,7 @@ impl Rendering<'_> {
         let vocabulary = self.options.vocabulary.min(1 << 31);
         match tokens.iter().find(|&&token| token as usize >= vocabulary) {
             None => Ok(()),
-            Some(&token) => Err(DataError::Token { token, vocabulary, path: source.path.clone(), at }),
+            Some(&token) => Err(DataError::Token { token: token.into(), vocabulary, path: source.path.clone(), at }),
         }
     }
 

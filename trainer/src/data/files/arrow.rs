@@ -111,7 +111,10 @@ impl Lengths {
         if u64::try_from(batch.length()).map_or(true, |rows| rows.div_ceil(8) > unpacked) {
             return Err((
                 start,
-                format!("a batch of {unpacked} bytes claims to have {} rows, which is impossible", batch.length()),
+                format!(
+                    "a batch of {unpacked} bytes has {} rows, so it is damaged, or all values of its columns are null",
+                    batch.length()
+                ),
             ));
         }
         Ok(end)

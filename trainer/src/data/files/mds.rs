@@ -84,7 +84,7 @@ pub(super) fn tokens(
                 true => Ok(token),
                 false => {
                     let (path, at) = (shard.path.clone(), At::Row(row as u64));
-                    Err(DataError::Token { token, vocabulary, path, at })
+                    Err(DataError::Token { token: token.into(), vocabulary, path, at })
                 }
             }
         };

@@ -11,12 +11,11 @@ use arrow_ipc::reader::{FileReader, StreamReader};
 use arrow_schema::{ArrowError, Schema};
 use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
-use serde_json::Value;
 use zero_engine::{At, DataError};
 
 use super::super::guard::caught;
 use super::streams::{Document, Documents, Records};
-use super::values::{is_text, object, plain, text, value};
+use super::values::{field, is_text, object, plain, text};
 
 /// Maximum number of rows that become documents or records at a time. Parquet files are also decoded in batches of this
 /// size; Arrow files define their own batches.
@@ -194,8 +193,8 @@ pub(super) fn records(path: &Path, container: Container, columns: &[&str]) -> Re
     })))
 }
 
-/// A row of a table, with a value for each column.
-pub(in super::super) type Cells = (At, Vec<Value>);
+/// A row of a table, with the text of each column.
+pub(in super::super) type Cells = (At, Vec<String>);
 
 /// Opens the rows of all columns. Returns the names of the columns, and the rows.
 pub(super) fn rows(
@@ -213,7 +212,7 @@ pub(super) fn rows(
             let at = At::Row(first + row as u64);
             let columns = schema.fields().iter().zip(batch.columns());
             let cells = columns
-                .map(|(field, column)| value(column, row).map_err(|message| cell(path, at, field.name(), message)));
+                .map(|(name, column)| field(column, row).map_err(|message| cell(path, at, name.name(), message)));
             Ok((at, cells.collect::<Result<_, _>>()?))
         };
         Ok((0..batch.num_rows()).map(cells).collect())

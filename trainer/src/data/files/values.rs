@@ -58,6 +58,22 @@ pub(super) fn value(array: &dyn Array, row: usize) -> Result<Value, String> {
     })
 }
 
+/// Returns a value of a table of numbers as text. JSON has no counterpart of NaN and infinity, and a boolean is a class.
+pub(super) fn field(array: &dyn Array, row: usize) -> Result<String, String> {
+    let text = |value: Value| match value {
+        Value::Bool(class) => u8::from(class).to_string(),
+        value => value.to_string(),
+    };
+    match array.data_type() {
+        _ if array.is_null(row) => Ok("null".into()),
+        DataType::Float16 => Ok(format!("{:?}", array.as_primitive::<Float16Type>().value(row).to_f32())),
+        DataType::Float32 => Ok(format!("{:?}", array.as_primitive::<Float32Type>().value(row))),
+        DataType::Float64 => Ok(format!("{:?}", array.as_primitive::<Float64Type>().value(row))),
+        DataType::Dictionary(..) => field(&plain(&array.slice(row, 1))?, 0),
+        _ => value(array, row).map(text),
+    }
+}
+
 /// Returns the values of a row as an object, without nulls. The error names the column.
 pub(super) fn object<'a>(
     columns: impl Iterator<Item = (&'a str, &'a ArrayRef)>,

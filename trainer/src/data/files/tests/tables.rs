@@ -145,19 +145,23 @@ fn the_format_that_is_stated_must_be_that_of_the_file() {
 #[test]
 fn numbers_are_rows_with_the_label_last() {
     let folder = Folder::new();
-    let columns: Vec<(&str, ArrayRef)> = vec![
-        ("x", Arc::new(Float64Array::from(vec![Some(0.5), Some(-2.0), None]))),
-        ("class", Arc::new(Int64Array::from(vec![1, 0, 1]))),
-    ];
-    let table = RecordBatch::try_from_iter(columns).unwrap();
-    let path = folder.write("a.parquet", parquet(&[table], Compression::SNAPPY));
-    let source = Source::new(&path, Format::Csv).unwrap();
-    let Rows::Cells(names, cells) = source.rows().unwrap() else { panic!("cells") };
-    assert_eq!(names, ["x", "class"]);
-    let expected = [vec![json!(0.5), json!(1)], vec![json!(-2.0), json!(0)], vec![json!(null), json!(1)]];
-    assert_eq!(cells.map(|cells| cells.unwrap().1).collect::<Vec<_>>(), expected);
-    let error = super::super::super::csv([path.display().to_string()], 2).err().unwrap();
-    assert_eq!(folder.without(&error), "a.parquet, row 2, column 1: `null` is not a finite number");
+    for (third, shown) in [(None, "null"), (Some(f64::NAN), "NaN"), (Some(f64::NEG_INFINITY), "-inf")] {
+        let columns: Vec<(&str, ArrayRef)> = vec![
+            ("x", Arc::new(Float64Array::from(vec![Some(0.5), Some(-2.0), third]))),
+            ("class", Arc::new(Int64Array::from(vec![1, 0, 1]))),
+        ];
+        let table = RecordBatch::try_from_iter(columns).unwrap();
+        let path = folder.write("a.parquet", parquet(&[table], Compression::SNAPPY));
+        let source = Source::new(&path, Format::Csv).unwrap();
+        let Rows::Cells(names, cells) = source.rows().unwrap() else { panic!("cells") };
+        assert_eq!(names, ["x", "class"]);
+        assert_eq!(
+            cells.map(|cells| cells.unwrap().1).collect::<Vec<_>>(),
+            [["0.5", "1"], ["-2.0", "0"], [shown, "1"]]
+        );
+        let error = super::super::super::csv([path.display().to_string()], 2).err().unwrap();
+        assert_eq!(folder.without(&error), format!("a.parquet, row 2, column 1: `{shown}` is not a finite number"));
+    }
 }
 
 #[test]
