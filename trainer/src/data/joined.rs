@@ -5,7 +5,7 @@ use std::ops::Range;
 use zero_engine::DataError;
 
 use super::fingerprint::DocumentFacts;
-use super::records::{FileDataset, Records, SampleShape, Samples, TokenizedWhere};
+use super::records::{Columns, FileDataset, Records, SampleShape, Samples, TokenizedWhere};
 use super::watch::Watch;
 
 /// Parts of data sets. If one part has labels or position IDs, the samples of the other parts get labels or position
@@ -57,6 +57,10 @@ impl Records for Joined {
 
     fn shape(&self) -> SampleShape {
         self.parts[0].0.shape()
+    }
+
+    fn columns(&self) -> Option<&Columns> {
+        self.parts.iter().find_map(|(data, _)| data.records().columns())
     }
 
     fn append(&self, index: usize, samples: &mut Samples) -> Result<(), DataError> {

@@ -1,9 +1,10 @@
 //! Reads samples from files. Each reader appends records, and [`FileDataset`] collects them into batches.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use candle_core::{Device, Tensor};
-use zero_engine::{Batch, DataError};
+use zero_engine::{At, Batch, DataError};
 use zero_model::zoo::POSITION_IDS;
 
 use super::dataset::{BoxError, Dataset};
@@ -17,6 +18,11 @@ pub(crate) trait Records: Send + Sync {
 
     /// Returns the shape that all samples have.
     fn shape(&self) -> SampleShape;
+
+    /// Returns the columns of a table that names them.
+    fn columns(&self) -> Option<&Columns> {
+        None
+    }
 
     /// Appends sample `index`.
     ///
@@ -56,6 +62,26 @@ pub(crate) trait Records: Send + Sync {
     /// Describes conversations in one line, which a run prints at its start. Returns `None` for other data.
     fn description(&self) -> Option<String> {
         None
+    }
+}
+
+/// The names of the columns of a table, in the order of the columns.
+pub(crate) struct Columns {
+    /// The first file of the table that has names, and the position of the names in it.
+    pub(super) path: PathBuf,
+    pub(super) at: Option<At>,
+    pub(super) names: Vec<String>,
+}
+
+impl Columns {
+    /// Fails if `first` has other columns, or the same columns in another order.
+    pub(super) fn same_as(&self, first: &Self) -> Result<(), DataError> {
+        if self.names == first.names {
+            return Ok(());
+        }
+        let [names, expected] = [self, first].map(|columns| columns.names.join(", "));
+        let message = format!("the columns are {names}, but {expected} in {}", first.path.display());
+        Err(DataError::Damaged { path: self.path.clone(), at: self.at, message })
     }
 }
 
@@ -122,6 +148,14 @@ impl FileDataset {
     /// Fails if the sample's length cannot be read.
     pub fn padding(&self, index: usize) -> Result<usize, DataError> {
         self.0.padding(index)
+    }
+
+    /// Fails if both data sets are tables with named columns, and the names or their order differ.
+    pub(crate) fn same_columns(&self, first: &Self) -> Result<(), DataError> {
+        match (self.0.columns(), first.0.columns()) {
+            (Some(columns), Some(first)) => columns.same_as(first),
+            _ => Ok(()),
+        }
     }
 
     pub(crate) fn records(&self) -> &dyn Records {

@@ -4,11 +4,11 @@
 //! skipped. The first line that is not blank is a header if none of its fields is a number. Columns are matched by
 //! position, so files that name their columns must have the same names in the same order.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use super::files::{self, Lines, Source};
 use super::options::DataOptions;
-use super::records::{Records, SampleShape, Samples};
+use super::records::{Columns, Records, SampleShape, Samples};
 use zero_engine::{At, DataError};
 
 /// All rows, in memory.
@@ -17,8 +17,8 @@ pub(super) struct Rows {
     features: Vec<f32>,
     labels: Vec<u32>,
     width: usize,
-    /// The first file that names its columns, and the names.
-    named: Option<(PathBuf, Vec<String>)>,
+    /// The columns of the first file that names them.
+    named: Option<Columns>,
 }
 
 impl Rows {
@@ -87,14 +87,10 @@ impl Rows {
 
     /// Checks that a file names the same columns, in the same order, as the files before it.
     fn same_names(&mut self, names: Vec<String>, path: &Path, at: Option<At>) -> Result<(), DataError> {
+        let columns = Columns { path: path.into(), at, names };
         match &self.named {
-            None => self.named = Some((path.into(), names)),
-            Some((first, expected)) if *expected != names => {
-                let [names, expected] = [&names, expected].map(|names| names.join(", "));
-                let message = format!("the columns are {names}, but {expected} in {}", first.display());
-                return Err(DataError::Damaged { path: path.into(), at, message });
-            }
-            Some(_) => {}
+            None => self.named = Some(columns),
+            Some(first) => columns.same_as(first)?,
         }
         Ok(())
     }
@@ -137,6 +133,10 @@ impl Records for Rows {
 
     fn shape(&self) -> SampleShape {
         SampleShape::Features(self.width)
+    }
+
+    fn columns(&self) -> Option<&Columns> {
+        self.named.as_ref()
     }
 
     fn append(&self, index: usize, samples: &mut Samples) -> Result<(), DataError> {

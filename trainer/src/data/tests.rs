@@ -164,6 +164,20 @@ fn rows_have_features_and_a_label() {
 }
 
 #[test]
+fn named_columns_must_be_those_of_the_training_data() {
+    let names: [&[u8]; 4] = [b"x,y,class\n1,2,0\n", b"y,x,class\n2,1,0\n", b"x,y,class\n", b"1,2,0\n"];
+    let files =
+        Files::new(&[("a.csv", names[0]), ("b.csv", names[1]), ("c.csv", &names[2..].concat()), ("d.csv", names[3])]);
+    let opened = |name| open(&DataOptions { vocabulary: 2, ..files.options(&[name]) }, &Tokenizer::Byte).unwrap();
+    let message = |name| opened(name).same_columns(&opened("a.csv")).map_err(|error| error.to_string());
+    let expected = "b.csv, line 1: the columns are y, x, class, but x, y, class in ";
+    assert!(message("b.csv").unwrap_err().contains(expected), "{:?}", message("b.csv"));
+    assert_eq!((message("c.csv"), message("d.csv")), (Ok(()), Ok(())));
+    let joined = join(vec![(opened("b.csv"), 0..1)]).unwrap();
+    assert!(opened("a.csv").same_columns(&joined).is_err());
+}
+
+#[test]
 fn tables_with_other_columns_are_errors() {
     let message = |second: &[u8]| {
         let files = Files::new(&[("a.csv", b"x,y,class\n1,2,0\n"), ("b.csv", second)]);
@@ -189,6 +203,7 @@ fn errors_in_text_and_tokens_name_the_position() {
         ("saved.bin", b"\x93NUMPY\x01\x00v\x00{'descr': '<u2'}"),
         ("packed.bin", b"\x1f\x8b\x08\0\0\0\0\0"),
         ("tokens.bin", &tokens),
+        ("negative.bin", &[7, -100_i64].map(i64::to_le_bytes).concat()),
         ("wide.bin", &(0..100_u32).flat_map(u32::to_le_bytes).collect::<Vec<_>>()),
         ("bad.jsonl", b"{\"text\": \"x\"}\n\n{\"text\": }\n"),
         ("key.jsonl", b"{\"text\": 3}\n"),
@@ -203,13 +218,14 @@ fn errors_in_text_and_tokens_name_the_position() {
     assert_eq!(message("empty.txt"), "no tokens or rows in empty.txt");
     assert_eq!(
         message("short.txt"),
-        ("negative.bin", &[7, -100_i64].map(i64::to_le_bytes).concat()),
         "the corpus has 3 tokens, too few for one sequence of 3 tokens and the next token (short.txt)"
     );
     assert_eq!(
         files.message(&["short.txt", "table.csv"], |_| ()),
         "short.txt and table.csv have different formats and cannot form one data set"
     );
+    let message_of_i64 = files.message(&["negative.bin"], |options| options.token_dtype = TokenDtype::I64);
+    assert_eq!(message_of_i64, "negative.bin, byte 8: token -100 is outside the vocabulary of 256 tokens");
     assert_eq!(message("odd.bin"), "odd.bin: 3 bytes are not a multiple of the token size of 2 bytes");
     let wanted = "not raw tokens, which `tofile` of NumPy writes";
     assert_eq!(message("saved.bin"), format!("saved.bin: a NumPy array with a header, {wanted}"));
@@ -224,8 +240,6 @@ fn errors_in_text_and_tokens_name_the_position() {
     assert_eq!(
         message("list.jsonl"),
         "list.jsonl, record 1: a record must be a JSON object\n  help: write one object per record"
-    let message_of_i64 = files.message(&["negative.bin"], |options| options.token_dtype = TokenDtype::I64);
-    assert_eq!(message_of_i64, "negative.bin, byte 8: token -100 is outside the vocabulary of 256 tokens");
     );
     assert_eq!(message("content.jsonl"), "content.jsonl, line 1: no key `text`; the keys are content, id");
     assert!(message("latin.jsonl").starts_with("latin.jsonl, line 1: "), "{}", message("latin.jsonl"));
@@ -281,6 +295,7 @@ fn errors_in_rows_name_the_position() {
     assert_eq!(message(b"1,2,0.5\n"), "t.csv, line 1: the label `0.5` is not an integer from 0 to 1");
     assert_eq!(message(b"1,2,-1\n"), "t.csv, line 1: the label `-1` is not an integer from 0 to 1");
     assert_eq!(message(b"a,b\n\n"), "no tokens or rows in t.csv");
+    assert!(message(b"a;b\n1;0\n").starts_with("t.csv, line 2: the row has one column, the label; "));
 }
 
 #[test]
@@ -295,7 +310,6 @@ fn formats_are_known_by_their_extension_unless_named() {
     assert_eq!(resolved("LICENSE"), Format::Text);
     assert_eq!(resolved("y.csv.gz"), Format::Csv);
     assert_eq!(resolved("y.jsonl.zst"), Format::Jsonl);
-    assert!(message(b"a;b\n1;0\n").starts_with("t.csv, line 2: the row has one column, the label; "));
     assert_eq!(resolved("y.bin.gz"), Format::Text);
     assert_eq!(resolved("y.parquet"), Format::Parquet);
     for (source, format) in [

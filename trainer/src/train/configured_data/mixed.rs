@@ -6,7 +6,7 @@ use zero_config as config;
 use zero_engine::Error;
 
 use super::{Opened, Set, Sources, sets};
-use crate::data::{self, DataError, DataOptions, Dataset, FileDataset, SampleShape, Tokenizer, Watch};
+use crate::data::{self, DataError, DataOptions, Dataset, FileDataset, Tokenizer, Watch};
 use crate::train::mixing::MixedSet;
 
 impl Sources<'_> {
@@ -39,7 +39,7 @@ impl Sources<'_> {
             let (name, share, description) = (written.name_at(index), written.share(), own.description());
             train.push((own, 0..cut));
             for (other, _) in train.last().into_iter().chain(&evaluated) {
-                has_shape(&set.key, other.shape(), train[0].0.shape())?;
+                fits_first(&set.key, other, &train[0].0)?;
             }
             let part = evaluated.clone().map(|part| data::join(vec![part])).transpose()?;
             opened.push(MixedSet { name, samples: cut, share, description, eval: part });
@@ -49,7 +49,7 @@ impl Sources<'_> {
             let (format, text_key) = (data.format, data.text_key.as_str());
             let set = Set { key: String::new(), sources, splits: vec![], format, text_key };
             let own = self.open(("data.eval", sources), &set, None, open)?;
-            has_shape("data.eval", own.shape(), train[0].0.shape())?;
+            fits_first("data.eval", &own, &train[0].0)?;
             eval.push(all(own));
         }
         let eval = (!eval.is_empty()).then(|| data::join(eval)).transpose()?;
@@ -79,13 +79,15 @@ impl Sources<'_> {
 }
 
 /// Fails if the samples of a data set cannot be in the same batch as those of the first data set.
-fn has_shape(key: &str, shape: SampleShape, first: SampleShape) -> Result<(), Error> {
-    match shape == first {
-        true => Ok(()),
-        false => Err(Error::setting(
+/// Tables must also have the same columns.
+pub(super) fn fits_first(key: &str, data: &FileDataset, first: &FileDataset) -> Result<(), Error> {
+    data.same_columns(first)?;
+    match (data.shape(), first.shape()) {
+        (shape, expected) if shape == expected => Ok(()),
+        (shape, expected) => Err(Error::setting(
             key,
-            format!("the samples of this data set are {shape:?}, but those of the first data set are {first:?}"),
-            "mix data sets whose samples have the same shape",
+            format!("the samples of this data set are {shape:?}, but those of the first data set are {expected:?}"),
+            "use data sets whose samples have the same shape",
         )),
     }
 }

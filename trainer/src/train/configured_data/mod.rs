@@ -192,6 +192,7 @@ pub(super) fn files(config: &Config, has_own_model: bool, watch: &dyn Watch) -> 
         None => sources.open_all(|options, tokenizer| data::open_watched(options, tokenizer, watch))?,
         Some(mixed) => sources.open_mixed(mixed, watch)?,
     };
+    opened.eval.iter().try_for_each(|eval| mixed::fits_first("data.eval", eval, &opened.train))?;
     fits(model, opened.train.shape())?;
     if matches!(opened.train.shape(), SampleShape::Tokens(_)) {
         length?;
