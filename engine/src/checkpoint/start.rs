@@ -9,7 +9,7 @@ use zero_config::{Adapter, Config};
 use zero_model::ops::{MAGNITUDES, weight_norms};
 use zero_partition::{Kind, ShardedState};
 
-use crate::checkpoint::stored::other_arithmetic;
+use crate::checkpoint::stored::{other_arithmetic, wrong_type};
 use crate::error::Error;
 
 /// The source of an engine's initial parameters.
@@ -87,6 +87,10 @@ fn same_adapter(adapter: &Adapter, folder: &Path) -> Result<(), Error> {
         .map_err(|error| Error::setting("adapter.pretrained", format!("{}: {error}", path.display()), READABLE))?;
     if saved["peft_type"] != "LORA" {
         let message = format!("{} does not describe a LoRA adapter", path.display());
+        return Err(Error::setting("adapter.pretrained", message, READABLE));
+    }
+    if let Some(reason) = wrong_type(&saved) {
+        let message = format!("{}: {reason}", path.display());
         return Err(Error::setting("adapter.pretrained", message, READABLE));
     }
     if let Some(reason) = other_arithmetic(&saved) {

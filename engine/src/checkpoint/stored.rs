@@ -242,7 +242,7 @@ fn adapter_section(folder: &Path) -> Result<Value, Error> {
         return Err(refused(format!("its `peft_type` is {}, not \"LORA\"", saved["peft_type"])));
     }
     let is_set = |key: &&str| is_set(&saved[*key]);
-    if let Some(reason) = other_arithmetic(&saved) {
+    if let Some(reason) = wrong_type(&saved).or_else(|| other_arithmetic(&saved)) {
         return Err(refused(reason));
     }
     if let Some(key) = UNSUPPORTED.iter().find(|key| is_set(key)) {
@@ -294,4 +294,32 @@ fn is_set(value: &Value) -> bool {
         Value::Object(map) => !map.is_empty(),
         _ => true,
     }
+/// A JSON type that a value must have.
+type Expected = (&'static str, fn(&Value) -> bool);
+
+const INTEGER: Expected = ("an integer", Value::is_u64);
+const NUMBER: Expected = ("a number", Value::is_number);
+const BOOLEAN: Expected = ("true or false", Value::is_boolean);
+const TEXT: Expected = ("a string", Value::is_string);
+const LIST: Expected = ("a list", Value::is_array);
+const LIST_OR_TEXT: Expected = ("a list or a string", |value| value.is_array() || value.is_string());
+
+/// The keys of an `adapter_config.json` that are read, with their types.
+const TYPES: [(&str, Expected); 7] = [
+    ("r", INTEGER),
+    ("lora_alpha", NUMBER),
+    ("use_rslora", BOOLEAN),
+    ("use_dora", BOOLEAN),
+    ("bias", TEXT),
+    ("target_modules", LIST_OR_TEXT),
+    ("modules_to_save", LIST),
+];
+
+/// Returns which key of an `adapter_config.json` has a value of another type than PEFT writes, if any.
+pub(crate) fn wrong_type(saved: &Value) -> Option<String> {
+    let (key, (expected, _)) =
+        TYPES.into_iter().find(|(key, (_, is_expected))| !saved[*key].is_null() && !is_expected(&saved[*key]))?;
+    Some(format!("its `{key}` is {}, not {expected}", saved[key]))
+}
+
 }

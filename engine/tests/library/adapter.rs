@@ -173,6 +173,17 @@ fn names_and_keys_without_effect_are_errors() {
         let expected = format!("adapter_config.json: its `{key}` is {value}, which is unsupported");
         assert!(other.contains(&expected), "{other}");
     }
+    for (key, value, expected) in [
+        ("r", serde_json::json!("4"), "an integer"),
+        ("use_dora", "yes".into(), "true or false"),
+        ("lora_alpha", "8".into(), "a number"),
+    ] {
+        let mut settings = settings.clone();
+        settings[key] = value.clone();
+        write(&settings);
+        let other = error(&format!("adapter: {{pretrained: {:?}}}", folder.path()));
+        assert!(other.contains(&format!("adapter_config.json: its `{key}` is {value}, not {expected}")), "{other}");
+    }
     write(&settings);
     let name = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight";
     let tensor = Tensor::zeros((8, 3), DType::F32, &Device::Cpu).unwrap();
