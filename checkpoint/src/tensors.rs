@@ -6,6 +6,7 @@
 use std::collections::BTreeSet;
 use std::fmt;
 use std::fs::File;
+use std::io::ErrorKind;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
@@ -103,7 +104,10 @@ impl TensorFile {
 
     fn of(path: &Path, file: File) -> Result<Self, CheckpointError> {
         let mut prefix = [0; 8];
-        file.read_exact_at(&mut prefix, 0).map_err(CheckpointError::io(path))?;
+        file.read_exact_at(&mut prefix, 0).map_err(|error| match error.kind() {
+            ErrorKind::UnexpectedEof => CheckpointError::damaged(path, "the file is empty, or too short for a header"),
+            _ => CheckpointError::io(path)(error),
+        })?;
         if prefix == *LFS_POINTER {
             let reason = "the file is a Git LFS pointer instead of the weights; run `git lfs pull` in its folder";
             return Err(CheckpointError::refused(path, reason));

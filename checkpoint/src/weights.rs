@@ -142,6 +142,9 @@ impl Weights {
         meaning: impl Fn(&str) -> Meaning,
     ) -> Result<Self, CheckpointError> {
         let files = paths.iter().map(|path| TensorFile::open(path)).collect::<Result<Vec<_>, _>>()?;
+        if files.iter().all(|file| file.metadata.offset_keys().is_empty()) {
+            return Err(CheckpointError::refused(of, "the safetensors files contain no tensors"));
+        }
         let mut found: BTreeMap<String, (usize, String)> = BTreeMap::new();
         let mut copies: BTreeMap<String, (usize, String)> = BTreeMap::new();
         for (index, file) in files.iter().enumerate() {

@@ -192,6 +192,13 @@ fn names_and_keys_without_effect_are_errors() {
     let other = error(&format!("adapter: {{pretrained: {:?}}}", folder.path()));
     assert!(other.contains("q_proj.lora_A.weight` has shape [8, 3] in the file and [8, 32]"), "{other}");
     assert!(other.contains("use the base model that the adapter was trained for"), "{other}");
+    let file = folder.path().join("adapter_model.safetensors");
+    safetensors::save(&HashMap::<String, Tensor>::new(), &file).unwrap();
+    let empty = error(&format!("adapter: {{pretrained: {:?}}}", folder.path()));
+    assert!(empty.contains("the safetensors files contain no tensors"), "{empty}");
+    std::fs::write(file, "").unwrap();
+    let empty = error(&format!("adapter: {{pretrained: {:?}}}", folder.path()));
+    assert!(empty.contains("adapter_model.safetensors is damaged: the file is empty"), "{empty}");
     let missing = error("adapter: {pretrained: nowhere}");
     assert!(missing.contains("adapter.pretrained") && missing.contains("nowhere"), "{missing}");
 }
