@@ -26,12 +26,23 @@ pub fn expand(sources: &[String]) -> Result<Vec<PathBuf>, DataError> {
     are_paths(sources)?;
     for source in sources {
         for file in expand_one(source)? {
-            if seen.insert(file.clone()) {
+            if seen.insert(identity(&file)) {
                 files.push(file);
             }
         }
     }
     if files.is_empty() { Err(DataError::Empty { sources: sources.to_vec() }) } else { Ok(files) }
+}
+
+/// Returns a path that two names of the same file have in common, such as `a.txt` and `./a.txt`. Links to files stay
+/// apart.
+#[must_use]
+pub fn identity(path: &Path) -> PathBuf {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    match (path.file_name(), folder.canonicalize()) {
+        (Some(name), Ok(folder)) => folder.join(name),
+        _ => path.into(),
+    }
 }
 
 /// Writes a file through a temporary file beside it, so that readers see either the old or the new content as a whole.
@@ -174,6 +185,7 @@ mod tests {
         );
         // Sources keep their order, and each file occurs once.
         assert_eq!(names(root, &["c.md", "b.txt", "*.txt"]).unwrap(), ["c.md", "b.txt", "a.txt"]);
+        assert_eq!(names(root, &["b.txt", "./b.txt", "sub/../b.txt", "*.txt"]).unwrap(), ["b.txt", "a.txt"]);
     }
 
     #[test]

@@ -33,7 +33,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use zero_engine::DataError;
-use zero_engine::files::expand;
+use zero_engine::files::{expand, identity};
 
 use super::binary;
 use super::options::{Format, TokenDtype};
@@ -269,7 +269,7 @@ pub(super) fn sources(
     for name in sources {
         for source in named(name, split, format, access)? {
             let source = source?;
-            if seen.insert(source.path.clone()) {
+            if seen.insert(identity(&source.path)) {
                 all.push(source);
             }
         }
