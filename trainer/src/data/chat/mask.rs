@@ -22,6 +22,10 @@ const NEEDS_MARKS: &str = "set `data.chat.chat_template` to a template that encl
 const ONLY_ASSISTANT: &str = "train only on the assistant's messages (`data.chat.roles_to_train`, and a message's \
                               `weight`), or on all tokens (`data.chat.train_on_inputs: true`)";
 
+/// Maximum number of bytes that are rendered to find the turns of a conversation. Each turn renders the messages before
+/// it, so this takes at most about a minute.
+const MOST: usize = 4 << 30;
+
 /// A conversation in which to find the trained turns.
 pub(super) struct Turns<'a> {
     pub(super) template: &'a Template,
@@ -62,15 +66,32 @@ impl Turns<'_> {
         let Conversation { messages, trained, .. } = self.conversation;
         let generates = |i: usize| messages[i].get("role").is_some_and(|role| role == "assistant");
         let indices = || (0..messages.len()).filter(|&i| trained[i]);
+        let turns = || {
+            self.is_short(indices().count())?;
+            indices().map(|i| self.turn(i)).collect::<Result<Vec<_>, _>>()
+        };
         if !self.template.marks_generation || !indices().all(generates) {
-            return indices().map(|i| self.turn(i).map(|bytes| self.without_white_space(&bytes))).collect();
+            return Ok(turns()?.iter().map(|bytes| self.without_white_space(bytes)).collect());
         }
         let mut marked = self.full.generated.clone();
         if (0..messages.len()).any(|i| generates(i) && !trained[i]) {
-            let turns = indices().map(|i| self.turn(i)).collect::<Result<Vec<_>, _>>()?;
+            let turns = turns()?;
             marked.retain(|mark| turns.iter().any(|turn| turn.start <= mark.start && mark.end <= turn.end));
         }
         Ok(marked.iter().map(|bytes| self.tokens.inside(bytes)).collect())
+    }
+
+    /// Fails if `turns` turns take too long to find.
+    fn is_short(&self, turns: usize) -> Result<(), Problem> {
+        let bytes = self.full.text.len();
+        if bytes.saturating_mul(turns) <= MOST {
+            return Ok(());
+        }
+        let message = format!(
+            "the conversation has {bytes} bytes and {turns} messages to train on; finding their tokens takes too long, \
+             because the template is rendered for each of them"
+        );
+        Err(Problem::new(message, format!("divide the conversation into several records, or {NEEDS_MARKS}")))
     }
 
     /// Returns the byte range of message `i` without its header.
@@ -173,6 +194,8 @@ pub(super) fn mask(tokens: &Tokens<'_>, turns: &[Range<usize>], on_eos: TrainOnE
     let ends = turns.iter().filter_map(|turn| turn.clone().next_back()).filter(|&last| tokens.is_special(last));
     let mut ends: Vec<u32> = ends.map(|last| ids[last]).collect();
     ends.extend(eos);
+    ends.sort_unstable();
+    ends.dedup();
     let is_end: Vec<usize> = (0..ids.len()).filter(|&token| ends.contains(&ids[token])).collect();
     is_end.iter().for_each(|&token| mask[token] = on_eos == TrainOnEos::All);
     if let Some(&last) = is_end.last() {

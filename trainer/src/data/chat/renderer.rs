@@ -1,5 +1,6 @@
 //! Tokenizes conversations, and computes a mask of the trained tokens.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use minijinja::value::Value;
@@ -266,7 +267,8 @@ impl<'a> Renderer<'a> {
 
     /// Fails if the tokenizer splits a special token of the template, such as `<|im_start|>`.
     fn has_tokens(&self, template: &Template, text: &str, conversation: &Conversation) -> Result<(), DataError> {
-        for special in specials(text) {
+        let mut seen = BTreeSet::new();
+        for special in specials(text).filter(|special| seen.insert(*special)) {
             let is_given = || {
                 let values = conversation.messages.iter().flat_map(|message| message.values());
                 values.chain([&conversation.tools]).any(|value| value.to_string().contains(special))

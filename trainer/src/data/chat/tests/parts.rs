@@ -37,6 +37,24 @@ fn marks_are_no_remedy_for_turns_of_other_roles() {
     assert!(error.contains("help: train only on the assistant's messages"), "{error}");
 }
 
+/// Finding the tokens of each turn would take hours.
+#[test]
+fn conversations_with_too_many_turns_need_marks() {
+    let (answer, answers) = ("yes ".repeat(25), 7000);
+    let record = said(&vec![("assistant", answer.as_str()); answers]);
+    let plain = "{% for m in messages %}{{ m.content }}{% endfor %}";
+    let error = Folder::new(plain, IM).error(std::slice::from_ref(&record), ChatOptions::default());
+    let expected =
+        "the conversation has 700000 bytes and 7000 messages to train on; finding their tokens takes too long";
+    assert!(
+        error.contains(expected) && error.contains("help: divide the conversation into several records"),
+        "{error}"
+    );
+    let marked = plain.replace("{{ m.content }}", "{% generation %}{{ m.content }}{% endgeneration %}");
+    let error = Folder::new(&marked, IM).error(&[record], ChatOptions::default());
+    assert!(error.contains("the conversation has 700000 tokens, but a sample has room for 300 tokens"), "{error}");
+}
+
 #[test]
 fn arguments_for_the_template_are_rejected() {
     let folder = chatml();
