@@ -25,7 +25,7 @@ const GROUP_PER_THREAD: usize = 1 << 20;
 const AHEAD: usize = 2;
 
 /// Part of every cache key. Change it whenever the same file gets different tokens than before.
-const VERSION: &[u8] = b"zero-train tokens 2";
+const VERSION: &[u8] = b"zero-train tokens 3";
 
 /// Tokenizes the documents of files, or opens their tokens in the cache.
 pub(super) fn tokenized(

@@ -72,8 +72,14 @@ pub(super) fn piece_end(text: &[u8], cuts: Cuts) -> Option<usize> {
             // The second choice, the start of a line that follows empty lines, can change the tokens of these lines. Some
             // tokenizers, such as GPT-2's, separate the last of several line breaks from the others only if a word
             // follows in the same piece.
-            let mut later = 2 * PIECE..text.len();
-            later.find(|&at| text[at - 1] == b'\n' && is_alphanumeric(&text[at..]))
+            let follows_break = |at: &usize| text[at - 1] == b'\n';
+            let mut later = 2 * PIECE..text.len().min(4 * PIECE);
+            later.find(|at| follows_break(at) && is_alphanumeric(&text[*at..])).or_else(|| {
+                // The third choice, the start of any line, can change the tokens of the white space around the cut. It
+                // limits the pieces of a text that has only blank lines. The decision needs the whole range above, and
+                // the first character after it.
+                (text.len() >= 4 * PIECE + 4).then(|| (4 * PIECE..text.len()).find(follows_break))?
+            })
         }),
         Cuts::Nowhere => None,
     }
@@ -135,6 +141,11 @@ mod tests {
         let endless = "é".repeat(PIECE);
         assert_eq!(pieces(document(&endless), Cuts::Words).collect::<Vec<_>>(), [document(&endless)]);
         // Without a better place, the text is cut after several line breaks.
+        // In white space, the text is cut after any line break.
+        let blank: Vec<Document> = pieces(document(&"\n \n".repeat(4 * PIECE)), Cuts::Words).collect();
+        let lengths: Vec<usize> = blank.iter().map(|piece| piece.text.len()).collect();
+        assert_eq!(lengths, [4 * PIECE, 4 * PIECE + 1, 4 * PIECE - 1]);
+        assert!(blank[..2].iter().all(|piece| piece.text.ends_with(b"\n")));
         let paragraphs = "字\n\n".repeat(PIECE);
         let cut: Vec<Document> = pieces(document(&paragraphs), Cuts::Words).collect();
         assert!(cut.len() == 3 && cut.iter().all(|piece| piece.text.ends_with(b"\n\n")), "{}", cut.len());

@@ -15,7 +15,12 @@ pub(in super::super) struct Lines {
 
 impl Lines {
     pub(super) fn new(reader: Reader) -> Self {
-        Self { reader, number: 0 }
+        Self::starting_at(1, reader)
+    }
+
+    /// Reads the rest of a file. `first` is the number of the next line.
+    pub(super) fn starting_at(first: u64, reader: Reader) -> Self {
+        Self { reader, number: first - 1 }
     }
 }
 

@@ -13,6 +13,7 @@ const NO_OBJECT: &str = "a record must be a JSON object";
 /// Opens the records of a file: the elements of an array, or one object per line. Skips a byte order mark.
 pub(super) fn open(reader: Reader) -> Result<Records, DataError> {
     let mut reader = reader.without_mark()?;
+    // The white space before the first record that is on its line.
     let (mut skipped, mut place) = (vec![], Place::default());
     loop {
         let bytes = match reader.bytes.fill_buf() {
@@ -21,7 +22,10 @@ pub(super) fn open(reader: Reader) -> Result<Records, DataError> {
         };
         let blank = bytes.iter().take_while(|byte| byte.is_ascii_whitespace()).count();
         bytes[..blank].iter().for_each(|&byte| place.advance(byte));
-        skipped.extend(&bytes[..blank]);
+        match bytes[..blank].iter().rposition(|&byte| byte == b'\n') {
+            Some(end) => skipped = bytes[end + 1..blank].to_vec(),
+            None => skipped.extend(&bytes[..blank]),
+        }
         match bytes.get(blank) {
             Some(b'[') => {
                 place.advance(b'[');
@@ -32,15 +36,16 @@ pub(super) fn open(reader: Reader) -> Result<Records, DataError> {
             _ => {
                 reader.bytes.consume(blank);
                 reader.bytes = Box::new(Cursor::new(skipped).chain(reader.bytes));
-                return Ok(Box::new(objects(reader)));
+                return Ok(Box::new(objects(reader, place.line)));
             }
         }
     }
 }
 
-fn objects(reader: Reader) -> impl Iterator<Item = Result<(At, Object), DataError>> + use<> {
+/// Reads one object per line. `first` is the number of the next line.
+fn objects(reader: Reader, first: u64) -> impl Iterator<Item = Result<(At, Object), DataError>> + use<> {
     let path = reader.path.clone();
-    Lines::new(reader).map(move |line| {
+    Lines::starting_at(first, reader).map(move |line| {
         let (line, bytes) = line?;
         let failed = |message| DataError::Json { path: path.clone(), line, message };
         match serde_json::from_slice(&bytes) {
@@ -240,6 +245,8 @@ mod tests {
         assert_eq!(read("").unwrap(), []);
         assert_eq!(read("\u{feff}[{\"a\": 1}]").unwrap(), [(At::Record(1), json!({"a": 1}))]);
         assert_eq!(read("\u{feff}{\"a\": 1}").unwrap(), [(At::Line(1), json!({"a": 1}))]);
+        let blank = format!("{}{{\"a\": 1}}\n {{", " \n".repeat(50_000));
+        assert_eq!(read(&blank).unwrap_err(), "a.json, line 50002: column 2: EOF while parsing an object");
         assert_eq!(read("\n {\"a\": 1}\n\n{}").unwrap(), [(At::Line(2), json!({"a": 1})), (At::Line(4), json!({}))]);
     }
 
