@@ -93,7 +93,8 @@ pub fn tune(request: &Request<'_>, watch: &mut dyn Watch) -> Result<Tuned, Error
         planner.memory_plan(&base)?;
     }
     prepare_metric_path(&tuning)?;
-    let (folder, journal) = open(&tuning, request.resume, &head, &mut rows)?;
+    let (folder, journal, skipped) = open(&tuning, request.resume, &head, &mut rows)?;
+    journal.skipped(skipped).iter().for_each(|line| watch.say(line));
     let file = folder.join("base.yaml");
     std::fs::write(&file, &request.source.text).map_err(|source| Error::Io { path: file.clone(), source })?;
     let mut bench = Bench {
@@ -125,14 +126,15 @@ pub fn tune(request: &Request<'_>, watch: &mut dyn Watch) -> Result<Tuned, Error
     results::finish(&found, rows, tuning.clone(), journal, end, began)
 }
 
-/// Opens the results folder, and loads the results of an earlier search when resuming.
-fn open(tuning: &Autotuning, resume: bool, head: &Value, rows: &mut [Row]) -> Result<(PathBuf, Journal), Error> {
+/// Opens the results folder, and loads the results of an earlier search when resuming. Also returns the number of
+/// results that were skipped because they are damaged.
+fn open(tuning: &Autotuning, resume: bool, head: &Value, rows: &mut [Row]) -> Result<(PathBuf, Journal, usize), Error> {
     let folder = tuning.results_dir.clone();
     let failed = unwritable(&folder);
     std::fs::create_dir_all(folder.join("costs")).map_err(failed)?;
-    if resume && let Some((journal, lines)) = Journal::reopen(&folder, JOURNAL, head)? {
-        lines.iter().for_each(|line| replay(line, rows));
-        return Ok((folder, journal));
+    if resume && let Some((journal, lines, unreadable)) = Journal::reopen(&folder, JOURNAL, head)? {
+        let damaged = lines.iter().filter(|line| replay(line, rows).is_none()).count();
+        return Ok((folder, journal, unreadable + damaged));
     }
     refuse_to_overwrite(tuning, JOURNAL)?;
     // Removes only files that a search writes.
@@ -145,26 +147,30 @@ fn open(tuning: &Autotuning, resume: bool, head: &Value, rows: &mut [Row]) -> Re
         let _ = std::fs::remove_file(folder.join(name));
     }
     let journal = Journal::create(&folder, JOURNAL, head)?;
-    Ok((folder, journal))
+    Ok((folder, journal, 0))
 }
 
-/// Applies a journal line of an earlier search to its row.
-fn replay(line: &Value, rows: &mut [Row]) {
-    let row = line["id"].as_u64().and_then(|id| rows.get_mut(id as usize));
-    let Some(row) = row.filter(|row| line["settings"] == settings(row)) else { return };
-    match line["event"].as_str() {
-        Some("run") => {
-            let steps = line["step_seconds"].as_array().into_iter().flatten().filter_map(Value::as_f64).collect();
-            let (Some(round), Some(peak_bytes)) = (line["round"].as_u64(), line["peak_bytes"].as_u64()) else { return };
-            row.runs.push(Run { round: round as usize, step_seconds: steps, peak_bytes });
-            row.state = State::Measured;
-        }
-        Some("fell") => {
-            let state = State::deserialize(&line["state"]).ok();
-            (row.state, row.reason) = (state.unwrap_or(State::Failed), line["reason"].as_str().map(str::to_string));
-        }
-        _ => {}
+/// Applies a journal line of an earlier search to its row. Lines about rows that this search does not have are ignored.
+/// Returns `None` if the line is damaged.
+fn replay(line: &Value, rows: &mut [Row]) -> Option<()> {
+    let event = line["event"].as_str()?;
+    if !matches!(event, "run" | "fell") {
+        return (event == "end").then_some(());
     }
+    let id = usize::try_from(line["id"].as_u64()?).ok()?;
+    let Some(row) = rows.get_mut(id).filter(|row| line["settings"] == settings(row)) else { return Some(()) };
+    if event == "run" {
+        let step = |seconds: &Value| seconds.as_f64().filter(|seconds| *seconds > 0.0);
+        let step_seconds = line["step_seconds"].as_array()?.iter().map(step).collect::<Option<Vec<f64>>>()?;
+        let round = u32::try_from(line["round"].as_u64()?).ok()? as usize;
+        let run = Run { round, step_seconds, peak_bytes: line["peak_bytes"].as_u64()? };
+        row.runs.push(Some(run).filter(|run| !run.step_seconds.is_empty())?);
+        row.state = State::Measured;
+    } else {
+        let state = State::deserialize(&line["state"]).ok().filter(|state| state.has_fallen())?;
+        (row.state, row.reason) = (state, line["reason"].as_str().map(str::to_string));
+    }
+    Some(())
 }
 
 fn settings(row: &Row) -> Value {

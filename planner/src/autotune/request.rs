@@ -8,6 +8,7 @@ use zero_config::{Autotuning, Config, Source};
 use zero_engine::Error;
 
 use super::interval::Interval;
+use super::journal::Journal;
 use super::row::Row;
 use crate::memory::Limit;
 use crate::plan::Planner;
@@ -113,7 +114,7 @@ pub(super) fn of_metric_path(error: Error) -> Error {
 /// Rejects a results folder that already has this journal, unless `autotuning.overwrite` is true.
 pub(super) fn refuse_to_overwrite(tuning: &Autotuning, journal: &str) -> Result<(), Error> {
     let folder = &tuning.results_dir;
-    if tuning.overwrite || !folder.join(journal).exists() {
+    if tuning.overwrite || !Journal::exists(folder, journal) {
         return Ok(());
     }
     Err(Error::setting(

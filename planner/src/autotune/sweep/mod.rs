@@ -77,7 +77,8 @@ pub fn sweep(request: &Request<'_>, watch: &mut dyn SweepWatch) -> Result<Swept,
     };
     let (_, most) = propose::strategy(sweep)?;
     let changes = changes(&base, sweep, watch)?;
-    let (journal, lines) = open(&tuning, request.resume, &head)?;
+    let (journal, lines, skipped) = open(&tuning, request.resume, &head)?;
+    journal.skipped(skipped).iter().for_each(|line| watch.say(line));
     let folder = tuning.results_dir.join(TRIALS);
     let file = folder.join("base.yaml");
     std::fs::write(&file, &request.source.text).map_err(|source| Error::Io { path: file.clone(), source })?;
@@ -151,7 +152,7 @@ fn changes(base: &Config, sweep: &Sweep, watch: &mut dyn SweepWatch) -> Result<V
 }
 
 /// Opens the journal, and reads the lines of an earlier sweep when resuming.
-fn open(tuning: &Autotuning, resume: bool, head: &Value) -> Result<(Journal, Vec<Value>), Error> {
+fn open(tuning: &Autotuning, resume: bool, head: &Value) -> Result<(Journal, Vec<Value>, usize), Error> {
     let folder = tuning.results_dir.join(TRIALS);
     let failed = unwritable(&folder);
     std::fs::create_dir_all(&folder).map_err(failed)?;
@@ -167,7 +168,7 @@ fn open(tuning: &Autotuning, resume: bool, head: &Value) -> Result<(Journal, Vec
         }
     }
     let _ = std::fs::remove_file(tuning.results_dir.join(BEST));
-    Ok((Journal::create(&tuning.results_dir, JOURNAL, head)?, vec![]))
+    Ok((Journal::create(&tuning.results_dir, JOURNAL, head)?, vec![], 0))
 }
 
 /// Writes the best file and the last line of the journal.

@@ -133,7 +133,8 @@ impl SweepTrial {
         if line["event"] != "trial" || line["id"] != id || line["settings"] != Value::Object(told) {
             return None;
         }
-        let evaluation = |of: &Value| Some(Evaluation { step: of[0].as_u64()?, loss: of[1].as_f64()? as f32 });
+        let loss = |of: &Value| of.as_f64().map(|loss| loss as f32).filter(|loss| loss.is_finite());
+        let evaluation = |of: &Value| Some(Evaluation { step: of[0].as_u64()?, loss: loss(&of[1])? });
         Some(TrialOutcome {
             state: TrialState::named(line["state"].as_str()?)?,
             reason: line["reason"].as_str().map(str::to_string),
@@ -158,6 +159,12 @@ mod tests {
             assert_eq!(SweepTrial::new(3, settings.clone(), outcome), trial);
             assert_eq!(SweepTrial::outcome(&line, 2, &settings), None);
             assert_eq!(SweepTrial::outcome(&line, 3, &settings[..1]), None);
+            for (key, odd) in [("evaluations", json!([[7, 1e300]])), ("evaluations", json!(7)), ("state", json!("odd"))]
+            {
+                let mut line = line.clone();
+                line[key] = odd;
+                assert_eq!(SweepTrial::outcome(&line, 3, &settings), None, "{line}");
+            }
         }
     }
 }
