@@ -10,6 +10,10 @@ use zero_engine::DataError;
 
 use super::streams::Reader;
 
+/// Base-2 logarithm of the largest window of a zstd file, the maximum of `zstd --long`. The decoder keeps a window in
+/// memory.
+const WINDOW_LOG: u32 = 31;
+
 /// The compression of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Archive {
@@ -38,7 +42,11 @@ impl Archive {
         Ok(match self {
             Self::Bzip2 => Box::new(MultiBzDecoder::new(packed)),
             Self::Gzip => Box::new(MultiGzDecoder::new(packed)),
-            Self::Zstd => Box::new(zstd::stream::read::Decoder::with_buffer(packed)?),
+            Self::Zstd => {
+                let mut decoder = zstd::stream::read::Decoder::with_buffer(packed)?;
+                decoder.window_log_max(WINDOW_LOG)?;
+                Box::new(decoder)
+            }
         })
     }
 

@@ -6,7 +6,7 @@
 //!
 //! | file | stored | in memory |
 //! |---|---|---|
-//! | text, JSON, CSV | plain, bzip2, gzip or zstd | 8 MiB of a text, one line, or one array element |
+//! | text, JSON, CSV | plain, bzip2, gzip or zstd | 8 MiB of a text, one line, or one array element; for zstd, also the window, usually at most 8 MiB |
 //! | Parquet, Arrow | | one batch of rows |
 //! | MDS | raw, Brotli, bzip2, gzip, Snappy or zstd | one shard |
 

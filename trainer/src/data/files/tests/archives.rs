@@ -25,6 +25,17 @@ pub(super) fn zstd(content: &[u8]) -> Vec<u8> {
     encoder.finish().unwrap()
 }
 
+/// The content is one frame that is not compressed, with a window of 256 MiB, twice the decoder's default maximum.
+#[test]
+fn zstd_windows_may_be_large() {
+    let content = b"{\"text\": \"a\"}\n";
+    let block = ((content.len() as u32) << 3 | 1).to_le_bytes();
+    let frame = [&[0x28, 0xb5, 0x2f, 0xfd, 0, (28 - 10) << 3][..], &block[..3], content].concat();
+    let folder = Folder::new();
+    let path = folder.write("a.jsonl.zst", frame);
+    assert_eq!(documents(&path, Format::Auto, "text").unwrap(), [(At::Line(1), "a".to_string())]);
+}
+
 type Pack = fn(&[u8]) -> Vec<u8>;
 const PACKS: [(&str, Pack); 3] = [("bz2", bzip2), ("gz", gzip), ("zst", zstd)];
 
