@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Map, Value, json};
 use zero_engine::counted;
 use zero_train::data::{At, PlacedRecord, Tokenizer, read_records};
-use zero_train::generate::{Finish, Generate, Generated, Generator, Sampling};
+use zero_train::generate::{Finish, Generate, Generated, Generator, Sampling, check_prompts};
 use zero_train::{Error, process};
 
 use crate::arguments::{GenerateArgs, refuse};
@@ -28,8 +28,10 @@ pub(crate) fn generate(args: &GenerateArgs) -> anyhow::Result<u8> {
     if let Some(path) = output(args) {
         check_output(path)?;
     }
-    let generator = open(args)?;
+    let tokenizer = args.tokenizer.as_deref().map(tokenizer).transpose()?;
     let (records, path) = records(args)?;
+    check_prompts(&records, path, &args.folder, tokenizer.as_ref())?;
+    let generator = open(args, tokenizer)?;
     let prompts = generator.encode_records(records.clone(), path)?;
     if args.input.is_some() || args.output.is_some() {
         return to_file(args, &generator, &options, records, &prompts);
@@ -50,14 +52,17 @@ pub(crate) fn generate(args: &GenerateArgs) -> anyhow::Result<u8> {
     Ok(0)
 }
 
-fn open(args: &GenerateArgs) -> Result<Generator, Error> {
+fn tokenizer(path: &Path) -> Result<Tokenizer, Error> {
+    let wanted = "give the path of the model's tokenizer.json";
+    Tokenizer::from_file(path).map_err(|error| Error::from(error).named("--tokenizer", wanted))
+}
+
+fn open(args: &GenerateArgs, tokenizer: Option<Tokenizer>) -> Result<Generator, Error> {
     let mut generator = Generator::open(&args.folder, args.adapter.as_deref())?;
     for warning in generator.warnings() {
         tell(&warning.to_string());
     }
-    if let Some(path) = &args.tokenizer {
-        let tokenizer = Tokenizer::from_file(path)
-            .map_err(|error| Error::from(error).named("--tokenizer", "give the path of the model's tokenizer.json"))?;
+    if let Some(tokenizer) = tokenizer {
         generator = generator.with_tokenizer(tokenizer)?;
     }
     Ok(match &args.chat_template {

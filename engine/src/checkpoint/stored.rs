@@ -42,6 +42,33 @@ pub enum StoredTokenizer {
     File(PathBuf),
 }
 
+impl StoredTokenizer {
+    /// Returns the tokenizer that a folder contains or names, without opening its model. Returns `None` for a folder
+    /// that [`StoredModel::open`] rejects.
+    #[must_use]
+    pub fn of_folder(folder: &Path) -> Option<Self> {
+        if folder.join("config.json").is_file() {
+            return Self::beside(folder);
+        }
+        let folder = zero_checkpoint::newest_meant(folder).ok()?;
+        Self::recorded(&Manifest::read(&folder).ok()?.config)
+    }
+
+    /// Returns the tokenizer in a folder.
+    fn beside(folder: &Path) -> Option<Self> {
+        let path = folder.join("tokenizer.json");
+        path.is_file().then_some(Self::File(path))
+    }
+
+    /// Returns the tokenizer that the configuration of a run names.
+    fn recorded(config: &Value) -> Option<Self> {
+        config["tokenizer"].as_str().map(|path| match path {
+            "byte" => Self::Byte,
+            path => Self::File(path.into()),
+        })
+    }
+}
+
 impl StoredModel {
     /// Opens a folder: a checkpoint, a run folder (its newest checkpoint), or a Hugging Face folder with `config.json`,
     /// safetensors files and `tokenizer.json`. `adapter` is a folder with `adapter_config.json` and
@@ -78,8 +105,7 @@ impl StoredModel {
         zero_checkpoint::fill_from_pretrained(folder, &stored.model).map_err(|error| {
             Error::from(error).named(FOLDER, "give a folder that `save_pretrained` or `checkpoint export` wrote")
         })?;
-        let tokenizer = folder.join("tokenizer.json");
-        let tokenizer = tokenizer.is_file().then_some(StoredTokenizer::File(tokenizer));
+        let tokenizer = StoredTokenizer::beside(folder);
         Self { tokenizer, folders: vec![folder.into()], ..stored }.with_adapter(adapter)
     }
 
@@ -117,11 +143,8 @@ impl StoredModel {
             None => zero_checkpoint::fill_from_checkpoint(folder, &stored.model),
             Some(_) => zero_checkpoint::fill_base_from_checkpoint(folder, &stored.model),
         }?;
+        let tokenizer = StoredTokenizer::recorded(recorded);
         let path = recorded["tokenizer"].as_str();
-        let tokenizer = path.map(|path| match path {
-            "byte" => StoredTokenizer::Byte,
-            path => StoredTokenizer::File(path.into()),
-        });
         let beside = path.map(Path::new).and_then(Path::parent).map(PathBuf::from);
         let base = recorded["base_model"].as_str().map(PathBuf::from);
         Self { tokenizer, folders: beside.into_iter().chain(base).collect(), ..stored }.with_adapter(adapter)
@@ -156,10 +179,7 @@ impl StoredModel {
                 other => Error::from(other).named("--adapter", "give a folder in which PEFT saved a LoRA adapter"),
             })?;
             self.folders.push(folder.into());
-            let tokenizer = folder.join("tokenizer.json");
-            if tokenizer.is_file() {
-                self.tokenizer.get_or_insert(StoredTokenizer::File(tokenizer));
-            }
+            self.tokenizer = self.tokenizer.or_else(|| StoredTokenizer::beside(folder));
         }
         Ok(self)
     }
@@ -274,26 +294,6 @@ const OTHER_ARITHMETIC: [&str; 4] = ["alpha_pattern", "alora_invocation_tokens",
 /// Values of `init_lora_weights` with which PEFT changes the weights of the base model when it loads the adapter.
 const CHANGED_BASE: [&str; 5] = ["pissa", "olora", "corda", "loftq", "lora_ga"];
 
-/// Returns why the adapter that an `adapter_config.json` describes computes something else than A and B with one scale,
-/// beside the unchanged weights of the base model. Returns `None` if it does not.
-pub(crate) fn other_arithmetic(saved: &Value) -> Option<String> {
-    let init = saved["init_lora_weights"].as_str().unwrap_or_default().to_ascii_lowercase();
-    let key = OTHER_ARITHMETIC.into_iter().find(|key| is_set(&saved[*key]));
-    let changes_base = || CHANGED_BASE.iter().any(|name| init.starts_with(name)).then_some("init_lora_weights");
-    key.or_else(changes_base).map(|key| unsupported(key, saved))
-}
-
-fn unsupported(key: &str, saved: &Value) -> String {
-    format!("its `{key}` is {}, which is unsupported", saved[key])
-}
-
-fn is_set(value: &Value) -> bool {
-    match value {
-        Value::Null | Value::Bool(false) => false,
-        Value::Array(list) => !list.is_empty(),
-        Value::Object(map) => !map.is_empty(),
-        _ => true,
-    }
 /// A JSON type that a value must have.
 type Expected = (&'static str, fn(&Value) -> bool);
 
@@ -322,4 +322,24 @@ pub(crate) fn wrong_type(saved: &Value) -> Option<String> {
     Some(format!("its `{key}` is {}, not {expected}", saved[key]))
 }
 
+/// Returns why the adapter that an `adapter_config.json` describes computes something else than A and B with one scale,
+/// beside the unchanged weights of the base model. Returns `None` if it does not.
+pub(crate) fn other_arithmetic(saved: &Value) -> Option<String> {
+    let init = saved["init_lora_weights"].as_str().unwrap_or_default().to_ascii_lowercase();
+    let key = OTHER_ARITHMETIC.into_iter().find(|key| is_set(&saved[*key]));
+    let changes_base = || CHANGED_BASE.iter().any(|name| init.starts_with(name)).then_some("init_lora_weights");
+    key.or_else(changes_base).map(|key| unsupported(key, saved))
+}
+
+fn unsupported(key: &str, saved: &Value) -> String {
+    format!("its `{key}` is {}, which is unsupported", saved[key])
+}
+
+fn is_set(value: &Value) -> bool {
+    match value {
+        Value::Null | Value::Bool(false) => false,
+        Value::Array(list) => !list.is_empty(),
+        Value::Object(map) => !map.is_empty(),
+        _ => true,
+    }
 }

@@ -54,13 +54,7 @@ impl Generator {
     /// Fails if the folder has no language model, or if its files are missing, damaged or do not match each other.
     pub fn open(folder: impl AsRef<Path>, adapter: Option<&Path>) -> Result<Self, Error> {
         let stored = StoredModel::open(folder.as_ref(), adapter)?;
-        let tokenizer = match &stored.tokenizer {
-            None => None,
-            Some(StoredTokenizer::Byte) => Some(Tokenizer::Byte),
-            // A checkpoint may name a file that no longer exists. The tokenizer is only needed for text.
-            Some(StoredTokenizer::File(path)) if !path.is_file() => None,
-            Some(StoredTokenizer::File(path)) => Some(Tokenizer::from_file(path)?),
-        };
+        let tokenizer = opened(stored.tokenizer.as_ref())?;
         let eos = stored.eos_tokens()?;
         let StoredModel { model, vocabulary, longest, before_other_angles, folders, warnings, .. } = stored;
         let generator = Self {
@@ -339,6 +333,39 @@ impl Generator {
         }
         Ok(())
     }
+}
+
+/// Finds an empty prompt in the records of a file before the model in `folder` is loaded. Records without a text
+/// `prompt` are not checked. `tokenizer` replaces the tokenizer of the folder.
+///
+/// # Errors
+/// Fails if a prompt has no tokens, or if the tokenizer cannot be read.
+pub fn check_prompts(
+    records: &[PlacedRecord],
+    path: &Path,
+    folder: &Path,
+    tokenizer: Option<&Tokenizer>,
+) -> Result<(), Error> {
+    let is_empty = |record: &Map<String, Value>| record.get("prompt").is_some_and(|prompt| prompt == "");
+    let Some((at, _)) = records.iter().find(|(_, record)| is_empty(record)) else { return Ok(()) };
+    let stored = if tokenizer.is_none() { opened(StoredTokenizer::of_folder(folder).as_ref())? } else { None };
+    match tokenizer.or(stored.as_ref()) {
+        // Some tokenizers add a token to each text.
+        Some(tokenizer) if tokenizer.encode_with_special("")?.is_empty() => {
+            let message = format!("{at}: the prompt has no tokens");
+            Err(Error::setting(&path.display().to_string(), message, "give a prompt that is not empty"))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Reads a tokenizer. A checkpoint may name a file that no longer exists; the tokenizer is only needed for text.
+fn opened(tokenizer: Option<&StoredTokenizer>) -> Result<Option<Tokenizer>, Error> {
+    Ok(match tokenizer {
+        Some(StoredTokenizer::Byte) => Some(Tokenizer::Byte),
+        Some(StoredTokenizer::File(path)) if path.is_file() => Some(Tokenizer::from_file(path)?),
+        _ => None,
+    })
 }
 
 /// A text that is being generated.

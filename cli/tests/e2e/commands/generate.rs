@@ -148,6 +148,8 @@ fn mistakes_are_one_clear_error() {
     fails(&["run", "--input", "none.jsonl"], 3, &["none.jsonl", "in: --input"]);
     fs::write(case.path("bad.jsonl"), "{\"prompt\": \"a\"}\n{\"text\": \"b\"}\n").unwrap();
     fails(&["run", "--input", "bad.jsonl"], 3, &["bad.jsonl, line 2", "`prompt`", "`messages`", "text"]);
+    fs::write(case.path("bad.jsonl"), "{\"prompt\": \"a\"}\n{\"prompt\": \"\"}\n").unwrap();
+    fails(&["run", "--input", "bad.jsonl"], 2, &["line 2: the prompt has no tokens", "in: bad.jsonl"]);
     fs::write(case.path("bad.jsonl"), "{\"prompt\": \n").unwrap();
     fails(&["run", "--input", "bad.jsonl"], 3, &["bad.jsonl, line 1"]);
 }
