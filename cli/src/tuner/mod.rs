@@ -94,7 +94,9 @@ struct Table {
 
 impl Table {
     fn new(args: &AutotuneArgs) -> Self {
-        let is_terminal = std::io::stdout().is_terminal() && !args.plain && !args.quiet;
+        // A dumb terminal cannot redraw lines.
+        let is_dumb = std::env::var_os("TERM").is_some_and(|name| name == "dumb");
+        let is_terminal = std::io::stdout().is_terminal() && !is_dumb && !args.plain && !args.quiet;
         Self {
             terminal: is_terminal.then(Term::stdout),
             lines: !is_terminal && !args.quiet,

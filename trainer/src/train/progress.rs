@@ -11,7 +11,7 @@ use zero_engine::printed::{show_line, tell};
 /// Selects what a run prints.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Output {
-    /// A progress bar on a terminal, and plain lines otherwise.
+    /// A progress bar on a terminal that can redraw a line, and plain lines otherwise.
     #[default]
     Auto,
     /// Plain lines.
@@ -29,7 +29,9 @@ impl Output {
 
     /// Returns a progress bar if this output shows one.
     pub(super) fn bar(self) -> Option<Bar> {
-        (self == Self::Auto && std::io::stderr().is_terminal()).then(Bar::default)
+        // A dumb terminal prints the sequences that redraw a line as text.
+        let is_dumb = std::env::var_os("TERM").is_some_and(|name| name == "dumb");
+        (self == Self::Auto && std::io::stderr().is_terminal() && !is_dumb).then(Bar::default)
     }
 }
 
