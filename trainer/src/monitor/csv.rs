@@ -1,23 +1,28 @@
 //! `csv_monitor`: writes one file per tag, such as `Train_Samples_train_loss.csv` with the header `step,train_loss`.
 
 use std::collections::BTreeMap;
-use std::collections::btree_map::Entry;
 use std::fmt::Write;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use super::metric::{Metric, Record};
 use super::worker::{Sink, Trouble};
 use crate::append::Appended;
 use zero_engine::Error;
+use zero_engine::files::replace;
 
 pub(super) struct Csv {
     folder: PathBuf,
+    /// The run's own folder.
+    run: PathBuf,
     /// The number of samples at which the run resumes, or `None` for a new run. Lines of later samples are removed,
     /// because the run writes them again.
     resumed: Option<u64>,
     files: BTreeMap<&'static str, OneFile>,
 }
+
+/// The file in a shared folder that names the last run that wrote each CSV file.
+const WRITERS: &str = ".runs.json";
 
 struct OneFile {
     file: Appended,
@@ -27,8 +32,41 @@ struct OneFile {
 }
 
 impl Csv {
-    pub(super) fn new(folder: PathBuf, resumed: Option<u64>) -> Self {
-        Self { folder, resumed, files: BTreeMap::new() }
+    pub(super) fn new(folder: PathBuf, run: PathBuf, resumed: Option<u64>) -> Self {
+        Self { folder, run, resumed, files: BTreeMap::new() }
+    }
+
+    fn open(&self, tag: &'static str) -> Result<OneFile, Error> {
+        fs::create_dir_all(&self.folder).map_err(Error::io(&self.folder))?;
+        let path = self.folder.join(format!("{}.csv", tag.replace('/', "_")));
+        let mut file = Appended::open(&path, u64::MAX)?;
+        // Do not read device files: reading one may never end.
+        let present = if path.is_file() { fs::read(&path).map_err(Error::io(&path))? } else { vec![] };
+        let (mut writers, run) = (self.writers(), self.run.canonicalize().unwrap_or_else(|_| self.run.clone()));
+        let is_last = self.is_alone() || writers.get(tag) == Some(&run);
+        let kept = kept(&present, self.resumed.filter(|_| is_last).unwrap_or(u64::MAX));
+        file.truncate(kept as u64)?;
+        // The rows of a resumed run may continue the numbers of another run. The header separates them.
+        if kept == 0 || self.resumed.is_some() && !is_last {
+            file.append(format!("step,{}\n", Metric::last_part(tag)).as_bytes())?;
+        }
+        if !is_last {
+            writers.insert(tag.into(), run);
+            let (path, text) = (self.folder.join(WRITERS), serde_json::json!(writers).to_string());
+            replace(&path, text).map_err(Error::io(&path))?;
+        }
+        Ok(OneFile { file, last: None })
+    }
+
+    /// Returns whether no other run writes to the folder.
+    fn is_alone(&self) -> bool {
+        self.folder.starts_with(&self.run)
+    }
+
+    /// Returns the folder of the last run that wrote each file, by tag.
+    fn writers(&self) -> BTreeMap<String, PathBuf> {
+        let text = fs::read(self.folder.join(WRITERS)).unwrap_or_default();
+        serde_json::from_slice(&text).unwrap_or_default()
     }
 }
 
@@ -41,10 +79,10 @@ impl Sink for Csv {
             }
         }
         for (tag, values) in lines {
-            let one = match self.files.entry(tag) {
-                Entry::Occupied(entry) => entry.into_mut(),
-                Entry::Vacant(entry) => entry.insert(open(&self.folder, tag, self.resumed)?),
-            };
+            if !self.files.contains_key(tag) {
+                self.files.insert(tag, self.open(tag)?);
+            }
+            let Some(one) = self.files.get_mut(tag) else { continue };
             let new = values.iter().filter(|(samples, _)| one.last.is_none_or(|last| *samples > last));
             let text = new.fold(String::new(), |mut text, (samples, value)| {
                 let _ = writeln!(text, "{samples},{value}");
@@ -59,20 +97,6 @@ impl Sink for Csv {
     fn help(&self) -> String {
         "free some disk space, or set `csv_monitor.output_path` to another folder".into()
     }
-}
-
-fn open(folder: &Path, tag: &'static str, resumed: Option<u64>) -> Result<OneFile, Error> {
-    fs::create_dir_all(folder).map_err(Error::io(folder))?;
-    let path = folder.join(format!("{}.csv", tag.replace('/', "_")));
-    let mut file = Appended::open(&path, u64::MAX)?;
-    // Do not read device files: reading one may never end.
-    let present = if path.is_file() { fs::read(&path).map_err(Error::io(&path))? } else { vec![] };
-    let kept = kept(&present, resumed.unwrap_or(u64::MAX));
-    file.truncate(kept as u64)?;
-    if kept == 0 {
-        file.append(format!("step,{}\n", Metric::last_part(tag)).as_bytes())?;
-    }
-    Ok(OneFile { file, last: None })
 }
 
 /// Returns the number of bytes to keep when a run resumes after `samples` samples. Drops later lines of the last run in
@@ -120,5 +144,25 @@ mod tests {
             assert_eq!(&text[..kept(text.as_bytes(), samples)], expected, "{text} after {samples}");
         }
         assert_eq!(kept(&[0xFF, b'\n', 0xFE], 1), 2);
+    }
+
+    #[test]
+    fn a_resumed_run_keeps_the_rows_of_later_runs() {
+        use crate::monitor::metric::{LR, Scalar};
+        let root = tempfile::tempdir().unwrap();
+        let [shared, first, second] = ["shared", "first", "second"].map(|name| root.path().join(name));
+        let write = |run: &PathBuf, resumed, samples: &[u64]| {
+            let scalars = vec![Scalar { metric: &LR, value: 1.0 }];
+            let record = |&samples| Record { samples, scalars: scalars.clone(), ..Record::default() };
+            let records: Vec<Record> = samples.iter().map(record).collect();
+            assert!(Csv::new(shared.clone(), run.clone(), resumed).write(&records).is_ok());
+            let lines = fs::read_to_string(shared.join("Train_Samples_lr.csv")).unwrap();
+            lines.replace(",1\n", " ").replace('\n', " ")
+        };
+        assert_eq!(write(&first, None, &[4, 8, 12]), "step,lr 4 8 12 ");
+        assert_eq!(write(&first, Some(8), &[12, 16]), "step,lr 4 8 12 16 ");
+        assert_eq!(write(&second, None, &[4, 8]), "step,lr 4 8 12 16 4 8 ");
+        assert_eq!(write(&first, Some(8), &[12, 16]), "step,lr 4 8 12 16 4 8 step,lr 12 16 ");
+        assert_eq!(write(&first, Some(4), &[8]), "step,lr 4 8 12 16 4 8 step,lr 8 ");
     }
 }

@@ -52,7 +52,10 @@ impl Monitors {
         let (mut workers, mut said) = (vec![], vec![]);
         let (csv, tensorboard) = (&config.csv_monitor, &config.tensorboard);
         if csv.enabled {
-            workers.push(Worker::start("csv_monitor", csv::Csv::new(folder(csv, "csv_monitor"), resumed)));
+            workers.push(Worker::start(
+                "csv_monitor",
+                csv::Csv::new(folder(csv, "csv_monitor"), run.to_path_buf(), resumed),
+            ));
         }
         if tensorboard.enabled {
             let sink = tensorboard::TensorBoard::new(folder(tensorboard, "tensorboard"), resumed);
