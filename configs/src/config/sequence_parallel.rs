@@ -45,7 +45,7 @@ pub(crate) fn check(config: &Config, resolver: &mut Resolver<'_>) {
     let data = config.data.as_ref();
     if let Some(length) = data.and_then(|data| data.sequence_length).filter(|length| !length.is_multiple_of(chunks)) {
         let message = format!("samples of {length} tokens cannot be split into {parts} of equal length");
-        let help = format!("the next multiple of {chunks} is {}", length.next_multiple_of(chunks));
+        let help = near_multiple(config, length, chunks);
         resolver.contradiction(&[key, Data::sequence_length], message, Some(help));
     }
     let heads = match &config.model {
@@ -63,7 +63,7 @@ pub(crate) fn check(config: &Config, resolver: &mut Resolver<'_>) {
     }
     if let Some((path, length)) = uneven_length(config, chunks) {
         let message = format!("sequences of {length} tokens cannot be split into {parts} of equal length");
-        let help = format!("the next multiple of {chunks} is {}", length.next_multiple_of(chunks));
+        let help = near_multiple(config, length, chunks);
         resolver.contradiction(&[path, key], message, Some(help));
     }
     // Below stage 2, gradients are first added over micro-batches and then reduced over slices. From stage 2 on, the
@@ -91,6 +91,23 @@ pub(crate) fn check(config: &Config, resolver: &mut Resolver<'_>) {
         if is_on {
             let help = format!("remove one of the two, or set `{key}: 1`");
             resolver.contradiction(&[path, key], why.to_string(), Some(help));
+        }
+    }
+}
+
+/// Returns advice for a length that is not a multiple of `chunks`: a multiple that the model supports.
+pub(super) fn near_multiple(config: &Config, length: usize, chunks: usize) -> String {
+    let next = length.next_multiple_of(chunks);
+    let longest = config.model.as_ref().and_then(Model::max_sequence_length).filter(|&longest| longest < next);
+    match longest.map(|longest| (longest, longest - longest % chunks)) {
+        None => format!("the next multiple of {chunks} is {next}"),
+        Some((longest, 0)) => {
+            format!(
+                "increase the model's maximum sequence length of {longest} to {next}, the next multiple of {chunks}"
+            )
+        }
+        Some((longest, last)) => {
+            format!("the largest multiple of {chunks} up to the model's maximum sequence length of {longest} is {last}")
         }
     }
 }

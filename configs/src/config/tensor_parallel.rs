@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use crate::check::NO_EFFECT;
-use crate::config::sequence_parallel::uneven_length;
+use crate::config::sequence_parallel::{near_multiple, uneven_length};
 use crate::config::{
     Bf16, Config, Data, Gpt2, Llama, Model, OffloadDevice, OffloadOptimizer, OffloadParam, Optimizer, PartitionMethod,
     Pipeline, Quantization, Training,
@@ -74,13 +74,13 @@ impl TensorParallel {
                     "slices of {slice} tokens cannot be divided evenly among {size} ranks: `{path}` is {length}, and \
                      {sharing} ranks share each sequence"
                 );
-                let help = format!("the next multiple of {chunks} is {}", length.next_multiple_of(chunks));
+                let help = near_multiple(config, length, chunks);
                 resolver.contradiction(&[key, path], message, Some(help));
             }
         }
         if let Some((path, length)) = uneven_length(config, chunks) {
             let message = format!("sequences of {length} tokens cannot be split into {chunks} slices of equal length");
-            let help = format!("the next multiple of {chunks} is {}", length.next_multiple_of(chunks));
+            let help = near_multiple(config, length, chunks);
             resolver.contradiction(&[path, key], message, Some(help));
         }
         let quantization = config.quantization_config.as_ref();

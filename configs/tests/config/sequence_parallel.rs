@@ -42,6 +42,24 @@ fn shard_groups_contain_whole_sequence_groups() {
 }
 
 #[test]
+fn help_suggests_a_length_that_the_model_supports() {
+    for (longest, length, expected) in [
+        (64, 17, "the next multiple of 2 is 18"),
+        (17, 17, "the largest multiple of 2 up to the model's maximum sequence length of 17 is 16"),
+        (1, 1, "increase the model's maximum sequence length of 1 to 2, the next multiple of 2"),
+    ] {
+        let message = errors(
+            &format!(
+                "model: {{type: gpt2, vocab_size: 256, n_positions: {longest}, n_embd: 8, n_head: 2, n_layer: 1}}\n\
+                 data: {{train: a.txt, sequence_length: {length}}}"
+            ),
+            2,
+        );
+        assert!(message.contains(expected), "{message}");
+    }
+}
+
+#[test]
 fn sequence_groups_must_divide_the_ranks() {
     let message = errors("", 3);
     assert!(message.contains("3 ranks are not a multiple of sequence_parallel_size 2"), "{message}");
