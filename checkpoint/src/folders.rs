@@ -113,15 +113,6 @@ pub fn write_rate(root: &Path, bytes: u64) -> Result<f64, CheckpointError> {
     written.and(removed).map(|()| rate).map_err(CheckpointError::io(&path))
 }
 
-/// Returns the number of bytes that this user can still write to the file system of a folder.
-///
-/// # Errors
-/// Fails if the file system does not report its free space.
-pub fn free_bytes(root: &Path) -> Result<u64, CheckpointError> {
-    let statistics = rustix::fs::statvfs(root).map_err(|errno| CheckpointError::io(root)(errno.into()))?;
-    Ok(statistics.f_bavail.saturating_mul(statistics.f_frsize))
-}
-
 /// Lists the folders named `step-…`, by step.
 fn numbered(root: &Path) -> Result<Vec<(u64, PathBuf)>, CheckpointError> {
     let entries = match fs::read_dir(root) {

@@ -47,6 +47,6 @@ pub use buffer::{ALIGNMENT, AlignedBuffer, BufferPool, PoolUsage, align};
 pub use error::DiskError;
 pub use file::{Backend, Options, SwapFile, io_uring};
 pub use pages::{mapped, mapped_peak, observe_mapped, reset_mapped_peak};
-pub use place::check;
+pub use place::{check, free_bytes};
 pub use queue::{Pending, Statistics};
 pub use vectors::{PendingVec, lies_on_pages};

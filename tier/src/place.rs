@@ -1,7 +1,7 @@
 //! Creates the swap file, checks its folder, and reserves its space before training starts.
 
 use std::fs::{self, File};
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,7 +21,7 @@ use crate::error::DiskError;
 /// Fails if the folder does not exist, is not writable, or has too little space.
 pub fn check(folder: &Path, bytes: u64) -> Result<(), DiskError> {
     open(folder, false)?;
-    let available = available(folder)?;
+    let available = free_bytes(folder).map_err(unknown_space(folder))?;
     if available < bytes {
         return Err(DiskError::NoSpace { folder: folder.into(), needed: bytes, available });
     }
@@ -48,7 +48,7 @@ pub(crate) fn reserve(folder: &Path, size: u64, want_direct: bool) -> Result<Res
             format!("`ulimit -f` is {limit} bytes"),
         ));
     }
-    let available = available(folder)?;
+    let available = free_bytes(folder).map_err(unknown_space(folder))?;
     match allocate(&file, size) {
         Ok(()) => {}
         Err(Errno::OPNOTSUPP | Errno::NOSYS) if available >= size => fill(&file, folder, size)?,
@@ -128,10 +128,17 @@ fn unlinked(folder: &Path, flags: OFlags) -> Result<File, Errno> {
     file.map(File::from)
 }
 
-fn available(folder: &Path) -> Result<u64, DiskError> {
-    let statistics =
-        rustix::fs::statvfs(folder).map_err(|errno| DiskError::refused(folder, "read the free space", errno))?;
+/// Returns the number of bytes that this user can still write to the file system of a folder.
+///
+/// # Errors
+/// Fails if the file system does not report its free space.
+pub fn free_bytes(folder: &Path) -> io::Result<u64> {
+    let statistics = rustix::fs::statvfs(folder)?;
     Ok(statistics.f_bavail.saturating_mul(statistics.f_frsize))
+}
+
+fn unknown_space(folder: &Path) -> impl FnOnce(io::Error) -> DiskError + '_ {
+    move |error| DiskError::refused(folder, "read the free space", error)
 }
 
 fn allocate(file: &File, size: u64) -> Result<(), Errno> {
