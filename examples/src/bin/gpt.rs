@@ -8,7 +8,7 @@
 use candle_core::{D, Device, Result, Tensor};
 use candle_nn::{Module, VarBuilder};
 use zero_train::ops::{Embedding, LayerNorm, Linear, causal_attention_packed, cross_entropy, gelu};
-use zero_train::{Batch, Config, Engine, Layers};
+use zero_train::{Batch, Config, Engine, Layers, process};
 
 const TEXT: &[u8] = include_bytes!("../../../LICENSE-APACHE");
 const VOCABULARY: usize = 256; // bytes
@@ -83,7 +83,9 @@ fn main() -> anyhow::Result<()> {
         .tie("embed.tokens.weight", "head.weight")
         .loss(cross_entropy);
     let config = "{train_batch_size: 16, optimizer: {type: AdamW, params: {lr: 0.003}}, zero_optimization: {stage: 3}}";
-    let mut engine = Engine::new(Config::parse("ds.yaml", config)?, model)?;
+    let config = Config::parse("ds.yaml", config)?;
+    process::set_up(&config)?; // before anything computes
+    let mut engine = Engine::new(config, model)?;
     let train = |step| Ok(engine.train_batch(&batch(step)?)?.loss);
     let losses = (0..200).map(train).collect::<anyhow::Result<Vec<f32>>>()?;
     let mut text = b"## ".map(u32::from).to_vec();

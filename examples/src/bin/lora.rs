@@ -11,7 +11,7 @@ use candle_core::{Device, Result, Tensor};
 use candle_nn::VarBuilder;
 use zero_train::checkpoint::{ExportDtype, Weights, export};
 use zero_train::ops::{Linear, cross_entropy};
-use zero_train::{Batch, Config, Engine, Layers};
+use zero_train::{Batch, Config, Engine, Layers, process};
 
 /// Returns the layers of a network with one hidden layer.
 fn model() -> Layers {
@@ -32,6 +32,7 @@ fn batch(largest: bool) -> Result<Batch> {
 
 fn main() -> anyhow::Result<()> {
     let config = || Config::builder().zero_stage(3).train_batch(64).adamw(0.02);
+    process::set_up(&config().build()?)?; // before anything computes
     let mut base = Engine::new(config().build()?, model())?;
     for _ in 0..100 {
         base.train_batch(&batch(true)?)?;

@@ -8,7 +8,7 @@
 
 use candle_core::{D, Device, Result, Tensor};
 use candle_nn::{Linear, Module, VarBuilder, linear, loss::cross_entropy};
-use zero_train::{Batch, Config, Engine, Layers};
+use zero_train::{Batch, Config, Engine, Layers, process};
 
 /// Maps a point in the plane to scores of three classes.
 struct Mlp {
@@ -57,10 +57,11 @@ fn spirals() -> Result<(Tensor, Tensor)> {
 }
 
 fn main() -> anyhow::Result<()> {
+    let config = Config::parse("ds.yaml", CONFIG)?; //                              1. what to do, often `from_path`
+    process::set_up(&config)?; //                                                   before anything computes
+
     let (points, classes) = spirals()?;
     let batch = Batch::new(points.clone(), classes.clone());
-
-    let config = Config::parse("ds.yaml", CONFIG)?; //                              1. what to do, often `from_path`
     let model = Layers::new().layer("mlp", Mlp::new).loss(cross_entropy); //        2. the model and its loss
     let mut engine = Engine::new(config, model)?; //                                3. in place of VarMap and optimizer
 

@@ -8,7 +8,7 @@
 //! A checkpoint loads into any layout: this program writes it under ZeRO-3 and reads it under ZeRO-1.
 
 use candle_core::{Device, Tensor};
-use zero_train::{Batch, Config, Engine, Layers, zoo};
+use zero_train::{Batch, Config, Engine, Layers, process, zoo};
 
 const CHECKPOINTS: &str = "runs/resume-example/checkpoints";
 
@@ -56,6 +56,7 @@ fn train(engine: &mut Engine, steps: u64) -> anyhow::Result<Vec<u32>> {
 }
 
 fn main() -> anyhow::Result<()> {
+    process::set_up(&config(3)?)?; // before anything computes
     let mut through = Engine::new(config(3)?, model())?;
     let expected = train(&mut through, 40)?;
 
