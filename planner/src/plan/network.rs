@@ -1,5 +1,7 @@
 //! The bytes that ranks send inside layers, and that hosts send to each other.
 
+use std::collections::BTreeSet;
+
 use zero_config::Transport;
 use zero_engine::costs::forms::Table;
 use zero_model::memory::Exchanged;
@@ -58,24 +60,31 @@ impl MemoryPlan {
     }
 
     /// Returns the bytes that ranks send inside layers to ranks of their context or tensor group on other hosts.
-    /// Assumes that each rank sends the same number of bytes to every other rank of its group, or all bytes to the next
-    /// rank with ring attention. `ranks` is the number of ranks per host.
+    ///
+    /// By heads, a rank sends the same number of bytes to every other rank of its group; with ring attention, it sends
+    /// all bytes to the next rank. Values that are gathered or summed are sent once to each other host of the group.
+    /// `ranks` is the number of ranks per host.
     fn exchanged_between_hosts(&self, table: &Table, mesh: Mesh, ranks: usize) -> u64 {
         let elsewhere =
-            |rank: usize, group: &[usize]| group.iter().filter(|&&other| other / ranks != rank / ranks).count() as u64;
-        let part = |sent: u64, rank: usize, group: Vec<usize>| {
-            (sent * elsewhere(rank, &group)).checked_div(group.len() as u64 - 1).unwrap_or(0)
-        };
+            |rank: usize, group: &[usize]| group.iter().filter(|&&other| other / ranks != rank / ranks).count();
+        let other_hosts = |group: &[usize]| group.iter().map(|rank| rank / ranks).collect::<BTreeSet<_>>().len() - 1;
+        let part =
+            |sent: u64, group: &[usize], to: usize| (sent * to as u64).checked_div(group.len() as u64 - 1).unwrap_or(0);
         let of_stage = |(stage, program): (usize, &Program)| {
             let sent = table.exchanged(program);
             let of_rank = |rank| {
                 let tensor = sent.tensor + self.tensor_sum(mesh.coordinates(rank));
-                let mut context = mesh.context_ranks(rank);
-                if self.config.uses_ring_attention() {
+                let (context, tensor_group) = (mesh.context_ranks(rank), mesh.tensor_ranks(rank));
+                let of_context = if self.config.uses_ring_attention() {
                     let own = context.iter().position(|&other| other == rank).unwrap_or(0);
-                    context = vec![rank, context[(own + 1) % context.len()]];
-                }
-                part(sent.context, rank, context) + part(tensor, rank, mesh.tensor_ranks(rank))
+                    let both = [rank, context[(own + 1) % context.len()]];
+                    part(sent.context, &both, elsewhere(rank, &both))
+                } else if self.config.mesh.context_parallel_degree > 1 {
+                    part(sent.context, &context, other_hosts(&context))
+                } else {
+                    part(sent.context, &context, elsewhere(rank, &context))
+                };
+                of_context + part(tensor, &tensor_group, other_hosts(&tensor_group))
             };
             mesh.ranks(stage).map(of_rank).sum::<u64>()
         };

@@ -140,12 +140,12 @@ mod tests {
         assert!(whole.iter().all(|piece| is_cut(piece) && piece.text.len() < PIECE + line.len()));
         let endless = "é".repeat(PIECE);
         assert_eq!(pieces(document(&endless), Cuts::Words).collect::<Vec<_>>(), [document(&endless)]);
-        // Without a better place, the text is cut after several line breaks.
         // In white space, the text is cut after any line break.
         let blank: Vec<Document> = pieces(document(&"\n \n".repeat(4 * PIECE)), Cuts::Words).collect();
         let lengths: Vec<usize> = blank.iter().map(|piece| piece.text.len()).collect();
         assert_eq!(lengths, [4 * PIECE, 4 * PIECE + 1, 4 * PIECE - 1]);
         assert!(blank[..2].iter().all(|piece| piece.text.ends_with(b"\n")));
+        // Without a better place, the text is cut after several line breaks.
         let paragraphs = "字\n\n".repeat(PIECE);
         let cut: Vec<Document> = pieces(document(&paragraphs), Cuts::Words).collect();
         assert!(cut.len() == 3 && cut.iter().all(|piece| piece.text.ends_with(b"\n\n")), "{}", cut.len());
