@@ -1,6 +1,7 @@
 // Checks report pages of runs in a real browser: node check.mjs FOLDER
 //
-// FOLDER has NAME.html; screenshots of all pages are written to FOLDER/pictures. Exits with 77 without a browser.
+// FOLDER has NAME.html. With ZERO_TRAIN_PICTURES=1, screenshots of all pages are written to FOLDER/pictures. Exits with 77
+// without a browser.
 import assert from "node:assert/strict";
 import { checkPages } from "../../../planner/tests/report/pages.mjs";
 

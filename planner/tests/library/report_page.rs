@@ -16,7 +16,7 @@ fn node(name: &str, folder: &Path) -> Option<Output> {
 
 #[test]
 fn the_report_page_shows_the_results() {
-    // The folder is kept after the test, so that its pictures can be inspected.
+    // The folder is kept after the test, so that its pages and pictures can be inspected.
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("report");
     let _ = std::fs::remove_dir_all(&folder);
     std::fs::create_dir_all(&folder).unwrap();

@@ -1,7 +1,7 @@
 // Checks report pages against their data, in a real browser: node check.mjs FOLDER
 //
-// FOLDER has NAME.json and NAME.html; screenshots of all pages are written to FOLDER/pictures. Exits with 77 without a
-// browser.
+// FOLDER has NAME.json and NAME.html; the printed pages are written to FOLDER/pictures, and screenshots as well with
+// ZERO_TRAIN_PICTURES=1. Exits with 77 without a browser.
 import assert from "node:assert/strict";
 import { readFileSync, writeFileSync } from "node:fs";
 import { join } from "node:path";

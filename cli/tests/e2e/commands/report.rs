@@ -179,7 +179,7 @@ fn large(case: &Case) -> String {
 
 /// Opens the pages in a browser at several widths, light and dark. Prints a message if node or a browser is missing.
 fn check_in_browser(pages: &[(&str, String)]) {
-    // The folder is kept after the test, so that its pictures can be inspected.
+    // The folder is kept after the test, so that its pages and pictures can be inspected.
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("run-report");
     let _ = fs::remove_dir_all(&folder);
     fs::create_dir_all(&folder).unwrap();
