@@ -105,15 +105,15 @@ fn eigen(mut a: Vec<f64>, n: usize) -> (Vec<f64>, Vec<f64>) {
             let tangent = theta.signum() / (theta.abs() + theta.hypot(1.0));
             let cosine = 1.0 / tangent.hypot(1.0);
             let sine = tangent * cosine;
-            for k in 0..n {
-                for of in [&mut a, &mut vectors] {
-                    let (x, y) = (of[k * n + p], of[k * n + q]);
-                    (of[k * n + p], of[k * n + q]) = (cosine * x - sine * y, sine * x + cosine * y);
-                }
+            for row in a.chunks_mut(n).chain(vectors.chunks_mut(n)) {
+                let (x, y) = (row[p], row[q]);
+                (row[p], row[q]) = (cosine * x - sine * y, sine * x + cosine * y);
             }
+            let (above, below) = a.split_at_mut(q * n);
+            let (row_p, row_q) = (&mut above[p * n..], below);
             for k in 0..n {
-                let (x, y) = (a[p * n + k], a[q * n + k]);
-                (a[p * n + k], a[q * n + k]) = (cosine * x - sine * y, sine * x + cosine * y);
+                let (x, y) = (row_p[k], row_q[k]);
+                (row_p[k], row_q[k]) = (cosine * x - sine * y, sine * x + cosine * y);
             }
         }
     }

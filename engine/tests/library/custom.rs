@@ -5,14 +5,16 @@ use std::sync::Arc;
 
 use zero_engine::comm::Communicator;
 use zero_engine::optimizer::{CustomOptimizer, CustomStep, MatrixStates, Update};
-use zero_engine::{Config, Engine, Layers};
+use zero_engine::{Config, Engine, Layers, zoo};
 
 use crate::adafactor::resumes_a_large_matrix;
 use crate::bytes::{assert_state, state_values};
 use crate::groups::fifty_steps_agree_of;
 use crate::on_disk::assert_offloads;
 use crate::whole_parameters::text;
-use crate::world::{Trajectory, assert_same, batch, engine_of, gpt2, reproducible, resume, run_of, save, world};
+use crate::world::{
+    Trajectory, assert_same, batch, engine_of, gpt2, gpt2_config, reproducible, resume, run_of, save, world,
+};
 
 // The optimizers of the example program.
 #[path = "../../../examples/src/adamax.rs"]
@@ -70,12 +72,17 @@ fn all() -> [Arc<dyn CustomOptimizer>; 3] {
     [Arc::new(ADAMAX), shampoo(), Arc::new(Wide)]
 }
 
+/// A model of small matrices, since the time of Shampoo's update grows with the cube of their sides.
+fn model() -> Layers {
+    zoo::gpt2(&zoo::Gpt2Config { n_embd: 16, n_inner: Some(32), resid_pdrop: 0.1, ..gpt2_config() })
+}
+
 fn custom_engine(optimizer: &Arc<dyn CustomOptimizer>, comm: Arc<dyn Communicator>, text: &str) -> Engine {
-    engine_of(gpt2().optimizer(Arc::clone(optimizer)), comm, text)
+    engine_of(model().optimizer(Arc::clone(optimizer)), comm, text)
 }
 
 fn run(optimizer: &Arc<dyn CustomOptimizer>, ranks: usize, text: &str) -> Trajectory {
-    run_of(|| gpt2().optimizer(Arc::clone(optimizer)), ranks, 5, text)
+    run_of(|| model().optimizer(Arc::clone(optimizer)), ranks, 5, text)
 }
 
 /// Adamax without betas of groups, and Shampoo by the formulas of the paper, with matrix roots by PyTorch in f64.
