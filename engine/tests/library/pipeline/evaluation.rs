@@ -32,10 +32,10 @@ fn found(engine: &mut Engine) -> Found {
     };
     let before = logits(engine);
     let mut losses = vec![engine.eval_batch(&sample(0)).unwrap()];
-    let mut training = train(engine, 2);
+    let mut training = train(engine, 1);
     losses.extend(engine.eval_with(5, |index| Ok(sample(index))).unwrap());
     assert_eq!(losses.len(), 6);
-    training.extend(train(engine, 2));
+    training.extend(train(engine, 1));
     losses.push(engine.eval_batch(&sample(0)).unwrap());
     Found {
         losses: losses.into_iter().map(f32::to_bits).collect(),

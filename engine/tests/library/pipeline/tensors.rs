@@ -78,12 +78,14 @@ fn several_tensors_cross_every_stage_boundary() {
     for (zero_stage, data, more) in
         [(0, 1, ""), (1, 2, ""), (2, 1, ""), (3, 2, ""), (0, 2, BF16), (3, 1, BF16), (3, 1, FP16)]
     {
+        // In f16 the first steps overflow.
+        let steps = if more == FP16 { 5 } else { 3 };
         let of = |stages: usize, schedule: &str| {
             let pipeline = format!("stages: {stages}, schedule: {schedule}, partition_method: uniform");
-            found(stages * data, 5, &text(zero_stage, 4, &pipeline, more))
+            found(stages * data, steps, &text(zero_stage, 4, &pipeline, more))
         };
         let (expected, losses, logits) = of(1, "1f1b");
-        assert!(expected.losses[0] != expected.losses[4]);
+        assert!(expected.losses.first() != expected.losses.last());
         for stages in [2, 3] {
             for schedule in SCHEDULES {
                 let what = format!("{schedule}, {stages} × {data}, ZeRO {zero_stage}, {more}");

@@ -98,7 +98,7 @@ fn checkpoints_load_at_any_sequence_parallel_degree() {
     let folder = tempfile::tempdir().unwrap();
     let text = |slices: usize, stage: u8| keys(slices, 4, 1, stage, "");
     let whole = run_of(gpt2, 2, STEPS, &text(2, 3));
-    save((2, 3), folder.path(), |comm| engine_of(gpt2(), comm, &text(2, 3)));
+    save((2, 1), folder.path(), |comm| engine_of(gpt2(), comm, &text(2, 3)));
     for (ranks, stage, kind) in [
         (1, 0, by_heads as fn(String) -> String),
         (2, 1, by_heads),
@@ -107,8 +107,8 @@ fn checkpoints_load_at_any_sequence_parallel_degree() {
         (4, 3, by_ring),
     ] {
         let text = kind(text(ranks, stage));
-        let rest = resume((ranks, STEPS - 3), folder.path(), |comm| engine_of(gpt2(), comm, &text));
-        assert_near(&rest, &whole.after(3), 1e-5, &text);
+        let rest = resume((ranks, STEPS - 1), folder.path(), |comm| engine_of(gpt2(), comm, &text));
+        assert_near(&rest, &whole.after(1), 1e-5, &text);
     }
 }
 

@@ -16,7 +16,7 @@ use zero_model::ops::own_slice;
 
 use crate::world::{BF16, FP16, assert_near, assert_same, batch, engine_of, gpt2_config, llama_config, run_of, world};
 
-const STEPS: u64 = 4;
+const STEPS: u64 = 3;
 
 pub(crate) fn gpt2() -> Layers {
     zoo::gpt2(&zoo::Gpt2Config { n_head: 4, ..gpt2_config() })
