@@ -112,9 +112,10 @@ impl Case {
     pub(crate) fn command_of(&self, program: &Path, args: &[&str]) -> Command {
         let mut command = Command::new(program);
         command.args(args).current_dir(self.folder.path()).stdin(Stdio::null());
-        for name in
-            ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "ZERO_TRAIN_TOKEN"]
-        {
+        let of_launcher =
+            ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "ZERO_TRAIN_TOKEN"];
+        // CI sets the number of threads for the tests. The binary must choose it.
+        for name in of_launcher.into_iter().chain(["RAYON_NUM_THREADS"]) {
             command.env_remove(name);
         }
         command
