@@ -84,7 +84,7 @@ fn a_signal_ends_a_preparation_that_the_next_start_continues() {
     for (what, name, status) in [("prepare", "TERM", 143), ("verify", "INT", 130)] {
         let case = case();
         let line = format!("{{\"text\": \"{}\"}}\n", "abcdefgh ".repeat(200));
-        fs::write(case.path("more.jsonl"), line.repeat(60_000)).unwrap();
+        fs::write(case.path("more.jsonl"), line.repeat(30_000)).unwrap();
         let data = "data={train: [large.jsonl, more.jsonl], cache_dir: cache}";
         let arguments = ["data", what, "--config", "ds.yaml", "--set", data];
         let started = case.command(&arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
