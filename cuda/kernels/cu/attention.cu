@@ -141,7 +141,7 @@ template <unsigned SIZE> DEVICE void forward(const AttentionArgs& a) {
         unsigned query = begin + place.y * ROWS + r;
         if (!is_query(a, query)) continue;
         // A query that sees no key has sums of 0, and ln Σ e^score = −∞.
-        for (unsigned e = 0; e < PARTS; e++) out[r][e] = sums[r] > 0.0f ? out[r][e] / sums[r] : 0.0f;
+        for (unsigned e = 0; e < PARTS; e++) out[r][e] = sums[r] == 0.0f ? 0.0f : out[r][e] / sums[r];
         if (place.x == 0) {
             as_mut<float>(a.log_sums)[place.statistic(a, place.head, query)] = largest[r] + logf(sums[r]);
         }

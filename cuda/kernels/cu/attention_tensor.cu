@@ -120,7 +120,7 @@ template <class T, unsigned SIZE> DEVICE void forward(const AttentionArgs& a) {
             float sum = over_row<Add>(sums[b][half]);
             unsigned query = band + 16 * b + Sums::row(2 * half);
             // A query that sees no key has sums of 0, and ln Σ e^score = −∞.
-            inverse[half] = sum > 0.0f ? 1.0f / sum : 0.0f;
+            inverse[half] = sum == 0.0f ? 0.0f : 1.0f / sum;
             if (is_query(a, query) && threadIdx.x % 4 == 0) {
                 as_mut<float>(a.log_sums)[place.statistic(a, place.head, query)] = largest[b][half] * a.scale + logf(sum);
             }
@@ -242,36 +242,6 @@ template <class T, unsigned SIZE> DEVICE void queries_backward(const AttentionAr
         put<T>(queries.dq[b], scale, place.queries(a, a.dq, a.q_row, place.head), band + 16 * b, a);
     }
 }
-
-// Statistics of the queries of a tile, in shared memory: ln Σ e^score, deltas, and the first key that each query sees.
-struct Statistics {
-    float *log_sums, *deltas;
-    uint32_t* firsts;
-
-    DEVICE Statistics(float* room, unsigned i)
-        : log_sums(room + 3 * i * ROWS), deltas(log_sums + ROWS), firsts(reinterpret_cast<uint32_t*>(deltas + ROWS)) {}
-
-    // Begins to fill in the statistics from `begin` on, with zeros where there is no query.
-    DEVICE void begin_fill(const AttentionArgs& a, const Place& place, unsigned head, unsigned begin) const {
-        constexpr unsigned PIECE = 4, PIECES = ROWS / PIECE;
-        uint64_t at = place.statistic(a, head, begin), first = place.positions(a) + begin;
-        bool in_pieces = (a.log_sums | a.deltas | a.firsts | 4 * (a.time | a.from | a.keys)) % 16 == 0;
-        for (unsigned i = threadIdx.x; i < 3 * PIECES; i += blockDim.x) {
-            unsigned which = i / PIECES, row = i % PIECES * PIECE;
-            const uint32_t* from = which == 0 ? as<uint32_t>(a.log_sums) + at
-                                 : which == 1 ? as<uint32_t>(a.deltas) + at : as<uint32_t>(a.firsts) + first;
-            uint32_t* to = reinterpret_cast<uint32_t*>(log_sums + which * ROWS) + row;
-            bool is_there = which < 2 || a.firsts;
-            if (in_pieces) {
-                begin_copy(to, from + row, is_there && is_query(a, begin + row));
-            } else {
-                for (unsigned e = 0; e < PIECE; e++) {
-                    to[e] = is_there && is_query(a, begin + row + e) ? from[row + e] : 0;
-                }
-            }
-        }
-    }
-};
 
 // Like `Queries`, for keys: here a row is a key and a column a query.
 template <class T, unsigned SIZE> struct Keys {

@@ -75,6 +75,36 @@ DEVICE void begin_queries(
     begin_fill<ROWS>(stage.second, place.queries(a, a.d_out, a.out_row, head), begin, a);
 }
 
+// Statistics of the queries of a tile, in shared memory: ln Σ e^score, deltas, and the first key that each query sees.
+struct Statistics {
+    float *log_sums, *deltas;
+    uint32_t* firsts;
+
+    DEVICE Statistics(float* room, unsigned i)
+        : log_sums(room + 3 * i * ROWS), deltas(log_sums + ROWS), firsts(reinterpret_cast<uint32_t*>(deltas + ROWS)) {}
+
+    // Begins to fill in the statistics from `begin` on, with zeros where there is no query.
+    DEVICE void begin_fill(const AttentionArgs& a, const Place& place, unsigned head, unsigned begin) const {
+        constexpr unsigned PIECE = 4, PIECES = ROWS / PIECE;
+        uint64_t at = place.statistic(a, head, begin), first = place.positions(a) + begin;
+        bool in_pieces = (a.log_sums | a.deltas | a.firsts | 4 * (a.time | a.from | a.keys)) % 16 == 0;
+        for (unsigned i = threadIdx.x; i < 3 * PIECES; i += blockDim.x) {
+            unsigned which = i / PIECES, row = i % PIECES * PIECE;
+            const uint32_t* from = which == 0 ? as<uint32_t>(a.log_sums) + at
+                                 : which == 1 ? as<uint32_t>(a.deltas) + at : as<uint32_t>(a.firsts) + first;
+            uint32_t* to = reinterpret_cast<uint32_t*>(log_sums + which * ROWS) + row;
+            bool is_there = which < 2 || a.firsts;
+            if (in_pieces) {
+                begin_copy(to, from + row, is_there && is_query(a, begin + row));
+            } else {
+                for (unsigned e = 0; e < PIECE; e++) {
+                    to[e] = is_there && is_query(a, begin + row + e) ? from[row + e] : 0;
+                }
+            }
+        }
+    }
+};
+
 // Waits until the copies of all threads have arrived, and until all threads are done with what they read before.
 DEVICE void arrive() {
     end_copies();

@@ -115,9 +115,10 @@ pub(crate) fn forward(
                     let to = Target { data: &mut results, row: g.size, add: false };
                     values.product(isa, row, seen, 0..g.size, to);
                     for ((position, result), sum) in own.zip(results.chunks_exact_mut(g.size)).zip(sums) {
-                        match sum > 0.0 {
-                            true => result.iter_mut().for_each(|x| *x /= sum),
-                            false => result.fill(0.0),
+                        // The sum is 0 only if the row sees no key.
+                        match sum == 0.0 {
+                            true => result.fill(0.0),
+                            false => result.iter_mut().for_each(|x| *x /= sum),
                         }
                         // SAFETY: this (sample, position, head) belongs to one pair, and each pair to one thread.
                         unsafe { out.store(isa, at.out.at(sample, position, head), result) };

@@ -227,7 +227,7 @@ impl Part {
 fn floats_of(fresh: Fresh) -> Vec<f32> {
     match fresh {
         Fresh::F32(values) => values,
-        Fresh::Bf16(_) | Fresh::F16(_) => vec![],
+        Fresh::Bf16(_) | Fresh::F16(_) => unreachable!("the buffer was made from f32 values"),
     }
 }
 
@@ -247,8 +247,9 @@ impl Footprint for Ring {
         };
         // Until the last step, the block is also in memory as it is sent, and the next block as it is received.
         let blocks = |step: u64| if step == others { block } else { 3 * block };
-        // The gradients of the rank's own block and of the step's block, and the sums that are sent and received.
-        let gradients = |step: u64| d_block * [1, 2, 4][step.min(2) as usize];
+        // The gradients of the rank's own block, of the step's block, and the sums that are sent and received. In the first
+        // of the other steps, the step's block itself is sent.
+        let gradients = |step: u64| d_block * [1, 3, 4][step.min(2) as usize];
         let travelling = (0..=others).map(|step| blocks(step) + gradients(step)).max().unwrap_or(0);
         let forward = 2 * out + blocks(0) + floats(3 * rows) + of_part(Geometry::forward_room);
         let backward = 2 * out + travelling + floats(rows) + of_part(Geometry::backward_room);

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 ///
 /// Create one span for all layers of a model, or one for each batch if the documents differ between batches. Clones
 /// share a list that holds, for each position of a batch, the first position that it sees. The list is computed once
-/// and copied to a GPU once.
+/// and copied to a GPU once, except in ring attention, which derives lists for parts of the keys.
 #[derive(Clone, Debug, Default)]
 pub struct AttentionSpan {
     window: Option<usize>,

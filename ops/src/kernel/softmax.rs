@@ -198,7 +198,7 @@ vectorised! {
             sums[i] = short_tree(lanes, |a, b| a + b);
         }
         for ((log_sum, &sum), largest) in log_sums.iter_mut().zip(&*sums).zip(largest) {
-            *log_sum = if sum > 0.0 { scale * largest + ln(sum) } else { f32::NEG_INFINITY };
+            *log_sum = if sum == 0.0 { f32::NEG_INFINITY } else { scale * largest + ln(sum) };
         }
     }
 }

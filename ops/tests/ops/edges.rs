@@ -137,6 +137,12 @@ fn nan_propagates() {
     for op in [ops::gelu, ops::gelu_erf, ops::silu, ops::relu] {
         assert!(floats(&op(&x).unwrap())[3].is_nan());
     }
+    // Position 0 does not see the key with the NaN.
+    let mut keys = floats(&normal("k", &[1, 20, 1, 4]));
+    keys[4] = f32::NAN;
+    let (q, k) = (normal("q", &[1, 20, 1, 4]), Tensor::from_vec(keys, (1, 20, 1, 4), &Device::Cpu).unwrap());
+    let y = floats(&ops::causal_attention(&q, &k, &q).unwrap());
+    assert!(y[..4].iter().all(|v| v.is_finite()) && y[4..].iter().all(|v| v.is_nan()), "{y:?}");
     let norm = ops::LayerNorm::from_tensors(normal("w", &[8]), normal("b", &[8]), 1e-5);
     assert!(floats(&norm.forward(&x).unwrap())[..8].iter().all(|v| v.is_nan()));
 }

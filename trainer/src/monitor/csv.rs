@@ -42,7 +42,8 @@ impl Csv {
         let mut file = Appended::open(&path, u64::MAX)?;
         // Do not read device files: reading one may never end.
         let present = if path.is_file() { fs::read(&path).map_err(Error::io(&path))? } else { vec![] };
-        let (mut writers, run) = (self.writers(), self.run.canonicalize().unwrap_or_else(|_| self.run.clone()));
+        let run = self.run.canonicalize().unwrap_or_else(|_| self.run.clone());
+        let (mut writers, run) = (self.writers(), run.to_string_lossy().into_owned());
         let is_last = self.is_alone() || writers.get(tag) == Some(&run);
         let kept = kept(&present, self.resumed.filter(|_| is_last).unwrap_or(u64::MAX));
         file.truncate(kept as u64)?;
@@ -64,7 +65,7 @@ impl Csv {
     }
 
     /// Returns the folder of the last run that wrote each file, by tag.
-    fn writers(&self) -> BTreeMap<String, PathBuf> {
+    fn writers(&self) -> BTreeMap<String, String> {
         let text = fs::read(self.folder.join(WRITERS)).unwrap_or_default();
         serde_json::from_slice(&text).unwrap_or_default()
     }

@@ -1,5 +1,5 @@
-//! Runs ring attention on a GPU: launches one attention for each pair of a chunk of queries and a chunk of keys, and
-//! combines results and gradients in f32.
+//! Runs ring attention on a GPU: launches one attention for each pair of a chunk of queries and a chunk of keys. Kernels
+//! round the result and the gradients of a pair to the dtype; they are combined in f32.
 
 use super::{OP, Ring};
 use crate::attention::geometry::{Geometry, Queries};
@@ -55,7 +55,11 @@ impl Ring {
                 let operands = [Operand::of(OP, q)?, Operand::of(OP, &k)?, Operand::of(OP, &v)?];
                 let (out, kept) = forward(OP, &gpu, g, dtype, &operands, &firsts)?;
                 let out = tensor(out, q.shape()).to_dtype(DType::F32)?;
-                let log_sums = kept.log_sums.reshape((g.batch, g.heads, g.time))?.maximum(NOTHING)?;
+                let log_sums = kept
+                    .log_sums
+                    .narrow(0, 0, g.batch * g.heads * g.time)?
+                    .reshape((g.batch, g.heads, g.time))?
+                    .maximum(NOTHING)?;
                 sums[part] = Some(match sums[part].take() {
                     None => (out, log_sums),
                     Some(sums) => combined(sums, (out, log_sums))?,

@@ -32,7 +32,7 @@ impl Sums {
             let sums = &mut self.log_sums[pair * time..][queries.clone()];
             for (query, (sum, &added)) in sums.iter_mut().zip(added).enumerate() {
                 let both = ln_of_sum(*sum, added);
-                if both > f32::NEG_INFINITY {
+                if both != f32::NEG_INFINITY {
                     weights[(sample * queries.len() + query) * heads + head] = [exp(*sum - both), exp(added - both)];
                     *sum = both;
                 }
@@ -54,9 +54,11 @@ impl Sums {
 
 /// Returns ln(e^a + e^b).
 fn ln_of_sum(a: f32, b: f32) -> f32 {
-    let largest = a.max(b);
-    match largest > f32::NEG_INFINITY {
-        true => largest + ln(exp(a - largest) + exp(b - largest)),
-        false => largest,
+    match (a, b) {
+        (f32::NEG_INFINITY, other) | (other, f32::NEG_INFINITY) => other,
+        _ => {
+            let largest = a.max(b);
+            largest + ln(exp(a - largest) + exp(b - largest))
+        }
     }
 }

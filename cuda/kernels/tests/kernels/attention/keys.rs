@@ -9,26 +9,33 @@ use super::{Case, SMALL};
 use crate::{Memory, epsilon, on_device, rounded};
 
 impl Case {
-    /// Runs the kernels for the keys at some positions, and for all queries from the first of them on. The backward takes
-    /// the results and log-sums of these queries over all keys. Returns the result, log-sums and gradients.
-    fn of_keys(&self, keys: Range<u32>, [whole_out, whole_log_sums]: [&[f32]; 2]) -> Option<[Vec<f32>; 5]> {
+    /// Runs the kernels for the keys and the queries at some positions. No query is before the first key. The backward
+    /// takes the results and log-sums of these queries over all keys. Returns the result, log-sums and gradients.
+    fn of_keys(
+        &self,
+        keys: Range<u32>,
+        queries: Range<u32>,
+        [whole_out, whole_log_sums]: [&[f32]; 2],
+    ) -> Option<[Vec<f32>; 5]> {
         let (dtype, Geometry { batch, time, heads, kv_heads, .. }) = (self.of.dtype, self.of);
-        let queries = keys.start..time;
-        let first = |at: usize| self.firsts[at].clamp(keys.start, keys.end) - keys.start;
-        let rows = (0..batch).flat_map(|sample| queries.clone().map(move |at| (sample * time + at) as usize));
-        let firsts: Vec<u32> = rows.map(first).collect();
+        let (from, to) = (queries.start - keys.start, queries.end - keys.start);
+        let (rows, count) = (to - from, keys.end - keys.start);
+        let first = |sample: u32, at: u32| match (from..to).contains(&at) {
+            true => self.firsts[(sample * time + keys.start + at) as usize].clamp(keys.start, keys.end) - keys.start,
+            false => 0,
+        };
+        let firsts: Vec<u32> = (0..batch).flat_map(|b| (0..to.max(count)).map(move |at| first(b, at))).collect();
         on_device(|device| {
             let mut firsts = Memory::integers(&firsts);
-            let (from, to, count) = (0, queries.end - keys.start, keys.end - keys.start);
             let of = Geometry { firsts: firsts.address(), from, time: to, keys: count, ..self.of };
-            let statistics = (batch * heads * to * 4) as usize;
+            let statistics = (batch * heads * rows * 4) as usize;
             let (mut log_sums, mut deltas) = (Memory::unwritten(statistics), Memory::unwritten(statistics));
             let mut q = Memory::floats(dtype, &self.rows(&self.qkv[0], queries.clone(), heads));
             let mut d_out = Memory::floats(dtype, &self.rows(&self.d_out, queries.clone(), heads));
             let of_part = |which: usize| Memory::floats(dtype, &self.rows(&self.qkv[which], keys.clone(), kv_heads));
             let [mut k, mut v] = [1, 2].map(of_part);
             let unwritten = |count: u32, heads: u32| vec![f32::NAN; (batch * count * heads * of.size) as usize];
-            let [mut out, mut dq] = [(); 2].map(|()| Memory::floats(dtype, &unwritten(to, heads)));
+            let [mut out, mut dq] = [(); 2].map(|()| Memory::floats(dtype, &unwritten(rows, heads)));
             let [mut dk, mut dv] = [(); 2].map(|()| Memory::floats(dtype, &unwritten(count, kv_heads)));
             let qkv = [&mut q, &mut k, &mut v].map(Memory::address);
             device.run(&forward(&of, qkv, out.address(), log_sums.address()).unwrap());
@@ -63,24 +70,28 @@ fn parts_of_the_keys_add_up() {
             let exact = case.exact();
             // Each query's result, and its ln Σ e^score.
             let mut whole: Vec<(Vec<f64>, f64)> = vec![(vec![0.0; n], f64::NEG_INFINITY); case.d_out.len() / n];
-            // The queries from a position on, in the order of the log-sums: index among all, and among these queries.
-            let queries = |from: u32| {
+            // Some queries, in the order of the log-sums: index among all, and among these queries.
+            let queries = |of_part: &Range<u32>| {
+                let Range { start, end } = *of_part;
                 let all = (0..of.batch).flat_map(move |b| (0..heads).map(move |h| (b, h)));
-                let at = move |b, h, t, from: u32| ((b * (time - from) + t - from) * heads + h) as usize;
-                all.flat_map(move |(b, h)| (from..time).map(move |t| [at(b, h, t, 0), at(b, h, t, from)]))
+                let at = move |b, h, t, from: u32, to: u32| ((b * (to - from) + t - from) * heads + h) as usize;
+                all.flat_map(move |(b, h)| (start..end).map(move |t| [at(b, h, t, 0, time), at(b, h, t, start, end)]))
             };
-            let run = |part: &[u32], whole: &[(Vec<f64>, f64)]| {
-                let (mut out, mut log_sums) = (vec![0.0; queries(part[0]).count() * n], vec![]);
-                for [all, own] in queries(part[0]) {
+            // As in a ring, queries at the positions of the keys and queries after all keys are apart.
+            let both = |part: &[u32]| [part[0]..part[1], part[1]..time].into_iter().filter(|part| !part.is_empty());
+            let parts = || ends.windows(2).flat_map(|part| both(part).map(move |queries| (part, queries)));
+            let run = |part: &[u32], of_part: &Range<u32>, whole: &[(Vec<f64>, f64)]| {
+                let (mut out, mut log_sums) = (vec![0.0; queries(of_part).count() * n], vec![]);
+                for [all, own] in queries(of_part) {
                     // Before any result, a finite number, so that the gradients are numbers.
                     log_sums.push(if whole[all].1.is_finite() { whole[all].1 as f32 } else { 0.0 });
                     out[own * n..(own + 1) * n].iter_mut().zip(&whole[all].0).for_each(|(to, &x)| *to = x as f32);
                 }
-                case.of_keys(part[0]..part[1], [&rounded(dtype, &out), &log_sums])
+                case.of_keys(part[0]..part[1], of_part.clone(), [&rounded(dtype, &out), &log_sums])
             };
-            for part in ends.windows(2) {
-                let Some([found, log_sums, ..]) = run(part, &whole) else { return };
-                for ([all, own], added) in queries(part[0]).zip(log_sums.into_iter().map(f64::from)) {
+            for (part, of_part) in parts() {
+                let Some([found, log_sums, ..]) = run(part, &of_part, &whole) else { return };
+                for ([all, own], added) in queries(&of_part).zip(log_sums.into_iter().map(f64::from)) {
                     let (out, sum) = &mut whole[all];
                     let both = sum.max(added) + (-(*sum - added).abs()).exp().ln_1p();
                     let weights =
@@ -95,16 +106,16 @@ fn parts_of_the_keys_add_up() {
             found[0] = whole.iter().flat_map(|(out, _)| out.clone()).collect();
             found[2].resize(exact[2].len(), 0.0);
             found[3].resize(exact[3].len(), 0.0);
-            for part in ends.windows(2) {
-                let [_, _, dq, dk, dv] = run(part, &whole).unwrap();
-                for [all, own] in queries(part[0]) {
+            for (part, of_part) in parts() {
+                let [_, _, dq, dk, dv] = run(part, &of_part, &whole).unwrap();
+                for [all, own] in queries(&of_part) {
                     (0..n).for_each(|e| found[1][all * n + e] += f64::from(dq[own * n + e]));
                 }
                 let (width, count) = ((of.kv_heads * size) as usize, (part[1] - part[0]) as usize);
                 for (which, d) in [(2, dk), (3, dv)] {
                     for (sample, d) in d.chunks(count * width).enumerate() {
                         let begin = (sample * time as usize + part[0] as usize) * width;
-                        found[which][begin..begin + d.len()].iter_mut().zip(d).for_each(|(to, &x)| *to = x.into());
+                        found[which][begin..begin + d.len()].iter_mut().zip(d).for_each(|(to, &x)| *to += f64::from(x));
                     }
                 }
             }
