@@ -94,8 +94,11 @@ fn twenty_steps_agree_with_the_ring_attention_of_pytorch() {
     agrees(&PYTORCH, &[(1, 1, 0, KINDS[0]), (2, 2, 2, KINDS[2]), (4, 4, 3, KINDS[2]), (4, 2, 1, KINDS[2])]);
 }
 
-/// Compares losses of a peer with those of layouts: ranks, slices, ZeRO stage and the way to share sequences.
-fn agrees(peer: &Peer, layouts: &[(usize, usize, u8, fn(String) -> String)]) {
+/// Ranks, slices, ZeRO stage and the way to share sequences.
+type Layout = (usize, usize, u8, fn(String) -> String);
+
+/// Compares losses of a peer with those of layouts.
+fn agrees(peer: &Peer, layouts: &[Layout]) {
     let root = tempfile::tempdir().unwrap();
     let (folder, meeting) = (root.path().join("base"), root.path().join("meeting"));
     let (size, setup) = (peer.ranks, peer.setup);
