@@ -139,7 +139,8 @@ impl Prefetcher {
                 continue;
             }
             let (step, start) = (batch.step + 1, batch.start + self.sampler.batch_sizes.at(batch.start) as u64);
-            if order.is_none() || start >= self.end {
+            // A middle stage of a pipeline loads nothing.
+            if order.is_none_or(Vec::is_empty) || start >= self.end {
                 return;
             }
             // An error is ignored here: the step itself will report it.
@@ -262,6 +263,20 @@ mod tests {
             let own = loads.iter().filter(|(_, thread)| *thread == thread::current().id()).count();
             assert_eq!(own, if workers == 0 { 12 } else { 2 }, "{workers} × {factor}: the first step is not expected");
         }
+    }
+
+    /// Otherwise it would deal all steps of the run again in each step.
+    #[test]
+    fn a_rank_that_loads_nothing_deals_no_steps_ahead() {
+        let (done, finished) = channel();
+        thread::spawn(move || {
+            let (_, mut loader) = prefetcher(1, 2, u64::MAX / 2);
+            for step in 0..3 {
+                loader.begin(step + 1, 8 * step).unwrap();
+            }
+            done.send(()).unwrap();
+        });
+        finished.recv_timeout(Duration::from_secs(60)).expect("three steps are dealt at once");
     }
 
     #[test]
