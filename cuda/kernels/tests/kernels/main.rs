@@ -114,11 +114,14 @@ fn test_cases_use_the_memory_of_their_device() {
     if is_gpu() {
         return;
     }
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/kernels");
-    let files = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
-    for file in files.filter(|file| !["main.rs", "memory.rs"].iter().any(|name| file.ends_with(name))) {
-        let text = std::fs::read_to_string(&file).unwrap();
-        assert!(!text.contains("emulated::"), "{}: cases take crate::Memory", file.display());
+    let mut paths = vec![Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/kernels")];
+    while let Some(path) = paths.pop() {
+        if path.is_dir() {
+            paths.extend(std::fs::read_dir(path).unwrap().map(|entry| entry.unwrap().path()));
+        } else if !["main.rs", "memory.rs"].iter().any(|name| path.ends_with(name)) {
+            let text = std::fs::read_to_string(&path).unwrap();
+            assert!(!text.contains("emulated::"), "{}: cases take crate::Memory", path.display());
+        }
     }
 }
 
