@@ -10,11 +10,10 @@ use super::dropout::Mask;
 use super::geometry::{Geometry, Layouts, Queries};
 use super::heads::backward;
 use super::span::AttentionSpan;
-use super::{OP, Packed, State, among, footprint};
-use crate::columns::columns;
-use crate::graph::apply::{apply3, reshape};
+use super::{OP, State, footprint, of_chunks};
+use crate::graph::apply::apply3;
 use crate::graph::operand::View;
-use crate::graph::output::{Fresh, stored, tensor};
+use crate::graph::output::{Fresh, gradient, tensor};
 use crate::measure;
 use crate::meta::footprint::{Costs, Exchanged, Footprint, Reads, bytes, floats};
 use crate::sequence::{Element, SequenceGroup, dense, of_element};
@@ -34,34 +33,15 @@ pub(super) fn separate(
     span: &AttentionSpan,
     mask: Option<Mask>,
 ) -> Result<Tensor> {
-    group.may_exchange()?;
-    let (batch, slice, ..) = q.dims4()?;
-    let time = slice * group.size();
-    let parts = (0..group.size()).map(|rank| group.positions_of(rank, time)).collect::<Result<_>>()?;
-    let firsts = span.firsts(OP, batch, time)?;
+    let (parts, state) = of_chunks(group, q, span, mask)?;
     let op = Gathered {
         group: group.clone(),
         parts,
-        state: State::new(firsts, mask),
+        state,
         #[cfg(feature = "cuda")]
         kept: OnceLock::new(),
     };
     apply3(q, k, v, op)
-}
-
-/// Computes [`among`] on slices of packed queries, keys and values of `heads` heads.
-pub(super) fn packed(
-    group: &SequenceGroup,
-    qkv: &Tensor,
-    heads: usize,
-    span: &AttentionSpan,
-    mask: Option<Mask>,
-) -> Result<Tensor> {
-    let Geometry { batch, time, size, .. } = Packed::geometry_of(heads, qkv.shape())?;
-    let width = heads * size;
-    let part = |part: usize| reshape(&columns(qkv, part * width..(part + 1) * width)?, (batch, time, heads, size));
-    let attended = among(Some(group), [&part(0)?, &part(1)?, &part(2)?], span, mask)?;
-    reshape(&attended, (batch, time, width))
 }
 
 struct Gathered {
@@ -236,12 +216,9 @@ impl CustomOp3 for Gathered {
             _ => vec![],
         });
         let [dk, dv] = self.give_back(g, d_whole)?;
-        let gradient = |of: &Tensor, values: Vec<f32>| -> Result<Option<Tensor>> {
-            of.track_op().then(|| Ok(tensor(stored(OP, values, of.dtype())?, of.shape()))).transpose()
-        };
         // SAFETY: `backward` writes all elements of `dq` too.
         let dq = q.track_op().then(|| tensor(unsafe { dq.filled(q.elem_count()) }, q.shape()));
-        Ok((dq, gradient(k, dk)?, gradient(v, dv)?))
+        Ok((dq, gradient(OP, k, dk)?, gradient(OP, v, dv)?))
     }
 }
 

@@ -19,12 +19,13 @@ use crate::attention::geometry::{Geometry, Layouts};
 use crate::attention::heads::{Saved, backward, forward};
 use crate::attention::packed::Packed;
 use crate::attention::span::{AttentionSpan, Firsts};
+use crate::columns::columns;
 use crate::decode::is_decoding;
 #[cfg(feature = "cuda")]
 use crate::device::{Gpu, Operand};
 #[cfg(feature = "cuda")]
 use crate::gpu;
-use crate::graph::apply::{apply1, apply3};
+use crate::graph::apply::{apply1, apply3, reshape};
 use crate::graph::operand::View;
 use crate::graph::output::{Fresh, tensor};
 use crate::measure;
@@ -36,6 +37,7 @@ use crate::{Dropout, Pass};
 use candle_core::CudaStorage;
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp3, Layout, Result, Shape, Tensor, bail};
+use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
 /// Computes softmax(q·kᵀ/√size, causal)·v for q of `[batch, time, heads, size]` and k, v of `[batch, time, kv_heads,
@@ -166,10 +168,40 @@ fn packed_among(
         None => whole_packed(qkv, heads, span, mask),
         Some(group) => match group.sharing() {
             Sharing::Heads => slices::packed(group, qkv, heads, span, mask),
-            Sharing::Queries | Sharing::Ring => gathered::packed(group, qkv, heads, span, mask),
+            Sharing::Queries | Sharing::Ring => unpacked(group, qkv, heads, span, mask),
             Sharing::Layers => bail!("{OP}: {NOT_GATHERED}"),
         },
     }
+}
+
+/// Computes [`among`] on the queries, keys and values that `qkv` packs.
+fn unpacked(
+    group: &SequenceGroup,
+    qkv: &Tensor,
+    heads: usize,
+    span: &AttentionSpan,
+    mask: Option<Mask>,
+) -> Result<Tensor> {
+    let Geometry { batch, time, size, .. } = Packed::geometry_of(heads, qkv.shape())?;
+    let width = heads * size;
+    let part = |part: usize| reshape(&columns(qkv, part * width..(part + 1) * width)?, (batch, time, heads, size));
+    let attended = among(Some(group), [&part(0)?, &part(1)?, &part(2)?], span, mask)?;
+    reshape(&attended, (batch, time, width))
+}
+
+/// Returns the positions of each rank's slice if ranks share sequences by queries, two chunks of the same length, and
+/// the state of an attention to whole sequences. `q` is a slice.
+fn of_chunks(
+    group: &SequenceGroup,
+    q: &Tensor,
+    span: &AttentionSpan,
+    mask: Option<Mask>,
+) -> Result<(Vec<Vec<Range<usize>>>, State)> {
+    group.may_exchange()?;
+    let (batch, slice, ..) = q.dims4()?;
+    let time = slice * group.size();
+    let chunks = (0..group.size()).map(|rank| group.positions_of(rank, time)).collect::<Result<_>>()?;
+    Ok((chunks, State::new(span.firsts(OP, batch, time)?, mask)))
 }
 
 fn whole_packed(qkv: &Tensor, heads: usize, span: &AttentionSpan, mask: Option<Mask>) -> Result<Tensor> {
@@ -207,6 +239,13 @@ fn not_on_gpu(mask: Option<&Mask>) -> Result<()> {
         None => Ok(()),
         Some(_) => bail!("{OP}: dropout of attention probabilities is unsupported on a GPU"),
     }
+}
+
+/// Returns the first or the second half of the positions of `[batch, time, …]`.
+#[cfg(feature = "cuda")]
+fn chunk_of(x: &Tensor, chunk: usize) -> Result<Tensor> {
+    let length = x.dim(1)? / 2;
+    x.detach().narrow(1, chunk * length, length)?.contiguous()
 }
 
 /// Adds the memory of `firsts` and of the threads' buffers to `costs`.

@@ -18,10 +18,10 @@ use super::dropout::Mask;
 use super::geometry::{Geometry, Layouts, Queries};
 use super::heads::{Saved, backward, forward};
 use super::span::AttentionSpan;
-use super::{OP, State};
+use super::{OP, State, of_chunks};
 use crate::graph::apply::apply3;
 use crate::graph::operand::View;
-use crate::graph::output::{Fresh, stored, tensor};
+use crate::graph::output::{Shared, gradient, stored};
 use crate::measure;
 use crate::meta::footprint::{Costs, Exchanged, Footprint, Reads, bytes, floats};
 use crate::product::Elements;
@@ -44,15 +44,11 @@ pub(super) fn separate(
     span: &AttentionSpan,
     mask: Option<Mask>,
 ) -> Result<Tensor> {
-    group.may_exchange()?;
-    let (batch, slice, ..) = q.dims4()?;
-    let time = slice * group.size();
-    let chunks = (0..group.size()).map(|rank| group.positions_of(rank, time)).collect::<Result<_>>()?;
-    let state = State::new(span.firsts(OP, batch, time)?, mask);
+    let (chunks, state) = of_chunks(group, q, span, mask)?;
     let ring = Ring {
         group: group.clone(),
         chunks,
-        time,
+        time: q.dim(1)? * group.size(),
         state,
         #[cfg(feature = "cuda")]
         on_gpu: OnceLock::new(),
@@ -142,10 +138,8 @@ impl Ring {
         for step in 0..self.group.size() {
             let next = self.pass_on(step, &block)?;
             for part in self.parts(g, self.owner(step)) {
-                let mut out = Fresh::F32(std::mem::take(&mut of_part));
-                let qkv = [q, T::elements(&block), T::elements(&block)];
-                let log_sums = forward(part.g, part.at, &part.firsts, part.mask.as_ref(), qkv, out.shared());
-                of_part = floats_of(out);
+                let (block, out) = (T::elements(&block), Shared::from(&mut *of_part));
+                let log_sums = forward(part.g, part.at, &part.firsts, part.mask.as_ref(), [q, block, block], out);
                 sums.add(part.queries, &of_part, &log_sums);
             }
             if let Some(next) = next {
@@ -164,7 +158,7 @@ impl Ring {
             let next = self.pass_on(step, &block)?;
             let mut d_block = vec![0.0; block.len()];
             for part in self.parts(g, self.owner(step)) {
-                [of_part, d_block] = part.gradients(g, of, T::elements(&block), [of_part, d_block]);
+                part.write_gradients(g, of, T::elements(&block), [&mut of_part, &mut d_block]);
                 part.add_queries(g, &of_part, &mut dq);
             }
             if let Some(sums) = travelling.take() {
@@ -195,7 +189,7 @@ fn add(gradients: &mut [f32], sums: Exchanging<zero_comm::Exchanged>) -> Result<
 impl Part {
     /// Writes the gradients of the part's queries, and those of the part's keys and values, which have the layout of a
     /// slice's queries and of a block.
-    fn gradients(&self, g: Geometry, of: &Upstream<'_>, block: Elements<'_>, to: [Vec<f32>; 2]) -> [Vec<f32>; 2] {
+    fn write_gradients(&self, g: Geometry, of: &Upstream<'_>, block: Elements<'_>, [dq, d_block]: [&mut [f32]; 2]) {
         let log_sums: Cow<'_, [f32]> = match self.queries.len() == g.time {
             true => of.log_sums.into(),
             false => of.log_sums.chunks_exact(g.time).flat_map(|row| &row[self.queries.clone()]).copied().collect(),
@@ -208,10 +202,8 @@ impl Part {
             firsts: &self.firsts,
             mask: self.mask.as_ref(),
         };
-        let [mut dq, mut d_block] = to.map(Fresh::F32);
-        let of_block = d_block.shared();
-        backward(self.g, self.at, &saved, [dq.shared(), of_block, of_block]);
-        [dq, d_block].map(floats_of)
+        let of_block = Shared::from(d_block);
+        backward(self.g, self.at, &saved, [Shared::from(dq), of_block, of_block]);
     }
 
     /// Adds the gradients of the part's queries.
@@ -224,13 +216,6 @@ impl Part {
     }
 }
 
-fn floats_of(fresh: Fresh) -> Vec<f32> {
-    match fresh {
-        Fresh::F32(values) => values,
-        Fresh::Bf16(_) | Fresh::F16(_) => unreachable!("the buffer was made from f32 values"),
-    }
-}
-
 impl Footprint for Ring {
     const READS: Reads = Reads { output: true, ..Reads::inputs([true; 3]) };
 
@@ -240,7 +225,7 @@ impl Footprint for Ring {
         let (block, d_block) = (bytes(2 * k.elem_count(), dtype), floats(2 * k.elem_count()));
         let (out, result) = (floats(q.elem_count()), bytes(q.elem_count(), dtype));
         let rows = g.batch * g.heads * g.time;
-        // Every part has as many keys as those of the own block, and at most as many queries.
+        // All parts have the same number of keys. Those of the own block have the most queries.
         let of_part = |room: fn(Geometry) -> u64| {
             let firsts = g.batch * self.time * size_of::<usize>();
             self.parts(g, self.group.index()).map(|part| room(part.g)).max().unwrap_or(0) + firsts as u64
@@ -330,9 +315,6 @@ impl CustomOp3 for Ring {
             self.backward(g, &of, block)?
         });
         let dv = dk.split_off(k.elem_count());
-        let gradient = |of: &Tensor, values: Vec<f32>| -> Result<Option<Tensor>> {
-            of.track_op().then(|| Ok(tensor(stored(OP, values, of.dtype())?, of.shape()))).transpose()
-        };
-        Ok((gradient(q, dq)?, gradient(k, dk)?, gradient(v, dv)?))
+        Ok((gradient(OP, q, dq)?, gradient(OP, k, dk)?, gradient(OP, v, dv)?))
     }
 }

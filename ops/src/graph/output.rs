@@ -79,6 +79,11 @@ impl<'a> Reader<'a> {
     }
 }
 
+/// Returns the gradient of `of` that a backward computed in f32, or `None` if none is wanted.
+pub(crate) fn gradient(op: &'static str, of: &Tensor, values: Vec<f32>) -> Result<Option<Tensor>> {
+    of.track_op().then(|| Ok(tensor(stored(op, values, of.dtype())?, of.shape()))).transpose()
+}
+
 /// Returns a tensor outside any graph, such as a backward returns.
 pub(crate) fn tensor(storage: CpuStorage, shape: impl Into<Shape>) -> Tensor {
     tensor_of(Storage::Cpu(storage), shape)
@@ -154,6 +159,12 @@ enum Start {
     F32(*mut f32),
     Bf16(*mut bf16),
     F16(*mut f16),
+}
+
+impl<'a> From<&'a mut [f32]> for Shared<'a> {
+    fn from(floats: &'a mut [f32]) -> Self {
+        Self { start: Start::F32(floats.as_mut_ptr()), len: floats.len(), buffer: PhantomData }
+    }
 }
 
 // SAFETY: access is only through `store` and `write`, whose callers guarantee exclusive access to the elements.

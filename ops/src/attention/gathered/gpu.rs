@@ -2,6 +2,7 @@
 //! the queries.
 
 use super::{Gathered, Geometry, OP};
+use crate::attention::{chunk_of, not_on_gpu};
 use crate::device::{Gpu, Operand};
 use crate::gpu::attention::{Kept, backward, forward};
 use crate::gpu::{copied, places, storage, tensor};
@@ -10,15 +11,13 @@ use candle_core::{CudaStorage, DType, Layout, Result, Tensor, bail};
 
 impl Gathered {
     pub(super) fn forward_on_gpu(&self, [q, k, v]: [(&CudaStorage, &Layout); 3]) -> Result<CudaStorage> {
-        if self.state.mask.is_some() {
-            bail!("{OP}: dropout of probabilities is implemented on the CPU only");
-        }
+        not_on_gpu(self.state.mask.as_ref())?;
         let g = self.geometry(q.1.shape(), k.1.shape(), v.1.shape())?;
         let (gpu, dtype) = (Gpu::new(&q.0.device)?, candle_core::backend::BackendStorage::dtype(q.0));
         let q = copied(OP, q.0, q.1)?;
         let [k, v] = self.whole_on_gpu(g, [&copied(OP, k.0, k.1)?, &copied(OP, v.0, v.1)?])?;
         let of_part = |part: usize| -> Result<(Tensor, Kept)> {
-            let own = part_of(&q, part)?;
+            let own = chunk_of(&q, part)?;
             let operands = [Operand::of(OP, &own)?, Operand::of(OP, &k)?, Operand::of(OP, &v)?];
             let of = Geometry { queries: g.queries.part(part), ..g };
             let (out, kept) = forward(OP, &gpu, of, dtype, &operands, &self.state.firsts)?;
@@ -41,7 +40,7 @@ impl Gathered {
         };
         let whole = self.whole_on_gpu(g, [k, v])?;
         let of_part = |part: usize| -> Result<[Tensor; 3]> {
-            let [own, out, d_out] = [part_of(q, part)?, part_of(out, part)?, part_of(d_out, part)?];
+            let [own, out, d_out] = [chunk_of(q, part)?, chunk_of(out, part)?, chunk_of(d_out, part)?];
             let operands = [Operand::of(OP, &own)?, Operand::of(OP, &whole[0])?, Operand::of(OP, &whole[1])?];
             let of = Geometry { queries: g.queries.part(part), ..g };
             let upstream = [&Operand::of(OP, &out)?, &Operand::of(OP, &d_out)?];
@@ -87,10 +86,4 @@ impl Gathered {
         let parts = self.parts.iter().flatten().enumerate();
         parts.map(|(stored, part)| (stored, part.start / part.len()))
     }
-}
-
-/// Returns the first or the second half of the positions.
-fn part_of(x: &Tensor, part: usize) -> Result<Tensor> {
-    let length = x.dim(1)? / 2;
-    x.detach().narrow(1, part * length, length)?.contiguous()
 }

@@ -4,12 +4,14 @@
 use super::{OP, Ring};
 use crate::attention::geometry::{Geometry, Queries};
 use crate::attention::span::Firsts;
+use crate::attention::{chunk_of, not_on_gpu};
 use crate::device::{Gpu, Operand};
 use crate::gpu::attention::{Kept, backward, forward};
 use crate::gpu::{copied, storage, tensor};
 use crate::graph::storage::take;
 use crate::sequence::Arriving;
 use candle_core::{CudaStorage, DType, Layout, Result, Tensor, bail};
+use std::ops::Range;
 
 /// The attention of one chunk of this rank's queries to one chunk of keys.
 struct Pair {
@@ -22,7 +24,7 @@ struct Pair {
 impl Ring {
     fn pairs(&self, g: Geometry, owner: usize) -> impl Iterator<Item = Pair> {
         let own = &self.chunks[self.group.index()];
-        let of_keys = move |(chunk, keys): (usize, &std::ops::Range<usize>)| {
+        let of_keys = move |(chunk, keys): (usize, &Range<usize>)| {
             let (keys, length) = (keys.clone(), keys.len());
             own.iter().enumerate().filter(move |(_, queries)| keys.start <= queries.start).map(
                 move |(part, queries)| {
@@ -37,22 +39,21 @@ impl Ring {
     }
 
     pub(super) fn forward_on_gpu(&self, [q, k, v]: [(&CudaStorage, &Layout); 3]) -> Result<CudaStorage> {
-        if self.state.mask.is_some() {
-            bail!("{OP}: dropout of probabilities is implemented on the CPU only");
-        }
+        not_on_gpu(self.state.mask.as_ref())?;
         let g = Geometry::separate(OP, q.1.shape(), k.1.shape(), v.1.shape())?;
         let (gpu, dtype) = (Gpu::new(&q.0.device)?, candle_core::backend::BackendStorage::dtype(q.0));
         let q = copied(OP, q.0, q.1)?;
-        let queries = [chunk_of(&q, 0)?, chunk_of(&q, 1)?];
+        let queries = halves(&q)?;
         let mut block = Tensor::stack(&[copied(OP, k.0, k.1)?, copied(OP, v.0, v.1)?], 0)?;
         // For each chunk of queries: the result in f32, `[batch, length, heads, size]`, and ln Σ e^score, `[batch, heads,
         // length]`.
         let mut sums: [Option<(Tensor, Tensor)>; 2] = [None, None];
         for step in 0..self.group.size() {
             let next = self.pass_on_on_gpu(step, &block)?;
+            let [keys, values] = [halves(&block.get(0)?)?, halves(&block.get(1)?)?];
             for Pair { chunks: [part, chunk], g, firsts } in self.pairs(g, self.owner(step)) {
-                let (q, [k, v]) = (&queries[part], keys_and_values(&block, chunk)?);
-                let operands = [Operand::of(OP, q)?, Operand::of(OP, &k)?, Operand::of(OP, &v)?];
+                let (q, k, v) = (&queries[part], &keys[chunk], &values[chunk]);
+                let operands = [Operand::of(OP, q)?, Operand::of(OP, k)?, Operand::of(OP, v)?];
                 let (out, kept) = forward(OP, &gpu, g, dtype, &operands, &firsts)?;
                 let out = tensor(out, q.shape()).to_dtype(DType::F32)?;
                 let log_sums = kept
@@ -85,24 +86,24 @@ impl Ring {
         let (Some(log_sums), gpu, dtype) = (self.on_gpu.get(), Gpu::of(OP, q)?, q.dtype()) else {
             bail!("{OP}: the backward ran before the forward");
         };
-        let of_chunks = |x: &Tensor| -> Result<[Tensor; 2]> { Ok([chunk_of(x, 0)?, chunk_of(x, 1)?]) };
-        let (queries, outs, d_outs) = (of_chunks(q)?, of_chunks(out)?, of_chunks(d_out)?);
+        let (queries, outs, d_outs) = (halves(q)?, halves(out)?, halves(d_out)?);
         let mut block = Tensor::stack(&[k.detach(), v.detach()], 0)?;
         let mut dq: [Option<Tensor>; 2] = [None, None];
         let (mut own, mut travelling) = (None, None::<Arriving>);
         for step in 0..self.group.size() {
             let next = self.pass_on_on_gpu(step, &block)?;
+            let [keys, values] = [halves(&block.get(0)?)?, halves(&block.get(1)?)?];
             // Gradients of the block's two chunks of keys and values.
             let mut d_block: [Option<Tensor>; 2] = [None, None];
             for Pair { chunks: [part, chunk], g, firsts } in self.pairs(g, self.owner(step)) {
-                let (q, [k, v]) = (&queries[part], keys_and_values(&block, chunk)?);
-                let operands = [Operand::of(OP, q)?, Operand::of(OP, &k)?, Operand::of(OP, &v)?];
+                let (q, k, v) = (&queries[part], &keys[chunk], &values[chunk]);
+                let operands = [Operand::of(OP, q)?, Operand::of(OP, k)?, Operand::of(OP, v)?];
                 let kept = Kept::new(OP, &gpu, g, log_sums[part].clone(), &firsts)?;
                 let upstream = [&Operand::of(OP, &outs[part])?, &Operand::of(OP, &d_outs[part])?];
                 let [own_dq, dk, dv] = backward(OP, &gpu, g, dtype, &operands, upstream, &kept)?;
                 let wide = |of: CudaStorage, like: &Tensor| tensor(of, like.shape()).to_dtype(DType::F32);
                 add(&mut dq[part], wide(own_dq, q)?)?;
-                add(&mut d_block[chunk], Tensor::stack(&[wide(dk, &k)?, wide(dv, &v)?], 0)?)?;
+                add(&mut d_block[chunk], Tensor::stack(&[wide(dk, k)?, wide(dv, v)?], 0)?)?;
             }
             let chunk = |d: &Option<Tensor>| match d {
                 Some(d) => Ok(d.clone()),
@@ -159,13 +160,7 @@ fn add(sum: &mut Option<Tensor>, x: Tensor) -> Result<()> {
     Ok(())
 }
 
-/// Returns the first or the second half of the positions of `[batch, time, …]`.
-fn chunk_of(x: &Tensor, chunk: usize) -> Result<Tensor> {
-    let length = x.dim(1)? / 2;
-    x.detach().narrow(1, chunk * length, length)?.contiguous()
-}
-
-/// Returns a chunk of a block's keys, and of its values.
-fn keys_and_values(block: &Tensor, chunk: usize) -> Result<[Tensor; 2]> {
-    Ok([chunk_of(&block.get(0)?, chunk)?, chunk_of(&block.get(1)?, chunk)?])
+/// Returns the two chunks of a slice.
+fn halves(x: &Tensor) -> Result<[Tensor; 2]> {
+    Ok([chunk_of(x, 0)?, chunk_of(x, 1)?])
 }
