@@ -24,9 +24,13 @@ impl Config {
 
     /// Number of parts of equal length into which ranks split each sequence.
     pub fn slices_of_a_sequence(&self) -> usize {
+        self.tensor_size() * self.chunks_of_a_sequence()
+    }
+
+    /// Number of parts of equal length into which the ranks that share a sequence split it.
+    fn chunks_of_a_sequence(&self) -> usize {
         // With `context_parallel_degree`, each rank has one chunk from each half of the sequence.
-        let chunks = if self.mesh.context_parallel_degree > 1 { 2 } else { 1 };
-        self.tensor_size() * self.context_size() * chunks
+        self.context_size() * if self.mesh.context_parallel_degree > 1 { 2 } else { 1 }
     }
 }
 
@@ -36,12 +40,8 @@ pub(crate) fn check(config: &Config, resolver: &mut Resolver<'_>) {
     if size == 1 {
         return;
     }
-    let (key, degree) = (config.context_key(), config.mesh.context_parallel_degree);
-    // With `context_parallel_degree`, each rank has one chunk from each half of the sequence.
-    let (chunks, parts) = match degree {
-        1 => (size, format!("{size} slices")),
-        _ => (2 * size, format!("2 × {size} chunks")),
-    };
+    let (key, chunks) = (config.context_key(), config.chunks_of_a_sequence());
+    let parts = if chunks == size { format!("{size} slices") } else { format!("2 × {size} chunks") };
     let data = config.data.as_ref();
     if let Some(length) = data.and_then(|data| data.sequence_length).filter(|length| !length.is_multiple_of(chunks)) {
         let message = format!("samples of {length} tokens cannot be split into {parts} of equal length");
