@@ -2,7 +2,7 @@
 
 use zero_config::Config;
 
-pub(crate) use zero_engine::printed::{show, show_line, tell};
+pub(crate) use zero_engine::printed::{is_dumb_terminal, show, show_line, tell};
 
 /// Prints the warnings of the configuration to standard error.
 pub(crate) fn warn(config: &Config) {

@@ -3,6 +3,12 @@
 
 use std::io::Write;
 
+/// Returns whether the terminal prints the sequences that redraw a line as text (`TERM=dumb`).
+#[must_use]
+pub fn is_dumb_terminal() -> bool {
+    std::env::var_os("TERM").is_some_and(|name| name == "dumb")
+}
+
 /// Prints text to standard output.
 pub fn show(text: &str) {
     let _ = std::io::stdout().write_all(text.as_bytes());

@@ -13,7 +13,7 @@ use zero_engine::bytes;
 use zero_planner::autotune::{Interval, Request, Row, State, Tuned, Watch, cost, tune, unit, value};
 
 use crate::arguments::{AutotuneArgs, refuse};
-use crate::printed::{show_line, tell};
+use crate::printed::{is_dumb_terminal, show_line, tell};
 use zero_train::process;
 
 /// Exit status of an interrupted search.
@@ -94,9 +94,7 @@ struct Table {
 
 impl Table {
     fn new(args: &AutotuneArgs) -> Self {
-        // A dumb terminal cannot redraw lines.
-        let is_dumb = std::env::var_os("TERM").is_some_and(|name| name == "dumb");
-        let is_terminal = std::io::stdout().is_terminal() && !is_dumb && !args.plain && !args.quiet;
+        let is_terminal = std::io::stdout().is_terminal() && !is_dumb_terminal() && !args.plain && !args.quiet;
         Self {
             terminal: is_terminal.then(Term::stdout),
             lines: !is_terminal && !args.quiet,

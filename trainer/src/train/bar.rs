@@ -1,8 +1,9 @@
 //! A progress bar on one line of standard error.
 
 use std::cell::{Cell, RefCell};
-use std::io::Write;
 use std::time::{Duration, Instant};
+
+use zero_engine::printed::tell_text;
 
 /// Minimum time between two redraws.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -38,7 +39,7 @@ impl Bar {
         if self.is_finished.get() {
             return print();
         }
-        write(CLEAR);
+        tell_text(CLEAR);
         print();
         self.draw();
     }
@@ -46,11 +47,11 @@ impl Bar {
     /// Removes the bar.
     pub(super) fn finish(&self) {
         self.is_finished.set(true);
-        write(CLEAR);
+        tell_text(CLEAR);
     }
 
     fn draw(&self) {
-        write(&format!("{CLEAR}{}{}{}", CUT[0], self.shown.borrow(), CUT[1]));
+        tell_text(&format!("{CLEAR}{}{}{}", CUT[0], self.shown.borrow(), CUT[1]));
     }
 }
 
@@ -69,12 +70,6 @@ fn text(step: u64, steps: u64, message: &str, columns: usize) -> String {
 fn columns() -> usize {
     let size = rustix::termios::tcgetwinsize(std::io::stderr());
     size.ok().map(|size| usize::from(size.ws_col)).filter(|&columns| columns > 0).unwrap_or(usize::MAX)
-}
-
-/// Writes to standard error. Errors are ignored, because a closed terminal must not end the run.
-fn write(text: &str) {
-    let mut errors = std::io::stderr().lock();
-    let _ = errors.write_all(text.as_bytes()).and_then(|()| errors.flush());
 }
 
 #[cfg(test)]

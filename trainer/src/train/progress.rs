@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use zero_config::LogLevel;
 
 use super::bar::Bar;
-use zero_engine::printed::{show_line, tell};
+use zero_engine::printed::{is_dumb_terminal, show_line, tell};
 
 /// Selects what a run prints.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -29,9 +29,7 @@ impl Output {
 
     /// Returns a progress bar if this output shows one.
     pub(super) fn bar(self) -> Option<Bar> {
-        // A dumb terminal prints the sequences that redraw a line as text.
-        let is_dumb = std::env::var_os("TERM").is_some_and(|name| name == "dumb");
-        (self == Self::Auto && std::io::stderr().is_terminal() && !is_dumb).then(Bar::default)
+        (self == Self::Auto && std::io::stderr().is_terminal() && !is_dumb_terminal()).then(Bar::default)
     }
 }
 
