@@ -136,33 +136,6 @@ impl Case {
         (0..self.of.batch).flat_map(|sample| all[range(sample)].to_vec()).collect()
     }
 
-    /// Runs the kernels for only the queries at some positions. Returns the result and the gradients of these queries
-    /// and of all keys and values.
-    fn of_positions(&self, from: u32, to: u32) -> Option<[Vec<f32>; 4]> {
-        let (dtype, heads) = (self.of.dtype, self.of.heads);
-        on_device(|device| {
-            let mut firsts = Memory::integers(&self.firsts);
-            let of = Geometry { firsts: firsts.address(), from, time: to, ..self.of };
-            let statistics = (of.batch * heads * (to - from) * 4) as usize;
-            let (mut log_sums, mut deltas) = (Memory::unwritten(statistics), Memory::unwritten(statistics));
-            let mut q = Memory::floats(dtype, &self.rows(&self.qkv[0], from..to, heads));
-            let mut d_out = Memory::floats(dtype, &self.rows(&self.d_out, from..to, heads));
-            let [mut k, mut v] = [1, 2].map(|which: usize| Memory::floats(dtype, &self.qkv[which]));
-            let count = (of.batch * (to - from) * heads * of.size) as usize;
-            let [mut out, mut dq] = [(); 2].map(|()| Memory::floats(dtype, &vec![f32::NAN; count]));
-            // Keys that no query sees keep their zeros.
-            let [mut dk, mut dv] = [(); 2].map(|()| Memory::floats(dtype, &vec![0.0; self.qkv[1].len()]));
-            let qkv = [&mut q, &mut k, &mut v].map(Memory::address);
-            let saved = Saved { qkv, out: out.address(), log_sums: log_sums.address(), d_out: d_out.address() };
-            let gradients = [&mut dq, &mut dk, &mut dv].map(Memory::address);
-            device.run(&forward(&of, qkv, saved.out, saved.log_sums).unwrap());
-            for launch in backward(&of, &saved, gradients, deltas.address()).unwrap() {
-                device.run(&launch);
-            }
-            [out, dq, dk, dv].map(|memory| memory.to_floats(dtype))
-        })
-    }
-
     /// Checks that each number is as close to the exact one as rounding allows. For 16-bit types, three values are
     /// rounded to the type or to its smallest numbers: a probability or the gradient of a score, Σ out·d_out because of
     /// the rounded result, and the number itself. For f32, scores reach 6 and have errors of 6 units, which
@@ -287,7 +260,8 @@ fn queries_at_some_positions_match_a_full_run() {
             let (Some(want), sizes) = (whole.found(), whole.exact()) else { return };
             let mut sums = [2, 3].map(|index: usize| vec![0.0; want[index].len()]);
             for part in ends.windows(2) {
-                let found = whole.of_positions(part[0], part[1]).unwrap();
+                let [out, _, dq, dk, dv] = whole.of_keys(0..of.time, part[0]..part[1], None).unwrap();
+                let found = [out, dq, dk, dv];
                 for (index, which) in [(0, "out"), (1, "dq")] {
                     let expected = whole.rows(&want[index], part[0]..part[1], of.heads);
                     assert!(found[index] == expected, "{which} of {part:?} of {of:?}");

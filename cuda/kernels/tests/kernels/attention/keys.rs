@@ -10,17 +10,18 @@ use crate::{Memory, epsilon, on_device, rounded};
 
 impl Case {
     /// Runs the kernels for the keys and the queries at some positions. No query is before the first key. The backward
-    /// takes the results and log-sums of these queries over all keys. Returns the result, log-sums and gradients.
-    fn of_keys(
+    /// takes the results and log-sums of these queries over more keys, if given. Returns the result, log-sums and gradients.
+    pub(super) fn of_keys(
         &self,
         keys: Range<u32>,
         queries: Range<u32>,
-        [whole_out, whole_log_sums]: [&[f32]; 2],
+        over_more: Option<[&[f32]; 2]>,
     ) -> Option<[Vec<f32>; 5]> {
         let (dtype, Geometry { batch, time, heads, kv_heads, .. }) = (self.of.dtype, self.of);
         let (from, to) = (queries.start - keys.start, queries.end - keys.start);
         let (rows, count) = (to - from, keys.end - keys.start);
-        let first = |sample: u32, at: u32| match (from..to).contains(&at) {
+        // In a ring, only the entries of queries are set.
+        let first = |sample: u32, at: u32| match over_more.is_none() || (from..to).contains(&at) {
             true => self.firsts[(sample * time + keys.start + at) as usize].clamp(keys.start, keys.end) - keys.start,
             false => 0,
         };
@@ -34,14 +35,23 @@ impl Case {
             let mut d_out = Memory::floats(dtype, &self.rows(&self.d_out, queries.clone(), heads));
             let of_part = |which: usize| Memory::floats(dtype, &self.rows(&self.qkv[which], keys.clone(), kv_heads));
             let [mut k, mut v] = [1, 2].map(of_part);
-            let unwritten = |count: u32, heads: u32| vec![f32::NAN; (batch * count * heads * of.size) as usize];
-            let [mut out, mut dq] = [(); 2].map(|()| Memory::floats(dtype, &unwritten(rows, heads)));
-            let [mut dk, mut dv] = [(); 2].map(|()| Memory::floats(dtype, &unwritten(count, kv_heads)));
+            let unwritten = vec![f32::NAN; (batch * rows * heads * of.size) as usize];
+            let [mut out, mut dq] = [(); 2].map(|()| Memory::floats(dtype, &unwritten));
+            // Keys that no query sees keep their zeros.
+            let row = (kv_heads * of.size) as usize;
+            let of_keys =
+                [vec![f32::NAN; to.min(count) as usize * row], vec![0.0; count.saturating_sub(to) as usize * row]];
+            let of_keys = of_keys.concat().repeat(batch as usize);
+            let [mut dk, mut dv] = [(); 2].map(|()| Memory::floats(dtype, &of_keys));
             let qkv = [&mut q, &mut k, &mut v].map(Memory::address);
             device.run(&forward(&of, qkv, out.address(), log_sums.address()).unwrap());
-            let (mut whole, mut whole_sums) =
-                (Memory::floats(dtype, whole_out), Memory::floats(Dtype::F32, whole_log_sums));
-            let saved = Saved { qkv, out: whole.address(), log_sums: whole_sums.address(), d_out: d_out.address() };
+            let mut over_more =
+                over_more.map(|[out, log_sums]| [Memory::floats(dtype, out), Memory::floats(Dtype::F32, log_sums)]);
+            let [of_out, of_log_sums] = match &mut over_more {
+                Some(of_more) => of_more.each_mut().map(Memory::address),
+                None => [out.address(), log_sums.address()],
+            };
+            let saved = Saved { qkv, out: of_out, log_sums: of_log_sums, d_out: d_out.address() };
             let gradients = [&mut dq, &mut dk, &mut dv].map(Memory::address);
             for launch in backward(&of, &saved, gradients, deltas.address()).unwrap() {
                 device.run(&launch);
@@ -87,7 +97,7 @@ fn parts_of_the_keys_add_up() {
                     log_sums.push(if whole[all].1.is_finite() { whole[all].1 as f32 } else { 0.0 });
                     out[own * n..(own + 1) * n].iter_mut().zip(&whole[all].0).for_each(|(to, &x)| *to = x as f32);
                 }
-                case.of_keys(part[0]..part[1], of_part.clone(), [&rounded(dtype, &out), &log_sums])
+                case.of_keys(part[0]..part[1], of_part.clone(), Some([&rounded(dtype, &out), &log_sums]))
             };
             for (part, of_part) in parts() {
                 let Some([found, log_sums, ..]) = run(part, &of_part, &whole) else { return };
