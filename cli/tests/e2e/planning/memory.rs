@@ -42,8 +42,6 @@ fn holds_in(case: &Case, most: f64, ranks: usize, zero: &str, settings: &[&str])
     let base = [
         GPT2,
         "train_micro_batch_size_per_gpu=2",
-        // A few samples of evaluation, whose peak does not depend on their number.
-        "data.eval_fraction=0.03",
         "training={max_steps: 2, output_dir: run, save_last: false}",
         "launcher={timeout_seconds: 60, threads_per_rank: 1}",
         &zero,

@@ -17,6 +17,11 @@ fn json(case: &Case, args: &[&str]) -> Value {
     serde_json::from_str(&plan(case, &[&["--json"], args].concat())).unwrap()
 }
 
+/// Returns the line of the first change that a plan advises.
+fn first_advice(told: &str) -> &str {
+    told.lines().find(|line| line.trim_start().starts_with("--set")).unwrap_or_else(|| panic!("{told}"))
+}
+
 #[test]
 fn a_plan_reports_the_memory_of_a_rank_and_starts_no_run() {
     let case = Case::new();
@@ -204,7 +209,7 @@ fn a_configuration_that_does_not_fit_is_rejected_before_launch() {
     );
     assert!(!case.path("run").exists(), "a run was started");
     // The advised setting does fit.
-    let advice = told.lines().find(|line| line.trim_start().starts_with("--set")).unwrap();
+    let advice = first_advice(&told);
     let changes: Vec<&str> = advice.trim().split(": ").next().unwrap().split(' ').collect();
     case.train(&[&limit[..], &changes].concat());
     // `--force` trains anyway.
@@ -225,7 +230,7 @@ fn a_tiled_mlp_is_advised() {
     assert!(tiled < whole, "{whole} bytes untiled, {tiled} bytes tiled");
     let limit = format!("{}", (whole + tiled) / 2);
     let told = plan(&case, &[&long[..], &["--device-memory", &limit]].concat());
-    let advice = told.lines().find(|line| line.trim_start().starts_with("--set")).unwrap_or_else(|| panic!("{told}"));
+    let advice = first_advice(&told);
     assert!(advice.contains("--set model.tiled_mlp_rows=64: "), "{told}");
     assert!(plan(&case, &[&long[..], &tiles, &["--device-memory", &limit]].concat()).contains("fits: "));
     // A model whose MLP is tiled already gets no such advice.
@@ -249,7 +254,7 @@ fn ring_attention_is_advised() {
     assert!(passed < gathered * 4 / 5, "{gathered} bytes with gathered keys and values, {passed} bytes with a ring");
     let limit = format!("{}", (gathered + passed) / 2);
     let told = plan(&case, &[&long[..], &["--device-memory", &limit]].concat());
-    let advice = told.lines().find(|line| line.trim_start().starts_with("--set")).unwrap_or_else(|| panic!("{told}"));
+    let advice = first_advice(&told);
     assert!(advice.contains("--set mesh.context_parallel_rotate_method=alltoall: "), "{told}");
     // Ranks that already use it get no such advice.
     let told = plan(&case, &[&long[..], &ring, &["--device-memory", "1MB"]].concat());
@@ -270,7 +275,7 @@ fn stage_3_without_prefetching_is_advised_before_offload_to_disk() {
     ]);
     let least = json(&case, &[&wide[..], &late].concat())["planned_peak_bytes"].as_u64().unwrap();
     let told = plan(&case, &[&wide[..], &["--device-memory", &format!("{}", least + 1000)]].concat());
-    let advice = told.lines().find(|line| line.trim_start().starts_with("--set")).unwrap_or_else(|| panic!("{told}"));
+    let advice = first_advice(&told);
     assert!(late.iter().all(|word| advice.contains(word)) && !advice.contains("nvme"), "{told}");
     // With still less memory, the micro-batch is smaller too.
     let model = "model={type: gpt2, vocab_size: 256, n_positions: 128, n_embd: 256, n_layer: 8, n_head: 4}";
@@ -280,7 +285,7 @@ fn stage_3_without_prefetching_is_advised_before_offload_to_disk() {
     let limit = format!("{}", least + 1000);
     let told =
         plan(&case, &[&narrow[..], &["--set", "gradient_accumulation_steps=2", "--device-memory", &limit]].concat());
-    let advice = told.lines().find(|line| line.trim_start().starts_with("--set")).unwrap_or_else(|| panic!("{told}"));
+    let advice = first_advice(&told);
     assert!(late.iter().chain(&small).all(|word| advice.contains(word)) && !advice.contains("nvme"), "{told}");
 }
 

@@ -145,7 +145,7 @@ fn a_stopped_pipeline_resumes_bit_identically_under_another_schedule() {
 /// Starts ranks without a launcher, so that each survivor must notice a lost rank by itself.
 fn ranks_alone(case: &Case, count: usize, out: &str, options: &[String]) -> Vec<Alone> {
     let port = port();
-    let args = ["--config", "ds.yaml", "--plain", "--max-steps", "10000", "--out", out];
+    let args = ["--config", "ds.yaml", "--plain", "--max-steps", "1000000", "--out", out];
     let args: Vec<&str> = args.into_iter().chain(options.iter().map(String::as_str)).collect();
     (0..count).map(|rank| Alone::rank(case.command(&args), rank, count, port)).collect()
 }

@@ -25,7 +25,7 @@ fn saved(root: &Path, place: Setup<'_>, text: &str) -> PathBuf {
     save((place.0 * place.1, steps(text)), root, |comm| engine_of(gpt2(40, true), comm, text))
 }
 
-/// Resumes from a checkpoint and trains as many steps again.
+/// Resumes from a checkpoint and trains the same number of steps again.
 fn resumed(root: &Path, folder: &Path, place: Setup<'_>, text: &str) -> Trajectory {
     let all = world(place.0 * place.1, |comm| {
         let mut engine = engine_of(gpt2(40, true), comm, text);
