@@ -6,8 +6,8 @@ use zero_partition::passes::{PassOptions, Share, averaging, evaluation, training
 use zero_partition::{Layout, ZeroError};
 use zero_pipeline::split::{self, SplitError};
 use zero_pipeline::{
-    Costs, Mesh, ModelShape, Placement, Program, Schedule, SegmentShape, StageId, Stages, Timeline, World,
-    schedule::Size, simulate, validate,
+    Costs, Degrees, Mesh, MeshError, ModelShape, Placement, Program, Schedule, SegmentShape, StageId, Stages, Timeline,
+    World, schedule::Size, simulate, validate,
 };
 
 use crate::costs::cut::CutCosts;
@@ -48,32 +48,31 @@ impl StagePlan {
         costs: Option<&CutCosts>,
     ) -> Result<Self, Error> {
         let (options, shape, micro_batches) = (&config.pipeline, layout.shape(), settings.micro_batches);
-        let mesh = Mesh::new(config.world_size, options.stages).map_err(|e| {
-            Error::setting(
-                "pipeline.stages",
-                e.to_string(),
-                "start a number of ranks that is a multiple of `pipeline.stages`",
-            )
-        })?;
-        let mesh = mesh.with_tensor(config.tensor_size()).map_err(|e| {
-            let help = "use a divisor of the number of ranks per pipeline stage";
-            Error::setting("tensor_parallel.autotp_size", e.to_string(), help)
-        })?;
-        let mesh = mesh.replicated(config.mesh.data_parallel_replicate_degree).map_err(|e| {
-            let key = "mesh.data_parallel_replicate_degree";
-            Error::setting(key, e.to_string(), "use a divisor of the number of data-parallel ranks")
-        })?;
-        let mesh = mesh.with_context(config.context_size()).map_err(|e| {
-            let help = "use a divisor of the number of ranks that ZeRO shards across";
-            Error::setting(config.context_key(), e.to_string(), help)
-        })?;
-        let mesh = match config.near_group_size() {
-            Some(near) => mesh.with_near(near).map_err(|e| {
-                let key = "zero_optimization.zero_hpz_partition_size";
-                Error::setting(key, e.to_string(), "use a divisor of the number of ranks that ZeRO shards across")
-            })?,
-            None => mesh,
+        let degrees = Degrees {
+            pipe: options.stages,
+            replicates: config.mesh.data_parallel_replicate_degree,
+            near: config.near_group_size(),
+            heads: config.sequence_parallel_size.max(1),
+            queries: config.mesh.context_parallel_degree.max(1),
+            tensor: config.tensor_size(),
         };
+        let mesh = Mesh::new(config.world_size, degrees).map_err(|error| {
+            let sharded = "use a divisor of the number of ranks that ZeRO shards across";
+            let (key, help) = match error {
+                MeshError::Stages { .. } => {
+                    ("pipeline.stages", "start a number of ranks that is a multiple of `pipeline.stages`")
+                }
+                MeshError::Tensor { .. } => {
+                    ("tensor_parallel.autotp_size", "use a divisor of the number of ranks per pipeline stage")
+                }
+                MeshError::Replicates { .. } => {
+                    ("mesh.data_parallel_replicate_degree", "use a divisor of the number of data-parallel ranks")
+                }
+                MeshError::Context { .. } => (config.context_key(), sharded),
+                MeshError::Near { .. } => ("zero_optimization.zero_hpz_partition_size", sharded),
+            };
+            Error::setting(key, error.to_string(), help)
+        })?;
         let (whole, plane) = (mesh, mesh.plane());
         let mesh = if config.training.local_steps.is_some() { plane.of_one_replicate() } else { plane };
         let schedule = options.schedule;
@@ -143,16 +142,22 @@ impl StagePlan {
     /// # Errors
     /// Returns the first violation.
     pub fn validate(&self, programs: &[Program], shape: &ModelShape) -> Result<(), Error> {
-        let few = self.of_two_replicas();
+        // All ranks of a stage run the same program, so two on each axis are enough to validate any number.
+        let few = self.of_few_ranks(self.whole.tensor().min(2));
         Ok(validate(&few.of_all_ranks(programs), &few.world(shape))?)
     }
 
-    /// Returns this plan with at most two replicas. All replicas of a stage run the same program, so two are enough to
-    /// validate any number.
+    /// Returns the plan of one plane with at most two replicas. All replicas of a stage run the same program.
     pub fn of_two_replicas(&self) -> Self {
-        let ranks = self.mesh.pipe() * self.mesh.data().min(2);
-        let two = Mesh::new(ranks, self.mesh.pipe()).and_then(|two| two.with_context(self.mesh.context().min(2)));
-        let mesh = two.unwrap_or(self.mesh);
+        self.of_few_ranks(1)
+    }
+
+    /// Returns this plan with at most two replicas and `tensor` ranks per tensor group.
+    fn of_few_ranks(&self, tensor: usize) -> Self {
+        let pipe = self.mesh.pipe();
+        let ranks = pipe * self.mesh.data().min(2) * tensor;
+        let mesh = Mesh::new(ranks, Degrees { heads: self.mesh.context().min(2), tensor, ..Degrees::stages(pipe) });
+        let mesh = mesh.unwrap_or(self.mesh);
         Self { mesh, ..self.clone() }
     }
 

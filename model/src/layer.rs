@@ -23,7 +23,7 @@ pub trait Layer: Send + Sync {
 
     /// Returns whether the layer contains attention or [`sum_of_slices`](zero_ops::sum_of_slices) from `zero-ops`, which
     /// exchange values with other ranks if ranks share sequences. A layer that exchanges values although this returns
-    /// false fails.
+    /// false fails. Exchanges in a tensor group need no declaration if the layer has parameters that the group cuts.
     fn exchanges(&self) -> bool {
         false
     }

@@ -25,6 +25,8 @@ pub struct BuiltLayer {
     route: Route,
     uses: Vec<ParameterId>,
     read_backward: Vec<ParameterId>,
+    /// Whether ranks have parts of its parameters.
+    is_cut: bool,
 }
 
 impl BuiltLayer {
@@ -60,6 +62,13 @@ impl BuiltLayer {
         self.module.exchanges()
     }
 
+    /// Returns whether the layer exchanges values with the ranks of a tensor group: whether they have parts of its
+    /// parameters, or it declares exchanges.
+    #[must_use]
+    pub fn exchanges_parts(&self) -> bool {
+        self.is_cut || self.exchanges()
+    }
+
     /// Returns the sources of the layer's inputs, and the tensors that it passes on.
     #[must_use]
     pub fn route(&self) -> &Route {
@@ -80,8 +89,10 @@ impl BuiltLayer {
     /// be in a different layer.
     fn within<T>(&self, pass: &Pass, run: impl FnOnce() -> T) -> T {
         match SequenceGroup::current() {
-            Some(group) if !self.exchanges() => group.silent_in(&self.name).within(|| pass.within(run)),
-            _ => pass.within(run),
+            Some(group) => {
+                group.declared_by(&self.name, self.exchanges(), self.exchanges_parts()).within(|| pass.within(run))
+            }
+            None => pass.within(run),
         }
     }
 

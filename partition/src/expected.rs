@@ -3,7 +3,6 @@
 use std::iter::Sum;
 use std::ops::Range;
 
-use zero_model::Model;
 use zero_pipeline::{
     Action, Content, Coordinates, Instruction, Mesh, Message, Placement, Program, SegmentId, Stages, Tier, Transfer,
     ZeroStage,
@@ -11,7 +10,6 @@ use zero_pipeline::{
 
 use crate::coded::CodedLevel;
 use crate::layout::Layout;
-use crate::segment::Segment;
 use crate::zero::{Widths, ZeroOptions};
 
 /// State of one rank in memory, in bytes, at its peak between the backward and the update. State on a disk is not
@@ -196,27 +194,22 @@ pub fn expected_payload(
 /// not cut. `at` is the rank's position in its plane. `index` is its position in the group of `ranks` ranks.
 #[must_use]
 pub fn expected_tensor_sum(
-    (layout, model, stages): (&Layout, &Model, &Stages),
+    (layout, stages): (&Layout, &Stages),
     at: Coordinates,
     (index, ranks): (usize, usize),
 ) -> u64 {
     if ranks == 1 {
         return 0;
     }
-    (all_reduced(shared_elements((layout, model, stages), at), 0..ranks, ranks, index) * size_of::<f32>()) as u64
+    (all_reduced(shared_elements((layout, stages), at), 0..ranks, ranks, index) * size_of::<f32>()) as u64
 }
 
 /// Returns the number of elements that the rank at `at` updates in parameters that are not cut.
 #[must_use]
-pub fn shared_elements((layout, model, stages): (&Layout, &Model, &Stages), at: Coordinates) -> usize {
-    let is_updated = |(id, segment): &(usize, &Segment)| stages.owner(*id) == at.stage && segment.is_trainable;
-    let updated = layout.segments().iter().enumerate().filter(is_updated);
-    let of_segment = |(_, segment): (usize, &Segment)| -> usize {
-        let own = segment.held(segment.placements.optimizer, at.shard);
-        let shared = segment.overlaps(own).filter(|(parameter, ..)| model.parameters()[*parameter].cut().is_none());
-        shared.map(|(_, elements, _)| elements.len()).sum()
-    };
-    updated.map(of_segment).sum()
+pub fn shared_elements((layout, stages): (&Layout, &Stages), at: Coordinates) -> usize {
+    let segments = layout.segments().iter().enumerate();
+    let summed = segments.filter(|(id, of)| of.is_shared && of.is_trainable && stages.owner(*id) == at.stage);
+    summed.map(|(_, segment)| segment.held(segment.placements.optimizer, at.shard).len()).sum()
 }
 
 /// Returns the bytes of a message that the rank at `at` sends. `width` and `activations` are as in [`expected_payload`].

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use zero_comm::{CommError, Communicator, SizeCounter, Stats};
-use zero_pipeline::{Coordinates, Kind, Mesh};
+use zero_pipeline::{Coordinates, Degrees, Kind, Mesh};
 
 /// The communicators of one rank.
 ///
@@ -121,7 +121,7 @@ impl Groups {
     /// Never panics: a world has at least one rank.
     #[must_use]
     pub fn data_parallel(world: Arc<dyn Communicator>) -> Self {
-        let mesh = Mesh::new(world.size(), 1).expect("a world has ranks");
+        let mesh = Mesh::new(world.size(), Degrees::stages(1)).expect("a world has ranks");
         let at = mesh.coordinates(world.rank());
         let (data, shard, all) = (world.clone(), world.clone(), vec![world.clone()]);
         Self {
@@ -302,7 +302,7 @@ mod tests {
 
     #[test]
     fn secondary_groups_are_inside_shard_groups() {
-        let mesh = Mesh::new(16, 1).unwrap().replicated(2).unwrap().with_near(2).unwrap();
+        let mesh = Mesh::new(16, Degrees { replicates: 2, near: Some(2), ..Degrees::stages(1) }).unwrap();
         let threads: Vec<_> = zero_comm::threads(16, &Options::default())
             .into_iter()
             .map(|world| {
@@ -329,7 +329,7 @@ mod tests {
     #[test]
     fn secondary_groups_of_one_or_all_ranks_do_not_exist() {
         for near in [1, 2] {
-            let mesh = Mesh::new(2, 1).unwrap().with_near(near).unwrap();
+            let mesh = Mesh::new(2, Degrees { near: Some(near), ..Degrees::stages(1) }).unwrap();
             let threads: Vec<_> = zero_comm::threads(2, &Options::default())
                 .into_iter()
                 .map(|world| std::thread::spawn(move || Groups::new(world, mesh).unwrap()))

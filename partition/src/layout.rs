@@ -7,7 +7,8 @@
 //! gathered directly into the storage of its leaf, whereas a segment with several parameters is gathered into one
 //! buffer and copied out of it. Trainable and frozen parameters never share a segment, and neither do parameters of
 //! different optimizers. Three kinds of parameters always have their own segment: a quantized parameter, a matrix that
-//! the optimizer updates as a whole, and a parameter with 8-bit optimizer states.
+//! the optimizer updates as a whole, and a parameter with 8-bit optimizer states. If the ranks of a tensor group cut
+//! parameters, those that each rank has whole are in segments of their own: their gradients are summed over the group.
 //!
 //! A rank's shard is a contiguous range of the segment. Shard boundaries fall on multiples of 1,024 elements counted
 //! from the start of each parameter, or on the ends of parameters. A shard's contribution to the gradient norm is then
@@ -21,16 +22,19 @@
 //! therefore reduced to the owner, and the owner's update is gathered. Both use the same collectives as other segments.
 //! The layout chooses owners in the order of the layers, each time the rank with the least work so far.
 
+mod tiers;
+
 use std::collections::BTreeSet;
 
 use candle_core::DType;
 use zero_model::{Model, Parameter, ParameterId};
 use zero_optim::norm::BLOCK;
-use zero_pipeline::{LayerShape, ModelShape, Placement, Placements, SegmentShape, Tier, Tiers, ZeroStage};
+use zero_pipeline::{Exchanges, LayerShape, ModelShape, Placement, Placements, SegmentShape, Tier, Tiers, ZeroStage};
 
 use crate::accumulator::Order;
 use crate::segment::{Matrix, Piece, Segment};
 use crate::zero::ZeroOptions;
+pub use tiers::{PAGE, TierOptions};
 
 /// Minimum number of elements of a parameter that gets its own segment as a large parameter. Copying such a parameter
 /// would cost more than a separate collective.
@@ -49,46 +53,6 @@ pub struct LayoutOptions {
     pub persistence_threshold: usize,
     /// Maximum total elements of parameters that stay gathered at stage 3.
     pub model_persistence_threshold: usize,
-}
-
-/// Options for offloading to a disk.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct TierOptions {
-    /// Offload optimizer state and master parameters, where they are sharded.
-    pub optimizer: bool,
-    /// Also offload accumulated gradients, where they are sharded.
-    pub gradients: bool,
-    /// Offload parameters, where they are sharded.
-    pub parameters: bool,
-    /// Parameter elements per rank that stay in memory even if parameters are offloaded: `max_in_cpu`.
-    pub parameters_in_memory: usize,
-    /// Elements per tile: `sub_group_size`, rounded up to [`PAGE`]. 0 means the size of a rank's shard of the largest
-    /// parameter.
-    pub sub_group_size: usize,
-    /// Minimum elements per rank of an offloaded segment. Smaller segments stay in memory, because the disk request
-    /// would cost more than the memory is worth.
-    pub smallest: usize,
-}
-
-/// Number of elements whose bytes fill whole disk pages, both in f32 and in 16-bit dtypes.
-pub const PAGE: usize = 2048;
-
-impl TierOptions {
-    /// Everything in memory.
-    pub const MEMORY: Self = Self {
-        optimizer: false,
-        gradients: false,
-        parameters: false,
-        parameters_in_memory: 0,
-        sub_group_size: PAGE,
-        smallest: 0,
-    };
-
-    /// Returns the number of elements per tile.
-    #[must_use]
-    pub fn tile(&self) -> usize {
-        self.sub_group_size.max(1).checked_next_multiple_of(PAGE).unwrap_or(usize::MAX / PAGE * PAGE)
-    }
 }
 
 /// All segments of a model, sharded over a number of ranks.
@@ -117,6 +81,8 @@ impl Layout {
         let options =
             &LayoutOptions { secondary: options.secondary.filter(|_| 1 < near && near < options.ranks), ..*options };
         let persistent = persistent(model, options);
+        let cuts = model.parameters().iter().any(|parameter| parameter.cut().is_some());
+        let is_shared = |p: ParameterId| cuts && model.parameters()[p].cut().is_none();
         let mut work = vec![0; options.ranks];
         let mut segments: Vec<Segment> = vec![];
         for (index, layer) in model.layers().iter().enumerate() {
@@ -133,15 +99,16 @@ impl Layout {
             let mut groups: Vec<(String, Vec<ParameterId>)> = vec![];
             // Trainable parameters come first, grouped by optimizer, and then frozen ones.
             let kind = |p: ParameterId| match model.parameters()[p].is_trainable() {
-                true => (false, model.parameters()[p].tuning().optimizer),
-                false => (true, 0),
+                true => (false, model.parameters()[p].tuning().optimizer, is_shared(p)),
+                false => (true, 0, is_shared(p)),
             };
             for of in owned().map(kind).collect::<BTreeSet<_>>() {
                 let more = match of {
-                    (false, 0) => String::new(),
-                    (false, optimizer) => format!(" (optimizer {optimizer})"),
-                    (true, _) => " (frozen)".to_string(),
+                    (false, 0, _) => String::new(),
+                    (false, optimizer, _) => format!(" (optimizer {optimizer})"),
+                    (true, ..) => " (frozen)".to_string(),
                 };
+                let more = if of.2 { format!("{more} (whole)") } else { more };
                 let owned = || owned().filter(|&p| kind(p) == of && !is_alone(p));
                 groups.push((format!("{}{more}", layer.name()), owned().filter(|&p| !persistent[p]).collect()));
                 groups.push((
@@ -157,6 +124,7 @@ impl Layout {
                     placements.parameters = Placement::Replicated;
                 }
                 let mut segment = segment(model, name, index, &parameters, placements, options.ranks);
+                segment.is_shared = is_shared(parameters[0]);
                 if let Some(matrix) = &segment.matrix {
                     let owner = (0..options.ranks).min_by_key(|&rank| work[rank]).unwrap_or(0);
                     work[owner] += matrix.states.multiply_adds;
@@ -171,50 +139,6 @@ impl Layout {
         }
         let shape = shape(model, &segments);
         Self { segments, shape, ranks: options.ranks, secondary: options.secondary, tile: PAGE }
-    }
-
-    /// Assigns segments to the disk as requested by `options`.
-    #[must_use]
-    pub fn on_disk(mut self, options: &TierOptions) -> Self {
-        // With a `sub_group_size` of 0, DeepSpeed updates parameter by parameter. A tile as large as the largest shard
-        // needs no more memory at a time than that.
-        let shards = self.segments.iter().flat_map(|s| &s.pieces).map(|p| p.range.len().div_ceil(self.ranks));
-        let largest = shards.max().unwrap_or(0);
-        let sub_group_size = if options.sub_group_size == 0 { largest } else { options.sub_group_size };
-        self.tile = TierOptions { sub_group_size, ..*options }.tile();
-        let tiles: Vec<usize> = self.segments.iter().map(|segment| self.tile_of(segment)).collect();
-        let mut kept = 0;
-        for ((segment, shape), tile) in self.segments.iter_mut().zip(&mut self.shape.segments).zip(tiles) {
-            let held = |placement| match placement {
-                Placement::Replicated => segment.elements(),
-                Placement::Sharded => segment.counts().into_iter().max().unwrap_or(0),
-            };
-            let Placements { parameters, gradients, optimizer } = segment.placements;
-            let elements = held(optimizer);
-            if elements < options.smallest {
-                continue;
-            }
-            let tier = |is_wanted: bool, placement| match is_wanted && placement == Placement::Sharded {
-                true => Tier::Nvme,
-                false => Tier::Memory,
-            };
-            let mut moves = options.parameters && parameters == Placement::Sharded;
-            if moves && kept + elements <= options.parameters_in_memory {
-                kept += elements;
-                moves = false;
-            }
-            let mut tiers = Tiers {
-                parameters: tier(moves, parameters),
-                gradients: tier(options.optimizer && options.gradients && segment.is_trainable, gradients),
-                optimizer: tier(options.optimizer && segment.is_trainable, optimizer),
-                ..Tiers::default()
-            };
-            if tiers != Tiers::default() && segment.is_trainable {
-                (tiers.tiles, tiers.two_passes) = (elements.div_ceil(tile), segment.two_passes);
-            }
-            (segment.tiers, shape.tiers) = (tiers, tiers);
-        }
-        self
     }
 
     /// Returns the segments, in the order of the layers that own them.
@@ -239,11 +163,6 @@ impl Layout {
     #[must_use]
     pub fn tile(&self) -> usize {
         self.tile
-    }
-
-    /// Returns the number of elements per tile of a segment: a matrix that is updated as a whole is one tile.
-    pub(crate) fn tile_of(&self, segment: &Segment) -> usize {
-        if segment.matrix.is_some() { segment.elements() } else { self.tile }
     }
 
     /// Returns whether sharded gradients are first summed over the micro-batches and then once over the replicates of a
@@ -341,6 +260,7 @@ fn segment(
         placements,
         tiers: Tiers::default(),
         is_trainable,
+        is_shared: false,
         quantization,
         matrix,
         is_eight_bit: tuning.eight_bit,
@@ -379,7 +299,7 @@ fn shape(model: &Model, segments: &[Segment]) -> ModelShape {
                 read_backward: of_parameters(layer.read_backward()),
                 splits: layer.splits(),
                 reads_batch: !layer.route().reads().is_empty(),
-                exchanges: layer.exchanges(),
+                exchanges: Exchanges { context: layer.exchanges(), tensor: layer.exchanges_parts() },
             }
         })
         .collect();

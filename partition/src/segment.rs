@@ -22,8 +22,9 @@ pub struct Piece {
 /// A flat parameter: parameters that are placed, gathered and reduced together.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Segment {
-    /// The layer's name for its ordinary parameters, `NAME (persistent)` for its persistent ones, or the name of a tied
-    /// or large parameter, which has a segment of its own.
+    /// The layer's name for its ordinary parameters, `NAME (persistent)` for its persistent ones, `NAME (whole)` for
+    /// those that the ranks of a tensor group do not cut, or the name of a tied or large parameter, which has a segment
+    /// of its own.
     pub name: String,
     /// Index of the layer that owns the parameters.
     pub layer: usize,
@@ -37,6 +38,9 @@ pub struct Segment {
     pub placements: Placements,
     /// Memory tiers of each rank's part.
     pub tiers: Tiers,
+    /// Whether each rank of a tensor group has these parameters whole, while the group cuts other parameters. Their
+    /// gradients are summed over the group.
+    pub is_shared: bool,
     /// Whether training changes the parameters. A frozen segment has no gradient, no master and no optimizer state.
     pub is_trainable: bool,
     /// How the values of its only parameter are quantized; `None` if they are not. In a quantized segment, all ranges

@@ -8,7 +8,7 @@ use std::fmt;
 
 use crate::instruction::{Instruction, LayerId, SegmentId};
 use crate::message::{Content, Message};
-use crate::shape::ModelShape;
+use crate::shape::{Exchanges, ModelShape};
 use crate::tier::Item;
 use crate::timeline::Lane;
 use crate::validate::World;
@@ -128,16 +128,24 @@ impl Computation {
         }
     }
 
-    /// Returns whether the computation exchanges slices with the other ranks of the context group. Those ranks must run
-    /// the same computation at the same time.
+    /// Returns the groups of ranks with which the computation exchanges values.
     #[must_use]
-    pub fn exchanges(self, shape: &ModelShape) -> bool {
+    pub fn exchanges(self, shape: &ModelShape) -> Exchanges {
         match self {
             Self::Forward(layer) | Self::Recompute(layer) | Self::Backward(layer) | Self::BackwardInput(layer) => {
                 shape.layers[layer].exchanges
             }
-            _ => false,
+            _ => Exchanges::default(),
         }
+    }
+
+    /// Returns the other ranks that must run this computation at the same time as `rank`, because they exchange values.
+    #[must_use]
+    pub fn meets(self, rank: usize, world: &World) -> Vec<usize> {
+        let Exchanges { context, tensor } = self.exchanges(world.shape);
+        let context = if context { world.mesh.context_ranks(rank) } else { vec![] };
+        let tensor = if tensor { world.mesh.tensor_ranks(rank) } else { vec![] };
+        context.into_iter().chain(tensor).filter(|&other| other != rank).collect()
     }
 }
 

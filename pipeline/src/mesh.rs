@@ -11,7 +11,8 @@
 //! Consecutive ranks of a shard group can also form *context groups*: they train on the same samples, and each of them
 //! computes a slice of every sequence. ZeRO also shards over the ranks of a context group, since they have the same
 //! parameters. Only the data loading and the attention treat slices specially; for everything else, a slice is a
-//! shorter sample.
+//! shorter sample. In attention, consecutive ranks of a context group can exchange heads (a *head group*), and ranks at
+//! the same position in their head groups can share keys and values (a *query group*).
 //!
 //! Consecutive world ranks can form *tensor groups*: the parameters of each layer are cut into one part per rank of the
 //! group. The ranks with the same index in their tensor groups are a *plane*. A plane is a mesh without a tensor axis:
@@ -31,15 +32,41 @@ use std::ops::Range;
 
 use crate::message::StageId;
 
-/// The degrees of the axes. The world size is the product of the first three axes and `tensor`. Near and context groups
-/// are parts of shard groups.
+/// The degrees that a configuration chooses. The shard axis gets the remaining ranks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Degrees {
+    /// Number of pipeline stages.
+    pub pipe: usize,
+    /// Number of shard groups per stage and plane.
+    pub replicates: usize,
+    /// Number of ranks per near group; `None` if each shard group is one near group.
+    pub near: Option<usize>,
+    /// Number of ranks per head group: ranks that exchange heads of the same sequences.
+    pub heads: usize,
+    /// Number of ranks per query group: ranks that share keys and values of the same sequences.
+    pub queries: usize,
+    /// Number of ranks per tensor group.
+    pub tensor: usize,
+}
+
+impl Degrees {
+    /// Chooses `pipe` pipeline stages of one shard group each.
+    #[must_use]
+    pub fn stages(pipe: usize) -> Self {
+        Self { pipe, replicates: 1, near: None, heads: 1, queries: 1, tensor: 1 }
+    }
+}
+
+/// A proof that the degrees of the axes divide the ranks evenly. The world size is the product of the pipe, replicate,
+/// shard and tensor axes. Near groups and context groups are parts of shard groups.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Mesh {
     pipe: usize,
     replicates: usize,
     shards: usize,
     near: usize,
-    context: usize,
+    heads: usize,
+    queries: usize,
     tensor: usize,
 }
 
@@ -108,30 +135,22 @@ impl Coordinates {
 }
 
 impl Mesh {
-    /// Creates a mesh of all ranks with one shard group per stage.
+    /// Arranges `world_size` ranks.
     ///
     /// # Errors
-    /// Fails if `world_size` is not a multiple of `stages`, or if either is zero.
-    pub fn new(world_size: usize, stages: usize) -> Result<Self, MeshError> {
-        if stages == 0 || world_size == 0 || !world_size.is_multiple_of(stages) {
-            return Err(MeshError::Stages { world_size, stages });
-        }
-        let shards = world_size / stages;
-        Ok(Self { pipe: stages, replicates: 1, shards, near: shards, context: 1, tensor: 1 })
-    }
-
-    /// Divides the ranks of each stage into tensor groups of `tensor` consecutive ranks. Calls such as `replicated`
-    /// after this one divide the ranks of each plane.
-    ///
-    /// # Errors
-    /// Fails if the number of ranks of a stage is not a multiple of `tensor`, or if `tensor` is zero.
-    pub fn with_tensor(self, tensor: usize) -> Result<Self, MeshError> {
-        let ranks = self.data();
-        if tensor == 0 || !ranks.is_multiple_of(tensor) {
-            return Err(MeshError::Tensor { ranks, tensor });
-        }
-        let shards = ranks / tensor;
-        Ok(Self { replicates: 1, shards, near: shards, tensor, ..self })
+    /// Fails if the ranks cannot be divided evenly, or if a degree is zero.
+    pub fn new(world_size: usize, degrees: Degrees) -> Result<Self, MeshError> {
+        let Degrees { pipe: stages, replicates, near, heads, queries, tensor } = degrees;
+        let divided = |ranks: usize, by: usize| (by > 0 && ranks.is_multiple_of(by)).then(|| ranks / by);
+        let ranks = divided(world_size, stages).filter(|&ranks| ranks > 0);
+        let ranks = ranks.ok_or(MeshError::Stages { world_size, stages })?;
+        let data = divided(ranks, tensor).ok_or(MeshError::Tensor { ranks, tensor })?;
+        let shards = divided(data, replicates).ok_or(MeshError::Replicates { data, replicates })?;
+        let context = heads.saturating_mul(queries);
+        divided(shards, context).ok_or(MeshError::Context { shards, context })?;
+        let near = near.unwrap_or(shards);
+        divided(shards, near).ok_or(MeshError::Near { shards, near })?;
+        Ok(Self { pipe: stages, replicates, shards, near, heads, queries, tensor })
     }
 
     /// Returns the mesh of one plane: the ranks at the same index of all tensor groups.
@@ -140,45 +159,10 @@ impl Mesh {
         Self { tensor: 1, ..self }
     }
 
-    /// Divides the ranks of each stage into `replicates` shard groups. Each shard group is one near group.
-    ///
-    /// # Errors
-    /// Fails if the number of ranks of a stage is not a multiple of `replicates`, or if `replicates` is zero.
-    pub fn replicated(self, replicates: usize) -> Result<Self, MeshError> {
-        let data = self.data();
-        if replicates == 0 || !data.is_multiple_of(replicates) {
-            return Err(MeshError::Replicates { data, replicates });
-        }
-        let shards = data / replicates;
-        Ok(Self { replicates, shards, near: shards, ..self })
-    }
-
     /// Returns the mesh of a single replicate.
     #[must_use]
     pub fn of_one_replicate(self) -> Self {
         Self { replicates: 1, ..self }
-    }
-
-    /// Divides each shard group into near groups of `near` consecutive ranks.
-    ///
-    /// # Errors
-    /// Fails if the number of ranks of a shard group is not a multiple of `near`, or if `near` is zero.
-    pub fn with_near(self, near: usize) -> Result<Self, MeshError> {
-        if near == 0 || !self.shards.is_multiple_of(near) {
-            return Err(MeshError::Near { shards: self.shards, near });
-        }
-        Ok(Self { near, ..self })
-    }
-
-    /// Divides each shard group into context groups of `context` consecutive ranks.
-    ///
-    /// # Errors
-    /// Fails if the number of ranks of a shard group is not a multiple of `context`, or if `context` is zero.
-    pub fn with_context(self, context: usize) -> Result<Self, MeshError> {
-        if context == 0 || !self.shards.is_multiple_of(context) {
-            return Err(MeshError::Context { shards: self.shards, context });
-        }
-        Ok(Self { context, ..self })
     }
 
     /// Returns the number of pipeline stages.
@@ -221,22 +205,51 @@ impl Mesh {
     /// Returns the number of ranks per context group.
     #[must_use]
     pub fn context(&self) -> usize {
-        self.context
+        self.heads * self.queries
+    }
+
+    /// Returns the number of ranks per head group.
+    #[must_use]
+    pub fn heads(&self) -> usize {
+        self.heads
+    }
+
+    /// Returns the number of ranks per query group.
+    #[must_use]
+    pub fn queries(&self) -> usize {
+        self.queries
     }
 
     /// Returns the data-parallel degree: the number of context groups per stage and plane. Each of them trains on
     /// different samples.
     #[must_use]
     pub fn data_parallel(&self) -> usize {
-        self.data() / self.context
+        self.data() / self.context()
     }
 
     /// Returns the ranks of the context group of a rank, in the order of their slices.
     #[must_use]
     pub fn context_ranks(&self, rank: usize) -> Vec<usize> {
-        let (of_plane, index) = (rank / self.tensor, rank % self.tensor);
-        let first = of_plane / self.context * self.context;
-        (first..first + self.context).map(|of_plane| of_plane * self.tensor + index).collect()
+        self.consecutive(rank, self.context())
+    }
+
+    /// Returns the ranks of the head group of a rank, in the order of their slices.
+    #[must_use]
+    pub fn head_ranks(&self, rank: usize) -> Vec<usize> {
+        self.consecutive(rank, self.heads)
+    }
+
+    /// Returns the ranks of the query group of a rank, in the order of their slices.
+    #[must_use]
+    pub fn query_ranks(&self, rank: usize) -> Vec<usize> {
+        let place = rank / self.tensor % self.heads;
+        self.context_ranks(rank).into_iter().skip(place).step_by(self.heads).collect()
+    }
+
+    /// Returns the ranks of a plane that form groups of `size` with this rank.
+    fn consecutive(&self, rank: usize, size: usize) -> Vec<usize> {
+        let first = rank / self.tensor / size * size;
+        (first..first + size).map(|of_plane| of_plane * self.tensor + self.tensor_index(rank)).collect()
     }
 
     /// Returns the ranks of the tensor group of a rank.
@@ -280,6 +293,19 @@ impl Mesh {
         (at.stage * self.data() + self.replica(at)) * self.tensor
     }
 
+    /// Returns the rank at the position of `rank` in another stage.
+    #[must_use]
+    pub fn peer(&self, rank: usize, stage: StageId) -> usize {
+        let ranks = self.ranks(stage);
+        ranks.start + rank % ranks.len()
+    }
+
+    /// Returns the data-parallel group of a rank: the ranks of its stage and plane.
+    pub fn group(&self, rank: usize) -> impl Iterator<Item = usize> + use<> {
+        let ranks = self.ranks(self.coordinates(rank).stage);
+        (ranks.start + self.tensor_index(rank)..ranks.end).step_by(self.tensor)
+    }
+
     /// Returns the index of a position within its data-parallel group.
     #[must_use]
     pub fn replica(&self, at: Coordinates) -> usize {
@@ -295,86 +321,4 @@ impl Mesh {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn ranks_of_a_data_parallel_group_are_neighbours() {
-        let mesh = Mesh::new(12, 3).unwrap();
-        assert_eq!((mesh.pipe(), mesh.data(), mesh.world_size()), (3, 4, 12));
-        assert_eq!((mesh.replicates(), mesh.shards(), mesh.ranks(1)), (1, 4, 4..8));
-        for rank in 0..12 {
-            let at = mesh.coordinates(rank);
-            assert_eq!((at.stage, mesh.replica(at), at.shard), (rank / 4, rank % 4, rank % 4));
-            assert_eq!(mesh.rank(at), rank);
-        }
-        for (world_size, stages) in [(6, 4), (4, 0), (0, 1), (2, 3)] {
-            assert_eq!(Mesh::new(world_size, stages), Err(MeshError::Stages { world_size, stages }));
-        }
-    }
-
-    #[test]
-    fn ranks_of_a_shard_group_are_neighbours() {
-        let mesh = Mesh::new(24, 2).unwrap().replicated(3).unwrap();
-        assert_eq!((mesh.pipe(), mesh.data(), mesh.replicates(), mesh.shards()), (2, 12, 3, 4));
-        assert_eq!(mesh.coordinates(21), Coordinates { stage: 1, replicate: 2, shard: 1 });
-        for rank in 0..24 {
-            let at = mesh.coordinates(rank);
-            assert_eq!((mesh.rank(at), mesh.replica(at)), (rank, rank % 12));
-            assert!(mesh.ranks(at.stage).contains(&rank));
-        }
-        for replicates in [0, 5, 24] {
-            let error = MeshError::Replicates { data: 12, replicates };
-            assert_eq!(Mesh::new(24, 2).unwrap().replicated(replicates), Err(error));
-        }
-    }
-
-    #[test]
-    fn ranks_of_a_secondary_group_are_neighbours() {
-        let mesh = Mesh::new(16, 1).unwrap().replicated(2).unwrap();
-        assert_eq!((mesh.near(), mesh.near_shards(mesh.coordinates(13))), (8, 0..8));
-        let near = mesh.with_near(2).unwrap();
-        assert_eq!((near.near(), near.shards(), near.replicates()), (2, 8, 2));
-        for rank in 0..16 {
-            let at = near.coordinates(rank);
-            assert_eq!(at, mesh.coordinates(rank));
-            let first = rank % 8 / 2 * 2;
-            assert_eq!(near.near_shards(at), first..first + 2);
-        }
-        for near in [0, 3, 16] {
-            assert_eq!(mesh.with_near(near), Err(MeshError::Near { shards: 8, near }));
-        }
-    }
-
-    #[test]
-    fn ranks_of_a_tensor_group_are_neighbours() {
-        let mesh = Mesh::new(24, 2).unwrap().with_tensor(3).unwrap().replicated(2).unwrap();
-        assert_eq!((mesh.world_size(), mesh.tensor(), mesh.data(), mesh.shards()), (24, 3, 4, 2));
-        assert_eq!((mesh.plane().world_size(), mesh.ranks(1)), (8, 12..24));
-        for rank in 0..24 {
-            let (at, index) = (mesh.coordinates(rank), mesh.tensor_index(rank));
-            assert_eq!((mesh.rank(at) + index, mesh.plane().coordinates(rank / 3)), (rank, at));
-        }
-        for tensor in [0, 5, 24] {
-            let error = MeshError::Tensor { ranks: 12, tensor };
-            assert_eq!(Mesh::new(24, 2).unwrap().with_tensor(tensor), Err(error));
-        }
-    }
-
-    #[test]
-    fn context_groups_divide_shard_groups() {
-        let mesh = Mesh::new(16, 1).unwrap().replicated(2).unwrap();
-        assert_eq!((mesh.context(), mesh.data_parallel()), (1, 16));
-        let cut = mesh.with_context(4).unwrap();
-        assert_eq!((cut.context(), cut.data_parallel(), cut.data(), cut.shards()), (4, 4, 16, 8));
-        for rank in 0..16 {
-            let group = cut.context_ranks(rank);
-            assert_eq!((group.len(), group.contains(&rank)), (4, true));
-            let shards = group.into_iter().map(|rank| cut.coordinates(rank)).map(|at| (at.replicate, at.shard / 4));
-            assert!(shards.clone().all(|of| Some(of) == shards.clone().next()));
-        }
-        for context in [0, 3, 16] {
-            assert_eq!(mesh.with_context(context), Err(MeshError::Context { shards: 8, context }));
-        }
-    }
-}
+mod tests;

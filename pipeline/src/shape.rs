@@ -78,8 +78,18 @@ pub struct LayerShape {
     pub splits: bool,
     /// Whether the layer takes named inputs of the micro-batch.
     pub reads_batch: bool,
-    /// Whether the layer's forward and backward exchange slices of sequences with the other ranks of the context group.
-    pub exchanges: bool,
+    /// The groups of ranks with which the layer's forward and backward exchange values.
+    pub exchanges: Exchanges,
+}
+
+/// Groups of ranks with which a layer exchanges values in the middle of a computation. All ranks of such a group run
+/// the same computation at the same time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Exchanges {
+    /// The context group, whose ranks have slices of the same sequences.
+    pub context: bool,
+    /// The tensor group, whose ranks have parts of the layer.
+    pub tensor: bool,
 }
 
 /// The properties of a segment that programs depend on.

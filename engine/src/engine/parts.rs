@@ -127,7 +127,7 @@ impl Engine {
         let in_layers = Table::of_slice(&self.config, self.zero.model(), index)?.exchanged(&self.program);
         let groups = self.zero.groups();
         let summed = expected_tensor_sum(
-            (self.zero.layout(), self.zero.model(), self.zero.stages()),
+            (self.zero.layout(), self.zero.stages()),
             groups.at(),
             (groups.tensor_index(), self.config.tensor_size()),
         );

@@ -102,8 +102,9 @@ impl Layers {
                 // The last layer's forward runs as part of its backward, which therefore reads all of its parameters.
                 let read = uses.iter().filter(|used| used.in_backward || layer == last);
                 let read_backward = read.map(|used| used.parameter).collect();
-                let uses = uses.iter().map(|used| used.parameter).collect();
-                BuiltLayer { name, module, route, uses, read_backward }
+                let uses: Vec<usize> = uses.iter().map(|used| used.parameter).collect();
+                let is_cut = uses.iter().any(|&parameter| record.parameters[parameter].cut().is_some());
+                BuiltLayer { name, module, route, uses, read_backward, is_cut }
             })
             .collect();
         Ok(Model {

@@ -133,7 +133,7 @@ impl Footprint for Gathered {
         Ok(Costs {
             forward: gathering.max(whole + costs.forward),
             backward: gathering.max(whole + in_f32 + costs.backward).max(2 * in_f32).max(in_f32 + own_f32),
-            exchanged: [others * own, others * (own + own_f32)].map(Exchanged::to_context),
+            exchanged: [others * own, others * (own + own_f32)].map(Exchanged::to_queries),
             ..costs
         })
     }

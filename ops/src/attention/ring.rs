@@ -243,7 +243,7 @@ impl Footprint for Ring {
             // The results, which are counted elsewhere, are among the f32 values or take the place of some.
             forward: forward.saturating_sub(result),
             backward: backward.saturating_sub(result + block),
-            exchanged: [others * block, others * (block + d_block)].map(Exchanged::to_context),
+            exchanged: [others * block, others * (block + d_block)].map(Exchanged::to_queries),
             ..Costs::new(q, inputs[0].dtype())
         })
     }

@@ -85,25 +85,37 @@ impl Reads {
 /// Bytes that operations inside of layers send to other ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Exchanged {
-    /// Number of bytes sent to the ranks that share the sequences.
-    pub context: u64,
+    /// Number of bytes sent to the ranks of the head group, which exchange heads of the same sequences.
+    pub heads: u64,
+    /// Number of bytes sent to the ranks of the query group, which share keys and values of the same sequences.
+    pub queries: u64,
     /// Number of bytes sent to the ranks of the tensor group, which split the layers.
     pub tensor: u64,
 }
 
 impl Exchanged {
-    pub(crate) fn to_context(bytes: u64) -> Self {
-        Self { context: bytes, ..Self::default() }
+    pub(crate) fn to_heads(bytes: u64) -> Self {
+        Self { heads: bytes, ..Self::default() }
+    }
+
+    pub(crate) fn to_queries(bytes: u64) -> Self {
+        Self { queries: bytes, ..Self::default() }
     }
 
     pub(crate) fn to_tensor(bytes: u64) -> Self {
         Self { tensor: bytes, ..Self::default() }
     }
 
+    /// Returns the number of bytes sent to all ranks that share the sequences.
+    #[must_use]
+    pub fn context(self) -> u64 {
+        self.heads + self.queries
+    }
+
     /// Returns the sum.
     #[must_use]
     pub fn total(self) -> u64 {
-        self.context + self.tensor
+        self.context() + self.tensor
     }
 }
 
@@ -111,7 +123,11 @@ impl Add for Exchanged {
     type Output = Self;
 
     fn add(self, other: Self) -> Self {
-        Self { context: self.context + other.context, tensor: self.tensor + other.tensor }
+        Self {
+            heads: self.heads + other.heads,
+            queries: self.queries + other.queries,
+            tensor: self.tensor + other.tensor,
+        }
     }
 }
 
@@ -119,7 +135,11 @@ impl Sub for Exchanged {
     type Output = Self;
 
     fn sub(self, other: Self) -> Self {
-        Self { context: self.context - other.context, tensor: self.tensor - other.tensor }
+        Self {
+            heads: self.heads - other.heads,
+            queries: self.queries - other.queries,
+            tensor: self.tensor - other.tensor,
+        }
     }
 }
 

@@ -237,7 +237,7 @@ impl Footprint for Exchange {
         Ok(Costs {
             forward: room(self.direction, sent, received),
             backward: room(self.reversed().direction, back_sent, back_received),
-            exchanged: [leaving, back_leaving].map(Exchanged::to_context),
+            exchanged: [leaving, back_leaving].map(Exchanged::to_heads),
             ..Costs::new(self.shape(), dtype)
         })
     }

@@ -192,15 +192,13 @@ impl SequenceGroup {
         self.size * self.outer.as_ref().map_or(1, |outer| outer.slices())
     }
 
-    /// Returns the same group for a layer that has not declared that it exchanges values. An exchange then fails with an
-    /// error that names the layer.
+    /// Returns the group for a layer, given whether it declares exchanges with the ranks that share its sequences and with
+    /// those of the tensor group. Other exchanges fail with an error that names the layer.
     #[must_use]
-    pub fn silent_in(&self, layer: &str) -> Self {
-        let silent = match self.sharing {
-            Sharing::Layers => None,
-            Sharing::Heads | Sharing::Queries | Sharing::Ring => Some(layer.into()),
-        };
-        let outer = self.outer.as_ref().map(|outer| outer.silent_in(layer));
+    pub fn declared_by(&self, layer: &str, of_sequences: bool, of_layers: bool) -> Self {
+        let is_declared = if self.sharing == Sharing::Layers { of_layers } else { of_sequences };
+        let silent = (!is_declared).then(|| layer.into());
+        let outer = self.outer.as_ref().map(|outer| outer.declared_by(layer, of_sequences, of_layers));
         Self { silent, ..self.clone() }.inside(outer)
     }
 
@@ -307,8 +305,8 @@ impl SequenceGroup {
         match &self.silent {
             None => Ok(()),
             Some(layer) => bail!(
-                "an operation in layer `{layer}` exchanges values with the ranks that share its sequences, but the layer \
-                 does not declare this; implement `Layer::exchanges`"
+                "an operation in layer `{layer}` exchanges values with other ranks, but the layer does not declare this; \
+                 implement `Layer::exchanges`"
             ),
         }
     }

@@ -1,6 +1,6 @@
 //! Sums over the slices of sequences, for values of whole sequences such as the log-probability of an answer.
 
-use super::SequenceGroup;
+use super::{SequenceGroup, Sharing};
 use crate::graph::apply::apply1;
 use crate::graph::operand::f32s;
 use crate::graph::output::tensor;
@@ -46,11 +46,18 @@ impl Footprint for SumOfSlices {
     fn footprint(&self, inputs: &[&Tensor]) -> Result<Costs> {
         let count = inputs[0].elem_count();
         let received = self.groups().map(|group| group.size).max().unwrap_or(0);
-        let sent = self.groups().map(|group| group.size - 1).sum::<usize>();
+        let sent = self.groups().fold(Exchanged::default(), |sum, group| {
+            let bytes = floats((group.size - 1) * count);
+            sum + if group.sharing == Sharing::Heads {
+                Exchanged::to_heads(bytes)
+            } else {
+                Exchanged::to_queries(bytes)
+            }
+        });
         Ok(Costs {
             forward: floats((1 + received) * count),
             backward: floats(count),
-            exchanged: [floats(sent * count), 0].map(Exchanged::to_context),
+            exchanged: [sent, Exchanged::default()],
             ..Costs::new(inputs[0].shape().clone(), DType::F32)
         })
     }

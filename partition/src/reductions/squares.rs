@@ -86,8 +86,9 @@ fn shares(rank: &Rank, id: SegmentId) -> Vec<(ParameterId, Range<usize>)> {
     }
     let (segment, shard) = (rank.segment(id), rank.shard(id));
     let offset = segment.begin_in_gradients(&shard);
-    let is_first = rank.groups.tensor_index() == 0;
-    let counts = |parameter: ParameterId| is_first || rank.model.parameters()[parameter].cut().is_some();
-    let parts = segment.overlaps(shard).filter(|(parameter, ..)| counts(*parameter));
+    if segment.is_shared && rank.groups.tensor_index() > 0 {
+        return vec![];
+    }
+    let parts = segment.overlaps(shard);
     parts.map(|(parameter, _, at)| (parameter, at.start + offset..at.end + offset)).collect()
 }

@@ -22,7 +22,7 @@ impl Reductions {
     pub(crate) fn sum_over_tensor_group(&mut self, rank: &Rank, memory: &mut Memory) -> Result<(), ZeroError> {
         let Some(group) = rank.groups.tensor() else { return Ok(()) };
         let parts: Vec<(SegmentId, Range<usize>)> =
-            rank.updated().into_iter().flat_map(|id| shared(rank, id)).collect();
+            rank.updated().into_iter().filter_map(|id| shared(rank, id)).collect();
         let elements = parts.iter().map(|(_, range)| range.len()).sum();
         memory.count(Category::Staging, elements, size_of::<f32>());
         let mut values = Vec::with_capacity(elements);
@@ -59,12 +59,9 @@ impl Reductions {
     }
 }
 
-/// Returns the ranges of a segment's reduced gradients that belong to parameters that are not cut and that this rank
-/// updates.
-fn shared(rank: &Rank, id: SegmentId) -> Vec<(SegmentId, Range<usize>)> {
+/// Returns the range of a segment's reduced gradients that this rank updates, if the tensor group sums them.
+fn shared(rank: &Rank, id: SegmentId) -> Option<(SegmentId, Range<usize>)> {
     let (segment, own) = (rank.segment(id), rank.own_range(id));
-    let offset = segment.begin_in_gradients(&own);
-    let is_shared = |parameter: &usize| rank.model.parameters()[*parameter].cut().is_none();
-    let parts = segment.overlaps(own).filter(|(parameter, ..)| is_shared(parameter));
-    parts.map(|(_, _, at)| (id, at.start + offset..at.end + offset)).collect()
+    let start = segment.begin_in_gradients(&own);
+    segment.is_shared.then(|| (id, start..start + own.len()))
 }

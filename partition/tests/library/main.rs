@@ -23,7 +23,7 @@ fn layer(name: &str, segments: &[usize]) -> LayerShape {
         read_backward: if name == "embed" { vec![] } else { segments.to_vec() },
         splits: false,
         reads_batch: false,
-        exchanges: false,
+        exchanges: zero_pipeline::Exchanges::default(),
     }
 }
 

@@ -6,7 +6,7 @@ use zero_partition::passes::{
     training_step,
 };
 use zero_pipeline::Instruction::{AwaitOuterStep, OuterStep};
-use zero_pipeline::{Mesh, ModelShape, Program, Schedule, Stages, World, ZeroStage};
+use zero_pipeline::{Degrees, Mesh, ModelShape, Program, Schedule, Stages, World, ZeroStage};
 
 use crate::{layer, segment, validate};
 
@@ -72,7 +72,7 @@ fn stages_exchange_tied_parameters() {
     let stages = Stages::new(&shape, 2, vec![0..2, 2..4]).unwrap();
     let of_stage = |stage| averaging(&Share { shape: &shape, stages: &stages, stage }, &options(true));
     let programs = [of_stage(0), of_stage(1)];
-    let world = World { shape: &shape, stages: &stages, mesh: Mesh::new(2, 2).unwrap(), capacity: 0 };
+    let world = World { shape: &shape, stages: &stages, mesh: Mesh::new(2, Degrees::stages(2)).unwrap(), capacity: 0 };
     zero_pipeline::validate(&programs, &world).unwrap_or_else(|e| panic!("{e}\n{}\n{}", programs[0], programs[1]));
     let text = programs[0].to_string();
     assert!(text.contains("send tied parameters of segment 0 to stage 1"), "{text}");

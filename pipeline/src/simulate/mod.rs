@@ -3,7 +3,8 @@
 //! Follows the rules of the executor and the validator. A rank executes its instructions in order. Operations that it
 //! starts proceed in separate lanes, and an await lasts until the operation is complete. A channel moves one message at
 //! a time, in order, once its receive has been posted. The collectives of a data-parallel group run one after another;
-//! a collective starts once all members have started it. All ranks synchronize at the gradient norm.
+//! a collective starts once all members have started it. A layer that exchanges values with other ranks starts once
+//! they have reached it; its time includes that of the exchanges. All ranks synchronize at the gradient norm.
 //!
 //! Concurrent compute and communication may slow each other, as set by [`Sharing`]. Simulated time therefore advances
 //! from one completion to the next, and all rates are constant in between. Lanes are first in, first out. The result
@@ -12,10 +13,11 @@
 mod agenda;
 mod costs;
 mod lanes;
+mod progress;
 
 pub use costs::{Collectives, Costs, LayerCosts, Link, SegmentCosts, Sharing};
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 
 use crate::effects::{Action, Transfer};
 use crate::instruction::{Instruction, Program};
@@ -24,6 +26,7 @@ use crate::timeline::{Event, Lane, Timeline};
 use crate::validate::{Violation, World, violation};
 use agenda::Agenda;
 use lanes::{Norms, Queue};
+use progress::{Doing, End, Hold, Progress};
 
 /// Why a simulation failed.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -96,60 +99,6 @@ pub fn simulate(programs: &[Program], world: &World, costs: &Costs) -> Result<Ti
     Ok(Timeline { ranks, events: run.events })
 }
 
-/// Progress of a rank.
-#[derive(Default)]
-struct Progress<'a> {
-    next: usize,
-    /// Time in seconds at which the rank reached the next instruction.
-    begun: f64,
-    doing: Doing,
-    /// Transfers that were started and not awaited.
-    in_flight: HashMap<Transfer<'a>, End>,
-    /// Number of collectives that the rank has started in its group.
-    started: usize,
-    norms: usize,
-    /// Whether the rank has arrived at the next gradient norm.
-    at_norm: bool,
-    /// Indices of the lanes that are moving a transfer of this rank.
-    moving: Vec<usize>,
-    /// Time at which the rank's disk is free. The disk serves one request at a time.
-    disk: f64,
-}
-
-/// When a transfer is complete.
-#[derive(Clone, Copy)]
-enum End {
-    /// At a known time.
-    At(f64),
-    /// When lane `lane` has completed its transfer number `index`.
-    Of { lane: usize, index: usize },
-}
-
-/// State of a rank.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-enum Doing {
-    /// Executes instructions.
-    #[default]
-    Moving,
-    /// Computes until an end time in the agenda.
-    Computing,
-    /// Waits until an end time in the agenda.
-    Resting,
-    /// Waits for another rank.
-    Waiting,
-}
-
-/// The reason why a rank cannot complete an instruction immediately.
-enum Hold {
-    Nothing,
-    /// Compute of this many seconds.
-    Work(f64),
-    /// A wait until this time.
-    Until(f64),
-    /// A wait for another rank.
-    Others,
-}
-
 struct Run<'a> {
     world: &'a World<'a>,
     costs: &'a Costs,
@@ -157,9 +106,9 @@ struct Run<'a> {
     agenda: Agenda,
     /// Progress by rank. The first slots of the agenda belong to ranks, the next ones to lanes.
     ranks: Vec<Progress<'a>>,
-    /// The lanes of the stages' data-parallel groups, followed by the lanes of channels.
+    /// The lanes of the data-parallel groups, one per stage and plane, followed by the lanes of channels.
     lanes: Vec<Queue<'a>>,
-    /// Index of each channel's lane, by replica and channel.
+    /// Index of each channel's lane, by channel and position of its ranks within their stages.
     channels: BTreeMap<(usize, Channel), usize>,
     norms: Norms,
     events: Vec<Event>,
@@ -171,8 +120,9 @@ struct Run<'a> {
 impl<'a> Run<'a> {
     fn new(world: &'a World<'a>, costs: &'a Costs, programs: &'a [Program]) -> Self {
         let mut agenda = Agenda::new(programs.len());
-        let group = |stage| Queue::collectives(agenda.slot(), world.mesh.ranks(stage).collect());
-        let lanes = (0..world.mesh.pipe()).map(group).collect();
+        let first = |stage| world.mesh.ranks(stage).take(world.mesh.tensor());
+        let group = |rank| Queue::collectives(agenda.slot(), world.mesh.group(rank).collect());
+        let lanes = (0..world.mesh.pipe()).flat_map(first).map(group).collect();
         Self {
             world,
             costs,
@@ -217,6 +167,21 @@ impl<'a> Run<'a> {
                 if self.norms.arrive(self.ranks[rank].norms, self.agenda.now, self.ranks.len()) {
                     (0..self.ranks.len()).for_each(|other| self.wake(other));
                 }
+            }
+            let meets = match action {
+                Action::Computes(computation) => computation.meets(rank, self.world),
+                _ => vec![],
+            };
+            if !meets.is_empty() && !std::mem::replace(&mut self.ranks[rank].at_exchange, true) {
+                meets.iter().for_each(|&other| self.wake(other));
+            }
+            if !meets.iter().all(|&other| self.ranks[other].is_at_exchange_of(&self.ranks[rank])) {
+                self.ranks[rank].doing = Doing::Waiting;
+                return;
+            }
+            if !meets.is_empty() {
+                self.ranks[rank].exchanged += 1;
+                self.ranks[rank].at_exchange = false;
             }
             match self.hold(rank, action) {
                 Hold::Nothing => self.finish_instruction(rank),
@@ -308,23 +273,24 @@ impl<'a> Run<'a> {
             | Transfer::Reduce(..)
             | Transfer::Refresh(_)
             | Transfer::OuterStep(_) => {
-                let (stage, index) = (self.world.mesh.coordinates(rank).stage, self.ranks[rank].started);
+                let (mesh, index) = (self.world.mesh, self.ranks[rank].started);
+                let lane = mesh.coordinates(rank).stage * mesh.tensor() + mesh.tensor_index(rank);
                 self.ranks[rank].started += 1;
-                self.lanes[stage].start(index, instruction, seconds);
-                (stage, index)
+                self.lanes[lane].start(index, instruction, seconds);
+                (lane, index)
             }
         };
         self.ranks[rank].in_flight.insert(transfer, End::Of { lane, index });
         self.settle(lane);
     }
 
-    /// Returns the lane of a message between ranks of this rank's replica.
+    /// Returns the lane of a message between ranks at this rank's position.
     fn channel(&mut self, rank: usize, message: &Message) -> usize {
         let mesh = self.world.mesh;
-        let replica = mesh.replica(mesh.coordinates(rank));
+        let place = rank - mesh.ranks(mesh.coordinates(rank).stage).start;
         let (agenda, lanes, capacity) = (&mut self.agenda, &mut self.lanes, self.world.capacity);
-        *self.channels.entry((replica, message.channel())).or_insert_with(|| {
-            let members = [message.from, message.to].map(|stage| mesh.ranks(stage).start + replica);
+        *self.channels.entry((place, message.channel())).or_insert_with(|| {
+            let members = [message.from, message.to].map(|stage| mesh.peer(rank, stage));
             lanes.push(Queue::channel(Lane::Channel(message.channel()), agenda.slot(), members.into(), capacity));
             lanes.len() - 1
         })

@@ -12,7 +12,7 @@ mod walk;
 use std::fmt;
 
 use crate::instruction::Program;
-use crate::mesh::Mesh;
+use crate::mesh::{Degrees, Mesh};
 use crate::shape::ModelShape;
 use crate::stages::Stages;
 
@@ -56,7 +56,7 @@ impl<'a> World<'a> {
     /// Panics if `ranks` is zero.
     #[must_use]
     pub fn data_parallel(shape: &'a ModelShape, stages: &'a Stages, ranks: usize) -> Self {
-        Self { shape, stages, mesh: Mesh::new(ranks, 1).expect("there are ranks"), capacity: 0 }
+        Self { shape, stages, mesh: Mesh::new(ranks, Degrees::stages(1)).expect("there are ranks"), capacity: 0 }
     }
 }
 

@@ -5,19 +5,18 @@ use std::collections::{BTreeMap, HashMap};
 use super::{Violation, World, violation};
 use crate::effects::{Action, Transfer};
 use crate::instruction::{Instruction, Program};
-use crate::mesh::Coordinates;
 use crate::message::{Channel, Message};
 use crate::timeline::Lane;
 
-/// Checks that every data-parallel group starts the same collectives in the same order. A computation that exchanges
-/// slices of sequences counts as a collective.
+/// Checks that all ranks of a stage start the same collectives in the same order. A computation that exchanges values
+/// with other ranks counts as a collective.
 pub(super) fn same_collectives(programs: &[Program], world: &World) -> Result<(), Violation> {
     for stage in 0..world.mesh.pipe() {
         let mut ranks = world.mesh.ranks(stage);
         let Some(first) = ranks.next() else { continue };
-        let expected = collectives(&programs[first], world);
+        let expected = collectives(first, &programs[first], world);
         for rank in ranks {
-            let found = collectives(&programs[rank], world);
+            let found = collectives(rank, &programs[rank], world);
             for k in 0..expected.len().max(found.len()) {
                 let (theirs, ours) = (expected.get(k), found.get(k));
                 if theirs.map(|(_, i)| i) != ours.map(|(_, i)| i) {
@@ -38,20 +37,24 @@ pub(super) fn same_collectives(programs: &[Program], world: &World) -> Result<()
     Ok(())
 }
 
-fn collectives<'a>(program: &'a Program, world: &World) -> Vec<(usize, &'a Instruction)> {
-    let meets =
-        |instruction: &Instruction| instruction.is_collective() || exchanges(instruction.effects().action, world);
-    program.instructions.iter().enumerate().filter(|(_, instruction)| meets(instruction)).collect()
+fn collectives<'a>(rank: usize, program: &'a Program, world: &World) -> Vec<(usize, &'a Instruction)> {
+    let is_collective = |instruction: &Instruction| {
+        instruction.is_collective() || !meets(rank, instruction.effects().action, world).is_empty()
+    };
+    program.instructions.iter().enumerate().filter(|(_, instruction)| is_collective(instruction)).collect()
 }
 
-/// Returns whether an action exchanges slices with the other ranks of its context group.
-fn exchanges(action: Action<'_>, world: &World) -> bool {
-    world.mesh.context() > 1 && matches!(action, Action::Computes(of) if of.exchanges(world.shape))
+/// Returns the other ranks with which an action exchanges values.
+fn meets(rank: usize, action: Action<'_>, world: &World) -> Vec<usize> {
+    match action {
+        Action::Computes(of) => of.meets(rank, world),
+        _ => vec![],
+    }
 }
 
 /// Checks that the messages sent and received on each channel match, in order.
 pub(super) fn paired(programs: &[Program], world: &World) -> Result<(), Violation> {
-    for replica in 0..world.mesh.data() {
+    for replica in 0..world.mesh.data() * world.mesh.tensor() {
         let mut sent: BTreeMap<Channel, Vec<(usize, Message)>> = BTreeMap::new();
         let mut received: BTreeMap<Channel, Vec<(usize, Message)>> = BTreeMap::new();
         for stage in 0..world.mesh.pipe() {
@@ -103,7 +106,7 @@ pub(super) fn flows(programs: &[Program], world: &World) -> Result<(), Violation
         for rank in 0..programs.len() {
             while let Some(instruction) = programs[rank].instructions.get(ranks[rank].next) {
                 let action = instruction.effects().action;
-                let (meets, shares) = (action == Action::Meets, exchanges(action, world));
+                let (meets, shares) = (action == Action::Meets, !meets(rank, action, world).is_empty());
                 moved |= meets && !std::mem::replace(&mut ranks[rank].meets, meets);
                 moved |= shares && !std::mem::replace(&mut ranks[rank].exchanges, shares);
                 if !arrived(rank, action, &ranks, world) {
@@ -147,7 +150,7 @@ struct Progress<'a> {
     /// instructions that it has completed.
     meets: bool,
     met: usize,
-    /// Whether the rank has arrived at an instruction in which its context group exchanges slices. The next field,
+    /// Whether the rank has arrived at an instruction that exchanges values with other ranks. The next field,
     /// `exchanged`, counts such instructions that it has completed.
     exchanges: bool,
     exchanged: usize,
@@ -197,8 +200,7 @@ impl<'a> Progress<'a> {
 
 /// Returns whether the operation that an instruction awaits is complete.
 fn arrived(rank: usize, action: Action<'_>, ranks: &[Progress<'_>], world: &World) -> bool {
-    let at = world.mesh.coordinates(rank);
-    let peer = |stage| &ranks[world.mesh.rank(Coordinates { stage, ..at })];
+    let peer = |stage| &ranks[world.mesh.peer(rank, stage)];
     let position = |passed: Option<&Passed>, message: &Message| passed?.places.get(message).copied();
     let count = |passed: Option<&Passed>| passed.map_or(0, |passed| passed.count);
     match action {
@@ -216,7 +218,7 @@ fn arrived(rank: usize, action: Action<'_>, ranks: &[Progress<'_>], world: &Worl
             // Disk transfers are not in this list, so a rank never waits for them here. They do not depend on other
             // ranks.
             let started = ranks[rank].in_flight.iter().find(|(started, _)| *started == transfer);
-            let mut group = world.mesh.ranks(at.stage);
+            let mut group = world.mesh.group(rank);
             started.is_none_or(|&(_, index)| group.all(|member| ranks[member].started > index))
         }
         Action::Meets => {
@@ -226,11 +228,11 @@ fn arrived(rank: usize, action: Action<'_>, ranks: &[Progress<'_>], world: &Worl
             };
             ranks.iter().enumerate().all(is_there)
         }
-        Action::Computes(_) if exchanges(action, world) => {
+        Action::Computes(of) => {
             let own = ranks[rank].exchanged;
             let is_there = |other: &Progress| other.exchanged > own || other.exchanges;
-            world.mesh.context_ranks(rank).into_iter().all(|other| is_there(&ranks[other]))
+            of.meets(rank, world).into_iter().all(|other| is_there(&ranks[other]))
         }
-        Action::Computes(_) | Action::Starts(_) | Action::Releases | Action::Saves => true,
+        Action::Starts(_) | Action::Releases | Action::Saves => true,
     }
 }

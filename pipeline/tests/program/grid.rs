@@ -3,7 +3,7 @@
 use zero_pipeline::grid::grid;
 use zero_pipeline::schedule;
 use zero_pipeline::simulate::{LayerCosts, SegmentCosts};
-use zero_pipeline::{Costs, Mesh, Program, Schedule, Stages, World, ZeroStage, simulate};
+use zero_pipeline::{Costs, Degrees, Mesh, Program, Schedule, Stages, World, ZeroStage, simulate};
 
 use crate::shapes::shape;
 
@@ -29,7 +29,7 @@ fn drawn(
         ..LayerCosts::default()
     };
     let costs = Costs::of_compute(vec![layer; layers], vec![SegmentCosts::default(); layers]);
-    let mesh = Mesh::new(count * data, count).unwrap();
+    let mesh = Mesh::new(count * data, Degrees::stages(count)).unwrap();
     let program = |rank| schedule::training(schedule, &shape, &stages, mesh.coordinates(rank).stage, micro_batches);
     let programs: Vec<Program> = (0..count * data).map(program).collect();
     let world = World { shape: &shape, stages: &stages, mesh, capacity: 0 };

@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 
 use zero_pipeline::Instruction::{self, *};
 use zero_pipeline::schedule::{self, SCHEDULES, Size, Work};
-use zero_pipeline::{Content, Mesh, ModelShape, Program, Schedule, Stages, Violation, World, ZeroStage, validate};
+use zero_pipeline::{
+    Content, Degrees, Exchanges, Mesh, ModelShape, Program, Schedule, Stages, Violation, World, ZeroStage, validate,
+};
 
 use crate::shapes;
 
@@ -68,7 +70,7 @@ fn programs(schedule: Schedule, shape: &ModelShape, stages: &Stages, micro_batch
 }
 
 fn check(programs: &[Program], shape: &ModelShape, stages: &Stages) -> Result<(), Violation> {
-    let mesh = Mesh::new(programs.len(), stages.count()).unwrap();
+    let mesh = Mesh::new(programs.len(), Degrees::stages(stages.count())).unwrap();
     validate(programs, &World { shape, stages, mesh, capacity: 0 })
 }
 
@@ -92,6 +94,32 @@ fn every_schedule_runs_over_channels_without_capacity() {
                     }
                 }
             }
+        }
+    }
+}
+
+/// Ranks of a tensor group meet in every layer. Each plane has its own messages.
+#[test]
+fn every_schedule_runs_with_tensor_and_context_groups() {
+    for schedule in SCHEDULES {
+        for (count, chunks) in
+            [(1, 1), (2, 1), (3, 2)].into_iter().filter(|(_, c)| *c == 1 || schedule == Schedule::Interleaved)
+        {
+            let mut shape = shape(count * chunks + 2, true);
+            shape.layers.iter_mut().for_each(|layer| layer.exchanges = Exchanges { context: true, tensor: true });
+            let stages = stages(&shape, count, chunks);
+            let degrees = Degrees { tensor: 2, heads: 2, ..Degrees::stages(count) };
+            let mesh = Mesh::new(4 * count, degrees).unwrap();
+            let of_stages = programs(schedule, &shape, &stages, 5);
+            let mut all: Vec<Program> =
+                (0..4 * count).map(|rank| of_stages[mesh.coordinates(rank).stage].clone()).collect();
+            let world = World { shape: &shape, stages: &stages, mesh, capacity: 0 };
+            validate(&all, &world).unwrap_or_else(|e| panic!("{schedule}, {count} × {chunks}: {e}"));
+            // A rank that leaves out a layer is found in every plane.
+            let last = all.len() - 1;
+            let at = all[last].instructions.iter().position(|i| matches!(i, Backward { .. } | BackwardInput { .. }));
+            all[last].instructions.remove(at.unwrap());
+            assert!(validate(&all, &world).is_err());
         }
     }
 }
@@ -187,7 +215,7 @@ fn blocking(program: &Program) -> Program {
 fn blocking_messages_deadlock_1f1b_and_not_gpipe() {
     let shape = shape(4, false);
     let stages = stages(&shape, 4, 1);
-    let mesh = Mesh::new(4, 4).unwrap();
+    let mesh = Mesh::new(4, Degrees::stages(4)).unwrap();
     for micro_batches in [4, 8] {
         for capacity in [0, 1] {
             let world = World { shape: &shape, stages: &stages, mesh, capacity };

@@ -10,7 +10,7 @@ pub(crate) fn layer(name: impl Into<String>, segments: Vec<usize>) -> LayerShape
         segments,
         splits: true,
         reads_batch: false,
-        exchanges: false,
+        exchanges: zero_pipeline::Exchanges::default(),
     }
 }
 

@@ -5,7 +5,9 @@ mod communication;
 use zero_pipeline::Instruction::*;
 use zero_pipeline::schedule;
 use zero_pipeline::simulate::{LayerCosts, Link, SegmentCosts, Sharing, SimulationError};
-use zero_pipeline::{Costs, Mesh, ModelShape, Program, Schedule, Stages, Timeline, World, ZeroStage, alive, simulate};
+use zero_pipeline::{
+    Costs, Degrees, Mesh, ModelShape, Program, Schedule, Stages, Timeline, World, ZeroStage, alive, simulate,
+};
 
 use crate::shapes::shape;
 
@@ -42,7 +44,8 @@ fn run(
     let stages = Stages::new(&shape, count, (0..layers).map(|l| l..l + 1).collect()).unwrap();
     let program = |stage| schedule::training(schedule, &shape, &stages, stage, micro_batches);
     let programs: Vec<Program> = (0..count).map(program).collect();
-    let world = World { shape: &shape, stages: &stages, mesh: Mesh::new(count, count).unwrap(), capacity: 0 };
+    let world =
+        World { shape: &shape, stages: &stages, mesh: Mesh::new(count, Degrees::stages(count)).unwrap(), capacity: 0 };
     let alive = programs.iter().map(|program| alive(program, &stages)).collect();
     (simulate(&programs, &world, &costs(layers, layer)).unwrap(), alive)
 }
@@ -106,7 +109,7 @@ fn zero_bubble_has_a_third_of_1f1bs_bubble_at_its_memory() {
 
 /// Returns two stages of two layers each, and a mesh of four ranks: two replicas of each stage.
 fn world(shape: &ModelShape) -> (Stages, Mesh) {
-    (Stages::new(shape, 2, vec![0..2, 2..4]).unwrap(), Mesh::new(4, 2).unwrap())
+    (Stages::new(shape, 2, vec![0..2, 2..4]).unwrap(), Mesh::new(4, Degrees::stages(2)).unwrap())
 }
 
 #[test]

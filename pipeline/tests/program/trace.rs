@@ -5,7 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde_json::Value;
 use zero_pipeline::simulate::{LayerCosts, Link, SegmentCosts};
 use zero_pipeline::trace::{Process, Slice};
-use zero_pipeline::{Costs, Mesh, Program, Schedule, Stages, Timeline, World, ZeroStage, schedule, simulate, trace};
+use zero_pipeline::{
+    Costs, Degrees, Mesh, Program, Schedule, Stages, Timeline, World, ZeroStage, schedule, simulate, trace,
+};
 
 use crate::shapes::shape;
 
@@ -18,7 +20,7 @@ fn timeline(forward: f64) -> Timeline {
     let costs = Costs { pipe, ..Costs::of_compute(vec![layer; 2], vec![SegmentCosts::default(); 2]) };
     let programs: Vec<Program> =
         (0..2).map(|stage| schedule::training(Schedule::OneFOneB, &shape, &stages, stage, 3)).collect();
-    let world = World { shape: &shape, stages: &stages, mesh: Mesh::new(2, 2).unwrap(), capacity: 0 };
+    let world = World { shape: &shape, stages: &stages, mesh: Mesh::new(2, Degrees::stages(2)).unwrap(), capacity: 0 };
     simulate(&programs, &world, &costs).unwrap()
 }
 

@@ -4,7 +4,9 @@ mod gathers;
 mod updates;
 
 use zero_pipeline::Instruction::{self, *};
-use zero_pipeline::{ModelShape, Placement, Program, Stages, Violation, World, ZeroStage, schedule};
+use zero_pipeline::{
+    Degrees, Exchanges, ModelShape, Placement, Program, Stages, Violation, World, ZeroStage, schedule,
+};
 
 use crate::shapes::{layer, segment};
 
@@ -202,9 +204,9 @@ fn all_ranks_start_the_same_collectives_in_the_same_order() {
 }
 
 #[test]
-fn sequence_parallel_ranks_must_run_the_same_layer() {
+fn ranks_that_exchange_values_must_run_the_same_layer() {
     let mut shape = shape(ZeroStage::Zero);
-    shape.layers[1].exchanges = true;
+    shape.layers[1].exchanges = Exchanges { context: true, tensor: true };
     let stages = Stages::single(&shape);
     let program = schedule::forward_only(&shape, &stages, 0, 2);
     let mut other = program.clone();
@@ -214,17 +216,26 @@ fn sequence_parallel_ranks_must_run_the_same_layer() {
             _ => {}
         }
     }
-    let check = |other: &Program, context: usize| {
-        let mesh = zero_pipeline::Mesh::new(4, 1).unwrap().with_context(context).unwrap();
+    let check = |other: &Program, degrees: Degrees| {
+        let mesh = zero_pipeline::Mesh::new(4, degrees).unwrap();
         let programs = [program.clone(), other.clone(), program.clone(), other.clone()];
         zero_pipeline::validate(&programs, &World { shape: &shape, stages: &stages, mesh, capacity: 0 })
     };
-    assert_eq!((check(&program, 2), check(&other, 1)), (Ok(()), Ok(())));
-    let violation = check(&other, 2).unwrap_err();
-    assert_reason(
-        &violation,
-        "forward layer 1 of micro-batch 1",
-        "all ranks of a stage must start the same collectives: number 0 is `forward layer 1 of micro-batch 1` here, \
-         but `forward layer 1 of micro-batch 0` on rank 0",
-    );
+    let one = Degrees::stages(1);
+    assert_eq!(check(&other, one), Ok(()));
+    for degrees in [
+        Degrees { heads: 2, ..one },
+        Degrees { queries: 2, ..one },
+        Degrees { tensor: 2, ..one },
+        Degrees { heads: 2, tensor: 2, ..one },
+    ] {
+        assert_eq!(check(&program, degrees), Ok(()));
+        let violation = check(&other, degrees).unwrap_err();
+        assert_reason(
+            &violation,
+            "forward layer 1 of micro-batch 1",
+            "all ranks of a stage must start the same collectives: number 0 is `forward layer 1 of micro-batch 1` here, \
+             but `forward layer 1 of micro-batch 0` on rank 0",
+        );
+    }
 }

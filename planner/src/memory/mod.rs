@@ -21,7 +21,6 @@ pub(crate) use needs::{Needs, needs};
 use walk::Walk;
 pub(crate) use walk::WalkInputs;
 use zero_config::{Compute, Config, Transport};
-use zero_model::Model;
 use zero_partition::{Category, Layout, shared_elements};
 use zero_pipeline::{Coordinates, Instruction, Mesh, Program, Stages};
 
@@ -146,7 +145,7 @@ fn transport(config: &Config, mesh: Mesh, alone: usize) -> u64 {
 }
 
 /// Returns the number of gradient elements that a rank sums over its tensor group.
-fn tensor_sum(of: (&Layout, &Model, &Stages), at: Coordinates, config: &Config) -> u64 {
+fn tensor_sum(of: (&Layout, &Stages), at: Coordinates, config: &Config) -> u64 {
     if config.tensor_size() == 1 { 0 } else { shared_elements(of, at) as u64 }
 }
 
@@ -168,7 +167,7 @@ pub fn planned(engine: &Engine) -> Option<Peaks> {
         options: &engine.settings().zero,
         width: engine.settings().dtype.size_in_bytes() as u64,
         table: Some(&table),
-        tensor_sum: tensor_sum((zero.layout(), zero.model(), &stage_plan.stages), at, engine.config()),
+        tensor_sum: tensor_sum((zero.layout(), &stage_plan.stages), at, engine.config()),
     };
     let step = Script { program: &steps[at.stage], arrivals: &in_steps[at.stage] };
     let evaluation = Script { program: &evaluations[at.stage], arrivals: &in_evaluations[at.stage] };

@@ -74,7 +74,7 @@ fn of_stage(
             options: &subject.settings.zero,
             width: width as u64,
             table,
-            tensor_sum: tensor_sum((subject.layout, subject.model, &subject.stage_plan.stages), at, subject.config),
+            tensor_sum: tensor_sum((subject.layout, &subject.stage_plan.stages), at, subject.config),
         };
         let found = peaks(work, subject.config, step, averaging, evaluation);
         needs.peaks.total = needs.peaks.total.max(found.total);

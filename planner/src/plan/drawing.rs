@@ -51,12 +51,13 @@ fn some(mut list: Vec<String>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use zero_pipeline::Degrees;
 
     #[test]
     fn the_drawing_nests_the_groups_of_a_mesh() {
-        let plain = Mesh::new(8, 2).unwrap();
+        let plain = Mesh::new(8, Degrees::stages(2)).unwrap();
         assert!(drawing(plain).is_empty());
-        let all = Mesh::new(32, 2).unwrap().with_tensor(2).unwrap().replicated(2).unwrap().with_context(2).unwrap();
+        let all = Mesh::new(32, Degrees { tensor: 2, replicates: 2, heads: 2, ..Degrees::stages(2) }).unwrap();
         assert_eq!(
             drawing(all),
             [
@@ -65,7 +66,7 @@ mod tests {
                 "  stage 1: [{(16 17) (18 19)} {(20 21) (22 23)}] [{(24 25) (26 27)} {(28 29) (30 31)}]",
             ]
         );
-        let long = Mesh::new(64, 1).unwrap().with_tensor(8).unwrap();
+        let long = Mesh::new(64, Degrees { tensor: 8, ..Degrees::stages(1) }).unwrap();
         let groups = "(0 1 … 7) (8 9 … 15) … (56 57 … 63)";
         assert_eq!(drawing(long)[1], format!("  stage 0: [{groups}]"));
     }

@@ -39,7 +39,7 @@ impl Plan {
                     "activations": self.memory_plan.needs[stage].inputs_on_disk },
                 "sent_bytes_per_step_besides_activations": share.sent.total(),
                 "sent_bytes_across_near_groups": share.sent.across,
-                "sent_bytes_per_step_of_attention": sent_inside(stage, mesh.context() > 1, |sent| sent.context),
+                "sent_bytes_per_step_of_attention": sent_inside(stage, mesh.context() > 1, Exchanged::context),
                 "sent_bytes_per_step_to_tensor_group": sent_inside(stage, mesh.tensor() > 1, |sent| sent.tensor),
                 "sent_bytes_per_outer_step": self.memory_plan.averaging.as_ref().map(|_| share.sent_outer),
                 "sent_bytes_between_replicates_per_outer_step":

@@ -24,11 +24,6 @@ impl MemoryPlan {
         if ranks > 1 && self.config.launcher.transport != Transport::Auto {
             return None;
         }
-        // With both `sequence_parallel_size` and `context_parallel_degree`, a rank sends different numbers of bytes to
-        // different ranks of its group.
-        if self.config.sequence_parallel_size > 1 && self.config.mesh.context_parallel_degree > 1 {
-            return None;
-        }
         let mesh = self.stage_plan.whole;
         let needs_sizes = mesh.pipe() > 1 || mesh.context() > 1 || mesh.tensor() > 1;
         let table = needs_sizes.then(|| self.subject().table());
@@ -74,17 +69,17 @@ impl MemoryPlan {
             let sent = table.exchanged(program);
             let of_rank = |rank| {
                 let tensor = sent.tensor + self.tensor_sum(mesh.coordinates(rank));
-                let (context, tensor_group) = (mesh.context_ranks(rank), mesh.tensor_ranks(rank));
-                let of_context = if self.config.uses_ring_attention() {
-                    let own = context.iter().position(|&other| other == rank).unwrap_or(0);
-                    let both = [rank, context[(own + 1) % context.len()]];
-                    part(sent.context, &both, elsewhere(rank, &both))
-                } else if self.config.mesh.context_parallel_degree > 1 {
-                    part(sent.context, &context, other_hosts(&context))
+                let (heads, queries) = (mesh.head_ranks(rank), mesh.query_ranks(rank));
+                let tensor_group = mesh.tensor_ranks(rank);
+                let of_queries = if self.config.uses_ring_attention() {
+                    let own = queries.iter().position(|&other| other == rank).unwrap_or(0);
+                    let both = [rank, queries[(own + 1) % queries.len()]];
+                    part(sent.queries, &both, elsewhere(rank, &both))
                 } else {
-                    part(sent.context, &context, elsewhere(rank, &context))
+                    part(sent.queries, &queries, other_hosts(&queries))
                 };
-                of_context + part(tensor, &tensor_group, other_hosts(&tensor_group))
+                let of_heads = part(sent.heads, &heads, elsewhere(rank, &heads));
+                of_heads + of_queries + part(tensor, &tensor_group, other_hosts(&tensor_group))
             };
             mesh.ranks(stage).map(of_rank).sum::<u64>()
         };
@@ -93,7 +88,7 @@ impl MemoryPlan {
 
     /// Returns the bytes that a rank sends to its tensor group to sum the gradients of parameters that are not divided.
     fn tensor_sum(&self, at: Coordinates) -> u64 {
-        let of = (&self.layout, &self.model, &self.stage_plan.stages);
+        let of = (&self.layout, &self.stage_plan.stages);
         expected_tensor_sum(of, at, (0, self.stage_plan.whole.tensor()))
     }
 }

@@ -87,7 +87,7 @@ impl fmt::Display for Plan {
             of_stages.join(" | ")
         };
         if mesh.context() > 1 {
-            let sent = sent_inside(|sent| sent.context);
+            let sent = sent_inside(Exchanged::context);
             writeln!(f, "sent in attention per step to the ranks that share sequences: {sent}")?;
         }
         if mesh.tensor() > 1 {

@@ -58,6 +58,7 @@ fn hosts_send_the_bytes_that_the_plan_predicts() {
         &["zero_optimization.stage=2", "sequence_parallel_size=4"],
         &["zero_optimization.stage=2", "mesh={context_parallel_degree: 4}"],
         &["zero_optimization.stage=2", "mesh={context_parallel_degree: 4, context_parallel_rotate_method: alltoall}"],
+        &["zero_optimization.stage=2", "sequence_parallel_size=2", "mesh={context_parallel_degree: 2}"],
         &["zero_optimization.stage=2", "tensor_parallel={autotp_size: 4}"],
         // The four steps that are measured below contain two outer steps here, and one with `steps: 4`.
         &["zero_optimization.stage=2", groups, "training.local_steps={steps: 2}"],

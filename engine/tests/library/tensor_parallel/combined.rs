@@ -124,7 +124,7 @@ fn traffic_matches_the_formulas() {
                     let mut engine = engine_of(gpt2(), comm, &text);
                     engine.train_batch(&batch(0, micro_batches * rows)).unwrap();
                     let summed = zero_partition::expected_tensor_sum(
-                        (engine.zero().layout(), engine.model(), engine.zero().stages()),
+                        (engine.zero().layout(), engine.zero().stages()),
                         engine.zero().groups().at(),
                         (engine.zero().groups().tensor_index(), tensor),
                     );

@@ -3,7 +3,7 @@
 use zero_pipeline::Instruction::*;
 use zero_pipeline::schedule;
 use zero_pipeline::simulate::{Collectives, Link, Sharing};
-use zero_pipeline::{Costs, Item, Lane, Mesh, Program, Stages, World, ZeroStage, simulate};
+use zero_pipeline::{Costs, Degrees, Exchanges, Item, Lane, Mesh, Program, Stages, World, ZeroStage, simulate};
 
 use super::{costs, layer, shape, world};
 
@@ -11,7 +11,7 @@ use super::{costs, layer, shape, world};
 fn messages_take_latency_and_bandwidth_and_come_in_order() {
     let shape = shape(2, ZeroStage::Zero);
     let stages = Stages::new(&shape, 2, vec![0..1, 1..2]).unwrap();
-    let world = World { shape: &shape, stages: &stages, mesh: Mesh::new(2, 2).unwrap(), capacity: 2 };
+    let world = World { shape: &shape, stages: &stages, mesh: Mesh::new(2, Degrees::stages(2)).unwrap(), capacity: 2 };
     let programs: Vec<Program> = (0..2).map(|stage| schedule::forward_only(&shape, &stages, stage, 2)).collect();
     let costs = Costs { pipe: Link { latency: 2.0, bandwidth: 50.0 }, ..costs(2, layer(1.0, 1.0, 1.0)) };
     // Messages of 100 bytes take 2 + 100/50 seconds. The second one is sent at 2 and starts when the first has arrived.
@@ -118,7 +118,7 @@ fn a_bucket_takes_the_time_of_one_collective() {
 fn gathers_from_secondary_shards_use_the_link_of_their_group() {
     let shape = shape(1, ZeroStage::Three);
     let stages = Stages::single(&shape);
-    let mesh = Mesh::new(4, 1).unwrap().with_near(2).unwrap();
+    let mesh = Mesh::new(4, Degrees { near: Some(2), ..Degrees::stages(1) }).unwrap();
     let world = World { shape: &shape, stages: &stages, mesh, capacity: 0 };
     let mut costs = costs(1, layer(0.0, 0.0, 0.0));
     costs.data = Collectives {
@@ -145,7 +145,7 @@ fn gathers_from_secondary_shards_use_the_link_of_their_group() {
 fn quantized_gradients_use_the_links_of_their_groups() {
     let shape = shape(1, ZeroStage::Two);
     let stages = Stages::single(&shape);
-    let mesh = Mesh::new(4, 1).unwrap().with_near(2).unwrap();
+    let mesh = Mesh::new(4, Degrees { near: Some(2), ..Degrees::stages(1) }).unwrap();
     let world = World { shape: &shape, stages: &stages, mesh, capacity: 0 };
     let mut costs = costs(1, layer(0.0, 0.0, 0.0));
     let instructions =
@@ -245,4 +245,34 @@ fn a_disk_serves_one_request_at_a_time() {
     let computes = [("forward", 0.0, 1.0), ("await_offload", 1.0, 2.0), ("await_fetch", 2.0, 4.0)];
     assert_eq!(of(Lane::Compute), computes);
     assert_eq!(found.disk(), [4.0]);
+}
+
+/// A layer that exchanges values starts once all ranks of the group have reached it.
+#[test]
+fn layers_with_exchanges_wait_for_the_other_ranks() {
+    let mut shape = shape(2, ZeroStage::Zero);
+    shape.layers[1].exchanges = Exchanges { context: true, tensor: true };
+    let stages = Stages::single(&shape);
+    let costs = costs(2, layer(1.0, 1.0, 1.0));
+    let ends = |degrees| {
+        let mesh = Mesh::new(4, degrees).unwrap();
+        let world = World { shape: &shape, stages: &stages, mesh, capacity: 0 };
+        let programs = (0..4).map(|rank| {
+            let mut program = schedule::forward_only(&shape, &stages, 0, 1);
+            // The first layer takes longer on the other ranks: 1, 2, 3 and 4 seconds.
+            let first = program.instructions.iter().position(|i| matches!(i, Forward { .. })).unwrap();
+            let repeated = program.instructions[first].clone();
+            (0..rank).for_each(|_| program.instructions.insert(first, repeated.clone()));
+            program
+        });
+        let found = simulate(&programs.collect::<Vec<_>>(), &world, &costs).unwrap();
+        let end = |rank| found.events.iter().filter(|e| e.rank == rank).map(|e| e.end).fold(0.0, f64::max);
+        [0, 1, 2, 3].map(end)
+    };
+    let one = Degrees::stages(1);
+    assert_eq!(ends(one), [2.0, 3.0, 4.0, 5.0]);
+    assert_eq!(ends(Degrees { heads: 2, ..one }), [3.0, 3.0, 5.0, 5.0]);
+    assert_eq!(ends(Degrees { queries: 4, ..one }), [5.0; 4]);
+    assert_eq!(ends(Degrees { tensor: 2, ..one }), [3.0, 3.0, 5.0, 5.0]);
+    assert_eq!(ends(Degrees { tensor: 2, heads: 2, ..one }), [4.0, 5.0, 5.0, 5.0]);
 }

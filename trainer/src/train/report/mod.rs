@@ -275,19 +275,27 @@ fn expected_step_payload(engine: &Engine) -> Payload {
     let sharded = expected_payload(engine.program(), zero.layout(), place, width, options, |content| {
         engine.message_bytes(content)
     });
-    // A rank sends the same number of bytes to each rank that shares its sequences, or all bytes to the next one. With both
-    // keys, the numbers for different ranks differ.
     let (mesh, at) = place;
-    let (first, near) = (at.shard / mesh.context() * mesh.context(), mesh.near_shards(at));
-    let next = (at.shard - first + 1) % mesh.context();
-    let is_ring = engine.config().uses_ring_attention() && engine.config().sequence_parallel_size == 1;
-    let others = (0..mesh.context()).filter(|&other| !is_ring || other == next);
-    let others: Vec<usize> = others.map(|other| first + other).filter(|&other| other != at.shard).collect();
-    let nearby = others.iter().filter(|&shard| near.contains(shard)).count() as u64;
+    let (rank, near) = (mesh.rank(at), mesh.near_shards(at));
+    // A rank sends the same number of bytes to each other rank of a group.
+    let nearby = |bytes: u64, group: &[usize]| {
+        let others = group.iter().filter(|&&other| other != rank);
+        let near = others.clone().filter(|&&other| near.contains(&mesh.coordinates(other).shard)).count() as u64;
+        (bytes * near).checked_div(others.count() as u64).unwrap_or(0)
+    };
+    let (heads, mut queries) = (mesh.head_ranks(rank), mesh.query_ranks(rank));
+    if engine.config().uses_ring_attention() {
+        // It sends all bytes to the next rank.
+        let own = queries.iter().position(|&other| other == rank).unwrap_or(0);
+        queries = vec![queries[(own + 1) % queries.len()]];
+    }
     let exchanged = engine.exchanged_bytes().unwrap_or_default();
-    let within = (exchanged.context * nearby).checked_div(others.len() as u64).unwrap_or(0);
+    let within = nearby(exchanged.heads, &heads) + nearby(exchanged.queries, &queries);
     // Tensor groups are the innermost of all groups.
-    Payload { within: sharded.within + within + exchanged.tensor, across: sharded.across + exchanged.context - within }
+    Payload {
+        within: sharded.within + within + exchanged.tensor,
+        across: sharded.across + exchanged.context() - within,
+    }
 }
 
 /// For `memory_breakdown`: returns a table with the peak memory of each rank in each part of the last step; a
