@@ -130,6 +130,7 @@ const STAGE_3: &str = "zero_optimization.stage=3";
 const GATHERS_LATE: &str = "zero_optimization.stage3_max_reuse_distance=0";
 const NO_PREFETCH: &str = "zero_optimization.stage3_prefetch_bucket_size=0";
 const RING: &str = "mesh.context_parallel_rotate_method=alltoall";
+const SLICES: &str = "sequence_parallel_size";
 const TENSOR: &str = "tensor_parallel.autotp_size";
 const RECOMPUTE: &str = "activation_checkpointing.enabled=true";
 
@@ -225,17 +226,33 @@ fn halvings(config: &Config) -> Vec<Vec<String>> {
 }
 
 /// Returns settings with more ranks that share each sequence, and more micro-batches, for the same global batch. Helps
-/// if a single sample is too large.
+/// if a single sample is too large. Ranks exchange heads while there are enough; further ranks share keys and values.
 fn shared_sequences(config: &Config) -> Vec<Vec<String>> {
-    if config.train_micro_batch_size_per_gpu > 1 || config.mesh.context_parallel_degree > 1 {
+    if config.train_micro_batch_size_per_gpu > 1 {
         return vec![];
     }
-    let (mut replicas, mut slices) = (config.data_parallel_size(), config.sequence_parallel_size);
+    let (of_file, degree) = (config.sequence_parallel_size, config.mesh.context_parallel_degree);
+    let (mut replicas, mut heads, mut queries) = (config.data_parallel_size(), of_file, degree);
     let mut count = config.gradient_accumulation_steps;
     let mut all = vec![];
     while replicas > 1 && replicas.is_multiple_of(2) {
-        (replicas, slices, count) = (replicas / 2, slices * 2, count * 2);
-        all.push(vec![format!("sequence_parallel_size={slices}"), format!("gradient_accumulation_steps={count}")]);
+        (replicas, count) = (replicas / 2, count * 2);
+        match config.heads_of_a_rank() {
+            Some((_, most)) if degree > 1 || 2 * heads > most => queries *= 2,
+            _ => heads *= 2,
+        }
+        let mut settings = vec![];
+        if heads > of_file {
+            settings.push(format!("{SLICES}={heads}"));
+        }
+        if queries > degree {
+            settings.push(format!("mesh.context_parallel_degree={queries}"));
+        }
+        if queries > 1 && !config.uses_ring_attention() {
+            settings.push(RING.to_string());
+        }
+        settings.push(format!("gradient_accumulation_steps={count}"));
+        all.push(settings);
     }
     all
 }

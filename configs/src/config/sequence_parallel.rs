@@ -27,6 +27,17 @@ impl Config {
         self.tensor_size() * self.chunks_of_a_sequence()
     }
 
+    /// The number of attention heads of a tensor-parallel rank, and the key of the model's number of heads; `None` if
+    /// the configuration has no model with attention.
+    pub fn heads_of_a_rank(&self) -> Option<(&'static str, usize)> {
+        let (path, heads) = match self.model.as_ref()? {
+            Model::Gpt2(model) => (Gpt2::n_head, model.n_head),
+            Model::Llama(model) => (Llama::num_attention_heads, model.num_attention_heads),
+            Model::Mlp(_) => return None,
+        };
+        Some((path, heads / self.tensor_size()))
+    }
+
     /// Number of parts of equal length into which the ranks that share a sequence split it.
     fn chunks_of_a_sequence(&self) -> usize {
         // With `context_parallel_degree`, each rank has one chunk from each half of the sequence.
@@ -48,14 +59,8 @@ pub(crate) fn check(config: &Config, resolver: &mut Resolver<'_>) {
         let help = near_multiple(config, length, chunks);
         resolver.contradiction(&[key, Data::sequence_length], message, Some(help));
     }
-    let heads = match &config.model {
-        Some(Model::Gpt2(model)) => Some((Gpt2::n_head, model.n_head)),
-        Some(Model::Llama(model)) => Some((Llama::num_attention_heads, model.num_attention_heads)),
-        _ => None,
-    };
-    // Each tensor-parallel rank has a part of the heads.
-    let heads = heads.map(|(path, heads)| (path, heads / config.tensor_size()));
-    if let Some((path, heads)) = heads.filter(|(_, heads)| config.sequence_parallel_size > (*heads).max(1)) {
+    let heads = config.heads_of_a_rank().filter(|(_, heads)| config.sequence_parallel_size > (*heads).max(1));
+    if let Some((path, heads)) = heads {
         let (key, ranks) = (Config::sequence_parallel_size, config.sequence_parallel_size);
         let message = format!("{heads} heads cannot be divided among {ranks} ranks");
         let help = format!("set `{key}: {heads}` or less, or use `{}`", Mesh::context_parallel_degree);

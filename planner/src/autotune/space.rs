@@ -6,6 +6,9 @@
 //! key to try.
 
 mod batches;
+mod meshes;
+#[cfg(test)]
+mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,6 +24,7 @@ const RANKS: &str = "launcher.num_processes";
 const STAGES: &str = "pipeline.stages";
 const SLICES: &str = "sequence_parallel_size";
 const CONTEXT: &str = "mesh.context_parallel_degree";
+const ROTATE: &str = "mesh.context_parallel_rotate_method";
 const TENSOR: &str = "tensor_parallel.autotp_size";
 const SCHEDULE: &str = "pipeline.schedule";
 const ZERO: &str = "zero_optimization.stage";
@@ -140,7 +144,7 @@ impl Space<'_> {
             all = self.multiply(all, choose)?;
         }
         let is_left = |of: &&Dimension| {
-            ![SLICES, CONTEXT, TENSOR].contains(&of.path.as_str()) && !OURS.contains(&of.path.as_str())
+            ![SLICES, CONTEXT, ROTATE, TENSOR].contains(&of.path.as_str()) && !OURS.contains(&of.path.as_str())
         };
         for Dimension { path, values, .. } in self.tuning.space.iter().filter(is_left) {
             all = self.multiply(all, &|_| one(path, values.clone()))?;
@@ -169,71 +173,6 @@ impl Space<'_> {
             }
         }
         Ok(more)
-    }
-
-    /// Returns combinations of the number of ranks, pipeline stages, sequence-sharing ranks, tensor-parallel ranks, and
-    /// the ZeRO stage.
-    fn meshes(&self) -> Vec<Partial> {
-        let powers = |most: usize| std::iter::successors(Some(1), |n| Some(n * 2)).take_while(move |&n| n < most);
-        let numbers = |path: &str, ours: &dyn Fn() -> Vec<usize>| -> Vec<usize> {
-            let found = self.or_ours(path, || ours().iter().map(ToString::to_string).collect());
-            // `autotp_size: 0` means one rank.
-            found.iter().filter_map(|value| value.parse().ok()).map(|n: usize| n.max(1)).collect()
-        };
-        let most = self.base.world_size;
-        let mut all = vec![];
-        for ranks in
-            numbers(RANKS, &|| if self.tuning.fast { vec![most] } else { powers(most).chain([most]).collect() })
-        {
-            let stages = || match self.tuning.fast {
-                true => vec![self.base.pipeline.stages],
-                false => powers(ranks).chain([ranks]).filter(|&stages| ranks.is_multiple_of(stages)).collect(),
-            };
-            for stages in numbers(STAGES, &stages) {
-                // Skip numbers of stages that do not divide the number of ranks.
-                if !ranks.is_multiple_of(stages) {
-                    continue;
-                }
-                let ours = || ["0", "1", "2", "3"].map(String::from).to_vec();
-                let of_stage = ranks / stages;
-                let slices = || match self.tuning.fast || !self.is_typed(SLICES) {
-                    true => vec![self.base.sequence_parallel_size],
-                    false => powers(of_stage).chain([of_stage]).collect(),
-                };
-                let parts = || match self.tuning.fast || !self.is_typed(TENSOR) {
-                    true => vec![self.base.tensor_size()],
-                    false => powers(of_stage).chain([of_stage]).collect(),
-                };
-                let degrees = numbers(CONTEXT, &|| vec![self.base.mesh.context_parallel_degree]);
-                let parts = numbers(TENSOR, &parts);
-                let shared: Vec<_> = numbers(SLICES, &slices)
-                    .into_iter()
-                    .flat_map(|slices| degrees.iter().map(move |&degree| (slices, degree)))
-                    .flat_map(|(slices, degree)| parts.iter().map(move |&tensor| (slices, degree, tensor)))
-                    .filter(|(slices, degree, tensor)| of_stage.is_multiple_of(slices * degree * tensor))
-                    .collect();
-                for (slices, degree, tensor) in shared {
-                    // 0 means 1.
-                    let written = match tensor == self.base.tensor_size() {
-                        true => self.base.tensor_parallel.autotp_size,
-                        false => tensor,
-                    };
-                    for zero in self.where_it_matters(ZERO, of_stage > 1, ours) {
-                        let settings = [
-                            (RANKS, ranks.to_string()),
-                            (STAGES, stages.to_string()),
-                            (SLICES, slices.to_string()),
-                            (CONTEXT, degree.to_string()),
-                            (TENSOR, written.to_string()),
-                            (ZERO, zero.clone()),
-                        ];
-                        let settings = settings.map(|(path, value)| (path.to_string(), value)).to_vec();
-                        all.push(Partial { ranks, stages, slices: slices * degree, tensor, zero, settings });
-                    }
-                }
-            }
-        }
-        all
     }
 
     fn recomputations(&self) -> Vec<Vec<Setting>> {

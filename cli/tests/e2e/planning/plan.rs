@@ -261,6 +261,61 @@ fn ring_attention_is_advised() {
     assert!(told.contains("does not fit") && !told.contains("rotate_method"), "{told}");
 }
 
+/// If one sample does not fit, more ranks share it: they exchange heads, and beyond the number of heads they pass keys
+/// and values around. If a layer does not fit, more ranks split it.
+#[test]
+fn more_ranks_per_sequence_and_per_layer_are_advised() {
+    let case = Case::new();
+    let advised = |model: &str, ranks: &str, wanted: &[&str]| {
+        let config = sets(&[model, "train_micro_batch_size_per_gpu=1", "train_batch_size=8"]);
+        let config = [&["-n", ranks], &config[..]].concat();
+        let wanted = sets(wanted);
+        let fits = json(&case, &[&config[..], &wanted].concat())["planned_peak_bytes"].as_u64().unwrap();
+        let told = plan(&case, &[&config[..], &["--device-memory", &fits.to_string()]].concat());
+        let setting =
+            format!("--set {}", wanted.iter().skip(1).step_by(2).copied().collect::<Vec<_>>().join(" --set "));
+        assert!(told.contains(&format!("{setting}: ")), "no {setting} in\n{told}");
+    };
+    let long = "model={type: gpt2, vocab_size: 64, n_positions: 4096, n_embd: 64, n_layer: 2, n_head: 2}";
+    advised(long, "8", &["sequence_parallel_size=2", "gradient_accumulation_steps=2"]);
+    let ring = [
+        "sequence_parallel_size=2",
+        "mesh.context_parallel_degree=2",
+        "mesh.context_parallel_rotate_method=alltoall",
+        "gradient_accumulation_steps=4",
+    ];
+    advised(long, "8", &ring);
+    let wide = "model={type: gpt2, vocab_size: 64, n_positions: 64, n_embd: 512, n_layer: 2, n_head: 8}";
+    advised(wide, "8", &["tensor_parallel.autotp_size=4", "gradient_accumulation_steps=4"]);
+}
+
+/// Activations shrink with the number of ranks per sequence or layer, except for working memory.
+#[test]
+fn activations_shrink_with_the_number_of_ranks() {
+    let case = Case::new();
+    let model = sets(&[
+        "model={type: gpt2, vocab_size: 256, n_positions: 1024, n_embd: 256, n_layer: 8, n_head: 8}",
+        "train_micro_batch_size_per_gpu=1",
+    ]);
+    let of = |ranks: u64, setting: &str| {
+        let told = json(&case, &[&["-n", &ranks.to_string()], &model[..], &["--set", setting]].concat());
+        told["stages"][0]["planned_peak_bytes"]["activations"].as_f64().unwrap()
+    };
+    let one = of(1, "sequence_parallel_size=1");
+    for ranks in [2, 4] {
+        for setting in [
+            format!("sequence_parallel_size={ranks}"),
+            format!("mesh={{context_parallel_degree: {ranks}}}"),
+            format!("mesh={{context_parallel_degree: {ranks}, context_parallel_rotate_method: alltoall}}"),
+            format!("tensor_parallel={{autotp_size: {ranks}}}"),
+        ] {
+            let share = of(ranks, &setting) * ranks as f64 / one;
+            println!("{setting}: {share:.3} of an even share");
+            assert!((1.0..1.1).contains(&share), "{setting}: {share}");
+        }
+    }
+}
+
 /// A configuration with a lower stage is advised to use all memory savings of stage 3 before offload to a disk.
 #[test]
 fn stage_3_without_prefetching_is_advised_before_offload_to_disk() {
