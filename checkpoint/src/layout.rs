@@ -59,12 +59,7 @@ pub(crate) fn entries(zero: &ShardedState) -> BTreeMap<String, ParameterEntry> {
             let shard = zero.groups().rank_of(Coordinates { shard: place, ..first }, 0, slice);
             for (parameter, elements, _) in segment.overlaps(segment.shard(place)) {
                 let of = &model.parameters()[parameter];
-                let stored = match of.stored_cut() {
-                    // Exclude the padding of an uneven cut.
-                    Some(cut) => cut.of(slice).elements(),
-                    None if slice == 0 => usize::MAX,
-                    None => continue,
-                };
+                let Some(stored) = stored_elements(of, slice) else { continue };
                 let Some(entry) = entries.get_mut(of.name()) else { continue };
                 let elements = elements.start.min(stored)..elements.end.min(stored);
                 let portions = Range { parameter, elements }.portions().map(|range| range.elements);
@@ -76,6 +71,15 @@ pub(crate) fn entries(zero: &ShardedState) -> BTreeMap<String, ParameterEntry> {
     }
     local::add(zero, &mut entries);
     entries
+}
+
+/// Returns the number of elements of a slice that are stored, without the padding of an uneven cut; `None` if only
+/// slice 0 stores the parameter, because it is not cut.
+pub(crate) fn stored_elements(parameter: &Parameter, slice: usize) -> Option<usize> {
+    match parameter.stored_cut() {
+        Some(cut) => Some(cut.of(slice).elements()),
+        None => (slice == 0).then_some(usize::MAX),
+    }
 }
 
 /// The contents of one rank's shard.

@@ -11,7 +11,7 @@ use crate::error::CheckpointError;
 use crate::layout;
 use crate::local;
 use crate::manifest::{MANIFEST, Manifest, QuantizedEntry};
-use crate::source::Source;
+use crate::source::{Source, Wanted};
 use crate::together::together;
 use crate::verify::intact;
 
@@ -104,12 +104,12 @@ fn read(folder: &Path, manifest: &Manifest, zero: &mut ShardedState) -> Result<(
             let elements = range.elements.clone();
             let values = match (is_saved, kind, state) {
                 (true, Kind::State(_), Some(state)) if replicate > 0 => {
-                    source.assemble_local(parameter.name(), (state, replicate), elements)?
+                    source.assemble_own(parameter, Wanted::Local(state, replicate), elements)?
                 }
                 (true, Kind::OuterMomentum, Some(state)) => {
-                    source.assemble_local(parameter.name(), (state, 0), elements)?
+                    source.assemble_own(parameter, Wanted::Local(state, 0), elements)?
                 }
-                (true, ..) => source.assemble_own(parameter, state, elements)?,
+                (true, ..) => source.assemble_own(parameter, Wanted::Whole(state), elements)?,
                 (false, ..) => vec![0.0; elements.len()],
             };
             zero.write(kind, &range, &values)?;

@@ -11,8 +11,8 @@ use zero_partition::{Kind, OuterShare, Range as Elements, ShardedState};
 use zero_pipeline::{Coordinates, Placement};
 
 use crate::error::CheckpointError;
-use crate::layout::ShardTensor;
-use crate::manifest::{ParameterEntry, tensor_name};
+use crate::layout::{ShardTensor, stored_elements};
+use crate::manifest::{ParameterEntry, is_zero, tensor_name};
 
 /// Name of the outer optimizer's momentum.
 pub(crate) const MOMENTUM: &str = "outer_momentum";
@@ -38,6 +38,9 @@ pub struct LocalPiece {
     pub replicate: usize,
     /// Index into `shards`.
     pub shard: usize,
+    /// Index of the slice, if the parameter was cut. The key is left out for slice 0.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub slice: usize,
     /// First element.
     pub start: usize,
     /// One past the last element.
@@ -84,21 +87,36 @@ pub(crate) fn add(zero: &ShardedState, entries: &mut BTreeMap<String, ParameterE
     let all: Vec<String> = zero.state_names().into_iter().map(String::from).collect();
     for (id, segment) in zero.layout().segments().iter().enumerate().filter(|(_, segment)| segment.is_trainable) {
         let first = Coordinates::first(zero.stages().owner(id));
-        let mut push = |state: &str, of: (usize, Coordinates, usize), range: Elements| {
-            let (replicate, at, shard_of) = of;
-            let shard = groups.rank_of(at, shard_of, 0);
-            let name = model.parameters()[range.parameter].name();
-            let piece =
-                |Range { start, end }| LocalPiece { state: state.into(), replicate, shard, start, end, crc32: 0 };
-            let Some(entry) = entries.get_mut(name) else { return };
-            entry.local.extend(range.portions().map(|portion| piece(portion.elements)));
+        let mut push = |state: &str, of: (usize, Coordinates, usize, usize), range: Elements| {
+            let (replicate, at, shard_of, slice) = of;
+            let shard = groups.rank_of(at, shard_of, slice);
+            let parameter = &model.parameters()[range.parameter];
+            let (Some(end), Some(entry)) = (stored_elements(parameter, slice), entries.get_mut(parameter.name()))
+            else {
+                return;
+            };
+            let Elements { parameter, elements } = range;
+            let elements = elements.start.min(end)..elements.end.min(end);
+            let piece = |Range { start, end }| LocalPiece {
+                state: state.into(),
+                replicate,
+                shard,
+                slice,
+                start,
+                end,
+                crc32: 0,
+            };
+            let portions = Elements { parameter, elements }.portions();
+            entry.local.extend(portions.map(|portion| piece(portion.elements)));
         };
+        let slices = groups.tensor().map_or(1, |group| group.size());
+        let places = |slice| (0..zero.layout().ranks()).map(move |shard| (slice, shard));
         for replicate in 1..outer.share.replicates {
-            for shard in 0..zero.layout().ranks() {
+            for (slice, shard) in (0..slices).flat_map(places) {
                 for (parameter, elements, _) in segment.overlaps(segment.shard(shard)) {
                     for state in states_of(zero, &all, parameter) {
-                        let at = Coordinates { shard, ..first };
-                        push(&state, (replicate, at, replicate), Elements { parameter, elements: elements.clone() });
+                        let of = (replicate, Coordinates { shard, ..first }, replicate, slice);
+                        push(&state, of, Elements { parameter, elements: elements.clone() });
                     }
                 }
             }
@@ -108,13 +126,14 @@ pub(crate) fn add(zero: &ShardedState, entries: &mut BTreeMap<String, ParameterE
             Placement::Replicated => 1,
             Placement::Sharded => zero.layout().ranks(),
         };
-        for shard in 0..holders {
+        for (slice, shard) in (0..slices).flat_map(|slice| (0..holders).map(move |shard| (slice, shard))) {
             let own = if holders == 1 { 0..segment.elements() } else { segment.shard(shard) };
             for replicate in 0..outer.share.replicates {
                 let share = OuterShare { replicate, ..outer.share }.of(own.len());
                 let held = own.start + share.start..own.start + share.end;
                 for (parameter, elements, _) in segment.overlaps(held) {
-                    push(MOMENTUM, (0, Coordinates { shard, ..first }, replicate), Elements { parameter, elements });
+                    let of = (0, Coordinates { shard, ..first }, replicate, slice);
+                    push(MOMENTUM, of, Elements { parameter, elements });
                 }
             }
         }
@@ -147,7 +166,7 @@ pub(crate) fn tensor(
 pub(crate) fn check(
     (name, entry): (&str, &ParameterEntry),
     of_run: Option<&LocalSteps>,
-    (states, elements, shards): (&[String], usize, usize),
+    (states, slices, shards): (&[String], &[usize], usize),
 ) -> Result<(), String> {
     let of_replicate = |replicate| entry.own_states(states).iter().map(move |state| (state.as_str(), replicate));
     let trained = of_run.filter(|_| !entry.frozen);
@@ -158,17 +177,22 @@ pub(crate) fn check(
     }
     let mut found = 0;
     for (state, replicate) in expected {
-        let mut next = 0;
+        let mut covered = vec![0; slices.len()];
         for piece in entry.local.iter().filter(|piece| piece.state == state && piece.replicate == replicate) {
-            if piece.start != next || piece.end <= piece.start || piece.shard >= shards {
+            let next = covered.get_mut(piece.slice).filter(|next| piece.start == **next);
+            let Some(next) = next.filter(|_| piece.end > piece.start && piece.shard < shards) else {
                 return Err(format!(
-                    "`{state}` of `{name}` in replicate {replicate} has a gap or an overlap at element {next}"
+                    "`{state}` of `{name}` in replicate {replicate} has a gap or an overlap at element {}",
+                    piece.start
                 ));
-            }
-            (next, found) = (piece.end, found + 1);
+            };
+            (*next, found) = (piece.end, found + 1);
         }
-        if next != elements {
-            return Err(format!("`{state}` of `{name}` in replicate {replicate} covers {next} of {elements} elements"));
+        if covered != slices {
+            let [covered, elements] = [&covered[..], slices].map(|all| all.iter().sum::<usize>());
+            return Err(format!(
+                "`{state}` of `{name}` in replicate {replicate} covers {covered} of {elements} elements"
+            ));
         }
     }
     match found == entry.local.len() {

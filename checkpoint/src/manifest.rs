@@ -11,8 +11,8 @@ use safetensors::tensor::Dtype;
 use serde::{Deserialize, Serialize};
 use zero_optim::{Average, AverageSums, ScheduleFree};
 
-pub(crate) use parameter::QuantizedEntry;
 pub use parameter::{CutEntry, ParameterEntry, PieceEntry};
+pub(crate) use parameter::{QuantizedEntry, is_zero};
 
 use crate::error::CheckpointError;
 use crate::local::{self, LocalSteps};
@@ -267,10 +267,11 @@ impl Manifest {
                 next = piece.end;
             }
             let covered = parameter.pieces.iter().map(|piece| piece.end - piece.start).sum::<usize>();
-            if covered != elements {
-                return Err(format!("the pieces of `{name}` cover {covered} of {elements} elements"));
+            let stored = slices.iter().sum::<usize>();
+            if covered != stored {
+                return Err(format!("the pieces of `{name}` cover {covered} of {stored} elements"));
             }
-            let of_run = (self.states.as_slice(), elements, self.shards.len());
+            let of_run = (self.states.as_slice(), slices.as_slice(), self.shards.len());
             local::check((name, parameter), self.local_steps.as_ref(), of_run)?;
         }
         Ok(())

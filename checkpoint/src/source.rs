@@ -10,7 +10,8 @@ use zero_model::Parameter;
 use zero_model::ops::Run;
 
 use crate::error::CheckpointError;
-use crate::manifest::{CutEntry, MANIFEST, Manifest, ParameterEntry, tensor_name};
+use crate::local::LocalPiece;
+use crate::manifest::{CutEntry, MANIFEST, Manifest, ParameterEntry, PieceEntry, tensor_name};
 use crate::tensors::TensorFile;
 
 /// A checkpoint that is being read.
@@ -75,7 +76,7 @@ impl<'a> Source<'a> {
         elements: Range<usize>,
     ) -> Result<Vec<f32>, CheckpointError> {
         let mut values = vec![0.0f32; elements.len()];
-        self.overlaps(name, state, elements, floats(&mut values))?;
+        self.overlaps(name, Wanted::Whole(state), elements, floats(&mut values))?;
         Ok(values)
     }
 
@@ -83,11 +84,11 @@ impl<'a> Source<'a> {
     pub(crate) fn assemble_own(
         &mut self,
         parameter: &Parameter,
-        state: Option<&str>,
+        wanted: Wanted<'_>,
         elements: Range<usize>,
     ) -> Result<Vec<f32>, CheckpointError> {
         let mut values = vec![0.0; elements.len()];
-        self.overlaps_of_own(parameter, state, elements, floats(&mut values))?;
+        self.overlaps_of_own(parameter, wanted, elements, floats(&mut values))?;
         Ok(values)
     }
 
@@ -98,7 +99,7 @@ impl<'a> Source<'a> {
         bytes: Range<usize>,
     ) -> Result<Vec<u8>, CheckpointError> {
         let mut values = vec![0; bytes.len()];
-        self.overlaps_of_own(parameter, None, bytes, bytes_of(&mut values))?;
+        self.overlaps_of_own(parameter, Wanted::Whole(None), bytes, bytes_of(&mut values))?;
         Ok(values)
     }
 
@@ -106,49 +107,28 @@ impl<'a> Source<'a> {
     fn overlaps_of_own(
         &mut self,
         parameter: &Parameter,
-        state: Option<&str>,
+        wanted: Wanted<'_>,
         elements: Range<usize>,
         mut read: impl FnMut(&TensorFile, &str, usize, (Range<usize>, usize)) -> Result<(), CheckpointError>,
     ) -> Result<(), CheckpointError> {
         let name = parameter.name();
-        let Some(cut) = parameter.stored_cut() else { return self.overlaps(name, state, elements, read) };
+        let Some(cut) = parameter.stored_cut() else { return self.overlaps(name, wanted, elements, read) };
         if self.manifest.parameters[name].cut == CutEntry::of(parameter) {
-            return self.overlaps_of_slice(name, (state, cut.index()), elements, read);
+            return self.overlaps_of_slice(name, (wanted, cut.index()), elements, read);
         }
         for Run { local, whole } in cut.runs(elements.clone()) {
             let at = local.start - elements.start;
-            self.overlaps(name, state, whole..whole + local.len(), |file, tensor, start, to| {
+            self.overlaps(name, wanted, whole..whole + local.len(), |file, tensor, start, to| {
                 read(file, tensor, start, (to.0.start + at..to.0.end + at, to.1))
             })?;
         }
         Ok(())
     }
 
-    /// Reads one range of a replicate's optimizer state, or of the outer momentum.
-    pub(crate) fn assemble_local(
-        &mut self,
-        name: &str,
-        (state, replicate): (&str, usize),
-        elements: Range<usize>,
-    ) -> Result<Vec<f32>, CheckpointError> {
-        let mut values = vec![0.0f32; elements.len()];
-        let entry = &self.manifest.parameters[name];
-        for piece in entry.local.iter().filter(|piece| piece.state == state && piece.replicate == replicate) {
-            let stored = piece.stored(entry, &self.manifest.states);
-            let (start, end) = (stored.start.max(elements.start), stored.end.min(elements.end));
-            if start < end {
-                let (file, tensor) = (self.shard(piece.shard)?, piece.tensor_name(name));
-                file.piece(&tensor, Dtype::F32, stored.len())?;
-                file.read(&tensor, start - stored.start, &mut values[start - elements.start..end - elements.start])?;
-            }
-        }
-        Ok(values)
-    }
-
     /// Reads a range of the bytes of a quantized parameter.
     pub(crate) fn assemble_bytes(&mut self, name: &str, bytes: Range<usize>) -> Result<Vec<u8>, CheckpointError> {
         let mut values = vec![0; bytes.len()];
-        self.overlaps(name, None, bytes, bytes_of(&mut values))?;
+        self.overlaps(name, Wanted::Whole(None), bytes, bytes_of(&mut values))?;
         Ok(values)
     }
 
@@ -157,7 +137,7 @@ impl<'a> Source<'a> {
     fn overlaps(
         &mut self,
         name: &str,
-        state: Option<&str>,
+        wanted: Wanted<'_>,
         elements: Range<usize>,
         mut read: impl FnMut(&TensorFile, &str, usize, (Range<usize>, usize)) -> Result<(), CheckpointError>,
     ) -> Result<(), CheckpointError> {
@@ -167,12 +147,12 @@ impl<'a> Source<'a> {
         let cuts = slices.map(|slice| entry.slice(slice)).collect::<Result<Vec<_>, _>>().map_err(damaged)?;
         for (slice, cut) in cuts.into_iter().enumerate() {
             let Some(cut) = cut else {
-                self.overlaps_of_slice(name, (state, slice), elements.clone(), &mut read)?;
+                self.overlaps_of_slice(name, (wanted, slice), elements.clone(), &mut read)?;
                 continue;
             };
             for Run { local, whole } in cut.runs_of_whole(elements.clone()) {
                 let at = whole - elements.start;
-                self.overlaps_of_slice(name, (state, slice), local, |file, tensor, start, to| {
+                self.overlaps_of_slice(name, (wanted, slice), local, |file, tensor, start, to| {
                     read(file, tensor, start, (to.0.start + at..to.0.end + at, to.1))
                 })?;
             }
@@ -184,26 +164,48 @@ impl<'a> Source<'a> {
     fn overlaps_of_slice(
         &mut self,
         name: &str,
-        (state, slice): (Option<&str>, usize),
+        (wanted, slice): (Wanted<'_>, usize),
         elements: Range<usize>,
         mut read: impl FnMut(&TensorFile, &str, usize, (Range<usize>, usize)) -> Result<(), CheckpointError>,
     ) -> Result<(), CheckpointError> {
         let entry = &self.manifest.parameters[name];
         let states = entry.own_states(&self.manifest.states);
-        let index = state.and_then(|state| states.iter().position(|name| name == state));
-        for piece in entry.pieces.iter().filter(|piece| piece.slice == slice) {
-            let stored = entry.stored(index, piece.start..piece.end);
-            let start = stored.start.max(elements.start);
-            let end = stored.end.min(elements.end);
-            if start >= end {
-                continue;
+        let tensors: Vec<(usize, String, Range<usize>)> = match wanted {
+            Wanted::Whole(state) => {
+                let index = state.and_then(|state| states.iter().position(|name| name == state));
+                let pieces = entry.pieces.iter().filter(|piece| piece.slice == slice);
+                let tensor = |piece: &PieceEntry| {
+                    let stored = entry.stored(index, piece.start..piece.end);
+                    (piece.shard, tensor_name(name, piece.start, state), stored)
+                };
+                pieces.map(tensor).collect()
             }
-            let shard = self.shard(piece.shard)?;
-            let to = (start - elements.start..end - elements.start, stored.len());
-            read(shard, &tensor_name(name, piece.start, state), start - piece.start, to)?;
+            Wanted::Local(state, replicate) => {
+                let is_wanted =
+                    |piece: &&LocalPiece| piece.slice == slice && piece.state == state && piece.replicate == replicate;
+                let pieces = entry.local.iter().filter(is_wanted);
+                let stored = |piece: &LocalPiece| piece.stored(entry, &self.manifest.states);
+                pieces.map(|piece| (piece.shard, piece.tensor_name(name), stored(piece))).collect()
+            }
+        };
+        for (shard, tensor, stored) in tensors {
+            let (start, end) = (stored.start.max(elements.start), stored.end.min(elements.end));
+            if start < end {
+                let to = (start - elements.start..end - elements.start, stored.len());
+                read(self.shard(shard)?, &tensor, start - stored.start, to)?;
+            }
         }
         Ok(())
     }
+}
+
+/// Which values of a parameter to read.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Wanted<'s> {
+    /// The parameter, or an optimizer state of the first replicate.
+    Whole(Option<&'s str>),
+    /// An optimizer state of another replicate, or the outer momentum (of replicate 0).
+    Local(&'s str, usize),
 }
 
 /// Returns a function that reads f32 into positions of `values`; see [`Source::overlaps`].

@@ -308,8 +308,12 @@ mod tests {
             }
             Manifest::parse(manifest.text().unwrap().as_bytes())
         };
-        let cut =
-            |dimension: usize, parts: &[usize], ranks: usize| CutEntry { dimension, parts: parts.to_vec(), ranks };
+        let cut = |dimension: usize, parts: &[usize], ranks: usize| CutEntry {
+            dimension,
+            shared: 0,
+            parts: parts.to_vec(),
+            ranks,
+        };
         let pieces = [(0, 0, 100), (1, 0, 100)];
         for good in [cut(0, &[4], 2), cut(1, &[50], 2), cut(1, &[20, 30], 2)] {
             assert!(parsed(good, pieces).is_ok());

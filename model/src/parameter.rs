@@ -193,11 +193,30 @@ impl Parameter {
     /// # Errors
     /// Fails if an initial value is not finite.
     pub fn initial_bytes(&self, seed: u64, bytes: Range<usize>) -> Result<Option<Vec<u8>>> {
-        let read = |start: usize, out: &mut [f32]| -> Result<()> {
-            self.initialise(seed, start, out);
+        let shape = Shape::from(self.whole_shape());
+        self.quantize(bytes, |whole, out| -> Result<()> {
+            crate::init::fill(&self.init, &shape, &self.name, seed, whole, out);
             Ok(())
+        })
+    }
+
+    /// Quantizes the elements of a range of the stored bytes; `None` if the parameter is not quantized. The range must
+    /// begin and end at record boundaries. `read` receives an index into the whole parameter and a slice, which it
+    /// fills with consecutive elements starting at this index.
+    ///
+    /// # Errors
+    /// Fails if an element is infinite or not a number. Returns errors of `read`.
+    pub fn quantize<E: From<candle_core::Error>>(
+        &self,
+        bytes: Range<usize>,
+        mut read: impl FnMut(usize, &mut [f32]) -> std::result::Result<(), E>,
+    ) -> std::result::Result<Option<Vec<u8>>, E> {
+        let Some(quantization) = self.quantization else { return Ok(None) };
+        let bytes = match &self.cut {
+            Some(cut) if quantization.shares_scales(cut) => quantization.quantize_part(cut, bytes, read),
+            _ => quantization.quantize(bytes, |start, out| self.fill_from_whole(start, out, &mut read)),
         };
-        self.quantization.map(|quantization| quantization.quantize(bytes, read)).transpose()
+        bytes.map(Some)
     }
 
     /// Returns the working dtype: f32, bf16 or f16. For a quantized parameter, it is the dtype of the linear layer's

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use half::bf16;
 use zero_model::ParameterId;
-use zero_model::ops::in_parallel;
+use zero_model::ops::{Cut, Run, in_parallel};
 use zero_model::random::Stream;
 use zero_optim::{
     EIGHT_BIT_BLOCK, EightBit, LengthError, Optimizer, Step, Stored, read_half, update_restored, update_stored,
@@ -92,23 +92,34 @@ pub(crate) fn blocks(range: &Range<usize>) -> Range<usize> {
 
 /// Random rounding of a parameter's elements to bf16: up or down, with the probability that makes the mean exact.
 #[derive(Debug, Clone, Copy)]
-pub struct Stochastic {
+pub struct Stochastic<'a> {
     stream: Stream,
-    /// Index of the first element in its parameter. In a step, an element's random number depends only on its index.
+    /// Index of the first element in its parameter. In a step, an element's random number depends only on its index in
+    /// the whole parameter.
     first: usize,
+    /// How the parameter is cut, if this rank has only a part of it.
+    cut: Option<&'a Cut>,
 }
 
-impl Stochastic {
-    /// Prepares the rounding of elements starting at `first`, in an optimizer step.
+impl<'a> Stochastic<'a> {
+    /// Prepares the rounding of elements starting at `first`, in an optimizer step. With a cut, indices count the
+    /// elements of this rank's part.
     #[must_use]
-    pub fn new(seed: u64, parameter: ParameterId, step: u64, first: usize) -> Self {
-        Self { stream: Stream::new(seed, "rounding", step << 24 ^ parameter as u64), first }
+    pub fn new(seed: u64, parameter: ParameterId, step: u64, first: usize, cut: Option<&'a Cut>) -> Self {
+        Self { stream: Stream::new(seed, "rounding", step << 24 ^ parameter as u64), first, cut }
     }
 
     /// Rounds at most [`CHUNK`] elements starting at `from`.
     fn round(&self, from: usize, values: &[f32], rounded: &mut [bf16]) -> Result<(), LengthError> {
         let random = &mut [0; CHUNK][..values.len()];
-        self.stream.fill_bits((self.first + from) as u64, random);
+        let first = self.first + from;
+        match self.cut {
+            None => self.stream.fill_bits(first as u64, random),
+            // The padding behind the part is zero, whatever its random numbers are.
+            Some(cut) => cut.runs(first..first + values.len()).into_iter().for_each(|Run { local, whole }| {
+                self.stream.fill_bits(whole as u64, &mut random[local.start - first..local.end - first]);
+            }),
+        }
         write_bf16_at_random(values, random, rounded)
     }
 }
@@ -124,7 +135,7 @@ pub fn update(
     mut params: Values<'_>,
     grads: Grads<'_>,
     mut states: Vec<Values<'_>>,
-    stochastic: Option<Stochastic>,
+    stochastic: Option<Stochastic<'_>>,
 ) -> Result<(), LengthError> {
     let (elements, size) = (params.len(), share(params.len()));
     let fits = grads.len() == elements && states.iter().all(|state| state.len() == elements);
@@ -156,7 +167,7 @@ fn update_part(
     params: &mut Values<'_>,
     grads: Grads<'_>,
     states: &mut [Values<'_>],
-    stochastic: Option<(Stochastic, usize)>,
+    stochastic: Option<(Stochastic<'_>, usize)>,
 ) -> Result<(), LengthError> {
     let grads = match grads {
         Grads::F32(grads) => return update_from_f32(optimizer, step, params, grads, states, stochastic),
@@ -180,7 +191,7 @@ fn update_from_f32(
     params: &mut Values<'_>,
     grads: &[f32],
     states: &mut [Values<'_>],
-    stochastic: Option<(Stochastic, usize)>,
+    stochastic: Option<(Stochastic<'_>, usize)>,
 ) -> Result<(), LengthError> {
     match (params, stochastic) {
         (Values::F32(params), _) => update_states(optimizer, step, params, grads, states),
@@ -280,7 +291,7 @@ mod tests {
         let steps = 4000;
         for step in 0..steps {
             let mut rounded = vec![bf16::ZERO; values.len()];
-            Stochastic::new(7, 3, step, 5).round(0, &values, &mut rounded).unwrap();
+            Stochastic::new(7, 3, step, 5, None).round(0, &values, &mut rounded).unwrap();
             for ((sum, rounded), value) in sums.iter_mut().zip(&rounded).zip(&values) {
                 assert!((rounded.to_f32() - value).abs() < 1.0 / 128.0, "{value}: {rounded}");
                 *sum += f64::from(rounded.to_f32());
@@ -293,8 +304,37 @@ mod tests {
         }
         let mut rounded = [bf16::ZERO; 3];
         let values = [f32::INFINITY, f32::NAN, -0.0];
-        Stochastic::new(7, 3, 1, 0).round(0, &values, &mut rounded).unwrap();
+        Stochastic::new(7, 3, 1, 0, None).round(0, &values, &mut rounded).unwrap();
         assert!(rounded[0].is_infinite() && rounded[1].is_nan() && rounded[2].to_bits() == 0x8000);
+    }
+
+    /// Ranks that cut a parameter round its elements like one rank that has the whole parameter.
+    #[test]
+    fn parts_of_a_cut_parameter_are_rounded_like_the_whole() {
+        let value = |at: usize| 1.0 + (at as u32).wrapping_mul(2_654_435_761) as f32 / 2f32.powi(40);
+        let rounded = |cut: Option<&Cut>, from: usize, values: &[f32]| {
+            let mut rounded = vec![bf16::ZERO; values.len()];
+            Stochastic::new(1, 2, 3, from, cut).round(0, values, &mut rounded).unwrap();
+            rounded
+        };
+        let (rows, columns) = (12, 18);
+        let values: Vec<f32> = (0..rows * columns).map(value).collect();
+        let whole = rounded(None, 0, &values);
+        for (dimension, parts) in [(0, vec![12]), (0, vec![6, 3, 3]), (1, vec![18]), (1, vec![12, 6])] {
+            for index in 0..3 {
+                let cut = Cut::new(&[rows, columns], dimension, &parts, (index, 3)).unwrap();
+                let own: Vec<usize> = cut
+                    .runs(0..cut.elements())
+                    .into_iter()
+                    .flat_map(|Run { local, whole }| whole..whole + local.len())
+                    .collect();
+                for from in [0, 5] {
+                    let of_part: Vec<f32> = own[from..].iter().map(|&at| values[at]).collect();
+                    let expected: Vec<bf16> = own[from..].iter().map(|&at| whole[at]).collect();
+                    assert_eq!(rounded(Some(&cut), from, &of_part), expected, "{cut:?} from {from}");
+                }
+            }
+        }
     }
 
     /// Updating a parameter in parts, with any number of threads, is bit-identical to updating it as a whole.
@@ -315,7 +355,7 @@ mod tests {
             for range in ranges {
                 let states = vec![Values::Bf16(&mut m[range.clone()]), Values::Bf16(&mut v[range.clone()])];
                 let params = Values::Bf16(&mut params[range.clone()]);
-                let stochastic = Stochastic::new(1, 2, 3, range.start);
+                let stochastic = Stochastic::new(1, 2, 3, range.start, None);
                 let grads = Grads::F32(&grads[range.clone()]);
                 update(&optimizer, &step, params, grads, states, Some(stochastic)).unwrap();
             }

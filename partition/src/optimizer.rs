@@ -261,8 +261,9 @@ impl OptimizerState {
             let step = Step { step: self.updates + 1, lr, grad_scale, grad_limit, decay };
             let (optimizer, step) = self.trust.applied(index, parameter.elements(), optimizer, step);
             let in_state = at.start + skipped..at.end + skipped;
+            let cut = parameter.cut();
             let stochastic =
-                options.stochastic_rounding.map(|seed| Stochastic::new(seed, index, step.step, inside.start));
+                options.stochastic_rounding.map(|seed| Stochastic::new(seed, index, step.step, inside.start, cut));
             let mut run = |mut values: Values<'_>| -> Result<(), ZeroError> {
                 let grads = gradients.part(at.clone());
                 let moments = kinds.iter_mut().enumerate();

@@ -7,7 +7,7 @@
 use std::ops::Range;
 
 use candle_core::{CpuStorage, Storage};
-use zero_comm::{Buffer, ReduceOp};
+use zero_comm::{Buffer, Communicator, ReduceOp};
 use zero_model::{ParameterId, ops::in_parallel};
 use zero_optim::exact_sum::LIMBS;
 use zero_optim::{ExactSum, LengthError, Optimizer, SecondMoment, Squares, Step};
@@ -153,20 +153,28 @@ fn not_in_f32() -> ZeroError {
     ZeroError::internal("this optimizer needs parameters in f32, in host memory")
 }
 
-/// Sums the squares of the sharded parameters of these segments over the ranks of the shard group.
+/// Sums squares over the ranks that hold parts of the same parameters: those of sharded segments over the shard group,
+/// then those of cut parameters over the tensor group.
 fn reduce(rank: &Rank, segments: Vec<SegmentId>, squares: &mut [Squares]) -> Result<(), ZeroError> {
-    let is_sharded = |&id: &SegmentId| rank.placements(id).optimizer == Placement::Sharded;
-    let pieces = segments.into_iter().filter(is_sharded).flat_map(|id| &rank.segment(id).pieces);
-    let sharded: Vec<ParameterId> = pieces.map(|piece| piece.parameter).collect();
-    if rank.shards().size() == 1 || sharded.is_empty() {
+    let parameters_of = |is_one: &dyn Fn(SegmentId) -> bool| {
+        let pieces = segments.iter().filter(|&&id| is_one(id)).flat_map(|&id| &rank.segment(id).pieces);
+        pieces.map(|piece| piece.parameter).collect()
+    };
+    let sharded = parameters_of(&|id| rank.placements(id).optimizer == Placement::Sharded);
+    let cut = parameters_of(&|id| !rank.segment(id).is_shared);
+    sum_over(&**rank.shards(), sharded, squares)?;
+    rank.groups.tensor().map_or(Ok(()), |tensor| sum_over(&**tensor, cut, squares))
+}
+
+/// Sums the squares of these parameters over the ranks of a group.
+fn sum_over(group: &dyn Communicator, parameters: Vec<ParameterId>, squares: &mut [Squares]) -> Result<(), ZeroError> {
+    if group.size() == 1 || parameters.is_empty() {
         return Ok(());
     }
-    let sums = sharded.iter().flat_map(|&p| [&squares[p].params, &squares[p].direction]);
+    let sums = parameters.iter().flat_map(|&p| [&squares[p].params, &squares[p].direction]);
     let limbs = Buffer::I64(sums.flat_map(|sum| sum.limbs().iter().copied()).collect());
-    let Buffer::I64(limbs) = rank.shards().all_reduce(limbs, ReduceOp::Sum).wait()? else {
-        return Err(ZeroError::internal("a collective returned values of an unexpected dtype"));
-    };
-    for (&parameter, limbs) in sharded.iter().zip(limbs.chunks(2 * LIMBS)) {
+    let limbs = group.all_reduce(limbs, ReduceOp::Sum).wait()?.into_i64()?;
+    for (&parameter, limbs) in parameters.iter().zip(limbs.chunks(2 * LIMBS)) {
         let (params, direction) = limbs.split_at(LIMBS.min(limbs.len()));
         let sum = ExactSum::from_limbs;
         squares[parameter] = Squares { params: sum(params)?, direction: sum(direction)? };

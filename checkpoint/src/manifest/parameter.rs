@@ -75,7 +75,16 @@ impl ParameterEntry {
             None => Ok(vec![elements]),
             // `Manifest::check` has compared the number of ranks with the number of shards, and multiplied the sizes of
             // the shape.
-            Some(cut) => (0..cut.ranks).map(|slice| Ok(self.slice(slice)?.map_or(0, |cut| cut.elements()))).collect(),
+            Some(cut) => {
+                let of_slice = |slice| {
+                    let Some(cut) = self.slice(slice)? else { return Ok(0) };
+                    match cut.whole().iter().product::<usize>() {
+                        whole if whole == elements => Ok(cut.elements()),
+                        whole => Err(format!("its slices are parts of {whole} of {elements} elements")),
+                    }
+                };
+                (0..cut.ranks).map(of_slice).collect()
+            }
         }
     }
 
@@ -84,7 +93,7 @@ impl ParameterEntry {
         let Some(cut) = &self.cut else { return Ok(None) };
         let rows_of_bytes = self.quantized.as_ref().map(|quantized| cut.shape_of_bytes(quantized.bytes));
         let shape = rows_of_bytes.as_ref().map_or(&*self.shape, |shape| shape);
-        let cut = Cut::new(shape, cut.dimension, &cut.parts, (slice, cut.ranks));
+        let cut = Cut::after_shared(cut.shared, shape, cut.dimension, &cut.parts, (slice, cut.ranks));
         cut.map(Some).map_err(|error| error.to_string())
     }
 
@@ -110,13 +119,17 @@ impl ParameterEntry {
 
 /// How the ranks of a tensor group cut a parameter into slices, one per rank. One dimension of the parameter is the
 /// concatenation of parts. Each part is divided into shares of ⌈length / ranks⌉ indices; the last shares may be shorter
-/// or empty. A slice has one share of each part. If the parameter is quantized, its bytes are cut as a matrix with one
-/// row per output.
+/// or empty. A slice has one share of each part, and all indices before the parts. If the parameter is quantized, its
+/// bytes are cut as a matrix with one row per output.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CutEntry {
     /// The dimension, counted from 0.
     pub dimension: usize,
+    /// Number of indices before the parts, which every slice has: the scale of an output in 8 bits. The key is left out
+    /// if it is 0.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub shared: usize,
     /// Lengths of the parts.
     pub parts: Vec<usize>,
     /// Number of slices.
@@ -125,14 +138,19 @@ pub struct CutEntry {
 
 impl CutEntry {
     pub(crate) fn of(parameter: &Parameter) -> Option<Self> {
-        let entry = |cut: &Cut| Self { dimension: cut.dimension(), parts: cut.parts().to_vec(), ranks: cut.ranks() };
+        let entry = |cut: &Cut| Self {
+            dimension: cut.dimension(),
+            shared: cut.shared(),
+            parts: cut.parts().to_vec(),
+            ranks: cut.ranks(),
+        };
         parameter.stored_cut().map(entry)
     }
 
     /// Returns the shape of a quantized parameter's bytes as a matrix. One of its dimensions is the concatenation of
-    /// the parts.
+    /// the shared indices and the parts.
     fn shape_of_bytes(&self, bytes: usize) -> [usize; 2] {
-        let parts = self.parts.iter().copied().fold(0, usize::saturating_add);
+        let parts = self.parts.iter().copied().fold(self.shared, usize::saturating_add);
         let others = bytes / parts.max(1);
         if self.dimension == 0 { [parts, others] } else { [others, parts] }
     }
@@ -179,6 +197,6 @@ pub struct PieceEntry {
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
-fn is_zero(slice: &usize) -> bool {
-    *slice == 0
+pub(crate) fn is_zero(number: &usize) -> bool {
+    *number == 0
 }

@@ -79,7 +79,7 @@ fn against_wide_floor(
     alternated(n, repeats, |step| {
         let values = if narrow { Values::Bf16(&mut params) } else { Values::F32(&mut wide) };
         let states = states.iter_mut().map(|state| Values::Bf16(state)).collect();
-        let rounding = stochastic.then(|| Stochastic::new(1, 0, step.step, 0));
+        let rounding = stochastic.then(|| Stochastic::new(1, 0, step.step, 0, None));
         let grads = if narrow_gradients { Grads::Bf16(&narrow_grads) } else { Grads::F32(&grads) };
         update(&adamw(), step, values, grads, states, rounding)
     })

@@ -4,10 +4,7 @@ use serde::Serialize;
 
 use crate::check::NO_EFFECT;
 use crate::config::sequence_parallel::{near_multiple, uneven_length};
-use crate::config::{
-    Bf16, Config, Data, Gpt2, Llama, Model, OffloadDevice, OffloadOptimizer, OffloadParam, Optimizer, PartitionMethod,
-    Pipeline, Quantization, Training,
-};
+use crate::config::{Config, Data, Gpt2, Llama, Model, Optimizer, PartitionMethod, Pipeline, Quantization, Training};
 use crate::reader::Resolver;
 use crate::schema::*;
 use crate::table::section;
@@ -84,37 +81,17 @@ impl TensorParallel {
             resolver.contradiction(&[path, key], message, Some(help));
         }
         let quantization = config.quantization_config.as_ref();
-        let of_whole = config.of_whole_parameters();
-        let devices = [config.zero.offload_optimizer.device, config.zero.offload_param.device];
-        let uses_disk_key = match config.zero.offload_optimizer.device {
-            OffloadDevice::Nvme => OffloadOptimizer::device,
-            _ => OffloadParam::device,
-        };
-        let uses_disk = devices.contains(&OffloadDevice::Nvme);
-        let is_custom = config.optimizers().iter().any(|(_, optimizer)| matches!(optimizer, Optimizer::Custom(_)));
+        let updates_matrices =
+            |of: &Optimizer| matches!(of, Optimizer::Muon(_) | Optimizer::Adafactor(_) | Optimizer::Custom(_));
+        let of_matrices = config.optimizers().iter().any(|(_, optimizer)| updates_matrices(optimizer));
         for (is_on, path, why) in [
-            (
-                config.training.local_steps.is_some(),
-                Training::local_steps,
-                "local steps with tensor parallelism are not implemented",
-            ),
             (matches!(config.model, Some(Model::Mlp(_))), Model::TYPE, "tensor parallelism does not support an mlp"),
-            (
-                quantization.is_some_and(|section| section.load_in_8bit),
-                Quantization::load_in_8bit,
-                "8-bit weights need whole rows, with one scale each, but ranks hold parts of rows",
-            ),
             (
                 quantization.is_some_and(|section| section.bnb_4bit_use_double_quant),
                 Quantization::bnb_4bit_use_double_quant,
-                "double quantization needs whole weights, but ranks hold parts of them",
+                "double quantization quantizes the scales of several rows together, but ranks hold parts of rows",
             ),
-            (
-                of_whole.is_some() || is_custom,
-                Optimizer::TYPE,
-                "the optimizer updates whole matrices, but ranks hold parts of them",
-            ),
-            (uses_disk, uses_disk_key, "offload to NVMe with tensor parallelism is not implemented"),
+            (of_matrices, Optimizer::TYPE, "the optimizer updates whole matrices, but ranks hold parts of them"),
             (
                 config.pipeline.stages > 1 && config.pipeline.partition_method == PartitionMethod::Time,
                 Pipeline::partition_method,
@@ -124,11 +101,6 @@ impl TensorParallel {
                 config.training.gradient_noise_scale.is_some(),
                 Training::gradient_noise_scale,
                 "the gradient noise scale needs the squares of whole gradients, but ranks hold parts of them",
-            ),
-            (
-                config.bf16.stochastic_rounding,
-                Bf16::stochastic_rounding,
-                "stochastic rounding of split parameters is not implemented",
             ),
         ] {
             if is_on {

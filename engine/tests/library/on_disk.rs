@@ -60,7 +60,7 @@ pub(crate) fn assert_offloads(more: &str, layers: impl Fn() -> Layers + Sync) {
 
 const NO_COPY: &str = "bf16: {enabled: true, bf16_master_weights_and_grads: true}";
 const NARROW: &str = "bf16: {enabled: true, bf16_master_weights_and_grads: true, bf16_optimizer_states: true}";
-const STOCHASTIC: &str = "bf16: {enabled: true, bf16_master_weights_and_grads: true, bf16_optimizer_states: true, \
+pub(crate) const STOCHASTIC: &str = "bf16: {enabled: true, bf16_master_weights_and_grads: true, bf16_optimizer_states: true, \
                           stochastic_rounding: true}";
 const STATES: &str = "bf16: {enabled: true}\n\
                       optimizer: {type: AdamW, params: {lr: 0.01, weight_decay: 0.1, fp32_optimizer_states: false}}";

@@ -20,13 +20,13 @@
 
 mod build;
 mod codec;
+mod cut;
 mod tables;
 
 pub(crate) use build::weight;
 pub use build::{QuantizationOptions, asks_inputs_first, asks_quantized, with_quantization};
 
 use crate::kernel::Isa;
-use crate::tensor::Cut;
 use candle_core::{CpuStorage, Error, Result, bail};
 use codec::{decode_block, decode_row, encode_block, encode_row, encode_scales};
 use std::ops::Range;
@@ -116,34 +116,6 @@ impl Quantization {
     pub fn bytes(&self) -> usize {
         let (full, rest) = (self.elements() / self.record_elements(), self.elements() % self.record_elements());
         full * self.record_bytes() + if rest > 0 { self.bytes_of(rest) } else { 0 }
-    }
-
-    /// Returns which part of a whole weight's bytes a rank of a tensor group has. `cut` describes how the parameter is
-    /// cut, and `self` describes the rank's part. The result describes the bytes as a matrix with a row for each
-    /// output.
-    ///
-    /// # Errors
-    /// Fails if the part does not consist of records of the whole weight. Only 4-bit formats without double
-    /// quantization can be cut, and the rows of the weight and of the part must consist of whole blocks.
-    pub fn cut_of_bytes(&self, cut: &Cut) -> Result<Cut> {
-        let QuantizedFormat::Four { double: false, .. } = self.format else {
-            bail!("a weight in the format {} cannot be split across ranks", self.format.name());
-        };
-        let at = if self.is_transposed { [0, 1] } else { [1, 0] };
-        let [inputs, outputs] = at.map(|at| cut.whole()[at]);
-        if !inputs.is_multiple_of(BLOCK) || !self.inputs.is_multiple_of(BLOCK) {
-            let own = self.inputs;
-            bail!(
-                "blocks of {BLOCK} elements cannot be split: a row has {inputs} elements, and a rank {own} of them\n  help: \
-                 give each rank a multiple of {BLOCK} elements, or list the module in \
-                 `quantization_config.llm_int8_skip_modules`"
-            );
-        }
-        let (row, place) = (inputs / BLOCK * self.record_bytes(), (cut.index(), cut.ranks()));
-        match cut.dimension() == at[0] {
-            true => Cut::new(&[outputs, row], 1, &[row], place),
-            false => Cut::new(&[outputs, row], 0, cut.parts(), place),
-        }
     }
 
     fn record_elements(&self) -> usize {

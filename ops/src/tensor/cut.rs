@@ -12,10 +12,13 @@ use std::ops::Range;
 /// The dimension consists of one or more *parts*, such as queries, keys and values in one weight. Each rank has one
 /// slice of each part, with ⌈length / ranks⌉ indices. Where a part does not divide evenly, the last slices are shorter.
 /// The local tensor is then padded behind its last element, so that it has the same shape on all ranks.
+///
+/// The dimension can begin with indices that all ranks share, such as the scales of a quantized weight.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cut {
     whole: Vec<usize>,
     dimension: usize,
+    shared: usize,
     parts: Vec<usize>,
     index: usize,
     ranks: usize,
@@ -37,9 +40,23 @@ impl Cut {
     /// # Errors
     /// Fails if the parts do not make up the dimension, or do not divide evenly. Only the first dimension may be uneven, and only
     /// as a single part.
-    pub fn new(whole: &[usize], dimension: usize, parts: &[usize], (index, ranks): (usize, usize)) -> Result<Self> {
-        let cut = Self { whole: whole.to_vec(), dimension, parts: parts.to_vec(), index, ranks };
-        let sum = parts.iter().try_fold(0usize, |sum, &part| sum.checked_add(part));
+    pub fn new(whole: &[usize], dimension: usize, parts: &[usize], place: (usize, usize)) -> Result<Self> {
+        Self::after_shared(0, whole, dimension, parts, place)
+    }
+
+    /// Cuts a tensor whose dimension begins with `shared` indices that every rank has. The parts follow them.
+    ///
+    /// # Errors
+    /// Fails in the same cases as [`Cut::new`].
+    pub fn after_shared(
+        shared: usize,
+        whole: &[usize],
+        dimension: usize,
+        parts: &[usize],
+        (index, ranks): (usize, usize),
+    ) -> Result<Self> {
+        let cut = Self { whole: whole.to_vec(), dimension, shared, parts: parts.to_vec(), index, ranks };
+        let sum = parts.iter().try_fold(shared, |sum, &part| sum.checked_add(part));
         if index >= ranks || sum.is_none() || whole.get(dimension) != sum.as_ref() {
             bail!("{whole:?} cannot be split along dimension {dimension} into {parts:?} and across {ranks} ranks");
         }
@@ -68,6 +85,12 @@ impl Cut {
         self.dimension
     }
 
+    /// Returns the number of indices at the start of the dimension that all ranks share.
+    #[must_use]
+    pub fn shared(&self) -> usize {
+        self.shared
+    }
+
     /// Returns the lengths of the parts of the dimension.
     #[must_use]
     pub fn parts(&self) -> &[usize] {
@@ -90,20 +113,21 @@ impl Cut {
     #[must_use]
     pub fn shape(&self) -> Shape {
         let mut dims = self.whole.clone();
-        dims[self.dimension] = self.parts.iter().map(|part| part.div_ceil(self.ranks)).sum();
+        dims[self.dimension] = self.shared + self.parts.iter().map(|part| part.div_ceil(self.ranks)).sum::<usize>();
         dims.into()
     }
 
     /// Returns this rank's ranges of the dimension, in order.
     pub fn ranges(&self) -> Vec<Range<usize>> {
-        let mut start = 0;
-        let mut range = |&part: &usize| {
+        let mut start = self.shared;
+        let range = |&part: &usize| {
             let own = share(part, (self.index, self.ranks));
             let first = start;
             start += part;
             first + own.start..first + own.end
         };
-        self.parts.iter().map(&mut range).collect()
+        let shared = (self.shared > 0).then_some(0..self.shared);
+        shared.into_iter().chain(self.parts.iter().map(range)).collect()
     }
 
     /// Returns the number of local elements that are part of the whole tensor. They come first; the rest is padding.
@@ -305,6 +329,22 @@ mod tests {
         assert_covered(&[7], 0, &[7], 2);
         // In this case the last rank has only padding.
         assert_covered(&[5, 3], 0, &[5], 4);
+    }
+
+    #[test]
+    fn shared_indices_are_on_every_rank() {
+        let cut = |index| Cut::after_shared(2, &[2, 8], 1, &[6], (index, 3)).unwrap();
+        assert_eq!(cut(1).shape().dims(), [2, 4]);
+        assert_eq!(cut(1).ranges(), [0..2, 4..6]);
+        let runs = [(0..2, 0), (2..4, 4), (4..6, 8), (6..8, 12)].map(|(local, whole)| Run { local, whole });
+        assert_eq!(cut(1).runs(0..8), runs);
+        for index in 0..3 {
+            let first = [Run { local: 0..2, whole: 0 }, Run { local: 4..6, whole: 8 }];
+            assert_eq!([cut(index).runs_of_whole(0..2), cut(index).runs_of_whole(8..10)].concat(), first);
+        }
+        assert_eq!(cut(2).runs_of_whole(2..6), []);
+        assert!(Cut::after_shared(2, &[2, 8], 1, &[8], (0, 2)).is_err());
+        assert!(Cut::after_shared(usize::MAX, &[2, 8], 1, &[8], (0, 2)).is_err());
     }
 
     #[test]

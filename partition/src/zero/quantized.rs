@@ -79,12 +79,14 @@ impl ShardedState {
     ) -> Result<bool, E> {
         let model = Arc::clone(&self.rank.model);
         let of = &model.parameters()[parameter];
-        let Some(quantization) = of.quantization() else { return Ok(false) };
+        if of.quantization().is_none() {
+            return Ok(false);
+        }
         let held = self.held_ranges(Kind::Parameter).into_iter().filter(|range| range.parameter == parameter);
         for range in held.collect::<Vec<_>>() {
             let mut failed = None;
-            let bytes = quantization.quantize(range.elements.clone(), |start, out| {
-                of.fill_from_whole(start, out, &mut read).map_err(|error| {
+            let bytes = of.quantize(range.elements.clone(), |start, out| {
+                read(start, out).map_err(|error| {
                     failed = Some(error);
                     candle_core::Error::Msg(String::new())
                 })
@@ -92,7 +94,7 @@ impl ShardedState {
             match (bytes, failed) {
                 (_, Some(error)) => return Err(error),
                 (Err(error), None) => return Err(ZeroError::from(error.context(format!("`{}`", of.name()))).into()),
-                (Ok(bytes), None) => self.write_bytes(&range, &bytes)?,
+                (Ok(bytes), None) => self.write_bytes(&range, &bytes.unwrap_or_default())?,
             }
         }
         Ok(true)

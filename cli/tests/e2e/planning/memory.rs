@@ -114,6 +114,8 @@ fn sequence_and_context_parallelism() {
         holds(2, "stage: 2", &[key, "launcher.transport=tcp"]);
     }
     holds(4, "stage: 2", &keys);
+    let ring = "mesh={context_parallel_degree: 2, context_parallel_rotate_method: alltoall}";
+    holds(4, "stage: 2", &[keys[0], ring]);
     holds(4, "stage: 3", &[keys[0], keys[1], LLAMA, "launcher.transport=tcp"]);
 }
 
@@ -129,10 +131,14 @@ fn tensor_parallel_layers() {
             holds(ranks, "stage: 2", &[&size, more, "train_micro_batch_size_per_gpu=1"]);
         }
     }
-    let quantized = "quantization_config={load_in_4bit: true}";
+    let quantized = ["quantization_config={load_in_4bit: true}", "quantization_config={load_in_8bit: true}"];
     let (size, wide) = ("tensor_parallel={autotp_size: 2}", "model.n_embd=256");
     for stage in [0, 3] {
-        for adapter in ["adapter={r: 8}", "adapter={r: 8, use_dora: true}"] {
+        for (adapter, quantized) in [
+            ("adapter={r: 8}", quantized[0]),
+            ("adapter={r: 8, use_dora: true}", quantized[0]),
+            ("adapter={r: 8}", quantized[1]),
+        ] {
             holds(2, &format!("stage: {stage}"), &[size, wide, adapter, quantized]);
         }
     }
@@ -146,9 +152,11 @@ fn tensor_parallel_layers() {
         let pipeline = format!("pipeline={{stages: 2, schedule: {schedule}}}");
         holds(4, "stage: 0", &[size, &pipeline, UNTIED, "gradient_accumulation_steps=3"]);
     }
-    for key in ["sequence_parallel_size=2", "mesh.context_parallel_degree=2"] {
+    let ring = "mesh={context_parallel_degree: 2, context_parallel_rotate_method: alltoall}";
+    for key in ["sequence_parallel_size=2", "mesh.context_parallel_degree=2", ring] {
         holds(4, "stage: 2", &[size, key]);
     }
+    holds(2, &format!("stage: 3, {STATE}, {PARAMETERS}"), &[size, BLOCKS]);
     holds(2, "stage: 2", &[size, "launcher.transport=tcp"]);
 }
 

@@ -44,7 +44,7 @@ fn run(ranks: usize, steps: u64, text: &str) -> [Trajectory; 2] {
     of_replicates(world(ranks, of_rank), text)
 }
 
-fn of_replicates<T: PartialEq>(all: Vec<(usize, T)>, text: &str) -> [T; 2] {
+pub(crate) fn of_replicates<T: PartialEq>(all: Vec<(usize, T)>, text: &str) -> [T; 2] {
     let (first, second): (Vec<_>, Vec<_>) = all.into_iter().partition(|(replicate, _)| *replicate == 0);
     [first, second].map(|of| agreed(of.into_iter().map(|(_, found)| found).collect(), text))
 }

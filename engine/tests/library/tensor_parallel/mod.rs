@@ -5,6 +5,7 @@ mod combined;
 mod own_layers;
 mod pytorch;
 mod quantized;
+mod state;
 
 use zero_engine::{Engine, Layers, zoo};
 

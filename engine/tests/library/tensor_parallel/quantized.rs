@@ -12,6 +12,9 @@ const STEPS: u64 = 4;
 
 const FP4: &str = "adapter: {r: 4, use_dora: true}\nquantization_config: {load_in_4bit: true}";
 
+/// One scale for each output, also where ranks cut its inputs.
+const INT8: &str = "adapter: {r: 4}\nquantization_config: {load_in_8bit: true}";
+
 /// The half of a row that each of two ranks has consists of whole blocks of 64 elements.
 fn gpt2() -> Layers {
     zoo::gpt2(&zoo::Gpt2Config { n_embd: 128, n_inner: Some(256), ..gpt2_config() })
@@ -29,7 +32,7 @@ fn phi3() -> Layers {
 #[test]
 fn quantized_models_start_bit_identical_and_match_one_rank() {
     for layers in [gpt2 as fn() -> Layers, llama, phi3] {
-        for quantization in [NF4, FP4] {
+        for quantization in [NF4, FP4, INT8] {
             let run = |ranks: usize, tensor: usize, steps: u64, stage: u8, more: &str| {
                 run_of(layers, ranks, steps, &keys(tensor, 2, 1, stage, &format!("{quantization}\n{more}")))
             };
@@ -53,8 +56,11 @@ fn quantized(engine: &Engine) -> Vec<(String, usize)> {
 /// Checkpoints keep the bytes of whole weights. New values are quantized like whole weights.
 #[test]
 fn checkpoints_and_set_values_do_not_depend_on_the_degree() {
-    for layers in [gpt2 as fn() -> Layers, llama, phi3] {
-        let saved = load_with_any_number_of_parts(layers, FP4, |engine| {
+    let models = [gpt2 as fn() -> Layers, llama, phi3];
+    for (layers, quantization) in
+        models.map(|layers| (layers, FP4)).into_iter().chain(models.map(|layers| (layers, INT8)))
+    {
+        let saved = load_with_any_number_of_parts(layers, quantization, |engine| {
             for (name, elements) in quantized(engine) {
                 // Values whose blocks have different scales than the initial values.
                 let value = |i: usize| (i * 31 % 257) as f32 / 257.0 * (i % 1009) as f32;
@@ -62,7 +68,7 @@ fn checkpoints_and_set_values_do_not_depend_on_the_degree() {
             }
             train(engine, 2);
         });
-        let text = keys(1, 4, 1, 3, FP4);
+        let text = keys(1, 4, 1, 3, quantization);
         let names = world(1, |comm| quantized(&engine_of(layers(), comm, &text)));
         let of = |saved: &Parameters| -> Parameters {
             saved.iter().filter(|(name, _)| names[0].iter().any(|(own, _)| own == name)).cloned().collect()
