@@ -109,10 +109,7 @@ pub fn measure<T: Trainee>(
         }
     });
     let mut table = CostTable { disk: disk(&config)?, transfers: transfers(&**comm)?, ..table };
-    // If layers are cut over ranks, a rank cannot run its part of a layer without the other ranks.
-    if config.tensor_size() == 1 {
-        split_backwards(&mut table, subject)?;
-    }
+    split_backwards(&mut table, subject)?;
     Ok(table)
 }
 
@@ -213,7 +210,7 @@ fn measure_accumulate() -> Time {
 }
 
 /// Splits the backward time of layers whose weight gradients can be deferred. The ratio of the two halves is measured
-/// outside of a step and applied to the time measured in steps.
+/// outside of a step, on whole layers, and applied to the time measured in steps.
 fn split_backwards(table: &mut CostTable, subject: &impl Trainee) -> Result<(), Error> {
     let engine = subject.engine();
     if !engine.model().layers().iter().any(|layer| layer.splits()) {

@@ -66,6 +66,25 @@ fn a_cost_table_predicts_the_time_of_steps() {
     assert!(resolved.contains("overlap_comm: true") || resolved.contains("overlap_comm: false"), "{resolved}");
 }
 
+/// A table that was measured with split layers predicts pipelines too, whatever their schedule.
+#[test]
+fn a_cost_table_predicts_steps_of_tensor_groups_and_context_groups() {
+    let case = Case::new();
+    for shared in ["tensor_parallel={autotp_size: 2}", "sequence_parallel_size=2"] {
+        let set = ["--set", shared];
+        measure(&case, &[&["-n", "2"], &set[..]].concat());
+        let plan = |schedule: &str| {
+            let pipeline = format!("pipeline={{stages: 2, schedule: {schedule}}}");
+            let settings = sets(&[&pipeline, "gradient_accumulation_steps=4"]);
+            let args = ["plan", "--json", "--config", "ds.yaml", "-n", "4", "--costs", "costs.json"];
+            let plan = case.json(&[&args[..], &set, &settings].concat());
+            plan["time"]["step_seconds"].as_f64().unwrap_or_else(|| panic!("{}", plan["time"]))
+        };
+        let (plain, deferred) = (plan("1f1b"), plan("zb_h1"));
+        assert!(0.0 < deferred && deferred < plain, "{shared}: {deferred} s with zb_h1, {plain} s with 1f1b");
+    }
+}
+
 #[test]
 fn an_invalid_table_is_an_error_that_names_the_file() {
     let case = Case::new();
