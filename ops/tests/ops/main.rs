@@ -16,5 +16,6 @@ mod overlap;
 mod preference;
 mod ring;
 mod sink;
+mod tensor;
 mod tiled;
 mod z_loss;

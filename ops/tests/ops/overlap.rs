@@ -1,4 +1,5 @@
-//! Checks what a rank computes while the ranks of its tensor group exchange slices.
+//! Checks what a rank computes while the ranks of its tensor group exchange slices, and while the ranks of a ring pass
+//! keys and values on.
 
 use crate::check::{bits, normal};
 use candle_core::{DType, Device, Result as Computed, Tensor, Var};
@@ -7,18 +8,19 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::thread::spawn;
 use zero_comm::{
-    Buffer, CommError, Communicator, DeviceFabric, Exchanged, Gathered, Options, Pending, ReduceOp, Scattered,
+    Buffer, CommError, Communicator, DeviceFabric, Dtype, Exchanged, Gathered, Options, Pending, ReduceOp, Scattered,
     SizeCounter, Stats, ToGather, ToScatter, threads,
 };
 use zero_ops::graph::{backward_from, fused_block};
 use zero_ops::sink::{Gradients, promise};
-use zero_ops::{Linear, SequenceGroup, Sharing, measure::macs, whole_rows, with_cuts};
+use zero_ops::{Linear, SequenceGroup, Sharing, causal_attention, measure::macs, whole_rows, with_cuts};
 
 /// The exchanges of a rank, each with the number of multiply-accumulates that the rank computes between its start and
 /// the wait for it.
 type Log = Arc<Mutex<Vec<(&'static str, u64)>>>;
 
-/// A communicator that logs the exchanges of tensor groups.
+/// A communicator that logs the exchanges of tensor groups, and those of rings: blocks of keys and values in bf16, and
+/// their gradients in f32.
 struct Logged {
     inner: Arc<dyn Communicator>,
     log: Log,
@@ -56,7 +58,8 @@ impl Communicator for Logged {
     }
 
     fn all_to_all(&self, input: Buffer, output: Buffer, send: &[usize], receive: &[usize]) -> Pending<Exchanged> {
-        self.inner.all_to_all(input, output, send, receive)
+        let name = if input.dtype() == Dtype::F32 { "gradients" } else { "block" };
+        self.log(name, self.inner.all_to_all(input, output, send, receive))
     }
 
     fn broadcast(&self, buffer: Buffer, root: usize) -> Pending<Buffer> {
@@ -151,5 +154,67 @@ fn gradients_are_computed_during_exchanges() {
         assert_eq!(alone, [("gather", 0), ("gather", 0), ("sum", 0)]);
         assert_eq!(overlapping, [("gather", 0), ("gather", macs), ("sum", macs)]);
         assert!(gradients == expected, "the gradients differ");
+    }
+}
+
+/// Positions of a chunk in the test of ring attention, heads and their size.
+const RING: [usize; 3] = [5, 2, 4];
+
+/// Returns the exchanges of the forward and of the backward of ring attention.
+fn attention(comm: Arc<dyn Communicator>) -> Computed<[Vec<(&'static str, u64)>; 2]> {
+    let ([chunk, heads, size], log) = (RING, Log::default());
+    let time = 2 * comm.size() * chunk;
+    let group = SequenceGroup::new(Arc::new(Logged { inner: comm, log: Arc::clone(&log) }), Sharing::Ring);
+    let slice =
+        |name: &str| Var::from_tensor(&group.slice(&normal(name, &[1, time, heads, size]).to_dtype(DType::BF16)?)?);
+    let [q, k, v] = [slice("q")?, slice("k")?, slice("v")?];
+    let y = group.within(|| causal_attention(&q, &k, &v))?;
+    let forward = std::mem::take(&mut *log.lock().unwrap());
+    let d_out = group.slice(&normal("dy", &[1, time, heads, size]))?.to_dtype(DType::BF16)?;
+    backward_from(&[(y, d_out)])?;
+    let backward = std::mem::take(&mut *log.lock().unwrap());
+    Ok([forward, backward])
+}
+
+/// Returns the multiply-accumulates of one product of attention to the block of rank `owner` on rank `rank`. Each rank
+/// has a chunk from each end of the sequence, and a query sees the keys up to its own position.
+fn macs_of_a_product(rank: usize, owner: usize, ranks: usize) -> u64 {
+    let ([chunk, heads, size], chunks) = (RING, |rank: usize| [rank, 2 * ranks - 1 - rank]);
+    let seen = |queries: usize, keys: usize| match queries.cmp(&keys) {
+        std::cmp::Ordering::Less => 0,
+        std::cmp::Ordering::Equal => chunk * (chunk + 1) / 2,
+        std::cmp::Ordering::Greater => chunk * chunk,
+    };
+    let pairs: usize = chunks(rank).into_iter().flat_map(|q| chunks(owner).map(|k| seen(q, k))).sum();
+    (pairs * heads * size) as u64
+}
+
+/// A rank starts to send its block before it computes with it, and waits for the next block afterwards. In the backward,
+/// the gradients of a block travel during the computation with the next block; those of the last block travel alone.
+#[test]
+fn blocks_of_a_ring_travel_during_the_computation() {
+    for ranks in [2, 3, 4] {
+        let started: Vec<_> = threads(ranks, &Options::default())
+            .into_iter()
+            .map(|comm| spawn(move || attention(comm).unwrap()))
+            .collect();
+        for (rank, log) in started.into_iter().map(|rank| rank.join().unwrap()).enumerate() {
+            let of_step = |step: usize| macs_of_a_product(rank, (rank + ranks - step) % ranks, ranks);
+            // Two products in the forward and five in the backward.
+            let forward: Vec<_> = (0..ranks - 1).map(|step| ("block", 2 * of_step(step))).collect();
+            let mut backward = vec![("block", 5 * of_step(0))];
+            for step in 1..ranks {
+                // The gradients of the previous step arrive before the block of the next.
+                if step > 1 {
+                    backward.push(("gradients", 5 * of_step(step)));
+                }
+                if step + 1 < ranks {
+                    backward.push(("block", 5 * of_step(step)));
+                }
+            }
+            backward.push(("gradients", 0));
+            assert!(forward.iter().all(|(_, macs)| *macs > 0));
+            assert_eq!(log, [forward, backward], "rank {rank} of {ranks}");
+        }
     }
 }
