@@ -6,6 +6,7 @@ mod combinations;
 mod combined;
 mod last_layer;
 mod peers;
+mod traffic;
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;

@@ -6,6 +6,7 @@ mod own_layers;
 mod pytorch;
 mod quantized;
 mod state;
+mod traffic;
 
 use zero_engine::{Engine, Layers, zoo};
 
