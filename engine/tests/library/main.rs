@@ -13,6 +13,7 @@ mod adafactor;
 mod adapter;
 mod averages;
 mod bf16_state;
+mod blame;
 mod bytes;
 mod changed_config;
 mod checkpoint;
