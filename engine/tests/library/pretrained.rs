@@ -1,6 +1,8 @@
 //! `model.pretrained`: every layout starts with weights bit-identical to the folder's, each rank reads only its shard,
 //! and unsuitable files are rejected.
 
+mod reads;
+
 use crate::world;
 
 use std::collections::{BTreeMap, HashMap};
@@ -128,39 +130,6 @@ fn exporting_a_pretrained_model_gives_the_same_bytes() {
             assert!(read(folder.clone()) == read(root.join("again")), "{name}: {file}");
         }
     }
-}
-
-/// Bytes that this thread has read from files so far; `None` if the system does not count them.
-fn bytes_read() -> Option<u64> {
-    let counters = fs::read_to_string("/proc/thread-self/io").ok()?;
-    counters.lines().find_map(|line| line.strip_prefix("rchar: "))?.parse().ok()
-}
-
-#[test]
-fn a_rank_reads_only_its_shards() {
-    let root = tempfile::tempdir().unwrap();
-    let model = "type: gpt2, vocab_size: 4000, n_positions: 16, n_embd: 64, n_layer: 2, n_head: 2";
-    let (folder, expected, _) = trained(root.path(), model);
-    let values: usize = expected.iter().map(|(_, values)| 4 * values.len()).sum();
-    let read = world(4, |comm| {
-        let stage = "zero_optimization: {stage: 3, stage3_param_persistence_threshold: 0}";
-        let config = config(4, &format!("{}{stage}", pretrained(&folder)));
-        let layers = configured_layers(&config, None).unwrap();
-        let before = bytes_read();
-        let mut engine = Engine::with_communicator(config, layers, comm).unwrap();
-        let read = before.zip(bytes_read()).map(|(before, after)| after - before);
-        assert!(parameters(&mut engine) == expected);
-        read
-    });
-    let header = 8 + u64::from_le_bytes(fs::read(folder.join("model.safetensors")).unwrap()[..8].try_into().unwrap());
-    let Some(read) = read.into_iter().collect::<Option<Vec<u64>>>() else {
-        return println!("skipped: the system does not count what a thread reads");
-    };
-    let total: u64 = read.iter().sum();
-    println!("ranks read {read:?} of {values} bytes of values");
-    // Shards are cut on blocks of 1,024 elements. The count also includes reads of the thread's own counters.
-    assert!(total >= values as u64 && total <= values as u64 + 4 * (header + 2000), "{total}");
-    assert!(read.iter().all(|&bytes| bytes < values as u64 / 3), "{read:?}");
 }
 
 type Tensors = BTreeMap<String, Tensor>;
