@@ -163,6 +163,23 @@ fn outputs_have_the_bits_of_one_rank() {
     }
 }
 
+/// ZeRO changes where parameters are stored, but not the values with which ranks compute.
+#[test]
+fn outputs_have_the_bits_of_one_rank_at_every_zero_stage() {
+    for layers in [gpt2, llama, uneven_llama] {
+        let expected = outputs(layers, 1, 1, &keys(1, 3, 1, 0, ""));
+        let first = run_of(layers, 1, 1, &keys(1, 3, 1, 0, ""));
+        for slices in [2, 4] {
+            for stage in 0..=3 {
+                let text = keys(slices, 3, 1, stage, "");
+                assert_outputs(&outputs(layers, slices, slices, &text), &expected, &text);
+                let found = run_of(layers, slices, 1, &text);
+                assert_eq!(found.losses, first.losses, "{text}");
+            }
+        }
+    }
+}
+
 #[test]
 fn losses_and_norms_differ_from_one_rank_by_rounding() {
     for layers in [gpt2, dropping_gpt2, llama, uneven_llama] {
