@@ -1,10 +1,13 @@
 //! Every combination of ZeRO stage, pipeline, replicates, shards, slices and tensor-parallel ranks on up to 8 ranks
-//! trains like one rank, up to rounding, and continues from the checkpoint of the previous combination.
+//! trains and evaluates like one rank, up to rounding, and continues from the checkpoint of another combination. Some of
+//! the combinations do so in bf16 and with grouped queries.
 
 use std::path::Path;
 
-use super::{gpt2, keys, kinds};
-use crate::world::{Trajectory, agreed, assert_near, engine_of, resume, run_of, train, world};
+use zero_engine::Layers;
+
+use super::{gpt2, keys, kinds, llama};
+use crate::world::{BF16, Trajectory, agreed, assert_near, batch, engine_of, resume, train, world};
 
 /// Steps after the checkpoint. The second step reads optimizer state that the first one updated.
 const RESUMED: u64 = 2;
@@ -29,17 +32,18 @@ impl Layout {
         self.stages * self.replicates * self.shards * self.slices * self.tensor
     }
 
-    fn text(self) -> String {
+    fn text(self, more: &str) -> String {
         let Self { stage, stages, replicates, shards, slices, tensor, .. } = self;
         let mesh = match replicates {
             1 => String::new(),
             _ => format!("mesh: {{data_parallel_replicate_degree: {replicates}}}\n"),
         };
-        let more = format!("{mesh}pipeline: {{stages: {stages}}}\ntensor_parallel: {{autotp_size: {tensor}}}");
+        let more = format!("{mesh}pipeline: {{stages: {stages}}}\ntensor_parallel: {{autotp_size: {tensor}}}\n{more}");
         kinds(slices)[self.kind](keys(slices, 1, 4 / (replicates * shards), stage, &more))
     }
 }
 
+/// Returns all layouts in an order that looks random and is the same in every run.
 fn layouts() -> Vec<Layout> {
     let mut all = vec![];
     for stage in 0..=3 {
@@ -48,7 +52,7 @@ fn layouts() -> Vec<Layout> {
                 for (slices, kind) in [(1, 0), (2, 0), (4, 0), (2, 1), (4, 1), (4, 3), (2, 2), (4, 2), (4, 4)] {
                     for tensor in [1, 2, 4] {
                         let layout = Layout { stage, stages, replicates, shards, slices, kind, tensor };
-                        // The model has four heads.
+                        // The models have four heads.
                         let has_heads = [slices, 1, 1, 2, 2][kind] * tensor <= 4;
                         if layout.ranks() <= 8 && has_heads && (replicates == 1 || stage > 0) {
                             all.push(layout);
@@ -58,41 +62,71 @@ fn layouts() -> Vec<Layout> {
             }
         }
     }
+    let mut random = 1u64;
+    for last in (1..all.len()).rev() {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        all.swap((random >> 33) as usize % (last + 1), last);
+    }
     all
 }
 
-/// Trains one step and saves a checkpoint.
-fn begun(layout: Layout, folder: &Path) -> Trajectory {
-    let text = layout.text();
-    let all = world(layout.ranks(), |comm| {
-        let mut engine = engine_of(gpt2(), comm, &text);
-        let step = train(&mut engine, 1).remove(0);
-        engine.save_checkpoint(folder).unwrap();
-        Trajectory { losses: vec![step.loss.to_bits()], norms: vec![step.grad_norm.to_bits()], parameters: vec![] }
-    });
-    agreed(all, &text)
+/// A model, and how far its losses may differ from those of one rank.
+#[derive(Clone, Copy)]
+struct Model {
+    layers: fn() -> Layers,
+    dtype: &'static str,
+    tolerance: f32,
+}
+
+impl Model {
+    /// Trains one step, evaluates and saves a checkpoint. Returns the losses of the step and of the evaluation.
+    fn begun(self, ranks: usize, text: &str, folder: &Path) -> Trajectory {
+        let all = world(ranks, |comm| {
+            let mut engine = engine_of((self.layers)(), comm, text);
+            let step = train(&mut engine, 1).remove(0);
+            let evaluated = engine.eval_batch(&batch(50, 2)).unwrap();
+            engine.save_checkpoint(folder).unwrap();
+            let losses = [step.loss, evaluated].map(f32::to_bits).to_vec();
+            Trajectory { losses, norms: vec![step.grad_norm.to_bits()], parameters: vec![] }
+        });
+        agreed(all, text)
+    }
+
+    /// Continues a run on one rank. Returns the losses of the steps.
+    fn continued(self, ranks: usize, text: &str, folder: &Path) -> Trajectory {
+        resume((ranks, RESUMED), folder, |comm| engine_of((self.layers)(), comm, text))
+    }
+
+    /// Trains with each of the layouts, and continues from the checkpoint of the layout before it.
+    fn train_with(self, layouts: impl IntoIterator<Item = Layout>) {
+        let mut before = tempfile::tempdir().unwrap();
+        let text = keys(1, 1, 4, 0, self.dtype);
+        let first = self.begun(1, &text, before.path());
+        let rest = self.continued(1, &text, before.path());
+        for layout in layouts {
+            let folder = tempfile::tempdir().unwrap();
+            let (ranks, text) = (layout.ranks(), layout.text(self.dtype));
+            assert_near(&self.begun(ranks, &text, folder.path()), &first, self.tolerance, &text);
+            assert_near(&self.continued(ranks, &text, before.path()), &rest, self.tolerance, &text);
+            before = folder;
+        }
+    }
 }
 
 #[test]
-fn every_combination_trains_and_resumes_the_previous_one() {
-    let whole = run_of(gpt2, 1, 1 + RESUMED, &keys(1, 1, 4, 0, ""));
-    let part = |steps: std::ops::Range<usize>| Trajectory {
-        losses: whole.losses[steps.clone()].to_vec(),
-        norms: whole.norms[steps].to_vec(),
-        parameters: vec![],
-    };
-    let [first, rest] = [part(0..1), part(1..1 + RESUMED as usize)];
+fn every_combination_trains_evaluates_and_resumes_another_one() {
     let all = layouts();
     assert_eq!(all.len(), 287);
-    let mut before: Option<tempfile::TempDir> = None;
-    for layout in all {
-        let folder = tempfile::tempdir().unwrap();
-        let what = format!("{layout:?}");
-        assert_near(&begun(layout, folder.path()), &first, 1e-5, &what);
-        if let Some(before) = before.replace(folder) {
-            let text = layout.text();
-            let resumed = resume((layout.ranks(), RESUMED), before.path(), |comm| engine_of(gpt2(), comm, &text));
-            assert_near(&resumed, &rest, 1e-5, &what);
-        }
-    }
+    Model { layers: gpt2, dtype: "", tolerance: 1e-5 }.train_with(all);
+}
+
+/// The rounding of bf16 is 2⁻⁸ of a value.
+#[test]
+fn some_combinations_train_in_bf16_and_with_grouped_queries() {
+    // The Llama has two key and value heads.
+    let few_heads = |layout: &Layout| layout.tensor <= 2;
+    let every = |first: usize| layouts().into_iter().filter(few_heads).skip(first).step_by(6);
+    Model { layers: gpt2, dtype: BF16, tolerance: 1e-2 }.train_with(every(0));
+    Model { layers: llama, dtype: "", tolerance: 1e-5 }.train_with(every(2));
+    Model { layers: llama, dtype: BF16, tolerance: 1e-2 }.train_with(every(4));
 }
