@@ -7,7 +7,7 @@ use std::path::Path;
 use zero_engine::Layers;
 
 use super::{gpt2, keys, kinds, llama};
-use crate::world::{BF16, Trajectory, agreed, assert_near, batch, engine_of, resume, train, world};
+use crate::world::{BF16, Trajectory, agreed, assert_near, batch, engine_of, resume, run_of, train, world};
 
 /// Steps after the checkpoint. The second step reads optimizer state that the first one updated.
 const RESUMED: u64 = 2;
@@ -92,22 +92,19 @@ impl Model {
         agreed(all, text)
     }
 
-    /// Continues a run on one rank. Returns the losses of the steps.
-    fn continued(self, ranks: usize, text: &str, folder: &Path) -> Trajectory {
-        resume((ranks, RESUMED), folder, |comm| engine_of((self.layers)(), comm, text))
-    }
-
-    /// Trains with each of the layouts, and continues from the checkpoint of the layout before it.
+    /// Trains with each of the layouts, and continues from the checkpoint of the layout before it, as one rank does
+    /// without an interruption.
     fn train_with(self, layouts: impl IntoIterator<Item = Layout>) {
         let mut before = tempfile::tempdir().unwrap();
         let text = keys(1, 1, 4, 0, self.dtype);
         let first = self.begun(1, &text, before.path());
-        let rest = self.continued(1, &text, before.path());
+        let rest = run_of(self.layers, 1, 1 + RESUMED, &text).after(1);
         for layout in layouts {
             let folder = tempfile::tempdir().unwrap();
             let (ranks, text) = (layout.ranks(), layout.text(self.dtype));
             assert_near(&self.begun(ranks, &text, folder.path()), &first, self.tolerance, &text);
-            assert_near(&self.continued(ranks, &text, before.path()), &rest, self.tolerance, &text);
+            let resumed = resume((ranks, RESUMED), before.path(), |comm| engine_of((self.layers)(), comm, &text));
+            assert_near(&resumed, &rest, self.tolerance, &text);
             before = folder;
         }
     }
