@@ -130,9 +130,11 @@ static const char* launch(const Launch& of, const Kernel& what) {
             here -= !is_here[i];
         }
     }
-    // After a failure, some fibers are in the middle of a kernel.
-    idle.clear();
-    fibers.clear();
+    if (failure) {
+        // Some fibers are in the middle of a kernel. Otherwise all are idle, and the next launch uses them.
+        idle.clear();
+        fibers.clear();
+    }
     end_checks();
     return failure;
 }
