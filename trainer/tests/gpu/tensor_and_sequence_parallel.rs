@@ -79,13 +79,27 @@ fn slices_of_sequences_have_the_losses_of_the_cpu() {
         }
     }
     assert_like_the_cpu(windowed, 2, CONTEXT, 1e-4);
+}
+
+#[test]
+fn slices_among_four_ranks_have_the_losses_of_the_cpu() {
+    if !has_gpu() {
+        return;
+    }
     // Two ranks need each of the two key and value heads.
     assert_like_the_cpu(grouped_llama, 4, "sequence_parallel_size: 4", 1e-4);
     for key in [SEQUENCE, CONTEXT] {
         assert_like_the_cpu(four_heads, 4, &format!("{TENSOR}\n{key}"), 1e-4);
     }
     assert_like_the_cpu(four_heads, 4, &format!("{SEQUENCE}\n{CONTEXT}"), 1e-4);
-    // Ring attention: grouped queries, 16-bit numbers, windows over more than two ranks, and between pairs of ranks.
+}
+
+/// Grouped queries, 16-bit numbers, windows over more than two ranks, and rings between pairs of ranks.
+#[test]
+fn ring_attention_has_the_losses_of_the_cpu() {
+    if !has_gpu() {
+        return;
+    }
     assert_like_the_cpu(grouped_llama, 2, RING, 1e-4);
     for (dtype, bound) in [(BF16, 5e-3), (FP16, 2e-3)] {
         assert_like_the_cpu(gpt2, 2, &format!("{RING}\n{dtype}"), bound);
