@@ -124,6 +124,17 @@ pub trait Communicator: Send + Sync {
     /// a sum. The last bits of a sum can therefore differ from those of a host operation.
     fn with_devices(&self, devices: Arc<dyn DeviceFabric>) -> Result<Arc<dyn Communicator>, CommError>;
 
+    /// Lets later operations on [`Buffer::Device`], of this group and of its splits, run ahead of the host: the ranks
+    /// no longer meet on the host before an operation, and its result is returned as soon as the device has the
+    /// operation in its queue. Work of the device that uses the buffers must wait for the operation
+    /// ([`DeviceMemory::used_until`](crate::DeviceMemory::used_until)).
+    ///
+    /// Every rank must call this function, once all of them have compared the operations that they will run: ranks that
+    /// run different operations are no longer an error that shows both, but an error at the deadline. An error of an
+    /// operation is returned by a later operation. The times in [`stats`](Communicator::stats) end when the device has
+    /// the operation in its queue. A group without devices ignores the call.
+    fn run_ahead(&self) {}
+
     /// Makes every pending and later operation on every rank of the job fail with [`CommError::Aborted`], which names
     /// this rank and the reason. Returns immediately. If a job aborts or fails several times, every rank reports the
     /// first cause.

@@ -7,7 +7,7 @@ mod submission;
 mod vectors;
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -36,6 +36,8 @@ pub(crate) struct Group {
     fabric: Box<dyn Fabric>,
     /// For buffers in device memory; `None` in a group without devices.
     devices: Option<Arc<dyn DeviceFabric>>,
+    /// Whether operations on devices run ahead of the host. Splits share it.
+    runs_ahead: Arc<AtomicBool>,
     splits: AtomicU64,
     context: Arc<Context>,
 }
@@ -44,16 +46,17 @@ impl Group {
     pub(crate) fn new(
         membership: Membership,
         fabric: Box<dyn Fabric>,
-        devices: Option<Arc<dyn DeviceFabric>>,
+        devices: Option<(Arc<dyn DeviceFabric>, Arc<AtomicBool>)>,
         health: Arc<Health>,
         timeout: Duration,
     ) -> Result<Arc<Group>, CommError> {
+        let (devices, runs_ahead) = devices.map_or_else(Default::default, |(devices, ahead)| (Some(devices), ahead));
         let Membership { group, rank: place, ref members, .. } = membership;
         let rank = members[place];
         let end = |waiters: &_| {
             let (fabric, health) = (devices.clone()?, Arc::clone(&health));
             let topic = Topic::collectives(group, waiters);
-            Some(DeviceEnd { fabric, health, topic, rank: place, members: members.clone(), lane: None })
+            Some(DeviceEnd::new(fabric, health, topic, (place, members.clone()), Arc::clone(&runs_ahead)))
         };
         let collectives = Ordered::start(rank, "all", |waiters| fabric.collective(waiters), end)?;
         let context = Context { membership, timeout, log: Mutex::default(), health };
@@ -63,6 +66,7 @@ impl Group {
             inboxes: Mutex::default(),
             fabric,
             devices,
+            runs_ahead,
             splits: AtomicU64::new(0),
             context: Arc::new(context),
         }))
@@ -76,7 +80,7 @@ impl Group {
         &self,
         color: usize,
         key: usize,
-        devices: Option<Arc<dyn DeviceFabric>>,
+        devices: Option<(Arc<dyn DeviceFabric>, Arc<AtomicBool>)>,
     ) -> Result<Arc<dyn Communicator>, CommError> {
         let Membership { group, rank, members, .. } = self.membership();
         let nth = self.splits.fetch_add(1, Ordering::SeqCst);
@@ -274,11 +278,16 @@ impl Communicator for Group {
     }
 
     fn split(&self, color: usize, key: usize) -> Result<Arc<dyn Communicator>, CommError> {
-        self.split_with(color, key, self.devices.clone())
+        let devices = self.devices.clone().map(|devices| (devices, Arc::clone(&self.runs_ahead)));
+        self.split_with(color, key, devices)
     }
 
     fn with_devices(&self, devices: Arc<dyn DeviceFabric>) -> Result<Arc<dyn Communicator>, CommError> {
-        self.split_with(0, self.rank(), Some(devices))
+        self.split_with(0, self.rank(), Some((devices, Arc::default())))
+    }
+
+    fn run_ahead(&self) {
+        self.runs_ahead.store(true, Ordering::Relaxed);
     }
 
     fn abort(&self, reason: &str) {

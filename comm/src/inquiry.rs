@@ -77,6 +77,11 @@ impl Topic {
     pub(crate) fn messages(group: u64, from: usize, to: usize, waiters: &Arc<Waiters>) -> Topic {
         Topic { id: digest("messages", &[group as usize, from, to]), waiters: Arc::clone(waiters) }
     }
+
+    /// Counts the calling thread among those that wait for the lane, until the guard is dropped.
+    pub(crate) fn enter(&self) -> WaiterGuard {
+        Arc::clone(&self.waiters).enter()
+    }
 }
 
 /// A rank's answer to a question about an operation. Ranks are global ranks.

@@ -76,7 +76,10 @@ pub use communicator::{
     Communicator, Exchanged, Gathered, Options, ReduceOp, Scattered, ToGather, ToScatter, Transport,
 };
 pub use connect::connect;
-pub use device::{DeviceBuffer, DeviceFabric, DeviceLane, DeviceMemory, DeviceWork, INVITATION, ShardedMemory};
+pub use device::{
+    DeviceBuffer, DeviceEvent, DeviceFabric, DeviceLane, DeviceMemory, DeviceWork, INVITATION, ShardedMemory,
+    flat_block,
+};
 pub use each_rank::from_each_rank;
 pub use error::CommError;
 pub use hierarchy::cells;

@@ -53,6 +53,10 @@ impl Device {
         Ok(usize::try_from(count).unwrap_or(0))
     }
 
+    pub(crate) fn raw(&self) -> CUdevice {
+        self.device
+    }
+
     /// Returns the device's ordinal.
     pub fn ordinal(&self) -> usize {
         self.ordinal

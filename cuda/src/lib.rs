@@ -22,6 +22,8 @@ mod memory;
 #[cfg(feature = "cuda")]
 mod module;
 #[cfg(feature = "cuda")]
+mod pool;
+#[cfg(feature = "cuda")]
 pub mod product;
 #[cfg(feature = "cuda")]
 mod stream;

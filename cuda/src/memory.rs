@@ -200,6 +200,20 @@ impl Stream {
         check("cuMemcpyHtoDAsync", unsafe { sys::cuMemcpyHtoDAsync_v2(to, source, bytes, self.raw()) })
     }
 
+    /// Frees memory in the order of the stream's work.
+    ///
+    /// # Safety
+    /// The memory must come from [`allocate`](Stream::allocate), and all work that uses it must be ahead on this
+    /// stream.
+    ///
+    /// # Errors
+    /// Returns the driver's error.
+    pub unsafe fn free(&self, address: u64) -> Result<(), CudaError> {
+        self.device().make_current()?;
+        // SAFETY: the caller ensures that the memory is allocated and no longer used.
+        check("cuMemFreeAsync", unsafe { sys::cuMemFreeAsync(address, self.raw()) })
+    }
+
     /// Enqueues a copy of `bytes` bytes within the device's memory, without waiting for it.
     ///
     /// # Safety

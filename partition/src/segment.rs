@@ -201,6 +201,14 @@ impl Segment {
         }
     }
 
+    /// Returns the bytes of the flat buffer through which NCCL gathers or reduces the segment; 0 if its shards have equal
+    /// lengths. `width` is the number of bytes per element.
+    #[must_use]
+    pub fn flat_bytes(&self, width: usize) -> usize {
+        let counts = self.counts();
+        zero_comm::flat_block(&counts, width).map_or(0, |block| block * counts.len())
+    }
+
     /// Returns the number of elements of each rank's shard, in the form that collectives take.
     #[must_use]
     pub fn counts(&self) -> Vec<usize> {

@@ -1,21 +1,31 @@
 //! One NCCL connection: a raw `ncclComm_t` with its own stream, used only with non-blocking calls.
 #![allow(unsafe_code)]
 
-use std::ffi::{CStr, c_char, c_int, c_void};
+mod calls;
+mod flat;
+
+use std::ffi::{CStr, c_char, c_int};
 use std::sync::Arc;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use cudarc::driver::sys::CUevent;
-use cudarc::nccl::sys::{self, ncclComm_t, ncclConfig_t, ncclDataType_t, ncclRedOp_t, ncclResult_t, ncclUniqueId};
-use zero_comm::{DeviceLane, DeviceMemory, DeviceWork, Dtype, INVITATION, ReduceOp, ShardedMemory};
+use cudarc::nccl::sys::{self, ncclComm_t, ncclConfig_t, ncclResult_t, ncclUniqueId};
+use zero_comm::{DeviceEvent, DeviceLane, DeviceWork, INVITATION};
 use zero_cuda::{Begun, CudaError, Device, Event, Recorder, Stream, Transfer};
+
+use flat::Flat;
 
 /// One end of a connection.
 pub(crate) struct Lane {
     device: Arc<Device>,
     stream: Stream,
-    done: Event,
+    /// Recorded after the operation that was started last.
+    done: Arc<Done>,
+    /// Events of earlier operations. An event is recorded again when nothing refers to it any more.
+    earlier: Vec<Arc<Done>>,
+    /// The flat buffer of the operation that is being launched.
+    flat: Option<Flat>,
     recorder: Option<Arc<Recorder>>,
     /// The recorder's mark of the start of the operation in flight, if operations are recorded.
     begun: Option<Begun>,
@@ -25,6 +35,19 @@ pub(crate) struct Lane {
     state: State,
     /// When this end called `ncclCommFinalize` in order to leave, and the result of that call.
     left: Option<(Instant, Result<(), String>)>,
+}
+
+/// The event after an operation.
+struct Done(Event);
+
+impl DeviceEvent for Done {
+    fn raw(&self) -> u64 {
+        self.0.raw() as u64
+    }
+
+    fn has_happened(&self) -> Result<bool, String> {
+        self.0.is_done().map_err(|error| error.to_string())
+    }
 }
 
 // SAFETY: NCCL allows calls from any thread, one at a time; `&mut self` rules out concurrent calls.
@@ -50,9 +73,12 @@ const NAP: Duration = Duration::from_micros(200);
 
 impl Lane {
     pub(crate) fn new(device: &Arc<Device>, recorder: Option<Arc<Recorder>>) -> Result<Lane, CudaError> {
-        let (stream, done) = (Stream::urgent(device)?, Event::new(device)?);
-        let (device, comm) = (Arc::clone(device), std::ptr::null_mut());
-        Ok(Lane { device, stream, done, recorder, begun: None, comm, rank: 0, state: State::Idle, left: None })
+        // The flat buffers come from the pool.
+        device.share_pool_with_peers()?;
+        let (stream, done) = (Stream::urgent(device)?, Arc::new(Done(Event::new(device)?)));
+        let (device, comm, state) = (Arc::clone(device), std::ptr::null_mut(), State::Idle);
+        let (earlier, flat, begun, left) = (vec![], None, None, None);
+        Ok(Lane { device, stream, done, earlier, flat, recorder, begun, comm, rank: 0, state, left })
     }
 
     /// Records the recorder's event before an operation.
@@ -71,12 +97,43 @@ impl Lane {
         Ok(())
     }
 
-    /// Records the recorder's event and the completion event after an operation.
+    /// Empties the flat buffer, and records the recorder's event and the completion event after an operation.
     fn end(&mut self) -> Result<(), CudaError> {
+        if let Some(flat) = self.flat.take() {
+            flat.finish(&self.stream)?;
+        }
         if let Some(recorder) = &self.recorder {
             recorder.end(&self.stream, self.begun.take())?;
         }
-        self.stream.record(&self.done)
+        if Arc::strong_count(&self.done) > 1 {
+            let free = self.earlier.iter().position(|event| Arc::strong_count(event) == 1);
+            let event = match free {
+                Some(free) => self.earlier.swap_remove(free),
+                None => Arc::new(Done(Event::new(&self.device)?)),
+            };
+            self.earlier.push(std::mem::replace(&mut self.done, event));
+        }
+        self.stream.record(&self.done.0)
+    }
+
+    /// Advances the state as far as the device and NCCL have come.
+    fn advance(&mut self) -> Result<(), String> {
+        if self.state == State::Idle {
+            return Ok(());
+        }
+        let settled = self.settled()?;
+        match self.state {
+            State::Connecting if settled => self.state = State::Idle,
+            State::Launching if settled => {
+                // Record the event only now: up to this point, NCCL may still have been enqueuing kernels on the stream
+                // from its own thread.
+                self.end().map_err(|error| error.to_string())?;
+                self.state = State::Running;
+            }
+            State::Running if self.done.has_happened()? => self.state = State::Idle,
+            _ => {}
+        }
+        Ok(())
     }
 
     /// Checks the result of an NCCL call. "In progress" is not an error: `poll` waits for completion.
@@ -109,87 +166,6 @@ impl Lane {
 
     fn make_current(&self) -> Result<(), String> {
         self.device.make_current().map_err(|error| error.to_string())
-    }
-
-    /// Issues all NCCL calls of an operation. The caller opens and closes the NCCL group around it.
-    fn launch(&self, work: &DeviceWork<'_>) -> Result<(), String> {
-        let (comm, stream) = (self.comm, self.stream.raw().cast());
-        match *work {
-            DeviceWork::AllReduce { ref buffers, op } => buffers.iter().try_for_each(|buffer| {
-                let (at, count, dtype) = place(*buffer);
-                // SAFETY: here and below, the buffers hold `count` elements of `dtype` on this lane's device and live
-                // until the stream is done with them; communicator and stream are valid.
-                let result = unsafe { sys::ncclAllReduce(at, at, count, dtype, reduction(op), comm, stream) };
-                self.check("ncclAllReduce", result)
-            }),
-            DeviceWork::Broadcast { buffer, root } => {
-                let (at, count, dtype) = place(buffer);
-                // SAFETY: as in `AllReduce`.
-                let result = unsafe { sys::ncclBroadcast(at, at, count, dtype, root as c_int, comm, stream) };
-                self.check("ncclBroadcast", result)
-            }
-            DeviceWork::AllGather { ref vectors } => vectors.iter().try_for_each(|vector| {
-                let ShardedMemory { whole, shard, counts } = *vector;
-                let ((from, count, dtype), (to, ..)) = (place(shard), place(whole));
-                if let Some(count) = even(counts) {
-                    // SAFETY: as in `AllReduce`.
-                    let result = unsafe { sys::ncclAllGather(from, to, count, dtype, comm, stream) };
-                    return self.check("ncclAllGather", result);
-                }
-                for (root, range) in ranges(counts).filter(|(_, (_, count))| *count > 0) {
-                    let (to, elements) = (offset(to, range.0, shard.dtype()), range.1);
-                    // On other ranks NCCL does not read the send buffer.
-                    let from = if root == self.rank { from } else { to };
-                    debug_assert!(root != self.rank || elements == count);
-                    // SAFETY: as in `AllReduce`, and the ranges lie within the output.
-                    let result = unsafe { sys::ncclBroadcast(from, to, elements, dtype, root as c_int, comm, stream) };
-                    self.check("ncclBroadcast", result)?;
-                }
-                Ok(())
-            }),
-            DeviceWork::ReduceScatter { ref vectors, op } => vectors.iter().try_for_each(|vector| {
-                let ShardedMemory { whole, shard, counts } = *vector;
-                let ((from, _, dtype), (to, ..), op) = (place(whole), place(shard), reduction(op));
-                if let Some(count) = even(counts) {
-                    // SAFETY: as in `AllReduce`.
-                    let result = unsafe { sys::ncclReduceScatter(from, to, count, dtype, op, comm, stream) };
-                    return self.check("ncclReduceScatter", result);
-                }
-                for (root, (start, count)) in ranges(counts).filter(|(_, (_, count))| *count > 0) {
-                    let from = offset(from, start, whole.dtype());
-                    // SAFETY: as in `AllReduce`; the ranges lie within the input, and NCCL writes only to the root's
-                    // shard.
-                    let result = unsafe { sys::ncclReduce(from, to, count, dtype, op, root as c_int, comm, stream) };
-                    self.check("ncclReduce", result)?;
-                }
-                Ok(())
-            }),
-            DeviceWork::AllToAll { input, output, send_counts, receive_counts } => {
-                let (sends, receives) = (parts(input, send_counts), parts(output, receive_counts));
-                let (dtype, size) = (dtype(input.dtype()), sends.len());
-                for distance in 0..size {
-                    let (to, from) = ((self.rank + distance) % size, (self.rank + size - distance) % size);
-                    let ((at, count), (place, room)) = (sends[to], receives[from]);
-                    // SAFETY: as in `AllReduce`; the parts lie within the input.
-                    let result = unsafe { sys::ncclSend(at, count, dtype, to as c_int, comm, stream) };
-                    self.check("ncclSend", result)?;
-                    // SAFETY: as in `AllReduce`; the parts lie within the output.
-                    let result = unsafe { sys::ncclRecv(place, room, dtype, from as c_int, comm, stream) };
-                    self.check("ncclRecv", result)?;
-                }
-                Ok(())
-            }
-            DeviceWork::Send { buffer, to } => {
-                let (at, count, dtype) = place(buffer);
-                // SAFETY: as in `AllReduce`.
-                self.check("ncclSend", unsafe { sys::ncclSend(at, count, dtype, to as c_int, comm, stream) })
-            }
-            DeviceWork::Recv { buffer, from } => {
-                let (at, count, dtype) = place(buffer);
-                // SAFETY: as in `AllReduce`.
-                self.check("ncclRecv", unsafe { sys::ncclRecv(at, count, dtype, from as c_int, comm, stream) })
-            }
-        }
     }
 }
 
@@ -227,7 +203,7 @@ impl DeviceLane for Lane {
                 waits.map_err(|error| error.to_string())?;
             }
         }
-        self.begin(work).map_err(|error| error.to_string())?;
+        self.begin(work).and_then(|()| self.flatten(work)).map_err(|error| error.to_string())?;
         // SAFETY: an NCCL group may be started at any time; it is ended below, even if a call in between fails.
         self.check("ncclGroupStart", unsafe { sys::ncclGroupStart() })?;
         let launched = self.launch(work);
@@ -240,28 +216,20 @@ impl DeviceLane for Lane {
     }
 
     fn poll(&mut self) -> Result<bool, String> {
-        if self.state == State::Idle {
-            return Ok(true);
-        }
-        let settled = self.settled()?;
-        match self.state {
-            State::Connecting if settled => self.state = State::Idle,
-            State::Launching if settled => {
-                // Record the event only now: up to this point, NCCL may still have been enqueuing kernels on the stream
-                // from its own thread.
-                self.end().map_err(|error| error.to_string())?;
-                self.state = State::Running;
-            }
-            State::Running if self.done.is_done().map_err(|error| error.to_string())? => self.state = State::Idle,
-            _ => {}
-        }
+        self.advance()?;
         Ok(self.state == State::Idle)
+    }
+
+    fn enqueued(&mut self) -> Result<Option<Arc<dyn DeviceEvent>>, String> {
+        self.advance()?;
+        let is_enqueued = matches!(self.state, State::Running | State::Idle);
+        Ok(is_enqueued.then(|| Arc::clone(&self.done) as Arc<dyn DeviceEvent>))
     }
 
     fn abort(&mut self) -> bool {
         let comm = std::mem::replace(&mut self.comm, std::ptr::null_mut());
         self.state = State::Idle;
-        self.begun = None;
+        (self.begun, self.flat) = (None, None);
         if self.make_current().is_err() {
             return false;
         }
@@ -335,58 +303,6 @@ fn config() -> ncclConfig_t {
         nChannelsPerNetPeer: UNDEFINED,
         nvlinkCentricSched: UNDEFINED,
     }
-}
-
-fn dtype(dtype: Dtype) -> ncclDataType_t {
-    match dtype {
-        Dtype::F32 => ncclDataType_t::ncclFloat32,
-        Dtype::Bf16 => ncclDataType_t::ncclBfloat16,
-        Dtype::F16 => ncclDataType_t::ncclFloat16,
-        Dtype::I64 => ncclDataType_t::ncclInt64,
-        Dtype::U8 => ncclDataType_t::ncclUint8,
-    }
-}
-
-fn reduction(op: ReduceOp) -> ncclRedOp_t {
-    match op {
-        ReduceOp::Sum => ncclRedOp_t::ncclSum,
-        ReduceOp::Max => ncclRedOp_t::ncclMax,
-    }
-}
-
-/// Returns the address, length and NCCL type of a buffer.
-fn place(buffer: &dyn DeviceMemory) -> (*mut c_void, usize, ncclDataType_t) {
-    (buffer.address() as usize as *mut c_void, buffer.len(), dtype(buffer.dtype()))
-}
-
-fn offset(start: *mut c_void, elements: usize, dtype: Dtype) -> *mut c_void {
-    start.wrapping_byte_add(elements * dtype.size())
-}
-
-/// Returns the address and the length of each rank's part of a buffer. An empty part has the buffer's address.
-///
-/// Empty parts are sent too, so that all ranks take part; NCCL transfers messages of 0 bytes since 2.12.10.
-fn parts(buffer: &dyn DeviceMemory, counts: &[usize]) -> Vec<(*mut c_void, usize)> {
-    let (start, ..) = place(buffer);
-    let part = |(_, (at, count)): (usize, (usize, usize))| {
-        (if count == 0 { start } else { offset(start, at, buffer.dtype()) }, count)
-    };
-    ranges(counts).map(part).collect()
-}
-
-/// Returns the common count if all counts are equal, otherwise `None`.
-fn even(counts: &[usize]) -> Option<usize> {
-    let first = *counts.first()?;
-    counts.iter().all(|count| *count == first).then_some(first)
-}
-
-/// Iterates over the ranks as (rank, (start of its range, number of elements)).
-fn ranges(counts: &[usize]) -> impl Iterator<Item = (usize, (usize, usize))> {
-    let mut end = 0;
-    counts.iter().enumerate().map(move |(rank, count)| {
-        end += count;
-        (rank, (end - count, *count))
-    })
 }
 
 /// Copies a C string; null becomes the empty string.

@@ -20,13 +20,18 @@
 //!
 //! # Synchronization
 //!
-//! Before every operation the ranks synchronize on the host, each with the signature of its call. If a rank is missing
-//! or calls another operation, the error names this rank; NCCL itself would hang or corrupt memory. The cost is one
-//! barrier of the host transport per operation: some microseconds within a host and some tens of microseconds between
-//! hosts. The operation on one bucket of gradients takes milliseconds. The synchronization cannot be switched off,
-//! because NCCL's behaviour is undefined if ranks disagree. An operation starts only when the host has seen the end of
-//! the previous one on the same connection. The gap between two operations is about as long as the barrier, so use few
-//! large operations instead of many small ones.
+//! By default, the ranks synchronize on the host before every operation, each with the signature of its call. If a rank is
+//! missing or calls another operation, the error names this rank; NCCL itself would hang or corrupt memory. The cost is
+//! one barrier of the host transport per operation: some microseconds within a host and some tens of microseconds between
+//! hosts. An operation starts only when the host has seen the end of the previous one on the same connection, so the GPU
+//! waits about as long as the barrier between two operations.
+//!
+//! Ranks that know that they make the same calls can run ahead ([`Communicator::run_ahead`]): operations are not
+//! compared, and a result is returned as soon as the GPU has the operation in its queue. NCCL's behaviour is undefined
+//! if the ranks disagree after all; usually the operation ends at its deadline. `zero-train` compares the validated
+//! programs of all ranks before it runs ahead.
+//!
+//! [`Communicator::run_ahead`]: zero_comm::Communicator::run_ahead
 //!
 //! # Numerics
 //!

@@ -1,14 +1,15 @@
 //! A vector in device memory.
 #![allow(unsafe_code)]
 
-use std::sync::Arc;
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::yield_now;
 
-use zero_comm::{Buffer, DeviceBuffer, DeviceMemory, Dtype};
+use cudarc::driver::sys::CUevent;
+use zero_comm::{Buffer, DeviceBuffer, DeviceEvent, DeviceMemory, Dtype};
 use zero_cuda::{Allocation, CudaError, Device, Event, Pinned, Stream};
 
 /// A vector in device memory, filled from the host.
-#[derive(Debug)]
 pub struct DeviceVector {
     // Fields are dropped in this order, after `drop` has waited for the copy into `allocation`.
     allocation: Allocation,
@@ -16,8 +17,16 @@ pub struct DeviceVector {
     len: usize,
     /// Recorded after the copy from `_source`.
     written: Event,
+    /// The end of the last operation that used the vector.
+    used: Mutex<Option<Arc<dyn DeviceEvent>>>,
     stream: Arc<Stream>,
     _source: Option<Pinned>,
+}
+
+impl fmt::Debug for DeviceVector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {} at {:#x}", self.len, self.dtype, self.allocation.address())
+    }
 }
 
 impl DeviceVector {
@@ -49,6 +58,7 @@ impl DeviceVector {
             dtype: buffer.dtype(),
             len: buffer.len(),
             written,
+            used: Mutex::default(),
             stream,
             _source: Some(source),
         })
@@ -59,7 +69,7 @@ impl DeviceVector {
     /// # Errors
     /// Returns the driver's error.
     pub fn download(&self) -> Result<Buffer, CudaError> {
-        self.stream.wait_for(&self.written)?;
+        self.wait_on(&self.stream)?;
         let mut host = Buffer::zeros(self.dtype, self.len);
         self.allocation.copy_to(host.as_bytes_mut(), &self.stream)?;
         Ok(host)
@@ -69,10 +79,23 @@ impl DeviceVector {
         let device = self.allocation.device();
         let stream = Arc::new(Stream::new(device)?);
         let mut allocation = Allocation::new(device, self.allocation.len())?;
-        stream.wait_for(&self.written)?;
+        self.wait_on(&stream)?;
         allocation.copy_from(&self.allocation, &stream)?;
-        let written = Event::new(device)?;
-        Ok(DeviceVector { allocation, dtype: self.dtype, len: self.len, written, stream, _source: None })
+        let (written, used) = (Event::new(device)?, Mutex::default());
+        Ok(DeviceVector { allocation, dtype: self.dtype, len: self.len, written, used, stream, _source: None })
+    }
+
+    fn used(&self) -> Option<Arc<dyn DeviceEvent>> {
+        self.used.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Makes later work on a stream wait until the values are written.
+    fn wait_on(&self, stream: &Stream) -> Result<(), CudaError> {
+        match self.used() {
+            None => stream.wait_for(&self.written),
+            // SAFETY: the event lives during the call, and the driver does not need it afterwards.
+            Some(used) => unsafe { stream.wait_for_raw(used.raw() as usize as CUevent) },
+        }
     }
 }
 
@@ -95,7 +118,11 @@ unsafe impl DeviceMemory for DeviceVector {
     }
 
     fn written(&self) -> Option<u64> {
-        Some(self.written.raw() as u64)
+        Some(self.used().map_or(self.written.raw() as u64, |used| used.raw()))
+    }
+
+    fn used_until(&self, event: Arc<dyn DeviceEvent>) {
+        *self.used.lock().unwrap_or_else(PoisonError::into_inner) = Some(event);
     }
 
     fn to_host(&self) -> Result<Buffer, String> {
@@ -116,8 +143,10 @@ impl From<DeviceVector> for Buffer {
 
 impl Drop for DeviceVector {
     fn drop(&mut self) {
-        // Waits only for the copy into the vector. An operation that is still in flight would keep the vector alive.
-        while self.written.is_done() == Ok(false) {
+        // Waits for the copy into the vector, and for the last operation if it runs ahead. Any other operation that is
+        // still in flight would keep the vector alive.
+        let is_used = || self.used().is_some_and(|used| used.has_happened() == Ok(false));
+        while self.written.is_done() == Ok(false) || is_used() {
             yield_now();
         }
     }

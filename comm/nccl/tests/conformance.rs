@@ -52,6 +52,40 @@ mod threads {
     suite!(Threads);
 }
 
+/// Operations run ahead of the host. Ranks that run different operations are not compared.
+mod ahead {
+    cases! {
+        Ahead:
+        collectives:
+            every_operation_matches_its_definition,
+            vectors_of_many_chunks,
+            results_may_be_awaited_in_any_order,
+            many_all_to_alls_in_flight,
+            payload_follows_the_closed_forms,
+            random_programs;
+        coalesced:
+            coalesced_operations_match_separate_ones,
+            coalesced_vectors_of_many_chunks,
+            a_coalesced_operation_counts_as_one_call,
+            contradicting_vectors_are_refused_without_effect;
+        messages:
+            every_rank_sends_to_every_other_before_receiving,
+            receives_may_be_posted_ahead_of_collectives,
+            operations_that_are_not_awaited_do_not_time_out,
+            messages_keep_their_order,
+            large_and_empty_messages;
+        groups:
+            splits_are_independent_groups,
+            splits_of_splits;
+        mesh:
+            pipe_and_data_groups_run_concurrently;
+        in_place:
+            an_input_may_be_changed_once_it_is_returned;
+        faults:
+            contradicting_arguments_are_refused_without_effect;
+    }
+}
+
 /// Ranks synchronize like processes of one host.
 mod shared_memory {
     cases! {

@@ -175,6 +175,61 @@ fn a_host_abort_ends_device_collectives() {
     assert_eq!(live(), 0);
 }
 
+/// Operations that run ahead return before they are complete. The next operation reports the error, and names the rank
+/// that is missing.
+#[test]
+fn a_rank_that_is_missing_from_an_operation_that_runs_ahead_is_named() {
+    let Some(_alone) = alone_with_the_mock() else { return };
+    for size in [2, 4] {
+        let done = Barrier::new(size);
+        let errors = run(size, IMPATIENT, |comm, device| {
+            assert_eq!(reduce(comm, device), Ok(vec![size as f32; 1000]));
+            comm.run_ahead();
+            assert_eq!(reduce(comm, device), Ok(vec![size as f32; 1000]));
+            let error = (comm.rank() != 1).then(|| {
+                let begun = Instant::now();
+                let pending = comm.all_reduce(up(vec![1.0; 1000], device), ReduceOp::Sum);
+                let ahead = pending.wait().expect("the device has the operation in its queue");
+                assert!(begun.elapsed() < IMPATIENT / 2, "the result comes before the other ranks");
+                // Waits for the device, until the operation is aborted.
+                drop(down(ahead));
+                reduce(comm, device).expect_err("rank 1 is missing")
+            });
+            done.wait();
+            error
+        });
+        for error in errors.into_iter().flatten() {
+            let text = error.to_string();
+            assert!(text.contains("waiting for rank 1 in all_reduce #2"), "{text}");
+        }
+        assert_eq!(live(), 0);
+    }
+}
+
+/// The device reports an error while an operation that runs ahead is in its queue.
+#[test]
+fn an_error_of_an_operation_that_runs_ahead_reaches_every_rank() {
+    let Some(_alone) = alone_with_the_mock() else { return };
+    let errors = run(3, PATIENT, |comm, device| {
+        reduce(comm, device).expect("nothing is wrong yet");
+        comm.run_ahead();
+        reduce(comm, device).expect("nothing is wrong yet");
+        let _fault = comm.barrier().wait().map(|()| Fault::of_rank(c"mock_fails_rank", 1));
+        comm.barrier().wait().expect("all know of the fault");
+        let begun = Instant::now();
+        loop {
+            if let Err(error) = reduce(comm, device) {
+                return error;
+            }
+            assert!(begun.elapsed() < PATIENT);
+        }
+    });
+    for error in errors {
+        assert!(matches!(&error, CommError::Aborted { by: 1, reason, .. } if reason.starts_with("nccl: ")), "{error}");
+    }
+    assert_eq!(live(), 0);
+}
+
 #[test]
 fn buffers_that_the_group_cannot_use_are_refused() {
     let Some(_alone) = alone_in_pairs() else { return };

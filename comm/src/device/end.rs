@@ -1,40 +1,69 @@
 //! Runs a group's operations on a device: connects on first use, starts the operation, and waits for it until the
-//! deadline.
+//! deadline, or leaves it to a watch if the group runs ahead.
 
 use std::mem::forget;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread::{sleep, yield_now};
 use std::time::{Duration, Instant};
 
+use super::watch::{Watch, Watched};
 use super::{DeviceFabric, DeviceLane, DeviceWork, INVITATION};
 use crate::health::{Cause, Failure, Health};
 use crate::inquiry::{Inquest, Topic};
+use crate::lock::lock;
 use crate::signature::Signature;
 use crate::step::Deadline;
 
 /// A rank's end of a device connection. The connection is between all ranks of a group, or between two of them.
 pub(crate) struct DeviceEnd {
-    pub(crate) fabric: Arc<dyn DeviceFabric>,
-    pub(crate) health: Arc<Health>,
-    pub(crate) topic: Topic,
+    fabric: Arc<dyn DeviceFabric>,
+    health: Arc<Health>,
+    topic: Topic,
     /// This end's rank within the connection.
-    pub(crate) rank: usize,
+    rank: usize,
     /// The global ranks of all ends, by rank within the connection.
-    pub(crate) members: Vec<usize>,
+    members: Vec<usize>,
+    /// Whether operations run ahead of the host.
+    runs_ahead: Arc<AtomicBool>,
     /// `None` until connected.
-    pub(crate) lane: Option<Box<dyn DeviceLane>>,
+    open: Option<Open>,
+}
+
+/// An open connection.
+struct Open {
+    /// Watches the operations that run ahead; `None` before the first of them. Dropped before the lane.
+    watch: Option<Watch>,
+    lane: Arc<Mutex<Box<dyn DeviceLane>>>,
 }
 
 /// How long a wait polls before it sleeps. A small operation takes less time than it takes to wake a sleeping thread.
 const SPIN: Duration = Duration::from_micros(100);
 const NAP: Duration = Duration::from_micros(50);
 /// Interval at which a wait checks whether the job has failed.
-const LOOK: Duration = Duration::from_millis(5);
+pub(super) const LOOK: Duration = Duration::from_millis(5);
 
 impl DeviceEnd {
-    /// Runs an operation that all ranks have reached. `tell` sends the first rank's invitation to the others. It is
-    /// called only if the connection does not exist yet. Returns the buffers, unless the device may still be using
-    /// them. In that case they are leaked, because the device could otherwise write to memory that has been reused.
+    /// Describes an end that is not connected yet: rank `rank` of the global ranks `members`.
+    pub(crate) fn new(
+        fabric: Arc<dyn DeviceFabric>,
+        health: Arc<Health>,
+        topic: Topic,
+        (rank, members): (usize, Vec<usize>),
+        runs_ahead: Arc<AtomicBool>,
+    ) -> DeviceEnd {
+        DeviceEnd { fabric, health, topic, rank, members, runs_ahead, open: None }
+    }
+
+    /// Returns whether the next operation needs no meeting of the ranks on the host.
+    pub(crate) fn is_ahead(&self) -> bool {
+        self.open.is_some() && self.runs_ahead.load(Ordering::Relaxed)
+    }
+
+    /// Runs an operation that all ranks have reached or, if the group runs ahead, will reach. `tell` sends the first
+    /// rank's invitation to the others. It is called only if the connection does not exist yet. Returns the buffers,
+    /// unless the device may still be using them. In that case they are leaked, because the device could otherwise
+    /// write to memory that has been reused.
     pub(crate) fn carry_out<B>(
         &mut self,
         buffers: B,
@@ -43,20 +72,25 @@ impl DeviceEnd {
         signature: &Signature,
         deadline: Deadline,
     ) -> Result<B, Failure> {
+        let is_ahead = self.is_ahead();
         self.connect(tell, signature, deadline)?;
-        let Some(mut lane) = self.lane.take() else { return Err(self.failure("not connected")) };
+        let Some(mut open) = self.open.take() else { return Err(self.failure("not connected")) };
         let work = work(&buffers);
-        let outcome = lane.start(&work).map_err(|error| self.failure(&error));
-        match outcome.and_then(|()| self.wait(&mut *lane, deadline)) {
+        let started = lock(&open.lane).start(&work).map_err(|error| self.failure(&error));
+        let outcome = started.and_then(|()| match is_ahead {
+            false => self.wait(deadline, || lock(&open.lane).poll()),
+            true => self.run_ahead(&mut open, &work, signature, deadline),
+        });
+        match outcome {
             Ok(()) => {
-                self.lane = Some(lane);
+                self.open = Some(open);
                 Ok(buffers)
             }
             Err(failure) => {
                 // Report the failure to the other ranks before aborting. Otherwise they would wait during the abort, or
                 // blame this rank for leaving.
                 self.health.end_because(&failure, signature, deadline.timeout);
-                if !lane.abort() {
+                if !lock(&open.lane).abort() {
                     forget(buffers);
                 }
                 Err(failure)
@@ -64,15 +98,49 @@ impl DeviceEnd {
         }
     }
 
+    /// Waits until the device has an operation in its queue, and leaves it to the watch.
+    fn run_ahead(
+        &self,
+        open: &mut Open,
+        work: &DeviceWork<'_>,
+        signature: &Signature,
+        deadline: Deadline,
+    ) -> Result<(), Failure> {
+        let mut event = None;
+        self.wait(deadline, || {
+            event = lock(&open.lane).enqueued()?;
+            Ok(event.is_some())
+        })?;
+        let Some(event) = event else { return Err(self.failure("an operation has no event")) };
+        work.buffers().into_iter().for_each(|buffer| buffer.used_until(Arc::clone(&event)));
+        if open.watch.is_none() {
+            let watched = Watched {
+                lane: Arc::clone(&open.lane),
+                transport: self.fabric.transport(),
+                health: Arc::clone(&self.health),
+                topic: self.topic.clone(),
+                peers: self.peers(),
+            };
+            open.watch = Some(Watch::start(watched).map_err(|error| self.failure(&error.to_string()))?);
+        }
+        if let Some(watch) = &open.watch {
+            watch.add(signature, deadline.timeout, event);
+        }
+        Ok(())
+    }
+
     /// Leaves the connection. No operation runs afterwards.
     pub(crate) fn leave(&mut self) {
-        match (&mut self.lane, self.health.check()) {
-            (None, _) => {}
-            (Some(lane), Ok(())) => lane.leave(),
+        let Some(Open { watch, lane }) = &self.open else { return };
+        if let Some(watch) = watch {
+            watch.drain();
+        }
+        match self.health.check() {
+            Ok(()) => lock(lane).leave(),
             // The job has failed, so there is no peer to wait for.
-            (Some(lane), Err(_)) => {
-                lane.abort();
-                self.lane = None;
+            Err(_) => {
+                lock(lane).abort();
+                self.open = None;
             }
         }
     }
@@ -83,7 +151,7 @@ impl DeviceEnd {
         signature: &Signature,
         deadline: Deadline,
     ) -> Result<(), Failure> {
-        if self.lane.is_some() {
+        if self.open.is_some() {
             return Ok(());
         }
         let mut lane = self.fabric.lane().map_err(|error| self.failure(&error))?;
@@ -93,25 +161,29 @@ impl DeviceEnd {
         }
         tell(&mut invitation)?;
         let begun = lane.connect(&invitation, self.rank, self.members.len()).map_err(|error| self.failure(&error));
-        if let Err(failure) = begun.and_then(|()| self.wait(&mut *lane, deadline)) {
+        if let Err(failure) = begun.and_then(|()| self.wait(deadline, || lane.poll())) {
             self.health.end_because(&failure, signature, deadline.timeout);
             lane.abort();
             return Err(failure);
         }
-        self.lane = Some(lane);
+        self.open = Some(Open { watch: None, lane: Arc::new(Mutex::new(lane)) });
         Ok(())
     }
 
-    /// Waits for the device. All ranks have reached the operation, and any of them may have stopped since. This rank
-    /// therefore counts as waiting for all of its peers.
-    fn wait(&self, lane: &mut dyn DeviceLane, deadline: Deadline) -> Result<(), Failure> {
+    fn peers(&self) -> Vec<usize> {
         let own = self.members[self.rank];
-        let peers: Vec<usize> = self.members.iter().copied().filter(|member| *member != own).collect();
+        self.members.iter().copied().filter(|member| *member != own).collect()
+    }
+
+    /// Waits for the device until `poll` returns true. All ranks have reached the operation, and any of them may have
+    /// stopped since. This rank therefore counts as waiting for all of its peers.
+    fn wait(&self, deadline: Deadline, mut poll: impl FnMut() -> Result<bool, String>) -> Result<(), Failure> {
+        let peers = self.peers();
         let mut inquest = Inquest::new(&self.health, &self.topic, deadline);
         let begun = Instant::now();
         let mut looked = begun;
         loop {
-            if lane.poll().map_err(|error| self.failure(&error))? {
+            if poll().map_err(|error| self.failure(&error))? {
                 return Ok(());
             }
             if looked.elapsed() >= LOOK {
@@ -128,20 +200,23 @@ impl DeviceEnd {
         }
     }
 
-    /// Turns an error of the device or its library into the failure that ends the job. If the device failed only
-    /// because the job has ended, returns the cause of that end instead, which is more informative. The message with
-    /// the cause may still be in flight, so this waits up to [`GRACE`] for it.
     fn failure(&self, error: &str) -> Failure {
-        let until = Instant::now() + GRACE;
-        while Instant::now() < until {
-            if let Err(failure) = self.health.check() {
-                return failure;
-            }
-            sleep(Duration::from_millis(2));
-        }
-        let reason = format!("{}: {error}", self.fabric.transport());
-        Cause::Aborted { by: self.health.rank, reason }.into()
+        of_device(&self.health, self.fabric.transport(), error)
     }
+}
+
+/// Turns an error of the device or its library into the failure that ends the job. If the device failed only because the
+/// job has ended, returns the cause of that end instead, which is more informative. The message with the cause may
+/// still be in flight, so this waits up to [`GRACE`] for it.
+pub(super) fn of_device(health: &Health, transport: &str, error: &str) -> Failure {
+    let until = Instant::now() + GRACE;
+    while Instant::now() < until {
+        if let Err(failure) = health.check() {
+            return failure;
+        }
+        sleep(Duration::from_millis(2));
+    }
+    Cause::Aborted { by: health.rank, reason: format!("{transport}: {error}") }.into()
 }
 
 /// How long the cause of the job's end may take to arrive.

@@ -5,23 +5,44 @@
 //! [`DeviceBuffer`] in two steps. First, its ranks synchronize over their host transport and compare the signatures of
 //! their calls. This detects missing ranks and mismatched calls. Then each rank starts the operation on its device and
 //! waits until the device is done. The deadline is that of any other operation.
+//!
+//! A group can also run ahead ([`Communicator::run_ahead`](crate::Communicator::run_ahead)), once its ranks know that
+//! they make the same calls: its operations skip the first step, and their results are returned as soon as the device
+//! has the operation in its queue. A thread watches these operations, and enforces their deadlines (`watch.rs`).
 #![allow(unsafe_code)]
 
 mod end;
+mod watch;
 
 use std::any::Any;
 use std::fmt;
+use std::sync::Arc;
 
 use crate::buffer::{Buffer, Dtype};
 use crate::communicator::ReduceOp;
 
 pub(crate) use end::DeviceEnd;
 
+/// A point in the work of a device.
+pub trait DeviceEvent: Send + Sync {
+    /// Returns the event of the device's library (a `CUevent`), which lives as long as this value.
+    fn raw(&self) -> u64;
+
+    /// Returns whether all work before the event is complete.
+    ///
+    /// # Errors
+    /// Returns the device's error.
+    fn has_happened(&self) -> Result<bool, String>;
+}
+
 /// Values in the memory of a device.
 ///
 /// # Safety
 /// `address` must point to `len` elements of `dtype` in the memory of the device. No other code may use these elements
-/// while this value lives, because devices read and write them asynchronously.
+/// while this value lives, because devices read and write them asynchronously. After [`used_until`], also later code
+/// may use or free them only in work of the device that waits for the event.
+///
+/// [`used_until`]: DeviceMemory::used_until
 pub unsafe trait DeviceMemory: Any + fmt::Debug + Send + Sync {
     /// Returns the element type.
     fn dtype(&self) -> Dtype;
@@ -41,8 +62,12 @@ pub unsafe trait DeviceMemory: Any + fmt::Debug + Send + Sync {
     fn address(&self) -> u64;
 
     /// Returns the event of the device's library (a `CUevent`) that is recorded after the elements' values are written.
-    /// Returns `None` if the values are written already. The event must live as long as this value.
+    /// Returns `None` if the values are written already. The event must live as long as this value, or until the next
+    /// call of `used_until`.
     fn written(&self) -> Option<u64>;
+
+    /// Sets the event until which an operation reads or writes the elements. The values are written when it happens.
+    fn used_until(&self, event: Arc<dyn DeviceEvent>);
 
     /// Copies the values to host memory.
     ///
@@ -143,8 +168,8 @@ pub trait DeviceLane: Send {
     /// Returns the error of the device or its library.
     fn connect(&mut self, invitation: &[u8; INVITATION], rank: usize, size: usize) -> Result<(), String>;
 
-    /// Starts an operation. Its buffers stay alive until `poll` returns `true`, or until `abort` reports that the
-    /// device no longer uses them.
+    /// Starts an operation, after all operations that were started earlier. Its buffers stay alive until `poll` returns
+    /// `true`, until the event of `enqueued` happens, or until `abort` reports that the device no longer uses them.
     ///
     /// # Errors
     /// Returns the error of the device or its library.
@@ -153,10 +178,17 @@ pub trait DeviceLane: Send {
     /// Returns whether the connection or operation that was started last is complete. Does not block.
     ///
     /// # Errors
-    /// Returns the error that the operation ended with.
+    /// Returns the error that the connection or an operation ended with.
     fn poll(&mut self) -> Result<bool, String>;
 
-    /// Aborts the connection or operation in flight, on this rank and its peers. Returns within seconds, and tells
+    /// Returns the event that happens when the operation that was started last is complete; `None` if the device does
+    /// not have the whole operation in its queue yet. Does not block.
+    ///
+    /// # Errors
+    /// As [`poll`](DeviceLane::poll).
+    fn enqueued(&mut self) -> Result<Option<Arc<dyn DeviceEvent>>, String>;
+
+    /// Aborts the connection or the operations in flight, on this rank and its peers. Returns within seconds, and tells
     /// whether the device has stopped using the buffers. No operation is started afterwards.
     fn abort(&mut self) -> bool;
 
@@ -232,6 +264,20 @@ pub struct ShardedMemory<'a> {
     /// Elements of each rank's range.
     pub counts: &'a [usize],
 }
+
+/// Returns the bytes that a rank's block of a flat buffer has for a vector with these counts, whose elements have `size`
+/// bytes. A transport whose collectives need ranges of equal length copies uneven vectors into such a buffer, with one
+/// block per rank. Returns `None` if the ranges have equal lengths, or differ so much that the buffer would be more than
+/// twice as large as the vector.
+#[must_use]
+pub fn flat_block(counts: &[usize], size: usize) -> Option<usize> {
+    let (longest, sum) = (counts.iter().max().copied()?, counts.iter().sum::<usize>());
+    let is_even = counts.iter().all(|&count| count == longest);
+    (!is_even && longest * counts.len() <= 2 * sum).then(|| (longest * size).next_multiple_of(ALIGNMENT))
+}
+
+/// Alignment of a vector's place in a block of a flat buffer.
+const ALIGNMENT: usize = 16;
 
 impl DeviceWork<'_> {
     /// Returns all buffers of the operation.

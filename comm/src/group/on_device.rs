@@ -23,14 +23,9 @@ impl Group {
     pub(super) fn device_end(&self, operation: Operation, peer: usize, waiters: &Arc<Waiters>) -> Option<DeviceEnd> {
         let Membership { group, rank: own, ref members, .. } = *self.membership();
         let (from, to, rank) = if operation == Operation::Send { (own, peer, 0) } else { (peer, own, 1) };
-        Some(DeviceEnd {
-            fabric: self.devices.clone()?,
-            health: Arc::clone(&self.context.health),
-            topic: Topic::messages(group, from, to, waiters),
-            rank,
-            members: vec![members[from], members[to]],
-            lane: None,
-        })
+        let topic = Topic::messages(group, from, to, waiters);
+        let (health, place) = (Arc::clone(&self.context.health), (rank, vec![members[from], members[to]]));
+        Some(DeviceEnd::new(self.devices.clone()?, health, topic, place, Arc::clone(&self.runs_ahead)))
     }
 
     pub(super) fn all_reduce_on_device(
@@ -136,7 +131,8 @@ impl Group {
         self.collective_on_device_after(meet, signature, sent, buffers, work, result)
     }
 
-    /// Runs a collective on the device after `meet`, in which the ranks synchronize on the host.
+    /// Runs a collective on the device after `meet`, in which the ranks synchronize on the host unless the group runs
+    /// ahead.
     fn collective_on_device_after<B: Send + 'static, T: Send + 'static>(
         &self,
         meet: impl FnOnce(&mut dyn Collective, &Signature, Deadline) -> Result<Carried, Failure> + Send + 'static,
@@ -151,7 +147,9 @@ impl Group {
         };
         let size = self.size();
         self.submit(&self.collectives, signature, move |endpoint, signature, deadline| {
-            meet(endpoint, signature, deadline)?;
+            if !lock(&end).is_ahead() {
+                meet(endpoint, signature, deadline)?;
+            }
             let tell = |invitation: &mut [u8; _]| {
                 let mut ranges = vec![invitation.len()..invitation.len(); size];
                 ranges[0] = 0..invitation.len();
@@ -173,7 +171,9 @@ impl Group {
             return self.invalid(signature.operation, "the group has no devices".into());
         };
         self.submit(lane, signature, move |outbox, signature, deadline| {
-            outbox.send(signature, &[], deadline)?;
+            if !lock(&end).is_ahead() {
+                outbox.send(signature, &[], deadline)?;
+            }
             let tell = |invitation: &mut [u8; _]| outbox.send(signature, invitation, deadline).map(|_| ());
             let bytes = buffer.size_bytes();
             let buffer = lock(&end).carry_out(
@@ -197,7 +197,9 @@ impl Group {
             return self.invalid(signature.operation, "the group has no devices".into());
         };
         self.submit(lane, signature, move |inbox, signature, deadline| {
-            inbox.recv(signature, &mut [], deadline)?;
+            if !lock(&end).is_ahead() {
+                inbox.recv(signature, &mut [], deadline)?;
+            }
             let tell = |invitation: &mut [u8; _]| inbox.recv(signature, invitation, deadline);
             let buffer = lock(&end).carry_out(
                 buffer,

@@ -87,7 +87,7 @@ pub(crate) fn coalesced_vectors_of_many_chunks(kind: Kind) {
             }
             let stats = comm.stats();
             for operation in [Operation::AllReduce, Operation::AllGather, Operation::ReduceScatter] {
-                let in_place = kind == Kind::Threads || (IN_PLACE && kind == Kind::SharedMemory);
+                let in_place = matches!(kind, Kind::Threads | Kind::Ahead) || (IN_PLACE && kind == Kind::SharedMemory);
                 let expected = if in_place { 3 } else { 0 };
                 assert_eq!((stats[operation].calls, stats[operation].in_place), (3, expected), "{operation}");
             }

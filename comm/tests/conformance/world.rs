@@ -10,6 +10,9 @@ use zero_comm::{Communicator, LauncherEnvironment, Options, Transport, connect, 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     Threads,
+    /// Threads whose operations on devices run ahead of the host.
+    #[allow(dead_code)]
+    Ahead,
     SharedMemory,
     Tcp,
     /// Two hosts; the first has the larger half of the ranks.
@@ -50,11 +53,12 @@ pub(crate) fn run_catching<T: Send>(
     let transport = match kind {
         Kind::Tcp => Transport::Tcp,
         Kind::Hosts | Kind::Pairs => Transport::Auto,
-        Kind::Threads | Kind::SharedMemory => Transport::SharedMemory,
+        Kind::Threads | Kind::Ahead | Kind::SharedMemory => Transport::SharedMemory,
     };
     let options = Options { transport, token: Some("conformance".into()), ..options.clone() };
     let store = StoreServer::bind(("127.0.0.1", 0), options.token.as_deref()).expect("a free port");
-    let mut in_process = if kind == Kind::Threads { threads(size, &options) } else { Vec::new() };
+    let is_in_process = matches!(kind, Kind::Threads | Kind::Ahead);
+    let mut in_process = if is_in_process { threads(size, &options) } else { Vec::new() };
     let place = |rank| LauncherEnvironment {
         rank,
         world_size: size,
@@ -69,17 +73,20 @@ pub(crate) fn run_catching<T: Send>(
     let (rank, options, place, met) = (&rank, &options, &place, &met);
     std::thread::scope(|scope| {
         let start = |number: usize| {
-            let ready = (kind == Kind::Threads).then(|| in_process.remove(0));
+            let ready = is_in_process.then(|| in_process.remove(0));
             scope.spawn(move || {
                 let host = match kind {
                     Kind::Hosts => Some(number / first_host(size)),
                     Kind::Pairs => Some(number / 2),
-                    Kind::Threads | Kind::SharedMemory | Kind::Tcp => None,
+                    Kind::Threads | Kind::Ahead | Kind::SharedMemory | Kind::Tcp => None,
                 };
                 let host = host.map(|host| host.to_string());
                 let options = Options { host, ..options.clone() };
                 let comm = ready.unwrap_or_else(|| connect(&place(number), &options).expect("the ranks meet"));
                 let comm = crate::tested(comm);
+                if kind == Kind::Ahead {
+                    comm.run_ahead();
+                }
                 assert_eq!((comm.rank(), comm.size()), (number, size));
                 met.fetch_add(1, Ordering::SeqCst);
                 let patience = Instant::now() + Duration::from_secs(60);

@@ -5,6 +5,7 @@ pub(crate) mod evaluation;
 mod local_steps;
 mod loop_keys;
 mod parts;
+mod run_ahead;
 mod step;
 mod values;
 
@@ -34,6 +35,7 @@ use crate::executor::tracked::Tracked;
 use crate::settings::{Settings, sharing, working_dtype};
 use crate::stage_plan::StagePlan;
 use crate::timing::{self, Timing};
+use run_ahead::{is_ahead, run_ahead};
 
 pub use step::Step;
 
@@ -189,12 +191,16 @@ impl Engine {
         if let Some(outer) = &mut settings.zero.outer {
             outer.share.replicate = place.replicate;
         }
-        let program = stage_plan.kept(stage_plan.training(layout.shape()), stage, layout.shape())?;
+        let programs = stage_plan.training(layout.shape());
+        let program = stage_plan.kept(programs.clone(), stage, layout.shape())?;
         let kept = activation_offload::open(&config, &settings, &model, &program);
         let kept = kept.inspect_err(|error| comm.abort(&error.to_string()))?;
         let clock = device::timeline(&config, model.device()).inspect_err(|error| comm.abort(&error.to_string()))?;
         let world = device::connect(&config, model.device(), comm.clone(), &mut settings.zero.on_gpu, clock.as_ref());
         let (world, between_gpus) = world.inspect_err(|error| comm.abort(&error.to_string()))?;
+        if is_ahead(&config, &settings.zero.on_gpu) {
+            run_ahead(&programs, &*comm, &*world)?;
+        }
         let mut groups = match settings.zero.outer {
             Some(_) => Groups::of_replicates_alone(world, whole)?,
             None => Groups::new(world, whole)?,

@@ -9,6 +9,7 @@ use zero_partition::Order;
 use zero_pipeline::ZeroStage;
 
 use super::Engine;
+use super::run_ahead::{agree_on_programs, is_ahead};
 use crate::batch::Batch;
 use crate::error::Error;
 use crate::executor::activation_offload::ActivationOffload;
@@ -229,7 +230,11 @@ impl Engine {
             Some(program) => program,
             None => {
                 let (shape, stage) = (self.zero.layout().shape(), self.zero.groups().at().stage);
-                self.stage_plan.kept(self.stage_plan.training(shape), stage, shape)?
+                let programs = self.stage_plan.training(shape);
+                if is_ahead(&self.config, &self.settings.zero.on_gpu) {
+                    agree_on_programs(&programs, &*self.comm)?;
+                }
+                self.stage_plan.kept(programs, stage, shape)?
             }
         };
         self.other_programs.insert(now, std::mem::replace(&mut self.program, program));

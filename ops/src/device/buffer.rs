@@ -1,21 +1,63 @@
 //! Passes candle's storages to collectives as GPU memory.
 
 use std::ops::Range;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use candle_core::backend::BackendStorage;
 use candle_core::{CudaStorage, DType, Device, Result, Storage, Tensor, bail};
-use zero_comm::{Buffer, DeviceBuffer, DeviceMemory, Dtype};
+use zero_comm::{Buffer, DeviceBuffer, DeviceEvent, DeviceMemory, Dtype};
 
+use super::memory::wait_for;
 use super::{Mark, address_of, copy, download, elements_of, room};
 use crate::sequence::{Element, of_element};
 
-/// Values on the GPU. They are complete once the stream has passed the event `written`.
+/// Values on the GPU. They are complete once the stream has passed the event `written`, or `used` if there is one.
 struct Moving {
-    storage: CudaStorage,
+    /// `None` once the storage has been taken.
+    storage: Option<CudaStorage>,
     len: usize,
     dtype: Dtype,
     address: u64,
     written: Mark,
+    /// The end of the last collective that used the values, if it may still run.
+    used: Mutex<Option<Arc<dyn DeviceEvent>>>,
+}
+
+impl Moving {
+    fn new(storage: CudaStorage, len: usize, dtype: Dtype) -> Result<Self> {
+        let (address, written) = (address_of(&storage)?, Mark::new(&storage.device)?);
+        Ok(Self { storage: Some(storage), len, dtype, address, written, used: Mutex::default() })
+    }
+
+    fn used(&self) -> Option<Arc<dyn DeviceEvent>> {
+        self.used.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Returns the storage, whose stream waits for the last collective.
+    fn storage(&self) -> Result<&CudaStorage> {
+        let Some(storage) = &self.storage else { bail!("{OP}: the values have been taken") };
+        match self.used() {
+            None => Ok(storage),
+            Some(used) => wait_for(&storage.device, &*used).map(|()| storage),
+        }
+    }
+
+    fn take(&mut self) -> Result<CudaStorage> {
+        self.storage()?;
+        match self.storage.take() {
+            Some(storage) => Ok(storage),
+            None => bail!("{OP}: the values have been taken"),
+        }
+    }
+}
+
+impl Drop for Moving {
+    fn drop(&mut self) {
+        // The storage is freed in the order of its stream, which must wait for the last collective.
+        if self.storage.is_some() && self.storage().is_err() {
+            std::mem::forget(self.storage.take());
+        }
+    }
 }
 
 impl std::fmt::Debug for Moving {
@@ -44,8 +86,7 @@ pub fn to_send(storage: CudaStorage, len: usize) -> Result<Buffer> {
     if len > elements_of(&storage) {
         bail!("{OP}: {len} values of a storage of {}", elements_of(&storage));
     }
-    let (address, written) = (address_of(&storage)?, Mark::new(&storage.device)?);
-    Ok(Buffer::Device(DeviceBuffer::new(Moving { storage, len, dtype, address, written })))
+    Ok(Buffer::Device(DeviceBuffer::new(Moving::new(storage, len, dtype)?)))
 }
 
 /// Copies a tensor on a GPU, of dtype f32, bf16 or f16, into a GPU buffer that collectives can send.
@@ -102,14 +143,14 @@ pub fn room_to_receive(device: &Device, dtype: DType, elements: usize) -> Result
 pub fn storage_of(buffer: Buffer) -> Result<CudaStorage> {
     let Buffer::Device(buffer) = buffer else { bail!("{OP}: values on the host instead of a GPU") };
     match buffer.downcast::<Moving>() {
-        Ok(moving) => Ok(moving.storage),
+        Ok(mut moving) => moving.take(),
         Err(_) => bail!("{OP}: this module did not create the GPU buffer"),
     }
 }
 
 // SAFETY: the storage holds at least `len` elements of `dtype` at `address`, nothing else refers to it, and it is freed
-// after all of candle's work on its stream. Collectives return it when they are done with it, and keep it alive until
-// then.
+// after all of candle's work on its stream. The stream waits for the end of the last collective before the storage is
+// used or freed. Collectives that do not run ahead return the storage when they are done with it.
 unsafe impl DeviceMemory for Moving {
     fn dtype(&self) -> Dtype {
         self.dtype
@@ -120,7 +161,7 @@ unsafe impl DeviceMemory for Moving {
     }
 
     fn device(&self) -> usize {
-        self.storage.device.cuda_stream().context().ordinal()
+        self.storage.as_ref().map_or(usize::MAX, |storage| storage.device.cuda_stream().context().ordinal())
     }
 
     fn address(&self) -> u64 {
@@ -128,20 +169,23 @@ unsafe impl DeviceMemory for Moving {
     }
 
     fn written(&self) -> Option<u64> {
-        Some(self.written.raw())
+        Some(self.used().map_or(self.written.raw(), |used| used.raw()))
+    }
+
+    fn used_until(&self, event: Arc<dyn DeviceEvent>) {
+        *self.used.lock().unwrap_or_else(PoisonError::into_inner) = Some(event);
     }
 
     fn to_host(&self) -> std::result::Result<Buffer, String> {
-        on_host(&self.storage, 0..self.len).map_err(|error| error.to_string())
+        self.storage().and_then(|storage| on_host(storage, 0..self.len)).map_err(|error| error.to_string())
     }
 
     fn duplicate(&self) -> std::result::Result<Box<dyn DeviceMemory>, String> {
-        let dtype: DType = self.storage.dtype();
         let copied = || {
-            let mut to = room(&self.storage.device, dtype, self.len)?;
-            copy(&self.storage, 0..self.len, &mut to, 0..self.len)?;
-            let (address, written) = (address_of(&to)?, Mark::new(&to.device)?);
-            Ok::<_, candle_core::Error>(Moving { storage: to, len: self.len, dtype: self.dtype, address, written })
+            let storage = self.storage()?;
+            let mut to = room(&storage.device, storage.dtype(), self.len)?;
+            copy(storage, 0..self.len, &mut to, 0..self.len)?;
+            Moving::new(to, self.len, self.dtype)
         };
         Ok(Box::new(copied().map_err(|error| error.to_string())?))
     }

@@ -8,6 +8,8 @@ use candle_core::cuda_backend::cudarc::driver::CudaSlice;
 use candle_core::cuda_backend::{CudaStorageSlice, cudarc};
 use candle_core::{CpuStorage, CudaDevice, CudaStorage, DType, Error, Result, bail};
 use cudarc::driver::DeviceRepr;
+use cudarc::driver::sys::CUevent;
+use zero_comm::DeviceEvent;
 use zero_cuda::Event;
 use zero_kernels::Address;
 
@@ -141,4 +143,14 @@ impl Mark {
     pub fn raw(&self) -> u64 {
         self.0.raw() as u64
     }
+}
+
+/// Makes later work on the stream wait for the event.
+///
+/// # Errors
+/// Returns the driver's error.
+pub(super) fn wait_for(device: &CudaDevice, event: &dyn DeviceEvent) -> Result<()> {
+    let of = Arc::clone(Gpu::new(device)?.kernels.device());
+    // SAFETY: the event lives during the call, and the driver does not need it afterwards.
+    on_stream(device, &of, |stream| unsafe { stream.wait_for_raw(event.raw() as usize as CUevent) })
 }

@@ -50,7 +50,7 @@ pub fn open(ordinal: usize) -> Result<Device> {
     // before its last use.
     unsafe { device.disable_event_tracking() };
     pool::keep_freed_memory(&device)?;
-    pool::share_with_peers(&device)?;
+    zero_cuda::Device::open(ordinal).and_then(|device| device.share_pool_with_peers()).map_err(driver)?;
     Ok(Device::Cuda(device))
 }
 

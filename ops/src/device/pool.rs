@@ -1,12 +1,8 @@
 //! The memory pool of a GPU: the driver's stream-ordered pool.
 
 use std::ffi::c_void;
-use std::sync::{Mutex, PoisonError};
 
-use candle_core::cuda_backend::cudarc::driver::sys::{
-    self, CUdevice, CUmemAccess_flags, CUmemAccessDesc, CUmemLocation, CUmemLocationType, CUmemPool_attribute,
-    CUmemoryPool, CUresult,
-};
+use candle_core::cuda_backend::cudarc::driver::sys::{self, CUdevice, CUmemPool_attribute, CUmemoryPool, CUresult};
 use candle_core::{CudaDevice, Device, Result, bail};
 
 fn check(call: &str, code: CUresult) -> Result<()> {
@@ -37,49 +33,6 @@ pub(super) fn keep_freed_memory(device: &CudaDevice) -> Result<()> {
     // SAFETY: the attribute is a 64-bit number, which the call reads.
     let code = unsafe { sys::cuMemPoolSetAttribute(pool, threshold, (&raw mut all).cast::<c_void>()) };
     check("cuMemPoolSetAttribute", code)
-}
-
-/// The devices whose pools this process uses.
-static USED: Mutex<Vec<(CUdevice, Pool)>> = Mutex::new(vec![]);
-
-/// The driver's pool, which lives as long as the process.
-#[derive(Clone, Copy)]
-struct Pool(CUmemoryPool);
-
-// SAFETY: the driver may be called from any thread.
-unsafe impl Send for Pool {}
-
-/// Gives the other devices of this process access to this device's pool, and this device access to their pools, where
-/// peer access is possible. If ranks are threads of one process, NCCL copies directly from one device to another and
-/// needs this access, because `cuCtxEnablePeerAccess` does not cover memory from a pool.
-pub(super) fn share_with_peers(device: &CudaDevice) -> Result<()> {
-    let Some(own_pool) = pool(device)? else { return Ok(()) };
-    let own = device.cuda_stream().context().cu_device();
-    let mut used = USED.lock().unwrap_or_else(PoisonError::into_inner);
-    if used.iter().any(|(device, _)| *device == own) {
-        return Ok(());
-    }
-    for &(peer, Pool(peer_pool)) in used.iter() {
-        admit(peer, own, own_pool)?;
-        admit(own, peer, peer_pool)?;
-    }
-    used.push((own, Pool(own_pool)));
-    Ok(())
-}
-
-/// Lets `reader` access the memory of a pool of `owner`, if the devices support peer access.
-fn admit(reader: CUdevice, owner: CUdevice, pool: CUmemoryPool) -> Result<()> {
-    let mut reaches = 0;
-    // SAFETY: the call writes one number.
-    check("cuDeviceCanAccessPeer", unsafe { sys::cuDeviceCanAccessPeer(&raw mut reaches, reader, owner) })?;
-    if reaches == 0 {
-        // NCCL uses another path.
-        return Ok(());
-    }
-    let location = CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: reader };
-    let access = CUmemAccessDesc { location, flags: CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE };
-    // SAFETY: the call reads one description.
-    check("cuMemPoolSetAccess", unsafe { sys::cuMemPoolSetAccess(pool, &raw const access, 1) })
 }
 
 /// Returns the peak number of bytes in use by this process on the GPU, or `None` on the CPU.

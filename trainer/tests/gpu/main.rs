@@ -1,6 +1,7 @@
 //! Compares training on a GPU with training on the CPU. The GPU is the emulated GPU that docs/gpu-kernels.md describes
 //! or, with `ZERO_TRAIN_CUDA_TESTS=1`, a GPU of this machine.
 
+mod ahead;
 mod groups;
 mod memory;
 #[path = "../../../cuda/tests/mock/mod.rs"]

@@ -102,6 +102,10 @@ impl Communicator for Staged {
         self.inner.with_devices(devices)
     }
 
+    fn run_ahead(&self) {
+        self.inner.run_ahead();
+    }
+
     fn abort(&self, reason: &str) {
         self.inner.abort(reason);
     }

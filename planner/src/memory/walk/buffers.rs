@@ -149,6 +149,8 @@ impl Walk<'_> {
         }
         let sends_narrow = self.sends_narrow();
         if self.scatters(id) {
+            let flat = self.flat_sums(id);
+            self.add(Category::Staging, flat);
             match sends_narrow {
                 true => self.add(Category::Staging, self.shard(id) * 2),
                 false => self.take(Category::Staging, self.shard(id)),
@@ -156,6 +158,12 @@ impl Walk<'_> {
         }
         let is_narrow = segment.placements.gradients == Placement::Replicated && self.keeps_narrow();
         self.pack(category, elements, is_narrow);
+    }
+
+    /// Returns the bytes of the flat buffer through which NCCL reduces the segment's gradients.
+    fn flat_sums(&self, id: SegmentId) -> u64 {
+        let width = if self.sends_narrow() { 2 } else { 4 };
+        if self.is_resident && self.on_gpu().sums { self.segment(id).flat_bytes(width) as u64 } else { 0 }
     }
 
     /// Converts a gradient to the communication dtype, from bf16 if `is_narrow`, otherwise from f32.
@@ -206,6 +214,8 @@ impl Walk<'_> {
         if !coded.is_empty() {
             self.await_coded(id, &coded);
         } else if self.scatters(id) {
+            let flat = self.flat_sums(id);
+            self.free(Category::Staging, flat);
             self.receive(Category::Staging, shard);
             if !is_sharded {
                 self.receive(category, elements);

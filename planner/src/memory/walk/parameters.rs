@@ -44,7 +44,17 @@ impl Walk<'_> {
         if let Some(bytes) = self.gathered_codes(id) {
             return self.meter.add(Category::Staging, bytes);
         }
+        let flat = self.flat(id);
+        self.meter.add_at(Category::Staging, flat, true);
         self.gather_values(id);
+    }
+
+    /// Returns the bytes of the flat buffer through which NCCL gathers the segment.
+    fn flat(&self, id: SegmentId) -> u64 {
+        match self.on_gpu().gathers && self.on_gpu().layers {
+            true => self.segment(id).flat_bytes(self.width_of(id) as usize) as u64,
+            false => 0,
+        }
     }
 
     /// Starts a gather of values rather than codes. Gathers from secondary shards always send values.
@@ -57,9 +67,16 @@ impl Walk<'_> {
     }
 
     pub(super) fn await_gather(&mut self, id: SegmentId) {
-        if let Some(bytes) = self.gathered_codes(id) {
-            self.add_gathered(self.elements(id));
-            self.meter.free(Category::Staging, bytes);
+        match self.gathered_codes(id) {
+            Some(bytes) => {
+                self.add_gathered(self.elements(id));
+                self.meter.free(Category::Staging, bytes);
+            }
+            None if !self.is_whole(id) => {
+                let flat = self.flat(id);
+                self.meter.free_at(Category::Staging, flat, true);
+            }
+            None => {}
         }
         self.await_values(id);
     }
