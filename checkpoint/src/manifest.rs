@@ -14,6 +14,8 @@ use zero_optim::{Average, AverageSums, ScheduleFree};
 pub use parameter::{CutEntry, ParameterEntry, PieceEntry};
 pub(crate) use parameter::{QuantizedEntry, is_zero};
 
+use zero_model::ops::QuantizedFormat;
+
 use crate::error::CheckpointError;
 use crate::local::{self, LocalSteps};
 
@@ -245,7 +247,10 @@ impl Manifest {
                 return Err(format!("`{name}` is quantized and not frozen"));
             }
             let elements = parameter.quantized.as_ref().map_or(elements, |quantized| quantized.bytes);
-            let is_wrong = |cut: &CutEntry| elements == 0 || cut.ranks > self.shards.len();
+            let has_scales = parameter.quantized.as_ref().is_some_and(|of| of.format == QuantizedFormat::Int8.name());
+            let is_wrong = |cut: &CutEntry| {
+                elements == 0 || cut.ranks == 0 || cut.ranks > self.shards.len() || cut.shared > 0 && !has_scales
+            };
             if parameter.cut.as_ref().is_some_and(is_wrong) {
                 return Err(format!("`{name}` cannot be split in this way"));
             }
@@ -267,8 +272,9 @@ impl Manifest {
                 next = piece.end;
             }
             let covered = parameter.pieces.iter().map(|piece| piece.end - piece.start).sum::<usize>();
-            let stored = slices.iter().sum::<usize>();
-            if covered != stored {
+            let stored = slices.iter().try_fold(0usize, |sum, &slice| sum.checked_add(slice));
+            if stored != Some(covered) {
+                let stored = stored.unwrap_or(usize::MAX);
                 return Err(format!("the pieces of `{name}` cover {covered} of {stored} elements"));
             }
             let of_run = (self.states.as_slice(), slices.as_slice(), self.shards.len());

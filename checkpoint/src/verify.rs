@@ -330,6 +330,14 @@ mod tests {
         ] {
             assert!(parsed(wrong.clone(), pieces).is_err(), "{wrong:?}");
         }
+        // Without slices or pieces, nothing would be read.
+        let mut empty = manifest.clone();
+        let entry = empty.parameters.get_mut("a.weight").unwrap();
+        (entry.cut, entry.pieces) = (Some(cut(0, &[4], 0)), vec![]);
+        assert!(Manifest::parse(empty.text().unwrap().as_bytes()).is_err());
+        // Only weights in 8 bits have scales that all slices share.
+        let shared = CutEntry { shared: 2, ..cut(0, &[2], 2) };
+        assert!(parsed(shared, [(0, 0, 150), (1, 0, 150)]).is_err());
         for wrong in [
             [(0, 0, 100), (1, 1, 100)],
             [(0, 0, 100), (0, 0, 100)],

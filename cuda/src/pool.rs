@@ -23,28 +23,28 @@ impl Device {
     /// Gives the other devices of this process access to this device's stream-ordered memory pool, and this device
     /// access to their pools, where peer access is possible. If ranks are threads of one process, NCCL copies directly
     /// from one device to another and needs this access, because `cuCtxEnablePeerAccess` does not cover memory from a
-    /// pool. Does nothing if the device has no such pool.
+    /// pool. Returns whether the device has such a pool.
     ///
     /// # Errors
     /// Returns the driver's error.
-    pub fn share_pool_with_peers(&self) -> Result<(), CudaError> {
+    pub fn share_pool_with_peers(&self) -> Result<bool, CudaError> {
         self.make_current()?;
         let (own, mut pool) = (self.raw(), std::ptr::null_mut());
         // SAFETY: the call writes one handle.
         match unsafe { sys::cuDeviceGetMemPool(&raw mut pool, own) } {
-            CUresult::CUDA_ERROR_NOT_SUPPORTED => return Ok(()),
+            CUresult::CUDA_ERROR_NOT_SUPPORTED => return Ok(false),
             code => check("cuDeviceGetMemPool", code)?,
         }
         let mut used = USED.lock().unwrap_or_else(PoisonError::into_inner);
         if used.iter().any(|(device, _)| *device == own) {
-            return Ok(());
+            return Ok(true);
         }
         for &(peer, Pool(peer_pool)) in used.iter() {
             admit(peer, own, pool)?;
             admit(own, peer, peer_pool)?;
         }
         used.push((own, Pool(pool)));
-        Ok(())
+        Ok(true)
     }
 }
 

@@ -108,6 +108,7 @@ impl Settings {
                 zero_stage,
                 ranks,
                 secondary: config.secondary_group_size(),
+                tensor: config.tensor_size(),
                 persistence_threshold: config.zero.stage3_param_persistence_threshold,
                 model_persistence_threshold: config.zero.stage3_model_persistence_threshold,
             },

@@ -49,6 +49,8 @@ pub struct LayoutOptions {
     pub ranks: usize,
     /// Number of ranks of a near group, if near groups hold secondary shards; a divisor of `ranks`.
     pub secondary: Option<usize>,
+    /// Number of ranks of a tensor group.
+    pub tensor: usize,
     /// Maximum elements of a parameter that stays gathered at stage 3.
     pub persistence_threshold: usize,
     /// Maximum total elements of parameters that stay gathered at stage 3.
@@ -81,8 +83,7 @@ impl Layout {
         let options =
             &LayoutOptions { secondary: options.secondary.filter(|_| 1 < near && near < options.ranks), ..*options };
         let persistent = persistent(model, options);
-        let cuts = model.parameters().iter().any(|parameter| parameter.cut().is_some());
-        let is_shared = |p: ParameterId| cuts && model.parameters()[p].cut().is_none();
+        let is_shared = |p: ParameterId| options.tensor > 1 && model.parameters()[p].cut().is_none();
         let mut work = vec![0; options.ranks];
         let mut segments: Vec<Segment> = vec![];
         for (index, layer) in model.layers().iter().enumerate() {

@@ -38,8 +38,7 @@ pub struct Segment {
     pub placements: Placements,
     /// Memory tiers of each rank's part.
     pub tiers: Tiers,
-    /// Whether each rank of a tensor group has these parameters whole, while the group cuts other parameters. Their
-    /// gradients are summed over the group.
+    /// Whether each rank of a tensor group has these parameters whole. Their gradients are summed over the group.
     pub is_shared: bool,
     /// Whether training changes the parameters. A frozen segment has no gradient, no master and no optimizer state.
     pub is_trainable: bool,

@@ -57,7 +57,7 @@ impl Degrees {
     }
 }
 
-/// A proof that the degrees of the axes divide the ranks evenly. The world size is the product of the pipe, replicate,
+/// The arrangement of ranks, whose degrees divide the ranks evenly. The world size is the product of the pipe, replicate,
 /// shard and tensor axes. Near groups and context groups are parts of shard groups.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Mesh {

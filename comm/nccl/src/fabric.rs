@@ -52,6 +52,10 @@ impl DeviceFabric for Nccl {
     }
 
     fn lane(&self) -> Result<Box<dyn DeviceLane>, String> {
+        // Flat buffers come from the pool.
+        if !self.device.share_pool_with_peers().map_err(|error| error.to_string())? {
+            return Err("the GPU has no memory pools; set `launcher.gpu_transport: host`".into());
+        }
         let lane = Lane::new(&self.device, self.recorder.clone());
         Ok(Box::new(lane.map_err(|error| error.to_string())?))
     }

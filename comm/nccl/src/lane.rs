@@ -63,6 +63,8 @@ enum State {
     Launching,
     /// NCCL has enqueued the whole operation on the stream, and this lane has recorded the completion event after it.
     Running,
+    /// The connection was aborted, perhaps by a watch on another thread. It runs no operation any more.
+    Aborted,
 }
 
 /// How long a leaving rank waits for its peers to receive the data that it sent. After that, it leaves anyway.
@@ -73,8 +75,6 @@ const NAP: Duration = Duration::from_micros(200);
 
 impl Lane {
     pub(crate) fn new(device: &Arc<Device>, recorder: Option<Arc<Recorder>>) -> Result<Lane, CudaError> {
-        // The flat buffers come from the pool.
-        device.share_pool_with_peers()?;
         let (stream, done) = (Stream::urgent(device)?, Arc::new(Done(Event::new(device)?)));
         let (device, comm, state) = (Arc::clone(device), std::ptr::null_mut(), State::Idle);
         let (earlier, flat, begun, left) = (vec![], None, None, None);
@@ -118,6 +118,7 @@ impl Lane {
 
     /// Advances the state as far as the device and NCCL have come.
     fn advance(&mut self) -> Result<(), String> {
+        self.is_open()?;
         if self.state == State::Idle {
             return Ok(());
         }
@@ -164,6 +165,10 @@ impl Lane {
         }
     }
 
+    fn is_open(&self) -> Result<(), String> {
+        if self.state == State::Aborted { Err("the connection was aborted".into()) } else { Ok(()) }
+    }
+
     fn make_current(&self) -> Result<(), String> {
         self.device.make_current().map_err(|error| error.to_string())
     }
@@ -195,6 +200,7 @@ impl DeviceLane for Lane {
     }
 
     fn start(&mut self, work: &DeviceWork<'_>) -> Result<(), String> {
+        self.is_open()?;
         self.make_current()?;
         for buffer in work.buffers() {
             if let Some(written) = buffer.written() {
@@ -228,8 +234,8 @@ impl DeviceLane for Lane {
 
     fn abort(&mut self) -> bool {
         let comm = std::mem::replace(&mut self.comm, std::ptr::null_mut());
-        self.state = State::Idle;
-        (self.begun, self.flat) = (None, None);
+        self.state = State::Aborted;
+        self.begun = None;
         if self.make_current().is_err() {
             return false;
         }
@@ -241,7 +247,12 @@ impl DeviceLane for Lane {
         let until = Instant::now() + LET_GO;
         loop {
             match self.stream.is_done() {
-                Ok(true) => return true,
+                Ok(true) => {
+                    if let Some(flat) = self.flat.take() {
+                        let _ = flat.discard(&self.stream);
+                    }
+                    return true;
+                }
                 Ok(false) if Instant::now() < until => sleep(NAP),
                 // A device that reports an error has stopped, together with everything that ran on it.
                 other => return other.is_err(),

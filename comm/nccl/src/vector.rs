@@ -4,10 +4,15 @@
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::yield_now;
+use std::time::{Duration, Instant};
 
 use cudarc::driver::sys::CUevent;
 use zero_comm::{Buffer, DeviceBuffer, DeviceEvent, DeviceMemory, Dtype};
 use zero_cuda::{Allocation, CudaError, Device, Event, Pinned, Stream};
+
+/// How long a vector waits for an operation that runs ahead before it leaks its memory. An operation ends much earlier, at
+/// its deadline, unless it cannot be aborted.
+const LET_GO: Duration = Duration::from_secs(300);
 
 /// A vector in device memory, filled from the host.
 pub struct DeviceVector {
@@ -146,7 +151,15 @@ impl Drop for DeviceVector {
         // Waits for the copy into the vector, and for the last operation if it runs ahead. Any other operation that is
         // still in flight would keep the vector alive.
         let is_used = || self.used().is_some_and(|used| used.has_happened() == Ok(false));
+        let until = Instant::now() + LET_GO;
         while self.written.is_done() == Ok(false) || is_used() {
+            if Instant::now() >= until {
+                // The device may still write to the memory of an operation that could not be aborted.
+                if let Ok(nothing) = Allocation::new(&Arc::clone(self.allocation.device()), 0) {
+                    std::mem::forget(std::mem::replace(&mut self.allocation, nothing));
+                }
+                return;
+            }
             yield_now();
         }
     }

@@ -175,8 +175,8 @@ impl DeviceEnd {
         self.members.iter().copied().filter(|member| *member != own).collect()
     }
 
-    /// Waits for the device until `poll` returns true. All ranks have reached the operation, and any of them may have
-    /// stopped since. This rank therefore counts as waiting for all of its peers.
+    /// Waits for the device until `poll` returns true. Any other rank may have stopped, so this rank counts as waiting for
+    /// all of its peers.
     fn wait(&self, deadline: Deadline, mut poll: impl FnMut() -> Result<bool, String>) -> Result<(), Failure> {
         let peers = self.peers();
         let mut inquest = Inquest::new(&self.health, &self.topic, deadline);

@@ -124,7 +124,8 @@ impl Watched {
             std::thread::sleep(nap);
             nap = (2 * nap).min(LOOK);
         }
-        Ok(())
+        // An error may arrive together with the end of the operation.
+        lock(&self.lane).poll().map_err(failed).map(drop)
     }
 }
 

@@ -25,7 +25,8 @@ impl Group {
         let (from, to, rank) = if operation == Operation::Send { (own, peer, 0) } else { (peer, own, 1) };
         let topic = Topic::messages(group, from, to, waiters);
         let (health, place) = (Arc::clone(&self.context.health), (rank, vec![members[from], members[to]]));
-        Some(DeviceEnd::new(self.devices.clone()?, health, topic, place, Arc::clone(&self.runs_ahead)))
+        // Messages do not run ahead: a receive that is posted early would keep the device waiting for its sender.
+        Some(DeviceEnd::new(self.devices.clone()?, health, topic, place, Arc::default()))
     }
 
     pub(super) fn all_reduce_on_device(
@@ -171,9 +172,7 @@ impl Group {
             return self.invalid(signature.operation, "the group has no devices".into());
         };
         self.submit(lane, signature, move |outbox, signature, deadline| {
-            if !lock(&end).is_ahead() {
-                outbox.send(signature, &[], deadline)?;
-            }
+            outbox.send(signature, &[], deadline)?;
             let tell = |invitation: &mut [u8; _]| outbox.send(signature, invitation, deadline).map(|_| ());
             let bytes = buffer.size_bytes();
             let buffer = lock(&end).carry_out(
@@ -197,9 +196,7 @@ impl Group {
             return self.invalid(signature.operation, "the group has no devices".into());
         };
         self.submit(lane, signature, move |inbox, signature, deadline| {
-            if !lock(&end).is_ahead() {
-                inbox.recv(signature, &mut [], deadline)?;
-            }
+            inbox.recv(signature, &mut [], deadline)?;
             let tell = |invitation: &mut [u8; _]| inbox.recv(signature, invitation, deadline);
             let buffer = lock(&end).carry_out(
                 buffer,

@@ -19,8 +19,8 @@ section! {
         pub transport: Transport = key(Transport::KIND, "auto", "Transport for messages between ranks");
         /// Transport for values between GPUs.
         pub gpu_transport: GpuTransport = key(GpuTransport::KIND, "auto", "Transport for tensors between GPUs; auto: NCCL if it is installed and each rank has its own GPU, otherwise host memory");
-        /// Whether ranks compare each collective between GPUs on the host before it starts.
-        pub check_collectives: bool = key(Kind::Bool, "false", "For debugging: before each collective between GPUs, ranks meet on the host and compare their calls, and a rank waits there for its end. Without it, ranks compare their programs once, and GPUs run collectives ahead of the host");
+        /// Whether ranks compare each collective between GPUs on the host.
+        pub check_collectives: bool = key(Kind::Bool, "false", "For debugging: before each collective between GPUs, ranks meet on the host and compare their calls, and the host waits until the collective is complete. If false, ranks compare their programs once, after the first step, and GPUs run collectives ahead of the host");
         /// Network interface or address to bind to; `None` is loopback.
         pub interface: Option<String> = key(Kind::Text, "null", "Network interface or address to bind; loopback if omitted");
         /// Seconds without a sign of life after which a peer counts as lost.

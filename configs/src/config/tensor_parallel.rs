@@ -81,8 +81,8 @@ impl TensorParallel {
             resolver.contradiction(&[path, key], message, Some(help));
         }
         let quantization = config.quantization_config.as_ref();
-        let updates_matrices =
-            |of: &Optimizer| matches!(of, Optimizer::Muon(_) | Optimizer::Adafactor(_) | Optimizer::Custom(_));
+        let updates_matrices = |of: &Optimizer| matches!(of, Optimizer::Muon(_) | Optimizer::Adafactor(_));
+        let is_custom = config.optimizers().iter().any(|(_, optimizer)| matches!(optimizer, Optimizer::Custom(_)));
         let of_matrices = config.optimizers().iter().any(|(_, optimizer)| updates_matrices(optimizer));
         for (is_on, path, why) in [
             (matches!(config.model, Some(Model::Mlp(_))), Model::TYPE, "tensor parallelism does not support an mlp"),
@@ -92,6 +92,7 @@ impl TensorParallel {
                 "double quantization quantizes the scales of several rows together, but ranks hold parts of rows",
             ),
             (of_matrices, Optimizer::TYPE, "the optimizer updates whole matrices, but ranks hold parts of them"),
+            (is_custom, Optimizer::TYPE, "a custom optimizer with tensor parallelism is not implemented"),
             (
                 config.pipeline.stages > 1 && config.pipeline.partition_method == PartitionMethod::Time,
                 Pipeline::partition_method,

@@ -35,7 +35,7 @@ use crate::executor::tracked::Tracked;
 use crate::settings::{Settings, sharing, working_dtype};
 use crate::stage_plan::StagePlan;
 use crate::timing::{self, Timing};
-use run_ahead::{is_ahead, run_ahead};
+use run_ahead::Ahead;
 
 pub use step::Step;
 
@@ -49,6 +49,7 @@ pub struct Engine {
     program: Program,
     /// Training programs of earlier steps, by number of micro-batches per replica. `program` is not among them.
     other_programs: BTreeMap<usize, Program>,
+    ahead: Ahead,
     /// Evaluation programs by number of micro-batches.
     evaluations: BTreeMap<usize, Program>,
     /// Tensors that crossed the boundaries of pipeline stages in the last training step.
@@ -191,16 +192,12 @@ impl Engine {
         if let Some(outer) = &mut settings.zero.outer {
             outer.share.replicate = place.replicate;
         }
-        let programs = stage_plan.training(layout.shape());
-        let program = stage_plan.kept(programs.clone(), stage, layout.shape())?;
+        let program = stage_plan.kept(stage_plan.training(layout.shape()), stage, layout.shape())?;
         let kept = activation_offload::open(&config, &settings, &model, &program);
         let kept = kept.inspect_err(|error| comm.abort(&error.to_string()))?;
         let clock = device::timeline(&config, model.device()).inspect_err(|error| comm.abort(&error.to_string()))?;
         let world = device::connect(&config, model.device(), comm.clone(), &mut settings.zero.on_gpu, clock.as_ref());
         let (world, between_gpus) = world.inspect_err(|error| comm.abort(&error.to_string()))?;
-        if is_ahead(&config, &settings.zero.on_gpu) {
-            run_ahead(&programs, &*comm, &*world)?;
-        }
         let mut groups = match settings.zero.outer {
             Some(_) => Groups::of_replicates_alone(world, whole)?,
             None => Groups::new(world, whole)?,
@@ -241,6 +238,7 @@ impl Engine {
         let memory_limit = config.training.memory_limit;
         let scaler = settings.loss_scaling.map(LossScaler::new);
         let (evaluations, boundaries) = (BTreeMap::new(), HashMap::new());
+        let ahead = Ahead::new(&config, &settings.zero.on_gpu);
         Ok(Self {
             config,
             settings,
@@ -249,6 +247,7 @@ impl Engine {
             stage_plan,
             program,
             other_programs: BTreeMap::new(),
+            ahead,
             evaluations,
             boundaries,
             between_gpus,

@@ -9,7 +9,6 @@ use zero_partition::Order;
 use zero_pipeline::ZeroStage;
 
 use super::Engine;
-use super::run_ahead::{agree_on_programs, is_ahead};
 use crate::batch::Batch;
 use crate::error::Error;
 use crate::executor::activation_offload::ActivationOffload;
@@ -109,7 +108,9 @@ impl Engine {
     ) -> Result<Step, Error> {
         let started = Instant::now();
         self.has_own_weights("a step")?;
-        self.deal(rows).inspect_err(|error| self.comm.abort(&error.to_string()))?;
+        self.deal(rows)
+            .and_then(|()| self.begin_to_run_ahead())
+            .inspect_err(|error| self.comm.abort(&error.to_string()))?;
         let loss_scale = self.loss_scale();
         let scale = loss_scale.unwrap_or(1.0);
         let sent_before = self.stats().sent_bytes();
@@ -184,6 +185,7 @@ impl Engine {
             self.outer_step()?;
         }
         self.look_after_save()?;
+        self.has_stepped();
         if let Some(scaler) = &mut self.scaler {
             // All ranks have the same norm, so their scalers stay equal.
             scaler.update(!norm.is_finite()).map_err(|exhausted| {
@@ -221,6 +223,9 @@ impl Engine {
             return Err(Error::setting("pipeline.stages", message, "use one pipeline stage"));
         }
         let now = self.settings.micro_batches;
+        if count != now || rows.iter().any(|&rows| rows != self.settings.micro_batch_size) {
+            self.agree_if_ahead("the samples of the micro-batches", &rows)?;
+        }
         if count == now {
             return Ok(());
         }
@@ -230,11 +235,7 @@ impl Engine {
             Some(program) => program,
             None => {
                 let (shape, stage) = (self.zero.layout().shape(), self.zero.groups().at().stage);
-                let programs = self.stage_plan.training(shape);
-                if is_ahead(&self.config, &self.settings.zero.on_gpu) {
-                    agree_on_programs(&programs, &*self.comm)?;
-                }
-                self.stage_plan.kept(programs, stage, shape)?
+                self.stage_plan.kept(self.stage_plan.training(shape), stage, shape)?
             }
         };
         self.other_programs.insert(now, std::mem::replace(&mut self.program, program));

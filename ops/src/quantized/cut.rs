@@ -16,10 +16,16 @@ impl Quantization {
     /// cut, because its scales are quantized in groups that span rows.
     pub fn cut_of_bytes(&self, cut: &Cut) -> Result<Cut> {
         let [inputs, outputs] = self.dimensions().map(|at| cut.whole()[at]);
+        if self.is_cut_along_inputs(cut) && (cut.parts().len() > 1 || !inputs.is_multiple_of(cut.ranks())) {
+            bail!("{inputs} inputs of a quantized weight cannot be divided evenly among {} ranks", cut.ranks());
+        }
         let (row, scale) = match self.format {
             QuantizedFormat::Int8 => (FLOAT + inputs, FLOAT),
             QuantizedFormat::Four { double: true, .. } => {
-                bail!("a weight in the format {} cannot be split across ranks", self.format.name())
+                bail!(
+                    "a weight in the format {} cannot be split across ranks\n  help: switch double quantization off",
+                    self.format.name()
+                )
             }
             QuantizedFormat::Four { .. } => {
                 if !inputs.is_multiple_of(BLOCK) || !self.inputs.is_multiple_of(BLOCK) {

@@ -305,8 +305,9 @@ impl SequenceGroup {
         match &self.silent {
             None => Ok(()),
             Some(layer) => bail!(
-                "an operation in layer `{layer}` exchanges values with other ranks, but the layer does not declare this; \
-                 implement `Layer::exchanges`"
+                "an operation in layer `{layer}` exchanges values with {}, but the layer does not declare this; implement \
+                 `Layer::exchanges`",
+                if self.sharing == Sharing::Layers { "its tensor group" } else { "the ranks that share its sequences" }
             ),
         }
     }

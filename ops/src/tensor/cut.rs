@@ -195,7 +195,7 @@ impl Cut {
 /// Returns the indices of a part that rank `index` of `ranks` has.
 fn share(part: usize, (index, ranks): (usize, usize)) -> Range<usize> {
     let share = part.div_ceil(ranks);
-    (index * share).min(part)..((index + 1) * share).min(part)
+    index.saturating_mul(share).min(part)..(index + 1).saturating_mul(share).min(part)
 }
 
 /// The entries of a vocabulary that one rank of a tensor group has.

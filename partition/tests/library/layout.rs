@@ -34,6 +34,7 @@ fn options(zero_stage: ZeroStage, ranks: usize) -> LayoutOptions {
         zero_stage,
         ranks,
         secondary: None,
+        tensor: 1,
         persistence_threshold: 0,
         model_persistence_threshold: usize::MAX,
     }

@@ -36,6 +36,11 @@ impl Flat {
             // SAFETY: both ranges have that many bytes in live buffers that do not overlap.
             unsafe { stream.copy(from, to, bytes) }?;
         }
+        self.discard(stream)
+    }
+
+    /// Frees the buffer.
+    pub(super) fn discard(self, stream: &Stream) -> Result<(), CudaError> {
         // SAFETY: allocated on this stream, and freed behind its last use.
         unsafe { stream.free(self.address) }
     }

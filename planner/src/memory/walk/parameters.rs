@@ -51,7 +51,8 @@ impl Walk<'_> {
 
     /// Returns the bytes of the flat buffer through which NCCL gathers the segment.
     fn flat(&self, id: SegmentId) -> u64 {
-        match self.on_gpu().gathers && self.on_gpu().layers {
+        let is_by_gpu = self.on_gpu().gathers && self.on_gpu().layers && self.segment(id).quantization.is_none();
+        match is_by_gpu {
             true => self.segment(id).flat_bytes(self.width_of(id) as usize) as u64,
             false => 0,
         }
@@ -133,6 +134,8 @@ impl Walk<'_> {
     }
 
     pub(super) fn refresh(&mut self, id: SegmentId) {
+        let flat = self.flat(id);
+        self.meter.add_at(Category::Staging, flat, true);
         for elements in self.refreshed(id) {
             match self.on_gpu().gathers {
                 true => self.add_gathered(elements),
@@ -142,6 +145,8 @@ impl Walk<'_> {
     }
 
     pub(super) fn await_refresh(&mut self, id: SegmentId) {
+        let flat = self.flat(id);
+        self.meter.free_at(Category::Staging, flat, true);
         for elements in self.refreshed(id) {
             match self.on_gpu().gathers {
                 true => self.free_gathered(elements),
