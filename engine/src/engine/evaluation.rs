@@ -147,7 +147,7 @@ impl Engine {
         let inputs = inputs.into();
         inputs.fits(self.model().signature(), false)?;
         let mut outcome = self.evaluate(1, None, &mut |_| Ok(inputs.clone()), None)?;
-        self.settle_if_ahead()?;
+        self.ahead.settle(self.model().device(), &*self.comm)?;
         let stages = &self.stage_plan.stages;
         share(self.zero.groups(), stages.stage_of(stages.layers() - 1), outcome.outputs.pop())
     }
@@ -160,7 +160,7 @@ impl Engine {
         load: &'a mut Load<'a>,
         observe: Option<&'a mut Observe<'a>>,
     ) -> Result<StepOutput, Error> {
-        self.agree_if_ahead("the micro-batches of the evaluation", &count)?;
+        self.ahead.agree(&*self.comm, "the micro-batches of the evaluation", &count)?;
         let stage = self.zero.groups().at().stage;
         let program = match self.evaluations.remove(&count) {
             Some(program) => program,

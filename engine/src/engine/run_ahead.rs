@@ -1,11 +1,13 @@
 //! Lets collectives between GPUs run ahead of the host, once the ranks have compared their programs.
 
+use std::fmt::Debug;
+
+use candle_core::Device;
 use zero_comm::{Communicator, agree};
 use zero_config::Config;
 use zero_partition::OnGpu;
 use zero_pipeline::Program;
 
-use super::Engine;
 use crate::error::Error;
 
 /// Whether collectives between GPUs run ahead. Otherwise the ranks meet on the host before each of them.
@@ -25,40 +27,43 @@ impl Ahead {
     pub(super) fn new(config: &Config, on_gpu: &OnGpu) -> Self {
         if on_gpu.gathers && !config.launcher.check_collectives { Self::AfterAStep } else { Self::Never }
     }
-}
 
-impl Engine {
     /// Notes that a step has ended.
-    pub(super) fn has_stepped(&mut self) {
-        if self.ahead == Ahead::AfterAStep {
-            self.ahead = Ahead::Next;
+    pub(super) fn after_step(&mut self) {
+        if *self == Self::AfterAStep {
+            *self = Self::Next;
         }
     }
 
-    /// Begins to run ahead after the first step. Compares the programs of the ranks first. Collective.
-    pub(super) fn begin_to_run_ahead(&mut self) -> Result<(), Error> {
-        if self.ahead != Ahead::Next {
-            return Ok(());
+    /// Lets the collectives of `world` run ahead after the first step. Compares the programs of the ranks of `comm`
+    /// first. Collective.
+    pub(super) fn before_step(
+        &mut self,
+        programs: impl FnOnce() -> Vec<Program>,
+        comm: &dyn Communicator,
+        world: &dyn Communicator,
+    ) -> Result<(), Error> {
+        if *self == Self::Next {
+            agree_on_programs(&programs(), comm)?;
+            world.run_ahead();
+            *self = Self::Now;
         }
-        agree_on_programs(&self.all_programs(), &*self.comm)?;
-        self.zero.groups().world().run_ahead();
-        self.ahead = Ahead::Now;
         Ok(())
     }
 
     /// Compares a value that determines a program between the ranks, if collectives run ahead. Collective.
-    pub(super) fn agree_if_ahead(&self, what: &str, value: &dyn std::fmt::Debug) -> Result<(), Error> {
-        match self.ahead {
-            Ahead::Now => Ok(agree(&*self.comm, &[(what.to_string(), format!("{value:?}"))])?),
+    pub(super) fn agree(self, comm: &dyn Communicator, what: &str, value: &dyn Debug) -> Result<(), Error> {
+        match self {
+            Self::Now => Ok(agree(comm, &[(what.to_string(), format!("{value:?}"))])?),
             _ => Ok(()),
         }
     }
 
     /// Waits for the GPU, and returns the error of a collective that ran ahead. Collective.
-    pub(super) fn settle_if_ahead(&self) -> Result<(), Error> {
-        if self.ahead == Ahead::Now {
-            self.model().device().synchronize()?;
-            self.comm.barrier().wait()?;
+    pub(super) fn settle(self, device: &Device, comm: &dyn Communicator) -> Result<(), Error> {
+        if self == Self::Now {
+            device.synchronize()?;
+            comm.barrier().wait()?;
         }
         Ok(())
     }

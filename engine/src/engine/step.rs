@@ -108,9 +108,11 @@ impl Engine {
     ) -> Result<Step, Error> {
         let started = Instant::now();
         self.has_own_weights("a step")?;
-        self.deal(rows)
-            .and_then(|()| self.begin_to_run_ahead())
-            .inspect_err(|error| self.comm.abort(&error.to_string()))?;
+        let dealt = self.deal(rows).and_then(|()| {
+            let programs = || self.stage_plan.training(self.zero.layout().shape());
+            self.ahead.before_step(programs, &*self.comm, &**self.zero.groups().world())
+        });
+        dealt.inspect_err(|error| self.comm.abort(&error.to_string()))?;
         let loss_scale = self.loss_scale();
         let scale = loss_scale.unwrap_or(1.0);
         let sent_before = self.stats().sent_bytes();
@@ -185,7 +187,7 @@ impl Engine {
             self.outer_step()?;
         }
         self.look_after_save()?;
-        self.has_stepped();
+        self.ahead.after_step();
         if let Some(scaler) = &mut self.scaler {
             // All ranks have the same norm, so their scalers stay equal.
             scaler.update(!norm.is_finite()).map_err(|exhausted| {
@@ -224,7 +226,7 @@ impl Engine {
         }
         let now = self.settings.micro_batches;
         if count != now || rows.iter().any(|&rows| rows != self.settings.micro_batch_size) {
-            self.agree_if_ahead("the samples of the micro-batches", &rows)?;
+            self.ahead.agree(&*self.comm, "the samples of the micro-batches", &rows)?;
         }
         if count == now {
             return Ok(());

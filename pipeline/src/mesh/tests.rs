@@ -1,3 +1,5 @@
+//! The groups of a mesh, and degrees that do not divide the ranks.
+
 use super::*;
 
 fn mesh(world_size: usize, degrees: Degrees) -> Mesh {

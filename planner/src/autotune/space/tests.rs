@@ -1,3 +1,5 @@
+//! The values of the keys that decide how ranks share sequences and layers.
+
 use std::collections::BTreeSet;
 
 use zero_config::Config;
