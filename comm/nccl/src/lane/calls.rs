@@ -96,17 +96,19 @@ impl Lane {
         let Some(flat) = &self.flat else { return Ok(()) };
         let (comm, stream) = (self.comm, self.stream.raw().cast());
         let (all, own) = (flat.block_of(0), flat.block_of(self.rank));
-        // SAFETY: the flat buffer has a block of this size for each rank, and lives until the stream is done with it;
-        // communicator and stream are valid. Both calls work in place.
         match *work {
             DeviceWork::ReduceScatter { op, .. } => {
                 let (count, dtype, op) = (flat.block / flat.dtype.size(), dtype(flat.dtype), reduction(op));
+                // SAFETY: the flat buffer has a block of this size for each rank, and lives until the stream is done with
+                // it; communicator and stream are valid. The call works in place.
                 let result = unsafe { sys::ncclReduceScatter(all, own, count, dtype, op, comm, stream) };
                 self.check("ncclReduceScatter", result)
             }
             _ => {
                 let bytes = ncclDataType_t::ncclUint8;
-                self.check("ncclAllGather", unsafe { sys::ncclAllGather(own, all, flat.block, bytes, comm, stream) })
+                // SAFETY: as above.
+                let result = unsafe { sys::ncclAllGather(own, all, flat.block, bytes, comm, stream) };
+                self.check("ncclAllGather", result)
             }
         }
     }
