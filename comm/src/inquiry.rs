@@ -210,8 +210,11 @@ impl<'a> Inquest<'a> {
         Some(self.deadline.timeout.saturating_sub(self.waited()?))
     }
 
-    /// Returns the rank to blame; `None` if an answer may still arrive. Called when the time is up.
+    /// Returns the rank to blame once the time is up; `None` before, and while an answer may still arrive.
     pub(crate) fn verdict(&mut self, waits: &[usize]) -> Option<usize> {
+        if self.left().is_none_or(|left| !left.is_zero()) {
+            return None;
+        }
         self.notice_standstill();
         let up = *self.up.get_or_insert_with(Instant::now);
         let chain = self.chain(waits);

@@ -1,4 +1,4 @@
-//! Access of the devices of a process to each other's memory pools.
+//! The driver's stream-ordered memory pools, and access of the devices of a process to each other's pools.
 #![allow(unsafe_code)]
 
 use std::sync::{Mutex, PoisonError};
@@ -20,6 +20,20 @@ struct Pool(CUmemoryPool);
 unsafe impl Send for Pool {}
 
 impl Device {
+    /// Returns the device's stream-ordered memory pool, or `None` if it has none.
+    ///
+    /// # Errors
+    /// Returns the driver's error.
+    pub fn pool(&self) -> Result<Option<CUmemoryPool>, CudaError> {
+        self.make_current()?;
+        let mut pool = std::ptr::null_mut();
+        // SAFETY: the call writes one handle.
+        match unsafe { sys::cuDeviceGetMemPool(&raw mut pool, self.raw()) } {
+            CUresult::CUDA_ERROR_NOT_SUPPORTED => Ok(None),
+            code => check("cuDeviceGetMemPool", code).map(|()| Some(pool)),
+        }
+    }
+
     /// Gives the other devices of this process access to this device's stream-ordered memory pool, and this device
     /// access to their pools, where peer access is possible. If ranks are threads of one process, NCCL copies directly
     /// from one device to another and needs this access, because `cuCtxEnablePeerAccess` does not cover memory from a
@@ -28,13 +42,8 @@ impl Device {
     /// # Errors
     /// Returns the driver's error.
     pub fn share_pool_with_peers(&self) -> Result<bool, CudaError> {
-        self.make_current()?;
-        let (own, mut pool) = (self.raw(), std::ptr::null_mut());
-        // SAFETY: the call writes one handle.
-        match unsafe { sys::cuDeviceGetMemPool(&raw mut pool, own) } {
-            CUresult::CUDA_ERROR_NOT_SUPPORTED => return Ok(false),
-            code => check("cuDeviceGetMemPool", code)?,
-        }
+        let Some(pool) = self.pool()? else { return Ok(false) };
+        let own = self.raw();
         let mut used = USED.lock().unwrap_or_else(PoisonError::into_inner);
         if used.iter().any(|(device, _)| *device == own) {
             return Ok(true);

@@ -143,8 +143,9 @@ impl Computation {
     #[must_use]
     pub fn meets(self, rank: usize, world: &World) -> Vec<usize> {
         let Exchanges { context, tensor } = self.exchanges(world.shape);
-        let context = if context { world.mesh.context_ranks(rank) } else { vec![] };
-        let tensor = if tensor { world.mesh.tensor_ranks(rank) } else { vec![] };
+        // Most meshes have groups of one rank, and this is called for every computation.
+        let context = if context && world.mesh.context() > 1 { world.mesh.context_ranks(rank) } else { vec![] };
+        let tensor = if tensor && world.mesh.tensor() > 1 { world.mesh.tensor_ranks(rank) } else { vec![] };
         context.into_iter().chain(tensor).filter(|&other| other != rank).collect()
     }
 }

@@ -246,6 +246,13 @@ impl Mesh {
         self.context_ranks(rank).into_iter().skip(place).step_by(self.heads).collect()
     }
 
+    /// Returns the rank to which a rank sends its keys and values in ring attention: the next one of its query group.
+    #[must_use]
+    pub fn next_in_ring(&self, rank: usize) -> usize {
+        let (queries, place) = (self.query_ranks(rank), rank / self.tensor / self.heads % self.queries);
+        queries[(place + 1) % self.queries]
+    }
+
     /// Returns the ranks of a plane that form groups of `size` with this rank.
     fn consecutive(&self, rank: usize, size: usize) -> Vec<usize> {
         let first = rank / self.tensor / size * size;

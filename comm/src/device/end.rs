@@ -190,9 +190,7 @@ impl DeviceEnd {
                 looked = Instant::now();
                 self.health.check()?;
                 inquest.pursue(&peers);
-                if inquest.left().is_some_and(|left| left.is_zero())
-                    && let Some(peer) = inquest.verdict(&peers)
-                {
+                if let Some(peer) = inquest.verdict(&peers) {
                     return Err(Failure::Deadline { peer });
                 }
             }

@@ -116,9 +116,7 @@ impl Watched {
             lock(&self.lane).poll().map_err(failed)?;
             self.health.check()?;
             inquest.pursue(&self.peers);
-            if inquest.left().is_some_and(|left| left.is_zero())
-                && let Some(peer) = inquest.verdict(&self.peers)
-            {
+            if let Some(peer) = inquest.verdict(&self.peers) {
                 return Err(Failure::Deadline { peer });
             }
             std::thread::sleep(nap);

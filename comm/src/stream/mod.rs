@@ -129,9 +129,6 @@ impl<'a> Watch<'a> {
         if let Some(peer) = peers.iter().copied().find(|peer| self.health.board.has_left(*peer)) {
             return Some(Cause::Lost { peer, detail: "it dropped its communicator".into() }.into());
         }
-        if self.inquest.left().is_none_or(|left| !left.is_zero()) {
-            return None;
-        }
         self.inquest.verdict(peers).map(|peer| Failure::Deadline { peer })
     }
 

@@ -57,13 +57,10 @@ impl End {
                 return Err(Cause::Lost { peer, detail }.into());
             }
             inquest.pursue(&[peer]);
-            let left = inquest.left().unwrap_or(SLICE);
-            if left.is_zero()
-                && let Some(peer) = inquest.verdict(&[peer])
-            {
+            if let Some(peer) = inquest.verdict(&[peer]) {
                 return Err(Failure::Deadline { peer });
             }
-            let slice = left.clamp(Duration::from_millis(1), SLICE);
+            let slice = inquest.left().unwrap_or(SLICE).clamp(Duration::from_millis(1), SLICE);
             offer = mailbox.changed.wait_timeout(offer, slice).unwrap_or_else(PoisonError::into_inner).0;
         }
     }

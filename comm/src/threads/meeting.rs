@@ -156,9 +156,7 @@ impl Participant {
                 }
             } else if !missing.is_empty() {
                 inquest.pursue(&missing);
-                if inquest.left().is_some_and(|left| left.is_zero())
-                    && let Some(peer) = inquest.verdict(&missing)
-                {
+                if let Some(peer) = inquest.verdict(&missing) {
                     return Err(Failure::Deadline { peer });
                 }
             }

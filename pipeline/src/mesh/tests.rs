@@ -95,6 +95,7 @@ fn context_groups_divide_shard_groups() {
         }
     }
     assert_eq!(mesh(16, of(2, 2)).query_ranks(13), [13, 15]);
+    assert_eq!([12, 13, 14, 15].map(|rank| mesh(16, of(2, 2)).next_in_ring(rank)), [14, 15, 12, 13]);
     assert_eq!(mesh(16, of(2, 2)).head_ranks(13), [12, 13]);
     for (heads, queries) in [(0, 1), (3, 1), (1, 16), (4, 4), (usize::MAX, 2)] {
         let context = heads.saturating_mul(queries);

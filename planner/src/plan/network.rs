@@ -72,8 +72,7 @@ impl MemoryPlan {
                 let (heads, queries) = (mesh.head_ranks(rank), mesh.query_ranks(rank));
                 let tensor_group = mesh.tensor_ranks(rank);
                 let of_queries = if self.config.uses_ring_attention() {
-                    let own = queries.iter().position(|&other| other == rank).unwrap_or(0);
-                    let both = [rank, queries[(own + 1) % queries.len()]];
+                    let both = [rank, mesh.next_in_ring(rank)];
                     part(sent.queries, &both, elsewhere(rank, &both))
                 } else {
                     part(sent.queries, &queries, other_hosts(&queries))

@@ -286,8 +286,7 @@ fn expected_step_payload(engine: &Engine) -> Payload {
     let (heads, mut queries) = (mesh.head_ranks(rank), mesh.query_ranks(rank));
     if engine.config().uses_ring_attention() {
         // It sends all bytes to the next rank.
-        let own = queries.iter().position(|&other| other == rank).unwrap_or(0);
-        queries = vec![queries[(own + 1) % queries.len()]];
+        queries = vec![mesh.next_in_ring(rank)];
     }
     let exchanged = engine.exchanged_bytes().unwrap_or_default();
     let within = nearby(exchanged.heads, &heads) + nearby(exchanged.queries, &queries);
