@@ -11,6 +11,8 @@ mod suite;
 mod coalesced;
 #[path = "../../tests/conformance/collectives.rs"]
 mod collectives;
+#[path = "../../tests/delegate/mod.rs"]
+mod delegate;
 #[path = "../../tests/conformance/faults.rs"]
 mod faults;
 #[path = "../../tests/conformance/groups.rs"]

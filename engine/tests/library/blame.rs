@@ -8,10 +8,11 @@ use std::time::Duration;
 
 use zero_engine::comm::{
     Buffer, CommError, Communicator, DeviceFabric, Exchanged, Gathered, Operation, Options, Pending, ReduceOp,
-    Scattered, SizeCounter, Stats, ToGather, ToScatter, threads,
+    Scattered, ToGather, ToScatter, threads,
 };
 use zero_engine::{Error, Layers, zoo};
 
+use crate::delegate::delegate;
 use crate::world::{batch, engine_of, gpt2_config};
 
 /// An operation of a group, with its sequence number.
@@ -69,13 +70,7 @@ impl Watched {
 
 /// Where the rank stops, it passes invalid counts on, for which a communicator returns an error without sending anything.
 impl Communicator for Watched {
-    fn rank(&self) -> usize {
-        self.inner.rank()
-    }
-
-    fn size(&self) -> usize {
-        self.inner.size()
-    }
+    delegate!(rank, size, send, recv, stats, sizes, transport);
 
     fn all_reduce_coalesced(&self, buffers: Vec<Buffer>, op: ReduceOp) -> Pending<Vec<Buffer>> {
         assert!(!self.stops_at(Operation::AllReduce));
@@ -108,14 +103,6 @@ impl Communicator for Watched {
         self.inner.broadcast(buffer, root)
     }
 
-    fn send(&self, buffer: Buffer, to: usize) -> Pending<Buffer> {
-        self.inner.send(buffer, to)
-    }
-
-    fn recv(&self, buffer: Buffer, from: usize) -> Pending<Buffer> {
-        self.inner.recv(buffer, from)
-    }
-
     fn barrier(&self) -> Pending<()> {
         assert!(!self.stops_at(Operation::Barrier));
         self.inner.barrier()
@@ -136,18 +123,6 @@ impl Communicator for Watched {
         if self.watch.stopped.get().is_none() {
             self.inner.abort(reason);
         }
-    }
-
-    fn stats(&self) -> Stats {
-        self.inner.stats()
-    }
-
-    fn sizes(&self) -> Vec<SizeCounter> {
-        self.inner.sizes()
-    }
-
-    fn transport(&self) -> &'static str {
-        self.inner.transport()
     }
 }
 

@@ -4,6 +4,8 @@
 // Programs use the engine under this name.
 extern crate zero_engine as zero_train;
 
+#[path = "../../../comm/tests/delegate/mod.rs"]
+mod delegate;
 #[path = "../python/mod.rs"]
 mod python;
 #[path = "../world/mod.rs"]

@@ -3,6 +3,8 @@
 mod against_candle;
 mod attention_dropout;
 mod check;
+#[path = "../../../comm/tests/delegate/mod.rs"]
+mod delegate;
 mod device;
 mod edges;
 mod family_operations;

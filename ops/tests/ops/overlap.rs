@@ -2,14 +2,15 @@
 //! keys and values on.
 
 use crate::check::{bits, normal};
+use crate::delegate::delegate;
 use candle_core::{DType, Device, Result as Computed, Tensor, Var};
 use candle_nn::{Module, VarBuilder};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::thread::spawn;
 use zero_comm::{
-    Buffer, CommError, Communicator, DeviceFabric, Dtype, Exchanged, Gathered, Options, Pending, ReduceOp, Scattered,
-    SizeCounter, Stats, ToGather, ToScatter, threads,
+    Buffer, Communicator, Dtype, Exchanged, Gathered, Options, Pending, ReduceOp, Scattered, ToGather, ToScatter,
+    threads,
 };
 use zero_ops::graph::{backward_from, fused_block};
 use zero_ops::sink::{Gradients, promise};
@@ -37,17 +38,21 @@ impl Logged {
 }
 
 impl Communicator for Logged {
-    fn rank(&self) -> usize {
-        self.inner.rank()
-    }
-
-    fn size(&self) -> usize {
-        self.inner.size()
-    }
-
-    fn all_reduce_coalesced(&self, buffers: Vec<Buffer>, op: ReduceOp) -> Pending<Vec<Buffer>> {
-        self.inner.all_reduce_coalesced(buffers, op)
-    }
+    delegate!(
+        rank,
+        size,
+        all_reduce_coalesced,
+        broadcast,
+        send,
+        recv,
+        barrier,
+        split,
+        with_devices,
+        abort,
+        stats,
+        sizes,
+        transport
+    );
 
     fn all_gather_coalesced(&self, vectors: Vec<ToGather>) -> Pending<Vec<Gathered>> {
         self.log("gather", self.inner.all_gather_coalesced(vectors))
@@ -60,46 +65,6 @@ impl Communicator for Logged {
     fn all_to_all(&self, input: Buffer, output: Buffer, send: &[usize], receive: &[usize]) -> Pending<Exchanged> {
         let name = if input.dtype() == Dtype::F32 { "gradients" } else { "block" };
         self.log(name, self.inner.all_to_all(input, output, send, receive))
-    }
-
-    fn broadcast(&self, buffer: Buffer, root: usize) -> Pending<Buffer> {
-        self.inner.broadcast(buffer, root)
-    }
-
-    fn send(&self, buffer: Buffer, to: usize) -> Pending<Buffer> {
-        self.inner.send(buffer, to)
-    }
-
-    fn recv(&self, buffer: Buffer, from: usize) -> Pending<Buffer> {
-        self.inner.recv(buffer, from)
-    }
-
-    fn barrier(&self) -> Pending<()> {
-        self.inner.barrier()
-    }
-
-    fn split(&self, color: usize, key: usize) -> Result<Arc<dyn Communicator>, CommError> {
-        self.inner.split(color, key)
-    }
-
-    fn with_devices(&self, devices: Arc<dyn DeviceFabric>) -> Result<Arc<dyn Communicator>, CommError> {
-        self.inner.with_devices(devices)
-    }
-
-    fn abort(&self, reason: &str) {
-        self.inner.abort(reason);
-    }
-
-    fn stats(&self) -> Stats {
-        self.inner.stats()
-    }
-
-    fn sizes(&self) -> Vec<SizeCounter> {
-        self.inner.sizes()
-    }
-
-    fn transport(&self) -> &'static str {
-        self.inner.transport()
     }
 }
 

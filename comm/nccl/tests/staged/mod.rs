@@ -4,12 +4,12 @@
 use std::sync::Arc;
 
 use zero_comm::{
-    Buffer, CommError, Communicator, DeviceFabric, Exchanged, Gathered, Pending, ReduceOp, Scattered, SizeCounter,
-    Stats, ToGather, ToScatter,
+    Buffer, CommError, Communicator, Exchanged, Gathered, Pending, ReduceOp, Scattered, ToGather, ToScatter,
 };
 use zero_cuda::Device;
 use zero_nccl::DeviceVector;
 
+use crate::delegate::delegate;
 use crate::mock::device_of;
 
 pub(crate) struct Staged {
@@ -37,13 +37,7 @@ fn down(buffer: Buffer) -> Result<Buffer, CommError> {
 }
 
 impl Communicator for Staged {
-    fn rank(&self) -> usize {
-        self.inner.rank()
-    }
-
-    fn size(&self) -> usize {
-        self.inner.size()
-    }
+    delegate!(rank, size, barrier, with_devices, run_ahead, abort, stats, sizes, transport);
 
     fn all_reduce_coalesced(&self, buffers: Vec<Buffer>, op: ReduceOp) -> Pending<Vec<Buffer>> {
         let buffers = buffers.iter().map(|buffer| self.up(buffer)).collect();
@@ -89,36 +83,8 @@ impl Communicator for Staged {
         self.inner.recv(self.up(&buffer), from).map(down)
     }
 
-    fn barrier(&self) -> Pending<()> {
-        self.inner.barrier()
-    }
-
     fn split(&self, color: usize, key: usize) -> Result<Arc<dyn Communicator>, CommError> {
         let inner = self.inner.split(color, key)?;
         Ok(Arc::new(Staged { inner, device: Arc::clone(&self.device) }))
-    }
-
-    fn with_devices(&self, devices: Arc<dyn DeviceFabric>) -> Result<Arc<dyn Communicator>, CommError> {
-        self.inner.with_devices(devices)
-    }
-
-    fn run_ahead(&self) {
-        self.inner.run_ahead();
-    }
-
-    fn abort(&self, reason: &str) {
-        self.inner.abort(reason);
-    }
-
-    fn stats(&self) -> Stats {
-        self.inner.stats()
-    }
-
-    fn sizes(&self) -> Vec<SizeCounter> {
-        self.inner.sizes()
-    }
-
-    fn transport(&self) -> &'static str {
-        self.inner.transport()
     }
 }
