@@ -49,7 +49,8 @@ pub fn open(ordinal: usize) -> Result<Device> {
     // SAFETY: all work is on the device's single stream, so memory is never used before it is written, or freed
     // before its last use.
     unsafe { device.disable_event_tracking() };
-    pool::keep_freed_memory(&zero_cuda::Device::open(ordinal).map_err(driver)?)?;
+    let opened = zero_cuda::Device::open(ordinal).map_err(driver)?;
+    pool::keep_freed_memory(&opened)?;
     Ok(Device::Cuda(device))
 }
 
