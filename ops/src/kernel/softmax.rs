@@ -130,7 +130,8 @@ impl Tile<'_> {
     /// Returns the first column that row `i` sees, and the column after the last one that it sees.
     #[inline(always)]
     pub(crate) fn columns(&self, i: usize) -> (usize, usize) {
-        (self.firsts[i] - self.origin, (self.position + i + 1).min(self.end) - self.origin)
+        let end = (self.position + i + 1).min(self.end).max(self.firsts[i]);
+        (self.firsts[i] - self.origin, end - self.origin)
     }
 
     /// Returns the columns that row `i` sees, as vectors.
