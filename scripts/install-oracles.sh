@@ -19,6 +19,6 @@ python3 -m venv "$folder"
 "$folder/bin/pip" install --quiet --no-deps megatron-core==0.16.1
 # DeepSpeed without its operators, which tests do not call: they need a compiler.
 DS_BUILD_OPS=0 DS_ACCELERATOR=cpu "$folder/bin/pip" install --quiet --no-deps --no-build-isolation deepspeed==0.19.8
-"$folder/bin/pip" install --quiet --no-deps hjson py-cpuinfo einops ninja msgpack
+"$folder/bin/pip" install --quiet --no-deps hjson py-cpuinfo einops ninja msgpack psutil
 "$folder/bin/python" -c "import torch, transformers, peft, bitsandbytes, trl, datasets, streaming, torchvision, timm.optim, schedulefree, mup; from transformers import GPT2LMHeadModel"
 echo "installed; now: ZERO_TRAIN_PYTHON=$folder/bin/python cargo test --workspace"

@@ -46,9 +46,23 @@ fn start_both(case: &Case, hosts: &Hosts, args: &[&str]) -> [Alone; 2] {
 /// Keeps secondary shards on each host, which the gathers of backwards use.
 const SECONDARY: [&str; 2] = ["--set", "zero_optimization.zero_hpz_partition_size=2"];
 
+/// Layouts in which ranks communicate in several groups: secondary shards with and without collectives of codes, shard
+/// groups, and replicates that train independently between outer steps.
+pub(crate) const LAYOUTS: [&[&str]; 5] = [
+    &[],
+    &SECONDARY,
+    &[
+        "--set",
+        "zero_optimization={stage: 3, stage3_param_persistence_threshold: 0, stage3_max_reuse_distance: 0, \
+         zero_hpz_partition_size: 2, zero_quantized_weights: true, zero_quantized_gradients: true}",
+    ],
+    &["--set", "mesh={data_parallel_replicate_degree: 2}"],
+    &["--set", "mesh={data_parallel_replicate_degree: 2}", "--set", "training.local_steps={steps: 5}"],
+];
+
 /// Trains with four ranks on one host. Returns the losses, and the checksums of all parameters and optimizer state.
-fn on_one_host(case: &Case, steps: u64) -> (Vec<String>, serde_json::Value) {
-    case.train(&["--quiet", "-n", "4", "--out", "whole", "--max-steps", &steps.to_string()]);
+fn on_one_host(case: &Case, steps: u64, more: &[&str]) -> (Vec<String>, serde_json::Value) {
+    case.train(&[&["--quiet", "-n", "4", "--out", "whole", "--max-steps", &steps.to_string()], more].concat());
     (case.losses("whole"), case.shards("whole", steps))
 }
 
@@ -56,7 +70,7 @@ fn on_one_host(case: &Case, steps: u64) -> (Vec<String>, serde_json::Value) {
 fn two_hosts_with_two_ranks_are_bit_identical_to_one_host_with_four() {
     let Some(hosts) = Hosts::new() else { return };
     let case = Case::new();
-    let expected = on_one_host(&case, 20);
+    let expected = on_one_host(&case, 20, &[]);
     // Hierarchical collectives, and flat ones over TCP alone.
     for (out, transport, how) in [("run", "auto", "shared memory and tcp"), ("flat", "tcp", "tcp")] {
         let transport = format!("launcher.transport={transport}");
@@ -114,7 +128,7 @@ fn secondary_shards_keep_later_gathers_within_a_host() {
 
 #[test]
 fn a_rank_that_dies_on_the_other_host_is_restarted_bit_identically() {
-    for more in [&[][..], &SECONDARY] {
+    for more in LAYOUTS {
         restarts_bit_identically(more);
     }
 }
@@ -135,7 +149,8 @@ fn restarts_bit_identically(more: &[&str]) {
             .filter(|line| line.starts_with("restart 1 of 2: rank 2 was killed by signal 9; 4 ranks from step "));
         assert_eq!(told.count(), 1, "{errors}");
     }
-    assert!((case.losses("run"), case.shards("run", 200)) == on_one_host(&case, 200), "not bit-identical to one host");
+    let undisturbed = on_one_host(&case, 200, more);
+    assert!((case.losses("run"), case.shards("run", 200)) == undisturbed, "{more:?}: not bit-identical to one host");
     assert_eq!(case.report("run")["restarts"][0]["ranks"], 4);
 }
 
@@ -155,7 +170,7 @@ fn both_launchers_exit_with_the_status_of_the_failed_rank_and_name_it() {
 
 #[test]
 fn a_network_failure_ends_both_launchers_and_each_names_a_rank_of_the_other_host() {
-    for more in [&[][..], &SECONDARY] {
+    for more in LAYOUTS {
         both_launchers_end(more);
     }
 }
@@ -175,7 +190,7 @@ fn both_launchers_end(more: &[&str]) {
         let named = |rank: &usize| {
             errors.contains(&format!(" for rank {rank} in ")) || errors.contains(&format!("lost rank {rank} in "))
         };
-        assert!(others.iter().any(named), "host {host}: {errors}");
+        assert!(others.iter().any(named), "{more:?}, host {host}: {errors}");
     }
 }
 

@@ -1,10 +1,11 @@
 //! Measures how soon ranks notice that one of them is lost, and checks that they raise no false alarm.
 //!
-//! `ZERO_TRAIN_NOTICE` sets the number of kills (6 by default). If it is set, the test under load runs 10,000 steps.
+//! `ZERO_TRAIN_NOTICE` sets the number of kills (10 by default). If it is set, the test under load runs 10,000 steps.
 //! `scripts/notice.sh` runs only these tests. The ranks are started without our launcher, which would end the survivors
 //! itself.
 
 use crate::case;
+use crate::launch::hosts::LAYOUTS;
 
 use std::fs;
 use std::path::Path;
@@ -14,7 +15,7 @@ use case::{Alone, Case, port, signal, wait_for};
 
 /// The transports within a host and between hosts.
 const TRANSPORTS: [&str; 2] = ["shared_memory", "tcp"];
-const RANKS: usize = 3;
+const RANKS: usize = 4;
 /// `launcher.timeout_seconds` of the runs in which a rank is stopped instead of killed.
 const DEADLINE: Duration = Duration::from_secs(2);
 
@@ -22,8 +23,8 @@ fn asked() -> Option<usize> {
     std::env::var("ZERO_TRAIN_NOTICE").ok().and_then(|times| times.parse().ok())
 }
 
-/// Starts ranks that train without end, and sends the signal `name` to one of them. Asserts that all others end and
-/// name the lost rank. Returns the time from the signal until the last one had ended.
+/// Starts ranks that train without end in one of the layouts, and sends the signal `name` to one of them. Asserts that
+/// all others end and name the lost rank. Returns the time from the signal until the last one had ended.
 fn lose_one(case: &Case, number: usize, name: &str, transport: &str) -> Duration {
     let (out, port) = (format!("{name}-{number}"), port());
     let (transport, deadline) =
@@ -32,6 +33,7 @@ fn lose_one(case: &Case, number: usize, name: &str, transport: &str) -> Duration
     if name == "STOP" {
         args.extend(["--set", &deadline]);
     }
+    args.extend(LAYOUTS[number % LAYOUTS.len()]);
     let rank = |rank: usize| Alone::rank(case.command(&args), rank, RANKS, port);
     let mut ranks: Vec<Alone> = (0..RANKS).map(rank).collect();
     wait_for(|| {
@@ -54,7 +56,7 @@ fn lose_one(case: &Case, number: usize, name: &str, transport: &str) -> Duration
         assert_eq!(status, Some(4), "{errors}");
         let names = [format!(" lost rank {victim} in "), format!(" for rank {victim} in ")];
         assert!(errors.starts_with("error: rank ") && errors.contains(" #"), "{errors}");
-        assert!(names.iter().any(|name| errors.contains(name)), "rank {victim} was lost: {errors}");
+        assert!(names.iter().any(|name| errors.contains(name)), "rank {victim} was lost: {args:?}, {errors}");
     }
     drop(lost);
     fs::remove_dir_all(case.path(&out)).unwrap();
@@ -72,13 +74,13 @@ fn row(what: &str, transport: &str, mut took: Vec<Duration>) -> Duration {
 #[test]
 fn survivors_end_soon_after_a_lost_rank_and_name_it() {
     let case = Case::new();
-    let kills = asked().unwrap_or(6);
+    let kills = asked().unwrap_or(10);
     let transport = |number: usize| TRANSPORTS[number % 2];
     let sweep = |name: &str, times: usize| -> Vec<Duration> {
         (0..times).map(|number| lose_one(&case, number, name, transport(number))).collect()
     };
     let of = |all: &[Duration], which: usize| all.iter().copied().skip(which).step_by(2).collect::<Vec<_>>();
-    let (killed, stopped) = (sweep("KILL", kills.max(2)), sweep("STOP", (kills / 10).max(2)));
+    let (killed, stopped) = (sweep("KILL", kills.max(2)), sweep("STOP", (kills / 10).max(LAYOUTS.len())));
     println!("| rank | transport | times | until the last survivor had ended: median | p99 | longest |");
     println!("|---|---|---|---|---|---|");
     let deadline = format!("stopped, deadline {DEADLINE:?}");
