@@ -70,7 +70,7 @@ impl Device {
         let mut uuid = sys::CUuuid { bytes: [0; 16] };
         // SAFETY: writes sixteen bytes.
         check("cuDeviceGetUuid", unsafe { sys::cuDeviceGetUuid_v2(&raw mut uuid, self.device) })?;
-        Ok(uuid.bytes.map(|byte| byte as u8))
+        Ok(uuid.bytes.map(|byte| byte.to_ne_bytes()[0]))
     }
 
     /// Makes this device's context current in the calling thread.

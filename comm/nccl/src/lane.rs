@@ -181,7 +181,7 @@ impl DeviceLane for Lane {
         // SAFETY: the call writes one value to `id`.
         let result = unsafe { sys::ncclGetUniqueId(&raw mut id) };
         self.check("ncclGetUniqueId", result)?;
-        Ok(id.internal.map(|byte| byte as u8))
+        Ok(id.internal.map(|byte| byte.to_ne_bytes()[0]))
     }
 
     fn connect(&mut self, invitation: &[u8; INVITATION], rank: usize, size: usize) -> Result<(), String> {
