@@ -92,7 +92,7 @@ fn plain_attention(q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
 #[test]
 fn attention() {
     for (batch, time, heads, kv_heads, size) in
-        [(2, 5, 4, 2, 6), (1, 1, 1, 1, 1), (2, 67, 3, 3, 8), (1, 130, 4, 1, 5), (3, 64, 2, 2, 16)]
+        [(2, 5, 4, 2, 6), (1, 1, 1, 1, 1), (2, 67, 3, 3, 8), (1, 130, 4, 1, 5), (3, 64, 2, 2, 16), (1, 450, 2, 1, 6)]
     {
         let (q, kv) = ([batch, time, heads, size], [batch, time, kv_heads, size]);
         check(
@@ -111,7 +111,9 @@ fn documents(batch: usize, time: usize) -> Vec<u32> {
 
 #[test]
 fn attention_within_a_window_and_documents() {
-    for (batch, time, heads, kv_heads, size) in [(2, 5, 4, 2, 6), (2, 150, 2, 1, 5), (1, 200, 1, 1, 4)] {
+    for (batch, time, heads, kv_heads, size) in
+        [(2, 5, 4, 2, 6), (2, 150, 2, 1, 5), (1, 200, 1, 1, 4), (1, 450, 2, 1, 4)]
+    {
         let numbers = documents(batch, time);
         let begin = |sample: usize, at: usize| {
             let row = &numbers[sample * time..];

@@ -45,9 +45,14 @@ fn plain([q, k, v]: [&Tensor; 3], window: usize, mask: &Tensor) -> Result<Tensor
 
 #[test]
 fn against_an_explicit_mask() {
-    for (batch, time, heads, kv_heads, size, window) in
-        [(2, 5, 4, 2, 6, 9), (1, 1, 1, 1, 4, 9), (2, 67, 3, 3, 8, 100), (1, 150, 4, 1, 5, 70), (1, 200, 1, 1, 4, 3)]
-    {
+    for (batch, time, heads, kv_heads, size, window) in [
+        (2, 5, 4, 2, 6, 9),
+        (1, 1, 1, 1, 4, 9),
+        (2, 67, 3, 3, 8, 100),
+        (1, 150, 4, 1, 5, 70),
+        (1, 200, 1, 1, 4, 3),
+        (1, 450, 2, 1, 4, 210),
+    ] {
         for probability in [0.1, 0.6] {
             let mask = mask(&PASS, probability, [batch, heads, time]);
             let (q, kv) = ([batch, time, heads, size], [batch, time, kv_heads, size]);
@@ -109,6 +114,19 @@ fn masks_do_not_depend_on_the_batch() {
             assert!(floats(&of(&qkv, &other).0) != floats(&y));
         }
         same_bits("another step", &of(&qkv, &Pass { step: 4, ..PASS }).0, &y);
+    }
+}
+
+/// In sequences of more than 4096 positions, the forward passes over the keys in chunks.
+#[test]
+fn the_first_rows_of_a_long_sequence_are_bit_identical_to_a_shorter_one() {
+    let (time, shorter) = (4200, 4096);
+    let qkv = normal("qkv", &[1, time, 12]);
+    for (window, probability) in [(time, 0.0), (300, 0.0), (time, 0.2)] {
+        let (span, with) = (AttentionSpan::default().window(window), (&dropout(probability), &PASS));
+        let of = |qkv: &Tensor| ops::causal_attention_packed_with_dropout(qkv, 1, &span, with).unwrap();
+        let first = |t: &Tensor| t.narrow(1, 0, shorter).unwrap().contiguous().unwrap();
+        same_bits("result", &of(&first(&qkv)), &first(&of(&qkv)));
     }
 }
 
