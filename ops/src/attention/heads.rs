@@ -30,6 +30,7 @@ const QUERIES_OF_LONG: usize = 48;
 const LONG: usize = 4096;
 /// Keys of a chunk: a multiple of [`COLUMNS`] and of [`rows_at_a_time`].
 const KEYS: usize = 192;
+const _: () = assert!(KEYS.is_multiple_of(COLUMNS));
 
 /// Returns how many rows of scores are computed at a time: a multiple of the rows of a product's tile.
 fn rows_at_a_time(isa: Isa) -> usize {
@@ -78,6 +79,11 @@ impl Geometry {
 /// Returns the number of floats of a row of scores for `positions` positions.
 fn room_of_scores(positions: usize) -> usize {
     positions.next_multiple_of(16) + kernel::SPARE
+}
+
+/// Returns the positions that are in both ranges; they are empty if there are none.
+fn common(seen: Range<usize>, chunk: &Range<usize>) -> Range<usize> {
+    seen.start.max(chunk.start)..seen.end.min(chunk.end)
 }
 
 /// Returns the start of the panel of keys that contains a position.

@@ -2,7 +2,7 @@
 
 use super::super::dropout::Mask;
 use super::super::geometry::{BACKWARD_PRODUCTS, Geometry, Layouts, heads_of, pieces};
-use super::{Few, KEYS, QUERIES, few_rows, panel_start, room_of_scores, rows_at_a_time};
+use super::{Few, KEYS, QUERIES, common, few_rows, panel_start, room_of_scores, rows_at_a_time};
 use crate::graph::output::Shared;
 use crate::kernel::Isa;
 use crate::kernel::softmax::{self as kernel, MOST_ROWS};
@@ -156,7 +156,7 @@ impl Backward {
         let (g, isa, width) = (self.g, self.isa, room_of_scores(chunk.len()));
         let scores = &mut self.probabilities[first * width..][..count * width];
         let d_scores = &mut self.d_scores[first * width..][..count * width];
-        let seen = seen.start.max(chunk.start)..seen.end.min(chunk.end);
+        let seen = common(seen, &chunk);
         if seen.is_empty() {
             scores.fill(0.0);
             d_scores.fill(0.0);

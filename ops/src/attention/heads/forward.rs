@@ -2,7 +2,7 @@
 
 use super::super::dropout::Mask;
 use super::super::geometry::{FORWARD_PRODUCTS, Geometry, Layouts, heads_of, pieces};
-use super::{Few, KEYS, LONG, QUERIES_OF_LONG, few_rows, panel_start, room_of_scores, rows_at_a_time};
+use super::{Few, KEYS, LONG, QUERIES_OF_LONG, common, few_rows, panel_start, room_of_scores, rows_at_a_time};
 use crate::graph::output::Shared;
 use crate::kernel::Isa;
 use crate::kernel::softmax as kernel;
@@ -106,7 +106,7 @@ impl Forward {
         let width = room_of_scores(end - origin);
         for chunk in pieces(origin..end, *keys_of_chunk) {
             for Few { first, count, seen } in few() {
-                let seen = panel_start(seen.start).max(chunk.start)..seen.end.min(chunk.end);
+                let seen = common(panel_start(seen.start)..seen.end, &chunk);
                 if !seen.is_empty() {
                     let row = FewRows { data: &q.data[first * q.row..], count, ..q };
                     let to =
@@ -127,7 +127,7 @@ impl Forward {
         for chunk in pieces(origin..end, *keys_of_chunk) {
             for Few { first, count, seen } in few() {
                 let add = chunk.start > seen.start;
-                let seen = seen.start.max(chunk.start)..seen.end.min(chunk.end);
+                let seen = common(seen, &chunk);
                 if !seen.is_empty() {
                     let row =
                         FewRows { data: &scores[first * width + seen.start - origin..], count, row: width, step: 1 };
