@@ -95,19 +95,6 @@ pub(crate) fn check(config: &Config) -> Result<(), Error> {
         let message = "the GPU has no kernel for this value";
         return not_there(key, message, "train this model on the CPU: `training: {device: cpu}`");
     }
-    if config.training.local_steps.is_some() {
-        let message = "local steps are implemented on the CPU only";
-        return not_there("training.local_steps", message, "remove it, or train on the CPU");
-    }
-    let coded = [
-        ("zero_quantized_weights", zero.zero_quantized_weights),
-        ("zero_quantized_nontrainable_weights", zero.zero_quantized_nontrainable_weights),
-        ("zero_quantized_gradients", zero.zero_quantized_gradients),
-    ];
-    if let Some((key, _)) = coded.into_iter().find(|(_, is_on)| *is_on) {
-        let message = "8-bit and 4-bit collectives are implemented on the CPU only";
-        return not_there(&format!("zero_optimization.{key}"), message, "remove it, or train on the CPU");
-    }
     if config.preference.is_some() {
         return not_there("preference", "preference losses are computed on the CPU only", "train on the CPU");
     }

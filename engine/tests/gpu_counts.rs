@@ -121,34 +121,6 @@ fn quantized_weights_are_refused_by_their_key() {
     assert!(error.contains("in: quantization_config") && error.contains("training.device: cpu"), "{error}");
 }
 
-#[test]
-fn local_steps_are_refused_by_their_key() {
-    let text = "train_micro_batch_size_per_gpu: 1\nmesh: {data_parallel_replicate_degree: 2}\n\
-                training: {device: cuda, local_steps: {steps: 2}}";
-    for error in world(4, |comm| {
-        Engine::with_communicator(config(4, text), zoo::gpt2(&gpt2_config()), comm).err().map(|error| error.to_string())
-    }) {
-        let error = error.expect("local steps are on the CPU only");
-        assert!(error.contains("local steps are implemented on the CPU only"), "{error}");
-        assert!(error.contains("in: training.local_steps"), "{error}");
-    }
-}
-
-#[test]
-fn collectives_in_8_or_4_bits_are_refused_by_their_key() {
-    for key in ["zero_quantized_weights", "zero_quantized_nontrainable_weights", "zero_quantized_gradients"] {
-        let text =
-            format!("train_batch_size: 1\ntraining: {{device: cuda}}\nzero_optimization: {{stage: 3, {key}: true}}");
-        let error = world(1, |comm| {
-            let layers = zoo::gpt2(&gpt2_config());
-            Engine::with_communicator(config(1, &text), layers, comm).err().expect("it has no kernel").to_string()
-        })
-        .remove(0);
-        assert!(error.contains("8-bit and 4-bit collectives are implemented on the CPU only"), "{error}");
-        assert!(error.contains(&format!("in: zero_optimization.{key}")), "{error}");
-    }
-}
-
 /// A step enqueues all work between load and loss on the GPU's stream without a wait. The host reads other results
 /// together with the loss.
 #[test]

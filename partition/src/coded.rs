@@ -21,6 +21,7 @@ use zero_optim::{BlockCodes, LengthError};
 use zero_pipeline::{Coordinates, Mesh, Placement, SegmentId};
 
 use crate::error::ZeroError;
+use crate::gpu;
 use crate::ledger::Category;
 use crate::memory::Memory;
 use crate::rank::Rank;
@@ -138,6 +139,13 @@ impl Segment {
         self.bounds.windows(2).map(|bounds| self.code_bytes(codes, &(bounds[0]..bounds[1]))).collect()
     }
 
+    /// Returns the bytes of the flat buffer through which NCCL gathers the codes; 0 if all shards have as many bytes.
+    #[must_use]
+    pub fn flat_code_bytes(&self, codes: BlockCodes) -> usize {
+        let counts = self.shard_code_bytes(codes);
+        zero_comm::flat_block(&counts, 1).map_or(0, |block| block * counts.len())
+    }
+
     /// Divides ranges among threads. Each part is (index of its range, position in that range, bytes of its codes).
     fn shares(&self, codes: BlockCodes, ranges: &[Range<usize>]) -> Vec<Vec<(usize, Range<usize>, usize)>> {
         let size = share(ranges.iter().map(Range::len).sum());
@@ -162,6 +170,16 @@ impl Segment {
         shares.retain(|share| !share.is_empty());
         shares
     }
+}
+
+/// Returns where the parts of parameters that lie within ranges of a segment are in its values, in the order of their
+/// codes. `firsts` are the positions of the first value of each range.
+pub(crate) fn places(segment: &Segment, ranges: &[Range<usize>], firsts: &[usize]) -> Vec<Range<usize>> {
+    let of_range = |(range, first): (&Range<usize>, &usize)| {
+        let first = *first;
+        segment.overlaps(range.clone()).map(move |(.., at)| first + at.start..first + at.end).collect::<Vec<_>>()
+    };
+    ranges.iter().zip(firsts).flat_map(of_range).collect()
 }
 
 /// Runs `work` on several threads, each time on a part of a range and the bytes for its codes. `firsts` are the
@@ -211,6 +229,7 @@ fn run<P: Send>(shares: Vec<Vec<P>>, work: impl Fn(&mut P) -> Result<(), LengthE
 }
 
 /// Encodes `shard`, this rank's shard of a segment, for a gather. The codes count as staging until they are decoded.
+/// Codes of a shard on a GPU are written there, and sent from there if the communicators transfer between GPUs.
 pub(crate) fn to_gather(
     rank: &Rank,
     memory: &mut Memory,
@@ -221,7 +240,15 @@ pub(crate) fn to_gather(
     let (segment, counts) = (rank.segment(id), rank.segment(id).shard_code_bytes(codes));
     let (range, first) = ([rank.shard(id)], [0]);
     let own = (&range[..], &first[..]);
-    let mut sent = vec![0; counts[rank.shards().rank()]];
+    let by_gpu = rank.options.on_gpu.gathers && matches!(shard, Storage::Cuda(_));
+    let (own_bytes, bytes) = (counts[rank.shards().rank()], counts.iter().sum());
+    memory.count(Category::Staging, own_bytes + bytes, 1);
+    if let Storage::Cuda(shard) = shard {
+        let shard = gpu::quantized(codes, shard, &places(segment, &range, &first), by_gpu)?;
+        let output = memory.room_for_codes(bytes, by_gpu)?;
+        return Ok(ToGather { shard, output, counts });
+    }
+    let mut sent = vec![0; own_bytes];
     match shard {
         Storage::Cpu(CpuStorage::F32(values)) => {
             encode(segment, codes, own, &mut sent, |at, bytes| codes.quantize(&values[at], bytes))?;
@@ -234,9 +261,7 @@ pub(crate) fn to_gather(
         }
         _ => return Err(not_floats()),
     }
-    let output = vec![0; counts.iter().sum()];
-    memory.count(Category::Staging, sent.len() + output.len(), 1);
-    Ok(ToGather { shard: Buffer::U8(sent), output: Buffer::U8(output), counts })
+    Ok(ToGather { shard: Buffer::U8(sent), output: memory.room_for_codes(bytes, by_gpu)?, counts })
 }
 
 /// Decodes a gathered segment. The values count as staging.
@@ -247,10 +272,18 @@ pub(crate) fn gathered(
     codes: BlockCodes,
     Gathered { shard: sent, output }: Gathered,
 ) -> Result<Storage, ZeroError> {
-    let (segment, bytes) = (rank.segment(id), output.into_u8()?);
+    let (segment, received) = (rank.segment(id), sent.len() + output.len());
     let elements = segment.elements();
     let all = &[Range { start: 0, end: elements }];
     memory.count(Category::Staging, elements, rank.width(id));
+    // A secondary shard on the host takes its part of values on the host.
+    if rank.is_on_gpu() && (rank.options.on_gpu.parameters || !segment.has_secondary()) {
+        let places = places(segment, all, &[0]);
+        let values = memory.gpu()?.dequantized(codes, output, 1, &places, (rank.dtype, elements))?;
+        memory.uncount(Category::Staging, received, 1);
+        return Ok(values);
+    }
+    let bytes = output.into_u8()?;
     let mut values = memory.blank(rank.dtype, elements, false)?;
     match &mut values {
         Storage::Cpu(CpuStorage::F32(values)) => {
@@ -264,6 +297,6 @@ pub(crate) fn gathered(
         }
         _ => return Err(not_floats()),
     }
-    memory.uncount(Category::Staging, sent.len() + bytes.len(), 1);
+    memory.uncount(Category::Staging, received, 1);
     Ok(values)
 }

@@ -228,6 +228,14 @@ impl Memory {
         })
     }
 
+    /// Allocates a buffer for received codes.
+    pub(crate) fn room_for_codes(&mut self, bytes: usize, on_gpu: bool) -> Result<Buffer, ZeroError> {
+        match on_gpu {
+            true => self.gpu()?.blank_to_receive(DType::U8, bytes),
+            false => Ok(Buffer::U8(vec![0; bytes])),
+        }
+    }
+
     /// Converts a received gradient to f32 on the device of the segment's gradients.
     fn unpacked(&mut self, rank: &Rank, id: SegmentId, buffer: Buffer) -> Result<FlatBuffer, ZeroError> {
         let values = match buffer {

@@ -19,7 +19,8 @@ use crate::ledger::Category;
 use crate::memory::Memory;
 use crate::narrow::{Values, update};
 use crate::rank::Rank;
-use crate::rounding::round_to;
+use crate::rounding::{round_to, working};
+use crate::storage::copy;
 use crate::zero::missing;
 
 /// The outer optimizer and how its state is divided.
@@ -179,22 +180,18 @@ impl OuterState {
     }
 }
 
-/// Overwrites a range of working parameters in host memory.
+/// Overwrites a range of working parameters, in host memory or on a GPU.
 pub(crate) fn store(values: &[f32], parameters: &mut Storage, at: Range<usize>) -> Result<(), ZeroError> {
     match parameters {
-        Storage::Cpu(parameters) => store_on_host(values, parameters, at),
-        _ => Err(ZeroError::internal("outer steps are not implemented on a GPU")),
-    }
-}
-
-/// Like [`store`], for a storage that is known to be in host memory.
-pub(crate) fn store_on_host(values: &[f32], parameters: &mut CpuStorage, at: Range<usize>) -> Result<(), ZeroError> {
-    match parameters {
-        CpuStorage::F32(parameters) => {
+        Storage::Cpu(CpuStorage::F32(parameters)) => {
             parameters[at].copy_from_slice(values);
             Ok(())
         }
-        narrow => round_to(values, narrow, at),
+        Storage::Cpu(narrow) => round_to(values, narrow, at),
+        of_gpu => {
+            let rounded = Storage::Cpu(working(values, of_gpu.dtype()));
+            copy(&rounded, 0..values.len(), of_gpu, at)
+        }
     }
 }
 

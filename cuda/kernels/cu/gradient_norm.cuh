@@ -3,6 +3,7 @@
 // where updates read it.
 #pragma once
 #include "pack.cuh"
+#include "ranges.cuh"
 
 // For updates on the device and, as a separate copy, for the host.
 struct Verdict {
@@ -23,17 +24,6 @@ template <class T> DEVICE float rounded_to(float x) {
 }
 DEVICE float travelled(float x, uint32_t as) {
     return as == AS_BF16 ? rounded_to<Bf16>(x) : as == AS_F16 ? rounded_to<F16>(x) : x;
-}
-
-// Finds the range that a block works on: the last range whose first block is this block or an earlier one.
-template <class RANGE> DEVICE const RANGE& range_of_block(const RANGE* ranges, unsigned used) {
-    unsigned first = 0, end = used;
-    while (end - first > 1) {
-        unsigned middle = (first + end) / 2;
-        if (ranges[middle].first_block <= blockIdx.x) first = middle;
-        else end = middle;
-    }
-    return ranges[first];
 }
 
 struct SquaresRange {

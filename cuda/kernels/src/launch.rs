@@ -55,6 +55,8 @@ pub enum Source {
     Attention,
     /// `cu/attention_tensor.cu`
     AttentionTensor,
+    /// `cu/block_codes.cu`
+    BlockCodes,
     /// `cu/cross_entropy.cu`
     CrossEntropy,
     /// `cu/dropout.cu`
@@ -75,10 +77,11 @@ pub enum Source {
 
 impl Source {
     /// All source files.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::Activation,
         Self::Attention,
         Self::AttentionTensor,
+        Self::BlockCodes,
         Self::CrossEntropy,
         Self::Dropout,
         Self::Embedding,
@@ -95,6 +98,7 @@ impl Source {
             Self::Activation => "activation",
             Self::Attention => "attention",
             Self::AttentionTensor => "attention_tensor",
+            Self::BlockCodes => "block_codes",
             Self::CrossEntropy => "cross_entropy",
             Self::Dropout => "dropout",
             Self::Embedding => "embedding",
@@ -118,6 +122,7 @@ impl Source {
             Self::Activation => image!("activation"),
             Self::Attention => image!("attention"),
             Self::AttentionTensor => image!("attention_tensor"),
+            Self::BlockCodes => image!("block_codes"),
             Self::CrossEntropy => image!("cross_entropy"),
             Self::Dropout => image!("dropout"),
             Self::Embedding => image!("embedding"),

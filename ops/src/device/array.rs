@@ -187,6 +187,12 @@ impl Array {
         Ok(array)
     }
 
+    /// Returns the f32 storage, which may be longer than the array.
+    #[must_use]
+    pub fn storage(&self) -> &CudaStorage {
+        &self.unrounded().storage
+    }
+
     /// Returns the f32 storage.
     #[must_use]
     pub fn into_storage(self) -> CudaStorage {

@@ -4,12 +4,11 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use candle_core::backend::BackendStorage;
-use candle_core::{CudaStorage, DType, Device, Result, Storage, Tensor, bail};
+use candle_core::{CpuStorage, CudaStorage, DType, Device, Result, Storage, Tensor, bail};
 use zero_comm::{Buffer, DeviceBuffer, DeviceEvent, DeviceMemory, Dtype};
 
 use super::memory::wait_for;
 use super::{Mark, address_of, copy, download, elements_of, room};
-use crate::sequence::{Element, of_element};
 
 /// Values on the GPU. They are complete once the stream has passed the event `written`, or `used` if there is one.
 struct Moving {
@@ -73,14 +72,15 @@ fn dtype_of(storage: &CudaStorage) -> Result<Dtype> {
         DType::F32 => Ok(Dtype::F32),
         DType::BF16 => Ok(Dtype::Bf16),
         DType::F16 => Ok(Dtype::F16),
-        other => bail!("{OP}: expected f32, bf16 or f16, got {other:?}"),
+        DType::U8 => Ok(Dtype::U8),
+        other => bail!("{OP}: expected f32, bf16, f16 or u8, got {other:?}"),
     }
 }
 
 /// Wraps the first `len` values of a storage.
 ///
 /// # Errors
-/// Fails if the storage has fewer values, or its dtype is not f32, bf16 or f16.
+/// Fails if the storage has fewer values, or its dtype is not f32, bf16, f16 or u8.
 pub fn to_send(storage: CudaStorage, len: usize) -> Result<Buffer> {
     let dtype = dtype_of(&storage)?;
     if len > elements_of(&storage) {
@@ -119,16 +119,19 @@ fn with_elements<R>(tensor: &Tensor, then: impl FnOnce(&CudaStorage, Range<usize
 
 /// Copies a range of a storage into a buffer on the host.
 fn on_host(storage: &CudaStorage, range: Range<usize>) -> Result<Buffer> {
-    of_element!(OP, storage.dtype(), T => match T::of_storage(download(storage, range)?) {
-        Some(values) => Ok(T::buffer(values)),
-        None => bail!("{OP}: expected values of {:?}", storage.dtype()),
-    })
+    match download(storage, range)? {
+        CpuStorage::F32(values) => Ok(Buffer::F32(values)),
+        CpuStorage::BF16(values) => Ok(Buffer::Bf16(values)),
+        CpuStorage::F16(values) => Ok(Buffer::F16(values)),
+        CpuStorage::U8(values) => Ok(Buffer::U8(values)),
+        other => bail!("{OP}: expected f32, bf16, f16 or u8, got {:?}", other.dtype()),
+    }
 }
 
 /// Allocates a buffer on a GPU to receive values from other GPUs.
 ///
 /// # Errors
-/// Fails if the GPU is out of memory, or the dtype is not f32, bf16 or f16.
+/// Fails if the GPU is out of memory, or the dtype is not f32, bf16, f16 or u8.
 pub fn room_to_receive(device: &Device, dtype: DType, elements: usize) -> Result<Buffer> {
     match device {
         Device::Cuda(device) => to_send(room(device, dtype, elements)?, elements),

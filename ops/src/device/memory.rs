@@ -1,4 +1,4 @@
-//! GPU memory for values of a parameter's dtype: allocation, copies, and events on the stream that writes them.
+//! GPU memory for values of a parameter's dtype and for bytes: allocation, copies, and events on the stream that writes them.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use zero_kernels::Address;
 
 use super::{Gpu, address, driver, on_stream};
 
-/// Allocates `len` values of f32, bf16 or f16 with arbitrary content.
+/// Allocates `len` values of f32, bf16, f16 or u8 with arbitrary content.
 ///
 /// # Errors
 /// Fails if memory is exhausted.
@@ -39,17 +39,19 @@ fn elements(values: &CpuStorage) -> usize {
         CpuStorage::F32(values) => values.len(),
         CpuStorage::BF16(values) => values.len(),
         CpuStorage::F16(values) => values.len(),
+        CpuStorage::U8(values) => values.len(),
         _ => 0,
     }
 }
 
-/// Returns the number of values in a storage of f32, bf16 or f16, and 0 for any other dtype.
+/// Returns the number of values in a storage of f32, bf16, f16 or u8, and 0 for any other dtype.
 #[must_use]
 pub fn elements_of(storage: &CudaStorage) -> usize {
     match &storage.slice {
         CudaStorageSlice::F32(slice) => slice.len(),
         CudaStorageSlice::BF16(slice) => slice.len(),
         CudaStorageSlice::F16(slice) => slice.len(),
+        CudaStorageSlice::U8(slice) => slice.len(),
         _ => 0,
     }
 }
@@ -73,12 +75,13 @@ pub fn copy(from: &CudaStorage, source: Range<usize>, to: &mut CudaStorage, targ
         }
         device.memcpy_dtod(&from.slice(source), &mut to.slice_mut(target))
     }
-    use CudaStorageSlice::{BF16, F16, F32};
+    use CudaStorageSlice::{BF16, F16, F32, U8};
     let device = to.device.clone();
     match (&from.slice, &mut to.slice) {
         (F32(from), F32(to)) => of(&device, (from, source), (to, target)),
         (BF16(from), BF16(to)) => of(&device, (from, source), (to, target)),
         (F16(from), F16(to)) => of(&device, (from, source), (to, target)),
+        (U8(from), U8(to)) => of(&device, (from, source), (to, target)),
         _ => bail!("the parameters have different dtypes, or one is released"),
     }
 }
@@ -106,7 +109,8 @@ pub fn download(from: &CudaStorage, range: Range<usize>) -> Result<CpuStorage> {
         CudaStorageSlice::F32(slice) => Ok(CpuStorage::F32(of(from, slice, range)?)),
         CudaStorageSlice::BF16(slice) => Ok(CpuStorage::BF16(of(from, slice, range)?)),
         CudaStorageSlice::F16(slice) => Ok(CpuStorage::F16(of(from, slice, range)?)),
-        _ => bail!("expected parameters of dtype f32, bf16 or f16, got {:?}", from.dtype()),
+        CudaStorageSlice::U8(slice) => Ok(CpuStorage::U8(of(from, slice, range)?)),
+        _ => bail!("expected values of dtype f32, bf16, f16 or u8, got {:?}", from.dtype()),
     }
 }
 

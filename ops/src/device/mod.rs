@@ -7,6 +7,7 @@
 
 mod array;
 mod buffer;
+mod codes;
 mod fault;
 mod memory;
 pub mod optimizer;
@@ -32,6 +33,7 @@ use zero_kernels::{Address, Dtype, Kernels, Launch};
 pub use array::Array;
 pub(crate) use buffer::copied_to_host;
 pub use buffer::{copied_to_send, room_to_receive, storage_of, to_send};
+pub use codes::{dequantized, quantized};
 pub use fault::check;
 pub(crate) use fault::{Faults, Finding};
 pub use memory::{Mark, begin as address_of, copy, download, elements_of, room, upload};
@@ -210,7 +212,7 @@ impl Gpu {
     /// Allocates `count` elements, but at least one, with arbitrary content.
     pub(crate) fn room(&self, op: &'static str, dtype: DType, count: usize) -> Result<CudaStorage> {
         fn of<T: CudaDType + DeviceRepr>(device: &CudaDevice, count: usize) -> Result<CudaStorage> {
-            // SAFETY: callers write the memory before they read it, and any bits are a valid float.
+            // SAFETY: callers write the memory before they read it, and any bits are valid.
             let slice: CudaSlice<T> = unsafe { device.alloc(count.max(1)) }?;
             Ok(CudaStorage::wrap_cuda_slice(slice, device.clone()))
         }
@@ -218,7 +220,8 @@ impl Gpu {
             DType::F32 => of::<f32>(&self.device, count),
             DType::BF16 => of::<bf16>(&self.device, count),
             DType::F16 => of::<f16>(&self.device, count),
-            other => bail!("{op}: expected f32, bf16 or f16, got {other:?}"),
+            DType::U8 => of::<u8>(&self.device, count),
+            other => bail!("{op}: expected f32, bf16, f16 or u8, got {other:?}"),
         }
     }
 

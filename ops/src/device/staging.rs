@@ -134,13 +134,14 @@ impl Staging {
     /// soon as this returns.
     ///
     /// # Errors
-    /// Fails if memory is exhausted, or the dtype is not f32, bf16 or f16.
+    /// Fails if memory is exhausted, or the dtype is not f32, bf16, f16 or u8.
     pub fn upload(&mut self, values: &CpuStorage) -> Result<CudaStorage> {
         match values {
             CpuStorage::F32(values) => self.upload_slice(values),
             CpuStorage::BF16(values) => self.upload_slice(values),
             CpuStorage::F16(values) => self.upload_slice(values),
-            _ => bail!("parameters must be f32, bf16 or f16"),
+            CpuStorage::U8(values) => self.upload_slice(values),
+            _ => bail!("values must be f32, bf16, f16 or u8"),
         }
     }
 

@@ -12,7 +12,7 @@ use zero_model::device::{self, Array, Staging};
 pub(crate) use zero_model::device::{Arriving, optimizer::Updated};
 use zero_model::sink::{FlatBuffer, Gradients};
 use zero_optim::norm::{Limits, Verdict};
-use zero_optim::{ExactSum, Factors};
+use zero_optim::{BlockCodes, ExactSum, Factors};
 use zero_pipeline::SegmentId;
 
 use super::elsewhere;
@@ -86,6 +86,23 @@ impl Gpu {
             DType::F16 => self.staging.upload_with::<f16>(len, |to| round_all(values, to))?,
             _ => self.staging.upload_slice(values)?,
         }))
+    }
+
+    /// Restores `len` values of `dtype` from the codes of several senders, and adds up the values of all senders. Each
+    /// sender's part of `from` has the codes of `ranges`. Codes on the host are uploaded.
+    pub(crate) fn dequantized(
+        &self,
+        codes: BlockCodes,
+        from: Buffer,
+        senders: usize,
+        ranges: &[Range<usize>],
+        (dtype, len): (DType, usize),
+    ) -> Result<Storage, ZeroError> {
+        let from = match from {
+            Buffer::U8(bytes) => device::upload(&self.device, &CpuStorage::U8(bytes))?,
+            from => storage_of(from)?,
+        };
+        Ok(Storage::Cuda(device::dequantized(codes, &from, senders, ranges, (dtype, len))?))
     }
 
     /// Records that GPU memory to which parameters were uploaded has been freed.
@@ -250,6 +267,40 @@ pub(crate) fn packed(values: FlatBuffer, dtype: DType) -> Result<Buffer, ZeroErr
 pub(crate) fn unpacked(buffer: Buffer) -> Result<FlatBuffer, ZeroError> {
     let len = buffer.len();
     Ok(FlatBuffer::Device(Array::widened(storage_of(buffer)?, len)?))
+}
+
+/// Writes the scales and codes of ranges of values on a GPU into a buffer: on the GPU if `by_gpu`, otherwise on the host.
+pub(crate) fn quantized(
+    codes: BlockCodes,
+    values: &CudaStorage,
+    ranges: &[Range<usize>],
+    by_gpu: bool,
+) -> Result<Buffer, ZeroError> {
+    let bytes = ranges.iter().map(|range| codes.bytes(range.len())).sum();
+    let written = device::quantized(codes, values, ranges)?;
+    match by_gpu {
+        true => to_send(written, bytes),
+        false => match device::download(&written, 0..bytes)? {
+            CpuStorage::U8(bytes) => Ok(Buffer::U8(bytes)),
+            _ => Err(ZeroError::internal("codes are not bytes")),
+        },
+    }
+}
+
+/// Returns the f32 values of a gradient on a GPU.
+pub(crate) fn values_of(gradient: &FlatBuffer) -> Result<&CudaStorage, ZeroError> {
+    match gradient {
+        FlatBuffer::Device(array) => Ok(array.storage()),
+        FlatBuffer::Host(_) => Err(elsewhere()),
+    }
+}
+
+/// Converts the first `len` values of an f32 storage to a gradient.
+pub(crate) fn gradient_of(values: Storage, len: usize) -> Result<FlatBuffer, ZeroError> {
+    match values {
+        Storage::Cuda(values) => Ok(FlatBuffer::Device(Array::widened(values, len)?)),
+        _ => Err(elsewhere()),
+    }
 }
 
 /// Marks a gradient on a GPU as rounded to `dtype`. Operations round its values when they read them.

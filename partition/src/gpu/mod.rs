@@ -1,5 +1,5 @@
-//! The operations that a rank's state needs of the GPU that runs the layers: memory, copies to and from the host, the
-//! gradient norm and the optimizer step.
+//! The operations that a rank's state needs of the GPU that runs the layers: memory, copies to and from the host, codes
+//! of collectives, the gradient norm and the optimizer step.
 //!
 //! The modules `device` and `none` have the same interface. Without the feature `cuda`, `none` replaces `device`. Its
 //! `Gpu` has no values, so callers compile without a feature check.
@@ -12,7 +12,8 @@ mod of_program;
 mod of_program;
 
 pub(crate) use of_program::{
-    Arriving, Gpu, add_to_host, copy, download, packed, storage_of, to_send, travelled, unpacked,
+    Arriving, Gpu, add_to_host, copy, download, gradient_of, packed, quantized, storage_of, to_send, travelled,
+    unpacked, values_of,
 };
 pub use of_program::{gpu_copy, gpu_room};
 

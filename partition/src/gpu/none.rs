@@ -9,7 +9,7 @@ use zero_comm::Buffer;
 use zero_model::Tuning;
 use zero_model::sink::{FlatBuffer, Gradients};
 use zero_optim::norm::{Limits, Verdict};
-use zero_optim::{ExactSum, Factors};
+use zero_optim::{BlockCodes, ExactSum, Factors};
 use zero_pipeline::SegmentId;
 
 use super::elsewhere;
@@ -66,6 +66,17 @@ impl Gpu {
     }
 
     pub(crate) fn upload_rounded(&mut self, _: &[f32], _: DType) -> Result<Storage, ZeroError> {
+        match self.0 {}
+    }
+
+    pub(crate) fn dequantized(
+        &self,
+        _: BlockCodes,
+        _: Buffer,
+        _: usize,
+        _: &[Range<usize>],
+        _: (DType, usize),
+    ) -> Result<Storage, ZeroError> {
         match self.0 {}
     }
 
@@ -126,6 +137,18 @@ pub(crate) fn packed(_: FlatBuffer, _: DType) -> Result<Buffer, ZeroError> {
 }
 
 pub(crate) fn unpacked(_: Buffer) -> Result<FlatBuffer, ZeroError> {
+    Err(elsewhere())
+}
+
+pub(crate) fn quantized(_: BlockCodes, _: &CudaStorage, _: &[Range<usize>], _: bool) -> Result<Buffer, ZeroError> {
+    Err(elsewhere())
+}
+
+pub(crate) fn values_of(_: &FlatBuffer) -> Result<&CudaStorage, ZeroError> {
+    Err(elsewhere())
+}
+
+pub(crate) fn gradient_of(_: Storage, _: usize) -> Result<FlatBuffer, ZeroError> {
     Err(elsewhere())
 }
 

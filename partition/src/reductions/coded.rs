@@ -4,12 +4,14 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use candle_core::DType;
 use zero_comm::{Buffer, Communicator, Exchanged, Pending};
 use zero_model::sink::FlatBuffer;
 use zero_pipeline::SegmentId;
 
-use crate::coded::{CodedLevel, decode, encode};
+use crate::coded::{self, CodedLevel, decode, encode};
 use crate::error::ZeroError;
+use crate::gpu;
 use crate::kept::{Grads, KeptGradient};
 use crate::ledger::Category;
 use crate::memory::Memory;
@@ -32,30 +34,31 @@ pub(super) fn exchange(
     let (segment, of) = (rank.segment(id), &levels(rank, id)[level]);
     let (codes, counts) = (of.codes, of.counts(segment));
     let ranges: Vec<Range<usize>> = of.ranges.iter().flatten().cloned().collect();
-    let mut next = 0;
-    let first = |range: &Range<usize>| {
-        let first = if level == 0 { range.start } else { next };
-        next += range.len();
-        first
-    };
-    let firsts: Vec<usize> = ranges.iter().map(first).collect();
+    let firsts = if level == 0 { ranges.iter().map(|range| range.start).collect() } else { consecutive(&ranges) };
     let places = (&ranges[..], &firsts[..]);
-    let mut sent = vec![0; counts.iter().sum()];
-    match values.host() {
+    let by_gpu = rank.options.on_gpu.sums && values.host().is_none();
+    let sent = match values.host() {
         Some(Grads::F32(values)) => {
+            let mut sent = vec![0; counts.iter().sum()];
             encode(segment, codes, places, &mut sent, |at, bytes| codes.quantize(&values[at], bytes))?;
+            Buffer::U8(sent)
         }
         Some(Grads::Bf16(values)) => {
+            let mut sent = vec![0; counts.iter().sum()];
             encode(segment, codes, places, &mut sent, |at, bytes| codes.quantize_half(&values[at], bytes))?;
+            Buffer::U8(sent)
         }
-        None => return Err(ZeroError::internal("gradients on a GPU are not sent as codes")),
-    }
+        None => {
+            let values = gpu::values_of(values.f32()?)?;
+            gpu::quantized(codes, values, &coded::places(segment, &ranges, &firsts), by_gpu)?
+        }
+    };
     memory.count(Category::Staging, of.bytes(segment), 1);
     memory.uncount(Category::Staging, values.len(), 4);
     memory.give_kept_back(values);
     let (own, ranks) = (counts[of.own], counts.len());
-    let received = Buffer::U8(vec![0; own * ranks]);
-    Ok(communicator(rank, level).all_to_all(Buffer::U8(sent), received, &counts, &vec![own; ranks]))
+    let received = memory.room_for_codes(own * ranks, by_gpu)?;
+    Ok(communicator(rank, level).all_to_all(sent, received, &counts, &vec![own; ranks]))
 }
 
 /// Decodes and sums the codes that a level has received, in the order of its ranks. The sum replaces the codes in the
@@ -68,9 +71,15 @@ pub(super) fn sum(
     exchanged: Exchanged,
 ) -> Result<FlatBuffer, ZeroError> {
     let (segment, of) = (rank.segment(id), &levels(rank, id)[level]);
-    let (codes, ranges, bytes) = (of.codes, of.summed(), exchanged.output.into_u8()?);
-    memory.count(Category::Staging, of.elements(), 4);
-    let mut sum = memory.take(of.elements());
+    let (codes, ranges, elements) = (of.codes, of.summed(), of.elements());
+    memory.count(Category::Staging, elements, 4);
+    memory.uncount(Category::Staging, of.bytes(segment), 1);
+    if rank.is_resident(id) {
+        let (places, senders) = (coded::places(segment, ranges, &consecutive(ranges)), of.ranges.len());
+        let sum = memory.gpu()?.dequantized(codes, exchanged.output, senders, &places, (DType::F32, elements))?;
+        return gpu::gradient_of(sum, elements);
+    }
+    let (bytes, mut sum) = (exchanged.output.into_u8()?, memory.take(elements));
     let of_each = of.counts(segment)[of.own];
     for (index, bytes) in bytes.chunks_exact(of_each.max(1)).enumerate() {
         match index {
@@ -78,8 +87,13 @@ pub(super) fn sum(
             _ => decode(segment, codes, ranges, (bytes, &mut sum), |bytes, sum| codes.add(bytes, sum))?,
         }
     }
-    memory.uncount(Category::Staging, of.bytes(segment), 1);
     Ok(FlatBuffer::Host(sum))
+}
+
+/// Returns the positions of the first values of ranges whose values follow each other.
+fn consecutive(ranges: &[Range<usize>]) -> Vec<usize> {
+    let first = |next: &mut usize, range: &Range<usize>| Some(std::mem::replace(next, *next + range.len()));
+    ranges.iter().scan(0, first).collect()
 }
 
 /// Returns the communicator of a level. In a divided shard group, level 0 is the near group, and level 1 is the ranks

@@ -1,11 +1,10 @@
 //! Executes the outer steps of replicates that train independently, on the parameters of a rank.
 
-use candle_core::CpuStorage;
 use zero_pipeline::SegmentId;
 
 use super::{Kind, Range, ShardedState};
 use crate::error::ZeroError;
-use crate::outer::{OuterOptions, OuterState, share, store, store_on_host};
+use crate::outer::{OuterOptions, OuterState, share, store};
 
 impl ShardedState {
     /// Starts averaging this rank's range of a segment's parameters over the replicates. If the working dtype has 16
@@ -37,9 +36,13 @@ impl ShardedState {
         for (index, inside, at) in rank.segment(id).overlaps(own) {
             match parameters.shard_mut(id) {
                 Some(shard) => store(&values[at.clone()], shard, at)?,
-                None => rank.model.parameters()[index].update(|full: &mut CpuStorage| {
-                    store_on_host(&values[at], full, inside).map_err(candle_core::Error::wrap)
-                })?,
+                None => {
+                    let parameter = &rank.model.parameters()[index];
+                    let mut full = parameter.take()?;
+                    let stored = store(&values[at], &mut full, inside);
+                    parameter.put(full)?;
+                    stored?;
+                }
             }
         }
         OuterState::give_back(memory, values);

@@ -2,7 +2,9 @@
 //! or, with `ZERO_TRAIN_CUDA_TESTS=1`, a GPU of this machine.
 
 mod ahead;
+mod codes;
 mod groups;
+mod local_steps;
 mod memory;
 #[path = "../../../cuda/tests/mock/mod.rs"]
 mod mock;

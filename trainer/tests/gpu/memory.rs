@@ -37,8 +37,10 @@ fn too_little_gpu_memory_is_a_clear_error() {
 #[test]
 fn peak_gpu_memory_matches_the_plan() {
     const CHILD: &str = "ZERO_TRAIN_TEST_MEMORY";
+    const CODED: &str = "{stage: 3, stage3_param_persistence_threshold: 0, zero_quantized_weights: true, \
+                         zero_quantized_gradients: true}";
     // The number of ranks, the section `zero_optimization`, and further keys.
-    const CASES: [(usize, &str, &str); 8] = [
+    const CASES: [(usize, &str, &str); 10] = [
         (1, "{stage: 0}", ""),
         (1, "{stage: 1, offload_optimizer: {device: cpu}}", ""),
         (1, "{stage: 3, stage3_param_persistence_threshold: 0}", ""),
@@ -52,6 +54,8 @@ fn peak_gpu_memory_matches_the_plan() {
         (2, "{stage: 1}", "tensor_parallel: {autotp_size: 2}\nlauncher: {gpu_transport: host}"),
         (2, "{stage: 3}", "sequence_parallel_size: 2\nlauncher: {gpu_transport: nccl}"),
         (2, "{stage: 0}", "sequence_parallel_size: 2\nlauncher: {gpu_transport: host}"),
+        (2, CODED, "launcher: {gpu_transport: nccl}"),
+        (2, CODED, "launcher: {gpu_transport: host}"),
     ];
     let Ok(case) = std::env::var(CHILD) else {
         if !mock::only_the_mock() || !has_gpu() {

@@ -23,6 +23,7 @@ fn text(source: Source) -> &'static str {
         Source::Activation => text!("activation"),
         Source::Attention => text!("attention"),
         Source::AttentionTensor => text!("attention_tensor"),
+        Source::BlockCodes => text!("block_codes"),
         Source::CrossEntropy => text!("cross_entropy"),
         Source::Dropout => text!("dropout"),
         Source::Embedding => text!("embedding"),

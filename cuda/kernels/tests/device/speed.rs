@@ -11,6 +11,7 @@ use std::env;
 use zero_cuda::{Allocation, Event};
 use zero_kernels::activation::{self, Function};
 use zero_kernels::attention::{self, Geometry, Saved};
+use zero_kernels::block_codes::{Coded, dequantize, quantize};
 use zero_kernels::cross_entropy::{self, Counted, Logits, Upstream};
 use zero_kernels::dropout::{Mask, Place, dropout};
 use zero_kernels::embedding::{self, Lookup};
@@ -20,7 +21,7 @@ use zero_kernels::optimizer::{self, Updated, add_to, narrow, widen};
 use zero_kernels::rotary::{Turn, rotary};
 use zero_kernels::rows::{self, Onto};
 use zero_kernels::{Address, Dtype, Launch};
-use zero_optim::{AdamW, Optimizer, Step};
+use zero_optim::{AdamW, BlockCodes, Optimizer, Step};
 
 use crate::card::mock;
 use crate::{Bench, numbers};
@@ -311,6 +312,18 @@ impl<'a> Bed<'a> {
             self.measure(name, bytes * count, 0, |room| {
                 let [from, to] = room.take_each(4 * count);
                 self.work(launch(t, count, from, to))
+            });
+        }
+        for codes in [BlockCodes::Int8, BlockCodes::Fp4] {
+            let bytes = codes.bytes(count as usize) as u64;
+            let [quantized, summed] = ["quantize to", "sum of two"].map(|name| format!("{name} {codes:?}"));
+            self.measure(&quantized, 4 * count + bytes, 0, |room| {
+                let coded = Coded { values: room.take(4 * count), codes: room.take(bytes), count };
+                self.work(quantize(Dtype::F32, codes, &[coded]))
+            });
+            self.measure(&summed, 4 * count + 2 * bytes, 0, |room| {
+                let coded = Coded { values: room.take(4 * count), codes: room.take(2 * bytes), count };
+                self.work(dequantize(Dtype::F32, codes, &[coded], [2, bytes as usize]))
             });
         }
     }

@@ -8,6 +8,7 @@
 
 mod alignments;
 mod attention;
+mod block_codes;
 #[cfg(feature = "cuda")]
 #[path = "../card/mod.rs"]
 mod card;

@@ -35,6 +35,15 @@ impl Walk<'_> {
         self.meter.free_at(category, bytes, self.is_resident && self.on_gpu().sums);
     }
 
+    /// Adds codes of a gradient in transit. Codes that pass through the host are on the GPU for a moment.
+    fn add_codes(&mut self, bytes: u64) {
+        if self.is_resident {
+            self.meter.add_at(Category::Staging, bytes, true);
+            self.meter.free_at(Category::Staging, bytes, true);
+        }
+        self.add(Category::Staging, bytes);
+    }
+
     /// Returns whether gradients are kept in bf16; such buffers are not reused.
     fn keeps_narrow(&self) -> bool {
         self.work.options.gradient_dtype.size_in_bytes() < 4
@@ -144,7 +153,7 @@ impl Walk<'_> {
             }
         };
         if let [first, ..] = &self.coded(id)[..] {
-            self.meter.add(Category::Staging, first.bytes(segment) as u64);
+            self.add_codes(first.bytes(segment) as u64);
             return self.give(Category::Staging, elements);
         }
         let sends_narrow = self.sends_narrow();
@@ -265,9 +274,9 @@ impl Walk<'_> {
         let bytes = |level: &CodedLevel| level.bytes(segment) as u64;
         for (index, level) in levels.iter().enumerate() {
             self.take(Category::Staging, level.elements() as u64);
-            self.meter.free(Category::Staging, bytes(level));
+            self.free(Category::Staging, bytes(level));
             if let Some(next) = levels.get(index + 1) {
-                self.meter.add(Category::Staging, bytes(next));
+                self.add_codes(bytes(next));
                 self.give(Category::Staging, level.elements() as u64);
             }
         }

@@ -30,19 +30,22 @@ impl Walk<'_> {
         self.work.layout.ranks() == 1 && self.segment(id).tiers.parameters == Tier::Nvme && !sends_codes
     }
 
-    /// Returns the bytes of the codes that a gather of the segment sends and receives; `None` if it does not use codes.
-    fn gathered_codes(&self, id: SegmentId) -> Option<u64> {
+    /// Returns the bytes of the codes that a gather of the segment sends and receives, and whether they are on a GPU;
+    /// `None` if it does not use codes.
+    fn gathered_codes(&self, id: SegmentId) -> Option<(u64, bool)> {
         let (segment, own) = (self.segment(id), self.segment(id).shard(self.work.at.shard));
         let codes = segment.gathered_as(self.work.options.coded)?;
-        Some((segment.code_bytes(codes, &own) + segment.code_bytes(codes, &(0..segment.elements()))) as u64)
+        let bytes = segment.code_bytes(codes, &own) + segment.code_bytes(codes, &(0..segment.elements()));
+        let is_by_gpu = self.on_gpu().gathers && self.on_gpu().parameters;
+        Some(((bytes + if is_by_gpu { segment.flat_code_bytes(codes) } else { 0 }) as u64, is_by_gpu))
     }
 
     pub(super) fn gather(&mut self, id: SegmentId) {
         if self.is_whole(id) {
             return;
         }
-        if let Some(bytes) = self.gathered_codes(id) {
-            return self.meter.add(Category::Staging, bytes);
+        if let Some((bytes, is_by_gpu)) = self.gathered_codes(id) {
+            return self.meter.add_at(Category::Staging, bytes, is_by_gpu);
         }
         let flat = self.flat(id);
         self.meter.add_at(Category::Staging, flat, true);
@@ -69,9 +72,9 @@ impl Walk<'_> {
 
     pub(super) fn await_gather(&mut self, id: SegmentId) {
         match self.gathered_codes(id) {
-            Some(bytes) => {
+            Some((bytes, is_by_gpu)) => {
                 self.add_gathered(self.elements(id));
-                self.meter.free(Category::Staging, bytes);
+                self.meter.free_at(Category::Staging, bytes, is_by_gpu);
             }
             None if !self.is_whole(id) => {
                 let flat = self.flat(id);
