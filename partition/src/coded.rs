@@ -6,8 +6,8 @@
 //! A gather (qwZ) sends the codes of the working parameters. Every rank decodes the codes of all shards, including its
 //! own, so all ranks compute with the same weights.
 //!
-//! A reduction (qgZ, `reductions/coded.rs`) sends each rank the codes of the gradients of its shard. The rank decodes
-//! them and adds them in f32, in the order of the ranks. If the shard group is divided into near groups, a first
+//! A reduction (qgZ, `reductions/coded.rs`) sends each rank the codes of the other ranks' gradients of its shard. The
+//! rank decodes them and adds them in f32 to its own gradients, in the order of the ranks. If the shard group is divided into near groups, a first
 //! all-to-all sums every shard over the ranks of each near group, and a second all-to-all adds these sums over the near
 //! groups. Codes have 8 bits within near groups, where links are fast, and 4 bits between them.
 
@@ -56,11 +56,23 @@ pub struct CodedLevel {
 }
 
 impl CodedLevel {
-    /// Returns the bytes that the rank sends to each rank, itself included.
+    /// Returns the bytes that the rank sends to each rank: none to itself.
     #[must_use]
-    pub fn counts(&self, segment: &Segment) -> Vec<usize> {
-        let bytes = |ranges: &Vec<Range<usize>>| ranges.iter().map(|range| segment.code_bytes(self.codes, range)).sum();
-        self.ranges.iter().map(bytes).collect()
+    pub fn sent(&self, segment: &Segment) -> Vec<usize> {
+        let bytes = |rank: usize| if rank == self.own { 0 } else { self.of_each(segment, rank) };
+        (0..self.ranges.len()).map(bytes).collect()
+    }
+
+    /// Returns the bytes that the rank receives from each rank: none from itself.
+    #[must_use]
+    pub fn received(&self, segment: &Segment) -> Vec<usize> {
+        let of_each = self.of_each(segment, self.own);
+        (0..self.ranges.len()).map(|rank| if rank == self.own { 0 } else { of_each }).collect()
+    }
+
+    /// Returns the bytes that each other rank sends to `rank`.
+    fn of_each(&self, segment: &Segment, rank: usize) -> usize {
+        self.ranges[rank].iter().map(|range| segment.code_bytes(self.codes, range)).sum()
     }
 
     /// Returns the ranges that the rank sums.
@@ -75,18 +87,10 @@ impl CodedLevel {
         self.summed().iter().map(Range::len).sum()
     }
 
-    /// Returns the bytes of the codes that the rank sends and receives, including those that it sends to itself.
+    /// Returns the bytes of the codes that the rank sends and receives.
     #[must_use]
     pub fn bytes(&self, segment: &Segment) -> usize {
-        let counts = self.counts(segment);
-        counts.iter().sum::<usize>() + counts[self.own] * counts.len()
-    }
-
-    /// Returns the bytes of the codes that the rank sends to other ranks.
-    #[must_use]
-    pub fn leaving(&self, segment: &Segment) -> usize {
-        let counts = self.counts(segment);
-        counts.iter().sum::<usize>() - counts[self.own]
+        self.sent(segment).iter().sum::<usize>() + self.received(segment).iter().sum::<usize>()
     }
 }
 
@@ -279,7 +283,7 @@ pub(crate) fn gathered(
     // A secondary shard on the host takes its part of values on the host.
     if rank.is_on_gpu() && (rank.options.on_gpu.parameters || !segment.has_secondary()) {
         let places = places(segment, all, &[0]);
-        let values = memory.gpu()?.dequantized(codes, output, 1, &places, (rank.dtype, elements))?;
+        let values = memory.gpu()?.dequantized(codes, output, &places, (rank.dtype, elements))?;
         memory.uncount(Category::Staging, received, 1);
         return Ok(values);
     }

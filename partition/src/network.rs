@@ -73,7 +73,7 @@ impl Hosts {
                 true => at.shard / near * near + member,
                 false => member * near + at.shard % near,
             };
-            let parts = level.counts(segment).into_iter().enumerate();
+            let parts = level.sent(segment).into_iter().enumerate();
             let is_elsewhere = |member| self.host(Coordinates { shard: shard(member), ..at }) != self.host(at);
             parts.filter(|(member, _)| is_elsewhere(*member)).map(|(_, bytes)| bytes).sum()
         };

@@ -20,6 +20,8 @@ struct CodesArgs {
     // those of the next.
     uint64_t senders, apart;
     uint32_t used, is_fp4;
+    // Whether values are added to the existing ones.
+    uint32_t adds, unused;
 };
 
 // Bytes of a scale, in bf16.
@@ -105,17 +107,18 @@ template <class T, class CODES> DEVICE void quantize_to(const CodesArgs& a) {
     }
 }
 
-// Adds the values of the senders in f32, in their order, and rounds the sum once.
+// Adds the values of the senders in f32, in their order, and rounds the sum once. The sum begins with the existing value
+// or with that of the first sender.
 template <class T, class CODES> DEVICE void dequantize_from(const CodesArgs& a) {
     Block<T, CODES> block(a);
     T* y = as_mut<T>(block.values);
     for (unsigned i = threadIdx.x % WARP; i < block.count; i += WARP) {
-        float sum = 0.0f;
+        float sum = a.adds ? load(y[i]) : 0.0f;
         for (uint64_t sender = 0; sender < a.senders; sender++) {
             const uint8_t* codes = as<uint8_t>(block.codes + sender * a.apart);
             float scale = of_bits(uint32_t(codes[0] | codes[1] << 8) << 16);
             float value = float(CODES::integer(codes + SCALE, i, block.count)) * scale;
-            sum = sender == 0 ? value : sum + value;
+            sum = sender == 0 && !a.adds ? value : sum + value;
         }
         store(y[i], sum);
     }

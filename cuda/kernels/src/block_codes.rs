@@ -24,6 +24,19 @@ pub struct CodesArgs {
     apart: u64,
     used: u32,
     is_fp4: u32,
+    adds: u32,
+    unused: u32,
+}
+
+/// The senders of the codes from which values are restored.
+#[derive(Clone, Copy, Debug)]
+pub struct Senders {
+    /// Number of senders.
+    pub count: usize,
+    /// Number of bytes from the codes of one sender to those of the next.
+    pub apart: usize,
+    /// Whether their values are added to the existing values.
+    pub adds: bool,
 }
 
 /// Values and their codes. Blocks are counted from the first value.
@@ -47,22 +60,16 @@ const BLOCKS: u64 = THREADS as u64 / 32;
 /// # Panics
 /// Fails if there are more than [`CODES_RANGES`] ranges.
 pub fn quantize(dtype: Dtype, codes: BlockCodes, coded: &[Coded]) -> Option<Launch<CodesArgs>> {
-    over("quantize", dtype, codes, coded, [1, 0])
+    over("quantize", dtype, codes, coded, Senders { count: 0, apart: 0, adds: false })
 }
 
-/// Restores values from the scales and codes of `senders` senders. The codes of the next sender follow those of the
-/// previous one after `apart` bytes. Adds the values of all senders in f32, in their order, and rounds the sum to a
-/// type. Returns `None` without values.
+/// Restores values from the scales and codes of senders, whose addresses are those of the first sender. Adds the values
+/// of all senders in f32, in their order, and rounds the sum to a type. Returns `None` without values.
 ///
 /// # Panics
 /// Fails if there are more than [`CODES_RANGES`] ranges.
-pub fn dequantize(
-    dtype: Dtype,
-    codes: BlockCodes,
-    coded: &[Coded],
-    [senders, apart]: [usize; 2],
-) -> Option<Launch<CodesArgs>> {
-    over("dequantize", dtype, codes, coded, [senders as u64, apart as u64])
+pub fn dequantize(dtype: Dtype, codes: BlockCodes, coded: &[Coded], senders: Senders) -> Option<Launch<CodesArgs>> {
+    over("dequantize", dtype, codes, coded, senders)
 }
 
 fn over(
@@ -70,7 +77,7 @@ fn over(
     dtype: Dtype,
     codes: BlockCodes,
     coded: &[Coded],
-    [senders, apart]: [u64; 2],
+    Senders { count, apart, adds }: Senders,
 ) -> Option<Launch<CodesArgs>> {
     let mut ranges = [CodesRange::default(); CODES_RANGES];
     let (mut used, mut first_block) = (0, 0);
@@ -79,7 +86,7 @@ fn over(
         first_block += count.div_ceil(codes.block() as u64).div_ceil(BLOCKS) as u32;
         used += 1;
     }
-    let is_fp4 = u32::from(codes == BlockCodes::Fp4);
-    let args = CodesArgs { ranges, senders, apart, used: used as u32, is_fp4 };
+    let (senders, apart, is_fp4) = (count as u64, apart as u64, u32::from(codes == BlockCodes::Fp4));
+    let args = CodesArgs { ranges, senders, apart, used: used as u32, is_fp4, adds: adds.into(), unused: 0 };
     (used > 0).then(|| Launch::new(Source::BlockCodes, kernel, dtype, [first_block, 1, 1], args))
 }

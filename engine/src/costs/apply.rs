@@ -250,7 +250,11 @@ fn of_segment(table: &CostTable, subject: &Subject<'_>, busiest: &[usize], segme
         gathered_codes: whole.gathered_as(coded).map(|codes| whole.code_bytes(codes, &(0..of.elements)) as u64),
         reduced_codes: (!codes.is_empty()).then(|| {
             let of = |is_near: bool| {
-                codes.iter().filter(|level| level.is_near == is_near).map(|level| level.leaving(whole) as u64).sum()
+                codes
+                    .iter()
+                    .filter(|level| level.is_near == is_near)
+                    .map(|level| level.sent(whole).iter().sum::<usize>() as u64)
+                    .sum()
             };
             [of(true), of(false)]
         }),

@@ -170,35 +170,39 @@ fn an_overflow_skips_the_step() {
     assert!(skipped[0] == skipped[1] && skipped[0][0] && !skipped[0][11], "{skipped:?}");
 }
 
-/// The mean loss of the last 50 of 500 steps is within 0.5 % of the exact run's with codes of 8 bits, and within 2 % if
-/// gradients also use codes of 4 bits.
+/// The loss of the last 50 of 500 steps stays close to that of the exact run. With codes of 4 bits, it varies from seed to
+/// seed, so only its mean over at least 8 seeds must be within 0.5 %. `ZERO_TRAIN_SEEDS` sets the number of seeds.
 #[test]
 fn losses_stay_close_to_those_without_quantization() {
     const OF_A_RUN: u64 = 500;
     const LAST: usize = 50;
-    let loss = |ranks: usize, keys: &str| -> f64 {
+    let seeds = std::env::var("ZERO_TRAIN_SEEDS").map_or(1, |seeds| seeds.parse::<u64>().unwrap());
+    let loss = |ranks: usize, keys: &str, seed: u64| -> f64 {
         let text = format!(
-            "train_batch_size: 4\nscheduler: {{type: WarmupLR, params: {{warmup_num_steps: 20, warmup_max_lr: 0.002}}}}\n\
+            "train_batch_size: 4\ntraining: {{seed: {seed}}}\n\
+             scheduler: {{type: WarmupLR, params: {{warmup_num_steps: 20, warmup_max_lr: 0.002}}}}\n\
              zero_optimization: {{stage: 3, stage3_param_persistence_threshold: 40, {keys}}}"
         );
         let all = world(ranks, |comm| {
             let mut engine = engine_of(zoo::gpt2(&gpt2_config()), comm, &text);
-            (0..OF_A_RUN).map(|step| engine.train_batch(&noisy(step, 4)).unwrap().loss).collect::<Vec<f32>>()
+            let step = |step| engine.train_batch(&noisy(seed * OF_A_RUN + step, 4)).unwrap().loss;
+            (0..OF_A_RUN).map(step).collect::<Vec<f32>>()
         });
         let losses = agreed(all, &text);
         losses[losses.len() - LAST..].iter().map(|&loss| f64::from(loss)).sum::<f64>() / LAST as f64
     };
-    let exact = loss(2, "overlap_comm: true");
-    for keys in [WEIGHTS, GRADIENTS, BOTH] {
-        let found = loss(2, keys);
-        eprintln!("{keys}: {found}, exact {exact}");
-        assert!((found / exact - 1.0).abs() <= 0.005, "{keys}: {found}, exact {exact}");
-    }
-    // In 4 bits, many elements of these gradients become zero.
+    let exact: Vec<f64> = (0..seeds).map(|seed| loss(2, "overlap_comm: true", seed)).collect();
     let near = format!("{BOTH}, zero_hpz_partition_size: 2");
-    let found = loss(4, &near);
-    eprintln!("{near}: {found}, exact {exact}");
-    assert!((found / exact - 1.0).abs() <= 0.02, "{near}: {found}, exact {exact}");
+    let of_few = if seeds < 8 { 0.015 } else { 0.005 };
+    for (ranks, keys, bound) in [(2, WEIGHTS, 0.005), (2, GRADIENTS, 0.005), (2, BOTH, 0.005), (4, &near, of_few)] {
+        let difference = |(seed, exact): (u64, &f64)| loss(ranks, keys, seed) / exact - 1.0;
+        let all: Vec<f64> = (0..seeds).zip(&exact).map(difference).collect();
+        let mean = all.iter().sum::<f64>() / all.len() as f64;
+        let deviation =
+            (all.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / (all.len() as f64 - 1.0).max(1.0)).sqrt();
+        eprintln!("{keys}: {:+.3} % of {seeds} seeds, standard deviation {:.3} %", 100.0 * mean, 100.0 * deviation);
+        assert!(mean.abs() <= bound, "{keys}: {all:?}");
+    }
 }
 
 /// Returns tokens of which every third is random, so that the loss stays above zero.

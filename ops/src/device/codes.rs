@@ -4,10 +4,10 @@ use std::ops::Range;
 
 use candle_core::backend::BackendStorage;
 use candle_core::{CudaStorage, DType, Result, bail};
-use zero_kernels::block_codes::{self, CODES_RANGES, Coded};
+use zero_kernels::block_codes::{self, CODES_RANGES, Coded, Senders};
 use zero_optim::BlockCodes;
 
-use super::{Gpu, address, elements_of, kernel_dtype};
+use super::{Array, Gpu, address, elements_of, kernel_dtype};
 
 const OP: &str = "codes";
 
@@ -27,30 +27,56 @@ pub fn quantized(codes: BlockCodes, values: &CudaStorage, ranges: &[Range<usize>
     Ok(written)
 }
 
-/// Restores `len` values of `dtype` from the codes of several senders. Each sender's part of `from` has the codes of the
-/// ranges, one range after the other. Adds the values of the senders in f32, in their order, and rounds the sum.
+/// Restores `len` values of `dtype` from the codes of ranges, which follow each other.
 ///
 /// # Errors
-/// Fails if a range is out of bounds, the number of bytes is wrong, or memory is exhausted. Returns errors of the driver.
+/// Fails if a range is out of bounds, codes are missing, or memory is exhausted. Returns errors of the driver.
 pub fn dequantized(
+    codes: BlockCodes,
+    from: &CudaStorage,
+    ranges: &[Range<usize>],
+    (dtype, len): (DType, usize),
+) -> Result<CudaStorage> {
+    let restored = Gpu::new(&from.device)?.room(OP, dtype, len)?;
+    restore(codes, from, (1, false), ranges, &restored)?;
+    Ok(restored)
+}
+
+/// Adds the values of several senders to an array, in the order of the senders. Each sender's part of `from` has the
+/// codes of the ranges, one range after the other.
+///
+/// # Errors
+/// Fails in the same cases as [`dequantized`].
+pub fn add_codes(
     codes: BlockCodes,
     from: &CudaStorage,
     senders: usize,
     ranges: &[Range<usize>],
-    (dtype, len): (DType, usize),
-) -> Result<CudaStorage> {
+    to: &mut Array,
+) -> Result<()> {
+    restore(codes, from, (senders, true), ranges, to.storage())
+}
+
+/// Overwrites or adds to ranges of values.
+fn restore(
+    codes: BlockCodes,
+    from: &CudaStorage,
+    (senders, adds): (usize, bool),
+    ranges: &[Range<usize>],
+    to: &CudaStorage,
+) -> Result<()> {
     let apart: usize = ranges.iter().map(|range| codes.bytes(range.len())).sum();
     if from.dtype() != DType::U8 || elements_of(from) < senders * apart {
         bail!("{OP}: {senders} senders need {} bytes, got {}", senders * apart, elements_of(from));
     }
     let gpu = Gpu::new(&from.device)?;
-    let restored = gpu.room(OP, dtype, len)?;
-    for some in coded(codes, &restored, ranges, from)?.chunks(CODES_RANGES) {
-        let launch = block_codes::dequantize(kernel_dtype(OP, dtype)?, codes, some, [senders, apart]);
+    for some in coded(codes, to, ranges, from)?.chunks(CODES_RANGES) {
+        let senders = Senders { count: senders, apart, adds };
+        let launch = block_codes::dequantize(kernel_dtype(OP, to.dtype())?, codes, some, senders);
         // SAFETY: the ranges are within the values, and every sender's codes are within `from`.
         unsafe { gpu.launch_some(launch) }?;
     }
-    Ok(restored)
+    Ok(())
 }
 
 /// Returns the places of ranges of values, and of their codes.

@@ -88,21 +88,36 @@ impl Gpu {
         }))
     }
 
-    /// Restores `len` values of `dtype` from the codes of several senders, and adds up the values of all senders. Each
-    /// sender's part of `from` has the codes of `ranges`. Codes on the host are uploaded.
+    /// Restores `len` values of `dtype` from the codes of `ranges`. Codes on the host are uploaded.
     pub(crate) fn dequantized(
+        &self,
+        codes: BlockCodes,
+        from: Buffer,
+        ranges: &[Range<usize>],
+        (dtype, len): (DType, usize),
+    ) -> Result<Storage, ZeroError> {
+        Ok(Storage::Cuda(device::dequantized(codes, &self.codes_of(from)?, ranges, (dtype, len))?))
+    }
+
+    /// Adds the values of several senders to a gradient, in the order of the senders. Each sender's part of `from` has
+    /// the codes of `ranges`. Codes on the host are uploaded.
+    pub(crate) fn add_codes(
         &self,
         codes: BlockCodes,
         from: Buffer,
         senders: usize,
         ranges: &[Range<usize>],
-        (dtype, len): (DType, usize),
-    ) -> Result<Storage, ZeroError> {
-        let from = match from {
-            Buffer::U8(bytes) => device::upload(&self.device, &CpuStorage::U8(bytes))?,
-            from => storage_of(from)?,
-        };
-        Ok(Storage::Cuda(device::dequantized(codes, &from, senders, ranges, (dtype, len))?))
+        to: &mut FlatBuffer,
+    ) -> Result<(), ZeroError> {
+        let FlatBuffer::Device(to) = to else { return Err(elsewhere()) };
+        Ok(device::add_codes(codes, &self.codes_of(from)?, senders, ranges, to)?)
+    }
+
+    fn codes_of(&self, from: Buffer) -> Result<CudaStorage, ZeroError> {
+        match from {
+            Buffer::U8(bytes) => Ok(device::upload(&self.device, &CpuStorage::U8(bytes))?),
+            from => storage_of(from),
+        }
     }
 
     /// Records that GPU memory to which parameters were uploaded has been freed.
@@ -292,14 +307,6 @@ pub(crate) fn values_of(gradient: &FlatBuffer) -> Result<&CudaStorage, ZeroError
     match gradient {
         FlatBuffer::Device(array) => Ok(array.storage()),
         FlatBuffer::Host(_) => Err(elsewhere()),
-    }
-}
-
-/// Converts the first `len` values of an f32 storage to a gradient.
-pub(crate) fn gradient_of(values: Storage, len: usize) -> Result<FlatBuffer, ZeroError> {
-    match values {
-        Storage::Cuda(values) => Ok(FlatBuffer::Device(Array::widened(values, len)?)),
-        _ => Err(elsewhere()),
     }
 }
 

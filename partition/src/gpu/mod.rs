@@ -12,8 +12,7 @@ mod of_program;
 mod of_program;
 
 pub(crate) use of_program::{
-    Arriving, Gpu, add_to_host, copy, download, gradient_of, packed, quantized, storage_of, to_send, travelled,
-    unpacked, values_of,
+    Arriving, Gpu, add_to_host, copy, download, packed, quantized, storage_of, to_send, travelled, unpacked, values_of,
 };
 pub use of_program::{gpu_copy, gpu_room};
 

@@ -4,7 +4,6 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use candle_core::DType;
 use zero_comm::{Buffer, Communicator, Exchanged, Pending};
 use zero_model::sink::FlatBuffer;
 use zero_pipeline::SegmentId;
@@ -16,78 +15,124 @@ use crate::kept::{Grads, KeptGradient};
 use crate::ledger::Category;
 use crate::memory::Memory;
 use crate::rank::Rank;
+use crate::threads::widen;
 
 /// Returns the all-to-alls of a segment's reduction; none if it sends values.
 pub(super) fn levels(rank: &Rank, id: SegmentId) -> Vec<CodedLevel> {
     rank.segment(id).reduced_as(rank.options.coded, rank.groups.mesh(), rank.groups.at())
 }
 
+/// An all-to-all of codes in flight.
+pub(super) struct Exchange {
+    level: usize,
+    /// This rank's own values of the ranges that it sums, which are not rounded.
+    own: FlatBuffer,
+    pending: Pending<Exchanged>,
+}
+
+impl Exchange {
+    pub(super) fn level(&self) -> usize {
+        self.level
+    }
+
+    pub(super) fn is_done(&self) -> bool {
+        self.pending.is_done()
+    }
+}
+
 /// Starts the all-to-all of a level. At the first level, `values` are the gradients of the whole segment; at the second
-/// level, they are the sums of the first. In the staging count, the codes replace the values.
+/// level, they are the sums of the first. In the staging count, the codes and this rank's own values replace the values.
 pub(super) fn exchange(
     rank: &Rank,
     memory: &mut Memory,
     id: SegmentId,
     level: usize,
     values: KeptGradient,
-) -> Result<Pending<Exchanged>, ZeroError> {
+) -> Result<Exchange, ZeroError> {
     let (segment, of) = (rank.segment(id), &levels(rank, id)[level]);
-    let (codes, counts) = (of.codes, of.counts(segment));
-    let ranges: Vec<Range<usize>> = of.ranges.iter().flatten().cloned().collect();
-    let firsts = if level == 0 { ranges.iter().map(|range| range.start).collect() } else { consecutive(&ranges) };
-    let places = (&ranges[..], &firsts[..]);
+    let (codes, sent, received) = (of.codes, of.sent(segment), of.received(segment));
+    memory.count(Category::Staging, of.bytes(segment), 1);
+    // The ranges of all ranks, and the positions of their first values; then without those that stay here.
+    let mut leaving: Vec<Range<usize>> = of.ranges.iter().flatten().cloned().collect();
+    let mut starts = if level == 0 { leaving.iter().map(|range| range.start).collect() } else { consecutive(&leaving) };
+    let before: usize = of.ranges[..of.own].iter().map(Vec::len).sum();
+    let stay = before..before + of.summed().len();
+    leaving.drain(stay.clone());
+    let own_starts: Vec<usize> = starts.drain(stay).collect();
+    let places = (&leaving[..], &starts[..]);
+    memory.count(Category::Staging, of.elements(), 4);
+    let own = own_values(rank, memory, id, of, (&values, &own_starts))?;
     let by_gpu = rank.options.on_gpu.sums && values.host().is_none();
-    let sent = match values.host() {
+    let bytes = sent.iter().sum();
+    let buffer = match values.host() {
         Some(Grads::F32(values)) => {
-            let mut sent = vec![0; counts.iter().sum()];
-            encode(segment, codes, places, &mut sent, |at, bytes| codes.quantize(&values[at], bytes))?;
-            Buffer::U8(sent)
+            let mut bytes = vec![0; bytes];
+            encode(segment, codes, places, &mut bytes, |at, bytes| codes.quantize(&values[at], bytes))?;
+            Buffer::U8(bytes)
         }
         Some(Grads::Bf16(values)) => {
-            let mut sent = vec![0; counts.iter().sum()];
-            encode(segment, codes, places, &mut sent, |at, bytes| codes.quantize_half(&values[at], bytes))?;
-            Buffer::U8(sent)
+            let mut bytes = vec![0; bytes];
+            encode(segment, codes, places, &mut bytes, |at, bytes| codes.quantize_half(&values[at], bytes))?;
+            Buffer::U8(bytes)
         }
         None => {
-            let values = gpu::values_of(values.f32()?)?;
-            gpu::quantized(codes, values, &coded::places(segment, &ranges, &firsts), by_gpu)?
+            gpu::quantized(codes, gpu::values_of(values.f32()?)?, &coded::places(segment, &leaving, &starts), by_gpu)?
         }
     };
-    memory.count(Category::Staging, of.bytes(segment), 1);
     memory.uncount(Category::Staging, values.len(), 4);
     memory.give_kept_back(values);
-    let (own, ranks) = (counts[of.own], counts.len());
-    let received = memory.room_for_codes(own * ranks, by_gpu)?;
-    Ok(communicator(rank, level).all_to_all(sent, received, &counts, &vec![own; ranks]))
+    let room = memory.room_for_codes(received.iter().sum(), by_gpu)?;
+    let pending = communicator(rank, level).all_to_all(buffer, room, &sent, &received);
+    Ok(Exchange { level, own, pending })
 }
 
-/// Decodes and sums the codes that a level has received, in the order of its ranks. The sum replaces the codes in the
-/// staging count.
+/// Copies this rank's own values of the ranges that it sums. `firsts` are the positions of their first values.
+fn own_values(
+    rank: &Rank,
+    memory: &mut Memory,
+    id: SegmentId,
+    of: &CodedLevel,
+    (values, firsts): (&KeptGradient, &[usize]),
+) -> Result<FlatBuffer, ZeroError> {
+    let mut own = memory.room(rank, id, of.elements())?;
+    let mut at = 0;
+    for (range, &first) in of.summed().iter().zip(firsts) {
+        let source = first..first + range.len();
+        match (values, &mut own) {
+            (KeptGradient::F32(values), own) => own.copy(at, values, source)?,
+            (KeptGradient::Bf16(values), own) => {
+                let own = own.host_mut().ok_or_else(|| ZeroError::internal("gradients in bf16 are on a GPU"))?;
+                widen(&values[source], &mut own[at..at + range.len()])?;
+            }
+        }
+        at += range.len();
+    }
+    Ok(own)
+}
+
+/// Waits for a level's codes, decodes them, and adds them to this rank's own values in the order of the ranks. The sum
+/// stays in the staging count, without the codes.
 pub(super) fn sum(
     rank: &Rank,
     memory: &mut Memory,
     id: SegmentId,
-    level: usize,
-    exchanged: Exchanged,
+    exchange: Exchange,
 ) -> Result<FlatBuffer, ZeroError> {
+    let Exchange { level, mut own, pending } = exchange;
     let (segment, of) = (rank.segment(id), &levels(rank, id)[level]);
-    let (codes, ranges, elements) = (of.codes, of.summed(), of.elements());
-    memory.count(Category::Staging, elements, 4);
+    let (codes, ranges, received) = (of.codes, of.summed(), pending.wait()?.output);
     memory.uncount(Category::Staging, of.bytes(segment), 1);
-    if rank.is_resident(id) {
-        let (places, senders) = (coded::places(segment, ranges, &consecutive(ranges)), of.ranges.len());
-        let sum = memory.gpu()?.dequantized(codes, exchanged.output, senders, &places, (DType::F32, elements))?;
-        return gpu::gradient_of(sum, elements);
-    }
-    let (bytes, mut sum) = (exchanged.output.into_u8()?, memory.take(elements));
-    let of_each = of.counts(segment)[of.own];
-    for (index, bytes) in bytes.chunks_exact(of_each.max(1)).enumerate() {
-        match index {
-            0 => decode(segment, codes, ranges, (bytes, &mut sum), |bytes, sum| codes.dequantize(bytes, sum))?,
-            _ => decode(segment, codes, ranges, (bytes, &mut sum), |bytes, sum| codes.add(bytes, sum))?,
+    let senders = of.ranges.len() - 1;
+    if let Some(sum) = own.host_mut() {
+        let bytes = received.into_u8()?;
+        for bytes in bytes.chunks_exact((bytes.len() / senders).max(1)) {
+            decode(segment, codes, ranges, (bytes, &mut *sum), |bytes, sum| codes.add(bytes, sum))?;
         }
+        return Ok(own);
     }
-    Ok(FlatBuffer::Host(sum))
+    let places = coded::places(segment, ranges, &consecutive(ranges));
+    memory.gpu()?.add_codes(codes, received, senders, &places, &mut own)?;
+    Ok(own)
 }
 
 /// Returns the positions of the first values of ranges whose values follow each other.

@@ -1,8 +1,9 @@
 //! Reductions in flight. Some reductions consist of several collectives, one after the other.
 
-use zero_comm::{Buffer, Exchanged, Pending, ReduceOp, Scattered};
+use zero_comm::{Buffer, Pending, ReduceOp, Scattered};
 use zero_pipeline::SegmentId;
 
+use super::coded::Exchange;
 use super::{MicroBatch, Reductions, coded};
 use crate::error::ZeroError;
 use crate::kept::KeptGradient;
@@ -33,8 +34,8 @@ pub(super) enum Reduction {
     All(Pending<Vec<Buffer>>),
     /// A reduce-scatter over the shard group.
     Scatter(Pending<Vec<Scattered>>),
-    /// The all-to-all of this level of codes.
-    Coded(usize, Pending<Exchanged>),
+    /// The all-to-all of a level of codes.
+    Coded(Exchange),
     /// The all-reduce of the reduced shards over their replicates. Also holds the inputs of the preceding
     /// reduce-scatter; none if the gradients were sent as codes.
     Replicates(Vec<Buffer>, Pending<Vec<Buffer>>),
@@ -70,14 +71,14 @@ impl Reductions {
     pub(super) fn pass_on(&mut self, rank: &Rank, memory: &mut Memory, due: usize) -> Result<(), ZeroError> {
         if rank.groups.across().is_some() {
             let is_done = |_: bool, reduction: &Reduction| match reduction {
-                Reduction::Coded(0, pending) => Some(pending.is_done()),
+                Reduction::Coded(exchange) if exchange.level() == 0 => Some(exchange.is_done()),
                 _ => None,
             };
             self.advance(due, is_done, |ids, reduction| match reduction {
-                Reduction::Coded(level, pending) => {
-                    let id = ids[0];
-                    let sum = KeptGradient::F32(coded::sum(rank, memory, id, level, pending.wait()?)?);
-                    Ok(Reduction::Coded(level + 1, coded::exchange(rank, memory, id, level + 1, sum)?))
+                Reduction::Coded(exchange) => {
+                    let (id, next) = (ids[0], exchange.level() + 1);
+                    let sum = KeptGradient::F32(coded::sum(rank, memory, id, exchange)?);
+                    Ok(Reduction::Coded(coded::exchange(rank, memory, id, next, sum)?))
                 }
                 other => Ok(other),
             })?;
@@ -87,7 +88,7 @@ impl Reductions {
         let is_done = |sums_first: bool, reduction: &Reduction| match reduction {
             _ if sums_first => None,
             Reduction::Scatter(pending) => Some(pending.is_done()),
-            Reduction::Coded(level, pending) => Some(*level == last && pending.is_done()),
+            Reduction::Coded(exchange) => Some(exchange.level() == last && exchange.is_done()),
             _ => None,
         };
         self.advance(due, is_done, |ids, reduction| match reduction {
@@ -96,8 +97,8 @@ impl Reductions {
                 let (inputs, shards) = scattered.unzip();
                 Ok(Reduction::Replicates(inputs, replicates.all_reduce_coalesced(shards, ReduceOp::Sum)))
             }
-            Reduction::Coded(level, pending) => {
-                let shard = coded::sum(rank, memory, ids[0], level, pending.wait()?)?;
+            Reduction::Coded(exchange) => {
+                let shard = coded::sum(rank, memory, ids[0], exchange)?;
                 let shard = memory.packed(rank, KeptGradient::F32(shard))?;
                 Ok(Reduction::Replicates(vec![], replicates.all_reduce_coalesced(vec![shard], ReduceOp::Sum)))
             }
@@ -159,8 +160,8 @@ impl Reductions {
                     self.file(rank, memory, id, input, shard)?;
                 }
             }
-            Reduction::Coded(level, pending) => {
-                let shard = coded::sum(rank, memory, ids[0], level, pending.wait()?)?;
+            Reduction::Coded(exchange) => {
+                let shard = coded::sum(rank, memory, ids[0], exchange)?;
                 let shard = memory.kept(rank, shard)?;
                 self.add_up(memory, ids[0], shard)?;
             }

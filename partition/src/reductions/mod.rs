@@ -188,7 +188,7 @@ impl Reductions {
             let is_shared = rank.data().size() > 1;
             let is_cut = rank.shards().size() > 1 && rank.placements(id).optimizer == Placement::Sharded;
             if !coded::levels(rank, id).is_empty() {
-                let reduction = Reduction::Coded(0, coded::exchange(rank, memory, id, 0, local)?);
+                let reduction = Reduction::Coded(coded::exchange(rank, memory, id, 0, local)?);
                 started.push(Started { segments: vec![id], reduction });
             } else if is_cut && rank.options.reduce_scatter {
                 let vector = to_scatter(rank, memory, id, local)?;
@@ -231,7 +231,7 @@ impl Reductions {
             .ok_or_else(|| ZeroError::internal("no such reduction was started"))?;
         let sums_replicates = pending.sums_first && pending.micro_batch.is_last();
         for Started { segments, reduction } in pending.started {
-            let is_of_shards = matches!(reduction, Reduction::Scatter(_) | Reduction::Coded(..));
+            let is_of_shards = matches!(reduction, Reduction::Scatter(_) | Reduction::Coded(_));
             self.store(rank, memory, &segments, reduction)?;
             if sums_replicates && is_of_shards {
                 self.start_over_replicates(rank, memory, segments)?;

@@ -11,7 +11,7 @@ use std::env;
 use zero_cuda::{Allocation, Event};
 use zero_kernels::activation::{self, Function};
 use zero_kernels::attention::{self, Geometry, Saved};
-use zero_kernels::block_codes::{Coded, dequantize, quantize};
+use zero_kernels::block_codes::{Coded, Senders, dequantize, quantize};
 use zero_kernels::cross_entropy::{self, Counted, Logits, Upstream};
 use zero_kernels::dropout::{Mask, Place, dropout};
 use zero_kernels::embedding::{self, Lookup};
@@ -323,7 +323,12 @@ impl<'a> Bed<'a> {
             });
             self.measure(&summed, 4 * count + 2 * bytes, 0, |room| {
                 let coded = Coded { values: room.take(4 * count), codes: room.take(2 * bytes), count };
-                self.work(dequantize(Dtype::F32, codes, &[coded], [2, bytes as usize]))
+                self.work(dequantize(
+                    Dtype::F32,
+                    codes,
+                    &[coded],
+                    Senders { count: 2, apart: bytes as usize, adds: false },
+                ))
             });
         }
     }

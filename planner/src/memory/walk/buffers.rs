@@ -154,6 +154,7 @@ impl Walk<'_> {
         };
         if let [first, ..] = &self.coded(id)[..] {
             self.add_codes(first.bytes(segment) as u64);
+            self.take(Category::Staging, first.elements() as u64);
             return self.give(Category::Staging, elements);
         }
         let sends_narrow = self.sends_narrow();
@@ -273,10 +274,10 @@ impl Walk<'_> {
         let (segment, shard) = (self.segment(id), self.shard(id));
         let bytes = |level: &CodedLevel| level.bytes(segment) as u64;
         for (index, level) in levels.iter().enumerate() {
-            self.take(Category::Staging, level.elements() as u64);
             self.free(Category::Staging, bytes(level));
             if let Some(next) = levels.get(index + 1) {
                 self.add_codes(bytes(next));
+                self.take(Category::Staging, next.elements() as u64);
                 self.give(Category::Staging, level.elements() as u64);
             }
         }
