@@ -1,9 +1,12 @@
 //! Applies a cost table to a plan: looks up the costs of each layer and segment, or reports the entries that the table
 //! lacks.
 
+use std::ops::Range;
+
 use candle_core::DType;
 use zero_config::{Config, Model, OffloadDevice, Optimizer};
-use zero_partition::disk_buffers;
+use zero_optim::BlockCodes;
+use zero_partition::{Coded, CodedLevel, disk_buffers};
 use zero_pipeline::simulate::{Collectives, Costs, LayerCosts, Link, SegmentCosts, Sharing};
 use zero_pipeline::{Coordinates, Item, Mesh, Placement, Schedule, SegmentId, Tier};
 
@@ -149,6 +152,9 @@ pub fn costs(table: &CostTable, subject: &Subject<'_>) -> Result<Costs, String> 
     if !differences.is_empty() {
         return Err(format!("the table was measured with {}", differences.join("; with ")));
     }
+    if settings.zero.coded != Coded::default() && table.codes.is_none() {
+        return Err("the table has no times of codes: an older program measured it".into());
+    }
     let (forms, busiest) = (subject.table(), busiest(subject));
     let layers = (0..subject.layout.shape().layers.len()).map(|layer| of_layer(table, subject, forms.as_ref(), layer));
     let segments =
@@ -244,10 +250,22 @@ fn of_segment(table: &CostTable, subject: &Subject<'_>, busiest: &[usize], segme
         (Some(_), Some(_)) => 0.0,
         _ => table.update.median * updated(subject, segment) as f64,
     };
+    // Seconds to write the codes of some elements, and to read those of others.
+    let coding = |codes: BlockCodes, written: usize, read: usize| -> f64 {
+        let times = BlockCodes::ALL.iter().position(|of| *of == codes).zip(table.codes).map(|(at, times)| times[at]);
+        times.map_or(0.0, |of| of.quantize.median * written as f64 + of.dequantize.median * read as f64)
+    };
+    let of_level = |level: &CodedLevel| {
+        let all: usize = level.ranges.iter().flatten().map(Range::len).sum();
+        let others = level.ranges.len() - 1;
+        coding(level.codes, all - level.elements(), others * level.elements())
+    };
     SegmentCosts {
         parameters: (of.elements * stored) as u64,
         gradients: (of.elements * settings.zero.communication.size_in_bytes()) as u64,
         gathered_codes: whole.gathered_as(coded).map(|codes| whole.code_bytes(codes, &(0..of.elements)) as u64),
+        gather_coding: whole.gathered_as(coded).map_or(0.0, |codes| coding(codes, whole.shard(0).len(), of.elements)),
+        reduce_coding: codes.iter().map(of_level).sum(),
         reduced_codes: (!codes.is_empty()).then(|| {
             let of = |is_near: bool| {
                 codes

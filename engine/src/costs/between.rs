@@ -89,6 +89,7 @@ mod tests {
             gradient_norm: time,
             update: time,
             update_matrix: None,
+            codes: None,
             transfers: None,
             disk: None,
         }

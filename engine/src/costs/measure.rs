@@ -7,11 +7,12 @@ use std::time::{Duration, Instant};
 use zero_comm::{Buffer, Communicator, ReduceOp};
 use zero_config::{Config, OffloadDevice};
 use zero_model::Model;
+use zero_optim::BlockCodes;
 use zero_pipeline::Instruction;
 use zero_tier::bench::{Bench, Load, Size};
 
 use super::apply::{conditions, in_norm, key, owns, updated, work};
-use super::table::{CostTable, Disk, LayerTimes, Time, VERSION};
+use super::table::{CodeTimes, CostTable, Disk, LayerTimes, Time, VERSION};
 use super::transfers::transfers;
 use crate::batch::Batch;
 use crate::costs::cut;
@@ -104,11 +105,13 @@ pub fn measure<T: Trainee>(
             gradient_norm: time("gradient_norm"),
             update: time("update"),
             update_matrix: found.times.contains_key(MATRIX).then(|| time(MATRIX)),
+            codes: None,
             transfers: None,
             disk: None,
         }
     });
-    let mut table = CostTable { disk: disk(&config)?, transfers: transfers(&**comm)?, ..table };
+    let codes = Some(measure_codes(table.conditions.threads));
+    let mut table = CostTable { codes, disk: disk(&config)?, transfers: transfers(&**comm)?, ..table };
     split_backwards(&mut table, subject)?;
     Ok(table)
 }
@@ -196,13 +199,37 @@ impl Found {
 
 /// Measures the seconds per element of adding gradients. Used if steps do not accumulate because gradients are sharded.
 fn measure_accumulate() -> Time {
-    let (mut sum, summand) = (vec![0f32; 1 << 22], vec![1f32; 1 << 22]);
+    let (mut sum, summand) = (vec![0f32; SAMPLE], vec![1f32; SAMPLE]);
+    per_element(|| {
+        sum.iter_mut().zip(&summand).for_each(|(sum, summand)| *sum += summand);
+        std::hint::black_box(&mut sum);
+    })
+}
+
+/// Measures the seconds per element of writing and reading codes on one thread, and divides them by the number of
+/// threads, which share this work.
+fn measure_codes(threads: usize) -> [CodeTimes; 2] {
+    let values: Vec<f32> = (0..SAMPLE).map(|i| (i % 251) as f32 - 125.0).collect();
+    let mut sum = vec![0f32; SAMPLE];
+    BlockCodes::ALL.map(|codes| {
+        let mut bytes = vec![0; codes.bytes(SAMPLE)];
+        // The lengths match, so neither can fail.
+        let quantize = per_element(|| drop(codes.quantize(&values, &mut bytes)));
+        let dequantize = per_element(|| drop(codes.add(&bytes, &mut sum)));
+        let of_all = 1.0 / threads as f64;
+        CodeTimes { quantize: quantize.scaled(of_all), dequantize: dequantize.scaled(of_all) }
+    })
+}
+
+/// Number of elements of a measured vector.
+const SAMPLE: usize = 1 << 22;
+
+/// Measures the seconds per element of work on [`SAMPLE`] elements.
+fn per_element(mut work: impl FnMut()) -> Time {
     let mut once = || {
         let started = Instant::now();
-        sum.iter_mut().zip(&summand).for_each(|(sum, summand)| *sum += summand);
-        let seconds = started.elapsed().as_secs_f64();
-        std::hint::black_box(&mut sum);
-        seconds / summand.len() as f64
+        work();
+        started.elapsed().as_secs_f64() / SAMPLE as f64
     };
     // The first run touches the memory and is not measured.
     once();

@@ -33,6 +33,9 @@ pub struct CostTable {
     /// if the model has no such matrix.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) update_matrix: Option<Time>,
+    /// Writing and reading codes; `None` in tables of older programs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) codes: Option<[CodeTimes; 2]>,
     /// Transfers between the ranks; `None` with one rank.
     pub(super) transfers: Option<Transfers>,
     /// Disk rates; `None` if nothing is offloaded to disk.
@@ -88,6 +91,14 @@ pub(super) struct LayerTimes {
     /// Times of the two halves of a split backward.
     pub(super) backward_input: Option<Time>,
     pub(super) backward_weight: Option<Time>,
+}
+
+/// Times of codes, for [`BlockCodes::ALL`](zero_optim::BlockCodes::ALL): seconds per element on all threads of a rank.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct CodeTimes {
+    pub(super) quantize: Time,
+    pub(super) dequantize: Time,
 }
 
 /// Transfer times, measured on all ranks at the same time. Each rank has its own cores.

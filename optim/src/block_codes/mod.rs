@@ -55,6 +55,9 @@ pub enum BlockCodes {
 }
 
 impl BlockCodes {
+    /// All codes.
+    pub const ALL: [Self; 2] = [Self::Int8, Self::Fp4];
+
     /// Returns the number of elements in a block.
     #[must_use]
     pub const fn block(self) -> usize {

@@ -7,7 +7,6 @@ use super::*;
 const BLOCK: usize = LARGEST;
 use crate::rounded;
 
-const BOTH: [BlockCodes; 2] = [BlockCodes::Int8, BlockCodes::Fp4];
 const LENGTHS: [usize; 8] = [0, 1, 2, 511, BLOCK, BLOCK + 1, 3 * BLOCK + 77, 8 * BLOCK];
 
 /// Returns values of many magnitudes and both signs, with a block of zeros, a block of subnormal values and a block of
@@ -55,7 +54,7 @@ fn nearest_of_fp4(units: f64) -> (f64, f64) {
 /// The expected codes follow from their definition, in f64 and element by element.
 #[test]
 fn codes_are_the_nearest_and_errors_at_most_half_a_step() {
-    for codes in BOTH {
+    for codes in BlockCodes::ALL {
         for n in LENGTHS {
             let src = values(n);
             let bytes = quantized(Isa::BASELINE, codes, &src);
@@ -129,7 +128,7 @@ fn errors_are_smaller_than_those_of_the_formula_of_deepspeed() {
 
 #[test]
 fn every_instruction_set_has_the_same_bits() {
-    for codes in BOTH {
+    for codes in BlockCodes::ALL {
         for n in LENGTHS {
             let src = values(n);
             let expected = quantized(Isa::BASELINE, codes, &src);
@@ -154,7 +153,7 @@ fn every_instruction_set_has_the_same_bits() {
 /// A range that begins at a block boundary has the same codes, whether it is quantized alone or as part of the whole.
 #[test]
 fn blocks_do_not_depend_on_where_a_range_is_cut() {
-    for codes in BOTH {
+    for codes in BlockCodes::ALL {
         let src = values(5 * BLOCK + 33);
         let whole = quantized(Isa::current(), codes, &src);
         for cut in 0..=5 {
@@ -178,7 +177,7 @@ fn values_in_16_bits_are_read_exactly_and_rounded_once() {
         codes.dequantize_half(&bytes, &mut back).unwrap();
         assert_eq!(back, rounded::<H>(&restored(codes, &bytes, src.len())));
     }
-    for codes in BOTH {
+    for codes in BlockCodes::ALL {
         let src: Vec<f32> = (0..2 * BLOCK + 5).map(|i| (i as f32).sin()).collect();
         same::<bf16>(codes, &src);
         same::<f16>(codes, &src);
@@ -188,7 +187,7 @@ fn values_in_16_bits_are_read_exactly_and_rounded_once() {
 #[test]
 fn a_block_with_a_number_that_is_not_finite_becomes_nan() {
     for wrong in [f32::NAN, -f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
-        for codes in BOTH {
+        for codes in BlockCodes::ALL {
             let mut src = values(3 * BLOCK);
             src[BLOCK + 100] = wrong;
             let bytes = quantized(Isa::current(), codes, &src);
@@ -205,7 +204,7 @@ fn a_block_with_a_number_that_is_not_finite_becomes_nan() {
 
 #[test]
 fn lengths_are_checked() {
-    for codes in BOTH {
+    for codes in BlockCodes::ALL {
         let bytes = codes.bytes(600);
         assert!(codes.quantize(&[1.0; 600], &mut vec![0; bytes - 1]).is_err());
         assert!(codes.quantize_half(&[bf16::ONE; 600], &mut vec![0; bytes + 1]).is_err());

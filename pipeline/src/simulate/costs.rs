@@ -105,6 +105,10 @@ pub struct SegmentCosts {
     pub gradients: u64,
     /// Number of bytes of the codes of all parameters of the segment, if gathers send codes.
     pub gathered_codes: Option<u64>,
+    /// Seconds to quantize and dequantize values in a gather; 0 if gathers send values.
+    pub gather_coding: f64,
+    /// Seconds to quantize and dequantize gradients in a reduction; 0 if reductions send values.
+    pub reduce_coding: f64,
     /// Bytes that a rank sends in a reduction, if reductions send codes: (within its near group, between near groups).
     pub reduced_codes: Option<[u64; 2]>,
     /// Seconds to add one micro-batch's gradient to the accumulator.
@@ -167,7 +171,7 @@ impl Costs {
         fits("layers", self.layers.len(), world.shape.layers.len())?;
         fits("segments", self.segments.len(), world.shape.segments.len())?;
         let layers = self.layers.iter().flat_map(|l| [l.forward, l.backward, l.backward_input, l.backward_weight]);
-        let segments = self.segments.iter().flat_map(|s| [s.accumulate, s.update]);
+        let segments = self.segments.iter().flat_map(|s| [s.accumulate, s.update, s.gather_coding, s.reduce_coding]);
         let Collectives { all_gather, near, reduce_scatter, replicates, all_reduce, outer, codes } = self.data;
         let links = [all_gather, near, reduce_scatter, replicates, all_reduce, outer, self.pipe, self.read, self.write];
         let links = || links.into_iter().chain(codes);
@@ -213,17 +217,25 @@ impl Costs {
         let sum = |segments: &[SegmentId], bytes: fn(&SegmentCosts) -> u64| {
             segments.iter().map(|&segment| bytes(&self.segments[segment])).sum::<u64>() as f64
         };
+        // Codes are written before a transfer and read after it; both count as a part of it.
+        let coding = |segments: &[SegmentId], seconds: fn(&SegmentCosts) -> f64| {
+            segments.iter().map(|&segment| seconds(&self.segments[segment])).sum::<f64>()
+        };
         match transfer {
-            Transfer::Gather(_) | Transfer::Refresh(_) if mesh.shards() == 1 => 0.0,
+            Transfer::Gather(segments) if mesh.shards() == 1 => coding(segments, |of| of.gather_coding),
+            Transfer::Refresh(_) if mesh.shards() == 1 => 0.0,
             Transfer::Reduce(..) if mesh.data() == 1 => 0.0,
             Transfer::Gather(segments) | Transfer::Refresh(segments) => {
                 let bytes = sum(segments, |of| of.gathered_codes.unwrap_or(of.parameters));
-                self.data.all_gather.seconds(bytes * others(mesh.shards()))
+                let seconds = self.data.all_gather.seconds(bytes * others(mesh.shards()));
+                seconds + coding(segments, |of| of.gather_coding)
             }
             Transfer::GatherSecondary(segments) => {
                 self.data.near.seconds(sum(segments, |of| of.parameters) * others(mesh.near()))
             }
-            Transfer::Reduce(segments, micro_batch) => self.reduction(segments, micro_batch, world),
+            Transfer::Reduce(segments, micro_batch) => {
+                self.reduction(segments, micro_batch, world) + coding(segments, |of| of.reduce_coding)
+            }
             // An outer step is a reduce-scatter and an all-gather of equal size.
             Transfer::OuterStep(&segment) => {
                 let bytes = self.segments[segment].outer as f64;

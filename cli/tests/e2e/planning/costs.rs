@@ -40,6 +40,20 @@ fn a_cost_table_predicts_the_time_of_steps() {
     assert!(of(&["--set", "model.n_layer=8"]) > of(&[]));
     assert!(of(&["--set", "gradient_accumulation_steps=3"]) > of(&[]));
 
+    // Codes take time to write and read.
+    let coded = ["--set", "zero_optimization={stage: 3, zero_quantized_weights: true, zero_quantized_gradients: true}"];
+    assert!(json(&coded)["time"]["ranks"][0]["collectives"].as_f64().unwrap() > 0.0);
+    let table = std::fs::read_to_string(case.path("costs.json")).unwrap();
+    let mut without: Value = serde_json::from_str(&table).unwrap();
+    let codes = without.as_object_mut().unwrap().remove("codes").unwrap();
+    for times in codes.as_array().unwrap() {
+        assert!(["quantize", "dequantize"].iter().all(|time| times[time]["median"].as_f64().unwrap() > 0.0), "{times}");
+    }
+    std::fs::write(case.path("costs.json"), without.to_string()).unwrap();
+    let told = json(&coded)["time"]["missing"].as_str().unwrap().to_string();
+    assert!(told.contains("no times of codes"), "{told}");
+    std::fs::write(case.path("costs.json"), table).unwrap();
+
     // A plan names the first setting that differs between the table and the configuration.
     let missing = |args: &[&str]| json(args)["time"]["missing"].as_str().unwrap().to_string();
     assert!(missing(&["--set", "train_micro_batch_size_per_gpu=1"]).contains("micro-batch 2, but the plan has 1"));

@@ -314,7 +314,7 @@ impl<'a> Bed<'a> {
                 self.work(launch(t, count, from, to))
             });
         }
-        for codes in [BlockCodes::Int8, BlockCodes::Fp4] {
+        for codes in BlockCodes::ALL {
             let bytes = codes.bytes(count as usize) as u64;
             let [quantized, summed] = ["quantize to", "sum of two"].map(|name| format!("{name} {codes:?}"));
             self.measure(&quantized, 4 * count + bytes, 0, |room| {

@@ -121,7 +121,7 @@ fn sums_of_codes_are_bit_identical_to_the_cpus() {
 }
 
 fn cases() -> impl Iterator<Item = (BlockCodes, Dtype, bool)> {
-    let both = [BlockCodes::Int8, BlockCodes::Fp4].into_iter();
+    let both = BlockCodes::ALL.into_iter();
     both.flat_map(|codes| {
         Dtype::ALL.into_iter().flat_map(move |dtype| [false, true].map(|has_nan| (codes, dtype, has_nan)))
     })
