@@ -124,6 +124,11 @@ def table(link, rows):
         print(f"| {name} | {median:,.0f} ({min(times):,.0f} – {max(times):,.0f}) | {first / median:.2f} | {predicted} | {off} |", flush=True)
 
 
+def readable(link):
+    """100 Mb/s for tc's 100mbit."""
+    return link.replace("mbit", " Mb/s").replace("gbit", " Gb/s")
+
+
 def drawn(results):
     """Returns an SVG of step times over links, both logarithmic by their order of magnitude."""
     import math
@@ -134,14 +139,15 @@ def drawn(results):
     low, high = math.log10(min(every)) - 0.05, math.log10(max(every)) + 0.05
     x = lambda index: left + width * (index + 0.5) / len(links)
     y = lambda ms: top + height * (high - math.log10(ms)) / (high - low)
-    out = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {left + width + 220} {top + height + 50}" font-family="sans-serif" font-size="13">',
+    out = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {left + width + 330} {top + height + 60}" font-family="sans-serif" font-size="13">',
            '<rect width="100%" height="100%" fill="white"/>']
-    for power in range(math.ceil(low * 3), math.floor(high * 3) + 1):
-        ms = 10 ** (power / 3)
+    marks = [digit * 10**power for power in range(math.floor(low), math.ceil(high)) for digit in (1, 2, 5)]
+    for ms in (mark for mark in marks if low <= math.log10(mark) <= high):
         out.append(f'<line x1="{left}" x2="{left + width}" y1="{y(ms):.1f}" y2="{y(ms):.1f}" stroke="#ddd"/>')
         out.append(f'<text x="{left - 8}" y="{y(ms) + 4:.1f}" text-anchor="end">{ms:,.0f} ms</text>')
     for index, link in enumerate(links):
-        out.append(f'<text x="{x(index):.1f}" y="{top + height + 20}" text-anchor="middle">{link}</text>')
+        out.append(f'<text x="{x(index):.1f}" y="{top + height + 20}" text-anchor="middle">{readable(link)}</text>')
+    out.append(f'<text x="{left + width / 2}" y="{top + height + 45}" text-anchor="middle">link between the hosts, each way; times are medians of a step</text>')
     for row, (name, color) in enumerate(zip((name for name, *_ in next(iter(results.values()))), COLORS)):
         of = [statistics.median(rows[row][1]) for rows in results.values()]
         path = " ".join(f"{x(index):.1f},{y(ms):.1f}" for index, ms in enumerate(of))

@@ -4,7 +4,8 @@
 use super::world::{self, BF16, FP16, Trajectory, assert_same};
 use super::{apart, has_gpu, mock, resident, settings};
 
-const STEPS: u64 = 3;
+/// Collectives run ahead of the host from the second step on.
+const STEPS: u64 = 2;
 const WEIGHTS: &str = "zero_quantized_weights: true";
 const GRADIENTS: &str = "zero_quantized_gradients: true";
 
@@ -24,15 +25,15 @@ fn run(
     world::run(ranks, STEPS, &coded)
 }
 
-/// Shards on the host are encoded on the host, and all values are decoded on the GPU. Gradients are added on the host, in
-/// an order that does not depend on the layout.
+/// Shards on the host are encoded on the host, and secondary shards on the host take decoded values from the host.
+/// Gradients are added on the host, in an order that does not depend on the layout.
 #[test]
 fn quantized_gathers_have_the_same_bits_in_every_layout_and_transport() {
     if !mock::has_gpus(4) || !has_gpu() {
         return;
     }
     let secondary = format!("{WEIGHTS}, zero_hpz_partition_size: 2");
-    for (ranks, more) in [(2, ""), (4, ""), (4, BF16), (2, FP16)] {
+    for (ranks, more) in [(4, ""), (2, BF16), (2, FP16)] {
         let of = |text: Text, keys, way| {
             let text = |device: &str, stage, micro_batches, more: &str| {
                 let text = text(device, stage, micro_batches, &format!("{more}\nlauncher: {{gpu_transport: {way}}}"));

@@ -30,7 +30,7 @@ fn local_steps_match_those_of_the_cpu() {
     if !mock::has_gpus(4) || !has_gpu() {
         return;
     }
-    for (stage, ranks, more) in [(1, 2, ""), (2, 4, ""), (3, 4, ""), (3, 2, BF16), (1, 4, BF16)] {
+    for (stage, ranks, more) in [(1, 2, BF16), (2, 4, ""), (3, 4, BF16)] {
         let [gpu, cpu] = ["cuda", "cpu"].map(|device| run(resident, device, stage, ranks, more));
         let bound = if more == BF16 { 2e-3 } else { 1e-4 };
         for (gpu, cpu) in gpu.iter().zip(&cpu) {
