@@ -14,7 +14,7 @@
 use std::ops::Range;
 
 use candle_core::{CpuStorage, Storage};
-use zero_comm::{Buffer, Gathered, ToGather};
+use zero_comm::{Gathered, ToGather};
 use zero_model::ops::in_parallel;
 use zero_optim::norm::BLOCK;
 use zero_optim::{BlockCodes, LengthError};
@@ -25,7 +25,7 @@ use crate::gpu;
 use crate::ledger::Category;
 use crate::memory::Memory;
 use crate::rank::Rank;
-use crate::segment::Segment;
+use crate::segment::{Segment, flat_bytes};
 use crate::storage::not_floats;
 use crate::threads::share;
 
@@ -87,10 +87,16 @@ impl CodedLevel {
         self.summed().iter().map(Range::len).sum()
     }
 
+    /// Returns the bytes of the codes that the rank sends to other ranks.
+    #[must_use]
+    pub fn leaving(&self, segment: &Segment) -> usize {
+        self.sent(segment).iter().sum()
+    }
+
     /// Returns the bytes of the codes that the rank sends and receives.
     #[must_use]
     pub fn bytes(&self, segment: &Segment) -> usize {
-        self.sent(segment).iter().sum::<usize>() + self.received(segment).iter().sum::<usize>()
+        self.leaving(segment) + self.received(segment).iter().sum::<usize>()
     }
 }
 
@@ -143,11 +149,11 @@ impl Segment {
         self.bounds.windows(2).map(|bounds| self.code_bytes(codes, &(bounds[0]..bounds[1]))).collect()
     }
 
-    /// Returns the bytes of the flat buffer through which NCCL gathers the codes; 0 if all shards have as many bytes.
+    /// Returns the bytes of the flat buffer through which NCCL gathers the codes; 0 if the codes of all shards have
+    /// equal lengths.
     #[must_use]
     pub fn flat_code_bytes(&self, codes: BlockCodes) -> usize {
-        let counts = self.shard_code_bytes(codes);
-        zero_comm::flat_block(&counts, 1).map_or(0, |block| block * counts.len())
+        flat_bytes(&self.shard_code_bytes(codes), 1)
     }
 
     /// Divides ranges among threads. Each part is (index of its range, position in that range, bytes of its codes).
@@ -186,15 +192,16 @@ pub(crate) fn places(segment: &Segment, ranges: &[Range<usize>], firsts: &[usize
     ranges.iter().zip(firsts).flat_map(of_range).collect()
 }
 
-/// Runs `work` on several threads, each time on a part of a range and the bytes for its codes. `firsts` are the
-/// positions of the first value of each range.
+/// Returns the codes of ranges. Runs `work` on several threads, each time on a part of a range and the bytes for its
+/// codes. `firsts` are the positions of the first value of each range.
 pub(crate) fn encode(
     segment: &Segment,
     codes: BlockCodes,
     (ranges, firsts): (&[Range<usize>], &[usize]),
-    mut bytes: &mut [u8],
     work: impl Fn(Range<usize>, &mut [u8]) -> Result<(), LengthError> + Sync,
-) -> Result<(), ZeroError> {
+) -> Result<Vec<u8>, ZeroError> {
+    let mut written = vec![0; ranges.iter().map(|range| segment.code_bytes(codes, range)).sum()];
+    let mut bytes = &mut written[..];
     let mut cut = |(index, part, count): (usize, Range<usize>, usize)| {
         let (now, later) = std::mem::take(&mut bytes).split_at_mut(count);
         bytes = later;
@@ -202,7 +209,8 @@ pub(crate) fn encode(
     };
     let shares = segment.shares(codes, ranges).into_iter();
     let shares = shares.map(|share| share.into_iter().map(&mut cut).collect());
-    run(shares.collect(), |(part, bytes)| work(part.clone(), bytes))
+    run(shares.collect(), |(part, bytes)| work(part.clone(), bytes))?;
+    Ok(written)
 }
 
 /// Runs `work` on several threads, each time on the codes of a part of a range and its slice of `values`, which holds
@@ -245,27 +253,22 @@ pub(crate) fn to_gather(
     let (range, first) = ([rank.shard(id)], [0]);
     let own = (&range[..], &first[..]);
     let by_gpu = rank.options.on_gpu.gathers && matches!(shard, Storage::Cuda(_));
-    let (own_bytes, bytes) = (counts[rank.shards().rank()], counts.iter().sum());
-    memory.count(Category::Staging, own_bytes + bytes, 1);
-    if let Storage::Cuda(shard) = shard {
-        let shard = gpu::quantized(codes, shard, &places(segment, &range, &first), by_gpu)?;
-        let output = memory.room_for_codes(bytes, by_gpu)?;
-        return Ok(ToGather { shard, output, counts });
-    }
-    let mut sent = vec![0; own_bytes];
-    match shard {
+    let bytes = counts.iter().sum();
+    memory.count(Category::Staging, counts[rank.shards().rank()] + bytes, 1);
+    let shard = match shard {
+        Storage::Cuda(values) => gpu::quantized(codes, values, &places(segment, &range, &first), by_gpu)?,
         Storage::Cpu(CpuStorage::F32(values)) => {
-            encode(segment, codes, own, &mut sent, |at, bytes| codes.quantize(&values[at], bytes))?;
+            encode(segment, codes, own, |at, bytes| codes.quantize(&values[at], bytes))?.into()
         }
         Storage::Cpu(CpuStorage::BF16(values)) => {
-            encode(segment, codes, own, &mut sent, |at, bytes| codes.quantize_half(&values[at], bytes))?;
+            encode(segment, codes, own, |at, bytes| codes.quantize_half(&values[at], bytes))?.into()
         }
         Storage::Cpu(CpuStorage::F16(values)) => {
-            encode(segment, codes, own, &mut sent, |at, bytes| codes.quantize_half(&values[at], bytes))?;
+            encode(segment, codes, own, |at, bytes| codes.quantize_half(&values[at], bytes))?.into()
         }
         _ => return Err(not_floats()),
-    }
-    Ok(ToGather { shard: Buffer::U8(sent), output: memory.room_for_codes(bytes, by_gpu)?, counts })
+    };
+    Ok(ToGather { shard, output: memory.room_for_codes(bytes, by_gpu)?, counts })
 }
 
 /// Decodes a gathered segment. The values count as staging.

@@ -142,7 +142,7 @@ pub fn expected_payload(
         false => 0,
     };
     let coded = |id: SegmentId, levels: &[CodedLevel]| {
-        let leaving = |level: &CodedLevel| level.sent(segment(id)).iter().sum::<usize>();
+        let leaving = |level: &CodedLevel| level.leaving(segment(id));
         let within = levels.iter().filter(|level| level.is_near).map(leaving).sum();
         Payload::of(within, levels.iter().map(leaving).sum(), 1)
     };

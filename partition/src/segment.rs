@@ -204,8 +204,7 @@ impl Segment {
     /// lengths. `width` is the number of bytes per element.
     #[must_use]
     pub fn flat_bytes(&self, width: usize) -> usize {
-        let counts = self.counts();
-        zero_comm::flat_block(&counts, width).map_or(0, |block| block * counts.len())
+        flat_bytes(&self.counts(), width)
     }
 
     /// Returns the number of elements of each rank's shard, in the form that collectives take.
@@ -229,4 +228,10 @@ impl Segment {
             })
         })
     }
+}
+
+/// Returns the bytes of the flat buffer through which NCCL gathers or reduces ranges with these counts; 0 if they have
+/// equal lengths.
+pub(crate) fn flat_bytes(counts: &[usize], width: usize) -> usize {
+    zero_comm::flat_block(counts, width).map_or(0, |block| block * counts.len())
 }

@@ -252,7 +252,7 @@ fn of_segment(table: &CostTable, subject: &Subject<'_>, busiest: &[usize], segme
     };
     // Seconds to write the codes of some elements, and to read those of others.
     let coding = |codes: BlockCodes, written: usize, read: usize| -> f64 {
-        let times = BlockCodes::ALL.iter().position(|of| *of == codes).zip(table.codes).map(|(at, times)| times[at]);
+        let times = table.codes.map(|times| times[codes as usize]);
         times.map_or(0.0, |of| of.quantize.median * written as f64 + of.dequantize.median * read as f64)
     };
     let of_level = |level: &CodedLevel| {
@@ -268,11 +268,7 @@ fn of_segment(table: &CostTable, subject: &Subject<'_>, busiest: &[usize], segme
         reduce_coding: codes.iter().map(of_level).sum(),
         reduced_codes: (!codes.is_empty()).then(|| {
             let of = |is_near: bool| {
-                codes
-                    .iter()
-                    .filter(|level| level.is_near == is_near)
-                    .map(|level| level.sent(whole).iter().sum::<usize>() as u64)
-                    .sum()
+                codes.iter().filter(|level| level.is_near == is_near).map(|level| level.leaving(whole) as u64).sum()
             };
             [of(true), of(false)]
         }),

@@ -105,13 +105,12 @@ pub fn measure<T: Trainee>(
             gradient_norm: time("gradient_norm"),
             update: time("update"),
             update_matrix: found.times.contains_key(MATRIX).then(|| time(MATRIX)),
-            codes: None,
+            codes: Some(measure_codes()),
             transfers: None,
             disk: None,
         }
     });
-    let codes = Some(measure_codes(table.conditions.threads));
-    let mut table = CostTable { codes, disk: disk(&config)?, transfers: transfers(&**comm)?, ..table };
+    let mut table = CostTable { disk: disk(&config)?, transfers: transfers(&**comm)?, ..table };
     split_backwards(&mut table, subject)?;
     Ok(table)
 }
@@ -208,7 +207,7 @@ fn measure_accumulate() -> Time {
 
 /// Measures the seconds per element of writing and reading codes on one thread, and divides them by the number of
 /// threads, which share this work.
-fn measure_codes(threads: usize) -> [CodeTimes; 2] {
+fn measure_codes() -> [CodeTimes; 2] {
     let values: Vec<f32> = (0..SAMPLE).map(|i| (i % 251) as f32 - 125.0).collect();
     let mut sum = vec![0f32; SAMPLE];
     BlockCodes::ALL.map(|codes| {
@@ -216,7 +215,7 @@ fn measure_codes(threads: usize) -> [CodeTimes; 2] {
         // The lengths match, so neither can fail.
         let quantize = per_element(|| drop(codes.quantize(&values, &mut bytes)));
         let dequantize = per_element(|| drop(codes.add(&bytes, &mut sum)));
-        let of_all = 1.0 / threads as f64;
+        let of_all = 1.0 / zero_model::ops::threads() as f64;
         CodeTimes { quantize: quantize.scaled(of_all), dequantize: dequantize.scaled(of_all) }
     })
 }

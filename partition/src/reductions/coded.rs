@@ -63,17 +63,12 @@ pub(super) fn exchange(
     memory.count(Category::Staging, of.elements(), 4);
     let own = own_values(rank, memory, id, of, (&values, &own_starts))?;
     let by_gpu = rank.options.on_gpu.sums && values.host().is_none();
-    let bytes = sent.iter().sum();
-    let buffer = match values.host() {
+    let buffer: Buffer = match values.host() {
         Some(Grads::F32(values)) => {
-            let mut bytes = vec![0; bytes];
-            encode(segment, codes, places, &mut bytes, |at, bytes| codes.quantize(&values[at], bytes))?;
-            Buffer::U8(bytes)
+            encode(segment, codes, places, |at, bytes| codes.quantize(&values[at], bytes))?.into()
         }
         Some(Grads::Bf16(values)) => {
-            let mut bytes = vec![0; bytes];
-            encode(segment, codes, places, &mut bytes, |at, bytes| codes.quantize_half(&values[at], bytes))?;
-            Buffer::U8(bytes)
+            encode(segment, codes, places, |at, bytes| codes.quantize_half(&values[at], bytes))?.into()
         }
         None => {
             gpu::quantized(codes, gpu::values_of(values.f32()?)?, &coded::places(segment, &leaving, &starts), by_gpu)?
