@@ -124,16 +124,16 @@ pub trait Communicator: Send + Sync {
     /// a sum. The last bits of a sum can therefore differ from those of a host operation.
     fn with_devices(&self, devices: Arc<dyn DeviceFabric>) -> Result<Arc<dyn Communicator>, CommError>;
 
-    /// Lets later collectives on [`Buffer::Device`], of this group and of its splits, run ahead of the host: the ranks
-    /// no longer meet on the host before a collective, and its result is returned as soon as the device has the
-    /// collective in its queue. Work of the device that uses the buffers must wait for the collective
-    /// ([`DeviceMemory::used_until`](crate::DeviceMemory::used_until)). The first collective of each group, and
-    /// messages, never run ahead.
+    /// Lets later operations on [`Buffer::Device`], of this group and of its splits, run ahead of the host: the result
+    /// of an operation is returned as soon as the device has the operation in its queue, and the ranks no longer meet
+    /// on the host before a collective. The two ranks of a message still do. Work of the device that uses the buffers
+    /// must wait for the operation ([`DeviceMemory::used_until`](crate::DeviceMemory::used_until)). The first
+    /// collective of each group, and the first message in each direction between two ranks, never run ahead.
     ///
     /// Every rank must call this function while no operation is in flight, once all of them have compared the
     /// collectives that they will run: ranks that run different collectives are no longer an error that shows both, but
-    /// an error at the deadline. An error of a collective is returned by a later operation. The times in
-    /// [`stats`](Communicator::stats) end when the device has the collective in its queue. A group without devices
+    /// an error at the deadline. An error of an operation is returned by a later one. The times in
+    /// [`stats`](Communicator::stats) end when the device has the operation in its queue. A group without devices
     /// ignores the call; a wrapper of a group must pass it on.
     fn run_ahead(&self) {}
 

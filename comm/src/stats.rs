@@ -29,6 +29,8 @@ pub struct Counter {
     /// use the [`SharedAllocator`](crate::SharedAllocator), they do it if the vectors are large. Messages and the parts
     /// of an all_to_all are counted at the sender.
     pub in_place: u64,
+    /// Calls on device buffers that ran ahead: the host neither met the other ranks nor waited for the device.
+    pub ahead: u64,
     /// Payload bytes that this rank sent.
     pub sent_bytes: u64,
     /// Payload bytes that this rank wrote to sockets. In a group on several hosts, the rest of `sent_bytes` is
@@ -54,6 +56,7 @@ impl Stats {
         let counter = &mut self.counters[operation as usize];
         counter.calls += 1;
         counter.in_place += u64::from(sent.carried.in_place);
+        counter.ahead += u64::from(sent.carried.ahead);
         counter.sent_bytes += sent.bytes as u64;
         counter.network_bytes += sent.carried.network_bytes as u64;
         counter.seconds += seconds;
@@ -125,6 +128,7 @@ impl Stats {
             Counter {
                 calls: count(a.calls, b.calls),
                 in_place: count(a.in_place, b.in_place),
+                ahead: count(a.ahead, b.ahead),
                 sent_bytes: count(a.sent_bytes, b.sent_bytes),
                 network_bytes: count(a.network_bytes, b.network_bytes),
                 seconds: seconds(a.seconds, b.seconds),
@@ -187,7 +191,7 @@ mod tests {
         let interval = stats - before;
         assert_eq!(
             interval[Operation::AllReduce],
-            Counter { calls: 1, in_place: 1, sent_bytes: 60, network_bytes: 0, seconds: 0.25 }
+            Counter { calls: 1, in_place: 1, ahead: 0, sent_bytes: 60, network_bytes: 0, seconds: 0.25 }
         );
         assert_eq!(interval[Operation::Send].network_bytes, 3);
         assert_eq!((interval.sent_bytes(), stats.sent_bytes()), (64, 164));

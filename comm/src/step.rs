@@ -116,13 +116,15 @@ pub(crate) struct Carried {
     pub(crate) in_place: bool,
     /// Number of bytes that this rank wrote to sockets.
     pub(crate) network_bytes: usize,
+    /// Whether the operation ran ahead of the host.
+    pub(crate) ahead: bool,
 }
 
 impl Carried {
-    pub(crate) const IN_PLACE: Carried = Carried { in_place: true, network_bytes: 0 };
+    pub(crate) const IN_PLACE: Carried = Carried { in_place: true, network_bytes: 0, ahead: false };
 
     pub(crate) fn streamed(network_bytes: usize) -> Carried {
-        Carried { in_place: false, network_bytes }
+        Carried { in_place: false, network_bytes, ahead: false }
     }
 }
 
@@ -130,6 +132,7 @@ impl AddAssign for Carried {
     fn add_assign(&mut self, part: Carried) {
         self.in_place &= part.in_place;
         self.network_bytes += part.network_bytes;
+        self.ahead &= part.ahead;
     }
 }
 

@@ -155,6 +155,56 @@ fn a_step_waits_only_at_its_end() {
     }
 }
 
+/// Trains three steps of a GPT-2 with 12 layers on several ranks. Returns, for the third step of each rank, the
+/// collectives and messages, and how many of them the host waited for.
+fn host_waits(ranks: usize, layout: &str, checks: bool) -> Option<Vec<[u64; 2]>> {
+    let text = format!(
+        "train_micro_batch_size_per_gpu: 1\ngradient_accumulation_steps: 4\ntraining: {{device: cuda}}\n\
+         launcher: {{gpu_transport: nccl, check_collectives: {checks}}}\n{BF16}\n{layout}"
+    );
+    let model = zoo::Gpt2Config { n_layer: 12, ..gpt2_config() };
+    let counted = world(ranks, |comm| {
+        let config = config(ranks, &text);
+        let samples = 4 * if layout.contains("pipeline") { 1 } else { ranks };
+        let mut engine = Engine::with_communicator(config, zoo::gpt2(&model), comm)?;
+        let mut before = engine.stats();
+        for step in 0..3 {
+            before = engine.stats();
+            engine.train_batch(&batch(step, samples))?;
+        }
+        let counters: Vec<_> = (engine.stats() - before).iter().map(|(_, counter)| counter).collect();
+        Ok::<_, Error>([
+            counters.iter().map(|counter| counter.calls).sum(),
+            counters.iter().map(|counter| counter.calls - counter.ahead).sum(),
+        ])
+    });
+    match counted.into_iter().collect::<Result<_, _>>() {
+        Ok(counts) => Some(counts),
+        Err(error) if mock::has_no_kernels(&error) => None,
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// The host enqueues collectives and messages, and waits for few of them. With `check_collectives`, it waits for all.
+#[test]
+fn the_host_waits_for_few_collectives() {
+    if !mock::only_the_mock() || !mock::has_gpus(2) {
+        return;
+    }
+    for (layout, waits) in [
+        ("zero_optimization: {stage: 3, stage3_param_persistence_threshold: 0, stage3_max_reuse_distance: 0}", 0),
+        ("zero_optimization: {stage: 1}", 0),
+        ("zero_optimization: {stage: 1}\npipeline: {stages: 2}", 0),
+    ] {
+        let (Some(checked), Some(ahead)) = (host_waits(2, layout, true), host_waits(2, layout, false)) else { return };
+        println!("{layout}: calls, and waits of the host, by rank: {checked:?} with checks, {ahead:?} without");
+        for ([calls, all], [same, few]) in checked.into_iter().zip(ahead) {
+            assert_eq!([all, same], [calls; 2], "{layout}");
+            assert_eq!(few, waits, "{layout}");
+        }
+    }
+}
+
 /// For each of our kernels, and for products, fills and copies: number of calls, bytes read, bytes written, bytes
 /// accessed.
 type Traffic = BTreeMap<String, [i64; 4]>;

@@ -26,10 +26,11 @@
 //! hosts. An operation starts only when the host has seen the end of the previous one on the same connection, so the GPU
 //! waits about as long as the barrier between two operations.
 //!
-//! Ranks that know that they make the same calls can run ahead ([`Communicator::run_ahead`]): collectives are not
-//! compared, and a result is returned as soon as the GPU has the collective in its queue. NCCL's behaviour is undefined
-//! if the ranks disagree after all; usually the collective ends at its deadline. `zero-train` compares the validated
-//! programs of all ranks before it runs ahead.
+//! Ranks that know that they make the same calls can run ahead ([`Communicator::run_ahead`]): a result is returned as
+//! soon as the GPU has the operation in its queue, and collectives are not compared. NCCL's behaviour is undefined if
+//! the ranks disagree after all; usually the collective ends at its deadline. `zero-train` compares the validated
+//! programs of all ranks before it runs ahead. The two ranks of a message still meet, because a receive that starts
+//! early would occupy the GPU until the sender has computed the values.
 //!
 //! [`Communicator::run_ahead`]: zero_comm::Communicator::run_ahead
 //!

@@ -7,8 +7,8 @@
 //! waits until the device is done. The deadline is that of any other operation.
 //!
 //! A group can also run ahead ([`Communicator::run_ahead`](crate::Communicator::run_ahead)), once its ranks know that
-//! they make the same calls: its collectives skip the first step, and their results are returned as soon as the device
-//! has the collective in its queue. A thread watches these collectives, and enforces their deadlines (`watch.rs`).
+//! they make the same calls: results are returned as soon as the device has the operation in its queue, and collectives
+//! skip the first step. A thread watches these operations, and enforces their deadlines (`watch.rs`).
 #![allow(unsafe_code)]
 
 mod end;

@@ -25,8 +25,7 @@ impl Group {
         let (from, to, rank) = if operation == Operation::Send { (own, peer, 0) } else { (peer, own, 1) };
         let topic = Topic::messages(group, from, to, waiters);
         let (health, place) = (Arc::clone(&self.context.health), (rank, vec![members[from], members[to]]));
-        // Messages do not run ahead: a receive that is posted early would keep the device waiting for its sender.
-        Some(DeviceEnd::new(self.devices.clone()?, health, topic, place, Arc::default()))
+        Some(DeviceEnd::new(self.devices.clone()?, health, topic, place, Arc::clone(&self.runs_ahead)))
     }
 
     pub(super) fn all_reduce_on_device(
@@ -148,7 +147,8 @@ impl Group {
         };
         let size = self.size();
         self.submit(&self.collectives, signature, move |endpoint, signature, deadline| {
-            if !lock(&end).is_ahead() {
+            let ahead = lock(&end).is_ahead();
+            if !ahead {
                 meet(endpoint, signature, deadline)?;
             }
             let tell = |invitation: &mut [u8; _]| {
@@ -158,7 +158,7 @@ impl Group {
                 endpoint.run(step(signature, vectors, true, deadline)).map(|_| ())
             };
             let buffers = lock(&end).carry_out(buffers, work, tell, signature, deadline)?;
-            Ok((result(buffers), Sent { bytes: sent, carried: Carried::IN_PLACE }))
+            Ok((result(buffers), Sent { bytes: sent, carried: Carried { ahead, ..Carried::IN_PLACE } }))
         })
     }
 
@@ -172,6 +172,7 @@ impl Group {
             return self.invalid(signature.operation, "the group has no devices".into());
         };
         self.submit(lane, signature, move |outbox, signature, deadline| {
+            let ahead = lock(&end).is_ahead();
             outbox.send(signature, &[], deadline)?;
             let tell = |invitation: &mut [u8; _]| outbox.send(signature, invitation, deadline).map(|_| ());
             let bytes = buffer.size_bytes();
@@ -182,7 +183,7 @@ impl Group {
                 signature,
                 deadline,
             )?;
-            Ok((buffer, Sent { bytes, carried: Carried::IN_PLACE }))
+            Ok((buffer, Sent { bytes, carried: Carried { ahead, ..Carried::IN_PLACE } }))
         })
     }
 
@@ -196,6 +197,9 @@ impl Group {
             return self.invalid(signature.operation, "the group has no devices".into());
         };
         self.submit(lane, signature, move |inbox, signature, deadline| {
+            let ahead = lock(&end).is_ahead();
+            // Both ranks meet also if they run ahead: a receive that is posted early would keep the device waiting until
+            // its sender has computed what it sends.
             inbox.recv(signature, &mut [], deadline)?;
             let tell = |invitation: &mut [u8; _]| inbox.recv(signature, invitation, deadline);
             let buffer = lock(&end).carry_out(
@@ -205,7 +209,7 @@ impl Group {
                 signature,
                 deadline,
             )?;
-            Ok((buffer, Sent { bytes: 0, carried: Carried::streamed(0) }))
+            Ok((buffer, Sent { bytes: 0, carried: Carried { ahead, ..Carried::streamed(0) } }))
         })
     }
 }

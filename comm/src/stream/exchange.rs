@@ -139,7 +139,7 @@ impl Collective for Exchange {
             farewell(wires, &self.membership, &mut watch)?;
             lent.into_iter().flatten().for_each(Lent::returned);
         }
-        Ok(Carried { in_place, network_bytes: if wires.is_network() { run.payload } else { 0 } })
+        Ok(Carried { in_place, network_bytes: if wires.is_network() { run.payload } else { 0 }, ahead: false })
     }
 
     fn exchange(&mut self, parts: Parts<'_>) -> Result<Carried, Failure> {

@@ -102,7 +102,7 @@ pub(super) fn exchange(endpoint: &mut Exchange, parts: Parts<'_>) -> Result<Carr
     }
     let network_bytes = if wires.is_network() { run.payload } else { 0 };
     lent.into_iter().for_each(Lent::returned);
-    Ok(Carried { in_place: is_lent, network_bytes })
+    Ok(Carried { in_place: is_lent, network_bytes, ahead: false })
 }
 
 impl Streams {

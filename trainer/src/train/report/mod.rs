@@ -95,7 +95,7 @@ impl Report {
                 continue;
             }
             let entry = json!({
-                "calls": counter.calls, "sent_bytes": sent, "network_bytes": network, "seconds": round(counter.seconds),
+                "calls": counter.calls, "ran_ahead": counter.ahead, "sent_bytes": sent, "network_bytes": network, "seconds": round(counter.seconds),
             });
             collectives.insert(operation.to_string(), entry);
         }
