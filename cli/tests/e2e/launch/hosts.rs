@@ -39,7 +39,7 @@ fn start(case: &Case, hosts: &Hosts, host: usize, args: &[&str]) -> Alone {
     Alone::start(command)
 }
 
-fn start_both(case: &Case, hosts: &Hosts, args: &[&str]) -> [Alone; 2] {
+pub(crate) fn start_both(case: &Case, hosts: &Hosts, args: &[&str]) -> [Alone; 2] {
     [0, 1].map(|host| start(case, hosts, host, args))
 }
 

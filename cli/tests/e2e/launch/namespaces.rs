@@ -5,6 +5,7 @@ use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::case::{Case, text};
+use crate::launch::cable::Cable;
 
 /// Addresses of the interface `eth0` of the two hosts.
 pub(crate) const ADDRESSES: [&str; 2] = ["10.231.0.1", "10.231.0.2"];
@@ -20,13 +21,25 @@ pub(crate) struct Hosts {
 impl Hosts {
     /// Creates and connects two namespaces. Prints the reason and returns `None` if that is not permitted.
     pub(crate) fn new() -> Option<Self> {
+        let veth = |[first, second]: [&str; 2]| {
+            ip(&["link", "add", "eth0", "netns", first, "type", "veth", "peer", "name", "eth0", "netns", second])
+        };
+        Some(Self::connected_by(veth)?.0)
+    }
+
+    /// Like [`Hosts::new`], with a cable that damages frames on request.
+    pub(crate) fn with_damaging_cable() -> Option<(Self, Cable)> {
+        Self::connected_by(Cable::start)
+    }
+
+    fn connected_by<T>(cable: impl FnOnce([&str; 2]) -> Result<T, String>) -> Option<(Self, T)> {
         static NEXT: AtomicUsize = AtomicUsize::new(0);
         remove_those_of_ended_tests();
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let name = |host: usize| format!("{PREFIX}{}-{number}-{host}", std::process::id());
         let hosts = Self { names: [0, 1].map(name) };
-        match hosts.connect() {
-            Ok(()) => Some(hosts),
+        match hosts.connect(cable) {
+            Ok(cable) => Some((hosts, cable)),
             Err(reason) => {
                 eprintln!("skipped, no network namespaces: {reason}");
                 None
@@ -34,18 +47,18 @@ impl Hosts {
         }
     }
 
-    fn connect(&self) -> Result<(), String> {
-        let [first, second] = [self.name(0), self.name(1)];
-        for name in [first, second] {
+    fn connect<T>(&self, cable: impl FnOnce([&str; 2]) -> Result<T, String>) -> Result<T, String> {
+        let names = [self.name(0), self.name(1)];
+        for name in names {
             ip(&["netns", "add", name])?;
             ip(&["-n", name, "link", "set", "lo", "up"])?;
         }
-        ip(&["link", "add", "eth0", "netns", first, "type", "veth", "peer", "name", "eth0", "netns", second])?;
+        let cable = cable(names)?;
         for (host, address) in ADDRESSES.iter().enumerate() {
             ip(&["-n", self.name(host), "address", "add", &format!("{address}/30"), "dev", "eth0"])?;
             ip(&["-n", self.name(host), "link", "set", "eth0", "up"])?;
         }
-        Ok(())
+        Ok(cable)
     }
 
     pub(crate) fn name(&self, host: usize) -> &str {
