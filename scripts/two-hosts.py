@@ -5,9 +5,11 @@
                          [--keep FOLDER] [--tensor]
 
 The hosts are two network namespaces of this machine, and a virtual cable that `tc` throttles connects them. Each has half of the cores, and
-two ranks of one thread. With `--tensor`, each has one rank, and the two cut layers, with and without `tp_overlap_comm`. For each link the script measures a cost table, then times the layouts in alternation. Prints a table in Markdown: medians,
-smallest and largest steps, the rate against the first layout, and the prediction. `--plot` draws times over link speeds, and `--keep`
-keeps cost tables and the times of all steps. Must run as root on Linux with two cores or more, with `ip` and `tc` (iproute2) and `taskset` (util-linux). The configuration must train at four ranks.
+two ranks of one thread. On a machine with less than four cores, control groups give each rank half of a core. With `--tensor`, each host has
+one rank, and the two cut layers, with and without `tp_overlap_comm`. For each link the script measures a cost table, then times the layouts
+in alternation. Prints a table in Markdown: medians, smallest and largest steps, the rate against the first layout, and the prediction. `--plot`
+draws times over link speeds, and `--keep` keeps cost tables and the times of all steps. Must run as root on Linux with two cores or more, with
+`ip` and `tc` (iproute2), and `taskset` and `nsenter` (util-linux). The configuration must train at four ranks.
 """
 
 import argparse, contextlib, json, os, pathlib, secrets, statistics, subprocess, tempfile
@@ -31,6 +33,11 @@ TENSOR = {
 }
 COLORS = ["#1f77b4", "#aec7e8", "#d62728", "#ff9896", "#2ca02c", "#98df8a", "#9467bd", "#8c564b"]
 HOSTS = ["zero-train-host-0", "zero-train-host-1"]
+# Control groups of version 1 or 2.
+CGROUPS = pathlib.Path("/sys/fs/cgroup")
+VERSION_1 = (CGROUPS / "cpu").exists()
+GROUPS = CGROUPS / "cpu" if VERSION_1 else CGROUPS
+PERIOD = 2000  # microseconds, twice the shortest time that Linux can give to a group
 ADDRESSES = ["10.231.1.1", "10.231.1.2"]
 
 
@@ -62,6 +69,29 @@ def cores(host):
     return ",".join(map(str, all[host * half : (host + 1) * half]))
 
 
+@contextlib.contextmanager
+def shares(args):
+    """Gives each rank an equal part of its host's cores, if there are more ranks than cores. Without this limit, a rank computes faster while the
+    other rank of its core waits for the link, and no cost table could predict its time."""
+    ranks = args.ranks // len(HOSTS)
+    cores_of_host = len(os.sched_getaffinity(0)) // len(HOSTS)
+    args.groups = [GROUPS / f"{host}-{rank}" for host in HOSTS for rank in range(ranks)] if cores_of_host < ranks else []
+    try:
+        if args.groups and not VERSION_1:
+            (CGROUPS / "cgroup.subtree_control").write_text("+cpu")
+        quota = PERIOD * cores_of_host // ranks
+        limits = {"cpu.cfs_period_us": PERIOD, "cpu.cfs_quota_us": quota} if VERSION_1 else {"cpu.max": f"{quota} {PERIOD}"}
+        for group in args.groups:
+            group.mkdir()
+            for name, value in limits.items():
+                (group / name).write_text(str(value))
+        yield
+    finally:
+        for group in args.groups:
+            if group.exists():
+                group.rmdir()
+
+
 def throttle(rate):
     """Limits both directions of the cable to a rate of tc, such as 100mbit."""
     for host in HOSTS:
@@ -74,7 +104,8 @@ def on_both(args, *command):
     running = []
     for index, host in enumerate(HOSTS):
         launch = [args.program, "launch", "--nnodes", "2", "--node-rank", str(index), "--nproc-per-node", str(args.ranks // 2), "--master-addr", ADDRESSES[0]]
-        line = ["taskset", "--cpu-list", cores(index), "ip", "netns", "exec", host, *launch, "--", args.program, *command]
+        join = ["sh", "-c", 'echo $$ >"$0-$LOCAL_RANK/cgroup.procs" && exec "$@"', str(GROUPS / host)] if args.groups else []
+        line = ["taskset", "--cpu-list", cores(index), "nsenter", f"--net=/var/run/netns/{host}", *launch, "--", *join, args.program, *command]
         environment = os.environ | {"ZERO_TRAIN_TOKEN_FILE": args.token}
         running.append(subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment))
     outputs = [process.communicate() for process in running]
@@ -85,7 +116,8 @@ def on_both(args, *command):
 
 
 def settings(layout):
-    fixed = ["zero_optimization.stage=3", "launcher={threads_per_rank: 1, interface: eth0}"]
+    # By default, the planner chooses `overlap_comm` from the cost table, and a run without a cost table does not.
+    fixed = ["zero_optimization.stage=3", "zero_optimization.overlap_comm=true", "launcher={threads_per_rank: 1, interface: eth0}"]
     return [part for setting in fixed + layout for part in ("--set", setting)]
 
 
@@ -170,7 +202,7 @@ def main():
     args = parser.parse_args()
     args.ranks = 2 if args.tensor else 4
     results = {}
-    with hosts(), tempfile.TemporaryDirectory() as folder:
+    with hosts(), shares(args), tempfile.TemporaryDirectory() as folder:
         args.token = f"{folder}/token"
         os.close(os.open(args.token, os.O_CREAT, 0o600))
         pathlib.Path(args.token).write_text(secrets.token_hex())

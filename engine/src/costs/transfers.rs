@@ -98,10 +98,12 @@ fn mean(comm: &dyn Communicator, values: Vec<f64>) -> Result<Vec<f64>, Error> {
 /// loop computes a product, then collects finished all-gathers and starts new ones.
 fn beside(comm: &dyn Communicator) -> Result<(Time, Time), Error> {
     const RUNS: usize = 7;
-    const TRANSFERS: usize = 64;
+    const PRODUCTS: usize = 64;
+    const TRANSFERS: usize = 16;
     /// Number of all-gathers in flight, enough to keep the communication worker busy during one product.
     const IN_FLIGHT: usize = 4;
-    let elements = (2 << 20) / 4;
+    // As large as a layer: a smaller all-gather mostly shows how long its rank waits for a core.
+    let elements = (8 << 20) / 4;
     let counts: Vec<usize> =
         (0..comm.size()).map(|rank| elements / comm.size() + usize::from(rank < elements % comm.size())).collect();
     let (x, w) =
@@ -116,8 +118,8 @@ fn beside(comm: &dyn Communicator) -> Result<(Time, Time), Error> {
         // Not the median time of a product: if several ranks share a core, most products run in one time slice, and the
         // rank waits for its next slice in between.
         let started = Instant::now();
-        (0..TRANSFERS).try_for_each(|_| product())?;
-        let product_alone = started.elapsed().as_secs_f64() / TRANSFERS as f64;
+        (0..PRODUCTS).try_for_each(|_| product())?;
+        let product_alone = started.elapsed().as_secs_f64() / PRODUCTS as f64;
         comm.barrier().wait()?;
         let started = Instant::now();
         for _ in 0..TRANSFERS {
