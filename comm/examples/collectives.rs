@@ -61,7 +61,7 @@ fn measure(comm: &dyn Communicator, bytes: usize, repeats: usize) -> Result<(), 
                 "{:14} {bytes:>10} B over {}: median {median:.1?}, best {best:.1?}; floor {floor:.1?}, ratio {:.2}",
                 operation.name(),
                 comm.transport(),
-                times.ratios().get(repeats / 2).copied().unwrap_or_default(),
+                bench::ratios(&times.subject, &times.floor).get(repeats / 2).copied().unwrap_or_default(),
             );
         }
     }

@@ -33,14 +33,12 @@ pub struct Comparison {
     pub floor: Vec<Duration>,
 }
 
-impl Comparison {
-    /// Returns the ratio of the operation's time to the floor's time for each run, in ascending order.
-    pub fn ratios(&self) -> Vec<f64> {
-        let ratio = |(subject, floor): (&Duration, &Duration)| subject.as_secs_f64() / floor.as_secs_f64().max(1e-9);
-        let mut ratios: Vec<f64> = self.subject.iter().zip(&self.floor).map(ratio).collect();
-        ratios.sort_by(f64::total_cmp);
-        ratios
-    }
+/// Returns the ratio of the subject's time to the floor's time for each run, in ascending order.
+pub fn ratios(subject: &[Duration], floor: &[Duration]) -> Vec<f64> {
+    let ratio = |(subject, floor): (&Duration, &Duration)| subject.as_secs_f64() / floor.as_secs_f64().max(1e-9);
+    let mut ratios: Vec<f64> = subject.iter().zip(floor).map(ratio).collect();
+    ratios.sort_by(f64::total_cmp);
+    ratios
 }
 
 /// Number of runs before the timed ones: they fault in the buffers' pages and wake the ranks.
@@ -257,9 +255,8 @@ mod tests {
 
     #[test]
     fn ratios_compare_paired_runs() {
-        let ms = |times: [u64; 3]| times.map(Duration::from_millis).to_vec();
-        let comparison = Comparison { traffic: 0, subject: ms([10, 30, 2]), floor: ms([10, 10, 4]) };
-        assert_eq!(comparison.ratios(), [0.5, 1.0, 3.0]);
-        assert_eq!((median(&comparison.subject), median(&[])), (Duration::from_millis(10), Duration::ZERO));
+        let ms = |times: [u64; 3]| times.map(Duration::from_millis);
+        assert_eq!(ratios(&ms([10, 30, 2]), &ms([10, 10, 4])), [0.5, 1.0, 3.0]);
+        assert_eq!((median(&ms([10, 30, 2])), median(&[])), (Duration::from_millis(10), Duration::ZERO));
     }
 }

@@ -212,8 +212,8 @@ pub struct LengthError {
 
 /// Takes one optimizer step over one contiguous range, in place, in one pass over memory.
 ///
-/// `states` are the slices named by [`Optimizer::states`], each as long as `params`. The instruction set is chosen at
-/// run time; the results are bit-identical on all of them, except for the payload of a NaN. Infinities and NaNs in the
+/// `states` are the slices named by [`Optimizer::states`], each as long as `params`. Parameters and states are in f32 or
+/// bf16; the step is computed in f32, and each result is rounded once. The instruction set is chosen at run time; the results are bit-identical on all of them, except for the payload of a NaN. Infinities and NaNs in the
 /// gradients go into the state: to skip such a step, check the gradient norm first.
 ///
 /// # Errors
@@ -222,21 +222,7 @@ pub struct LengthError {
 ///
 /// # Panics
 /// Panics for Muon, which updates whole matrices.
-pub fn update(
-    optimizer: &Optimizer,
-    step: &Step,
-    params: &mut [f32],
-    grads: &[f32],
-    states: &mut [&mut [f32]],
-) -> Result<(), LengthError> {
-    update_at(Isa::current(), optimizer, step, params, grads, states)
-}
-
-/// Like [`update`], for parameters and states in f32 or bf16. It computes in f32 and rounds each result once.
-///
-/// # Errors
-/// See [`update`].
-pub fn update_stored<P: Stored, S: Stored>(
+pub fn update<P: Stored, S: Stored>(
     optimizer: &Optimizer,
     step: &Step,
     params: &mut [P],
@@ -259,7 +245,7 @@ pub fn update_restored<P: Stored>(
     states: &mut [&mut [f32]],
 ) -> Result<(), LengthError> {
     let (Optimizer::AdamW(adamw @ AdamW { decoupled: true, .. }), [m, v]) = (optimizer, &mut *states) else {
-        return update_stored(optimizer, step, params, grads, states);
+        return update(optimizer, step, params, grads, states);
     };
     for (name, length) in [("grads", grads.len()), ("exp_avg", m.len()), ("exp_avg_sq", v.len())] {
         expect_length(name, params.len(), length)?;

@@ -8,8 +8,7 @@ use zero_model::ParameterId;
 use zero_model::ops::{Cut, Run, in_parallel};
 use zero_model::random::Stream;
 use zero_optim::{
-    EIGHT_BIT_BLOCK, EightBit, LengthError, Optimizer, Step, Stored, read_half, update_restored, update_stored,
-    write_bf16_at_random,
+    EIGHT_BIT_BLOCK, EightBit, LengthError, Optimizer, Step, Stored, read_half, update_restored, write_bf16_at_random,
 };
 
 use crate::error::ZeroError;
@@ -124,7 +123,7 @@ impl<'a> Stochastic<'a> {
     }
 }
 
-/// Runs [`zero_optim::update_stored`] on several threads. Parameters in bf16 are rounded to nearest, or at random. All states
+/// Runs [`zero_optim::update`] on several threads. Parameters in bf16 are rounded to nearest, or at random. All states
 /// have the same type.
 ///
 /// # Errors
@@ -235,8 +234,8 @@ fn update_states<P: Stored>(
         return update_eight_bit(optimizer, step, params, grads, &mut eight);
     }
     match narrow.is_empty() {
-        true => update_stored(optimizer, step, params, grads, &mut wide),
-        false => update_stored(optimizer, step, params, grads, &mut narrow),
+        true => zero_optim::update(optimizer, step, params, grads, &mut wide),
+        false => zero_optim::update(optimizer, step, params, grads, &mut narrow),
     }
 }
 

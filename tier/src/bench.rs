@@ -1,4 +1,4 @@
-//! Benchmarks a swap file against the bare disk, for `zero-train bench io` and this crate's example.
+//! Benchmarks a swap file against the bare disk, for `zero-train bench io`.
 //!
 //! The floor is the plainest way to move the same bytes at the disk's full rate, with the same file and the same amount
 //! of memory: eight threads call `pread` or `pwrite` for the next megabyte, bypassing the page cache. The floor has no
@@ -51,23 +51,6 @@ pub struct Comparison {
     pub subject: Vec<Duration>,
     /// Times on the bare disk.
     pub floor: Vec<Duration>,
-}
-
-impl Comparison {
-    /// Returns the ratio of each subject time to its floor time, in ascending order.
-    pub fn ratios(&self) -> Vec<f64> {
-        let ratio = |(subject, floor): (&Duration, &Duration)| subject.as_secs_f64() / floor.as_secs_f64().max(1e-9);
-        let mut ratios: Vec<f64> = self.subject.iter().zip(&self.floor).map(ratio).collect();
-        ratios.sort_by(f64::total_cmp);
-        ratios
-    }
-}
-
-/// Returns the median; zero for an empty slice.
-pub fn median(times: &[Duration]) -> Duration {
-    let mut times = times.to_vec();
-    times.sort_unstable();
-    times.get(times.len() / 2).copied().unwrap_or_default()
 }
 
 /// Threads of the floor, and the size in bytes of their blocks. With larger values, the floor was no faster on any disk
@@ -278,14 +261,6 @@ mod tests {
                 assert_eq!(after.written_bytes - before.written_bytes, 3 * written);
             }
         }
-    }
-
-    #[test]
-    fn ratios_pair_each_run_with_its_floor() {
-        let ms = |times: [u64; 3]| times.map(Duration::from_millis).to_vec();
-        let comparison = Comparison { bytes: 0, subject: ms([10, 30, 2]), floor: ms([10, 10, 4]) };
-        assert_eq!(comparison.ratios(), [0.5, 1.0, 3.0]);
-        assert_eq!((median(&comparison.subject), median(&[])), (Duration::from_millis(10), Duration::ZERO));
     }
 
     #[test]

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use zero_comm::bench::{compare, median};
+use zero_comm::bench::{compare, median, ratios};
 use zero_comm::launcher_environment::LauncherEnvironment;
 use zero_comm::{Operation, Options, Transport, token};
 
@@ -52,7 +52,7 @@ pub(crate) fn comm(ranks: usize, megabytes: usize, repeats: usize, transport: &s
         let bytes = megabytes * 1_000_000;
         let times = compare(&*comm, operation, bytes, repeats)?;
         let rate = bytes as f64 / median(&times.subject).as_secs_f64() / 1e9;
-        let ratios = times.ratios();
+        let ratios = ratios(&times.subject, &times.floor);
         let (low, high) = (ratios.first().copied().unwrap_or(0.0), ratios.last().copied().unwrap_or(0.0));
         let middle = ratios.get(ratios.len() / 2).copied().unwrap_or(0.0);
         print(format!(

@@ -4,7 +4,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use serde::Serialize;
-use zero_tier::bench::{Bench, Comparison, Load, Size, median};
+use zero_comm::bench::{median, ratios};
+use zero_tier::bench::{Bench, Comparison, Load, Size};
 use zero_tier::{Backend, DiskError, Options};
 
 use super::figures::summary;
@@ -72,7 +73,7 @@ pub(crate) fn io(folder: &Path, size: &Size, options: &Options, json: bool) -> a
         let (tier, floor) = (summary(&times.subject), summary(&times.floor));
         println!("  {:<8}{tier:<34}{:>6.2} GB/s", load.name(), rate(&times.subject));
         println!("    floor {floor:<34}{:>6.2} GB/s", rate(&times.floor));
-        let ratios = times.ratios();
+        let ratios = ratios(&times.subject, &times.floor);
         if let (Some(low), Some(high)) = (ratios.first(), ratios.last()) {
             println!("    times the floor {:>6.2}  ({low:.2} – {high:.2})", ratios[ratios.len() / 2]);
         }

@@ -56,13 +56,6 @@ impl Engine {
         self.config.batch_sizes().at(self.samples)
     }
 
-    /// Returns the number of micro-batches in a global batch of `train_batch_size`, over all replicas. Steps of
-    /// [`Engine::train_dealt`] may have different numbers.
-    #[must_use]
-    pub fn global_micro_batches(&self) -> usize {
-        self.config.gradient_accumulation_steps * self.replicas()
-    }
-
     /// Returns the data-parallel degree. Ranks that share sequences count as one.
     #[must_use]
     pub fn replicas(&self) -> usize {

@@ -137,7 +137,7 @@ pub fn busy(spans: &[GpuSpan], program: &Program) -> Busy {
 }
 
 /// Merges overlapping and touching intervals. The result is sorted.
-fn united(intervals: impl Iterator<Item = (f64, f64)>) -> Vec<(f64, f64)> {
+pub fn united(intervals: impl Iterator<Item = (f64, f64)>) -> Vec<(f64, f64)> {
     let mut all: Vec<(f64, f64)> = intervals.collect();
     all.sort_by(|a, b| a.0.total_cmp(&b.0));
     let mut united: Vec<(f64, f64)> = vec![];
@@ -151,7 +151,7 @@ fn united(intervals: impl Iterator<Item = (f64, f64)>) -> Vec<(f64, f64)> {
 }
 
 /// Intersects two sorted lists of disjoint intervals.
-fn common(a: &[(f64, f64)], b: &[(f64, f64)]) -> Vec<(f64, f64)> {
+pub fn common(a: &[(f64, f64)], b: &[(f64, f64)]) -> Vec<(f64, f64)> {
     let (mut i, mut j, mut both) = (0, 0, vec![]);
     while let (Some(x), Some(y)) = (a.get(i), b.get(j)) {
         let (start, end) = (x.0.max(y.0), x.1.min(y.1));
@@ -163,7 +163,8 @@ fn common(a: &[(f64, f64)], b: &[(f64, f64)]) -> Vec<(f64, f64)> {
     both
 }
 
-fn length(intervals: &[(f64, f64)]) -> f64 {
+/// Returns the total length of disjoint intervals.
+pub fn length(intervals: &[(f64, f64)]) -> f64 {
     // The `sum` of an empty iterator of floats is −0.0.
     intervals.iter().fold(0.0, |sum, (start, end)| sum + end - start)
 }

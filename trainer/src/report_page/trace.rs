@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 
 use super::json_file;
 use zero_engine::Error;
+use zero_engine::timing::gpu_timeline::{common, length, united};
 
 /// Maximum number of lanes in the timeline. A screen shows fewer.
 const MOST_LANES: usize = 64;
@@ -131,30 +132,9 @@ fn overlap(rank: &str, process: u64, lanes: &Lanes, threads: &BTreeMap<(u64, u64
         let intervals = wanted.map(|span| (span.start, span.end));
         if is_compute(thread) { compute.extend(intervals) } else { beside.extend(intervals) }
     }
-    let (compute, beside) = (union(compute), union(beside));
-    let hidden: f64 = beside.iter().map(|one| common(one, &compute)).sum();
-    let length = |spans: &[(f64, f64)]| spans.iter().map(|(start, end)| end - start).fold(0.0, |sum, one| sum + one);
-    json!({ "rank": rank, "compute": length(&compute), "communication": length(&beside), "overlapped": hidden })
-}
-
-/// Merges overlapping intervals and sorts them.
-fn union(mut intervals: Vec<(f64, f64)>) -> Vec<(f64, f64)> {
-    intervals.sort_by(|a, b| a.0.total_cmp(&b.0));
-    let mut merged: Vec<(f64, f64)> = vec![];
-    for (start, end) in intervals {
-        match merged.last_mut() {
-            Some(last) if start <= last.1 => last.1 = last.1.max(end),
-            _ => merged.push((start, end)),
-        }
-    }
-    merged
-}
-
-/// Returns the length of the overlap between an interval and sorted intervals.
-fn common(&(start, end): &(f64, f64), sorted: &[(f64, f64)]) -> f64 {
-    let first = sorted.partition_point(|&(_, other)| other <= start);
-    let near = sorted[first..].iter().take_while(|&&(from, _)| from < end);
-    near.map(|&(from, to)| to.min(end) - from.max(start)).fold(0.0, |sum, one| sum + one)
+    let (compute, beside) = (united(compute.into_iter()), united(beside.into_iter()));
+    let hidden = common(&compute, &beside);
+    json!({ "rank": rank, "compute": length(&compute), "communication": length(&beside), "overlapped": length(&hidden) })
 }
 
 #[cfg(test)]
