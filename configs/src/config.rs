@@ -99,93 +99,48 @@ section! {
         /// Number of samples per optimizer step over all ranks: micro-batch × accumulation ×
         /// [`data_parallel_size`](Self::data_parallel_size).
         pub train_batch_size: usize = engine(COUNT, "= micro-batch × accumulation × data-parallel ranks", "Samples per optimizer step, across all ranks") [is keys.facts().batch.train];
-        /// Number of samples per forward and backward pass on one rank.
         pub train_micro_batch_size_per_gpu: usize = engine(COUNT, "= from the other two", "Samples per forward and backward pass on one rank; auto: derived from train_batch_size if it is set, else 8, as in Hugging Face's Trainer") [is keys.facts().batch.micro];
-        /// Micro-batches per optimizer step, on one rank or through one pipeline.
         pub gradient_accumulation_steps: usize = engine(COUNT, "= from the other two, else 1", "Micro-batches per optimizer step on one rank, or in one pipeline") [is keys.facts().batch.accumulation];
-        /// Number of ranks that share each sequence (DeepSpeed-Ulysses). Each rank computes a slice of the sequence; in
-        /// attention, it computes some of the heads over the whole sequence.
         pub sequence_parallel_size: usize = key(RANKS, "1", "Number of consecutive ranks that share each sequence (DeepSpeed-Ulysses). Each rank computes a slice of the positions; in attention, it computes some of the heads for all positions. ZeRO also shards across these ranks; for batch sizes they count as one rank");
-        /// Number of steps between two progress lines; 0 prints none.
         pub steps_per_print: usize = now(COUNT_OR_0, "10", "Steps between progress lines; 0: no progress lines");
-        /// Maximum absolute value of a gradient element; elements beyond it are clipped to it. `None` disables this.
         pub gradient_clipping_value: Option<f64> = key(POSITIVE, "null", "Clip each element of the gradient to this absolute value, instead of clipping its norm with `gradient_clipping`");
-        /// Maximum global L2 norm of the gradient; gradients with a larger norm are scaled down to it. 0 disables
-        /// clipping.
         pub gradient_clipping: f64 = now(NON_NEGATIVE, "= 1.0, or 0 with gradient_clipping_value", "Clip the global L2 norm of the gradient to this value; 0 disables clipping") [else if gradient_clipping_value.is_some() { 0.0 } else { 1.0 }];
-        /// How gradients are reduced across ranks.
         pub gradient_allreduce_op: ReduceOp = now(ReduceOp::KIND, "mean", "How gradients are reduced across ranks");
-        /// Data type in which gradients are communicated; `None` uses the data type of the parameters, or f32 with
-        /// `training.reproducible`.
         pub communication_data_type: Option<Dtype> = now(Dtype::KIND, "null", "Data type in which gradients are communicated; null: the data type of the parameters, or fp32 with training.reproducible");
-        /// Print the time spent in the parts of a step, send it to the monitors, and write the timeline.
         pub wall_clock_breakdown: bool = now(Kind::Bool, "false", "Print the time of each part of a step, send it to the monitors, and write the timeline");
-        /// Print the memory held by each rank in each part of a step.
         pub memory_breakdown: bool = now(Kind::Bool, "false", "Print the memory held by each rank in each part of a step, every steps_per_print steps");
-        /// Print the instructions of a step at the start.
         pub dump_state: bool = now(Kind::Bool, "false", "Print the planned operations of a step when the run starts");
-        /// Drop the last batch of an epoch if it is incomplete.
         pub dataloader_drop_last: bool = now(Kind::Bool, "false", "Drop the last batch of an epoch if it is incomplete");
-        /// Which log messages are printed.
         pub log_level: LogLevel = now(LogLevel::KIND, "info", "Which log messages are printed");
-        /// Data types of buffers.
         pub data_types: DataTypes = section(&DataTypes::SECTION, "Data types of buffers");
-        /// bfloat16 parameters and activations with f32 master weights.
         pub bf16: Bf16 = section(&Bf16::SECTION, "bfloat16 parameters and activations with f32 master weights");
         = alias("bfloat16", Config::bf16);
-        /// f16 parameters and activations with f32 master weights and loss scaling.
         pub fp16: Fp16 = section(&Fp16::SECTION, "f16 parameters and activations with f32 master weights and loss scaling");
-        /// Optimizer and its parameters.
         pub optimizer: Optimizer = key(Kind::Variants(&Optimizer::VARIANTS), "null", "Optimizer; AdamW with its defaults if omitted");
-        /// Learning rate schedule.
         pub scheduler: Scheduler = key(Kind::Variants(&Scheduler::VARIANTS), "null", "Learning rate schedule; constant if omitted");
-        /// ZeRO: what is sharded, and how shards are fetched.
         pub zero as "zero_optimization": Zero = section(&Zero::SECTION, "ZeRO: which state is sharded, and how shards are fetched. `true` means stage 1");
-        /// Pipeline parallelism: layers in stages on different ranks.
         pub pipeline: Pipeline = section(&Pipeline::SECTION, "Pipeline parallelism: the layers are divided into stages on different ranks");
-        /// Hybrid sharding: groups of ranks that hold the same shards.
         pub mesh: Mesh = section(&Mesh::SECTION, "Hybrid sharding (HSDP): groups of ranks that hold the same ZeRO shards");
-        /// Tensor parallelism: layers divided among ranks.
         pub tensor_parallel: TensorParallel = section(&TensorParallel::SECTION, "Tensor parallelism: several ranks split each layer");
-        /// Which activations are recomputed in the backward; `None` keeps all of them.
         pub activation_checkpointing: Option<ActivationCheckpointing> = section(&activations::Written::SECTION, "Keep only the inputs of some layers and recompute the other activations in the backward pass: uses less memory and more time");
-        /// How files are read and written when state is offloaded to NVMe.
         pub aio: Aio = section(&Aio::SECTION, "How NVMe offload reads and writes files");
-        /// One CSV file per metric.
         pub csv_monitor: Monitor = section(&Monitor::SECTION, "One CSV file per metric");
-        /// TensorBoard event files.
         pub tensorboard: Monitor = section(&Monitor::SECTION, "TensorBoard event files");
-        /// A run on an MLflow tracking server.
         pub mlflow: Mlflow = section(&Mlflow::SECTION, "Log metrics to a run on an MLflow tracking server");
-        /// A run on Weights & Biases.
         pub wandb: Wandb = section(&Wandb::SECTION, "Log metrics to a run on Weights & Biases");
-        /// An HTTP page with the newest values, for Prometheus.
         pub prometheus: Prometheus = section(&Prometheus::SECTION, "Serve the latest metrics over HTTP for Prometheus");
-        /// Usage of rank 0's machine, sampled during training.
         pub machine_monitor: MachineMonitor = section(&MachineMonitor::SECTION, "Sample the load of rank 0's machine during training and send it to all monitors");
-        /// Counts and times of collectives.
         pub comms_logger: CommsLogger = section(&CommsLogger::SECTION, "Record the count, bytes and duration of each collective");
-        /// A profile of one step, layer by layer.
         pub flops_profiler: FlopsProfiler = section(&FlopsProfiler::SECTION, "Profile the parameters, multiply-accumulates and time of each layer in one step");
-        /// The model to build; `None` if the program provides its own.
         pub model: Option<Model> = key(Kind::Variants(&Model::VARIANTS), "null", "The model to build; a program may provide its own instead");
-        /// The base model of the maximal update parametrization (µP); `None` trains without µP.
         pub mup: Option<Mup> = section(&Mup::SECTION, "Maximal update parametrization (µP): the base model for which `optimizer.params.lr` was tuned. Used with the optimizers MuAdam, MuAdamW and MuSGD");
-        /// Adapters that are trained instead of the model; `None` trains the model.
         pub adapter: Option<Adapter> = section(&Adapter::SECTION, "LoRA: train small matrices alongside the linear layers of a frozen model. Without this section, the model itself is trained");
-        /// How frozen weights are quantized; `None` does not quantize.
         pub quantization_config: Option<Quantization> = section(&Quantization::SECTION, "Store frozen weights in 4 or 8 bits (QLoRA, with `adapter`)");
-        /// Training on pairs of answers; `None` trains on texts.
         pub preference: Option<Preference> = section(&Preference::SECTION, "Preference training on pairs of a chosen and a rejected answer; requires `data.format: chat`. Without this section, conversations are used for supervised fine-tuning");
-        /// The training data; `None` if the program provides its own batches.
         pub data: Option<Data> = section(&Data::SECTION, "Training data; a program may provide its own batches instead");
-        /// A curriculum over the sequence length.
         pub data_efficiency: DataEfficiency = section(&DataEfficiency::SECTION, "Curriculum learning: short sequences first");
-        /// Duration of training, evaluation and checkpoints.
         pub training: Training = section(&Training::SECTION, "How long to train, and when to evaluate and save");
-        /// How ranks are started and how they communicate.
         pub launcher: Launcher = section(&Launcher::SECTION, "How ranks are started and how they communicate");
-        /// The search of `zero-train autotune`. Training ignores it.
         pub autotuning: Autotuning = section(&Autotuning::SECTION, "Search space and limits of `zero-train autotune`. The section is optional; training ignores it");
         = section("checkpoint", &CHECKPOINT, "How checkpoints are written");
         = section("timers", &TIMERS, "Timers");

@@ -9,9 +9,8 @@
 ///     /// `aio`: how offload reads and writes its files.
 ///     #[derive(Debug, Clone, PartialEq, Serialize)]
 ///     pub struct Aio(keys) in Config::aio {
-///         /// Bytes per read or write.
 ///         pub block_size: usize = now(BLOCK, "1048576", "Bytes per read or write");
-///         /// Threads of a rank.
+///         /// Number of threads of a rank, at least 1.
 ///         pub threads: usize = key(COUNT, "= the cores", "Threads") [else keys.cores()];
 ///         = rejected("use_gds", "false", "GPUDirect Storage needs a GPU");
 ///     }
@@ -19,9 +18,11 @@
 /// ```
 ///
 /// A row is a field and a constructor of [`Key`](crate::schema::Key), or `=` and a constructor alone for a key without
-/// a field. `[else …]` gives the value if the key is not written or `auto`; the expression may use the fields above it
-/// and the reader `keys`. `[or …]` does the same for an `Option`. `[is …]` gives the value of a field that is not read
-/// from the file. `pub zero as "zero_optimization"` declares a field whose name differs from its key.
+/// a field. The description is the documentation of the field, unless the field has a doc comment. A field whose
+/// description is a constant needs a doc comment. `[else …]` gives the value if the key is not written or `auto`; the
+/// expression may use the fields above it and the reader `keys`. `[or …]` does the same for an `Option`. `[is …]` gives
+/// the value of a field that is not read from the file. `pub zero as "zero_optimization"` declares a field whose name
+/// differs from its key.
 ///
 /// It generates, for `Aio`: the struct; `Aio::SECTION` for the schema; `Aio::block_size`, the path of the key
 /// (`aio.block_size`), for checks and messages; `Aio::of(&mut Reader)`; and [`Read`](crate::reader::Read) and
@@ -31,7 +32,7 @@ macro_rules! section {
         $(#[$meta:meta])*
         $vis:vis struct $name:ident($keys:ident) in $section:path $(, off while $switch:ident is $off:tt)? {
             $(
-                $( $(#[$field_meta:meta])* pub $field:ident $(as $other:literal)? : $type:ty )?
+                $( $(#$field_meta:tt)* pub $field:ident $(as $other:literal)? : $type:ty )?
                 = $row:ident $args:tt $(.instead($instead:expr))? $([$($option:tt)*])? ;
             )*
         }
@@ -39,7 +40,12 @@ macro_rules! section {
     ) => {
         $(#[$meta])*
         $vis struct $name {
-            $( $( $(#[$field_meta])* $(#[serde(rename = $other)])? pub $field: $type, )? )*
+            $( $(
+                $(#$field_meta)*
+                #[doc = $crate::table::section!(@doc [$(#$field_meta)*] $args)]
+                $(#[serde(rename = $other)])?
+                pub $field: $type,
+            )? )*
             $( $( $(#[$extra_meta])* $extra_vis $extra: $extra_type, )* )?
         }
 
@@ -76,6 +82,9 @@ macro_rules! section {
             }
         }
     };
+    (@doc [#[doc = $doc:expr] $($meta:tt)*] $args:tt) => { "" };
+    (@doc $meta:tt ($kind:expr, $default:expr, $description:literal)) => { concat!($description, ".") };
+    (@doc $meta:tt ($section:expr, $description:literal)) => { concat!($description, ".") };
     (@name $field:ident) => { stringify!($field) };
     (@name $field:ident $other:literal) => { $other };
     (@row $row:ident [] ($($args:tt)*)) => { $row($($args)*) };

@@ -11,29 +11,17 @@ section! {
     /// `adapter`, with the names of PEFT's `LoraConfig`.
     #[derive(Debug, Clone, PartialEq, Serialize)]
     pub struct Adapter(keys) in Config::adapter {
-        /// Kind of adapter.
         pub kind as "type": AdapterType = key(AdapterType::KIND, "lora", "Kind of adapter");
-        /// Rank of the product B·A.
         pub r: usize = key(COUNT, "8", "Rank of the two matrices");
-        /// Scale of the product B·A: α/r, or α/√r with `use_rslora`.
         pub lora_alpha: f64 = key(POSITIVE, "8.0", "Scale α: the adapter's output is multiplied by α/r");
-        /// Dropout on the input of the product B·A.
         pub lora_dropout: f64 = key(Kind::Float(Range { min: 0.0, max: 1.0, above: false, below: true }), "0.0", "Dropout probability of the adapter's input in training");
-        /// Names of the linear layers that get an adapter, or `all-linear`.
         pub target_modules: Vec<String> = key(Kind::Names, "all-linear", "Linear layers that get an adapter: a name or a list of names, each the path of a module or the end of its path, such as `q_proj`; all-linear: all except the head");
-        /// Names of modules that are trained in full.
         pub modules_to_save: Vec<String> = key(Kind::Texts, "[]", "Modules of the base model that are trained and saved in full. As in PEFT, a name selects all modules whose path ends with this text: `norm` also selects `input_layernorm`, and `model.norm` only the last norm of a Llama");
-        /// Biases of the base model that are trained.
         pub bias: AdapterBias = key(AdapterBias::KIND, "none", "Biases of the base model that are trained: none; all; lora_only, those of the layers with an adapter");
-        /// Scale the product by α/√r instead of α/r.
         pub use_rslora: bool = key(Kind::Bool, "false", "Multiply the adapter's output by α/√r instead of α/r (rsLoRA)");
-        /// Initial values.
         pub init_lora_weights: InitLora = key(InitLora::KIND, "true", "Initial values. true: A from a uniform distribution and B = 0; gaussian: A from a normal distribution and B = 0; false: both from random distributions. With B = 0, training starts from the base model");
-        /// PEFT folder with the adapter that training starts from, relative to the working directory.
         pub pretrained: Option<String> = key(Kind::Path, "null", "Folder of an adapter to start from, relative to the working directory, with `adapter_config.json` and `adapter_model.safetensors` as PEFT saves them");
-        /// Also train the norm of each output's weight vector (DoRA).
         pub use_dora: bool = key(Kind::Bool, "false", "Also train the norm of each output's weight vector (DoRA)");
-        /// Ratio of the learning rate of B to the learning rate of A (LoRA+).
         pub loraplus_lr_ratio: Option<f64> = key(POSITIVE, "null", "LoRA+: ratio of the learning rate of B and of trained vectors to the learning rate of A");
     }
 }

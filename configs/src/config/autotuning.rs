@@ -17,50 +17,30 @@ section! {
     /// `autotuning`. The section is optional: without it, every field has its default.
     #[derive(Debug, Clone, PartialEq, Serialize)]
     pub struct Autotuning(keys) in Config::autotuning {
-        /// DeepSpeed's switch. Training never tunes; it warns if this key is on.
         pub enabled: bool = now(Kind::Bool, "false", "DeepSpeed's switch. A training run never tunes, and warns if this is true; `zero-train autotune` ignores the value");
-        /// Tune only the ZeRO stage and the micro-batch size.
         pub fast: bool = now(Kind::Bool, "false", "Tune the ZeRO stage and the micro-batch only (DeepSpeed's default is true)");
-        /// Folder for the results, relative to the working directory.
         #[serde(serialize_with = "yaml_out::folder")]
         pub results_dir: PathBuf = key(Kind::Path, "autotuning_results", "Results folder, relative to the working directory");
-        /// Delete the results of an earlier search.
         pub overwrite: bool = now(Kind::Bool, "true", "Delete the results of an earlier search");
-        /// The metric to optimise.
         pub metric: Metric = now(Metric::KIND, "throughput", "Objective: throughput, most samples per second; latency, shortest step (DeepSpeed picks the longest); flops, most operations per second");
-        /// File for the best value of the metric.
         #[serde(serialize_with = "yaml_out::path")]
         pub metric_path: Option<PathBuf> = key(Kind::Path, "null", "JSON file to which the best metric value is written");
-        /// First step to measure; at least 1.
         pub start_profile_step: usize = now(COUNT, "3", "First measured step");
-        /// Last step to measure; not before the first.
         pub end_profile_step: usize = now(COUNT, "5", "Last measured step");
-        /// Order in which configurations are tried.
         pub tuner_type: TunerType = now(TunerType::KIND, "model_based", "Order of the configurations: model_based, best prediction first; gridsearch, all in turn; random (DeepSpeed's default is gridsearch)");
-        /// Stop after this many configurations in a row without an improvement; 0 never stops early.
         pub tuner_early_stopping: usize = now(COUNT_OR_0, "5", "End the search after this number of consecutive configurations without an improvement; 0: no limit");
-        /// Maximum number of configurations to measure; at least 1.
         pub tuner_num_trials: usize = now(COUNT, "50", "Maximum number of configurations to measure");
-        /// Maximum global batch size, in samples.
         pub max_train_batch_size: Option<usize> = now(COUNT, "null", "Largest global batch size");
-        /// Minimum global batch size, in samples.
         pub min_train_batch_size: usize = now(COUNT, "1", "Smallest global batch size");
-        /// Maximum micro-batch size, in samples.
         pub max_train_micro_batch_size_per_gpu: usize = now(COUNT, "1024", "Largest micro-batch");
-        /// Minimum micro-batch size, in samples.
         pub min_train_micro_batch_size_per_gpu: usize = now(COUNT, "1", "Smallest micro-batch");
-        /// Maximum number of micro-batch sizes to try; `None` tries all.
         pub num_tuning_micro_batch_sizes: Option<usize> = now(COUNT, "null", "Maximum number of micro-batch sizes to try; null: all (DeepSpeed's default is 3)");
         /// The search space, in the order of the file. No path appears twice, and no path lies inside another.
         #[serde(serialize_with = "yaml_out::space")]
         pub space: Vec<Dimension> = key(Kind::Space { continuous: false }, "{}", SPACE);
-        /// Time limit for one run of a trial, in seconds. Longer runs are stopped.
         pub trial_timeout_seconds: u64 = key(COUNT, "300", "Stop a trial after this time; the results list the timeout as the reason");
-        /// Time limit for all measurements, in seconds.
         pub budget_seconds: Option<u64> = key(COUNT, "null", "Stop measuring after this time; null: no time limit");
-        /// Maximum number of runs per configuration, interleaved with the other configurations.
         pub repeats: usize = key(COUNT, "5", "Maximum number of runs per configuration; the runs of different configurations alternate");
-        /// Hyperparameter search, if the section is present.
         pub sweep: Option<Sweep> = section(&Sweep::SECTION, "Hyperparameter search that compares evaluation losses: `zero-train autotune --sweep`");
         = ignored("exps_dir", Kind::Path, "autotuning_exps", "trials write to folders in `results_dir`");
         = ignored("model_info_path", Kind::Path, "null", SIZES);
@@ -77,13 +57,9 @@ section! {
         /// The search space, in the order of the file; at least one dimension.
         #[serde(serialize_with = "yaml_out::space")]
         pub space: Vec<Dimension> = key(Kind::Space { continuous: true }, REQUIRED, "Same form as `autotuning.space`; the methods random and tpe also accept a range such as `{low: 1e-5, high: 1e-2, log: true}`, from which they draw values");
-        /// How points of the search space are chosen.
         pub method: SweepMethod = key(SweepMethod::KIND, "grid", "How values are chosen: grid, all combinations; random; tpe, near good earlier trials (tree-structured Parzen estimator)");
-        /// Number of trials of [`SweepMethod::Random`] and [`SweepMethod::Tpe`].
         pub trials: usize = key(COUNT, "16", "Number of trials with random and tpe");
-        /// Optimizer steps of a trial; `None` trains as long as the run itself.
         pub max_steps: Option<usize> = key(COUNT, "null", "Optimizer steps per trial; null: the steps of the training run");
-        /// Seed of [`SweepMethod::Random`] and [`SweepMethod::Tpe`].
         pub seed: u64 = key(SIZE, "42", "Seed for random and tpe");
     }
 }

@@ -12,11 +12,8 @@ section! {
     /// `training.rampup_batch_size`.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
     pub struct RampUp(keys) in Training::rampup_batch_size {
-        /// Number of samples of the first step.
         pub start: usize = key(COUNT, REQUIRED, "Samples in the first step");
-        /// Number of samples that each increment adds to a step.
         pub increment: usize = key(COUNT, REQUIRED, "Samples added to the batch at each increase");
-        /// Number of consumed samples after which a step has `train_batch_size` samples.
         pub samples: u64 = key(SIZE_1, REQUIRED, "Samples to train on until the batch size reaches train_batch_size; the increases are evenly spaced over these samples");
     }
 }

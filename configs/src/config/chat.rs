@@ -11,27 +11,16 @@ section! {
     /// `data.chat`.
     #[derive(Debug, Clone, PartialEq, Serialize)]
     pub struct Chat(keys) in Data::chat {
-        /// The kind of records in a file.
         pub kind as "type": ChatType = key(ChatType::KIND, "auto", "Record format. auto: detected from the fields of the first record; messages: a list of messages, as in OpenAI's or ShareGPT's format; alpaca: instruction, input and output; prompt_completion: prompt and completion, each a string or a list of messages; preference: chosen and rejected, with their prompt or as whole conversations, for the `preference` section");
-        /// The template: its text, or the path of its file.
         pub chat_template: Option<String> = key(Kind::Text, "= the model's own", "Jinja template: its text or the path of a file. The model's own is chat_template.jinja, or chat_template in tokenizer_config.json, in the tokenizer's folder or in model.pretrained");
-        /// Field of a record that holds the messages.
         pub field_messages: Option<String> = key(Kind::Text, "= messages, or else conversations", "Field of a record that holds the list of messages");
-        /// Fields of a message.
         pub message_property_mappings: MessageProperties = section(&MessageProperties::SECTION, "Names of the fields of a message");
-        /// Names of roles in the files.
         pub roles: Roles = section(&Roles::SECTION, "For each role of the template, the names of that role in the files");
-        /// Field of a message that decides whether the message is trained, whatever its role.
         pub message_field_training: String = key(Kind::Text, "weight", "Field of a message (0, 1, true or false) that decides whether its tokens are trained on, regardless of its role");
-        /// Roles whose messages are trained.
         pub roles_to_train: Vec<String> = key(Kind::Texts, "[assistant]", "Roles whose messages are trained on");
-        /// Train every token.
         pub train_on_inputs: bool = key(Kind::Bool, "false", "Train on every token, including the user's and the template's");
-        /// Which end-of-turn tokens are trained.
         pub train_on_eos: TrainOnEos = key(TrainOnEos::KIND, "turn", "Which end-of-turn tokens are trained on: turn, those of messages that are trained on; all; last, only the last one");
-        /// Reaction to a conversation that is longer than a sample.
         pub excess_length_strategy: ExcessLength = key(ExcessLength::KIND, "raise", "What to do with a conversation of more than sequence_length + 1 tokens: raise an error, drop it, or truncate its end");
-        /// Reaction to a conversation without a trained token.
         pub untrained_strategy: Untrained = key(Untrained::KIND, "raise", "What to do with a conversation that has no token to train on: raise an error or drop it");
         = later("sample_packing", "false", "Several conversations in one sample").instead("set `data.sample_packing: true`");
     }
@@ -41,9 +30,7 @@ section! {
     /// `data.chat.message_property_mappings`.
     #[derive(Debug, Clone, PartialEq, Serialize)]
     pub struct MessageProperties(keys) in Chat::message_property_mappings {
-        /// Field of the role.
         pub role: Option<String> = key(Kind::Text, "= role, or else from", "Field of a message that holds its role");
-        /// Field of the text.
         pub content: Option<String> = key(Kind::Text, "= content, or else value", "Field of a message that holds its text");
     }
 }
@@ -52,13 +39,9 @@ section! {
     /// `data.chat.roles`.
     #[derive(Debug, Clone, PartialEq, Serialize)]
     pub struct Roles(keys) in Chat::roles {
-        /// Names for the user.
         pub user: Vec<String> = key(Kind::Texts, "[user, human]", "Names of the role `user`");
-        /// Names for the assistant.
         pub assistant: Vec<String> = key(Kind::Texts, "[assistant, gpt]", "Names of the role `assistant`");
-        /// Names for the system prompt.
         pub system: Vec<String> = key(Kind::Texts, "[system, developer]", "Names of the role `system`");
-        /// Names for tool results.
         pub tool: Vec<String> = key(Kind::Texts, "[tool]", "Names of the role `tool`");
     }
 }

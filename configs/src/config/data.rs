@@ -16,34 +16,24 @@ section! {
     pub struct Data(keys) in Config::data {
         /// Files and globs to train on, relative to the working directory; `None` if `datasets` is given.
         pub train: Option<Vec<String>> = key(Kind::Paths, "= required without datasets", "File, glob, remote URL, or a list of them; paths are relative to the working directory");
-        /// Several data sets to train on, and how they are mixed.
         pub datasets: Option<Vec<MixedDataset>> = sections(&MixedDataset::SECTION, "Several data sets instead of train, with the share of each in an epoch");
-        /// Files and globs to evaluate on.
         pub eval: Option<Vec<String>> = key(Kind::Paths, "null", "Evaluation data, in the same form as train");
-        /// Fraction at the end of the training text that is kept for evaluation if `eval` is not given.
         pub eval_fraction: f64 = key(Kind::Float(FRACTION), "0.0", "Fraction at the end of the training data that is held out for evaluation if `eval` is not set");
-        /// How files are read.
         pub format: DataFormat = key(DataFormat::KIND, "auto", "File format. auto: detected from the first bytes, or for text from the file extension; bytes: any file, unchanged, with the byte tokenizer; chat: conversations in JSON, Parquet, Arrow or MDS");
-        /// Tokenizer for text.
         pub tokenizer: Tokenizer = key(Kind::Text, "byte", "byte, or the path of a Hugging Face tokenizer.json");
         /// Tokens per sample. `None` if neither this key nor a `model` with a maximum sequence length gives it.
         pub sequence_length: Option<usize> = key(POSITIONS, "= the model's longest", "Tokens per sample") [or keys.facts().longest];
-        /// Field of a JSON line, or column, that holds the text.
         pub text_key: String = key(Kind::Text, "text", "JSON field or table column that holds the text");
-        /// Integer type of a token file.
         pub token_dtype: TokenDtype = key(TokenDtype::KIND, "u16", "Integer type of the tokens in a token file");
         /// How conversations become samples; `None` if no format is `chat`.
         pub chat: Option<Chat> = section(&Chat::SECTION, "How conversations become samples, with `format: chat`") [or MixedDataset::formats(datasets.as_ref(), format).contains(&DataFormat::Chat).then(|| Chat::read(keys, last(Data::chat)))];
-        /// Put several conversations into each sample.
         pub sample_packing: bool = key(Kind::Bool, "false", "Pack several conversations into each sample, with `format: chat`; conversations do not attend to each other, and positions restart in each");
         /// Maximum number of positions of a micro-batch, padding included; `None`: all micro-batches
         /// have the same number of samples.
         pub max_tokens: Option<usize> = key(COUNT, "null", "Maximum number of positions per micro-batch, including padding, with `format: chat`. The samples of a step are sorted by length and divided into as few micro-batches as possible, each padded to its longest sample");
-        /// Folder of the token cache; `None` is the user's cache folder.
         pub cache_dir: Option<String> = key(Kind::Path, "= the user's cache", "Folder that keeps tokenized text between runs; default: $ZERO_TRAIN_CACHE, else $XDG_CACHE_HOME/zero-train, else ~/.cache/zero-train");
         /// Maximum number of bytes of downloaded objects in the cache; `None` for no limit.
         pub cache_limit: Option<u64> = key(Kind::Bytes { min: 0 }, "= no limit", "Maximum size of downloaded objects in the cache; the least recently used ones are removed first");
-        /// Draw samples in a random order that depends only on the seed.
         pub shuffle: bool = key(Kind::Bool, "true", "Draw samples in a random order that depends only on the seed");
     }
 }

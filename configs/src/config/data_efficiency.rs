@@ -15,10 +15,8 @@ section! {
     /// `data_efficiency`: which part of each sample a step trains on.
     #[derive(Debug, Clone, PartialEq, Serialize)]
     pub struct DataEfficiency(keys) in Config::data_efficiency, off while enabled is ["false"] {
-        /// Whether the section has an effect.
         pub enabled: bool = now(Kind::Bool, "false", "Enable the section");
         = ignored("seed", SIZE, "1234", "`training.seed` decides the order of the samples");
-        /// Which samples are drawn.
         pub data_sampling: DataSampling = section(&DataSampling::SECTION, "How samples are drawn");
         = rejected_section("data_routing", &DATA_ROUTING, "random layer-token drop is not supported");
     }
@@ -28,12 +26,10 @@ section! {
     /// `data_efficiency.data_sampling`: how samples are drawn.
     #[derive(Debug, Clone, PartialEq, Serialize)]
     pub struct DataSampling(keys) in DataEfficiency::data_sampling, off while enabled is ["false"] {
-        /// Whether the section has an effect.
         pub enabled: bool = now(Kind::Bool, "false", "Enable the section");
         = ignored("num_epochs", COUNT, "1000", "`training.epochs` or `training.max_steps` says how long to train");
         = ignored("num_workers", COUNT_OR_0, "0", "`training.dataloader_num_workers` is the number of threads that load samples");
         = ignored("pin_memory", Kind::Bool, "false", "the key changes how batches reach a GPU, not the results");
-        /// Training on short sequences first.
         pub curriculum_learning: CurriculumLearning = section(&CurriculumLearning::SECTION, "Curriculum learning: short sequences first");
         = later_section("dynamic_batching", &DYNAMIC_BATCHING, "Batches limited by the number of tokens instead of samples").instead("`data.max_tokens` limits the tokens of a micro-batch, and keeps the number of samples of a step");
     }
@@ -43,10 +39,8 @@ section! {
     /// `data_efficiency.data_sampling.curriculum_learning`: training on short sequences first.
     #[derive(Debug, Clone, PartialEq, Serialize)]
     pub struct CurriculumLearning(keys) in DataSampling::curriculum_learning, off while enabled is ["false"] {
-        /// Whether the section has an effect.
         pub enabled: bool = now(Kind::Bool, "false", "Enable the section");
         = ignored("data_cluster_path", Kind::Path, "= unset", "the order of the samples is computed, not kept in files");
-        /// The quantity that the curriculum increases.
         pub curriculum_metrics: CurriculumMetrics = section(&CurriculumMetrics::SECTION, "Curriculum metric; only the sequence length is supported");
     }
 }
@@ -55,7 +49,6 @@ section! {
     /// `curriculum_metrics`: the quantity that the curriculum increases.
     #[derive(Debug, Clone, PartialEq, Serialize)]
     pub struct CurriculumMetrics(keys) in CurriculumLearning::curriculum_metrics {
-        /// The sequence length.
         pub seqlen: Option<Curriculum> = section(&Curriculum::SECTION, "Tokens per sample: each sample is truncated to the length of the step");
         = alias("seqlen_truncate", CurriculumMetrics::seqlen);
     }
@@ -69,13 +62,9 @@ section! {
         = ignored("index_to_metric_path", Kind::Text, "= unset", "samples are truncated, not looked up by length; with `single_cluster` DeepSpeed does not read the key either");
         = later("difficulty_type", "value", "value: the length in tokens").instead("difficulties are lengths in tokens");
         = later("clustering_type", "single_cluster", "single_cluster: every sample is drawn and truncated to the length of the step").instead("every sample is drawn and truncated to the length of the step");
-        /// Number of tokens per sample at the start.
         pub min_difficulty: usize = now(COUNT, REQUIRED, "Tokens per sample at the start");
-        /// Number of tokens per sample at the end.
         pub max_difficulty: usize = now(COUNT, REQUIRED, "Tokens per sample at the end");
-        /// How the length grows.
         pub schedule_type: CurriculumSchedule = now(Kind::Choice { names: CurriculumSchedule::NAMES, later: &["custom"] }, REQUIRED, "How the length grows: fixed_linear, in proportion to the step; fixed_root, in proportion to a root of the step; fixed_discrete, through a list of lengths");
-        /// The parameters of the schedule.
         pub schedule_config: CurriculumConfig = key(Kind::Section(&CurriculumConfig::SECTION), REQUIRED, "Parameters of the schedule");
     }
 }
@@ -84,15 +73,10 @@ section! {
     /// `schedule_config`: the parameters of a schedule. The parameters of other schedules are not set.
     #[derive(Debug, Clone, PartialEq, Serialize)]
     pub struct CurriculumConfig(keys) in Curriculum::schedule_config {
-        /// The step at which the length reaches `max_difficulty`.
         pub total_curriculum_step: Option<usize> = now(COUNT, "null", "fixed_linear and fixed_root: the step at which the length reaches max_difficulty");
-        /// The length is a multiple of this number.
         pub difficulty_step: Option<usize> = now(COUNT, "null", "fixed_linear and fixed_root: lengths are multiples of this number");
-        /// Degree of the root; 2 is the square root.
         pub root_degree: Option<f64> = now(POSITIVE, "null", "fixed_root: degree of the root; 2 is the square root");
-        /// The lengths, in the order in which they apply.
         pub difficulty: Option<Vec<usize>> = now(Kind::Ints { min: 1, max: u32::MAX as u64 }, "null", "fixed_discrete: the lengths in order");
-        /// For each length except the final one, the last step that uses it.
         pub max_step: Option<Vec<usize>> = now(Kind::Ints { min: 1, max: u32::MAX as u64 }, "null", "fixed_discrete: for each length except the final one, the last step that uses it");
     }
 }

@@ -18,25 +18,15 @@ section! {
     /// A data set of `data.datasets`.
     #[derive(Debug, Clone, PartialEq, Serialize)]
     pub struct MixedDataset(keys) in Data::datasets {
-        /// The name in reports.
         pub name: Option<String> = key(Kind::Path, "= its position in the list, from 0", "Name of the data set in messages and of its loss in evaluations");
-        /// Files and globs to train on.
         pub path: Vec<String> = key(Kind::Paths, REQUIRED, "File, glob, or list of them, as in data.train");
-        /// The split to train on, or slices of splits.
         pub split: Option<String> = key(Kind::Text, "= all files", "Split of the folder or repository in path, found in the same way as in Hugging Face's `datasets`, or slices of splits: `train`, `train[:90%]`, `train[1000:2000]`, `train+validation`");
-        /// How the files are read.
         pub format: Option<DataFormat> = key(DataFormat::KIND, "= data.format", "How these files are read");
-        /// Field of a JSON line that holds the text.
         pub text_key: Option<String> = key(Kind::Text, "= data.text_key", "Field of a JSON line that holds the text");
-        /// Files and globs to evaluate on.
         pub eval: Option<Vec<String>> = key(Kind::Paths, "null", "Evaluation data, in the same form as path");
-        /// Share of an epoch, relative to the weights of the other data sets.
         pub weight: Option<f64> = key(NON_NEGATIVE, "null", "Share of an epoch, relative to the weights of the other data sets; an epoch has as many samples as all data sets together");
-        /// Share of an epoch.
         pub proportion: Option<f64> = key(RATIO, "null", "Share of an epoch; the proportions of all data sets must add up to 1");
-        /// Passes per epoch.
         pub repeat: Option<f64> = key(POSITIVE, "null", "Number of times that an epoch uses each sample of this data set; 0.5: half of the samples. 1 if none of `weight`, `proportion`, `repeat` and `choose` is set");
-        /// Number of samples per epoch.
         pub choose: Option<usize> = key(COUNT, "null", "Number of samples of this data set in an epoch");
     }
 }

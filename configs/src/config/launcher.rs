@@ -15,30 +15,19 @@ section! {
         /// Number of ranks to start on this machine. If not given: pipeline stages × ranks that share a sequence ×
         /// tensor-parallel ranks. In a resolved configuration this is the world size.
         pub num_processes: usize = engine(RANKS, "= pipeline.stages × ranks that share a sequence or split layers; with training.device: cuda, one per GPU", "Ranks to start on this machine") [is keys.facts().ranks];
-        /// Transport for messages between ranks.
         pub transport: Transport = key(Transport::KIND, "auto", "Transport for messages between ranks");
-        /// Transport for values between GPUs.
         pub gpu_transport: GpuTransport = key(GpuTransport::KIND, "auto", "Transport for tensors between GPUs; auto: NCCL if it is installed and each rank has its own GPU, otherwise host memory");
-        /// Whether ranks compare each collective between GPUs on the host.
         pub check_collectives: bool = key(Kind::Bool, "false", "For debugging: before each collective between GPUs, ranks meet on the host and compare their calls, and the host waits until the collective is complete. If false, ranks compare their programs once, after the first step, and GPUs run collectives ahead of the host");
-        /// Network interface or address to bind to; `None` is loopback.
         pub interface: Option<String> = key(Kind::Text, "null", "Network interface or address to bind; loopback if omitted");
-        /// Seconds without a sign of life after which a peer counts as lost.
         pub timeout_seconds: f64 = key(Kind::Float(Range { min: 0.0, max: 86_400.0, above: true, below: false }), "30.0", "Seconds without a sign of life from a peer before it counts as lost");
         /// Compute threads per rank; `None` is `auto`: the number of cores divided by the number of ranks on this
         /// machine.
         #[serde(serialize_with = "crate::yaml_out::auto")]
         pub threads_per_rank: Option<usize> = engine(Kind::Int { min: 1, max: 4096 }, "auto", "Compute threads per rank; auto: the cores divided by the ranks on this machine");
-        /// Instruction set of the kernels; `auto` is the widest set that the processor supports.
         pub instruction_set: InstructionSet = key(InstructionSet::KIND, "auto", "Instruction set of the kernels; auto: the widest that the processor supports. The environment variable ZERO_TRAIN_ISA overrides it");
-        /// Bind each rank to its own cores if there are enough cores.
         pub bind_cores_to_rank: bool = key(Kind::Bool, "true", "Bind each rank to its own cores; skipped if there are more ranks or threads than cores, or if another launcher has bound the ranks");
-        /// Maximum number of times that the launcher restarts all ranks after one has died.
         pub max_restarts: usize = key(COUNT_OR_0, "0", "Maximum number of times that `zero-train -n` restarts all ranks from the newest checkpoint after a rank dies; 0: never");
-        /// Minimum number of ranks after a restart. `None` restarts with the original number of ranks.
         pub min_ranks: Option<usize> = key(RANKS, "null", "Minimum number of surviving ranks for a restart without the ranks that died, with the same train_batch_size; null: restart all ranks");
-        /// Cores of this machine that ranks may use, for example `0-27,32-59`. `None` uses the cores allowed to the
-        /// process.
         pub bind_core_list: Option<String> = key(Kind::Text, "null", "Cores to use, such as `0-27,32-59`; null: all cores that the process may use");
     }
 }

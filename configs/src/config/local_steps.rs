@@ -13,11 +13,8 @@ section! {
     /// `training.local_steps`.
     #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
     pub struct LocalSteps(keys) in Training::local_steps {
-        /// Number of optimizer steps that each replicate takes on its own between two outer steps.
         pub steps: usize = key(COUNT, REQUIRED, "Optimizer steps that each replicate takes independently between outer steps");
-        /// Learning rate of the outer optimizer.
         pub outer_lr: f64 = key(POSITIVE, "0.7", "Learning rate of the outer optimizer, SGD with Nesterov momentum");
-        /// Momentum of the outer optimizer; 0 is plain SGD.
         pub outer_momentum: f64 = key(Kind::Float(FRACTION), "0.9", "Momentum of the outer optimizer, as in torch.optim.SGD(nesterov=True); 0: plain SGD, without momentum state");
     }
 }

@@ -31,31 +31,19 @@ section! {
         /// Vocabulary size; `None` is `auto`, the size of the tokenizer's vocabulary.
         #[serde(serialize_with = "crate::yaml_out::auto")]
         pub vocab_size: Option<usize> = engine(VOCABULARY, "50257", "Vocabulary size; auto: the tokenizer's");
-        /// Maximum sequence length.
         pub n_positions: usize = key(POSITIONS, "1024", "Maximum sequence length");
-        /// Width of the residual stream.
         pub n_embd: usize = key(WIDTH, "768", "Width of the residual stream");
-        /// Number of blocks.
         pub n_layer: usize = key(DEPTH, "12", "Number of blocks");
-        /// Attention heads; must divide `n_embd`.
         pub n_head: usize = key(WIDTH, "12", "Number of attention heads; must divide n_embd");
-        /// Hidden width of the feed-forward part; 4·`n_embd` if not given.
         pub n_inner: usize = key(WIDTH, "= 4 · n_embd", "Width inside the feed-forward network") [else 4 * n_embd];
-        /// Non-linearity of the feed-forward part.
         pub activation_function: Activation = key(Kind::Choice { names: &["gelu_new", "gelu_pytorch_tanh"], later: &["gelu", "relu", "silu"] }, "gelu_new", "Activation function of the feed-forward network");
-        /// Added to the variance in layer normalisation.
         pub layer_norm_epsilon: f64 = key(POSITIVE, "1.0e-5", "Added to the variance in layer norm");
-        /// Standard deviation of the initial weights.
         pub initializer_range: f64 = key(NON_NEGATIVE, "0.02", "Standard deviation of the initial weights");
-        /// Tie the head's weights to the token embedding.
         pub tie_word_embeddings: bool = key(Kind::Bool, "true", "The head shares the embedding's weights");
         /// Rows of a micro-batch per tile of the feed-forward part, a multiple of 64; `None` computes all rows at once.
         pub tiled_mlp_rows: Option<usize> = key(TILES, "null", TILED);
-        /// Dropout probability after the embedding.
         pub embd_pdrop: f64 = key(Kind::Float(FRACTION), "0.0", "Dropout after the embeddings; a pretrained model takes its default from config.json (transformers' default is 0.1)");
-        /// Dropout probability before the residual additions.
         pub resid_pdrop: f64 = key(Kind::Float(FRACTION), "0.0", "Dropout at the end of each residual branch; a pretrained model takes its default from config.json (transformers' default is 0.1)");
-        /// Dropout probability of attention probabilities.
         pub attn_pdrop: f64 = key(Kind::Float(FRACTION), "0.0", "Dropout of attention probabilities, on the CPU only; a pretrained model takes its default from config.json (transformers' default is 0.1)");
     }
 }
@@ -69,65 +57,35 @@ section! {
         /// Vocabulary size; `None` is `auto`, the size of the tokenizer's vocabulary.
         #[serde(serialize_with = "crate::yaml_out::auto")]
         pub vocab_size: Option<usize> = engine(VOCABULARY, "32000", "Vocabulary size; auto: the tokenizer's");
-        /// Width of the residual stream.
         pub hidden_size: usize = key(WIDTH, "4096", "Width of the residual stream");
-        /// Hidden width of the feed-forward part.
         pub intermediate_size: usize = key(WIDTH, "11008", "Width inside the feed-forward network");
-        /// Number of blocks.
         pub num_hidden_layers: usize = key(DEPTH, "32", "Number of blocks");
-        /// Attention heads.
         pub num_attention_heads: usize = key(WIDTH, "32", "Number of attention heads");
-        /// Key and value heads; must divide `num_attention_heads`, which is the default.
         pub num_key_value_heads: usize = key(WIDTH, "= num_attention_heads", "Number of key-value heads; must divide num_attention_heads") [else num_attention_heads];
-        /// Width of a head, an even number; `hidden_size / num_attention_heads` if not given.
         pub head_dim: usize = key(WIDTH, "= hidden_size / num_attention_heads", "Width of a head; must be even") [else hidden_size / num_attention_heads];
-        /// Maximum sequence length.
         pub max_position_embeddings: usize = key(POSITIONS, "2048", "Maximum sequence length");
-        /// Base of the rotary embedding's frequencies.
         pub rope_theta: f64 = key(POSITIVE, "10000.0", "Base of the rotary embedding's frequencies");
-        /// Scaling of the frequencies for longer sequences; `None` does not scale them.
         pub rope_scaling: Option<RopeScaling> = section(&rope::Written::SECTION, "Scaling of the rotary embedding frequencies for sequences longer than those in the original training; null: no scaling");
-        /// Number of positions that each position attends to, including itself; `None` is itself and all earlier
-        /// positions.
         pub sliding_window: Option<usize> = key(POSITIONS, "null", "Number of positions that each position attends to, including itself, as in Mistral; null: itself and all earlier positions");
-        /// The kind of each layer, `full_attention` or `sliding_attention`; if empty, all layers use `sliding_window`.
         pub layer_types: Vec<String> = key(Kind::Texts, "[]", "`full_attention` or `sliding_attention` for each layer, if only some layers have `sliding_window`; []: all layers have it");
-        /// 1 for each layer with rotary embedding and 0 for each layer without; if empty, all layers have it.
         pub no_rope_layers: Vec<usize> = key(Kind::Ints { min: 0, max: 1 }, "[]", "For each layer, 1 to apply the rotary embedding or 0 to omit it, as in SmolLM3; []: 1 for all layers");
-        /// RMS norms of each head's queries and keys.
         pub qk_norm: bool = key(Kind::Bool, "false", "RMS norms of each head's queries and keys before the rotary embedding, as in Qwen3");
-        /// Attention scores are divided by the square root of this number; `None` uses `head_dim`.
         pub query_pre_attn_scalar: Option<f64> = key(POSITIVE, "null", "Attention scores are divided by the square root of this number, as in Gemma 3; null: of head_dim");
-        /// Base of the rotary frequencies in layers with sliding attention. If it is set, `rope_scaling` does not apply
-        /// to these layers. `None` uses `rope_theta`, with scaling.
         pub rope_local_base_freq: Option<f64> = key(POSITIVE, "null", "Base of the rotary frequencies in `sliding_attention` layers, which ignore rope_scaling, as in Gemma 3; null: the frequencies of the other layers");
-        /// The fraction of each head that has rotary embedding.
         pub partial_rotary_factor: f64 = key(Kind::Float(Range { min: 0.0, max: 1.0, above: true, below: false }), "1.0", "Fraction of each head that the rotary embedding rotates, as in Phi-4-mini; values below 1 run on the CPU only");
-        /// Norms multiply by 1 + weight.
         pub norm_unit_offset: bool = key(Kind::Bool, "false", "Norms multiply by 1 + weight, as in Gemma; on the CPU only");
-        /// Also apply a norm after the attention and after the feed-forward part.
         pub post_norms: bool = key(Kind::Bool, "false", "Norms also follow the attention and the feed-forward network of each block, as in Gemma 3");
-        /// Multiply token embeddings by √`hidden_size`.
         pub scale_embeddings: bool = key(Kind::Bool, "false", "Embeddings are multiplied by the square root of hidden_size, as in Gemma");
-        /// One linear layer computes queries, keys and values, and one computes the gate and the up projection.
         pub fused_projections: bool = key(Kind::Bool, "false", "Fuse the projections of each block into the linear layers `qkv_proj` and `gate_up_proj`, as in Phi-3");
-        /// Dropout probability of attention probabilities.
         pub attention_dropout: f64 = key(Kind::Float(FRACTION), "0.0", "Dropout of attention probabilities, on the CPU only; a pretrained model takes its default from config.json");
-        /// Added to the mean square in RMS normalisation.
         pub rms_norm_eps: f64 = key(POSITIVE, "1.0e-6", "Added to the mean square in RMS norm");
-        /// Tie the head's weights to the token embedding.
         pub tie_word_embeddings: bool = key(Kind::Bool, "false", "The head shares the embedding's weights");
         /// Rows of a micro-batch per tile of the feed-forward part, a multiple of 64; `None` computes all rows at once.
         pub tiled_mlp_rows: Option<usize> = key(TILES, "null", TILED);
-        /// Standard deviation of the initial weights.
         pub initializer_range: f64 = key(NON_NEGATIVE, "0.02", "Standard deviation of the initial weights");
-        /// Biases in the query, key and value projections.
         pub qkv_bias: bool = key(Kind::Bool, "false", "Biases in the projections of queries, keys and values, as in Qwen2");
-        /// Biases in all four attention projections.
         pub attention_bias: bool = key(Kind::Bool, "false", "Biases in all four attention projections");
-        /// Biases in the three feed-forward projections.
         pub mlp_bias: bool = key(Kind::Bool, "false", "Biases in the three feed-forward projections");
-        /// Non-linearity of the gate.
         pub hidden_act: Activation = key(Kind::Choice { names: &["silu", "swish", "gelu_pytorch_tanh", "gelu_new"], later: &["gelu", "relu"] }, "silu", "Activation function of the gate; GELU runs on the CPU only");
     }
 }
@@ -136,13 +94,9 @@ section! {
     /// Fully connected layers with a non-linearity between them.
     #[derive(Debug, Clone, PartialEq, Serialize)]
     pub struct Mlp(keys) in Config::model {
-        /// Width of the input.
         pub input_size: usize = key(WIDTH, REQUIRED, "Width of the input");
-        /// Widths of the hidden layers; may be empty.
         pub hidden_sizes: Vec<usize> = key(Kind::Ints { min: 1, max: 1 << 20 }, "[]", "Widths of the hidden layers");
-        /// Width of the output.
         pub output_size: usize = key(WIDTH, REQUIRED, "Width of the output");
-        /// Non-linearity between layers.
         pub activation: Activation = key(Kind::Choice { names: &["relu", "gelu", "silu"], later: &[] }, "relu", "Non-linearity between layers");
     }
 }

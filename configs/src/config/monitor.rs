@@ -13,11 +13,8 @@ section! {
     /// Output of a monitor that writes files.
     #[derive(Debug, Clone, PartialEq, Serialize)]
     pub struct Monitor(keys) in Config::csv_monitor {
-        /// Whether the monitor is on.
         pub enabled: bool = now(Kind::Bool, "false", "Enable this monitor");
-        /// Output folder; if empty, the folder of the run.
         pub output_path: String = key(Kind::Text, "", "Folder for the files; empty: the run folder");
-        /// Folder inside `output_path`.
         pub job_name: String = key(Kind::Text, "DeepSpeedJobName", "Folder inside output_path");
     }
 }
@@ -26,13 +23,9 @@ section! {
     /// `mlflow`: a run on an MLflow tracking server.
     #[derive(Debug, Clone, PartialEq, Serialize)]
     pub struct Mlflow(keys) in Config::mlflow {
-        /// Whether the monitor is on.
         pub enabled: bool = key(Kind::Bool, "false", "Enable this monitor");
-        /// Address of the server; `None` takes it from the environment.
         pub tracking_uri: Option<String> = key(Kind::Path, "null", "Server URL, such as `http://host:5000`; null: the environment variable MLFLOW_TRACKING_URI. A token is read only from MLFLOW_TRACKING_TOKEN");
-        /// Experiment that the run belongs to.
         pub experiment_name: String = key(Kind::Path, "zero-train", "Experiment that the run belongs to; created if it does not exist");
-        /// Name of the run; `None` lets the server choose one.
         pub run_name: Option<String> = key(Kind::Path, "null", "Name of the run; null: the server chooses one");
     }
 }
@@ -41,13 +34,9 @@ section! {
     /// `wandb`: a run on Weights & Biases.
     #[derive(Debug, Clone, PartialEq, Serialize)]
     pub struct Wandb(keys) in Config::wandb {
-        /// Whether the monitor is on.
         pub enabled: bool = key(Kind::Bool, "false", "Enable this monitor; the API key is read only from WANDB_API_KEY or the file ~/.netrc");
-        /// Run group; `None` takes it from the environment.
         pub group: Option<String> = key(Kind::Path, "null", "Run group; null: the environment variable WANDB_RUN_GROUP, if it is set");
-        /// Team or user that the project belongs to; `None` takes it from the environment.
         pub team: Option<String> = key(Kind::Path, "null", "Team or user that the project belongs to; null: the environment variable WANDB_ENTITY, else the account's default");
-        /// Project that the run belongs to; `None` takes it from the environment.
         pub project: Option<String> = key(Kind::Path, "null", "Project that the run belongs to; null: the environment variable WANDB_PROJECT, else `deepspeed`");
     }
 }
@@ -56,9 +45,7 @@ section! {
     /// `machine_monitor`: usage of rank 0's machine, sampled during training.
     #[derive(Debug, Clone, PartialEq, Serialize)]
     pub struct MachineMonitor(keys) in Config::machine_monitor {
-        /// Whether the monitor is on.
         pub enabled: bool = key(Kind::Bool, "false", "Sample the usage of processor, memory, disk, network and GPUs");
-        /// Seconds between two samples.
         pub interval_seconds: f64 = key(Kind::Float(Range { min: 0.0, max: 86_400.0, above: true, below: false }), "5.0", "Seconds between two samples");
     }
 }
@@ -67,11 +54,8 @@ section! {
     /// `prometheus`: an HTTP page with the newest values.
     #[derive(Debug, Clone, PartialEq, Serialize)]
     pub struct Prometheus(keys) in Config::prometheus {
-        /// Whether the page is served.
         pub enabled: bool = key(Kind::Bool, "false", "Serve the metrics from rank 0 at /metrics");
-        /// Address to listen on.
         pub host: String = key(Kind::Path, "127.0.0.1", "Address to listen on; 0.0.0.0: all interfaces of the machine");
-        /// Port to listen on; 0 chooses a free port.
         pub port: u16 = key(Kind::Int { min: 0, max: 65_535 }, "9464", "Port to listen on; 0: a free port, which is printed");
     }
 }
@@ -80,13 +64,9 @@ section! {
     /// `comms_logger`: count, bytes and seconds of each collective.
     #[derive(Debug, Clone, PartialEq, Serialize)]
     pub struct CommsLogger(keys) in Config::comms_logger {
-        /// Whether collectives are recorded.
         pub enabled: bool = now(Kind::Bool, "false", "Record collectives");
-        /// Print the operations of each step.
         pub verbose: bool = now(Kind::Bool, "false", "Print the recorded operations of each step");
-        /// Show all kinds of operations.
         pub prof_all: bool = now(Kind::Bool, "true", "Show every kind of operation");
-        /// Kinds of operations to show if `prof_all` is off, for example `all_gather`.
         pub prof_ops: Vec<String> = key(Kind::Texts, "[]", "With `prof_all: false`: the kinds of operations to show");
         = later_unless("debug", &["false"], "Print the call site of each operation").instead("operations have no call site in your program; `training.trace` shows where in the step each one runs");
     }
@@ -96,18 +76,13 @@ section! {
     /// `flops_profiler`: a profile of one step, layer by layer.
     #[derive(Debug, Clone, PartialEq, Serialize)]
     pub struct FlopsProfiler(keys) in Config::flops_profiler, off while enabled is ["false", "auto"] {
-        /// Whether the profiler is on.
         pub enabled: bool = now(Kind::Bool, "false", "Profile one step");
-        /// The step to profile, counted from 1.
         pub profile_step: usize = now(COUNT, "1", "Step to profile; the first step takes longer than others");
         /// Maximum depth to print in the hierarchy of layer names; `None` prints all depths and is written as -1.
         #[serde(serialize_with = "or_minus_1")]
         pub module_depth: Option<usize> = now(Kind::Float(Range { min: -1.0, max: 1e6, above: false, below: false }), "-1", "Depth to print in the hierarchy of layer names; -1: all") [is depth(keys)];
-        /// Number of top layers to list for each depth.
         pub top_modules: usize = now(COUNT, "1", "Number of layers to list at each depth: those with the largest values");
-        /// Print every layer.
         pub detailed: bool = now(Kind::Bool, "true", "Print every layer");
-        /// File for the profile; `None` prints it.
         pub output_file: Option<PathBuf> = key(Kind::Path, "null", "File for the profile; null: the profile is printed");
         = ignored("recompute_fwd_factor", NON_NEGATIVE, "0.0", "recomputed forward passes are counted, not estimated");
     }

@@ -12,9 +12,7 @@ section! {
     /// `mup`. A file sets exactly one of the two keys.
     #[derive(Debug, Clone, PartialEq, Serialize)]
     pub struct Mup(keys) in Config::mup {
-        /// The widths of `model` that differ in the base model.
         pub base: Option<BaseWidths> = section(&BaseWidths::SECTION, "Widths of the base model: keys of `model` with other values");
-        /// File with the shapes of the base model, for a program that trains its own model.
         pub base_shapes: Option<String> = key(Kind::Path, "null", "File written by `mup.make_base_shapes`, for a model that the program builds: YAML with one list per parameter, which holds its sizes in the base model, and null for a dimension that is not a width");
     }
 }
@@ -23,23 +21,14 @@ section! {
     /// `mup.base`: widths of the base model, under the same names as in `model`.
     #[derive(Debug, Clone, PartialEq, Serialize)]
     pub struct BaseWidths(keys) in Mup::base {
-        /// Width of the residual stream of a GPT-2.
         pub n_embd: Option<usize> = key(WIDTH, "= model.n_embd", "GPT-2: width of the residual stream");
-        /// Width inside the feed-forward network of a GPT-2.
         pub n_inner: Option<usize> = key(WIDTH, "= in proportion to n_embd", "GPT-2: width inside the feed-forward network");
-        /// Attention heads of a GPT-2.
         pub n_head: Option<usize> = key(WIDTH, "= model.n_head", "GPT-2: attention heads");
-        /// Width of the residual stream of a Llama.
         pub hidden_size: Option<usize> = key(WIDTH, "= model.hidden_size", "Llama: width of the residual stream");
-        /// Width inside the feed-forward network of a Llama.
         pub intermediate_size: Option<usize> = key(WIDTH, "= in proportion to hidden_size", "Llama: width inside the feed-forward network");
-        /// Attention heads of a Llama.
         pub num_attention_heads: Option<usize> = key(WIDTH, "= model.num_attention_heads", "Llama: attention heads");
-        /// Number of heads of keys and values of a Llama.
         pub num_key_value_heads: Option<usize> = key(WIDTH, "= in proportion to num_attention_heads", "Llama: key-value heads");
-        /// Width of a head of a Llama.
         pub head_dim: Option<usize> = key(WIDTH, "= hidden_size / num_attention_heads if the same holds in model, else model.head_dim", "Llama: width of a head");
-        /// Widths of the hidden layers of an MLP.
         pub hidden_sizes: Option<Vec<usize>> = key(Kind::Ints { min: 1, max: 1 << 20 }, "= model.hidden_sizes", "MLP: widths of the hidden layers");
     }
 }

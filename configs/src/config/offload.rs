@@ -36,21 +36,14 @@ section! {
     /// `zero_optimization.offload_optimizer`: where a rank keeps its optimizer state and master weights.
     #[derive(Debug, Clone, PartialEq, Serialize)]
     pub struct OffloadOptimizer(keys) in Zero::offload_optimizer, off while device is ["none"] {
-        /// Target device.
         pub device: OffloadDevice = now(OffloadDevice::KIND, "none", "Where a rank keeps its optimizer state and master weights: none, in device memory; cpu, in host memory (no change on a machine without a GPU); nvme, in files. Requires stage 1, 2 or 3");
-        /// Folder of the files, relative to the working directory. Set if the device is [`OffloadDevice::Nvme`].
         #[serde(serialize_with = "crate::yaml_out::path")]
         pub nvme_path: Option<PathBuf> = key(Kind::Path, "null", "Folder for the files, on a local disk; relative to the working directory; required for nvme");
-        /// Maximum number of tiles of `sub_group_size` elements in memory, including those being read or written. At
-        /// least 2 if reads or writes are pipelined.
         pub buffer_count: usize = now(BUFFERS, "4", "With nvme: number of tiles of `sub_group_size` elements in memory, including tiles in flight; at least 1, or 2 with pipeline_read or pipeline_write");
-        /// Read the next tile during the update of the current one.
         pub pipeline_read: bool = now(Kind::Bool, "true", "With nvme: read the next tile while the current one is updated; faster, with bit-identical results (DeepSpeed's default is false)");
-        /// Write the previous tile during the update of the current one.
         pub pipeline_write: bool = now(Kind::Bool, "true", "With nvme: write the previous tile while the current one is updated; faster, with bit-identical results (DeepSpeed's default is false)");
         = ignored("pin_memory", Kind::Bool, "true", PINNED);
         = ignored("fast_init", Kind::Bool, "false", "the initial optimizer state is not read back before the first step");
-        /// Fraction of the elements whose state is offloaded, from 0 to 1; the rest stays on the GPU.
         pub ratio: f64 = now(RATIO, "1.0", "Fraction of the state that is offloaded; the state of the last layers stays on the GPU");
         = rejected("super_offload", "false", "SuperOffload is for superchips such as GH200 only");
         = rejected("cpuadam_cores_perc", "0.8", "the key belongs to `super_offload`");
@@ -61,14 +54,10 @@ section! {
     /// `zero_optimization.offload_param`: where a rank keeps its shards of the parameters (stage 3).
     #[derive(Debug, Clone, PartialEq, Serialize)]
     pub struct OffloadParam(keys) in Zero::offload_param, off while device is ["none"] {
-        /// Target device.
         pub device: OffloadDevice = now(OffloadDevice::KIND, "none", "Where a rank keeps its parameter shards: none, in device memory; cpu, in host memory (no change on a machine without a GPU); nvme, in files. Requires stage 3");
-        /// Folder of the files, relative to the working directory. Set if the device is [`OffloadDevice::Nvme`].
         #[serde(serialize_with = "crate::yaml_out::path")]
         pub nvme_path: Option<PathBuf> = key(Kind::Path, "null", "Folder for the files, on a local disk; relative to the working directory; required for nvme");
-        /// Maximum number of shards in memory, including those being read or written.
         pub buffer_count: usize = now(BUFFERS, "5", "With nvme: number of shards in memory, including shards in flight; at least 1, and at least the shards that one layer gathers");
-        /// Number of elements that stay in memory if the device is [`OffloadDevice::Nvme`].
         pub max_in_cpu: usize = now(SIZE, "0", "With nvme: number of elements that stay in memory (DeepSpeed's default of 1e9 would keep small models entirely in memory)");
         = ignored("buffer_size", SIZE, "= derived", "a buffer is as large as the largest shard");
         = ignored("pin_memory", Kind::Bool, "true", PINNED);
@@ -81,13 +70,9 @@ section! {
     pub struct Aio(keys) in Config::aio {
         /// Number of bytes per read or write, a multiple of 4096.
         pub block_size: usize = now(BLOCK, "1048576", "Bytes per read or write");
-        /// Maximum number of reads and writes in flight.
         pub queue_depth: usize = now(Kind::Int { min: 1, max: 1024 }, "8", "Reads and writes in flight at a time");
-        /// Submit each request to the kernel in its own call, instead of all waiting requests in one call.
         pub single_submit: bool = now(Kind::Bool, "true", "Submit each read or write to the kernel separately; false: submit all that are ready in one call, which is slower (DeepSpeed's default is false)");
-        /// Submit further requests before those in flight have completed.
         pub overlap_events: bool = now(Kind::Bool, "true", "Submit further reads and writes while others are in flight; false: wait for each batch of `queue_depth`");
-        /// Number of threads that share the reads and writes of a rank.
         pub intra_op_parallelism: usize = now(Kind::Int { min: 1, max: 64 }, "1", "Threads that share the reads and writes of a rank");
         = rejected("use_gds", "false", "GPUDirect Storage needs a GPU");
         = ignored("thread_count", COUNT, "1", "DeepSpeed does not read the key either; use `intra_op_parallelism`");

@@ -32,22 +32,14 @@ section! {
     pub struct Adam(keys) in Optimizer::PARAMS {
         /// Learning rate; a scheduler may replace it step by step.
         pub lr: f64 = engine(NON_NEGATIVE, "0.001", LR) [else TRAINER];
-        /// Decay of the first and second moment.
         pub betas: [f64; 2] = now(BETAS, "[0.9, 0.999]", "Decay rates of the first and second moments");
-        /// Added to the square root of the second moment.
         pub eps: f64 = now(NON_NEGATIVE, "1.0e-8", "Added to the square root of the second moment");
-        /// Weight decay.
         pub weight_decay: f64 = now(NON_NEGATIVE, "0.0", "Weight decay");
-        /// Divide the moments by 1 − βᵗ.
         pub bias_correction: bool = now(Kind::Bool, "true", "Divide the moments by 1 − βᵗ");
-        /// `true`: decay the weights directly (AdamW). `false`: add the decay to the gradient (L2).
         pub adam_w_mode: bool = now(Kind::Bool, "true", "Decay the weights directly; false (only allowed with type Adam): add the decay to the gradient");
         = ignored("torch_adam", Kind::Bool, "false", "the optimizer has only one implementation");
-        /// Keep the moments in f32; otherwise in the parameters' dtype, f32 or bf16.
         pub fp32_optimizer_states: bool = now(Kind::Bool, "true", "Keep the moments in f32; false: in the data type of the parameters, f32 or bf16");
-        /// Number of bits per value of the optimizer states: 32, or 8 for large parameters.
         pub optim_bits: usize = key(OPTIM_BITS, "32", "Bits per value of the optimizer state: 32, or 8 with blockwise quantization as in bitsandbytes");
-        /// Minimum number of elements of a parameter with 8-bit states.
         pub min_8bit_size: usize = key(COUNT, "4096", "Parameters with fewer elements keep 32-bit states");
         = rejected("amsgrad", "false", "AMSGrad is not implemented; DeepSpeed's Adam does not have it either");
         = removed("max_grad_norm", "set `gradient_clipping` at the top level");
@@ -60,13 +52,9 @@ section! {
     pub struct Sgd(keys) in Optimizer::PARAMS {
         /// Learning rate.
         pub lr: f64 = engine(NON_NEGATIVE, "0.001", LR) [else TRAINER];
-        /// Momentum; 0 keeps no state.
         pub momentum: f64 = now(Kind::Float(FRACTION), "0.0", "Momentum; 0: no momentum state");
-        /// Dampening of the gradient in the momentum update.
         pub dampening: f64 = now(RATIO, "0.0", "Dampening of the gradient in the momentum update");
-        /// Nesterov momentum.
         pub nesterov: bool = now(Kind::Bool, "false", "Nesterov momentum");
-        /// L2 weight decay, added to the gradient.
         pub weight_decay: f64 = now(NON_NEGATIVE, "0.0", "Added to the gradient");
         = rejected("maximize", "false", "losses are minimised");
         = rejected("differentiable", "false", "the optimizer step is not part of an autograd graph");
@@ -80,13 +68,9 @@ section! {
     /// Parameters of MuAdam and MuAdamW, as in the package `mup`.
     #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
     pub struct MuAdam(keys) in Optimizer::PARAMS {
-        /// Learning rate of the base model.
         pub lr: f64 = engine(NON_NEGATIVE, "0.001", "Learning rate of the base model; auto: 5e-5, as in Hugging Face's Trainer") [else TRAINER];
-        /// Decay of the first and second moment.
         pub betas: [f64; 2] = now(BETAS, "[0.9, 0.999]", "Decay rates of the first and second moments");
-        /// Added to the square root of the second moment.
         pub eps: f64 = now(NON_NEGATIVE, "1.0e-8", "Added to the square root of the second moment");
-        /// Weight decay of the base model.
         pub weight_decay: f64 = now(NON_NEGATIVE, "0.0", "Weight decay of the base model");
         = rejected("amsgrad", "false", "AMSGrad is not implemented");
         = rejected("maximize", "false", "losses are minimised");
@@ -104,13 +88,9 @@ section! {
     pub struct Lion(keys) in Optimizer::PARAMS {
         /// Learning rate.
         pub lr: f64 = engine(NON_NEGATIVE, "0.001", LR) [else TRAINER];
-        /// Interpolation factor of the update and decay of the momentum.
         pub betas: [f64; 2] = now(BETAS, "[0.9, 0.999]", "β₁ interpolates the update; β₂ decays the momentum");
-        /// Decoupled weight decay.
         pub weight_decay: f64 = now(NON_NEGATIVE, "0.0", "Decoupled weight decay");
-        /// Number of bits per value of the optimizer states: 32, or 8 for large parameters.
         pub optim_bits: usize = key(OPTIM_BITS, "32", "Bits per value of the optimizer state: 32, or 8 with blockwise quantization as in bitsandbytes");
-        /// Minimum number of elements of a parameter with 8-bit states.
         pub min_8bit_size: usize = key(COUNT, "4096", "Parameters with fewer elements keep 32-bit states");
         = removed("max_grad_norm", "set `gradient_clipping` at the top level");
     }
@@ -122,11 +102,8 @@ section! {
     pub struct Adagrad(keys) in Optimizer::PARAMS {
         /// Learning rate.
         pub lr: f64 = engine(NON_NEGATIVE, "0.01", LR) [else TRAINER];
-        /// Added to the square root of the sum of squared gradients.
         pub eps: f64 = now(NON_NEGATIVE, "1.0e-10", "Added to the square root of the sum");
-        /// L2 weight decay, added to the gradient.
         pub weight_decay: f64 = now(NON_NEGATIVE, "0.0", "Added to the gradient");
-        /// Keep the sum of squared gradients in f32; otherwise in the parameters' dtype, f32 or bf16.
         pub fp32_optimizer_states: bool = now(Kind::Bool, "true", "Keep the sum of squared gradients in f32; false: in the data type of the parameters, f32 or bf16");
         = removed("max_grad_norm", "set `gradient_clipping` at the top level");
     }
@@ -138,15 +115,10 @@ section! {
     pub struct RmsProp(keys) in Optimizer::PARAMS {
         /// Learning rate.
         pub lr: f64 = engine(NON_NEGATIVE, "0.01", LR) [else TRAINER];
-        /// Decay rate of the mean of squared gradients.
         pub alpha: f64 = now(Kind::Float(FRACTION), "0.99", "Decay rate of the mean of squared gradients");
-        /// Added to the square root of the mean of squared gradients.
         pub eps: f64 = now(NON_NEGATIVE, "1.0e-8", "Added to the square root of the mean");
-        /// L2 weight decay, added to the gradient.
         pub weight_decay: f64 = now(NON_NEGATIVE, "0.0", "Added to the gradient");
-        /// Momentum of the steps; 0 keeps no state.
         pub momentum: f64 = now(Kind::Float(FRACTION), "0.0", "Momentum of the updates; 0: no momentum state");
-        /// Divide by the root of the gradient's variance instead of the mean of squared gradients.
         pub centered: bool = now(Kind::Bool, "false", "Divide by the square root of the variance; cannot be combined with `momentum`");
         = rejected("maximize", "false", "losses are minimised");
         = rejected("differentiable", "false", "the optimizer step is not part of an autograd graph");
@@ -162,15 +134,10 @@ section! {
     pub struct NAdam(keys) in Optimizer::PARAMS {
         /// Learning rate.
         pub lr: f64 = engine(NON_NEGATIVE, "0.002", LR) [else TRAINER];
-        /// Decay of the first and second moment.
         pub betas: [f64; 2] = now(BETAS, "[0.9, 0.999]", "Decay rates of the first and second moments");
-        /// Added to the square root of the second moment.
         pub eps: f64 = now(NON_NEGATIVE, "1.0e-8", "Added to the square root of the second moment");
-        /// Weight decay.
         pub weight_decay: f64 = now(NON_NEGATIVE, "0.0", "Weight decay");
-        /// `true`: decay the weights directly. `false`: add the decay to the gradient (L2).
         pub decoupled_weight_decay: bool = now(Kind::Bool, "false", "Decay the weights directly; false: add the decay to the gradient");
-        /// Speed at which the momentum rises to the first beta.
         pub momentum_decay: f64 = now(NON_NEGATIVE, "0.004", "Speed at which the momentum rises to β₁");
         = rejected("maximize", "false", "losses are minimised");
         = rejected("differentiable", "false", "the optimizer step is not part of an autograd graph");
@@ -186,13 +153,9 @@ section! {
     pub struct RAdam(keys) in Optimizer::PARAMS {
         /// Learning rate.
         pub lr: f64 = engine(NON_NEGATIVE, "0.001", LR) [else TRAINER];
-        /// Decay of the first and second moment.
         pub betas: [f64; 2] = now(BETAS, "[0.9, 0.999]", "Decay rates of the first and second moments");
-        /// Added to the square root of the second moment.
         pub eps: f64 = now(NON_NEGATIVE, "1.0e-8", "Added to the square root of the second moment");
-        /// Weight decay.
         pub weight_decay: f64 = now(NON_NEGATIVE, "0.0", "Weight decay");
-        /// `true`: decay the weights directly. `false`: add the decay to the gradient (L2).
         pub decoupled_weight_decay: bool = now(Kind::Bool, "false", "Decay the weights directly; false: add the decay to the gradient");
         = rejected("maximize", "false", "losses are minimised");
         = rejected("differentiable", "false", "the optimizer step is not part of an autograd graph");
@@ -212,19 +175,12 @@ section! {
         pub muon_lr: Option<f64> = now(NON_NEGATIVE, "= lr", "Learning rate for the matrices");
         /// Learning rate of all other parameters, in place of `lr`.
         pub adam_lr: Option<f64> = now(NON_NEGATIVE, "= lr", "Learning rate for all other parameters, which AdamW updates");
-        /// Globs over the names of the matrices that Muon updates; `None` selects all but embeddings and the head.
         pub matrices: Option<Vec<String>> = key(Kind::Texts, "null", "Globs over the names of the two-dimensional parameters that Muon updates; null: all except those with embed, lm_head, wte or wpe in their name");
-        /// Momentum of the matrices.
         pub momentum: f64 = now(Kind::Float(FRACTION), "0.95", "Momentum of the matrices");
-        /// Nesterov momentum.
         pub nesterov: bool = key(Kind::Bool, "true", "Nesterov momentum");
-        /// Weight decay.
         pub weight_decay: f64 = now(NON_NEGATIVE, "0.0", "Decoupled weight decay");
-        /// Number of Newton–Schulz iterations.
         pub ns_steps: usize = key(COUNT, "5", "Newton–Schulz iterations");
-        /// Decay of AdamW's moments.
         pub betas: [f64; 2] = now(BETAS, "[0.9, 0.999]", "AdamW's decay rates of the first and second moments");
-        /// Added to the square root of AdamW's second moment.
         pub eps: f64 = now(NON_NEGATIVE, "1.0e-8", "Added to the square root of AdamW's second moment");
         = ignored("ns_method", Kind::Text, "gram", "the only implementation computes in f32; DeepSpeed's gram and standard differ only in rounding");
         = removed("max_grad_norm", "set `gradient_clipping` at the top level");
@@ -237,19 +193,12 @@ section! {
     pub struct Lamb(keys) in Optimizer::PARAMS {
         /// Learning rate.
         pub lr: f64 = engine(NON_NEGATIVE, "0.001", LR) [else TRAINER];
-        /// Decay of the first and second moment.
         pub betas: [f64; 2] = now(BETAS, "[0.9, 0.999]", "Decay rates of the first and second moments");
-        /// Added to the square root of the second moment.
         pub eps: f64 = now(NON_NEGATIVE, "1.0e-8", "Added to the square root of the second moment");
-        /// Weight decay.
         pub weight_decay: f64 = now(NON_NEGATIVE, "0.0", "Weight decay, added to the update before the trust ratio is computed");
-        /// Multiply the step by √(1 − β₂ᵗ)/(1 − β₁ᵗ).
         pub bias_correction: bool = now(Kind::Bool, "true", "Multiply the step by √(1 − β₂ᵗ)/(1 − β₁ᵗ)");
-        /// Largest trust ratio.
         pub max_coeff: f64 = now(NON_NEGATIVE, "10.0", "Largest trust ratio");
-        /// Smallest trust ratio.
         pub min_coeff: f64 = now(NON_NEGATIVE, "0.01", "Smallest trust ratio");
-        /// Add `eps` to the second moment, under the root.
         pub eps_inside_sqrt: bool = now(Kind::Bool, "false", "Add eps to the second moment, under the square root");
         = rejected("amsgrad", "false", "AMSGrad is not implemented; DeepSpeed's Lamb does not have it either");
         = removed("max_grad_norm", "set `gradient_clipping` at the top level");
@@ -262,18 +211,11 @@ section! {
     pub struct ScheduleFree(keys) in Optimizer::PARAMS {
         /// Learning rate.
         pub lr: f64 = engine(NON_NEGATIVE, "0.0025", LR) [else TRAINER];
-        /// First: the share of the averaged weights in the point where gradients are computed. Second: the decay of the
-        /// second moment.
         pub betas: [f64; 2] = now(BETAS, "[0.9, 0.999]", "β₁: share of the average in the weights at which gradients are computed; β₂: decay rate of the second moment");
-        /// Added to the square root of the second moment.
         pub eps: f64 = now(NON_NEGATIVE, "1.0e-8", "Added to the square root of the second moment");
-        /// Weight decay.
         pub weight_decay: f64 = now(NON_NEGATIVE, "0.0", "Weight decay");
-        /// Number of steps over which the learning rate rises linearly to `lr`.
         pub warmup_steps: u64 = key(COUNT_OR_0, "0", "Steps over which the learning rate rises linearly to `lr`");
-        /// Exponent of the step number in the weight that each iterate has in the average.
         pub r: f64 = key(NON_NEGATIVE, "0.0", "Exponent of the step number in the averaging weights");
-        /// Exponent of the largest learning rate so far in the weight that each iterate has in the average.
         pub weight_lr_power: f64 = key(NON_NEGATIVE, "2.0", "Exponent of the largest learning rate so far in the averaging weights");
         = ignored("foreach", Kind::Bool, "= PyTorch's choice", "the optimizer has only one implementation");
         = removed("max_grad_norm", "set `gradient_clipping` at the top level");
@@ -286,13 +228,9 @@ section! {
     pub struct Adafactor(keys) in Optimizer::PARAMS {
         /// Maximum relative step size; also the learning rate of the weight decay.
         pub lr: f64 = engine(NON_NEGATIVE, "0.01", "Largest relative step size: step t has the size min(lr, 1/√t) × the rms of the parameter; auto: 5e-5, as in Hugging Face's Trainer") [else TRAINER];
-        /// Exponent of the step number in the decay of the second moment: β₂ is 1 − step^`beta2_decay`.
         pub beta2_decay: f64 = now(NOT_POSITIVE, "-0.8", "β₂ is 1 − step^beta2_decay");
-        /// Lower bounds of the square root of the second moment and of the parameter's rms.
         pub eps: [f64; 2] = now(Kind::Pair(ANY_SIZE), "[1.1920928955078125e-7, 0.001]", "Lower bounds of the square root of the second moment and of a parameter's rms; the first default is what `null` means for f32 in PyTorch");
-        /// Maximum rms of an update; larger updates are scaled down to it.
         pub d: f64 = now(Kind::Float(Range { min: 1.0, ..ANY_SIZE }), "1.0", "Updates with a larger rms are scaled down to this rms");
-        /// Weight decay.
         pub weight_decay: f64 = now(NON_NEGATIVE, "0.0", "Decoupled weight decay");
         = rejected("maximize", "false", "losses are minimised");
         = ignored("foreach", Kind::Bool, "= PyTorch's choice", "the optimizer has only one implementation");
@@ -312,7 +250,6 @@ section! {
     pub struct Custom(keys) in Optimizer::PARAMS {
         /// Learning rate.
         pub lr: f64 = engine(NON_NEGATIVE, "0.001", LR) [else TRAINER];
-        /// Weight decay.
         pub weight_decay: f64 = now(NON_NEGATIVE, "0.0", "Weight decay");
     }
 }

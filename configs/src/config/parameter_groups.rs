@@ -15,28 +15,16 @@ section! {
     /// `layers` and belong to no earlier group.
     #[derive(Debug, Clone, PartialEq, Serialize)]
     pub struct ParameterGroup(keys) in Training::param_groups {
-        /// Globs over the names of the parameters.
         pub params: Option<Vec<String>> = key(Kind::Names, "= all", "Glob over parameter names, such as `*.attn.*`, or a list of globs; each must match a parameter");
-        /// Names of [`ParameterKind`]s.
         pub kinds: Option<Vec<String>> = key(Kind::Names, "= all", "Kind of parameter, or a list of kinds: norm (weight and bias of a normalization), bias (all biases), embedding, head (parameters of the last layer)");
-        /// Numbers of the transformer blocks, from 0.
         pub layers: Option<Vec<usize>> = key(Kind::Ints { min: 0, max: u32::MAX as u64 }, "= all", "Numbers of the blocks, from 0. Blocks are the layers whose names end with a number, or all layers if no name does");
-        /// The optimizer of the group.
         pub optimizer: Option<Optimizer> = key(Kind::Variants(&Optimizer::VARIANTS), "null", "`type` and `params` of an optimizer for this group only, with the keys of the `optimizer` section");
-        /// Learning rate that replaces the optimizer's `lr`. The schedule scales both rates by the same factor.
         pub lr: Option<f64> = key(NON_NEGATIVE, "null", "Learning rate in place of the optimizer's `lr`; the schedule scales both alike");
-        /// Factor on the optimizer's learning rate.
         pub lr_scale: Option<f64> = key(NON_NEGATIVE, "null", "Factor on the optimizer's learning rate, instead of `lr`");
-        /// Weight decay that replaces the optimizer's, for all parameters of the group, including biases and norms.
         pub weight_decay: Option<f64> = key(NON_NEGATIVE, "null", "Weight decay of all parameters of the group, whatever `training.weight_decay_on` says");
-        /// Decay rates of the first and second moments, which replace the optimizer's `betas`.
         pub betas: Option<[f64; 2]> = key(Kind::Pair(FRACTION), "null", "Decay rates of the first and second moments in place of the optimizer's");
-        /// Maximum L2 norm of the group's gradient. The norm that clips other parameters then excludes the group. 0
-        /// disables clipping.
         pub gradient_clipping: Option<f64> = key(NON_NEGATIVE, "null", "Clip the L2 norm of the group's gradient to this value, and exclude the group from the run's clipping; 0: do not clip the group");
-        /// Maximum absolute value of an element of the group's gradient. The run's clipping then excludes the group.
         pub gradient_clipping_value: Option<f64> = key(POSITIVE, "null", "Clip each element of the group's gradient to this absolute value, instead of clipping its norm with `gradient_clipping`");
-        /// Number of bits per value of the optimizer states, which replace the optimizer's `optim_bits`.
         pub optim_bits: Option<usize> = key(OPTIM_BITS, "null", "Bits per value of the optimizer state, 8 or 32, in place of the optimizer's `optim_bits`");
     }
 }

@@ -17,15 +17,11 @@ section! {
     /// `pipeline`.
     #[derive(Debug, Clone, PartialEq, Serialize)]
     pub struct Pipeline(keys) in Config::pipeline {
-        /// Number of stages, which must divide the number of ranks; 1 disables the pipeline.
         pub stages: usize = now(RANKS, "1", "Number of stages; must divide the number of ranks");
-        /// How layers are assigned to stages.
         pub partition_method: PartitionMethod = now(Kind::Partition, "parameters", "What is balanced across stages: `parameters`; `uniform`, the number of layers; `time`, the measured time; `type:REGEX`, the number of layers whose name matches a case-insensitive regular expression. DeepSpeed's `best` means `parameters`");
         = alias("partition", Pipeline::partition_method);
-        /// Order in which micro-batches pass through the stages.
         #[serde(serialize_with = "crate::choice::word")]
         pub schedule: PipelineSchedule = now(PipelineSchedule::KIND, "1f1b", "Order in which micro-batches go through the stages");
-        /// Chunks of layers per stage; more than 1 with [`PipelineSchedule::Interleaved`], 1 with every other schedule.
         pub virtual_stages: usize = now(Kind::Int { min: 1, max: 1 << 14 }, "= 2 for interleaved_1f1b, else 1", "Layer chunks per stage; must be more than 1 with interleaved_1f1b, and 1 otherwise") [else if schedule == PipelineSchedule::Interleaved { 2 } else { 1 }];
         /// ZeRO-3: gather a stage's parameters once per step (`true`) or for each micro-batch. `None` is `auto`: once
         /// per step if `stage3_max_live_parameters` allows it.

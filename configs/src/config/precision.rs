@@ -24,16 +24,11 @@ section! {
     /// `bf16`: parameters and activations in bfloat16, master weights and optimizer state in f32.
     #[derive(Debug, Clone, PartialEq, Serialize)]
     pub struct Bf16(keys) in Config::bf16 {
-        /// Compute in bfloat16.
         pub enabled: bool = now(Kind::Bool, "false", "Compute in bfloat16");
-        /// Skip a step if its gradient contains an infinity or a NaN.
         pub check_grad_overflow: bool = now(Kind::Bool, "true", "Skip a step if its gradient contains an infinity or a NaN");
         = ignored("immediate_grad_update", Kind::Bool, "false", "gradients are always written to their buffer as they are produced");
-        /// Keep no f32 copy of the parameters.
         pub bf16_master_weights_and_grads: bool = now(Kind::Bool, "false", "Keep no f32 copy of the parameters: the optimizer updates them in bf16. Gradients are kept in bf16 too; see `data_types.grad_accum_dtype`");
-        /// Keep the states of the optimizer in bfloat16.
         pub bf16_optimizer_states: bool = now(Kind::Bool, "false", "Keep optimizer states in bf16; needs bf16_master_weights_and_grads");
-        /// Round updated parameters up or down at random.
         pub stochastic_rounding: bool = key(Kind::Bool, "false", "Round updated parameters stochastically, so that rounding is unbiased; needs bf16_master_weights_and_grads");
     }
 }
@@ -156,19 +151,12 @@ section! {
     /// is multiplied by a loss scale, so that small gradients do not underflow.
     #[derive(Debug, Clone, PartialEq, Serialize)]
     pub struct Fp16(keys) in Config::fp16, off while enabled is ["false", "auto"] {
-        /// Compute in half precision.
         pub enabled: bool = now(Kind::Bool, "false", "Compute in f16");
-        /// Loss scale; 0 enables dynamic loss scaling with the parameters below.
         pub loss_scale: f64 = now(NON_NEGATIVE, "0", "Static loss scale, by which the loss is multiplied before the backward pass; 0: dynamic loss scaling");
-        /// The initial loss scale is 2 to this power.
         pub initial_scale_power: u32 = now(Kind::Int { min: 0, max: 127 }, "16", "Initial loss scale, as an exponent of 2");
-        /// Steps without overflow after which the scale is doubled.
         pub loss_scale_window: usize = now(COUNT, "1000", "Steps without overflow before the scale is doubled");
-        /// Number of overflows after which the scale is halved.
         pub hysteresis: usize = now(COUNT, "2", "Number of overflows until the scale is halved; earlier overflows only skip the step");
-        /// Reset the count of overflows after every step without overflow, not only after the scale is doubled.
         pub consecutive_hysteresis: bool = now(Kind::Bool, "false", "Reset the overflow count after each step without an overflow; false: reset it only when the scale is doubled");
-        /// Minimum loss scale. Training stops if gradients overflow at this scale.
         pub min_loss_scale: usize = now(COUNT, "1", "Smallest loss scale; an overflow at this scale ends training with exit status 5");
         = later("auto_cast", "false", "Cast the model's inputs to f16");
         = rejected("fp16_master_weights_and_grads", "false", "master weights and gradients in f16 reduce accuracy");
@@ -179,8 +167,6 @@ section! {
     /// `data_types`: data types of buffers.
     #[derive(Debug, Clone, PartialEq, Serialize)]
     pub struct DataTypes(keys) in Config::data_types {
-        /// Data type in which gradients are accumulated over micro-batches and kept until the update; for `None`, see
-        /// [`Config::gradient_dtype`].
         pub grad_accum_dtype: Option<Dtype> = now(Dtype::KIND, "null", "Data type in which gradients are accumulated over micro-batches and stored: fp32 or bf16. null: bf16 if bf16_master_weights_and_grads is set and training.reproducible is not, else fp32");
         = later("param_dtype", "null", "Data type that parameters are cast to").instead("`bf16` and `fp16` set the data type of parameters");
         = later("buffer_dtype", "null", "Data type that buffers are cast to").instead("`bf16` and `fp16` set the data type of all values");

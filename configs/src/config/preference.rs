@@ -13,15 +13,10 @@ section! {
     /// `preference`, with the names of TRL's `DPOConfig`, `ORPOConfig` and `CPOConfig`.
     #[derive(Debug, Clone, PartialEq, Serialize)]
     pub struct Preference(keys) in Config::preference {
-        /// Method.
         pub kind as "type": PreferenceType = key(PreferenceType::KIND, "dpo", "Method. dpo: compares with the initial model as the reference; orpo: adds the loss on the chosen answer, without a reference; simpo: compares mean log-probabilities, without a reference");
-        /// β of the method: with DPO, larger values keep the model closer to the reference.
         pub beta: f64 = key(POSITIVE, "0.1", "β. dpo: larger values keep the model closer to the reference; orpo: weight of the odds-ratio term; simpo: factor of the difference of the mean log-probabilities");
-        /// The loss of DPO.
         pub loss_type: DpoLoss = key(DpoLoss::KIND, "sigmoid", "Loss of `type: dpo`: sigmoid (DPO), hinge (SLiC), ipo (IPO), robust (with `label_smoothing`)");
-        /// Probability that the two answers of a pair are swapped.
         pub label_smoothing: f64 = key(Kind::Float(Range { min: 0.0, max: 0.5, above: false, below: true }), "0.0", "Probability that the two answers of a pair are swapped, for `loss_type: robust`");
-        /// Margin of SimPO.
         pub simpo_gamma: f64 = key(NON_NEGATIVE, "0.5", "γ: margin between the scaled mean log-probabilities, for `type: simpo`");
     }
 }

@@ -12,21 +12,13 @@ section! {
     /// `quantization_config`, with the names of transformers' `BitsAndBytesConfig`.
     #[derive(Debug, Clone, PartialEq, Serialize)]
     pub struct Quantization(keys) in Config::quantization_config {
-        /// The library that defines the formats.
         pub quant_method: QuantizationMethod = key(QuantizationMethod::KIND, "bitsandbytes", "Library whose formats are used");
-        /// Store weights with 4 bits per element.
         pub load_in_4bit: bool = key(Kind::Bool, "false", "Store the weights of linear layers in 4 bits");
-        /// Store weights with 8 bits per element.
         pub load_in_8bit: bool = key(Kind::Bool, "false", "Store the weights of linear layers in 8 bits");
-        /// The values of the 4-bit codes.
         pub bnb_4bit_quant_type: FourBitType = key(FourBitType::KIND, "fp4", "Values that the 4-bit codes represent: fp4, or nf4, which fits normally distributed weights better");
-        /// Also quantize the scales of 4-bit blocks.
         pub bnb_4bit_use_double_quant: bool = key(Kind::Bool, "false", "Double quantization: store the scales of 4-bit blocks in 8 bits, for a total of 4.13 instead of 4.5 bits per element");
-        /// Data type of products with quantized weights; `None` stands for the working data type.
         pub bnb_4bit_compute_dtype: Option<Dtype> = key(Dtype::KIND, "null", "Data type of the inputs of quantized linear layers; null: the working data type, which is the only one supported");
-        /// Modules whose weights are not quantized.
         pub llm_int8_skip_modules: Vec<String> = key(Kind::Texts, "[]", "Modules whose linear layers are not quantized: paths, or the ends of paths. Embeddings and the head of a language model are never quantized");
-        /// Data type that stores the 4-bit codes.
         pub bnb_4bit_quant_storage: QuantStorage = key(QuantStorage::KIND, "uint8", "Data type that holds 4-bit codes");
         = later_unless("llm_int8_threshold", &["0", "0.0"], "Inputs above this value are multiplied outside int8").instead("inputs are not quantized, so no outliers need separate treatment; set it to 0");
         = later("llm_int8_has_fp16_weight", "false", "Train int8 weights").instead("`adapter` trains alongside quantized weights");

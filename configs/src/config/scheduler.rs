@@ -61,13 +61,10 @@ section! {
     /// Parameters of [`Scheduler::WarmupLR`].
     #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
     pub struct WarmupLr(keys) in Scheduler::PARAMS {
-        /// Learning rate at the start.
         pub warmup_min_lr: f64 = now(NON_NEGATIVE, "0.0", "Learning rate at the start");
-        /// Learning rate after the warm-up.
         pub warmup_max_lr: f64 = now(NON_NEGATIVE, "= the optimizer's lr", "Learning rate after the warm-up") [else keys.facts().lr];
         /// Number of steps of the warm-up.
         pub warmup_num_steps: usize = engine(COUNT_OR_0, "1000", WARMUP_STEPS) [else 0];
-        /// Shape of the warm-up.
         #[serde(serialize_with = "crate::choice::word")]
         pub warmup_type: Warmup = now(Warmup::KIND, "log", "Shape of the warm-up");
     }
@@ -81,13 +78,10 @@ section! {
         /// the whole run, which depend on the data.
         #[serde(serialize_with = "crate::yaml_out::auto")]
         pub total_num_steps: Option<usize> = engine(COUNT, REQUIRED, "Total steps of the schedule; auto: the steps of the run") [or keys.facts().max_steps];
-        /// Learning rate at the start.
         pub warmup_min_lr: f64 = now(NON_NEGATIVE, "0.0", "Learning rate at the start");
-        /// Learning rate after the warm-up. DeepSpeed's default is 0.001, not the optimizer's `lr`.
         pub warmup_max_lr: f64 = engine(NON_NEGATIVE, "0.001", "Learning rate after the warm-up, which replaces the optimizer's lr; auto: the optimizer's lr") [else keys.facts().lr];
         /// Number of steps of the warm-up.
         pub warmup_num_steps: usize = engine(COUNT_OR_0, "1000", WARMUP_STEPS) [else 0];
-        /// Shape of the warm-up.
         #[serde(serialize_with = "crate::choice::word")]
         pub warmup_type: Warmup = now(Warmup::KIND, "log", "Shape of the warm-up");
     }
@@ -100,13 +94,10 @@ section! {
         /// As in [`WarmupDecayLr`].
         #[serde(serialize_with = "crate::yaml_out::auto")]
         pub total_num_steps: Option<usize> = engine(COUNT, REQUIRED, "Total steps of the schedule; auto: the steps of the run") [or keys.facts().max_steps];
-        /// Ratio at the start of the warm-up.
         pub warmup_min_ratio: f64 = now(RATIO, "0.0", "Learning rate at the start, as a fraction of the optimizer's lr");
         /// Number of steps of the warm-up.
         pub warmup_num_steps: usize = engine(COUNT_OR_0, "1000", WARMUP_STEPS) [else 0];
-        /// Ratio at the end of the cosine.
         pub cos_min_ratio: f64 = now(RATIO, "0.0001", "Learning rate at the end, as a fraction of the optimizer's lr");
-        /// Shape of the warm-up.
         #[serde(serialize_with = "crate::choice::word")]
         pub warmup_type: Warmup = now(Warmup::KIND, "log", "Shape of the warm-up");
     }
@@ -116,13 +107,9 @@ section! {
     /// Parameters of [`Scheduler::LRRangeTest`].
     #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
     pub struct LrRangeTest(keys) in Scheduler::PARAMS {
-        /// Learning rate of the first step.
         pub lr_range_test_min_lr: f64 = now(NON_NEGATIVE, "0.001", "Learning rate of the first step");
-        /// Number of steps per increase.
         pub lr_range_test_step_size: usize = now(COUNT, "2000", "Steps per increase");
-        /// Increase, as a multiple of the first learning rate.
         pub lr_range_test_step_rate: f64 = now(NON_NEGATIVE, "1.0", "Increase of the learning rate in `lr_range_test_step_size` steps, as a multiple of the first learning rate");
-        /// Keep the learning rate constant between increases.
         pub lr_range_test_staircase: bool = now(Kind::Bool, "false", "Increase the learning rate in stairs instead of continuously");
     }
 }
@@ -131,29 +118,17 @@ section! {
     /// Parameters of [`Scheduler::OneCycle`].
     #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
     pub struct OneCycle(keys) in Scheduler::PARAMS {
-        /// Learning rate at both ends of the cycle.
         pub cycle_min_lr: f64 = now(NON_NEGATIVE, REQUIRED, "Learning rate at the start and the end of the cycle");
-        /// Learning rate at the peak of the cycle.
         pub cycle_max_lr: f64 = now(NON_NEGATIVE, REQUIRED, "Learning rate at the peak of the cycle");
-        /// Rate of the learning rate's decay after the cycle.
         pub decay_lr_rate: f64 = now(NON_NEGATIVE, "0.0", "Decay of the learning rate after the cycle: t × `decay_step_size` steps later it is `cycle_min_lr` / (1 + t × this value)");
-        /// Steps up.
         pub cycle_first_step_size: usize = now(COUNT, "2000", "Steps of the rising phase");
-        /// Steps down.
         pub cycle_second_step_size: usize = now(COUNT_OR_0, "= cycle_first_step_size", "Steps of the falling phase") [else cycle_first_step_size];
-        /// Stairs up.
         pub cycle_first_stair_count: usize = now(COUNT_OR_0, "0", "Number of stairs in the rising phase; 0: continuous");
-        /// Stairs down.
         pub cycle_second_stair_count: usize = now(COUNT_OR_0, "= cycle_first_stair_count", "Number of stairs in the falling phase; 0: continuous") [else cycle_first_stair_count];
-        /// Number of steps that count as one time unit of the decay.
         pub decay_step_size: usize = now(COUNT_OR_0, "0", "Number of steps that `decay_lr_rate` and `decay_mom_rate` refer to; 0: no decay");
-        /// Cycle β₁ as well.
         pub cycle_momentum: bool = now(Kind::Bool, "true", "Also cycle β₁, in the opposite direction to the learning rate, with β₂ = 0.99; no effect on an optimizer without betas");
-        /// β₁ at the top of the cycle.
         pub cycle_min_mom: f64 = now(Kind::Float(FRACTION), "0.8", "β₁ at the peak of the cycle");
-        /// β₁ at both ends of the cycle.
         pub cycle_max_mom: f64 = now(Kind::Float(FRACTION), "0.9", "β₁ at the start and the end of the cycle");
-        /// Rate of β₁'s growth after the cycle.
         pub decay_mom_rate: f64 = now(NON_NEGATIVE, "0.0", "Growth of β₁ after the cycle: t × `decay_step_size` steps later it is `cycle_max_mom` × (1 + t × this value), at most 0.9999");
     }
 }

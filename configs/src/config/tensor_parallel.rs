@@ -13,9 +13,7 @@ section! {
     /// `tensor_parallel`.
     #[derive(Debug, Clone, PartialEq, Serialize)]
     pub struct TensorParallel(keys) in Config::tensor_parallel {
-        /// Number of tensor-parallel ranks; 0 and 1 disable tensor parallelism.
         pub autotp_size: usize = key(COUNT_OR_0, "0", "Number of consecutive ranks that split each layer: attention by heads, feed-forward networks by columns, embedding and head by vocabulary. Norms compute slices of sequences. These ranks load the same samples. 0 and 1: no split");
-        /// Whether the backward computes weight gradients while it exchanges slices.
         pub tp_overlap_comm: bool = key(Kind::Bool, "false", "Overlap communication and computation in the backward pass of a split linear layer: compute the input gradient while the input is gathered again, and the weight gradient while the input gradient is summed; results are bit-identical");
         = ignored("vocab_parallel_lm_head", Kind::Bool, "null", "embedding and head are always split by vocabulary");
         = section("tp", &TP, "Number of tensor-parallel ranks");

@@ -17,80 +17,46 @@ section! {
     pub struct Training(keys) in Config::training {
         /// Optimizer steps to train. Exactly one of `max_steps` and `epochs` is set.
         pub max_steps: Option<usize> = key(COUNT, "= 100, unless epochs is given", "Optimizer steps to train") [or Option::<f64>::read(keys, last(Training::epochs)).is_none().then_some(DEFAULT_STEPS)];
-        /// Number of passes over the data.
         pub epochs: Option<f64> = key(POSITIVE, "null", "Number of passes over the training data, instead of max_steps");
-        /// Device that layers run on.
         pub device: Compute = key(Compute::KIND, "cpu", "Device that layers run on: cpu, or cuda with one NVIDIA GPU per rank");
-        /// Seed for initialisation, shuffling and dropout.
         pub seed: u64 = key(SIZE, "1234", "Seed for initialisation, shuffling and dropout");
-        /// Files and globs with the initial parameters, relative to the working directory; `None` draws them from the
-        /// seed.
         pub initial_weights: Option<Vec<String>> = key(Kind::Paths, "null", "Safetensors files with the model's parameters by name: file, glob, or list of them; null: parameters are initialised from the seed");
-        /// Globs over the names of the parameters to train; the others are frozen. `None` trains all.
         pub trainable: Option<Vec<String>> = key(Kind::Texts, "null", "Globs over parameter names, such as `*.ln_f.*`: only parameters that match one of them are trained, and the others are frozen; null: all are trained");
         /// Globs over the names of parameters that are not trained, even if `trainable` selects them.
         pub frozen: Vec<String> = key(Kind::Texts, "[]", "Globs over the names of parameters to freeze: frozen parameters have no gradients, no optimizer state and no 32-bit copy");
         /// Make the results bit-identical for every power-of-two number of ranks, by adding the gradients of all
         /// micro-batches of the global batch in one binary tree.
         pub reproducible: bool = key(Kind::Bool, "false", "Bit-identical results for every number of ranks that is a power of two");
-        /// Number of steps between evaluations; 0 never evaluates.
         pub eval_every: usize = key(COUNT_OR_0, "0", "Steps between evaluations; 0: no evaluation");
-        /// Number of micro-batches that each rank evaluates per evaluation.
         pub eval_batches: usize = key(COUNT, "8", "Maximum number of micro-batches that each rank evaluates per data set; unlimited if a program provides its own evaluation data and this key is not set");
-        /// Number of threads per rank that load micro-batches ahead; 0 loads each micro-batch when it is needed.
         pub dataloader_num_workers: usize = key(COUNT_OR_0, "1", "Threads per rank that load training data while the rank computes; 0: the rank loads the data itself");
-        /// Micro-batches that each of these threads loads ahead.
         pub dataloader_prefetch_factor: usize = key(COUNT, "2", "Micro-batches that each data loading thread prefetches");
-        /// Number of steps between checkpoints; 0 saves none during training.
         pub save_every: usize = key(COUNT_OR_0, "0", "Steps between checkpoints; 0: no checkpoint before the end");
-        /// Save a checkpoint at the end of training. A run stopped by a signal always saves one.
         pub save_last: bool = key(Kind::Bool, "true", "Save a checkpoint at the end of training; a run that is stopped by a signal always saves one");
-        /// Write the checkpoints during training in the background, from a copy of the state.
         pub save_async: bool = key(Kind::Bool, "false", "Write the checkpoints of save_every in the background, from a copy of the state, which uses additional memory");
-        /// Number of checkpoints to keep; 0 keeps all.
         pub keep_last: usize = key(COUNT_OR_0, "2", "Number of newest checkpoints to keep; 0: all");
-        /// Always keep checkpoints whose step is a multiple of this; 0 disables the rule.
         pub keep_every: usize = key(COUNT_OR_0, "0", "Always keep the checkpoints of steps that are multiples of this number; 0: off");
-        /// Save a checkpoint after each evaluation that is better than all earlier ones, and keep it until a better
-        /// evaluation.
         pub keep_best: Option<KeepBest> = section(&KeepBest::SECTION, "Save a checkpoint after each evaluation that is better than all earlier ones, and keep it until a better one is saved. An empty section (`{}`) uses the evaluation loss as the metric");
-        /// Address under which finished checkpoints are also stored; they are copied while training continues.
         pub checkpoint_store: Option<String> = key(Kind::Text, "null", "Store URL, such as `s3://bucket/run`, to which checkpoints are copied during training");
-        /// Folder of the run.
         pub output_dir: String = key(Kind::Text, "= runs/<name of the file>", "Folder of the run") [else format!("runs/{}", stem(keys.file()))];
-        /// Reaction to a gradient or loss that is not finite.
         pub nonfinite: Nonfinite = key(Nonfinite::KIND, "skip", "What to do if a gradient or the loss is not finite: skip the update, or stop the run");
-        /// Stop the run after this many skipped steps in a row.
         pub max_skipped_steps: usize = key(COUNT, "20", "Stop the run after this number of consecutive skipped steps");
-        /// Reaction to a gradient norm far above the norms of preceding steps.
         pub spikes: Option<Spikes> = section(&Spikes::SECTION, "What to do about a gradient norm far above the norms of earlier steps");
-        /// Number of steps between comparisons of replicated state across ranks; 0 never compares.
         pub compare_replicas_every: usize = key(COUNT_OR_0, "100", "Steps between comparisons of checksums of values that must be equal across ranks; 0: no comparison");
-        /// Stop once evaluations no longer improve.
         pub early_stopping: Option<EarlyStopping> = section(&EarlyStopping::SECTION, "Stop when evaluations no longer improve");
-        /// Parameters that weight decay applies to.
         pub weight_decay_on: WeightDecayOn = key(WeightDecayOn::KIND, "matrices", "Parameters with weight decay: matrices (without biases and norms) or all");
-        /// Groups of parameters with settings of their own.
         pub param_groups: Option<Vec<ParameterGroup>> = sections(&ParameterGroup::SECTION, "Parameter groups with their own optimizer, learning rate, weight decay or betas; a parameter belongs to the first group that selects it");
-        /// Measure the gradient noise scale.
         pub gradient_noise_scale: Option<GradientNoiseScale> = section(&GradientNoiseScale::SECTION, "Measure the gradient noise scale, from the gradients of individual micro-batches and of the whole step");
         /// A batch size that grows.
         pub rampup_batch_size: Option<RampUp> = section(&RampUp::SECTION, "A batch size that grows to train_batch_size, as with Megatron-LM's --rampup-batch-size");
-        /// Local optimizer steps of each replicate between outer steps (DiLoCo).
         pub local_steps: Option<LocalSteps> = section(&LocalSteps::SECTION, "Local steps (DiLoCo): the replicates of the mesh train independently; every few steps an outer optimizer moves their common starting point toward their average");
-        /// A moving average of the weights.
         pub ema: Option<Ema> = section(&Ema::SECTION, "Exponential moving average of the trained weights, with 4 bytes per parameter, sharded like the optimizer state");
-        /// Ratio of a block's learning rate to that of the next block.
         pub layerwise_lr_decay: f64 = key(SHRINKING, "1.0", "Learning rate of each block as a fraction of the next block's, and for the last block as a fraction of the full learning rate; 1: off. The head and all layers after the last block have the full learning rate");
-        /// Coefficient of the auxiliary loss ln²Z; 0 adds none.
         pub z_loss: f64 = key(NON_NEGATIVE, "0.0", "Coefficient of the mean of ln²Z, which is added to the loss of a language model; Z is the normalizer of its softmax. PaLM uses 1e-4; 0: off");
         /// Memory limit per rank, in bytes; `None` is the limit of the cgroup, or the memory of the machine.
         pub memory_limit: Option<u64> = key(Kind::Bytes { min: 1 << 20 }, "= the memory of the cgroup or machine", "Memory limit of each rank: a number of bytes, or a size such as `6GiB` or `800 MB`");
-        /// File with the measured costs of this machine, written by `zero-train bench costs`.
         pub cost_table: Option<PathBuf> = key(Kind::Path, "null", "Cost table written by `zero-train bench costs`, relative to the working directory; used to predict the step time and to decide overlap_comm");
-        /// Text to generate at the end of training.
         pub sample: Option<Sample> = section(&Sample::SECTION, "Text to generate after training");
-        /// Write the measured timeline of the run.
         pub trace: bool = key(Kind::Bool, "false", "Write the measured timeline of the run");
     }
 }
@@ -99,11 +65,8 @@ section! {
     /// `training.spikes`.
     #[derive(Debug, Clone, PartialEq, Serialize)]
     pub struct Spikes(keys) in Training::spikes {
-        /// Number of preceding steps whose median gradient norm is the reference for a spike.
         pub window: usize = key(COUNT, "32", "Number of earlier steps whose median norm is the reference; before that many steps, no norm counts as a spike");
-        /// A norm above this multiple of the median is a spike.
         pub factor: f64 = key(Kind::Float(Range { min: 1.0, max: f64::MAX, above: true, below: false }), "10.0", "A norm above the median times this factor is a spike");
-        /// Reaction to a spike.
         pub action: OnSpike = key(OnSpike::KIND, "skip", "What to do on a spike: warn, skip the update, or stop the run");
     }
 }
@@ -112,7 +75,6 @@ section! {
     /// `training.gradient_noise_scale`.
     #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
     pub struct GradientNoiseScale(keys) in Training::gradient_noise_scale {
-        /// Decay of the moving averages of signal and noise per step.
         pub smoothing: f64 = key(Kind::Float(FRACTION), "0.99", "Decay rate of the moving averages of signal and noise");
     }
 }
@@ -121,11 +83,8 @@ section! {
     /// `training.ema`.
     #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
     pub struct Ema(keys) in Training::ema {
-        /// Decay of the moving average per step.
         pub decay: f64 = key(Kind::Float(FRACTION), "0.999", "Decay rate: share of the old average at each step; the new weights contribute the rest");
-        /// Steps before the average begins.
         pub start_step: u64 = key(COUNT_OR_0, "0", "Number of steps before the average begins; until then it equals the weights");
-        /// Evaluate and generate the sample with the averages.
         pub evaluate: bool = key(Kind::Bool, "true", "Evaluate, and generate training.sample, with the averages instead of the weights");
     }
 }
@@ -134,9 +93,7 @@ section! {
     /// `training.early_stopping`.
     #[derive(Debug, Clone, PartialEq, Serialize)]
     pub struct EarlyStopping(keys) in Training::early_stopping {
-        /// Number of evaluations without improvement after which training stops.
         pub patience: usize = key(COUNT, REQUIRED, "Evaluations without improvement before training stops");
-        /// Minimum change from the best value that counts as an improvement.
         pub min_delta: f64 = key(NON_NEGATIVE, "0.0", "An evaluation counts as an improvement if it is better than the best one by more than this amount");
         /// Metric to compare: `loss`, `loss_<name>` of a data set, or a metric of the program.
         pub metric: String = key(Kind::Text, "loss", METRIC);
@@ -160,13 +117,9 @@ section! {
     /// `training.sample`.
     #[derive(Debug, Clone, PartialEq, Serialize)]
     pub struct Sample(keys) in Training::sample {
-        /// Text to continue.
         pub prompt: String = key(Kind::Text, REQUIRED, "Prompt");
-        /// Number of tokens to generate.
         pub tokens: usize = key(COUNT, "200", "Tokens to generate");
-        /// Sampling temperature: divides the logits. 0 takes the most likely token.
         pub temperature: f64 = key(NON_NEGATIVE, "0.8", "Sampling temperature, which divides the logits; 0: always the most likely token");
-        /// Sample only from this number of most likely tokens.
         pub top_k: Option<usize> = key(COUNT, "null", "Sample only from this number of most likely tokens");
     }
 }

@@ -42,7 +42,6 @@ section! {
         /// Steps of the whole schedule. `None` stands for the steps of the whole run, if its length is given in epochs.
         #[serde(serialize_with = "crate::yaml_out::auto")]
         pub num_training_steps: Option<usize> = engine(COUNT, "= training.max_steps", TRAINING_STEPS) [or keys.facts().max_steps];
-        /// Number of cosine periods after the warm-up.
         pub num_cycles: f64 = key(NON_NEGATIVE, "0.5", "Number of cosine periods after the warm-up; 0.5: one decrease");
     }
 }
@@ -56,7 +55,6 @@ section! {
         /// Steps of the whole schedule. `None` stands for the steps of the whole run, if its length is given in epochs.
         #[serde(serialize_with = "crate::yaml_out::auto")]
         pub num_training_steps: Option<usize> = engine(COUNT, "= training.max_steps", TRAINING_STEPS) [or keys.facts().max_steps];
-        /// Number of half cosines, each from the optimizer's rate to 0.
         pub num_cycles: usize = key(COUNT, "1", "Number of cosine decays, each from the optimizer's `lr` to 0");
     }
 }
@@ -70,11 +68,8 @@ section! {
         /// Steps of the whole schedule. `None` stands for the steps of the whole run, if its length is given in epochs.
         #[serde(serialize_with = "crate::yaml_out::auto")]
         pub num_training_steps: Option<usize> = engine(COUNT, "= training.max_steps", TRAINING_STEPS) [or keys.facts().max_steps];
-        /// Number of cosine periods after the warm-up.
         pub num_cycles: f64 = key(NON_NEGATIVE, "0.5", "Number of cosine periods after the warm-up; 0.5: one decrease");
-        /// Smallest learning rate.
         pub min_lr: Option<f64> = key(NON_NEGATIVE, "null", "Smallest learning rate; set either this key or `min_lr_rate`");
-        /// Minimum learning rate as a fraction of the optimizer's `lr`.
         pub min_lr_rate: Option<f64> = key(RATIO, "null", "Smallest learning rate, as a fraction of the optimizer's `lr`");
     }
 }
@@ -88,13 +83,9 @@ section! {
         /// Steps of the whole schedule. `None` stands for the steps of the whole run, if its length is given in epochs.
         #[serde(serialize_with = "crate::yaml_out::auto")]
         pub num_training_steps: Option<usize> = engine(COUNT, "= training.max_steps", TRAINING_STEPS) [or keys.facts().max_steps];
-        /// Number of cosine periods after the warm-up.
         pub num_cycles: f64 = key(NON_NEGATIVE, "0.5", "Number of cosine periods after the warm-up; 0.5: one decrease");
-        /// Smallest learning rate.
         pub min_lr: Option<f64> = key(NON_NEGATIVE, "null", "Smallest learning rate; set either this key or `min_lr_rate`");
-        /// Minimum learning rate as a fraction of the optimizer's `lr`.
         pub min_lr_rate: Option<f64> = key(RATIO, "null", "Smallest learning rate, as a fraction of the optimizer's `lr`");
-        /// Initial learning rate as a fraction of the optimizer's `lr`.
         pub warmup_lr_rate: Option<f64> = key(RATIO, "null", "First learning rate, as a fraction of the optimizer's `lr`; null: 1 / num_warmup_steps");
     }
 }
@@ -108,9 +99,7 @@ section! {
         /// Steps of the whole schedule. `None` stands for the steps of the whole run, if its length is given in epochs.
         #[serde(serialize_with = "crate::yaml_out::auto")]
         pub num_training_steps: Option<usize> = engine(COUNT, "= training.max_steps", TRAINING_STEPS) [or keys.facts().max_steps];
-        /// Last learning rate.
         pub lr_end: f64 = key(NON_NEGATIVE, "1.0e-7", "Final learning rate");
-        /// Exponent of the fraction of steps left; 1 is linear.
         pub power: f64 = key(NON_NEGATIVE, "1.0", "Exponent of the decay; 1: linear");
     }
 }
@@ -121,7 +110,6 @@ section! {
     pub struct InverseSqrt(keys) in Scheduler::PARAMS {
         /// Number of steps of the warm-up.
         pub num_warmup_steps: usize = key(COUNT_OR_0, "0", WARMUP_STEPS);
-        /// Number of steps after which the rate has fallen to 1/√2.
         pub timescale: usize = key(COUNT, "= num_warmup_steps, or 10000 without a warm-up", "Steps after the warm-up until the learning rate falls to 1/√2 of the optimizer's `lr`") [else if num_warmup_steps > 0 { num_warmup_steps } else { 10_000 }];
     }
 }
@@ -132,22 +120,16 @@ section! {
     pub struct WarmupStableDecay(keys) in Scheduler::PARAMS {
         /// Number of steps of the warm-up.
         pub num_warmup_steps: usize = key(COUNT_OR_0, "0", WARMUP_STEPS);
-        /// Number of steps of the decay.
         pub num_decay_steps: usize = key(COUNT_OR_0, REQUIRED, "Decay steps");
         /// Steps of the whole schedule. `None` stands for the steps of the whole run, if its length is given in epochs.
         #[serde(serialize_with = "crate::yaml_out::auto")]
         pub num_training_steps: Option<usize> = engine(COUNT, "= training.max_steps", TRAINING_STEPS) [or keys.facts().max_steps];
-        /// Steps between warm-up and decay. `None` takes all steps of the schedule that are neither warm-up nor decay.
         pub num_stable_steps: Option<usize> = key(COUNT_OR_0, "null", "Steps between warm-up and decay; null: the rest of `num_training_steps`");
-        /// Shape of the warm-up.
         #[serde(serialize_with = "crate::choice::word")]
         pub warmup_type: Curve = key(Curve::KIND, "linear", "Shape of the warm-up");
-        /// Shape of the decay.
         #[serde(serialize_with = "crate::choice::word")]
         pub decay_type: Curve = key(Curve::KIND, "cosine", "Shape of the decay");
-        /// Learning rate at the start and after the decay, as a fraction of the optimizer's `lr`.
         pub min_lr_ratio: f64 = key(RATIO, "0.0", "Learning rate at the start and after the decay, as a fraction of the optimizer's `lr`");
-        /// Number of periods of a cosine decay.
         pub num_cycles: f64 = key(NON_NEGATIVE, "0.5", "Number of cosine periods of a cosine decay; 0.5: one decrease");
     }
 }

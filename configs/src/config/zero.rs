@@ -16,15 +16,12 @@ section! {
     /// `zero_optimization`. Sizes are in elements, as in DeepSpeed.
     #[derive(Debug, Clone, PartialEq, Serialize)]
     pub struct Zero(keys) in Config::zero {
-        /// What is sharded.
         #[serde(serialize_with = "number")]
         pub stage: ZeroStage = key(Kind::Int { min: 0, max: 3 }, "0", "What is sharded across ranks: 0, nothing; 1, the optimizer state; 2, also the gradients; 3, also the parameters");
         /// Overlap communication with compute. The default is on for stage 3 and off for lower stages, as in DeepSpeed.
         /// `None` lets the cost table decide, if `training.cost_table` names one.
         #[serde(serialize_with = "crate::yaml_out::auto")]
         pub overlap_comm: Option<bool> = engine(Kind::Bool, "= true at stage 3, else false", "Overlap communication with computation. With training.cost_table, the default and auto choose the value that makes the simulated step shorter") [or (!keys.facts().is_measured).then_some(stage == ZeroStage::Three)];
-        /// Reduce gradients by reduce-scatter. `false` uses an all-reduce, after which each rank keeps only its own
-        /// part.
         pub reduce_scatter: bool = now(Kind::Bool, "true", "Reduce gradients with reduce-scatter; false: with all-reduce, after which each rank keeps only its own part");
         /// Number of elements per reduction of gradients; `None` is `auto`: one reduction per layer.
         #[serde(serialize_with = "crate::yaml_out::auto")]
@@ -32,34 +29,20 @@ section! {
         /// Elements per gather of updated parameters (stages 1 and 2); `None` is `auto`: one gather per layer.
         #[serde(serialize_with = "crate::yaml_out::auto")]
         pub allgather_bucket_size: Option<usize> = engine(SIZE, "auto", "Elements per all-gather of updated parameters at stages 1 and 2; 0: one all-gather per flat parameter; auto: one per layer (DeepSpeed's default is 5e8)");
-        /// Maximum number of elements fetched ahead of their use (stage 3).
         pub stage3_prefetch_bucket_size: usize = engine(SIZE, "50000000", "Maximum number of elements to prefetch; the next layer alone may exceed it; 0: no prefetch; auto: 0.9 × the square of the model's width, as in Hugging Face's Trainer") [else keys.facts().width.map_or(50_000_000, |width| width * width * 9 / 10)];
-        /// Parameters with fewer elements than this stay gathered (stage 3).
         pub stage3_param_persistence_threshold: usize = engine(SIZE, "100000", "Parameters with fewer elements stay gathered on every rank; auto: 10 × the model's width, as in Hugging Face's Trainer") [else keys.facts().width.map_or(100_000, |width| 10 * width)];
-        /// Maximum number of elements of small parameters that stay gathered.
         pub stage3_model_persistence_threshold: usize = now(SIZE, "18446744073709551615", "Maximum total number of elements of small parameters that stay gathered");
-        /// Maximum number of gathered elements; further gathers wait for a release.
         pub stage3_max_live_parameters: usize = now(SIZE, "1000000000", "Maximum number of elements gathered at a time");
-        /// Keep parameters gathered if they are used again within this number of elements.
         pub stage3_max_reuse_distance: usize = now(SIZE, "1000000000", "Keep parameters gathered if they are used again within this number of elements");
-        /// Number of consecutive ranks of a shard group that hold secondary shards (stage 3). 0 and 1 turn them off.
         pub zero_hpz_partition_size: usize = now(PARTITION, "1", "ZeRO++ hpZ: number of consecutive ranks, such as the ranks of a host, that together hold a second copy of the sharded parameters. Later all-gathers of a step read this copy. Must divide the number of ranks across which ZeRO shards; 0, 1 or that number: no copy");
-        /// Gather sharded parameters as int8 (stage 3).
         pub zero_quantized_weights: bool = now(Kind::Bool, "false", "ZeRO++ qwZ: all-gather sharded parameters as int8, in blocks of 512 elements with one scale each; stage 3 only. Changes the results");
-        /// Gather frozen sharded parameters as int8 (stage 3).
         pub zero_quantized_nontrainable_weights: bool = now(Kind::Bool, "false", "All-gather frozen parameters as int8; stage 3 only. Each rank keeps its shard in the working data type (DeepSpeed keeps int8); `quantization_config` uses less memory");
-        /// Reduce sharded gradients as int8 codes within a near group and as 4-bit floats between near groups (stages 2
-        /// and 3).
         pub zero_quantized_gradients: bool = now(Kind::Bool, "false", "ZeRO++ qgZ: reduce sharded gradients as int8, and between hosts (or groups of `zero_hpz_partition_size` ranks) as 4-bit floats (E2M1), in blocks of 512 and 256 elements, respectively, with one scale each; sums are in f32. Stages 2 and 3 only. `communication_data_type` then applies to sums between shard groups. Changes the results");
-        /// Accept a parameter without a gradient. The default is `false`, unlike DeepSpeed's: a parameter without a
-        /// gradient is an error, which names the parameter.
         pub ignore_unused_parameters: bool = now(Kind::Bool, "false", "Accept parameters that receive no gradient; false: report them as an error (DeepSpeed's default is true)");
         /// Elements per tile, the unit of optimizer updates and of offload reads and writes. `None` is `auto`.
         #[serde(serialize_with = "crate::yaml_out::auto")]
         pub sub_group_size: Option<usize> = engine(SIZE, "auto", "Elements per optimizer update, and per read or write of an offloaded state, rounded up to whole disk pages; 0: the size of a rank's shard of the largest parameter; auto: 1,048,576 (DeepSpeed's default is 1e9)");
-        /// Where a rank keeps its parameter shards.
         pub offload_param: OffloadParam = section(&OffloadParam::SECTION, "Parameters in host memory or on disk");
-        /// Where a rank keeps its optimizer state and master weights.
         pub offload_optimizer: OffloadOptimizer = section(&OffloadOptimizer::SECTION, "Optimizer state in host memory or on disk");
         = later("load_from_fp32_weights", "true", "Resume from the f32 master weights; false: from the 16-bit weights").instead("checkpoints hold f32 weights only");
         = later(SEQUENTIAL, "false", "All-gather one parameter at a time").instead("a smaller `stage3_prefetch_bucket_size` uses less memory");
