@@ -71,35 +71,21 @@ pub(crate) static TP: Section = Section { switch: Switch::Keys, keys: &[
 ] };
 
 #[rustfmt::skip]
-pub(crate) static COMET: Section = Section { switch: ENABLED, keys: &[
-    rejected("enabled", "false", "Comet has no client for Rust"),
-    rejected("samples_log_interval", "100", "Comet has no client for Rust"),
-    rejected("project", "null", "Comet has no client for Rust"),
-    rejected("workspace", "null", "Comet has no client for Rust"),
-    rejected("api_key", "null", "Comet has no client for Rust"),
-    rejected("experiment_name", "null", "Comet has no client for Rust"),
-    rejected("experiment_key", "null", "Comet has no client for Rust"),
-    rejected("online", "null", "Comet has no client for Rust"),
-    rejected("mode", "null", "Comet has no client for Rust"),
-] };
+pub(crate) static COMET: Section = Section { switch: ENABLED, keys: &all_rejected("Comet has no client for Rust", [
+    ("enabled", "false"), ("samples_log_interval", "100"), ("project", "null"), ("workspace", "null"),
+    ("api_key", "null"), ("experiment_name", "null"), ("experiment_key", "null"), ("online", "null"), ("mode", "null"),
+]) };
 
 #[rustfmt::skip]
-pub(crate) static TORCH_AUTOCAST: Section = Section { switch: ENABLED, keys: &[
-    rejected("enabled", "false", "candle has no autocast; use `bf16`"),
-    rejected("dtype", "null", "candle has no autocast; use `bf16`"),
-    rejected("lower_precision_safe_modules", "null", "candle has no autocast; use `bf16`"),
-] };
+pub(crate) static TORCH_AUTOCAST: Section = Section { switch: ENABLED, keys: &all_rejected("candle has no autocast; use `bf16`", [
+    ("enabled", "false"), ("dtype", "null"), ("lower_precision_safe_modules", "null"),
+]) };
 
 #[rustfmt::skip]
-pub(crate) static HYBRID_ENGINE: Section = Section { switch: ENABLED, keys: &[
-    rejected("enabled", "false", "zero-train has no inference engine to switch to"),
-    rejected("max_out_tokens", "512", "zero-train has no inference engine to switch to"),
-    rejected("inference_tp_size", "1", "zero-train has no inference engine to switch to"),
-    rejected("release_inference_cache", "false", "zero-train has no inference engine to switch to"),
-    rejected("pin_parameters", "true", "zero-train has no inference engine to switch to"),
-    rejected("tp_gather_partition_size", "8", "zero-train has no inference engine to switch to"),
-    rejected("enable_cuda_graph", "false", "zero-train has no inference engine to switch to"),
-] };
+pub(crate) static HYBRID_ENGINE: Section = Section { switch: ENABLED, keys: &all_rejected("zero-train has no inference engine to switch to", [
+    ("enabled", "false"), ("max_out_tokens", "512"), ("inference_tp_size", "1"), ("release_inference_cache", "false"),
+    ("pin_parameters", "true"), ("tp_gather_partition_size", "8"), ("enable_cuda_graph", "false"),
+]) };
 
 const NOT_COMPILED: &str = "zero-train compiles no graph: every operation has its own kernel";
 const COMPILER: &str = "zero-train does not use torch.compile";
@@ -129,44 +115,27 @@ pub(crate) static COMPILE: Section = Section { switch: Switch::Keys, keys: &[
     rejected("passes", "null", COMPILER),
 ] };
 
-const EXPERTS: &str = "AutoEP rewrites the Python classes of Hugging Face models";
-
 #[rustfmt::skip]
-pub(crate) static EXPERT_PARALLEL: Section = Section { switch: ENABLED, keys: &[
-    rejected("enabled", "false", EXPERTS),
-    rejected("autoep_size", "1", EXPERTS),
-    rejected("expert_tensor_parallel_size", "null", EXPERTS),
-    rejected("validate_folding_routing", "null", EXPERTS),
-    rejected("async_split_plan", "null", EXPERTS),
-    rejected("preset_model", "null", EXPERTS),
-    rejected("moe_layer_pattern", "null", EXPERTS),
-    rejected("expert_pattern", "null", EXPERTS),
-    rejected("router_pattern", "null", EXPERTS),
-    rejected("use_grouped_mm", "null", EXPERTS),
-    rejected("disable_triton_grouped_mm", "null", EXPERTS),
-    rejected("route_norm", "null", EXPERTS),
-    rejected("route_scale", "null", EXPERTS),
-    rejected("score_apply", "null", EXPERTS),
-    rejected("combine_impl", "null", EXPERTS),
-    rejected("row_weighting_impl", "null", EXPERTS),
-    rejected("gate_up_impl", "null", EXPERTS),
-    rejected("comm_backend", "null", EXPERTS),
-    rejected("comm_num_sm", "null", EXPERTS),
-    rejected("comm_qp_margin", "null", EXPERTS),
-    rejected("comm_max_tokens_per_rank", "null", EXPERTS),
-    rejected("num_expert_groups", "null", EXPERTS),
-    rejected("num_limited_groups", "null", EXPERTS),
-    rejected("score_func", "null", EXPERTS),
-    rejected("top_k", "null", EXPERTS),
-    rejected("load_balance_coeff", "null", EXPERTS),
-    rejected("routed_scaling_factor", "null", EXPERTS),
-    rejected("expert_w1", "null", EXPERTS),
-    rejected("expert_w2", "null", EXPERTS),
-    rejected("expert_w3", "null", EXPERTS),
-    rejected("num_experts_attr", "null", EXPERTS),
-    rejected("top_k_attr", "null", EXPERTS),
-    rejected("has_shared_experts", "null", EXPERTS),
-    rejected("shared_experts_pattern", "null", EXPERTS),
-    rejected("shared_experts_gate_pattern", "null", EXPERTS),
-    rejected("expert_activation", "null", EXPERTS),
-] };
+pub(crate) static EXPERT_PARALLEL: Section = Section { switch: ENABLED, keys: &all_rejected("AutoEP rewrites the Python classes of Hugging Face models", [
+    ("enabled", "false"), ("autoep_size", "1"), ("expert_tensor_parallel_size", "null"),
+    ("validate_folding_routing", "null"), ("async_split_plan", "null"), ("preset_model", "null"),
+    ("moe_layer_pattern", "null"), ("expert_pattern", "null"), ("router_pattern", "null"), ("use_grouped_mm", "null"),
+    ("disable_triton_grouped_mm", "null"), ("route_norm", "null"), ("route_scale", "null"), ("score_apply", "null"),
+    ("combine_impl", "null"), ("row_weighting_impl", "null"), ("gate_up_impl", "null"), ("comm_backend", "null"),
+    ("comm_num_sm", "null"), ("comm_qp_margin", "null"), ("comm_max_tokens_per_rank", "null"),
+    ("num_expert_groups", "null"), ("num_limited_groups", "null"), ("score_func", "null"), ("top_k", "null"),
+    ("load_balance_coeff", "null"), ("routed_scaling_factor", "null"), ("expert_w1", "null"), ("expert_w2", "null"),
+    ("expert_w3", "null"), ("num_experts_attr", "null"), ("top_k_attr", "null"), ("has_shared_experts", "null"),
+    ("shared_experts_pattern", "null"), ("shared_experts_gate_pattern", "null"), ("expert_activation", "null"),
+]) };
+
+/// Declares keys that are rejected for the same reason, from their names and defaults.
+const fn all_rejected<const N: usize>(meaning: &'static str, keys: [(&'static str, &'static str); N]) -> [Key; N] {
+    let mut all = [const { rejected("", "", "") }; N];
+    let mut index = 0;
+    while index < N {
+        all[index] = rejected(keys[index].0, keys[index].1, meaning);
+        index += 1;
+    }
+    all
+}
