@@ -85,6 +85,7 @@ macro_rules! section {
     (@doc [#[doc = $doc:expr] $($meta:tt)*] $args:tt) => { "" };
     (@doc $meta:tt ($kind:expr, $default:expr, $description:literal)) => { concat!($description, ".") };
     (@doc $meta:tt ($section:expr, $description:literal)) => { concat!($description, ".") };
+    (@doc $meta:tt ($description:literal)) => { concat!($description, ".") };
     (@name $field:ident) => { stringify!($field) };
     (@name $field:ident $other:literal) => { $other };
     (@row $row:ident [] ($($args:tt)*)) => { $row($($args)*) };

@@ -47,6 +47,19 @@ pub enum Optimizer {
     MuSgd(Sgd),
 }
 
+/// Evaluates an expression of the parameters of any optimizer.
+macro_rules! of_params {
+    ($optimizer:expr, $params:ident => $value:expr) => {
+        of_params! {
+            $optimizer, $params => $value, for AdamW Sgd Lion Adagrad RmsProp NAdam RAdam Muon Lamb ScheduleFree
+            Adafactor Custom MuAdam MuAdamW MuSgd
+        }
+    };
+    ($optimizer:expr, $params:ident => $value:expr, for $($variant:ident)+) => {
+        match $optimizer { $( Optimizer::$variant($params) => $value, )+ }
+    };
+}
+
 const ONE_BIT: &str = "use AdamW: DeepSpeed has removed its optimizers with compressed momentum";
 
 impl Config {
@@ -274,43 +287,14 @@ impl Optimizer {
 
     /// Returns the weight decay.
     pub fn weight_decay(&self) -> f64 {
-        match self {
-            Self::AdamW(Adam { weight_decay, .. })
-            | Self::Sgd(Sgd { weight_decay, .. })
-            | Self::MuAdam(MuAdam { weight_decay, .. })
-            | Self::MuAdamW(MuAdam { weight_decay, .. })
-            | Self::MuSgd(Sgd { weight_decay, .. })
-            | Self::Lion(Lion { weight_decay, .. })
-            | Self::Adagrad(Adagrad { weight_decay, .. })
-            | Self::RmsProp(RmsProp { weight_decay, .. })
-            | Self::NAdam(NAdam { weight_decay, .. })
-            | Self::RAdam(RAdam { weight_decay, .. })
-            | Self::Lamb(Lamb { weight_decay, .. })
-            | Self::ScheduleFree(ScheduleFree { weight_decay, .. })
-            | Self::Adafactor(Adafactor { weight_decay, .. })
-            | Self::Custom(Custom { weight_decay, .. })
-            | Self::Muon(Muon { weight_decay, .. }) => *weight_decay,
-        }
+        of_params!(self, params => params.weight_decay)
     }
 
     /// Returns the learning rate before any schedule.
     pub fn lr(&self) -> f64 {
         match self {
-            Self::AdamW(Adam { lr, .. })
-            | Self::Sgd(Sgd { lr, .. })
-            | Self::MuAdam(MuAdam { lr, .. })
-            | Self::MuAdamW(MuAdam { lr, .. })
-            | Self::MuSgd(Sgd { lr, .. })
-            | Self::Lion(Lion { lr, .. })
-            | Self::Adagrad(Adagrad { lr, .. })
-            | Self::RmsProp(RmsProp { lr, .. })
-            | Self::NAdam(NAdam { lr, .. })
-            | Self::RAdam(RAdam { lr, .. })
-            | Self::Lamb(Lamb { lr, .. })
-            | Self::ScheduleFree(ScheduleFree { lr, .. })
-            | Self::Adafactor(Adafactor { lr, .. })
-            | Self::Custom(Custom { lr, .. }) => *lr,
-            Self::Muon(Muon { lr, muon_lr, .. }) => muon_lr.unwrap_or(*lr),
+            Self::Muon(muon) => muon.muon_lr.unwrap_or(muon.lr),
+            _ => of_params!(self, params => params.lr),
         }
     }
 }
@@ -352,21 +336,7 @@ impl Read for Optimizer {
 impl Serialize for Optimizer {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         use serde_json::json;
-        let params = match self {
-            Self::AdamW(adam) => json!(adam),
-            Self::Sgd(sgd) | Self::MuSgd(sgd) => json!(sgd),
-            Self::Lion(lion) => json!(lion),
-            Self::Adagrad(adagrad) => json!(adagrad),
-            Self::RmsProp(rmsprop) => json!(rmsprop),
-            Self::NAdam(nadam) => json!(nadam),
-            Self::RAdam(radam) => json!(radam),
-            Self::ScheduleFree(free) => json!(free),
-            Self::Muon(muon) => json!(muon),
-            Self::Lamb(lamb) => json!(lamb),
-            Self::Adafactor(adafactor) => json!(adafactor),
-            Self::Custom(custom) => json!(custom),
-            Self::MuAdam(adam) | Self::MuAdamW(adam) => json!(adam),
-        };
+        let params = of_params!(self, params => json!(params));
         json!({ TYPE: self.name(), PARAMS: params }).serialize(serializer)
     }
 }

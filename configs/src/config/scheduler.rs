@@ -12,49 +12,61 @@ use crate::reader::{Read, Reader, Resolver};
 use crate::schema::*;
 use crate::table::{path, section};
 
-/// Learning rate as a function of the optimizer step.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-#[serde(tag = "type", content = "params")]
-pub enum Scheduler {
-    /// The optimizer's `lr` at every step (no `scheduler` section).
-    Constant,
+/// Declares [`Scheduler`]: for each schedule its parameters, its name in `ds.yaml` and its description, which is also its
+/// documentation unless it has a doc comment.
+macro_rules! schedules {
+    ($( $(#$doc:tt)* $schedule:ident($params:ident) = $name:literal, $description:literal; )+) => {
+        /// Learning rate as a function of the optimizer step.
+        #[derive(Debug, Clone, PartialEq, Serialize)]
+        #[serde(tag = "type", content = "params")]
+        pub enum Scheduler {
+            /// The optimizer's `lr` at every step (no `scheduler` section).
+            Constant,
+            $( $(#$doc)* #[doc = section!(@doc [$(#$doc)*] ($description))] #[serde(rename = $name)] $schedule($params), )+
+        }
+
+        impl Scheduler {
+            pub(crate) const VARIANTS: Variants = Variants {
+                params: Some(PARAMS),
+                shared: &[],
+                list: &[
+                    variant("Constant", "The optimizer's `lr` at every step", &[]),
+                    $( variant($name, $description, $params::SECTION.keys), )+
+                ],
+            };
+        }
+
+        impl Read for Scheduler {
+            fn read(keys: &mut Reader<'_, '_>, name: &'static str) -> Self {
+                let (kind, mut keys) = keys.variant(name, "Constant");
+                match kind {
+                    $( $name => Self::$schedule($params::of(&mut keys)), )+
+                    _ => Self::Constant,
+                }
+            }
+        }
+    };
+}
+
+schedules! {
     /// The rate rises from `warmup_min_lr` to `warmup_max_lr` over `warmup_num_steps` steps, then stays constant.
-    WarmupLR(WarmupLr),
+    WarmupLR(WarmupLr) = "WarmupLR", "Warm-up, then constant";
     /// Like [`WarmupLR`](Self::WarmupLR), then decays linearly to 0 at `total_num_steps`.
-    WarmupDecayLR(WarmupDecayLr),
+    WarmupDecayLR(WarmupDecayLr) = "WarmupDecayLR", "Warm-up, then a linear decay to 0";
     /// Warm-up, then half a cosine. Ratios are relative to the optimizer's `lr`.
-    WarmupCosineLR(WarmupCosineLr),
+    WarmupCosineLR(WarmupCosineLr) = "WarmupCosineLR", "Warm-up, then a cosine decay";
     /// A sweep: the learning rate rises without limit.
-    LRRangeTest(LrRangeTest),
-    /// One cycle of learning rate and momentum, then a decay.
-    OneCycle(OneCycle),
-    /// `constant_with_warmup` of transformers.
-    #[serde(rename = "constant_with_warmup")]
-    ConstantWithWarmup(ConstantWithWarmup),
-    /// `linear` of transformers.
-    #[serde(rename = "linear")]
-    Linear(LinearDecay),
-    /// `cosine` of transformers.
-    #[serde(rename = "cosine")]
-    Cosine(CosineDecay),
-    /// `cosine_with_restarts` of transformers.
-    #[serde(rename = "cosine_with_restarts")]
-    CosineWithRestarts(CosineRestarts),
-    /// `cosine_with_min_lr` of transformers.
-    #[serde(rename = "cosine_with_min_lr")]
-    CosineWithMinLr(CosineMinLr),
-    /// `cosine_warmup_with_min_lr` of transformers.
-    #[serde(rename = "cosine_warmup_with_min_lr")]
-    CosineWarmupWithMinLr(CosineWarmupMinLr),
-    /// `polynomial` of transformers.
-    #[serde(rename = "polynomial")]
-    Polynomial(PolynomialDecay),
-    /// `inverse_sqrt` of transformers.
-    #[serde(rename = "inverse_sqrt")]
-    InverseSqrt(InverseSqrt),
-    /// `warmup_stable_decay` of transformers.
-    #[serde(rename = "warmup_stable_decay")]
-    WarmupStableDecay(WarmupStableDecay),
+    LRRangeTest(LrRangeTest) = "LRRangeTest", "Learning rate range test; `zero-train report` plots the loss against the learning rate";
+    OneCycle(OneCycle) = "OneCycle", "One cycle of learning rate and momentum, then a decay";
+    ConstantWithWarmup(ConstantWithWarmup) = "constant_with_warmup", "As in Transformers: warm-up, then constant";
+    Linear(LinearDecay) = "linear", "As in Transformers: warm-up, then a linear decay to 0";
+    Cosine(CosineDecay) = "cosine", "As in Transformers: warm-up, then a cosine decay to 0";
+    CosineWithRestarts(CosineRestarts) = "cosine_with_restarts", "As in Transformers: warm-up, then several cosine decays with restarts";
+    CosineWithMinLr(CosineMinLr) = "cosine_with_min_lr", "As in Transformers: warm-up, then a cosine decay to a minimum learning rate";
+    CosineWarmupWithMinLr(CosineWarmupMinLr) = "cosine_warmup_with_min_lr", "Like cosine_with_min_lr, but the learning rate of the first step is not 0";
+    Polynomial(PolynomialDecay) = "polynomial", "As in Transformers: warm-up, then a polynomial decay";
+    InverseSqrt(InverseSqrt) = "inverse_sqrt", "As in Transformers: warm-up, then the inverse square root of the step";
+    WarmupStableDecay(WarmupStableDecay) = "warmup_stable_decay", "As in Transformers: warm-up, constant, then a decay";
 }
 
 section! {
@@ -147,29 +159,6 @@ const WARMUP_STEPS: &str = "Warm-up steps; fewer than 2 count as 2; auto: 0, as 
 
 impl Scheduler {
     pub(super) const PARAMS: &'static str = path!(Config::scheduler, PARAMS);
-
-    #[rustfmt::skip]
-    pub(crate) const VARIANTS: Variants = Variants {
-        params: Some(PARAMS),
-        shared: &[],
-        list: &[
-            variant("Constant", "The optimizer's `lr` at every step", &[]),
-            variant("WarmupLR", "Warm-up, then constant", WarmupLr::SECTION.keys),
-            variant("WarmupDecayLR", "Warm-up, then a linear decay to 0", WarmupDecayLr::SECTION.keys),
-            variant("WarmupCosineLR", "Warm-up, then a cosine decay", WarmupCosineLr::SECTION.keys),
-            variant("LRRangeTest", "Learning rate range test; `zero-train report` plots the loss against the learning rate", LrRangeTest::SECTION.keys),
-            variant("OneCycle", "One cycle of learning rate and momentum, then a decay", OneCycle::SECTION.keys),
-            variant("constant_with_warmup", "As in Transformers: warm-up, then constant", ConstantWithWarmup::SECTION.keys),
-            variant("linear", "As in Transformers: warm-up, then a linear decay to 0", LinearDecay::SECTION.keys),
-            variant("cosine", "As in Transformers: warm-up, then a cosine decay to 0", CosineDecay::SECTION.keys),
-            variant("cosine_with_restarts", "As in Transformers: warm-up, then several cosine decays with restarts", CosineRestarts::SECTION.keys),
-            variant("cosine_with_min_lr", "As in Transformers: warm-up, then a cosine decay to a minimum learning rate", CosineMinLr::SECTION.keys),
-            variant("cosine_warmup_with_min_lr", "Like cosine_with_min_lr, but the learning rate of the first step is not 0", CosineWarmupMinLr::SECTION.keys),
-            variant("polynomial", "As in Transformers: warm-up, then a polynomial decay", PolynomialDecay::SECTION.keys),
-            variant("inverse_sqrt", "As in Transformers: warm-up, then the inverse square root of the step", InverseSqrt::SECTION.keys),
-            variant("warmup_stable_decay", "As in Transformers: warm-up, constant, then a decay", WarmupStableDecay::SECTION.keys),
-        ],
-    };
 
     /// Returns the number of steps of the warm-up.
     fn warmup(&self) -> Option<usize> {
@@ -292,29 +281,6 @@ impl OneCycle {
                 "β₁ grows after the cycle and reaches 1 before the end of the run, and Adam diverges with β₁ = 1";
             let help = Some("set `decay_mom_rate: 0`, or a larger `decay_step_size`".to_string());
             resolver.contradiction(&[Self::decay_mom_rate, Self::decay_step_size], message.to_string(), help);
-        }
-    }
-}
-
-impl Read for Scheduler {
-    fn read(keys: &mut Reader<'_, '_>, name: &'static str) -> Self {
-        let (kind, mut keys) = keys.variant(name, "Constant");
-        match kind {
-            "WarmupLR" => Self::WarmupLR(WarmupLr::of(&mut keys)),
-            "WarmupDecayLR" => Self::WarmupDecayLR(WarmupDecayLr::of(&mut keys)),
-            "WarmupCosineLR" => Self::WarmupCosineLR(WarmupCosineLr::of(&mut keys)),
-            "LRRangeTest" => Self::LRRangeTest(LrRangeTest::of(&mut keys)),
-            "OneCycle" => Self::OneCycle(OneCycle::of(&mut keys)),
-            "constant_with_warmup" => Self::ConstantWithWarmup(ConstantWithWarmup::of(&mut keys)),
-            "linear" => Self::Linear(LinearDecay::of(&mut keys)),
-            "cosine" => Self::Cosine(CosineDecay::of(&mut keys)),
-            "cosine_with_restarts" => Self::CosineWithRestarts(CosineRestarts::of(&mut keys)),
-            "cosine_with_min_lr" => Self::CosineWithMinLr(CosineMinLr::of(&mut keys)),
-            "cosine_warmup_with_min_lr" => Self::CosineWarmupWithMinLr(CosineWarmupMinLr::of(&mut keys)),
-            "polynomial" => Self::Polynomial(PolynomialDecay::of(&mut keys)),
-            "inverse_sqrt" => Self::InverseSqrt(InverseSqrt::of(&mut keys)),
-            "warmup_stable_decay" => Self::WarmupStableDecay(WarmupStableDecay::of(&mut keys)),
-            _ => Self::Constant,
         }
     }
 }
