@@ -2,87 +2,69 @@
 
 use std::time::Instant;
 
-/// The purpose of a stream.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Track {
-    /// Kernels, and the gaps between them.
-    Compute,
-    /// Copies from the device to the host.
-    ToHost,
-    /// Copies from the host to the device.
-    FromHost,
-    /// Collectives of a group of ranks.
-    Collectives,
-    /// Messages to another rank.
-    Sends,
-    /// Messages from another rank.
-    Receives,
+/// Declares an enum with a name for each variant.
+macro_rules! named {
+    (
+        $(#[$meta:meta])*
+        pub enum $enum:ident { $( $(#[$doc:meta])* $variant:ident = $name:literal, )+ }
+    ) => {
+        $(#[$meta])*
+        pub enum $enum { $( $(#[$doc])* $variant, )+ }
+
+        impl $enum {
+            /// All values, in order of their discriminants.
+            pub const ALL: [Self; [$($name),+].len()] = [$(Self::$variant),+];
+
+            /// Returns the name in traces.
+            #[must_use]
+            pub fn name(self) -> &'static str {
+                match self { $( Self::$variant => $name, )+ }
+            }
+        }
+    };
 }
 
-impl Track {
-    /// All tracks, in order of their discriminants.
-    pub const ALL: [Self; 6] =
-        [Self::Compute, Self::ToHost, Self::FromHost, Self::Collectives, Self::Sends, Self::Receives];
-
-    /// Returns the track's name in traces.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Compute => "compute",
-            Self::ToHost => "copies to the host",
-            Self::FromHost => "copies from the host",
-            Self::Collectives => "collectives",
-            Self::Sends => "sends",
-            Self::Receives => "receives",
-        }
+named! {
+    /// The purpose of a stream.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+    pub enum Track {
+        /// Kernels, and the gaps between them.
+        Compute = "compute",
+        /// Copies from the device to the host.
+        ToHost = "copies to the host",
+        /// Copies from the host to the device.
+        FromHost = "copies from the host",
+        /// Collectives of a group of ranks.
+        Collectives = "collectives",
+        /// Messages to another rank.
+        Sends = "sends",
+        /// Messages from another rank.
+        Receives = "receives",
     }
 }
 
-/// A kind of communication between ranks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Transfer {
-    /// Every rank receives the reduction of all ranks' data.
-    AllReduce,
-    /// A broadcast: every rank receives the data of one rank.
-    Broadcast,
-    /// Every rank receives the data of all ranks.
-    AllGather,
-    /// Each rank receives a part of the reduction.
-    ReduceScatter,
-    /// A message to another rank.
-    Send,
-    /// A message from another rank.
-    Receive,
-    /// Each rank sends a part of its data to each rank.
-    AllToAll,
+named! {
+    /// A kind of communication between ranks.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub enum Transfer {
+        /// Every rank receives the reduction of all ranks' data.
+        AllReduce = "all_reduce",
+        /// A broadcast: every rank receives the data of one rank.
+        Broadcast = "broadcast",
+        /// Every rank receives the data of all ranks.
+        AllGather = "all_gather",
+        /// Each rank receives a part of the reduction.
+        ReduceScatter = "reduce_scatter",
+        /// A message to another rank.
+        Send = "send",
+        /// A message from another rank.
+        Receive = "receive",
+        /// Each rank sends a part of its data to each rank.
+        AllToAll = "all_to_all",
+    }
 }
 
 impl Transfer {
-    /// All kinds, in order of their discriminants.
-    pub const ALL: [Self; 7] = [
-        Self::AllReduce,
-        Self::Broadcast,
-        Self::AllGather,
-        Self::ReduceScatter,
-        Self::Send,
-        Self::Receive,
-        Self::AllToAll,
-    ];
-
-    /// Returns the name of the kind in traces.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::AllReduce => "all_reduce",
-            Self::Broadcast => "broadcast",
-            Self::AllGather => "all_gather",
-            Self::ReduceScatter => "reduce_scatter",
-            Self::Send => "send",
-            Self::Receive => "receive",
-            Self::AllToAll => "all_to_all",
-        }
-    }
-
     /// Returns the track of this kind.
     #[must_use]
     pub fn track(self) -> Track {
