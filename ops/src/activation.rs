@@ -260,8 +260,8 @@ impl CustomOp2 for Gated {
                 let [gate, up, dy] = operands.each_mut().map(|operand| operand.floats(part.clone()));
                 // SAFETY: each part belongs to one thread.
                 unsafe {
-                    to_gate.write(isa, start, len, &mut room_of_gate, |d_gate| {
-                        to_up.write(isa, start, len, &mut room_of_up, |d_up| {
+                    to_gate.write(start, len, &mut room_of_gate, |d_gate| {
+                        to_up.write(start, len, &mut room_of_up, |d_up| {
                             (self.backward)(isa, gate, up, dy, d_gate, d_up);
                         });
                     });

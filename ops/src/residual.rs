@@ -55,15 +55,14 @@ pub(crate) fn residual_norm(
                 let [x, y] = operands.each_mut().map(|operand| operand.floats(part.clone()));
                 // SAFETY: each row is in one part, and each part belongs to one thread.
                 unsafe {
-                    to_sums.write(isa, part.start, part.len(), &mut room_of_sums, |sums| {
+                    to_sums.write(part.start, part.len(), &mut room_of_sums, |sums| {
                         add(isa, x, y, sums);
                         match dtype {
-                            DType::BF16 => as_stored::<bf16>(isa, sums),
-                            DType::F16 => as_stored::<f16>(isa, sums),
+                            DType::BF16 => as_stored::<bf16>(sums),
+                            DType::F16 => as_stored::<f16>(sums),
                             _ => {}
                         }
-                        to_normals
-                            .write(isa, part.start, part.len(), &mut room_of_normals, |normals| norm(sums, normals));
+                        to_normals.write(part.start, part.len(), &mut room_of_normals, |normals| norm(sums, normals));
                     });
                 }
             }
@@ -108,12 +107,12 @@ fn fits(op: &'static str, x: &Tensor, branch: &Tensor) -> Result<()> {
 }
 
 /// Rounds values to a 16-bit float, as they are stored.
-fn as_stored<H: HalfFloat>(isa: Isa, values: &mut [f32]) {
+fn as_stored<H: HalfFloat>(values: &mut [f32]) {
     let mut rounded = [H::ZERO; 512];
     for values in values.chunks_mut(rounded.len()) {
         let rounded = &mut rounded[..values.len()];
-        H::round(isa, values, rounded);
-        H::widen(isa, rounded, values);
+        H::round(values, rounded);
+        H::widen(rounded, values);
     }
 }
 

@@ -80,10 +80,12 @@ pub fn read_half<H: HalfFloat>(src: &[H], dst: &mut [f32]) -> Result<(), LengthE
 }
 
 impl sealed::Convert for bf16 {
+    #[inline]
     fn narrow(src: &[f32], dst: &mut [Self]) {
         run(Isa::current(), Narrow { src, dst });
     }
 
+    #[inline]
     fn widen(src: &[Self], dst: &mut [f32]) {
         run(Isa::current(), Widen { src, dst });
     }
@@ -208,9 +210,11 @@ mod tests {
     fn reads_back_what_was_written() {
         let src: Vec<bf16> = (0..=u16::MAX).map(bf16::from_bits).collect();
         let mut wide = vec![0.0f32; src.len()];
-        read_half(&src, &mut wide).unwrap();
-        for (narrow, wide) in src.iter().zip(&wide) {
-            assert_eq!(u32::from(narrow.to_bits()) << 16, wide.to_bits());
+        for isa in Isa::available() {
+            run(isa, Widen { src: &src, dst: &mut wide });
+            for (narrow, wide) in src.iter().zip(&wide) {
+                assert_eq!(u32::from(narrow.to_bits()) << 16, wide.to_bits(), "{isa:?}");
+            }
         }
         let src: Vec<f16> = (0..=u16::MAX).map(f16::from_bits).collect();
         read_half(&src, &mut wide).unwrap();

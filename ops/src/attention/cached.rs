@@ -154,7 +154,7 @@ fn attend_to(
                 result.iter_mut().for_each(|x| *x /= sum[0]);
                 // SAFETY: this (sample, token, head) belongs to one pair of sample and key head, and each pair to one
                 // thread.
-                unsafe { out.store(isa, at.out.at(sample, new, head), &result) };
+                unsafe { out.store(at.out.at(sample, new, head), &result) };
             }
         }
     });

@@ -1,6 +1,6 @@
 //! Reads candle storage as slices.
 
-use crate::kernel::{HalfFloat, Isa};
+use crate::kernel::HalfFloat;
 use crate::parallel::build;
 use crate::product::Elements;
 use candle_core::backend::BackendStorage;
@@ -186,7 +186,7 @@ fn on_host<R>(op: &'static str, tensor: &Tensor, read: impl FnOnce(&CpuStorage, 
 }
 
 fn widened<H: HalfFloat>(values: &[H]) -> Vec<f32> {
-    build(values.len(), 1, |range, out| H::widen(Isa::current(), &values[range], out))
+    build(values.len(), 1, |range, out| H::widen(&values[range], out))
 }
 
 /// Splits a shape into (rows, length of the last dimension).

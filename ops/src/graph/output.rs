@@ -3,8 +3,8 @@
 //! All arithmetic is f32. bf16 and f16 results are rounded, to nearest even, while the rows are still in the
 //! first-level cache, so only the 16-bit elements reach memory.
 
+use crate::kernel::HalfFloat;
 use crate::kernel::norm::ROWS;
-use crate::kernel::{HalfFloat, Isa};
 use crate::parallel::split;
 use crate::product::Elements;
 use candle_core::op::BackpropOp;
@@ -29,13 +29,13 @@ pub(crate) fn build_as<const N: usize>(
     let out = fresh.shared();
     let at_once = at_once(floats);
     split::<f32, 0>(units, floats, [], |range, []| {
-        let (isa, mut room, mut operands) = (Isa::current(), vec![], operands.map(Reader::new));
+        let (mut room, mut operands) = (vec![], operands.map(Reader::new));
         for start in range.clone().step_by(at_once) {
             let part = start..range.end.min(start + at_once);
             let (at, len) = (start * floats, part.len() * floats);
             let operands = operands.each_mut().map(|operand| operand.floats(at..at + len));
             // SAFETY: each unit is in one part, and each part belongs to one thread.
-            unsafe { out.write(isa, at, len, &mut room, |out| work(part, operands, out)) };
+            unsafe { out.write(at, len, &mut room, |out| work(part, operands, out)) };
         }
     });
     // SAFETY: the ranges of `split` cover all units, so all elements are written.
@@ -177,14 +177,14 @@ impl Shared<'_> {
     ///
     /// # Safety
     /// No other code may read or write these elements at the same time.
-    pub(crate) unsafe fn store(&self, isa: Isa, at: usize, values: &[f32]) {
+    pub(crate) unsafe fn store(&self, at: usize, values: &[f32]) {
         match self.start {
             // SAFETY: guaranteed by the caller.
             Start::F32(start) => unsafe { self.part(start, at, values.len()) }.copy_from_slice(values),
             // SAFETY: as above.
-            Start::Bf16(start) => bf16::round(isa, values, unsafe { self.part(start, at, values.len()) }),
+            Start::Bf16(start) => bf16::round(values, unsafe { self.part(start, at, values.len()) }),
             // SAFETY: as above.
-            Start::F16(start) => f16::round(isa, values, unsafe { self.part(start, at, values.len()) }),
+            Start::F16(start) => f16::round(values, unsafe { self.part(start, at, values.len()) }),
         }
     }
 
@@ -193,14 +193,7 @@ impl Shared<'_> {
     ///
     /// # Safety
     /// The requirements of [`Shared::store`] apply.
-    pub(crate) unsafe fn write(
-        &self,
-        isa: Isa,
-        at: usize,
-        len: usize,
-        room: &mut Vec<f32>,
-        work: impl FnOnce(&mut [f32]),
-    ) {
+    pub(crate) unsafe fn write(&self, at: usize, len: usize, room: &mut Vec<f32>, work: impl FnOnce(&mut [f32])) {
         match self.start {
             // SAFETY: guaranteed by the caller.
             Start::F32(start) => work(unsafe { self.part(start, at, len) }),
@@ -208,7 +201,7 @@ impl Shared<'_> {
                 room.resize(len, 0.0);
                 work(room);
                 // SAFETY: guaranteed by the caller.
-                unsafe { self.store(isa, at, room) };
+                unsafe { self.store(at, room) };
             }
         }
     }

@@ -6,9 +6,8 @@
 //! interleaved lanes that are added in a fixed tree.
 
 pub(crate) mod activation;
-pub(crate) mod bf16;
 pub(crate) mod decode;
-pub(crate) mod f16;
+mod f16;
 mod half_float;
 pub(crate) mod lanes;
 pub(crate) mod math;

@@ -156,7 +156,7 @@ impl Head<'_> {
                 part.copy_from_slice(&[largest, sum, row[targets[at]]]);
                 if let Some(factors) = factors {
                     self.differentiate(isa, row, part, (Some(targets[at]), factors.of(chunk.start + at)));
-                    self.round(isa, row);
+                    self.round(row);
                 }
             }
         });
@@ -170,7 +170,7 @@ impl Head<'_> {
                         let place = (own.place(targets[at]), factors.of(chunk.start + at));
                         self.differentiate(isa, &mut row[..own.len()], &parts[3 * at..3 * at + 3], place);
                         row[own.len()..].fill(0.0);
-                        self.round(isa, row);
+                        self.round(row);
                     }
                 });
             }
@@ -192,11 +192,11 @@ impl Head<'_> {
     }
 
     /// Rounds a row to the dtype of x, if that has 16 bits: see [`round_in_place`].
-    fn round(&self, isa: Isa, row: &mut [f32]) {
+    fn round(&self, row: &mut [f32]) {
         match self.x {
             Elements::F32(_) => {}
-            Elements::Bf16(_) => round_in_place::<bf16>(isa, row),
-            Elements::F16(_) => round_in_place::<f16>(isa, row),
+            Elements::Bf16(_) => round_in_place::<bf16>(row),
+            Elements::F16(_) => round_in_place::<f16>(row),
             Elements::Quantized(_) => unreachable!("{NO_WEIGHT}"),
         }
     }
@@ -231,12 +231,12 @@ impl Copied {
 const NO_WEIGHT: &str = "the input of a loss is not quantized";
 
 /// Rounds a row to a 16-bit float and stores it in the first half of the row.
-fn round_in_place<H: HalfFloat>(isa: Isa, row: &mut [f32]) {
+fn round_in_place<H: HalfFloat>(row: &mut [f32]) {
     let mut rounded = [H::ZERO; 512];
     for start in (0..row.len()).step_by(rounded.len()) {
         let part = start..row.len().min(start + rounded.len());
         let rounded = &mut rounded[..part.len()];
-        H::round(isa, &row[part], rounded);
+        H::round(&row[part], rounded);
         // SAFETY: the 16-bit element `start` lies at or before the f32 elements that have been read, `H` has two bytes,
         // and any bits are valid floats.
         unsafe {

@@ -113,7 +113,7 @@ fn backward(
     dtype: DType,
     rows: impl Fn(&[f32], &[f32], &mut [f32], &mut [f32]) + Sync,
 ) -> Result<(CpuStorage, Vec<f32>)> {
-    let (isa, len) = (Isa::current(), operands[0].len());
+    let len = operands[0].len();
     let count = len / size;
     let at_once = at_once(size).min(BLOCK);
     let mut partials = vec![0.0; count.div_ceil(BLOCK) * sums];
@@ -128,7 +128,7 @@ fn backward(
                 let part = start * size..block.end.min(start + at_once) * size;
                 let [x, dy] = operands.each_mut().map(|operand| operand.floats(part.clone()));
                 // SAFETY: each row is in one block, and each block belongs to one thread.
-                unsafe { dx.write(isa, part.start, part.len(), &mut room, |dx| rows(x, dy, dx, partial)) };
+                unsafe { dx.write(part.start, part.len(), &mut room, |dx| rows(x, dy, dx, partial)) };
             }
         }
     });

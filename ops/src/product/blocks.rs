@@ -263,7 +263,7 @@ impl Block<'_> {
                     to.write_bytes(0, width);
                     std::slice::from_raw_parts_mut(to, width)
                 };
-                H::round(isa, sums, to);
+                H::round(sums, to);
             }
         }
     }

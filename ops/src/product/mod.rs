@@ -97,8 +97,8 @@ impl<'a> Elements<'a> {
     pub(crate) fn read(self, isa: Isa, start: usize, out: &mut [f32]) {
         match self {
             Self::F32(data) => out.copy_from_slice(&data[start..start + out.len()]),
-            Self::Bf16(data) => bf16::widen(isa, &data[start..start + out.len()], out),
-            Self::F16(data) => f16::widen(isa, &data[start..start + out.len()], out),
+            Self::Bf16(data) => bf16::widen(&data[start..start + out.len()], out),
+            Self::F16(data) => f16::widen(&data[start..start + out.len()], out),
             Self::Quantized(weight) => weight.read(isa, start, out),
         }
     }
@@ -247,7 +247,7 @@ pub(crate) fn new_product_rounded<H: Rounded>(
         split(len, 1, [spare], |range, [out]| {
             out.fill(MaybeUninit::new(H::ZERO));
             // SAFETY: all of it is written here.
-            H::round(Isa::current(), &sums[range], unsafe { out.assume_init_mut() });
+            H::round(&sums[range], unsafe { out.assume_init_mut() });
         });
     }
     // SAFETY: all elements are written.

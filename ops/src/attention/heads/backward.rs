@@ -39,16 +39,16 @@ pub(crate) fn backward(g: Geometry, at: Layouts, saved: &Saved<'_>, [dq, dk, dv]
                     work.block(saved, (sample, head), (block, own.clone()));
                     for (position, row) in own.zip(work.dq.chunks_exact(g.size)) {
                         // SAFETY: this (sample, position, head) belongs to one pair, and each pair to one thread.
-                        unsafe { dq.store(isa, at.q.at(sample, position, head), row) };
+                        unsafe { dq.store(at.q.at(sample, position, head), row) };
                     }
                 }
             }
             let rows = work.dk.chunks_exact(g.size).zip(work.dv.chunks_exact(g.size));
             for (position, (dk_row, dv_row)) in rows.enumerate() {
                 // SAFETY: this (sample, position, head) belongs to one pair, and each pair to one thread.
-                unsafe { dk.store(isa, at.k.at(sample, position, kv_head), dk_row) };
+                unsafe { dk.store(at.k.at(sample, position, kv_head), dk_row) };
                 // SAFETY: as above; in a packed buffer the columns of k and v are disjoint from those of q.
-                unsafe { dv.store(isa, at.v.at(sample, position, kv_head), dv_row) };
+                unsafe { dv.store(at.v.at(sample, position, kv_head), dv_row) };
             }
         }
     });

@@ -43,7 +43,7 @@ pub(crate) fn forward(
                     work.block(q, firsts, mask, (sample, head), (block, own.clone()), log_sums);
                     for (position, result) in own.zip(work.results.chunks_exact(g.size)) {
                         // SAFETY: this (sample, position, head) belongs to one pair, and each pair to one thread.
-                        unsafe { out.store(isa, at.out.at(sample, position, head), result) };
+                        unsafe { out.store(at.out.at(sample, position, head), result) };
                     }
                 }
             }
