@@ -32,12 +32,13 @@ pub enum Activation {
 impl Activation {
     /// Applies the activation to each element.
     pub fn apply(self, x: &Tensor) -> Result<Tensor> {
-        match self {
-            Self::GeluNew => gelu(x),
-            Self::Gelu => gelu_erf(x),
-            Self::Silu => silu(x),
-            Self::Relu => relu(x),
-        }
+        let (name, function, forward, backward): (_, _, Forward, Backward) = match self {
+            Self::GeluNew => ("gelu", Function::GeluTanh, kernel::gelu_tanh, kernel::gelu_tanh_backward),
+            Self::Gelu => ("gelu-erf", Function::GeluErf, kernel::gelu_erf, kernel::gelu_erf_backward),
+            Self::Silu => ("silu", Function::Silu, kernel::silu, kernel::silu_backward),
+            Self::Relu => ("relu", Function::Relu, kernel::relu, kernel::relu_backward),
+        };
+        apply1(x, Elementwise { name, function, forward, backward })
     }
 
     /// Computes activation(gate)·up in one operation.
@@ -77,44 +78,22 @@ impl FromStr for Activation {
 /// Computes the tanh form of GELU, Hugging Face's `gelu_new` and `gelu_pytorch_tanh`: ½·x·(1 + tanh(√(2/π)·(x +
 /// 0.044715·x³))).
 pub fn gelu(x: &Tensor) -> Result<Tensor> {
-    apply1(
-        x,
-        Elementwise {
-            name: "gelu",
-            function: Function::GeluTanh,
-            forward: kernel::gelu_tanh,
-            backward: kernel::gelu_tanh_backward,
-        },
-    )
+    Activation::GeluNew.apply(x)
 }
 
 /// Computes GELU with the normal distribution function: x·Φ(x).
 pub fn gelu_erf(x: &Tensor) -> Result<Tensor> {
-    apply1(
-        x,
-        Elementwise {
-            name: "gelu-erf",
-            function: Function::GeluErf,
-            forward: kernel::gelu_erf,
-            backward: kernel::gelu_erf_backward,
-        },
-    )
+    Activation::Gelu.apply(x)
 }
 
 /// Computes x·σ(x), also known as swish.
 pub fn silu(x: &Tensor) -> Result<Tensor> {
-    apply1(
-        x,
-        Elementwise { name: "silu", function: Function::Silu, forward: kernel::silu, backward: kernel::silu_backward },
-    )
+    Activation::Silu.apply(x)
 }
 
 /// Computes max(x, 0). The gradient at 0 is 0, as in PyTorch; that of candle's `relu` is 1.
 pub fn relu(x: &Tensor) -> Result<Tensor> {
-    apply1(
-        x,
-        Elementwise { name: "relu", function: Function::Relu, forward: kernel::relu, backward: kernel::relu_backward },
-    )
+    Activation::Relu.apply(x)
 }
 
 /// Computes gate·σ(gate)·up, the gated activation of Llama's MLP. Both tensors have the same shape.
@@ -131,13 +110,16 @@ pub fn geglu(gate: &Tensor, up: &Tensor) -> Result<Tensor> {
     apply2(gate, up, Gated { name: "geglu", forward: kernel::geglu, backward: kernel::geglu_backward })
 }
 
+type Forward = fn(Isa, x: &[f32], y: &mut [f32]);
+type Backward = fn(Isa, x: &[f32], dy: &[f32], dx: &mut [f32]);
+
 struct Elementwise {
     name: &'static str,
     /// Selects the function that the GPU kernel computes.
     #[cfg_attr(not(feature = "cuda"), expect(dead_code))]
     function: Function,
-    forward: fn(Isa, x: &[f32], y: &mut [f32]),
-    backward: fn(Isa, x: &[f32], dy: &[f32], dx: &mut [f32]),
+    forward: Forward,
+    backward: Backward,
 }
 
 impl Footprint for Elementwise {
