@@ -2,7 +2,8 @@
 
 #[cfg(feature = "cuda")]
 use crate::gpu;
-use crate::graph::apply::{apply1, apply2};
+use crate::graph::apply::apply;
+use crate::graph::op::{Inputs, Op};
 use crate::graph::operand::View;
 use crate::graph::output::{CACHED, Fresh, Reader, build_as, tensor};
 use crate::kernel::{Isa, activation as kernel};
@@ -12,7 +13,7 @@ use crate::parallel::split;
 #[cfg(feature = "cuda")]
 use candle_core::CudaStorage;
 use candle_core::backend::BackendStorage;
-use candle_core::{CpuStorage, CustomOp1, CustomOp2, Layout, Result, Shape, Tensor, bail};
+use candle_core::{CpuStorage, Layout, Result, Shape, Tensor, bail};
 use std::str::FromStr;
 use zero_kernels::activation::Function;
 
@@ -38,7 +39,7 @@ impl Activation {
             Self::Silu => ("silu", Function::Silu, kernel::silu, kernel::silu_backward),
             Self::Relu => ("relu", Function::Relu, kernel::relu, kernel::relu_backward),
         };
-        apply1(x, Elementwise { name, function, forward, backward })
+        apply([x], Elementwise { name, function, forward, backward })
     }
 
     /// Computes activation(gate)·up in one operation.
@@ -98,7 +99,7 @@ pub fn relu(x: &Tensor) -> Result<Tensor> {
 
 /// Computes gate·σ(gate)·up, the gated activation of Llama's MLP. Both tensors have the same shape.
 pub fn swiglu(gate: &Tensor, up: &Tensor) -> Result<Tensor> {
-    apply2(gate, up, Gated { name: SWIGLU, forward: kernel::swiglu, backward: kernel::swiglu_backward })
+    apply([gate, up], Gated { name: SWIGLU, forward: kernel::swiglu, backward: kernel::swiglu_backward })
 }
 
 /// Computes gelu(gate)·up with the tanh form of [`gelu`], the gated activation of Gemma's MLP. Both tensors have the same
@@ -107,7 +108,7 @@ pub fn swiglu(gate: &Tensor, up: &Tensor) -> Result<Tensor> {
 /// # Errors
 /// Fails if the shapes differ, and on a GPU.
 pub fn geglu(gate: &Tensor, up: &Tensor) -> Result<Tensor> {
-    apply2(gate, up, Gated { name: "geglu", forward: kernel::geglu, backward: kernel::geglu_backward })
+    apply([gate, up], Gated { name: "geglu", forward: kernel::geglu, backward: kernel::geglu_backward })
 }
 
 type Forward = fn(Isa, x: &[f32], y: &mut [f32]);
@@ -132,12 +133,12 @@ impl Footprint for Elementwise {
     }
 }
 
-impl CustomOp1 for Elementwise {
+impl Op<1> for Elementwise {
     fn name(&self) -> &'static str {
         self.name
     }
 
-    fn cpu_fwd(&self, xs: &CpuStorage, xl: &Layout) -> Result<(CpuStorage, Shape)> {
+    fn cpu_fwd(&self, [(xs, xl)]: Inputs<'_, CpuStorage, 1>) -> Result<(CpuStorage, Shape)> {
         let _timed = measure::forward(self.name);
         let x = View::new(self.name, xs, xl)?;
         let x = x.elements();
@@ -146,14 +147,14 @@ impl CustomOp1 for Elementwise {
     }
 
     #[cfg(feature = "cuda")]
-    fn cuda_fwd(&self, xs: &CudaStorage, xl: &Layout) -> Result<(CudaStorage, Shape)> {
+    fn cuda_fwd(&self, [(xs, xl)]: Inputs<'_, CudaStorage, 1>) -> Result<(CudaStorage, Shape)> {
         Ok((gpu::activation::forward(self.name, self.function, xs, xl)?, xl.shape().clone()))
     }
 
-    fn bwd(&self, x: &Tensor, _: &Tensor, dy: &Tensor) -> Result<Option<Tensor>> {
+    fn bwd(&self, [x]: [&Tensor; 1], _: &Tensor, dy: &Tensor) -> Result<[Option<Tensor>; 1]> {
         #[cfg(feature = "cuda")]
         if gpu::holds(x) {
-            return gpu::activation::backward(self.name, self.function, x, dy).map(Some);
+            return Ok([Some(gpu::activation::backward(self.name, self.function, x, dy)?)]);
         }
         let _timed = measure::backward(self.name);
         let held = (x.storage_and_layout(), dy.storage_and_layout());
@@ -162,7 +163,7 @@ impl CustomOp1 for Elementwise {
         let dx = build_as(self.name, x.dtype(), xs.len(), 1, [xs, dy], |_, [x, dy], dx| {
             (self.backward)(Isa::current(), x, dy, dx);
         })?;
-        Ok(Some(tensor(dx, x.shape())))
+        Ok([Some(tensor(dx, x.shape()))])
     }
 }
 
@@ -194,12 +195,12 @@ impl Footprint for Gated {
     }
 }
 
-impl CustomOp2 for Gated {
+impl Op<2> for Gated {
     fn name(&self) -> &'static str {
         self.name
     }
 
-    fn cpu_fwd(&self, gs: &CpuStorage, gl: &Layout, us: &CpuStorage, ul: &Layout) -> Result<(CpuStorage, Shape)> {
+    fn cpu_fwd(&self, [(gs, gl), (us, ul)]: Inputs<'_, CpuStorage, 2>) -> Result<(CpuStorage, Shape)> {
         let _timed = measure::forward(self.name);
         same_shape(self.name, gl, ul)?;
         let (gate, up) = (View::new(self.name, gs, gl)?, View::new(self.name, us, ul)?);
@@ -211,7 +212,7 @@ impl CustomOp2 for Gated {
     }
 
     #[cfg(feature = "cuda")]
-    fn cuda_fwd(&self, gs: &CudaStorage, gl: &Layout, us: &CudaStorage, ul: &Layout) -> Result<(CudaStorage, Shape)> {
+    fn cuda_fwd(&self, [(gs, gl), (us, ul)]: Inputs<'_, CudaStorage, 2>) -> Result<(CudaStorage, Shape)> {
         same_shape(self.name, gl, ul)?;
         if self.name != SWIGLU {
             bail!("{}: unsupported on a GPU", self.name);
@@ -219,11 +220,11 @@ impl CustomOp2 for Gated {
         Ok((gpu::activation::swiglu(self.name, (gs, gl), (us, ul))?, gl.shape().clone()))
     }
 
-    fn bwd(&self, gate: &Tensor, up: &Tensor, _: &Tensor, dy: &Tensor) -> Result<(Option<Tensor>, Option<Tensor>)> {
+    fn bwd(&self, [gate, up]: [&Tensor; 2], _: &Tensor, dy: &Tensor) -> Result<[Option<Tensor>; 2]> {
         #[cfg(feature = "cuda")]
         if gpu::holds(gate) {
             let [d_gate, d_up] = gpu::activation::backward_of_swiglu(self.name, gate, up, dy)?;
-            return Ok((gate.track_op().then_some(d_gate), up.track_op().then_some(d_up)));
+            return Ok([gate.track_op().then_some(d_gate), up.track_op().then_some(d_up)]);
         }
         let _timed = measure::backward(self.name);
         let held = (gate.storage_and_layout(), up.storage_and_layout(), dy.storage_and_layout());
@@ -254,6 +255,6 @@ impl CustomOp2 for Gated {
             // SAFETY: the ranges of `split` cover all elements, so all are written.
             of.track_op().then(|| tensor(unsafe { gradient.filled(of.elem_count()) }, of.shape()))
         };
-        Ok((gradient(gate, d_gate), gradient(up, d_up)))
+        Ok([gradient(gate, d_gate), gradient(up, d_up)])
     }
 }

@@ -2,7 +2,8 @@
 
 #[cfg(feature = "cuda")]
 use crate::gpu;
-use crate::graph::apply::apply1;
+use crate::graph::apply::apply;
+use crate::graph::op::{Inputs, Op};
 use crate::graph::operand::{View, rows, with_last};
 use crate::graph::output::{build_as, tensor};
 #[cfg(feature = "cuda")]
@@ -11,7 +12,7 @@ use crate::kernel::Isa;
 use crate::measure;
 use crate::meta::footprint::{Costs, Footprint, Reads, rooms};
 use candle_core::backend::BackendStorage;
-use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor, bail};
+use candle_core::{CpuStorage, Result, Shape, Tensor, bail};
 #[cfg(feature = "cuda")]
 use candle_core::{CudaStorage, D};
 use std::ops::Range;
@@ -21,7 +22,7 @@ use std::ops::Range;
 /// # Errors
 /// Fails if `range` is empty or ends beyond the dimension.
 pub fn columns(x: &Tensor, range: Range<usize>) -> Result<Tensor> {
-    apply1(x, Columns { start: range.start, count: range.len() })
+    apply([x], Columns { start: range.start, count: range.len() })
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -54,12 +55,12 @@ impl Footprint for Columns {
     }
 }
 
-impl CustomOp1 for Columns {
+impl Op<1> for Columns {
     fn name(&self) -> &'static str {
         OP
     }
 
-    fn cpu_fwd(&self, xs: &CpuStorage, xl: &Layout) -> Result<(CpuStorage, Shape)> {
+    fn cpu_fwd(&self, [(xs, xl)]: Inputs<'_, CpuStorage, 1>) -> Result<(CpuStorage, Shape)> {
         let _timed = measure::forward(OP);
         let (count, width, shape) = self.fits(xl.shape())?;
         let x = View::new(OP, xs, xl)?;
@@ -73,19 +74,19 @@ impl CustomOp1 for Columns {
     }
 
     #[cfg(feature = "cuda")]
-    fn cuda_fwd(&self, xs: &CudaStorage, xl: &Layout) -> Result<(CudaStorage, Shape)> {
+    fn cuda_fwd(&self, [(xs, xl)]: Inputs<'_, CudaStorage, 1>) -> Result<(CudaStorage, Shape)> {
         let (.., shape) = self.fits(xl.shape())?;
         let y = gpu::copied(OP, xs, &xl.narrow(shape.rank() - 1, self.start, self.count)?)?;
         Ok((gpu::storage(take(&y)?)?, shape))
     }
 
-    fn bwd(&self, x: &Tensor, _: &Tensor, dy: &Tensor) -> Result<Option<Tensor>> {
+    fn bwd(&self, [x]: [&Tensor; 1], _: &Tensor, dy: &Tensor) -> Result<[Option<Tensor>; 1]> {
         let _timed = measure::backward(OP);
         let (count, width, _) = self.fits(x.shape())?;
         #[cfg(feature = "cuda")]
         if gpu::holds(dy) {
             let right = width - self.start - self.count;
-            return dy.detach().pad_with_zeros(D::Minus1, self.start, right)?.contiguous().map(Some);
+            return Ok([Some(dy.detach().pad_with_zeros(D::Minus1, self.start, right)?.contiguous()?)]);
         }
         let held = dy.storage_and_layout();
         let dy = View::of(OP, &held)?;
@@ -96,6 +97,6 @@ impl CustomOp1 for Columns {
                 dy.read(Isa::current(), row * self.count, &mut dx[self.start..self.start + self.count]);
             }
         })?;
-        Ok(Some(tensor(dx, x.shape())))
+        Ok([Some(tensor(dx, x.shape()))])
     }
 }

@@ -1,14 +1,15 @@
 //! Operations of convolutional networks whose gradients are wrong in candle 0.11: one-dimensional convolution and
 //! maximum pooling.
 
-use crate::graph::apply::apply1;
+use crate::graph::apply::apply;
+use crate::graph::op::{Inputs, Op};
 use crate::graph::operand::View;
 use crate::graph::output::{Reader, stored, tensor};
 use crate::measure;
 use crate::meta::footprint::{Costs, Footprint, Reads, element_rooms, floats};
 use crate::parallel::{Output, parts, split};
 use candle_core::backend::BackendStorage;
-use candle_core::{CpuStorage, CustomOp1, DType, Layout, Result, Shape, Tensor, bail};
+use candle_core::{CpuStorage, DType, Result, Shape, Tensor, bail};
 use std::ops::Range;
 
 /// Computes the one-dimensional convolution that `Tensor::conv1d` computes, with its gradients. `x` is
@@ -44,7 +45,7 @@ pub fn max_pool2d(x: &Tensor, kernel: usize, stride: usize, padding: usize) -> R
         );
     }
     let sides = [height, width].map(|side| [side, (side + 2 * padding - kernel) / stride + 1]);
-    apply1(x, MaxPool { kernel, stride, padding, sides })
+    apply([x], MaxPool { kernel, stride, padding, sides })
 }
 
 const OP: &str = "max-pool2d";
@@ -121,12 +122,12 @@ impl Footprint for MaxPool {
     }
 }
 
-impl CustomOp1 for MaxPool {
+impl Op<1> for MaxPool {
     fn name(&self) -> &'static str {
         OP
     }
 
-    fn cpu_fwd(&self, xs: &CpuStorage, xl: &Layout) -> Result<(CpuStorage, Shape)> {
+    fn cpu_fwd(&self, [(xs, xl)]: Inputs<'_, CpuStorage, 1>) -> Result<(CpuStorage, Shape)> {
         let _timed = measure::forward(OP);
         let (batch, channels, ..) = xl.shape().dims4()?;
         let x = View::new(OP, xs, xl)?;
@@ -137,7 +138,7 @@ impl CustomOp1 for MaxPool {
         Ok((stored(OP, out, xs.dtype())?, shape.into()))
     }
 
-    fn bwd(&self, x: &Tensor, _: &Tensor, dy: &Tensor) -> Result<Option<Tensor>> {
+    fn bwd(&self, [x]: [&Tensor; 1], _: &Tensor, dy: &Tensor) -> Result<[Option<Tensor>; 1]> {
         let _timed = measure::backward(OP);
         let [area, out] = self.areas();
         let held = (x.storage_and_layout(), dy.storage_and_layout());
@@ -148,7 +149,7 @@ impl CustomOp1 for MaxPool {
             let dy = reader.floats(index * out..(index + 1) * out);
             self.maxima(image, |from, to| dx[to] += dy[from]);
         });
-        Ok(Some(tensor(stored(OP, dx, x.dtype())?, x.shape())))
+        Ok([Some(tensor(stored(OP, dx, x.dtype())?, x.shape()))])
     }
 }
 

@@ -2,7 +2,8 @@
 
 #[cfg(feature = "cuda")]
 use crate::gpu;
-use crate::graph::apply::apply2;
+use crate::graph::apply::apply;
+use crate::graph::op::{Inputs, Op};
 use crate::graph::operand::{NO_TARGET, View, rows, targets as read, targets_of};
 use crate::graph::output::{Reader, build_as, tensor};
 use crate::kernel::{Isa, softmax as kernel};
@@ -11,7 +12,7 @@ use crate::meta::footprint::{Costs, Footprint, Reads, floats, indices_room, room
 use crate::parallel::{Output, parts, split};
 #[cfg(feature = "cuda")]
 use candle_core::CudaStorage;
-use candle_core::{CpuStorage, CustomOp2, DType, Layout, Result, Shape, Tensor, bail};
+use candle_core::{CpuStorage, DType, Layout, Result, Shape, Tensor, bail};
 use std::sync::OnceLock;
 
 /// The i64 target of a row that contributes nothing to a loss: PyTorch's default `ignore_index`.
@@ -40,7 +41,7 @@ pub fn cross_entropy(logits: &Tensor, targets: &Tensor) -> Result<Tensor> {
 /// # Errors
 /// Fails in the same cases as [`cross_entropy`].
 pub fn cross_entropy_with_z_loss(logits: &Tensor, targets: &Tensor, z_loss: f32) -> Result<Tensor> {
-    apply2(logits, targets, CrossEntropy { z_loss, ..CrossEntropy::default() })
+    apply([logits, targets], CrossEntropy { z_loss, ..CrossEntropy::default() })
 }
 
 /// Returns the number of targets that are not [`IGNORE_INDEX`]. If the targets are on a GPU, waits for it.
@@ -154,12 +155,12 @@ impl Footprint for CrossEntropy {
     }
 }
 
-impl CustomOp2 for CrossEntropy {
+impl Op<2> for CrossEntropy {
     fn name(&self) -> &'static str {
         OP
     }
 
-    fn cpu_fwd(&self, ls: &CpuStorage, ll: &Layout, ts: &CpuStorage, tl: &Layout) -> Result<(CpuStorage, Shape)> {
+    fn cpu_fwd(&self, [(ls, ll), (ts, tl)]: Inputs<'_, CpuStorage, 2>) -> Result<(CpuStorage, Shape)> {
         let _timed = measure::forward(OP);
         let (count, classes) = rows(OP, ll.shape())?;
         fits(count, ll, tl)?;
@@ -187,7 +188,7 @@ impl CustomOp2 for CrossEntropy {
     }
 
     #[cfg(feature = "cuda")]
-    fn cuda_fwd(&self, ls: &CudaStorage, ll: &Layout, ts: &CudaStorage, tl: &Layout) -> Result<(CudaStorage, Shape)> {
+    fn cuda_fwd(&self, [(ls, ll), (ts, tl)]: Inputs<'_, CudaStorage, 2>) -> Result<(CudaStorage, Shape)> {
         let (count, _) = rows(OP, ll.shape())?;
         fits(count, ll, tl)?;
         let [loss, statistics] = gpu::cross_entropy::forward(OP, (ls, ll), (ts, tl), self.z_loss)?;
@@ -195,18 +196,12 @@ impl CustomOp2 for CrossEntropy {
         Ok((loss, Shape::from(())))
     }
 
-    fn bwd(
-        &self,
-        logits: &Tensor,
-        targets: &Tensor,
-        _: &Tensor,
-        d_loss: &Tensor,
-    ) -> Result<(Option<Tensor>, Option<Tensor>)> {
+    fn bwd(&self, [logits, targets]: [&Tensor; 2], _: &Tensor, d_loss: &Tensor) -> Result<[Option<Tensor>; 2]> {
         #[cfg(feature = "cuda")]
         if gpu::holds(logits) {
             let Some(statistics) = self.on_gpu.get() else { bail!("{OP}: the backward ran before the forward") };
             let dx = gpu::cross_entropy::backward(OP, logits, targets, (statistics, self.z_loss), d_loss)?;
-            return Ok((Some(dx), None));
+            return Ok([Some(dx), None]);
         }
         let _timed = measure::backward(OP);
         let (count, classes) = rows(OP, logits.shape())?;
@@ -228,6 +223,6 @@ impl CustomOp2 for CrossEntropy {
                 dx[targets[row]] -= factor;
             }
         })?;
-        Ok((Some(tensor(dx, logits.shape())), None))
+        Ok([Some(tensor(dx, logits.shape())), None])
     }
 }

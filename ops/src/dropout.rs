@@ -5,7 +5,8 @@ use crate::Pass;
 use crate::device::{Gpu, Operand};
 #[cfg(feature = "cuda")]
 use crate::gpu;
-use crate::graph::apply::apply1;
+use crate::graph::apply::apply;
+use crate::graph::op::{Inputs, Op};
 use crate::graph::operand::View;
 use crate::graph::output::{build_as, tensor};
 use crate::measure;
@@ -17,7 +18,7 @@ use crate::tensor::Along;
 #[cfg(feature = "cuda")]
 use candle_core::CudaStorage;
 use candle_core::backend::BackendStorage;
-use candle_core::{CpuStorage, CustomOp1, D, DType, Layout, Result, Shape, Tensor, bail};
+use candle_core::{CpuStorage, D, DType, Result, Shape, Tensor, bail};
 #[cfg(feature = "cuda")]
 use zero_kernels::dropout::{Mask, Place as OnGpu};
 
@@ -65,7 +66,7 @@ pub fn dropout_of_columns(
     match numbers(OP, probability, name, pass)? {
         Some(stream) => {
             let place = Place::of(x, columns)?;
-            apply1(x, Masked { probability, stream, first_sample: pass.sample, place })
+            apply([x], Masked { probability, stream, first_sample: pass.sample, place })
         }
         None => Ok(x.clone()),
     }
@@ -226,32 +227,32 @@ impl Footprint for Masked {
     }
 }
 
-impl CustomOp1 for Masked {
+impl Op<1> for Masked {
     fn name(&self) -> &'static str {
         OP
     }
 
-    fn cpu_fwd(&self, xs: &CpuStorage, xl: &Layout) -> Result<(CpuStorage, Shape)> {
+    fn cpu_fwd(&self, [(xs, xl)]: Inputs<'_, CpuStorage, 1>) -> Result<(CpuStorage, Shape)> {
         let _timed = measure::forward(OP);
         let y = self.apply(View::new(OP, xs, xl)?.elements(), xl.shape(), xs.dtype())?;
         Ok((y, xl.shape().clone()))
     }
 
     #[cfg(feature = "cuda")]
-    fn cuda_fwd(&self, xs: &CudaStorage, xl: &Layout) -> Result<(CudaStorage, Shape)> {
+    fn cuda_fwd(&self, [(xs, xl)]: Inputs<'_, CudaStorage, 1>) -> Result<(CudaStorage, Shape)> {
         let (gpu, x) = (Gpu::new(&xs.device)?, Operand::new(OP, xs, xl)?);
         Ok((self.apply_on_gpu(&gpu, &x, xl.shape(), xs.dtype())?, xl.shape().clone()))
     }
 
-    fn bwd(&self, x: &Tensor, _: &Tensor, dy: &Tensor) -> Result<Option<Tensor>> {
+    fn bwd(&self, [x]: [&Tensor; 1], _: &Tensor, dy: &Tensor) -> Result<[Option<Tensor>; 1]> {
         #[cfg(feature = "cuda")]
         if gpu::holds(dy) {
             let dx = self.apply_on_gpu(&Gpu::of(OP, dy)?, &Operand::of(OP, dy)?, x.shape(), x.dtype())?;
-            return Ok(Some(gpu::tensor(dx, x.shape())));
+            return Ok([Some(gpu::tensor(dx, x.shape()))]);
         }
         let _timed = measure::backward(OP);
         let held = dy.storage_and_layout();
         let dx = self.apply(View::of(OP, &held)?.elements(), x.shape(), x.dtype())?;
-        Ok(Some(tensor(dx, x.shape())))
+        Ok([Some(tensor(dx, x.shape()))])
     }
 }

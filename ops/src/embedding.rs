@@ -3,8 +3,9 @@
 use crate::forward_only;
 #[cfg(feature = "cuda")]
 use crate::gpu;
-use crate::graph::apply::apply2;
+use crate::graph::apply::apply;
 use crate::graph::fused_block;
+use crate::graph::op::{Inputs, Op};
 use crate::graph::operand::{View, indices, indices_of};
 use crate::graph::output::{Reader, build_as, stored, tensor};
 use crate::kernel::Isa;
@@ -19,7 +20,7 @@ use crate::tensor::{OwnEntries, get_cut, sum_to_slices};
 #[cfg(feature = "cuda")]
 use candle_core::CudaStorage;
 use candle_core::backend::BackendStorage;
-use candle_core::{CpuStorage, CustomOp2, DType, Layout, Result, Shape, Tensor};
+use candle_core::{CpuStorage, DType, Result, Shape, Tensor};
 use candle_nn::{Init, Module, VarBuilder};
 
 /// A table of `[entries, size]` whose rows are looked up by index.
@@ -79,7 +80,7 @@ impl Module for Embedding {
             _ => self.factor as f32,
         };
         fused_block(&self.weight, |weight| {
-            let rows = apply2(weight, ids, Gather { own: self.cut.clone() })?;
+            let rows = apply([weight, ids], Gather { own: self.cut.clone() })?;
             let rows = if self.cut.is_some() { sum_to_slices(&rows)? } else { rows };
             scaled(&rows, factor)
         })
@@ -150,12 +151,12 @@ impl Footprint for Gather {
     }
 }
 
-impl CustomOp2 for Gather {
+impl Op<2> for Gather {
     fn name(&self) -> &'static str {
         OP
     }
 
-    fn cpu_fwd(&self, ws: &CpuStorage, wl: &Layout, is: &CpuStorage, il: &Layout) -> Result<(CpuStorage, Shape)> {
+    fn cpu_fwd(&self, [(ws, wl), (is, il)]: Inputs<'_, CpuStorage, 2>) -> Result<(CpuStorage, Shape)> {
         let _timed = measure::forward(OP);
         let (entries, size) = wl.shape().dims2()?;
         let ids = self.rows(indices(OP, is, il, self.entries(entries))?);
@@ -175,7 +176,7 @@ impl CustomOp2 for Gather {
     }
 
     #[cfg(feature = "cuda")]
-    fn cuda_fwd(&self, ws: &CudaStorage, wl: &Layout, is: &CudaStorage, il: &Layout) -> Result<(CudaStorage, Shape)> {
+    fn cuda_fwd(&self, [(ws, wl), (is, il)]: Inputs<'_, CudaStorage, 2>) -> Result<(CudaStorage, Shape)> {
         let (entries, size) = wl.shape().dims2()?;
         let mut dims = il.dims().to_vec();
         dims.push(size);
@@ -183,10 +184,10 @@ impl CustomOp2 for Gather {
         Ok((rows, Shape::from(dims)))
     }
 
-    fn bwd(&self, weight: &Tensor, ids: &Tensor, _: &Tensor, dy: &Tensor) -> Result<(Option<Tensor>, Option<Tensor>)> {
+    fn bwd(&self, [weight, ids]: [&Tensor; 2], _: &Tensor, dy: &Tensor) -> Result<[Option<Tensor>; 2]> {
         #[cfg(feature = "cuda")]
         if gpu::holds(dy) {
-            return Ok((gpu::embedding::backward(OP, [weight, ids, dy], self.own.as_ref())?, None));
+            return Ok([gpu::embedding::backward(OP, [weight, ids, dy], self.own.as_ref())?, None]);
         }
         let _timed = measure::backward(OP);
         let (entries, size) = weight.dims2()?;
@@ -194,18 +195,18 @@ impl CustomOp2 for Gather {
         let held = dy.storage_and_layout();
         let dy = View::of(OP, &held)?;
         if !weight.track_op() {
-            return Ok((None, None));
+            return Ok([None, None]);
         }
         let taken = sink::write(weight, |slot| match slot {
             Slot::First(out) => scatter(&ids, dy.elements(), size, out),
             Slot::Another(out) | Slot::Further(out) => add(&ids, dy.elements(), size, out),
         });
         if taken {
-            return Ok((None, None));
+            return Ok([None, None]);
         }
         let mut gradient = vec![0.0; entries * size];
         scatter(&ids, dy.elements(), size, &mut gradient);
-        Ok((Some(tensor(stored(OP, gradient, weight.dtype())?, weight.shape())), None))
+        Ok([Some(tensor(stored(OP, gradient, weight.dtype())?, weight.shape())), None])
     }
 }
 

@@ -1,10 +1,11 @@
 //! Losses of preference pairs, from the log-probabilities of a chosen and a rejected answer.
 
-use crate::graph::apply::apply1;
+use crate::graph::apply::apply;
+use crate::graph::op::{Inputs, Op};
 use crate::graph::operand::f32s;
 use crate::graph::output::tensor;
 use crate::meta::footprint::{Costs, Footprint, Reads, floats};
-use candle_core::{CpuStorage, CustomOp1, DType, Layout, Result, Shape, Tensor, bail};
+use candle_core::{CpuStorage, DType, Result, Shape, Tensor, bail};
 
 /// The loss of a pair. Δ is ln π(chosen)/π_ref(chosen) − ln π(rejected)/π_ref(rejected), and σ is the logistic
 /// function. The mean log-probability of an answer is the sum over its tokens divided by their number.
@@ -132,7 +133,7 @@ pub fn preference_loss(
     if counts.dims() != log_probs.dims() {
         bail!("{OP}: log-probabilities {:?} and counts {:?} do not match", log_probs.shape(), counts.shape());
     }
-    apply1(log_probs, Preference { reference, counts, loss })
+    apply([log_probs], Preference { reference, counts, loss })
 }
 
 const OP: &str = "preference-loss";
@@ -191,22 +192,22 @@ impl Footprint for Preference {
     }
 }
 
-impl CustomOp1 for Preference {
+impl Op<1> for Preference {
     fn name(&self) -> &'static str {
         OP
     }
 
-    fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
+    fn cpu_fwd(&self, [(storage, layout)]: Inputs<'_, CpuStorage, 1>) -> Result<(CpuStorage, Shape)> {
         let losses = self.each(&f32s(OP, storage, layout)?)?;
         let mean = losses.iter().map(|(loss, _)| loss).sum::<f64>() / losses.len() as f64;
         Ok((CpuStorage::F32(vec![mean as f32]), Shape::from(())))
     }
 
-    fn bwd(&self, log_probs: &Tensor, _: &Tensor, d_loss: &Tensor) -> Result<Option<Tensor>> {
+    fn bwd(&self, [log_probs]: [&Tensor; 1], _: &Tensor, d_loss: &Tensor) -> Result<[Option<Tensor>; 1]> {
         let d_loss = f64::from(d_loss.to_dtype(DType::F32)?.to_scalar::<f32>()?);
         let losses = self.each(&log_probs.flatten_all()?.to_vec1::<f32>()?)?;
         let factor = d_loss / losses.len() as f64;
         let slopes = losses.iter().flat_map(|(_, slopes)| slopes).map(|slope| (slope * factor) as f32).collect();
-        Ok(Some(tensor(CpuStorage::F32(slopes), log_probs.shape())))
+        Ok([Some(tensor(CpuStorage::F32(slopes), log_probs.shape()))])
     }
 }

@@ -4,7 +4,8 @@
 use crate::decode::cached_positions;
 #[cfg(feature = "cuda")]
 use crate::gpu;
-use crate::graph::apply::apply1;
+use crate::graph::apply::apply;
+use crate::graph::op::{Inputs, Op};
 use crate::graph::operand::{View, indices_of};
 use crate::graph::output::{build_as, tensor};
 use crate::kernel::{Isa, rotary as kernel};
@@ -14,9 +15,9 @@ use crate::meta::{self, tracing};
 use crate::product::Elements;
 use crate::sequence::{own_positions, whole_length};
 use candle_core::backend::BackendStorage;
-use candle_core::{CpuStorage, CustomOp1, DType, Layout, Result, Shape, Tensor, bail};
+use candle_core::{CpuStorage, DType, Result, Shape, Tensor, bail};
 #[cfg(feature = "cuda")]
-use candle_core::{CudaStorage, Storage};
+use candle_core::{CudaStorage, Layout, Storage};
 use std::sync::{Arc, Mutex, PoisonError};
 #[cfg(feature = "cuda")]
 use zero_kernels::rotary::Turn;
@@ -241,7 +242,7 @@ impl Rotary {
             }
             false => angles.of_positions(longest, self.positions),
         };
-        apply1(x, Rotation { table, positions })
+        apply([x], Rotation { table, positions })
     }
 }
 
@@ -354,31 +355,31 @@ impl Footprint for Rotation {
     }
 }
 
-impl CustomOp1 for Rotation {
+impl Op<1> for Rotation {
     fn name(&self) -> &'static str {
         OP
     }
 
-    fn cpu_fwd(&self, xs: &CpuStorage, xl: &Layout) -> Result<(CpuStorage, Shape)> {
+    fn cpu_fwd(&self, [(xs, xl)]: Inputs<'_, CpuStorage, 1>) -> Result<(CpuStorage, Shape)> {
         let _timed = measure::forward(OP);
         let y = self.run(View::new(OP, xs, xl)?.elements(), xl.shape(), xs.dtype(), kernel::rotate)?;
         Ok((y, xl.shape().clone()))
     }
 
     #[cfg(feature = "cuda")]
-    fn cuda_fwd(&self, xs: &CudaStorage, xl: &Layout) -> Result<(CudaStorage, Shape)> {
+    fn cuda_fwd(&self, [(xs, xl)]: Inputs<'_, CudaStorage, 1>) -> Result<(CudaStorage, Shape)> {
         Ok((self.run_on_gpu((xs, xl), Turn::Forth)?, xl.shape().clone()))
     }
 
-    fn bwd(&self, x: &Tensor, _: &Tensor, dy: &Tensor) -> Result<Option<Tensor>> {
+    fn bwd(&self, [x]: [&Tensor; 1], _: &Tensor, dy: &Tensor) -> Result<[Option<Tensor>; 1]> {
         #[cfg(feature = "cuda")]
         if let (Storage::Cuda(dys), layout) = (&*dy.storage_and_layout().0, dy.layout()) {
             let dx = self.run_on_gpu((dys, layout), Turn::Back)?;
-            return Ok(Some(gpu::tensor(dx, x.shape())));
+            return Ok([Some(gpu::tensor(dx, x.shape()))]);
         }
         let _timed = measure::backward(OP);
         let held = dy.storage_and_layout();
         let dx = self.run(View::of(OP, &held)?.elements(), x.shape(), x.dtype(), kernel::rotate_back)?;
-        Ok(Some(tensor(dx, x.shape())))
+        Ok([Some(tensor(dx, x.shape()))])
     }
 }

@@ -1,15 +1,16 @@
 //! Multiplication by a number.
 
-use crate::graph::apply::apply1;
+use crate::graph::apply::apply;
+use crate::graph::op::{Inputs, Op};
 use crate::graph::operand::View;
 use crate::graph::output::{build_as, tensor};
 use crate::meta::footprint::{Costs, Footprint, Reads, element_rooms};
 use candle_core::backend::BackendStorage;
-use candle_core::{CpuStorage, CudaStorage, CustomOp1, Layout, Result, Shape, Tensor, bail};
+use candle_core::{CpuStorage, CudaStorage, Result, Shape, Tensor, bail};
 
 /// Computes x·factor. Returns x itself if the factor is 1.
 pub fn scaled(x: &Tensor, factor: f32) -> Result<Tensor> {
-    if factor == 1.0 { Ok(x.clone()) } else { apply1(x, Scaled(factor)) }
+    if factor == 1.0 { Ok(x.clone()) } else { apply([x], Scaled(factor)) }
 }
 
 const OP: &str = "scaled";
@@ -39,25 +40,25 @@ impl Footprint for Scaled {
     }
 }
 
-impl CustomOp1 for Scaled {
+impl Op<1> for Scaled {
     fn name(&self) -> &'static str {
         OP
     }
 
-    fn cpu_fwd(&self, xs: &CpuStorage, xl: &Layout) -> Result<(CpuStorage, Shape)> {
+    fn cpu_fwd(&self, [(xs, xl)]: Inputs<'_, CpuStorage, 1>) -> Result<(CpuStorage, Shape)> {
         Ok((self.apply(View::new(OP, xs, xl)?, xs)?, xl.shape().clone()))
     }
 
-    fn cuda_fwd(&self, xs: &CudaStorage, xl: &Layout) -> Result<(CudaStorage, Shape)> {
+    fn cuda_fwd(&self, [(xs, xl)]: Inputs<'_, CudaStorage, 1>) -> Result<(CudaStorage, Shape)> {
         Ok((xs.affine(xl, f64::from(self.0), 0.0)?, xl.shape().clone()))
     }
 
-    fn bwd(&self, x: &Tensor, _: &Tensor, dy: &Tensor) -> Result<Option<Tensor>> {
+    fn bwd(&self, [x]: [&Tensor; 1], _: &Tensor, dy: &Tensor) -> Result<[Option<Tensor>; 1]> {
         if dy.device().is_cuda() {
-            return Ok(Some(dy.detach().affine(f64::from(self.0), 0.0)?));
+            return Ok([Some(dy.detach().affine(f64::from(self.0), 0.0)?)]);
         }
         let held = dy.storage_and_layout();
         let candle_core::Storage::Cpu(storage) = &*held.0 else { bail!("{OP}: the gradient is not on the CPU") };
-        Ok(Some(tensor(self.apply(View::of(OP, &held)?, storage)?, x.shape())))
+        Ok([Some(tensor(self.apply(View::of(OP, &held)?, storage)?, x.shape()))])
     }
 }

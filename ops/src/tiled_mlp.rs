@@ -10,9 +10,10 @@
 //! and the gradient of a weight continues from tile to tile (`sink/tiles.rs`).
 
 use crate::activation::Activation;
-use crate::graph::apply::{apply2, counted2, in_graph};
+use crate::graph::apply::{apply, counted, in_graph};
 use crate::graph::fused_block::{run_backward, unrecorded};
 use crate::graph::many_inputs::{Carried, carry};
+use crate::graph::op::{Inputs, Op};
 use crate::graph::operand::{View, rows, with_last};
 use crate::graph::output::{stored, tensor};
 use crate::graph::storage::take;
@@ -22,7 +23,7 @@ use crate::meta;
 use crate::meta::footprint::{Costs, Footprint, Reads};
 use crate::product::Elements;
 use crate::sink;
-use candle_core::{CpuStorage, CustomOp2, DType, Layout, Result, Shape, Storage, Tensor, bail};
+use candle_core::{CpuStorage, DType, Result, Shape, Storage, Tensor, bail};
 use candle_nn::Module;
 use half::{bf16, f16};
 use std::sync::{Mutex, PoisonError};
@@ -185,10 +186,10 @@ impl Module for TiledMlp {
         let (chain, carried) = carry(if in_graph { parameters } else { vec![] }.into_iter())?;
         let op = |values| Tiled { mlp: self.clone(), shape: y.shape().clone(), values: Mutex::new(values), carried };
         if meta::tracing() {
-            return counted2([x, &chain], op(None), Tiled::READS, y.clone());
+            return counted([x, &chain], op(None), y.clone());
         }
         let Storage::Cpu(values) = take(&y)? else { bail!("{OP}: the output on the CPU has lost its values") };
-        apply2(x, &chain, op(Some(values)))
+        apply([x, &chain], op(Some(values)))
     }
 }
 
@@ -209,24 +210,24 @@ impl Footprint for Tiled {
     }
 }
 
-impl CustomOp2 for Tiled {
+impl Op<2> for Tiled {
     fn name(&self) -> &'static str {
         OP
     }
 
-    fn cpu_fwd(&self, _: &CpuStorage, _: &Layout, _: &CpuStorage, _: &Layout) -> Result<(CpuStorage, Shape)> {
+    fn cpu_fwd(&self, _: Inputs<'_, CpuStorage, 2>) -> Result<(CpuStorage, Shape)> {
         match self.values.lock().unwrap_or_else(PoisonError::into_inner).take() {
             Some(values) => Ok((values, self.shape.clone())),
             None => bail!("{OP}: the forward ran twice"),
         }
     }
 
-    fn bwd(&self, x: &Tensor, chain: &Tensor, _: &Tensor, dy: &Tensor) -> Result<(Option<Tensor>, Option<Tensor>)> {
+    fn bwd(&self, [x, chain]: [&Tensor; 2], _: &Tensor, dy: &Tensor) -> Result<[Option<Tensor>; 2]> {
         let (dx, gradients) = self.mlp.backward(x, dy)?;
         if !chain.track_op() && gradients.iter().any(Option::is_some) {
             bail!("{OP}: a parameter has no gradient buffer");
         }
-        Ok((dx, self.carried.leave(gradients, chain)?))
+        Ok([dx, self.carried.leave(gradients, chain)?])
     }
 }
 

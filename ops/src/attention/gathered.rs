@@ -11,7 +11,8 @@ use super::geometry::{Geometry, Layouts, Queries};
 use super::heads::backward;
 use super::span::AttentionSpan;
 use super::{OP, State, footprint, of_chunks};
-use crate::graph::apply::apply3;
+use crate::graph::apply::apply;
+use crate::graph::op::{Inputs, Op};
 use crate::graph::operand::View;
 use crate::graph::output::{Fresh, gradient, tensor};
 use crate::measure;
@@ -20,7 +21,7 @@ use crate::sequence::{Element, SequenceGroup, dense, of_element};
 #[cfg(feature = "cuda")]
 use candle_core::CudaStorage;
 use candle_core::backend::BackendStorage;
-use candle_core::{CpuStorage, CustomOp3, DType, Layout, Result, Shape, Storage, Tensor, bail};
+use candle_core::{CpuStorage, DType, Layout, Result, Shape, Storage, Tensor, bail};
 use std::ops::Range;
 #[cfg(feature = "cuda")]
 use std::sync::OnceLock;
@@ -41,7 +42,7 @@ pub(super) fn separate(
         #[cfg(feature = "cuda")]
         kept: OnceLock::new(),
     };
-    apply3(q, k, v, op)
+    apply([q, k, v], op)
 }
 
 struct Gathered {
@@ -139,20 +140,12 @@ impl Footprint for Gathered {
     }
 }
 
-impl CustomOp3 for Gathered {
+impl Op<3> for Gathered {
     fn name(&self) -> &'static str {
         OP
     }
 
-    fn cpu_fwd(
-        &self,
-        qs: &CpuStorage,
-        ql: &Layout,
-        ks: &CpuStorage,
-        kl: &Layout,
-        vs: &CpuStorage,
-        vl: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
+    fn cpu_fwd(&self, [(qs, ql), (ks, kl), (vs, vl)]: Inputs<'_, CpuStorage, 3>) -> Result<(CpuStorage, Shape)> {
         let _timed = measure::forward(OP);
         let g = self.geometry(ql.shape(), kl.shape(), vl.shape())?;
         let q = View::new(OP, qs, ql)?;
@@ -166,26 +159,11 @@ impl CustomOp3 for Gathered {
     }
 
     #[cfg(feature = "cuda")]
-    fn cuda_fwd(
-        &self,
-        qs: &CudaStorage,
-        ql: &Layout,
-        ks: &CudaStorage,
-        kl: &Layout,
-        vs: &CudaStorage,
-        vl: &Layout,
-    ) -> Result<(CudaStorage, Shape)> {
-        Ok((self.forward_on_gpu([(qs, ql), (ks, kl), (vs, vl)])?, ql.shape().clone()))
+    fn cuda_fwd(&self, qkv: Inputs<'_, CudaStorage, 3>) -> Result<(CudaStorage, Shape)> {
+        Ok((self.forward_on_gpu(qkv)?, qkv[0].1.shape().clone()))
     }
 
-    fn bwd(
-        &self,
-        q: &Tensor,
-        k: &Tensor,
-        v: &Tensor,
-        out: &Tensor,
-        d_out: &Tensor,
-    ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
+    fn bwd(&self, [q, k, v]: [&Tensor; 3], out: &Tensor, d_out: &Tensor) -> Result<[Option<Tensor>; 3]> {
         #[cfg(feature = "cuda")]
         if crate::gpu::holds(q) {
             return self.backward_on_gpu([q, k, v], out, d_out);
@@ -218,7 +196,7 @@ impl CustomOp3 for Gathered {
         let [dk, dv] = self.give_back(g, d_whole)?;
         // SAFETY: `backward` writes all elements of `dq` too.
         let dq = q.track_op().then(|| tensor(unsafe { dq.filled(q.elem_count()) }, q.shape()));
-        Ok((dq, gradient(OP, k, dk)?, gradient(OP, v, dv)?))
+        Ok([dq, gradient(OP, k, dk)?, gradient(OP, v, dv)?])
     }
 }
 

@@ -25,7 +25,8 @@ use crate::decode::is_decoding;
 use crate::device::{Gpu, Operand};
 #[cfg(feature = "cuda")]
 use crate::gpu;
-use crate::graph::apply::{apply1, apply3, reshape};
+use crate::graph::apply::{apply, reshape};
+use crate::graph::op::{Inputs, Op};
 use crate::graph::operand::View;
 use crate::graph::output::{Fresh, tensor};
 use crate::measure;
@@ -36,7 +37,7 @@ use crate::{Dropout, Pass};
 #[cfg(feature = "cuda")]
 use candle_core::CudaStorage;
 use candle_core::backend::BackendStorage;
-use candle_core::{CpuStorage, CustomOp3, Layout, Result, Shape, Tensor, bail};
+use candle_core::{CpuStorage, Result, Shape, Tensor, bail};
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
@@ -117,7 +118,7 @@ fn whole(q: &Tensor, k: &Tensor, v: &Tensor, span: &AttentionSpan, mask: Option<
         #[cfg(feature = "cuda")]
         on_gpu: OnceLock::new(),
     };
-    apply3(q, k, v, separate)
+    apply([q, k, v], separate)
 }
 
 /// Computes [`causal_attention`] on GPT-2's packed projection. Maps `[batch, time, 3·heads·size]`, which holds q, then
@@ -206,7 +207,7 @@ fn of_chunks(
 
 fn whole_packed(qkv: &Tensor, heads: usize, span: &AttentionSpan, mask: Option<Mask>) -> Result<Tensor> {
     let (batch, time, _) = qkv.dims3()?;
-    apply1(qkv, Packed::new(heads, span.firsts(OP, batch, time)?, mask))
+    apply([qkv], Packed::new(heads, span.firsts(OP, batch, time)?, mask))
 }
 
 /// Returns the mask for this rank's `heads` heads, if the ranks of a tensor group split the heads of an attention.
@@ -302,20 +303,12 @@ impl Footprint for Separate {
     }
 }
 
-impl CustomOp3 for Separate {
+impl Op<3> for Separate {
     fn name(&self) -> &'static str {
         OP
     }
 
-    fn cpu_fwd(
-        &self,
-        qs: &CpuStorage,
-        ql: &Layout,
-        ks: &CpuStorage,
-        kl: &Layout,
-        vs: &CpuStorage,
-        vl: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
+    fn cpu_fwd(&self, [(qs, ql), (ks, kl), (vs, vl)]: Inputs<'_, CpuStorage, 3>) -> Result<(CpuStorage, Shape)> {
         let _timed = measure::forward(OP);
         let geometry = Geometry::separate(OP, ql.shape(), kl.shape(), vl.shape())?;
         let (at, qkv) =
@@ -326,15 +319,7 @@ impl CustomOp3 for Separate {
     }
 
     #[cfg(feature = "cuda")]
-    fn cuda_fwd(
-        &self,
-        qs: &CudaStorage,
-        ql: &Layout,
-        ks: &CudaStorage,
-        kl: &Layout,
-        vs: &CudaStorage,
-        vl: &Layout,
-    ) -> Result<(CudaStorage, Shape)> {
+    fn cuda_fwd(&self, [(qs, ql), (ks, kl), (vs, vl)]: Inputs<'_, CudaStorage, 3>) -> Result<(CudaStorage, Shape)> {
         not_on_gpu(self.state.mask.as_ref())?;
         let geometry = Geometry::separate(OP, ql.shape(), kl.shape(), vl.shape())?;
         let gpu = Gpu::new(&qs.device)?;
@@ -344,14 +329,7 @@ impl CustomOp3 for Separate {
         Ok((out, ql.shape().clone()))
     }
 
-    fn bwd(
-        &self,
-        q: &Tensor,
-        k: &Tensor,
-        v: &Tensor,
-        out: &Tensor,
-        d_out: &Tensor,
-    ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
+    fn bwd(&self, [q, k, v]: [&Tensor; 3], out: &Tensor, d_out: &Tensor) -> Result<[Option<Tensor>; 3]> {
         let _timed = measure::backward(OP);
         let geometry = Geometry::separate(OP, q.shape(), k.shape(), v.shape())?;
         #[cfg(feature = "cuda")]
@@ -361,7 +339,7 @@ impl CustomOp3 for Separate {
             let gpu = Gpu::of(OP, q)?;
             let [dq, dk, dv] = gpu::attention::backward(OP, &gpu, geometry, q.dtype(), &qkv, outs, kept)?;
             let gradient = |of: &Tensor, gradient| of.track_op().then(|| gpu::tensor(gradient, of.shape()));
-            return Ok((gradient(q, dq), gradient(k, dk), gradient(v, dv)));
+            return Ok([gradient(q, dq), gradient(k, dk), gradient(v, dv)]);
         }
         let held = [q, k, v, out, d_out].map(Tensor::storage_and_layout);
         let [qs, ks, vs, os, ds] = held.each_ref().map(|held| View::of(OP, held));
@@ -375,6 +353,6 @@ impl CustomOp3 for Separate {
             // SAFETY: `backward` writes all elements.
             of.track_op().then(|| tensor(unsafe { gradient.filled(of.elem_count()) }, of.shape()))
         };
-        Ok((gradient(q, dq), gradient(k, dk), gradient(v, dv)))
+        Ok([gradient(q, dq), gradient(k, dk), gradient(v, dv)])
     }
 }

@@ -11,6 +11,7 @@ use crate::attention::{OP, State, footprint};
 use crate::device::{Gpu, Operand};
 #[cfg(feature = "cuda")]
 use crate::gpu;
+use crate::graph::op::{Inputs, Op};
 use crate::graph::operand::View;
 use crate::graph::output::{Fresh, tensor};
 use crate::measure;
@@ -18,7 +19,7 @@ use crate::meta::footprint::{Costs, Footprint, Reads};
 #[cfg(feature = "cuda")]
 use candle_core::CudaStorage;
 use candle_core::backend::BackendStorage;
-use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor, bail};
+use candle_core::{CpuStorage, Result, Shape, Tensor, bail};
 use std::sync::Arc;
 #[cfg(feature = "cuda")]
 use std::sync::OnceLock;
@@ -64,12 +65,12 @@ impl Footprint for Packed {
     }
 }
 
-impl CustomOp1 for Packed {
+impl Op<1> for Packed {
     fn name(&self) -> &'static str {
         OP
     }
 
-    fn cpu_fwd(&self, xs: &CpuStorage, xl: &Layout) -> Result<(CpuStorage, Shape)> {
+    fn cpu_fwd(&self, [(xs, xl)]: Inputs<'_, CpuStorage, 1>) -> Result<(CpuStorage, Shape)> {
         let _timed = measure::forward(OP);
         let geometry = self.geometry(xl.shape())?;
         let x = View::new(OP, xs, xl)?;
@@ -80,7 +81,7 @@ impl CustomOp1 for Packed {
     }
 
     #[cfg(feature = "cuda")]
-    fn cuda_fwd(&self, xs: &CudaStorage, xl: &Layout) -> Result<(CudaStorage, Shape)> {
+    fn cuda_fwd(&self, [(xs, xl)]: Inputs<'_, CudaStorage, 1>) -> Result<(CudaStorage, Shape)> {
         not_on_gpu(self.state.mask.as_ref())?;
         let geometry = self.geometry(xl.shape())?;
         let (gpu, x) = (Gpu::new(&xs.device)?, [Operand::new(OP, xs, xl)?]);
@@ -89,7 +90,7 @@ impl CustomOp1 for Packed {
         Ok((out, Shape::from((geometry.batch, geometry.time, geometry.heads * geometry.size))))
     }
 
-    fn bwd(&self, x: &Tensor, out: &Tensor, d_out: &Tensor) -> Result<Option<Tensor>> {
+    fn bwd(&self, [x]: [&Tensor; 1], out: &Tensor, d_out: &Tensor) -> Result<[Option<Tensor>; 1]> {
         let _timed = measure::backward(OP);
         let geometry = self.geometry(x.shape())?;
         #[cfg(feature = "cuda")]
@@ -98,7 +99,7 @@ impl CustomOp1 for Packed {
             let outs = [&Operand::of(OP, out)?, &Operand::of(OP, d_out)?];
             let gpu = Gpu::of(OP, x)?;
             let [dx] = gpu::attention::backward(OP, &gpu, geometry, x.dtype(), &operands, outs, kept)?;
-            return Ok(Some(gpu::tensor(dx, x.shape())));
+            return Ok([Some(gpu::tensor(dx, x.shape()))]);
         }
         let held = [x, out, d_out].map(Tensor::storage_and_layout);
         let [xs, os, ds] = held.each_ref().map(|held| View::of(OP, held));
@@ -107,6 +108,6 @@ impl CustomOp1 for Packed {
         let mut dx = Fresh::new(OP, x.dtype(), x.elem_count())?;
         backward(geometry, Layouts::packed(geometry), &saved, [dx.shared(); 3]);
         // SAFETY: `backward` writes all elements.
-        Ok(Some(tensor(unsafe { dx.filled(x.elem_count()) }, x.shape())))
+        Ok([Some(tensor(unsafe { dx.filled(x.elem_count()) }, x.shape()))])
     }
 }

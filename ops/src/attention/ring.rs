@@ -19,7 +19,8 @@ use super::geometry::{Geometry, Layouts, Queries};
 use super::heads::{Saved, backward, forward};
 use super::span::AttentionSpan;
 use super::{OP, State, of_chunks};
-use crate::graph::apply::apply3;
+use crate::graph::apply::apply;
+use crate::graph::op::{Inputs, Op};
 use crate::graph::operand::View;
 use crate::graph::output::{Shared, gradient, stored};
 use crate::measure;
@@ -29,7 +30,7 @@ use crate::sequence::{Element, Exchanging, SequenceGroup, dense, of_element};
 #[cfg(feature = "cuda")]
 use candle_core::CudaStorage;
 use candle_core::backend::BackendStorage;
-use candle_core::{CpuStorage, CustomOp3, Layout, Result, Shape, Storage, Tensor, bail};
+use candle_core::{CpuStorage, Result, Shape, Storage, Tensor, bail};
 use std::borrow::Cow;
 use std::ops::Range;
 #[cfg(feature = "cuda")]
@@ -53,7 +54,7 @@ pub(super) fn separate(
         #[cfg(feature = "cuda")]
         on_gpu: OnceLock::new(),
     };
-    apply3(q, k, v, ring)
+    apply([q, k, v], ring)
 }
 
 struct Ring {
@@ -249,20 +250,12 @@ impl Footprint for Ring {
     }
 }
 
-impl CustomOp3 for Ring {
+impl Op<3> for Ring {
     fn name(&self) -> &'static str {
         OP
     }
 
-    fn cpu_fwd(
-        &self,
-        qs: &CpuStorage,
-        ql: &Layout,
-        ks: &CpuStorage,
-        kl: &Layout,
-        vs: &CpuStorage,
-        vl: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
+    fn cpu_fwd(&self, [(qs, ql), (ks, kl), (vs, vl)]: Inputs<'_, CpuStorage, 3>) -> Result<(CpuStorage, Shape)> {
         let _timed = measure::forward(OP);
         let g = Geometry::separate(OP, ql.shape(), kl.shape(), vl.shape())?;
         let q = View::new(OP, qs, ql)?;
@@ -275,26 +268,11 @@ impl CustomOp3 for Ring {
     }
 
     #[cfg(feature = "cuda")]
-    fn cuda_fwd(
-        &self,
-        qs: &CudaStorage,
-        ql: &Layout,
-        ks: &CudaStorage,
-        kl: &Layout,
-        vs: &CudaStorage,
-        vl: &Layout,
-    ) -> Result<(CudaStorage, Shape)> {
-        Ok((self.forward_on_gpu([(qs, ql), (ks, kl), (vs, vl)])?, ql.shape().clone()))
+    fn cuda_fwd(&self, qkv: Inputs<'_, CudaStorage, 3>) -> Result<(CudaStorage, Shape)> {
+        Ok((self.forward_on_gpu(qkv)?, qkv[0].1.shape().clone()))
     }
 
-    fn bwd(
-        &self,
-        q: &Tensor,
-        k: &Tensor,
-        v: &Tensor,
-        out: &Tensor,
-        d_out: &Tensor,
-    ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
+    fn bwd(&self, [q, k, v]: [&Tensor; 3], out: &Tensor, d_out: &Tensor) -> Result<[Option<Tensor>; 3]> {
         #[cfg(feature = "cuda")]
         if crate::gpu::holds(q) {
             return self.backward_on_gpu([q, k, v], out, d_out);
@@ -315,6 +293,6 @@ impl CustomOp3 for Ring {
             self.backward(g, &of, block)?
         });
         let dv = dk.split_off(k.elem_count());
-        Ok((gradient(OP, q, dq)?, gradient(OP, k, dk)?, gradient(OP, v, dv)?))
+        Ok([gradient(OP, q, dq)?, gradient(OP, k, dk)?, gradient(OP, v, dv)?])
     }
 }

@@ -10,11 +10,12 @@ use super::product::{Matrix, To, product, product_strided};
 use super::{deliver, room_like, tensor};
 use crate::device::{Finding, Gpu, Operand, address};
 use crate::gpu::count32;
-use crate::graph::apply::apply2;
+use crate::graph::apply::apply;
+use crate::graph::op::{Inputs, Op};
 use crate::meta::footprint::{Costs, Footprint, Reads};
 use crate::sink;
 use crate::tensor::OfRank;
-use candle_core::{CpuStorage, CudaStorage, CustomOp2, DType, Layout, Result, Shape, Tensor, bail};
+use candle_core::{CpuStorage, CudaStorage, DType, Result, Shape, Tensor, bail};
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 use zero_kernels::cross_entropy::{self as kernels, Logits, Upstream};
@@ -74,7 +75,7 @@ pub(crate) fn linear_cross_entropy(
     let dx = dx.map(|(dx, _)| tensor(dx, x.shape()));
     let z = z.map(|(z, _)| tensor(z, ()));
     let loss = Mutex::new(Some(loss));
-    Ok((apply2(x, weight, Computed { loss, gradient, dx, d_weight, is_delivered })?, z))
+    Ok((apply([x, weight], Computed { loss, gradient, dx, d_weight, is_delivered })?, z))
 }
 
 /// Returns how many rows of logits to compute at a time: at most 512 MiB of f32 logits, but at least 1,024 rows. Every
@@ -235,29 +236,23 @@ impl Footprint for Computed {
     }
 }
 
-impl CustomOp2 for Computed {
+impl Op<2> for Computed {
     fn name(&self) -> &'static str {
         OP
     }
 
-    fn cpu_fwd(&self, _: &CpuStorage, _: &Layout, _: &CpuStorage, _: &Layout) -> Result<(CpuStorage, Shape)> {
+    fn cpu_fwd(&self, _: Inputs<'_, CpuStorage, 2>) -> Result<(CpuStorage, Shape)> {
         bail!("{OP}: the operation ran on a GPU")
     }
 
-    fn cuda_fwd(&self, _: &CudaStorage, _: &Layout, _: &CudaStorage, _: &Layout) -> Result<(CudaStorage, Shape)> {
+    fn cuda_fwd(&self, _: Inputs<'_, CudaStorage, 2>) -> Result<(CudaStorage, Shape)> {
         match self.loss.lock().unwrap_or_else(PoisonError::into_inner).take() {
             Some(loss) => Ok((loss, Shape::from(()))),
             None => bail!("{OP}: the forward ran twice"),
         }
     }
 
-    fn bwd(
-        &self,
-        x: &Tensor,
-        weight: &Tensor,
-        _: &Tensor,
-        d_loss: &Tensor,
-    ) -> Result<(Option<Tensor>, Option<Tensor>)> {
+    fn bwd(&self, [x, weight]: [&Tensor; 2], _: &Tensor, d_loss: &Tensor) -> Result<[Option<Tensor>; 2]> {
         let gpu = Gpu::of(OP, x)?;
         let upstream = d_loss.to_dtype(DType::F32)?;
         let upstream = Operand::of(OP, &upstream)?;
@@ -269,7 +264,7 @@ impl CustomOp2 for Computed {
             let (fault, what) = (faults.address(), faults.what(OP, Finding::Gradient));
             // SAFETY: a loss's gradient is one f32; the rest lives as long as the device.
             unsafe { gpu.launch(&kernels::foreseen(upstream, fault, what)) }?;
-            return Ok((self.dx.clone(), None));
+            return Ok([self.dx.clone(), None]);
         }
         let d_weight = match &self.d_weight {
             Some(d_weight) => deliver(OP, &gpu, weight, |to, onto| {
@@ -291,7 +286,7 @@ impl CustomOp2 for Computed {
             }
             None => None,
         };
-        Ok((dx, d_weight))
+        Ok([dx, d_weight])
     }
 }
 

@@ -5,16 +5,17 @@ use crate::flag::Flag;
 #[cfg(feature = "cuda")]
 use crate::gpu;
 use crate::graph::fused_block::{Operation, record, recording};
+use crate::graph::op::{CustomOp, Inputs, Node, Op, Taped};
 use crate::graph::operand::View;
 use crate::graph::output::build_as;
-use crate::graph::remade::Remake;
 use crate::kernel::{Isa, norm::add};
 use crate::measure;
 use crate::meta;
 use crate::meta::footprint::{Costs, Footprint, Reads, element_rooms};
 use candle_core::op::BackpropOp;
-use candle_core::{CpuStorage, CudaStorage, CustomOp1, CustomOp2, CustomOp3, Result, Shape, Storage, Tensor, bail};
+use candle_core::{Layout, Result, Shape, Storage, Tensor, bail};
 use std::cell::Cell;
+use std::ops::Deref;
 use std::sync::Arc;
 
 thread_local! {
@@ -45,164 +46,88 @@ fn recorded(operation: Operation, reads: Reads, (storage, shape): (Storage, Shap
     output
 }
 
-fn on_host((storage, shape): (CpuStorage, Shape)) -> (Storage, Shape) {
-    (Storage::Cpu(storage), shape)
+/// Applies `op`: adds it to candle's graph, records it in a fused block, runs it outside any graph, or counts it.
+pub(crate) fn apply<const N: usize, O: Op<N>>(inputs: [&Tensor; N], op: O) -> Result<Tensor>
+where
+    Node<N, O>: CustomOp<N>,
+{
+    if meta::tracing() {
+        return traced(inputs, &op);
+    }
+    if in_graph() {
+        return Node::<N, O>(op).apply(inputs);
+    }
+    let result = {
+        let held = inputs.map(Tensor::storage_and_layout);
+        let on_host = values(&held, |storage| if let Storage::Cpu(values) = storage { Some(values) } else { None });
+        let on_gpu = values(&held, |storage| if let Storage::Cuda(values) = storage { Some(values) } else { None });
+        match (on_host, on_gpu) {
+            (Some(inputs), _) => {
+                let (values, shape) = op.cpu_fwd(inputs)?;
+                (Storage::Cpu(values), shape)
+            }
+            (_, Some(inputs)) => {
+                let (values, shape) = op.cuda_fwd(inputs)?;
+                (Storage::Cuda(values), shape)
+            }
+            _ => bail!("{}: all tensors must be on the CPU, or all on the same GPU", op.name()),
+        }
+    };
+    Ok(applied(inputs, op, result))
 }
 
-fn on_gpu((storage, shape): (CudaStorage, Shape)) -> (Storage, Shape) {
-    (Storage::Cuda(storage), shape)
+/// Returns the inputs of an operation, if `of` returns the values of each.
+fn values<'a, S, const N: usize>(
+    held: &'a [(impl Deref<Target = Storage>, &'a Layout); N],
+    of: impl Fn(&'a Storage) -> Option<&'a S>,
+) -> Option<Inputs<'a, S, N>> {
+    let inputs: Vec<_> = held.iter().filter_map(|(storage, layout)| Some((of(storage)?, *layout))).collect();
+    inputs.try_into().ok()
 }
 
-const DEVICES: &str = "all tensors must be on the CPU, or all on the same GPU";
+/// Does the same as [`apply`], with a result that has already been computed.
+pub(crate) fn applied<const N: usize, O: Op<N>>(inputs: [&Tensor; N], op: O, result: (Storage, Shape)) -> Tensor {
+    recorded(operation::<O>(Node::<N, O>(op), &inputs), O::READS, result)
+}
+
+/// Returns the record of `op`, which is an `O` or the trace of an `O`.
+fn operation<O: Footprint>(op: impl Taped + 'static, inputs: &[&Tensor]) -> Operation {
+    match (O::REMADE, inputs) {
+        (true, [x]) => Operation::Remade(Arc::new(op), (*x).clone()),
+        _ => Operation::Of(Box::new(op), inputs.iter().copied().cloned().collect()),
+    }
+}
 
 const NOT_COUNTED: &str = "memory that candle's autograd graph keeps is not counted";
 
-/// Counts the forward of an operation in a trace.
-fn counted(op: &impl Footprint, inputs: &[&Tensor]) -> Result<(Tensor, meta::Traced)> {
+/// Does the same as [`apply`], for an operation that is only counted.
+pub(crate) fn traced<const N: usize, O: Footprint>(inputs: [&Tensor; N], op: &O) -> Result<Tensor> {
     if in_graph() {
         bail!("{NOT_COUNTED}");
     }
-    meta::forward(op, inputs)
-}
-
-/// Applies `op` as `x.apply_op1(op)` does; records or counts it if necessary.
-pub(crate) fn apply1<C: CustomOp1 + Footprint + Send + Sync + 'static>(x: &Tensor, op: C) -> Result<Tensor> {
-    if meta::tracing() {
-        let (output, op) = counted(&op, &[x])?;
-        record(one::<C>(op, x), C::READS, &output);
-        return Ok(output);
-    }
-    if in_graph() {
-        return x.apply_op1(op);
-    }
-    let result = {
-        let (xs, xl) = x.storage_and_layout();
-        match &*xs {
-            Storage::Cpu(xs) => on_host(op.cpu_fwd(xs, xl)?),
-            Storage::Cuda(xs) => on_gpu(op.cuda_fwd(xs, xl)?),
-            Storage::Metal(_) => bail!("{}: {DEVICES}", op.name()),
-        }
-    };
-    Ok(applied1(x, op, result))
-}
-
-/// Does the same as [`apply1`], with a result that has already been computed.
-pub(crate) fn applied1<C: CustomOp1 + Footprint + Send + Sync + 'static>(
-    x: &Tensor,
-    op: C,
-    result: (Storage, Shape),
-) -> Tensor {
-    recorded(one::<C>(op, x), C::READS, result)
-}
-
-/// Returns the record of `op`, which is a `C` or the trace of a `C`.
-fn one<C: Footprint>(op: impl Remake + 'static, x: &Tensor) -> Operation {
-    match C::REMADE {
-        true => Operation::Remade(Arc::new(op), x.clone()),
-        false => Operation::One(Box::new(op), x.clone()),
-    }
-}
-
-/// Applies `op` as `x.apply_op2(y, op)` does; records or counts it if necessary.
-pub(crate) fn apply2<C: CustomOp2 + Footprint + Send + Sync + 'static>(
-    x: &Tensor,
-    y: &Tensor,
-    op: C,
-) -> Result<Tensor> {
-    if meta::tracing() {
-        return count2(x, y, &op);
-    }
-    if in_graph() {
-        return x.apply_op2(y, op);
-    }
-    let result = {
-        let ((xs, xl), (ys, yl)) = (x.storage_and_layout(), y.storage_and_layout());
-        match (&*xs, &*ys) {
-            (Storage::Cpu(xs), Storage::Cpu(ys)) => on_host(op.cpu_fwd(xs, xl, ys, yl)?),
-            (Storage::Cuda(xs), Storage::Cuda(ys)) => on_gpu(op.cuda_fwd(xs, xl, ys, yl)?),
-            _ => bail!("{}: {DEVICES}", op.name()),
-        }
-    };
-    Ok(applied2([x, y], op, result))
-}
-
-/// Does the same as [`apply2`], for an operation that is only counted.
-pub(crate) fn count2<C: Footprint>(x: &Tensor, y: &Tensor, op: &C) -> Result<Tensor> {
-    let (output, op) = counted(op, &[x, y])?;
-    record(Operation::Two(Box::new(op), [x, y].map(Clone::clone)), C::READS, &output);
+    let (output, op) = meta::forward(op, &inputs)?;
+    record(operation::<O>(op, &inputs), O::READS, &output);
     Ok(output)
 }
 
-/// Does the same as [`apply2`], for an operation whose output comes from other operations that were already counted.
-pub(crate) fn counted2<C: CustomOp2 + Send + Sync + 'static>(
-    [x, y]: [&Tensor; 2],
-    op: C,
-    reads: Reads,
-    output: Tensor,
-) -> Result<Tensor> {
+/// Does the same as [`apply`], for an operation whose output comes from other operations that were already counted.
+pub(crate) fn counted<const N: usize, O: Op<N>>(inputs: [&Tensor; N], op: O, output: Tensor) -> Result<Tensor> {
     if in_graph() {
         bail!("{NOT_COUNTED}");
     }
-    record(Operation::Two(Box::new(op), [x, y].map(Clone::clone)), reads, &output);
+    record(operation::<O>(Node::<N, O>(op), &inputs), O::READS, &output);
     Ok(output)
 }
 
-/// Does the same as [`apply2`], without the forward. The output has no values, so the backward may not read it.
-pub(crate) fn unmade2<C: CustomOp2 + Footprint + Send + Sync + 'static>(
-    [x, y]: [&Tensor; 2],
-    op: C,
-    shape: &Shape,
-) -> Result<Tensor> {
-    let output = meta::leaf(shape, x.dtype(), true)?;
-    let inputs = [x, y].map(Clone::clone);
+/// Does the same as [`apply`], without the forward. The output has no values, so the backward may not read it.
+pub(crate) fn unmade<const N: usize, O: Op<N>>(inputs: [&Tensor; N], op: O, shape: &Shape) -> Result<Tensor> {
+    let output = meta::leaf(shape, inputs[0].dtype(), true)?;
     let operation = match meta::tracing() {
-        true => Operation::Two(Box::new(meta::unmade(&op, &[x, y])?), inputs),
-        false => Operation::Two(Box::new(op), inputs),
+        true => operation::<O>(meta::unmade(&op, &inputs)?, &inputs),
+        false => operation::<O>(Node::<N, O>(op), &inputs),
     };
-    record(operation, C::READS, &output);
+    record(operation, O::READS, &output);
     Ok(output)
-}
-
-/// Does the same as [`unmade2`], for three inputs.
-pub(crate) fn unmade3<C: CustomOp3 + Footprint + Send + Sync + 'static>(
-    [x, y, z]: [&Tensor; 3],
-    op: C,
-    shape: &Shape,
-) -> Result<Tensor> {
-    let output = meta::leaf(shape, x.dtype(), true)?;
-    let inputs = [x, y, z].map(Clone::clone);
-    let operation = match meta::tracing() {
-        true => Operation::Three(Box::new(meta::unmade(&op, &[x, y, z])?), inputs),
-        false => Operation::Three(Box::new(op), inputs),
-    };
-    record(operation, C::READS, &output);
-    Ok(output)
-}
-
-/// Applies `op` as `x.apply_op3(y, z, op)` does; records or counts it if necessary.
-pub(crate) fn apply3<C: CustomOp3 + Footprint + Send + Sync + 'static>(
-    x: &Tensor,
-    y: &Tensor,
-    z: &Tensor,
-    op: C,
-) -> Result<Tensor> {
-    if meta::tracing() {
-        let (output, op) = counted(&op, &[x, y, z])?;
-        record(Operation::Three(Box::new(op), [x, y, z].map(Clone::clone)), C::READS, &output);
-        return Ok(output);
-    }
-    if in_graph() {
-        return x.apply_op3(y, z, op);
-    }
-    let result = {
-        let ((xs, xl), (ys, yl), (zs, zl)) = (x.storage_and_layout(), y.storage_and_layout(), z.storage_and_layout());
-        match (&*xs, &*ys, &*zs) {
-            (Storage::Cpu(xs), Storage::Cpu(ys), Storage::Cpu(zs)) => on_host(op.cpu_fwd(xs, xl, ys, yl, zs, zl)?),
-            (Storage::Cuda(xs), Storage::Cuda(ys), Storage::Cuda(zs)) => on_gpu(op.cuda_fwd(xs, xl, ys, yl, zs, zl)?),
-            _ => bail!("{}: {DEVICES}", op.name()),
-        }
-    };
-    Ok(applied3([x, y, z], op, result))
 }
 
 /// Returns x + y for tensors of one shape: a residual connection.
@@ -223,24 +148,6 @@ pub(crate) fn computed(x: &Tensor, y: &Tensor) -> bool {
 /// Does the same as [`sum`], with values that have already been computed.
 pub(crate) fn summed(x: &Tensor, y: &Tensor, values: Storage) -> Tensor {
     recorded(Operation::Sum([x, y].map(Clone::clone)), Reads::NOTHING, (values, x.shape().clone()))
-}
-
-/// Does the same as [`apply2`], with a result that has already been computed.
-pub(crate) fn applied2<C: CustomOp2 + Footprint + Send + Sync + 'static>(
-    [x, y]: [&Tensor; 2],
-    op: C,
-    result: (Storage, Shape),
-) -> Tensor {
-    recorded(Operation::Two(Box::new(op), [x, y].map(Clone::clone)), C::READS, result)
-}
-
-/// Does the same as [`apply3`], with a result that has already been computed.
-pub(crate) fn applied3<C: CustomOp3 + Footprint + Send + Sync + 'static>(
-    [x, y, z]: [&Tensor; 3],
-    op: C,
-    result: (Storage, Shape),
-) -> Tensor {
-    recorded(Operation::Three(Box::new(op), [x, y, z].map(Clone::clone)), C::READS, result)
 }
 
 /// Reshapes as `x.reshape(shape)` does, and records the operation in a fused block.

@@ -13,16 +13,15 @@
 use crate::flag::Replaced;
 use crate::graph::addend::offer;
 use crate::graph::apply::{added, untracked};
+use crate::graph::op::Taped;
 use crate::graph::operand::View;
-use crate::graph::remade::{Remake, Remakes};
+use crate::graph::remade::Remakes;
 use crate::graph::storage::take;
 use crate::meta;
 use crate::meta::footprint::Reads;
 use crate::sink;
 use crate::sink::deferred::until_exchange;
-use candle_core::{
-    CpuStorage, CudaStorage, CustomOp1, CustomOp2, CustomOp3, Layout, Result, Shape, Storage, Tensor, TensorId, bail,
-};
+use candle_core::{CpuStorage, CudaStorage, CustomOp1, Layout, Result, Shape, Storage, Tensor, TensorId, bail};
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, LazyLock, Mutex, OnceLock, PoisonError, Weak};
@@ -38,11 +37,9 @@ pub(super) struct Record {
 }
 
 pub(crate) enum Operation {
-    One(Box<dyn CustomOp1 + Send + Sync>, Tensor),
+    Of(Box<dyn Taped>, Vec<Tensor>),
     /// An operation whose output is freed at the end of the block's forward and restored in its backward.
-    Remade(Arc<dyn Remake>, Tensor),
-    Two(Box<dyn CustomOp2 + Send + Sync>, [Tensor; 2]),
-    Three(Box<dyn CustomOp3 + Send + Sync>, [Tensor; 3]),
+    Remade(Arc<dyn Taped>, Tensor),
     Sum([Tensor; 2]),
     /// The same elements in a different shape.
     View(Tensor),
@@ -51,9 +48,9 @@ pub(crate) enum Operation {
 impl Operation {
     fn inputs(&self) -> &[Tensor] {
         match self {
-            Self::One(_, x) | Self::Remade(_, x) | Self::View(x) => std::slice::from_ref(x),
-            Self::Two(_, inputs) | Self::Sum(inputs) => inputs,
-            Self::Three(_, inputs) => inputs,
+            Self::Of(_, inputs) => inputs,
+            Self::Remade(_, x) | Self::View(x) => std::slice::from_ref(x),
+            Self::Sum(inputs) => inputs,
         }
     }
 }
@@ -312,19 +309,12 @@ impl Gradients {
     /// Runs the backward of an operation from the gradient of its output.
     fn pass_through(&mut self, operation: Operation, output: &Tensor, dy: Tensor, remakes: &mut Remakes) -> Result<()> {
         match operation {
-            Operation::One(op, x) => self.add(&x, op.bwd(&x, output, &dy)?),
+            Operation::Of(op, inputs) => {
+                let all: Vec<&Tensor> = inputs.iter().collect();
+                let gradients = self.offered(all[0], || op.gradients(&all, output, &dy))?;
+                all.into_iter().zip(gradients).try_for_each(|(input, gradient)| self.add(input, gradient))
+            }
             Operation::Remade(op, x) => self.add(&x, remakes.backward(&*op, [&x, output, &dy])?),
-            Operation::Two(op, [x, y]) => {
-                let (dx, d_y) = self.offered(&x, || op.bwd(&x, &y, output, &dy))?;
-                self.add(&x, dx)?;
-                self.add(&y, d_y)
-            }
-            Operation::Three(op, [x, y, z]) => {
-                let (dx, d_y, dz) = self.offered(&x, || op.bwd(&x, &y, &z, output, &dy))?;
-                self.add(&x, dx)?;
-                self.add(&y, d_y)?;
-                self.add(&z, dz)
-            }
             Operation::Sum([x, y]) => {
                 self.add(&x, Some(dy.clone()))?;
                 self.add(&y, Some(dy))

@@ -6,6 +6,7 @@ pub(crate) mod backward;
 pub(crate) mod fused_block;
 pub(crate) mod gradient;
 pub(crate) mod many_inputs;
+pub(crate) mod op;
 pub(crate) mod operand;
 pub(crate) mod output;
 pub(crate) mod remade;

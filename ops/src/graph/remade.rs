@@ -6,38 +6,20 @@
 //! computed during the following exchange, which carries the gradient of the values.
 
 use crate::graph::fused_block::{Operation, Record};
-use crate::graph::storage::{swap, take};
+use crate::graph::op::Taped;
+use crate::graph::storage::take;
 use crate::meta;
-use crate::meta::footprint::{Exchange, Finish, Footprint};
+use crate::meta::footprint::Finish;
 use crate::sink;
 use crate::sink::deferred::Compute;
-use candle_core::{CustomOp1, Result, Tensor, TensorId};
+use candle_core::{Result, Tensor, TensorId};
 use std::collections::HashMap;
 use std::sync::Arc;
-
-/// An operation that can run again.
-pub(crate) trait Remake: CustomOp1 + Send + Sync {
-    /// Makes the values of `output` again from `x`.
-    fn remake(&self, x: &Tensor, output: &Tensor) -> Result<()>;
-
-    /// Returns the exchange that restores the values, if it can overlap with other operations.
-    fn exchange(&self) -> Option<&dyn Exchange>;
-}
-
-impl<C: CustomOp1 + Footprint + Send + Sync> Remake for C {
-    fn remake(&self, x: &Tensor, output: &Tensor) -> Result<()> {
-        swap(output, self.make(x)?).map(drop)
-    }
-
-    fn exchange(&self) -> Option<&dyn Exchange> {
-        Footprint::exchange(self)
-    }
-}
 
 /// The outputs of a tape that must be restored before they are read.
 #[derive(Default)]
 pub(super) struct Remakes {
-    of: HashMap<TensorId, (Arc<dyn Remake>, Tensor, Tensor)>,
+    of: HashMap<TensorId, (Arc<dyn Taped>, Tensor, Tensor)>,
     /// Maps each view to the output whose values it shares.
     views: HashMap<TensorId, TensorId>,
     /// For each output, the work that waits for an exchange.
@@ -107,14 +89,14 @@ impl Remakes {
     }
 
     /// Runs the backward of an operation whose output was restored, and frees the output.
-    pub(super) fn backward(&mut self, op: &dyn Remake, [x, output, dy]: [&Tensor; 3]) -> Result<Option<Tensor>> {
+    pub(super) fn backward(&mut self, op: &dyn Taped, [x, output, dy]: [&Tensor; 3]) -> Result<Option<Tensor>> {
         let Waiting { finish, gradients } = self.waiting.remove(&output.id()).unwrap_or_default();
         if let Some(finish) = finish {
             finish()?;
         }
         let Some(exchange) = op.exchange().filter(|_| !gradients.is_empty()) else {
             free(output)?;
-            return op.bwd(x, output, dy);
+            return Ok(op.gradients(&[x], output, dy)?.swap_remove(0));
         };
         let mut gradients = gradients.into_iter();
         let dx = exchange.backward_while(x, dy, &mut || gradients.try_for_each(|compute| compute()))?;

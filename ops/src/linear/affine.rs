@@ -1,5 +1,9 @@
 //! The arithmetic of a linear layer, shared by the operations that contain one.
 
+#[cfg(feature = "cuda")]
+use crate::device::{Gpu, Operand};
+#[cfg(feature = "cuda")]
+use crate::gpu;
 use crate::graph::gradient::{Tile, deliver_tile};
 use crate::graph::operand::{View, f32s, rows, with_last};
 use crate::graph::output::{Reader, tensor};
@@ -79,7 +83,7 @@ impl Affine {
         x: &Tensor,
         weight: &Tensor,
         dy: &Tensor,
-    ) -> Result<(Option<Tensor>, Option<Tensor>)> {
+    ) -> Result<[Option<Tensor>; 2]> {
         let (inputs, outputs) = self.sizes(op, weight.shape())?;
         let (count, _) = rows(op, x.shape())?;
         let held = dy.storage_and_layout();
@@ -108,7 +112,7 @@ impl Affine {
                     self.weight_gradient(out, Tile::First, x, dy);
                     Ok(())
                 });
-                return Ok((dx, None));
+                return Ok([dx, None]);
             }
             let held = x.storage_and_layout();
             let x = View::of(op, &held)?;
@@ -117,7 +121,7 @@ impl Affine {
         } else {
             None
         };
-        Ok((dx, d_weight))
+        Ok([dx, d_weight])
     }
 
     fn weight_gradient(self, out: &mut [f32], tile: Tile, x: Matrix<'_>, dy: Matrix<'_>) {
@@ -211,9 +215,18 @@ fn new_storage(dtype: DType, start: Start<'_>, left: Matrix<'_>, right: Matrix<'
     }
 }
 
-/// Sums the rows of `dy`: partial sums over blocks of [`BLOCK`] rows, added in order.
-pub(crate) fn bias_gradient(op: &'static str, bias: &Tensor, dy: Elements<'_>) -> Result<Option<Tensor>> {
+/// Returns the gradient of a bias, if there is one: the sum of the rows of `dy`. On the CPU, partial sums over blocks of
+/// [`BLOCK`] rows are added in order.
+pub(crate) fn bias_gradient(op: &'static str, bias: Option<&Tensor>, dy: &Tensor) -> Result<Option<Tensor>> {
+    let Some(bias) = bias else { return Ok(None) };
+    #[cfg(feature = "cuda")]
+    if gpu::holds(dy) {
+        return gpu::affine::bias_gradient(op, &Gpu::of(op, dy)?, bias, &Operand::of(op, dy)?);
+    }
     let _timed = measure::backward("bias");
+    let held = dy.storage_and_layout();
+    let view = View::of(op, &held)?;
+    let dy = view.elements();
     deliver_tile(op, bias, |out, tile| {
         let (isa, outputs) = (Isa::current(), out.len());
         let blocks = (dy.len() / outputs).div_ceil(BLOCK);

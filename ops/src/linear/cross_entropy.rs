@@ -9,8 +9,9 @@
 use crate::cross_entropy::{Total, mean_over};
 #[cfg(feature = "cuda")]
 use crate::gpu;
-use crate::graph::apply::{apply2, count2};
+use crate::graph::apply::{apply, traced};
 use crate::graph::gradient::{deliver, try_deliver};
+use crate::graph::op::{Inputs, Op};
 use crate::graph::operand::{NO_TARGET, View, rows, targets_of};
 use crate::graph::output::{stored, tensor};
 use crate::linear::head::{Factors, Head, chunk_rows};
@@ -19,7 +20,7 @@ use crate::meta::footprint::{Costs, Exchanged, Footprint, Reads, bytes, element_
 use crate::product::Matrix;
 use crate::sink;
 use crate::tensor::OfRank;
-use candle_core::{CpuStorage, CustomOp2, D, DType, Layout, Result, Shape, Tensor, bail};
+use candle_core::{CpuStorage, D, DType, Result, Shape, Tensor, bail};
 
 /// Computes the [`cross_entropy`](crate::cross_entropy) of x·Wᵀ: an f32 scalar, the mean over rows.
 ///
@@ -75,7 +76,7 @@ pub(crate) fn linear_cross_entropy_of(
         bail!("{OP}: the input {:?} does not match the targets {:?}", x.shape(), targets.shape());
     }
     if meta::tracing() {
-        return Ok((count2(x, weight, &ToCompute { targets, ranks: own.map_or(1, OfRank::ranks) })?, None));
+        return Ok((traced([x, weight], &ToCompute { targets, ranks: own.map_or(1, OfRank::ranks) })?, None));
     }
     #[cfg(feature = "cuda")]
     if gpu::holds(x) {
@@ -113,7 +114,7 @@ pub(crate) fn linear_cross_entropy_of(
         (total.mean(counted, z_loss), dx, d_weight)
     };
     let z = (z_loss != 0.0).then(|| Tensor::new(z, x.device())).transpose()?;
-    Ok((apply2(x, weight, Computed { loss, gradient, dx, d_weight })?, z))
+    Ok((apply([x, weight], Computed { loss, gradient, dx, d_weight })?, z))
 }
 
 const OP: &str = "linear-cross-entropy";
@@ -189,22 +190,16 @@ impl Footprint for ToCompute<'_> {
     }
 }
 
-impl CustomOp2 for Computed {
+impl Op<2> for Computed {
     fn name(&self) -> &'static str {
         OP
     }
 
-    fn cpu_fwd(&self, _: &CpuStorage, _: &Layout, _: &CpuStorage, _: &Layout) -> Result<(CpuStorage, Shape)> {
+    fn cpu_fwd(&self, _: Inputs<'_, CpuStorage, 2>) -> Result<(CpuStorage, Shape)> {
         Ok((CpuStorage::F32(vec![self.loss]), Shape::from(())))
     }
 
-    fn bwd(
-        &self,
-        x: &Tensor,
-        weight: &Tensor,
-        _: &Tensor,
-        d_loss: &Tensor,
-    ) -> Result<(Option<Tensor>, Option<Tensor>)> {
+    fn bwd(&self, [x, weight]: [&Tensor; 2], _: &Tensor, d_loss: &Tensor) -> Result<[Option<Tensor>; 2]> {
         let d_loss = d_loss.to_dtype(DType::F32)?.to_scalar::<f32>()?;
         let scale = if d_loss == self.gradient { 1.0 } else { d_loss / self.gradient };
         let d_weight = match &self.d_weight {
@@ -223,6 +218,6 @@ impl CustomOp2 for Computed {
             Some(dx) => Some((dx * f64::from(scale))?.to_dtype(x.dtype())?),
             None => None,
         };
-        Ok((dx, d_weight))
+        Ok([dx, d_weight])
     }
 }

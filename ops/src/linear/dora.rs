@@ -11,14 +11,13 @@ use std::sync::OnceLock;
 #[cfg(feature = "cuda")]
 use candle_core::CudaStorage;
 use candle_core::backend::BackendStorage;
-use candle_core::{CpuStorage, CustomOp2, CustomOp3, Layout, Result, Shape, Storage, Tensor, bail};
+use candle_core::{CpuStorage, Layout, Result, Shape, Storage, Tensor, bail};
 
-#[cfg(feature = "cuda")]
-use crate::device::{Gpu, Operand};
 #[cfg(feature = "cuda")]
 use crate::gpu;
 use crate::graph::gradient::{Tile, deliver_tile};
-use crate::graph::operand::{View, f32s_of, rows};
+use crate::graph::op::{Inputs, Op, leading};
+use crate::graph::operand::{View, f32s, f32s_of, rows};
 use crate::graph::output::{Reader, build_as, tensor};
 use crate::linear::affine::{Affine, BLOCK, bias_gradient};
 use crate::meta::footprint::{Costs, Exchanged, Footprint, Reads, bytes, floats, rooms};
@@ -221,7 +220,7 @@ impl Magnified {
         if gpu::holds(p) {
             let (values, dy) = (p.detach(), dy.detach());
             let dp = dy.broadcast_mul(&m.detach().div(norms)?)?;
-            let dm = summed_on_gpu(m, &dy.mul(&values)?.broadcast_div(norms)?)?;
+            let dm = bias_gradient(OP, Some(m), &dy.mul(&values)?.broadcast_div(norms)?)?;
             return Ok([Some(dp), dm]);
         }
         let held =
@@ -255,12 +254,6 @@ impl Magnified {
     }
 }
 
-/// Sums rows into the gradient of a vector.
-#[cfg(feature = "cuda")]
-fn summed_on_gpu(parameter: &Tensor, rows: &Tensor) -> Result<Option<Tensor>> {
-    gpu::affine::bias_gradient(OP, &Gpu::of(OP, rows)?, parameter, &Operand::of(OP, rows)?)
-}
-
 impl Footprint for Magnified {
     const READS: Reads = Reads::inputs([true, true, false]);
 
@@ -292,70 +285,22 @@ impl Footprint for Magnified {
     }
 }
 
-impl CustomOp2 for Magnified {
+impl<const N: usize> Op<N> for Magnified {
     fn name(&self) -> &'static str {
         OP
     }
 
-    fn cpu_fwd(&self, ps: &CpuStorage, pl: &Layout, ms: &CpuStorage, ml: &Layout) -> Result<(CpuStorage, Shape)> {
-        self.apply((ps, pl), &crate::graph::operand::f32s(OP, ms, ml)?, None)
+    fn cpu_fwd(&self, inputs: Inputs<'_, CpuStorage, N>) -> Result<(CpuStorage, Shape)> {
+        let bias = inputs.get(2).map(|(storage, layout)| f32s(OP, storage, layout)).transpose()?;
+        self.apply(inputs[0], &f32s(OP, inputs[1].0, inputs[1].1)?, bias.as_deref())
     }
 
     #[cfg(feature = "cuda")]
-    fn cuda_fwd(&self, ps: &CudaStorage, pl: &Layout, ms: &CudaStorage, ml: &Layout) -> Result<(CudaStorage, Shape)> {
-        self.apply_on_gpu((ps, pl), (ms, ml), None)
+    fn cuda_fwd(&self, inputs: Inputs<'_, CudaStorage, N>) -> Result<(CudaStorage, Shape)> {
+        self.apply_on_gpu(inputs[0], inputs[1], inputs.get(2).copied())
     }
-
-    fn bwd(&self, p: &Tensor, m: &Tensor, _: &Tensor, dy: &Tensor) -> Result<(Option<Tensor>, Option<Tensor>)> {
-        self.backward(p, m, dy).map(|[dp, dm]| (dp, dm))
-    }
-}
-
-impl CustomOp3 for Magnified {
-    fn name(&self) -> &'static str {
-        OP
-    }
-
-    fn cpu_fwd(
-        &self,
-        ps: &CpuStorage,
-        pl: &Layout,
-        ms: &CpuStorage,
-        ml: &Layout,
-        bs: &CpuStorage,
-        bl: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
-        use crate::graph::operand::f32s;
-        self.apply((ps, pl), &f32s(OP, ms, ml)?, Some(&f32s(OP, bs, bl)?))
-    }
-
-    #[cfg(feature = "cuda")]
-    fn cuda_fwd(
-        &self,
-        ps: &CudaStorage,
-        pl: &Layout,
-        ms: &CudaStorage,
-        ml: &Layout,
-        bs: &CudaStorage,
-        bl: &Layout,
-    ) -> Result<(CudaStorage, Shape)> {
-        self.apply_on_gpu((ps, pl), (ms, ml), Some((bs, bl)))
-    }
-
-    fn bwd(
-        &self,
-        p: &Tensor,
-        m: &Tensor,
-        bias: &Tensor,
-        _: &Tensor,
-        dy: &Tensor,
-    ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
-        let [dp, dm] = self.backward(p, m, dy)?;
-        #[cfg(feature = "cuda")]
-        if gpu::holds(p) {
-            return Ok((dp, dm, summed_on_gpu(bias, dy)?));
-        }
-        let held = dy.storage_and_layout();
-        Ok((dp, dm, bias_gradient(OP, bias, View::of(OP, &held)?.elements())?))
+    fn bwd(&self, inputs: [&Tensor; N], _: &Tensor, dy: &Tensor) -> Result<[Option<Tensor>; N]> {
+        let [dp, dm] = self.backward(inputs[0], inputs[1], dy)?;
+        Ok(leading([dp, dm, bias_gradient(OP, inputs.get(2).copied(), dy)?]))
     }
 }

@@ -6,7 +6,8 @@
 
 #[cfg(feature = "cuda")]
 use crate::gpu;
-use crate::graph::apply::apply3;
+use crate::graph::apply::apply;
+use crate::graph::op::{Inputs, Op};
 use crate::graph::operand::View;
 use crate::graph::output::{build_as, tensor};
 use crate::kernel::{Isa, activation as kernel};
@@ -17,7 +18,7 @@ use crate::product::Elements;
 #[cfg(feature = "cuda")]
 use candle_core::CudaStorage;
 use candle_core::backend::BackendStorage;
-use candle_core::{CpuStorage, CustomOp3, Layout, Result, Shape, Storage, Tensor, bail};
+use candle_core::{CpuStorage, Result, Shape, Storage, Tensor, bail};
 #[cfg(feature = "cuda")]
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -39,7 +40,7 @@ pub(crate) fn linear_gelu_for(
     affine: Affine,
     before: Arc<BeforeGelu>,
 ) -> Result<Tensor> {
-    apply3(x, weight, bias, LinearGelu { affine, before })
+    apply([x, weight, bias], LinearGelu { affine, before })
 }
 
 /// The input of GELU.
@@ -97,20 +98,12 @@ impl Footprint for LinearGelu {
     }
 }
 
-impl CustomOp3 for LinearGelu {
+impl Op<3> for LinearGelu {
     fn name(&self) -> &'static str {
         OP
     }
 
-    fn cpu_fwd(
-        &self,
-        xs: &CpuStorage,
-        xl: &Layout,
-        ws: &CpuStorage,
-        wl: &Layout,
-        bs: &CpuStorage,
-        bl: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
+    fn cpu_fwd(&self, [(xs, xl), (ws, wl), (bs, bl)]: Inputs<'_, CpuStorage, 3>) -> Result<(CpuStorage, Shape)> {
         let (sum, shape) = self.affine.forward(OP, (xs, xl), (ws, wl), Some((bs, bl)))?;
         let _timed = measure::forward("gelu");
         let y = {
@@ -122,28 +115,13 @@ impl CustomOp3 for LinearGelu {
     }
 
     #[cfg(feature = "cuda")]
-    fn cuda_fwd(
-        &self,
-        xs: &CudaStorage,
-        xl: &Layout,
-        ws: &CudaStorage,
-        wl: &Layout,
-        bs: &CudaStorage,
-        bl: &Layout,
-    ) -> Result<(CudaStorage, Shape)> {
+    fn cuda_fwd(&self, [(xs, xl), (ws, wl), (bs, bl)]: Inputs<'_, CudaStorage, 3>) -> Result<(CudaStorage, Shape)> {
         let ([sum, y], shape) = gpu::affine::forward_gelu(self.affine, OP, (xs, xl), (ws, wl), (bs, bl))?;
         let _ = self.before.sum.set(Storage::Cuda(sum));
         Ok((y, shape))
     }
 
-    fn bwd(
-        &self,
-        x: &Tensor,
-        w: &Tensor,
-        bias: &Tensor,
-        _: &Tensor,
-        dy: &Tensor,
-    ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
+    fn bwd(&self, [x, w, bias]: [&Tensor; 3], _: &Tensor, dy: &Tensor) -> Result<[Option<Tensor>; 3]> {
         let sum = match self.before.sum.get() {
             Some(Storage::Cpu(sum)) => sum,
             #[cfg(feature = "cuda")]
@@ -152,8 +130,7 @@ impl CustomOp3 for LinearGelu {
                     true => dy.clone(),
                     false => gpu::activation::backward_from(OP, Function::GeluTanh, sum, dy)?,
                 };
-                let [dx, d_weight, d_bias] = gpu::affine::backward(self.affine, OP, [x, w], Some(bias), &d_sum, None)?;
-                return Ok((dx, d_weight, d_bias));
+                return gpu::affine::backward(self.affine, OP, [x, w], Some(bias), &d_sum, None);
             }
             _ => bail!("{OP}: the backward ran before the forward"),
         };
@@ -167,8 +144,7 @@ impl CustomOp3 for LinearGelu {
             })?
         };
         let d_sum = tensor(d_sum, dy.shape());
-        let (dx, d_weight) = self.affine.backward(OP, x, w, &d_sum)?;
-        let held = d_sum.storage_and_layout();
-        Ok((dx, d_weight, bias_gradient(OP, bias, View::of(OP, &held)?.elements())?))
+        let [dx, d_weight] = self.affine.backward(OP, x, w, &d_sum)?;
+        Ok([dx, d_weight, bias_gradient(OP, Some(bias), &d_sum)?])
     }
 }

@@ -4,15 +4,16 @@
 //! Losses that compare whole answers, such as DPO, need these sums. The gradient of such a loss depends on all sums of
 //! a sample, so the backward computes the logits a second time.
 
-use crate::graph::apply::apply2;
+use crate::graph::apply::apply;
 use crate::graph::gradient::try_deliver;
+use crate::graph::op::{Inputs, Op};
 use crate::graph::operand::{NO_TARGET, View, indices_of, rows, targets_of};
 use crate::graph::output::{stored, tensor};
 use crate::linear::head::{Factors, Head, chunk_rows};
 use crate::meta::footprint::{Costs, Exchanged, Footprint, Reads, bytes, element_rooms, floats, indices_room};
 use crate::product::Matrix;
 use crate::tensor::OfRank;
-use candle_core::{CpuStorage, CustomOp2, D, DType, Layout, Result, Shape, Tensor, bail};
+use candle_core::{CpuStorage, D, DType, Result, Shape, Tensor, bail};
 use std::sync::OnceLock;
 
 /// Returns Σ ln softmax(x·Wᵀ)\[label] over the labels of each group: `[batch, groups]` in f32.
@@ -54,7 +55,7 @@ pub(crate) fn linear_log_probs_of(
         }
     }
     let (labels, of_group) = (labels.clone(), of_group.clone());
-    apply2(x, weight, LogProbs { labels, of_group, groups, own, placed: OnceLock::new() })
+    apply([x, weight], LogProbs { labels, of_group, groups, own, placed: OnceLock::new() })
 }
 
 const OP: &str = "linear-log-probs";
@@ -132,12 +133,12 @@ impl Footprint for LogProbs {
     }
 }
 
-impl CustomOp2 for LogProbs {
+impl Op<2> for LogProbs {
     fn name(&self) -> &'static str {
         OP
     }
 
-    fn cpu_fwd(&self, xs: &CpuStorage, xl: &Layout, ws: &CpuStorage, wl: &Layout) -> Result<(CpuStorage, Shape)> {
+    fn cpu_fwd(&self, [(xs, xl), (ws, wl)]: Inputs<'_, CpuStorage, 2>) -> Result<(CpuStorage, Shape)> {
         let (classes, inputs) = wl.shape().dims2()?;
         let (x, weight) = (View::new(OP, xs, xl)?, View::new(OP, ws, wl)?);
         let placed = self.place(classes)?;
@@ -150,13 +151,7 @@ impl CustomOp2 for LogProbs {
         Ok((CpuStorage::F32(sums.into_iter().map(|sum: f64| sum as f32).collect()), shape))
     }
 
-    fn bwd(
-        &self,
-        x: &Tensor,
-        weight: &Tensor,
-        _: &Tensor,
-        d_sums: &Tensor,
-    ) -> Result<(Option<Tensor>, Option<Tensor>)> {
+    fn bwd(&self, [x, weight]: [&Tensor; 2], _: &Tensor, d_sums: &Tensor) -> Result<[Option<Tensor>; 2]> {
         let Some(placed) = self.placed.get() else { bail!("{OP}: the backward ran before the forward") };
         let (classes, inputs) = weight.dims2()?;
         let d_sums = d_sums.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>()?;
@@ -172,6 +167,6 @@ impl CustomOp2 for LogProbs {
             false => head.run(factors, dx.as_deref_mut(), None, |_, _| {}).map(|()| None)?,
         };
         let dx = dx.map(|dx| stored(OP, dx, x.dtype())).transpose()?.map(|dx| tensor(dx, x.shape()));
-        Ok((dx, d_weight))
+        Ok([dx, d_weight])
     }
 }

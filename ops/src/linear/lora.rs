@@ -11,7 +11,7 @@ use candle_nn::{Init, VarBuilder};
 
 use crate::dropout::dropout_of_columns;
 use crate::flag::Replaced;
-use crate::graph::apply::{apply2, apply3, sum};
+use crate::graph::apply::{apply, sum};
 use crate::linear::affine::Affine;
 use crate::linear::dora::Magnified;
 use crate::linear::{LinearOp, Projection};
@@ -176,12 +176,12 @@ impl Lora {
             norms: OnceLock::new(),
         };
         match (&dropped, &map.bias) {
-            (None, Some(bias)) => apply3(&scaled, magnitudes, bias, magnified),
-            (None, None) => apply2(&scaled, magnitudes, magnified),
+            (None, Some(bias)) => apply([&scaled, magnitudes, bias], magnified),
+            (None, None) => apply([&scaled, magnitudes], magnified),
             // The part of the input that dropout removes still goes through the map, with the factor 1.
             (Some(dropped), _) => {
                 let removed = sum(x, &times(dropped, -1.0)?)?;
-                sum(&map.apply(&removed, None)?, &apply2(&scaled, magnitudes, magnified)?)
+                sum(&map.apply(&removed, None)?, &apply([&scaled, magnitudes], magnified)?)
             }
         }
     }
@@ -206,7 +206,7 @@ impl Lora {
 
 /// Returns x·Wᵀ.
 fn product(x: &Tensor, weight: &Tensor, affine: Affine) -> Result<Tensor> {
-    apply2(x, weight, LinearOp { affine, of: None })
+    apply([x, weight], LinearOp { affine, of: None })
 }
 
 /// The name of DoRA's vector, which PEFT also uses in files.

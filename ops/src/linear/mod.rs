@@ -11,8 +11,9 @@ pub(crate) mod lora;
 use crate::activation::Activation;
 #[cfg(feature = "cuda")]
 use crate::gpu;
-use crate::graph::apply::{apply2, apply3, has_backward, unmade2, unmade3};
-use crate::graph::operand::{View, with_last};
+use crate::graph::apply::{apply, has_backward, unmade};
+use crate::graph::op::{Inputs, Op, leading};
+use crate::graph::operand::with_last;
 use crate::linear::affine::{Affine, bias_gradient};
 use crate::linear::gelu::{BeforeGelu, linear_gelu, linear_gelu_for};
 use crate::linear::lora::Lora;
@@ -22,7 +23,7 @@ use crate::tensor::{Parallel, RowParallel};
 #[cfg(feature = "cuda")]
 use candle_core::CudaStorage;
 use candle_core::op::BackpropOp;
-use candle_core::{CpuStorage, CustomOp2, CustomOp3, Layout, Result, Shape, Storage, Tensor, bail};
+use candle_core::{CpuStorage, Result, Shape, Storage, Tensor, bail};
 use candle_nn::{Module, VarBuilder};
 use std::sync::Arc;
 
@@ -225,8 +226,8 @@ impl Projection {
     fn apply(&self, x: &Tensor, of: Option<Arc<BeforeGelu>>) -> Result<Tensor> {
         let op = LinearOp { affine: self.affine, of };
         match &self.bias {
-            Some(bias) => apply3(x, &self.weight, bias, op),
-            None => apply2(x, &self.weight, op),
+            Some(bias) => apply([x, &self.weight, bias], op),
+            None => apply([x, &self.weight], op),
         }
     }
 
@@ -243,8 +244,8 @@ impl Projection {
         let shape = with_last(x.shape(), self.sizes()?[1]);
         let op = LinearOp { affine: self.affine, of: None };
         match &self.bias {
-            Some(bias) => unmade3([x, &self.weight, bias], op, &shape),
-            None => unmade2([x, &self.weight], op, &shape),
+            Some(bias) => unmade([x, &self.weight, bias], op, &shape),
+            None => unmade([x, &self.weight], op, &shape),
         }
     }
 
@@ -279,76 +280,27 @@ impl Footprint for LinearOp {
     }
 }
 
-impl CustomOp2 for LinearOp {
+impl<const N: usize> Op<N> for LinearOp {
     fn name(&self) -> &'static str {
         OP
     }
 
-    fn cpu_fwd(&self, xs: &CpuStorage, xl: &Layout, ws: &CpuStorage, wl: &Layout) -> Result<(CpuStorage, Shape)> {
-        self.affine.forward(OP, (xs, xl), (ws, wl), None)
+    fn cpu_fwd(&self, inputs: Inputs<'_, CpuStorage, N>) -> Result<(CpuStorage, Shape)> {
+        self.affine.forward(OP, inputs[0], inputs[1], inputs.get(2).copied())
     }
 
     #[cfg(feature = "cuda")]
-    fn cuda_fwd(&self, xs: &CudaStorage, xl: &Layout, ws: &CudaStorage, wl: &Layout) -> Result<(CudaStorage, Shape)> {
-        gpu::affine::forward(self.affine, OP, (xs, xl), (ws, wl), None)
+    fn cuda_fwd(&self, inputs: Inputs<'_, CudaStorage, N>) -> Result<(CudaStorage, Shape)> {
+        gpu::affine::forward(self.affine, OP, inputs[0], inputs[1], inputs.get(2).copied())
     }
 
-    fn bwd(&self, x: &Tensor, w: &Tensor, _: &Tensor, dy: &Tensor) -> Result<(Option<Tensor>, Option<Tensor>)> {
+    fn bwd(&self, inputs: [&Tensor; N], _: &Tensor, dy: &Tensor) -> Result<[Option<Tensor>; N]> {
+        let (x, w, bias) = (inputs[0], inputs[1], inputs.get(2).copied());
         #[cfg(feature = "cuda")]
         if gpu::holds(x) {
-            let [dx, d_weight, _] = gpu::affine::backward(self.affine, OP, [x, w], None, dy, self.of.as_deref())?;
-            return Ok((dx, d_weight));
+            return gpu::affine::backward(self.affine, OP, [x, w], bias, dy, self.of.as_deref()).map(leading);
         }
-        self.affine.backward(OP, x, w, dy)
-    }
-}
-
-impl CustomOp3 for LinearOp {
-    fn name(&self) -> &'static str {
-        OP
-    }
-
-    fn cpu_fwd(
-        &self,
-        xs: &CpuStorage,
-        xl: &Layout,
-        ws: &CpuStorage,
-        wl: &Layout,
-        bs: &CpuStorage,
-        bl: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
-        self.affine.forward(OP, (xs, xl), (ws, wl), Some((bs, bl)))
-    }
-
-    #[cfg(feature = "cuda")]
-    fn cuda_fwd(
-        &self,
-        xs: &CudaStorage,
-        xl: &Layout,
-        ws: &CudaStorage,
-        wl: &Layout,
-        bs: &CudaStorage,
-        bl: &Layout,
-    ) -> Result<(CudaStorage, Shape)> {
-        gpu::affine::forward(self.affine, OP, (xs, xl), (ws, wl), Some((bs, bl)))
-    }
-
-    fn bwd(
-        &self,
-        x: &Tensor,
-        w: &Tensor,
-        bias: &Tensor,
-        _: &Tensor,
-        dy: &Tensor,
-    ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
-        #[cfg(feature = "cuda")]
-        if gpu::holds(x) {
-            let [dx, d_weight, d_bias] =
-                gpu::affine::backward(self.affine, OP, [x, w], Some(bias), dy, self.of.as_deref())?;
-            return Ok((dx, d_weight, d_bias));
-        }
-        let (dx, d_weight) = self.affine.backward(OP, x, w, dy)?;
-        let held = dy.storage_and_layout();
-        Ok((dx, d_weight, bias_gradient(OP, bias, View::of(OP, &held)?.elements())?))
+        let [dx, d_weight] = self.affine.backward(OP, x, w, dy)?;
+        Ok(leading([dx, d_weight, bias_gradient(OP, bias, dy)?]))
     }
 }

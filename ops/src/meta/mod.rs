@@ -15,7 +15,7 @@ use crate::flag::{Flag, Replaced};
 use crate::graph::storage::take;
 pub use crate::meta::footprint::Exchanged;
 use crate::meta::footprint::{bytes, floats};
-pub(crate) use crate::meta::traced::{Traced, forward, unmade};
+pub(crate) use crate::meta::traced::{forward, unmade};
 use candle_core::op::BackpropOp;
 use candle_core::{CpuStorage, CustomOp1, DType, Layout, Result, Shape, Storage, Tensor, TensorId, bail};
 use half::{bf16, f16};

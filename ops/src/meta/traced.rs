@@ -1,10 +1,10 @@
 //! Operations that are counted instead of computed.
 
 use super::{Held, META, Operands, another, free, is_deferring, passing, tensor, with};
-use crate::graph::remade::Remake;
+use crate::graph::op::Taped;
 use crate::meta::footprint::{Costs, DeferredCosts, Exchange, Finish, Footprint, bytes};
 use crate::sink::deferred;
-use candle_core::{CpuStorage, CustomOp1, CustomOp2, CustomOp3, Layout, Result, Shape, Tensor, bail};
+use candle_core::{Result, Tensor, bail};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Counts the forward of an operation. Returns its output and its entry for the tape.
@@ -34,7 +34,11 @@ pub(crate) struct Traced {
     overlaps: bool,
 }
 
-impl Remake for Traced {
+impl Taped for Traced {
+    fn gradients(&self, inputs: &[&Tensor], _: &Tensor, dy: &Tensor) -> Result<Vec<Option<Tensor>>> {
+        self.backward(inputs, dy)
+    }
+
     fn remake(&self, _: &Tensor, output: &Tensor) -> Result<()> {
         let bytes = bytes(self.costs.shape.elem_count(), self.costs.dtype);
         with(|heap| heap.exchanged = heap.exchanged + self.costs.exchanged[0]);
@@ -111,68 +115,5 @@ impl Traced {
         }
         let gradient = |i: usize| wanted(i).then(|| tensor(inputs[i].shape(), inputs[i].dtype())).transpose();
         (0..inputs.len()).map(gradient).collect()
-    }
-}
-
-fn never<T>() -> Result<T> {
-    bail!("{META}: meta tensors have no values")
-}
-
-impl CustomOp1 for Traced {
-    fn name(&self) -> &'static str {
-        META
-    }
-
-    fn cpu_fwd(&self, _: &CpuStorage, _: &Layout) -> Result<(CpuStorage, Shape)> {
-        never()
-    }
-
-    fn bwd(&self, x: &Tensor, _: &Tensor, dy: &Tensor) -> Result<Option<Tensor>> {
-        Ok(self.backward(&[x], dy)?.swap_remove(0))
-    }
-}
-
-impl CustomOp2 for Traced {
-    fn name(&self) -> &'static str {
-        META
-    }
-
-    fn cpu_fwd(&self, _: &CpuStorage, _: &Layout, _: &CpuStorage, _: &Layout) -> Result<(CpuStorage, Shape)> {
-        never()
-    }
-
-    fn bwd(&self, x: &Tensor, y: &Tensor, _: &Tensor, dy: &Tensor) -> Result<(Option<Tensor>, Option<Tensor>)> {
-        let mut gradients = self.backward(&[x, y], dy)?.into_iter();
-        Ok((gradients.next().flatten(), gradients.next().flatten()))
-    }
-}
-
-impl CustomOp3 for Traced {
-    fn name(&self) -> &'static str {
-        META
-    }
-
-    fn cpu_fwd(
-        &self,
-        _: &CpuStorage,
-        _: &Layout,
-        _: &CpuStorage,
-        _: &Layout,
-        _: &CpuStorage,
-        _: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
-        never()
-    }
-
-    fn bwd(
-        &self,
-        x: &Tensor,
-        y: &Tensor,
-        z: &Tensor,
-        _: &Tensor,
-        dy: &Tensor,
-    ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
-        let mut gradients = self.backward(&[x, y, z], dy)?.into_iter();
-        Ok((gradients.next().flatten(), gradients.next().flatten(), gradients.next().flatten()))
     }
 }

@@ -10,8 +10,9 @@ pub use rms::RmsNorm;
 use crate::gpu;
 #[cfg(feature = "cuda")]
 use crate::graph::addend;
-use crate::graph::apply::{applied3, apply3};
+use crate::graph::apply::{applied, apply};
 use crate::graph::gradient::deliver;
+use crate::graph::op::{Inputs, Op};
 use crate::graph::operand::{View, f32s, f32s_of, rows};
 use crate::graph::output::{Fresh, Reader, at_once, build_as, tensor};
 use crate::kernel::{Isa, norm as kernel};
@@ -26,7 +27,7 @@ use crate::residual::residual_norm_on_gpu;
 #[cfg(feature = "cuda")]
 use candle_core::CudaStorage;
 use candle_core::backend::BackendStorage;
-use candle_core::{CpuStorage, CustomOp3, DType, Layout, Result, Shape, Tensor, bail};
+use candle_core::{CpuStorage, DType, Layout, Result, Shape, Tensor, bail};
 use candle_nn::{Init, Module, VarBuilder};
 
 /// Layer norm over the last dimension: y = (x − mean)/√(variance + ε)·weight + bias.
@@ -61,7 +62,7 @@ impl LayerNorm {
         fits(LAYER_NORM, "bias", self.bias.layout(), size)?;
         let op = LayerNormOp { eps: self.eps };
         let record =
-            |total: &Tensor, values| applied3([total, &self.weight, &self.bias], op, (values, total.shape().clone()));
+            |total: &Tensor, values| applied([total, &self.weight, &self.bias], op, (values, total.shape().clone()));
         #[cfg(feature = "cuda")]
         if gpu::holds(x) {
             let made =
@@ -87,7 +88,7 @@ impl LayerNorm {
 impl Module for LayerNorm {
     /// Normalizes `[.., size]`; the result has the same shape.
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        apply3(x, &self.weight, &self.bias, LayerNormOp { eps: self.eps })
+        apply([x, &self.weight, &self.bias], LayerNormOp { eps: self.eps })
     }
 }
 
@@ -179,20 +180,12 @@ impl Footprint for LayerNormOp {
     }
 }
 
-impl CustomOp3 for LayerNormOp {
+impl Op<3> for LayerNormOp {
     fn name(&self) -> &'static str {
         LAYER_NORM
     }
 
-    fn cpu_fwd(
-        &self,
-        xs: &CpuStorage,
-        xl: &Layout,
-        ws: &CpuStorage,
-        wl: &Layout,
-        bs: &CpuStorage,
-        bl: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
+    fn cpu_fwd(&self, [(xs, xl), (ws, wl), (bs, bl)]: Inputs<'_, CpuStorage, 3>) -> Result<(CpuStorage, Shape)> {
         let _timed = measure::forward(LAYER_NORM);
         let (count, size) = rows(LAYER_NORM, xl.shape())?;
         fits(LAYER_NORM, "weight", wl, size)?;
@@ -206,15 +199,7 @@ impl CustomOp3 for LayerNormOp {
     }
 
     #[cfg(feature = "cuda")]
-    fn cuda_fwd(
-        &self,
-        xs: &CudaStorage,
-        xl: &Layout,
-        ws: &CudaStorage,
-        wl: &Layout,
-        bs: &CudaStorage,
-        bl: &Layout,
-    ) -> Result<(CudaStorage, Shape)> {
+    fn cuda_fwd(&self, [(xs, xl), (ws, wl), (bs, bl)]: Inputs<'_, CudaStorage, 3>) -> Result<(CudaStorage, Shape)> {
         let (_, size) = rows(LAYER_NORM, xl.shape())?;
         fits(LAYER_NORM, "weight", wl, size)?;
         fits(LAYER_NORM, "bias", bl, size)?;
@@ -222,19 +207,10 @@ impl CustomOp3 for LayerNormOp {
         Ok((y, xl.shape().clone()))
     }
 
-    fn bwd(
-        &self,
-        x: &Tensor,
-        weight: &Tensor,
-        bias: &Tensor,
-        _: &Tensor,
-        dy: &Tensor,
-    ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
+    fn bwd(&self, [x, weight, bias]: [&Tensor; 3], _: &Tensor, dy: &Tensor) -> Result<[Option<Tensor>; 3]> {
         #[cfg(feature = "cuda")]
         if gpu::holds(x) {
-            let [dx, d_weight, d_bias] =
-                gpu::norm::backward(LAYER_NORM, self.eps, [x, dy], weight, Some(bias), addend::take(x))?;
-            return Ok((dx, d_weight, d_bias));
+            return gpu::norm::backward(LAYER_NORM, self.eps, [x, dy], weight, Some(bias), addend::take(x));
         }
         let _timed = measure::backward(LAYER_NORM);
         let held = (x.storage_and_layout(), weight.storage_and_layout(), dy.storage_and_layout());
@@ -249,10 +225,10 @@ impl CustomOp3 for LayerNormOp {
             })?;
         let mut sums = vec![0.0; 2 * size];
         kernel::add_rows(isa, &partials, &mut sums);
-        Ok((
+        Ok([
             x.track_op().then(|| tensor(dx, x.shape())),
             deliver(LAYER_NORM, weight, |out| out.copy_from_slice(&sums[..size]))?,
             deliver(LAYER_NORM, bias, |out| out.copy_from_slice(&sums[size..]))?,
-        ))
+        ])
     }
 }

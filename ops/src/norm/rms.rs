@@ -5,8 +5,9 @@ use super::{backward, fits, footprint};
 use crate::gpu;
 #[cfg(feature = "cuda")]
 use crate::graph::addend;
-use crate::graph::apply::{applied2, apply2};
+use crate::graph::apply::{applied, apply};
 use crate::graph::gradient::deliver;
+use crate::graph::op::{Inputs, Op};
 use crate::graph::operand::{View, f32s, f32s_of, rows};
 use crate::graph::output::{build_as, tensor};
 use crate::kernel::{Isa, norm as kernel};
@@ -19,7 +20,7 @@ use crate::residual::residual_norm_on_gpu;
 #[cfg(feature = "cuda")]
 use candle_core::CudaStorage;
 use candle_core::backend::BackendStorage;
-use candle_core::{CpuStorage, CustomOp2, DType, Layout, Result, Shape, Tensor};
+use candle_core::{CpuStorage, DType, Result, Shape, Tensor};
 use candle_nn::{Init, Module, VarBuilder};
 use std::borrow::Cow;
 
@@ -62,7 +63,7 @@ impl RmsNorm {
         let (_, size) = rows(RMS_NORM, x.shape())?;
         fits(RMS_NORM, "weight", self.weight.layout(), size)?;
         let op = self.op;
-        let record = |total: &Tensor, values| applied2([total, &self.weight], op, (values, total.shape().clone()));
+        let record = |total: &Tensor, values| applied([total, &self.weight], op, (values, total.shape().clone()));
         #[cfg(feature = "cuda")]
         if gpu::holds(x) {
             op.check_on_gpu()?;
@@ -88,7 +89,7 @@ impl RmsNorm {
 impl Module for RmsNorm {
     /// Normalizes `[.., size]`; the result has the same shape.
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        apply2(x, &self.weight, self.op)
+        apply([x, &self.weight], self.op)
     }
 }
 
@@ -137,12 +138,12 @@ impl Footprint for RmsNormOp {
     }
 }
 
-impl CustomOp2 for RmsNormOp {
+impl Op<2> for RmsNormOp {
     fn name(&self) -> &'static str {
         RMS_NORM
     }
 
-    fn cpu_fwd(&self, xs: &CpuStorage, xl: &Layout, ws: &CpuStorage, wl: &Layout) -> Result<(CpuStorage, Shape)> {
+    fn cpu_fwd(&self, [(xs, xl), (ws, wl)]: Inputs<'_, CpuStorage, 2>) -> Result<(CpuStorage, Shape)> {
         let _timed = measure::forward(RMS_NORM);
         let (count, size) = rows(RMS_NORM, xl.shape())?;
         fits(RMS_NORM, "weight", wl, size)?;
@@ -155,18 +156,18 @@ impl CustomOp2 for RmsNormOp {
     }
 
     #[cfg(feature = "cuda")]
-    fn cuda_fwd(&self, xs: &CudaStorage, xl: &Layout, ws: &CudaStorage, wl: &Layout) -> Result<(CudaStorage, Shape)> {
+    fn cuda_fwd(&self, [(xs, xl), (ws, wl)]: Inputs<'_, CudaStorage, 2>) -> Result<(CudaStorage, Shape)> {
         let (_, size) = rows(RMS_NORM, xl.shape())?;
         fits(RMS_NORM, "weight", wl, size)?;
         self.check_on_gpu()?;
         Ok((gpu::norm::forward(RMS_NORM, self.eps, (xs, xl), (ws, wl), None)?, xl.shape().clone()))
     }
 
-    fn bwd(&self, x: &Tensor, weight: &Tensor, _: &Tensor, dy: &Tensor) -> Result<(Option<Tensor>, Option<Tensor>)> {
+    fn bwd(&self, [x, weight]: [&Tensor; 2], _: &Tensor, dy: &Tensor) -> Result<[Option<Tensor>; 2]> {
         #[cfg(feature = "cuda")]
         if gpu::holds(x) {
             let [dx, d_weight, _] = gpu::norm::backward(RMS_NORM, self.eps, [x, dy], weight, None, addend::take(x))?;
-            return Ok((dx, d_weight));
+            return Ok([dx, d_weight]);
         }
         let _timed = measure::backward(RMS_NORM);
         let held = (x.storage_and_layout(), weight.storage_and_layout(), dy.storage_and_layout());
@@ -177,12 +178,12 @@ impl CustomOp2 for RmsNormOp {
             backward(RMS_NORM, [xs.elements(), dy.elements()], size, size, x.dtype(), |x, dy, dx, d_weight| {
                 kernel::rms_norm_backward(isa, x, &w, self.eps, dy, dx, d_weight);
             })?;
-        Ok((
+        Ok([
             x.track_op().then(|| tensor(dx, x.shape())),
             deliver(RMS_NORM, weight, |out| {
                 out.fill(0.0);
                 kernel::add_rows(isa, &partials, out);
             })?,
-        ))
+        ])
     }
 }

@@ -5,7 +5,8 @@ use super::element::{Element, dense, of_element, transposed};
 use super::{HeadShares, SequenceGroup};
 #[cfg(feature = "cuda")]
 use crate::gpu;
-use crate::graph::apply::apply1;
+use crate::graph::apply::apply;
+use crate::graph::op::{Inputs, Op};
 use crate::graph::output::tensor;
 #[cfg(feature = "cuda")]
 use crate::graph::storage::take;
@@ -14,18 +15,18 @@ use crate::meta::footprint::{Costs, Exchanged, Footprint, Reads, bytes};
 #[cfg(feature = "cuda")]
 use candle_core::CudaStorage;
 use candle_core::backend::BackendStorage;
-use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Storage, Tensor, WithDType, bail};
+use candle_core::{CpuStorage, Layout, Result, Shape, Storage, Tensor, WithDType, bail};
 
 /// Exchanges a slice of positions for the whole sequences of this rank's heads. `x` is `[batch, slice, heads, size]` or
 /// `[batch, slice, parts·heads·size]`; the result has the same number of dimensions. `parts` is the number of tensors
 /// in a row: 3 for packed queries, keys and values.
 pub(crate) fn to_heads(x: &Tensor, group: &SequenceGroup, shares: &HeadShares, parts: usize) -> Result<Tensor> {
-    apply1(x, Exchange::new(x, group, shares, parts, Direction::ToHeads)?)
+    apply([x], Exchange::new(x, group, shares, parts, Direction::ToHeads)?)
 }
 
 /// Inverts [`to_heads`]. If several ranks computed the same head, their results are added in rank order.
 pub(crate) fn to_positions(y: &Tensor, group: &SequenceGroup, shares: &HeadShares) -> Result<Tensor> {
-    apply1(y, Exchange::new(y, group, shares, 1, Direction::ToPositions)?)
+    apply([y], Exchange::new(y, group, shares, 1, Direction::ToPositions)?)
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -243,30 +244,30 @@ impl Footprint for Exchange {
     }
 }
 
-impl CustomOp1 for Exchange {
+impl Op<1> for Exchange {
     fn name(&self) -> &'static str {
         OP
     }
 
-    fn cpu_fwd(&self, xs: &CpuStorage, xl: &Layout) -> Result<(CpuStorage, Shape)> {
+    fn cpu_fwd(&self, [(xs, xl)]: Inputs<'_, CpuStorage, 1>) -> Result<(CpuStorage, Shape)> {
         let _timed = measure::forward(OP);
         Ok((self.run_on(xs, xl)?, self.shape()))
     }
 
     #[cfg(feature = "cuda")]
-    fn cuda_fwd(&self, xs: &CudaStorage, xl: &Layout) -> Result<(CudaStorage, Shape)> {
+    fn cuda_fwd(&self, [(xs, xl)]: Inputs<'_, CudaStorage, 1>) -> Result<(CudaStorage, Shape)> {
         let y = self.run_on_gpu(&gpu::copied(OP, xs, xl)?)?;
         Ok((gpu::storage(take(&y)?)?, self.shape()))
     }
 
-    fn bwd(&self, x: &Tensor, _: &Tensor, dy: &Tensor) -> Result<Option<Tensor>> {
+    fn bwd(&self, [x]: [&Tensor; 1], _: &Tensor, dy: &Tensor) -> Result<[Option<Tensor>; 1]> {
         #[cfg(feature = "cuda")]
         if gpu::holds(dy) {
-            return self.reversed().run_on_gpu(dy)?.reshape(x.shape()).map(Some);
+            return Ok([Some(self.reversed().run_on_gpu(dy)?.reshape(x.shape())?)]);
         }
         let _timed = measure::backward(OP);
         let (dys, layout) = dy.storage_and_layout();
         let Storage::Cpu(dys) = &*dys else { bail!("{OP}: expected values on the host") };
-        Ok(Some(tensor(self.reversed().run_on(dys, layout)?, x.shape())))
+        Ok([Some(tensor(self.reversed().run_on(dys, layout)?, x.shape()))])
     }
 }

@@ -1,12 +1,13 @@
 //! Sums over the slices of sequences, for values of whole sequences such as the log-probability of an answer.
 
 use super::{SequenceGroup, Sharing};
-use crate::graph::apply::apply1;
+use crate::graph::apply::apply;
+use crate::graph::op::{Inputs, Op};
 use crate::graph::operand::f32s;
 use crate::graph::output::tensor;
 use crate::measure;
 use crate::meta::footprint::{Costs, Exchanged, Footprint, Reads, floats};
-use candle_core::{CpuStorage, CustomOp1, DType, Layout, Result, Shape, Tensor, bail};
+use candle_core::{CpuStorage, DType, Result, Shape, Tensor, bail};
 
 /// Sums a tensor of f32 over the slices of the sequences: each rank computes `x` from its own slice, and all ranks that
 /// share the sequences get the same sum. Returns `x` itself if sequences are whole.
@@ -26,7 +27,7 @@ pub fn sum_of_slices(x: &Tensor) -> Result<Tensor> {
     if x.dtype() != DType::F32 {
         bail!("{OP}: expected f32, got {:?}", x.dtype());
     }
-    apply1(x, SumOfSlices(group.clone()))
+    apply([x], SumOfSlices(group.clone()))
 }
 
 const OP: &str = "sum-of-slices";
@@ -63,12 +64,12 @@ impl Footprint for SumOfSlices {
     }
 }
 
-impl CustomOp1 for SumOfSlices {
+impl Op<1> for SumOfSlices {
     fn name(&self) -> &'static str {
         OP
     }
 
-    fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
+    fn cpu_fwd(&self, [(storage, layout)]: Inputs<'_, CpuStorage, 1>) -> Result<(CpuStorage, Shape)> {
         let _timed = measure::forward(OP);
         let mut sums = f32s(OP, storage, layout)?.into_owned();
         let count = sums.len();
@@ -80,9 +81,9 @@ impl CustomOp1 for SumOfSlices {
         Ok((CpuStorage::F32(sums), layout.shape().clone()))
     }
 
-    fn bwd(&self, x: &Tensor, _: &Tensor, d_sum: &Tensor) -> Result<Option<Tensor>> {
+    fn bwd(&self, [x]: [&Tensor; 1], _: &Tensor, d_sum: &Tensor) -> Result<[Option<Tensor>; 1]> {
         let slices = self.0.slices() as f32;
         let gradient = d_sum.flatten_all()?.to_vec1::<f32>()?.into_iter().map(|d| d * slices).collect();
-        Ok(Some(tensor(CpuStorage::F32(gradient), x.shape())))
+        Ok([Some(tensor(CpuStorage::F32(gradient), x.shape()))])
     }
 }

@@ -2,7 +2,8 @@
 
 #[cfg(feature = "cuda")]
 use crate::gpu;
-use crate::graph::apply::apply1;
+use crate::graph::apply::apply;
+use crate::graph::op::{Inputs, Op};
 use crate::graph::operand::{rows, with_last};
 #[cfg(feature = "cuda")]
 use crate::graph::storage::take;
@@ -12,11 +13,11 @@ use crate::sequence::{Element, SequenceGroup, dense, of_element};
 #[cfg(feature = "cuda")]
 use candle_core::CudaStorage;
 use candle_core::backend::BackendStorage;
-use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor, WithDType, bail};
+use candle_core::{CpuStorage, Result, Shape, Tensor, WithDType, bail};
 
 /// Gathers the `[.., share]` of all ranks to `[.., columns]`. Each rank has the next ⌈columns / ranks⌉ columns.
 pub(super) fn gather_columns(x: &Tensor, group: &SequenceGroup, columns: usize) -> Result<Tensor> {
-    apply1(x, GatherColumns { group: group.clone(), columns })
+    apply([x], GatherColumns { group: group.clone(), columns })
 }
 
 const OP: &str = "gather-columns";
@@ -65,12 +66,12 @@ impl Footprint for GatherColumns {
     }
 }
 
-impl CustomOp1 for GatherColumns {
+impl Op<1> for GatherColumns {
     fn name(&self) -> &'static str {
         OP
     }
 
-    fn cpu_fwd(&self, xs: &CpuStorage, xl: &Layout) -> Result<(CpuStorage, Shape)> {
+    fn cpu_fwd(&self, [(xs, xl)]: Inputs<'_, CpuStorage, 1>) -> Result<(CpuStorage, Shape)> {
         let _timed = measure::forward(OP);
         let shape = xl.shape();
         let all = of_element!(OP, xs.dtype(), T => T::to_cpu_storage_owned(self.run::<T>(&dense(xs, xl)?, shape)?));
@@ -78,14 +79,14 @@ impl CustomOp1 for GatherColumns {
     }
 
     #[cfg(feature = "cuda")]
-    fn cuda_fwd(&self, xs: &CudaStorage, xl: &Layout) -> Result<(CudaStorage, Shape)> {
+    fn cuda_fwd(&self, [(xs, xl)]: Inputs<'_, CudaStorage, 1>) -> Result<(CudaStorage, Shape)> {
         let ((count, share), ranks) = (rows(OP, xl.shape())?, self.group.size());
         let all = self.group.gather_on_gpu(&gpu::copied(OP, xs, xl)?)?()?.reshape((ranks, count, share))?;
         let all = all.transpose(0, 1)?.reshape((count, ranks * share))?.narrow(1, 0, self.columns)?.contiguous()?;
         Ok((gpu::storage(take(&all)?)?, self.shape(xl.shape())?))
     }
 
-    fn bwd(&self, _: &Tensor, _: &Tensor, _: &Tensor) -> Result<Option<Tensor>> {
+    fn bwd(&self, _: [&Tensor; 1], _: &Tensor, _: &Tensor) -> Result<[Option<Tensor>; 1]> {
         bail!("{OP}: the logits of classes that are split across ranks have no gradient; let the head compute the loss")
     }
 }

@@ -3,10 +3,9 @@
 
 use super::slices::{OP, Slices, copied, copy_of, host};
 #[cfg(feature = "cuda")]
-use crate::device::{Gpu, Operand};
-#[cfg(feature = "cuda")]
 use crate::gpu;
-use crate::graph::apply::{applied1, applied2, apply1, apply2, in_graph};
+use crate::graph::apply::{applied, apply, in_graph};
+use crate::graph::op::{Inputs, Op, leading};
 use crate::graph::operand::View;
 use crate::graph::output::{build_as, tensor_of};
 use crate::graph::storage::{swap, take};
@@ -20,17 +19,17 @@ use crate::tensor::Along;
 #[cfg(feature = "cuda")]
 use candle_core::CudaStorage;
 use candle_core::backend::BackendStorage;
-use candle_core::{CpuStorage, CustomOp1, CustomOp2, D, Layout, Result, Shape, Storage, Tensor, WithDType, bail};
+use candle_core::{CpuStorage, D, Layout, Result, Shape, Storage, Tensor, WithDType, bail};
 use zero_comm::Gathered;
 
 /// Gathers the slices of all ranks, `[batch, slice, …]`, to `[batch, time, …]` or `[ranks · batch, slice, …]`.
 pub(super) fn gather(x: &Tensor, group: &SequenceGroup, along: Along) -> Result<Tensor> {
     let gather = Gather(Slices::new(x.shape(), group, along, 1)?);
     if tracing() || in_graph() {
-        return apply1(x, gather);
+        return apply([x], gather);
     }
     let whole = (gather.0.gathered(x)?, gather.0.whole());
-    Ok(applied1(x, gather, whole))
+    Ok(applied([x], gather, whole))
 }
 
 /// Sums `[batch, time, width]` or `[ranks · batch, slice, width]` over the ranks. Returns this rank's slice of the sum,
@@ -39,18 +38,15 @@ pub(super) fn sum(y: &Tensor, bias: Option<&Tensor>, group: &SequenceGroup, alon
     let sum = Sum(Slices::new(y.shape(), group, along, group.size())?);
     if tracing() || in_graph() {
         return match bias {
-            None => apply1(y, sum),
-            Some(bias) => apply2(y, bias, sum),
+            None => apply([y], sum),
+            Some(bias) => apply([y, bias], sum),
         };
     }
-    let (slices, shape) = (sum.0.summed(y)?, sum.0.own.clone().into());
-    match bias {
-        None => Ok(applied1(y, sum, (slices, shape))),
-        Some(bias) => {
-            let added = sum.add(slices, bias)?;
-            Ok(applied2([y, bias], sum, (added, shape)))
-        }
-    }
+    let result = (sum.add(sum.0.summed(y)?, bias)?, sum.0.own.clone().into());
+    Ok(match bias {
+        None => applied([y], sum, result),
+        Some(bias) => applied([y, bias], sum, result),
+    })
 }
 
 struct Gather(Slices);
@@ -105,36 +101,32 @@ impl Exchange for Gather {
     }
 }
 
-impl CustomOp1 for Gather {
+impl Op<1> for Gather {
     fn name(&self) -> &'static str {
         OP
     }
 
-    fn cpu_fwd(&self, xs: &CpuStorage, xl: &Layout) -> Result<(CpuStorage, Shape)> {
+    fn cpu_fwd(&self, [(xs, xl)]: Inputs<'_, CpuStorage, 1>) -> Result<(CpuStorage, Shape)> {
         let _timed = measure::forward(OP);
         Ok((host(self.0.gathered(&copied(xs, xl)?)?)?, self.0.whole()))
     }
 
     #[cfg(feature = "cuda")]
-    fn cuda_fwd(&self, xs: &CudaStorage, xl: &Layout) -> Result<(CudaStorage, Shape)> {
+    fn cuda_fwd(&self, [(xs, xl)]: Inputs<'_, CudaStorage, 1>) -> Result<(CudaStorage, Shape)> {
         Ok((gpu::storage(self.0.gathered(&gpu::copied(OP, xs, xl)?)?)?, self.0.whole()))
     }
 
-    fn bwd(&self, x: &Tensor, _: &Tensor, dy: &Tensor) -> Result<Option<Tensor>> {
-        Ok(Some(tensor_of(self.0.summed(dy)?, x.shape())))
+    fn bwd(&self, [x]: [&Tensor; 1], _: &Tensor, dy: &Tensor) -> Result<[Option<Tensor>; 1]> {
+        Ok([Some(tensor_of(self.0.summed(dy)?, x.shape()))])
     }
 }
 
 struct Sum(Slices);
 
 impl Sum {
-    fn backward(&self, y: &Tensor, d_slice: &Tensor) -> Result<Tensor> {
-        let _timed = measure::backward(OP);
-        Ok(tensor_of(self.0.gathered(d_slice)?, y.shape()))
-    }
-
-    /// Adds a bias to this rank's slices.
-    fn add(&self, slices: Storage, bias: &Tensor) -> Result<Storage> {
+    /// Adds a bias, if there is one, to this rank's slices.
+    fn add(&self, slices: Storage, bias: Option<&Tensor>) -> Result<Storage> {
+        let Some(bias) = bias else { return Ok(slices) };
         let (shape, width) = (Shape::from(self.0.own.clone()), bias.elem_count());
         if shape.dim(D::Minus1)? != width {
             bail!("{OP}: a bias of {width} elements for outputs of shape {shape:?}");
@@ -188,51 +180,32 @@ impl Footprint for Sum {
     }
 }
 
-impl CustomOp1 for Sum {
+impl<const N: usize> Op<N> for Sum {
     fn name(&self) -> &'static str {
         OP
     }
 
-    fn cpu_fwd(&self, ys: &CpuStorage, yl: &Layout) -> Result<(CpuStorage, Shape)> {
+    fn cpu_fwd(&self, inputs: Inputs<'_, CpuStorage, N>) -> Result<(CpuStorage, Shape)> {
         let _timed = measure::forward(OP);
-        Ok((host(self.0.summed(&copied(ys, yl)?)?)?, self.0.own.clone().into()))
-    }
-
-    #[cfg(feature = "cuda")]
-    fn cuda_fwd(&self, ys: &CudaStorage, yl: &Layout) -> Result<(CudaStorage, Shape)> {
-        Ok((gpu::storage(self.0.summed(&gpu::copied(OP, ys, yl)?)?)?, self.0.own.clone().into()))
-    }
-
-    fn bwd(&self, y: &Tensor, _: &Tensor, d_slice: &Tensor) -> Result<Option<Tensor>> {
-        self.backward(y, d_slice).map(Some)
-    }
-}
-
-impl CustomOp2 for Sum {
-    fn name(&self) -> &'static str {
-        OP
-    }
-
-    fn cpu_fwd(&self, ys: &CpuStorage, yl: &Layout, bs: &CpuStorage, bl: &Layout) -> Result<(CpuStorage, Shape)> {
-        let _timed = measure::forward(OP);
+        let (ys, yl) = inputs[0];
         let slices = self.0.summed(&copied(ys, yl)?)?;
-        Ok((host(self.add(slices, &copied(bs, bl)?)?)?, self.0.own.clone().into()))
+        let bias = inputs.get(1).map(|(bs, bl)| copied(bs, bl)).transpose()?;
+        Ok((host(self.add(slices, bias.as_ref())?)?, self.0.own.clone().into()))
     }
 
     #[cfg(feature = "cuda")]
-    fn cuda_fwd(&self, ys: &CudaStorage, yl: &Layout, bs: &CudaStorage, bl: &Layout) -> Result<(CudaStorage, Shape)> {
+    fn cuda_fwd(&self, inputs: Inputs<'_, CudaStorage, N>) -> Result<(CudaStorage, Shape)> {
+        let (ys, yl) = inputs[0];
         let slices = self.0.summed(&gpu::copied(OP, ys, yl)?)?;
-        Ok((gpu::storage(self.add(slices, &gpu::copied(OP, bs, bl)?)?)?, self.0.own.clone().into()))
+        let bias = inputs.get(1).map(|(bs, bl)| gpu::copied(OP, bs, bl)).transpose()?;
+        Ok((gpu::storage(self.add(slices, bias.as_ref())?)?, self.0.own.clone().into()))
     }
 
-    fn bwd(&self, y: &Tensor, bias: &Tensor, _: &Tensor, d_slice: &Tensor) -> Result<(Option<Tensor>, Option<Tensor>)> {
-        let dy = self.backward(y, d_slice)?;
-        #[cfg(feature = "cuda")]
-        if gpu::holds(d_slice) {
-            let (gpu, d_slice) = (Gpu::of(OP, d_slice)?, Operand::of(OP, d_slice)?);
-            return Ok((Some(dy), gpu::affine::bias_gradient(OP, &gpu, bias, &d_slice)?));
-        }
-        let held = d_slice.storage_and_layout();
-        Ok((Some(dy), bias_gradient(OP, bias, View::of(OP, &held)?.elements())?))
+    fn bwd(&self, inputs: [&Tensor; N], _: &Tensor, d_slice: &Tensor) -> Result<[Option<Tensor>; N]> {
+        let dy = {
+            let _timed = measure::backward(OP);
+            tensor_of(self.0.gathered(d_slice)?, inputs[0].shape())
+        };
+        Ok(leading([Some(dy), bias_gradient(OP, inputs.get(1).copied(), d_slice)?, None]))
     }
 }

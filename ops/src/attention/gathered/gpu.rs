@@ -33,7 +33,7 @@ impl Gathered {
         [q, k, v]: [&Tensor; 3],
         out: &Tensor,
         d_out: &Tensor,
-    ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
+    ) -> Result<[Option<Tensor>; 3]> {
         let g = self.geometry(q.shape(), k.shape(), v.shape())?;
         let (Some(kept), gpu, dtype) = (self.kept.get(), Gpu::of(OP, q)?, q.dtype()) else {
             bail!("{OP}: the backward ran before the forward");
@@ -53,7 +53,7 @@ impl Gathered {
         let gradient =
             |of: &Tensor, own: Tensor| of.track_op().then(|| own.reshape(of.shape())?.to_dtype(dtype)).transpose();
         let dq = q.track_op().then(|| Tensor::cat(&[dq, later_dq], 1)).transpose()?;
-        Ok((dq, gradient(k, dk)?, gradient(v, dv)?))
+        Ok([dq, gradient(k, dk)?, gradient(v, dv)?])
     }
 
     /// Gathers the keys and the values of whole sequences.

@@ -81,7 +81,7 @@ impl Ring {
         [q, k, v]: [&Tensor; 3],
         out: &Tensor,
         d_out: &Tensor,
-    ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
+    ) -> Result<[Option<Tensor>; 3]> {
         let g = Geometry::separate(OP, q.shape(), k.shape(), v.shape())?;
         let (Some(log_sums), gpu, dtype) = (self.on_gpu.get(), Gpu::of(OP, q)?, q.dtype()) else {
             bail!("{OP}: the backward ran before the forward");
@@ -129,7 +129,7 @@ impl Ring {
         };
         let gradient = |of: &Tensor, own: Tensor| of.track_op().then(|| own.contiguous()?.to_dtype(dtype)).transpose();
         let dq = Tensor::cat(&[first, second], 1)?;
-        Ok((gradient(q, dq)?, gradient(k, own.get(0)?)?, gradient(v, own.get(1)?)?))
+        Ok([gradient(q, dq)?, gradient(k, own.get(0)?)?, gradient(v, own.get(1)?)?])
     }
 
     /// Starts to pass a copy of the block on, unless this is the last step.
