@@ -156,7 +156,7 @@ fn the_norm_verdict_scales_or_skips_an_update() {
         };
         let mut want = start.clone();
         if admitted == 1 {
-            update(&sgd, &step(0.25), &mut want, &grads, &mut []).unwrap();
+            update::<_, f32>(&sgd, &step(0.25), &mut want, &grads, &mut []).unwrap();
         }
         assert!(params == bits(&want), "{admitted}");
     }
