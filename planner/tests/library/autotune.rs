@@ -137,7 +137,7 @@ fn an_interrupted_search_continues_without_repeating_measurements() {
     assert_eq!(setting(best(&whole), "zero_optimization.stage"), Some("2"));
     fs::remove_file(planted.path().join("runs")).unwrap();
     let part = search(&planted, 2, false, 3);
-    assert!(part.interrupted && part.best.is_some());
+    assert!(part.interrupted && part.best.is_some(), "{:?} {:?}", part.interrupted, part.rows);
     let first = planted.runs();
     let rest = search(&planted, 2, true, usize::MAX);
     assert!(!rest.interrupted);
