@@ -62,6 +62,10 @@ impl Trial<'_> {
 
     /// Like [`run`](Self::run), but stops the trial when `goes_on` returns false. `goes_on` is polled.
     pub(super) fn run_while(self, goes_on: &dyn Fn() -> bool) -> Ended {
+        // A trial can end before `watch` looks at the flag.
+        if self.stop.load(Ordering::Relaxed) {
+            return Ended::Interrupted;
+        }
         let mut command = Command::new(self.program);
         command
             .args(&self.arguments)
