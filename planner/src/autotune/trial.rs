@@ -285,8 +285,15 @@ mod tests {
 
     #[test]
     fn the_user_can_interrupt_a_trial() {
-        let stop = AtomicBool::new(true);
-        assert_eq!(run("sleep 600", LONG, None, &stop), Ended::Interrupted);
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let trial = scope.spawn(|| run("sleep 600", LONG, None, &stop));
+            std::thread::sleep(4 * EVERY);
+            stop.store(true, Ordering::Relaxed);
+            assert_eq!(trial.join().unwrap(), Ended::Interrupted);
+        });
+        // No other trial starts.
+        assert_eq!(run("exit 0", LONG, None, &stop), Ended::Interrupted);
     }
 
     #[test]
