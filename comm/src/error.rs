@@ -16,8 +16,8 @@ use crate::signature::Operation;
 #[non_exhaustive]
 pub enum CommError {
     /// A peer was lost: its process ended, its connection broke, or it dropped its communicator while other ranks still
-    /// used the group.
-    #[error("rank {rank} lost rank {peer} in {operation} #{sequence}: {detail}")]
+    /// used the group. A rank that the others report as lost gets this error with itself as the peer.
+    #[error("rank {rank} {} in {operation} #{sequence}: {detail}", lost(*rank, *peer))]
     LostPeer {
         /// This rank.
         rank: usize,
@@ -137,4 +137,27 @@ pub enum CommError {
         /// The failed action and the error it returned.
         detail: String,
     },
+}
+
+/// Says which peer a rank has lost, or that the other ranks have lost this rank.
+fn lost(rank: usize, peer: usize) -> String {
+    if rank == peer { "was lost by another rank".into() } else { format!("lost rank {peer}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rank_is_not_said_to_have_lost_itself() {
+        let of = |peer| CommError::LostPeer {
+            rank: 2,
+            peer,
+            operation: Operation::AllToAll,
+            sequence: 16,
+            detail: "its connection broke".into(),
+        };
+        assert_eq!(of(1).to_string(), "rank 2 lost rank 1 in all_to_all #16: its connection broke");
+        assert_eq!(of(2).to_string(), "rank 2 was lost by another rank in all_to_all #16: its connection broke");
+    }
 }

@@ -123,12 +123,7 @@ impl Communicator for Group {
         }
         self.collective(signature, move |endpoint, signature, deadline| {
             let vectors: Vec<Vector<'_>> = buffers.iter_mut().map(|buffer| divided(buffer, size)).collect();
-            // Each rank sends the other ranks' ranges to their owners, then its own reduced range to everyone.
-            let sent = |vector: &Vector<'_>| {
-                let own = vector.ranges[rank].len();
-                vector.buffer.len() - own + own * (size - 1)
-            };
-            let sent = vectors.iter().map(sent).sum();
+            let sent = vectors.iter().map(|vector| vector.leaving(rank, true)).sum();
             let step = Step { signature: *signature, reduce: Some(op), vectors, gather: true, deadline };
             let carried = endpoint.run(step)?;
             Ok((buffers, Sent { bytes: sent, carried }))

@@ -33,10 +33,12 @@ pub struct Counter {
     pub ahead: u64,
     /// Payload bytes that this rank sent.
     pub sent_bytes: u64,
-    /// Payload bytes that this rank wrote to sockets. In a group on several hosts, the rest of `sent_bytes` is
-    /// exchanged in memory. Data for another host is sent to this host once, and each part of an all_to_all is sent
-    /// once.
+    /// Payload bytes that this rank wrote to sockets. Data for another host is sent to this host once, and each part of
+    /// an all_to_all is sent once.
     pub network_bytes: u64,
+    /// The bytes of `sent_bytes`, with 16-bit values counted as f32 where they are sent as f32: in sums between hosts
+    /// with several ranks. The sum over all ranks, without `network_bytes`, is exchanged in the memory of hosts.
+    pub moved_bytes: u64,
     /// Seconds that the worker spent on these operations, including waiting for peers.
     pub seconds: f64,
 }
@@ -59,6 +61,7 @@ impl Stats {
         counter.ahead += u64::from(sent.carried.ahead);
         counter.sent_bytes += sent.bytes as u64;
         counter.network_bytes += sent.carried.network_bytes as u64;
+        counter.moved_bytes += (sent.bytes + sent.carried.widening) as u64;
         counter.seconds += seconds;
     }
 }
@@ -131,6 +134,7 @@ impl Stats {
                 ahead: count(a.ahead, b.ahead),
                 sent_bytes: count(a.sent_bytes, b.sent_bytes),
                 network_bytes: count(a.network_bytes, b.network_bytes),
+                moved_bytes: count(a.moved_bytes, b.moved_bytes),
                 seconds: seconds(a.seconds, b.seconds),
             }
         };
@@ -191,7 +195,7 @@ mod tests {
         let interval = stats - before;
         assert_eq!(
             interval[Operation::AllReduce],
-            Counter { calls: 1, in_place: 1, ahead: 0, sent_bytes: 60, network_bytes: 0, seconds: 0.25 }
+            Counter { calls: 1, in_place: 1, sent_bytes: 60, moved_bytes: 60, seconds: 0.25, ..Counter::default() }
         );
         assert_eq!(interval[Operation::Send].network_bytes, 3);
         assert_eq!((interval.sent_bytes(), stats.sent_bytes()), (64, 164));

@@ -50,6 +50,13 @@ impl<'a> Vector<'a> {
         Vector { dtype, buffer, source: None, shard: None, ranges }
     }
 
+    /// Returns the payload bytes that rank `rank` sends in a reduction: the other ranks' ranges to their owners, and,
+    /// if the result is then gathered, its own reduced range to everyone.
+    pub(crate) fn leaving(&self, rank: usize, gather: bool) -> usize {
+        let own = self.ranges[rank].len();
+        self.buffer.len() - own + if gather { own * (self.ranges.len() - 1) } else { 0 }
+    }
+
     /// Copies the source to its range in the buffer, where peers read it.
     pub(crate) fn place_source(&mut self, rank: usize) {
         if let Some(source) = self.source.take() {
@@ -63,13 +70,18 @@ impl<'a> Vector<'a> {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Deadline {
     pub(crate) started: Instant,
-    /// How long a thread may wait for the operation.
+    /// How long a thread may wait for the operation while no data moves.
     pub(crate) timeout: Duration,
 }
 
 impl Deadline {
     pub(crate) fn after(timeout: Duration) -> Deadline {
         Deadline { started: Instant::now(), timeout }
+    }
+
+    /// Returns the deadline of the next part of the operation, after a part is complete.
+    pub(crate) fn renewed(self) -> Deadline {
+        Deadline::after(self.timeout)
     }
 }
 
@@ -116,15 +128,17 @@ pub(crate) struct Carried {
     pub(crate) in_place: bool,
     /// Number of bytes that this rank wrote to sockets.
     pub(crate) network_bytes: usize,
+    /// Number of payload bytes that were added by sending 16-bit values as f32.
+    pub(crate) widening: usize,
     /// Whether the operation ran ahead of the host.
     pub(crate) ahead: bool,
 }
 
 impl Carried {
-    pub(crate) const IN_PLACE: Carried = Carried { in_place: true, network_bytes: 0, ahead: false };
+    pub(crate) const IN_PLACE: Carried = Carried { in_place: true, network_bytes: 0, widening: 0, ahead: false };
 
     pub(crate) fn streamed(network_bytes: usize) -> Carried {
-        Carried { in_place: false, network_bytes, ahead: false }
+        Carried { in_place: false, network_bytes, ..Carried::IN_PLACE }
     }
 }
 
@@ -132,6 +146,7 @@ impl AddAssign for Carried {
     fn add_assign(&mut self, part: Carried) {
         self.in_place &= part.in_place;
         self.network_bytes += part.network_bytes;
+        self.widening += part.widening;
         self.ahead &= part.ahead;
     }
 }

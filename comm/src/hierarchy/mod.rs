@@ -68,8 +68,9 @@ impl Collective for Hierarchy {
         let cell = self.cells[self.own()].clone();
         let of_cell = pairs[cell].iter_mut().map(Option::take).collect();
         let output = &mut *output;
-        let mut carried = self.cell.exchange(Parts { signature, input, output, pairs: of_cell, deadline })?;
-        carried += self.direct.exchange(Parts { signature, input, output, pairs, deadline })?;
+        let mut carried =
+            self.cell.exchange(Parts { signature, input, output, pairs: of_cell, deadline: deadline.renewed() })?;
+        carried += self.direct.exchange(Parts { signature, input, output, pairs, deadline: deadline.renewed() })?;
         Ok(carried)
     }
 }
@@ -88,7 +89,7 @@ impl Task {
 
     fn gather<'a>(&self, vectors: Vec<Vector<'a>>) -> Step<'a> {
         let Task { signature, deadline, .. } = *self;
-        Step { signature, reduce: None, vectors, gather: true, deadline }
+        Step { signature, reduce: None, vectors, gather: true, deadline: deadline.renewed() }
     }
 
     fn reduce<'a>(&self, vectors: Vec<Vector<'a>>) -> Step<'a> {
@@ -229,8 +230,11 @@ impl Hierarchy {
     fn widened(&mut self, step: Step<'_>) -> Result<Carried, Failure> {
         let mut vectors = step.vectors;
         let mut wide: Vec<Wide> = vectors.iter().map(Wide::of).collect();
+        // As f32, the values take twice the bytes.
+        let halves = vectors.iter().filter(|vector| is_half(vector));
+        let widening = halves.map(|vector| vector.leaving(self.rank, step.gather)).sum();
         let widened = vectors.iter_mut().zip(&mut wide).map(|(vector, wide)| wide.vector(vector)).collect();
-        let carried = self.run(Step { vectors: widened, ..step })?;
+        let carried = Carried { widening, ..self.run(Step { vectors: widened, ..step })? };
         for (vector, wide) in vectors.into_iter().zip(wide).filter(|(vector, _)| is_half(vector)) {
             match vector.shard {
                 Some(shard) => tree::narrow(vector.dtype, &wide.shard, shard),

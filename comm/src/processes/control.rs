@@ -187,10 +187,14 @@ impl Shared {
                 peer.gone = true;
             } else if let Some(cause) = decode(code, &payload) {
                 self.board.learn(cause);
-            } else if let Some((topic, ranks)) = decode_ranks(&payload) {
+            } else if let Some((topic, numbers)) = decode_numbers(&payload) {
                 match code {
                     QUESTION => self.tell_one(peer.rank, &answer(topic, &self.registry.wait_state(topic))),
-                    ANSWER_WAITING => self.registry.answered(topic, peer.rank, WaitState::Waiting(ranks)),
+                    ANSWER_WAITING => {
+                        if let Some(wait_state) = waiting(&numbers) {
+                            self.registry.answered(topic, peer.rank, wait_state);
+                        }
+                    }
                     ANSWER_ELSEWHERE => self.registry.answered(topic, peer.rank, WaitState::Elsewhere),
                     _ => {}
                 }
@@ -241,19 +245,31 @@ fn answer(topic: u64, wait_state: &WaitState) -> Vec<u8> {
     let topic = halves(topic);
     match wait_state {
         // The list of ranks is truncated to fit into a frame.
-        WaitState::Waiting(ranks) => {
-            frame(ANSWER_WAITING, &[&topic, &ranks[..ranks.len().min(MAX_TEXT)]].concat(), &[])
+        WaitState::Waiting { ranks, moved } => {
+            let age = moved.map_or(NEVER, |moved| (moved.elapsed().as_millis() as usize).min(NEVER - 1));
+            frame(ANSWER_WAITING, &[&topic, &[age][..], &ranks[..ranks.len().min(MAX_TEXT)]].concat(), &[])
         }
         WaitState::Elsewhere => frame(ANSWER_ELSEWHERE, &topic, &[]),
     }
 }
 
-/// Decodes the topic and the ranks of a question or an answer.
-fn decode_ranks(payload: &[u8]) -> Option<(u64, Vec<usize>)> {
+/// In an answer, the number of milliseconds since data last moved, if no data has moved.
+const NEVER: usize = u32::MAX as usize;
+
+/// Decodes the numbers of an answer that follow the topic.
+fn waiting(numbers: &[usize]) -> Option<WaitState> {
+    let (age, ranks) = numbers.split_first()?;
+    let moved = Some(*age).filter(|age| *age != NEVER);
+    let moved = moved.and_then(|age| Instant::now().checked_sub(Duration::from_millis(age as u64)));
+    Some(WaitState::Waiting { ranks: ranks.to_vec(), moved })
+}
+
+/// Decodes the topic of a question or an answer, and the numbers that follow it.
+fn decode_numbers(payload: &[u8]) -> Option<(u64, Vec<usize>)> {
     let (numbers, rest) = payload.as_chunks();
     let mut numbers = numbers.iter().map(|bytes| u32::from_le_bytes(*bytes));
     let topic = u64::from(numbers.next()?) << 32 | u64::from(numbers.next()?);
-    rest.is_empty().then(|| (topic, numbers.map(|rank| rank as usize).collect()))
+    rest.is_empty().then(|| (topic, numbers.map(|number| number as usize).collect()))
 }
 
 fn decode(code: u8, mut payload: &[u8]) -> Option<Cause> {
@@ -288,15 +304,23 @@ mod tests {
     fn questions_and_answers_round_trip() {
         let topic = 0x0123_4567_89AB_CDEF;
         for ranks in [vec![], vec![0, 70_000], (0..MAX_TEXT).collect()] {
-            let mut unread = answer(topic, &WaitState::Waiting(ranks.clone()));
-            let (code, payload) = take_frame(&mut unread).expect("a whole frame");
-            assert_eq!(
-                (code, decode(code, &payload), decode_ranks(&payload)),
-                (ANSWER_WAITING, None, Some((topic, ranks)))
-            );
-            assert_eq!(decode_ranks(&payload[..payload.len() - 1]), None);
-            assert_eq!(decode_ranks(&payload[..4]), None);
+            let told = WaitState::Waiting { ranks, moved: None };
+            let (code, payload) = take_frame(&mut answer(topic, &told)).expect("a whole frame");
+            let numbers = decode_numbers(&payload).expect("an answer");
+            assert_eq!((code, decode(code, &payload), numbers.0), (ANSWER_WAITING, None, topic));
+            assert_eq!(waiting(&numbers.1), Some(told));
+            assert_eq!(decode_numbers(&payload[..payload.len() - 1]), None);
+            assert_eq!(decode_numbers(&payload[..4]), None);
         }
+        assert_eq!(waiting(&[]), None);
+        let moved = Some(Instant::now() - Duration::from_secs(2));
+        let told = WaitState::Waiting { ranks: vec![1], moved };
+        let (_, payload) = take_frame(&mut answer(topic, &told)).expect("a whole frame");
+        let numbers = decode_numbers(&payload).expect("an answer").1;
+        assert!(
+            matches!(waiting(&numbers), Some(WaitState::Waiting { moved: later, .. }) if later >= moved),
+            "{numbers:?}"
+        );
     }
 
     #[test]

@@ -126,6 +126,7 @@ impl Collective for Exchange {
             }
             moved |= run.reduce(wires, &watch)?;
             if moved {
+                watch.moved = true;
                 continue;
             }
             let waits = run.waits();
@@ -139,7 +140,7 @@ impl Collective for Exchange {
             farewell(wires, &self.membership, &mut watch)?;
             lent.into_iter().flatten().for_each(Lent::returned);
         }
-        Ok(Carried { in_place, network_bytes: if wires.is_network() { run.payload } else { 0 }, ahead: false })
+        Ok(Carried { in_place, network_bytes: if wires.is_network() { run.payload } else { 0 }, ..Carried::IN_PLACE })
     }
 
     fn exchange(&mut self, parts: Parts<'_>) -> Result<Carried, Failure> {

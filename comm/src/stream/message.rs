@@ -42,6 +42,7 @@ impl End {
                 let mark = self.wires.mark();
                 let pushed = self.wires.push(self.peer, &chunk[sent..]).map_err(watch.broken(self.peer))?;
                 sent += pushed;
+                watch.moved |= pushed > 0;
                 if pushed == 0 {
                     watch.idle(&mut *self.wires, mark, &[Wait::Room(self.peer)])?;
                 }
@@ -58,6 +59,7 @@ impl End {
                 let mark = self.wires.mark();
                 let pulled = self.wires.pull(self.peer, &mut chunk[received..]).map_err(watch.broken(self.peer))?;
                 received += pulled;
+                watch.moved |= pulled > 0;
                 if pulled == 0 {
                     watch.idle(&mut *self.wires, mark, &[Wait::Data(self.peer)])?;
                 }
@@ -102,11 +104,11 @@ impl Outbox for StreamOutbox {
         let header = self.0.header(signature, lent.as_ref().map(Lent::place));
         self.0.push(&header.encode(), deadline)?;
         if let Some(lent) = lent {
-            self.0.await_receipt(deadline)?;
+            self.0.await_receipt(deadline.renewed())?;
             lent.returned();
             return Ok(Carried::IN_PLACE);
         }
-        self.0.push(bytes, deadline)?;
+        self.0.push(bytes, deadline.renewed())?;
         Ok(Carried::streamed(if self.0.wires.is_network() { bytes.len() } else { 0 }))
     }
 }
@@ -126,6 +128,6 @@ impl Inbox for StreamInbox {
             return Ok(());
         }
         self.0.wires.consume(self.0.peer);
-        self.0.pull(bytes, deadline)
+        self.0.pull(bytes, deadline.renewed())
     }
 }

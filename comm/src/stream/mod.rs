@@ -14,7 +14,7 @@ mod small;
 #[cfg(test)]
 mod tests;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::health::{Cause, Failure, Health, SLICE};
 use crate::inquiry::{Inquest, Topic};
@@ -98,18 +98,23 @@ struct Watch<'a> {
     /// The failure that will end the operation. Before that, the lane checks its streams once more: a rank that has
     /// left or was lost may have sent data that arrived after the previous check.
     last_look: Option<Failure>,
+    /// Whether data has moved since the lane last waited: a sign of life, after which the peers have the full time again.
+    moved: bool,
 }
 
 impl<'a> Watch<'a> {
     fn new(health: &'a Health, membership: &'a Membership, topic: &'a Topic, deadline: Deadline) -> Watch<'a> {
         let inquest = Inquest::new(health, topic, deadline);
-        Watch { health, members: &membership.members, inquest, last_look: None }
+        Watch { health, members: &membership.members, inquest, last_look: None, moved: false }
     }
 
     /// Sleeps until progress may be possible. `waits` must start with the peers that are most likely to blame.
     fn idle(&mut self, wires: &mut dyn Wires, mark: u32, waits: &[Wait]) -> Result<(), Failure> {
         if let Some(failure) = self.last_look.take() {
             return Err(failure);
+        }
+        if std::mem::take(&mut self.moved) {
+            self.inquest.data_moved(Instant::now());
         }
         let peers: Vec<usize> = waits.iter().map(|wait| self.members[wait.peer()]).collect();
         self.inquest.pursue(&peers);

@@ -92,6 +92,7 @@ pub(super) fn exchange(endpoint: &mut Exchange, parts: Parts<'_>) -> Result<Carr
             moved |= run.receive(index, &mut **wires, &watch)?;
         }
         if moved {
+            watch.moved = true;
             continue;
         }
         let waits = run.waits();
@@ -102,7 +103,7 @@ pub(super) fn exchange(endpoint: &mut Exchange, parts: Parts<'_>) -> Result<Carr
     }
     let network_bytes = if wires.is_network() { run.payload } else { 0 };
     lent.into_iter().for_each(Lent::returned);
-    Ok(Carried { in_place: is_lent, network_bytes, ahead: false })
+    Ok(Carried { in_place: is_lent, network_bytes, ..Carried::IN_PLACE })
 }
 
 impl Streams {

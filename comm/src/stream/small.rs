@@ -171,6 +171,7 @@ fn deliver(
             }
         }
         if moved {
+            watch.moved = true;
             continue;
         }
         let needed = neighbours.iter().enumerate().filter(|(index, of)| is_needed(*index) && of.is_awaited());

@@ -1,9 +1,10 @@
-//! Tests that the other ranks blame a rank that stops in the middle of a collective, wherever it stops.
+//! Tests that the other ranks blame a rank that stops in the middle of a collective, wherever it stops, but not a rank
+//! that is only slow.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::{Broken, Exchange, Wait, Wires};
 use crate::buffer::Dtype;
@@ -30,9 +31,11 @@ struct Cast {
     stopped: usize,
     chunk: usize,
     is_network: bool,
+    /// Shortest time between two chunks that the stopping rank sends.
+    pause: Duration,
 }
 
-const FEW: Cast = Cast { size: SIZE, stopped: 2, chunk: CHUNK, is_network: false };
+const FEW: Cast = Cast { size: SIZE, stopped: 2, chunk: CHUNK, is_network: false, pause: Duration::ZERO };
 
 /// Streams in memory between ranks, of which one stops after it has sent a number of chunks.
 struct Scene {
@@ -42,9 +45,27 @@ struct Scene {
     registries: Vec<Arc<WaitRegistry>>,
     /// Number of chunks that the stopping rank still sends.
     left: AtomicUsize,
+    /// When the stopping rank last sent a chunk.
+    sent: Mutex<Option<Instant>>,
 }
 
 impl Scene {
+    fn new(cast: Cast, left: usize) -> Arc<Scene> {
+        let registries = (0..cast.size).map(|_| Arc::default()).collect();
+        let (streams, left, sent) = (Mutex::default(), AtomicUsize::new(left), Mutex::default());
+        Arc::new(Scene { cast, streams, registries, left, sent })
+    }
+
+    /// Runs collectives on all ranks, until one fails. Returns each rank's result.
+    fn play(self: &Arc<Scene>, times: u64, collective: Run) -> Vec<Result<(), Failure>> {
+        let start = |rank| {
+            let scene = Arc::clone(self);
+            std::thread::spawn(move || scene.run(rank, times, collective))
+        };
+        let ranks: Vec<_> = (0..self.cast.size).map(start).collect();
+        ranks.into_iter().map(|rank| rank.join().expect("no panic")).collect()
+    }
+
     fn has_stopped(&self, rank: usize) -> bool {
         rank == self.cast.stopped && self.left.load(Ordering::SeqCst) == 0
     }
@@ -147,10 +168,15 @@ impl Wires for End {
         if full || self.scene.has_stopped(self.rank) {
             return Ok(0);
         }
-        self.stream(self.rank, peer, |stream| stream.push_back(bytes.to_vec()));
         if self.rank == self.scene.cast.stopped {
+            let mut sent = self.scene.sent.lock().unwrap_or_else(PoisonError::into_inner);
+            if sent.is_some_and(|sent| sent.elapsed() < self.scene.cast.pause) {
+                return Ok(0);
+            }
+            *sent = Some(Instant::now());
             self.scene.left.fetch_sub(1, Ordering::SeqCst);
         }
+        self.stream(self.rank, peer, |stream| stream.push_back(bytes.to_vec()));
         Ok(bytes.len())
     }
 
@@ -210,16 +236,7 @@ fn stop_everywhere(cast: Cast, collective: Run, whole: usize) {
     std::thread::scope(|scope| {
         for left in 0..whole {
             scope.spawn(move || {
-                let left = AtomicUsize::new(left);
-                let registries = (0..cast.size).map(|_| Arc::default()).collect();
-                let scene = Arc::new(Scene { cast, streams: Mutex::default(), registries, left });
-                let ranks: Vec<_> = (0..cast.size)
-                    .map(|rank| {
-                        let scene = Arc::clone(&scene);
-                        std::thread::spawn(move || scene.run(rank, 2, collective))
-                    })
-                    .collect();
-                let outcomes: Vec<_> = ranks.into_iter().map(|rank| rank.join().expect("no panic")).collect();
+                let outcomes = Scene::new(cast, left).play(2, collective);
                 let named = |outcome: &Result<(), Failure>| match outcome {
                     Ok(()) => None,
                     Err(Failure::Deadline { peer }) => Some(*peer),
@@ -248,7 +265,18 @@ fn the_rank_that_stopped_is_named_in_a_tree_of_ranks() {
     // In each of two collectives, the rank sends a header to each neighbour in the tree, its contribution to its
     // parent, and the result to each child. The sums list the chunks in this order.
     for (stopped, chunks) in [(0, 5 + 5), (12, 3 + 1 + 2), (13, 1 + 1)] {
-        let cast = Cast { size: MANY, stopped, chunk: 4096, is_network: true };
+        let cast = Cast { size: MANY, stopped, chunk: 4096, is_network: true, ..FEW };
         stop_everywhere(cast, reduce_small, 2 * chunks);
+    }
+}
+
+/// The slow rank sends ten chunks, so the collective takes longer than the timeout, but data moves all the time.
+#[test]
+fn a_slow_rank_is_not_blamed() {
+    let slow = Cast { pause: TIMEOUT.mul_f64(0.15), ..FEW };
+    for collective in [reduce as Run, exchange_parts] {
+        for outcome in Scene::new(slow, usize::MAX).play(1, collective) {
+            assert!(outcome.is_ok(), "{outcome:?}");
+        }
     }
 }

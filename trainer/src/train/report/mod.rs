@@ -86,16 +86,18 @@ impl Report {
         let stats = engine.stats();
         let mut collectives = BTreeMap::new();
         // Exchanges one row with all operations, because ranks of different pipeline stages use different operations.
-        let own = stats.iter().flat_map(|(_, counter)| [counter.sent_bytes as i64, counter.network_bytes as i64]);
-        let all = from_each_rank(&**comm, own.collect())?;
+        let own =
+            stats.iter().flat_map(|(_, counter)| [counter.sent_bytes, counter.network_bytes, counter.moved_bytes]);
+        let all = from_each_rank(&**comm, own.map(|bytes| bytes as i64).collect())?;
         for (index, (operation, counter)) in stats.iter().enumerate() {
-            let [sent, network] =
-                [2 * index, 2 * index + 1].map(|column| all.iter().map(|row| row[column]).sum::<i64>());
+            let [sent, network, moved] =
+                [0, 1, 2].map(|column| all.iter().map(|row| row[3 * index + column]).sum::<i64>());
             if counter.calls == 0 && sent == 0 {
                 continue;
             }
             let entry = json!({
-                "calls": counter.calls, "ran_ahead": counter.ahead, "sent_bytes": sent, "network_bytes": network, "seconds": round(counter.seconds),
+                "calls": counter.calls, "ran_ahead": counter.ahead, "sent_bytes": sent, "network_bytes": network,
+                "bytes_within_hosts": (moved - network).max(0), "seconds": round(counter.seconds),
             });
             collectives.insert(operation.to_string(), entry);
         }
