@@ -36,15 +36,6 @@ pub(crate) fn plan(args: &PlanArgs) -> anyhow::Result<u8> {
         .hosts
         .map(|hosts| hosts::compare(args, hosts as usize, (&sources, &overrides), &config, &planner))
         .transpose()?;
-    if args.json {
-        let mut value = plan.value();
-        if let Some(hosts) = hosts {
-            value["hosts"] = hosts.value();
-        }
-        show(&format!("{value:#}\n"));
-        return Ok(0);
-    }
-    show(&format!("{plan}\n"));
     // With `--world-size`, the ranks run on other machines, whose memory is unknown.
     let here = args.world_size.is_none();
     let memory = MemoryKind::of_layers(&config);
@@ -60,6 +51,16 @@ pub(crate) fn plan(args: &PlanArgs) -> anyhow::Result<u8> {
         limits.retain(|limit| limit.memory != memory);
         limits.insert(0, written);
     }
+    let limit = limits.iter().find(|limit| limit.memory == memory).map(|limit| limit.bytes);
+    if args.json {
+        let mut value = plan.value();
+        if let Some(hosts) = hosts {
+            value["hosts"] = hosts.value(limit);
+        }
+        show(&format!("{value:#}\n"));
+        return Ok(0);
+    }
+    show(&format!("{plan}\n"));
     if !limits.is_empty() {
         let told = match plan.exceeded(&limits) {
             None => {
@@ -71,8 +72,7 @@ pub(crate) fn plan(args: &PlanArgs) -> anyhow::Result<u8> {
         show(&format!("{told}\n"));
     }
     if let Some(hosts) = hosts {
-        let limit = limits.iter().find(|limit| limit.memory == memory);
-        show(&format!("{}\n", hosts.text(limit.map(|limit| limit.bytes))));
+        show(&format!("{}\n", hosts.text(limit)));
     }
     if args.stages {
         show("\nstate per rank (parameters, gradients, optimizer), without pipeline and offload:\n");

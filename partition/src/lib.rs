@@ -50,7 +50,7 @@ pub use kept::Grads;
 pub use layout::{Layout, LayoutOptions, PAGE, TierOptions};
 pub use ledger::{CATEGORIES, Category, Ledger};
 pub use narrow::{Stochastic, Values, update};
-pub use network::{Hosts, network_bytes};
+pub use network::{HostBytes, Hosts, Route, bytes_on_route};
 pub use outer::{OuterOptions, OuterShare};
 pub use placement::OnGpu;
 pub use rounding::{to_f32, working};

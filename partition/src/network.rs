@@ -1,4 +1,4 @@
-//! Predicts the bytes that the hosts of a job send to each other.
+//! Predicts the bytes that the ranks of a job send to ranks of other hosts and of their own host.
 
 use zero_comm::cells;
 use zero_pipeline::{Action, Content, Coordinates, Mesh, Message, Placement, Program, SegmentId, StageId, Transfer};
@@ -20,12 +20,53 @@ pub struct Hosts {
     pub plane: usize,
 }
 
+/// Payload bytes of all ranks together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct HostBytes {
+    /// Sent to other hosts.
+    pub between: u64,
+    /// Exchanged in the memory of hosts.
+    pub within: u64,
+}
+
+impl HostBytes {
+    /// Calculates both from a function that returns the bytes of one route.
+    pub fn of(bytes: impl Fn(Route) -> u64) -> Self {
+        Self { between: bytes(Route::Between), within: bytes(Route::Within) }
+    }
+}
+
+/// Where bytes are sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Route {
+    /// Between hosts.
+    Between,
+    /// Within hosts.
+    Within,
+}
+
+impl Route {
+    /// Returns how many times a vector that all ranks need is sent on this route, for ranks in this number of cells.
+    #[must_use]
+    pub fn copies(self, ranks: usize, cells: usize) -> usize {
+        match self {
+            Self::Between => cells - 1,
+            Self::Within => ranks - cells,
+        }
+    }
+
+    /// Returns whether this is the route between a rank of one host and a rank of the other.
+    #[must_use]
+    pub fn connects(self, a: usize, b: usize) -> bool {
+        (self == Self::Between) == (a != b)
+    }
+}
+
 /// The cells of a group (`comm/src/hierarchy`): runs of consecutive ranks on the same host.
 #[derive(Debug, Clone, Copy)]
 struct Cells {
     count: usize,
-    /// Whether each cell has one rank.
-    are_single: bool,
+    ranks: usize,
 }
 
 impl Hosts {
@@ -35,8 +76,7 @@ impl Hosts {
 
     fn cells(&self, ranks: impl Iterator<Item = Coordinates>) -> Cells {
         let hosts: Vec<usize> = ranks.map(|at| self.host(at)).collect();
-        let count = cells(&hosts).len();
-        Cells { count, are_single: count == hosts.len() }
+        Cells { count: cells(&hosts).len(), ranks: hosts.len() }
     }
 
     /// Returns the ranks of a stage in the plane.
@@ -64,20 +104,21 @@ impl Hosts {
         self.cells((0..self.mesh.replicates()).map(|replicate| Coordinates { stage, replicate, shard }))
     }
 
-    /// Returns the bytes of codes that the rank at `at` sends to other hosts in a reduction of a segment's gradients. Each
+    /// Returns the bytes of codes that the rank at `at` sends on a route in a reduction of a segment's gradients. Each
     /// part of an all-to-all goes directly to its rank.
-    fn coded(&self, segment: &Segment, coded: Coded, at: Coordinates) -> usize {
+    fn coded(&self, route: Route, segment: &Segment, coded: Coded, at: Coordinates) -> usize {
         let (near, levels) = (self.mesh.near(), segment.reduced_as(coded, self.mesh, at));
-        let crossing = |level: &CodedLevel| -> usize {
+        let sent = |level: &CodedLevel| -> usize {
             let shard = |member: usize| match level.is_near {
                 true => at.shard / near * near + member,
                 false => member * near + at.shard % near,
             };
             let parts = level.sent(segment).into_iter().enumerate();
-            let is_elsewhere = |member| self.host(Coordinates { shard: shard(member), ..at }) != self.host(at);
-            parts.filter(|(member, _)| is_elsewhere(*member)).map(|(_, bytes)| bytes).sum()
+            let is_on_route =
+                |member| route.connects(self.host(Coordinates { shard: shard(member), ..at }), self.host(at));
+            parts.filter(|(member, _)| is_on_route(*member)).map(|(_, bytes)| bytes).sum()
         };
-        levels.iter().map(crossing).sum()
+        levels.iter().map(sent).sum()
     }
 
     /// Returns the cells of each group that sums gradients in a stage: the data-parallel group or, if the replicates
@@ -90,16 +131,18 @@ impl Hosts {
     }
 }
 
-/// Returns the payload bytes that all hosts together send to other hosts when one plane runs a step: in the gathers,
+/// Returns the payload bytes that all ranks together send on a route when one plane runs a step: in the gathers,
 /// reductions, refreshes and messages of `programs`, one program per stage. `width` is the width in bytes of the
 /// working dtype, and `activations` returns the bytes of a message with activations or their gradients.
 ///
 /// A collective sends each cell of a group, only once, the values that the cell lacks (`comm/src/hierarchy`): a gather
-/// or a reduce-scatter of n elements over c cells sends n (c − 1), and an all-reduce 2 n (c − 1). Between cells of
-/// several ranks, sums of 16-bit floats travel in f32, so that they are rounded once. Like
-/// [`expected_payload`](crate::expected_payload), the result excludes the all-reduces of the norm and of the loss.
+/// or a reduce-scatter of n elements over N ranks in c cells sends n (c − 1) between cells and n (N − c) within them,
+/// and an all-reduce sends twice these bytes. With several cells of several ranks, sums of 16-bit floats travel in f32,
+/// so that they are rounded once. Like [`expected_payload`](crate::expected_payload), the result excludes the
+/// all-reduces of the norm and of the loss.
 #[must_use]
-pub fn network_bytes(
+pub fn bytes_on_route(
+    route: Route,
     programs: &[Program],
     layout: &Layout,
     hosts: Hosts,
@@ -111,33 +154,33 @@ pub fn network_bytes(
     let segment = |id: SegmentId| &layout.segments()[id];
     let elements = |id: SegmentId| segment(id).elements();
     let (working, width) = (width, |id: SegmentId| segment(id).width(width));
-    let summed = |cells: Cells| match cells.are_single {
+    let summed = |cells: Cells| match cells.count == 1 || cells.count == cells.ranks {
         true => options.communication.size_in_bytes(),
         false => options.communication.size_in_bytes().max(size_of::<f32>()),
     };
-    let others = |cells: Cells| cells.count - 1;
+    let copies = |cells: Cells| route.copies(cells.ranks, cells.count);
     let gathered = |stage: StageId, id: SegmentId| -> usize {
         let codes = segment(id).gathered_as(options.coded);
         let bytes = codes.map_or(elements(id) * width(id), |codes| segment(id).shard_code_bytes(codes).iter().sum());
-        hosts.shard_groups(stage).map(|cells| bytes * others(cells)).sum()
+        hosts.shard_groups(stage).map(|cells| bytes * copies(cells)).sum()
     };
     let secondary = |stage: StageId, id: SegmentId| -> usize {
-        hosts.near_groups(stage).map(|cells| elements(id) * width(id) * others(cells)).sum()
+        hosts.near_groups(stage).map(|cells| elements(id) * width(id) * copies(cells)).sum()
     };
-    let all_reduced = |cells: Cells, elements: usize| 2 * elements * others(cells) * summed(cells);
+    let all_reduced = |cells: Cells, elements: usize| 2 * elements * copies(cells) * summed(cells);
     let replicated = |stage: StageId, id: SegmentId| -> usize {
         let of_shard = |shard| all_reduced(hosts.replicates(stage, shard), segment(id).shard(shard).len());
         (0..mesh.shards()).map(of_shard).sum()
     };
     let reduced = |stage: StageId, id: SegmentId, replicates_sum: bool| -> usize {
         let replicated = |stage, id| if replicates_sum { replicated(stage, id) } else { 0 };
-        let coded = |at: Coordinates| hosts.coded(segment(id), options.coded, at);
+        let coded = |at: Coordinates| hosts.coded(route, segment(id), options.coded, at);
         match segment(id).placements.optimizer {
             _ if !segment(id).reduced_as(options.coded, mesh, Coordinates::first(stage)).is_empty() => {
                 hosts.of_stage(stage).map(coded).sum::<usize>() + replicated(stage, id)
             }
             Placement::Sharded if options.reduce_scatter && mesh.shards() > 1 => {
-                let scattered = hosts.shard_groups(stage).map(|cells| elements(id) * others(cells) * summed(cells));
+                let scattered = hosts.shard_groups(stage).map(|cells| elements(id) * copies(cells) * summed(cells));
                 scattered.sum::<usize>() + replicated(stage, id)
             }
             _ => {
@@ -149,14 +192,14 @@ pub fn network_bytes(
     // An outer step is a reduce-scatter and an all-gather in f32.
     let outer = |stage: StageId, id: SegmentId| -> usize {
         let own = |shard: usize| segment(id).held(segment(id).placements.optimizer, shard).len();
-        let of_shard = |shard| 2 * own(shard) * size_of::<f32>() * others(hosts.replicates(stage, shard));
+        let of_shard = |shard| 2 * own(shard) * size_of::<f32>() * copies(hosts.replicates(stage, shard));
         (0..mesh.shards()).map(of_shard).sum()
     };
-    // The bytes that ranks of a stage send to receivers on other hosts.
     let sent = |message: &Message| -> usize {
+        let receiver = |at: Coordinates| Coordinates { stage: message.to, ..at };
         let senders = hosts.of_stage(message.from);
-        let crossing = senders.filter(|&at| hosts.host(at) != hosts.host(Coordinates { stage: message.to, ..at }));
-        crossing.map(|at| message_bytes(message, layout, at, working, &activations)).sum()
+        let on_route = senders.filter(|&at| route.connects(hosts.host(at), hosts.host(receiver(at))));
+        on_route.map(|at| message_bytes(message, layout, at, working, &activations)).sum()
     };
     let of_stage = |(stage, program): (StageId, &Program)| -> usize {
         let of_instruction = |action| match action {

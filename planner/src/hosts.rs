@@ -2,6 +2,7 @@
 
 use zero_config::Config;
 use zero_engine::Error;
+use zero_partition::HostBytes;
 
 use crate::memory::MemoryKind;
 use crate::plan::MemoryPlan;
@@ -15,8 +16,8 @@ pub struct OnHosts {
     pub settings: Vec<String>,
     /// Whether collectives send 8-bit or 4-bit codes, which rounds gradients and gathered weights.
     pub rounds: bool,
-    /// Number of bytes that all hosts together send to other hosts per step; `None` if they are only known at run time.
-    pub network_bytes: Option<u64>,
+    /// Bytes that all ranks together send per step between and within hosts; `None` if they are only known at run time.
+    pub bytes: Option<HostBytes>,
     /// Peak bytes of the busiest rank.
     pub peak_bytes: u64,
     /// Predicted seconds per step, or a description of the values missing from the cost table; `None` without a table.
@@ -42,8 +43,8 @@ pub fn layouts_on_hosts(
     let planned = |name: String, settings: Vec<String>, config: &Config| -> Result<OnHosts, Error> {
         let plan = memory_plan(config)?;
         let seconds = plan.prediction().map(|time| time.map(|time| time.step_seconds));
-        let (network_bytes, peak_bytes) = (plan.network_bytes(ranks), plan.peak_in(MemoryKind::of_layers(config)));
-        Ok(OnHosts { name, settings, rounds: config.zero.sends_codes(), network_bytes, peak_bytes, seconds })
+        let (bytes, peak_bytes) = (plan.host_bytes(ranks), plan.peak_in(MemoryKind::of_layers(config)));
+        Ok(OnHosts { name, settings, rounds: config.zero.sends_codes(), bytes, peak_bytes, seconds })
     };
     let mut others = vec![];
     for (name, mut settings) in candidates(config, ranks) {
@@ -65,7 +66,7 @@ pub fn layouts_on_hosts(
         // layers.
         others.extend(planned(name, settings, &changed));
     }
-    others.sort_by_key(|layout| (layout.network_bytes.is_none(), layout.network_bytes, layout.peak_bytes));
+    others.sort_by_key(|layout| (layout.bytes.map_or(u64::MAX, |bytes| bytes.between), layout.peak_bytes));
     let mut all = vec![planned("as configured".into(), vec![], config)?];
     all.append(&mut others);
     Ok(all)

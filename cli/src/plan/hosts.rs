@@ -1,4 +1,4 @@
-//! `zero-train plan --hosts`: compares layouts by the bytes that hosts send to each other.
+//! `zero-train plan --hosts`: compares layouts by the bytes that hosts send to each other, and recommends one.
 
 use serde_json::{Value, json};
 use zero_config::{Config, Source};
@@ -52,9 +52,9 @@ pub(super) fn compare(
 }
 
 impl Comparison {
-    /// Returns the mean number of bytes that a host sends in a step.
+    /// Returns the mean number of bytes that a host sends to other hosts in a step.
     fn per_host(&self, layout: &OnHosts) -> Option<u64> {
-        layout.network_bytes.map(|bytes| bytes / self.hosts as u64)
+        layout.bytes.map(|bytes| bytes.between / self.hosts as u64)
     }
 
     /// Returns the time in seconds that a host's link needs for these bytes.
@@ -64,63 +64,84 @@ impl Comparison {
 
     /// Formats the comparison for the user. `limit` is the memory that a rank may use.
     pub(super) fn text(&self, limit: Option<u64>) -> String {
-        let mut rows = vec![["layout", "a host sends", "link time", "memory/rank", "settings"].map(String::from)];
+        let mut rows = vec![
+            ["layout", "a host sends", "within it", "link time", "memory/rank", "step", "settings"].map(String::from),
+        ];
         for layout in &self.layouts {
             let fits = limit.is_none_or(|limit| layout.peak_bytes <= limit);
             rows.push([
                 layout.name.clone(),
                 self.per_host(layout).map_or("unknown".into(), bytes),
-                self.seconds(layout).map_or(String::new(), |seconds| format!("{:.1} ms", seconds * 1e3)),
+                layout.bytes.map_or("unknown".into(), |sent| bytes(sent.within / self.hosts as u64)),
+                self.seconds(layout).map_or(String::new(), milliseconds),
                 format!("{}{}", bytes(layout.peak_bytes), if fits { "" } else { ", too much" }),
+                predicted(layout).map_or(String::new(), milliseconds),
                 layout.settings.iter().map(|setting| format!("--set \"{setting}\"")).collect::<Vec<_>>().join(" "),
             ]);
         }
-        let widths: Vec<usize> =
-            (0..4).map(|column| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0)).collect();
+        let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
+        // Without a link's speed or a cost table, a column has only its title.
+        let columns = (1..6).filter(|&column| rows[1..].iter().any(|row| !row[column].is_empty())).collect::<Vec<_>>();
         let mut text = format!(
-            "\n{} × {} ranks; bytes that a host sends to other hosts in a step:\n",
+            "\n{} × {} ranks; bytes that a host sends to other hosts in a step, and bytes sent within it:\n",
             zero_engine::counted(self.hosts, "host", "hosts"),
             self.ranks
         );
         for row in &rows {
             let cells: Vec<String> =
-                row[1..4].iter().zip(&widths[1..]).map(|(cell, &width)| format!("{cell:>width$}")).collect();
-            let line = format!("{:<width$}  {}  {}", row[0], cells.join("  "), row[4], width = widths[0]);
+                columns.iter().map(|&column| format!("{:>width$}", row[column], width = width(column))).collect();
+            let line = format!("{:<width$}  {}  {}", row[0], cells.join("  "), row[6], width = width(0));
             text += line.trim_end();
             text.push('\n');
         }
-        text + &self.advice(limit)
-    }
-
-    /// Recommends the layout that sends the fewest bytes among the layouts that fit.
-    fn advice(&self, limit: Option<u64>) -> String {
-        let Some(limit) = limit else {
-            return "help: give --device-memory SIZE to see which of the layouts that fit sends the fewest bytes"
-                .into();
-        };
-        let rounds = self.layouts.first().is_some_and(|configured| configured.rounds);
-        let is_same = |layout: &&OnHosts| rounds || !layout.rounds;
-        let fits = |layout: &&OnHosts| layout.peak_bytes <= limit && layout.network_bytes.is_some();
-        match self.layouts.iter().filter(fits).filter(is_same).min_by_key(|layout| layout.network_bytes) {
+        text + &match self.recommended(limit) {
             None => "no recommendation: each layout exceeds the memory, sends an unknown number of bytes, or quantizes values that the configuration does not quantize".into(),
-            Some(least) => {
-                let exact = if rounds { "" } else { " and send no quantized values" };
-                format!("recommended: {}; of the layouts that fit{exact}, it sends the fewest bytes", least.name)
+            Some(best) => {
+                let those = match (limit.is_some(), self.may_round()) {
+                    (true, true) => "of the layouts that fit, ",
+                    (true, false) => "of the layouts that fit and send no quantized values, ",
+                    (false, true) => "",
+                    (false, false) => "of the layouts that send no quantized values, ",
+                };
+                let reason = match predicted(best) {
+                    Some(seconds) => format!("it has the shortest predicted step, {}", milliseconds(seconds)),
+                    None => "it sends the fewest bytes between hosts".into(),
+                };
+                let unknown = if limit.is_none() { "\n  help: give --device-memory SIZE to leave out layouts that do not fit" } else { "" };
+                format!("recommended: {}; {those}{reason}{unknown}", best.name)
             }
         }
     }
 
-    /// Returns the comparison as JSON.
-    pub(super) fn value(&self) -> Value {
+    /// Whether the configuration itself sends quantized values.
+    fn may_round(&self) -> bool {
+        self.layouts.first().is_some_and(|configured| configured.rounds)
+    }
+
+    /// Returns the layout with the shortest predicted step or, if the cost table is missing or does not predict all
+    /// layouts, the layout that sends the fewest bytes. Considers only layouts that fit.
+    fn recommended(&self, limit: Option<u64>) -> Option<&OnHosts> {
+        let fits = |layout: &&OnHosts| limit.is_none_or(|limit| layout.peak_bytes <= limit) && layout.bytes.is_some();
+        let candidates = || self.layouts.iter().filter(fits).filter(|layout| self.may_round() || !layout.rounds);
+        if candidates().all(|layout| predicted(layout).is_some()) {
+            let seconds = |layout: &OnHosts| predicted(layout).unwrap_or(f64::INFINITY);
+            return candidates().min_by(|a, b| seconds(a).total_cmp(&seconds(b)));
+        }
+        candidates().min_by_key(|layout| layout.bytes.map(|bytes| bytes.between))
+    }
+
+    /// Returns the comparison as JSON. `limit` is the memory that a rank may use.
+    pub(super) fn value(&self, limit: Option<u64>) -> Value {
         let of = |layout: &OnHosts| {
             json!({
                 "name": layout.name,
                 "settings": layout.settings,
                 "rounds": layout.rounds,
-                "network_bytes_per_step": layout.network_bytes,
+                "network_bytes_per_step": layout.bytes.map(|bytes| bytes.between),
+                "bytes_within_hosts_per_step": layout.bytes.map(|bytes| bytes.within),
                 "link_seconds": self.seconds(layout),
                 "planned_peak_bytes": layout.peak_bytes,
-                "step_seconds": layout.seconds.as_ref().and_then(|time| time.as_ref().ok()),
+                "step_seconds": predicted(layout),
             })
         };
         json!({
@@ -128,6 +149,16 @@ impl Comparison {
             "ranks_per_host": self.ranks,
             "link_bytes_per_second": self.link,
             "layouts": self.layouts.iter().map(of).collect::<Vec<_>>(),
+            "recommended": self.recommended(limit).map(|layout| &layout.name),
         })
     }
+}
+
+/// Returns the predicted seconds of a step; `None` without a cost table that predicts them.
+fn predicted(layout: &OnHosts) -> Option<f64> {
+    layout.seconds.as_ref()?.as_ref().ok().copied()
+}
+
+fn milliseconds(seconds: f64) -> String {
+    format!("{:.1} ms", seconds * 1e3)
 }

@@ -1,18 +1,18 @@
-//! The bytes that ranks send inside layers, and that hosts send to each other.
+//! The bytes that ranks send inside layers, and the bytes sent between and within hosts.
 
 use std::collections::BTreeSet;
 
 use zero_config::Transport;
 use zero_engine::costs::forms::Table;
 use zero_model::memory::Exchanged;
-use zero_partition::{Hosts, expected_tensor_sum, network_bytes};
+use zero_partition::{HostBytes, Hosts, Route, bytes_on_route, expected_tensor_sum};
 use zero_pipeline::{Content, Coordinates, Mesh, Program};
 
 use super::{MemoryPlan, Plan};
 
 impl MemoryPlan {
-    /// Returns the bytes that hosts with `ranks` ranks each send to each other per step, summed over the hosts. With
-    /// local steps, the bytes of an outer step are divided by the number of steps between two outer steps.
+    /// Returns the bytes that ranks send per step between and within hosts with `ranks` ranks each, summed over all
+    /// ranks. With local steps, the bytes of an outer step are divided by the number of steps between two outer steps.
     ///
     /// Returns `None` if the sizes of activations between hosts are only known at run time, or if `launcher.transport`
     /// keeps the ranks of a host from using shared memory.
@@ -20,7 +20,7 @@ impl MemoryPlan {
     /// # Panics
     /// Panics if `ranks` is 0.
     #[must_use]
-    pub fn network_bytes(&self, ranks: usize) -> Option<u64> {
+    pub fn host_bytes(&self, ranks: usize) -> Option<HostBytes> {
         if ranks > 1 && self.config.launcher.transport != Transport::Auto {
             return None;
         }
@@ -42,27 +42,32 @@ impl MemoryPlan {
             }
         };
         let width = self.settings.dtype.size_in_bytes();
-        let of = |programs: &[Program]| {
+        let of = |programs: &[Program], route| {
             let of_plane = |plane| {
                 let hosts = Hosts { mesh, ranks, plane };
-                network_bytes(programs, &self.layout, hosts, width, &self.settings.zero, activations)
+                bytes_on_route(route, programs, &self.layout, hosts, width, &self.settings.zero, activations)
             };
             (0..mesh.tensor()).map(of_plane).sum::<u64>()
         };
-        let exchanged = table.as_ref().map_or(0, |table| self.exchanged_between_hosts(table, mesh, ranks));
-        let outer = self.averaging.as_ref().map_or(0, |(programs, steps)| of(programs).div_ceil(*steps as u64));
-        Some(of(&self.programs) + exchanged + outer)
+        Some(HostBytes::of(|route| {
+            let exchanged = table.as_ref().map_or(0, |table| self.exchanged_on_route(route, table, mesh, ranks));
+            let outer = |(programs, steps): &(Vec<Program>, usize)| of(programs, route).div_ceil(*steps as u64);
+            of(&self.programs, route) + exchanged + self.averaging.as_ref().map_or(0, outer)
+        }))
     }
 
-    /// Returns the bytes that ranks send inside layers to ranks of their context or tensor group on other hosts.
+    /// Returns the bytes that ranks send inside layers to ranks of their context or tensor group on a route.
     ///
     /// By heads, a rank sends the same number of bytes to every other rank of its group; with ring attention, it sends
     /// all bytes to the next rank. Values that are gathered or summed are sent once to each other host of the group.
     /// `ranks` is the number of ranks per host.
-    fn exchanged_between_hosts(&self, table: &Table, mesh: Mesh, ranks: usize) -> u64 {
-        let elsewhere =
-            |rank: usize, group: &[usize]| group.iter().filter(|&&other| other / ranks != rank / ranks).count();
-        let other_hosts = |group: &[usize]| group.iter().map(|rank| rank / ranks).collect::<BTreeSet<_>>().len() - 1;
+    fn exchanged_on_route(&self, route: Route, table: &Table, mesh: Mesh, ranks: usize) -> u64 {
+        let host = |rank: usize| rank / ranks;
+        let receivers = |rank: usize, group: &[usize]| {
+            group.iter().filter(|&&other| other != rank && route.connects(host(other), host(rank))).count()
+        };
+        let copies =
+            |group: &[usize]| route.copies(group.len(), group.iter().copied().map(host).collect::<BTreeSet<_>>().len());
         let part =
             |sent: u64, group: &[usize], to: usize| (sent * to as u64).checked_div(group.len() as u64 - 1).unwrap_or(0);
         let of_stage = |(stage, program): (usize, &Program)| {
@@ -73,12 +78,12 @@ impl MemoryPlan {
                 let tensor_group = mesh.tensor_ranks(rank);
                 let of_queries = if self.config.uses_ring_attention() {
                     let both = [rank, mesh.next_in_ring(rank)];
-                    part(sent.queries, &both, elsewhere(rank, &both))
+                    part(sent.queries, &both, receivers(rank, &both))
                 } else {
-                    part(sent.queries, &queries, other_hosts(&queries))
+                    part(sent.queries, &queries, copies(&queries))
                 };
-                let of_heads = part(sent.heads, &heads, elsewhere(rank, &heads));
-                of_heads + of_queries + part(tensor, &tensor_group, other_hosts(&tensor_group))
+                let of_heads = part(sent.heads, &heads, receivers(rank, &heads));
+                of_heads + of_queries + part(tensor, &tensor_group, copies(&tensor_group))
             };
             mesh.ranks(stage).map(of_rank).sum::<u64>()
         };

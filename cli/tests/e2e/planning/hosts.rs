@@ -8,7 +8,8 @@ use case::{Case, sets, text};
 use serde_json::Value;
 
 fn plan(case: &Case, args: &[&str]) -> String {
-    case.succeed(&[&["plan", "--config", "ds.yaml", "-n", "4"], args].concat())
+    let ranks: &[&str] = if args.contains(&"--world-size") { &[] } else { &["-n", "4"] };
+    case.succeed(&[&["plan", "--config", "ds.yaml"], ranks, args].concat())
 }
 
 fn layouts(case: &Case, args: &[&str]) -> Vec<Value> {
@@ -52,10 +53,17 @@ fn plan_compares_layouts_over_hosts() {
     // The layout with quantized codes sends the fewest bytes. It is recommended only if the configuration already sends
     // codes.
     let told = plan(&case, &["--hosts", "2", "--device-memory", "1GiB"]);
+    let least = all.iter().filter(|layout| layout["rounds"] == false).min_by_key(|layout| bytes(layout)).unwrap();
+    let recommended = format!("recommended: {}; of the layouts", least["name"].as_str().unwrap());
     assert!(
-        all[1]["rounds"] == true && told.contains("; of the layouts that fit and send no quantized values, it sends"),
+        all[1]["rounds"] == true
+            && told.contains(&format!("{recommended} that fit and send no quantized values, it sends")),
         "{told}"
     );
+    // On other machines, whose memory is unknown, too.
+    let told = plan(&case, &["--world-size", "4", "--hosts", "2"]);
+    assert!(told.contains(&format!("{recommended} that send no quantized values, it sends")), "{told}");
+    assert!(told.contains("\n  help: give --device-memory SIZE"), "{told}");
     let told = plan(&case, &["--hosts", "2", "--device-memory", "1KiB"]);
     assert!(told.contains("no recommendation: each layout") && told.contains(", too much"), "{told}");
     // A single host sends nothing. With one rank on each host, no layout has a group within a host.
@@ -82,4 +90,23 @@ fn uneven_hosts_are_rejected_and_plan_reads_standard_input() {
     let output = command.stdin(Stdio::from(file)).output().unwrap();
     let plan: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(plan["hosts"]["layouts"], Value::from(layouts(&case, &["--hosts", "2"])));
+}
+
+/// 64 ranks on 8 hosts, with one micro-batch: stage 2 reduces all gradients and gathers all parameters once. Between
+/// hosts, each of the 8 hosts lacks what the others have; within hosts, 7 of 8 ranks take everything from another rank.
+#[test]
+fn bytes_between_and_within_hosts_have_closed_forms() {
+    let case = Case::new();
+    let args = ["--hosts", "8", "--link", "100Gb", "--set", "train_batch_size=64"];
+    let args = [&args[..], &["--set", "train_micro_batch_size_per_gpu=1", "--world-size", "64"]].concat();
+    let plan: Value = serde_json::from_str(&plan(&case, &[&args[..], &["--json"]].concat())).unwrap();
+    let parameters = plan["stages"][0]["parameters"].as_u64().unwrap();
+    for name in ["stage 2", "stage 2, a shard group per host (HSDP)"] {
+        let of_name = |layout: &&Value| layout["name"] == name;
+        let layout = plan["hosts"]["layouts"].as_array().unwrap().iter().find(of_name).unwrap();
+        let bytes = |key: &str| layout[key].as_u64().unwrap();
+        assert_eq!(bytes("network_bytes_per_step"), 2 * 4 * parameters * 7, "{layout}");
+        assert_eq!(bytes("bytes_within_hosts_per_step"), 2 * 4 * parameters * (64 - 8), "{layout}");
+        assert_eq!(layout["link_seconds"].as_f64(), Some(bytes("network_bytes_per_step") as f64 / 8.0 / 12.5e9));
+    }
 }
