@@ -326,7 +326,10 @@ fn between(
     // All pairs of ranks at the same position of two neighbouring stages send at the same time.
     let neighbours = transfers.of(Group { ranks: 2, apart: mesh.data() * tensor }).ok();
     costs.pipe = link(neighbours.and_then(|times| times.send.as_ref()).unwrap_or(&transfers.send));
-    costs.sharing =
-        Sharing { computing: transfers.computing_beside.median, transferring: transfers.transferring_beside.median };
+    costs.sharing = Sharing {
+        computing: transfers.computing_beside.median,
+        transferring: transfers.transferring_beside.median,
+        sending: transfers.sending_beside.unwrap_or(transfers.transferring_beside).median,
+    };
     Ok(())
 }

@@ -114,6 +114,10 @@ pub(super) struct Transfers {
     pub(super) computing_beside: Time,
     /// Speed of an all-gather during compute, as a fraction of the speed without compute.
     pub(super) transferring_beside: Time,
+    /// Speed of a message during compute, as a fraction of the speed without compute; `None` in tables of older
+    /// programs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) sending_beside: Option<Time>,
 }
 
 /// Times of collectives by groups of equal size. Together the groups contain all ranks, and all of them run at the same
@@ -303,6 +307,9 @@ impl fmt::Display for CostTable {
                 percent(transfers.computing_beside),
                 percent(transfers.transferring_beside),
             )?;
+            if let Some(sending) = transfers.sending_beside {
+                write!(f, ", and a message at {}", percent(sending))?;
+            }
         }
         if let Some(disk) = &self.disk {
             let rate = |time: Time| 1e-9 / time.median.max(f64::MIN_POSITIVE);

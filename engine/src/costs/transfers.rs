@@ -24,13 +24,14 @@ pub(super) fn transfers(comm: &dyn Communicator) -> Result<Option<Transfers>, Er
     }
     let groups =
         Group::all(comm.size()).into_iter().map(|group| of_group(comm, group)).collect::<Result<_, Error>>()?;
-    let (computing, transferring) = beside(comm)?;
+    let [(computing, transferring), (_, sending)] = [beside(comm, gather)?, beside(comm, swap)?];
     Ok(Some(Transfers {
         groups,
         broadcast: line(comm, comm, Operation::Broadcast)?,
         send: line(comm, comm, Operation::Send)?,
         computing_beside: computing,
         transferring_beside: transferring,
+        sending_beside: Some(sending),
     }))
 }
 
@@ -94,24 +95,48 @@ fn mean(comm: &dyn Communicator, values: Vec<f64>) -> Result<Vec<f64>, Error> {
     Ok(sum.into_iter().map(|sum| sum as f64 / 1e9 / comm.size() as f64).collect())
 }
 
-/// Measures the relative speed of compute and of an all-gather while they overlap. Like a rank in a training step, the
-/// loop computes a product, then collects finished all-gathers and starts new ones.
-fn beside(comm: &dyn Communicator) -> Result<(Time, Time), Error> {
+/// Starts an all-gather of as many bytes as a layer has: a smaller one mostly shows how long its rank waits for a core.
+fn gather(comm: &dyn Communicator, spare: Option<Vec<Buffer>>) -> Pending<Vec<Buffer>> {
+    const ELEMENTS: usize = (8 << 20) / 4;
+    let share = |rank: usize| ELEMENTS / comm.size() + usize::from(rank < ELEMENTS % comm.size());
+    let counts: Vec<usize> = (0..comm.size()).map(share).collect();
+    let [shard, whole] = taken(spare, [counts[comm.rank()], ELEMENTS]);
+    comm.all_gather(shard, whole, &counts).map(|Gathered { shard, output }| Ok(vec![shard, output]))
+}
+
+/// Starts a message to the rank half of the group away, which belongs to another host if there are several, and one
+/// from such a rank. As for an all-gather, a rank then receives about 8 MiB over four ranks.
+fn swap(comm: &dyn Communicator, spare: Option<Vec<Buffer>>) -> Pending<Vec<Buffer>> {
+    const ELEMENTS: usize = (2 << 20) / 4;
+    let (rank, size) = (comm.rank(), comm.size());
+    let [sent, received] = taken(spare, [ELEMENTS; 2]);
+    let sending = comm.send(sent, (rank + size / 2) % size);
+    let receiving = comm.recv(received, (rank + size - size / 2) % size);
+    receiving.map(|received| Ok(vec![sending.wait()?, received]))
+}
+
+/// Returns the buffers of an earlier transfer, or new ones with these numbers of elements.
+fn taken(spare: Option<Vec<Buffer>>, elements: [usize; 2]) -> [Buffer; 2] {
+    let spare = spare.and_then(|spare| spare.try_into().ok());
+    spare.unwrap_or_else(|| elements.map(|elements| Buffer::from(vec![0f32; elements])))
+}
+
+/// Measures the relative speed of compute and of a transfer while they overlap. Like a rank in a training step, the
+/// loop computes a product, then collects finished transfers and starts new ones. `start` starts a transfer and may use
+/// the buffers of an earlier one.
+fn beside(
+    comm: &dyn Communicator,
+    start: impl Fn(&dyn Communicator, Option<Vec<Buffer>>) -> Pending<Vec<Buffer>>,
+) -> Result<(Time, Time), Error> {
     const RUNS: usize = 7;
     const PRODUCTS: usize = 64;
     const TRANSFERS: usize = 16;
-    /// Number of all-gathers in flight, enough to keep the communication worker busy during one product.
+    /// Number of transfers in flight, enough to keep the communication worker busy during one product.
     const IN_FLIGHT: usize = 4;
-    // As large as a layer: a smaller all-gather mostly shows how long its rank waits for a core.
-    let elements = (8 << 20) / 4;
-    let counts: Vec<usize> =
-        (0..comm.size()).map(|rank| elements / comm.size() + usize::from(rank < elements % comm.size())).collect();
     let (x, w) =
         (Tensor::ones((128, 512), DType::F32, &Device::Cpu)?, Tensor::ones((512, 512), DType::F32, &Device::Cpu)?);
     let product = || x.matmul(&w).map(drop);
-    let start = |(shard, whole): (Buffer, Buffer)| comm.all_gather(shard, whole, &counts);
-    let buffers = || (Buffer::from(vec![0f32; counts[comm.rank()]]), Buffer::from(vec![0f32; elements]));
-    let mut spare: Vec<(Buffer, Buffer)> = (0..IN_FLIGHT).map(|_| buffers()).collect();
+    let mut spare: Vec<Vec<Buffer>> = vec![];
     let (mut computing, mut transferring) = (vec![], vec![]);
     for run in 0..=RUNS {
         comm.barrier().wait()?;
@@ -123,24 +148,23 @@ fn beside(comm: &dyn Communicator) -> Result<(Time, Time), Error> {
         comm.barrier().wait()?;
         let started = Instant::now();
         for _ in 0..TRANSFERS {
-            let gathered = start(spare.pop().unwrap_or_else(buffers)).wait()?;
-            spare.push((gathered.shard, gathered.output));
+            let done = start(comm, spare.pop()).wait()?;
+            spare.push(done);
         }
         let transfer_alone = started.elapsed().as_secs_f64() / TRANSFERS as f64;
         comm.barrier().wait()?;
         let started = Instant::now();
-        let mut in_flight: VecDeque<Pending<Gathered>> = VecDeque::new();
+        let mut in_flight: VecDeque<Pending<Vec<Buffer>>> = VecDeque::new();
         let (mut begun, mut ended, mut computed) = (0, 0, 0);
         while ended < TRANSFERS {
             while in_flight.front().is_some_and(Pending::is_done) {
                 if let Some(done) = in_flight.pop_front() {
-                    let gathered = done.wait()?;
-                    spare.push((gathered.shard, gathered.output));
+                    spare.push(done.wait()?);
                     ended += 1;
                 }
             }
             while begun < TRANSFERS && in_flight.len() < IN_FLIGHT {
-                in_flight.push_back(start(spare.pop().unwrap_or_else(buffers)));
+                in_flight.push_back(start(comm, spare.pop()));
                 begun += 1;
             }
             product()?;

@@ -70,13 +70,15 @@ impl Collectives {
 pub struct Sharing {
     /// Rate of compute while the rank has a transfer in flight.
     pub computing: f64,
-    /// Rate of a transfer while one of its ranks computes.
+    /// Rate of a collective while one of its ranks computes.
     pub transferring: f64,
+    /// Rate of a message while its sender or its receiver computes.
+    pub sending: f64,
 }
 
 impl Sharing {
     /// No slowdown.
-    pub const NONE: Self = Self { computing: 1.0, transferring: 1.0 };
+    pub const NONE: Self = Self { computing: 1.0, transferring: 1.0, sending: 1.0 };
 }
 
 /// Costs of a layer per micro-batch.
@@ -184,7 +186,8 @@ impl Costs {
         if let Some(bandwidth) = bandwidths.find(|bandwidth| bandwidth.is_nan() || *bandwidth <= 0.0) {
             return Err(SimulationError::NotABandwidth(bandwidth));
         }
-        let rates = [self.sharing.computing, self.sharing.transferring];
+        let Sharing { computing, transferring, sending } = self.sharing;
+        let rates = [computing, transferring, sending];
         match rates.into_iter().find(|rate| !(*rate > 0.0 && *rate <= 1.0)) {
             Some(rate) => Err(SimulationError::NotARate(rate)),
             None => Ok(()),

@@ -351,9 +351,10 @@ impl<'a> Run<'a> {
                 self.agenda.set_rate(rank, if moving.is_empty() { 1.0 } else { sharing.computing });
             }
             for &number in moving {
-                let Queue { slot, members, .. } = &self.lanes[number];
+                let Queue { slot, members, lane, .. } = &self.lanes[number];
+                let beside = if *lane == Lane::Collectives { sharing.transferring } else { sharing.sending };
                 let computes = members.iter().any(|&member| self.ranks[member].doing == Doing::Computing);
-                self.agenda.set_rate(*slot, if computes { sharing.transferring } else { 1.0 });
+                self.agenda.set_rate(*slot, if computes { beside } else { 1.0 });
             }
         }
     }

@@ -142,7 +142,7 @@ fn invalid_tables_and_programs_are_errors() {
     assert!(matches!(found, SimulationError::NotATime(seconds) if seconds.is_nan()));
     let standing = Costs { pipe: Link { latency: 0.0, bandwidth: 0.0 }, ..good.clone() };
     assert_eq!(error(&programs, &standing), SimulationError::NotABandwidth(0.0));
-    let standing = Costs { sharing: Sharing { computing: 0.0, transferring: 1.0 }, ..good.clone() };
+    let standing = Costs { sharing: Sharing { computing: 0.0, ..Sharing::NONE }, ..good.clone() };
     assert_eq!(error(&programs, &standing), SimulationError::NotARate(0.0));
 
     let mut other = programs.clone();

@@ -15,8 +15,8 @@ fn messages_take_latency_and_bandwidth_and_come_in_order() {
     let programs: Vec<Program> = (0..2).map(|stage| schedule::forward_only(&shape, &stages, stage, 2)).collect();
     let costs = Costs { pipe: Link { latency: 2.0, bandwidth: 50.0 }, ..costs(2, layer(1.0, 1.0, 1.0)) };
     // Messages of 100 bytes take 2 + 100/50 seconds. The second one is sent at 2 and starts when the first has arrived.
-    let times = |world| {
-        let found = simulate(&programs, &world, &costs).unwrap();
+    let times_with = |world, costs: &Costs| {
+        let found = simulate(&programs, &world, costs).unwrap();
         let of = |rank, lane: fn(&Lane) -> bool| -> Vec<(f64, f64)> {
             let events = found.events.iter();
             events.filter(|e| e.rank == rank && lane(&e.lane)).map(|e| (e.start, e.end)).collect()
@@ -25,7 +25,12 @@ fn messages_take_latency_and_bandwidth_and_come_in_order() {
         let computes: Vec<(f64, f64)> = computes.map(|e| (e.start, e.end)).collect();
         (of(0, |lane| matches!(lane, Lane::Channel(_))), computes)
     };
+    let times = |world| times_with(world, &costs);
     assert_eq!(times(world), (vec![(1.0, 5.0), (5.0, 9.0)], vec![(5.0, 6.0), (9.0, 10.0)]));
+    // At half speed while the sender or the receiver computes, which is one second of each message.
+    let sharing = Sharing { transferring: 0.1, sending: 0.5, ..Sharing::NONE };
+    let slower = (vec![(1.0, 5.5), (5.5, 10.0)], vec![(5.5, 6.5), (10.0, 11.0)]);
+    assert_eq!(times_with(world, &Costs { sharing, ..costs.clone() }), slower);
     // Without channel capacity, the second message waits until its receive is posted, which happens when the first
     // message has been received.
     assert_eq!(times(World { capacity: 0, ..world }), times(world));
@@ -209,12 +214,12 @@ fn compute_and_communication_slow_each_other() {
     assert_eq!(found(3.0, Sharing::NONE), alone);
     // A transfer of two seconds takes four seconds. During these four, the rank does two of its three seconds of
     // compute; the third follows.
-    let half = Sharing { computing: 0.5, transferring: 0.5 };
+    let half = Sharing { computing: 0.5, transferring: 0.5, sending: 1.0 };
     assert_eq!(found(3.0, half), [("forward", 0.0, 5.0), ("forward", 5.0, 8.0), ("gather", 0.0, 4.0)]);
     // The forward ends at 2, when half of the transfer is left. The other half runs at full speed.
     let first = [("forward", 0.0, 2.0), ("await_gather", 2.0, 3.0), ("forward", 3.0, 4.0), ("gather", 0.0, 3.0)];
     assert_eq!(found(1.0, half), first);
-    let uneven = Sharing { computing: 0.75, transferring: 0.5 };
+    let uneven = Sharing { computing: 0.75, ..half };
     assert_eq!(found(6.0, uneven), [("forward", 0.0, 7.0), ("forward", 7.0, 13.0), ("gather", 0.0, 4.0)]);
 }
 
