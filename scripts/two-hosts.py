@@ -5,14 +5,15 @@
                          [--keep FOLDER] [--tensor]
 
 The hosts are two network namespaces of this machine, and a virtual cable that `tc` throttles connects them. Each has half of the cores, and
-two ranks of one thread. On a machine with less than four cores, control groups give each rank half of a core. With `--tensor`, each host has
-one rank, and the two cut layers, with and without `tp_overlap_comm`. For each link the script measures a cost table, then times the layouts
-in alternation. Prints a table in Markdown: medians, smallest and largest steps, the rate against the first layout, and the prediction. `--plot`
-draws times over link speeds, and `--keep` keeps cost tables and the times of all steps. Must run as root on Linux with two cores or more, with
-`ip` and `tc` (iproute2), and `taskset` and `nsenter` (util-linux). The configuration must train at four ranks.
+two ranks of one thread. On a machine with less than four cores, control groups give each rank half of a core. With `--tensor`, each host
+has one rank, and the two cut layers, with and without `tp_overlap_comm`. For each link the script measures a cost table, then times the
+layouts in alternation. A time of local steps is the mean of steps from one outer step to the next. Prints a table in Markdown: medians,
+smallest and largest steps, the rate against the first layout, and the prediction. `--plot` draws times over link speeds, and `--keep` keeps
+cost tables and the times of all steps. Must run as root on Linux with two cores or more, with `ip` and `tc` (iproute2), and `taskset` and
+`nsenter` (util-linux). The configuration must train at four ranks.
 """
 
-import argparse, contextlib, json, os, pathlib, secrets, statistics, subprocess, tempfile
+import argparse, contextlib, json, os, pathlib, secrets, signal, statistics, subprocess, sys, tempfile
 
 EACH = "zero_optimization.stage3_max_reuse_distance=0"
 KEPT = "zero_optimization.stage3_max_reuse_distance=1000000000"
@@ -26,12 +27,14 @@ LAYOUTS = {
     "stage 3, gathered for each use, hpZ, qwZ, qgZ": [
         EACH, "zero_optimization.zero_hpz_partition_size=2", "zero_optimization.zero_quantized_weights=true", "zero_optimization.zero_quantized_gradients=true"],
     "2 pipeline stages, stage 2": ["pipeline={stages: 2}", "zero_optimization.stage=2"],
+    "HSDP 2 × 2, stage 2, 4 local steps": [
+        "mesh={data_parallel_replicate_degree: 2}", "zero_optimization.stage=2", "training.local_steps={steps: 4}"],
 }
 TENSOR = {
     "`autotp_size: 2`": ["tensor_parallel={autotp_size: 2}"],
     "the same with `tp_overlap_comm`": ["tensor_parallel={autotp_size: 2, tp_overlap_comm: true}"],
 }
-COLORS = ["#1f77b4", "#aec7e8", "#d62728", "#ff9896", "#2ca02c", "#98df8a", "#9467bd", "#8c564b"]
+COLORS = ["#1f77b4", "#aec7e8", "#d62728", "#ff9896", "#2ca02c", "#98df8a", "#9467bd", "#8c564b", "#17becf"]
 HOSTS = ["zero-train-host-0", "zero-train-host-1"]
 # Control groups of version 1 or 2.
 CGROUPS = pathlib.Path("/sys/fs/cgroup")
@@ -108,7 +111,12 @@ def on_both(args, *command):
         line = ["taskset", "--cpu-list", cores(index), "nsenter", f"--net=/var/run/netns/{host}", *launch, "--", *join, args.program, *command]
         environment = os.environ | {"ZERO_TRAIN_TOKEN_FILE": args.token}
         running.append(subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment))
-    outputs = [process.communicate() for process in running]
+    try:
+        outputs = [process.communicate() for process in running]
+    finally:
+        for process in running:
+            process.terminate()
+            process.wait()
     for process, (out, errors) in zip(running, outputs):
         if process.returncode:
             raise SystemExit(f"{' '.join(command)} failed:\n{out}{errors}")
@@ -142,8 +150,12 @@ def measured(args, link, folder):
     times = {name: [] for name in layouts}
     for _ in range(args.repeats):
         for name, layout in layouts.items():
-            out = on_both(args, "bench", "step", "--config", args.config, "--json", "--warm-up", "1", *steps, *settings(layout))
-            times[name] += json.loads(out.splitlines()[-1])["step_ms"]
+            each = 4 if any("local_steps" in setting for setting in layout) else 1
+            count = str(-(-args.steps // each) * each)
+            out = on_both(args, "bench", "step", "--config", args.config, "--json", "--warm-up", "1", "--steps", count, *settings(layout))
+            of_steps = json.loads(out.splitlines()[-1])["step_ms"]
+            times[name] += [statistics.mean(of_steps[at : at + each]) for at in range(0, len(of_steps), each)]
+            (folder / f"{link}-steps.json").write_text(json.dumps({name: {"step_ms": of} for name, of in times.items()}, indent=1))
     return [(name, times[name], predicted(args, costs, layout)) for name, layout in layouts.items()]
 
 
@@ -202,6 +214,8 @@ def main():
     args = parser.parse_args()
     args.ranks = 2 if args.tensor else 4
     results = {}
+    # Ends the blocks below, which delete the namespaces and the groups.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     with hosts(), shares(args), tempfile.TemporaryDirectory() as folder:
         args.token = f"{folder}/token"
         os.close(os.open(args.token, os.O_CREAT, 0o600))
