@@ -252,7 +252,7 @@ impl Manifest {
                 elements == 0 || cut.ranks == 0 || cut.ranks > self.shards.len() || cut.shared > 0 && !has_scales
             };
             if parameter.cut.as_ref().is_some_and(is_wrong) {
-                return Err(format!("`{name}` cannot be split in this way"));
+                return Err(format!("`cut` of `{name}` does not match the parameter or the number of shards"));
             }
             let slices = parameter.slices(elements)?;
             let (mut slice, mut next) = (0, 0);

@@ -157,8 +157,8 @@ fn unwritable(path: &Path, error: io::Error) -> Error {
     Error::io(path)(error).named("--output", "give the path of a writable file")
 }
 
-/// Writes one JSON object per prompt to a file, or to standard output, as soon as its text is complete. The file has the
-/// suffix `.partial` until all texts are complete.
+/// Writes one JSON object per prompt to a file, or to standard output, as soon as its text is complete. The file has
+/// the suffix `.partial` until all texts are complete.
 fn to_file(
     args: &GenerateArgs,
     generator: &Generator,

@@ -88,8 +88,8 @@ impl Typed {
         }
     }
 
-    /// Sets the number of ranks of each host, from which `mesh.data_parallel_shard_degree: auto` follows. Without it, one
-    /// host has all ranks.
+    /// Sets the number of ranks of each host, from which `mesh.data_parallel_shard_degree: auto` follows. Without it,
+    /// one host has all ranks.
     #[must_use]
     pub fn on_hosts(self, ranks_per_host: usize) -> Self {
         Self { ranks_per_host: Some(ranks_per_host), ..self }

@@ -203,8 +203,8 @@ impl Stream {
     /// Frees memory in the order of the stream's work.
     ///
     /// # Safety
-    /// The memory must come from [`allocate`](Stream::allocate). All work that uses it must have been enqueued earlier on
-    /// this stream.
+    /// The memory must come from [`allocate`](Stream::allocate). All work that uses it must have been enqueued earlier
+    /// on this stream.
     ///
     /// # Errors
     /// Returns the driver's error.

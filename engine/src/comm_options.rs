@@ -88,8 +88,8 @@ pub fn agreed(config: &Config, comm: &dyn Communicator) -> Result<Config, Error>
     Ok(config)
 }
 
-/// Checks that all ranks have built the same model: the same layers and parameters in the same order. Ranks whose models
-/// differ only in the order of equal shapes would otherwise mix the values of different parameters. Collective.
+/// Checks that all ranks have built the same model: the same layers and parameters in the same order. Ranks whose
+/// models differ only in the order of equal shapes would otherwise mix the values of different parameters. Collective.
 ///
 /// # Errors
 /// Fails on every rank if the models of two ranks differ. The error names the first layer or parameter that differs.

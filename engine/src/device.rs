@@ -77,7 +77,7 @@ pub(crate) fn check(config: &Config) -> Result<(), Error> {
     }
     if is_split {
         if offloaded.device == OffloadDevice::Nvme {
-            return not_there(RATIO, "optimizer state on a disk cannot be split", "remove it");
+            return not_there(RATIO, "if optimizer state is on a disk, no part of it can stay on the GPU", "remove it");
         }
         if zero.offload_param.device != OffloadDevice::None {
             let message =

@@ -50,8 +50,8 @@ impl Adapter {
         if dims < 2 || name.ends_with(".lora_B.weight") { self.lr_ratio } else { 1.0 }
     }
 
-    /// Checks that each name in the settings matches a linear layer or a module of the model. `maps` are all linear layers
-    /// of the model.
+    /// Checks that each name in the settings matches a linear layer or a module of the model. `maps` are all linear
+    /// layers of the model.
     pub(crate) fn check(&self, parameters: &[Parameter], maps: &[LinearMap]) -> Result<(), BuildError> {
         let unknown = |name: &&String| !maps.iter().any(|map| names(name, &map.path));
         if let Some(name) = self.lora.targets.iter().flatten().find(unknown) {
@@ -76,9 +76,9 @@ pub(crate) fn contains(module: &str, parameter: &str) -> bool {
     parameter.match_indices('.').any(|(at, _)| names(module, &parameter[..at]))
 }
 
-/// Returns whether the entry `name` of `modules_to_save` selects the module of the parameter or a module around it. This
-/// is PEFT's rule. With another rule, PEFT could not load exported adapters, and parameters of PEFT's adapters would stay
-/// frozen.
+/// Returns whether the entry `name` of `modules_to_save` selects the module of the parameter or a module around it.
+/// This is PEFT's rule. With another rule, PEFT could not load exported adapters, and parameters of PEFT's adapters
+/// would stay frozen.
 fn saves(name: &str, parameter: &str) -> bool {
     !name.is_empty() && parameter.match_indices('.').any(|(at, _)| parameter[..at].ends_with(name))
 }

@@ -129,8 +129,8 @@ pub enum BuildError {
     NothingTrainable,
 }
 
-/// Returns the help for a constructor that computes with a parameter. A parameter without values has the dtype F4, which
-/// no operation accepts.
+/// Returns the help for a constructor that computes with a parameter. A parameter without values has the dtype F4,
+/// which no operation accepts.
 fn of_values(source: &candle_core::Error) -> &'static str {
     let is_read = |word: &str| word == "F4";
     match source.to_string().split(|c: char| !c.is_alphanumeric()).any(is_read) {

@@ -21,9 +21,10 @@ pub trait Layer: Send + Sync {
         false
     }
 
-    /// Returns whether the layer contains attention or [`sum_of_slices`](zero_ops::sum_of_slices) from `zero-ops`, which
-    /// exchange values with other ranks if ranks share sequences. A layer that exchanges values although this returns
-    /// false fails. Exchanges in a tensor group need no declaration if the layer has parameters that the group cuts.
+    /// Returns whether the layer contains attention or [`sum_of_slices`](zero_ops::sum_of_slices) from `zero-ops`,
+    /// which exchange values with other ranks if ranks share sequences. A layer that exchanges values although this
+    /// returns false fails. Exchanges in a tensor group need no declaration if the layer has parameters that the group
+    /// cuts.
     fn exchanges(&self) -> bool {
         false
     }

@@ -245,10 +245,10 @@ impl Layers {
 
     /// Declares that ranks can share the sequences of this model (`sequence_parallel_size`,
     /// `mesh.context_parallel_degree`). Each rank then runs the layers on a slice of the positions of every input and
-    /// target `[batch, time, …]`, except those named in `whole`. A layer must compute each position independently, or mix
-    /// positions only with operations of `zero-ops` (attention, [`sum_of_slices`](zero_ops::sum_of_slices)) and return
-    /// true from [`Layer::exchanges`]. The loss must be a mean over positions, have a weight, or be computed from sums
-    /// over all slices.
+    /// target `[batch, time, …]`, except those named in `whole`. A layer must compute each position independently, or
+    /// mix positions only with operations of `zero-ops` (attention, [`sum_of_slices`](zero_ops::sum_of_slices)) and
+    /// return true from [`Layer::exchanges`]. The loss must be a mean over positions, have a weight, or be computed
+    /// from sums over all slices.
     #[must_use]
     pub fn shares_sequences<S: Into<String>>(mut self, whole: impl IntoIterator<Item = S>) -> Self {
         self.whole_inputs = Some(whole.into_iter().map(Into::into).collect());

@@ -314,8 +314,8 @@ impl Model {
         Ok((scalar(loss)?, z.map(scalar).transpose()?))
     }
 
-    /// Runs the last layer on its input `x`, and returns the loss and the outputs that it takes. A [`Head`] computes the
-    /// loss without its outputs, which are then `None`; see [`Model::outputs`].
+    /// Runs the last layer on its input `x`, and returns the loss and the outputs that it takes. A [`Head`] computes
+    /// the loss without its outputs, which are then `None`; see [`Model::outputs`].
     ///
     /// # Errors
     /// As [`Model::loss`].

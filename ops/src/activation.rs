@@ -102,8 +102,8 @@ pub fn swiglu(gate: &Tensor, up: &Tensor) -> Result<Tensor> {
     apply([gate, up], Gated { name: SWIGLU, forward: kernel::swiglu, backward: kernel::swiglu_backward })
 }
 
-/// Computes gelu(gate)·up with the tanh form of [`gelu`], the gated activation of Gemma's MLP. Both tensors have the same
-/// shape.
+/// Computes gelu(gate)·up with the tanh form of [`gelu`], the gated activation of Gemma's MLP. Both tensors have the
+/// same shape.
 ///
 /// # Errors
 /// Fails if the shapes differ, and on a GPU.

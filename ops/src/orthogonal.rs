@@ -13,8 +13,8 @@ const COEFFICIENTS: [f32; 3] = [3.4445, -4.7750, 2.0315];
 /// Smallest norm that a matrix is divided by.
 const EPS: f64 = 1e-7;
 
-/// Replaces a row-major matrix of `rows` × `columns` by an approximation of its nearest semi-orthogonal matrix: UVᵀ for the
-/// singular value decomposition USVᵀ. After 5 `steps`, singular values are between about 0.7 and 1.2.
+/// Replaces a row-major matrix of `rows` × `columns` by an approximation of its nearest semi-orthogonal matrix: UVᵀ for
+/// the singular value decomposition USVᵀ. After 5 `steps`, singular values are between about 0.7 and 1.2.
 ///
 /// The result is bit-identical for any number of threads and any instruction set. All operands are f32, so AMX, which
 /// multiplies bf16, is not used.

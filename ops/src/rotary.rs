@@ -180,8 +180,8 @@ impl Rotary {
         self.rotate(x, whole, of_slice)
     }
 
-    /// Rotates `[batch, time, heads, size]` by the angles of `position_ids`, `[batch, time]` of u32, i64 or u8. If ranks share
-    /// sequences, both are this rank's slices.
+    /// Rotates `[batch, time, heads, size]` by the angles of `position_ids`, `[batch, time]` of u32, i64 or u8. If
+    /// ranks share sequences, both are this rank's slices.
     ///
     /// # Errors
     /// Fails if the shapes do not match or a position is not below the model's number of positions. Also fails with

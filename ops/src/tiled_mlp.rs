@@ -31,8 +31,8 @@ use std::sync::{Mutex, PoisonError};
 /// The number of rows of a tile is a multiple of this number.
 ///
 /// Sums over rows continue from one tile to the next. They stay bit-identical as long as no tile boundary cuts a group
-/// of rows that are summed together. The gradient of a bias is summed in blocks of 64 rows. Products in bf16 sum rows in
-/// pairs, or in groups of 32 on processors with AMX.
+/// of rows that are summed together. The gradient of a bias is summed in blocks of 64 rows. Products in bf16 sum rows
+/// in pairs, or in groups of 32 on processors with AMX.
 pub const TILE_UNIT: usize = 64;
 
 const _: () = assert!(TILE_UNIT.is_multiple_of(BLOCK) && TILE_UNIT.is_multiple_of(32));

@@ -1,6 +1,6 @@
 //! Candle's operations whose gradients are wrong or missing without an error, and the replacements that
-//! `docs/your-model.md` recommends. If a test that expects a wrong gradient fails, candle is fixed: remove the operation
-//! from the page and from `clippy.toml`.
+//! `docs/your-model.md` recommends. If a test that expects a wrong gradient fails, candle is fixed: remove the
+//! operation from the page and from `clippy.toml`.
 
 #![expect(clippy::disallowed_methods, reason = "the subject of the tests")]
 

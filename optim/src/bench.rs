@@ -45,8 +45,8 @@ impl Arrays {
         self.step += 1;
     }
 
-    /// Does the same reads and writes as [`Arrays::update`], with one multiply-add per array. The factor is zero, so the
-    /// values do not drift.
+    /// Does the same reads and writes as [`Arrays::update`], with one multiply-add per array. The factor is zero, so
+    /// the values do not drift.
     pub fn floor(&mut self) {
         let (isa, floor) = ((Isa::current(), f32::INFINITY), Floor(black_box(0.0)));
         match &mut self.states[..] {
@@ -57,8 +57,8 @@ impl Arrays {
     }
 }
 
-/// Alternates `repeats` steps over `n` parameters with runs of the floor, on one thread, and returns both lists of times:
-/// `(subject, floor)`.
+/// Alternates `repeats` steps over `n` parameters with runs of the floor, on one thread, and returns both lists of
+/// times: `(subject, floor)`.
 pub fn against_floor(optimizer: &Optimizer, n: usize, repeats: usize) -> (Vec<Duration>, Vec<Duration>) {
     let mut arrays = Arrays::new(n, optimizer.states().len());
     arrays.update(optimizer);

@@ -89,7 +89,8 @@ pub enum Optimizer {
     RAdam(RAdam),
     /// Orthogonalized momentum of whole matrices. [`update`] does not support it: see [`Muon::direction`].
     Muon(Muon),
-    /// Adam with a trust ratio for each parameter. [`update`] takes the second half of a step, after [`Lamb::accumulate`].
+    /// Adam with a trust ratio for each parameter. [`update`] takes the second half of a step, after
+    /// [`Lamb::accumulate`].
     Lamb(Lamb),
     /// AdamW with an average of the iterates in place of a schedule.
     ScheduleFree(ScheduleFree),
@@ -212,9 +213,10 @@ pub struct LengthError {
 
 /// Takes one optimizer step over one contiguous range, in place, in one pass over memory.
 ///
-/// `states` are the slices named by [`Optimizer::states`], each as long as `params`. Parameters and states are in f32 or
-/// bf16; the step is computed in f32, and each result is rounded once. The instruction set is chosen at run time; the results are bit-identical on all of them, except for the payload of a NaN. Infinities and NaNs in the
-/// gradients go into the state: to skip such a step, check the gradient norm first.
+/// `states` are the slices named by [`Optimizer::states`], each as long as `params`. Parameters and states are in f32
+/// or bf16; the step is computed in f32, and each result is rounded once. The instruction set is chosen at run time;
+/// the results are bit-identical on all of them, except for the payload of a NaN. Infinities and NaNs in the gradients
+/// go into the state: to skip such a step, check the gradient norm first.
 ///
 /// # Errors
 /// Fails if a slice's length differs from that of `params`, or the number of states is wrong. In that case nothing is

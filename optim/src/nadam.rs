@@ -38,7 +38,8 @@ impl NAdam {
         let (t, decay) = (step.step as f64, if step.decay { self.weight_decay } else { 0.0 });
         let root_correction2 = (1.0 - libm::pow(beta2, t)).sqrt();
         let Momenta { now, next, product } = self.momenta(step.step);
-        // Numerator and denominator of the step are multiplied by the root of v's bias correction, which saves a factor.
+        // Numerator and denominator of the step are multiplied by the root of v's bias correction, which saves a
+        // factor.
         let lr = step.lr * root_correction2;
         NAdamFactors {
             decay: if self.decoupled { (1.0 - step.lr * decay) as f32 } else { decay as f32 },

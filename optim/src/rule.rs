@@ -35,8 +35,8 @@ pub(crate) fn clipped(grad: f32, limit: f32) -> f32 {
     if grad < -limit { -limit } else { grad }
 }
 
-/// Applies the rule to each element, with gradients clipped to ±`limit`. The caller has checked that all slices have the
-/// same length.
+/// Applies the rule to each element, with gradients clipped to ±`limit`. The caller has checked that all slices have
+/// the same length.
 pub(crate) fn apply<const STATES: usize, R: Rule<STATES>, P: Stored, S: Stored>(
     (isa, limit): (Isa, f32),
     rule: R,

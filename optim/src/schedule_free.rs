@@ -21,8 +21,8 @@ use crate::rule::{Rule, mean_square};
 /// Hyperparameters of schedule-free AdamW; the defaults are those of the package `schedulefree`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ScheduleFree {
-    /// β₁, the share of the average in the point at which gradients are taken, and β₂, the decay rate of the second moment;
-    /// each in [0, 1).
+    /// β₁, the share of the average in the point at which gradients are taken, and β₂, the decay rate of the second
+    /// moment; each in [0, 1).
     pub betas: (f64, f64),
     /// Added to the square root of the second moment, after bias correction.
     pub eps: f64,

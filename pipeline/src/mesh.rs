@@ -57,8 +57,8 @@ impl Degrees {
     }
 }
 
-/// The arrangement of ranks, whose degrees divide the ranks evenly. The world size is the product of the pipe, replicate,
-/// shard and tensor axes. Near groups and context groups are parts of shard groups.
+/// The arrangement of ranks, whose degrees divide the ranks evenly. The world size is the product of the pipe,
+/// replicate, shard and tensor axes. Near groups and context groups are parts of shard groups.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Mesh {
     pipe: usize,

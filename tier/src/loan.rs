@@ -1,6 +1,8 @@
-//! Buffers on loan to the disk: only the blocks that read or write a buffer can reach its memory.
+//! Buffers on loan to the disk: while a buffer is lent, only its parts, which the disk reads or writes, give access to
+//! its memory.
 //!
-//! A loan takes an aligned buffer, or a vector whose first element happens to be at a page boundary. Such a vector needs no copy.
+//! A loan takes an aligned buffer, or a vector whose first element happens to be at a page boundary. Such a vector
+//! needs no copy.
 //!
 //! The kernel or another thread uses the memory of a request while the program continues. Rust's borrows cannot express
 //! that, so this file uses a reference count: every part keeps the buffer alive, parts do not overlap, and the buffer

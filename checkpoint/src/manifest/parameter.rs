@@ -126,8 +126,8 @@ impl ParameterEntry {
 pub struct CutEntry {
     /// The dimension, counted from 0.
     pub dimension: usize,
-    /// Number of indices before the parts, which every slice has: the scale of an output in 8 bits. The key is left out
-    /// if it is 0.
+    /// Number of indices before the parts; every slice contains them. In an 8-bit parameter that is cut along its
+    /// inputs, they are the bytes of each output's scale. The key is left out if it is 0.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub shared: usize,
     /// Lengths of the parts.

@@ -47,7 +47,8 @@ pub(crate) struct LaunchArgs {
     /// Write the output of each rank to DIR/attempt_0/RANK/stdout.log and stderr.log
     #[arg(long, value_name = "DIR", env = "PET_LOG_DIR")]
     pub(crate) log_dir: Option<PathBuf>,
-    /// Show the output of the ranks, each line with its rank: 1 stdout, 2 stderr, 3 both, 0 neither; or per local rank: 0:3,1:2
+    /// Show the output of the ranks, each line with its rank: 1 stdout, 2 stderr, 3 both, 0 neither; or per local rank:
+    /// 0:3,1:2
     #[arg(long, short, value_name = "STREAMS", env = "PET_TEE")]
     pub(crate) tee: Option<Tee>,
     /// Seconds between SIGTERM and SIGKILL for the other ranks after one has failed

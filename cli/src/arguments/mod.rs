@@ -39,7 +39,8 @@ pub(crate) enum Command {
     Check(CheckArgs),
     /// Print the layers, memory and traffic of each rank without starting any rank; --grid draws the schedule of a step
     Plan(PlanArgs),
-    /// Start the ranks of this host, alone or as one of several hosts; accepts flags of torchrun, deepspeed and accelerate
+    /// Start the ranks of this host, alone or as one of several hosts; accepts flags of torchrun, deepspeed and
+    /// accelerate
     Launch(Box<LaunchArgs>),
     /// Find the fastest configuration that fits in memory, or with --sweep the best hyperparameters
     Autotune(AutotuneArgs),
@@ -76,8 +77,8 @@ pub(crate) struct TrainArgs {
     /// Restart all ranks from the newest checkpoint up to K times after a rank dies [default: launcher.max_restarts]
     #[arg(long, value_name = "K")]
     pub(crate) max_restarts: Option<u32>,
-    /// Restart without the ranks that died as long as at least M ranks survive [default: launcher.min_ranks, else all ranks
-    /// restart]
+    /// Restart without the ranks that died as long as at least M ranks survive [default: launcher.min_ranks, else all
+    /// ranks restart]
     #[arg(long, value_name = "M", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) min_ranks: Option<u32>,
     /// Train K steps, compare their losses with those of one process at ZeRO stage 0, and stop

@@ -1,4 +1,5 @@
-//! `csv_monitor`, `tensorboard`, `mlflow`, `wandb`, `prometheus`, `machine_monitor`, `comms_logger` and `flops_profiler`.
+//! `csv_monitor`, `tensorboard`, `mlflow`, `wandb`, `prometheus`, `machine_monitor`, `comms_logger` and
+//! `flops_profiler`.
 
 use std::path::PathBuf;
 

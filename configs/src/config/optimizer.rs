@@ -63,7 +63,8 @@ macro_rules! of_params {
 const ONE_BIT: &str = "use AdamW: DeepSpeed has removed its optimizers with compressed momentum";
 
 impl Config {
-    /// Returns the configuration of a run that only evaluates. Its optimizer has no states, unless evaluations need them.
+    /// Returns the configuration of a run that only evaluates. Its optimizer has no states, unless evaluations need
+    /// them.
     #[must_use]
     pub fn for_evaluation(mut self) -> Self {
         let is_needed = |optimizer: &Optimizer| matches!(optimizer, Optimizer::ScheduleFree(_) | Optimizer::Custom(_));
@@ -107,8 +108,8 @@ impl Optimizer {
         ],
     };
 
-    /// Checks the parameters against each other and against the type as written. The paths of the keys begin with `prefix`.
-    /// `has_eight_bits` is whether some of the optimizer's states have 8 bits.
+    /// Checks the parameters against each other and against the type as written. The paths of the keys begin with
+    /// `prefix`. `has_eight_bits` is whether some of the optimizer's states have 8 bits.
     pub(crate) fn check_params(&self, prefix: &str, has_eight_bits: bool, resolver: &mut Resolver<'_>) {
         let at = |key: &str| format!("{prefix}{key}");
         let is_adamw = match resolver.fields.values.get(&at(Self::TYPE)).map(|field| &field.leaf) {

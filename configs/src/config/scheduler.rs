@@ -1,4 +1,5 @@
-//! `scheduler`: the learning-rate schedules of DeepSpeed and of Hugging Face transformers, with their names and defaults.
+//! `scheduler`: the learning-rate schedules of DeepSpeed and of Hugging Face transformers, with their names and
+//! defaults.
 
 use serde::Serialize;
 
@@ -12,8 +13,8 @@ use crate::reader::{Read, Reader, Resolver};
 use crate::schema::*;
 use crate::table::{path, section};
 
-/// Declares [`Scheduler`]: for each schedule its parameters, its name in `ds.yaml` and its description, which is also its
-/// documentation unless it has a doc comment.
+/// Declares [`Scheduler`]: for each schedule its parameters, its name in `ds.yaml` and its description, which is also
+/// its documentation unless it has a doc comment.
 macro_rules! schedules {
     ($( $(#$doc:tt)* $schedule:ident($params:ident) = $name:literal, $description:literal; )+) => {
         /// Learning rate as a function of the optimizer step.

@@ -43,8 +43,8 @@ fn each_source(folder: &Path, visit: &mut impl FnMut(&Path, &str)) {
 fn each_configuration_key_occurs_once_in_the_sources() {
     let keys = names_and_paths();
     assert!(keys.len() > 600 && keys.contains("zero_optimization.stage"), "{}", keys.len());
-    // These match the code before a literal. `row` matches in a row of the table and in a list of `(name, default)`, and
-    // `word` in the definition of a value, whose word may also be a key: `Bf16 = "bf16"`.
+    // These match the code before a literal. `row` matches in a row of the table and in a list of `(name, default)`,
+    // and `word` in the definition of a value, whose word may also be a key: `Bf16 = "bf16"`.
     let row = Regex::new(r#"(?:^|[ .=\[])(?:key|now|engine|later|later_unless|later_section|rejected|rejected_section|removed|removed_unless|old|ignored|alias|section)\($| as $|^    (?:\("[^"]*", "[^"]*"\), )*\($"#).unwrap();
     let word = Regex::new(r#"^\s*[A-Z]\w* = (?:"\w+" \| )*$"#).unwrap();
     // `argument` matches before the first literal in a field's row, which is the default: the field itself is the name.

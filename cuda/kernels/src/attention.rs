@@ -59,8 +59,8 @@ pub struct Geometry {
     /// Whether q, k and v are one buffer of `[batch, time, 3, heads, size]`; their gradients then have the same layout.
     pub packed: bool,
     /// Address of the first key that each position attends to, u32 of `[batch, max(time, keys)]`. It is never after the
-    /// attending position, and it does not decrease within a sequence. A query whose first key is `keys` attends to none:
-    /// its result is 0. An address of 0 means that all positions attend from position 0 on.
+    /// attending position, and it does not decrease within a sequence. A query whose first key is `keys` attends to
+    /// none: its result is 0. An address of 0 means that all positions attend from position 0 on.
     pub firsts: Address,
 }
 

@@ -23,8 +23,8 @@ impl Engine {
     /// two outer steps, call this before its last evaluation and checkpoint.
     ///
     /// # Errors
-    /// Fails if a rank is lost, or if a replicate is late by more than `launcher.timeout_seconds` per local step. The engine is not
-    /// usable after an error.
+    /// Fails if a rank is lost, or if a replicate is late by more than `launcher.timeout_seconds` per local step. The
+    /// engine is not usable after an error.
     pub fn outer_step(&mut self) -> Result<(), Error> {
         if self.replicates_are_equal() {
             return Ok(());

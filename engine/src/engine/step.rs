@@ -281,7 +281,8 @@ impl Engine {
         Err(Error::setting("scheduler", message, "return a finite factor that is not negative"))
     }
 
-    /// Computes the mean loss and z-loss of the global batch on the last pipeline stage and broadcasts them to all ranks.
+    /// Computes the mean loss and z-loss of the global batch on the last pipeline stage and broadcasts them to all
+    /// ranks.
     fn step_losses(&self, outcome: &StepOutput) -> Result<[f32; 2], Error> {
         let with_z = self.model().has_z_loss();
         let totals = match self.has_last_layer() {

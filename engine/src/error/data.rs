@@ -328,7 +328,8 @@ pub enum At {
     Line(u64),
     /// Number of a record in a JSON array, counted from 1.
     Record(u64),
-    /// Number of a row of a Parquet, Arrow or MDS file, counted from 0 as pyarrow, `datasets` and mosaicml-streaming do.
+    /// Number of a row of a Parquet, Arrow or MDS file, counted from 0 as pyarrow, `datasets` and mosaicml-streaming
+    /// do.
     Row(u64),
 }
 

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use crate::port::free_port;
 
-/// Runs the program as `ranks` ranks in a folder, with the environment variables that torchrun sets. Returns the standard
-/// output of rank 0.
+/// Runs the program as `ranks` ranks in a folder, with the environment variables that torchrun sets. Returns the
+/// standard output of rank 0.
 fn run(program: &str, ranks: usize) -> String {
     run_in(tempfile::tempdir().expect("a temporary folder").path(), program, &[], ranks)
 }
@@ -109,7 +109,8 @@ fn resume() {
     assert!(outputs.iter().all(|output| output.contains("every bit the same")), "{outputs:?}");
 }
 
-/// Checks that the losses and the metric of two tasks are the same on one rank, on two ranks, and on two pipeline stages.
+/// Checks that the losses and the metric of two tasks are the same on one rank, on two ranks, and on two pipeline
+/// stages.
 #[test]
 fn tasks() {
     let layouts = [(1, &[][..]), (2, &[]), (2, &["--set", "pipeline.stages=2"])];

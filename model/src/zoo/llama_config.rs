@@ -79,8 +79,8 @@ pub struct LlamaConfig {
     pub attention_bias: bool,
     /// Whether the three projections of the MLP have biases.
     pub mlp_bias: bool,
-    /// Rows per tile of the MLP, a multiple of [`TILE_UNIT`](zero_ops::TILE_UNIT). A [`TiledMlp`](zero_ops::TiledMlp) saves no inner rows
-    /// for the backward. If `None`, the MLP computes all rows at once and saves them.
+    /// Rows per tile of the MLP, a multiple of [`TILE_UNIT`](zero_ops::TILE_UNIT). A [`TiledMlp`](zero_ops::TiledMlp)
+    /// saves no inner rows for the backward. If `None`, the MLP computes all rows at once and saves them.
     pub tiled_mlp_rows: Option<usize>,
     /// Whether a sample may contain several documents. The model then takes [`POSITION_IDS`](super::POSITION_IDS) in
     /// addition to tokens.

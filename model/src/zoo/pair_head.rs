@@ -21,8 +21,8 @@ pub const LABEL_GROUPS: &str = "label_groups";
 /// Name of the batch's target `[batch, 3]` of f32: the number of labels of each group.
 pub const LABEL_COUNTS: &str = "label_counts";
 
-/// Name of the batch's target `[batch, 2]` of f32: the log-probabilities of the chosen and the rejected answer under the
-/// reference model. Losses without a reference ignore it.
+/// Name of the batch's target `[batch, 2]` of f32: the log-probabilities of the chosen and the rejected answer under
+/// the reference model. Losses without a reference ignore it.
 pub const REFERENCE_LOG_PROBS: &str = "reference_log_probs";
 
 /// Appends the last layer, `lm_head`: with a `loss` for pairs it returns sums of log-probabilities `[batch, 3]`,

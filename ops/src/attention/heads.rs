@@ -1,12 +1,12 @@
 //! The arithmetic of causal attention, head by head over slices.
 //!
-//! The keys and values of a head are packed once. A block of queries passes over them a chunk of keys at a time, so that
-//! the chunk stays in a core's caches until the whole block has used it. The inner products take a few query rows, and
-//! the keys from the first that the first row sees to the position of the last row: two products in the forward and five
-//! in the backward. The gradients of keys and values are sums over queries, and are accumulated one block of queries at a
-//! time. Heads are independent, so the work is split among threads by pairs of a sample and a key and value head.
-//! Neither blocks nor chunks change the order of a sum. Positions that a row does not see add zeros to its sums, so its
-//! result depends only on the positions that it sees.
+//! The keys and values of a head are packed once. A block of queries passes over them a chunk of keys at a time, so
+//! that the chunk stays in a core's caches until the whole block has used it. The inner products take a few query rows,
+//! and the keys from the first that the first row sees to the position of the last row: two products in the forward and
+//! five in the backward. The gradients of keys and values are sums over queries, and are accumulated one block of
+//! queries at a time. Heads are independent, so the work is split among threads by pairs of a sample and a key and
+//! value head. Neither blocks nor chunks change the order of a sum. Positions that a row does not see add zeros to its
+//! sums, so its result depends only on the positions that it sees.
 
 mod backward;
 mod forward;

@@ -2,10 +2,10 @@
 //! that share sequences pass keys and values from rank to rank, and each rank computes all heads for its own queries.
 //!
 //! A block consists of the keys and values of one rank's slice. In step s of n, rank r has the block of rank r − s, and
-//! the block travels to rank r + 1 while rank r computes attention with it. The attention to each block is normalized by
-//! itself, and [`Sums`] combines these results by ln Σ e^score. In the backward the blocks travel again. The gradients of
-//! a block are summed in f32: the sums start at the rank after the block's owner, follow the block one step later, and
-//! reach the owner at the end. The order of all sums depends on the number of ranks only.
+//! the block travels to rank r + 1 while rank r computes attention with it. The attention to each block is normalized
+//! by itself, and [`Sums`] combines these results by ln Σ e^score. In the backward the blocks travel again. The
+//! gradients of a block are summed in f32: the sums start at the rank after the block's owner, follow the block one
+//! step later, and reach the owner at the end. The order of all sums depends on the number of ranks only.
 //!
 //! Queries see no keys of a chunk that begins after their own, so a rank computes attention to at most two chunks of a
 //! block ([`Part`]).
@@ -233,8 +233,8 @@ impl Footprint for Ring {
         };
         // Until the last step, the block is also in memory as it is sent, and the next block as it is received.
         let blocks = |step: u64| if step == others { block } else { 3 * block };
-        // The gradients of the rank's own block, of the step's block, and the sums that are sent and received. In the first
-        // of the other steps, the step's block itself is sent.
+        // The gradients of the rank's own block, of the step's block, and the sums that are sent and received. In the
+        // first of the other steps, the step's block itself is sent.
         let gradients = |step: u64| d_block * [1, 3, 4][step.min(2) as usize];
         let travelling = (0..=others).map(|step| blocks(step) + gradients(step)).max().unwrap_or(0);
         let forward = 2 * out + blocks(0) + floats(3 * rows) + of_part(Geometry::forward_room);

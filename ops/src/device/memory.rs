@@ -1,4 +1,5 @@
-//! GPU memory for values of a parameter's dtype and for bytes: allocation, copies, and events on the stream that writes them.
+//! GPU memory for values of a parameter's dtype and for bytes: allocation, copies, and events on the stream that writes
+//! them.
 
 use std::ops::Range;
 use std::sync::Arc;

@@ -24,8 +24,8 @@ use zero_kernels::{Address, Dtype};
 
 const OP: &str = "linear-cross-entropy";
 
-/// Computes [`linear_cross_entropy_with_z_loss`](crate::linear_cross_entropy_with_z_loss). The caller has checked the shapes.
-/// With `own`, this rank computes the logits of its own classes only, and the ranks join their statistics.
+/// Computes [`linear_cross_entropy_with_z_loss`](crate::linear_cross_entropy_with_z_loss). The caller has checked the
+/// shapes. With `own`, this rank computes the logits of its own classes only, and the ranks join their statistics.
 pub(crate) fn linear_cross_entropy(
     x: &Tensor,
     weight: &Tensor,

@@ -13,7 +13,7 @@ use crate::measure;
 use crate::meta;
 use crate::meta::footprint::{Costs, Footprint, Reads, element_rooms};
 use candle_core::op::BackpropOp;
-use candle_core::{Layout, Result, Shape, Storage, Tensor, bail};
+use candle_core::{CpuStorage, CudaStorage, Layout, Result, Shape, Storage, Tensor, bail};
 use std::cell::Cell;
 use std::ops::Deref;
 use std::sync::Arc;
@@ -59,27 +59,31 @@ where
     }
     let result = {
         let held = inputs.map(Tensor::storage_and_layout);
-        let on_host = values(&held, |storage| if let Storage::Cpu(values) = storage { Some(values) } else { None });
-        let on_gpu = values(&held, |storage| if let Storage::Cuda(values) = storage { Some(values) } else { None });
-        match (on_host, on_gpu) {
-            (Some(inputs), _) => {
-                let (values, shape) = op.cpu_fwd(inputs)?;
-                (Storage::Cpu(values), shape)
-            }
-            (_, Some(inputs)) => {
-                let (values, shape) = op.cuda_fwd(inputs)?;
-                (Storage::Cuda(values), shape)
-            }
-            _ => bail!("{}: all tensors must be on the CPU, or all on the same GPU", op.name()),
+        if let Some(inputs) = values(&held, on_cpu) {
+            let (values, shape) = op.cpu_fwd(inputs)?;
+            (Storage::Cpu(values), shape)
+        } else if let Some(inputs) = values(&held, on_gpu) {
+            let (values, shape) = op.cuda_fwd(inputs)?;
+            (Storage::Cuda(values), shape)
+        } else {
+            bail!("{}: all tensors must be on the CPU, or all on the same GPU", op.name())
         }
     };
     Ok(applied(inputs, op, result))
 }
 
+fn on_cpu(storage: &Storage) -> Option<&CpuStorage> {
+    if let Storage::Cpu(values) = storage { Some(values) } else { None }
+}
+
+fn on_gpu(storage: &Storage) -> Option<&CudaStorage> {
+    if let Storage::Cuda(values) = storage { Some(values) } else { None }
+}
+
 /// Returns the inputs of an operation, if `of` returns the values of each.
 fn values<'a, S, const N: usize>(
     held: &'a [(impl Deref<Target = Storage>, &'a Layout); N],
-    of: impl Fn(&'a Storage) -> Option<&'a S>,
+    of: fn(&Storage) -> Option<&S>,
 ) -> Option<Inputs<'a, S, N>> {
     let inputs: Vec<_> = held.iter().filter_map(|(storage, layout)| Some((of(storage)?, *layout))).collect();
     inputs.try_into().ok()

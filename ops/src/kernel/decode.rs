@@ -1,5 +1,5 @@
-//! The sums of attention for one query row: each is one chain of fused multiply-adds from the first term to the last, as
-//! in a product of matrices.
+//! The sums of attention for one query row: each is one chain of fused multiply-adds from the first term to the last,
+//! as in a product of matrices.
 
 use super::lanes::LANES;
 use super::vectorised;

@@ -1,5 +1,5 @@
-//! Elementary functions without branches. The compiler turns loops over them into SIMD code, which gives the same results
-//! as scalar code.
+//! Elementary functions without branches. The compiler turns loops over them into SIMD code, which gives the same
+//! results as scalar code.
 
 use super::lanes::LANES;
 

@@ -96,8 +96,9 @@ vectorised! {
 /// The layout of the scores of a few query rows, which begin `width` floats apart.
 ///
 /// Column 0 is the position `origin`. Row `i` belongs to `position + i` and sees the positions from `firsts[i]` up to
-/// its own, but none from `end` on; `firsts[i]` is at most `end`. It sees none if its own position is before `firsts[i]`.
-/// Rows are processed as whole vectors, so a row has space for [`SPARE`] columns after the last column that any row sees.
+/// its own, but none from `end` on; `firsts[i]` is at most `end`. It sees none if its own position is before
+/// `firsts[i]`. Rows are processed as whole vectors, so a row has space for [`SPARE`] columns after the last column
+/// that any row sees.
 #[derive(Clone, Copy)]
 pub(crate) struct Tile<'a> {
     pub(crate) width: usize,

@@ -215,8 +215,8 @@ fn new_storage(dtype: DType, start: Start<'_>, left: Matrix<'_>, right: Matrix<'
     }
 }
 
-/// Returns the gradient of a bias, if there is one: the sum of the rows of `dy`. On the CPU, partial sums over blocks of
-/// [`BLOCK`] rows are added in order.
+/// Returns the gradient of a bias, if there is one: the sum of the rows of `dy`. On the CPU, partial sums over blocks
+/// of [`BLOCK`] rows are added in order.
 pub(crate) fn bias_gradient(op: &'static str, bias: Option<&Tensor>, dy: &Tensor) -> Result<Option<Tensor>> {
     let Some(bias) = bias else { return Ok(None) };
     #[cfg(feature = "cuda")]

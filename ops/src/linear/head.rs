@@ -227,7 +227,8 @@ impl Copied {
     }
 }
 
-/// The message of a case that cannot occur: only weights of linear layers are quantized, and a `View` is never a weight.
+/// The message of a case that cannot occur: only weights of linear layers are quantized, and a `View` is never a
+/// weight.
 const NO_WEIGHT: &str = "the input of a loss is not quantized";
 
 /// Rounds a row to a 16-bit float and stores it in the first half of the row.

@@ -20,8 +20,8 @@ use std::sync::OnceLock;
 ///
 /// `x` is `[batch, time, inputs]` in f32, bf16 or f16, `weight` `[classes, inputs]`. `labels` is `[batch, time]` and
 /// holds i64, u32 or u8 below `classes`; an i64 label of [`IGNORE_INDEX`](crate::IGNORE_INDEX) belongs to no group and
-/// costs nothing. `of_group` is `[batch, time]` of u8 or u32 and holds the group of each label, below `groups`. Logits are
-/// f32 whatever the dtype of `x`, and sums are added in f64, in order.
+/// costs nothing. `of_group` is `[batch, time]` of u8 or u32 and holds the group of each label, below `groups`. Logits
+/// are f32 whatever the dtype of `x`, and sums are added in f64, in order.
 ///
 /// # Errors
 /// Fails if shapes or dtypes do not match, or if a label or group is out of range. Also fails on a GPU, where this

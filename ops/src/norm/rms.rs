@@ -55,7 +55,8 @@ impl RmsNorm {
         Self { op: RmsNormOp { unit_offset: true, ..self.op }, ..self }
     }
 
-    /// Computes (x + branch, norm(x + branch)), as [`LayerNorm::forward_residual`](super::LayerNorm::forward_residual) does.
+    /// Computes (x + branch, norm(x + branch)), as [`LayerNorm::forward_residual`](super::LayerNorm::forward_residual)
+    /// does.
     ///
     /// # Errors
     /// Fails if shapes or dtypes do not match.

@@ -64,8 +64,8 @@ pub(super) const HEIGHT: usize = 256;
 /// block of the right operand has at least two panels.
 pub(super) const LONGEST: usize = DEPTH * WIDTH / (2 * COLUMNS);
 
-/// Cache lines of padding of a right operand that is packed in several pieces: one for each piece and panel. A first-level
-/// cache of 32 KiB makes pieces of at least 128 words.
+/// Cache lines of padding of a right operand that is packed in several pieces: one for each piece and panel. A
+/// first-level cache of 32 KiB makes pieces of at least 128 words.
 const PADDING_LINES: usize = DEPTH * WIDTH / (128 * COLUMNS);
 
 /// Cache lines of the largest packed blocks of the two operands, and of sums before rounding. `left_room` is for any

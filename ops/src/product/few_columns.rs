@@ -1,5 +1,5 @@
-//! Products of a few rows with a matrix whose columns are contiguous, such as the next token of a sequence with the weight
-//! of a `Linear`.
+//! Products of a few rows with a matrix whose columns are contiguous, such as the next token of a sequence with the
+//! weight of a `Linear`.
 //!
 //! Squares of the right operand are transposed in registers, as for packing, and multiplied immediately, so each
 //! element is read once and not copied. Each element of the output is the same chain of fused multiply-adds as in

@@ -42,7 +42,7 @@ pub(super) trait Terms {
     ) -> Left<'a>;
 
     /// # Safety
-    /// The requirements of [`Tile::compute`] apply, with the depth of the tile as a number of words.
+    /// The requirements of [`Tile::compute`] apply, except that the depth of `tile` counts words.
     unsafe fn tile(isa: Isa, tile: Tile);
 }
 

@@ -15,8 +15,8 @@ use std::sync::Arc;
 pub struct QuantizationOptions {
     /// The format of all quantized weights.
     pub format: QuantizedFormat,
-    /// Modules whose linear layers are not quantized. A module is named by its path, such as `model.layers.0.mlp`, or by
-    /// the end of its path after a dot.
+    /// Modules whose linear layers are not quantized. A module is named by its path, such as `model.layers.0.mlp`, or
+    /// by the end of its path after a dot.
     pub skip: Vec<String>,
 }
 

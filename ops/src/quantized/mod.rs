@@ -9,8 +9,8 @@
 //! | the same, double quantization | 16,384 | offset (f32), scale of scales (f32), 256 codes of scales, 8,192 bytes of codes |
 //! | int8 | one output | scale (f32), one i8 per input |
 //!
-//! The last record of a weight may be shorter. The elements are those of the matrix `[outputs, inputs]`, row after row. A
-//! byte holds two 4-bit codes, the first one in its upper half. Codes and scales are those of bitsandbytes 0.50:
+//! The last record of a weight may be shorter. The elements are those of the matrix `[outputs, inputs]`, row after row.
+//! A byte holds two 4-bit codes, the first one in its upper half. Codes and scales are those of bitsandbytes 0.50:
 //! `quantize_4bit` in blocks of 64, and `int8_vectorwise_quant`. NF4 and double quantization: Dettmers, Pagnoni,
 //! Holtzman, Zettlemoyer, "QLoRA: Efficient Finetuning of Quantized LLMs", NeurIPS 2023; int8: Dettmers, Lewis,
 //! Belkada, Zettlemoyer, "LLM.int8()", NeurIPS 2022.

@@ -30,7 +30,8 @@ impl HeadShares {
         Ok(Self { heads, lists: (0..ranks).map(share).collect() })
     }
 
-    /// Returns the key and value heads that a rank's query heads read: query head h reads head h / (heads / `kv_heads`).
+    /// Returns the key and value heads that a rank's query heads read: query head h reads head h / (heads /
+    /// `kv_heads`).
     ///
     /// Attention on a rank applies this formula to the rank's own numbers of heads. If that gives the wrong heads, the
     /// rank gets one key and value head for each of its query heads.

@@ -14,9 +14,9 @@
 //!   (`ops/src/attention/ring.rs`): ring attention (Liu et al., "Ring attention with blockwise transformers for
 //!   near-infinite context", 2023).
 //!
-//! After an exchange of heads, or with gathered keys and values, a query sees the same numbers as on one rank, so on the
-//! CPU the forward is bit-identical to the forward of a single rank. The two ways can be combined: groups of ranks then
-//! share keys and values, and the ranks inside a group split the group's slice and exchange heads.
+//! After an exchange of heads, or with gathered keys and values, a query sees the same numbers as on one rank, so on
+//! the CPU the forward is bit-identical to the forward of a single rank. The two ways can be combined: groups of ranks
+//! then share keys and values, and the ranks inside a group split the group's slice and exchange heads.
 //!
 //! The ranks of a tensor group ([`Sharing::Layers`], `ops/src/tensor/`) work on slices only outside of attentions and
 //! feed-forward networks, which gather whole sequences.
@@ -192,8 +192,8 @@ impl SequenceGroup {
         self.size * self.outer.as_ref().map_or(1, |outer| outer.slices())
     }
 
-    /// Returns the group for a layer, given whether it declares exchanges with the ranks that share its sequences and with
-    /// those of the tensor group. Other exchanges fail with an error that names the layer.
+    /// Returns the group for a layer, given whether it declares exchanges with the ranks that share its sequences and
+    /// with those of the tensor group. Other exchanges fail with an error that names the layer.
     #[must_use]
     pub fn declared_by(&self, layer: &str, of_sequences: bool, of_layers: bool) -> Self {
         let is_declared = if self.sharing == Sharing::Layers { of_layers } else { of_sequences };
@@ -241,7 +241,8 @@ impl SequenceGroup {
         own.or_else(|| self.outer.as_ref()?.failure())
     }
 
-    /// Returns the positions of this rank's slice of sequences of `time` positions: one range, or two of the same length.
+    /// Returns the positions of this rank's slice of sequences of `time` positions: one range, or two of the same
+    /// length.
     ///
     /// # Errors
     /// Fails if the positions cannot be split into slices of the same length.

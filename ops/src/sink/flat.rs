@@ -92,8 +92,8 @@ impl FlatBuffer {
         }
     }
 
-    /// Rounds values on a GPU to the dtype in which they were sent between ranks, so that every reader accepts them. Does nothing on
-    /// the host.
+    /// Rounds values on a GPU to the dtype in which they were sent between ranks, so that every reader accepts them.
+    /// Does nothing on the host.
     ///
     /// # Errors
     /// Returns the GPU driver's error.

@@ -34,12 +34,12 @@ pub struct Run {
 }
 
 impl Cut {
-    /// Cuts a tensor of shape `whole` along `dimension`, which is the concatenation of `parts`, and returns the part of rank
-    /// `index` of `ranks`.
+    /// Cuts a tensor of shape `whole` along `dimension`, which is the concatenation of `parts`, and returns the part of
+    /// rank `index` of `ranks`.
     ///
     /// # Errors
-    /// Fails if the parts do not make up the dimension, or do not divide evenly. Only the first dimension may be uneven, and only
-    /// as a single part.
+    /// Fails if the parts do not make up the dimension, or do not divide evenly. Only the first dimension may be
+    /// uneven, and only as a single part.
     pub fn new(whole: &[usize], dimension: usize, parts: &[usize], place: (usize, usize)) -> Result<Self> {
         Self::after_shared(0, whole, dimension, parts, place)
     }

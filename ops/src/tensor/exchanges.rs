@@ -1,5 +1,5 @@
-//! The two exchanges of a tensor group: gathering slices of sequences, and summing whole sequences into slices. Each is the
-//! backward of the other.
+//! The two exchanges of a tensor group: gathering slices of sequences, and summing whole sequences into slices. Each is
+//! the backward of the other.
 
 use super::slices::{OP, Slices, copied, copy_of, host};
 #[cfg(feature = "cuda")]

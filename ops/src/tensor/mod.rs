@@ -73,8 +73,8 @@ impl Parallel<'_> {
     }
 }
 
-/// Runs layers on whole sequences. `x` is this rank's slice, `[batch, slice, …]`, and `run` gets `[batch, time, …]`. Without a
-/// tensor group, `run` gets `x` itself.
+/// Runs layers on whole sequences. `x` is this rank's slice, `[batch, slice, …]`, and `run` gets `[batch, time, …]`.
+/// Without a tensor group, `run` gets `x` itself.
 ///
 /// `run` may only use parameters that are split, and must sum its result over the ranks with [`RowParallel`], because
 /// the backward sums the gradients of `x` over the ranks.
@@ -150,8 +150,8 @@ pub(crate) fn sum_to_slices(y: &Tensor) -> Result<Tensor> {
     }
 }
 
-/// A linear layer whose inputs are split among the ranks of a tensor group. Each rank computes the sums over its inputs,
-/// and the ranks add up their results. [`Linear::row_parallel`](crate::Linear) and
+/// A linear layer whose inputs are split among the ranks of a tensor group. Each rank computes the sums over its
+/// inputs, and the ranks add up their results. [`Linear::row_parallel`](crate::Linear) and
 /// [`Conv1D::row_parallel`](crate::Conv1D) create it.
 #[derive(Clone, Debug)]
 pub struct RowParallel<L> {

@@ -20,8 +20,8 @@ pub struct VocabParallel {
 }
 
 impl VocabParallel {
-    /// Creates a head. The parameter `weight` has shape `[classes, inputs]` and is initialized from a normal distribution with
-    /// standard deviation `std`.
+    /// Creates a head. The parameter `weight` has shape `[classes, inputs]` and is initialized from a normal
+    /// distribution with standard deviation `std`.
     ///
     /// # Errors
     /// Returns errors of the builder.
@@ -59,8 +59,9 @@ impl VocabParallel {
         }
     }
 
-    /// Computes the [`linear_cross_entropy_with_z_loss`](crate::linear_cross_entropy_with_z_loss) of the logits of all classes.
-    /// `x` is `[batch, time, inputs]`, or this rank's slice of it; `targets` is `[batch, time]`. All ranks get the same loss.
+    /// Computes the [`linear_cross_entropy_with_z_loss`](crate::linear_cross_entropy_with_z_loss) of the logits of all
+    /// classes. `x` is `[batch, time, inputs]`, or this rank's slice of it; `targets` is `[batch, time]`. All ranks get
+    /// the same loss.
     ///
     /// # Errors
     /// Fails in the same cases as `linear_cross_entropy_with_z_loss`, and if a rank is lost.
@@ -147,7 +148,8 @@ impl OfRank {
         self.entries.place(class)
     }
 
-    /// Returns the largest logit of a row, Σ e^(logit − largest), and the logit of the target, or 0 if another rank has it.
+    /// Returns the largest logit of a row, Σ e^(logit − largest), and the logit of the target, or 0 if another rank has
+    /// it.
     pub(crate) fn statistics(&self, isa: Isa, row: &[f32], target: usize) -> [f32; 3] {
         if self.len() == 0 {
             return [f32::NEG_INFINITY, 0.0, 0.0];

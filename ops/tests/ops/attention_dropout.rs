@@ -83,8 +83,8 @@ fn packed_against_an_explicit_mask() {
     }
 }
 
-/// The results of a sample are bit-identical in any micro-batch. The results of a sequence are bit-identical to the first
-/// rows of a longer sequence that begins with it.
+/// The results of a sample are bit-identical in any micro-batch. The results of a sequence are bit-identical to the
+/// first rows of a longer sequence that begins with it.
 #[test]
 fn masks_do_not_depend_on_the_batch() {
     let (batch, time, heads, size) = (5, 100, 3, 8);

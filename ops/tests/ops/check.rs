@@ -50,7 +50,8 @@ pub(crate) fn candle_rounds(dtype: DType) -> bool {
     floats(&(one + little).unwrap())[0] > 1.0
 }
 
-/// Returns each token's position in its document, for rows of `time` tokens. A document begins where the number changes.
+/// Returns each token's position in its document, for rows of `time` tokens. A document begins where the number
+/// changes.
 pub(crate) fn position_ids(documents: &[u32], time: usize) -> Vec<u32> {
     let mut positions = vec![0; documents.len()];
     for at in (0..documents.len()).filter(|at| at % time > 0) {

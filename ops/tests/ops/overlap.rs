@@ -154,8 +154,9 @@ fn macs_of_a_product(rank: usize, owner: usize, ranks: usize) -> u64 {
     (pairs * heads * size) as u64
 }
 
-/// A rank starts to send its block before it computes with it, and waits for the next block afterwards. In the backward,
-/// the gradients of a block travel during the computation with the next block; those of the last block travel alone.
+/// A rank starts to send its block before it computes with it, and waits for the next block afterwards. In the
+/// backward, the gradients of a block travel during the computation with the next block; those of the last block travel
+/// alone.
 #[test]
 fn blocks_of_a_ring_travel_during_the_computation() {
     for ranks in [2, 3, 4] {

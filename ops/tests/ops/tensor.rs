@@ -333,8 +333,8 @@ impl Case {
     }
 }
 
-/// The error of f32 arithmetic, relative to the largest element: 1e-6 for the result and 2e-6 for gradients. In bf16, each
-/// rank rounds its part of a sum, and the sum is rounded again.
+/// The error of f32 arithmetic, relative to the largest element: 1e-6 for the result and 2e-6 for gradients. In bf16,
+/// each rank rounds its part of a sum, and the sum is rounded again.
 #[test]
 fn split_layers_are_within_rounding_of_f64() {
     let tolerances = [(DType::F32, [1e-6, 2e-6]), (DType::BF16, [1e-2, 2e-2])];

@@ -25,7 +25,7 @@ pub(crate) enum Stored {
 }
 
 impl Disk {
-    /// Returns whether values of this kind of a segment are offloaded.
+    /// Returns whether the segment's values of this kind are on disk.
     pub(crate) fn has(&self, id: SegmentId, stored: Stored) -> bool {
         self.place_of(id).is_some_and(|place| match stored {
             Stored::State(kind) => place.tiers.optimizer == Tier::Nvme && kind < place.columns.len(),

@@ -26,8 +26,9 @@ impl Journal {
         Ok(journal)
     }
 
-    /// Reopens the journal in `folder`. Returns the journal, its lines after the first line, and the number of lines that
-    /// were skipped because they are unreadable. Returns `None` if the journal does not exist or has no complete line.
+    /// Reopens the journal in `folder`. Returns the journal, its lines after the first line, and the number of lines
+    /// that were skipped because they are unreadable. Returns `None` if the journal does not exist or has no complete
+    /// line.
     ///
     /// # Errors
     /// Fails if the first line of the journal is not `head`: the journal then belongs to another search.

@@ -64,7 +64,8 @@ impl Limit {
         format!("a rank needs {needs} at its peak{place} {conjunction} may use {has}: {source}")
     }
 
-    /// Returns the limit of a rank's host memory, with `local_ranks` ranks on this machine; `None` if no limit is known.
+    /// Returns the limit of a rank's host memory, with `local_ranks` ranks on this machine; `None` if no limit is
+    /// known.
     #[must_use]
     pub fn of_rank(config: &Config, local_ranks: usize) -> Option<Self> {
         if let Some(bytes) = config.training.memory_limit {

@@ -131,12 +131,13 @@ impl Dataset for ImageFolder {
     }
 }
 
-/// Returns whether a JPEG file has an end-of-image marker. Skips the segments by their lengths, because the metadata may
-/// contain another JPEG image.
+/// Returns whether a JPEG file has an end-of-image marker. Skips the segments by their lengths, because the metadata
+/// may contain another JPEG image.
 fn has_jpeg_end(bytes: &[u8]) -> bool {
     let mut at = 0;
     loop {
-        // Compressed data has `FF 00` for a byte FF, and restart markers, D0 to D7. A marker may follow several bytes FF.
+        // Compressed data has `FF 00` for a byte FF, and restart markers, D0 to D7. A marker may follow several bytes
+        // FF.
         let is_marker = |pair: &[u8]| pair[0] == 0xff && !matches!(pair[1], 0 | 0xd0..=0xd7 | 0xff);
         let Some(found) = bytes[at..].windows(2).position(is_marker) else { return false };
         at += found + 2;

@@ -86,8 +86,8 @@ impl Default for CacheOptions {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Format {
     /// Recognizes Parquet, Arrow and MDS by their content, and other files by the extension, ignoring the extension of
-    /// an archive such as `.gz`: `.bin` is a token file, `.json`, `.jsonl` and `.ndjson` are JSON, `.csv` is a table, and
-    /// everything else is text.
+    /// an archive such as `.gz`: `.bin` is a token file, `.json`, `.jsonl` and `.ndjson` are JSON, `.csv` is a table,
+    /// and everything else is text.
     #[default]
     Auto,
     /// Text for the tokenizer. With the byte tokenizer, binary files are rejected. The first bytes of a file decide

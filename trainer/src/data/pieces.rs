@@ -69,8 +69,8 @@ pub(super) fn piece_end(text: &[u8], cuts: Cuts) -> Option<usize> {
     match cuts {
         Cuts::Anywhere => (text.len() >= PIECE).then_some(PIECE),
         Cuts::Words => word_start(text, PIECE..2 * PIECE).or_else(|| {
-            // The second choice, the start of a line that follows empty lines, can change the tokens of these lines. Some
-            // tokenizers, such as GPT-2's, separate the last of several line breaks from the others only if a word
+            // The second choice, the start of a line that follows empty lines, can change the tokens of these lines.
+            // Some tokenizers, such as GPT-2's, separate the last of several line breaks from the others only if a word
             // follows in the same piece.
             let follows_break = |at: &usize| text[at - 1] == b'\n';
             let mut later = 2 * PIECE..text.len().min(4 * PIECE);
@@ -86,8 +86,9 @@ pub(super) fn piece_end(text: &[u8], cuts: Cuts) -> Option<usize> {
 }
 
 /// Returns the first position in `range` at which tokenizers that split text into words begin a word, whatever the
-/// context. These positions are a letter or digit after a single line break, and a single space between lower-case ASCII
-/// letters. An added token that begins with another character, such as `<mask>`, may take the line break before it.
+/// context. These positions are a letter or digit after a single line break, and a single space between lower-case
+/// ASCII letters. An added token that begins with another character, such as `<mask>`, may take the line break before
+/// it.
 pub(super) fn word_start(text: &[u8], range: Range<usize>) -> Option<usize> {
     let is_word = |c: Option<char>| c.is_some_and(|c| !c.is_whitespace());
     let range = range.start.max(1)..range.end.min(text.len());

@@ -181,8 +181,8 @@ impl Generator {
         Ok(done)
     }
 
-    /// Generates texts as [`Generator::generate`] does. `on_done` receives each text when it and all texts before it are
-    /// complete, in the order of the prompts.
+    /// Generates texts as [`Generator::generate`] does. `on_done` receives each text when it and all texts before it
+    /// are complete, in the order of the prompts.
     ///
     /// # Errors
     /// Fails like [`Generator::generate`], and returns the errors of `on_done`.

@@ -14,8 +14,8 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 
 use super::signals::hold_signals;
 
-/// Names the file from which our launcher reads the exit status of a rank's error. A program that returns the error from
-/// `main` exits with status 1, whatever the error is.
+/// Names the file from which our launcher reads the exit status of a rank's error. A program that returns the error
+/// from `main` exits with status 1, whatever the error is.
 pub(super) const STATUS_FILE: &str = "ZERO_TRAIN_STATUS_FILE";
 /// Names the file from which torchrun reads a rank's error for its report.
 const ERROR_FILE: &str = "TORCHELASTIC_ERROR_FILE";

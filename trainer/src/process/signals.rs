@@ -102,8 +102,8 @@ impl Drop for Requests {
 /// Keeps SIGINT and SIGTERM from ending the process as long as it lives.
 pub(crate) struct Held;
 
-/// Keeps SIGINT and SIGTERM from ending the process until the result is dropped. After that, they end it unless a run is
-/// in progress.
+/// Keeps SIGINT and SIGTERM from ending the process until the result is dropped. After that, they end it unless a run
+/// is in progress.
 #[must_use]
 pub(crate) fn hold_signals() -> Held {
     STOP.ends.store(false, Ordering::Relaxed);

@@ -236,8 +236,8 @@ impl Corpus {
         Ok(checksum)
     }
 
-    /// Restores the positions in the data sets from the state of a checkpoint that was saved at sample `position`. Adds a
-    /// note if the tokenizer or the number of training samples has changed.
+    /// Restores the positions in the data sets from the state of a checkpoint that was saved at sample `position`. Adds
+    /// a note if the tokenizer or the number of training samples has changed.
     pub(super) fn restore(&mut self, state: &Value, position: u64, config: &Config) {
         if state["tokenizer"].as_str().is_some_and(|before| before != self.tokenizer.fingerprint()) {
             self.notes.push(

@@ -330,8 +330,8 @@ fn planned(config: &Config, classes: Option<usize>) -> Result<Plan, Error> {
     Plan::new(with_total_steps(config.clone(), 1), layers(config, classes)?)
 }
 
-/// Builds the configured model for a number of tokens or classes, or for 1 if it is unknown. This number does not affect
-/// whether the layers fit together.
+/// Builds the configured model for a number of tokens or classes, or for 1 if it is unknown. This number does not
+/// affect whether the layers fit together.
 fn layers(config: &Config, classes: Option<usize>) -> Result<Layers, Error> {
     configured_model::from_config(config, classes.or(Some(1)))
 }

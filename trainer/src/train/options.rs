@@ -20,8 +20,8 @@ pub enum Resume {
 pub struct RunOptions {
     /// The checkpoint to resume from. `None` starts a new run.
     pub resume: Option<Resume>,
-    /// Restarts of the run so far, and the checkpoints of earlier attempts to resume from. Empty unless a launcher has restarted the
-    /// run.
+    /// Restarts of the run so far, and the checkpoints of earlier attempts to resume from. Empty unless a launcher has
+    /// restarted the run.
     pub restarts: Restarts,
     /// The launcher's name for its job, which all attempts of the job share. No other job has the same name.
     pub job: Option<String>,

@@ -30,8 +30,8 @@ pub(super) fn start(config: &Config, options: &RunOptions) -> Result<Start, Erro
     })
 }
 
-/// Fails if the run has checkpoints, but all have lost their manifests. A save renames its folder to `step-…` only after
-/// it has written the manifest, so such a folder is not an interrupted save.
+/// Fails if the run has checkpoints, but all have lost their manifests. A save renames its folder to `step-…` only
+/// after it has written the manifest, so such a folder is not an interrupted save.
 fn refuse_lost(root: &Path) -> Result<(), Error> {
     let Some(newest) = zero_checkpoint::meant(root).ok().and_then(|mut folders| folders.pop()) else {
         return Ok(());

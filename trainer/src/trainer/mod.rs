@@ -63,8 +63,8 @@ impl<'a> Trainer<'a> {
         Self { config, options: RunOptions::default(), task, comm: None, said: vec![], mistake: None }
     }
 
-    /// Creates a trainer from this program's command line (`--config`, `--set`, `-n`, `--max-steps`, `--out`, `--resume`,
-    /// `--evaluate`, `--quiet`; `--help` lists all options) and the launcher's environment.
+    /// Creates a trainer from this program's command line (`--config`, `--set`, `-n`, `--max-steps`, `--out`,
+    /// `--resume`, `--evaluate`, `--quiet`; `--help` lists all options) and the launcher's environment.
     ///
     /// Call it first in `main`: it prepares the process as [`process::set_up`] does, and may re-execute the program
     /// with the same arguments. With `-n N`, it starts the program N times and does not return: it exits when the ranks

@@ -1,5 +1,5 @@
-//! Data that is damaged between two hosts, although TCP's checksum is valid: the ranks notice, and the run ends in every
-//! layout of groups. Without root, `ip`, `python3` or TAP devices, the test prints that it is skipped.
+//! Data that is damaged between two hosts, although TCP's checksum is valid: the ranks notice, and the run ends in
+//! every layout of groups. Without root, `ip`, `python3` or TAP devices, the test prints that it is skipped.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -64,7 +64,6 @@ fn damaged_data_ends_the_run_in_every_layout() {
         for (status, errors) in &ends {
             assert_eq!(*status, Some(4), "{errors}");
         }
-        println!("{layout:?}\n{}\n{}", ends[0].1, ends[1].1);
         let damaged = ends.iter().filter(|(_, errors)| errors.contains("the received data is damaged"));
         assert!(damaged.count() > 0, "{layout:?}: {ends:?}");
     }

@@ -1,5 +1,5 @@
-//! Runs ring attention on a GPU: launches one attention for each pair of a chunk of queries and a chunk of keys. Kernels
-//! round the result and the gradients of a pair to the dtype; they are combined in f32.
+//! Runs ring attention on a GPU: launches one attention for each pair of a chunk of queries and a chunk of keys.
+//! Kernels round the result and the gradients of a pair to the dtype; they are combined in f32.
 
 use super::{OP, Ring};
 use crate::attention::geometry::{Geometry, Queries};
@@ -45,8 +45,8 @@ impl Ring {
         let q = copied(OP, q.0, q.1)?;
         let queries = halves(&q)?;
         let mut block = Tensor::stack(&[copied(OP, k.0, k.1)?, copied(OP, v.0, v.1)?], 0)?;
-        // For each chunk of queries: the result in f32, `[batch, length, heads, size]`, and ln Σ e^score, `[batch, heads,
-        // length]`.
+        // For each chunk of queries: the result in f32, `[batch, length, heads, size]`, and ln Σ e^score, `[batch,
+        // heads, length]`.
         let mut sums: [Option<(Tensor, Tensor)>; 2] = [None, None];
         for step in 0..self.group.size() {
             let next = self.pass_on_on_gpu(step, &block)?;
@@ -70,7 +70,9 @@ impl Ring {
                 block = next()?;
             }
         }
-        let [Some(first), Some(second)] = sums else { bail!("{OP}: every query sees at least one chunk of keys") };
+        let [Some(first), Some(second)] = sums else {
+            bail!("{OP}: no keys arrived for one of the two chunks of queries")
+        };
         let out = Tensor::cat(&[&first.0, &second.0], 1)?.to_dtype(dtype)?;
         let _ = self.on_gpu.set([first.1, second.1]);
         storage(take(&out)?)
@@ -125,7 +127,7 @@ impl Ring {
             add(&mut own, sums()?)?;
         }
         let ([Some(first), Some(second)], Some(own)) = (dq, own) else {
-            bail!("{OP}: every query sees at least one chunk of keys");
+            bail!("{OP}: no keys arrived for one of the two chunks of queries");
         };
         let gradient = |of: &Tensor, own: Tensor| of.track_op().then(|| own.contiguous()?.to_dtype(dtype)).transpose();
         let dq = Tensor::cat(&[first, second], 1)?;

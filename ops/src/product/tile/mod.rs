@@ -57,7 +57,8 @@ pub(super) fn prefetch(line: *const f32) {
 /// The operands of one tile: `out[r][c] = start[r][c] + Σ left[r][k] · right[k][c]`.
 ///
 /// Holds pointers, since the tiles of several threads are in one output. Element (r, k) of the left operand is at `r
-/// · left_rows + k · left_step`, where one of the strides is 1, and element (k, c) of the right one at `k · COLUMNS + c`.
+/// · left_rows + k · left_step`, where one of the strides is 1, and element (k, c) of the right one at `k · COLUMNS +
+/// c`.
 #[derive(Clone, Copy)]
 pub(crate) struct Tile {
     pub(crate) rows: usize,
@@ -216,8 +217,8 @@ macro_rules! tile {
                         std::arch::asm!("/* {0} */", inout(reg) *left, options(pure, readonly, nostack, preserves_flags));
                     }
                 }
-                // A macro, because the compiler does not always inline a closure that is called twice. It does `AT_ONCE`
-                // steps.
+                // A macro, because the compiler does not always inline a closure that is called twice. It does
+                // `AT_ONCE` steps.
                 macro_rules! advance {
                     () => {
                         for k in 0..AT_ONCE {

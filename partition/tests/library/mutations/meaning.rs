@@ -149,7 +149,7 @@ pub(crate) fn meaning(program: &Program, shape: &ModelShape) -> Result<Meaning, 
                 }
             }
             UpdateTile { segment: id, tile } => {
-                // The first update sums the squares of all tiles.
+                // The first update sums the squares of all tiles over the ranks, so all tiles must have been measured.
                 let is_measured = |(s, segment): (usize, &Segment)| {
                     !shape.segments[s].tiers.two_passes || segment.measured.iter().all(Option::is_some)
                 };

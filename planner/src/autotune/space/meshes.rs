@@ -1,5 +1,5 @@
-//! How ranks are arranged: the number of ranks, pipeline stages, ranks that share sequences, ranks that divide layers, and
-//! the ZeRO stage.
+//! How ranks are arranged: the number of ranks, pipeline stages, ranks that share sequences, ranks that divide layers,
+//! and the ZeRO stage.
 
 use std::iter::successors;
 

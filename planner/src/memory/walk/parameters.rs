@@ -158,8 +158,8 @@ impl Walk<'_> {
         }
     }
 
-    /// Returns the number of elements of each temporary buffer that is needed to gather a segment's parameters again after
-    /// an update of their shards.
+    /// Returns the number of elements of each temporary buffer that is needed to gather a segment's parameters again
+    /// after an update of their shards.
     fn refreshed(&self, id: SegmentId) -> Vec<u64> {
         let on_gpu = self.on_gpu();
         if on_gpu.layers && self.work.layout.ranks() == 1 {

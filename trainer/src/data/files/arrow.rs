@@ -2,7 +2,8 @@
 //! memory for each length, and a failed reservation ends the process. Rows of nulls have no bytes, so a damaged row
 //! count could make the decoder return rows forever.
 //!
-//! Source of the format: <https://arrow.apache.org/docs/format/Columnar.html#serialization-and-interprocess-communication-ipc>
+//! Source of the format:
+//! <https://arrow.apache.org/docs/format/Columnar.html#serialization-and-interprocess-communication-ipc>
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;

@@ -138,8 +138,8 @@ impl Encoding {
     }
 }
 
-/// Returns the numbers of an array. If `number` is `None`, the bytes begin with the type of the numbers. If `shape` is `None`, the
-/// next bytes hold the number of dimensions, the width of the sizes, and the sizes.
+/// Returns the numbers of an array. If `number` is `None`, the bytes begin with the type of the numbers. If `shape` is
+/// `None`, the next bytes hold the number of dimensions, the width of the sizes, and the sizes.
 fn array(number: Option<Number>, shape: Option<&[u64]>, mut bytes: &[u8]) -> Option<Vec<Value>> {
     let number = match number {
         Some(number) => number,

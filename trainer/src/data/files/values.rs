@@ -58,7 +58,8 @@ pub(super) fn value(array: &dyn Array, row: usize) -> Result<Value, String> {
     })
 }
 
-/// Returns a value of a table of numbers as text. JSON has no counterpart of NaN and infinity, and a boolean is a class.
+/// Returns a value of a table of numbers as text. JSON has no counterpart of NaN and infinity, and a boolean is a
+/// class.
 pub(super) fn field(array: &dyn Array, row: usize) -> Result<String, String> {
     let text = |value: Value| match value {
         Value::Bool(class) => u8::from(class).to_string(),

@@ -32,7 +32,8 @@ impl Predictions {
             if source(metrics, metric) != index {
                 continue;
             }
-            // The ranks of a tensor group compute the outputs together.
+            // All ranks of a tensor group must call this, even one that keeps nothing: they compute the outputs
+            // together.
             let (outputs, targets) = metric.selection.of(seen)?;
             if !self.keeps {
                 continue;

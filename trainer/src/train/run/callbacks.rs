@@ -10,8 +10,8 @@ use crate::train::evaluation::Evaluation;
 use crate::train::task::StepInfo;
 
 impl Run<'_> {
-    /// Calls the program's functions for a step, on rank 0. Returns on every rank whether one of them ends the run. While
-    /// replicates train alone, the run goes on until they exchange their parameters.
+    /// Calls the program's functions for a step, on rank 0. Returns on every rank whether one of them ends the run.
+    /// While replicates train alone, the run goes on until they exchange their parameters.
     pub(super) fn call_back(
         &mut self,
         step: &Step,

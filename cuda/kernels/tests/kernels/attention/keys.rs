@@ -10,7 +10,8 @@ use crate::{Memory, epsilon, on_device, rounded};
 
 impl Case {
     /// Runs the kernels for the keys and the queries at some positions. No query is before the first key. The backward
-    /// takes the results and log-sums of these queries over more keys, if given. Returns the result, log-sums and gradients.
+    /// takes the results and log-sums of these queries over more keys, if given. Returns the result, log-sums and
+    /// gradients.
     pub(super) fn of_keys(
         &self,
         keys: Range<u32>,
