@@ -1,4 +1,4 @@
-//! Finds the processes of a launcher's ranks.
+//! Finds the processes of a launcher's ranks, and the lost rank in an error.
 
 use std::fs;
 
@@ -25,4 +25,14 @@ pub(crate) fn of(launcher: u32) -> Vec<u32> {
 pub(crate) fn of_attempt(launcher: u32, attempt: usize) -> Vec<u32> {
     let wanted = attempt.to_string();
     of(launcher).into_iter().filter(|&rank| variable(rank, "ZERO_TRAIN_ATTEMPT").as_ref() == Some(&wanted)).collect()
+}
+
+/// Returns the rank that a line of an error names as lost, if the line also names the operation and its number, as in
+/// `rank 0 lost rank 2 in all_gather #16: …` and `rank 0 timed out after 3s waiting for rank 2 in all_gather #16`.
+pub(crate) fn lost(line: &str) -> Option<usize> {
+    let (_, after) = [" lost rank ", " waiting for rank "].iter().find_map(|before| line.split_once(before))?;
+    let (rank, after) = after.split_once(" in ")?;
+    let (operation, number) = after.split_once(" #")?;
+    let is_named = operation.starts_with(|c: char| c.is_ascii_lowercase()) && !operation.contains(' ');
+    if is_named && number.starts_with(|c: char| c.is_ascii_digit()) { rank.parse().ok() } else { None }
 }
