@@ -198,6 +198,24 @@ fn both_launchers_end(more: &[&str]) {
 }
 
 #[test]
+fn a_stopped_rank_ends_both_launchers_and_each_names_it() {
+    for more in LAYOUTS {
+        let Some(hosts) = Hosts::new() else { return };
+        let case = Case::new();
+        // The launcher kills the stopped rank as soon as it may.
+        let args = ["--out", "run", "--max-steps", "1000000", "--grace", "0", "--set", "launcher.timeout_seconds=2"];
+        let launchers = start_both(&case, &hosts, &[&args[..], more].concat());
+        case.wait_for_steps("run", 3);
+        signal(ranks::of(launchers[1].id())[1], "STOP");
+        for (host, launcher) in launchers.into_iter().enumerate() {
+            let (status, errors) = launcher.end();
+            assert_eq!(status, Some(4), "{errors}");
+            assert!(errors.lines().any(|line| ranks::lost(line) == Some(3)), "{more:?}, host {host}: {errors}");
+        }
+    }
+}
+
+#[test]
 fn launchers_with_different_flags_or_without_a_token_are_rejected() {
     let Some(hosts) = Hosts::new() else { return };
     let case = Case::new();
