@@ -1,43 +1,30 @@
-//! The bytes that two hosts with two ranks each write to sockets must match the prediction of `plan --hosts`.
+//! The bytes that two hosts with two ranks each write to sockets must match the prediction of `plan --hosts`, and the
+//! bytes that their network interfaces count must match the closed forms in docs/stages.md.
 
-use crate::case;
-use crate::launch::namespaces;
-
-use case::{Alone, Case, sets};
-use namespaces::Hosts;
+use crate::case::{Case, sets};
+use crate::launch::hosts::{CODED, GROUPS, SECONDARY, start_both};
+use crate::launch::namespaces::Hosts;
 
 const MODEL: [&str; 4] = ["model.n_embd=64", "model.n_head=4", "gradient_accumulation_steps=2", "data.eval_fraction=0"];
 
-/// Trains on both hosts. Returns the bytes of all ranks' sockets.
-fn measured(case: &Case, hosts: &Hosts, steps: u32, layout: &[&str]) -> [f64; 2] {
-    let steps = steps.to_string();
-    let both = ["0", "1"].map(|host| {
-        let launch = [
-            "launch",
-            "--nnodes",
-            "2",
-            "--node-rank",
-            host,
-            "--nproc-per-node",
-            "2",
-            "--master-addr",
-            namespaces::ADDRESSES[0],
-        ];
-        let usual = ["--config", "ds.yaml", "--quiet", "--out", "run", "--max-steps", &steps];
-        let fixed = sets(&["launcher.interface=eth0", "training.save_last=false"]);
-        let args = [&launch[..], &usual, &fixed, &sets(&MODEL), &sets(layout)].concat();
-        let mut command = hosts.command(case, host.parse().unwrap(), &args);
-        command.env("ZERO_TRAIN_TOKEN", "what the job's ranks know");
-        Alone::start(command)
-    });
-    for launcher in both {
-        assert_eq!(launcher.end(), (Some(0), String::new()), "{layout:?}");
-    }
-    let report = case.report("run");
-    std::fs::remove_dir_all(case.path("run")).unwrap();
+/// Returns the bytes that all ranks of a run wrote to sockets, and those that they exchanged within hosts.
+fn reported(case: &Case, out: &str) -> [f64; 2] {
+    let report = case.report(out);
     let operations = report["collectives"].as_object().unwrap();
     let sum = |key| operations.values().map(|operation| operation[key].as_f64().unwrap()).sum();
     ["network_bytes", "bytes_within_hosts"].map(sum)
+}
+
+/// Trains on both hosts. Returns the reported bytes.
+fn measured(case: &Case, hosts: &Hosts, steps: u32, layout: &[&str]) -> [f64; 2] {
+    let steps = steps.to_string();
+    let usual = ["--out", "run", "--max-steps", &steps, "--set", "training.save_last=false"];
+    for launcher in start_both(case, hosts, &[&usual[..], &sets(&MODEL), &sets(layout)].concat()) {
+        assert_eq!(launcher.end(), (Some(0), String::new()), "{layout:?}");
+    }
+    let sums = reported(case, "run");
+    std::fs::remove_dir_all(case.path("run")).unwrap();
+    sums
 }
 
 #[test]
@@ -76,5 +63,66 @@ fn hosts_send_the_bytes_that_the_plan_predicts() {
             println!("{layout:?}: {key}: planned {planned}, sent {sent}");
             assert!((sent - planned).abs() <= 0.01 * planned, "{layout:?}: {key}: planned {planned}, sent {sent}");
         }
+    }
+}
+
+/// A gather from all shards or a reduction makes a host send Ψ/2 elements: its half of the parameters, or its sums for
+/// the other half. In each of M micro-batches, stage 3 gathers every layer twice and reduces it once. The backward of the
+/// embedding reads no parameters, and the head stays gathered for its backward, so these two are gathered only once. With
+/// secondary shards, only one gather per step crosses hosts: (1 + M)Ψ/2. A shard group on each host gathers nothing from
+/// the other, and all-reduces the sums of all micro-batches: 2Ψ/2. Codes take 1 byte in the gather and half a byte in the
+/// reduction, and have scales of 2 bytes for each 512 or 256 elements.
+#[test]
+fn interfaces_count_the_bytes_of_the_closed_forms() {
+    const STEPS: u64 = 3;
+    const WIDTH: f64 = 512.0;
+    let Some(hosts) = Hosts::new() else { return };
+    let case = Case::new();
+    let model = "model={type: gpt2, vocab_size: 256, n_positions: 16, n_embd: 512, n_layer: 1, n_head: 4, tie_word_embeddings: false}";
+    let (embedding, head, block) = ((256.0 + 16.0) * WIDTH, 256.0 * WIDTH, (12.0 * WIDTH + 13.0) * WIDTH);
+    let parameters = embedding + block + 2.0 * WIDTH + head;
+    let once = (embedding + head) / parameters;
+    let in_bf16 = [&CODED[..], &["--set", "bf16.enabled=true"]].concat();
+    let codes = 1.0 + 2.0 / 512.0 + 0.5 + 2.0 / 256.0;
+    for (name, layout, m, bytes) in [
+        ("plain", &[][..], 1.0, 4.0 * (3.0 - once)),
+        ("plain", &[], 3.0, 4.0 * 3.0 * (3.0 - once)),
+        ("secondary", &SECONDARY, 1.0, 4.0 * 2.0),
+        ("secondary", &SECONDARY, 3.0, 4.0 * 4.0),
+        ("groups", &GROUPS, 1.0, 4.0 * 2.0),
+        ("groups", &GROUPS, 3.0, 4.0 * 2.0),
+        ("codes", &in_bf16, 1.0, codes),
+    ] {
+        let out = |steps: u64| format!("{name}-{m}-{steps}");
+        let batch = format!("train_batch_size={}", 8.0 * m);
+        // The difference between a long and a short run contains only the bytes of the steps.
+        let [short, long] = [2, 2 + STEPS].map(|steps| {
+            let before = [0, 1].map(|host| hosts.sent(host));
+            let args = ["--out", &out(steps), "--max-steps", &steps.to_string()];
+            let fixed = sets(&["training.save_last=false", model, &batch]);
+            for launcher in start_both(&case, &hosts, &[&args[..], &fixed, layout].concat()) {
+                assert_eq!(launcher.end(), (Some(0), String::new()));
+            }
+            [0, 1].map(|host| hosts.sent(host) - before[host])
+        });
+        assert_eq!(case.report(&out(2))["parameters"], parameters as u64);
+        for host in [0, 1] {
+            let sent = (long[host] - short[host]) as f64 / STEPS as f64 / (bytes * parameters / 2.0);
+            println!("{name}, {m} micro-batches: host {host} sends {sent:.4} of the closed form");
+            assert!(
+                (1.0..1.01).contains(&sent),
+                "{name}, {m} micro-batches: host {host} sends {sent} of the closed form"
+            );
+        }
+        if name == "codes" {
+            // 0.75Ψ values of 16 bits from both hosts. Scales add less than 1 %.
+            let [few, many] = [2, 2 + STEPS].map(|steps| reported(&case, &out(steps))[0]);
+            let sent = (many - few) / STEPS as f64 / (0.75 * 2.0 * parameters);
+            assert!((1.0..1.01).contains(&sent), "sockets get {sent} of 0.75Ψ");
+        }
+    }
+    for m in [1, 3] {
+        let losses = |name: &str| case.losses(&format!("{name}-{m}-{}", 2 + STEPS));
+        assert_eq!(losses("plain"), losses("secondary"));
     }
 }
