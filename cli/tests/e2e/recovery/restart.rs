@@ -121,23 +121,29 @@ fn a_configuration_that_has_changed_prevents_a_restart() {
 /// Each step has the same samples on any number of ranks, and reduces them in the same order.
 const REPRODUCIBLE: [&str; 4] = ["--set", "training.reproducible=true", "--set", "train_batch_size=8"];
 
+/// The ranks that are left form one shard group, or two of half the size.
 #[test]
 fn fewer_ranks_continue_with_the_same_batches() {
     let case = Case::new();
     let args = [&REPRODUCIBLE[..], &["-n", "4", "--set", "training.save_every=10"]].concat();
     let (status, _, errors) = end(start(&case, "whole", 200, &args));
     assert_eq!(status, Some(0), "{errors}");
-    let run = start(&case, "run", 200, &[&args[..], &["--max-restarts", "2", "--min-ranks", "1"]].concat());
-    case.wait_for_steps("run", 20);
-    signal(rank_process(run.id(), 3), "KILL");
-    let (status, out, errors) = end(run);
-    assert_eq!(status, Some(0), "{out}\n{errors}");
-    // Three ranks are left, but eight samples in micro-batches of two do not divide among them.
-    assert!(errors.contains("restart 1 of 2: rank 3 was killed by signal 9; 2 ranks from step "), "{errors}");
-    assert!(out.contains("batch: 8 samples = 2 per micro-batch × 2 micro-batches × 2 ranks"), "{out}");
-    assert_eq!(case.losses("run"), case.losses("whole"));
-    let report = case.report("run");
-    assert_eq!((&report["world_size"], &report["restarts"][0]["ranks"]), (&Value::from(2), &Value::from(2)));
+    let groups = &["--set", "mesh={data_parallel_replicate_degree: 2}"][..];
+    for (name, mesh) in [("run", &[][..]), ("groups", groups)] {
+        let more = ["--max-restarts", "2", "--min-ranks", "1"];
+        let run = start(&case, name, 200, &[&args[..], &more, mesh].concat());
+        case.wait_for_steps(name, 20);
+        signal(rank_process(run.id(), 3), "KILL");
+        let (status, out, errors) = end(run);
+        assert_eq!(status, Some(0), "{out}\n{errors}");
+        // Three ranks are left, but eight samples in micro-batches of two do not divide among them.
+        assert!(errors.contains("restart 1 of 2: rank 3 was killed by signal 9; 2 ranks from step "), "{errors}");
+        assert!(out.contains("batch: 8 samples = 2 per micro-batch × 2 micro-batches × 2 ranks"), "{out}");
+        assert_eq!(out.contains(" in 2 shard groups of 1 rank"), name == "groups", "{out}");
+        assert_eq!(case.losses(name), case.losses("whole"));
+        let report = case.report(name);
+        assert_eq!((&report["world_size"], &report["restarts"][0]["ranks"]), (&Value::from(2), &Value::from(2)));
+    }
 }
 
 #[test]
