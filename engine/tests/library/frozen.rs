@@ -8,7 +8,7 @@ use tempfile::TempDir;
 use world::{BF16, Trajectory, assert_same, batch, config, engine_of, run_of, save, trajectory, world};
 use zero_engine::{Engine, Layers, zoo};
 
-fn model(tied: bool) -> Layers {
+pub(crate) fn model(tied: bool) -> Layers {
     zoo::gpt2(&zoo::Gpt2Config {
         vocab_size: 61,
         n_positions: 16,
@@ -25,7 +25,7 @@ fn model(tied: bool) -> Layers {
 
 /// The last block; everything except the tied embedding; all biases; the final norm; a block in the middle without its
 /// biases.
-const SELECTIONS: [&str; 5] = [
+pub(crate) const SELECTIONS: [&str; 5] = [
     "trainable: ['*.h.2.*']",
     "frozen: ['*wte*']",
     "trainable: ['*.bias']",

@@ -4,7 +4,8 @@
 use zero_engine::{Engine, Layers, zoo};
 use zero_partition::{StateBytes, expected_payload};
 
-use crate::bytes::{all_reduced, assert_state, options};
+use crate::bytes::{all_reduced, assert_state, gathered_at_stage_3, options};
+use crate::frozen;
 use crate::on_disk::offloaded;
 use crate::python::{python, results, small_llama};
 use crate::whole_parameters::{LAMB, MUON};
@@ -61,6 +62,13 @@ fn shard_groups_are_bit_identical_to_one_group_and_one_rank() {
 fn muon_and_lamb_are_bit_identical() {
     for optimizer in [MUON, LAMB] {
         assert_equal(gpt2, &[(2, 2), (2, 1)], "", optimizer);
+    }
+}
+
+#[test]
+fn partly_frozen_models_are_bit_identical() {
+    for selection in frozen::SELECTIONS {
+        assert_equal(|| frozen::model(true), &[(2, 2)], &format!(", {selection}"), "");
     }
 }
 
@@ -224,7 +232,8 @@ fn bytes_held_and_sent_match_the_formulas() {
             let text = format!(
                 "train_micro_batch_size_per_gpu: 1\ngradient_accumulation_steps: {MICRO_BATCHES}\n\
                  mesh: {{data_parallel_replicate_degree: {replicates}, data_parallel_shard_degree: {shards}}}\n\
-                 zero_optimization: {{stage: {stage}, stage3_param_persistence_threshold: 0}}"
+                 zero_optimization: {{stage: {stage}, stage3_param_persistence_threshold: 0, \
+                 stage3_max_reuse_distance: 0}}"
             );
             let measured = world(ranks, |comm| {
                 let rank = comm.rank();
@@ -240,19 +249,18 @@ fn bytes_held_and_sent_match_the_formulas() {
                     [zero_optim::exact_sum::LIMBS, losses].map(|elements| all_reduced(elements, ranks, rank));
                 let others = (8 * norm + 4 * losses) as u64;
                 assert_eq!(sent, payload + others, "{text}, rank {rank}");
-                (zero.layout().elements() as u64, state, payload)
+                let elements = zero.layout().elements();
+                // Stages 1 and 2 gather the updated parameters.
+                let gathered = if stage == 3 { gathered_at_stage_3(zero.layout(), MICRO_BATCHES) } else { elements };
+                ([elements, gathered].map(|count| count as u64), state, payload)
             });
-            let elements = measured[0].0;
+            let [elements, gathered] = measured[0].0;
             for group in measured.chunks(shards) {
                 let sum = |of: fn(&StateBytes) -> u64| group.iter().map(|(_, state, _)| of(state)).sum::<u64>();
                 let copies = |is_sharded: bool| if is_sharded { 1 } else { shards as u64 };
                 assert_eq!(sum(|state| state.parameters), 4 * elements * copies(stage == 3), "{text}");
                 assert_eq!(sum(|state| state.gradients), 4 * elements * copies(stage >= 2), "{text}");
                 assert_eq!(sum(|state| state.optimizer), 8 * elements, "{text}");
-            }
-            if stage == 3 {
-                // The number of gathers of a layer depends on its place in the model.
-                continue;
             }
             let (r, s) = (replicates as u64, shards as u64);
             let times = if stage >= 2 { MICRO_BATCHES as u64 } else { 1 };
@@ -262,7 +270,7 @@ fn bytes_held_and_sent_match_the_formulas() {
                 _ => times * r * (s - 1) + 2 * (r - 1),
             };
             let sent: u64 = measured.iter().map(|(.., payload)| payload).sum();
-            assert_eq!(sent, 4 * elements * (reduced + r * (s - 1)), "{text}");
+            assert_eq!(sent, 4 * (elements * reduced + gathered * r * (s - 1)), "{text}");
         }
     }
 }
