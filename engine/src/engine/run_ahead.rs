@@ -69,10 +69,58 @@ impl Ahead {
     }
 }
 
+/// Names the first instruction that differs.
 fn agree_on_programs(programs: &[Program], comm: &dyn Communicator) -> Result<(), Error> {
-    let term = |(stage, program): (usize, &Program)| {
-        let text: String = program.instructions.iter().map(|instruction| format!("{instruction}\n")).collect();
-        (format!("the program of stage {stage}"), text)
-    };
-    Ok(agree(comm, &programs.iter().enumerate().map(term).collect::<Vec<_>>())?)
+    // `agree` exchanges the first 64 KiB of the terms only. Each term takes at most 200 bytes.
+    const AT_ONCE: usize = 256;
+    for (stage, Program { instructions, .. }) in programs.iter().enumerate() {
+        agree(comm, &[(format!("the number of instructions of stage {stage}"), instructions.len().to_string())])?;
+        let indices: Vec<usize> = (0..instructions.len()).collect();
+        for indices in indices.chunks(AT_ONCE) {
+            let term =
+                |&index: &usize| (format!("instruction {index} of stage {stage}"), instructions[index].to_string());
+            agree(comm, &indices.iter().map(term).collect::<Vec<_>>())?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use zero_comm::{Options, threads};
+    use zero_pipeline::Instruction;
+
+    use super::*;
+
+    /// Returns the errors of three ranks, of which the last has another program for the second stage.
+    fn errors(other: impl Fn(&mut Vec<Instruction>)) -> Vec<Option<String>> {
+        let program = |first: usize| Program {
+            instructions: (first..first + 300).map(|segment| Instruction::Gather { segments: vec![segment] }).collect(),
+            micro_batches: 1,
+        };
+        std::thread::scope(|scope| {
+            let ranks = threads(3, &Options::default()).into_iter().map(|comm| {
+                let mut programs = [program(0), program(7)];
+                if comm.rank() == 2 {
+                    other(&mut programs[1].instructions);
+                }
+                scope.spawn(move || agree_on_programs(&programs, &*comm).err().map(|error| error.to_string()))
+            });
+            let ranks: Vec<_> = ranks.collect();
+            ranks.into_iter().map(|rank| rank.join().expect("no panic")).collect()
+        })
+    }
+
+    #[test]
+    fn the_rank_and_the_instruction_that_differ_are_named() {
+        assert_eq!(errors(|_| {}), [None, None, None]);
+        let swapped = errors(|instructions| instructions.swap(270, 271));
+        let expected = "the ranks were started with different settings: instruction 270 of stage 1 is gather segments [277] \
+                        on rank 0 and gather segments [278] on rank 2";
+        assert!(swapped.iter().all(|error| error.as_deref() == Some(expected)), "{swapped:?}");
+        let shorter = errors(|instructions| instructions.truncate(299));
+        let expected = "the ranks were started with different settings: the number of instructions of stage 1 is 300 on \
+                        rank 0 and 299 on rank 2";
+        assert!(shorter.iter().all(|error| error.as_deref() == Some(expected)), "{shorter:?}");
+    }
 }
