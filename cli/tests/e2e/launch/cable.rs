@@ -58,7 +58,7 @@ fn damaged_data_ends_the_run_in_every_layout() {
     for layout in LAYOUTS {
         let Some((hosts, mut cable)) = Hosts::with_damaging_cable() else { return };
         let case = Case::new();
-        let args = ["--out", "run", "--max-steps", "1000000", "--set", "launcher.timeout_seconds=3"];
+        let args = ["--out", "run", "--max-steps", "1000000"];
         let launchers = start_both(&case, &hosts, &[&args[..], layout].concat());
         case.wait_for_steps("run", 3);
         cable.damage();
