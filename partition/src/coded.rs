@@ -41,7 +41,7 @@ pub struct Coded {
     pub gradients: bool,
 }
 
-/// One all-to-all of a reduction that sends codes.
+/// One segment's part of an all-to-all of a reduction that sends codes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CodedLevel {
     /// The codes.
@@ -66,8 +66,13 @@ impl CodedLevel {
     /// Returns the bytes that the rank receives from each rank: none from itself.
     #[must_use]
     pub fn received(&self, segment: &Segment) -> Vec<usize> {
-        let of_each = self.of_each(segment, self.own);
+        let of_each = self.from_each(segment);
         (0..self.ranges.len()).map(|rank| if rank == self.own { 0 } else { of_each }).collect()
+    }
+
+    /// Returns the bytes that this rank receives from each other rank.
+    pub(crate) fn from_each(&self, segment: &Segment) -> usize {
+        self.of_each(segment, self.own)
     }
 
     /// Returns the bytes that each other rank sends to `rank`.
@@ -182,35 +187,52 @@ impl Segment {
     }
 }
 
-/// Returns where the parts of parameters that lie within ranges of a segment are in its values, in the order of their
-/// codes. `firsts` are the positions of the first value of each range.
-pub(crate) fn places(segment: &Segment, ranges: &[Range<usize>], firsts: &[usize]) -> Vec<Range<usize>> {
-    let of_range = |(range, first): (&Range<usize>, &usize)| {
-        let first = *first;
-        segment.overlaps(range.clone()).map(move |(.., at)| first + at.start..first + at.end).collect::<Vec<_>>()
-    };
-    ranges.iter().zip(firsts).flat_map(of_range).collect()
+/// A range of a segment that is encoded or decoded.
+pub(crate) struct Part {
+    pub(crate) range: Range<usize>,
+    /// Position of its first value.
+    pub(crate) first: usize,
+    /// Offset of its codes in bytes.
+    pub(crate) at: usize,
 }
 
-/// Returns the codes of ranges. Runs `work` on several threads, each time on a part of a range and the bytes for its
-/// codes. `firsts` are the positions of the first value of each range.
+/// Returns where the parts of parameters that lie within ranges of a segment are in its values, and the offsets of
+/// their codes in bytes.
+pub(crate) fn places(segment: &Segment, codes: BlockCodes, parts: &[Part]) -> Vec<(Range<usize>, usize)> {
+    let of_part = |&Part { ref range, first, mut at }: &Part| {
+        let place = segment.overlaps(range.clone()).map(move |(.., of)| {
+            let offset = at;
+            at += codes.bytes(of.len());
+            (first + of.start..first + of.end, offset)
+        });
+        place.collect::<Vec<_>>()
+    };
+    parts.iter().flat_map(of_part).collect()
+}
+
+/// Writes the codes of parts, whose offsets increase. Runs `work` on several threads, each time on a part of a range and
+/// the bytes for its codes.
 pub(crate) fn encode(
     segment: &Segment,
     codes: BlockCodes,
-    (ranges, firsts): (&[Range<usize>], &[usize]),
+    parts: &[Part],
+    written: &mut [u8],
     work: impl Fn(Range<usize>, &mut [u8]) -> Result<(), LengthError> + Sync,
-) -> Result<Vec<u8>, ZeroError> {
-    let mut written = vec![0; ranges.iter().map(|range| segment.code_bytes(codes, range)).sum()];
-    let mut bytes = &mut written[..];
-    let mut cut = |(index, part, count): (usize, Range<usize>, usize)| {
-        let (now, later) = std::mem::take(&mut bytes).split_at_mut(count);
-        bytes = later;
-        (firsts[index] + part.start..firsts[index] + part.end, now)
+) -> Result<(), ZeroError> {
+    let (mut rest, mut done) = (written, 0);
+    let mut offsets: Vec<usize> = parts.iter().map(|part| part.at).collect();
+    let mut cut = |(index, of, count): (usize, Range<usize>, usize)| {
+        let (at, first) = (offsets[index], parts[index].first);
+        offsets[index] += count;
+        let (_, from_here) = std::mem::take(&mut rest).split_at_mut(at - done);
+        let (bytes, later) = from_here.split_at_mut(count);
+        (rest, done) = (later, at + count);
+        (first + of.start..first + of.end, bytes)
     };
-    let shares = segment.shares(codes, ranges).into_iter();
+    let ranges: Vec<Range<usize>> = parts.iter().map(|part| part.range.clone()).collect();
+    let shares = segment.shares(codes, &ranges).into_iter();
     let shares = shares.map(|share| share.into_iter().map(&mut cut).collect());
-    run(shares.collect(), |(part, bytes)| work(part.clone(), bytes))?;
-    Ok(written)
+    run(shares.collect(), |(of, bytes)| work(of.clone(), bytes))
 }
 
 /// Runs `work` on several threads, each time on the codes of a part of a range and its slice of `values`, which holds
@@ -250,23 +272,33 @@ pub(crate) fn to_gather(
     shard: &Storage,
 ) -> Result<ToGather, ZeroError> {
     let (segment, counts) = (rank.segment(id), rank.segment(id).shard_code_bytes(codes));
-    let (range, first) = ([rank.shard(id)], [0]);
-    let own = (&range[..], &first[..]);
+    let own = [Part { range: rank.shard(id), first: 0, at: 0 }];
     let by_gpu = rank.options.on_gpu.gathers && matches!(shard, Storage::Cuda(_));
-    let bytes = counts.iter().sum();
-    memory.count(Category::Staging, counts[rank.shards().rank()] + bytes, 1);
+    let (of_own, bytes) = (counts[rank.shards().rank()], counts.iter().sum());
+    memory.count(Category::Staging, of_own + bytes, 1);
     let shard = match shard {
-        Storage::Cuda(values) => gpu::quantized(codes, values, &places(segment, &range, &first), by_gpu)?,
-        Storage::Cpu(CpuStorage::F32(values)) => {
-            encode(segment, codes, own, |at, bytes| codes.quantize(&values[at], bytes))?.into()
+        Storage::Cuda(values) => {
+            let mut written = memory.gpu()?.codes(of_own)?;
+            gpu::quantize(codes, values, &places(segment, codes, &own), &mut written)?;
+            gpu::leaving(written, of_own, by_gpu)?
         }
-        Storage::Cpu(CpuStorage::BF16(values)) => {
-            encode(segment, codes, own, |at, bytes| codes.quantize_half(&values[at], bytes))?.into()
+        Storage::Cpu(values) => {
+            let mut written = vec![0; of_own];
+            match values {
+                CpuStorage::F32(values) => {
+                    encode(segment, codes, &own, &mut written, |of, bytes| codes.quantize(&values[of], bytes))?;
+                }
+                CpuStorage::BF16(values) => {
+                    encode(segment, codes, &own, &mut written, |of, bytes| codes.quantize_half(&values[of], bytes))?;
+                }
+                CpuStorage::F16(values) => {
+                    encode(segment, codes, &own, &mut written, |of, bytes| codes.quantize_half(&values[of], bytes))?;
+                }
+                _ => return Err(not_floats()),
+            }
+            written.into()
         }
-        Storage::Cpu(CpuStorage::F16(values)) => {
-            encode(segment, codes, own, |at, bytes| codes.quantize_half(&values[at], bytes))?.into()
-        }
-        _ => return Err(not_floats()),
+        Storage::Metal(_) => return Err(not_floats()),
     };
     Ok(ToGather { shard, output: memory.room_for_codes(bytes, by_gpu)?, counts })
 }
@@ -281,17 +313,19 @@ pub(crate) fn gathered(
 ) -> Result<Storage, ZeroError> {
     let (segment, received) = (rank.segment(id), sent.len() + output.len());
     let elements = segment.elements();
-    let all = &[Range { start: 0, end: elements }];
+    let all = Range { start: 0, end: elements };
     memory.count(Category::Staging, elements, rank.width(id));
     // A secondary shard on the host takes its part of values on the host.
     if rank.is_on_gpu() && (rank.options.on_gpu.parameters || !segment.has_secondary()) {
-        let places = places(segment, all, &[0]);
-        let values = memory.gpu()?.dequantized(codes, output, &places, (rank.dtype, elements))?;
+        let places = places(segment, codes, &[Part { range: all, first: 0, at: 0 }]);
+        let from = memory.gpu()?.arrived(output)?;
+        let values = gpu::dequantized(codes, &from, &places, (rank.dtype, elements))?;
         memory.uncount(Category::Staging, received, 1);
         return Ok(values);
     }
     let bytes = output.into_u8()?;
     let mut values = memory.blank(rank.dtype, elements, false)?;
+    let all = &[all];
     match &mut values {
         Storage::Cpu(CpuStorage::F32(values)) => {
             decode(segment, codes, all, (&bytes, values), |bytes, values| codes.dequantize(bytes, values))?;

@@ -1,4 +1,4 @@
-//! The number of collectives in a step: one for each layer, whatever its number of segments.
+//! The number of collectives in a step: one for each layer and purpose, whatever its number of segments.
 
 use zero_engine::comm::Operation;
 use zero_engine::pipeline::Instruction;
@@ -35,18 +35,33 @@ struct Counts {
 
 /// Counts gathers (with refreshes) and reductions, and checks the counts against the communicator.
 fn counted(layers: fn() -> Layers, zero: &str) -> [Counts; 2] {
+    counted_in(RANKS, layers, zero, "", |reductions| [reductions, 0, 0])
+}
+
+/// Like `counted`, with further keys. `collectives` returns the number of reduce-scatters, all-to-alls, and all-reduces
+/// of gradients for a number of reductions.
+fn counted_in(
+    ranks: usize,
+    layers: fn() -> Layers,
+    zero: &str,
+    more: &str,
+    collectives: impl Fn(usize) -> [usize; 3] + Sync,
+) -> [Counts; 2] {
     let text = format!(
-        "train_micro_batch_size_per_gpu: 1\ngradient_accumulation_steps: {MICRO_BATCHES}\nzero_optimization: {{{zero}}}"
+        "train_micro_batch_size_per_gpu: 1\ngradient_accumulation_steps: {MICRO_BATCHES}\n{more}\n\
+         zero_optimization: {{{zero}}}"
     );
-    let ranks = world(RANKS, |comm| {
+    let of_ranks = world(ranks, |comm| {
         let mut engine = engine_of(layers(), comm, &text);
-        let before = engine.zero().groups().world().stats();
-        engine.train_batch(&batch(0, RANKS * MICRO_BATCHES)).unwrap();
-        let stats = engine.zero().groups().world().stats() - before;
+        let before = engine.zero().groups().stats();
+        engine.train_batch(&batch(0, ranks * MICRO_BATCHES)).unwrap();
+        let stats = engine.zero().groups().stats() - before;
         let [mut gathers, mut reductions] = [Counts::default(), Counts::default()];
         for instruction in &engine.program().instructions {
             let (counts, segments) = match instruction {
-                Instruction::Gather { segments } | Instruction::Refresh { segments } => (&mut gathers, segments),
+                Instruction::Gather { segments }
+                | Instruction::GatherSecondary { segments }
+                | Instruction::Refresh { segments } => (&mut gathers, segments),
                 Instruction::Reduce { segments, .. } => (&mut reductions, segments),
                 _ => continue,
             };
@@ -54,14 +69,18 @@ fn counted(layers: fn() -> Layers, zero: &str) -> [Counts; 2] {
             counts.segments += segments.len();
         }
         assert_eq!(stats[Operation::AllGather].calls, gathers.collectives as u64, "{zero}");
-        assert_eq!(stats[Operation::ReduceScatter].calls, reductions.collectives as u64, "{zero}");
-        // One for the gradient norm, and one for the losses.
-        assert_eq!(stats[Operation::AllReduce].calls, 2, "{zero}");
+        let [scatters, exchanges, sums] = collectives(reductions.collectives);
+        let operations = [Operation::ReduceScatter, Operation::AllToAll, Operation::AllReduce];
+        // One all-reduce for the gradient norm, and one for the losses.
+        let expected = [scatters, exchanges, sums + 2].map(|calls| calls as u64);
+        assert_eq!(operations.map(|operation| stats[operation].calls), expected, "{text}");
         [gathers, reductions]
     });
-    let [first, second] = ranks.try_into().unwrap();
-    assert_eq!(first, second);
-    first
+    let first = of_ranks.into_iter().reduce(|first, other| {
+        assert_eq!(first, other);
+        first
+    });
+    first.unwrap()
 }
 
 /// A model has an embedding, B blocks of several segments, a final norm and a head. GPT-2's embedding has two segments.
@@ -89,5 +108,26 @@ fn a_layers_segments_share_one_collective() {
     for bucket in ["1", "1000000", "100000000"] {
         let zero = format!("{stage_3}, stage3_prefetch_bucket_size: {bucket}");
         assert_eq!(counted(llama, &zero), [gathers(), reductions()], "{bucket}");
+    }
+}
+
+/// A reduction that sends codes has one all-to-all for all segments of a layer, or two if the shard group is divided into
+/// near groups. The replicates of a shard then sum the gradients of a layer in one all-reduce, once for all micro-batches.
+#[test]
+fn a_layers_codes_share_one_all_to_all() {
+    let near = "stage: 3, zero_quantized_gradients: true, stage3_param_persistence_threshold: 0, \
+                stage3_max_reuse_distance: 0, zero_hpz_partition_size: 2";
+    let replicates = "mesh: {data_parallel_replicate_degree: 2}";
+    let (b, m) = (BLOCKS, MICRO_BATCHES);
+    for (layers, count, segments) in [(gpt2 as fn() -> Layers, b + 2, 5 * b + 3), (llama, b + 3, 8 * b + 3)] {
+        let reductions = Counts { collectives: count * m, segments: segments * m };
+        for (ranks, zero, more, levels, sums) in [
+            (RANKS, "stage: 2, zero_quantized_gradients: true", "", 1, 0),
+            (4, near, "", 2, 0),
+            (4, "stage: 2, zero_quantized_gradients: true", replicates, 1, count),
+        ] {
+            let [_, found] = counted_in(ranks, layers, zero, more, |reductions| [0, levels * reductions, sums]);
+            assert_eq!(found, reductions, "{zero}, {more}");
+        }
     }
 }

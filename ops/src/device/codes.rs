@@ -11,67 +11,57 @@ use super::{Array, Gpu, address, elements_of, kernel_dtype};
 
 const OP: &str = "codes";
 
-/// Writes the scales and codes of ranges of f32, bf16 or f16 values, one range after the other, as u8. Blocks are
-/// counted from the start of each range.
+/// A range of values, and the offset of its scales and codes in bytes. Blocks are counted from the start of the range.
+type Place = (Range<usize>, usize);
+
+/// Writes the scales and codes of ranges of f32, bf16 or f16 values into u8 memory.
 ///
 /// # Errors
-/// Fails if a range is out of bounds or memory is exhausted. Returns errors of the driver.
-pub fn quantized(codes: BlockCodes, values: &CudaStorage, ranges: &[Range<usize>]) -> Result<CudaStorage> {
-    let bytes = ranges.iter().map(|range| codes.bytes(range.len())).sum();
+/// Fails if values or codes are out of bounds. Returns errors of the driver.
+pub fn quantize(codes: BlockCodes, values: &CudaStorage, places: &[Place], to: &mut CudaStorage) -> Result<()> {
     let (gpu, dtype) = (Gpu::new(&values.device)?, kernel_dtype(OP, values.dtype())?);
-    let written = gpu.room(OP, DType::U8, bytes)?;
-    for some in coded(codes, values, ranges, &written)?.chunks(CODES_RANGES) {
-        // SAFETY: the ranges are within the values, and `written` has room for all codes.
+    for some in coded(codes, values, places, to, 0)?.chunks(CODES_RANGES) {
+        // SAFETY: the ranges are within the values, and `to` has room for all codes.
         unsafe { gpu.launch_some(block_codes::quantize(dtype, codes, some)) }?;
     }
-    Ok(written)
+    Ok(())
 }
 
-/// Restores `len` values of `dtype` from the codes of ranges, which follow each other.
+/// Restores `len` values of `dtype` from codes.
 ///
 /// # Errors
-/// Fails if a range is out of bounds, codes are missing, or memory is exhausted. Returns errors of the driver.
+/// Fails if values or codes are out of bounds, or memory is exhausted. Returns errors of the driver.
 pub fn dequantized(
     codes: BlockCodes,
     from: &CudaStorage,
-    ranges: &[Range<usize>],
+    places: &[Place],
     (dtype, len): (DType, usize),
 ) -> Result<CudaStorage> {
     let restored = Gpu::new(&from.device)?.room(OP, dtype, len)?;
-    restore(codes, from, (1, false), ranges, &restored)?;
+    restore(codes, from, Senders { count: 1, apart: 0, adds: false }, places, &restored)?;
     Ok(restored)
 }
 
-/// Adds the values of several senders to an array, in the order of the senders. Each sender's part of `from` has the
-/// codes of the ranges, one range after the other.
+/// Adds the values of several senders to an array, in the order of the senders. The codes of one sender are `apart`
+/// bytes from those of the next; the places are those of the first sender.
 ///
 /// # Errors
 /// Fails in the same cases as [`dequantized`].
 pub fn add_codes(
     codes: BlockCodes,
     from: &CudaStorage,
-    senders: usize,
-    ranges: &[Range<usize>],
+    (senders, apart): (usize, usize),
+    places: &[Place],
     to: &mut Array,
 ) -> Result<()> {
-    restore(codes, from, (senders, true), ranges, to.storage())
+    restore(codes, from, Senders { count: senders, apart, adds: true }, places, to.storage())
 }
 
 /// Overwrites or adds to ranges of values.
-fn restore(
-    codes: BlockCodes,
-    from: &CudaStorage,
-    (senders, adds): (usize, bool),
-    ranges: &[Range<usize>],
-    to: &CudaStorage,
-) -> Result<()> {
-    let apart: usize = ranges.iter().map(|range| codes.bytes(range.len())).sum();
-    if from.dtype() != DType::U8 || elements_of(from) < senders * apart {
-        bail!("{OP}: {senders} senders need {} bytes, got {}", senders * apart, elements_of(from));
-    }
+fn restore(codes: BlockCodes, from: &CudaStorage, senders: Senders, places: &[Place], to: &CudaStorage) -> Result<()> {
     let gpu = Gpu::new(&from.device)?;
-    for some in coded(codes, to, ranges, from)?.chunks(CODES_RANGES) {
-        let senders = Senders { count: senders, apart, adds };
+    let beyond = senders.count.saturating_sub(1) * senders.apart;
+    for some in coded(codes, to, places, from, beyond)?.chunks(CODES_RANGES) {
         let launch = block_codes::dequantize(kernel_dtype(OP, to.dtype())?, codes, some, senders);
         // SAFETY: the ranges are within the values, and every sender's codes are within `from`.
         unsafe { gpu.launch_some(launch) }?;
@@ -79,17 +69,27 @@ fn restore(
     Ok(())
 }
 
-/// Returns the places of ranges of values, and of their codes.
-fn coded(codes: BlockCodes, values: &CudaStorage, ranges: &[Range<usize>], bytes: &CudaStorage) -> Result<Vec<Coded>> {
-    let (first, mut at, len) = (address(OP, values)?, address(OP, bytes)?, elements_of(values));
-    let place = |range: &Range<usize>| {
+/// Returns the addresses of ranges of values and of their codes. The codes of the last sender are `beyond` bytes after
+/// those of the first.
+fn coded(
+    codes: BlockCodes,
+    values: &CudaStorage,
+    places: &[Place],
+    bytes: &CudaStorage,
+    beyond: usize,
+) -> Result<Vec<Coded>> {
+    let (first, start, len) = (address(OP, values)?, address(OP, bytes)?, elements_of(values));
+    let room = if bytes.dtype() == DType::U8 { elements_of(bytes) } else { 0 };
+    let place = |(range, at): &Place| {
         if range.end > len || range.start > range.end {
             bail!("{OP}: the range {range:?} is outside the {len} values");
         }
+        let end = at + codes.bytes(range.len()) + beyond;
+        if end > room {
+            bail!("{OP}: the codes end at byte {end} of {room}");
+        }
         let values = first + (range.start * values.dtype().size_in_bytes()) as u64;
-        let coded = Coded { values, codes: at, count: range.len() as u64 };
-        at += codes.bytes(range.len()) as u64;
-        Ok(coded)
+        Ok(Coded { values, codes: start + *at as u64, count: range.len() as u64 })
     };
-    ranges.iter().map(place).collect()
+    places.iter().map(place).collect()
 }

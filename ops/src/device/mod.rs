@@ -33,7 +33,7 @@ use zero_kernels::{Address, Dtype, Kernels, Launch};
 pub use array::Array;
 pub(crate) use buffer::copied_to_host;
 pub use buffer::{copied_to_send, room_to_receive, storage_of, to_send};
-pub use codes::{add_codes, dequantized, quantized};
+pub use codes::{add_codes, dequantized, quantize};
 pub use fault::check;
 pub(crate) use fault::{Faults, Finding};
 pub use memory::{Mark, begin as address_of, copy, download, elements_of, room, upload};

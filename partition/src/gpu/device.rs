@@ -15,7 +15,7 @@ use zero_optim::norm::{Limits, Verdict};
 use zero_optim::{BlockCodes, ExactSum, Factors};
 use zero_pipeline::SegmentId;
 
-use super::elsewhere;
+use super::{Place, elsewhere};
 use crate::error::ZeroError;
 use crate::optimizer::SegmentState;
 use crate::rank::Rank;
@@ -88,35 +88,16 @@ impl Gpu {
         }))
     }
 
-    /// Restores `len` values of `dtype` from the codes of `ranges`. Codes on the host are uploaded.
-    pub(crate) fn dequantized(
-        &self,
-        codes: BlockCodes,
-        from: Buffer,
-        ranges: &[Range<usize>],
-        (dtype, len): (DType, usize),
-    ) -> Result<Storage, ZeroError> {
-        Ok(Storage::Cuda(device::dequantized(codes, &self.codes_of(from)?, ranges, (dtype, len))?))
+    /// Allocates memory for codes.
+    pub(crate) fn codes(&self, bytes: usize) -> Result<CudaStorage, ZeroError> {
+        Ok(device::room(&self.device, DType::U8, bytes)?)
     }
 
-    /// Adds the values of several senders to a gradient, in the order of the senders. Each sender's part of `from` has
-    /// the codes of `ranges`. Codes on the host are uploaded.
-    pub(crate) fn add_codes(
-        &self,
-        codes: BlockCodes,
-        from: Buffer,
-        senders: usize,
-        ranges: &[Range<usize>],
-        to: &mut FlatBuffer,
-    ) -> Result<(), ZeroError> {
-        let FlatBuffer::Device(to) = to else { return Err(elsewhere()) };
-        Ok(device::add_codes(codes, &self.codes_of(from)?, senders, ranges, to)?)
-    }
-
-    fn codes_of(&self, from: Buffer) -> Result<CudaStorage, ZeroError> {
-        match from {
+    /// Returns received codes in GPU memory. Codes on the host are uploaded.
+    pub(crate) fn arrived(&self, codes: Buffer) -> Result<CudaStorage, ZeroError> {
+        match codes {
             Buffer::U8(bytes) => Ok(device::upload(&self.device, &CpuStorage::U8(bytes))?),
-            from => storage_of(from),
+            codes => storage_of(codes),
         }
     }
 
@@ -284,22 +265,48 @@ pub(crate) fn unpacked(buffer: Buffer) -> Result<FlatBuffer, ZeroError> {
     Ok(FlatBuffer::Device(Array::widened(storage_of(buffer)?, len)?))
 }
 
-/// Writes the scales and codes of ranges of values on a GPU into a buffer: on the GPU if `by_gpu`, otherwise on the host.
-pub(crate) fn quantized(
+/// Writes the scales and codes of ranges of values.
+pub(crate) fn quantize(
     codes: BlockCodes,
     values: &CudaStorage,
-    ranges: &[Range<usize>],
-    by_gpu: bool,
-) -> Result<Buffer, ZeroError> {
-    let bytes = ranges.iter().map(|range| codes.bytes(range.len())).sum();
-    let written = device::quantized(codes, values, ranges)?;
-    match by_gpu {
-        true => to_send(written, bytes),
-        false => match device::download(&written, 0..bytes)? {
-            CpuStorage::U8(bytes) => Ok(Buffer::U8(bytes)),
-            _ => Err(ZeroError::internal("codes are not bytes")),
-        },
+    places: &[Place],
+    to: &mut CudaStorage,
+) -> Result<(), ZeroError> {
+    Ok(device::quantize(codes, values, places, to)?)
+}
+
+/// Wraps codes to be sent: from the GPU if `by_gpu`, otherwise from the host.
+pub(crate) fn leaving(written: CudaStorage, bytes: usize, by_gpu: bool) -> Result<Buffer, ZeroError> {
+    if by_gpu {
+        return to_send(written, bytes);
     }
+    match device::download(&written, 0..bytes)? {
+        CpuStorage::U8(bytes) => Ok(Buffer::U8(bytes)),
+        _ => Err(ZeroError::internal("codes are not bytes")),
+    }
+}
+
+/// Restores `len` values of `dtype` from codes.
+pub(crate) fn dequantized(
+    codes: BlockCodes,
+    from: &CudaStorage,
+    places: &[Place],
+    (dtype, len): (DType, usize),
+) -> Result<Storage, ZeroError> {
+    Ok(Storage::Cuda(device::dequantized(codes, from, places, (dtype, len))?))
+}
+
+/// Adds the values of several senders to a gradient, in the order of the senders. The codes of one sender are `apart`
+/// bytes from those of the next; `places` are those of the first sender.
+pub(crate) fn add_codes(
+    codes: BlockCodes,
+    from: &CudaStorage,
+    (senders, apart): (usize, usize),
+    places: &[Place],
+    to: &mut FlatBuffer,
+) -> Result<(), ZeroError> {
+    let FlatBuffer::Device(to) = to else { return Err(elsewhere()) };
+    Ok(device::add_codes(codes, from, (senders, apart), places, to)?)
 }
 
 /// Returns the f32 values of a gradient on a GPU.

@@ -12,7 +12,7 @@ use zero_optim::norm::{Limits, Verdict};
 use zero_optim::{BlockCodes, ExactSum, Factors};
 use zero_pipeline::SegmentId;
 
-use super::elsewhere;
+use super::{Place, elsewhere};
 use crate::error::ZeroError;
 use crate::optimizer::SegmentState;
 use crate::rank::Rank;
@@ -69,24 +69,11 @@ impl Gpu {
         match self.0 {}
     }
 
-    pub(crate) fn dequantized(
-        &self,
-        _: BlockCodes,
-        _: Buffer,
-        _: &[Range<usize>],
-        _: (DType, usize),
-    ) -> Result<Storage, ZeroError> {
+    pub(crate) fn codes(&self, _: usize) -> Result<CudaStorage, ZeroError> {
         match self.0 {}
     }
 
-    pub(crate) fn add_codes(
-        &self,
-        _: BlockCodes,
-        _: Buffer,
-        _: usize,
-        _: &[Range<usize>],
-        _: &mut FlatBuffer,
-    ) -> Result<(), ZeroError> {
+    pub(crate) fn arrived(&self, _: Buffer) -> Result<CudaStorage, ZeroError> {
         match self.0 {}
     }
 
@@ -150,7 +137,30 @@ pub(crate) fn unpacked(_: Buffer) -> Result<FlatBuffer, ZeroError> {
     Err(elsewhere())
 }
 
-pub(crate) fn quantized(_: BlockCodes, _: &CudaStorage, _: &[Range<usize>], _: bool) -> Result<Buffer, ZeroError> {
+pub(crate) fn quantize(_: BlockCodes, _: &CudaStorage, _: &[Place], _: &mut CudaStorage) -> Result<(), ZeroError> {
+    Err(elsewhere())
+}
+
+pub(crate) fn leaving(_: CudaStorage, _: usize, _: bool) -> Result<Buffer, ZeroError> {
+    Err(elsewhere())
+}
+
+pub(crate) fn dequantized(
+    _: BlockCodes,
+    _: &CudaStorage,
+    _: &[Place],
+    _: (DType, usize),
+) -> Result<Storage, ZeroError> {
+    Err(elsewhere())
+}
+
+pub(crate) fn add_codes(
+    _: BlockCodes,
+    _: &CudaStorage,
+    _: (usize, usize),
+    _: &[Place],
+    _: &mut FlatBuffer,
+) -> Result<(), ZeroError> {
     Err(elsewhere())
 }
 

@@ -1,20 +1,23 @@
-//! Reductions that send codes (qgZ), in one or two all-to-alls. Each rank decodes the codes that it receives and adds them
-//! in f32 to its own values, in the order of the ranks.
+//! Reductions that send codes (qgZ), in one or two all-to-alls for all segments of a bucket. Each rank decodes the codes
+//! that it receives and adds them in f32 to its own values, in the order of the ranks.
 
 use std::ops::Range;
 use std::sync::Arc;
 
+use candle_core::CudaStorage;
 use zero_comm::{Buffer, Communicator, Exchanged, Pending};
 use zero_model::sink::FlatBuffer;
+use zero_optim::BlockCodes;
 use zero_pipeline::SegmentId;
 
-use crate::coded::{self, CodedLevel, decode, encode};
+use crate::coded::{CodedLevel, Part, decode, encode, places};
 use crate::error::ZeroError;
 use crate::gpu;
 use crate::kept::{Grads, KeptGradient};
 use crate::ledger::Category;
 use crate::memory::Memory;
 use crate::rank::Rank;
+use crate::segment::Segment;
 use crate::threads::widen;
 
 /// Returns the all-to-alls of a segment's reduction; none if it sends values.
@@ -22,11 +25,12 @@ pub(super) fn levels(rank: &Rank, id: SegmentId) -> Vec<CodedLevel> {
     rank.segment(id).reduced_as(rank.options.coded, rank.groups.mesh(), rank.groups.at())
 }
 
-/// An all-to-all of codes in flight.
+/// An all-to-all of codes in flight. Its buffers have a part for each rank, with the codes of one segment after the
+/// other.
 pub(super) struct Exchange {
     level: usize,
-    /// This rank's own values of the ranges that it sums, which are not rounded.
-    own: FlatBuffer,
+    /// By segment, this rank's own values of the ranges that it sums, which are not rounded.
+    own: Vec<FlatBuffer>,
     pending: Pending<Exchanged>,
 }
 
@@ -40,64 +44,142 @@ impl Exchange {
     }
 }
 
-/// Starts the all-to-all of a level. At the first level, `values` are the gradients of the whole segment; at the second
-/// level, they are the sums of the first. In the staging count, the codes and this rank's own values replace the values.
+/// Memory with codes.
+enum Codes {
+    Host(Vec<u8>),
+    Device(CudaStorage),
+}
+
+impl Codes {
+    fn room(memory: &mut Memory, bytes: usize, is_on_device: bool) -> Result<Self, ZeroError> {
+        Ok(if is_on_device { Self::Device(memory.gpu()?.codes(bytes)?) } else { Self::Host(vec![0; bytes]) })
+    }
+
+    /// Writes the codes of parts of a segment.
+    fn write(
+        &mut self,
+        (segment, codes): (&Segment, BlockCodes),
+        parts: &[Part],
+        values: &KeptGradient,
+    ) -> Result<(), ZeroError> {
+        match (self, values.host()) {
+            (Self::Host(to), Some(Grads::F32(values))) => {
+                encode(segment, codes, parts, to, |of, bytes| codes.quantize(&values[of], bytes))
+            }
+            (Self::Host(to), Some(Grads::Bf16(values))) => {
+                encode(segment, codes, parts, to, |of, bytes| codes.quantize_half(&values[of], bytes))
+            }
+            (Self::Device(to), None) => {
+                gpu::quantize(codes, gpu::values_of(values.f32()?)?, &places(segment, codes, parts), to)
+            }
+            _ => Err(gpu::elsewhere()),
+        }
+    }
+
+    /// Adds the values of several senders to `sum`, which holds `ranges` of a segment, in the order of the senders. The
+    /// codes of one sender are `apart` bytes from those of the next; those of the first are at `at`.
+    fn add(
+        &self,
+        (segment, codes): (&Segment, BlockCodes),
+        (senders, apart, at): (usize, usize, usize),
+        ranges: &[Range<usize>],
+        sum: &mut FlatBuffer,
+    ) -> Result<(), ZeroError> {
+        match self {
+            Self::Host(from) => {
+                let sum = sum.host_mut().ok_or_else(gpu::elsewhere)?;
+                for sender in 0..senders {
+                    let from = &from[at + sender * apart..];
+                    decode(segment, codes, ranges, (from, &mut *sum), |bytes, sum| codes.add(bytes, sum))?;
+                }
+                Ok(())
+            }
+            Self::Device(from) => {
+                let mut parts: Vec<Part> = vec![];
+                let (mut first, mut at) = (0, at);
+                for range in ranges {
+                    parts.push(Part { range: range.clone(), first, at });
+                    first += range.len();
+                    at += segment.code_bytes(codes, range);
+                }
+                gpu::add_codes(codes, from, (senders, apart), &places(segment, codes, &parts), sum)
+            }
+        }
+    }
+
+    /// Wraps the codes to be sent: from the GPU if `by_gpu`, otherwise from the host.
+    fn leaving(self, bytes: usize, by_gpu: bool) -> Result<Buffer, ZeroError> {
+        match self {
+            Self::Host(written) => Ok(written.into()),
+            Self::Device(written) => gpu::leaving(written, bytes, by_gpu),
+        }
+    }
+}
+
+/// Starts the all-to-all of a level. At the first level, `values` are the gradients of whole segments; at the second
+/// level, they are the sums of the first. All of them are on the host, or all are on the GPU. In the staging count, the
+/// codes and this rank's own values replace the values.
 pub(super) fn exchange(
     rank: &Rank,
     memory: &mut Memory,
-    id: SegmentId,
+    ids: &[SegmentId],
     level: usize,
-    values: KeptGradient,
+    values: Vec<KeptGradient>,
 ) -> Result<Exchange, ZeroError> {
-    let (segment, of) = (rank.segment(id), &levels(rank, id)[level]);
-    let (codes, sent, received) = (of.codes, of.sent(segment), of.received(segment));
-    memory.count(Category::Staging, of.bytes(segment), 1);
-    // The ranges of all ranks, and the positions of their first values; then without those that stay here.
-    let mut leaving: Vec<Range<usize>> = of.ranges.iter().flatten().cloned().collect();
-    let mut starts = if level == 0 { leaving.iter().map(|range| range.start).collect() } else { consecutive(&leaving) };
-    let before: usize = of.ranges[..of.own].iter().map(Vec::len).sum();
-    let stay = before..before + of.summed().len();
-    leaving.drain(stay.clone());
-    let own_starts: Vec<usize> = starts.drain(stay).collect();
-    let places = (&leaving[..], &starts[..]);
-    memory.count(Category::Staging, of.elements(), 4);
-    let own = own_values(rank, memory, id, of, (&values, &own_starts))?;
-    let by_gpu = rank.options.on_gpu.sums && values.host().is_none();
-    let buffer: Buffer = match values.host() {
-        Some(Grads::F32(values)) => {
-            encode(segment, codes, places, |at, bytes| codes.quantize(&values[at], bytes))?.into()
+    let of_all: Vec<(SegmentId, CodedLevel)> = at_level(rank, ids, level);
+    let sent = total(rank, &of_all, CodedLevel::sent);
+    let bytes = sent.iter().sum();
+    memory.count(Category::Staging, bytes, 1);
+    let is_on_device = values.iter().any(|values| values.host().is_none());
+    let mut codes = Codes::room(memory, bytes, is_on_device)?;
+    let start = |next: &mut usize, bytes: &usize| Some(std::mem::replace(next, *next + bytes));
+    // Where the codes of the next segment for each rank begin.
+    let mut next: Vec<usize> = sent.iter().scan(0, start).collect();
+    let mut own = Vec::with_capacity(ids.len());
+    for ((id, of), values) in of_all.iter().zip(values) {
+        let (segment, mut stay, mut leave, mut behind) = (rank.segment(*id), vec![], vec![], 0);
+        for (to, range) in of.ranges.iter().enumerate().flat_map(|(to, ranges)| ranges.iter().map(move |r| (to, r))) {
+            let first = if level == 0 { range.start } else { behind };
+            behind += range.len();
+            if to == of.own {
+                stay.push(first..first + range.len());
+                continue;
+            }
+            leave.push(Part { range: range.clone(), first, at: next[to] });
+            next[to] += segment.code_bytes(of.codes, range);
         }
-        Some(Grads::Bf16(values)) => {
-            encode(segment, codes, places, |at, bytes| codes.quantize_half(&values[at], bytes))?.into()
-        }
-        None => {
-            gpu::quantized(codes, gpu::values_of(values.f32()?)?, &coded::places(segment, &leaving, &starts), by_gpu)?
-        }
-    };
-    memory.uncount(Category::Staging, values.len(), 4);
-    memory.give_kept_back(values);
-    let room = memory.room_for_codes(received.iter().sum(), by_gpu)?;
-    let pending = communicator(rank, level).all_to_all(buffer, room, &sent, &received);
+        memory.count(Category::Staging, of.elements(), 4);
+        own.push(copied(rank, memory, *id, &values, &stay)?);
+        codes.write((segment, of.codes), &leave, &values)?;
+        memory.uncount(Category::Staging, values.len(), 4);
+        memory.give_kept_back(values);
+    }
+    let by_gpu = rank.options.on_gpu.sums && is_on_device;
+    let leaving = codes.leaving(bytes, by_gpu)?;
+    let received = total(rank, &of_all, CodedLevel::received);
+    let bytes = received.iter().sum();
+    memory.count(Category::Staging, bytes, 1);
+    let room = memory.room_for_codes(bytes, by_gpu)?;
+    let pending = communicator(rank, level).all_to_all(leaving, room, &sent, &received);
     Ok(Exchange { level, own, pending })
 }
 
-/// Copies this rank's own values of the ranges that it sums. `firsts` are the positions of their first values.
-fn own_values(
+/// Copies ranges of values to one buffer.
+fn copied(
     rank: &Rank,
     memory: &mut Memory,
     id: SegmentId,
-    of: &CodedLevel,
-    (values, firsts): (&KeptGradient, &[usize]),
+    values: &KeptGradient,
+    ranges: &[Range<usize>],
 ) -> Result<FlatBuffer, ZeroError> {
-    let mut own = memory.room(rank, id, of.elements())?;
+    let mut own = memory.room(rank, id, ranges.iter().map(Range::len).sum())?;
     let mut at = 0;
-    for (range, &first) in of.summed().iter().zip(firsts) {
-        let source = first..first + range.len();
+    for range in ranges {
         match (values, &mut own) {
-            (KeptGradient::F32(values), own) => own.copy(at, values, source)?,
+            (KeptGradient::F32(values), own) => own.copy(at, values, range.clone())?,
             (KeptGradient::Bf16(values), own) => {
                 let own = own.host_mut().ok_or_else(|| ZeroError::internal("gradients in bf16 are on a GPU"))?;
-                widen(&values[source], &mut own[at..at + range.len()])?;
+                widen(&values[range.clone()], &mut own[at..at + range.len()])?;
             }
         }
         at += range.len();
@@ -105,35 +187,48 @@ fn own_values(
     Ok(own)
 }
 
-/// Waits for a level's codes, decodes them, and adds them to this rank's own values in the order of the ranks. The sum
-/// stays in the staging count, without the codes.
+/// Waits for a level's codes, decodes them, and adds them to this rank's own values in the order of the ranks. Returns
+/// the sums of the segments, which stay in the staging count, without the codes.
 pub(super) fn sum(
     rank: &Rank,
     memory: &mut Memory,
-    id: SegmentId,
+    ids: &[SegmentId],
     exchange: Exchange,
-) -> Result<FlatBuffer, ZeroError> {
+) -> Result<Vec<FlatBuffer>, ZeroError> {
     let Exchange { level, mut own, pending } = exchange;
-    let (segment, of) = (rank.segment(id), &levels(rank, id)[level]);
-    let (codes, ranges, received) = (of.codes, of.summed(), pending.wait()?.output);
-    memory.uncount(Category::Staging, of.bytes(segment), 1);
-    let senders = of.ranges.len() - 1;
-    if let Some(sum) = own.host_mut() {
-        let bytes = received.into_u8()?;
-        for bytes in bytes.chunks_exact((bytes.len() / senders).max(1)) {
-            decode(segment, codes, ranges, (bytes, &mut *sum), |bytes, sum| codes.add(bytes, sum))?;
-        }
-        return Ok(own);
+    let of_all = at_level(rank, ids, level);
+    let received = pending.wait()?.output;
+    let received = match own.iter().any(|own| own.host().is_none()) {
+        true => Codes::Device(memory.gpu()?.arrived(received)?),
+        false => Codes::Host(received.into_u8()?),
+    };
+    let apart = of_all.iter().map(|(id, of)| of.from_each(rank.segment(*id))).sum();
+    let mut at = 0;
+    for ((id, of), own) in of_all.iter().zip(&mut own) {
+        let (segment, senders) = (rank.segment(*id), of.ranges.len() - 1);
+        received.add((segment, of.codes), (senders, apart, at), of.summed(), own)?;
+        at += of.from_each(segment);
+        memory.uncount(Category::Staging, of.bytes(segment), 1);
     }
-    let places = coded::places(segment, ranges, &consecutive(ranges));
-    memory.gpu()?.add_codes(codes, received, senders, &places, &mut own)?;
     Ok(own)
 }
 
-/// Returns the positions of the first values of ranges whose values follow each other.
-fn consecutive(ranges: &[Range<usize>]) -> Vec<usize> {
-    let first = |next: &mut usize, range: &Range<usize>| Some(std::mem::replace(next, *next + range.len()));
-    ranges.iter().scan(0, first).collect()
+/// Returns the segments' parts of an all-to-all.
+fn at_level(rank: &Rank, ids: &[SegmentId], level: usize) -> Vec<(SegmentId, CodedLevel)> {
+    ids.iter().map(|&id| (id, levels(rank, id).swap_remove(level))).collect()
+}
+
+/// Returns the bytes that all segments together exchange with each rank.
+fn total(
+    rank: &Rank,
+    of_all: &[(SegmentId, CodedLevel)],
+    bytes: impl Fn(&CodedLevel, &Segment) -> Vec<usize>,
+) -> Vec<usize> {
+    let mut total = vec![0; of_all.first().map_or(0, |(_, of)| of.ranges.len())];
+    for (id, of) in of_all {
+        total.iter_mut().zip(bytes(of, rank.segment(*id))).for_each(|(total, bytes)| *total += bytes);
+    }
+    total
 }
 
 /// Returns the communicator of a level. In a divided shard group, level 0 is the near group, and level 1 is the ranks

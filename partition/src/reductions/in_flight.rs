@@ -25,8 +25,7 @@ pub(super) struct Started {
     pub(super) reduction: Reduction,
 }
 
-/// A reduction of segments, by its current collective. A collective covers all segments, or one segment if it sends
-/// codes.
+/// A reduction of segments, by its current collective, which covers all of them.
 pub(super) enum Reduction {
     /// No collective: with one rank, the local gradients are the sums.
     Alone(Vec<KeptGradient>),
@@ -57,10 +56,15 @@ impl<T> ByPlace<T> {
         buffers.push(buffer);
     }
 
-    /// Starts one collective for each place that has buffers.
-    pub(super) fn start(self, start: impl Fn(Vec<T>) -> Reduction) -> impl Iterator<Item = Started> {
+    /// Starts one reduction for each place that has buffers.
+    pub(super) fn start(
+        self,
+        mut start: impl FnMut(&[SegmentId], Vec<T>) -> Result<Reduction, ZeroError>,
+    ) -> Result<Vec<Started>, ZeroError> {
         let places = self.0.into_iter().filter(|(ids, _)| !ids.is_empty());
-        places.map(move |(segments, buffers)| Started { segments, reduction: start(buffers) })
+        let started = places
+            .map(|(segments, buffers)| start(&segments, buffers).map(|reduction| Started { segments, reduction }));
+        started.collect()
     }
 }
 
@@ -76,9 +80,9 @@ impl Reductions {
             };
             self.advance(due, is_done, |ids, reduction| match reduction {
                 Reduction::Coded(exchange) => {
-                    let (id, next) = (ids[0], exchange.level() + 1);
-                    let sum = KeptGradient::F32(coded::sum(rank, memory, id, exchange)?);
-                    Ok(Reduction::Coded(coded::exchange(rank, memory, id, next, sum)?))
+                    let next = exchange.level() + 1;
+                    let sums = coded::sum(rank, memory, ids, exchange)?.into_iter().map(KeptGradient::F32);
+                    Ok(Reduction::Coded(coded::exchange(rank, memory, ids, next, sums.collect())?))
                 }
                 other => Ok(other),
             })?;
@@ -98,9 +102,10 @@ impl Reductions {
                 Ok(Reduction::Replicates(inputs, replicates.all_reduce_coalesced(shards, ReduceOp::Sum)))
             }
             Reduction::Coded(exchange) => {
-                let shard = coded::sum(rank, memory, ids[0], exchange)?;
-                let shard = memory.packed(rank, KeptGradient::F32(shard))?;
-                Ok(Reduction::Replicates(vec![], replicates.all_reduce_coalesced(vec![shard], ReduceOp::Sum)))
+                let sums = coded::sum(rank, memory, ids, exchange)?.into_iter();
+                let shards = sums.map(|sum| memory.packed(rank, KeptGradient::F32(sum)));
+                let shards = shards.collect::<Result<Vec<_>, ZeroError>>()?;
+                Ok(Reduction::Replicates(vec![], replicates.all_reduce_coalesced(shards, ReduceOp::Sum)))
             }
             other => Ok(other),
         })
@@ -161,9 +166,10 @@ impl Reductions {
                 }
             }
             Reduction::Coded(exchange) => {
-                let shard = coded::sum(rank, memory, ids[0], exchange)?;
-                let shard = memory.kept(rank, shard)?;
-                self.add_up(memory, ids[0], shard)?;
+                for (&id, shard) in ids.iter().zip(coded::sum(rank, memory, ids, exchange)?) {
+                    let shard = memory.kept(rank, shard)?;
+                    self.add_up(memory, id, shard)?;
+                }
             }
             Reduction::Replicates(inputs, pending) => {
                 let mut inputs = inputs.into_iter();

@@ -175,7 +175,8 @@ impl Reductions {
         micro_batch: MicroBatch,
         opens: Vec<Option<Open>>,
     ) -> Result<(), ZeroError> {
-        let (mut started, mut cut, mut whole, mut alone) = (vec![], ByPlace::default(), ByPlace::default(), vec![]);
+        let (mut coded, mut cut, mut whole) = (ByPlace::default(), ByPlace::default(), ByPlace::default());
+        let mut alone = vec![];
         for (&id, open) in segments.iter().zip(opens) {
             let local = match open {
                 Some(open) => {
@@ -188,8 +189,7 @@ impl Reductions {
             let is_shared = rank.data().size() > 1;
             let is_cut = rank.shards().size() > 1 && rank.placements(id).optimizer == Placement::Sharded;
             if !coded::levels(rank, id).is_empty() {
-                let reduction = Reduction::Coded(coded::exchange(rank, memory, id, 0, local)?);
-                started.push(Started { segments: vec![id], reduction });
+                coded.add(local.host().is_none(), id, local);
             } else if is_cut && rank.options.reduce_scatter {
                 let vector = to_scatter(rank, memory, id, local)?;
                 cut.add(vector.input.is_on_device(), id, vector);
@@ -203,10 +203,14 @@ impl Reductions {
                 });
             }
         }
+        let mut started =
+            coded.start(|ids, local| Ok(Reduction::Coded(coded::exchange(rank, memory, ids, 0, local)?)))?;
+        started.extend(cut.start(|_, vectors| {
+            Ok(Reduction::Scatter(rank.shards().reduce_scatter_coalesced(vectors, ReduceOp::Sum)))
+        })?);
         started.extend(
-            cut.start(|vectors| Reduction::Scatter(rank.shards().reduce_scatter_coalesced(vectors, ReduceOp::Sum))),
+            whole.start(|_, buffers| Ok(Reduction::All(rank.data().all_reduce_coalesced(buffers, ReduceOp::Sum))))?,
         );
-        started.extend(whole.start(|buffers| Reduction::All(rank.data().all_reduce_coalesced(buffers, ReduceOp::Sum))));
         if !alone.is_empty() {
             started.push(Started { segments: segments.clone(), reduction: Reduction::Alone(alone) });
         }

@@ -252,7 +252,7 @@ impl Costs {
     }
 
     /// Returns the seconds of the reduction of a bucket. It takes one reduce-scatter for the segments with sharded
-    /// optimizer state, one all-reduce for the others, and separate collectives for each segment that sends codes.
+    /// optimizer state, one all-reduce for the others, and one all-to-all for each level of those that send codes.
     /// Replicates all-reduce their shards afterwards.
     fn reduction(&self, segments: &[SegmentId], micro_batch: usize, world: &World) -> f64 {
         let mesh = world.mesh;
@@ -262,15 +262,13 @@ impl Costs {
             true => all_reduced(self.data.replicates, bytes / mesh.shards() as f64, mesh.replicates()),
             false => 0.0,
         };
-        let (mut cut, mut whole, mut seconds) = (None, None, 0.0);
+        let (mut cut, mut whole, mut coded, mut levels) = (None, None, None, [0; 2]);
         for &id in segments {
             let SegmentCosts { gradients, reduced_codes, .. } = self.segments[id];
             let sum = match (world.shape.segments[id].placements.optimizer, reduced_codes) {
                 (Placement::Sharded, Some(codes)) if mesh.shards() > 1 => {
-                    let levels = codes.into_iter().zip(self.data.codes).filter(|(bytes, _)| *bytes > 0);
-                    seconds += levels.map(|(bytes, link)| link.seconds(bytes as f64)).sum::<f64>();
-                    seconds += replicated(gradients as f64);
-                    continue;
+                    levels.iter_mut().zip(codes).for_each(|(level, codes)| *level += codes);
+                    &mut coded
                 }
                 (Placement::Sharded, None) if mesh.shards() > 1 => &mut cut,
                 _ => &mut whole,
@@ -279,8 +277,11 @@ impl Costs {
         }
         let scattered =
             |bytes: f64| self.data.reduce_scatter.seconds(bytes * others(mesh.shards())) + replicated(bytes);
+        let levels = levels.into_iter().zip(self.data.codes).filter(|(bytes, _)| *bytes > 0);
+        let coded: f64 =
+            levels.map(|(bytes, link)| link.seconds(bytes as f64)).sum::<f64>() + coded.map_or(0.0, replicated);
         let cut = cut.map_or(0.0, scattered);
-        seconds + cut + whole.map_or(0.0, |bytes| all_reduced(self.data.all_reduce, bytes, mesh.data()))
+        coded + cut + whole.map_or(0.0, |bytes| all_reduced(self.data.all_reduce, bytes, mesh.data()))
     }
 
     /// Returns the bytes of an item that a fetch reads, and the bytes that an offload writes.

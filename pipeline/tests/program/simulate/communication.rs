@@ -144,22 +144,22 @@ fn gathers_from_secondary_shards_use_the_link_of_their_group() {
     assert_eq!(times, [("gather", 0.0, 3.0), ("gather_secondary", 3.0, 5.0)]);
 }
 
-/// A rank sends 12 bytes of codes within its near group, then 6 to other groups. There is only one replicate, so
-/// nothing is reduced between replicates.
+/// For two segments together, a rank sends 12 bytes of codes within its near group, then 6 to other groups. There is
+/// only one replicate, so nothing is reduced between replicates.
 #[test]
 fn quantized_gradients_use_the_links_of_their_groups() {
-    let shape = shape(1, ZeroStage::Two);
+    let shape = shape(2, ZeroStage::Two);
     let stages = Stages::single(&shape);
     let mesh = Mesh::new(4, Degrees { near: Some(2), ..Degrees::stages(1) }).unwrap();
     let world = World { shape: &shape, stages: &stages, mesh, capacity: 0 };
-    let mut costs = costs(1, layer(0.0, 0.0, 0.0));
+    let mut costs = costs(2, layer(0.0, 0.0, 0.0));
     let instructions =
-        vec![Reduce { segments: vec![0], micro_batch: 0 }, AwaitReduce { segments: vec![0], micro_batch: 0 }];
+        vec![Reduce { segments: vec![0, 1], micro_batch: 0 }, AwaitReduce { segments: vec![0, 1], micro_batch: 0 }];
     let programs = vec![Program { instructions, micro_batches: 1 }; 4];
     let [near, across] = [10.0, 1.0].map(|bandwidth| Link { latency: 1.0, bandwidth });
     costs.data = Collectives { codes: [near, across], ..Collectives::all(Link::FREE) };
-    for (codes, seconds) in [([12, 6], 1.0 + 1.2 + 1.0 + 6.0), ([12, 0], 1.0 + 1.2)] {
-        costs.segments[0].reduced_codes = Some(codes);
+    for (codes, seconds) in [([[8, 5], [4, 1]], 1.0 + 1.2 + 1.0 + 6.0), ([[8, 0], [4, 0]], 1.0 + 1.2)] {
+        [costs.segments[0].reduced_codes, costs.segments[1].reduced_codes] = codes.map(Some);
         let found = simulate(&programs, &world, &costs).unwrap();
         let reduced = found.events.iter().find(|event| event.rank == 3 && event.lane == Lane::Collectives).unwrap();
         assert_eq!((reduced.start, reduced.end), (0.0, seconds), "{codes:?}");

@@ -35,15 +35,6 @@ impl Walk<'_> {
         self.meter.free_at(category, bytes, self.is_resident && self.on_gpu().sums);
     }
 
-    /// Adds codes of a gradient in transit. Codes that pass through the host are on the GPU for a moment.
-    fn add_codes(&mut self, bytes: u64) {
-        if self.is_resident {
-            self.meter.add_at(Category::Staging, bytes, true);
-            self.meter.free_at(Category::Staging, bytes, true);
-        }
-        self.add(Category::Staging, bytes);
-    }
-
     /// Returns whether gradients are kept in bf16; such buffers are not reused.
     fn keeps_narrow(&self) -> bool {
         self.work.options.gradient_dtype.size_in_bytes() < 4
@@ -139,7 +130,14 @@ impl Walk<'_> {
         self.sums[id].clear();
     }
 
-    pub(super) fn reduce(&mut self, id: SegmentId) {
+    pub(super) fn reduce(&mut self, ids: &[SegmentId]) {
+        let (coded, plain): (Vec<_>, Vec<_>) = ids.iter().copied().partition(|&id| !self.coded(id).is_empty());
+        plain.into_iter().for_each(|id| self.reduce_values(id));
+        coded.iter().for_each(|&id| self.open[id] = false);
+        self.by_place(coded, |walk, ids| walk.send_codes(ids, 0));
+    }
+
+    fn reduce_values(&mut self, id: SegmentId) {
         self.about(id);
         let (segment, elements) = (self.segment(id), self.elements(id));
         let category = match segment.placements.gradients {
@@ -152,11 +150,6 @@ impl Walk<'_> {
                 Category::Gradients
             }
         };
-        if let [first, ..] = &self.coded(id)[..] {
-            self.add_codes(first.bytes(segment) as u64);
-            self.take(Category::Staging, first.elements() as u64);
-            return self.give(Category::Staging, elements);
-        }
         let sends_narrow = self.sends_narrow();
         if self.scatters(id) {
             let flat = self.flat_sums(id);
@@ -215,15 +208,24 @@ impl Walk<'_> {
         is_sharded && self.work.options.reduce_scatter && self.work.layout.ranks() > 1
     }
 
-    pub(super) fn await_reduce(&mut self, id: SegmentId, micro_batch: usize) {
+    pub(super) fn await_reduce(&mut self, ids: &[SegmentId], micro_batch: usize) {
+        let (coded, plain): (Vec<_>, Vec<_>) = ids.iter().copied().partition(|&id| !self.coded(id).is_empty());
+        self.by_place(coded, |walk, ids| {
+            walk.await_codes(ids);
+            ids.iter().for_each(|&id| walk.is_reduced(id, micro_batch));
+        });
+        for id in plain {
+            self.await_values_of(id);
+            self.is_reduced(id, micro_batch);
+        }
+    }
+
+    fn await_values_of(&mut self, id: SegmentId) {
         self.about(id);
         let (placements, elements, shard) = (self.segment(id).placements, self.elements(id), self.shard(id));
         let is_sharded = placements.gradients == Placement::Sharded;
         let category = if is_sharded { Category::Staging } else { Category::Gradients };
-        let coded = self.coded(id);
-        if !coded.is_empty() {
-            self.await_coded(id, &coded);
-        } else if self.scatters(id) {
+        if self.scatters(id) {
             let flat = self.flat_sums(id);
             self.free(Category::Staging, flat);
             self.receive(Category::Staging, shard);
@@ -247,7 +249,13 @@ impl Walk<'_> {
                 self.add_up_kept(id, shard);
             }
         }
-        self.reduced[id] = !is_sharded;
+    }
+
+    /// Marks a gradient as reduced. After the last micro-batch, sends the sum of a shard to its replicates.
+    fn is_reduced(&mut self, id: SegmentId, micro_batch: usize) {
+        self.about(id);
+        let shard = self.shard(id);
+        self.reduced[id] = self.segment(id).placements.gradients == Placement::Replicated;
         if micro_batch + 1 == self.micro_batches && self.sums_first(id) {
             self.total(id, shard);
             self.pack(Category::Gradients, shard, self.keeps_narrow());
@@ -268,28 +276,67 @@ impl Walk<'_> {
         self.segment(id).reduced_as(self.work.options.coded, self.work.mesh, self.work.at)
     }
 
-    /// Adds up the codes of each level and sends the sum to the next level. Adds the sum of the last level to the
-    /// shard.
-    fn await_coded(&mut self, id: SegmentId, levels: &[CodedLevel]) {
-        let (segment, shard) = (self.segment(id), self.shard(id));
-        let bytes = |level: &CodedLevel| level.bytes(segment) as u64;
-        for (index, level) in levels.iter().enumerate() {
-            self.free(Category::Staging, bytes(level));
-            if let Some(next) = levels.get(index + 1) {
-                self.add_codes(bytes(next));
-                self.take(Category::Staging, next.elements() as u64);
-                self.give(Category::Staging, level.elements() as u64);
+    /// Calls `then` with the segments whose gradients are on the host, and with those on the GPU.
+    fn by_place(&mut self, ids: Vec<SegmentId>, then: impl Fn(&mut Self, &[SegmentId])) {
+        let (on_gpu, on_host): (Vec<_>, Vec<_>) = ids.into_iter().partition(|&id| self.residents[id]);
+        for ids in [on_host, on_gpu] {
+            if let Some(&first) = ids.first() {
+                self.about(first);
+                then(self, &ids);
             }
         }
-        if self.work.mesh.replicates() == 1 || self.sums_first(id) {
-            return self.add_up(id, shard);
+    }
+
+    /// Returns the bytes of the codes that an all-to-all sends and receives.
+    fn code_bytes(&self, ids: &[SegmentId], level: usize) -> [u64; 2] {
+        ids.iter().fold([0, 0], |[sent, received], &id| {
+            let (segment, of) = (self.segment(id), &self.coded(id)[level]);
+            let leaving = of.leaving(segment);
+            [sent + leaving as u64, received + (of.bytes(segment) - leaving) as u64]
+        })
+    }
+
+    /// Starts the all-to-all of a level. Codes replace the values, of which the rank keeps its own: the gradients, or the
+    /// sums of the level before. Codes that pass through the host are on the GPU first.
+    fn send_codes(&mut self, ids: &[SegmentId], level: usize) {
+        let [sent, received] = self.code_bytes(ids, level);
+        self.meter.add_at(Category::Staging, sent, self.is_resident);
+        for &id in ids {
+            let levels = self.coded(id);
+            let values = level.checked_sub(1).map_or(self.elements(id), |before| levels[before].elements() as u64);
+            self.take(Category::Staging, levels[level].elements() as u64);
+            self.give(Category::Staging, values);
+        }
+        self.meter.free_at(Category::Staging, sent, self.is_resident);
+        self.add(Category::Staging, sent + received);
+    }
+
+    /// Adds up the codes of each level and sends the sums to the next level. Adds the sums of the last level to the
+    /// shards.
+    fn await_codes(&mut self, ids: &[SegmentId]) {
+        let levels = self.coded(ids[0]).len();
+        for level in 0..levels {
+            let [sent, received] = self.code_bytes(ids, level);
+            self.free(Category::Staging, sent + received);
+            self.meter.add_at(Category::Staging, received, self.is_resident);
+            self.meter.free_at(Category::Staging, received, self.is_resident);
+            if level + 1 < levels {
+                self.send_codes(ids, level + 1);
+            }
+        }
+        if self.work.mesh.replicates() == 1 || self.sums_first(ids[0]) {
+            return ids.iter().for_each(|&id| self.add_up(id, self.shard(id)));
         }
         if self.sends_narrow() {
-            self.add(Category::Staging, shard * 2);
-            self.give(Category::Staging, shard);
+            for &id in ids {
+                self.add(Category::Staging, self.shard(id) * 2);
+                self.give(Category::Staging, self.shard(id));
+            }
         }
-        self.receive(Category::Staging, shard);
-        self.add_up_kept(id, shard);
+        for &id in ids {
+            self.receive(Category::Staging, self.shard(id));
+            self.add_up_kept(id, self.shard(id));
+        }
     }
 
     /// Finishes the sum of a segment's gradients, and marks the gradients as reduced.

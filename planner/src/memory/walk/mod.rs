@@ -320,10 +320,8 @@ impl<'a> Walk<'a> {
                 self.open[*segment] = false;
                 self.add_up(*segment, self.elements(*segment));
             }
-            Instruction::Reduce { segments, .. } => segments.iter().for_each(|&id| self.reduce(id)),
-            Instruction::AwaitReduce { segments, micro_batch } => {
-                segments.iter().for_each(|&id| self.await_reduce(id, *micro_batch));
-            }
+            Instruction::Reduce { segments, .. } => self.reduce(segments),
+            Instruction::AwaitReduce { segments, micro_batch } => self.await_reduce(segments, *micro_batch),
             Instruction::GradientNorm => {
                 for id in 0..self.sums.len() {
                     if !self.sums[id].is_empty() || self.over_replicates[id] {
