@@ -10,6 +10,8 @@ mod gather;
 mod message;
 mod order;
 mod parts;
+#[cfg(test)]
+mod rounds;
 mod small;
 #[cfg(test)]
 mod tests;
