@@ -9,7 +9,9 @@ use std::ffi::{CStr, c_long};
 use std::sync::{Arc, Barrier, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use zero_comm::{Buffer, CommError, Communicator, DeviceBuffer, Dtype, Operation, Options, ReduceOp, threads};
+use zero_comm::{
+    Buffer, CommError, Communicator, DeviceBuffer, Dtype, Operation, Options, ReduceOp, ToGather, ToScatter, threads,
+};
 use zero_cuda::{Device, inventory};
 use zero_nccl::DeviceVector;
 
@@ -227,6 +229,61 @@ fn an_error_of_an_operation_that_runs_ahead_reaches_every_rank() {
     for error in errors {
         assert!(matches!(&error, CommError::Aborted { by: 1, reason, .. } if reason.starts_with("nccl: ")), "{error}");
     }
+    assert_eq!(live(), 0);
+}
+
+/// The segments of a layer, whose shards differ in length, share one call of NCCL in a gather, and one in a reduction.
+#[test]
+fn a_layer_of_uneven_segments_takes_one_collective_of_nccl() {
+    let Some(_alone) = alone_with_the_mock() else { return };
+    const RANKS: usize = 3;
+    const SEGMENTS: [[usize; RANKS]; 4] = [[5, 5, 4], [1000, 1024, 1024], [7, 9, 0], [3, 2, 2]];
+    let value = |segment: usize, element: usize| (100 * segment + element) as f32;
+    let wholes = SEGMENTS.iter().enumerate().map(|(segment, counts)| {
+        (0..counts.iter().sum::<usize>()).map(|element| value(segment, element)).collect::<Vec<f32>>()
+    });
+    let wholes: &Vec<Vec<f32>> = &wholes.collect();
+    run(RANKS, PATIENT, |comm, device| {
+        let own = |counts: &[usize; RANKS]| {
+            let start = counts[..comm.rank()].iter().sum::<usize>();
+            start..start + counts[comm.rank()]
+        };
+        let segments = || wholes.iter().zip(SEGMENTS);
+        // Between two barriers, all ranks together start these calls.
+        let calls = |operation: &dyn Fn()| {
+            let count = || {
+                comm.barrier().wait().expect("all ranks are here");
+                let count = mock::read(c"mock_collectives");
+                comm.barrier().wait().expect("all ranks have counted");
+                count
+            };
+            let before = count();
+            operation();
+            count() - before
+        };
+        let gathers = calls(&|| {
+            let vector = |(whole, counts): (&Vec<f32>, [usize; RANKS])| ToGather {
+                shard: up(whole[own(&counts)].to_vec(), device),
+                output: up(vec![0.0; whole.len()], device),
+                counts: counts.to_vec(),
+            };
+            let gathered = comm.all_gather_coalesced(segments().map(vector).collect()).wait().expect("gathered");
+            assert!(gathered.into_iter().map(|of| down(of.output)).eq(wholes.iter().cloned()));
+        });
+        let reductions = calls(&|| {
+            let vector = |(whole, counts): (&Vec<f32>, [usize; RANKS])| ToScatter {
+                input: up(whole.clone(), device),
+                shard: up(vec![0.0; counts[comm.rank()]], device),
+                counts: counts.to_vec(),
+            };
+            let vectors = segments().map(vector).collect();
+            let reduced = comm.reduce_scatter_coalesced(vectors, ReduceOp::Sum).wait().expect("reduced");
+            let sums = segments()
+                .map(|(whole, counts)| whole[own(&counts)].iter().map(|x| RANKS as f32 * x).collect::<Vec<f32>>());
+            assert!(reduced.into_iter().map(|of| down(of.shard)).eq(sums));
+        });
+        assert_eq!([gathers, reductions], [RANKS as c_long; 2], "each rank starts one call");
+    });
     assert_eq!(live(), 0);
 }
 
