@@ -97,8 +97,8 @@ fn apart_from(store: u16, free: impl Fn() -> io::Result<TcpListener>) -> io::Res
 /// The group of all ranks of the job.
 const WORLD: u64 = 0;
 
-/// How long the rank that serves the store stays after the ranks' terms or sizes were found to differ, so that the other
-/// ranks can read them and report the difference.
+/// How long the rank that serves the store stays after the ranks' terms or sizes were found to differ, so that the
+/// other ranks can read them and report the difference.
 const FAREWELL: Duration = Duration::from_secs(5);
 
 /// The record that a rank publishes in the store.
@@ -177,8 +177,8 @@ impl Meeting<'_> {
         }
     }
 
-    /// Checks that `MASTER_ADDR` is on this host if no interface is set. Rank 0 then listens on loopback only, and a rank
-    /// on another host would wait for it in vain.
+    /// Checks that `MASTER_ADDR` is on this host if no interface is set. Rank 0 then listens on loopback only, and a
+    /// rank on another host would wait for it in vain.
     fn check_master(&self) -> Result<(), CommError> {
         if self.options.interface.is_some() || self.place.rank == 0 || self.place.store_is_served {
             return Ok(());

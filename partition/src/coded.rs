@@ -7,9 +7,10 @@
 //! own, so all ranks compute with the same weights.
 //!
 //! A reduction (qgZ, `reductions/coded.rs`) sends each rank the codes of the other ranks' gradients of its shard. The
-//! rank decodes them and adds them in f32 to its own gradients, in the order of the ranks. If the shard group is divided into near groups, a first
-//! all-to-all sums every shard over the ranks of each near group, and a second all-to-all adds these sums over the near
-//! groups. Codes have 8 bits within near groups, where links are fast, and 4 bits between them.
+//! rank decodes them and adds them in f32 to its own gradients, in the order of the ranks. If the shard group is
+//! divided into near groups, a first all-to-all sums every shard over the ranks of each near group, and a second
+//! all-to-all adds these sums over the near groups. Codes have 8 bits within near groups, where links are fast, and 4
+//! bits between them.
 
 use std::ops::Range;
 
@@ -210,8 +211,8 @@ pub(crate) fn places(segment: &Segment, codes: BlockCodes, parts: &[Part]) -> Ve
     parts.iter().flat_map(of_part).collect()
 }
 
-/// Writes the codes of parts, whose offsets increase. Runs `work` on several threads, each time on a part of a range and
-/// the bytes for its codes.
+/// Writes the codes of parts, whose offsets increase. Runs `work` on several threads, each time on a part of a range
+/// and the bytes for its codes.
 pub(crate) fn encode(
     segment: &Segment,
     codes: BlockCodes,

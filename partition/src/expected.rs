@@ -212,7 +212,8 @@ pub fn shared_elements((layout, stages): (&Layout, &Stages), at: Coordinates) ->
     summed.map(|(_, segment)| segment.held(segment.placements.optimizer, at.shard).len()).sum()
 }
 
-/// Returns the bytes of a message that the rank at `at` sends. `width` and `activations` are as in [`expected_payload`].
+/// Returns the bytes of a message that the rank at `at` sends. `width` and `activations` are as in
+/// [`expected_payload`].
 pub(crate) fn message_bytes(
     message: &Message,
     layout: &Layout,

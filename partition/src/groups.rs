@@ -1,5 +1,6 @@
-//! The communicators of a rank: its tensor group, all ranks of its plane, the ranks of its pipeline stage, its shard group, its
-//! near group, its context group, its replicates, and the ranks of all stages at its position in the data-parallel group.
+//! The communicators of a rank: its tensor group, all ranks of its plane, the ranks of its pipeline stage, its shard
+//! group, its near group, its context group, its replicates, and the ranks of all stages at its position in the
+//! data-parallel group.
 
 use std::sync::Arc;
 

@@ -15,8 +15,8 @@
 //! a sum of whole blocks, so the norm does not depend on the number of ranks.
 //!
 //! Near groups can hold *secondary shards* (hpZ of ZeRO++: Wang et al., "ZeRO++: Extremely Efficient Collective
-//! Communication for Giant Model Training", arXiv 2306.10209, section 4.2): each near group holds all parameters a second
-//! time, in the working dtype. A secondary shard consists of consecutive shards, so it has their boundaries.
+//! Communication for Giant Model Training", arXiv 2306.10209, section 4.2): each near group holds all parameters a
+//! second time, in the working dtype. A secondary shard consists of consecutive shards, so it has their boundaries.
 //!
 //! A matrix that is updated as a whole is not cut: one rank, its owner, holds all of it as its shard. Its gradient is
 //! therefore reduced to the owner, and the owner's update is gathered. Both use the same collectives as other segments.

@@ -195,7 +195,8 @@ pub(crate) fn store(values: &[f32], parameters: &mut Storage, at: Range<usize>) 
     }
 }
 
-/// Returns this rank's share of its range of a segment; `None` without outer steps, or if the rank does not update the segment.
+/// Returns this rank's share of its range of a segment; `None` without outer steps, or if the rank does not update the
+/// segment.
 pub(crate) fn share(rank: &Rank, id: SegmentId) -> Option<Range<usize>> {
     let outer = rank.options.outer.filter(|_| rank.updates(id))?;
     Some(outer.share.of(rank.own_range(id).len()))

@@ -1,8 +1,8 @@
 //! Secondary shards (hpZ of ZeRO++): a second copy of the sharded parameters in each near group. Later gathers of a
 //! step read this copy.
 //!
-//! Wang et al., "ZeRO++: Extremely Efficient Collective Communication for Giant Model Training", arXiv 2306.10209, section 4.2.
-//! The copy has the working dtype, so a gather from the copy is bit-identical to a gather from all shards.
+//! Wang et al., "ZeRO++: Extremely Efficient Collective Communication for Giant Model Training", arXiv 2306.10209,
+//! section 4.2. The copy has the working dtype, so a gather from the copy is bit-identical to a gather from all shards.
 
 use candle_core::Storage;
 use zero_comm::{Gathered, Pending};

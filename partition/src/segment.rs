@@ -200,8 +200,8 @@ impl Segment {
         }
     }
 
-    /// Returns the bytes of the flat buffer through which NCCL gathers or reduces the segment; 0 if its shards have equal
-    /// lengths. `width` is the number of bytes per element.
+    /// Returns the bytes of the flat buffer through which NCCL gathers or reduces the segment; 0 if its shards have
+    /// equal lengths. `width` is the number of bytes per element.
     #[must_use]
     pub fn flat_bytes(&self, width: usize) -> usize {
         flat_bytes(&self.counts(), width)

@@ -1,8 +1,8 @@
 //! The first pass of LAMB and Adafactor, which need norms of whole parameters although shards are on several ranks.
 //!
-//! Before the first update of a step, each rank adds its gradients to its moments and sums the squares of its shards, tile by
-//! tile if they are on a disk. One all-reduce of exact sums then gives the norms of all parameters, with the same bits in every
-//! layout.
+//! Before the first update of a step, each rank adds its gradients to its moments and sums the squares of its shards,
+//! tile by tile if they are on a disk. One all-reduce of exact sums then gives the norms of all parameters, with the
+//! same bits in every layout.
 
 use std::ops::Range;
 

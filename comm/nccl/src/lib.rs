@@ -20,11 +20,11 @@
 //!
 //! # Synchronization
 //!
-//! By default, the ranks synchronize on the host before every operation, each with the signature of its call. If a rank is
-//! missing or calls another operation, the error names this rank; NCCL itself would hang or corrupt memory. The cost is
-//! one barrier of the host transport per operation: some microseconds within a host and some tens of microseconds between
-//! hosts. An operation starts only when the host has seen the end of the previous one on the same connection, so the GPU
-//! waits about as long as the barrier between two operations.
+//! By default, the ranks synchronize on the host before every operation, each with the signature of its call. If a rank
+//! is missing or calls another operation, the error names this rank; NCCL itself would hang or corrupt memory. The cost
+//! is one barrier of the host transport per operation: some microseconds within a host and some tens of microseconds
+//! between hosts. An operation starts only when the host has seen the end of the previous one on the same connection,
+//! so the GPU waits about as long as the barrier between two operations.
 //!
 //! Ranks that know that they make the same calls can run ahead ([`Communicator::run_ahead`]): a result is returned as
 //! soon as the GPU has the operation in its queue, and collectives are not compared. NCCL's behaviour is undefined if

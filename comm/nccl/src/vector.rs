@@ -10,8 +10,8 @@ use cudarc::driver::sys::CUevent;
 use zero_comm::{Buffer, DeviceBuffer, DeviceEvent, DeviceMemory, Dtype};
 use zero_cuda::{Allocation, CudaError, Device, Event, Pinned, Stream};
 
-/// How long a vector waits for an operation that runs ahead before it leaks its memory. An operation ends much earlier, at
-/// its deadline, unless it cannot be aborted.
+/// How long a vector waits for an operation that runs ahead before it leaks its memory. An operation ends much earlier,
+/// at its deadline, unless it cannot be aborted.
 const LET_GO: Duration = Duration::from_secs(300);
 
 /// A vector in device memory, filled from the host.

@@ -175,8 +175,8 @@ impl DeviceEnd {
         self.members.iter().copied().filter(|member| *member != own).collect()
     }
 
-    /// Waits for the device until `poll` returns true. Any other rank may have stopped, so this rank counts as waiting for
-    /// all of its peers.
+    /// Waits for the device until `poll` returns true. Any other rank may have stopped, so this rank counts as waiting
+    /// for all of its peers.
     fn wait(&self, deadline: Deadline, mut poll: impl FnMut() -> Result<bool, String>) -> Result<(), Failure> {
         let peers = self.peers();
         let mut inquest = Inquest::new(&self.health, &self.topic, deadline);
@@ -203,8 +203,8 @@ impl DeviceEnd {
     }
 }
 
-/// Turns an error of the device or its library into the failure that ends the job. If the device failed only because the
-/// job has ended, returns the cause of that end instead, which is more informative. The message with the cause may
+/// Turns an error of the device or its library into the failure that ends the job. If the device failed only because
+/// the job has ended, returns the cause of that end instead, which is more informative. The message with the cause may
 /// still be in flight, so this waits up to [`GRACE`] for it.
 pub(super) fn of_device(health: &Health, transport: &str, error: &str) -> Failure {
     let until = Instant::now() + GRACE;

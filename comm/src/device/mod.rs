@@ -265,10 +265,10 @@ pub struct ShardedMemory<'a> {
     pub counts: &'a [usize],
 }
 
-/// Returns the bytes that a rank's block of a flat buffer has for a vector with these counts, whose elements have `size`
-/// bytes. A transport whose collectives need ranges of equal length copies uneven vectors into such a buffer, with one
-/// block per rank. Returns `None` if the ranges have equal lengths, or differ so much that the buffer would be more than
-/// twice as large as the vector.
+/// Returns the bytes that a rank's block of a flat buffer has for a vector with these counts, whose elements have
+/// `size` bytes. A transport whose collectives need ranges of equal length copies uneven vectors into such a buffer,
+/// with one block per rank. Returns `None` if the ranges have equal lengths, or differ so much that the buffer would be
+/// more than twice as large as the vector.
 #[must_use]
 pub fn flat_block(counts: &[usize], size: usize) -> Option<usize> {
     let (longest, sum) = (counts.iter().max().copied()?, counts.iter().sum::<usize>());

@@ -1,4 +1,5 @@
-//! Watches operations that run ahead: enforces their deadlines, finds the rank to blame, and aborts them if the job fails.
+//! Watches operations that run ahead: enforces their deadlines, finds the rank to blame, and aborts them if the job
+//! fails.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};

@@ -100,7 +100,8 @@ struct Watch<'a> {
     /// The failure that will end the operation. Before that, the lane checks its streams once more: a rank that has
     /// left or was lost may have sent data that arrived after the previous check.
     last_look: Option<Failure>,
-    /// Whether data has moved since the lane last waited: a sign of life, after which the peers have the full time again.
+    /// Whether data has moved since the lane last waited: a sign of life, after which the peers have the full time
+    /// again.
     moved: bool,
 }
 

@@ -218,8 +218,8 @@ const GATHER: (Option<ReduceOp>, bool) = (None, true);
 const SCATTER: (Option<ReduceOp>, bool) = (Some(ReduceOp::Sum), false);
 const ALL_REDUCE: (Option<ReduceOp>, bool) = (Some(ReduceOp::Sum), true);
 
-/// Headers travel ahead of the data, and no rank waits for a header before it sends data. Each operation therefore takes
-/// as few rounds as its results allow: one, or two if every rank needs data that another rank has reduced.
+/// Headers travel ahead of the data, and no rank waits for a header before it sends data. Each operation therefore
+/// takes as few rounds as its results allow: one, or two if every rank needs data that another rank has reduced.
 #[test]
 fn no_round_is_spent_on_headers() {
     for size in [2, 3, 4] {

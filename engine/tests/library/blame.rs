@@ -1,5 +1,5 @@
-//! A rank that is lost or stalls in the middle of a layer, where the ranks that share sequences or split layers exchange
-//! values: the errors of the other ranks name the rank, the operation and its sequence number.
+//! A rank that is lost or stalls in the middle of a layer, where the ranks that share sequences or split layers
+//! exchange values: the errors of the other ranks name the rank, the operation and its sequence number.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, channel};
@@ -68,7 +68,8 @@ impl Watched {
     }
 }
 
-/// Where the rank stops, it passes invalid counts on, for which a communicator returns an error without sending anything.
+/// Where the rank stops, it passes invalid counts on, for which a communicator returns an error without sending
+/// anything.
 impl Communicator for Watched {
     delegate!(rank, size, send, recv, stats, sizes, transport);
 
@@ -149,7 +150,8 @@ const TENSOR_AND_RING: &str = "tensor_parallel: {autotp_size: 2}\n\
 /// - by heads: two `all_to_all` per layer in the forward and in the backward,
 /// - with a ring of 4 ranks: three per layer in the forward, and six in the backward,
 /// - with both keys: an `all_to_all` of a pair, the exchange with the other pair, and an `all_to_all` of the pair,
-/// - in split layers: a `reduce_scatter` in the embedding and two per layer; an `all_gather` twice per layer, before the
+/// - in split layers: a `reduce_scatter` in the embedding and two per layer; an `all_gather` twice per layer, before
+/// the
 ///   head and for the loss. Then the backward begins.
 const CASES: [Case; 12] = [
     // The backward of the last layer.

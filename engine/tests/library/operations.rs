@@ -111,8 +111,9 @@ fn a_layers_segments_share_one_collective() {
     }
 }
 
-/// A reduction that sends codes has one all-to-all for all segments of a layer, or two if the shard group is divided into
-/// near groups. The replicates of a shard then sum the gradients of a layer in one all-reduce, once for all micro-batches.
+/// A reduction that sends codes has one all-to-all for all segments of a layer, or two if the shard group is divided
+/// into near groups. The replicates of a shard then sum the gradients of a layer in one all-reduce, once for all
+/// micro-batches.
 #[test]
 fn a_layers_codes_share_one_all_to_all() {
     let near = "stage: 3, zero_quantized_gradients: true, stage3_param_persistence_threshold: 0, \

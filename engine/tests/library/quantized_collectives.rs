@@ -170,8 +170,8 @@ fn an_overflow_skips_the_step() {
     assert!(skipped[0] == skipped[1] && skipped[0][0] && !skipped[0][11], "{skipped:?}");
 }
 
-/// The loss of the last 50 of 500 steps stays close to that of the exact run. With codes of 4 bits, it varies from seed to
-/// seed, so only its mean over at least 8 seeds must be within 0.5 %. `ZERO_TRAIN_SEEDS` sets the number of seeds.
+/// The loss of the last 50 of 500 steps stays close to that of the exact run. With codes of 4 bits, it varies from seed
+/// to seed, so only its mean over at least 8 seeds must be within 0.5 %. `ZERO_TRAIN_SEEDS` sets the number of seeds.
 #[test]
 fn losses_stay_close_to_those_without_quantization() {
     const OF_A_RUN: u64 = 500;

@@ -1,5 +1,5 @@
-//! Reductions that send codes (qgZ), in one or two all-to-alls for all segments of a bucket. Each rank decodes the codes
-//! that it receives and adds them in f32 to its own values, in the order of the ranks.
+//! Reductions that send codes (qgZ), in one or two all-to-alls for all segments of a bucket. Each rank decodes the
+//! codes that it receives and adds them in f32 to its own values, in the order of the ranks.
 
 use std::ops::Range;
 use std::sync::Arc;

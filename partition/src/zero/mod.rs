@@ -65,8 +65,8 @@ pub fn longest_kept(layout: &Layout, options: &ZeroOptions) -> usize {
     if layout.uses_disk() || options.gradient_dtype != DType::F32 { KEPT } else { usize::MAX }
 }
 
-/// Maximum elements of a buffer kept for reuse while state is offloaded or gradients are in bf16, since memory is scarce
-/// then: 16 MiB.
+/// Maximum elements of a buffer kept for reuse while state is offloaded or gradients are in bf16, since memory is
+/// scarce then: 16 MiB.
 const KEPT: usize = 1 << 22;
 
 impl ShardedState {

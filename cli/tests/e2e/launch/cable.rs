@@ -1,6 +1,6 @@
 //! Data that is damaged between two hosts, although TCP's checksum is valid: the rank that receives it names the sender
-//! and the operation, and the run ends in every layout of groups. Without root, `ip`, `python3` or TAP devices, the test
-//! prints that it is skipped.
+//! and the operation, and the run ends in every layout of groups. Without root, `ip`, `python3` or TAP devices, the
+//! test prints that it is skipped.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};

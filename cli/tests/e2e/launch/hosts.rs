@@ -134,8 +134,8 @@ fn both_launchers_exit_with_the_status_of_the_failed_rank_and_name_it() {
 #[test]
 fn a_network_failure_ends_both_launchers_and_each_names_a_rank_of_the_other_host() {
     for more in LAYOUTS {
-        // Replicates send each other nothing between outer steps, and may be late by the timeout for each local step. With
-        // an outer step after every step, a rank notices before the launchers do.
+        // Replicates send each other nothing between outer steps, and may be late by the timeout for each local step.
+        // With an outer step after every step, a rank notices before the launchers do.
         let often = if *more == LOCAL_STEPS { &["--set", "training.local_steps={steps: 1}"][..] } else { &[] };
         both_launchers_end(&[more, often].concat());
     }

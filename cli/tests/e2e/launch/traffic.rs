@@ -67,11 +67,11 @@ fn hosts_send_the_bytes_that_the_plan_predicts() {
 }
 
 /// A gather from all shards or a reduction makes a host send Ψ/2 elements: its half of the parameters, or its sums for
-/// the other half. In each of M micro-batches, stage 3 gathers every layer twice and reduces it once. The backward of the
-/// embedding reads no parameters, and the head stays gathered for its backward, so these two are gathered only once. With
-/// secondary shards, only one gather per step crosses hosts: (1 + M)Ψ/2. A shard group on each host gathers nothing from
-/// the other, and all-reduces the sums of all micro-batches: 2Ψ/2. Codes take 1 byte in the gather and half a byte in the
-/// reduction, and have scales of 2 bytes for each 512 or 256 elements.
+/// the other half. In each of M micro-batches, stage 3 gathers every layer twice and reduces it once. The backward of
+/// the embedding reads no parameters, and the head stays gathered for its backward, so these two are gathered only
+/// once. With secondary shards, only one gather per step crosses hosts: (1 + M)Ψ/2. A shard group on each host gathers
+/// nothing from the other, and all-reduces the sums of all micro-batches: 2Ψ/2. Codes take 1 byte in the gather and
+/// half a byte in the reduction, and have scales of 2 bytes for each 512 or 256 elements.
 #[test]
 fn interfaces_count_the_bytes_of_the_closed_forms() {
     const STEPS: u64 = 3;

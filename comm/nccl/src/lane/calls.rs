@@ -99,8 +99,8 @@ impl Lane {
         match *work {
             DeviceWork::ReduceScatter { op, .. } => {
                 let (count, dtype, op) = (flat.block / flat.dtype.size(), dtype(flat.dtype), reduction(op));
-                // SAFETY: the flat buffer has a block of this size for each rank, and lives until the stream is done with
-                // it; communicator and stream are valid. The call works in place.
+                // SAFETY: the flat buffer has a block of this size for each rank, and lives until the stream is done
+                // with it; communicator and stream are valid. The call works in place.
                 let result = unsafe { sys::ncclReduceScatter(all, own, count, dtype, op, comm, stream) };
                 self.check("ncclReduceScatter", result)
             }

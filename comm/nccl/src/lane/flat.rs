@@ -1,9 +1,9 @@
 //! One NCCL call for all vectors whose ranges differ in length.
 //!
-//! NCCL gathers and scatters ranges of one length only; other ranges would need a broadcast or a reduction for each rank
-//! and vector. Such vectors go through a flat buffer instead. It has a block for each rank, with room for the longest range
-//! of each vector. Ranges are copied into it before the call, and out of it afterwards, at the rate of the device's
-//! memory.
+//! NCCL gathers and scatters ranges of one length only; other ranges would need a broadcast or a reduction for each
+//! rank and vector. Such vectors go through a flat buffer instead. It has a block for each rank, with room for the
+//! longest range of each vector. Ranges are copied into it before the call, and out of it afterwards, at the rate of
+//! the device's memory.
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;

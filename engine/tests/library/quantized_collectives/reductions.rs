@@ -88,8 +88,8 @@ fn of_owners(
     owners.iter().enumerate().map(of_parameter).collect()
 }
 
-/// In each near group, one rank adds up decoded 8-bit codes. The owner adds up these sums as decoded 4-bit codes. Values
-/// that stay on a rank are not rounded. The errors are within their bounds.
+/// In each near group, one rank adds up decoded 8-bit codes. The owner adds up these sums as decoded 4-bit codes.
+/// Values that stay on a rank are not rounded. The errors are within their bounds.
 #[test]
 fn hierarchical_reductions_use_8_bits_then_4_bits() {
     for (ranks, near) in [(4, 2), (6, 2), (6, 3)] {
@@ -118,8 +118,8 @@ fn hierarchical_reductions_use_8_bits_then_4_bits() {
     }
 }
 
-/// The owner of a shard adds the codes of all other ranks to its own gradient, in rank order. The errors are within their
-/// bounds.
+/// The owner of a shard adds the codes of all other ranks to its own gradient, in rank order. The errors are within
+/// their bounds.
 #[test]
 fn reductions_add_the_quantized_gradients_of_all_other_ranks() {
     for ranks in [2, 3, 4] {
@@ -150,9 +150,10 @@ fn reductions_add_the_quantized_gradients_of_all_other_ranks() {
 /// errors of codes and f32 sums. `near` is the number of ranks in a near group.
 ///
 /// A code is at most half the distance between two neighbouring codes away from its value
-/// (`optim/src/block_codes/mod.rs`). A scale is the largest absolute value of a block divided by 127 or 12, and rounded up
-/// to the 8 bits of bf16, to at most 1 + 2⁻⁷ times the quotient.
-/// - In 8 bits, the error of each value is at most half a scale. In each near group, one rank adds the codes of all other
+/// (`optim/src/block_codes/mod.rs`). A scale is the largest absolute value of a block divided by 127 or 12, and rounded
+/// up to the 8 bits of bf16, to at most 1 + 2⁻⁷ times the quotient.
+/// - In 8 bits, the error of each value is at most half a scale. In each near group, one rank adds the codes of all
+/// other
 ///   ranks to its own values, so the error of the group's sum S is at most the sum of half the scales of those ranks.
 /// - In 4 bits, the error is at most half a scale for |S| up to 4 scales, one scale up to 8, and two scales up to 12. The
 ///   owner adds the codes of S of all other groups to that of its own.

@@ -1,6 +1,6 @@
 //! Every combination of ZeRO stage, pipeline, replicates, shards, slices and tensor-parallel ranks on up to 8 ranks
-//! trains and evaluates like one rank, up to rounding, and continues from the checkpoint of another combination. Some of
-//! the combinations do so in bf16 and with grouped queries.
+//! trains and evaluates like one rank, up to rounding, and continues from the checkpoint of another combination. Some
+//! of the combinations do so in bf16 and with grouped queries.
 
 use std::path::Path;
 
@@ -20,8 +20,8 @@ struct Layout {
     replicates: usize,
     shards: usize,
     slices: usize,
-    /// How ranks share sequences, as an index into `kinds`: by heads, by queries, by a ring, by heads and queries, or by
-    /// heads and a ring.
+    /// How ranks share sequences, as an index into `kinds`: by heads, by queries, by a ring, by heads and queries, or
+    /// by heads and a ring.
     kind: usize,
     /// Number of tensor-parallel ranks.
     tensor: usize,

@@ -163,8 +163,8 @@ fn outputs_have_the_bits_of_one_rank() {
     }
 }
 
-/// ZeRO changes where parameters are stored, but not the values with which ranks compute. The first loss is a mean of the
-/// means of the slices, which are rounded to f32: it differs from one rank's by at most one unit in the last place.
+/// ZeRO changes where parameters are stored, but not the values with which ranks compute. The first loss is a mean of
+/// the means of the slices, which are rounded to f32: it differs from one rank's by at most one unit in the last place.
 #[test]
 fn the_forward_has_the_bits_of_one_rank_at_every_zero_stage() {
     for layers in [gpt2, llama, uneven_llama] {

@@ -1,5 +1,5 @@
-//! Losses with sequence parallelism match those of DeepSpeed's `DistributedAttention` and of PyTorch's ring attention on
-//! the same weights.
+//! Losses with sequence parallelism match those of DeepSpeed's `DistributedAttention` and of PyTorch's ring attention
+//! on the same weights.
 
 use super::KINDS;
 use crate::python::{python, results, small_llama};
@@ -29,8 +29,8 @@ positions = torch.arange(16).chunk(size)[rank]
 ",
 };
 
-/// The ring of PyTorch's `context_parallel` around PyTorch's attention for CPUs. `context_parallel` itself dispatches only
-/// the attentions of GPUs.
+/// The ring of PyTorch's `context_parallel` around PyTorch's attention for CPUs. `context_parallel` itself dispatches
+/// only the attentions of GPUs.
 const PYTORCH: Peer = Peer {
     name: "PyTorch",
     modules: &["torch", "transformers"],
@@ -64,8 +64,8 @@ positions = torch.cat([chunks[rank], chunks[2 * size - 1 - rank]])
 ",
 };
 
-/// A library that shares sequences among `ranks` processes, which rendezvous through the file `meeting`. `setup` defines
-/// the attention `shared` and the `positions` of this rank.
+/// A library that shares sequences among `ranks` processes, which rendezvous through the file `meeting`. `setup`
+/// defines the attention `shared` and the `positions` of this rank.
 struct Peer {
     name: &'static str,
     modules: &'static [&'static str],

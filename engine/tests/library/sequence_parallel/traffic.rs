@@ -43,8 +43,8 @@ const MODELS: [Heads; 8] = [
 ];
 
 impl Heads {
-    /// Returns the elements that a rank sends in the forward and in the backward of a layer. Queries, keys and values go
-    /// to the ranks that compute their heads, and results return to their positions. Gradients go the opposite ways.
+    /// Returns the elements that a rank sends in the forward and in the backward of a layer. Queries, keys and values
+    /// go to the ranks that compute their heads, and results return to their positions. Gradients go the opposite ways.
     fn exchanged(&self, rank: usize, slice: usize) -> [usize; 2] {
         let head = ROWS * slice * SIZE;
         let of_others = |heads: &[usize]| head * (heads.iter().sum::<usize>() - heads[rank]);
@@ -90,9 +90,9 @@ fn grouped_and_uneven_heads_send_what_each_rank_lacks() {
     }
 }
 
-/// With both keys, pairs of ranks exchange heads of their slices. Each rank then gathers the keys and values of its heads
-/// from the other pair, or passes them around a ring. In addition, a rank sends only what ZeRO sends, and sums of losses
-/// and norms.
+/// With both keys, pairs of ranks exchange heads of their slices. Each rank then gathers the keys and values of its
+/// heads from the other pair, or passes them around a ring. In addition, a rank sends only what ZeRO sends, and sums of
+/// losses and norms.
 #[test]
 fn traffic_of_sequence_and_context_parallelism_adds_up() {
     for heads in MODELS.into_iter().filter(|heads| heads.queries.len() == 2) {

@@ -66,8 +66,8 @@ fn checkpoints_load_at_any_tensor_parallel_degree() {
     }
 }
 
-/// Returns the keys of two replicates on global batches of 8 samples, with three local steps. Each replicate consists of
-/// `shards` groups of `tensor` ranks per pipeline stage.
+/// Returns the keys of two replicates on global batches of 8 samples, with three local steps. Each replicate consists
+/// of `shards` groups of `tensor` ranks per pipeline stage.
 fn local(tensor: usize, stage: u8, shards: usize, more: &str) -> String {
     let of_mesh = "mesh: {data_parallel_replicate_degree: 2}\ntraining: {local_steps: {steps: 3}}";
     keys(tensor, 2, 2 / shards, stage, &format!("{of_mesh}\n{more}"))

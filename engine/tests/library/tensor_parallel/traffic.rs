@@ -16,8 +16,8 @@ const HEADS: [usize; 2] = [4, 8];
 /// Elements of the unsplit parameters of [`gpt2`]: positions; for each layer, the weights and biases of two norms, and
 /// the biases of the two maps whose inputs are split; the last norm.
 const UNSPLIT_OF_GPT2: usize = TIME * WIDTH + LAYERS * (2 * 2 * WIDTH + 2 * WIDTH) + 2 * WIDTH;
-/// Elements of the unsplit parameters of [`llama`]: for each layer, the weights of two norms, of the norms of queries and
-/// of keys, and the two biases; the last norm.
+/// Elements of the unsplit parameters of [`llama`]: for each layer, the weights of two norms, of the norms of queries
+/// and of keys, and the two biases; the last norm.
 const UNSPLIT_OF_LLAMA: usize = LAYERS * (2 * WIDTH + 2 * HEADS[1] + 2 * WIDTH) + WIDTH;
 
 /// Trains one step. Returns the bytes that each rank sent to its tensor group and to its context group.
@@ -51,8 +51,8 @@ fn to_sum(elements: usize, bytes: usize, ranks: usize) -> usize {
     2 * (ranks - 1) * elements * bytes
 }
 
-/// In addition to [`in_layers`], ranks send the sum of squares for the gradient norm, and once per step the gradients of
-/// unsplit parameters in f32. ZeRO divides the sums of these gradients among the ranks of a shard group.
+/// In addition to [`in_layers`], ranks send the sum of squares for the gradient norm, and once per step the gradients
+/// of unsplit parameters in f32. ZeRO divides the sums of these gradients among the ranks of a shard group.
 #[test]
 fn traffic_matches_the_formulas() {
     let micro_batches = 2;

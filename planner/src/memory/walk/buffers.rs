@@ -296,8 +296,8 @@ impl Walk<'_> {
         })
     }
 
-    /// Starts the all-to-all of a level. Codes replace the values, of which the rank keeps its own: the gradients, or the
-    /// sums of the level before. Codes that pass through the host are on the GPU first.
+    /// Starts the all-to-all of a level. Codes replace the values, of which the rank keeps its own: the gradients, or
+    /// the sums of the level before. Codes that pass through the host are on the GPU first.
     fn send_codes(&mut self, ids: &[SegmentId], level: usize) {
         let [sent, received] = self.code_bytes(ids, level);
         self.meter.add_at(Category::Staging, sent, self.is_resident);
