@@ -67,12 +67,12 @@ impl CodedLevel {
     /// Returns the bytes that the rank receives from each rank: none from itself.
     #[must_use]
     pub fn received(&self, segment: &Segment) -> Vec<usize> {
-        let of_each = self.from_each(segment);
+        let of_each = self.of_sender(segment);
         (0..self.ranges.len()).map(|rank| if rank == self.own { 0 } else { of_each }).collect()
     }
 
     /// Returns the bytes that this rank receives from each other rank.
-    pub(crate) fn from_each(&self, segment: &Segment) -> usize {
+    pub(crate) fn of_sender(&self, segment: &Segment) -> usize {
         self.of_each(segment, self.own)
     }
 

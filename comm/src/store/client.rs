@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::server::OURS;
 use super::torch;
-use super::{GET, MAX_KEY, MAX_VALUE, SET, StoreError};
+use super::{GET, MAX_KEY, MAX_VALUE, SET, StoreError, read_string, string};
 use crate::auth::{self, HELLO_BYTES, Key, PROOF_TIME, Refusal, read_by};
 
 /// A connection to a store.
@@ -108,15 +108,7 @@ impl StoreClient {
         if found[0] == 0 {
             return Ok(None);
         }
-        let mut length = [0; 4];
-        read_by(&mut self.stream, &mut length, deadline)?;
-        let length = u32::from_le_bytes(length) as usize;
-        if length > MAX_VALUE {
-            return Err(io::Error::other(format!("the store returned a value of {length} bytes, more than the limit")));
-        }
-        let mut value = vec![0; length];
-        read_by(&mut self.stream, &mut value, deadline)?;
-        Ok(Some(value))
+        Ok(Some(read_string(&mut self.stream, MAX_VALUE, deadline)?))
     }
 
     fn unreachable(&self, error: &io::Error) -> StoreError {
@@ -159,10 +151,6 @@ pub(super) fn greet(stream: &mut TcpStream, key: &Key) -> Result<Protocol, Refus
         return Ok(Protocol::Torch);
     }
     Err(Refusal::Protocol)
-}
-
-fn string(bytes: &[u8]) -> Vec<u8> {
-    [&(bytes.len() as u32).to_le_bytes(), bytes].concat()
 }
 
 fn check_length(what: &'static str, bytes: usize, limit: usize) -> Result<(), StoreError> {

@@ -10,8 +10,14 @@ pub(crate) mod fuzzing;
 mod server;
 mod torch;
 
+use std::io;
+use std::net::TcpStream;
+use std::time::Instant;
+
 pub use client::StoreClient;
 pub use server::StoreServer;
+
+use crate::auth::read_by;
 
 /// Why a request to the store failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -69,8 +75,59 @@ pub(crate) const MAX_VALUE: usize = 64 * 1024;
 /// token.
 pub(crate) const MAX_KEYS: usize = 1 << 20;
 
-// Requests of this crate's protocol: a code, then strings, each preceded by its length as a little-endian u32. `SET key
-// value` is answered with a zero byte. `GET key milliseconds` waits for the key and is answered with 1, the length and
-// the value, or with 0 after the timeout.
+// Requests of this crate's protocol: a code, then strings. `SET key value` is answered with a zero byte. `GET key
+// milliseconds` waits for the key and is answered with 1 and the value, or with 0 after the timeout. A message that was
+// damaged on its way ends the connection.
 pub(crate) const SET: u8 = 1;
 pub(crate) const GET: u8 = 2;
+
+/// Returns a string of this crate's protocol: its length as a little-endian u32, its bytes and their CRC-32.
+fn string(bytes: &[u8]) -> Vec<u8> {
+    [&(bytes.len() as u32).to_le_bytes(), bytes, &crc32fast::hash(bytes).to_le_bytes()].concat()
+}
+
+fn read_string(stream: &mut TcpStream, limit: usize, deadline: Instant) -> io::Result<Vec<u8>> {
+    let mut length = [0; 4];
+    read_by(stream, &mut length, deadline)?;
+    let length = u32::from_le_bytes(length) as usize;
+    if length > limit {
+        return Err(io::Error::other(format!("a string of the store has {length} bytes, more than the limit")));
+    }
+    let mut bytes = vec![0; length];
+    read_by(stream, &mut bytes, deadline)?;
+    let mut checksum = [0; 4];
+    read_by(stream, &mut checksum, deadline)?;
+    match u32::from_le_bytes(checksum) == crc32fast::hash(&bytes) {
+        true => Ok(bytes),
+        false => Err(io::Error::other("a message of the store is damaged: its checksum does not match")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::net::TcpListener;
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn every_flipped_bit_of_a_string_is_detected() {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a port");
+        let address = listener.local_addr().expect("an address");
+        let read = |bytes: &[u8]| {
+            let mut sender = TcpStream::connect(address).expect("a connection");
+            sender.write_all(bytes).expect("sent");
+            drop(sender);
+            let (mut stream, _) = listener.accept().expect("a connection");
+            read_string(&mut stream, 100, Instant::now() + Duration::from_secs(60))
+        };
+        let whole = string(b"the state of a launcher");
+        assert_eq!(read(&whole).expect("whole"), b"the state of a launcher");
+        for bit in 0..8 * whole.len() {
+            let mut damaged = whole.clone();
+            damaged[bit / 8] ^= 1 << (bit % 8);
+            assert!(read(&damaged).is_err(), "bit {bit}");
+        }
+    }
+}

@@ -8,7 +8,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::torch::{self, HELLO_BYTES};
-use super::{GET, MAX_KEY, MAX_KEYS, MAX_VALUE, SET, StoreError};
+use super::{GET, MAX_KEY, MAX_KEYS, MAX_VALUE, SET, StoreError, read_string, string};
 use crate::auth::{self, Key, PROOF_TIME, WELCOME, read_by};
 use crate::doorkeeper::{Doorkeeper, Pending};
 use crate::health::SLICE;
@@ -88,7 +88,7 @@ pub(super) fn requests(stream: &mut TcpStream, shared: &Shared) -> io::Result<()
         let Some(code) = next_code(stream, shared)? else { return Ok(()) };
         match code {
             SET => {
-                let (key, value) = (read_key(stream)?, read_bytes(stream, MAX_VALUE)?);
+                let (key, value) = (read_key(stream)?, read_string(stream, MAX_VALUE, soon())?);
                 let mut values = lock(&shared.values);
                 if values.len() >= MAX_KEYS {
                     return Err(io::Error::other("too many keys"));
@@ -104,7 +104,7 @@ pub(super) fn requests(stream: &mut TcpStream, shared: &Shared) -> io::Result<()
                 match shared.wait_for(&key, patience) {
                     None => stream.write_all(&[0])?,
                     Some(value) => {
-                        stream.write_all(&[&[1], &(value.len() as u32).to_le_bytes()[..], &value].concat())?;
+                        stream.write_all(&[&[1], &string(&value)[..]].concat())?;
                     }
                 }
             }
@@ -152,20 +152,15 @@ fn next_code(stream: &mut TcpStream, shared: &Shared) -> io::Result<Option<u8>> 
 
 fn read_number(stream: &mut TcpStream) -> io::Result<u32> {
     let mut number = [0; 4];
-    read_by(stream, &mut number, Instant::now() + PROOF_TIME)?;
+    read_by(stream, &mut number, soon())?;
     Ok(u32::from_le_bytes(number))
 }
 
-fn read_bytes(stream: &mut TcpStream, limit: usize) -> io::Result<Vec<u8>> {
-    let length = read_number(stream)? as usize;
-    if length > limit {
-        return Err(io::Error::other("too long"));
-    }
-    let mut bytes = vec![0; length];
-    read_by(stream, &mut bytes, Instant::now() + PROOF_TIME)?;
-    Ok(bytes)
+/// The deadline for the rest of a request.
+fn soon() -> Instant {
+    Instant::now() + PROOF_TIME
 }
 
 fn read_key(stream: &mut TcpStream) -> io::Result<String> {
-    String::from_utf8(read_bytes(stream, MAX_KEY)?).map_err(io::Error::other)
+    String::from_utf8(read_string(stream, MAX_KEY, soon())?).map_err(io::Error::other)
 }

@@ -27,14 +27,17 @@ struct Network {
     changed: Condvar,
 }
 
+/// Chunks in flight, each with the round in which it was sent.
+type Stream = VecDeque<(usize, Vec<u8>)>;
+
 #[derive(Default)]
 struct State {
     round: usize,
     /// Number of ranks that have not completed their operation, and number of those that wait for the next round.
     running: usize,
     waiting: usize,
-    /// Chunks in flight, each with the round in which it was sent. Keys are (lane, sender, receiver), in global ranks.
-    streams: HashMap<(u64, usize, usize), VecDeque<(usize, Vec<u8>)>>,
+    /// Keys are (lane, sender, receiver), in global ranks.
+    streams: HashMap<(u64, usize, usize), Stream>,
 }
 
 impl Network {
@@ -196,7 +199,7 @@ fn signature(operation: Operation, length: usize) -> Signature {
     Signature { operation, sequence: 0, vectors: 1, dtype, length, reduce: None, layout: 0, on_device: false }
 }
 
-/// Runs a collective of `size` ranks on a vector with a chunk and a half for each of them.
+/// Runs a collective of `size` ranks on a vector with `part` bytes for each of them.
 fn run(collective: &mut dyn Collective, size: usize, (reduce, gather): (Option<ReduceOp>, bool), part: usize) {
     let mut buffer = vec![1; size * part];
     let signature = Signature { reduce, ..signature(Operation::AllReduce, buffer.len()) };

@@ -292,8 +292,11 @@ impl Participant {
         if let Some(op) = plan.reduce {
             self.reduce(op, &mut plan.parts)?;
         }
-        // No rank leaves while another reads its buffer or compares its post.
-        self.barrier(&mut inquest)?;
+        // A gather alone reads only ranges that no rank writes, so it needs no barrier before.
+        if plan.reduce.is_some() || !plan.gather {
+            // No rank leaves while another reads its buffer or compares its post.
+            self.barrier(&mut inquest)?;
+        }
         if plan.gather {
             self.gather(&plan.parts)?;
             self.barrier(&mut inquest)?;

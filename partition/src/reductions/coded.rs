@@ -202,12 +202,12 @@ pub(super) fn sum(
         true => Codes::Device(memory.gpu()?.arrived(received)?),
         false => Codes::Host(received.into_u8()?),
     };
-    let apart = of_all.iter().map(|(id, of)| of.from_each(rank.segment(*id))).sum();
+    let apart = of_all.iter().map(|(id, of)| of.of_sender(rank.segment(*id))).sum();
     let mut at = 0;
     for ((id, of), own) in of_all.iter().zip(&mut own) {
         let (segment, senders) = (rank.segment(*id), of.ranges.len() - 1);
         received.add((segment, of.codes), (senders, apart, at), of.summed(), own)?;
-        at += of.from_each(segment);
+        at += of.of_sender(segment);
         memory.uncount(Category::Staging, of.bytes(segment), 1);
     }
     Ok(own)
