@@ -151,8 +151,7 @@ const TENSOR_AND_RING: &str = "tensor_parallel: {autotp_size: 2}\n\
 /// - with a ring of 4 ranks: three per layer in the forward, and six in the backward,
 /// - with both keys: an `all_to_all` of a pair, the exchange with the other pair, and an `all_to_all` of the pair,
 /// - in split layers: a `reduce_scatter` in the embedding and two per layer; an `all_gather` twice per layer, before
-/// the
-///   head and for the loss. Then the backward begins.
+///   the head and for the loss. Then the backward begins.
 const CASES: [Case; 12] = [
     // The backward of the last layer.
     Case { keys: HEADS, ranks: 2, stop: (Operation::AllToAll, 5), peers: &[0] },

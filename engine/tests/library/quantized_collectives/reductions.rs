@@ -153,8 +153,7 @@ fn reductions_add_the_quantized_gradients_of_all_other_ranks() {
 /// (`optim/src/block_codes/mod.rs`). A scale is the largest absolute value of a block divided by 127 or 12, and rounded
 /// up to the 8 bits of bf16, to at most 1 + 2⁻⁷ times the quotient.
 /// - In 8 bits, the error of each value is at most half a scale. In each near group, one rank adds the codes of all
-/// other
-///   ranks to its own values, so the error of the group's sum S is at most the sum of half the scales of those ranks.
+///   other ranks to its own values, so the error of the group's sum S is at most the sum of half the scales of those ranks.
 /// - In 4 bits, the error is at most half a scale for |S| up to 4 scales, one scale up to 8, and two scales up to 12. The
 ///   owner adds the codes of S of all other groups to that of its own.
 /// - A sum of n terms in f32 adds at most 2⁻²⁴ of the sum of absolute values n times.
