@@ -35,8 +35,8 @@ use written::Style;
 ///
 /// ```
 /// use zero_config::{Source, edit};
-/// let source = Source { name: "ds.yaml".to_string(), text: "# mine\nzero_optimization:\n  stage: 1  #
-/// sharded\n".to_string() }; let changes = [("zero_optimization.stage".to_string(), Some("3".to_string()))];
+/// let source = Source { name: "ds.yaml".to_string(), text: "# mine\nzero_optimization:\n  stage: 1  # sharded\n".to_string() };
+/// let changes = [("zero_optimization.stage".to_string(), Some("3".to_string()))];
 /// assert_eq!(edit(&source, &changes).unwrap(), "# mine\nzero_optimization:\n  stage: 3  # sharded\n");
 /// ```
 pub fn edit(source: &Source, changes: &[(String, Option<String>)]) -> Result<String, Errors> {

@@ -7,11 +7,12 @@
 //! text itself.
 //!
 //! ```
-//! let config = zero_config::Config::parse("ds.yaml", "train_micro_batch_size_per_gpu: 4\nzero_optimization: {stage:
-//! 3}").unwrap(); assert_eq!(config.train_batch_size, 4); assert_eq!(config.zero.overlap_comm, Some(true));
+//! let config = zero_config::Config::parse("ds.yaml", "train_micro_batch_size_per_gpu: 4\nzero_optimization: {stage: 3}").unwrap();
+//! assert_eq!(config.train_batch_size, 4);
+//! assert_eq!(config.zero.overlap_comm, Some(true));
 //!
-//! let errors = zero_config::Config::parse("ds.yaml", "train_batch_size: 8\nzero_optimization:\n  stagee:
-//! 3").unwrap_err(); assert_eq!(
+//! let errors = zero_config::Config::parse("ds.yaml", "train_batch_size: 8\nzero_optimization:\n  stagee: 3").unwrap_err();
+//! assert_eq!(
 //!     errors.to_string(),
 //!     "error: unknown key `zero_optimization.stagee`\n  \
 //!        in: zero_optimization.stagee (ds.yaml:3:3)\n      \

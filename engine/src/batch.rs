@@ -16,8 +16,8 @@ use crate::error::Error;
 /// # use zero_engine::Batch;
 /// # let [tokens, segment] = [(); 2].map(|()| Tensor::zeros((2, 8), DType::U32, &Device::Cpu).unwrap());
 /// # let [label, length] = [(); 2].map(|()| Tensor::zeros(2, DType::U32, &Device::Cpu).unwrap());
-/// let batch = Batch::named([("tokens", tokens), ("segment", segment)]).target("label", label).target("length",
-/// length); assert_eq!(batch.rows()?, 2);
+/// let batch = Batch::named([("tokens", tokens), ("segment", segment)]).target("label", label).target("length", length);
+/// assert_eq!(batch.rows()?, 2);
 /// # Ok::<(), zero_engine::Error>(())
 /// ```
 #[derive(Debug, Clone, Default)]
