@@ -152,7 +152,7 @@ def measured(args, link, folder):
         for name, layout in layouts.items():
             each = 4 if any("local_steps" in setting for setting in layout) else 1
             count = str(-(-args.steps // each) * each)
-            out = on_both(args, "bench", "step", "--config", args.config, "--json", "--warm-up", "1", "--steps", count, *settings(layout))
+            out = on_both(args, "bench", "step", "--config", args.config, "--json", "--warm-up", str(each), "--steps", count, *settings(layout))
             of_steps = json.loads(out.splitlines()[-1])["step_ms"]
             times[name] += [statistics.mean(of_steps[at : at + each]) for at in range(0, len(of_steps), each)]
             (folder / f"{link}-steps.json").write_text(json.dumps({name: {"step_ms": of} for name, of in times.items()}, indent=1))
