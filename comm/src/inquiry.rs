@@ -210,13 +210,12 @@ impl<'a> Inquest<'a> {
         if self.waited().is_none_or(|waited| waited < 2 * self.patience) {
             return;
         }
-        for (rank, _) in self.chain(waits) {
+        for (rank, answer) in self.chain(waits) {
             self.asked.entry(rank).or_insert_with(Instant::now);
             self.health.ask(rank, self.topic.id);
-        }
-        let moved = |answer| if let Some(WaitState::Waiting { moved, .. }) = answer { moved } else { None };
-        if let Some(latest) = self.chain(waits).into_iter().filter_map(|(_, answer)| moved(answer)).max() {
-            self.sign_of_life(latest);
+            if let Some(WaitState::Waiting { moved: Some(moved), .. }) = answer {
+                self.sign_of_life(moved);
+            }
         }
     }
 
@@ -226,10 +225,12 @@ impl<'a> Inquest<'a> {
         self.sign_of_life(when);
     }
 
-    /// Starts the timeout again at the time of a sign of life, unless it has started later.
+    /// Starts the timeout again at the time of a sign of life, unless it has started later. If half of it is then left,
+    /// the search starts again too. Otherwise it continues, because answers about the same data may give slightly
+    /// different times.
     fn sign_of_life(&mut self, when: Instant) {
-        if when > self.deadline.started {
-            self.deadline.started = when;
+        self.deadline.started = self.deadline.started.max(when);
+        if when.elapsed() < 2 * self.patience {
             self.asked.clear();
             self.up = None;
         }
