@@ -96,14 +96,14 @@ impl Comparison {
         }
         text + &match self.recommended(limit) {
             None => "no recommendation: each layout exceeds the memory, sends an unknown number of bytes, or quantizes values that the configuration does not quantize".into(),
-            Some(best) => {
+            Some((best, seconds)) => {
                 let those = match (limit.is_some(), self.may_round()) {
                     (true, true) => "of the layouts that fit, ",
                     (true, false) => "of the layouts that fit and send no quantized values, ",
                     (false, true) => "",
                     (false, false) => "of the layouts that send no quantized values, ",
                 };
-                let reason = match predicted(best) {
+                let reason = match seconds {
                     Some(seconds) => format!("it has the shortest predicted step, {}", milliseconds(seconds)),
                     None => "it sends the fewest bytes between hosts".into(),
                 };
@@ -118,16 +118,22 @@ impl Comparison {
         self.layouts.first().is_some_and(|configured| configured.rounds)
     }
 
-    /// Returns the layout with the shortest predicted step or, if the cost table is missing or does not predict all
-    /// layouts, the layout that sends the fewest bytes. Considers only layouts that fit.
-    fn recommended(&self, limit: Option<u64>) -> Option<&OnHosts> {
+    /// Returns the layout with the shortest predicted step and its seconds or, if the cost table is missing or does not
+    /// predict all layouts, the layout that sends the fewest bytes. Considers only layouts that fit.
+    fn recommended(&self, limit: Option<u64>) -> Option<(&OnHosts, Option<f64>)> {
         let fits = |layout: &&OnHosts| limit.is_none_or(|limit| layout.peak_bytes <= limit) && layout.bytes.is_some();
         let candidates = || self.layouts.iter().filter(fits).filter(|layout| self.may_round() || !layout.rounds);
-        if candidates().all(|layout| predicted(layout).is_some()) {
-            let seconds = |layout: &OnHosts| predicted(layout).unwrap_or(f64::INFINITY);
-            return candidates().min_by(|a, b| seconds(a).total_cmp(&seconds(b)));
+        let timed = candidates().map(|layout| Some((layout, predicted(layout)?))).collect::<Option<Vec<_>>>();
+        match timed {
+            Some(timed) => {
+                let fastest = timed.into_iter().min_by(|(_, a), (_, b)| a.total_cmp(b));
+                fastest.map(|(layout, seconds)| (layout, Some(seconds)))
+            }
+            None => {
+                let least = candidates().min_by_key(|layout| layout.bytes.map(|bytes| bytes.between));
+                least.map(|layout| (layout, None))
+            }
         }
-        candidates().min_by_key(|layout| layout.bytes.map(|bytes| bytes.between))
     }
 
     /// Returns the comparison as JSON. `limit` is the memory that a rank may use.
@@ -149,7 +155,7 @@ impl Comparison {
             "ranks_per_host": self.ranks,
             "link_bytes_per_second": self.link,
             "layouts": self.layouts.iter().map(of).collect::<Vec<_>>(),
-            "recommended": self.recommended(limit).map(|layout| &layout.name),
+            "recommended": self.recommended(limit).map(|(layout, _)| &layout.name),
         })
     }
 }
