@@ -86,18 +86,20 @@ fn string(bytes: &[u8]) -> Vec<u8> {
     [&(bytes.len() as u32).to_le_bytes(), bytes, &crc32fast::hash(bytes).to_le_bytes()].concat()
 }
 
+fn read_number(stream: &mut TcpStream, deadline: Instant) -> io::Result<u32> {
+    let mut number = [0; 4];
+    read_by(stream, &mut number, deadline)?;
+    Ok(u32::from_le_bytes(number))
+}
+
 fn read_string(stream: &mut TcpStream, limit: usize, deadline: Instant) -> io::Result<Vec<u8>> {
-    let mut length = [0; 4];
-    read_by(stream, &mut length, deadline)?;
-    let length = u32::from_le_bytes(length) as usize;
+    let length = read_number(stream, deadline)? as usize;
     if length > limit {
         return Err(io::Error::other(format!("a string of the store has {length} bytes, more than the limit")));
     }
     let mut bytes = vec![0; length];
     read_by(stream, &mut bytes, deadline)?;
-    let mut checksum = [0; 4];
-    read_by(stream, &mut checksum, deadline)?;
-    match u32::from_le_bytes(checksum) == crc32fast::hash(&bytes) {
+    match read_number(stream, deadline)? == crc32fast::hash(&bytes) {
         true => Ok(bytes),
         false => Err(io::Error::other("a message of the store is damaged: its checksum does not match")),
     }

@@ -8,7 +8,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::torch::{self, HELLO_BYTES};
-use super::{GET, MAX_KEY, MAX_KEYS, MAX_VALUE, SET, StoreError, read_string, string};
+use super::{GET, MAX_KEY, MAX_KEYS, MAX_VALUE, SET, StoreError, read_number, read_string, string};
 use crate::auth::{self, Key, PROOF_TIME, WELCOME, read_by};
 use crate::doorkeeper::{Doorkeeper, Pending};
 use crate::health::SLICE;
@@ -100,7 +100,7 @@ pub(super) fn requests(stream: &mut TcpStream, shared: &Shared) -> io::Result<()
             }
             GET => {
                 let key = read_key(stream)?;
-                let patience = Duration::from_millis(read_number(stream)?.into());
+                let patience = Duration::from_millis(read_number(stream, soon())?.into());
                 match shared.wait_for(&key, patience) {
                     None => stream.write_all(&[0])?,
                     Some(value) => {
@@ -148,12 +148,6 @@ fn next_code(stream: &mut TcpStream, shared: &Shared) -> io::Result<Option<u8>> 
             Err(error) => return Err(error),
         }
     }
-}
-
-fn read_number(stream: &mut TcpStream) -> io::Result<u32> {
-    let mut number = [0; 4];
-    read_by(stream, &mut number, soon())?;
-    Ok(u32::from_le_bytes(number))
 }
 
 /// The deadline for the rest of a request.

@@ -246,7 +246,8 @@ fn no_round_is_spent_on_headers() {
     assert_eq!(rounds(2, message), [0, 1]);
 }
 
-/// In a tree of 17 ranks, data travels over up to four connections to the root and over as many back.
+/// In a tree of 17 ranks, data crosses at most four connections on its way to the root, and at most four on its way
+/// back.
 #[test]
 fn a_tree_takes_a_round_for_each_level() {
     let all: Vec<usize> = (0..17).collect();

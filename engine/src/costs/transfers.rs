@@ -95,7 +95,8 @@ fn mean(comm: &dyn Communicator, values: Vec<f64>) -> Result<Vec<f64>, Error> {
     Ok(sum.into_iter().map(|sum| sum as f64 / 1e9 / comm.size() as f64).collect())
 }
 
-/// Starts an all-gather of as many bytes as a layer has: a smaller one mostly shows how long its rank waits for a core.
+/// Starts an all-gather of 8 MiB, about the size of a layer. The time of a smaller all-gather mostly shows how long its
+/// rank waits for a core.
 fn gather(comm: &dyn Communicator, spare: Option<Vec<Buffer>>) -> Pending<Vec<Buffer>> {
     const ELEMENTS: usize = (8 << 20) / 4;
     let share = |rank: usize| ELEMENTS / comm.size() + usize::from(rank < ELEMENTS % comm.size());
@@ -104,8 +105,8 @@ fn gather(comm: &dyn Communicator, spare: Option<Vec<Buffer>>) -> Pending<Vec<Bu
     comm.all_gather(shard, whole, &counts).map(|Gathered { shard, output }| Ok(vec![shard, output]))
 }
 
-/// Starts a message to the rank half of the group away, which belongs to another host if there are several, and one
-/// from such a rank. As for an all-gather, a rank then receives about 8 MiB over four ranks.
+/// Starts a message of 2 MiB to the rank half of the group away, which belongs to another host if there are several,
+/// and receives one from such a rank.
 fn swap(comm: &dyn Communicator, spare: Option<Vec<Buffer>>) -> Pending<Vec<Buffer>> {
     const ELEMENTS: usize = (2 << 20) / 4;
     let (rank, size) = (comm.rank(), comm.size());
