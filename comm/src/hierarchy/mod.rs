@@ -8,10 +8,14 @@
 //! rank. The result is bit-identical to a sum over the tree of all ranks, because each cell is a node of that tree.
 //! 16-bit floats are summed in f32 throughout and rounded once.
 //!
-//! In an all_to_all, the parts between ranks of one cell stay in its shared memory. Each other part travels over a
-//! direct connection between its two ranks. A byte for another host therefore crosses the network once, without
-//! intermediate copies. Rails would need fewer connections, but every part would pass through a third rank, which would
-//! need memory for it.
+//! In an all_to_all, the parts between ranks of one cell stay in its shared memory. Each other part travels over the
+//! connection between its two ranks. A byte for another host therefore crosses the network once, without intermediate
+//! copies. If parts travelled over rails only, fewer connections would be needed, but every part would pass through a
+//! third rank, which would need memory for it.
+//!
+//! Rails use the same connections as the parts of an all_to_all. If the ranks of one cell call an all_to_all and those
+//! of another cell a different collective, the ranks of a rail therefore receive each other's headers and report both
+//! calls.
 
 mod cells;
 mod sums;
@@ -22,7 +26,8 @@ use crate::communicator::ReduceOp;
 use crate::health::Failure;
 use crate::parts::Parts;
 use crate::signature::Signature;
-use crate::step::{Carried, Collective, Deadline, Step, Vector, consecutive, even_counts};
+use crate::step::{Carried, Collective, Deadline, Membership, Step, Vector, consecutive, even_counts};
+use crate::stream::{Exchange, Subgroup};
 use crate::tree;
 
 pub use cells::cells;
@@ -31,20 +36,33 @@ use sums::{CellSum, Sums, Wide, is_half};
 /// One rank's end of a group on several hosts.
 pub(crate) struct Hierarchy {
     /// The cells as ranges of group ranks; at least two.
-    pub(crate) cells: Vec<Range<usize>>,
+    cells: Vec<Range<usize>>,
     /// This rank in the group.
-    pub(crate) rank: usize,
+    rank: usize,
     /// The collectives of this rank's cell.
-    pub(crate) cell: Box<dyn Collective>,
-    /// The collectives of this rank's rail; `None` if some cell has no rank with this index.
-    pub(crate) rail: Option<Box<dyn Collective>>,
-    /// The connections to the ranks of other cells, for the parts of an all_to_all.
-    pub(crate) direct: Box<dyn Collective>,
+    cell: Box<dyn Collective>,
+    /// The connections to the ranks of other cells.
+    across: Exchange,
+    /// This rank's rail; `None` if some cell has no rank with this index.
+    rail: Option<Subgroup>,
 }
 
 /// Returns the number of rails: the size of the smallest cell.
-pub(crate) fn rails(cells: &[Range<usize>]) -> usize {
+fn rails(cells: &[Range<usize>]) -> usize {
     cells.iter().map(ExactSizeIterator::len).min().unwrap_or(0)
+}
+
+/// Returns the rail of a rank of the group. Each of its members contributes the sum of a cell.
+fn rail(of: &Membership, cells: &[Range<usize>]) -> Option<Subgroup> {
+    let own = cells.partition_point(|cell| cell.end <= of.rank);
+    let place = of.rank - cells[own].start;
+    let rail = || {
+        let ranks: Vec<usize> = cells.iter().map(|cell| cell.start + place).collect();
+        let members = ranks.iter().map(|&rank| of.members[rank]).collect();
+        let weights = cells.iter().map(ExactSizeIterator::len).collect();
+        Subgroup { membership: Membership { weights, ..Membership::new(of.group, own, members) }, ranks }
+    };
+    (place < rails(cells)).then(rail)
 }
 
 impl Collective for Hierarchy {
@@ -59,18 +77,14 @@ impl Collective for Hierarchy {
         }
     }
 
-    /// Exchanges the parts between ranks of this cell within the cell, and the others over direct connections.
+    /// Exchanges the parts between ranks of this cell within the cell, and then the others.
     fn exchange(&mut self, parts: Parts<'_>) -> Result<Carried, Failure> {
         let Parts { signature, input, output, mut pairs, deadline } = parts;
-        // If a rank has called a different collective, it communicates over cells and rails only. All ranks therefore
-        // first run a barrier over cells and rails, which detects the different call.
-        self.barrier(&Task { signature: signature.of_all(), reduce: None, deadline })?;
         let cell = self.cells[self.own()].clone();
         let of_cell = pairs[cell].iter_mut().map(Option::take).collect();
         let output = &mut *output;
-        let mut carried =
-            self.cell.exchange(Parts { signature, input, output, pairs: of_cell, deadline: deadline.renewed() })?;
-        carried += self.direct.exchange(Parts { signature, input, output, pairs, deadline: deadline.renewed() })?;
+        let mut carried = self.cell.exchange(Parts { signature, input, output, pairs: of_cell, deadline })?;
+        carried += self.across.exchange(Parts { signature, input, output, pairs, deadline: deadline.renewed() })?;
         Ok(carried)
     }
 }
@@ -114,10 +128,16 @@ fn with_ranges<'a>(
 }
 
 impl Hierarchy {
+    /// Joins the collectives of a cell and the connections to the other cells of the group.
+    pub(crate) fn new(cells: Vec<Range<usize>>, cell: Box<dyn Collective>, across: Exchange) -> Hierarchy {
+        let rail = rail(&across.membership, &cells);
+        Hierarchy { rank: across.membership.rank, cells, cell, across, rail }
+    }
+
     fn barrier(&mut self, task: &Task) -> Result<Carried, Failure> {
         self.cell.run(task.gather(vec![]))?;
-        if let Some(rail) = &mut self.rail {
-            rail.run(task.gather(vec![]))?;
+        if let Some(rail) = &self.rail {
+            self.across.run_among(rail, task.gather(vec![]))?;
         }
         self.cell.run(task.gather(vec![]))?;
         Ok(Carried::streamed(0))
@@ -132,13 +152,13 @@ impl Hierarchy {
         let in_cell = |index: usize, _: &[Range<usize>]| one_each(&slices[index], ranks);
         let mut carried = Carried::streamed(0);
         carried += self.cell.run(task.reduce(with_ranges(&mut vectors, in_cell)))?;
-        if let Some(rail) = &mut self.rail {
+        if let Some(rail) = &self.rail {
             let of_rail = vectors.iter_mut().zip(&slices).map(|(vector, slices)| {
                 let slice = &mut vector.buffer[slices[place].clone()];
                 let parts = cut(&(0..slice.len()), cells, vector.dtype.size());
                 Vector::new(vector.dtype, slice, parts)
             });
-            carried += rail.run(task.all_reduce(of_rail.collect()))?;
+            carried += self.across.run_among(rail, task.all_reduce(of_rail.collect()))?;
         }
         carried += self.cell.run(task.gather(with_ranges(&mut vectors, in_cell)))?;
         Ok(carried)
@@ -168,24 +188,24 @@ impl Hierarchy {
             carried += self.cell.run(task.reduce(in_cell.collect()))?;
         }
         if even {
-            if let Some(rail) = &mut self.rail {
+            if let Some(rail) = &self.rail {
                 let of_rail = vectors.iter_mut().zip(&mut sums).map(|(vector, sums)| {
                     let (shard, at) = (vector.shard.as_deref_mut(), sums.at.clone());
                     Vector { shard, ..Vector::new(vector.dtype, sums.bytes(), at) }
                 });
-                carried += rail.run(task.reduce(of_rail.collect()))?;
+                carried += self.across.run_among(rail, task.reduce(of_rail.collect()))?;
             }
             return Ok(carried);
         }
         let cell = &self.cells[own];
         let of_vector = |vector: &Vector<'_>| CellSum::new(region(&vector.ranges, cell), slices(vector, cell));
         let mut cell_sums: Vec<CellSum> = vectors.iter().map(of_vector).collect();
-        if let Some(rail) = &mut self.rail {
+        if let Some(rail) = &self.rail {
             let of_rail = vectors.iter().zip(&mut sums).zip(&mut cell_sums).map(|((vector, sums), of_cell)| {
                 let (shard, at) = (Some(of_cell.slice(place)), sums.at.clone());
                 Vector { shard, ..Vector::new(vector.dtype, sums.bytes(), at) }
             });
-            carried += rail.run(task.reduce(of_rail.collect()))?;
+            carried += self.across.run_among(rail, task.reduce(of_rail.collect()))?;
         }
         let in_cell = vectors.iter().zip(&mut cell_sums).map(|(vector, of_cell)| {
             let ranges = one_each(&of_cell.slices, cell.len());
@@ -211,11 +231,11 @@ impl Hierarchy {
             let in_cell = |_, ranges: &[Range<usize>]| ranges[self.cells[own].clone()].to_vec();
             carried += self.cell.run(task.gather(with_ranges(&mut vectors, in_cell)))?;
         }
-        if let Some(rail) = &mut self.rail {
+        if let Some(rail) = &self.rail {
             let cells = &self.cells;
             let of_rail =
                 |_, ranges: &[Range<usize>]| cells.iter().map(|cell| slices(ranges, cell)[place].clone()).collect();
-            carried += rail.run(task.gather(with_ranges(&mut vectors, of_rail)))?;
+            carried += self.across.run_among(rail, task.gather(with_ranges(&mut vectors, of_rail)))?;
         }
         for (index, cell) in self.cells.iter().enumerate() {
             if index != own && !is_empty(&vectors, cell) {

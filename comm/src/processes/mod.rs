@@ -1,8 +1,8 @@
 //! Ranks as processes: connects the groups of a job over shared memory or TCP.
 //!
 //! A group on one host first connects over TCP. It uses these connections only to set up a shared-memory segment, and
-//! then closes them. A group on several hosts consists of smaller groups, cells and rails (see [`Hierarchy`]), plus
-//! connections for messages.
+//! then closes them. A group on several hosts consists of the groups of the hosts, its cells (see [`Hierarchy`]), plus
+//! connections between ranks of different cells.
 
 mod control;
 
@@ -15,7 +15,7 @@ use crate::bell::spin_time;
 use crate::communicator::Transport;
 use crate::error::CommError;
 use crate::health::{Failure, Health};
-use crate::hierarchy::{Hierarchy, cells, rails};
+use crate::hierarchy::{Hierarchy, cells};
 use crate::inquiry::{Topic, Waiters};
 use crate::shm::{self, PeerArenas, Shared, ShmWires};
 use crate::signature::{Signature, digest};
@@ -57,11 +57,10 @@ struct Hosts {
     /// This rank's cell.
     own: Range<usize>,
     cell: Box<Processes>,
-    rail: Option<Box<Processes>>,
-    /// Connections for messages to ranks of other cells.
+    /// Connections to ranks of other cells, for messages.
     messages: Streams,
-    /// Connections for all_to_all with ranks of other cells.
-    direct: Streams,
+    /// Connections to ranks of other cells, for collectives.
+    across: Streams,
 }
 
 /// Streams by rank in the group; `None` for this rank itself and, in a group on several hosts, for ranks of its cell.
@@ -99,19 +98,11 @@ impl Processes {
             streams.splice(own.start..own.start, own.clone().map(|_| None));
             Ok::<_, CommError>(streams)
         };
-        let (messages, direct) = (to_others(Purpose::Messages)?, to_others(Purpose::Collectives)?);
+        let (messages, across) = (to_others(Purpose::Messages)?, to_others(Purpose::Collectives)?);
         let cell = digest("cell", &[group as usize, index]);
         let cell = Membership::new(cell, place, members[own.clone()].to_vec());
         let cell = Box::new(Processes::connect_flat(world, cell, deadline)?);
-        let rail = || {
-            let group = digest("rail", &[group as usize, place]);
-            let rail = cells.iter().map(|cell| members[cell.start + place]).collect();
-            let weights = cells.iter().map(ExactSizeIterator::len).collect();
-            let rail = Membership { weights, ..Membership::new(group, index, rail) };
-            Processes::connect_flat(world, rail, deadline).map(Box::new)
-        };
-        let rail = (place < rails(&cells)).then(rail).transpose()?;
-        let links = Links::Hosts(Hosts { cells, own, cell, rail, messages, direct });
+        let links = Links::Hosts(Hosts { cells, own, cell, messages, across });
         Ok(Processes { world: Arc::clone(world), membership, links })
     }
 
@@ -178,7 +169,7 @@ impl Processes {
             Links::Shm(Shared { segment, neighbours }) => {
                 (Box::new(ShmWires::collectives(segment, rank, self.spin_time())), neighbours.clone())
             }
-            Links::Tcp { collectives: streams, .. } | Links::Hosts(Hosts { direct: streams, .. }) => {
+            Links::Tcp { collectives: streams, .. } | Links::Hosts(Hosts { across: streams, .. }) => {
                 let streams = streams.iter().map(|stream| stream.as_ref().map(TcpStream::try_clone).transpose());
                 let streams = streams.collect::<std::io::Result<_>>().and_then(TcpWires::new);
                 (Box::new(streams.map_err(|error| self.io(error))?), None)
@@ -233,11 +224,13 @@ impl Fabric for Processes {
     }
 
     fn collective(&self, waiters: &Arc<Waiters>) -> Result<Box<dyn Collective>, CommError> {
-        let exchange = Box::new(self.exchange(waiters)?);
-        let Links::Hosts(Hosts { cells, cell, rail, .. }) = &self.links else { return Ok(exchange) };
-        let rail = rail.as_ref().map(|rail| rail.collective(waiters)).transpose()?;
-        let (cells, rank, cell) = (cells.clone(), self.membership.rank, cell.collective(waiters)?);
-        Ok(Box::new(Hierarchy { cells, rank, cell, rail, direct: exchange }))
+        let exchange = self.exchange(waiters)?;
+        Ok(match &self.links {
+            Links::Hosts(Hosts { cells, cell, .. }) => {
+                Box::new(Hierarchy::new(cells.clone(), cell.collective(waiters)?, exchange))
+            }
+            Links::Tcp { .. } | Links::Shm(_) => Box::new(exchange),
+        })
     }
 
     fn outbox(&self, peer: usize, waiters: &Arc<Waiters>) -> Result<Box<dyn Outbox>, CommError> {

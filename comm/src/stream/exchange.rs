@@ -11,6 +11,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use super::among::{Among, Subgroup};
 use super::farewell::farewell;
 use super::order::{Chunk, Item, Order, chunk_of, chunks_of};
 use super::{Wait, Watch, Wires, small};
@@ -76,26 +77,58 @@ struct Run<'a> {
 /// The place of a buffer that peers cannot access.
 const NOWHERE: u64 = u64::MAX;
 
+impl Exchange {
+    /// Runs a collective among the ranks of a subgroup. They have no access to each other's buffers.
+    pub(crate) fn run_among(&mut self, subgroup: &Subgroup, step: Step<'_>) -> Result<Carried, Failure> {
+        let Subgroup { membership, ranks } = subgroup;
+        let wires = &mut Among { wires: &mut *self.wires, ranks };
+        let ends =
+            Ends { wires, neighbours: None, membership, health: &self.health, topic: &self.topic, job: self.job };
+        ends.run(step)
+    }
+}
+
 impl Collective for Exchange {
     fn run(&mut self, step: Step<'_>) -> Result<Carried, Failure> {
-        let mut watch = Watch::new(&self.health, &self.membership, &self.topic, step.deadline);
-        let wires = &mut *self.wires;
-        let (job, attempt) = self.job;
-        if small::is_small(&step, &self.membership, wires) {
-            let header = Header { job, attempt, group: self.membership.group, signature: step.signature, place: None };
-            return small::run(step, &header, &self.membership, wires, &mut watch);
+        let Exchange { wires, neighbours, membership, health, topic, job } = self;
+        let (wires, neighbours) = (&mut **wires, neighbours.as_ref());
+        Ends { wires, neighbours, membership, health, topic, job: *job }.run(step)
+    }
+
+    fn exchange(&mut self, parts: Parts<'_>) -> Result<Carried, Failure> {
+        super::parts::exchange(self, parts)
+    }
+}
+
+/// An [`Exchange`], or its part for a subgroup.
+struct Ends<'a> {
+    wires: &'a mut dyn Wires,
+    neighbours: Option<&'a Neighbours>,
+    membership: &'a Membership,
+    health: &'a Arc<Health>,
+    topic: &'a Topic,
+    job: (u64, u32),
+}
+
+impl Ends<'_> {
+    fn run(self, step: Step<'_>) -> Result<Carried, Failure> {
+        let Ends { wires, neighbours, membership, health, topic, job: (job, attempt) } = self;
+        let mut watch = Watch::new(health, membership, topic, step.deadline);
+        if small::is_small(&step, membership, wires) {
+            let header = Header { job, attempt, group: membership.group, signature: step.signature, place: None };
+            return small::run(step, &header, membership, wires, &mut watch);
         }
         // From here on, peers may read and write these buffers, until they send their farewell.
-        let offer = |vector: &Vector<'_>| self.neighbours.as_ref().and_then(|_| lend(vector.buffer));
+        let offer = |vector: &Vector<'_>| neighbours.and_then(|_| lend(vector.buffer));
         let mut lent: Vec<Option<Lent>> = step.vectors.iter().map(offer).collect();
         let places: Vec<Option<u64>> = lent.iter().map(|lent| lent.as_ref().map(Lent::place)).collect();
         // All ranks have the same number of vectors, and all have arenas or none has. They therefore agree on whether
         // places follow the header.
         let place = if let [place] = places[..] { place } else { None };
-        let follow = self.neighbours.is_some() && places.len() > 1;
-        let header = Header { job, attempt, group: self.membership.group, signature: step.signature, place };
+        let follow = neighbours.is_some() && places.len() > 1;
+        let header = Header { job, attempt, group: membership.group, signature: step.signature, place };
         let words = places.iter().filter(|_| follow).flat_map(|place| place.unwrap_or(NOWHERE).to_le_bytes());
-        let mut run = Run::new(step, header, words.collect(), &self.membership, wires.chunk());
+        let mut run = Run::new(step, header, words.collect(), membership, wires.chunk());
         let mut is_open = places.iter().any(Option::is_some);
         if !is_open {
             run.stream(|_| true);
@@ -105,9 +138,9 @@ impl Collective for Exchange {
                 is_open = false;
                 for (index, lent) in lent.iter_mut().enumerate() {
                     let theirs = if lent.is_some() { run.places(index) } else { None };
-                    match self.neighbours.as_ref().zip(theirs) {
+                    match neighbours.zip(theirs) {
                         Some((neighbours, theirs)) => {
-                            neighbours.carry_out(&mut run.step, index, &self.membership, &theirs, watch.health)?;
+                            neighbours.carry_out(&mut run.step, index, membership, &theirs, watch.health)?;
                         }
                         // Some rank offers no buffer of this vector. All ranks know this, so no peer accesses this
                         // buffer.
@@ -137,14 +170,10 @@ impl Collective for Exchange {
         }
         let in_place = lent.iter().any(Option::is_some);
         if in_place {
-            farewell(wires, &self.membership, &mut watch)?;
+            farewell(wires, membership, &mut watch)?;
             lent.into_iter().flatten().for_each(Lent::returned);
         }
         Ok(Carried { in_place, network_bytes: if wires.is_network() { run.payload } else { 0 }, ..Carried::IN_PLACE })
-    }
-
-    fn exchange(&mut self, parts: Parts<'_>) -> Result<Carried, Failure> {
-        super::parts::exchange(self, parts)
     }
 }
 

@@ -4,6 +4,7 @@
 //! both sides compute from the header, so a stream carries no lengths. All code here is non-blocking. When no data
 //! moves, the lane waits in slices and checks the health of the job in between.
 
+mod among;
 mod exchange;
 mod farewell;
 mod gather;
@@ -22,6 +23,7 @@ use crate::health::{Cause, Failure, Health, SLICE};
 use crate::inquiry::{Inquest, Topic};
 use crate::step::{Deadline, Membership};
 
+pub(crate) use among::Subgroup;
 pub(crate) use exchange::Exchange;
 pub(crate) use gather::gather_all;
 pub(crate) use message::{End, StreamInbox, StreamOutbox};
