@@ -5,11 +5,11 @@
 //! lanes.
 //!
 //! A thread that waits for a job may run it itself ([`Help`]). This saves two thread switches, which take longer than a
-//! small operation. Whichever thread locks the endpoint first runs the next job: the worker or a waiting thread.
+//! small operation. Whichever thread comes first runs the next job: the worker or a waiting thread.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Condvar, Mutex, PoisonError, TryLockError, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 
 use crate::inquiry::Waiters;
@@ -35,21 +35,24 @@ pub(crate) trait Help: Send + Sync {
 
 struct SharedQueue<E: ?Sized> {
     queue: Mutex<Queue<E>>,
+    /// Signalled when the worker has something to do.
     changed: Condvar,
-    /// Only the holder of this lock takes jobs from the queue, so jobs run in order.
+    /// Locked only by the thread that runs a job, so no thread waits for this lock.
     endpoint: Mutex<Box<E>>,
     waiters: Arc<Waiters>,
 }
 
 struct Queue<E: ?Sized> {
     jobs: VecDeque<Job<E>>,
+    /// Whether a thread is running a job. Only one does at a time, so jobs run in order.
+    running: bool,
     /// Set when no more jobs will be submitted.
     closed: bool,
 }
 
 impl<E: ?Sized + Send + 'static> Lane<E> {
     pub(crate) fn start(name: String, endpoint: Box<E>, waiters: Arc<Waiters>) -> std::io::Result<Lane<E>> {
-        let queue = Mutex::new(Queue { jobs: VecDeque::new(), closed: false });
+        let queue = Mutex::new(Queue { jobs: VecDeque::new(), running: false, closed: false });
         let work = Arc::new(SharedQueue { queue, changed: Condvar::new(), endpoint: Mutex::new(endpoint), waiters });
         let worker = Arc::clone(&work);
         let thread = std::thread::Builder::new().name(name).spawn(move || worker.run_all())?;
@@ -62,8 +65,12 @@ impl<E: ?Sized + Send + 'static> Lane<E> {
         let mut queue = lock(&self.work.queue);
         if !queue.closed {
             queue.jobs.push_back(Box::new(job));
+            // The thread that is running a job will look for the next one, or wake the worker.
+            let wakes = !queue.running;
             drop(queue);
-            self.work.changed.notify_one();
+            if wakes {
+                self.work.changed.notify_one();
+            }
         }
     }
 
@@ -79,11 +86,10 @@ impl<E: ?Sized + Send> SharedQueue<E> {
     fn run_all(&self) {
         let mut queue = lock(&self.queue);
         loop {
-            if !queue.jobs.is_empty() {
+            if let Some(job) = queue.next() {
                 drop(queue);
-                self.run_next(&mut lock(&self.endpoint));
-                queue = lock(&self.queue);
-            } else if queue.closed {
+                queue = self.run(job);
+            } else if queue.closed && !queue.running {
                 return;
             } else {
                 queue = self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner);
@@ -91,27 +97,41 @@ impl<E: ?Sized + Send> SharedQueue<E> {
         }
     }
 
-    fn run_next(&self, endpoint: &mut E) -> bool {
-        let Some(job) = lock(&self.queue).jobs.pop_front() else { return false };
-        if catch_unwind(AssertUnwindSafe(|| job(endpoint))).is_err() {
+    /// Runs the job that [`Queue::next`] has returned. Returns the locked queue.
+    fn run(&self, job: Job<E>) -> MutexGuard<'_, Queue<E>> {
+        let outcome = catch_unwind(AssertUnwindSafe(|| job(&mut lock(&self.endpoint))));
+        let mut queue = lock(&self.queue);
+        if outcome.is_err() {
             // The panic may have left the endpoint in any state, so no further job may use it.
-            let mut queue = lock(&self.queue);
             queue.closed = true;
             let abandoned = std::mem::take(&mut queue.jobs);
             drop(queue);
             drop(abandoned);
+            queue = lock(&self.queue);
         }
-        true
+        queue.running = false;
+        queue
+    }
+}
+
+impl<E: ?Sized> Queue<E> {
+    /// Returns the job to run next, unless a job is running.
+    fn next(&mut self) -> Option<Job<E>> {
+        let job = if self.running { None } else { self.jobs.pop_front() };
+        self.running |= job.is_some();
+        job
     }
 }
 
 impl<E: ?Sized + Send> Help for SharedQueue<E> {
     fn help(&self) -> bool {
-        match self.endpoint.try_lock() {
-            Ok(mut endpoint) => self.run_next(&mut endpoint),
-            Err(TryLockError::Poisoned(endpoint)) => self.run_next(&mut endpoint.into_inner()),
-            Err(TryLockError::WouldBlock) => false,
+        let Some(job) = lock(&self.queue).next() else { return false };
+        let queue = self.run(job);
+        // The worker could not start these jobs, and waits for the end of this one if the lane is being dropped.
+        if !queue.jobs.is_empty() || queue.closed {
+            self.changed.notify_one();
         }
+        true
     }
 
     fn waiters(&self) -> Arc<Waiters> {
