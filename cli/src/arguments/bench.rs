@@ -26,7 +26,8 @@ pub(crate) enum Bench {
         #[arg(long, default_value_t = 9)]
         repeats: usize,
     },
-    /// Each optimizer that updates element by element, compared with a loop that reads and writes the same arrays
+    /// Each optimizer that updates element by element, and the codes of qwZ and qgZ, compared with loops that move the
+    /// same bytes
     Optimizers {
         /// Millions of parameters
         #[arg(long, default_value_t = 50)]

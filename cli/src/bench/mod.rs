@@ -1,6 +1,7 @@
 //! `zero-train bench`: benchmarks on this machine. Most of them alternate their subject with a floor: the simplest
 //! program that does the same work.
 
+mod codes;
 mod comm;
 mod costs;
 mod figures;

@@ -1,5 +1,5 @@
 //! `zero-train bench optimizers`: times the update of each optimizer. AdamW is also timed with values in bf16 and with
-//! states in 8 bits.
+//! states in 8 bits. Further rows time the codes of collectives.
 
 use std::time::Duration;
 
@@ -10,6 +10,7 @@ use zero_optim::bench::{
 use zero_optim::{EIGHT_BIT_BLOCK, EightBit, LengthError, Step};
 use zero_partition::{Grads, Stochastic, Values, update};
 
+use super::codes::codes;
 use super::figures::{spread, summary};
 
 /// Times each optimizer on one thread, alternating with its floor. Returns the exit status.
@@ -44,6 +45,8 @@ pub(crate) fn optimizers(millions: usize, repeats: usize) -> anyhow::Result<u8> 
     // Each state reads and writes one byte per parameter. The largest value of each block adds 1.6 % to this, which is
     // not counted.
     show("AdamW, states in 8 bits", 4 * 3 + 4, (&subject, &floor), 16.0 / bytes_per_parameter(2) as f64);
+    println!("codes of collectives (qwZ and qgZ), for {millions} million f32 elements; the floor copies as many bytes");
+    codes(parameters, repeats);
     Ok(0)
 }
 

@@ -1,0 +1,35 @@
+//! The rows of `zero-train bench optimizers` for the codes that collectives send with qwZ and qgZ.
+
+use zero_optim::BlockCodes;
+use zero_optim::bench::{grads, timed};
+
+use super::figures::{spread, summary};
+
+/// Times writing codes and adding them to a sum, on one thread. Each alternates with its floor: a copy that reads and
+/// writes as many bytes in total.
+pub(super) fn codes(elements: usize, repeats: usize) {
+    let values: Vec<f32> = grads(elements).collect();
+    let mut sum = values.clone();
+    for codes in BlockCodes::ALL {
+        let mut bytes = vec![1; codes.bytes(elements)];
+        let (written, added) = (4 * elements + bytes.len(), 8 * elements + bytes.len());
+        let name = |what| format!("{codes:?}: {what}");
+        show(&name("write codes"), elements, written, repeats, || {
+            codes.quantize(&values, &mut bytes).expect("the lengths match");
+        });
+        show(&name("add to a sum"), elements, added, repeats, || {
+            codes.add(&bytes, &mut sum).expect("the lengths match");
+        });
+    }
+}
+
+/// Prints one row. `work` moves this number of bytes.
+fn show(name: &str, elements: usize, bytes: usize, repeats: usize, mut work: impl FnMut()) {
+    let (from, mut to) = (vec![1u8; bytes / 2], vec![2u8; bytes / 2]);
+    let mut run = || (timed(&mut work), timed(|| to.copy_from_slice(std::hint::black_box(&from))));
+    run();
+    let (subject, floor): (Vec<_>, Vec<_>) = (0..repeats).map(|_| run()).unzip();
+    let share = floor.iter().zip(&subject).map(|(f, s)| f.as_secs_f64() / s.as_secs_f64() * 100.0).collect();
+    let each = subject.iter().map(|time| time.as_secs_f64() * 1e9 / elements as f64).collect();
+    println!("  {name:<24} {}  {}  {}", spread(each, 3, "ns per element"), summary(&subject), spread(share, 1, "%"));
+}
