@@ -151,7 +151,7 @@ fn attend_to(
                 softmax::causal_exp(isa, tile, &mut scores[..width], g.scale(), &mut sum, &mut log_sum);
                 let probabilities = &scores[first - origin..=position - origin];
                 kernel::weighted_sum(isa, probabilities, &values[first * g.size..], &mut result);
-                result.iter_mut().for_each(|x| *x /= sum[0]);
+                softmax::normalize(isa, &mut result, g.size, &sum);
                 // SAFETY: this (sample, token, head) belongs to one pair of sample and key head, and each pair to one
                 // thread.
                 unsafe { out.store(at.out.at(sample, new, head), &result) };

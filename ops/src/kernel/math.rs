@@ -14,22 +14,29 @@ const EXP_HIGHEST: f32 = 88.0;
 /// This is Cephes' `expf`: x = n·ln 2 + r, e^x = 2^n · (1 + r + r²·P(r)).
 #[inline(always)]
 pub(crate) fn exp(x: f32) -> f32 {
-    let x = if x > EXP_HIGHEST { EXP_HIGHEST } else { x };
+    exp_up_to_88(at_most_88(x))
+}
+
+/// Computes [`exp`] of a number that is at most 88.
+#[inline(always)]
+pub(crate) fn exp_up_to_88(x: f32) -> f32 {
     let e = expanded(reduced(x));
     if x < EXP_LOWEST { 0.0 } else { e }
 }
 
-/// Limits x to 88 as [`exp`] does, for [`Exps`].
+/// Limits x to 88 as [`exp`] does.
 #[inline(always)]
 pub(crate) fn at_most_88(x: f32) -> f32 {
     if x > EXP_HIGHEST { EXP_HIGHEST } else { x }
 }
 
-/// Returns r, and n in the low bits of a mantissa.
+/// Returns r, and n + 127 in the low bits of a mantissa.
 #[inline(always)]
 fn reduced(x: f32) -> (f32, f32) {
-    // Adding 1.5·2^23 rounds to an integer in the low bits of the mantissa, without a rounding instruction.
-    const MAGIC: f32 = 12_582_912.0;
+    // Adding 1.5·2^23 rounds to an integer in the low bits of the mantissa, without a rounding instruction. 127 is the
+    // exponent's bias. No x between -88 and 88 is halfway between two integers times ln 2, so the odd number does not
+    // change the rounding.
+    const MAGIC: f32 = 12_582_912.0 + 127.0;
     const LN2_HIGH: f32 = 0.693_359_4;
     const LN2_LOW: f32 = -2.121_944_4e-4;
     let shifted = x.mul_add(std::f32::consts::LOG2_E, MAGIC);
@@ -47,8 +54,7 @@ fn expanded((r, shifted): (f32, f32)) -> f32 {
     let p = p.mul_add(r, 1.666_666_6e-1);
     let p = p.mul_add(r, 5e-1);
     let p = p.mul_add(r * r, r) + 1.0;
-    let power = f32::from_bits((shifted.to_bits() << 23).wrapping_add(127 << 23));
-    p * power
+    p * f32::from_bits(shifted.to_bits() << 23)
 }
 
 /// Computes `libm::logf` of a normal number above 0, without branches. Returns ∞ for ∞ and NaN for NaN.

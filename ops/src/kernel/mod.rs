@@ -104,6 +104,7 @@ mod tests {
                     softmax::causal_backward(isa, tile, scores, d_probs, 0.3, &w[..3], &b[..3]);
                 });
             }
+            same("normalize", &[3 * n], |isa, out| softmax::normalize(isa, &mut out[0], n, &[0.7, 0.0, 3.0]));
             same("random normal", &[3 * n], |isa, out| random::normal(isa, 7, [1, 2], [3, 4], 0.5, 2.0, &mut out[0]));
             same("random uniform", &[3 * n], |isa, out| random::uniform(isa, 7, [1, 2], [3, 4], 0.5, 2.0, &mut out[0]));
             same("dropped", &[3 * n], |isa, out| {

@@ -2,7 +2,7 @@
 
 use super::Isa;
 use super::lanes::{LANES, larger, max, short_tree, sums1, sums2, tree};
-use super::math::{BATCH, Exps, exp, ln};
+use super::math::{BATCH, Exps, exp_up_to_88, ln};
 use super::vectorised;
 
 /// Returns (m, s), where m is the row's largest element and s = Σ e^(x − m).
@@ -36,7 +36,7 @@ fn takes_batches(isa: Isa) -> bool {
 vectorised! {
     fn max_and_sum_at_once(row: &[f32]) -> (f32, f32) {
         let largest = max(row);
-        let [sum] = sums1([row], |_, x| exp(x - largest));
+        let [sum] = sums1([row], |_, x| exp_up_to_88(x - largest));
         (largest, sum)
     }
 }
@@ -45,7 +45,7 @@ vectorised! {
     fn scaled_softmax_at_once(row: &mut [f32], largest: f32, sum: f32, factor: f32) {
         let factor = factor / sum;
         for x in row {
-            let p = factor * exp(*x - largest);
+            let p = factor * exp_up_to_88(*x - largest);
             *x = if p.abs() < 1e-30 { 0.0 } else { p };
         }
     }
@@ -63,13 +63,13 @@ vectorised! {
         let (vectors, rest) = rest.as_chunks::<LANES>();
         for vector in vectors {
             for lane in 0..LANES {
-                lanes[lane] += exp(vector[lane] - largest);
+                lanes[lane] += exp_up_to_88(vector[lane] - largest);
             }
         }
         if !rest.is_empty() {
             let mut terms = [0.0; LANES];
             for (term, x) in terms.iter_mut().zip(rest) {
-                *term = exp(x - largest);
+                *term = exp_up_to_88(x - largest);
             }
             for lane in 0..LANES {
                 lanes[lane] += terms[lane];
@@ -190,7 +190,7 @@ vectorised! {
             for vector in tile.vectors(i, row) {
                 let mut e = *vector;
                 for x in &mut e {
-                    *x = exp(scale * (*x - largest));
+                    *x = exp_up_to_88(scale * (*x - largest));
                 }
                 *vector = e;
                 for lane in 0..LANES {
@@ -201,6 +201,24 @@ vectorised! {
         }
         for ((log_sum, &sum), largest) in log_sums.iter_mut().zip(&*sums).zip(largest) {
             *log_sum = if sum == 0.0 { f32::NEG_INFINITY } else { scale * largest + ln(sum) };
+        }
+    }
+}
+
+vectorised! {
+    /// Divides the products of the numerators of [`causal_exp`] and the values, with `size` columns, by the rows' sums.
+    /// A row that sees no position becomes 0.
+    fn normalize(products: &mut [f32], size: usize, sums: &[f32]) {
+        for (row, &sum) in products.chunks_exact_mut(size).zip(sums) {
+            if sum == 0.0 {
+                row.fill(0.0);
+                continue;
+            }
+            // One division for each row, because a division takes as long as several multiplications.
+            let factor = 1.0 / sum;
+            for x in row {
+                *x *= factor;
+            }
         }
     }
 }
@@ -223,7 +241,7 @@ vectorised! {
             let (scores, d_probs) = (tile.seen(i, scores, f32::NEG_INFINITY), tile.seen(i, d_probs, 0.0));
             for (x, d) in scores.iter_mut().zip(d_probs) {
                 for lane in 0..LANES {
-                    x[lane] = exp(x[lane].mul_add(scale, -log_sum));
+                    x[lane] = exp_up_to_88(x[lane].mul_add(scale, -log_sum));
                     d[lane] = scale * x[lane] * (d[lane] - delta);
                 }
             }

@@ -136,12 +136,6 @@ impl Forward {
                 }
             }
         }
-        for (result, &mut sum) in results.chunks_exact_mut(g.size).zip(sums) {
-            // The sum is 0 only if the row sees no key.
-            match sum == 0.0 {
-                true => result.fill(0.0),
-                false => result.iter_mut().for_each(|x| *x /= sum),
-            }
-        }
+        kernel::normalize(isa, results, g.size, sums);
     }
 }
