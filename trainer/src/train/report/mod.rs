@@ -217,7 +217,7 @@ fn pipeline(engine: &Engine) -> Value {
         "replicas": stage_plan.mesh.data_parallel(),
         "keeps_gathered": stage_plan.gathering(shape)
             .map(|_| (0..stage_plan.mesh.pipe()).map(|stage| stage_plan.keeps_gathered(stage)).collect::<Vec<_>>()),
-        "weight_gradients_put_off": put_off.into_iter().map(name).collect::<Vec<_>>(),
+        "deferred_weight_gradients": put_off.into_iter().map(name).collect::<Vec<_>>(),
         "backward_in_one": whole.into_iter().map(name).collect::<Vec<_>>(),
     })
 }
