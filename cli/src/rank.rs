@@ -19,7 +19,7 @@ pub(crate) fn run(config: &Config, options: &RunOptions, place: &LauncherEnviron
     let cores = process::settle(config, place)?;
     if place.rank == 0 && prints_environment(config, options) {
         if !process::launched_by_us() {
-            show_line(&format!("launcher: rank 0 of {}, from {}", place.world_size, place.source));
+            show_line(&format!("launcher: rank 0 of {} (environment: {})", place.world_size, place.source));
         }
         show_line(&cores);
     }

@@ -12,7 +12,7 @@
 ///         pub block_size: usize = now(BLOCK, "1048576", "Bytes per read or write");
 ///         /// Number of threads of a rank, at least 1.
 ///         pub threads: usize = key(COUNT, "= the cores", "Threads") [else keys.cores()];
-///         = rejected("use_gds", "false", "GPUDirect Storage needs a GPU");
+///         = rejected("use_gds", "false", "GPUDirect Storage is not implemented");
 ///     }
 /// }
 /// ```

@@ -85,8 +85,8 @@ impl RopeScaling {
         Ok(())
     }
 
-    /// Scales the frequency of a pair, in radians per position. `is_long` selects the frequency for rows longer than
-    /// those of the original training.
+    /// Scales the frequency of a pair, in radians per position. `is_long` selects LongRoPE's divisors for sequences
+    /// longer than `original_max_position_embeddings`.
     fn apply(&self, frequency: f64, pair: usize, is_long: bool) -> f64 {
         match self {
             Self::Linear { factor } => frequency / factor,

@@ -103,7 +103,7 @@ pub enum Optimizer {
 
 impl Optimizer {
     /// Names of the state slices that [`update`] takes, in the same order. Each slice is as long as the parameters and
-    /// starts as zeros. The names are PyTorch's.
+    /// starts as zeros. The names are PyTorch's, except [`ScheduleFree::OFFSET`] and the states of custom optimizers.
     pub fn states(&self) -> &'static [&'static str] {
         match self {
             Optimizer::AdamW(_) | Optimizer::NAdam(_) | Optimizer::RAdam(_) | Optimizer::Lamb(_) => {

@@ -16,7 +16,7 @@ use zero_engine::format::bytes;
 pub struct Advice {
     /// The changed settings, in the syntax of `--set`.
     pub settings: Vec<String>,
-    /// Peak bytes of the busiest rank after the change, in the memory where its layers compute (host or GPU).
+    /// Largest peak of any rank after the change, in bytes, in the memory where its layers compute (host or GPU).
     pub peak_bytes: u64,
     /// Number of bytes that this rank needs on its disk.
     pub disk_bytes: u64,
@@ -78,7 +78,7 @@ pub struct Ranks {
     pub ranks: usize,
     /// Further settings to change, in the syntax of `--set`.
     pub settings: Vec<String>,
-    /// Peak bytes of the busiest rank, in the memory where its layers compute.
+    /// Largest peak of any rank in bytes, in the memory where its layers compute.
     pub peak_bytes: u64,
     /// The limit per rank in the same memory, with this number of ranks.
     pub limit: u64,

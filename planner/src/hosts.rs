@@ -18,7 +18,7 @@ pub struct OnHosts {
     pub rounds: bool,
     /// Bytes that all ranks together send per step between and within hosts; `None` if they are only known at run time.
     pub bytes: Option<HostBytes>,
-    /// Peak bytes of the busiest rank.
+    /// Largest peak of any rank, in bytes.
     pub peak_bytes: u64,
     /// Predicted seconds per step, or a description of the values missing from the cost table; `None` without a table.
     pub seconds: Option<Result<f64, String>>,

@@ -116,7 +116,8 @@ fn paths(tree: &str) -> Vec<Module> {
     below.into_iter().map(with_first).collect()
 }
 
-/// Splits the text between the opening brace at the start of `text` and its closing brace at the top-level commas.
+/// Splits a brace group at its top-level commas. The group starts with the first character of `text` and ends with the
+/// matching brace.
 fn branches(text: &str) -> Vec<&str> {
     let (mut depth, mut start, mut found) = (0, 1, vec![]);
     for (at, c) in text.char_indices() {

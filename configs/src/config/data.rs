@@ -16,7 +16,7 @@ section! {
     pub struct Data(keys) in Config::data {
         /// Files and globs to train on, relative to the working directory; `None` if `datasets` is given.
         pub train: Option<Vec<String>> = key(Kind::Paths, "= required without datasets", "File, glob, remote URL, or a list of them; paths are relative to the working directory");
-        pub datasets: Option<Vec<MixedDataset>> = sections(&MixedDataset::SECTION, "Several data sets instead of train, with the share of each in an epoch");
+        pub datasets: Option<Vec<MixedDataset>> = sections(&MixedDataset::SECTION, "Several data sets that replace data.train, each with its share of an epoch");
         pub eval: Option<Vec<String>> = key(Kind::Paths, "null", "Evaluation data, in the same form as train");
         pub eval_fraction: f64 = key(Kind::Float(FRACTION), "0.0", "Fraction at the end of the training data that is held out for evaluation if `eval` is not set");
         pub format: DataFormat = key(DataFormat::KIND, "auto", "File format. auto: detected from the first bytes, or for text from the file extension; bytes: any file, unchanged, with the byte tokenizer; chat: conversations in JSON, Parquet, Arrow or MDS");

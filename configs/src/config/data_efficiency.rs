@@ -18,7 +18,7 @@ section! {
         pub enabled: bool = now(Kind::Bool, "false", "Enable the section");
         = ignored("seed", SIZE, "1234", "`training.seed` decides the order of the samples");
         pub data_sampling: DataSampling = section(&DataSampling::SECTION, "How samples are drawn");
-        = rejected_section("data_routing", &DATA_ROUTING, "random layer-token drop is not supported");
+        = rejected_section("data_routing", &DATA_ROUTING, "zero-train has no random layer-token drop");
     }
 }
 

@@ -74,7 +74,7 @@ section! {
         pub single_submit: bool = now(Kind::Bool, "true", "Submit each read or write to the kernel separately; false: submit all that are ready in one call, which is slower (DeepSpeed's default is false)");
         pub overlap_events: bool = now(Kind::Bool, "true", "Submit further reads and writes while others are in flight; false: wait for each batch of `queue_depth`");
         pub intra_op_parallelism: usize = now(Kind::Int { min: 1, max: 64 }, "1", "Threads that share the reads and writes of a rank");
-        = rejected("use_gds", "false", "GPUDirect Storage needs a GPU");
+        = rejected("use_gds", "false", "GPUDirect Storage is not implemented");
         = ignored("thread_count", COUNT, "1", "DeepSpeed does not read the key either; use `intra_op_parallelism`");
     }
 }

@@ -108,8 +108,8 @@ impl Optimizer {
         ],
     };
 
-    /// Checks the parameters against each other and against the type as written. The paths of the keys begin with
-    /// `prefix`. `has_eight_bits` is whether some of the optimizer's states have 8 bits.
+    /// Checks the parameters against each other and against the `type` in the user's configuration. The paths of the
+    /// keys begin with `prefix`. `has_eight_bits` is whether some of the optimizer's states have 8 bits.
     pub(crate) fn check_params(&self, prefix: &str, has_eight_bits: bool, resolver: &mut Resolver<'_>) {
         let at = |key: &str| format!("{prefix}{key}");
         let is_adamw = match resolver.fields.values.get(&at(Self::TYPE)).map(|field| &field.leaf) {

@@ -58,8 +58,8 @@ pub(crate) static DYNAMIC_BATCHING: Section = Section { switch: ENABLED, keys: &
 
 #[rustfmt::skip]
 pub(crate) static DATA_ROUTING: Section = Section { switch: ENABLED, keys: &[
-    rejected("enabled", "false", "random layer-token drop is not supported"),
-    rejected("random_ltd", "null", "random layer-token drop is not supported"),
+    rejected("enabled", "false", "zero-train has no random layer-token drop"),
+    rejected("random_ltd", "null", "zero-train has no random layer-token drop"),
 ] };
 
 #[rustfmt::skip]
@@ -87,7 +87,7 @@ pub(crate) static HYBRID_ENGINE: Section = Section { switch: ENABLED, keys: &all
     ("pin_parameters", "true"), ("tp_gather_partition_size", "8"), ("enable_cuda_graph", "false"),
 ]) };
 
-const NOT_COMPILED: &str = "zero-train compiles no graph: every operation has its own kernel";
+const NOT_COMPILED: &str = "zero-train compiles no graph; every operation has its own kernel";
 const COMPILER: &str = "zero-train does not use torch.compile";
 
 #[rustfmt::skip]

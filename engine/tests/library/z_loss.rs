@@ -31,7 +31,7 @@ fn text(accumulation: usize, zero_stage: u8, training: &str) -> String {
 /// What each step of PyTorch printed, and the parameters after the last one.
 pub(super) type Theirs = (Vec<Vec<f64>>, Vec<Vec<f64>>);
 
-/// Trains [`table_and_head`] in PyTorch, from the engine's weights on [`chats`], some of whose targets are ignored.
+/// Trains [`table_and_head`] in PyTorch on [`chats`], starting from the engine's weights. Some targets are ignored.
 /// `step` is the code of one step. It can use `logits`, `targets`, the cross-entropy `ce`, `parameters` and
 /// `optimizer`.
 pub(super) fn pytorch(steps: u64, optimizer: &str, step: &str) -> Option<Theirs> {

@@ -210,7 +210,8 @@ fn whole_packed(qkv: &Tensor, heads: usize, span: &AttentionSpan, mask: Option<M
     apply([qkv], Packed::new(heads, span.firsts(OP, batch, time)?, mask))
 }
 
-/// Returns the mask for this rank's `heads` heads, if the ranks of a tensor group split the heads of an attention.
+/// Returns the mask for this rank's `heads` heads if the ranks of a tensor group split the heads of an attention, and
+/// otherwise the mask unchanged.
 fn of_own_heads(mask: Option<Mask>, heads: usize) -> Option<Mask> {
     match SequenceGroup::of_gathered() {
         Some((group, _)) => mask.map(|mask| mask.at_head(group.index() * heads)),

@@ -83,8 +83,8 @@ impl Staging {
         done.map_err(driver)
     }
 
-    /// Starts to copy values to the host, after the work that writes them. They are first rounded to `dtype`: f32,
-    /// bf16 or f16.
+    /// Enqueues a copy of the values to the host, ordered after the work that writes them. They are first rounded to
+    /// `dtype`: f32, bf16 or f16.
     ///
     /// # Errors
     /// Fails if `dtype` is none of these, or if pinned host memory is exhausted. Returns errors of the driver.

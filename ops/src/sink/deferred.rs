@@ -33,8 +33,8 @@ pub(crate) fn wait_for_exchange(compute: impl FnOnce() -> Result<()> + 'static) 
     });
 }
 
-/// Returns whether the running backward defers this parameter's gradient. If so, pass it to [`defer`] instead of
-/// computing it.
+/// Returns whether the running backward defers this parameter's gradient. If so, pass the computation to [`defer`]
+/// instead of running it.
 #[must_use]
 pub fn defers(parameter: &Tensor) -> bool {
     schedule_defers(parameter) || (waits_for_exchange() && !tiles::running() && has(parameter))

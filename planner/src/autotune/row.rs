@@ -77,7 +77,7 @@ impl Run {
 /// The plan of a configuration.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Planned {
-    /// Peak bytes of the busiest rank.
+    /// Largest peak of any rank, in bytes.
     pub peak_bytes: u64,
     /// Number of bytes that this rank needs on its disk.
     pub disk_bytes: u64,

@@ -131,14 +131,14 @@ impl MemoryPlan {
         Ok(Self { config, settings, model, layout, stage_plan, programs, averaging, needs, table, choice })
     }
 
-    /// Returns the peak bytes of the busiest rank on the host, as the allocator counts them. The program itself is not
+    /// Returns the largest peak of any rank on the host in bytes, as the allocator counts them. The program itself is not
     /// included.
     #[must_use]
     pub fn peak_bytes(&self) -> u64 {
         self.peak_in(MemoryKind::Host)
     }
 
-    /// Returns the peak bytes of the busiest rank in one kind of memory.
+    /// Returns the largest peak of any rank in one kind of memory, in bytes.
     #[must_use]
     pub fn peak_in(&self, memory: MemoryKind) -> u64 {
         let peak = |needs: &Needs| match memory {
@@ -268,14 +268,14 @@ impl Plan {
         self.memory_plan.stage_plan.simulate(&self.memory_plan.programs, self.memory_plan.layout.shape(), costs)
     }
 
-    /// Returns the peak bytes of the busiest rank on the host, as the allocator counts them. The program itself is not
+    /// Returns the largest peak of any rank on the host in bytes, as the allocator counts them. The program itself is not
     /// included.
     #[must_use]
     pub fn peak_bytes(&self) -> u64 {
         self.memory_plan.peak_bytes()
     }
 
-    /// Returns the peak bytes of the busiest rank in one kind of memory.
+    /// Returns the largest peak of any rank in one kind of memory, in bytes.
     #[must_use]
     pub fn peak_in(&self, memory: MemoryKind) -> u64 {
         self.memory_plan.peak_in(memory)

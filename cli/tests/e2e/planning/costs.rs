@@ -80,7 +80,7 @@ fn a_cost_table_predicts_the_time_of_steps() {
     assert!(resolved.contains("overlap_comm: true") || resolved.contains("overlap_comm: false"), "{resolved}");
 }
 
-/// A table that was measured with split layers predicts pipelines too, whatever their schedule.
+/// A table that was measured with split layers or split sequences also predicts pipelines, with either schedule.
 #[test]
 fn a_cost_table_predicts_steps_of_tensor_groups_and_context_groups() {
     let case = Case::new();

@@ -333,7 +333,8 @@ impl<'a> Bed<'a> {
         }
     }
 
-    /// Measures attention. The forward takes two products over the lower half of the scores, and the backward five.
+    /// Measures attention. The forward computes two matrix products over the lower triangle of the scores, and the
+    /// backward five.
     fn attention(&self) {
         let Model { batch, time, heads: [heads, kv_heads], .. } = self.model;
         let of = Geometry {

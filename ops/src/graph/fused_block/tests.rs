@@ -1,4 +1,4 @@
-//! Tests of fused blocks: bits, errors, and the memory of dropped graphs.
+//! Tests of fused blocks: bit-identical results, errors, and the memory of dropped graphs.
 
 use super::*;
 use crate::Conv1D;

@@ -10,8 +10,8 @@ use arrow_schema::DataType;
 use arrow_select::take::take;
 use serde_json::{Map, Value};
 
-/// Returns the value of a row. Omits fields of structs that are null, because a table cannot distinguish them from
-/// fields that a record does not have.
+/// Returns the value of a row. Omits null fields of structs, because a table cannot distinguish them from fields that a
+/// record does not have.
 ///
 /// # Errors
 /// Fails if the type of the value, or of a value inside it, has no counterpart in JSON. The message names the type.
