@@ -2,7 +2,7 @@
 //! choice.
 //!
 //! Kernels are compiled for each variant of [`Vectors`]. Their results are bit-identical for all variants, so a
-//! narrower set changes only the speed. One exception: with AMX, products of two bf16 operands are rounded differently
+//! narrower set changes only the speed. One exception: products of two bf16 operands are rounded differently with AMX, and treat numbers below 2⁻¹²⁶ as 0 with AVX512_BF16
 //! than with the other instruction sets.
 //!
 //! Users choose with the environment variable [`VARIABLE`] or the configuration key `launcher.instruction_set`; the

@@ -17,7 +17,7 @@ pub enum TrainedBias {
     LoraOnly,
 }
 
-/// The adapters of a model. All other parameters are frozen.
+/// The adapters of a model. All other parameters are frozen, except `modules_to_save` and the biases that `bias` selects.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Adapter {
     /// Size of the adapters, and the linear layers that get one.
