@@ -6,7 +6,10 @@
 //! target/release/trainer -n 2
 //! ```
 
-use candle_core::{Device, Result, Tensor};
+#[path = "../spirals.rs"]
+mod spirals;
+
+use candle_core::{Result, Tensor};
 use candle_nn::{Linear, Module, VarBuilder, linear, loss::cross_entropy};
 use zero_train::data::{InMemory, split};
 use zero_train::metrics::accuracy;
@@ -39,15 +42,8 @@ impl Module for Mlp {
 
 /// Returns points on three spirals around the origin, and the index of each point's spiral.
 fn spirals(samples: usize) -> anyhow::Result<InMemory> {
-    let point = |i: usize| {
-        let (class, along) = (i % 3, i as f32 * 0.618 % 1.0);
-        let angle = 4.0 * along + 2.1 * class as f32;
-        [along * angle.cos(), along * angle.sin()]
-    };
-    let points: Vec<f32> = (0..samples).flat_map(point).collect();
-    let classes: Vec<u32> = (0..samples).map(|i| i as u32 % 3).collect();
-    let points = Tensor::from_vec(points, (samples, 2), &Device::Cpu)?;
-    Ok(InMemory::new(points, Tensor::from_vec(classes, samples, &Device::Cpu)?)?)
+    let (points, classes) = spirals::spirals(samples, |i| i as f32 * 0.618 % 1.0)?;
+    Ok(InMemory::new(points, classes)?)
 }
 
 fn main() -> anyhow::Result<()> {

@@ -47,6 +47,16 @@ fn run_with(folder: &Path, program: &str, arguments: &[&str], ranks: usize, more
     String::from_utf8_lossy(&outputs[0].stdout).into_owned()
 }
 
+/// A stranger reads an example on one screen. The examples' models and data are modules next to `bin/`.
+#[test]
+fn examples_are_shorter_than_60_lines() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/bin");
+    let files = fs::read_dir(folder).expect("the examples").map(|entry| entry.expect("an example").path());
+    let lines = files.map(|path| (fs::read_to_string(&path).expect("an example").lines().count(), path));
+    let longest = lines.max().expect("examples");
+    assert!(longest.0 < 60, "{} has {} lines", longest.1.display(), longest.0);
+}
+
 /// Checks that the program reports a folder without a model. `trainer/src/generate/tests.rs` checks generated texts.
 #[test]
 fn generate() {
