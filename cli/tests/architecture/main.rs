@@ -5,6 +5,7 @@
 //! which is visible in review.
 
 mod imports;
+mod manifests;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -21,23 +22,6 @@ const NAMELESS: [&str; 8] = ["utils", "util", "base", "common", "helpers", "help
 
 /// Code that must not occur outside of comments and string literals. `#[ignore = "…"]` with a reason is allowed.
 const UNFINISHED: [&str; 4] = ["todo!", "unimplemented!", "#[ignore]", "dbg!"];
-
-/// Third-party crates, each with the lowest crate that may depend on it.
-const ENTER: [(&str, &str); 13] = [
-    ("anyhow", "cli"),
-    ("arrow-array", "trainer"),
-    ("clap", "cli"),
-    ("console", "cli"),
-    ("lexopt", "trainer"),
-    ("minijinja", "trainer"),
-    ("minijinja-contrib", "trainer"),
-    ("nvml-wrapper", "trainer"),
-    ("parquet", "trainer"),
-    ("tokenizers", "trainer"),
-    ("object_store", "store"),
-    ("reqwest", "store"),
-    ("zstd", "trainer"),
-];
 
 /// Maximum number of files in an import cycle.
 const LOOP: usize = 3;
@@ -167,21 +151,6 @@ fn edges(manifest: &str) -> Vec<String> {
     found
 }
 
-/// Returns the dependencies in a manifest, without dev-dependencies.
-fn dependencies(manifest: &str) -> Vec<String> {
-    let mut inside = false;
-    let mut found = vec![];
-    for line in manifest.lines() {
-        if line.starts_with('[') {
-            let section = line.trim_matches(['[', ']']);
-            inside = section == "dependencies" || section.ends_with(".dependencies");
-        } else if inside {
-            found.push(line.chars().take_while(|c| c.is_alphanumeric() || "-_".contains(*c)).collect());
-        }
-    }
-    found
-}
-
 #[test]
 fn the_table_lists_the_members_of_the_workspace() {
     let manifest = read("Cargo.toml");
@@ -211,24 +180,6 @@ fn dependencies_between_crates_match_the_table_and_point_down() {
         for used in &row.uses {
             let at = crates.iter().position(|other| other.name == *used);
             assert!(at.is_some_and(|at| at > index), "{} uses {used}, which is not listed below it", row.name);
-        }
-    }
-}
-
-#[test]
-fn third_party_crates_are_not_used_below_their_level() {
-    let crates = crates();
-    for (name, folder) in ENTER {
-        let at = crates.iter().position(|row| row.folder == folder).unwrap_or_else(|| panic!("no crate {folder}"));
-        let users: Vec<&str> = crates
-            .iter()
-            .filter(|row| dependencies(&read(&format!("{}/Cargo.toml", row.folder))).iter().any(|used| used == name))
-            .map(|row| row.folder.as_str())
-            .collect();
-        assert!(users.contains(&folder), "{name} is not used by {folder}");
-        for user in users {
-            let user_at = crates.iter().position(|row| row.folder == user);
-            assert!(user_at <= Some(at), "{user} depends on {name}, but {folder} is the lowest crate that may");
         }
     }
 }
