@@ -8,17 +8,19 @@ use zero_config::{Config, Nonfinite};
 use crate::printed::tell;
 
 /// Keys that count as set whenever the configuration contains them, whatever their value is.
-const WRITTEN: [&str; 11] = [
+const WRITTEN: [&str; 13] = [
     "training.max_steps",
     "training.epochs",
     "training.eval_batches",
     "training.save_last",
     "training.output_dir",
+    "training.ema.evaluate",
     "training.max_skipped_steps",
     "training.compare_replicas_every",
     "training.dataloader_num_workers",
     "training.dataloader_prefetch_factor",
     "steps_per_print",
+    "log_level",
     "dataloader_drop_last",
 ];
 
@@ -93,6 +95,8 @@ mod tests {
         );
         let text = "train_batch_size: 2\ntraining: {max_steps: 3, save_every: 2}\ncsv_monitor: {enabled: true}";
         assert_eq!(found(text), ["training.max_steps", "training.save_every", "csv_monitor"]);
+        let text = "train_batch_size: 2\ntraining: {ema: {decay: 0.9, evaluate: false}}\nlog_level: warning";
+        assert_eq!(found(text), ["training.ema.evaluate", "log_level"]);
         let text = "train_batch_size: 2\ntraining: {checkpoint_store: 's3://bucket/run', compare_replicas_every: 5, trace: true}
 launcher: {max_restarts: 2}\nwall_clock_breakdown: true\ncomms_logger: {enabled: true}";
         let expected = [
