@@ -5,7 +5,7 @@ use std::path::Path;
 use zero_checkpoint::RunLock;
 
 use super::folder::Folder;
-use super::progress::Progress;
+use super::output::progress::Progress;
 use super::restart::Restarts;
 use crate::monitor::Monitors;
 use zero_engine::Engine;

@@ -2,33 +2,22 @@
 //! [`Trainer`](crate::Trainer) runs it for programs with their own model or data.
 
 mod addresses;
-mod autos;
-mod bar;
-mod best;
 mod checkpoint_store;
+mod commands;
 mod configured_data;
 mod connection;
 mod corpus;
 mod curriculum;
-mod data_commands;
-mod disk;
-mod divergence;
-mod early_stop;
-mod evaluate_only;
 mod evaluation;
 mod files;
 mod first_rank;
 mod folder;
-mod intro;
 mod metrics;
 mod mixing;
-mod noise_scale;
-mod objective;
 mod options;
+mod output;
 mod preference;
 mod prefetch;
-mod preparing;
-mod progress;
 #[cfg(test)]
 mod rampup_tests;
 mod reference;
@@ -38,13 +27,11 @@ mod resume;
 mod run;
 mod sample;
 mod saves;
-mod show;
-mod steps;
+mod stopping;
 mod task;
 mod token_batches;
 #[cfg(test)]
 mod trained;
-mod verify;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -57,14 +44,14 @@ use zero_config::{Config, Optimizer, Transport};
 use crate::monitor;
 use crate::process::resident;
 use crate::process::signals::Requests;
-use best::Best;
+use stopping::best::Best;
 use checkpoint_store::{Begun, Uploads};
-use divergence::Divergence;
-use early_stop::EarlyStop;
+use stopping::divergence::Divergence;
+use stopping::early_stop::EarlyStop;
 use files::Files;
-use noise_scale::NoiseScale;
-use preparing::Preparing;
-use progress::Progress;
+use stopping::noise_scale::NoiseScale;
+use output::preparing::Preparing;
+use output::progress::Progress;
 use report::Report;
 use resume::{resume, start};
 use run::Run;
@@ -79,19 +66,19 @@ use zero_planner::{Plan, Planner};
 pub use crate::process::signals::note_save_requests;
 pub use crate::report_page::report_page;
 pub use addresses::{read_addresses, write_folder};
-pub use best::BestCheckpoint;
+pub use stopping::best::BestCheckpoint;
 pub use checkpoint_store::fetch_checkpoint;
 pub use connection::connect;
-pub use data_commands::{DataStats, Lengths, PreparedData, data_stats, prepare_data, verify_data};
+pub use commands::data_commands::{DataStats, Lengths, PreparedData, data_stats, prepare_data, verify_data};
 pub use evaluation::Evaluation;
 pub use folder::holds_a_run;
 pub use metrics::MetricValues;
 pub(crate) use metrics::{Function, Metric, Of, Selection};
 pub use options::{Finished, Resume, RunOptions};
-pub use progress::Output;
+pub use output::progress::Output;
 pub use restart::{Restart, Restarts};
-pub use show::{ShownData, ShownPart, ShownSample, show_data};
-pub use steps::{Steps, measure_costs};
+pub use commands::show::{ShownData, ShownPart, ShownSample, show_data};
+pub use commands::steps::{Steps, measure_costs};
 pub(crate) use task::Task;
 pub use task::{CallbackResult, StepInfo, Summary};
 
@@ -149,7 +136,7 @@ fn begin(
     config = with_total_steps(config, steps);
     let layers = task.layers(&config, &corpus)?;
     if let Some(steps) = options.verify {
-        let finished = verify::verify(&config, &corpus, layers, comm, steps, options.output)?;
+        let finished = commands::verify::verify(&config, &corpus, layers, comm, steps, options.output)?;
         return Ok(Summary::untrained(finished, steps, out.into()));
     }
     let restarts = restart::found(&options.restarts, options.job.as_deref(), out, &**comm)?;
@@ -177,7 +164,7 @@ fn begin(
     let resumed = resume(&mut engine, options, out, &preparing())?;
     if options.evaluate {
         let from = resumed.map(|(from, _)| from);
-        return evaluate_only::run(engine, corpus, &task.metrics, from, options, out, requests);
+        return commands::evaluate_only::run(engine, corpus, &task.metrics, from, options, out, requests);
     }
     let mut divergence = Divergence::new(engine.config());
     let measured = engine.config().training.gradient_noise_scale;
@@ -219,7 +206,7 @@ fn begin(
         ));
     }
     let from = resumed.map(|(from, _)| from);
-    intro::say(&engine, &corpus, &progress, steps, from.as_deref());
+    output::intro::say(&engine, &corpus, &progress, steps, from.as_deref());
     if main && let Some(reason) = no_sample {
         progress.warn(&format!("`training.sample` has no effect: {reason}"));
     }

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use super::progress::Output;
+use super::output::progress::Output;
 use super::restart::Restarts;
 
 /// The checkpoint to resume from.

@@ -16,7 +16,7 @@ use zero_engine::{Engine, Error};
 
 use super::corpus::Corpus;
 use super::evaluation::IN_A_ROW;
-use super::progress::Progress;
+use super::output::progress::Progress;
 use crate::data::{Dataset, PairDataset};
 
 /// The file in the run's folder. It has one tensor `[pairs, 2]` in f32 per data set. The tensor's name contains the

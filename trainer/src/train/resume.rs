@@ -9,7 +9,7 @@ use zero_engine::{Engine, Error};
 
 use super::checkpoint_store;
 use super::options::{Resume, RunOptions};
-use super::preparing::Preparing;
+use super::output::preparing::Preparing;
 use zero_engine::printed::tell;
 
 /// Returns whether the run starts anew or resumes from a checkpoint.

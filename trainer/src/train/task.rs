@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use zero_config::Config;
 
-use super::best::BestCheckpoint;
+use super::stopping::best::BestCheckpoint;
 use super::configured_data;
 use super::corpus::Corpus;
 use super::evaluation::Evaluation;

@@ -11,7 +11,7 @@ use zero_checkpoint::{MANIFEST, Retention};
 use zero_config::Config;
 use zero_engine::{DataError, Error};
 
-use super::super::progress::Progress;
+use crate::train::output::progress::Progress;
 use super::super::saves::time;
 use super::{CheckpointStore, HELP, KEY, failed};
 use crate::data::Watch;

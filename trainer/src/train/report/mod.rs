@@ -17,7 +17,7 @@ use zero_partition::{CATEGORIES, Payload, StateBytes, expected_payload, expected
 use zero_pipeline::Instruction;
 
 use super::options::Finished;
-use super::progress::seconds;
+use super::output::progress::seconds;
 use super::restart::Restart;
 use crate::process::resident;
 use zero_engine::Error;

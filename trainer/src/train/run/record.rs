@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::super::evaluation::Evaluation;
 use super::super::files::Files;
-use super::super::progress::Shown;
+use crate::train::output::progress::Shown;
 use super::super::report;
 use super::super::report::stragglers::Stragglers;
 use super::{Run, Together};

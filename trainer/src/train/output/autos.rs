@@ -10,7 +10,7 @@ const WIDTH: usize = 120;
 
 /// Returns DeepSpeed's keys that were set to `auto`, each with its value, as lines of text. Returns `None` if there are
 /// no such keys.
-pub(super) fn said(config: &Config) -> Option<String> {
+pub(crate) fn said(config: &Config) -> Option<String> {
     let autos = config.autos().into_iter().filter(|(path, _)| !OWN.iter().any(|own| path.starts_with(own)));
     let words = autos.map(|(path, value)| match value.as_str() {
         "auto" => format!("{path} chosen by the engine"),

@@ -5,13 +5,13 @@ use std::path::{Path, PathBuf};
 use zero_engine::format::{counted, grouped};
 use zero_engine::{DataError, Engine, Error};
 
-use super::corpus::{Corpus, Extent};
-use super::evaluation;
-use super::metrics::Metric;
-use super::options::{Finished, Resume, RunOptions};
-use super::progress::{Output, Progress};
-use super::reference;
-use super::task::Summary;
+use crate::train::corpus::{Corpus, Extent};
+use crate::train::evaluation;
+use crate::train::metrics::Metric;
+use crate::train::options::{Finished, Resume, RunOptions};
+use crate::train::output::progress::{Output, Progress};
+use crate::train::reference;
+use crate::train::task::Summary;
 use crate::process::signals::Requests;
 
 /// Evaluates the engine's weights, which come from the checkpoint `from` or are initial weights. Uses all evaluation
@@ -20,7 +20,7 @@ use crate::process::signals::Requests;
 /// # Errors
 /// Fails without evaluation data, and if `--resume auto` found no checkpoint. Fails with [`DataError::Stopped`] if a
 /// signal has arrived. A later signal ends the process, because an evaluation has nothing to save.
-pub(super) fn run(
+pub(crate) fn run(
     mut engine: Engine,
     mut corpus: Corpus,
     metrics: &[Metric],

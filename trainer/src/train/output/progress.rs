@@ -28,22 +28,22 @@ impl Output {
     }
 
     /// Returns a progress bar if this output shows one.
-    pub(super) fn bar(self) -> Option<Bar> {
+    pub(crate) fn bar(self) -> Option<Bar> {
         (self == Self::Auto && std::io::stderr().is_terminal() && !is_dumb_terminal()).then(Bar::default)
     }
 }
 
 /// The values that a line of progress shows.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Shown {
-    pub(super) step: u64,
-    pub(super) loss: f32,
-    pub(super) lr: f64,
-    pub(super) grad_norm: f64,
-    pub(super) tokens_per_s: f64,
+pub(crate) struct Shown {
+    pub(crate) step: u64,
+    pub(crate) loss: f32,
+    pub(crate) lr: f64,
+    pub(crate) grad_norm: f64,
+    pub(crate) tokens_per_s: f64,
 }
 
-pub(super) struct Progress {
+pub(crate) struct Progress {
     bar: Option<Bar>,
     lines: bool,
     every: u64,
@@ -54,13 +54,13 @@ pub(super) struct Progress {
 
 impl Progress {
     /// Creates the progress display. Ranks that do not print pass [`Output::Quiet`].
-    pub(super) fn new(output: Output, every: usize, from: u64, steps: u64) -> Self {
+    pub(crate) fn new(output: Output, every: usize, from: u64, steps: u64) -> Self {
         let bar = output.bar();
         let lines = output != Output::Quiet && bar.is_none();
         Self { bar, lines, every: every as u64, last: steps, from, started: Instant::now() }
     }
 
-    pub(super) fn step(&self, shown: &Shown) {
+    pub(crate) fn step(&self, shown: &Shown) {
         let Shown { step, loss, lr, grad_norm, tokens_per_s } = *shown;
         if let Some(bar) = &self.bar {
             let eta = self.eta(step);
@@ -76,12 +76,12 @@ impl Progress {
     }
 
     /// Returns whether `step` gets a line of progress.
-    pub(super) fn is_due(&self, step: u64) -> bool {
+    pub(crate) fn is_due(&self, step: u64) -> bool {
         self.every > 0 && (step.is_multiple_of(self.every) || step == self.from + 1 || step == self.last)
     }
 
     /// Prints a warning to standard error, even if the output is quiet.
-    pub(super) fn warn(&self, text: &str) {
+    pub(crate) fn warn(&self, text: &str) {
         let line = format!("warning: {text}");
         match &self.bar {
             Some(bar) => bar.suspend(&|| tell(&line)),
@@ -90,7 +90,7 @@ impl Progress {
     }
 
     /// Prints a line between steps.
-    pub(super) fn say(&self, line: &str) {
+    pub(crate) fn say(&self, line: &str) {
         match &self.bar {
             Some(bar) => bar.suspend(&|| show_line(line)),
             None if self.lines => show_line(line),
@@ -98,7 +98,7 @@ impl Progress {
         }
     }
 
-    pub(super) fn finish(&self) {
+    pub(crate) fn finish(&self) {
         if let Some(bar) = &self.bar {
             bar.finish();
         }
@@ -112,7 +112,7 @@ impl Progress {
 }
 
 /// Formats a duration like `2m 05s`.
-pub(super) fn seconds(duration: Duration) -> String {
+pub(crate) fn seconds(duration: Duration) -> String {
     let s = duration.as_secs();
     match s {
         0..60 => format!("{s}s"),

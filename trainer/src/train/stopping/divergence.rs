@@ -5,12 +5,12 @@ use std::collections::VecDeque;
 use serde_json::{Value, json};
 use zero_config::{Config, Nonfinite, OnSpike, Spikes};
 
-use super::progress::Progress;
+use crate::train::output::progress::Progress;
 use zero_engine::Error;
 use zero_engine::{Engine, Step};
 
 /// The options in `training` for diverging steps, and the history that they need.
-pub(super) struct Divergence {
+pub(crate) struct Divergence {
     nonfinite: Nonfinite,
     max_skipped: u64,
     spikes: Option<Spikes>,
@@ -23,7 +23,7 @@ pub(super) struct Divergence {
 }
 
 impl Divergence {
-    pub(super) fn new(config: &Config) -> Self {
+    pub(crate) fn new(config: &Config) -> Self {
         let training = &config.training;
         Self {
             nonfinite: training.nonfinite,
@@ -51,14 +51,14 @@ impl Divergence {
     }
 
     /// Prepares a step: sets the norm above which the engine skips the update.
-    pub(super) fn prepare(&self, engine: &mut Engine) {
+    pub(crate) fn prepare(&self, engine: &mut Engine) {
         let skips = self.spikes.as_ref().is_some_and(|spikes| spikes.action != OnSpike::Warn);
         engine.skip_beyond(if skips { self.limit() } else { f64::INFINITY });
     }
 
     /// Judges a step after it has run: reports divergence, and returns an error if the run must end. All ranks return
     /// the same result.
-    pub(super) fn judge(&mut self, step: &Step, progress: &Progress) -> Result<(), Error> {
+    pub(crate) fn judge(&mut self, step: &Step, progress: &Progress) -> Result<(), Error> {
         let Step { step: number, loss, grad_norm: norm, skipped, .. } = *step;
         if self.rescales && skipped && loss.is_finite() && !norm.is_finite() {
             return Ok(());
@@ -105,12 +105,12 @@ impl Divergence {
     }
 
     /// Returns the state for a checkpoint.
-    pub(super) fn state(&self) -> Value {
+    pub(crate) fn state(&self) -> Value {
         json!({ "norms": self.norms, "skipped_in_a_row": self.skipped_in_a_row })
     }
 
     /// Restores the state from a checkpoint.
-    pub(super) fn restore(&mut self, state: &Value) {
+    pub(crate) fn restore(&mut self, state: &Value) {
         self.norms = state["norms"].as_array().into_iter().flatten().filter_map(Value::as_f64).collect();
         self.skipped_in_a_row = state["skipped_in_a_row"].as_u64().unwrap_or(0);
     }

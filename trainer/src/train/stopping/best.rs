@@ -10,9 +10,9 @@ use zero_checkpoint::MANIFEST;
 use zero_comm::Communicator;
 use zero_config::KeepBest;
 
-use super::evaluation::Evaluation;
-use super::first_rank::on_first_rank;
-use super::metrics::Metric;
+use crate::train::evaluation::Evaluation;
+use crate::train::first_rank::on_first_rank;
+use crate::train::metrics::Metric;
 use super::objective::Objective;
 use zero_engine::Error;
 
@@ -36,7 +36,7 @@ struct Found {
 
 /// The search for the best evaluation. It does nothing without `training.keep_best`.
 #[derive(Debug)]
-pub(super) struct Best {
+pub(crate) struct Best {
     objective: Option<Objective>,
     /// The best evaluation that has a checkpoint.
     saved: Option<Found>,
@@ -48,19 +48,19 @@ pub(super) struct Best {
 
 impl Best {
     /// Creates the search for a run in the folder `out`.
-    pub(super) fn new(options: Option<&KeepBest>, out: &Path) -> Self {
+    pub(crate) fn new(options: Option<&KeepBest>, out: &Path) -> Self {
         let objective = options.map(|KeepBest { metric, mode }| Objective::new(metric, *mode));
         Self { objective, saved: None, unsaved: None, root: out.join("checkpoints") }
     }
 
     /// Checks that the evaluations of the run have the metric of `training.keep_best`.
-    pub(super) fn check<'a>(&self, metrics: &[Metric], sets: impl IntoIterator<Item = &'a str>) -> Result<(), Error> {
+    pub(crate) fn check<'a>(&self, metrics: &[Metric], sets: impl IntoIterator<Item = &'a str>) -> Result<(), Error> {
         self.objective.as_ref().map_or(Ok(()), |it| it.check("training.keep_best.metric", metrics, sets))
     }
 
     /// Takes an evaluation and returns whether it is better than all earlier evaluations. An evaluation whose value is
     /// not finite is never better.
-    pub(super) fn improves(&mut self, evaluation: &Evaluation) -> bool {
+    pub(crate) fn improves(&mut self, evaluation: &Evaluation) -> bool {
         let Some(objective) = &self.objective else { return false };
         let cost = objective.cost(evaluation);
         let is_better = cost.is_finite() && self.saved.is_none_or(|saved| cost < saved.cost);
@@ -71,18 +71,18 @@ impl Best {
     }
 
     /// Returns whether the checkpoint of the best evaluation is not written yet.
-    pub(super) fn is_unsaved(&self) -> bool {
+    pub(crate) fn is_unsaved(&self) -> bool {
         self.unsaved.is_some()
     }
 
     /// Returns the step whose checkpoint is kept.
-    pub(super) fn step(&self) -> Option<u64> {
+    pub(crate) fn step(&self) -> Option<u64> {
         self.unsaved.or(self.saved).map(|found| found.step)
     }
 
     /// Takes the result of a save and returns whether the saved checkpoint is now the best checkpoint. If the
     /// checkpoint of a better evaluation could not be written, the previous best checkpoint stays the best.
-    pub(super) fn ended(&mut self, step: u64, is_saved: bool) -> bool {
+    pub(crate) fn ended(&mut self, step: u64, is_saved: bool) -> bool {
         let Some(found) = self.unsaved.take_if(|found| found.step == step) else { return false };
         if is_saved {
             self.saved = Some(found);
@@ -91,13 +91,13 @@ impl Best {
     }
 
     /// Returns the state for a checkpoint.
-    pub(super) fn state(&self) -> Value {
+    pub(crate) fn state(&self) -> Value {
         let found = self.unsaved.or(self.saved);
         found.map_or(Value::Null, |Found { step, cost }| json!({ "step": step, "cost": cost }))
     }
 
     /// Restores the state from a checkpoint if the best checkpoint is still on disk, and links it. Collective.
-    pub(super) fn restore(&mut self, state: &Value, comm: &dyn Communicator) -> Result<(), Error> {
+    pub(crate) fn restore(&mut self, state: &Value, comm: &dyn Communicator) -> Result<(), Error> {
         if self.objective.is_none() {
             return Ok(());
         }
@@ -116,7 +116,7 @@ impl Best {
 
     /// Points the link to the checkpoint of a step. A rename replaces the link, so that it always points to a
     /// checkpoint.
-    pub(super) fn link(&self, step: u64) -> io::Result<()> {
+    pub(crate) fn link(&self, step: u64) -> io::Result<()> {
         let temporary = self.root.join(".best");
         remove(&temporary)?;
         symlink(zero_checkpoint::name(step), &temporary)?;
@@ -124,13 +124,13 @@ impl Best {
     }
 
     /// Returns the best checkpoint, if any.
-    pub(super) fn checkpoint(&self) -> Option<BestCheckpoint> {
+    pub(crate) fn checkpoint(&self) -> Option<BestCheckpoint> {
         let (objective, Found { step, cost }) = self.objective.as_ref().zip(self.saved)?;
         Some(BestCheckpoint { step, value: objective.value(cost), folder: self.root.join(zero_checkpoint::name(step)) })
     }
 
     /// Returns a line about the best checkpoint, if any.
-    pub(super) fn line(&self) -> Option<String> {
+    pub(crate) fn line(&self) -> Option<String> {
         let BestCheckpoint { step, value, .. } = self.checkpoint()?;
         let name = self.objective.as_ref().map_or("", Objective::name);
         Some(format!("best        {}  ({name} {value:.4} after step {step})", self.root.join(LINK).display()))

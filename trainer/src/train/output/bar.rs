@@ -18,7 +18,7 @@ const CUT: [&str; 2] = ["\x1b[?7l", "\x1b[?7h"];
 
 /// A progress bar that can be redrawn after each step.
 #[derive(Default)]
-pub(super) struct Bar {
+pub(crate) struct Bar {
     drawn: Cell<Option<Instant>>,
     shown: RefCell<String>,
     is_finished: Cell<bool>,
@@ -26,7 +26,7 @@ pub(super) struct Bar {
 
 impl Bar {
     /// Shows that `step` of `steps` steps are complete, with `message` beside the bar.
-    pub(super) fn set(&self, step: u64, steps: u64, message: &str) {
+    pub(crate) fn set(&self, step: u64, steps: u64, message: &str) {
         *self.shown.borrow_mut() = text(step, steps, message, columns());
         if self.drawn.get().is_none_or(|drawn| drawn.elapsed() >= PAUSE) {
             self.drawn.set(Some(Instant::now()));
@@ -35,7 +35,7 @@ impl Bar {
     }
 
     /// Hides the bar while `print` writes to the terminal.
-    pub(super) fn suspend(&self, print: &dyn Fn()) {
+    pub(crate) fn suspend(&self, print: &dyn Fn()) {
         if self.is_finished.get() {
             return print();
         }
@@ -45,7 +45,7 @@ impl Bar {
     }
 
     /// Removes the bar.
-    pub(super) fn finish(&self) {
+    pub(crate) fn finish(&self) {
         self.is_finished.set(true);
         tell_text(CLEAR);
     }

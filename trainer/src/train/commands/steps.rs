@@ -6,8 +6,8 @@ use zero_comm::Communicator;
 use zero_config::Config;
 use zero_model::Model;
 
-use super::configured_data;
-use super::corpus::Corpus;
+use crate::train::configured_data;
+use crate::train::corpus::Corpus;
 use crate::data::Unwatched;
 use zero_engine::Batch;
 use zero_engine::Error;
@@ -27,7 +27,7 @@ impl Steps {
     /// Opens the data and builds the model; a collective.
     ///
     /// # Errors
-    /// Returns the same errors as [`super::train`].
+    /// Returns the same errors as [`crate::train::train`].
     pub fn open(config: &Config, comm: &Arc<dyn Communicator>) -> Result<Self, Error> {
         let mut config = config.for_world_size(comm.size())?;
         // Measurements need steps of the full batch size.

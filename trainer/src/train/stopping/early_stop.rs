@@ -5,14 +5,14 @@ use std::fmt;
 use serde_json::{Value, json};
 use zero_config::EarlyStopping;
 
-use super::evaluation::Evaluation;
-use super::metrics::Metric;
+use crate::train::evaluation::Evaluation;
+use crate::train::metrics::Metric;
 use super::objective::Objective;
 use zero_engine::Error;
 
 /// The options `training.early_stopping` and the state of the search for a better evaluation.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct EarlyStop {
+pub(crate) struct EarlyStop {
     options: Option<(Objective, EarlyStopping)>,
     /// The lowest cost.
     best: f64,
@@ -20,19 +20,19 @@ pub(super) struct EarlyStop {
 }
 
 impl EarlyStop {
-    pub(super) fn new(options: Option<EarlyStopping>) -> Self {
+    pub(crate) fn new(options: Option<EarlyStopping>) -> Self {
         let options = options.map(|it| (Objective::new(&it.metric, it.mode), it));
         Self { options, best: f64::INFINITY, without_improvement: 0 }
     }
 
     /// Checks that the evaluations of the run have the metric.
-    pub(super) fn check<'a>(&self, metrics: &[Metric], sets: impl IntoIterator<Item = &'a str>) -> Result<(), Error> {
+    pub(crate) fn check<'a>(&self, metrics: &[Metric], sets: impl IntoIterator<Item = &'a str>) -> Result<(), Error> {
         let key = "training.early_stopping.metric";
         self.options.as_ref().map_or(Ok(()), |(objective, _)| objective.check(key, metrics, sets))
     }
 
     /// Processes the result of an evaluation. Returns whether training should stop.
-    pub(super) fn is_over(&mut self, evaluation: &Evaluation) -> bool {
+    pub(crate) fn is_over(&mut self, evaluation: &Evaluation) -> bool {
         let Some((objective, options)) = &self.options else { return false };
         let cost = objective.cost(evaluation);
         if cost < self.best - options.min_delta {
@@ -45,13 +45,13 @@ impl EarlyStop {
     }
 
     /// Returns the state for a checkpoint.
-    pub(super) fn state(&self) -> Value {
+    pub(crate) fn state(&self) -> Value {
         let best = self.best.is_finite().then_some(self.best);
         json!({ "early_stopping": { "best": best, "without_improvement": self.without_improvement } })
     }
 
     /// Restores the state from a checkpoint.
-    pub(super) fn restore(&mut self, state: &Value) {
+    pub(crate) fn restore(&mut self, state: &Value) {
         let state = &state["early_stopping"];
         self.best = state["best"].as_f64().unwrap_or(f64::INFINITY);
         self.without_improvement = state["without_improvement"].as_u64().unwrap_or(0) as usize;

@@ -6,7 +6,7 @@ use zero_engine::format::bytes;
 use zero_pipeline::{Tier, Tiers};
 
 /// Returns lines about the location of offloaded state. Returns none if nothing is offloaded.
-pub(super) fn describe(engine: &Engine) -> Vec<String> {
+pub(crate) fn describe(engine: &Engine) -> Vec<String> {
     let mut lines = vec![];
     if let Some(used) = engine.zero().disk_use() {
         let segments = engine.zero().layout().segments();

@@ -6,9 +6,9 @@ use zero_comm::{Buffer, Communicator, Options, ReduceOp, threads};
 use zero_config::{Config, Dtype, PipelineSchedule, ZeroStage};
 use zero_model::Layers;
 
-use super::corpus::Corpus;
-use super::options::Finished;
-use super::progress::{Output, Progress};
+use crate::train::corpus::Corpus;
+use crate::train::options::Finished;
+use crate::train::output::progress::{Output, Progress};
 use zero_engine::Engine;
 use zero_engine::Error;
 use zero_engine::checkpoint::start::Start;
@@ -23,7 +23,7 @@ const TOLERANCE_BF16: f64 = 2e-2;
 /// The tolerance for f16. f16 has three mantissa bits more than bf16, so its rounding errors are an eighth as large.
 const TOLERANCE_F16: f64 = 2.5e-3;
 
-pub(super) fn verify(
+pub(crate) fn verify(
     config: &Config,
     corpus: &Corpus,
     layers: Layers,

@@ -2,8 +2,8 @@
 
 use zero_config::StopMode;
 
-use super::evaluation::Evaluation;
-use super::metrics::Metric;
+use crate::train::evaluation::Evaluation;
+use crate::train::metrics::Metric;
 use zero_engine::Error;
 
 /// The name of the loss, which every evaluation reports.
@@ -11,19 +11,19 @@ const LOSS: &str = "loss";
 
 /// `metric` and `mode` of a section of `training` that compares evaluations.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Objective {
+pub(crate) struct Objective {
     metric: String,
     mode: StopMode,
 }
 
 impl Objective {
-    pub(super) fn new(metric: &str, mode: StopMode) -> Self {
+    pub(crate) fn new(metric: &str, mode: StopMode) -> Self {
         Self { metric: metric.into(), mode }
     }
 
     /// Checks that the metric is the loss, one of `metrics`, or the loss of one of the data sets `sets`. The error
     /// names the configuration key `key`.
-    pub(super) fn check<'a>(
+    pub(crate) fn check<'a>(
         &self,
         key: &'static str,
         metrics: &[Metric],
@@ -40,7 +40,7 @@ impl Objective {
 
     /// Returns the value of an evaluation, negated if higher values are better. Returns NaN if the evaluation does not
     /// have the metric.
-    pub(super) fn cost(&self, evaluation: &Evaluation) -> f64 {
+    pub(crate) fn cost(&self, evaluation: &Evaluation) -> f64 {
         let value = match self.metric.as_str() {
             LOSS => f64::from(evaluation.loss),
             metric => evaluation.metric(metric).unwrap_or(f64::NAN),
@@ -49,17 +49,17 @@ impl Objective {
     }
 
     /// Returns the metric's value for a cost.
-    pub(super) fn value(&self, cost: f64) -> f64 {
+    pub(crate) fn value(&self, cost: f64) -> f64 {
         if self.mode == StopMode::Max { -cost } else { cost }
     }
 
     /// Returns the name of the metric for messages.
-    pub(super) fn name(&self) -> &str {
+    pub(crate) fn name(&self) -> &str {
         if self.metric == LOSS { "evaluation loss" } else { &self.metric }
     }
 
     /// Returns on which side of the best value a better value would be, `above` or `below`, for messages.
-    pub(super) fn than(&self) -> &'static str {
+    pub(crate) fn than(&self) -> &'static str {
         if self.mode == StopMode::Max { "above" } else { "below" }
     }
 }

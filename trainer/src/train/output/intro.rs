@@ -4,16 +4,17 @@ use std::path::Path;
 
 use zero_config::{LocalSteps, LogLevel, Origin, RampUp};
 
-use super::corpus::Corpus;
+use crate::train::corpus::Corpus;
 use super::progress::Progress;
-use super::{autos, disk, report};
+use super::{autos, disk};
+use crate::train::report;
 use zero_engine::Engine;
 use zero_engine::format::{bytes, counted, grouped, of_number};
 use zero_engine::parameter_groups;
 use zero_planner::memory;
 
 /// Prints the model, the data, the ranks and the other properties of the run on rank 0.
-pub(super) fn say(engine: &Engine, corpus: &Corpus, progress: &Progress, steps: u64, resumed: Option<&Path>) {
+pub(crate) fn say(engine: &Engine, corpus: &Corpus, progress: &Progress, steps: u64, resumed: Option<&Path>) {
     let config = engine.config();
     let comm = engine.communicator();
     let trainable = engine.model().trainable_elements();

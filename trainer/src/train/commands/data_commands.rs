@@ -6,8 +6,8 @@ use std::collections::HashSet;
 use zero_config::Config;
 use zero_engine::{DataError, Error};
 
-use super::configured_data;
-use super::preparing::Preparing;
+use crate::train::configured_data;
+use crate::train::output::preparing::Preparing;
 use crate::data::{Dataset, DocumentFacts, FileDataset, SampleShape, Watch};
 use crate::process::signals::Requests;
 

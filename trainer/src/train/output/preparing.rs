@@ -14,7 +14,7 @@ use zero_engine::printed::show_line;
 const PAUSE: Duration = Duration::from_secs(5);
 
 /// Shows the progress of a rank, or of a command without ranks, while it opens its data.
-pub(super) struct Preparing<'a> {
+pub(crate) struct Preparing<'a> {
     bar: Option<Bar>,
     lines: bool,
     requests: Option<&'a Requests>,
@@ -26,19 +26,19 @@ pub(super) struct Preparing<'a> {
 
 impl<'a> Preparing<'a> {
     /// Watches the preparation of a rank. Only rank 0 shows progress.
-    pub(super) fn of_rank(rank: usize, output: Output, requests: &'a Requests) -> Self {
+    pub(crate) fn of_rank(rank: usize, output: Output, requests: &'a Requests) -> Self {
         Self::new(if rank == 0 { output } else { Output::Quiet }, Some(requests))
     }
 
     /// Watches the preparation of a command without ranks. Shows only a progress bar.
-    pub(super) fn of_command(requests: &'a Requests) -> Self {
+    pub(crate) fn of_command(requests: &'a Requests) -> Self {
         let mut preparing = Self::new(Output::Auto, Some(requests));
         preparing.lines = false;
         preparing
     }
 
     /// Watches a preparation. Without `requests`, signals keep their default actions, and only a progress bar is shown.
-    pub(super) fn new(output: Output, requests: Option<&'a Requests>) -> Self {
+    pub(crate) fn new(output: Output, requests: Option<&'a Requests>) -> Self {
         let bar = output.bar();
         let lines = requests.is_some() && output != Output::Quiet && bar.is_none();
         Self { bar, lines, requests, phase: Cell::new(None), shown: Cell::new(Instant::now()) }

@@ -6,7 +6,7 @@ use zero_engine::GradientNoise;
 
 /// Averages of signal and noise. Recent steps have more weight.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct NoiseScale {
+pub(crate) struct NoiseScale {
     smoothing: f64,
     signal: f64,
     noise: f64,
@@ -16,12 +16,12 @@ pub(super) struct NoiseScale {
 
 impl NoiseScale {
     /// Creates an average without estimates. `smoothing` is the share of the average that remains after each step.
-    pub(super) fn new(smoothing: f64) -> Self {
+    pub(crate) fn new(smoothing: f64) -> Self {
         Self { smoothing, ..Self::default() }
     }
 
     /// Adds the estimates of a step.
-    pub(super) fn add(&mut self, of_step: GradientNoise) {
+    pub(crate) fn add(&mut self, of_step: GradientNoise) {
         let new = 1.0 - self.smoothing;
         self.signal += new * (of_step.signal - self.signal);
         self.noise += new * (of_step.noise - self.noise);
@@ -30,17 +30,17 @@ impl NoiseScale {
 
     /// Returns tr Σ / |G|² in samples. Returns `None` before the first estimate, and while an estimate is not positive
     /// because of noise.
-    pub(super) fn samples(&self) -> Option<f64> {
+    pub(crate) fn samples(&self) -> Option<f64> {
         (self.weight > 0.0 && self.signal > 0.0 && self.noise > 0.0).then(|| self.noise / self.signal)
     }
 
     /// Returns the state for a checkpoint.
-    pub(super) fn state(&self) -> Value {
+    pub(crate) fn state(&self) -> Value {
         json!({ "signal": self.signal, "noise": self.noise, "weight": self.weight })
     }
 
     /// Restores the state from a checkpoint.
-    pub(super) fn restore(&mut self, state: &Value) {
+    pub(crate) fn restore(&mut self, state: &Value) {
         let of = |key: &str| state[key].as_f64().unwrap_or(0.0);
         (self.signal, self.noise, self.weight) = (of("signal"), of("noise"), of("weight"));
     }
