@@ -6,9 +6,9 @@
 
 use crate::config::Config;
 use crate::errors::ErrorKind;
-use crate::node::At;
+use crate::read::node::At;
 use crate::origin::Origin;
-use crate::reader::{Find as _, Resolver};
+use crate::read::reader::{Find as _, Resolver};
 use crate::world::World;
 
 /// The three resolved sizes.

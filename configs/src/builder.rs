@@ -5,8 +5,8 @@ use serde::Serialize;
 use crate::Source;
 use crate::config::{ADAMW, Adam, Bf16, Config, Optimizer, Pipeline, Training, Zero};
 use crate::errors::{ErrorKind, Errors};
-use crate::node::{At, Node, Value};
-use crate::overrides;
+use crate::read::node::{At, Node, Value};
+use crate::read::overrides;
 use crate::report::Report;
 use crate::typed::Typed;
 

@@ -5,10 +5,10 @@ use serde_json::Value as Json;
 
 use crate::config::Config;
 use crate::errors::{ErrorKind, Errors};
-use crate::node::{At, Node, Value};
+use crate::read::node::{At, Node, Value};
 use crate::schema::{TYPE, join};
 use crate::typed::Typed;
-use crate::yaml_out;
+use crate::write::yaml_out;
 
 impl Config {
     /// Resolves the configuration for `world_size` ranks. Fields that the program has changed count as set by the user.

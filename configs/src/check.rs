@@ -11,7 +11,7 @@ use self::off::{is_disabled, is_inactive, is_off, is_switched_off};
 use crate::config::{Config, LayerPattern, Zero};
 use crate::errors::ErrorKind;
 use crate::nearest;
-use crate::node::{At, Entry, Node, Value};
+use crate::read::node::{At, Entry, Node, Value};
 use crate::report::Report;
 use crate::schema::{self, Auto, Key, Kind, Section, Status, Switch, join};
 use crate::value::{Leaf, MAX_PATTERNS, expected, leaf};

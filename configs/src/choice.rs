@@ -56,7 +56,7 @@ macro_rules! choice {
             }
         }
 
-        $crate::reader::read_as! {
+        $crate::read::reader::read_as! {
             $name: $crate::value::Leaf::Text(text) => $crate::choice::Choice::from_name(&text)?,
                 else [$(Self::$variant),+][0];
         }

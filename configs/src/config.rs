@@ -47,7 +47,7 @@ use crate::schema::*;
 use crate::table::{ROOT, item_path, section};
 use crate::typed::Typed;
 use crate::world::common_divisor;
-use crate::yaml_out;
+use crate::write::yaml_out;
 
 pub use activations::{ActivationCheckpointing, CheckpointSpacing};
 pub use adapter::{ALL_LINEAR, Adapter, AdapterBias, AdapterType, InitLora};

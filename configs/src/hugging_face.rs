@@ -11,7 +11,7 @@ mod rope;
 use serde_json::{Map, Value as Json};
 
 use crate::config::{Config, Gpt2, Llama};
-use crate::node::Value;
+use crate::read::node::Value;
 use crate::schema::TYPE;
 use crate::table::last;
 use json::{Otherwise, node, short};

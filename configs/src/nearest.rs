@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 
 use crate::bytes::bytes;
 use crate::config::{Mup, PartitionMethod};
-use crate::node::Value;
+use crate::read::node::Value;
 use crate::schema::{self, Key, Kind, Status};
 use crate::value::leaf;
 
@@ -129,7 +129,7 @@ pub(crate) fn value(kind: &Kind, found: &Value) -> Option<String> {
         },
         (Kind::Int { .. } | Kind::Multiple { .. } | Kind::Float(_), Value::Text(text)) => {
             let digits = text.replace(['_', ','], "");
-            let number = matches!(crate::scalar::plain(&digits), Value::Int(_) | Value::Float(_));
+            let number = matches!(crate::read::scalar::plain(&digits), Value::Int(_) | Value::Float(_));
             number.then(|| format!("use {digits}"))
         }
         (Kind::Multiple { of, .. }, Value::Int(number)) if *number > 0 => {

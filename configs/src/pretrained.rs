@@ -11,7 +11,7 @@ use serde_json::{Map, Value as Json};
 use crate::config::{Config, Data, Gpt2, Llama, ROPE_TYPE};
 use crate::errors::ErrorKind;
 use crate::hugging_face::{Translated, translate};
-use crate::node::{At, Entry, Node, Value};
+use crate::read::node::{At, Entry, Node, Value};
 use crate::report::Report;
 use crate::schema::{TYPE, join};
 use crate::table::last;

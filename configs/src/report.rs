@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use crate::Source;
 use crate::errors::{Error, ErrorKind, Errors, Place, Spot, Warning};
 use crate::nearest;
-use crate::node::At;
+use crate::read::node::At;
 use crate::schema::TOP;
 
 /// Maximum number of errors that are listed. A file with more errors is probably the wrong file.

@@ -5,14 +5,14 @@ use std::path::Path;
 use crate::batch::{self, Batch};
 use crate::config::*;
 use crate::errors::{ErrorKind, Errors};
-use crate::node::At;
+use crate::read::node::At;
 use crate::origin::Origins;
-use crate::reader::{Find as _, Read as _, Resolver};
+use crate::read::reader::{Find as _, Read as _, Resolver};
 use crate::report::Report;
-use crate::source::Source;
+use crate::read::source::Source;
 use crate::typed::{Typed, load};
 use crate::world::World;
-use crate::yaml_out;
+use crate::write::yaml_out;
 
 impl Typed {
     /// Resolves the configuration for `world_size` ranks. `None` means `launcher.num_processes` ranks. If that key is

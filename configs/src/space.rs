@@ -9,11 +9,11 @@ use std::collections::BTreeSet;
 use crate::check::{Check, Field, Fields};
 use crate::config::{Dimension, Interval};
 use crate::errors::ErrorKind;
-use crate::node::{At, Entry, Node, Value};
+use crate::read::node::{At, Entry, Node, Value};
 use crate::report::Report;
 use crate::schema::{Kind, join};
 use crate::value::Leaf;
-use crate::yaml_out;
+use crate::write::yaml_out;
 
 use target::Target;
 

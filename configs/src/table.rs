@@ -25,8 +25,8 @@
 /// differs from its key.
 ///
 /// It generates, for `Aio`: the struct; `Aio::SECTION` for the schema; `Aio::block_size`, the path of the key
-/// (`aio.block_size`), for checks and messages; `Aio::of(&mut Reader)`; and [`Read`](crate::reader::Read) and
-/// [`Find`](crate::reader::Find).
+/// (`aio.block_size`), for checks and messages; `Aio::of(&mut Reader)`; and [`Read`](crate::read::reader::Read) and
+/// [`Find`](crate::read::reader::Find).
 macro_rules! section {
     (
         $(#[$meta:meta])*
@@ -64,20 +64,20 @@ macro_rules! section {
             )? )*
 
             /// Reads the keys of the section.
-            pub(crate) fn of($keys: &mut $crate::reader::Reader<'_, '_>) -> Self {
+            pub(crate) fn of($keys: &mut $crate::read::reader::Reader<'_, '_>) -> Self {
                 $( $crate::table::section!(@read $keys [$($field $($other)? : $type)?] $($($option)*)?); )*
                 Self { $( $($field,)? )* $( $($extra: $extra_value,)* )? }
             }
         }
 
-        impl $crate::reader::Find for $name {
-            fn find(keys: &mut $crate::reader::Reader<'_, '_>, name: &'static str) -> Option<Self> {
+        impl $crate::read::reader::Find for $name {
+            fn find(keys: &mut $crate::read::reader::Reader<'_, '_>, name: &'static str) -> Option<Self> {
                 keys.inner(name).map(|mut keys| Self::of(&mut keys))
             }
         }
 
-        impl $crate::reader::Read for $name {
-            fn read(keys: &mut $crate::reader::Reader<'_, '_>, name: &'static str) -> Self {
+        impl $crate::read::reader::Read for $name {
+            fn read(keys: &mut $crate::read::reader::Reader<'_, '_>, name: &'static str) -> Self {
                 Self::of(&mut keys.section(name))
             }
         }
@@ -94,14 +94,14 @@ macro_rules! section {
     (@switch $switch:ident $off:tt) => { $crate::schema::Switch::Key(stringify!($switch), &$off) };
     (@read $keys:ident [] ) => {};
     (@read $keys:ident [$field:ident $($other:literal)? : $type:ty]) => {
-        let $field: $type = $crate::reader::Read::read($keys, $crate::table::section!(@name $field $($other)?));
+        let $field: $type = $crate::read::reader::Read::read($keys, $crate::table::section!(@name $field $($other)?));
     };
     (@read $keys:ident [$field:ident : $type:ty] else $otherwise:expr) => {
-        let found: Option<$type> = $crate::reader::Find::find($keys, stringify!($field));
+        let found: Option<$type> = $crate::read::reader::Find::find($keys, stringify!($field));
         let $field: $type = found.unwrap_or_else(|| $otherwise);
     };
     (@read $keys:ident [$field:ident : $type:ty] or $otherwise:expr) => {
-        let found: $type = $crate::reader::Read::read($keys, stringify!($field));
+        let found: $type = $crate::read::reader::Read::read($keys, stringify!($field));
         let $field: $type = found.or_else(|| $otherwise);
     };
     (@read $keys:ident [$field:ident : $type:ty] is $value:expr) => {

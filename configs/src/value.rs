@@ -2,7 +2,7 @@
 
 use crate::bytes::bytes;
 use crate::config::{Dimension, LayerPattern, PartitionMethod};
-use crate::node::{At, Node, Value};
+use crate::read::node::{At, Node, Value};
 use crate::schema::{Kind, Range};
 
 /// Maximum number of regular expressions in a list. A hostile expression can take milliseconds to compile.

@@ -3,9 +3,9 @@
 
 use crate::config::{Config, Launcher, Mesh, Pipeline, TensorParallel};
 use crate::errors::ErrorKind;
-use crate::node::At;
+use crate::read::node::At;
 use crate::origin::Origin;
-use crate::reader::{Find as _, Read as _, Resolver};
+use crate::read::reader::{Find as _, Read as _, Resolver};
 use crate::table::last;
 
 /// Maximum number of ranks that is accepted.

@@ -1,7 +1,7 @@
 //! Decides whether a section is off, by its switch, and whether a key without effect is off, by its value.
 
 use crate::config::Bf16;
-use crate::node::{Entry, Value};
+use crate::read::node::{Entry, Value};
 use crate::schema::{self, Key, Section, Status, Switch};
 use crate::table::last;
 

@@ -3,7 +3,7 @@
 use super::{Check, Field};
 use crate::errors::ErrorKind;
 use crate::nearest;
-use crate::node::{At, Entry, Value};
+use crate::read::node::{At, Entry, Value};
 use crate::schema::{self, Key, Status, TYPE, Variant, Variants, join};
 use crate::value::Leaf;
 

@@ -7,7 +7,7 @@ use serde::Serialize;
 use crate::choice::Choice as _;
 use crate::config::offload::has_path;
 use crate::config::{Config, LayerPattern, OffloadDevice};
-use crate::reader::{Find, Read as _, Reader, Resolver};
+use crate::read::reader::{Find, Read as _, Reader, Resolver};
 use crate::schema::*;
 use crate::table::section;
 
@@ -45,7 +45,7 @@ section! {
         pub layers: Option<Vec<LayerPattern>> = now(Kind::Patterns, "= every layer whose recomputation saves memory", "Case-insensitive regular expressions: only layers whose name matches one of them are recomputed");
         pub cpu_checkpointing: Option<bool> = now(Kind::Bool, "= true when device is cpu", "DeepSpeed's name for `device: cpu`");
         pub device: Option<OffloadDevice> = now(OffloadDevice::KIND, "= cpu when cpu_checkpointing is true, else none", "Where kept inputs are stored until the backward pass: none, in device memory; cpu, in host memory (no change on a machine without a GPU); nvme, in files");
-        #[serde(serialize_with = "crate::yaml_out::path")]
+        #[serde(serialize_with = "crate::write::yaml_out::path")]
         pub nvme_path: Option<PathBuf> = key(Kind::Path, "null", "Folder for the files, on a local disk; relative to the working directory; required for nvme");
         = ignored("contiguous_memory_optimization", Kind::Bool, "false", "each kept input has its own buffer");
         = ignored("synchronize_checkpoint_boundary", Kind::Bool, "false", "the key only adds waits for the device and does not change results");

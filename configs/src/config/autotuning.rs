@@ -7,11 +7,11 @@ use serde::Serialize;
 use crate::check::Field;
 use crate::choice::{Choice as _, choice};
 use crate::config::Config;
-use crate::reader::Resolver;
+use crate::read::reader::Resolver;
 use crate::schema::*;
 use crate::table::{last, section};
 use crate::value::Leaf;
-use crate::yaml_out;
+use crate::write::yaml_out;
 
 section! {
     /// `autotuning`. The section is optional: without it, every field has its default.

@@ -4,7 +4,7 @@
 use serde::Serialize;
 
 use crate::config::{Config, PipelineSchedule, Training};
-use crate::reader::Resolver;
+use crate::read::reader::Resolver;
 use crate::schema::*;
 use crate::table::section;
 

@@ -5,7 +5,7 @@ use serde::Serialize;
 use crate::choice::{Choice as _, choice};
 use crate::config::model::POSITIONS;
 use crate::config::{Chat, Config, FlopsProfiler, MixedDataset, Pipeline, Training};
-use crate::reader::{Read as _, Resolver, read_as};
+use crate::read::reader::{Read as _, Resolver, read_as};
 use crate::schema::*;
 use crate::table::{last, section};
 use crate::value::Leaf;

@@ -6,8 +6,8 @@ use crate::check::NO_EFFECT;
 use crate::choice::{Choice as _, choice};
 use crate::config::{Config, Data, DataFormat, MixedDataset, Model};
 use crate::errors::ErrorKind;
-use crate::node::At;
-use crate::reader::Resolver;
+use crate::read::node::At;
+use crate::read::reader::Resolver;
 use crate::schema::*;
 use crate::table::{last, section};
 

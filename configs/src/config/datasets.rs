@@ -5,7 +5,7 @@ use serde::Serialize;
 use crate::choice::Choice as _;
 use crate::config::{Data, DataFormat, SplitPart};
 use crate::errors::ErrorKind;
-use crate::reader::{Find, Reader, Resolver};
+use crate::read::reader::{Find, Reader, Resolver};
 use crate::schema::*;
 use crate::table::{item_path, last, section};
 

@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use crate::choice::{Choice as _, choice};
 use crate::config::Config;
-use crate::reader::Resolver;
+use crate::read::reader::Resolver;
 use crate::schema::*;
 use crate::table::section;
 
@@ -22,7 +22,7 @@ section! {
         pub timeout_seconds: f64 = key(Kind::Float(Range { min: 0.0, max: 86_400.0, above: true, below: false }), "30.0", "Seconds without a sign of life from a peer before it counts as lost");
         /// Compute threads per rank; `None` is `auto`: the number of cores divided by the number of ranks on this
         /// machine.
-        #[serde(serialize_with = "crate::yaml_out::auto")]
+        #[serde(serialize_with = "crate::write::yaml_out::auto")]
         pub threads_per_rank: Option<usize> = engine(Kind::Int { min: 1, max: 4096 }, "auto", "Compute threads per rank; auto: the cores divided by the ranks on this machine");
         pub instruction_set: InstructionSet = key(InstructionSet::KIND, "auto", "Instruction set of the kernels; auto: the widest that the processor supports. The environment variable ZERO_TRAIN_ISA overrides it");
         pub bind_cores_to_rank: bool = key(Kind::Bool, "true", "Bind each rank to its own cores; skipped if there are more ranks or threads than cores, or if another launcher has bound the ranks");

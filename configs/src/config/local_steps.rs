@@ -5,7 +5,7 @@ use serde::Serialize;
 use crate::config::{
     Bf16, Config, FlopsProfiler, Fp16, Mesh, OffloadDevice, OffloadOptimizer, OffloadParam, Optimizer, Training,
 };
-use crate::reader::Resolver;
+use crate::read::reader::Resolver;
 use crate::schema::*;
 use crate::table::{last, section};
 

@@ -6,7 +6,7 @@ use serde::Serialize;
 use crate::check::NO_EFFECT;
 use crate::choice::{Choice as _, choice};
 use crate::config::{Config, Zero, ZeroStage};
-use crate::reader::Resolver;
+use crate::read::reader::Resolver;
 use crate::schema::*;
 use crate::table::section;
 

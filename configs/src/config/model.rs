@@ -4,8 +4,8 @@ use serde::Serialize;
 
 use crate::choice::choice;
 use crate::config::{Config, Data, RopeScaling, rope};
-use crate::node::At;
-use crate::reader::{Find, Reader, Resolver};
+use crate::read::node::At;
+use crate::read::reader::{Find, Reader, Resolver};
 use crate::schema::*;
 use crate::table::{last, path, section};
 
@@ -29,7 +29,7 @@ section! {
         /// Hugging Face folder with the remaining keys and the initial weights; `None` draws the weights from the seed.
         pub pretrained: Option<String> = key(Kind::Path, "null", PRETRAINED);
         /// Vocabulary size; `None` is `auto`, the size of the tokenizer's vocabulary.
-        #[serde(serialize_with = "crate::yaml_out::auto")]
+        #[serde(serialize_with = "crate::write::yaml_out::auto")]
         pub vocab_size: Option<usize> = engine(VOCABULARY, "50257", "Vocabulary size; auto: the tokenizer's");
         pub n_positions: usize = key(POSITIONS, "1024", "Maximum sequence length");
         pub n_embd: usize = key(WIDTH, "768", "Width of the residual stream");
@@ -55,7 +55,7 @@ section! {
         /// Hugging Face folder with the remaining keys and the initial weights; `None` draws the weights from the seed.
         pub pretrained: Option<String> = key(Kind::Path, "null", PRETRAINED);
         /// Vocabulary size; `None` is `auto`, the size of the tokenizer's vocabulary.
-        #[serde(serialize_with = "crate::yaml_out::auto")]
+        #[serde(serialize_with = "crate::write::yaml_out::auto")]
         pub vocab_size: Option<usize> = engine(VOCABULARY, "32000", "Vocabulary size; auto: the tokenizer's");
         pub hidden_size: usize = key(WIDTH, "4096", "Width of the residual stream");
         pub intermediate_size: usize = key(WIDTH, "11008", "Width inside the feed-forward network");

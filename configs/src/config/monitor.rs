@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use serde::Serialize;
 
 use crate::config::Config;
-use crate::reader::{Read as _, Reader, Resolver};
+use crate::read::reader::{Read as _, Reader, Resolver};
 use crate::schema::*;
 use crate::table::{last, section};
 

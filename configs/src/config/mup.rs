@@ -4,7 +4,7 @@ use serde::Serialize;
 use serde_json::json;
 
 use crate::config::{Config, Gpt2, Llama, Model, Optimizer};
-use crate::reader::Resolver;
+use crate::read::reader::Resolver;
 use crate::schema::*;
 use crate::table::{last, section};
 

@@ -8,8 +8,8 @@ use serde::Serialize;
 use crate::choice::{Choice as _, choice};
 use crate::config::{Config, Zero, ZeroStage};
 use crate::errors::ErrorKind;
-use crate::node::At;
-use crate::reader::Resolver;
+use crate::read::node::At;
+use crate::read::reader::Resolver;
 use crate::schema::*;
 use crate::table::{last, section};
 
@@ -37,7 +37,7 @@ section! {
     #[derive(Debug, Clone, PartialEq, Serialize)]
     pub struct OffloadOptimizer(keys) in Zero::offload_optimizer, off while device is ["none"] {
         pub device: OffloadDevice = now(OffloadDevice::KIND, "none", "Where a rank keeps its optimizer state and master weights: none, in device memory; cpu, in host memory (no change on a machine without a GPU); nvme, in files. Requires stage 1, 2 or 3");
-        #[serde(serialize_with = "crate::yaml_out::path")]
+        #[serde(serialize_with = "crate::write::yaml_out::path")]
         pub nvme_path: Option<PathBuf> = key(Kind::Path, "null", "Folder for the files, on a local disk; relative to the working directory; required for nvme");
         pub buffer_count: usize = now(BUFFERS, "4", "With nvme: number of tiles of `sub_group_size` elements in memory, including tiles in flight; at least 1, or 2 with pipeline_read or pipeline_write");
         pub pipeline_read: bool = now(Kind::Bool, "true", "With nvme: read the next tile while the current one is updated; faster, with bit-identical results (DeepSpeed's default is false)");
@@ -55,7 +55,7 @@ section! {
     #[derive(Debug, Clone, PartialEq, Serialize)]
     pub struct OffloadParam(keys) in Zero::offload_param, off while device is ["none"] {
         pub device: OffloadDevice = now(OffloadDevice::KIND, "none", "Where a rank keeps its parameter shards: none, in device memory; cpu, in host memory (no change on a machine without a GPU); nvme, in files. Requires stage 3");
-        #[serde(serialize_with = "crate::yaml_out::path")]
+        #[serde(serialize_with = "crate::write::yaml_out::path")]
         pub nvme_path: Option<PathBuf> = key(Kind::Path, "null", "Folder for the files, on a local disk; relative to the working directory; required for nvme");
         pub buffer_count: usize = now(BUFFERS, "5", "With nvme: number of shards in memory, including shards in flight; at least 1, and at least the shards that one layer gathers");
         pub max_in_cpu: usize = now(SIZE, "0", "With nvme: number of elements that stay in memory (DeepSpeed's default of 1e9 would keep small models entirely in memory)");

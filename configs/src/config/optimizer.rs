@@ -7,7 +7,7 @@ use crate::config::optimizer_params::{
     Sgd, check_bits,
 };
 use crate::config::{Config, Scheduler, Training};
-use crate::reader::{Find, Read, Reader, Resolver};
+use crate::read::reader::{Find, Read, Reader, Resolver};
 use crate::schema::*;
 use crate::table::path;
 use crate::value::Leaf;

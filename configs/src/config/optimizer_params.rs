@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use crate::config::optimizer::Optimizer;
-use crate::reader::Resolver;
+use crate::read::reader::Resolver;
 use crate::schema::*;
 use crate::table::section;
 

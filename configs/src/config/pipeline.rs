@@ -8,7 +8,7 @@ use crate::check::NO_EFFECT;
 use crate::choice::{Choice as _, choice};
 use crate::config::{Config, LayerPattern};
 use crate::nearest::nearest;
-use crate::reader::{Resolver, read_as};
+use crate::read::reader::{Resolver, read_as};
 use crate::schema::*;
 use crate::table::section;
 use crate::value::Leaf;
@@ -25,7 +25,7 @@ section! {
         pub virtual_stages: usize = now(Kind::Int { min: 1, max: 1 << 14 }, "= 2 for interleaved_1f1b, else 1", "Layer chunks per stage; must be more than 1 with interleaved_1f1b, and 1 otherwise") [else if schedule == PipelineSchedule::Interleaved { 2 } else { 1 }];
         /// ZeRO-3: gather a stage's parameters once per step (`true`) or for each micro-batch. `None` is `auto`: once
         /// per step if `stage3_max_live_parameters` allows it.
-        #[serde(serialize_with = "crate::yaml_out::auto")]
+        #[serde(serialize_with = "crate::write::yaml_out::auto")]
         pub keep_gathered: Option<bool> = engine(Kind::Bool, "auto", "ZeRO-3: gather a stage's parameters once per step; false: for each micro-batch; auto: once per step if `stage3_max_live_parameters` allows it");
         = ignored("seed_layers", Kind::Bool, "false", "initialisation never depends on the layout");
         = rejected("activation_checkpoint_interval", "0", "`activation_checkpointing.interval` sets the interval, with and without pipeline parallelism");

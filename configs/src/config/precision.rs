@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use crate::choice::{Choice as _, choice};
 use crate::config::{Adam, Config, Optimizer, Training};
-use crate::reader::Resolver;
+use crate::read::reader::Resolver;
 use crate::schema::*;
 use crate::table::section;
 

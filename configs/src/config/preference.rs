@@ -4,8 +4,8 @@ use serde::Serialize;
 
 use crate::choice::{Choice as _, choice};
 use crate::config::{Adapter, Chat, ChatType, Config, Data, DataFormat, InitLora, Model, Training};
-use crate::node::At;
-use crate::reader::Resolver;
+use crate::read::node::At;
+use crate::read::reader::Resolver;
 use crate::schema::*;
 use crate::table::{last, section};
 

@@ -4,8 +4,8 @@ use serde::Serialize;
 
 use crate::config::Llama;
 use crate::config::model::POSITIONS;
-use crate::node::At;
-use crate::reader::{Find, Reader, Resolver};
+use crate::read::node::At;
+use crate::read::reader::{Find, Reader, Resolver};
 use crate::schema::*;
 use crate::table::{last, section};
 

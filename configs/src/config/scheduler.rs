@@ -8,8 +8,8 @@ use crate::config::{
     Adam, Config, ConstantWithWarmup, CosineDecay, CosineMinLr, CosineRestarts, CosineWarmupMinLr, InverseSqrt,
     LinearDecay, Optimizer, PolynomialDecay, Training, WarmupStableDecay,
 };
-use crate::node::At;
-use crate::reader::{Read, Reader, Resolver};
+use crate::read::node::At;
+use crate::read::reader::{Read, Reader, Resolver};
 use crate::schema::*;
 use crate::table::{path, section};
 
@@ -89,7 +89,7 @@ section! {
     pub struct WarmupDecayLr(keys) in Scheduler::PARAMS {
         /// Steps of the whole schedule. `None` stands for `auto` in a run whose length is given in epochs: the steps of
         /// the whole run, which depend on the data.
-        #[serde(serialize_with = "crate::yaml_out::auto")]
+        #[serde(serialize_with = "crate::write::yaml_out::auto")]
         pub total_num_steps: Option<usize> = engine(COUNT, REQUIRED, "Total steps of the schedule; auto: the steps of the run") [or keys.facts().max_steps];
         pub warmup_min_lr: f64 = now(NON_NEGATIVE, "0.0", "Learning rate at the start");
         pub warmup_max_lr: f64 = engine(NON_NEGATIVE, "0.001", "Learning rate after the warm-up, which replaces the optimizer's lr; auto: the optimizer's lr") [else keys.facts().lr];
@@ -105,7 +105,7 @@ section! {
     #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
     pub struct WarmupCosineLr(keys) in Scheduler::PARAMS {
         /// As in [`WarmupDecayLr`].
-        #[serde(serialize_with = "crate::yaml_out::auto")]
+        #[serde(serialize_with = "crate::write::yaml_out::auto")]
         pub total_num_steps: Option<usize> = engine(COUNT, REQUIRED, "Total steps of the schedule; auto: the steps of the run") [or keys.facts().max_steps];
         pub warmup_min_ratio: f64 = now(RATIO, "0.0", "Learning rate at the start, as a fraction of the optimizer's lr");
         /// Number of steps of the warm-up.

@@ -4,7 +4,7 @@
 use crate::config::{
     Config, Curriculum, CurriculumConfig, Data, Gpt2, Llama, Mesh, Model, RotateMethod, Training, Zero, ZeroStage,
 };
-use crate::reader::Resolver;
+use crate::read::reader::Resolver;
 
 impl Config {
     /// Number of ranks that share each sequence.

@@ -6,8 +6,8 @@ use serde::Serialize;
 
 use crate::choice::{Choice as _, choice};
 use crate::config::{Config, Data, LocalSteps, ParameterGroup, RampUp};
-use crate::node::At;
-use crate::reader::{Read as _, Resolver};
+use crate::read::node::At;
+use crate::read::reader::{Read as _, Resolver};
 use crate::schema::*;
 use crate::table::{last, section};
 

@@ -5,7 +5,7 @@ use serde::Serialize;
 
 use crate::choice::{Choice as _, choice};
 use crate::config::{Adam, Scheduler};
-use crate::reader::Resolver;
+use crate::read::reader::Resolver;
 use crate::schema::*;
 use crate::table::section;
 
@@ -28,7 +28,7 @@ section! {
         /// Number of steps of the warm-up.
         pub num_warmup_steps: usize = key(COUNT_OR_0, "0", WARMUP_STEPS);
         /// Steps of the whole schedule. `None` stands for the steps of the whole run, if its length is given in epochs.
-        #[serde(serialize_with = "crate::yaml_out::auto")]
+        #[serde(serialize_with = "crate::write::yaml_out::auto")]
         pub num_training_steps: Option<usize> = engine(COUNT, "= training.max_steps", TRAINING_STEPS) [or keys.facts().max_steps];
     }
 }
@@ -40,7 +40,7 @@ section! {
         /// Number of steps of the warm-up.
         pub num_warmup_steps: usize = key(COUNT_OR_0, "0", WARMUP_STEPS);
         /// Steps of the whole schedule. `None` stands for the steps of the whole run, if its length is given in epochs.
-        #[serde(serialize_with = "crate::yaml_out::auto")]
+        #[serde(serialize_with = "crate::write::yaml_out::auto")]
         pub num_training_steps: Option<usize> = engine(COUNT, "= training.max_steps", TRAINING_STEPS) [or keys.facts().max_steps];
         pub num_cycles: f64 = key(NON_NEGATIVE, "0.5", "Number of cosine periods after the warm-up; 0.5: one decrease");
     }
@@ -53,7 +53,7 @@ section! {
         /// Number of steps of the warm-up.
         pub num_warmup_steps: usize = key(COUNT_OR_0, "0", WARMUP_STEPS);
         /// Steps of the whole schedule. `None` stands for the steps of the whole run, if its length is given in epochs.
-        #[serde(serialize_with = "crate::yaml_out::auto")]
+        #[serde(serialize_with = "crate::write::yaml_out::auto")]
         pub num_training_steps: Option<usize> = engine(COUNT, "= training.max_steps", TRAINING_STEPS) [or keys.facts().max_steps];
         pub num_cycles: usize = key(COUNT, "1", "Number of cosine decays, each from the optimizer's `lr` to 0");
     }
@@ -66,7 +66,7 @@ section! {
         /// Number of steps of the warm-up.
         pub num_warmup_steps: usize = key(COUNT_OR_0, "0", WARMUP_STEPS);
         /// Steps of the whole schedule. `None` stands for the steps of the whole run, if its length is given in epochs.
-        #[serde(serialize_with = "crate::yaml_out::auto")]
+        #[serde(serialize_with = "crate::write::yaml_out::auto")]
         pub num_training_steps: Option<usize> = engine(COUNT, "= training.max_steps", TRAINING_STEPS) [or keys.facts().max_steps];
         pub num_cycles: f64 = key(NON_NEGATIVE, "0.5", "Number of cosine periods after the warm-up; 0.5: one decrease");
         pub min_lr: Option<f64> = key(NON_NEGATIVE, "null", "Smallest learning rate; set either this key or `min_lr_rate`");
@@ -81,7 +81,7 @@ section! {
         /// Number of steps of the warm-up.
         pub num_warmup_steps: usize = key(COUNT_OR_0, "0", WARMUP_STEPS);
         /// Steps of the whole schedule. `None` stands for the steps of the whole run, if its length is given in epochs.
-        #[serde(serialize_with = "crate::yaml_out::auto")]
+        #[serde(serialize_with = "crate::write::yaml_out::auto")]
         pub num_training_steps: Option<usize> = engine(COUNT, "= training.max_steps", TRAINING_STEPS) [or keys.facts().max_steps];
         pub num_cycles: f64 = key(NON_NEGATIVE, "0.5", "Number of cosine periods after the warm-up; 0.5: one decrease");
         pub min_lr: Option<f64> = key(NON_NEGATIVE, "null", "Smallest learning rate; set either this key or `min_lr_rate`");
@@ -97,7 +97,7 @@ section! {
         /// Number of steps of the warm-up.
         pub num_warmup_steps: usize = key(COUNT_OR_0, "0", WARMUP_STEPS);
         /// Steps of the whole schedule. `None` stands for the steps of the whole run, if its length is given in epochs.
-        #[serde(serialize_with = "crate::yaml_out::auto")]
+        #[serde(serialize_with = "crate::write::yaml_out::auto")]
         pub num_training_steps: Option<usize> = engine(COUNT, "= training.max_steps", TRAINING_STEPS) [or keys.facts().max_steps];
         pub lr_end: f64 = key(NON_NEGATIVE, "1.0e-7", "Final learning rate");
         pub power: f64 = key(NON_NEGATIVE, "1.0", "Exponent of the decay; 1: linear");
@@ -122,7 +122,7 @@ section! {
         pub num_warmup_steps: usize = key(COUNT_OR_0, "0", WARMUP_STEPS);
         pub num_decay_steps: usize = key(COUNT_OR_0, REQUIRED, "Decay steps");
         /// Steps of the whole schedule. `None` stands for the steps of the whole run, if its length is given in epochs.
-        #[serde(serialize_with = "crate::yaml_out::auto")]
+        #[serde(serialize_with = "crate::write::yaml_out::auto")]
         pub num_training_steps: Option<usize> = engine(COUNT, "= training.max_steps", TRAINING_STEPS) [or keys.facts().max_steps];
         pub num_stable_steps: Option<usize> = key(COUNT_OR_0, "null", "Steps between warm-up and decay; null: the rest of `num_training_steps`");
         #[serde(serialize_with = "crate::choice::word")]

@@ -4,7 +4,7 @@ use serde::{Serialize, Serializer};
 
 use crate::config::Config;
 use crate::config::offload::{self, OffloadDevice, OffloadOptimizer, OffloadParam, PINNED};
-use crate::reader::{Resolver, read_as};
+use crate::read::reader::{Resolver, read_as};
 use crate::schema::*;
 use crate::table::{last, section};
 use crate::value::Leaf;
@@ -20,14 +20,14 @@ section! {
         pub stage: ZeroStage = key(Kind::Int { min: 0, max: 3 }, "0", "What is sharded across ranks: 0, nothing; 1, the optimizer state; 2, also the gradients; 3, also the parameters");
         /// Overlap communication with compute. The default is on for stage 3 and off for lower stages, as in DeepSpeed.
         /// `None` lets the cost table decide, if `training.cost_table` names one.
-        #[serde(serialize_with = "crate::yaml_out::auto")]
+        #[serde(serialize_with = "crate::write::yaml_out::auto")]
         pub overlap_comm: Option<bool> = engine(Kind::Bool, "= true at stage 3, else false", "Overlap communication with computation. With training.cost_table, the default and auto choose the value that makes the simulated step shorter") [or (!keys.facts().is_measured).then_some(stage == ZeroStage::Three)];
         pub reduce_scatter: bool = now(Kind::Bool, "true", "Reduce gradients with reduce-scatter; false: with all-reduce, after which each rank keeps only its own part");
         /// Number of elements per reduction of gradients; `None` is `auto`: one reduction per layer.
-        #[serde(serialize_with = "crate::yaml_out::auto")]
+        #[serde(serialize_with = "crate::write::yaml_out::auto")]
         pub reduce_bucket_size: Option<usize> = engine(SIZE, "auto", "Elements per gradient reduction; 0: one reduction per flat parameter; auto: one per layer (DeepSpeed's default is 5e8)");
         /// Elements per gather of updated parameters (stages 1 and 2); `None` is `auto`: one gather per layer.
-        #[serde(serialize_with = "crate::yaml_out::auto")]
+        #[serde(serialize_with = "crate::write::yaml_out::auto")]
         pub allgather_bucket_size: Option<usize> = engine(SIZE, "auto", "Elements per all-gather of updated parameters at stages 1 and 2; 0: one all-gather per flat parameter; auto: one per layer (DeepSpeed's default is 5e8)");
         pub stage3_prefetch_bucket_size: usize = engine(SIZE, "50000000", "Maximum number of elements to prefetch; the next layer alone may exceed it; 0: no prefetch; auto: 0.9 × the square of the model's width, as in Hugging Face's Trainer") [else keys.facts().width.map_or(50_000_000, |width| width * width * 9 / 10)];
         pub stage3_param_persistence_threshold: usize = engine(SIZE, "100000", "Parameters with fewer elements stay gathered on every rank; auto: 10 × the model's width, as in Hugging Face's Trainer") [else keys.facts().width.map_or(100_000, |width| 10 * width)];
@@ -40,7 +40,7 @@ section! {
         pub zero_quantized_gradients: bool = now(Kind::Bool, "false", "ZeRO++ qgZ: reduce sharded gradients as int8, and between hosts (or groups of `zero_hpz_partition_size` ranks) as 4-bit floats (E2M1), in blocks of 512 and 256 elements, respectively, with one scale each; sums are in f32. Stages 2 and 3 only. `communication_data_type` then applies to sums between shard groups. Changes the results");
         pub ignore_unused_parameters: bool = now(Kind::Bool, "false", "Accept parameters that receive no gradient; false: report them as an error (DeepSpeed's default is true)");
         /// Elements per tile, the unit of optimizer updates and of offload reads and writes. `None` is `auto`.
-        #[serde(serialize_with = "crate::yaml_out::auto")]
+        #[serde(serialize_with = "crate::write::yaml_out::auto")]
         pub sub_group_size: Option<usize> = engine(SIZE, "auto", "Elements per optimizer update, and per read or write of an offloaded state, rounded up to whole disk pages; 0: the size of a rank's shard of the largest parameter; auto: 1,048,576 (DeepSpeed's default is 1e9)");
         pub offload_param: OffloadParam = section(&OffloadParam::SECTION, "Parameters in host memory or on disk");
         pub offload_optimizer: OffloadOptimizer = section(&OffloadOptimizer::SECTION, "Optimizer state in host memory or on disk");

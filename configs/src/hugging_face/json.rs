@@ -2,7 +2,7 @@
 
 use serde_json::Value as Json;
 
-use crate::node::{At, Entry, Node, Value};
+use crate::read::node::{At, Entry, Node, Value};
 
 /// transformers' default for a missing key.
 pub(super) struct Otherwise(pub(super) Value);

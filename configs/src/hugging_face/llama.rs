@@ -5,7 +5,7 @@ use super::keys::{GEMMA3, PHI3};
 use super::rope::Rope;
 use super::{Keys, Reader};
 use crate::config::{FULL_ATTENTION, Llama, MAX_LAYERS, SLIDING_ATTENTION};
-use crate::node::Value;
+use crate::read::node::Value;
 use crate::schema::TYPE;
 use crate::table::last;
 

@@ -8,7 +8,7 @@ use super::keys::{GEMMA3, PHI3};
 use crate::config::{
     FULL_ATTENTION, Llama, ROPE_ORIGINAL, ROPE_TYPE as ROPE_TYPE_PATH, SLIDING_ATTENTION, rope_keys_of,
 };
-use crate::node::Value;
+use crate::read::node::Value;
 use crate::schema::TYPE;
 use crate::table::last;
 

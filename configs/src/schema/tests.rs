@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::*;
 use crate::Config;
-use crate::reader::default;
+use crate::read::reader::default;
 use crate::value::Leaf;
 
 fn all() -> Vec<(String, &'static Key)> {
@@ -185,7 +185,7 @@ fn defaults_of_keys_without_effect_are_accepted_without_warning() {
 
 #[test]
 fn the_reference_has_a_row_for_every_key() {
-    let reference = crate::reference();
+    let reference = crate::pages::reference();
     for (path, key) in all() {
         assert!(reference.contains(&format!("| `{}` | ", key.name)), "{path}");
     }

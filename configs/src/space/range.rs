@@ -2,7 +2,7 @@
 //! `{low: 1e-5, high: 1e-2, log: true}`.
 
 use crate::config::Interval;
-use crate::node::{At, Entry, Node, Value};
+use crate::read::node::{At, Entry, Node, Value};
 
 /// Location and message of an error.
 type Problem = (At, String);

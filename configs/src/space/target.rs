@@ -5,7 +5,7 @@ use crate::check::Check;
 use crate::config::Config;
 use crate::errors::ErrorKind;
 use crate::nearest;
-use crate::node::{Entry, Node, Value};
+use crate::read::node::{Entry, Node, Value};
 use crate::schema::{self, Key, Kind, PARAMS, Status, TYPE, Variant, Variants, join};
 use crate::value::expected;
 

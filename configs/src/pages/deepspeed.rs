@@ -12,15 +12,15 @@ use serde::Deserialize;
 use crate::check::NO_EFFECT;
 use crate::config::Config;
 use crate::errors::Errors;
-use crate::reader::default;
-use crate::reference::escape;
+use crate::read::reader::default;
+use crate::pages::reference::escape;
 use crate::schema::{self, Kind, Status};
-use crate::source::Source;
+use crate::read::source::Source;
 use crate::typed::load;
 use crate::value::{Leaf, leaf};
 
 const INTRODUCTION: &str = "\
-<!-- Generated from configs/src/deepspeed. Do not edit. -->
+<!-- Generated from configs/src/pages/deepspeed. Do not edit. -->
 # DeepSpeed's keys
 
 This page lists every key that DeepSpeed 0.19.8 reads, as well as keys that DeepSpeed has removed, and says how zero-train handles
@@ -192,7 +192,7 @@ fn path(group: &Group, key: &Key) -> String {
 /// Returns how the key differs from DeepSpeed's, including its default.
 fn difference(group: &Group, key: &Key) -> String {
     let ours = own_default(&path(group, key), group).filter(|ours| {
-        let theirs = crate::parse::constant(&key.default).and_then(|node| leaf(&ours.kind, &node.value));
+        let theirs = crate::read::parse::constant(&key.default).and_then(|node| leaf(&ours.kind, &node.value));
         theirs.unwrap_or(Leaf::Null) != default(ours)
     });
     let ours = ours.map(|ours| ours.default);

@@ -1,7 +1,7 @@
 //! Writes values as text: on one line, or as the lines of a block.
 
-use crate::node::{Node, Value};
-use crate::yaml_out;
+use crate::read::node::{Node, Value};
+use crate::write::yaml_out;
 
 /// The style in which a text writes its values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

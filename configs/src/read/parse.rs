@@ -9,9 +9,9 @@ use std::collections::{HashMap, HashSet};
 use granit_parser::{ErrorKind as Kind, Event, Parser, ScalarStyle, ScanError, Span, Tag, options};
 
 use crate::errors::ErrorKind;
-use crate::node::{At, Entry, Node, Value};
+use crate::read::node::{At, Entry, Node, Value};
 use crate::report::Report;
-use crate::scalar;
+use crate::read::scalar;
 
 /// Maximum nesting depth. The schema's deepest key is at depth 5.
 const MAX_DEPTH: usize = 64;
@@ -52,7 +52,7 @@ pub(crate) fn override_value(text: &str, index: usize, report: &mut Report) -> R
 
 /// Parses YAML that is not a configuration, such as the front matter of a page. Returns `None` if it is not YAML.
 pub fn yaml(text: &str) -> Option<serde_json::Value> {
-    constant(text).map(|node| crate::yaml_out::json_of(&node.value))
+    constant(text).map(|node| crate::write::yaml_out::json_of(&node.value))
 }
 
 /// Parses a value from the schema.

@@ -3,7 +3,7 @@
 //! YAML 1.1 reads `yes` and `on` as booleans and `1_000` as a number; here they are strings. If a key expects a
 //! boolean or a number, the error suggests the right form.
 
-use crate::node::Value;
+use crate::read::node::Value;
 
 /// Returns the value of an unquoted scalar.
 pub(crate) fn plain(text: &str) -> Value {

@@ -9,9 +9,9 @@ use serde_json::{Value, json};
 
 use crate::Config;
 use crate::config::{Autotuning, Dimension, Interval, Sweep};
-use crate::node;
-use crate::parse;
-use crate::scalar;
+use crate::read::node;
+use crate::read::parse;
+use crate::read::scalar;
 use crate::schema::join;
 
 /// Column of the comments, unless the line is longer.

@@ -1,8 +1,8 @@
 //! Applies `--set path.to.key=value` from the command line; overrides take precedence over the file.
 
 use crate::errors::ErrorKind;
-use crate::node::{At, Entry, Node, Value};
-use crate::parse;
+use crate::read::node::{At, Entry, Node, Value};
+use crate::read::parse;
 use crate::report::Report;
 use crate::schema::{self, Key};
 

@@ -8,12 +8,12 @@ mod splice;
 mod written;
 
 use crate::errors::{ErrorKind, Errors};
-use crate::node::{At, Node, Value};
-use crate::overrides;
-use crate::parse;
+use crate::read::node::{At, Node, Value};
+use crate::read::overrides;
+use crate::read::parse;
 use crate::report::Report;
 use crate::schema::{self, Key};
-use crate::source::{MAX_BYTES, Source, too_large};
+use crate::read::source::{MAX_BYTES, Source, too_large};
 
 use layout::{Piece, Shape, Slot};
 use splice::Splice;
@@ -162,7 +162,7 @@ fn same(one: &Value, other: &Value) -> bool {
             one.len() == other.len() && one.iter().zip(other).all(|(one, other)| same(&one.value, &other.value))
         }
         (Value::Map(one), Value::Map(other)) => {
-            let same = |(one, other): (&crate::node::Entry, &crate::node::Entry)| {
+            let same = |(one, other): (&crate::read::node::Entry, &crate::read::node::Entry)| {
                 one.key == other.key && same(&one.value.value, &other.value.value)
             };
             one.len() == other.len() && one.iter().zip(other).all(same)

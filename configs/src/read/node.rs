@@ -103,7 +103,7 @@ impl Value {
 
     /// Returns whether the value equals `text`, which is written like the defaults in the schema.
     pub(crate) fn says(&self, text: &str) -> bool {
-        match (self, crate::scalar::plain(text)) {
+        match (self, crate::read::scalar::plain(text)) {
             (Self::List(items), _) => items.is_empty() && text == "[]",
             (Self::Map(entries), _) => entries.is_empty() && (text == "{}" || text == "null"),
             (Self::Text(mine), _) => mine.eq_ignore_ascii_case(text),

@@ -8,9 +8,9 @@ use std::sync::Arc;
 
 use crate::check::{Field, Fields};
 use crate::config::{Dimension, LayerPattern};
-use crate::node::At;
+use crate::read::node::At;
 use crate::origin::{Origin, Origins};
-use crate::parse;
+use crate::read::parse;
 use crate::report::Report;
 use crate::resolve::Facts;
 use crate::schema::{self, Key, Kind, TYPE, join};
@@ -54,8 +54,8 @@ impl<T: Find> Read for Option<T> {
 /// Implements [`Find`] and [`Read`] for types that are converted from a [`Leaf`], each with its placeholder.
 macro_rules! read_as {
     ($( $type:ty: $leaf:pat => $value:expr, else $placeholder:expr; )+) => { $(
-        impl $crate::reader::Find for $type {
-            fn find(keys: &mut $crate::reader::Reader<'_, '_>, name: &'static str) -> Option<Self> {
+        impl $crate::read::reader::Find for $type {
+            fn find(keys: &mut $crate::read::reader::Reader<'_, '_>, name: &'static str) -> Option<Self> {
                 match keys.leaf(name) {
                     $leaf => Some($value),
                     _ => None,
@@ -63,9 +63,9 @@ macro_rules! read_as {
             }
         }
 
-        impl $crate::reader::Read for $type {
-            fn read(keys: &mut $crate::reader::Reader<'_, '_>, name: &'static str) -> Self {
-                <Self as $crate::reader::Find>::find(keys, name).unwrap_or($placeholder)
+        impl $crate::read::reader::Read for $type {
+            fn read(keys: &mut $crate::read::reader::Reader<'_, '_>, name: &'static str) -> Self {
+                <Self as $crate::read::reader::Find>::find(keys, name).unwrap_or($placeholder)
             }
         }
     )+ };

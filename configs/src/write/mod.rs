@@ -1,0 +1,4 @@
+//! Writes configurations: a resolved one as YAML, and changes to the text of one.
+
+pub(super) mod edit;
+pub(super) mod yaml_out;
