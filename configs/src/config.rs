@@ -8,32 +8,18 @@ mod activations;
 mod adapter;
 mod autotuning;
 mod batch_sizes;
-mod chat;
 mod data;
-mod data_efficiency;
-mod datasets;
 mod launcher;
 mod layers;
-mod local_steps;
-mod mesh;
 mod model;
 mod monitor;
-mod mup;
 mod offload;
 mod optimizer;
-mod optimizer_params;
-mod parameter_groups;
-mod pipeline;
+mod parallel;
 mod precision;
-mod preference;
 mod quantization;
-mod rope;
 mod scheduler;
-pub(crate) mod sequence_parallel;
-mod split;
-mod tensor_parallel;
 mod training;
-mod transformers_schedules;
 mod zero;
 
 use std::sync::Arc;
@@ -53,42 +39,42 @@ pub use activations::{ActivationCheckpointing, CheckpointSpacing};
 pub use adapter::{ALL_LINEAR, Adapter, AdapterBias, AdapterType, InitLora};
 pub use autotuning::{Autotuning, Dimension, Interval, Metric, Sweep, SweepMethod, TunerType};
 pub use batch_sizes::{BatchSizes, RampUp};
-pub use chat::{Chat, ChatType, ExcessLength, MessageProperties, Roles, TrainOnEos, Untrained};
+pub use data::chat::{Chat, ChatType, ExcessLength, MessageProperties, Roles, TrainOnEos, Untrained};
 pub use data::{Data, DataFormat, TokenDtype, Tokenizer};
-pub use data_efficiency::{
+pub use data::data_efficiency::{
     Curriculum, CurriculumConfig, CurriculumLearning, CurriculumMetrics, CurriculumSchedule, DataEfficiency,
     DataSampling,
 };
-pub use datasets::{MixedDataset, Share};
+pub use data::datasets::{MixedDataset, Share};
 pub use launcher::{GpuTransport, InstructionSet, Launcher, Transport};
 pub use layers::LayerPattern;
-pub use local_steps::LocalSteps;
-pub use mesh::{Mesh, RotateMethod};
+pub use parallel::local_steps::LocalSteps;
+pub use parallel::mesh::{Mesh, RotateMethod};
 pub(crate) use model::MAX_LAYERS;
 pub use model::{Activation, FULL_ATTENTION, Gpt2, Llama, Mlp, Model, SLIDING_ATTENTION};
 pub use monitor::{CommsLogger, FlopsProfiler, MachineMonitor, Mlflow, Monitor, Prometheus, Wandb};
-pub use mup::{BaseWidths, Mup};
+pub use model::mup::{BaseWidths, Mup};
 pub use offload::{Aio, OffloadDevice, OffloadOptimizer, OffloadParam};
 pub(crate) use optimizer::ADAMW;
 pub use optimizer::Optimizer;
-pub use optimizer_params::{
+pub use optimizer::optimizer_params::{
     Adafactor, Adagrad, Adam, Custom, Lamb, Lion, MuAdam, Muon, NAdam, RAdam, RmsProp, ScheduleFree, Sgd,
 };
-pub use parameter_groups::{ParameterGroup, ParameterKind};
-pub use pipeline::{PartitionMethod, Pipeline, PipelineSchedule};
+pub use optimizer::parameter_groups::{ParameterGroup, ParameterKind};
+pub use parallel::pipeline::{PartitionMethod, Pipeline, PipelineSchedule};
 pub use precision::{Bf16, DataTypes, Dtype, Fp16};
-pub use preference::{DpoLoss, Preference, PreferenceType};
+pub use data::preference::{DpoLoss, Preference, PreferenceType};
 pub use quantization::{FourBitType, QuantStorage, Quantization, QuantizationMethod};
-pub use rope::RopeScaling;
-pub(crate) use rope::{ORIGINAL as ROPE_ORIGINAL, TYPE as ROPE_TYPE, keys_of as rope_keys_of};
+pub use model::rope::RopeScaling;
+pub(crate) use model::rope::{ORIGINAL as ROPE_ORIGINAL, TYPE as ROPE_TYPE, keys_of as rope_keys_of};
 pub use scheduler::{LrRangeTest, OneCycle, Scheduler, Warmup, WarmupCosineLr, WarmupDecayLr, WarmupLr};
-pub use split::SplitPart;
-pub use tensor_parallel::TensorParallel;
+pub use data::split::SplitPart;
+pub use parallel::tensor_parallel::TensorParallel;
 pub use training::{
     Compute, EarlyStopping, Ema, GradientNoiseScale, KeepBest, Nonfinite, OnSpike, Sample, Spikes, StopMode, Training,
     WeightDecayOn,
 };
-pub use transformers_schedules::*;
+pub use scheduler::transformers_schedules::*;
 pub use zero::{Zero, ZeroStage};
 
 section! {

@@ -198,7 +198,7 @@ fn check(config: &mut Config, world: World, resolver: &mut Resolver<'_>) {
     config.pipeline.check(resolver);
     Mesh::check(config, resolver);
     LocalSteps::check(config, resolver);
-    crate::config::sequence_parallel::check(config, resolver);
+    crate::config::parallel::sequence_parallel::check(config, resolver);
     crate::config::TensorParallel::check(config, resolver);
     Zero::check_secondary(config, world, resolver);
     if let Some(activation_checkpointing) = &config.activation_checkpointing {

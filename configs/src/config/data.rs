@@ -1,5 +1,11 @@
 //! `data`: which files are read, and how they become samples.
 
+pub(super) mod chat;
+pub(super) mod data_efficiency;
+pub(super) mod datasets;
+pub(super) mod preference;
+pub(super) mod split;
+
 use serde::Serialize;
 
 use crate::choice::{Choice as _, choice};

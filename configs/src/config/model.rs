@@ -1,5 +1,8 @@
 //! `model`: the architectures that a configuration can name, with Hugging Face's names and defaults.
 
+pub(super) mod mup;
+pub(super) mod rope;
+
 use serde::Serialize;
 
 use crate::choice::choice;

@@ -1,8 +1,11 @@
 //! `optimizer`: DeepSpeed's names and defaults.
 
+pub(super) mod optimizer_params;
+pub(super) mod parameter_groups;
+
 use serde::Serialize;
 
-use crate::config::optimizer_params::{
+use crate::config::optimizer::optimizer_params::{
     Adafactor, Adagrad, Adam, Custom, Lamb, Lion, MIN_8BIT_SIZE, MuAdam, Muon, NAdam, RAdam, RmsProp, ScheduleFree,
     Sgd, check_bits,
 };

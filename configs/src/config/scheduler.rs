@@ -1,6 +1,8 @@
 //! `scheduler`: the learning-rate schedules of DeepSpeed and of Hugging Face transformers, with their names and
 //! defaults.
 
+pub(super) mod transformers_schedules;
+
 use serde::Serialize;
 
 use crate::choice::{Choice as _, choice};

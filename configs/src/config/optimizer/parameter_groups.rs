@@ -4,7 +4,7 @@
 use serde::Serialize;
 
 use crate::choice::{Choice as _, choice};
-use crate::config::optimizer_params::{Adam, OPTIM_BITS, check_bits};
+use crate::config::optimizer::optimizer_params::{Adam, OPTIM_BITS, check_bits};
 use crate::config::{Config, Optimizer, Scheduler, Training};
 use crate::read::reader::{Find, Reader, Resolver};
 use crate::schema::*;

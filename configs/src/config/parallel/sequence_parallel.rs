@@ -101,7 +101,7 @@ pub(crate) fn check(config: &Config, resolver: &mut Resolver<'_>) {
 }
 
 /// Returns advice for a length that is not a multiple of `chunks`: a multiple that the model supports.
-pub(super) fn near_multiple(config: &Config, length: usize, chunks: usize) -> String {
+pub(crate) fn near_multiple(config: &Config, length: usize, chunks: usize) -> String {
     let next = length.next_multiple_of(chunks);
     let longest = config.model.as_ref().and_then(Model::max_sequence_length).filter(|&longest| longest < next);
     match longest.map(|longest| (longest, longest - longest % chunks)) {
@@ -118,7 +118,7 @@ pub(super) fn near_multiple(config: &Config, length: usize, chunks: usize) -> St
 }
 
 /// Returns the first length of the curriculum that is not a multiple of `chunks`, with its key.
-pub(super) fn uneven_length(config: &Config, chunks: usize) -> Option<(&'static str, usize)> {
+pub(crate) fn uneven_length(config: &Config, chunks: usize) -> Option<(&'static str, usize)> {
     let curriculum = config.data_efficiency.curriculum()?;
     let schedule = &curriculum.schedule_config;
     let ends = [

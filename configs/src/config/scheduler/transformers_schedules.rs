@@ -146,7 +146,7 @@ choice! {
 
 impl Scheduler {
     /// Checks the schedules of transformers; `lr` is the optimizer's learning rate.
-    pub(super) fn check_transformers(&self, lr: f64, max_steps: Option<usize>, resolver: &mut Resolver<'_>) {
+    pub(crate) fn check_transformers(&self, lr: f64, max_steps: Option<usize>, resolver: &mut Resolver<'_>) {
         let end = match *self {
             Self::Linear(LinearDecay { num_training_steps, .. })
             | Self::Cosine(CosineDecay { num_training_steps, .. })

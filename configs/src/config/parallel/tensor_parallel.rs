@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use crate::check::NO_EFFECT;
-use crate::config::sequence_parallel::{near_multiple, uneven_length};
+use crate::config::parallel::sequence_parallel::{near_multiple, uneven_length};
 use crate::config::{Config, Data, Gpt2, Llama, Model, Optimizer, PartitionMethod, Pipeline, Quantization, Training};
 use crate::read::reader::Resolver;
 use crate::schema::*;
