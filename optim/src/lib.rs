@@ -34,6 +34,7 @@ mod rule;
 mod schedule_free;
 mod sgd;
 mod simd;
+mod step;
 mod stored;
 #[cfg(test)]
 mod tests;
@@ -64,6 +65,7 @@ pub use rmsprop::{RmsProp, RmsPropVariant};
 pub use schedule::{LrRangeTest, OneCycle, Rate, Schedule, Warmup};
 pub use schedule_free::{AverageSums, ScheduleFree};
 pub use sgd::Sgd;
+pub use step::Step;
 pub use stored::Stored;
 
 use adamw::{Decoupled, L2, Summed};
@@ -181,22 +183,6 @@ impl Optimizer {
             | Optimizer::Custom(_) => None,
         }
     }
-}
-
-/// The inputs that change from one step, or from one slice, to the next.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Step {
-    /// Number of this optimizer step, counted from 1. Bias corrections depend on it.
-    pub step: u64,
-    /// Learning rate of this step.
-    pub lr: f64,
-    /// Factor that multiplies every gradient first: the clip coefficient divided by the loss scale.
-    pub grad_scale: f32,
-    /// Largest absolute value of a gradient before it is scaled. Larger gradients are clipped to it. Infinity disables
-    /// clipping.
-    pub grad_limit: f32,
-    /// Whether weight decay applies to this slice; biases and norms are usually excluded.
-    pub decay: bool,
 }
 
 /// Error: a slice does not have the required length.
