@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 
 use object_store::path::Path as Key;
 
+use crate::files::find;
 use crate::location::{Location, RepoKind, Service};
-use crate::upload::find;
 use crate::{Error, Object};
 
 /// Returns the value of an environment variable, unless it is empty.

@@ -17,6 +17,7 @@ mod client;
 mod digest;
 mod download;
 mod error;
+mod files;
 mod folder;
 mod hub;
 mod hub_cache;

@@ -1,15 +1,16 @@
 //! Uploads files and folders, and moves and removes objects. When a folder is uploaded, the caller may choose files
 //! that are uploaded last, once all others are in the store.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::Read;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use bytes::Bytes;
 use object_store::path::Path as Key;
 use object_store::{ObjectStore, ObjectStoreExt, PutPayload, WriteMultipart};
 
 use crate::download::patiently;
+use crate::files::find;
 use crate::list::{key, open};
 use crate::location::{Location, Service};
 use crate::{Error, Object, Stores, Watch};
@@ -135,18 +136,4 @@ async fn send(store: &dyn ObjectStore, key: &Key, path: &Path, address: &str, wa
         watch.progress(sent, length);
     }
     parts.finish().await.map(drop).map_err(|error| failed(sent, error))
-}
-
-/// Finds the files in a folder, by their names relative to `root`.
-pub(crate) fn find(root: &Path, relative: &Path, files: &mut Vec<PathBuf>) -> Result<(), Error> {
-    let folder = root.join(relative);
-    for entry in fs::read_dir(&folder).map_err(Error::local(&folder))? {
-        let entry = entry.map_err(Error::local(&folder))?;
-        let name = relative.join(entry.file_name());
-        match root.join(&name).is_dir() {
-            true => find(root, &name, files)?,
-            false => files.push(name),
-        }
-    }
-    Ok(())
 }
