@@ -47,9 +47,11 @@ pub use failpoint::{FAILPOINTS, failpoints};
 pub use folders::{committed, meant, name, newest, newest_meant, set_back, step, superseded, write_rate};
 pub use import::import;
 pub use load::{load, load_to_evaluate};
-pub use local::{LocalPiece, LocalSteps};
 pub use lock::RunLock;
-pub use manifest::{CutEntry, FORMAT, LossScale, MANIFEST, Manifest, ParameterEntry, PieceEntry, ShardEntry, VERSION};
+pub use manifest::{
+    CutEntry, FORMAT, LocalPiece, LocalSteps, LossScale, MANIFEST, Manifest, ParameterEntry, PieceEntry, ShardEntry,
+    VERSION,
+};
 pub use merge::{Merge, is_of_adapter};
 pub use pretrained::{check_pretrained, load_pretrained};
 pub use retention::Retention;

@@ -9,8 +9,7 @@ use zero_partition::{Kind, ShardedState};
 
 use crate::error::CheckpointError;
 use crate::layout;
-use crate::local;
-use crate::manifest::{MANIFEST, Manifest, QuantizedEntry};
+use crate::manifest::{MANIFEST, MOMENTUM, Manifest, QuantizedEntry};
 use crate::source::{Source, Wanted};
 use crate::together::together;
 use crate::verify::intact;
@@ -93,7 +92,7 @@ fn read(folder: &Path, manifest: &Manifest, zero: &mut ShardedState) -> Result<(
             let parameter = &model.parameters()[range.parameter];
             let state = match kind {
                 Kind::Parameter => None,
-                Kind::OuterMomentum => Some(local::MOMENTUM),
+                Kind::OuterMomentum => Some(MOMENTUM),
                 Kind::State(index) => zero.state_names().get(index).copied(),
             };
             if parameter.quantization().is_some() {

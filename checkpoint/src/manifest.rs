@@ -1,5 +1,6 @@
 //! `manifest.json`: the contents of a checkpoint.
 
+mod local;
 mod parameter;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -11,13 +12,14 @@ use safetensors::tensor::Dtype;
 use serde::{Deserialize, Serialize};
 use zero_optim::{Average, AverageSums, ScheduleFree};
 
+pub(crate) use local::MOMENTUM;
+pub use local::{LocalPiece, LocalSteps};
 pub use parameter::{CutEntry, ParameterEntry, PieceEntry};
 pub(crate) use parameter::{QuantizedEntry, is_zero};
 
 use zero_model::ops::QuantizedFormat;
 
 use crate::error::CheckpointError;
-use crate::local::{self, LocalSteps};
 
 /// The name of the file. A folder with this file is a complete checkpoint, because the file is written last and removed
 /// first.

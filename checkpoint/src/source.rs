@@ -10,8 +10,7 @@ use zero_model::Parameter;
 use zero_model::ops::Run;
 
 use crate::error::CheckpointError;
-use crate::local::LocalPiece;
-use crate::manifest::{CutEntry, MANIFEST, Manifest, ParameterEntry, PieceEntry, tensor_name};
+use crate::manifest::{CutEntry, LocalPiece, MANIFEST, Manifest, ParameterEntry, PieceEntry, tensor_name};
 use crate::tensors::TensorFile;
 
 /// A checkpoint that is being read.

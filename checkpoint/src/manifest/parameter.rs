@@ -8,7 +8,7 @@ use zero_model::Parameter;
 use zero_model::ops::{Cut, Quantization};
 use zero_partition::part_of_state;
 
-use crate::local::LocalPiece;
+use super::LocalPiece;
 
 /// A parameter and where its elements are stored.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
