@@ -6,12 +6,13 @@
 
 use std::fmt;
 
-use crate::instruction::{Instruction, LayerId, SegmentId};
+use crate::ids::{LayerId, SegmentId};
+use crate::instruction::Instruction;
 use crate::message::{Content, Message};
 use crate::shape::{Exchanges, ModelShape};
 use crate::tier::Item;
 use crate::timeline::Lane;
-use crate::validate::World;
+use crate::world::World;
 
 /// One row of the table of effects: the effects of one instruction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -8,14 +8,9 @@
 use std::fmt;
 
 use crate::effects::{Action, Computation, Effects, Operand, Transfer};
+use crate::ids::{LayerId, SegmentId};
 use crate::message::Message;
 use crate::tier::Item;
-
-/// Index of a layer in the model.
-pub type LayerId = usize;
-/// Index of a segment. A segment is a flat parameter that concatenates parameters of one layer. These parameters are
-/// placed, gathered and reduced together.
-pub type SegmentId = usize;
 
 /// One instruction of one rank.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -11,6 +11,7 @@
 mod alive;
 mod effects;
 pub mod grid;
+mod ids;
 mod instruction;
 mod mesh;
 mod message;
@@ -23,10 +24,12 @@ mod tier;
 mod timeline;
 pub mod trace;
 mod validate;
+mod world;
 
 pub use alive::alive;
 pub use effects::{Action, Computation, Effects, Operand, Transfer};
-pub use instruction::{Instruction, LayerId, Program, SegmentId};
+pub use ids::{LayerId, SegmentId};
+pub use instruction::{Instruction, Program};
 pub use mesh::{Coordinates, Degrees, Mesh, MeshError};
 pub use message::{Channel, Content, Kind, Message, StageId};
 pub use schedule::Schedule;
@@ -35,4 +38,5 @@ pub use simulate::{Costs, simulate};
 pub use stages::{Stages, StagesError};
 pub use tier::{Item, Tier, Tiers};
 pub use timeline::{Event, Lane, Timeline};
-pub use validate::{Violation, World, validate};
+pub use validate::{Violation, validate};
+pub use world::World;

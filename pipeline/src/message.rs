@@ -5,7 +5,7 @@
 
 use std::fmt;
 
-use crate::instruction::{LayerId, SegmentId};
+use crate::ids::{LayerId, SegmentId};
 
 /// Index of a pipeline stage.
 pub type StageId = usize;

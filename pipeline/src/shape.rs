@@ -1,6 +1,6 @@
 //! The properties of a model that programs depend on: the segments of each layer and their placement.
 
-use crate::instruction::{LayerId, SegmentId};
+use crate::ids::{LayerId, SegmentId};
 use crate::tier::Tiers;
 
 /// ZeRO stage: DeepSpeed's `zero_optimization.stage`.

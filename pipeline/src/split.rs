@@ -8,7 +8,7 @@
 
 use std::ops::Range;
 
-use crate::instruction::LayerId;
+use crate::ids::LayerId;
 use crate::schedule::{Schedule, Size, Work};
 
 /// Costs of a layer, measured or calculated.

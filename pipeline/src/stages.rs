@@ -11,7 +11,7 @@
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-use crate::instruction::{LayerId, SegmentId};
+use crate::ids::{LayerId, SegmentId};
 use crate::message::{Content, Message, StageId};
 use crate::shape::ModelShape;
 

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::instruction::{LayerId, SegmentId};
+use crate::ids::{LayerId, SegmentId};
 
 /// Where data is stored while it is not in use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]

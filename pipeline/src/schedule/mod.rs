@@ -10,7 +10,8 @@ mod slot;
 
 use std::collections::BTreeMap;
 
-use crate::instruction::{Instruction, LayerId, Program};
+use crate::ids::LayerId;
+use crate::instruction::{Instruction, Program};
 use crate::message::{Channel, Content, Message, StageId};
 use crate::shape::ModelShape;
 use crate::stages::Stages;

@@ -1,12 +1,12 @@
 //! The cost table: durations and sizes.
 
 use crate::effects::{Computation, Transfer};
-use crate::instruction::SegmentId;
+use crate::ids::SegmentId;
 use crate::message::{Content, Message};
 use crate::shape::{ModelShape, Placement};
 use crate::simulate::SimulationError;
 use crate::tier::Item;
-use crate::validate::World;
+use crate::world::World;
 
 /// A link between ranks, or to a disk.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -4,8 +4,8 @@
 
 use std::collections::BTreeSet;
 
-use super::walk::{Check, ensure};
-use crate::instruction::LayerId;
+use super::check::{Check, ensure};
+use crate::ids::LayerId;
 use crate::shape::ModelShape;
 
 /// A micro-batch of one rank.

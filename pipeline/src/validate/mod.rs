@@ -4,6 +4,7 @@
 //! compared: the members of a group must start the same collectives in the same order, messages must be received in the
 //! order in which they are sent, and no deadlock may occur. A violation names the rank, the instruction and the reason.
 
+mod check;
 mod micro_batch;
 mod tiers;
 mod together;
@@ -12,9 +13,7 @@ mod walk;
 use std::fmt;
 
 use crate::instruction::Program;
-use crate::mesh::{Degrees, Mesh};
-use crate::shape::ModelShape;
-use crate::stages::Stages;
+use crate::world::World;
 
 /// A defect in the programs.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -32,31 +31,6 @@ pub struct Violation {
 impl fmt::Display for Violation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "rank {}, instruction {} ({}): {}", self.rank, self.index, self.instruction, self.reason)
-    }
-}
-
-/// The model and mesh that programs run on.
-#[derive(Debug, Clone, Copy)]
-pub struct World<'a> {
-    /// The model.
-    pub shape: &'a ModelShape,
-    /// Assignment of layers to stages.
-    pub stages: &'a Stages,
-    /// Arrangement of the ranks.
-    pub mesh: Mesh,
-    /// Number of messages that a channel buffers without a posted receive. 0 means rendezvous: a send completes only
-    /// when its receive has been posted. A program that does not deadlock with a capacity of 0 runs on every transport.
-    pub capacity: usize,
-}
-
-impl<'a> World<'a> {
-    /// Creates a world with one pipeline stage.
-    ///
-    /// # Panics
-    /// Panics if `ranks` is zero.
-    #[must_use]
-    pub fn data_parallel(shape: &'a ModelShape, stages: &'a Stages, ranks: usize) -> Self {
-        Self { shape, stages, mesh: Mesh::new(ranks, Degrees::stages(1)).expect("there are ranks"), capacity: 0 }
     }
 }
 

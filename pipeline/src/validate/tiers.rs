@@ -3,8 +3,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::walk::{Check, ensure};
-use crate::instruction::SegmentId;
+use super::check::{Check, ensure};
+use crate::ids::SegmentId;
 use crate::shape::ModelShape;
 use crate::tier::{Item, Tier};
 

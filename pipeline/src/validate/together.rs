@@ -2,11 +2,12 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use super::{Violation, World, violation};
+use super::{Violation, violation};
 use crate::effects::{Action, Transfer};
 use crate::instruction::{Instruction, Program};
 use crate::message::{Channel, Message};
 use crate::timeline::Lane;
+use crate::world::World;
 
 /// Checks that all ranks of a stage start the same collectives in the same order. A computation that exchanges values
 /// with other ranks counts as a collective.

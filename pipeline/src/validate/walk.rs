@@ -8,14 +8,17 @@ mod parameters;
 
 use std::collections::BTreeSet;
 
+use super::check::{Check, ensure};
 use super::micro_batch::MicroBatch;
 use super::tiers::Items;
-use super::{Violation, World, violation};
+use super::{Violation, violation};
 use crate::effects::{Action, Effects, Operand, Transfer};
-use crate::instruction::{Instruction, LayerId, Program, SegmentId};
+use crate::ids::{LayerId, SegmentId};
+use crate::instruction::{Instruction, Program};
 use crate::message::{Content, Message, StageId};
 use crate::shape::{Placement, Placements};
 use crate::tier::Item;
+use crate::world::World;
 
 /// A value that the rank holds, or an event on which later instructions depend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -76,12 +79,6 @@ struct State<'a> {
     open: Vec<Option<usize>>,
     /// Number of micro-batches in each replicated accumulator or reduced shard. Micro-batches are added in order.
     added: Vec<usize>,
-}
-
-pub(super) type Check = Result<(), String>;
-
-pub(super) fn ensure(condition: bool, reason: impl FnOnce() -> String) -> Check {
-    if condition { Ok(()) } else { Err(reason()) }
 }
 
 impl<'a> State<'a> {

@@ -1,9 +1,10 @@
 //! Checks that a segment's gradient is complete before it is summed, and that micro-batches are summed in order.
 
-use super::{Check, Fact, State, ensure};
-use crate::instruction::{LayerId, SegmentId};
+use super::{Fact, State};
+use crate::ids::{LayerId, SegmentId};
 use crate::shape::Placement;
-use crate::validate::World;
+use crate::validate::check::{Check, ensure};
+use crate::world::World;
 
 impl State<'_> {
     pub(super) fn contribute(&mut self, layer: LayerId, micro_batch: usize) -> Check {

@@ -1,9 +1,10 @@
 //! Checks that a segment's parameters are gathered when they are read, and that they may be released, updated and sent.
 
-use super::{Check, Fact, State, ensure};
+use super::{Fact, State};
 use crate::effects::Computation;
-use crate::instruction::SegmentId;
+use crate::ids::SegmentId;
 use crate::shape::Placement;
+use crate::validate::check::{Check, ensure};
 
 impl State<'_> {
     pub(super) fn is_own(&self, segment: SegmentId) -> Check {
