@@ -8,8 +8,9 @@
 
 use sha2::{Digest, Sha256};
 
-use crate::buffer::{Buffer, Dtype};
+use crate::buffer::Buffer;
 use crate::communicator::Communicator;
+use crate::dtype::Dtype;
 use crate::error::CommError;
 use crate::store::MAX_VALUE;
 

@@ -14,12 +14,13 @@
 
 use std::time::{Duration, Instant};
 
-use crate::buffer::{Buffer, Dtype};
-use crate::communicator::{Communicator, ReduceOp};
+use crate::buffer::Buffer;
+use crate::communicator::Communicator;
 use crate::copy::copy;
+use crate::dtype::Dtype;
 use crate::error::CommError;
+use crate::reduction::{ReduceOp, Reduction};
 use crate::signature::Operation;
-use crate::step::Reduction;
 use crate::tree;
 
 /// Times of an operation and of its floor, measured alternately. Each time is the time of the slowest rank.

@@ -7,6 +7,7 @@
 use half::{bf16, f16};
 
 use crate::device::DeviceBuffer;
+use crate::dtype::Dtype;
 use crate::error::CommError;
 
 /// An owned vector of one of the supported element types.
@@ -25,58 +26,6 @@ pub enum Buffer {
     /// Values of one of these types in the memory of a device, for groups created by
     /// [`Communicator::with_devices`](crate::Communicator::with_devices).
     Device(DeviceBuffer),
-}
-
-/// The element type of a [`Buffer`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[repr(u8)]
-pub enum Dtype {
-    /// 32-bit float.
-    F32 = 1,
-    /// Brain float.
-    Bf16 = 2,
-    /// IEEE half float.
-    F16 = 3,
-    /// 64-bit signed integer.
-    I64 = 4,
-    /// Byte.
-    U8 = 5,
-}
-
-impl Dtype {
-    /// Every element type, for tests and tables.
-    pub const ALL: [Dtype; 5] = [Dtype::F32, Dtype::Bf16, Dtype::F16, Dtype::I64, Dtype::U8];
-
-    /// Returns the size of one element in bytes.
-    pub fn size(self) -> usize {
-        match self {
-            Dtype::F32 => 4,
-            Dtype::Bf16 | Dtype::F16 => 2,
-            Dtype::I64 => 8,
-            Dtype::U8 => 1,
-        }
-    }
-
-    /// Returns the name used in messages: `f32`, `bf16`, `f16`, `i64`, `u8`.
-    pub fn name(self) -> &'static str {
-        match self {
-            Dtype::F32 => "f32",
-            Dtype::Bf16 => "bf16",
-            Dtype::F16 => "f16",
-            Dtype::I64 => "i64",
-            Dtype::U8 => "u8",
-        }
-    }
-
-    pub(crate) fn from_code(code: u8) -> Option<Dtype> {
-        Dtype::ALL.into_iter().find(|dtype| *dtype as u8 == code)
-    }
-}
-
-impl std::fmt::Display for Dtype {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(self.name())
-    }
 }
 
 macro_rules! for_each_dtype {

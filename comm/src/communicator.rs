@@ -7,6 +7,7 @@ use crate::buffer::Buffer;
 use crate::device::DeviceFabric;
 use crate::error::CommError;
 use crate::pending::Pending;
+use crate::reduction::ReduceOp;
 use crate::stats::{SizeCounter, Stats};
 
 /// A group of ranks that communicate with each other.
@@ -151,15 +152,6 @@ pub trait Communicator: Send + Sync {
     /// Returns the name of the transport: `threads`, `shared memory`, `tcp`, or `shared memory and tcp` for a group on
     /// several hosts. A group with devices returns the name of the device transport.
     fn transport(&self) -> &'static str;
-}
-
-/// How the values of several ranks are combined into one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum ReduceOp {
-    /// Sum over the fixed tree of ranks.
-    Sum,
-    /// Largest value; NaN if any is NaN.
-    Max,
 }
 
 /// A vector to gather.

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use crate::buffer::Dtype;
+use crate::dtype::Dtype;
 use crate::signature::Operation;
 
 /// Why an operation or the rendezvous of the ranks failed.

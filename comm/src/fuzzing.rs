@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use crate::agreement::Terms;
 use crate::auth::{self, Key, Refusal, WELCOME};
-use crate::buffer::Dtype;
 use crate::connect::Introduction;
+use crate::dtype::Dtype;
 use crate::processes::Control;
 use crate::signature::{HEADER_BYTES, Header, Operation, Signature};
 use crate::store;

@@ -12,7 +12,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use crate::buffer::Buffer;
-use crate::communicator::{Communicator, Exchanged, Gathered, ReduceOp, Scattered, ToGather, ToScatter};
+use crate::carried::Carried;
+use crate::communicator::{Communicator, Exchanged, Gathered, Scattered, ToGather, ToScatter};
 use crate::device::{DeviceEnd, DeviceFabric};
 use crate::error::CommError;
 use crate::health::{Cause, Health};
@@ -20,9 +21,11 @@ use crate::inquiry::Topic;
 use crate::lock::lock;
 use crate::parts::{Counts, Parts};
 use crate::pending::Pending;
+use crate::ranges::consecutive;
+use crate::reduction::ReduceOp;
 use crate::signature::{Operation, Signature, digest};
 use crate::stats::{Sent, SizeCounter, Stats};
-use crate::step::{Carried, Collective, Fabric, Inbox, Membership, Outbox, Step, Vector, consecutive};
+use crate::step::{Collective, Fabric, Inbox, Membership, Outbox, Step, Vector};
 
 use arguments::BufferKind;
 use submission::{Context, Ordered, lane_to};

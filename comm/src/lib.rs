@@ -38,11 +38,14 @@ mod auth;
 mod bell;
 pub mod bench;
 mod buffer;
+mod carried;
 mod communicator;
 mod connect;
 pub mod copy;
+mod deadline;
 mod device;
 mod doorkeeper;
+mod dtype;
 mod each_rank;
 mod error;
 #[cfg(feature = "fuzzing")]
@@ -59,6 +62,8 @@ mod lock;
 mod parts;
 mod pending;
 mod processes;
+mod ranges;
+mod reduction;
 mod shm;
 mod signature;
 mod stats;
@@ -71,24 +76,24 @@ pub mod token;
 mod tree;
 
 pub use agreement::agree;
-pub use buffer::{Buffer, Dtype};
-pub use communicator::{
-    Communicator, Exchanged, Gathered, Options, ReduceOp, Scattered, ToGather, ToScatter, Transport,
-};
+pub use buffer::Buffer;
+pub use communicator::{Communicator, Exchanged, Gathered, Options, Scattered, ToGather, ToScatter, Transport};
 pub use connect::connect;
 pub use device::{
     DeviceBuffer, DeviceEvent, DeviceFabric, DeviceLane, DeviceMemory, DeviceWork, INVITATION, ShardedMemory,
     flat_block,
 };
+pub use dtype::Dtype;
 pub use each_rank::from_each_rank;
 pub use error::CommError;
 pub use hierarchy::cells;
 pub use launcher_environment::{LauncherEnvironment, LauncherEnvironmentError};
 pub use pending::Pending;
+pub use ranges::even_counts;
+pub use reduction::ReduceOp;
 pub use shm::{SharedAllocator, shared_memory};
 pub use signature::Operation;
 pub use stats::{Counter, SizeCounter, Stats};
-pub use step::even_counts;
 /// Bytes that the TCP transport buffers for each peer of a group.
 pub use tcp::CHUNK as TCP_CHUNK;
 pub use tcp::bind_address;

@@ -9,8 +9,9 @@ use std::ops::Range;
 
 use crate::buffer::Buffer;
 use crate::copy::copy;
+use crate::deadline::Deadline;
+use crate::ranges::consecutive;
 use crate::signature::Signature;
-use crate::step::{Deadline, consecutive};
 
 /// An all_to_all to execute, or a part of one.
 pub(crate) struct Parts<'a> {

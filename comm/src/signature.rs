@@ -9,8 +9,8 @@ use std::fmt;
 
 use sha2::{Digest, Sha256};
 
-use crate::buffer::Dtype;
-use crate::communicator::ReduceOp;
+use crate::dtype::Dtype;
+use crate::reduction::ReduceOp;
 
 /// The kinds of operation of a communicator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -6,17 +6,18 @@
 //! second. A broadcast is a gather in which the root owns the whole vector. A barrier has neither phase. An all_to_all
 //! does not have this form, because no two ranks have the same vector; [`Parts`] describes it.
 
-use std::ops::{AddAssign, Range};
+use std::ops::Range;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
-use crate::buffer::Dtype;
-use crate::communicator::ReduceOp;
+use crate::carried::Carried;
 use crate::copy::copy;
+use crate::deadline::Deadline;
+use crate::dtype::Dtype;
 use crate::error::CommError;
 use crate::health::Failure;
 use crate::inquiry::Waiters;
 use crate::parts::Parts;
+use crate::reduction::ReduceOp;
 use crate::signature::Signature;
 
 /// A collective to execute, or a part of one.
@@ -66,32 +67,6 @@ impl<'a> Vector<'a> {
     }
 }
 
-/// When an operation times out.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Deadline {
-    pub(crate) started: Instant,
-    /// How long a thread may wait for the operation while no data moves.
-    pub(crate) timeout: Duration,
-}
-
-impl Deadline {
-    pub(crate) fn after(timeout: Duration) -> Deadline {
-        Deadline { started: Instant::now(), timeout }
-    }
-
-    /// Returns the deadline of the next part of the operation, after a part is complete.
-    pub(crate) fn renewed(self) -> Deadline {
-        Deadline::after(self.timeout)
-    }
-}
-
-/// How contributions are combined.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Reduction {
-    pub(crate) op: ReduceOp,
-    pub(crate) dtype: Dtype,
-}
-
 /// Executes collectives, one after another.
 pub(crate) trait Collective: Send {
     fn run(&mut self, step: Step<'_>) -> Result<Carried, Failure>;
@@ -117,37 +92,6 @@ impl Collective for Alone {
     fn exchange(&mut self, mut parts: Parts<'_>) -> Result<Carried, Failure> {
         parts.keep(0);
         Ok(Carried::IN_PLACE)
-    }
-}
-
-/// The way in which the payload of an operation was transferred.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Carried {
-    /// Whether ranks accessed each other's buffers directly; in a coalesced operation, whether they did so for at least
-    /// one buffer. Other payload was copied through rings or sockets.
-    pub(crate) in_place: bool,
-    /// Number of bytes that this rank wrote to sockets.
-    pub(crate) network_bytes: usize,
-    /// Number of payload bytes that were added by sending 16-bit values as f32.
-    pub(crate) widening: usize,
-    /// Whether the operation ran ahead of the host.
-    pub(crate) ahead: bool,
-}
-
-impl Carried {
-    pub(crate) const IN_PLACE: Carried = Carried { in_place: true, network_bytes: 0, widening: 0, ahead: false };
-
-    pub(crate) fn streamed(network_bytes: usize) -> Carried {
-        Carried { in_place: false, network_bytes, ..Carried::IN_PLACE }
-    }
-}
-
-impl AddAssign for Carried {
-    fn add_assign(&mut self, part: Carried) {
-        self.in_place &= part.in_place;
-        self.network_bytes += part.network_bytes;
-        self.widening += part.widening;
-        self.ahead &= part.ahead;
     }
 }
 
@@ -203,38 +147,5 @@ impl Membership {
     /// different peer.
     pub(crate) fn peers(&self) -> Vec<usize> {
         (1..self.size()).map(|i| (self.rank + i) % self.size()).collect()
-    }
-}
-
-/// Returns consecutive ranges of `counts[r] * scale` bytes.
-pub(crate) fn consecutive(counts: impl IntoIterator<Item = usize>, scale: usize) -> Vec<Range<usize>> {
-    let mut start = 0;
-    let next = |count: usize| {
-        let range = start..start + count * scale;
-        start = range.end;
-        range
-    };
-    counts.into_iter().map(next).collect()
-}
-
-/// Divides `length` elements into `parts` parts whose lengths differ by at most one.
-pub fn even_counts(length: usize, parts: usize) -> impl Iterator<Item = usize> {
-    (0..parts).map(move |part| length / parts + usize::from(part < length % parts))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn ranges_are_even_consecutive_and_complete() {
-        for length in [0, 1, 7, 8, 9, 1000] {
-            for parts in 1..9 {
-                let ranges = consecutive(even_counts(length, parts), 4);
-                assert_eq!(ranges.len(), parts);
-                assert_eq!((ranges[0].start, ranges[parts - 1].end), (0, 4 * length));
-                assert!(ranges.windows(2).all(|pair| pair[0].end == pair[1].start));
-            }
-        }
     }
 }

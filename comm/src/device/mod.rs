@@ -18,8 +18,9 @@ use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 
-use crate::buffer::{Buffer, Dtype};
-use crate::communicator::ReduceOp;
+use crate::buffer::Buffer;
+use crate::dtype::Dtype;
+use crate::reduction::ReduceOp;
 
 pub(crate) use end::DeviceEnd;
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::Group;
 use crate::communicator::Communicator;
+use crate::deadline::Deadline;
 use crate::device::DeviceEnd;
 use crate::error::CommError;
 use crate::health::{Failure, Health};
@@ -15,7 +16,7 @@ use crate::lock::lock;
 use crate::pending::Pending;
 use crate::signature::Signature;
 use crate::stats::{Log, Sent};
-use crate::step::{Alone, Collective, Deadline, Membership};
+use crate::step::{Alone, Collective, Membership};
 
 /// The data that an operation needs besides its endpoint.
 pub(super) struct Context {

@@ -4,8 +4,9 @@
 use crate::buffer::Buffer;
 use crate::communicator::{ToGather, ToScatter};
 use crate::device::{DeviceMemory, ShardedMemory};
+use crate::ranges::{consecutive, even_counts};
 use crate::signature::{Operation, Signature, digest};
-use crate::step::{Vector, consecutive, even_counts};
+use crate::step::Vector;
 
 impl ToGather {
     pub(super) fn vector(&mut self) -> Vector<'_> {

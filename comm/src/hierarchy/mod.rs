@@ -22,11 +22,14 @@ mod sums;
 
 use std::ops::Range;
 
-use crate::communicator::ReduceOp;
+use crate::carried::Carried;
+use crate::deadline::Deadline;
 use crate::health::Failure;
 use crate::parts::Parts;
+use crate::ranges::{consecutive, even_counts};
+use crate::reduction::ReduceOp;
 use crate::signature::Signature;
-use crate::step::{Carried, Collective, Deadline, Membership, Step, Vector, consecutive, even_counts};
+use crate::step::{Collective, Membership, Step, Vector};
 use crate::stream::{Exchange, Subgroup};
 use crate::tree;
 

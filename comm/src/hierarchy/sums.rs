@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::buffer::Dtype;
+use crate::dtype::Dtype;
 use crate::step::Vector;
 use crate::tree;
 

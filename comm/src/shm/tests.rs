@@ -5,9 +5,10 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
 use super::SharedAllocator;
-use crate::communicator::{Options, ReduceOp, Transport};
+use crate::communicator::{Options, Transport};
 use crate::connect::connect;
 use crate::launcher_environment::LauncherEnvironment;
+use crate::reduction::ReduceOp;
 use crate::signature::Operation;
 use crate::store::StoreServer;
 

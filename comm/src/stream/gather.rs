@@ -2,10 +2,12 @@
 
 use std::time::Instant;
 
-use crate::buffer::Dtype;
+use crate::deadline::Deadline;
+use crate::dtype::Dtype;
 use crate::health::Failure;
+use crate::ranges::consecutive;
 use crate::signature::{Operation, Signature};
-use crate::step::{Collective, Deadline, Membership, Step, Vector, consecutive};
+use crate::step::{Collective, Membership, Step, Vector};
 
 /// Returns the bytes `mine` of all ranks of the group, in rank order. Used while connecting, before the communicator
 /// exists.

@@ -9,14 +9,16 @@ use std::time::Duration;
 
 use super::message::{End, StreamInbox, StreamOutbox};
 use super::{Broken, Exchange, Wait, Wires};
-use crate::buffer::Dtype;
-use crate::communicator::ReduceOp;
+use crate::deadline::Deadline;
+use crate::dtype::Dtype;
 use crate::health::{Board, Health};
 use crate::hierarchy::Hierarchy;
 use crate::inquiry::{Topic, Waiters};
 use crate::parts::{Counts, Parts};
+use crate::ranges::consecutive;
+use crate::reduction::ReduceOp;
 use crate::signature::{Operation, Signature};
-use crate::step::{Collective, Deadline, Inbox, Membership, Outbox, Step, Vector, consecutive};
+use crate::step::{Collective, Inbox, Membership, Outbox, Step, Vector};
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 

@@ -4,11 +4,13 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::Room;
+use crate::carried::Carried;
+use crate::deadline::Deadline;
 use crate::health::{Cause, Failure, Health, SLICE};
 use crate::inquiry::{Inquest, Topic};
 use crate::lock::lock;
 use crate::signature::Signature;
-use crate::step::{Carried, Deadline, Inbox, Outbox};
+use crate::step::{Inbox, Outbox};
 
 /// The channel from one rank to another.
 #[derive(Default)]

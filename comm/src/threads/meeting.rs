@@ -13,14 +13,16 @@ use std::time::Duration;
 
 use super::Room;
 use crate::bell::{Bell, spin_time};
-use crate::buffer::Dtype;
-use crate::communicator::ReduceOp;
+use crate::carried::Carried;
 use crate::copy::copy;
+use crate::deadline::Deadline;
+use crate::dtype::Dtype;
 use crate::health::{Cause, Failure, Health, SLICE};
 use crate::inquiry::{Inquest, Topic};
 use crate::parts::{Pair, Parts};
+use crate::reduction::{ReduceOp, Reduction};
 use crate::signature::Signature;
-use crate::step::{Carried, Collective, Deadline, Membership, Reduction, Step, Vector};
+use crate::step::{Collective, Membership, Step, Vector};
 use crate::tree;
 
 pub(super) struct Meeting {

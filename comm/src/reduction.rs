@@ -1,0 +1,19 @@
+//! How a reduction combines the values of the ranks.
+
+use crate::dtype::Dtype;
+
+/// How the values of several ranks are combined into one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum ReduceOp {
+    /// Sum over the fixed tree of ranks.
+    Sum,
+    /// Largest value; NaN if any is NaN.
+    Max,
+}
+
+/// How contributions are combined.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Reduction {
+    pub(crate) op: ReduceOp,
+    pub(crate) dtype: Dtype,
+}
