@@ -25,22 +25,11 @@ use crate::error::ZeroError;
 use crate::gpu;
 use crate::ledger::Category;
 use crate::memory::Memory;
+use crate::options::Coded;
 use crate::rank::Rank;
 use crate::segment::{Segment, flat_bytes};
 use crate::storage::not_floats;
 use crate::threads::share;
-
-/// Which values collectives send as codes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Coded {
-    /// Trainable sharded parameters, in gathers: `zero_quantized_weights`.
-    pub weights: bool,
-    /// Frozen sharded parameters, in gathers: `zero_quantized_weights` or `zero_quantized_nontrainable_weights`.
-    /// Parameters that are stored in 8 or 4 bits are sent unchanged.
-    pub frozen_weights: bool,
-    /// Sharded gradients, in reductions: `zero_quantized_gradients`.
-    pub gradients: bool,
-}
 
 /// One segment's part of an all-to-all of a reduction that sends codes.
 #[derive(Debug, Clone, PartialEq, Eq)]

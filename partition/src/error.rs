@@ -54,6 +54,11 @@ impl ZeroError {
     }
 }
 
+/// The error for a range that this rank does not hold.
+pub(crate) fn missing() -> ZeroError {
+    ZeroError::internal("this rank does not hold the requested range")
+}
+
 fn who(ranks: &[usize], of: usize) -> String {
     let list = ranks.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
     match ranks {

@@ -10,7 +10,7 @@ use zero_pipeline::{
 
 use crate::coded::CodedLevel;
 use crate::layout::Layout;
-use crate::zero::{Widths, ZeroOptions};
+use crate::options::{Widths, ZeroOptions};
 
 /// State of one rank in memory, in bytes, at its peak between the backward and the update. State on a disk is not
 /// counted.

@@ -32,8 +32,8 @@ use zero_optim::norm::BLOCK;
 use zero_pipeline::{Exchanges, LayerShape, ModelShape, Placement, Placements, SegmentShape, Tier, Tiers, ZeroStage};
 
 use crate::accumulator::Order;
+use crate::options::ZeroOptions;
 use crate::segment::{Matrix, Piece, Segment};
-use crate::zero::ZeroOptions;
 pub use tiers::{PAGE, TierOptions};
 
 /// Minimum number of elements of a parameter that gets its own segment as a large parameter. Copying such a parameter

@@ -3,13 +3,17 @@
 use candle_core::{CpuStorage, Storage};
 use zero_pipeline::SegmentId;
 
-use crate::disk::Disk;
+use crate::disk::{Disk, Stored};
 use crate::error::ZeroError;
 use crate::ledger::Category;
 use crate::memory::Memory;
-use crate::parameters::is_whole;
 use crate::rank::Rank;
 use crate::storage::{copy, overwrite};
+
+/// Returns whether a gather needs no copy: this rank holds the only shard, reads it from the disk, and sends no codes.
+pub(crate) fn is_whole(rank: &Rank, disk: &Disk, id: SegmentId) -> bool {
+    rank.shards().size() == 1 && disk.has(id, Stored::Parameters) && rank.gathered_as(id).is_none()
+}
 
 /// Fills a segment's leaves with the gathered values. Recycles the buffer of the values unless a leaf has taken it as
 /// its storage.

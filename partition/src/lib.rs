@@ -21,6 +21,7 @@ mod memory;
 mod narrow;
 mod network;
 mod optimizer;
+mod options;
 mod outer;
 mod parameters;
 pub mod passes;
@@ -38,8 +39,8 @@ mod trust;
 mod zero;
 
 pub use accumulator::Order;
-pub use coded::{Coded, CodedLevel};
-pub use disk::{DiskBytes, DiskOptions, DiskUse, disk_buffers, disk_bytes};
+pub use coded::CodedLevel;
+pub use disk::{DiskBytes, DiskUse, disk_buffers, disk_bytes};
 pub use error::ZeroError;
 pub use expected::{
     Payload, StateBytes, expected_payload, expected_state, expected_tensor_sum, shared_elements, state_formula,
@@ -51,10 +52,9 @@ pub use layout::{Layout, LayoutOptions, PAGE, TierOptions};
 pub use ledger::{CATEGORIES, Category, Ledger};
 pub use narrow::{Stochastic, Values, update};
 pub use network::{HostBytes, Hosts, Route, bytes_on_route};
-pub use outer::{OuterOptions, OuterShare};
-pub use placement::OnGpu;
+pub use options::{Coded, DiskOptions, OnGpu, OuterOptions, OuterShare, Widths, ZeroOptions};
 pub use rounding::{to_f32, working};
 pub use segment::{Matrix, Piece, Segment, part_of_state};
 pub use storage::gpu_tensor;
 pub use threads::{adafactor_states, muon_states, update_matrix};
-pub use zero::{Kind, Range, ShardedState, Widths, ZeroOptions, longest_kept};
+pub use zero::{Kind, Range, ShardedState, longest_kept};

@@ -3,11 +3,11 @@
 use zero_comm::cells;
 use zero_pipeline::{Action, Content, Coordinates, Mesh, Message, Placement, Program, SegmentId, StageId, Transfer};
 
-use crate::coded::{Coded, CodedLevel};
+use crate::coded::CodedLevel;
 use crate::expected::message_bytes;
 use crate::layout::Layout;
+use crate::options::{Coded, ZeroOptions};
 use crate::segment::Segment;
-use crate::zero::ZeroOptions;
 
 /// The ranks of a job on hosts of equal size. Ranks are numbered host by host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -9,66 +9,19 @@ use std::collections::VecDeque;
 use std::ops::Range;
 
 use candle_core::{CpuStorage, Storage};
-use zero_comm::{Buffer, Communicator, Gathered, Pending, ReduceOp, Scattered, even_counts};
+use zero_comm::{Buffer, Communicator, Gathered, Pending, ReduceOp, Scattered};
 use zero_optim::{Optimizer, Sgd, Step};
 use zero_pipeline::SegmentId;
 
-use crate::error::ZeroError;
+use crate::error::{ZeroError, missing};
 use crate::kept::Grads;
 use crate::ledger::Category;
 use crate::memory::Memory;
 use crate::narrow::{Values, update};
+use crate::options::OuterOptions;
 use crate::rank::Rank;
 use crate::rounding::{round_to, working};
 use crate::storage::copy;
-use crate::zero::missing;
-
-/// The outer optimizer and how its state is divided.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct OuterOptions {
-    /// Learning rate.
-    pub lr: f64,
-    /// Nesterov's momentum; 0 means plain SGD, which has no momentum state.
-    pub momentum: f64,
-    /// How the state is divided among the replicates.
-    pub share: OuterShare,
-}
-
-/// One replicate's share of the state of an outer optimizer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct OuterShare {
-    /// Number of replicates.
-    pub replicates: usize,
-    /// Index of this replicate.
-    pub replicate: usize,
-    /// Number of bytes per element, for the parameter before the inner steps and, if there is one, the momentum.
-    pub width: usize,
-}
-
-impl OuterShare {
-    /// Returns the number of elements in each replicate's share of `elements`. Shares differ by at most one element,
-    /// and the longer ones come first.
-    #[must_use]
-    pub fn counts(&self, elements: usize) -> Vec<usize> {
-        even_counts(elements, self.replicates).collect()
-    }
-
-    /// Returns this replicate's share of a rank's `elements` elements.
-    #[must_use]
-    pub fn of(&self, elements: usize) -> Range<usize> {
-        let counts = self.counts(elements);
-        let start = counts[..self.replicate].iter().sum();
-        start..start + counts[self.replicate]
-    }
-
-    /// Returns the bytes that this replicate sends in an outer step of a rank's `elements` elements. It first sends
-    /// every other replicate that replicate's share of the parameters, and then its own share of the result.
-    #[must_use]
-    pub fn sent_bytes(&self, elements: usize) -> usize {
-        let own = self.of(elements).len();
-        size_of::<f32>() * (elements - own + own * (self.replicates - 1))
-    }
-}
 
 /// The outer optimizer's state of this rank, by segment.
 #[derive(Default)]
@@ -211,25 +164,4 @@ fn in_share(rank: &Rank, id: SegmentId, range: Range<usize>) -> Result<Range<usi
 fn replicates(rank: &Rank) -> Result<(&dyn Communicator, OuterOptions), ZeroError> {
     let outer = || ZeroError::internal("there are no replicates that train independently");
     Ok((&**rank.groups.apart().ok_or_else(outer)?, rank.options.outer.ok_or_else(outer)?))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn shares_cover_all_elements_once() {
-        for (elements, replicates) in [(0, 2), (1, 2), (7, 3), (9, 3), (1030, 4)] {
-            let of = |replicate| OuterShare { replicates, replicate, width: 8 };
-            let mut next = 0;
-            for replicate in 0..replicates {
-                let share = of(replicate).of(elements);
-                assert_eq!(share.start, next);
-                next = share.end;
-            }
-            assert_eq!(next, elements);
-            let sent: usize = (0..replicates).map(|replicate| of(replicate).sent_bytes(elements)).sum();
-            assert_eq!(sent, 4 * 2 * elements * (replicates - 1));
-        }
-    }
 }

@@ -4,15 +4,15 @@ use std::collections::VecDeque;
 
 use candle_core::{DType, Storage};
 use zero_comm::{Buffer, Dtype, Gathered, Pending, ToGather};
+use zero_model::sink::FlatBuffer;
 use zero_pipeline::SegmentId;
 
 use crate::coded;
 use crate::disk::{Disk, Stored};
 use crate::error::ZeroError;
-use crate::leaves::{fill, fill_and_give, fill_pieces, take_over};
+use crate::leaves::{fill, fill_and_give, fill_pieces, is_whole, take_over};
 use crate::ledger::Category;
 use crate::memory::Memory;
-use crate::optimizer::OptimizerState;
 use crate::rank::Rank;
 use crate::rounding::{to_f32, working};
 use crate::secondary::SecondaryShards;
@@ -77,11 +77,6 @@ pub(crate) fn to_gather(
     let elements = rank.segment(id).elements();
     let output = outgoing(memory.blank(rank.stored_as(id), elements, by_gpu)?, elements, by_gpu)?;
     Ok((ToGather { shard: sent, output, counts }, kept))
-}
-
-/// Returns whether a gather needs no copy: this rank holds the only shard, reads it from the disk, and sends no codes.
-pub(crate) fn is_whole(rank: &Rank, disk: &Disk, id: SegmentId) -> bool {
-    rank.shards().size() == 1 && disk.has(id, Stored::Parameters) && rank.gathered_as(id).is_none()
 }
 
 impl ParameterState {
@@ -215,12 +210,12 @@ impl ParameterState {
         fill_pieces(rank, memory, id, self.shards[id].as_ref().ok_or_else(missing)?, true)
     }
 
-    /// Starts gathering updated replicated parameters.
-    pub(crate) fn refresh(
+    /// Starts gathering updated replicated parameters. `master_of` returns the master of this rank's part of a segment.
+    pub(crate) fn refresh<'a>(
         &mut self,
         rank: &Rank,
         memory: &mut Memory,
-        optimizer: &OptimizerState,
+        master_of: impl Fn(SegmentId) -> &'a FlatBuffer,
         ids: &[SegmentId],
     ) -> Result<(), ZeroError> {
         // With one rank, the rank has updated the whole segments.
@@ -228,7 +223,7 @@ impl ParameterState {
             self.refreshing.start(ids, None);
             return Ok(());
         }
-        let vectors = ids.iter().map(|&id| to_refresh(rank, memory, optimizer, id)).collect::<Result<_, _>>()?;
+        let vectors = ids.iter().map(|&id| to_refresh(rank, memory, master_of(id), id)).collect::<Result<_, _>>()?;
         self.refreshing.start(ids, Some(rank.shards().all_gather_coalesced(vectors)));
         Ok(())
     }
@@ -320,18 +315,13 @@ impl ParameterState {
     }
 }
 
-/// Returns the buffers that the refresh of a segment sends and receives.
-fn to_refresh(
-    rank: &Rank,
-    memory: &mut Memory,
-    optimizer: &OptimizerState,
-    id: SegmentId,
-) -> Result<ToGather, ZeroError> {
+/// Returns the buffers that the refresh of a segment sends and receives. `master` is the master of this rank's part.
+fn to_refresh(rank: &Rank, memory: &mut Memory, master: &FlatBuffer, id: SegmentId) -> Result<ToGather, ZeroError> {
     let segment = rank.segment(id);
     let (own, counts) = (rank.shard(id), segment.counts());
     let is_on_gpu = rank.is_on_gpu();
     let (elements, by_gpu) = (own.len(), is_on_gpu && rank.options.on_gpu.gathers);
-    let shard = match optimizer.master(id).host().filter(|master| is_on_gpu && !master.is_empty()) {
+    let shard = match master.host().filter(|master| is_on_gpu && !master.is_empty()) {
         Some(master) => {
             // Send the master on the host, which was just updated, instead of downloading the parameters.
             match by_gpu {

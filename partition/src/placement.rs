@@ -1,22 +1,8 @@
 //! Decides which of a rank's values are in host memory and which are in the memory of the GPU that runs its layers.
 
 use crate::layout::Layout;
+use crate::options::OnGpu;
 use crate::segment::Segment;
-
-/// Values kept in GPU memory. When layers run on the CPU, everything is in host memory.
-#[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct OnGpu {
-    /// Whether layers run on the GPU.
-    pub layers: bool,
-    /// Fraction of the elements, from 0 to 1, whose optimizer state, master copies and gradients are on the GPU.
-    pub states: f64,
-    /// Whether shards of parameters are on the GPU.
-    pub parameters: bool,
-    /// Whether the communicators transfer parameters directly between GPUs instead of through the host.
-    pub gathers: bool,
-    /// Whether gradients are reduced on the GPUs. The GPUs add in a different order than the host.
-    pub sums: bool,
-}
 
 impl OnGpu {
     /// Returns whether the state of each segment is on the GPU. The segments of the first layers go to the host, until

@@ -12,9 +12,9 @@ use zero_pipeline::{Placement, Placements, SegmentId, Stages};
 use crate::error::ZeroError;
 use crate::groups::Groups;
 use crate::layout::Layout;
+use crate::options::{Widths, ZeroOptions};
 use crate::segment::Segment;
 use crate::storage::QUANTIZED;
-use crate::zero::{Widths, ZeroOptions};
 
 /// The constants of one rank, which all components of its state read.
 pub(crate) struct Rank {

@@ -7,8 +7,8 @@ use zero_model::ops::Quantization;
 use zero_optim::MatrixStates;
 use zero_pipeline::{Placement, Placements, Tiers};
 
+use crate::options::Widths;
 use crate::states::{Column, Format};
-use crate::zero::Widths;
 
 /// One parameter inside a segment.
 #[derive(Debug, Clone, PartialEq, Eq)]

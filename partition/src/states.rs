@@ -7,11 +7,10 @@ use half::bf16;
 use zero_model::sink::FlatBuffer;
 use zero_optim::{EIGHT_BIT_BLOCK, EightBit};
 
-use crate::error::ZeroError;
+use crate::error::{ZeroError, missing};
 use crate::narrow::{Values, blocks};
 use crate::segment::part_of_state;
 use crate::threads::{round_into, widen};
-use crate::zero::missing;
 
 /// Type of the values of a column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -6,9 +6,9 @@ use zero_pipeline::{Coordinates, Item, SegmentId, Stages, Tier, Tiers};
 use zero_tier::align;
 
 use crate::layout::Layout;
+use crate::options::Widths;
 use crate::segment::Segment;
 use crate::states::Column;
-use crate::zero::Widths;
 
 /// Position of a segment in the swap files. Offsets are in bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -23,20 +23,9 @@ pub(crate) use values::Stored;
 use crate::error::ZeroError;
 use crate::layout::Layout;
 use crate::narrow::Values;
+use crate::options::{DiskOptions, Widths};
 use crate::rank::Rank;
 use crate::states::Column;
-use crate::zero::Widths;
-
-/// Folders and I/O options of the swap files.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct DiskOptions {
-    /// Folder of the file with optimizer state, masters and gradients. Required if any of them is offloaded.
-    pub optimizer: Option<PathBuf>,
-    /// Folder of the file with parameters. Required if parameters are offloaded.
-    pub parameters: Option<PathBuf>,
-    /// I/O options: the `aio` section of the configuration.
-    pub aio: zero_tier::Options,
-}
 
 /// The offloaded parts of a tile.
 pub(crate) struct Tile<T> {

@@ -7,11 +7,10 @@ use zero_pipeline::{SegmentId, Tier};
 use zero_tier::{AlignedBuffer, align};
 
 use crate::disk::{Disk, FileLayout};
-use crate::error::ZeroError;
+use crate::error::{ZeroError, missing};
 use crate::narrow::Values;
 use crate::rank::Rank;
 use crate::rounding::{round_bytes, widen_bytes, working};
-use crate::zero::missing;
 
 /// Kind of offloaded value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -3,9 +3,9 @@
 use zero_pipeline::{Placement, SegmentId};
 
 use super::ShardedState;
-use super::shards::{Kind, Range, missing};
+use super::shards::{Kind, Range};
 use crate::disk::Stored;
-use crate::error::ZeroError;
+use crate::error::{ZeroError, missing};
 use crate::ledger::Category;
 
 impl ShardedState {

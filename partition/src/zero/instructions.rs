@@ -58,7 +58,8 @@ impl ShardedState {
     /// # Errors
     /// Fails if candle cannot read them.
     pub fn refresh(&mut self, ids: &[SegmentId]) -> Result<(), ZeroError> {
-        self.parameters.refresh(&self.rank, &mut self.memory, &self.optimizer, ids)
+        let Self { rank, memory, parameters, optimizer, .. } = self;
+        parameters.refresh(rank, memory, |id| optimizer.master(id), ids)
     }
 
     /// Waits for the refresh and stores the parameters updated by other ranks.
@@ -132,7 +133,7 @@ impl ShardedState {
     }
 
     /// Takes the squared norms of this rank's gradients, one per micro-batch, summed since the last call; zero unless
-    /// [`ZeroOptions::sums_micro_batches`](super::ZeroOptions::sums_micro_batches) is set.
+    /// [`ZeroOptions::sums_micro_batches`](crate::ZeroOptions::sums_micro_batches) is set.
     pub fn take_micro_batch_squares(&mut self) -> ExactSum {
         self.gradients.take_micro_batch_squares()
     }

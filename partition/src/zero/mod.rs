@@ -8,7 +8,6 @@
 mod averages;
 mod full;
 mod instructions;
-mod options;
 mod outer;
 mod quantized;
 mod replicas;
@@ -23,8 +22,6 @@ use zero_model::{Model, Parameter};
 use zero_optim::AverageSums;
 use zero_pipeline::{Placement, SegmentId, Stages};
 
-pub use options::{Widths, ZeroOptions};
-pub(crate) use shards::missing;
 pub use shards::{Kind, Range};
 
 use crate::disk::{Disk, DiskUse, Stored};
@@ -35,6 +32,7 @@ use crate::layout::Layout;
 use crate::ledger::{Category, Ledger};
 use crate::memory::Memory;
 use crate::optimizer::{OptimizerState, SegmentState};
+use crate::options::{Widths, ZeroOptions};
 use crate::outer::OuterState;
 use crate::parameters::ParameterState;
 use crate::rank::Rank;

@@ -4,7 +4,8 @@ use zero_pipeline::SegmentId;
 
 use super::{Kind, Range, ShardedState};
 use crate::error::ZeroError;
-use crate::outer::{OuterOptions, OuterState, share, store};
+use crate::options::OuterOptions;
+use crate::outer::{OuterState, share, store};
 
 impl ShardedState {
     /// Starts averaging this rank's range of a segment's parameters over the replicates. If the working dtype has 16

@@ -8,9 +8,9 @@ use zero_model::ParameterId;
 use zero_model::ops::{quantized_bytes, quantized_storage};
 
 use super::ShardedState;
-use super::shards::{Kind, Range, missing};
+use super::shards::{Kind, Range};
 use crate::disk::Stored;
-use crate::error::ZeroError;
+use crate::error::{ZeroError, missing};
 use crate::storage::{self, overwrite};
 
 impl ShardedState {

@@ -6,12 +6,13 @@ use zero_model::ParameterId;
 use zero_model::sink::FlatBuffer;
 use zero_pipeline::{Coordinates, SegmentId, Stages};
 
-use super::{ShardedState, Widths};
+use super::ShardedState;
 use crate::disk::Stored;
-use crate::error::ZeroError;
+use crate::error::{ZeroError, missing};
 use crate::gpu;
 use crate::layout::Layout;
 use crate::ledger::Category;
+use crate::options::Widths;
 use crate::rounding::working;
 use crate::segment::Segment;
 use crate::states::{StateBuffer, read_eight_bit};
@@ -23,7 +24,7 @@ use crate::threads::widen;
 pub enum Kind {
     /// The parameter: its f32 master if the working dtype has 16 bits.
     Parameter,
-    /// The state with this index, in the order of [`ZeroOptions::states`](super::ZeroOptions::states).
+    /// The state with this index, in the order of [`ZeroOptions::states`](crate::ZeroOptions::states).
     State(usize),
     /// The momentum of the outer optimizer; each replicate holds a share.
     OuterMomentum,
@@ -66,10 +67,6 @@ impl Range {
 /// the cache.
 fn copy(from: &[f32], to: &mut [f32]) {
     zero_comm::copy::copy(cast_slice(from), cast_slice_mut(to), size_of_val(from));
-}
-
-pub(crate) fn missing() -> ZeroError {
-    ZeroError::internal("this rank does not hold the requested range")
 }
 
 fn read_flat(from: &FlatBuffer, range: std::ops::Range<usize>, values: &mut [f32]) -> Result<(), ZeroError> {

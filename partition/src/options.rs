@@ -1,15 +1,15 @@
 //! Options of a rank's sharded state, and the bytes per element that they imply.
 
+use std::ops::Range;
+use std::path::PathBuf;
+
 use candle_core::DType;
+use zero_comm::even_counts;
 use zero_model::Parameter;
 use zero_optim::norm::Clipping;
 use zero_optim::{Average, Optimizer};
 
 use crate::accumulator::Order;
-use crate::coded::Coded;
-use crate::disk::DiskOptions;
-use crate::outer::{OuterOptions, OuterShare};
-use crate::placement::OnGpu;
 
 /// Options of a rank's sharded state.
 #[derive(Debug, Clone, PartialEq)]
@@ -147,4 +147,110 @@ pub struct Widths {
     /// The outer optimizer's state, which replicates that train independently divide among themselves; `None` without
     /// one.
     pub outer: Option<OuterShare>,
+}
+
+/// Which values collectives send as codes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Coded {
+    /// Trainable sharded parameters, in gathers: `zero_quantized_weights`.
+    pub weights: bool,
+    /// Frozen sharded parameters, in gathers: `zero_quantized_weights` or `zero_quantized_nontrainable_weights`.
+    /// Parameters that are stored in 8 or 4 bits are sent unchanged.
+    pub frozen_weights: bool,
+    /// Sharded gradients, in reductions: `zero_quantized_gradients`.
+    pub gradients: bool,
+}
+
+/// Folders and I/O options of the swap files.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct DiskOptions {
+    /// Folder of the file with optimizer state, masters and gradients. Required if any of them is offloaded.
+    pub optimizer: Option<PathBuf>,
+    /// Folder of the file with parameters. Required if parameters are offloaded.
+    pub parameters: Option<PathBuf>,
+    /// I/O options: the `aio` section of the configuration.
+    pub aio: zero_tier::Options,
+}
+
+/// Values kept in GPU memory. When layers run on the CPU, everything is in host memory.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct OnGpu {
+    /// Whether layers run on the GPU.
+    pub layers: bool,
+    /// Fraction of the elements, from 0 to 1, whose optimizer state, master copies and gradients are on the GPU.
+    pub states: f64,
+    /// Whether shards of parameters are on the GPU.
+    pub parameters: bool,
+    /// Whether the communicators transfer parameters directly between GPUs instead of through the host.
+    pub gathers: bool,
+    /// Whether gradients are reduced on the GPUs. The GPUs add in a different order than the host.
+    pub sums: bool,
+}
+
+/// The outer optimizer and how its state is divided.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct OuterOptions {
+    /// Learning rate.
+    pub lr: f64,
+    /// Nesterov's momentum; 0 means plain SGD, which has no momentum state.
+    pub momentum: f64,
+    /// How the state is divided among the replicates.
+    pub share: OuterShare,
+}
+
+/// One replicate's share of the state of an outer optimizer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OuterShare {
+    /// Number of replicates.
+    pub replicates: usize,
+    /// Index of this replicate.
+    pub replicate: usize,
+    /// Number of bytes per element, for the parameter before the inner steps and, if there is one, the momentum.
+    pub width: usize,
+}
+
+impl OuterShare {
+    /// Returns the number of elements in each replicate's share of `elements`. Shares differ by at most one element,
+    /// and the longer ones come first.
+    #[must_use]
+    pub fn counts(&self, elements: usize) -> Vec<usize> {
+        even_counts(elements, self.replicates).collect()
+    }
+
+    /// Returns this replicate's share of a rank's `elements` elements.
+    #[must_use]
+    pub fn of(&self, elements: usize) -> Range<usize> {
+        let counts = self.counts(elements);
+        let start = counts[..self.replicate].iter().sum();
+        start..start + counts[self.replicate]
+    }
+
+    /// Returns the bytes that this replicate sends in an outer step of a rank's `elements` elements. It first sends
+    /// every other replicate that replicate's share of the parameters, and then its own share of the result.
+    #[must_use]
+    pub fn sent_bytes(&self, elements: usize) -> usize {
+        let own = self.of(elements).len();
+        size_of::<f32>() * (elements - own + own * (self.replicates - 1))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_cover_all_elements_once() {
+        for (elements, replicates) in [(0, 2), (1, 2), (7, 3), (9, 3), (1030, 4)] {
+            let of = |replicate| OuterShare { replicates, replicate, width: 8 };
+            let mut next = 0;
+            for replicate in 0..replicates {
+                let share = of(replicate).of(elements);
+                assert_eq!(share.start, next);
+                next = share.end;
+            }
+            assert_eq!(next, elements);
+            let sent: usize = (0..replicates).map(|replicate| of(replicate).sent_bytes(elements)).sum();
+            assert_eq!(sent, 4 * 2 * elements * (replicates - 1));
+        }
+    }
 }
