@@ -2,8 +2,6 @@
 
 use candle_core::{Result, Tensor};
 
-use crate::layers::array;
-
 /// The values passed between layers: one or more tensors.
 #[derive(Debug, Clone, Default)]
 pub struct Activations(Vec<Tensor>);
@@ -44,5 +42,13 @@ impl Activations {
 impl From<Tensor> for Activations {
     fn from(tensor: Tensor) -> Self {
         Self(vec![tensor])
+    }
+}
+
+/// Returns references to the tensors of a slice, which must have length `N`.
+pub(crate) fn array<const N: usize>(tensors: &[Tensor]) -> Result<[&Tensor; N]> {
+    match <&[Tensor; N]>::try_from(tensors) {
+        Ok(tensors) => Ok(tensors.each_ref()),
+        Err(_) => candle_core::bail!("{N} tensors are expected, but {} were given", tensors.len()),
     }
 }

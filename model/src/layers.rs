@@ -8,13 +8,13 @@ use zero_optim::CustomOptimizer;
 use candle_core::{Result, Tensor};
 use candle_nn::VarBuilder;
 
-use crate::activations::Activations;
+use crate::activations::{Activations, array};
 use crate::adapter::Adapter;
+use crate::base_shapes::BaseShapes;
 use crate::build_error::BuildError;
 use crate::layer::{Head, Layer};
 use crate::routes::{self, Names, Route, Signature};
 use crate::trainable::Trainable;
-use crate::width::BaseShapes;
 
 /// A layer's module, and the same module as a head if it is a head.
 pub(crate) type Built = (Arc<dyn Layer>, Option<Arc<dyn Head>>);
@@ -380,14 +380,6 @@ pub(crate) fn only_target(targets: &[Tensor]) -> Result<&Tensor> {
     match targets {
         [one] => Ok(one),
         many => candle_core::bail!("a loss expects one target, but got {} targets", many.len()),
-    }
-}
-
-/// Returns references to the tensors of a slice, which must have length `N`.
-pub(crate) fn array<const N: usize>(tensors: &[Tensor]) -> Result<[&Tensor; N]> {
-    match <&[Tensor; N]>::try_from(tensors) {
-        Ok(tensors) => Ok(tensors.each_ref()),
-        Err(_) => candle_core::bail!("{N} tensors are expected, but {} were given", tensors.len()),
     }
 }
 

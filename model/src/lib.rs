@@ -7,6 +7,7 @@
 
 mod activations;
 mod adapter;
+mod base_shapes;
 mod build_error;
 mod decode;
 mod hand_on;
@@ -26,6 +27,7 @@ pub mod zoo;
 
 pub use activations::Activations;
 pub use adapter::{Adapter, TrainedBias};
+pub use base_shapes::BaseShapes;
 pub use build_error::BuildError;
 pub use hand_on::hand_on;
 pub use layer::{Head, Layer};
@@ -36,7 +38,7 @@ pub use parameter::{Parameter, ParameterId};
 pub use routes::{Route, Signature};
 pub use trainable::Trainable;
 pub use tuning::Tuning;
-pub use width::{BaseShapes, Widths};
+pub use width::Widths;
 pub use zero_ops as ops;
 #[cfg(feature = "cuda")]
 pub use zero_ops::device;

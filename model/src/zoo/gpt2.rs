@@ -8,9 +8,9 @@ use super::{
     Activation, Last, POSITION_IDS, PreferenceLoss, check_sizes, times_as_wide, with_positions, within_documents,
 };
 use crate::activations::Activations;
+use crate::base_shapes::BaseShapes;
 use crate::layer::Layer;
 use crate::layers::Layers;
-use crate::width::BaseShapes;
 use candle_core::{Result, Tensor, bail};
 use candle_nn::{Module, VarBuilder};
 use zero_ops::Pass;

@@ -11,9 +11,9 @@
 use super::pair_head::with_head;
 use super::{Last, LlamaConfig, POSITION_IDS, with_positions, within_documents};
 use crate::activations::Activations;
+use crate::base_shapes::BaseShapes;
 use crate::layer::Layer;
 use crate::layers::Layers;
-use crate::width::BaseShapes;
 use candle_core::{D, Result, Tensor};
 use candle_nn::{Module, VarBuilder};
 use std::sync::{Arc, OnceLock};

@@ -3,9 +3,9 @@
 use super::language_head::targets_that_count;
 use super::{Activation, check_sizes, times_as_wide};
 use crate::activations::Activations;
+use crate::base_shapes::BaseShapes;
 use crate::layer::{Head, Layer};
 use crate::layers::Layers;
-use crate::width::BaseShapes;
 use candle_core::{Result, Tensor, bail};
 use candle_nn::{Module, VarBuilder};
 use zero_ops::Pass;
