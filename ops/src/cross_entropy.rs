@@ -4,7 +4,7 @@
 use crate::gpu;
 use crate::graph::apply::apply;
 use crate::graph::op::{Inputs, Op};
-use crate::graph::operand::{NO_TARGET, View, rows, targets as read, targets_of};
+use crate::graph::operand::{IGNORE_INDEX, NO_TARGET, View, rows, targets as read, targets_of};
 use crate::graph::output::{Reader, build_as, tensor};
 use crate::kernel::{Isa, softmax as kernel};
 use crate::measure;
@@ -14,9 +14,6 @@ use crate::parallel::{Output, parts, split};
 use candle_core::CudaStorage;
 use candle_core::{CpuStorage, DType, Layout, Result, Shape, Tensor, bail};
 use std::sync::OnceLock;
-
-/// The i64 target of a row that contributes nothing to a loss: PyTorch's default `ignore_index`.
-pub const IGNORE_INDEX: i64 = -100;
 
 /// Computes the mean over rows of −ln `softmax(logits)[target]`, an f32 scalar.
 ///

@@ -7,8 +7,9 @@
 
 use super::geometry::{Geometry, Layouts, heads_of};
 use super::heads::forward;
+use super::packed::Packed;
 use super::span::AttentionSpan;
-use super::{OP, Packed};
+use super::state::OP;
 use crate::decode::next_attention;
 use crate::graph::operand::View;
 use crate::graph::output::{Fresh, Shared, tensor};

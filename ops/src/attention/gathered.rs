@@ -10,7 +10,7 @@ use super::dropout::Mask;
 use super::geometry::{Geometry, Layouts, Queries};
 use super::heads::backward;
 use super::span::AttentionSpan;
-use super::{OP, State, footprint, of_chunks};
+use super::state::{OP, State, footprint, of_chunks};
 use crate::graph::apply::apply;
 use crate::graph::op::{Inputs, Op};
 use crate::graph::operand::View;

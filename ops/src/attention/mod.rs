@@ -13,12 +13,16 @@ mod packed;
 mod ring;
 mod slices;
 pub(crate) mod span;
+mod state;
 
 use crate::attention::dropout::Mask;
 use crate::attention::geometry::{Geometry, Layouts};
-use crate::attention::heads::{Saved, backward, forward};
+use crate::attention::heads::backward;
 use crate::attention::packed::Packed;
-use crate::attention::span::{AttentionSpan, Firsts};
+use crate::attention::span::AttentionSpan;
+#[cfg(feature = "cuda")]
+use crate::attention::state::not_on_gpu;
+use crate::attention::state::{OP, State, footprint};
 use crate::columns::columns;
 use crate::decode::is_decoding;
 #[cfg(feature = "cuda")]
@@ -30,16 +34,15 @@ use crate::graph::op::{Inputs, Op};
 use crate::graph::operand::View;
 use crate::graph::output::{Fresh, tensor};
 use crate::measure;
-use crate::meta::footprint::{Costs, Footprint, Reads, floats};
-use crate::product::Elements;
+use crate::meta::footprint::{Costs, Footprint, Reads};
 use crate::sequence::{SequenceGroup, Sharing, whole_length};
 use crate::{Dropout, Pass};
 #[cfg(feature = "cuda")]
 use candle_core::CudaStorage;
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, Result, Shape, Tensor, bail};
-use std::ops::Range;
-use std::sync::{Arc, OnceLock};
+#[cfg(feature = "cuda")]
+use std::sync::OnceLock;
 
 /// Computes softmax(q·kᵀ/√size, causal)·v for q of `[batch, time, heads, size]` and k, v of `[batch, time, kv_heads,
 /// size]`.
@@ -190,21 +193,6 @@ fn unpacked(
     reshape(&attended, (batch, time, width))
 }
 
-/// Returns the positions of each rank's slice if ranks share sequences by queries, two chunks of the same length, and
-/// the state of an attention to whole sequences. `q` is a slice.
-fn of_chunks(
-    group: &SequenceGroup,
-    q: &Tensor,
-    span: &AttentionSpan,
-    mask: Option<Mask>,
-) -> Result<(Vec<Vec<Range<usize>>>, State)> {
-    group.may_exchange()?;
-    let (batch, slice, ..) = q.dims4()?;
-    let time = slice * group.size();
-    let chunks = (0..group.size()).map(|rank| group.positions_of(rank, time)).collect::<Result<_>>()?;
-    Ok((chunks, State::new(span.firsts(OP, batch, time)?, mask)))
-}
-
 fn whole_packed(qkv: &Tensor, heads: usize, span: &AttentionSpan, mask: Option<Mask>) -> Result<Tensor> {
     let (batch, time, _) = qkv.dims3()?;
     apply([qkv], Packed::new(heads, span.firsts(OP, batch, time)?, mask))
@@ -219,8 +207,6 @@ fn of_own_heads(mask: Option<Mask>, heads: usize) -> Option<Mask> {
     }
 }
 
-const OP: &str = "causal-attention";
-
 const NOT_GATHERED: &str =
     "the ranks of a tensor group have only slices of sequences here; run attention inside `whole_sequences`";
 
@@ -233,60 +219,6 @@ fn decodes(mask: Option<&Mask>, x: &Tensor) -> Result<()> {
         bail!("{OP}: decoding with a cache is supported on the CPU only");
     }
     Ok(())
-}
-
-#[cfg(feature = "cuda")]
-fn not_on_gpu(mask: Option<&Mask>) -> Result<()> {
-    match mask {
-        None => Ok(()),
-        Some(_) => bail!("{OP}: dropout of attention probabilities is unsupported on a GPU"),
-    }
-}
-
-/// Returns the first or the second half of the positions of `[batch, time, …]`.
-#[cfg(feature = "cuda")]
-fn chunk_of(x: &Tensor, chunk: usize) -> Result<Tensor> {
-    let length = x.dim(1)? / 2;
-    x.detach().narrow(1, chunk * length, length)?.contiguous()
-}
-
-/// Adds the memory of `firsts` and of the threads' buffers to `costs`.
-fn footprint(geometry: Geometry, costs: Costs) -> Costs {
-    let firsts = geometry.batch * geometry.time * size_of::<usize>();
-    Costs {
-        saved: floats(geometry.batch * geometry.heads * geometry.queries.len()) + firsts as u64,
-        forward: geometry.forward_room(),
-        backward: geometry.backward_room(),
-        ..costs
-    }
-}
-
-/// The state of an attention operation.
-struct State {
-    /// The first position that each position sees.
-    firsts: Arc<Firsts>,
-    mask: Option<Mask>,
-    log_sums: OnceLock<Vec<f32>>,
-}
-
-impl State {
-    fn new(firsts: Arc<Firsts>, mask: Option<Mask>) -> Self {
-        Self { firsts, mask, log_sums: OnceLock::new() }
-    }
-
-    /// Runs the forward on the CPU. Returns the results: `out`, which has room for `len` elements.
-    fn forward(&self, g: Geometry, at: Layouts, qkv: [Elements<'_>; 3], mut out: Fresh, len: usize) -> CpuStorage {
-        let log_sums = forward(g, at, &self.firsts, self.mask.as_ref(), qkv, out.shared());
-        let _ = self.log_sums.set(log_sums);
-        // SAFETY: `forward` writes all elements.
-        unsafe { out.filled(len) }
-    }
-
-    /// Returns the inputs of the backward on the CPU.
-    fn saved<'a>(&'a self, qkv: [Elements<'a>; 3], out: Elements<'a>, d_out: Elements<'a>) -> Result<Saved<'a>> {
-        let Some(log_sums) = self.log_sums.get() else { bail!("{OP}: the backward ran before the forward") };
-        Ok(Saved { qkv, out, d_out, log_sums, firsts: &self.firsts, mask: self.mask.as_ref() })
-    }
 }
 
 struct Separate {

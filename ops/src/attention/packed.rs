@@ -3,10 +3,10 @@
 use crate::attention::dropout::Mask;
 use crate::attention::geometry::{Geometry, Layouts, Queries};
 use crate::attention::heads::backward;
-#[cfg(feature = "cuda")]
-use crate::attention::not_on_gpu;
 use crate::attention::span::Firsts;
-use crate::attention::{OP, State, footprint};
+#[cfg(feature = "cuda")]
+use crate::attention::state::not_on_gpu;
+use crate::attention::state::{OP, State, footprint};
 #[cfg(feature = "cuda")]
 use crate::device::{Gpu, Operand};
 #[cfg(feature = "cuda")]

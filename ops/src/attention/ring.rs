@@ -18,7 +18,7 @@ use super::dropout::Mask;
 use super::geometry::{Geometry, Layouts, Queries};
 use super::heads::{Saved, backward, forward};
 use super::span::AttentionSpan;
-use super::{OP, State, of_chunks};
+use super::state::{OP, State, of_chunks};
 use crate::graph::apply::apply;
 use crate::graph::op::{Inputs, Op};
 use crate::graph::operand::View;

@@ -2,10 +2,11 @@
 //! outer group, the exchange gives a rank its heads over the group's slice only. The ranks of the outer group then
 //! compute attention over whole sequences.
 
-use super::{OP, among, packed_among};
+use super::{among, packed_among};
 use crate::attention::dropout::Mask;
 use crate::attention::geometry::Geometry;
 use crate::attention::span::AttentionSpan;
+use crate::attention::state::OP;
 use crate::sequence::{HeadShares, SequenceGroup, to_heads, to_positions};
 use candle_core::{Result, Tensor};
 

@@ -118,13 +118,16 @@ pub(crate) fn indices(op: &'static str, storage: &CpuStorage, layout: &Layout, l
     integers(op, storage, layout, limit, None)
 }
 
+/// The i64 target of a row that contributes nothing to a loss: PyTorch's default `ignore_index`.
+pub const IGNORE_INDEX: i64 = -100;
+
 /// The index that [`targets`] returns for a row without a target.
 pub(crate) const NO_TARGET: usize = usize::MAX;
 
-/// Does the same as [`indices`], but an i64 may also be [`IGNORE_INDEX`](crate::IGNORE_INDEX), which becomes
+/// Does the same as [`indices`], but an i64 may also be [`IGNORE_INDEX`], which becomes
 /// [`NO_TARGET`].
 pub(crate) fn targets(op: &'static str, storage: &CpuStorage, layout: &Layout, limit: usize) -> Result<Vec<usize>> {
-    integers(op, storage, layout, limit, Some(crate::IGNORE_INDEX))
+    integers(op, storage, layout, limit, Some(IGNORE_INDEX))
 }
 
 fn integers(

@@ -14,6 +14,7 @@ use crate::flag::Replaced;
 use crate::graph::apply::{apply, sum};
 use crate::linear::affine::Affine;
 use crate::linear::dora::Magnified;
+use crate::linear::module_names::names;
 use crate::linear::{LinearOp, Projection};
 use crate::pass::Pass;
 use crate::scaled::scaled as times;
@@ -56,12 +57,6 @@ impl LoraOptions {
         let is_named = |name: &String| names(name, path);
         self.targets.as_ref().is_none_or(|targets| targets.iter().any(is_named))
     }
-}
-
-/// Returns whether `name` is the whole path of a module, or its end after a dot.
-#[must_use]
-pub fn names(name: &str, path: &str) -> bool {
-    path.strip_suffix(name).is_some_and(|before| before.is_empty() || before.ends_with('.'))
 }
 
 thread_local! {

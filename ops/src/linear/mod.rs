@@ -7,6 +7,7 @@ pub(crate) mod gelu;
 mod head;
 pub(crate) mod log_probs;
 pub(crate) mod lora;
+pub(crate) mod module_names;
 
 use crate::activation::Activation;
 #[cfg(feature = "cuda")]

@@ -1,13 +1,14 @@
 //! The outer loops of a product: blocks that fit the caches, and the tiles of a block.
 
 use super::super::kernel::{HalfFloat, Isa};
-use super::pack::{left_room, right_panel};
+use super::amx;
+use super::caches::{self, DEPTH, HEIGHT, WIDTH};
+use super::pack::right_panel;
+use super::room::{PACKED, Room, SUM_LINES, space};
 use super::terms::{Left, Terms};
 use super::tile::{COLUMNS, Tile, prefetch};
 use super::{Matrix, Start};
-use super::{amx, caches};
 use half::{bf16, f16};
-use std::cell::RefCell;
 use std::ops::Range;
 
 /// The whole output; each thread writes a part of it.
@@ -50,52 +51,12 @@ impl Rounded for f16 {
 // SAFETY: every thread writes only its own part of the output and reads no other.
 unsafe impl Sync for Out<'_> {}
 
-/// Number of words of the inner dimension in the largest block of the right operand.
-pub(super) const DEPTH: usize = 512;
-/// Number of columns of such a block, which takes 1.5 MiB.
-pub(super) const WIDTH: usize = 768;
 /// Words of the inner dimension in a block for products with the rows of a single tile. The block takes 24 KiB per
 /// panel.
 const FEW_DEPTH: usize = 128;
-/// Limit on the rows of the left operand that are multiplied with a block, and packed, at a time.
-pub(super) const HEIGHT: usize = 256;
-
 /// Longest inner dimension, in words, for which sums can be rounded without a buffer for all sums. Up to this length, a
 /// block of the right operand has at least two panels.
 pub(super) const LONGEST: usize = DEPTH * WIDTH / (2 * COLUMNS);
-
-/// Cache lines of padding of a right operand that is packed in several pieces: one for each piece and panel. A
-/// first-level cache of 32 KiB makes pieces of at least 128 words.
-const PADDING_LINES: usize = DEPTH * WIDTH / (128 * COLUMNS);
-
-/// Cache lines of the largest packed blocks of the two operands, and of sums before rounding. `left_room` is for any
-/// number of rows; `HEIGHT` rows need at most two rows of padding instead of eight.
-const LEFT_LINES: usize = left_room(HEIGHT, DEPTH) / 16 - PADDING_LINES;
-const RIGHT_LINES: usize = WIDTH.div_ceil(COLUMNS) * right_panel(DEPTH) / 16 + PADDING_LINES;
-const SUM_LINES: usize = amx::ROWS * WIDTH / 16;
-
-/// Limit in bytes on the buffers that every thread keeps for its lifetime once it has multiplied. Only the part that
-/// was used is resident.
-pub(crate) const ROOM: usize = (LEFT_LINES + RIGHT_LINES + SUM_LINES) * size_of::<Line>();
-
-struct Room {
-    left: Vec<Line>,
-    right: Vec<Line>,
-    sums: Vec<Line>,
-}
-
-thread_local! {
-    static PACKED: RefCell<Room> = RefCell::new(Room {
-        left: Vec::with_capacity(LEFT_LINES),
-        right: Vec::with_capacity(RIGHT_LINES),
-        sums: Vec::with_capacity(SUM_LINES),
-    });
-}
-
-/// Creates this thread's buffers, so that the memory of a process does not depend on which of its threads multiply.
-pub(crate) fn make_room() {
-    PACKED.with(|_| {});
-}
 
 /// The sizes of blocks, and the operand that stays in the first-level cache.
 struct Sizes {
@@ -373,27 +334,6 @@ impl Tiles<'_> {
 /// Splits a range into pieces of at most `size`.
 fn pieces(range: Range<usize>, size: usize) -> impl Iterator<Item = Range<usize>> {
     range.clone().step_by(size).map(move |start| start..range.end.min(start + size))
-}
-
-/// A cache line. Panels begin at the start of a line, so that no register is loaded from two lines.
-#[derive(Clone, Copy)]
-#[repr(C, align(64))]
-pub(super) struct Line([f32; 16]);
-
-/// Returns the first `len` words of a buffer, which grows if necessary.
-pub(super) fn space(buffer: &mut Vec<Line>, len: usize) -> &mut [f32] {
-    let lines = len.div_ceil(16);
-    if buffer.len() < lines {
-        buffer.resize(lines, Line([0.0; 16]));
-    }
-    // SAFETY: a line is sixteen f32 and nothing else.
-    unsafe { std::slice::from_raw_parts_mut(buffer.as_mut_ptr().cast(), len) }
-}
-
-/// Returns the words of a buffer.
-pub(super) fn words(buffer: &[Line]) -> &[f32] {
-    // SAFETY: as above.
-    unsafe { std::slice::from_raw_parts(buffer.as_ptr().cast(), 16 * buffer.len()) }
 }
 
 #[cfg(test)]

@@ -1,8 +1,14 @@
 //! Block sizes of products for the caches of this machine.
 
-use super::blocks::{DEPTH, HEIGHT, WIDTH};
 use super::tile::COLUMNS;
 use std::sync::LazyLock;
+
+/// Number of words of the inner dimension in the largest block of the right operand.
+pub(super) const DEPTH: usize = 512;
+/// Number of columns of such a block, which takes 1.5 MiB.
+pub(super) const WIDTH: usize = 768;
+/// Limit on the rows of the left operand that are multiplied with a block, and packed, at a time.
+pub(super) const HEIGHT: usize = 256;
 
 /// Bytes of the caches that belong to one core.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -14,14 +14,6 @@ use std::ops::Range;
 #[cfg(target_arch = "x86_64")]
 use std::sync::LazyLock;
 
-/// Returns whether the processor can multiply pairs.
-pub(super) fn available() -> bool {
-    #[cfg(target_arch = "x86_64")]
-    return Isa::current().vectors() == zero_isa::Vectors::Avx512 && is_x86_feature_detected!("avx512bf16");
-    #[cfg(not(target_arch = "x86_64"))]
-    false
-}
-
 /// Returns whether pairs are faster than widened terms. AMD's processors multiply as many pairs per cycle as f32 terms,
 /// but Intel's processors multiply only half as many.
 pub(super) fn pay() -> bool {
@@ -32,7 +24,7 @@ pub(super) fn pay() -> bool {
             let maker = std::arch::x86_64::__cpuid(0);
             [maker.ebx, maker.edx, maker.ecx].map(u32::to_le_bytes).concat() == b"AuthenticAMD"
         });
-        available() && *AMD
+        super::tile::multiplies_pairs() && *AMD
     }
     #[cfg(not(target_arch = "x86_64"))]
     false

@@ -5,8 +5,8 @@
 
 use super::super::kernel::Isa;
 use super::Matrix;
-use super::blocks::{Line, space, words};
 use super::pack::{pack_panels, right_panel};
+use super::room::{Line, space, words};
 use super::tile::{self, COLUMNS, Tile};
 use std::ops::Range;
 

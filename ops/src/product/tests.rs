@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::random::Stream;
+use half::{bf16, f16};
 
 fn normal(name: &str, len: usize) -> Vec<f32> {
     let mut values = vec![0.0; len];

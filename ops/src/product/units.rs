@@ -30,8 +30,11 @@ impl Bf16Units {
     /// Returns the ways that this processor supports.
     #[cfg(test)]
     pub(super) fn available() -> Vec<Self> {
-        let here =
-            [(Self::Widened, true), (Self::Pairs, pairs::available()), (Self::Squares, Isa::current().has_amx())];
+        let here = [
+            (Self::Widened, true),
+            (Self::Pairs, super::tile::multiplies_pairs()),
+            (Self::Squares, Isa::current().has_amx()),
+        ];
         here.into_iter().filter(|(_, here)| *here).map(|(units, _)| units).collect()
     }
 

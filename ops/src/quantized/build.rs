@@ -3,7 +3,7 @@
 use super::{Quantization, QuantizedFormat};
 use crate::flag::{Flag, Replaced};
 use crate::linear::affine::Affine;
-use crate::linear::lora::names;
+use crate::linear::module_names::names;
 use crate::tensor::{Cut, Parallel, get_part};
 use candle_core::{Result, Shape, Tensor};
 use candle_nn::{Init, VarBuilder};

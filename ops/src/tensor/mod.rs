@@ -13,20 +13,24 @@
 //! Parameters that are not split are applied to slices, or to results of split parameters. The gradient that a rank
 //! computes for them is therefore only a part of a sum over the ranks, which the engine adds up once per step.
 
+mod along;
+mod classes;
 mod columns;
 mod cut;
 mod exchanges;
+mod row_parallel;
 mod slices;
 mod vocabulary;
 
-use crate::linear::Projection;
 use crate::sequence::SequenceGroup;
 use candle_core::{Result, Tensor, bail};
-use candle_nn::{Init, Module, VarBuilder};
+use candle_nn::{Init, VarBuilder};
 
+pub(crate) use along::Along;
+pub(crate) use classes::OfRank;
 pub use cut::{Cut, Run, asks_cut, cutting, get_cut, with_cuts};
 pub(crate) use cut::{OwnEntries, cut_of, get_part};
-pub(crate) use vocabulary::OfRank;
+pub use row_parallel::RowParallel;
 pub use vocabulary::VocabParallel;
 
 /// How the parameters of a linear layer are cut.
@@ -113,13 +117,6 @@ pub fn whole_rows(x: &Tensor, run: impl FnOnce(&Tensor) -> Result<Tensor>) -> Re
     whole(x, Along::Batch, run)
 }
 
-/// The dimension along which the slices of all ranks are joined.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Along {
-    Batch,
-    Positions,
-}
-
 fn whole(x: &Tensor, along: Along, run: impl FnOnce(&Tensor) -> Result<Tensor>) -> Result<Tensor> {
     match SequenceGroup::of_layers() {
         None => run(x),
@@ -147,54 +144,5 @@ pub(crate) fn sum_to_slices(y: &Tensor) -> Result<Tensor> {
     match SequenceGroup::of_layers() {
         Some(group) => exchanges::sum(y, None, &group, Along::Positions),
         None => bail!("a table that is split across ranks is read outside a tensor group"),
-    }
-}
-
-/// A linear layer whose inputs are split among the ranks of a tensor group. Each rank computes the sums over its
-/// inputs, and the ranks add up their results. [`Linear::row_parallel`](crate::Linear) and
-/// [`Conv1D::row_parallel`](crate::Conv1D) create it.
-#[derive(Clone, Debug)]
-pub struct RowParallel<L> {
-    map: L,
-    /// The bias, if the map is split; it is added after the sum over the ranks.
-    bias: Option<Tensor>,
-    is_cut: bool,
-}
-
-impl<L> RowParallel<L> {
-    pub(crate) fn new(map: Projection, wrap: fn(Projection) -> L) -> Self {
-        match cutting() {
-            None => Self { map: wrap(map), bias: None, is_cut: false },
-            Some(_) => {
-                let (map, bias) = map.without_bias();
-                Self { map: wrap(map), bias, is_cut: true }
-            }
-        }
-    }
-
-    /// Returns this rank's map. Pass its outputs to [`RowParallel::sum`].
-    pub fn map(&self) -> &L {
-        &self.map
-    }
-
-    /// Sums `[batch, time, outputs]` over the ranks, adds the bias and returns this rank's slice. Returns `y` itself if
-    /// the map is not split.
-    ///
-    /// # Errors
-    /// Fails outside of [`whole_sequences`] and [`whole_rows`], and if a rank is lost.
-    pub fn sum(&self, y: &Tensor) -> Result<Tensor> {
-        if !self.is_cut {
-            return Ok(y.clone());
-        }
-        let Some((group, along)) = SequenceGroup::of_gathered() else {
-            bail!("a linear layer with split inputs must run inside `whole_sequences` or `whole_rows`");
-        };
-        exchanges::sum(y, self.bias.as_ref(), &group, along)
-    }
-}
-
-impl<L: Module> Module for RowParallel<L> {
-    fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        self.sum(&self.map.forward(x)?)
     }
 }

@@ -2,7 +2,7 @@
 //! the queries.
 
 use super::{Gathered, Geometry, OP};
-use crate::attention::{chunk_of, not_on_gpu};
+use crate::attention::state::{chunk_of, not_on_gpu};
 use crate::device::{Gpu, Operand};
 use crate::gpu::attention::{Kept, backward, forward};
 use crate::gpu::{copied, places, storage, tensor};

@@ -4,7 +4,7 @@
 use super::{OP, Ring};
 use crate::attention::geometry::{Geometry, Queries};
 use crate::attention::span::Firsts;
-use crate::attention::{chunk_of, not_on_gpu};
+use crate::attention::state::{chunk_of, not_on_gpu};
 use crate::device::{Gpu, Operand};
 use crate::gpu::attention::{Kept, backward, forward};
 use crate::gpu::{copied, storage, tensor};

@@ -1,5 +1,6 @@
 //! Tests of the sizes of blocks.
 
+use super::super::room::{LEFT_LINES, RIGHT_LINES};
 use super::*;
 use crate::product::pack::left_panel;
 use crate::product::terms::Wide;

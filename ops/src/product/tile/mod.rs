@@ -42,6 +42,14 @@ pub(super) fn panel_columns(isa: Isa, columns: usize) -> usize {
     if columns == 64 && self::columns(isa) == COLUMNS { 32 } else { COLUMNS }
 }
 
+/// Returns whether the processor can multiply pairs.
+pub(super) fn multiplies_pairs() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    return Isa::current().vectors() == Vectors::Avx512 && is_x86_feature_detected!("avx512bf16");
+    #[cfg(not(target_arch = "x86_64"))]
+    false
+}
+
 /// Prefetches a cache line into the first level. An invalid address has no effect.
 #[inline(always)]
 pub(super) fn prefetch(line: *const f32) {
@@ -103,9 +111,9 @@ impl Tile {
     /// Computes the tile of operands whose words are pairs of bf16: see [`super::pairs`].
     ///
     /// # Safety
-    /// The requirements of [`Tile::compute`] apply, and [`super::pairs::available`] must hold.
+    /// The requirements of [`Tile::compute`] apply, and [`multiplies_pairs`] must hold.
     pub(crate) unsafe fn compute_pairs(self) {
-        assert!(self.columns <= COLUMNS && super::pairs::available());
+        assert!(self.columns <= COLUMNS && multiplies_pairs());
         #[cfg(target_arch = "x86_64")]
         // SAFETY: guaranteed by the caller.
         unsafe {
