@@ -6,8 +6,8 @@
 
 use crate::config::Config;
 use crate::errors::ErrorKind;
-use crate::read::node::At;
 use crate::origin::Origin;
+use crate::read::node::At;
 use crate::read::reader::{Find as _, Resolver};
 use crate::world::World;
 

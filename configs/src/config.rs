@@ -40,20 +40,22 @@ pub use adapter::{ALL_LINEAR, Adapter, AdapterBias, AdapterType, InitLora};
 pub use autotuning::{Autotuning, Dimension, Interval, Metric, Sweep, SweepMethod, TunerType};
 pub use batch_sizes::{BatchSizes, RampUp};
 pub use data::chat::{Chat, ChatType, ExcessLength, MessageProperties, Roles, TrainOnEos, Untrained};
-pub use data::{Data, DataFormat, TokenDtype, Tokenizer};
 pub use data::data_efficiency::{
     Curriculum, CurriculumConfig, CurriculumLearning, CurriculumMetrics, CurriculumSchedule, DataEfficiency,
     DataSampling,
 };
 pub use data::datasets::{MixedDataset, Share};
+pub use data::preference::{DpoLoss, Preference, PreferenceType};
+pub use data::split::SplitPart;
+pub use data::{Data, DataFormat, TokenDtype, Tokenizer};
 pub use launcher::{GpuTransport, InstructionSet, Launcher, Transport};
 pub use layers::LayerPattern;
-pub use parallel::local_steps::LocalSteps;
-pub use parallel::mesh::{Mesh, RotateMethod};
 pub(crate) use model::MAX_LAYERS;
+pub use model::mup::{BaseWidths, Mup};
+pub use model::rope::RopeScaling;
+pub(crate) use model::rope::{ORIGINAL as ROPE_ORIGINAL, TYPE as ROPE_TYPE, keys_of as rope_keys_of};
 pub use model::{Activation, FULL_ATTENTION, Gpt2, Llama, Mlp, Model, SLIDING_ATTENTION};
 pub use monitor::{CommsLogger, FlopsProfiler, MachineMonitor, Mlflow, Monitor, Prometheus, Wandb};
-pub use model::mup::{BaseWidths, Mup};
 pub use offload::{Aio, OffloadDevice, OffloadOptimizer, OffloadParam};
 pub(crate) use optimizer::ADAMW;
 pub use optimizer::Optimizer;
@@ -61,20 +63,18 @@ pub use optimizer::optimizer_params::{
     Adafactor, Adagrad, Adam, Custom, Lamb, Lion, MuAdam, Muon, NAdam, RAdam, RmsProp, ScheduleFree, Sgd,
 };
 pub use optimizer::parameter_groups::{ParameterGroup, ParameterKind};
+pub use parallel::local_steps::LocalSteps;
+pub use parallel::mesh::{Mesh, RotateMethod};
 pub use parallel::pipeline::{PartitionMethod, Pipeline, PipelineSchedule};
-pub use precision::{Bf16, DataTypes, Dtype, Fp16};
-pub use data::preference::{DpoLoss, Preference, PreferenceType};
-pub use quantization::{FourBitType, QuantStorage, Quantization, QuantizationMethod};
-pub use model::rope::RopeScaling;
-pub(crate) use model::rope::{ORIGINAL as ROPE_ORIGINAL, TYPE as ROPE_TYPE, keys_of as rope_keys_of};
-pub use scheduler::{LrRangeTest, OneCycle, Scheduler, Warmup, WarmupCosineLr, WarmupDecayLr, WarmupLr};
-pub use data::split::SplitPart;
 pub use parallel::tensor_parallel::TensorParallel;
+pub use precision::{Bf16, DataTypes, Dtype, Fp16};
+pub use quantization::{FourBitType, QuantStorage, Quantization, QuantizationMethod};
+pub use scheduler::transformers_schedules::*;
+pub use scheduler::{LrRangeTest, OneCycle, Scheduler, Warmup, WarmupCosineLr, WarmupDecayLr, WarmupLr};
 pub use training::{
     Compute, EarlyStopping, Ema, GradientNoiseScale, KeepBest, Nonfinite, OnSpike, Sample, Spikes, StopMode, Training,
     WeightDecayOn,
 };
-pub use scheduler::transformers_schedules::*;
 pub use zero::{Zero, ZeroStage};
 
 section! {

@@ -4,12 +4,12 @@
 use crate::check::{self, Fields};
 use crate::config::Launcher;
 use crate::errors::{ErrorKind, Errors};
+use crate::pretrained;
 use crate::read::node::{At, Node, Value};
 use crate::read::overrides;
 use crate::read::parse;
-use crate::pretrained;
-use crate::report::Report;
 use crate::read::source::{MAX_BYTES, Source, too_large};
+use crate::report::Report;
 use crate::value::Leaf;
 
 /// A configuration as written.

@@ -3,8 +3,8 @@
 
 use crate::config::{Config, Launcher, Mesh, Pipeline, TensorParallel};
 use crate::errors::ErrorKind;
-use crate::read::node::At;
 use crate::origin::Origin;
+use crate::read::node::At;
 use crate::read::reader::{Find as _, Read as _, Resolver};
 use crate::table::last;
 

@@ -12,10 +12,10 @@ use serde::Deserialize;
 use crate::check::NO_EFFECT;
 use crate::config::Config;
 use crate::errors::Errors;
-use crate::read::reader::default;
 use crate::pages::reference::escape;
-use crate::schema::{self, Kind, Status};
+use crate::read::reader::default;
 use crate::read::source::Source;
+use crate::schema::{self, Kind, Status};
 use crate::typed::load;
 use crate::value::{Leaf, leaf};
 

@@ -10,8 +10,8 @@ use granit_parser::{ErrorKind as Kind, Event, Parser, ScalarStyle, ScanError, Sp
 
 use crate::errors::ErrorKind;
 use crate::read::node::{At, Entry, Node, Value};
-use crate::report::Report;
 use crate::read::scalar;
+use crate::report::Report;
 
 /// Maximum nesting depth. The schema's deepest key is at depth 5.
 const MAX_DEPTH: usize = 64;

@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use crate::check::{Field, Fields};
 use crate::config::{Dimension, LayerPattern};
-use crate::read::node::At;
 use crate::origin::{Origin, Origins};
+use crate::read::node::At;
 use crate::read::parse;
 use crate::report::Report;
 use crate::resolve::Facts;

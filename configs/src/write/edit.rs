@@ -11,9 +11,9 @@ use crate::errors::{ErrorKind, Errors};
 use crate::read::node::{At, Node, Value};
 use crate::read::overrides;
 use crate::read::parse;
+use crate::read::source::{MAX_BYTES, Source, too_large};
 use crate::report::Report;
 use crate::schema::{self, Key};
-use crate::read::source::{MAX_BYTES, Source, too_large};
 
 use layout::{Piece, Shape, Slot};
 use splice::Splice;

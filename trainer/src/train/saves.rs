@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use zero_checkpoint::patiently;
 
-use super::stopping::best::Best;
 use super::checkpoint_store::Uploads;
 use super::evaluation::Evaluation;
 use super::output::progress::Progress;
+use super::stopping::best::Best;
 use crate::process::signals::Requests;
 use zero_engine::Ended;
 use zero_engine::Engine;

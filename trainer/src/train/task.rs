@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use zero_config::Config;
 
-use super::stopping::best::BestCheckpoint;
 use super::configured_data;
 use super::corpus::Corpus;
 use super::evaluation::Evaluation;
 use super::metrics::Metric;
 use super::options::Finished;
+use super::stopping::best::BestCheckpoint;
 use crate::data::{Dataset, Watch};
 use zero_engine::configured_model;
 use zero_engine::optimizer::{CustomOptimizer, LrLambda};

@@ -11,11 +11,11 @@ use zero_checkpoint::{MANIFEST, Retention};
 use zero_config::Config;
 use zero_engine::{DataError, Error};
 
-use crate::train::output::progress::Progress;
 use super::super::saves::time;
 use super::{CheckpointStore, HELP, KEY, failed};
 use crate::data::Watch;
 use crate::data::remote::{Download, waiting};
+use crate::train::output::progress::Progress;
 
 /// Prefix of the folders that keep the files to upload, even if the run removes the checkpoint.
 const KEPT: &str = ".uploading-";

@@ -6,10 +6,10 @@ use std::collections::HashSet;
 use zero_config::Config;
 use zero_engine::{DataError, Error};
 
-use crate::train::configured_data;
-use crate::train::output::preparing::Preparing;
 use crate::data::{Dataset, DocumentFacts, FileDataset, SampleShape, Watch};
 use crate::process::signals::Requests;
+use crate::train::configured_data;
+use crate::train::output::preparing::Preparing;
 
 /// The result of preparing a data set.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use zero_engine::format::{counted, grouped};
 use zero_engine::{DataError, Engine, Error};
 
+use crate::process::signals::Requests;
 use crate::train::corpus::{Corpus, Extent};
 use crate::train::evaluation;
 use crate::train::metrics::Metric;
@@ -12,7 +13,6 @@ use crate::train::options::{Finished, Resume, RunOptions};
 use crate::train::output::progress::{Output, Progress};
 use crate::train::reference;
 use crate::train::task::Summary;
-use crate::process::signals::Requests;
 
 /// Evaluates the engine's weights, which come from the checkpoint `from` or are initial weights. Uses all evaluation
 /// samples unless `training.eval_batches` is set. A collective.

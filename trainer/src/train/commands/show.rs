@@ -4,10 +4,10 @@ use candle_core::{DType, Device};
 use zero_config::Config;
 use zero_engine::{DataError, Error};
 
+use crate::data::{Dataset, PairDataset, SampleShape, Tokenizer};
 use crate::train::configured_data::{self, Opened};
 use crate::train::output::preparing::Preparing;
 use crate::train::output::progress::Output;
-use crate::data::{Dataset, PairDataset, SampleShape, Tokenizer};
 use zero_model::zoo::{LABELS, POSITION_IDS};
 
 /// A sample as text.

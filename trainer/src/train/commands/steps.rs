@@ -6,9 +6,9 @@ use zero_comm::Communicator;
 use zero_config::Config;
 use zero_model::Model;
 
+use crate::data::Unwatched;
 use crate::train::configured_data;
 use crate::train::corpus::Corpus;
-use crate::data::Unwatched;
 use zero_engine::Batch;
 use zero_engine::Error;
 use zero_engine::checkpoint::start::Start;

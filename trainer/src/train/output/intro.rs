@@ -4,9 +4,9 @@ use std::path::Path;
 
 use zero_config::{LocalSteps, LogLevel, Origin, RampUp};
 
-use crate::train::corpus::Corpus;
 use super::progress::Progress;
 use super::{autos, disk};
+use crate::train::corpus::Corpus;
 use crate::train::report;
 use zero_engine::Engine;
 use zero_engine::format::{bytes, counted, grouped, of_number};

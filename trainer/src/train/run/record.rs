@@ -4,11 +4,11 @@ use serde_json::{Value, json};
 
 use super::super::evaluation::Evaluation;
 use super::super::files::Files;
-use crate::train::output::progress::Shown;
 use super::super::report;
 use super::super::report::stragglers::Stragglers;
 use super::{Run, Together};
 use crate::monitor::metric::{self, Record, Scalar};
+use crate::train::output::progress::Shown;
 use zero_engine::{Error, Step};
 
 impl Run<'_> {

@@ -10,10 +10,10 @@ use zero_checkpoint::MANIFEST;
 use zero_comm::Communicator;
 use zero_config::KeepBest;
 
+use super::objective::Objective;
 use crate::train::evaluation::Evaluation;
 use crate::train::first_rank::on_first_rank;
 use crate::train::metrics::Metric;
-use super::objective::Objective;
 use zero_engine::Error;
 
 /// The best evaluation of a run so far, and its checkpoint.

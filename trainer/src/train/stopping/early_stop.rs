@@ -5,9 +5,9 @@ use std::fmt;
 use serde_json::{Value, json};
 use zero_config::EarlyStopping;
 
+use super::objective::Objective;
 use crate::train::evaluation::Evaluation;
 use crate::train::metrics::Metric;
-use super::objective::Objective;
 use zero_engine::Error;
 
 /// The options `training.early_stopping` and the state of the search for a better evaluation.
