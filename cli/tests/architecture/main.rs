@@ -4,6 +4,7 @@
 //! The tests read the table of crates from ARCHITECTURE.md. A new dependency therefore requires a change of that page,
 //! which is visible in review.
 
+mod folders;
 mod imports;
 mod manifests;
 

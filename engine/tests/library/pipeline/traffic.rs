@@ -6,7 +6,7 @@ use zero_engine::pipeline::{Content, Instruction};
 use zero_partition::expected_payload;
 
 use super::{SCHEDULES, engine_of, gpt2, text};
-use crate::bytes::{all_reduced, options};
+use crate::sharding::bytes::{all_reduced, options};
 use crate::world::{BF16, FP16, batch, world};
 
 const WIDTH: usize = 40;

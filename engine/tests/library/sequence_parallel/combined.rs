@@ -4,9 +4,9 @@ use candle_core::Tensor;
 use zero_engine::{Engine, Layers, zoo};
 
 use super::{KINDS, STEPS, by_both, by_both_with_ring, by_heads, by_queries, by_ring, gpt2, keys, llama};
-use crate::adapter::LORA;
-use crate::on_disk::offloaded;
-use crate::packing;
+use crate::models::packing;
+use crate::sharding::on_disk::offloaded;
+use crate::weights::adapter::LORA;
 use crate::world::{
     BF16, assert_near, assert_same, batch, config, engine_of, gpt2_config, resume, run_of, save, trajectory, world,
 };

@@ -4,8 +4,8 @@ use candle_core::Tensor;
 use zero_engine::{Engine, Layers, zoo};
 
 use super::{STEPS, dropping_gpt2, gpt2, keys, llama, load_with_any_number_of_parts, phi3};
-use crate::adapter::LORA;
-use crate::packing;
+use crate::models::packing;
+use crate::weights::adapter::LORA;
 use crate::world::{
     BF16, FP16, assert_near, assert_near_or_overflown, assert_same, batch, config, engine_of, run_of, train, world,
 };

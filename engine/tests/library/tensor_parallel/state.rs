@@ -3,10 +3,10 @@
 use zero_engine::Layers;
 
 use super::{STEPS, gpt2, keys, llama, load_with_any_number_of_parts, phi3};
-use crate::eight_bit::ADAMW;
-use crate::local_steps::of_replicates;
-use crate::on_disk::{STOCHASTIC, offloaded};
-use crate::whole_parameters::LAMB;
+use crate::optimizers::eight_bit::ADAMW;
+use crate::optimizers::whole_parameters::LAMB;
+use crate::sharding::local_steps::of_replicates;
+use crate::sharding::on_disk::{STOCHASTIC, offloaded};
 use crate::world::{Trajectory, assert_near, assert_same, engine_of, run_of, train, trajectory, world};
 
 /// Runs with state on a disk are bit-identical to runs in memory, and use the disk.
