@@ -2,7 +2,7 @@
 
 use sha2::{Digest, Sha256};
 
-use super::width::Width;
+use super::tokens::width::Width;
 
 /// Returns the SHA-256 of several texts, in hexadecimal. The length of each text is hashed too.
 pub(super) fn hash_of(parts: &[&[u8]]) -> String {

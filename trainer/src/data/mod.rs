@@ -24,7 +24,6 @@ mod cache;
 mod cache_folder;
 mod chat;
 mod dataset;
-mod documents;
 mod files;
 mod fingerprint;
 mod guard;
@@ -34,16 +33,11 @@ mod joined;
 mod mixture;
 mod options;
 mod order;
-mod pieces;
 mod records;
 mod rows;
 mod split;
-mod token_files;
-mod tokenizer;
 mod tokens;
 mod watch;
-mod width;
-mod words;
 
 pub use chat::options::ChatOptions;
 pub(crate) use chat::pairs::PairDataset;
@@ -64,7 +58,7 @@ pub use options::{CacheOptions, DataOptions, Format, TokenDtype};
 pub use order::sample_index;
 pub use records::{FileDataset, SampleShape};
 pub use split::{Part, shuffled_split, split};
-pub use tokenizer::Tokenizer;
+pub use tokens::tokenizer::Tokenizer;
 pub(crate) use watch::{Phase, Unwatched, Watch};
 pub use zero_engine::{At, DataError};
 
@@ -112,10 +106,10 @@ pub(crate) fn open_watched(
                 return Err(DataError::Slice { sources: options.sources.clone(), message });
             }
             let paths: Vec<PathBuf> = sources.into_iter().map(|source| source.path).collect();
-            token_files::TokenFiles::open(&paths, options.token_dtype, options.vocabulary)?.into()
+            tokens::token_files::TokenFiles::open(&paths, options.token_dtype, options.vocabulary)?.into()
         }
         Format::Mds if sources[0].has_tokens(text_key) => tokens::Tokens::of_shards(&sources, options)?,
-        _ => tokens::Tokens::Documents(documents::tokenized(&sources, options, tokenizer, watch)?),
+        _ => tokens::Tokens::Documents(tokens::documents::tokenized(&sources, options, tokenizer, watch)?),
     };
     Ok(FileDataset::new(tokens::TokenCorpus::new(tokens, options.sequence_length, &options.sources)?))
 }

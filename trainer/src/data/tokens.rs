@@ -1,5 +1,12 @@
 //! A long list of tokens, split into samples of T inputs and T targets.
 
+pub(super) mod documents;
+pub(super) mod pieces;
+pub(super) mod token_files;
+pub(super) mod tokenizer;
+pub(super) mod width;
+pub(super) mod words;
+
 use std::ops::Range;
 use std::path::PathBuf;
 
@@ -9,9 +16,9 @@ use super::files::Source;
 use super::fingerprint::{DocumentFacts, Facts};
 use super::options::DataOptions;
 use super::records::{Records, SampleShape, Samples, TokenizedWhere};
-use super::token_files::TokenFiles;
 use super::watch::Watch;
-use super::width::Width;
+use token_files::TokenFiles;
+use width::Width;
 use zero_engine::{At, DataError};
 
 /// The storage of the tokens.

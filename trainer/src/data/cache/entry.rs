@@ -24,7 +24,7 @@ use serde::{Deserialize, Serialize};
 use zero_engine::DataError;
 
 use super::super::watch::Watch;
-use super::super::width::Width;
+use crate::data::tokens::width::Width;
 
 /// The first and the last bytes of an entry. The digit is the version of the layout.
 pub(super) const MAGIC: [u8; 8] = *b"ZTCACHE1";

@@ -7,10 +7,10 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use super::super::Unwatched;
 use super::super::options::Format;
 use super::super::tests::{Files, tokens};
-use super::super::tokenizer::Tokenizer;
-use super::super::tokenizer::tests::words;
 use super::super::{DataOptions, Dataset, FileDataset, open, open_watched};
 use super::*;
+use crate::data::tokens::tokenizer::Tokenizer;
+use crate::data::tokens::tokenizer::tests::words;
 
 /// Files of every text format, with empty documents at the start, in the middle and at the end.
 const CORPUS: [(&str, &[u8]); 8] = [

@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 
 use zero_engine::DataError;
 
-use super::super::width::Width;
 use super::Store;
 use super::entry::{CHUNK, Footer, MAGIC};
+use crate::data::tokens::width::Width;
 
 /// The extension of unfinished files.
 pub(super) const UNFINISHED: &str = "tmp";

@@ -31,7 +31,7 @@ use super::files::Source;
 use super::fingerprint::DocumentFacts;
 use super::options::DataOptions;
 use super::records::{Records, SampleShape, Samples, TokenizedWhere};
-use super::tokenizer::Tokenizer;
+use super::tokens::tokenizer::Tokenizer;
 use super::watch::Watch;
 use excess::Excess;
 use packing::{Packs, pack};

@@ -17,12 +17,12 @@ use super::super::files::{Access, sources};
 use super::super::fingerprint::DocumentFacts;
 use super::super::options::{DataOptions, Format};
 use super::super::records::TokenizedWhere;
-use super::super::tokenizer::Tokenizer;
 use super::super::watch::Watch;
 use super::excess::Excess;
 use super::renderer::Renderer;
 use super::rendering::{Layout, Rendering};
 use super::texts::{Chosen, Text, Texts};
+use crate::data::tokens::tokenizer::Tokenizer;
 
 /// The label groups of a pair, used in [`LABEL_GROUPS`].
 const CHOSEN: u8 = 0;

@@ -5,11 +5,11 @@ use std::path::{Path, PathBuf};
 use zero_config::ChatType;
 use zero_engine::{At, DataError};
 
-use super::super::tokenizer::Tokenizer;
 use super::model_files::ModelFiles;
 use super::options::ChatOptions;
 use super::record::{self, Object, Problem, Record};
 use super::renderer::Renderer;
+use crate::data::tokens::tokenizer::Tokenizer;
 
 /// Returns the tokens of each record. A record has a text `prompt`, or a conversation `messages`, which is rendered
 /// with the chat template and the generation prompt.

@@ -9,13 +9,13 @@ use zero_engine::format::counted;
 use zero_engine::{At, DataError};
 
 use super::super::fingerprint::hash_of;
-use super::super::tokenizer::{HuggingFace, Tokenizer};
 use super::mask::{Tokens, Turns, mask, ranges};
 use super::model_files::ModelFiles;
 use super::options::ChatOptions;
 use super::pair_record::PairRecord;
 use super::record::{Conversation, Object, Problem, Record};
 use super::template::{Rendered, Template, is_dated, today};
+use crate::data::tokens::tokenizer::{HuggingFace, Tokenizer};
 
 /// The tokens of a conversation.
 pub(super) struct Sample {

@@ -15,13 +15,13 @@ use super::super::cache::{Sink, Store, Work};
 use super::super::files::Source;
 use super::super::fingerprint::hash_of;
 use super::super::options::DataOptions;
-use super::super::tokenizer::Tokenizer;
-use super::super::width::Width;
 use super::mask::shown;
 use super::pair_record;
 use super::record::{self, Object, Problem, in_parallel};
 use super::renderer::Renderer;
 use super::texts::Facts;
+use crate::data::tokens::tokenizer::Tokenizer;
+use crate::data::tokens::width::Width;
 
 /// Part of every cache key. Change it whenever the same file gets different tokens or facts than before.
 const VERSION: &[u8] = b"zero-train conversations 3";

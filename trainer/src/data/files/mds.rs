@@ -9,8 +9,8 @@ use super::encoding::Encoding;
 use super::shard::{Samples, Shard};
 use super::streams::{Document, Documents, Object, Records};
 use crate::data::options::TokenDtype;
-use crate::data::token_files::{CHECK_CHUNK, are_halves};
-use crate::data::width::Width;
+use crate::data::tokens::token_files::{CHECK_CHUNK, are_halves};
+use crate::data::tokens::width::Width;
 
 /// The name of the column with the tokens of a sample. LLM Foundry uses the same name.
 const TOKENS: &str = "tokens";

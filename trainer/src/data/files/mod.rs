@@ -37,7 +37,7 @@ use zero_engine::files::{expand, identity};
 
 use super::binary;
 use super::options::{Format, TokenDtype};
-use super::pieces::Cuts;
+use super::tokens::pieces::Cuts;
 use archive::Archive;
 use folder::Folder;
 pub(super) use lines::Lines;
@@ -168,7 +168,7 @@ impl Source {
     /// Opens the documents of a file. `text_key` names the column or field with the text.
     ///
     /// A text file is one document. It is returned in parts. Each part ends where
-    /// [`piece_end`](super::pieces::piece_end) cuts. Empty documents are skipped.
+    /// [`piece_end`](super::tokens::pieces::piece_end) cuts. Empty documents are skipped.
     ///
     /// # Errors
     /// Fails if the file cannot be opened or has no such column. An item fails if the file cannot be read or is

@@ -5,8 +5,8 @@ use std::io::Read;
 use zero_engine::{At, DataError};
 
 use super::super::binary;
-use super::super::pieces::{Cuts, piece_end};
 use super::streams::{Document, Reader};
+use crate::data::tokens::pieces::{Cuts, piece_end};
 
 /// Minimum size of a part in bytes, except for the last part. A part of this size has enough pieces for parallel
 /// encoding.

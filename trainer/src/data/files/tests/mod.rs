@@ -14,9 +14,9 @@ use serde_json::Value;
 use zero_engine::{At, DataError};
 
 use super::super::options::{CacheOptions, Format};
-use super::super::pieces::Cuts;
 use super::super::watch::Unwatched;
 use super::{Access, Source, sources};
+use crate::data::tokens::pieces::Cuts;
 
 /// A temporary folder, which is removed at the end.
 pub(super) struct Folder(tempfile::TempDir);

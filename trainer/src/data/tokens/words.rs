@@ -16,8 +16,8 @@ use serde_json::{Value, json};
 use tokenizers::{Model, ModelWrapper, Tokenizer};
 
 /// The patterns of Llama 3 and of Qwen 2. Qwen 2 makes each digit a word of its own.
-pub(super) const LLAMA_3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-pub(super) const QWEN_2: &str =
+pub(crate) const LLAMA_3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+pub(crate) const QWEN_2: &str =
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 /// Maximum number of words in a thread's cache, and maximum length of a cached word in bytes.
 const KEPT: usize = 1 << 17;
@@ -25,7 +25,7 @@ const LONGEST: usize = 64;
 
 /// The pattern that splits text into words.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Pattern {
+pub(crate) enum Pattern {
     /// `'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`
     Gpt2,
     /// [`LLAMA_3`] with `numbers` = 3, or [`QWEN_2`] with `numbers` = 1: the maximum number of digits in a word.
@@ -33,7 +33,7 @@ pub(super) enum Pattern {
 }
 
 /// The fast encoder of a recognized tokenizer.
-pub(super) struct Words {
+pub(crate) struct Words {
     pattern: Pattern,
     /// Whether the tokenizer normalizes text to Unicode's normalization form C (NFC).
     is_normalizing: bool,
@@ -53,7 +53,7 @@ struct Kept {
 
 impl Words {
     /// Recognizes a tokenizer. Returns `None` if only the crate can encode its text.
-    pub(super) fn of(tokenizer: &Tokenizer) -> Option<Self> {
+    pub(crate) fn of(tokenizer: &Tokenizer) -> Option<Self> {
         let pattern = pattern(&serde_json::to_value(tokenizer.get_pre_tokenizer()?).ok()?)?;
         let normalizer = tokenizer.get_normalizer().map(serde_json::to_value).transpose().ok()?;
         let is_normalizing = match normalizer {
@@ -83,7 +83,7 @@ impl Words {
     }
 
     /// Returns the tokens of a text, or `None` if only the crate can encode it.
-    pub(super) fn encode(&self, tokenizer: &Tokenizer, text: &str) -> Option<Vec<u32>> {
+    pub(crate) fn encode(&self, tokenizer: &Tokenizer, text: &str) -> Option<Vec<u32>> {
         if self.added.is_match(text) || self.is_normalizing && !is_normalized(text) {
             return None;
         }

@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use tokenizers::{AddedToken, Tokenizer};
 
-use super::files::streams::Document;
+use crate::data::files::streams::Document;
 
 /// Approximate size of a piece in bytes. Pieces limit the encoder's memory, because encoding temporarily needs a
 /// hundred times the memory of the resulting tokens.
@@ -15,7 +15,7 @@ const PIECE: usize = 1 << 18;
 
 /// Where a text may be cut without changing its tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Cuts {
+pub(crate) enum Cuts {
     /// Anywhere: each byte is a token.
     Anywhere,
     /// Only where tokenizers that split text into words begin a word; see [`word_start`].
@@ -25,7 +25,7 @@ pub(super) enum Cuts {
 }
 
 impl Cuts {
-    pub(super) fn of(tokenizer: &Tokenizer) -> Self {
+    pub(crate) fn of(tokenizer: &Tokenizer) -> Self {
         #[expect(clippy::disallowed_methods, reason = "the order of the tokens does not affect the result")]
         let mut added = tokenizer.get_added_vocabulary().get_added_tokens_decoder().values();
         let has_normalizer = tokenizer.get_normalizer().is_some();
@@ -48,7 +48,7 @@ impl Cuts {
 
 /// Cuts a document into pieces. Each piece is encoded on its own, and the pieces together have the tokens of the whole
 /// document.
-pub(super) fn pieces(document: Document, cuts: Cuts) -> impl Iterator<Item = Document> {
+pub(crate) fn pieces(document: Document, cuts: Cuts) -> impl Iterator<Item = Document> {
     let Document { at, mut text, is_continued } = document;
     let (mut start, mut is_at_end) = (0, false);
     std::iter::from_fn(move || {
@@ -65,7 +65,7 @@ pub(super) fn pieces(document: Document, cuts: Cuts) -> impl Iterator<Item = Doc
 }
 
 /// Returns the length of the first piece. Returns `None` if the text is too short to decide, or has no place for a cut.
-pub(super) fn piece_end(text: &[u8], cuts: Cuts) -> Option<usize> {
+pub(crate) fn piece_end(text: &[u8], cuts: Cuts) -> Option<usize> {
     match cuts {
         Cuts::Anywhere => (text.len() >= PIECE).then_some(PIECE),
         Cuts::Words => word_start(text, PIECE..2 * PIECE).or_else(|| {
@@ -89,7 +89,7 @@ pub(super) fn piece_end(text: &[u8], cuts: Cuts) -> Option<usize> {
 /// context. These positions are a letter or digit after a single line break, and a single space between lower-case
 /// ASCII letters. An added token that begins with another character, such as `<mask>`, may take the line break before
 /// it.
-pub(super) fn word_start(text: &[u8], range: Range<usize>) -> Option<usize> {
+pub(crate) fn word_start(text: &[u8], range: Range<usize>) -> Option<usize> {
     let is_word = |c: Option<char>| c.is_some_and(|c| !c.is_whitespace());
     let range = range.start.max(1)..range.end.min(text.len());
     range.clone().zip(text.get(range)?).find_map(|(at, byte)| match byte {

@@ -9,15 +9,15 @@ use rayon::ThreadPool;
 use rayon::prelude::*;
 use zero_engine::DataError;
 
-use super::cache::{self, Sink, Store, Work};
-use super::files::{Document, Source};
-use super::fingerprint::hash_of;
-use super::options::DataOptions;
+use super::Documents;
 use super::pieces::pieces;
 use super::tokenizer::Tokenizer;
-use super::tokens::Documents;
-use super::watch::Watch;
 use super::width::Width;
+use crate::data::cache::{self, Sink, Store, Work};
+use crate::data::files::{Document, Source};
+use crate::data::fingerprint::hash_of;
+use crate::data::options::DataOptions;
+use crate::data::watch::Watch;
 
 /// Number of bytes of text per thread in a group. The pieces of a group are encoded in parallel.
 const GROUP_PER_THREAD: usize = 1 << 20;
@@ -28,7 +28,7 @@ const AHEAD: usize = 2;
 const VERSION: &[u8] = b"zero-train tokens 3";
 
 /// Tokenizes the documents of files, or opens their tokens in the cache.
-pub(super) fn tokenized(
+pub(crate) fn tokenized(
     sources: &[Source],
     options: &DataOptions,
     tokenizer: &Tokenizer,

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 
 use proptest::prelude::*;
 
-use super::super::pieces::{Cuts, word_start};
 use super::*;
+use crate::data::tokens::pieces::{Cuts, word_start};
 use crate::python;
 
 /// Returns a byte-level tokenizer with a few merges and added tokens.

@@ -12,11 +12,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::binary;
-use super::files::is_archive;
-use super::options::TokenDtype;
-use super::watch::{Unwatched, Watch};
 use super::width::Width;
+use crate::data::binary;
+use crate::data::files::is_archive;
+use crate::data::options::TokenDtype;
+use crate::data::watch::{Unwatched, Watch};
 use zero_engine::{At, DataError};
 
 /// Number of tokens at the start of each file that are checked against the vocabulary before training begins. This
@@ -27,10 +27,10 @@ const NUMPY: &[u8; 6] = b"\x93NUMPY";
 /// Minimum number of tokens at which zeros in every second place cannot be a coincidence.
 const ENOUGH: usize = 64;
 /// Number of tokens that a check reads at a time.
-pub(super) const CHECK_CHUNK: usize = 1 << 18;
+pub(crate) const CHECK_CHUNK: usize = 1 << 18;
 
 /// Files of raw tokens, joined without a separator.
-pub(super) struct TokenFiles {
+pub(crate) struct TokenFiles {
     files: Vec<TokenFile>,
     vocabulary: usize,
 }
@@ -45,7 +45,7 @@ struct TokenFile {
 }
 
 impl TokenFiles {
-    pub(super) fn open(paths: &[PathBuf], dtype: TokenDtype, vocabulary: usize) -> Result<Self, DataError> {
+    pub(crate) fn open(paths: &[PathBuf], dtype: TokenDtype, vocabulary: usize) -> Result<Self, DataError> {
         let mut files = TokenFiles { files: Vec::with_capacity(paths.len()), vocabulary };
         for path in paths {
             let file = TokenFile::open(path, dtype.into(), files.len())?;
@@ -57,16 +57,16 @@ impl TokenFiles {
     }
 
     /// Checks all tokens against the vocabulary.
-    pub(super) fn verify(&self, watch: &dyn Watch) -> Result<(), DataError> {
+    pub(crate) fn verify(&self, watch: &dyn Watch) -> Result<(), DataError> {
         self.files.iter().try_for_each(|file| file.check(file.tokens, self.vocabulary, watch))
     }
 
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.files.last().map_or(0, |file| file.start + file.tokens)
     }
 
     /// Appends the tokens `start..start + count`, which must exist. Appends nothing on error.
-    pub(super) fn read(&self, mut start: usize, mut count: usize, out: &mut Vec<u32>) -> Result<(), DataError> {
+    pub(crate) fn read(&self, mut start: usize, mut count: usize, out: &mut Vec<u32>) -> Result<(), DataError> {
         let before = out.len();
         let first = self.files.partition_point(|file| file.start + file.tokens <= start);
         for file in &self.files[first..] {
@@ -86,7 +86,7 @@ impl TokenFiles {
 
 /// Returns whether `tokens` look like wider numbers that were read as numbers of half the width: every second number is
 /// 0.
-pub(super) fn are_halves(tokens: &[u32]) -> bool {
+pub(crate) fn are_halves(tokens: &[u32]) -> bool {
     let is_zero = |token: &u32| *token == 0;
     let [even, odd] = [0, 1].map(|first| tokens.iter().skip(first).step_by(2).all(is_zero));
     tokens.len() >= ENOUGH && odd && !even

@@ -2,12 +2,12 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::options::TokenDtype;
+use crate::data::options::TokenDtype;
 
 /// The width of a stored token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(super) enum Width {
+pub(crate) enum Width {
     U8,
     U16,
     U32,
@@ -27,7 +27,7 @@ impl From<TokenDtype> for Width {
 
 impl Width {
     /// Returns the smallest width for tokens below `vocabulary`.
-    pub(super) fn for_vocabulary(vocabulary: usize) -> Self {
+    pub(crate) fn for_vocabulary(vocabulary: usize) -> Self {
         match vocabulary {
             0..=0x100 => Width::U8,
             0x101..=0x1_0000 => Width::U16,
@@ -35,7 +35,7 @@ impl Width {
         }
     }
 
-    pub(super) fn bytes(self) -> usize {
+    pub(crate) fn bytes(self) -> usize {
         match self {
             Width::U8 => 1,
             Width::U16 => 2,
@@ -45,7 +45,7 @@ impl Width {
     }
 
     /// Appends tokens as little-endian bytes. The tokens must fit the width.
-    pub(super) fn encode(self, tokens: &[u32], out: &mut Vec<u8>) {
+    pub(crate) fn encode(self, tokens: &[u32], out: &mut Vec<u8>) {
         match self {
             Width::U8 => out.extend(tokens.iter().map(|&token| token as u8)),
             Width::U16 => out.extend(tokens.iter().flat_map(|&token| (token as u16).to_le_bytes())),
@@ -56,7 +56,7 @@ impl Width {
 
     /// Decodes little-endian bytes and appends the tokens. A number that does not fit in u32 becomes `u32::MAX`, which
     /// is never a valid token.
-    pub(super) fn decode(self, bytes: &[u8], out: &mut Vec<u32>) {
+    pub(crate) fn decode(self, bytes: &[u8], out: &mut Vec<u32>) {
         match self {
             Width::U8 => out.extend(bytes.iter().map(|&token| u32::from(token))),
             Width::U16 => out.extend(bytes.as_chunks().0.iter().map(|&token| u32::from(u16::from_le_bytes(token)))),

@@ -8,12 +8,12 @@ use std::{
 use serde::de::IgnoredAny;
 use zero_engine::DataError;
 
-use super::files::remote;
-use super::files::streams::Document;
-use super::fingerprint::hash_of;
-use super::guard::caught;
 use super::pieces::Cuts;
 use super::words::Words;
+use crate::data::files::remote;
+use crate::data::files::streams::Document;
+use crate::data::fingerprint::hash_of;
+use crate::data::guard::caught;
 
 /// Upper bound of a vocabulary, as for `model.vocab_size`.
 const MAX_VOCABULARY: usize = 1 << 30;
@@ -84,7 +84,7 @@ impl Tokenizer {
     }
 
     /// Returns where a text may be cut.
-    pub(super) fn cuts(&self) -> Cuts {
+    pub(crate) fn cuts(&self) -> Cuts {
         match self {
             Tokenizer::Byte => Cuts::Anywhere,
             Tokenizer::HuggingFace(this) => Cuts::of(&this.tokenizer),
@@ -106,7 +106,7 @@ impl Tokenizer {
     ///
     /// # Errors
     /// Fails if the tokenizer cannot encode the text, or if a token is not below `vocabulary`.
-    pub(super) fn encode_piece(&self, piece: &Document, path: &Path, vocabulary: usize) -> Result<Vec<u32>, DataError> {
+    pub(crate) fn encode_piece(&self, piece: &Document, path: &Path, vocabulary: usize) -> Result<Vec<u32>, DataError> {
         match self {
             Tokenizer::Byte => match piece.text.iter().position(|&byte| usize::from(byte) >= vocabulary) {
                 None => Ok(piece.text.iter().map(|&byte| u32::from(byte)).collect()),
@@ -175,13 +175,13 @@ impl Tokenizer {
 
 impl HuggingFace {
     /// Returns the folder of `tokenizer.json`.
-    pub(super) fn folder(&self) -> Option<&Path> {
+    pub(crate) fn folder(&self) -> Option<&Path> {
         self.path.parent()
     }
 
     /// Encodes a text with the byte offsets of its tokens. `add_special_tokens` includes the special tokens that the
     /// tokenizer adds to each text.
-    pub(super) fn encode_with_offsets(
+    pub(crate) fn encode_with_offsets(
         &self,
         text: &str,
         add_special_tokens: bool,
@@ -190,7 +190,7 @@ impl HuggingFace {
     }
 
     /// Returns the token of `text`, or `None` if `text` is not exactly one token.
-    pub(super) fn single(&self, text: &str) -> Result<Option<u32>, DataError> {
+    pub(crate) fn single(&self, text: &str) -> Result<Option<u32>, DataError> {
         if let Some(&token) = self.tokenizer.get_added_vocabulary().get_vocab().get(text) {
             return Ok(Some(token));
         }
@@ -200,7 +200,7 @@ impl HuggingFace {
     }
 
     /// Returns whether a token is special: not part of a text.
-    pub(super) fn is_special(&self, token: u32) -> bool {
+    pub(crate) fn is_special(&self, token: u32) -> bool {
         self.tokenizer.get_added_vocabulary().get_added_tokens_decoder().get(&token).is_some_and(|token| token.special)
     }
 
@@ -262,8 +262,8 @@ fn failed(path: &Path) -> impl FnOnce(tokenizers::Error) -> DataError {
 
 #[cfg(test)]
 pub(super) mod tests {
-    use super::super::pieces::word_start;
     use super::*;
+    use crate::data::tokens::pieces::word_start;
 
     /// A tokenizer with a tiny vocabulary that splits at white space.
     const WORDS: &str = r#"{
