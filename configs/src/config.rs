@@ -15,7 +15,7 @@ mod model;
 mod monitor;
 mod offload;
 mod optimizer;
-mod parallel;
+pub(crate) mod parallel;
 mod precision;
 mod quantization;
 mod scheduler;

@@ -6,7 +6,7 @@ pub(super) mod rope;
 use serde::Serialize;
 
 use crate::choice::choice;
-use crate::config::{Config, Data, RopeScaling, rope};
+use crate::config::{Config, Data, RopeScaling};
 use crate::read::node::At;
 use crate::read::reader::{Find, Reader, Resolver};
 use crate::schema::*;

@@ -185,7 +185,7 @@ fn defaults_of_keys_without_effect_are_accepted_without_warning() {
 
 #[test]
 fn the_reference_has_a_row_for_every_key() {
-    let reference = crate::pages::reference();
+    let reference = crate::pages::reference::reference();
     for (path, key) in all() {
         assert!(reference.contains(&format!("| `{}` | ", key.name)), "{path}");
     }

@@ -3,6 +3,7 @@
 use std::{fs, path::PathBuf};
 
 use super::records::Samples;
+use super::tokens::tokenizer;
 use super::*;
 
 pub(super) struct Files(tempfile::TempDir);

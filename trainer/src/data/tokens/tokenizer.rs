@@ -261,7 +261,7 @@ fn failed(path: &Path) -> impl FnOnce(tokenizers::Error) -> DataError {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+pub(in crate::data) mod tests {
     use super::*;
     use crate::data::tokens::pieces::word_start;
 
@@ -275,7 +275,7 @@ pub(super) mod tests {
                   "vocab": {"<unk>": 0, "the": 1, "cat": 2, "sat": 3, "on": 4, "mat": 7}}
     }"#;
 
-    pub(in super::super) fn words() -> Tokenizer {
+    pub(in crate::data) fn words() -> Tokenizer {
         let file = tempfile::NamedTempFile::new().unwrap();
         fs::write(file.path(), WORDS).unwrap();
         Tokenizer::from_file(file.path()).unwrap()
