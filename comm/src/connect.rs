@@ -97,8 +97,8 @@ fn apart_from(store: u16, free: impl Fn() -> io::Result<TcpListener>) -> io::Res
 /// The group of all ranks of the job.
 const WORLD: u64 = 0;
 
-/// How long the rank that serves the store stays after the ranks' terms or sizes were found to differ, so that the
-/// other ranks can read them and report the difference.
+/// How long the rank that serves the store keeps running after it has found that the ranks' settings or world sizes
+/// differ, so that the other ranks can read these values and report the difference.
 const FAREWELL: Duration = Duration::from_secs(5);
 
 /// The record that a rank publishes in the store.

@@ -36,7 +36,7 @@ pub(crate) fn tested(comm: std::sync::Arc<dyn zero_comm::Communicator>) -> std::
     comm
 }
 
-/// Large vectors between processes of one host are accessed in place in this program.
+/// In this program, the processes of one host access each other's large vectors in place.
 pub(crate) const IN_PLACE: bool = true;
 
 #[global_allocator]

@@ -41,8 +41,8 @@ const _: () = assert!(TILE_UNIT.is_multiple_of(BLOCK) && TILE_UNIT.is_multiple_o
 /// operations in sequence, and only the hidden activations of one tile are in memory.
 ///
 /// The forward maps `x` of `[.., inputs]` in f32, bf16 or f16 to `[.., outputs]` and keeps only `x`. The backward
-/// recomputes the hidden activations. If no sink takes a parameter's gradient, it is returned as a tensor of the
-/// parameter's shape and dtype.
+/// recomputes the hidden activations. A parameter's gradient goes to the [sink](crate::sink); without one, the backward
+/// returns the gradient as a tensor of the parameter's shape and dtype.
 ///
 /// ```
 /// # use candle_core::{DType, Device, Result, Tensor};

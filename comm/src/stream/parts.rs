@@ -159,7 +159,8 @@ impl Run<'_, '_> {
         Ok(pushed > 0)
     }
 
-    /// Takes a header, the data of a part or a receipt from a peer.
+    /// Reads from a peer what is due next: its header, data of its part, or its receipt. Returns whether anything
+    /// arrived.
     fn receive(&mut self, index: usize, wires: &mut dyn Wires, watch: &Watch) -> Result<bool, Failure> {
         let streams = &mut self.streams[index];
         let peer = streams.peer;

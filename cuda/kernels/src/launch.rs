@@ -171,7 +171,7 @@ pub(crate) fn threads_for(packs: u32, most: u32) -> u32 {
     packs.clamp(1, most).next_multiple_of(32)
 }
 
-/// Size in bytes of one float for each warp of the largest block.
+/// Bytes of shared memory for the partial sums of a block: one f32 for each of at most 32 warps.
 pub(crate) const SUMS_BYTES: u32 = 32 * 4;
 
 impl<A> Launch<A> {

@@ -42,11 +42,11 @@ struct Few {
     /// Index of the first row in its block.
     first: usize,
     count: usize,
-    /// The keys from the first that the first row sees to the last that the last row sees.
+    /// The range from the first key that the first row attends to, to the last key that the last row attends to.
     seen: Range<usize>,
 }
 
-/// Splits a block of queries into a few rows at a time. `firsts` has the first key that each position sees.
+/// Splits a block of queries into groups of a few rows. `firsts` has the first key that each position sees.
 fn few_rows(g: Geometry, isa: Isa, block: Range<usize>, firsts: &[usize]) -> impl Iterator<Item = Few> {
     pieces(block.clone(), rows_at_a_time(isa)).map(move |rows| {
         let seen = firsts[rows.start]..rows.end.min(g.time);
