@@ -14,21 +14,18 @@
 //! folder into a checkpoint, and [`load_weights`] reads plain safetensors files.
 
 mod commit;
+mod convert;
 mod error;
-mod export;
 mod failpoint;
 mod folders;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
-mod import;
 mod layout;
 mod load;
 mod local;
 mod lock;
 mod manifest;
-mod merge;
-mod pretrained;
 mod retention;
 mod save;
 mod shard;
@@ -41,19 +38,19 @@ mod weights;
 mod whole;
 mod writer;
 
+pub use convert::export::{Contents, Export, ExportDtype, Exported, FOLDED, export};
+pub use convert::import::import;
+pub use convert::merge::{Merge, is_of_adapter};
+pub use convert::pretrained::{check_pretrained, load_pretrained};
 pub use error::CheckpointError;
-pub use export::{Contents, Export, ExportDtype, Exported, FOLDED, export};
 pub use failpoint::{FAILPOINTS, failpoints};
 pub use folders::{committed, meant, name, newest, newest_meant, set_back, step, superseded, write_rate};
-pub use import::import;
 pub use load::{load, load_to_evaluate};
 pub use lock::RunLock;
 pub use manifest::{
     CutEntry, FORMAT, LocalPiece, LocalSteps, LossScale, MANIFEST, Manifest, ParameterEntry, PieceEntry, ShardEntry,
     VERSION,
 };
-pub use merge::{Merge, is_of_adapter};
-pub use pretrained::{check_pretrained, load_pretrained};
 pub use retention::Retention;
 pub use save::{Background, Progress, Save, save};
 pub use snapshot::Snapshot;

@@ -13,9 +13,9 @@ use zero_comm::Communicator;
 use zero_model::{Model, ModuleBuffer, Parameter};
 use zero_partition::{Kind, Range, ShardedState};
 
+use crate::convert::export::{FOLDED, MUP};
+use crate::convert::merge::of_peft_name;
 use crate::error::CheckpointError;
-use crate::export::{FOLDED, MUP};
-use crate::merge::of_peft_name;
 use crate::tensors::TensorFile;
 use crate::together::together;
 

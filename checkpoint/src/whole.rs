@@ -6,10 +6,10 @@ use zero_model::ops::quantized_storage;
 use zero_model::{Model, Parameter};
 use zero_partition::{Range, ZeroError};
 
+use crate::convert::pretrained;
 use crate::error::CheckpointError;
 use crate::load::parameters_fit;
 use crate::manifest::Manifest;
-use crate::pretrained;
 use crate::source::Source;
 use crate::verify::intact;
 use crate::weights::{Weights, is_of_base, of_adapter};

@@ -8,9 +8,9 @@
 
 use sha2::{Digest, Sha256};
 
-use crate::buffer::Buffer;
+use crate::buffers::buffer::Buffer;
+use crate::buffers::dtype::Dtype;
 use crate::communicator::Communicator;
-use crate::dtype::Dtype;
 use crate::error::CommError;
 use crate::store::MAX_VALUE;
 

@@ -14,13 +14,13 @@
 
 use std::time::{Duration, Instant};
 
-use crate::buffer::Buffer;
+use crate::buffers::buffer::Buffer;
+use crate::buffers::copy::copy;
+use crate::buffers::dtype::Dtype;
+use crate::collective::reduction::{ReduceOp, Reduction};
+use crate::collective::signature::Operation;
 use crate::communicator::Communicator;
-use crate::copy::copy;
-use crate::dtype::Dtype;
 use crate::error::CommError;
-use crate::reduction::{ReduceOp, Reduction};
-use crate::signature::Operation;
 use crate::tree;
 
 /// Times of an operation and of its floor, measured alternately. Each time is the time of the slowest rank.

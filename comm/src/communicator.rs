@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::buffer::Buffer;
+use crate::buffers::buffer::Buffer;
+use crate::collective::reduction::ReduceOp;
+use crate::collective::stats::{SizeCounter, Stats};
 use crate::device::DeviceFabric;
 use crate::error::CommError;
 use crate::pending::Pending;
-use crate::reduction::ReduceOp;
-use crate::stats::{SizeCounter, Stats};
 
 /// A group of ranks that communicate with each other.
 ///

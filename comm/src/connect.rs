@@ -13,6 +13,8 @@ use std::time::{Duration, Instant};
 
 use crate::agreement::Terms;
 use crate::auth::Key;
+use crate::collective::signature::digest;
+use crate::collective::step::Membership;
 use crate::communicator::{Communicator, Options};
 use crate::error::CommError;
 use crate::group::Group;
@@ -21,8 +23,6 @@ use crate::launcher_environment::LauncherEnvironment;
 use crate::lock::lock;
 use crate::processes::{Control, Processes, World};
 use crate::shm::{PeerArenas, host_identity};
-use crate::signature::digest;
-use crate::step::Membership;
 use crate::store::{StoreClient, StoreError, StoreServer};
 use crate::tcp::{Hub, Identity, Purpose, bind_address};
 use crate::threads::threads;

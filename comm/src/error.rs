@@ -5,8 +5,8 @@
 
 use std::time::Duration;
 
-use crate::dtype::Dtype;
-use crate::signature::Operation;
+use crate::buffers::dtype::Dtype;
+use crate::collective::signature::Operation;
 
 /// Why an operation or the rendezvous of the ranks failed.
 ///

@@ -9,10 +9,10 @@ use std::time::Duration;
 
 use crate::agreement::Terms;
 use crate::auth::{self, Key, Refusal, WELCOME};
+use crate::buffers::dtype::Dtype;
+use crate::collective::signature::{HEADER_BYTES, Header, Operation, Signature};
 use crate::connect::Introduction;
-use crate::dtype::Dtype;
 use crate::processes::Control;
-use crate::signature::{HEADER_BYTES, Header, Operation, Signature};
 use crate::store;
 
 /// Parses `data` as a peer's message: the first byte selects the kind of message, the rest is the content.

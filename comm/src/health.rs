@@ -8,9 +8,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use crate::collective::signature::Signature;
 use crate::error::CommError;
 use crate::inquiry::WaitRegistry;
-use crate::signature::Signature;
 
 /// How long a waiting thread sleeps before it checks again whether the job has failed. A rank must notice a failure
 /// within half a second, as documented; this leaves a margin.

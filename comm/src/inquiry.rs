@@ -18,10 +18,10 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use crate::deadline::Deadline;
+use crate::collective::deadline::Deadline;
+use crate::collective::signature::digest;
 use crate::health::{Health, SLICE};
 use crate::lock::lock;
-use crate::signature::digest;
 
 /// Counts the threads of a rank that wait for a lane.
 #[derive(Debug, Default)]

@@ -18,9 +18,9 @@ use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
 #[cfg(any(test, target_arch = "x86_64"))]
-use crate::copy::LARGE;
-use crate::dtype::Dtype;
-use crate::reduction::{ReduceOp, Reduction};
+use crate::buffers::copy::LARGE;
+use crate::buffers::dtype::Dtype;
+use crate::collective::reduction::{ReduceOp, Reduction};
 
 /// Reduces one range in place. `own` holds this rank's contribution and receives the result. `peers` are the
 /// contributions of the other ranks in rank order, and `rank` is the position at which `own` belongs among them.

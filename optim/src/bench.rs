@@ -12,7 +12,7 @@ use std::{
 
 use zero_isa::Isa;
 
-use crate::rule::{Rule, apply};
+use crate::rules::rule::{Rule, apply};
 use crate::{Adagrad, AdamW, Lion, NAdam, Optimizer, RAdam, RmsProp, RmsPropVariant, ScheduleFree, Sgd, Step, update};
 
 /// Returns the bytes that a step of an optimizer with this number of states reads and writes per parameter.

@@ -3,7 +3,7 @@
 use std::fmt::Debug;
 use std::sync::Arc;
 
-use crate::rule::clipped;
+use crate::rules::rule::clipped;
 use crate::stored::Stored;
 use crate::{LengthError, Step};
 

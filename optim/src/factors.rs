@@ -1,6 +1,6 @@
 //! Describes an optimizer step as a formula and its factors, for devices that cannot run this crate's loops.
 
-use crate::adamw::AdamFactors;
+use crate::rules::adamw::AdamFactors;
 use crate::{Optimizer, Step};
 
 /// The formula of one element's step. The order of the variants is the numbering that device kernels use.

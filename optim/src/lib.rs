@@ -15,24 +15,13 @@
 //! # Ok::<(), zero_optim::LengthError>(())
 //! ```
 
-mod adafactor;
-mod adagrad;
-mod adamw;
 mod average;
 mod block_codes;
 mod custom;
 mod eight_bit;
 mod factors;
 mod half_float;
-mod lamb;
-mod lion;
-mod muon;
-mod nadam;
-mod radam;
-mod rmsprop;
-mod rule;
-mod schedule_free;
-mod sgd;
+mod rules;
 mod simd;
 mod step;
 mod stored;
@@ -45,9 +34,6 @@ pub mod loss_scale;
 pub mod norm;
 pub mod schedule;
 
-pub use adafactor::{Adafactor, SecondMoment};
-pub use adagrad::Adagrad;
-pub use adamw::AdamW;
 pub use average::{Average, average};
 pub use block_codes::BlockCodes;
 pub use custom::{Custom, CustomOptimizer, CustomStep, MatrixStates, Update};
@@ -55,21 +41,25 @@ pub use eight_bit::{BLOCK as EIGHT_BIT_BLOCK, EightBit};
 pub use exact_sum::ExactSum;
 pub use factors::{Factors, Formula};
 pub use half_float::{HalfFloat, read_half, rounded, write_bf16_at_random, write_half};
-pub use lamb::{Lamb, Squares};
-pub use lion::Lion;
 pub use loss_scale::{DynamicLossScale, LossScaleState, LossScaler, LossScaling};
-pub use muon::Muon;
-pub use nadam::NAdam;
-pub use radam::RAdam;
-pub use rmsprop::{RmsProp, RmsPropVariant};
+pub use rules::adafactor::{Adafactor, SecondMoment};
+pub use rules::adagrad::Adagrad;
+pub use rules::adamw::AdamW;
+pub use rules::lamb::{Lamb, Squares};
+pub use rules::lion::Lion;
+pub use rules::muon::Muon;
+pub use rules::nadam::NAdam;
+pub use rules::radam::RAdam;
+pub use rules::rmsprop::{RmsProp, RmsPropVariant};
+pub use rules::schedule_free::{AverageSums, ScheduleFree};
+pub use rules::sgd::Sgd;
 pub use schedule::{LrRangeTest, OneCycle, Rate, Schedule, Warmup};
-pub use schedule_free::{AverageSums, ScheduleFree};
-pub use sgd::Sgd;
 pub use step::Step;
 pub use stored::Stored;
 
-use adamw::{Decoupled, L2, Summed};
-use rule::apply;
+use rules::adamw::{Decoupled, L2, Summed};
+use rules::nadam;
+use rules::rule::apply;
 use zero_isa::Isa;
 
 /// An optimizer and its hyperparameters. The learning rate comes from a [`Schedule`] at each step.

@@ -21,10 +21,10 @@ use zero_optim::norm::BLOCK;
 use zero_optim::{BlockCodes, LengthError};
 use zero_pipeline::{Coordinates, Mesh, Placement, SegmentId};
 
+use crate::accounting::ledger::Category;
+use crate::accounting::memory::Memory;
 use crate::error::ZeroError;
 use crate::gpu;
-use crate::ledger::Category;
-use crate::memory::Memory;
 use crate::options::Coded;
 use crate::rank::Rank;
 use crate::segment::{Segment, flat_bytes};

@@ -12,10 +12,10 @@ use zero_model::sink::{DeferredGradients, FlatBuffer, Gradients};
 use zero_model::{BuiltLayer, Parameter};
 use zero_pipeline::{LayerId, Placement, SegmentId};
 
+use crate::accounting::ledger::Category;
+use crate::accounting::memory::Memory;
 use crate::error::ZeroError;
 use crate::gpu::{self, Arriving};
-use crate::ledger::Category;
-use crate::memory::Memory;
 use crate::rank::Rank;
 
 /// A segment's local gradient of one micro-batch, to which layers still contribute.

@@ -3,10 +3,10 @@
 use candle_core::{CpuStorage, Storage};
 use zero_pipeline::SegmentId;
 
+use crate::accounting::ledger::Category;
+use crate::accounting::memory::Memory;
 use crate::disk::{Disk, Stored};
 use crate::error::ZeroError;
-use crate::ledger::Category;
-use crate::memory::Memory;
 use crate::rank::Rank;
 use crate::storage::{copy, overwrite};
 

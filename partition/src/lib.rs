@@ -5,21 +5,18 @@
 //! optimizer state are replicated or sharded; [`passes`] derive the program from it; [`ShardedState`] executes the
 //! instructions.
 
+mod accounting;
 mod accumulator;
 mod coded;
 mod disk;
 mod error;
-mod expected;
 mod gpu;
 mod gradients;
 mod groups;
 mod kept;
 mod layout;
 mod leaves;
-mod ledger;
-mod memory;
 mod narrow;
-mod network;
 mod optimizer;
 mod options;
 mod outer;
@@ -38,20 +35,20 @@ mod threads;
 mod trust;
 mod zero;
 
+pub use accounting::expected::{
+    Payload, StateBytes, expected_payload, expected_state, expected_tensor_sum, shared_elements, state_formula,
+};
+pub use accounting::ledger::{CATEGORIES, Category, Ledger};
+pub use accounting::network::{HostBytes, Hosts, Route, bytes_on_route};
 pub use accumulator::Order;
 pub use coded::CodedLevel;
 pub use disk::{DiskBytes, DiskUse, disk_buffers, disk_bytes};
 pub use error::ZeroError;
-pub use expected::{
-    Payload, StateBytes, expected_payload, expected_state, expected_tensor_sum, shared_elements, state_formula,
-};
 pub use gpu::{gpu_copy, gpu_room};
 pub use groups::Groups;
 pub use kept::Grads;
 pub use layout::{Layout, LayoutOptions, PAGE, TierOptions};
-pub use ledger::{CATEGORIES, Category, Ledger};
 pub use narrow::{Stochastic, Values, update};
-pub use network::{HostBytes, Hosts, Route, bytes_on_route};
 pub use options::{Coded, DiskOptions, OnGpu, OuterOptions, OuterShare, Widths, ZeroOptions};
 pub use rounding::{to_f32, working};
 pub use segment::{Matrix, Piece, Segment, part_of_state};

@@ -13,11 +13,11 @@ use zero_optim::{AverageSums, ExactSum, Optimizer, Rate, SecondMoment, Step};
 use zero_pipeline::{Placement, SegmentId};
 use zero_tier::AlignedBuffer;
 
+use crate::accounting::ledger::Category;
+use crate::accounting::memory::Memory;
 use crate::disk::{Tile, states_in};
 use crate::error::ZeroError;
 use crate::gpu::Gpu;
-use crate::ledger::Category;
-use crate::memory::Memory;
 use crate::narrow::{Stochastic, Values, update};
 use crate::parameters::ParameterState;
 use crate::rank::Rank;

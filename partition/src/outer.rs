@@ -13,10 +13,10 @@ use zero_comm::{Buffer, Communicator, Gathered, Pending, ReduceOp, Scattered};
 use zero_optim::{Optimizer, Sgd, Step};
 use zero_pipeline::SegmentId;
 
+use crate::accounting::ledger::Category;
+use crate::accounting::memory::Memory;
 use crate::error::{ZeroError, missing};
 use crate::kept::Grads;
-use crate::ledger::Category;
-use crate::memory::Memory;
 use crate::narrow::{Values, update};
 use crate::options::OuterOptions;
 use crate::rank::Rank;

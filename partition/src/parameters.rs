@@ -7,12 +7,12 @@ use zero_comm::{Buffer, Dtype, Gathered, Pending, ToGather};
 use zero_model::sink::FlatBuffer;
 use zero_pipeline::SegmentId;
 
+use crate::accounting::ledger::Category;
+use crate::accounting::memory::Memory;
 use crate::coded;
 use crate::disk::{Disk, Stored};
 use crate::error::ZeroError;
 use crate::leaves::{fill, fill_and_give, fill_pieces, is_whole, take_over};
-use crate::ledger::Category;
-use crate::memory::Memory;
 use crate::rank::Rank;
 use crate::rounding::{to_f32, working};
 use crate::secondary::SecondaryShards;

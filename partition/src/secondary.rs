@@ -8,10 +8,10 @@ use candle_core::Storage;
 use zero_comm::{Gathered, Pending};
 use zero_pipeline::SegmentId;
 
+use crate::accounting::ledger::Category;
+use crate::accounting::memory::Memory;
 use crate::error::ZeroError;
 use crate::leaves::fill_and_give;
-use crate::ledger::Category;
-use crate::memory::Memory;
 use crate::parameters::{InFlight, to_gather};
 use crate::rank::Rank;
 use crate::storage::{copy, incoming};

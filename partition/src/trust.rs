@@ -14,9 +14,9 @@ use zero_optim::{ExactSum, LengthError, Optimizer, SecondMoment, Squares, Step};
 use zero_pipeline::{Placement, SegmentId};
 use zero_tier::AlignedBuffer;
 
+use crate::accounting::ledger::Category;
 use crate::disk::Tile;
 use crate::error::ZeroError;
-use crate::ledger::Category;
 use crate::narrow::Values;
 use crate::optimizer::{OptimizerState, Scaling, StepInputs, tuned};
 use crate::rank::Rank;

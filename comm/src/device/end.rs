@@ -9,11 +9,11 @@ use std::time::{Duration, Instant};
 
 use super::watch::{Watch, Watched};
 use super::{DeviceFabric, DeviceLane, DeviceWork, INVITATION};
-use crate::deadline::Deadline;
+use crate::collective::deadline::Deadline;
+use crate::collective::signature::Signature;
 use crate::health::{Cause, Failure, Health};
 use crate::inquiry::{Inquest, Topic};
 use crate::lock::lock;
-use crate::signature::Signature;
 
 /// A rank's end of a device connection. The connection is between all ranks of a group, or between two of them.
 pub(crate) struct DeviceEnd {

@@ -18,9 +18,9 @@ use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 
-use crate::buffer::Buffer;
-use crate::dtype::Dtype;
-use crate::reduction::ReduceOp;
+use crate::buffers::buffer::Buffer;
+use crate::buffers::dtype::Dtype;
+use crate::collective::reduction::ReduceOp;
 
 pub(crate) use end::DeviceEnd;
 

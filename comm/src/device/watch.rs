@@ -8,11 +8,11 @@ use std::time::Duration;
 
 use super::end::{LOOK, of_device};
 use super::{DeviceEvent, DeviceLane};
-use crate::deadline::Deadline;
+use crate::collective::deadline::Deadline;
+use crate::collective::signature::Signature;
 use crate::health::{Failure, Health};
 use crate::inquiry::{Inquest, Topic};
 use crate::lock::lock;
-use crate::signature::Signature;
 
 /// A connection and its operations in flight.
 pub(super) struct Watch {

@@ -1,12 +1,12 @@
 //! Checks the arguments of a group's operations.
 
 use super::Group;
-use crate::buffer::Buffer;
+use crate::buffers::buffer::Buffer;
+use crate::collective::signature::Operation;
+use crate::collective::step::Membership;
 use crate::communicator::Communicator;
 use crate::error::CommError;
 use crate::pending::Pending;
-use crate::signature::Operation;
-use crate::step::Membership;
 
 /// Maximum number of buffers of a coalesced operation: the header has 16 bits for this number.
 const MOST: usize = u16::MAX as usize;

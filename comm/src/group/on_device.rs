@@ -5,22 +5,22 @@ use std::sync::Arc;
 use super::Group;
 use super::submission::Ordered;
 use super::vectors::memory;
-use crate::buffer::Buffer;
-use crate::carried::Carried;
+use crate::buffers::buffer::Buffer;
+use crate::buffers::dtype::Dtype;
+use crate::buffers::ranges::even_counts;
+use crate::collective::carried::Carried;
+use crate::collective::deadline::Deadline;
+use crate::collective::parts::{Counts, Parts};
+use crate::collective::reduction::ReduceOp;
+use crate::collective::signature::{Operation, Signature};
+use crate::collective::stats::Sent;
+use crate::collective::step::{Collective, Inbox, Membership, Outbox, Step, Vector};
 use crate::communicator::{Communicator, Exchanged, Gathered, Scattered, ToGather, ToScatter};
-use crate::deadline::Deadline;
 use crate::device::{DeviceEnd, DeviceWork};
-use crate::dtype::Dtype;
 use crate::health::Failure;
 use crate::inquiry::{Topic, Waiters};
 use crate::lock::lock;
-use crate::parts::{Counts, Parts};
 use crate::pending::Pending;
-use crate::ranges::even_counts;
-use crate::reduction::ReduceOp;
-use crate::signature::{Operation, Signature};
-use crate::stats::Sent;
-use crate::step::{Collective, Inbox, Membership, Outbox, Step, Vector};
 
 impl Group {
     /// Returns this rank's end of the device connection for messages with a peer, in the direction of `operation`. In

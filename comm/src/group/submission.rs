@@ -5,8 +5,11 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use super::Group;
+use crate::collective::deadline::Deadline;
+use crate::collective::signature::Signature;
+use crate::collective::stats::{Log, Sent};
+use crate::collective::step::{Alone, Collective, Membership};
 use crate::communicator::Communicator;
-use crate::deadline::Deadline;
 use crate::device::DeviceEnd;
 use crate::error::CommError;
 use crate::health::{Failure, Health};
@@ -14,9 +17,6 @@ use crate::inquiry::Waiters;
 use crate::lane::Lane;
 use crate::lock::lock;
 use crate::pending::Pending;
-use crate::signature::Signature;
-use crate::stats::{Log, Sent};
-use crate::step::{Alone, Collective, Membership};
 
 /// The data that an operation needs besides its endpoint.
 pub(super) struct Context {

@@ -1,12 +1,12 @@
 //! The vectors of an operation in two forms: the description that a rank sends to the others, and the form that
 //! transports execute.
 
-use crate::buffer::Buffer;
+use crate::buffers::buffer::Buffer;
+use crate::buffers::ranges::{consecutive, even_counts};
+use crate::collective::signature::{Operation, Signature, digest};
+use crate::collective::step::Vector;
 use crate::communicator::{ToGather, ToScatter};
 use crate::device::{DeviceMemory, ShardedMemory};
-use crate::ranges::{consecutive, even_counts};
-use crate::signature::{Operation, Signature, digest};
-use crate::step::Vector;
 
 impl ToGather {
     pub(super) fn vector(&mut self) -> Vector<'_> {

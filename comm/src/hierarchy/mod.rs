@@ -22,14 +22,14 @@ mod sums;
 
 use std::ops::Range;
 
-use crate::carried::Carried;
-use crate::deadline::Deadline;
+use crate::buffers::ranges::{consecutive, even_counts};
+use crate::collective::carried::Carried;
+use crate::collective::deadline::Deadline;
+use crate::collective::parts::Parts;
+use crate::collective::reduction::ReduceOp;
+use crate::collective::signature::Signature;
+use crate::collective::step::{Collective, Membership, Step, Vector};
 use crate::health::Failure;
-use crate::parts::Parts;
-use crate::ranges::{consecutive, even_counts};
-use crate::reduction::ReduceOp;
-use crate::signature::Signature;
-use crate::step::{Collective, Membership, Step, Vector};
 use crate::stream::{Exchange, Subgroup};
 use crate::tree;
 

@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
-use crate::dtype::Dtype;
-use crate::step::Vector;
+use crate::buffers::dtype::Dtype;
+use crate::collective::step::Vector;
 use crate::tree;
 
 /// Partial sums of a vector.

@@ -1,7 +1,7 @@
 //! Finds the rendezvous of a job and the values that distinguish it from other jobs.
 
 use super::{Environment, LauncherEnvironmentError, slurm};
-use crate::signature::digest;
+use crate::collective::signature::digest;
 
 /// The default port of PyTorch's launchers.
 pub(super) const DEFAULT_PORT: u16 = 29500;

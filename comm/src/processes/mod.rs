@@ -12,14 +12,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::bell::spin_time;
+use crate::collective::signature::{Signature, digest};
+use crate::collective::step::{Collective, Fabric, Inbox, Membership, Outbox};
 use crate::communicator::Transport;
 use crate::error::CommError;
 use crate::health::{Failure, Health};
 use crate::hierarchy::{Hierarchy, cells};
 use crate::inquiry::{Topic, Waiters};
 use crate::shm::{self, PeerArenas, Shared, ShmWires};
-use crate::signature::{Signature, digest};
-use crate::step::{Collective, Fabric, Inbox, Membership, Outbox};
 use crate::stream::{End, Exchange, StreamInbox, StreamOutbox, Wires, gather_all};
 use crate::tcp::{Hub, Purpose, TcpWires};
 

@@ -13,10 +13,10 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::arena::PeerArena;
-use crate::copy::copy;
+use crate::buffers::copy::copy;
+use crate::collective::reduction::{ReduceOp, Reduction};
+use crate::collective::step::{Membership, Step, Vector};
 use crate::health::{Cause, Failure, Health};
-use crate::reduction::{ReduceOp, Reduction};
-use crate::step::{Membership, Step, Vector};
 use crate::tree;
 
 /// Number of bytes combined at a time: the blocks of all ranks should fit into the L2 cache.

@@ -15,10 +15,10 @@ mod wires;
 use std::sync::Arc;
 use std::time::Instant;
 
+use crate::collective::signature::Signature;
+use crate::collective::step::{Collective, Membership};
 use crate::error::CommError;
 use crate::health::{Failure, Health};
-use crate::signature::Signature;
-use crate::step::{Collective, Membership};
 use crate::stream::gather_all;
 
 use memfd::Ticket;

@@ -5,11 +5,11 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
 use super::SharedAllocator;
+use crate::collective::reduction::ReduceOp;
+use crate::collective::signature::Operation;
 use crate::communicator::{Options, Transport};
 use crate::connect::connect;
 use crate::launcher_environment::LauncherEnvironment;
-use crate::reduction::ReduceOp;
-use crate::signature::Operation;
 use crate::store::StoreServer;
 
 struct Choice;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::{Broken, Wait, Wires};
-use crate::step::Membership;
+use crate::collective::step::Membership;
 
 /// Some of the ranks of a group.
 pub(crate) struct Subgroup {

@@ -15,14 +15,14 @@ use super::among::{Among, Subgroup};
 use super::farewell::farewell;
 use super::order::{Chunk, Item, Order, chunk_of, chunks_of};
 use super::{Wait, Watch, Wires, small};
-use crate::carried::Carried;
+use crate::collective::carried::Carried;
+use crate::collective::parts::Parts;
+use crate::collective::reduction::Reduction;
+use crate::collective::signature::{HEADER_BYTES, Header};
+use crate::collective::step::{Collective, Membership, Step, Vector};
 use crate::health::{Cause, Failure, Health};
 use crate::inquiry::Topic;
-use crate::parts::Parts;
-use crate::reduction::Reduction;
 use crate::shm::{Lent, Neighbours, lend};
-use crate::signature::{HEADER_BYTES, Header};
-use crate::step::{Collective, Membership, Step, Vector};
 use crate::tree;
 
 /// One rank's end of a group's collectives.

@@ -1,8 +1,8 @@
 //! The end of an operation in which ranks have used each other's buffers.
 
 use super::{Wait, Watch, Wires};
+use crate::collective::step::Membership;
 use crate::health::Failure;
-use crate::step::Membership;
 
 /// Tells the peers that this rank no longer uses their buffers. Then waits until they no longer use this rank's
 /// buffers.

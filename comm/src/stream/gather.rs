@@ -2,12 +2,12 @@
 
 use std::time::Instant;
 
-use crate::deadline::Deadline;
-use crate::dtype::Dtype;
+use crate::buffers::dtype::Dtype;
+use crate::buffers::ranges::consecutive;
+use crate::collective::deadline::Deadline;
+use crate::collective::signature::{Operation, Signature};
+use crate::collective::step::{Collective, Membership, Step, Vector};
 use crate::health::Failure;
-use crate::ranges::consecutive;
-use crate::signature::{Operation, Signature};
-use crate::step::{Collective, Membership, Step, Vector};
 
 /// Returns the bytes `mine` of all ranks of the group, in rank order. Used while connecting, before the communicator
 /// exists.

@@ -8,13 +8,13 @@ use std::sync::Arc;
 
 use super::exchange::compare;
 use super::{Wait, Watch, Wires};
-use crate::carried::Carried;
-use crate::deadline::Deadline;
+use crate::collective::carried::Carried;
+use crate::collective::deadline::Deadline;
+use crate::collective::signature::{HEADER_BYTES, Header, Signature};
+use crate::collective::step::{Inbox, Membership, Outbox};
 use crate::health::{Failure, Health};
 use crate::inquiry::Topic;
 use crate::shm::{Lent, Neighbours, lend};
-use crate::signature::{HEADER_BYTES, Header, Signature};
-use crate::step::{Inbox, Membership, Outbox};
 
 /// The state that the sending and the receiving end have in common.
 pub(crate) struct End {

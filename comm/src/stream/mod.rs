@@ -19,10 +19,10 @@ mod tests;
 
 use std::time::{Duration, Instant};
 
-use crate::deadline::Deadline;
+use crate::collective::deadline::Deadline;
+use crate::collective::step::Membership;
 use crate::health::{Cause, Failure, Health, SLICE};
 use crate::inquiry::{Inquest, Topic};
-use crate::step::Membership;
 
 pub(crate) use among::Subgroup;
 pub(crate) use exchange::Exchange;

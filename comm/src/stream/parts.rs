@@ -13,12 +13,12 @@ use super::exchange::{Exchange, compare};
 use super::farewell::DONE;
 use super::order::chunk_of;
 use super::{Wait, Watch, Wires};
-use crate::carried::Carried;
+use crate::collective::carried::Carried;
+use crate::collective::parts::{Pair, Parts};
+use crate::collective::signature::{HEADER_BYTES, Header};
+use crate::collective::step::Membership;
 use crate::health::Failure;
-use crate::parts::{Pair, Parts};
 use crate::shm::{Lent, Neighbours, lend};
-use crate::signature::{HEADER_BYTES, Header};
-use crate::step::Membership;
 
 /// The streams to and from one peer.
 struct Streams {

@@ -9,16 +9,16 @@ use std::time::Duration;
 
 use super::message::{End, StreamInbox, StreamOutbox};
 use super::{Broken, Exchange, Wait, Wires};
-use crate::deadline::Deadline;
-use crate::dtype::Dtype;
+use crate::buffers::dtype::Dtype;
+use crate::buffers::ranges::consecutive;
+use crate::collective::deadline::Deadline;
+use crate::collective::parts::{Counts, Parts};
+use crate::collective::reduction::ReduceOp;
+use crate::collective::signature::{Operation, Signature};
+use crate::collective::step::{Collective, Inbox, Membership, Outbox, Step, Vector};
 use crate::health::{Board, Health};
 use crate::hierarchy::Hierarchy;
 use crate::inquiry::{Topic, Waiters};
-use crate::parts::{Counts, Parts};
-use crate::ranges::consecutive;
-use crate::reduction::ReduceOp;
-use crate::signature::{Operation, Signature};
-use crate::step::{Collective, Inbox, Membership, Outbox, Step, Vector};
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 

@@ -16,11 +16,11 @@ use std::ops::Range;
 use super::exchange::compare;
 use super::farewell::DONE;
 use super::{Wait, Watch, Wires};
-use crate::carried::Carried;
+use crate::collective::carried::Carried;
+use crate::collective::reduction::Reduction;
+use crate::collective::signature::{HEADER_BYTES, Header};
+use crate::collective::step::{Membership, Step, Vector};
 use crate::health::Failure;
-use crate::reduction::Reduction;
-use crate::signature::{HEADER_BYTES, Header};
-use crate::step::{Membership, Step, Vector};
 use crate::tree;
 
 /// Minimum number of ranks in the group, or of hosts if the group is on several hosts. With fewer, it is faster if all

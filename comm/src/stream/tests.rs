@@ -7,15 +7,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::{Broken, Exchange, Wait, Wires};
-use crate::deadline::Deadline;
-use crate::dtype::Dtype;
+use crate::buffers::dtype::Dtype;
+use crate::buffers::ranges::{consecutive, even_counts};
+use crate::collective::deadline::Deadline;
+use crate::collective::parts::{Counts, Parts};
+use crate::collective::reduction::ReduceOp;
+use crate::collective::signature::{Operation, Signature};
+use crate::collective::step::{Collective, Membership, Step, Vector};
 use crate::health::{Announce, Board, Cause, Failure, Health};
 use crate::inquiry::{Topic, WaitRegistry, Waiters};
-use crate::parts::{Counts, Parts};
-use crate::ranges::{consecutive, even_counts};
-use crate::reduction::ReduceOp;
-use crate::signature::{Operation, Signature};
-use crate::step::{Collective, Membership, Step, Vector};
 
 const SIZE: usize = 3;
 const CHUNK: usize = 16;

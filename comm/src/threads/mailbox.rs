@@ -4,13 +4,13 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::Room;
-use crate::carried::Carried;
-use crate::deadline::Deadline;
+use crate::collective::carried::Carried;
+use crate::collective::deadline::Deadline;
+use crate::collective::signature::Signature;
+use crate::collective::step::{Inbox, Outbox};
 use crate::health::{Cause, Failure, Health, SLICE};
 use crate::inquiry::{Inquest, Topic};
 use crate::lock::lock;
-use crate::signature::Signature;
-use crate::step::{Inbox, Outbox};
 
 /// The channel from one rank to another.
 #[derive(Default)]

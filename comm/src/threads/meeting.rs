@@ -13,16 +13,16 @@ use std::time::Duration;
 
 use super::Room;
 use crate::bell::{Bell, spin_time};
-use crate::carried::Carried;
-use crate::copy::copy;
-use crate::deadline::Deadline;
-use crate::dtype::Dtype;
+use crate::buffers::copy::copy;
+use crate::buffers::dtype::Dtype;
+use crate::collective::carried::Carried;
+use crate::collective::deadline::Deadline;
+use crate::collective::parts::{Pair, Parts};
+use crate::collective::reduction::{ReduceOp, Reduction};
+use crate::collective::signature::Signature;
+use crate::collective::step::{Collective, Membership, Step, Vector};
 use crate::health::{Cause, Failure, Health, SLICE};
 use crate::inquiry::{Inquest, Topic};
-use crate::parts::{Pair, Parts};
-use crate::reduction::{ReduceOp, Reduction};
-use crate::signature::Signature;
-use crate::step::{Collective, Membership, Step, Vector};
 use crate::tree;
 
 pub(super) struct Meeting {

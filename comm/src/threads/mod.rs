@@ -13,13 +13,13 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use crate::collective::step::{Collective, Fabric, Inbox, Membership, Outbox};
 use crate::communicator::{Communicator, Options};
 use crate::error::CommError;
 use crate::group::Group;
 use crate::health::{Announce, Board, Cause, Health};
 use crate::inquiry::{Topic, WaitRegistry, Waiters};
 use crate::lock::lock;
-use crate::step::{Collective, Fabric, Inbox, Membership, Outbox};
 
 use mailbox::{Mailbox, Receiver, Sender};
 use meeting::{Meeting, Participant};

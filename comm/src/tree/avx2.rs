@@ -3,7 +3,7 @@
 use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch, _mm_sfence, _mm256_loadu_ps, _mm256_stream_ps};
 
 use super::Element;
-use crate::copy::AHEAD;
+use crate::buffers::copy::AHEAD;
 
 /// Runs the portable loop, compiled with 32-byte vectors. Additions keep their order, so the result is
 /// bit-identical.

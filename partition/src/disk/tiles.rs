@@ -7,10 +7,10 @@ use zero_model::ops::quantized_storage;
 use zero_pipeline::{Item, SegmentId, Tier};
 use zero_tier::{AlignedBuffer, align, lies_on_pages};
 
+use crate::accounting::ledger::Category;
+use crate::accounting::memory::Memory;
 use crate::disk::{Disk, MovingGradients, MovingShard, Tile};
 use crate::error::ZeroError;
-use crate::ledger::Category;
-use crate::memory::Memory;
 use crate::optimizer::{OptimizerState, StepInputs};
 use crate::parameters::ParameterState;
 use crate::rank::Rank;

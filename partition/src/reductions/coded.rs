@@ -10,12 +10,12 @@ use zero_model::sink::FlatBuffer;
 use zero_optim::BlockCodes;
 use zero_pipeline::SegmentId;
 
+use crate::accounting::ledger::Category;
+use crate::accounting::memory::Memory;
 use crate::coded::{CodedLevel, Part, decode, encode, places};
 use crate::error::ZeroError;
 use crate::gpu;
 use crate::kept::{Grads, KeptGradient};
-use crate::ledger::Category;
-use crate::memory::Memory;
 use crate::rank::Rank;
 use crate::segment::Segment;
 use crate::threads::widen;

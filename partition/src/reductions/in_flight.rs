@@ -5,9 +5,9 @@ use zero_pipeline::SegmentId;
 
 use super::coded::Exchange;
 use super::{MicroBatch, Reductions, coded};
+use crate::accounting::memory::Memory;
 use crate::error::ZeroError;
 use crate::kept::KeptGradient;
-use crate::memory::Memory;
 use crate::rank::Rank;
 
 /// A bucket whose reduction is in flight.

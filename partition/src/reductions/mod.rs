@@ -18,13 +18,13 @@ use zero_pipeline::{Placement, SegmentId};
 use in_flight::{ByPlace, PendingReduce, Reduction, Started};
 pub(crate) use squares::no_squares;
 
+use crate::accounting::ledger::Category;
+use crate::accounting::memory::Memory;
 use crate::accumulator::{Accumulator, Order};
 use crate::error::ZeroError;
 use crate::gpu;
 use crate::gradients::{LocalGradients, Open};
 use crate::kept::KeptGradient;
-use crate::ledger::Category;
-use crate::memory::Memory;
 use crate::rank::Rank;
 use crate::threads::round_in_place;
 

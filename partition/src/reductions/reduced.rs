@@ -7,10 +7,10 @@ use zero_tier::AlignedBuffer;
 
 use super::Reductions;
 use super::squares::{clipping, no_squares};
+use crate::accounting::ledger::Category;
+use crate::accounting::memory::Memory;
 use crate::error::ZeroError;
 use crate::kept::{Grads, KeptGradient};
-use crate::ledger::Category;
-use crate::memory::Memory;
 use crate::optimizer::on_host;
 use crate::rank::Rank;
 use crate::threads::add_parameter_range;

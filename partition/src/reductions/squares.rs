@@ -8,10 +8,10 @@ use zero_optim::ExactSum;
 use zero_pipeline::SegmentId;
 
 use super::Reductions;
+use crate::accounting::memory::Memory;
 use crate::error::ZeroError;
 use crate::gpu::Gpu;
 use crate::kept::Grads;
-use crate::memory::Memory;
 use crate::rank::Rank;
 use crate::threads::add_parameter_range;
 

@@ -10,10 +10,10 @@ use zero_pipeline::SegmentId;
 
 use super::Reductions;
 use super::reduced::not_reduced;
+use crate::accounting::ledger::Category;
+use crate::accounting::memory::Memory;
 use crate::error::ZeroError;
 use crate::kept::KeptGradient;
-use crate::ledger::Category;
-use crate::memory::Memory;
 use crate::rank::Rank;
 
 impl Reductions {

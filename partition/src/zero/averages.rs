@@ -4,9 +4,9 @@ use zero_pipeline::{Placement, SegmentId};
 
 use super::ShardedState;
 use super::shards::{Kind, Range};
+use crate::accounting::ledger::Category;
 use crate::disk::Stored;
 use crate::error::{ZeroError, missing};
-use crate::ledger::Category;
 
 impl ShardedState {
     /// Exchanges the trainable parameters with their averages. A second call restores both bit for bit. Collective:

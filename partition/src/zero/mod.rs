@@ -24,13 +24,13 @@ use zero_pipeline::{Placement, SegmentId, Stages};
 
 pub use shards::{Kind, Range};
 
+use crate::accounting::ledger::{Category, Ledger};
+use crate::accounting::memory::Memory;
 use crate::disk::{Disk, DiskUse, Stored};
 use crate::error::ZeroError;
 use crate::gradients::LocalGradients;
 use crate::groups::Groups;
 use crate::layout::Layout;
-use crate::ledger::{Category, Ledger};
-use crate::memory::Memory;
 use crate::optimizer::{OptimizerState, SegmentState};
 use crate::options::{Widths, ZeroOptions};
 use crate::outer::OuterState;

@@ -7,11 +7,11 @@ use zero_model::sink::FlatBuffer;
 use zero_pipeline::{Coordinates, SegmentId, Stages};
 
 use super::ShardedState;
+use crate::accounting::ledger::Category;
 use crate::disk::Stored;
 use crate::error::{ZeroError, missing};
 use crate::gpu;
 use crate::layout::Layout;
-use crate::ledger::Category;
 use crate::options::Widths;
 use crate::rounding::working;
 use crate::segment::Segment;

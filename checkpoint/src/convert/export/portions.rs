@@ -9,9 +9,9 @@ use zero_model::ops::MAGNITUDES;
 use zero_partition::Range;
 
 use super::{Contents, Export, elements, too_large};
+use crate::convert::merge::{Merge, Product, matrices};
 use crate::error::CheckpointError;
 use crate::manifest::{ParameterEntry, tensor_name};
-use crate::merge::{Merge, Product, matrices};
 use crate::source::Source;
 use crate::verify::intact;
 use crate::writer::TensorWriter;

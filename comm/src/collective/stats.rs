@@ -9,8 +9,8 @@
 use std::collections::BTreeMap;
 use std::ops::{Add, Index, Sub};
 
-use crate::carried::Carried;
-use crate::signature::Operation;
+use crate::collective::carried::Carried;
+use crate::collective::signature::Operation;
 
 /// Counters by kind of operation. To count an interval, subtract an earlier snapshot. To count several groups together,
 /// add their counters.

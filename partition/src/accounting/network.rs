@@ -3,8 +3,8 @@
 use zero_comm::cells;
 use zero_pipeline::{Action, Content, Coordinates, Mesh, Message, Placement, Program, SegmentId, StageId, Transfer};
 
+use crate::accounting::expected::message_bytes;
 use crate::coded::CodedLevel;
-use crate::expected::message_bytes;
 use crate::layout::Layout;
 use crate::options::{Coded, ZeroOptions};
 use crate::segment::Segment;

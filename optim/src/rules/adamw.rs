@@ -7,7 +7,7 @@
 //! Decoupled decay multiplies θ by 1 − lr·λ first; the classic form adds λθ to g instead.
 
 use crate::Step;
-use crate::rule::{Rule, mean_square};
+use crate::rules::rule::{Rule, mean_square};
 
 /// Hyperparameters of Adam and AdamW; the defaults are DeepSpeed's.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -9,7 +9,7 @@
 
 use crate::Step;
 use crate::factors::{Factors, Formula};
-use crate::rule::{Rule, mean_square};
+use crate::rules::rule::{Rule, mean_square};
 
 /// Hyperparameters of NAdam; the defaults are PyTorch's.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -9,8 +9,8 @@ use std::fmt;
 
 use sha2::{Digest, Sha256};
 
-use crate::dtype::Dtype;
-use crate::reduction::ReduceOp;
+use crate::buffers::dtype::Dtype;
+use crate::collective::reduction::ReduceOp;
 
 /// The kinds of operation of a communicator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -6,7 +6,7 @@
 //! ```
 
 use crate::factors::{Factors, Formula};
-use crate::{Step, rule::Rule};
+use crate::{Step, rules::rule::Rule};
 
 /// Hyperparameters of stochastic gradient descent; the defaults are PyTorch's.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]

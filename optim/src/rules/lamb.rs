@@ -15,7 +15,7 @@
 use zero_isa::Isa;
 
 use crate::norm::{BLOCK, square_sum};
-use crate::rule::{Rule, apply, mean_square};
+use crate::rules::rule::{Rule, apply, mean_square};
 use crate::simd::{Kernel, run};
 use crate::stored::Stored;
 use crate::{ExactSum, LengthError, Step, expect_length};

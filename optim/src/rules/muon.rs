@@ -7,7 +7,7 @@
 //! The formulas and their order come from `torch.optim.Muon`; DeepSpeed uses the same. This file has the elementwise
 //! parts of the step. Between the two parts, the caller orthogonalizes the matrix, which it holds as a whole.
 
-use crate::rule::clipped;
+use crate::rules::rule::clipped;
 use crate::{LengthError, Step, expect_length};
 
 /// Hyperparameters of Muon; the defaults are DeepSpeed's.

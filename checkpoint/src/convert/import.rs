@@ -8,10 +8,10 @@ use zero_model::Model;
 use zero_partition::Range;
 
 use crate::commit;
+use crate::convert::pretrained;
 use crate::error::CheckpointError;
 use crate::folders::{committed, name};
 use crate::manifest::{FORMAT, Manifest, ParameterEntry, PieceEntry, ShardEntry, VERSION, shard_file, tensor_name};
-use crate::pretrained;
 use crate::retention::Retention;
 use crate::save::Save;
 use crate::weights::Weights;

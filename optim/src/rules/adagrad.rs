@@ -5,7 +5,7 @@
 //! ```
 
 use crate::factors::{Factors, Formula};
-use crate::{Step, rule::Rule};
+use crate::{Step, rules::rule::Rule};
 
 /// Hyperparameters of Adagrad; the defaults are DeepSpeed's.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -1,6 +1,6 @@
 //! How a reduction combines the values of the ranks.
 
-use crate::dtype::Dtype;
+use crate::buffers::dtype::Dtype;
 
 /// How the values of several ranks are combined into one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

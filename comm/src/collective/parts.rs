@@ -7,11 +7,11 @@
 
 use std::ops::Range;
 
-use crate::buffer::Buffer;
-use crate::copy::copy;
-use crate::deadline::Deadline;
-use crate::ranges::consecutive;
-use crate::signature::Signature;
+use crate::buffers::buffer::Buffer;
+use crate::buffers::copy::copy;
+use crate::buffers::ranges::consecutive;
+use crate::collective::deadline::Deadline;
+use crate::collective::signature::Signature;
 
 /// An all_to_all to execute, or a part of one.
 pub(crate) struct Parts<'a> {

@@ -9,7 +9,7 @@
 //! Both steps are Adam's step with other factors, so they use Adam's rule and kernel.
 
 use crate::Step;
-use crate::adamw::{AdamFactors, AdamW};
+use crate::rules::adamw::{AdamFactors, AdamW};
 
 /// Hyperparameters of RAdam; the defaults are PyTorch's.
 #[derive(Debug, Clone, Copy, PartialEq)]

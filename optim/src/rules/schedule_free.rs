@@ -16,7 +16,7 @@
 
 use crate::Step;
 use crate::factors::{Factors, Formula};
-use crate::rule::{Rule, mean_square};
+use crate::rules::rule::{Rule, mean_square};
 
 /// Hyperparameters of schedule-free AdamW; the defaults are those of the package `schedulefree`.
 #[derive(Debug, Clone, Copy, PartialEq)]

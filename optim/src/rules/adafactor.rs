@@ -16,7 +16,7 @@
 use zero_isa::Isa;
 
 use crate::norm::{BLOCK, square_sum};
-use crate::rule::clipped;
+use crate::rules::rule::clipped;
 use crate::simd::{Kernel, run};
 use crate::stored::Stored;
 use crate::{LengthError, Squares, Step, expect_length};

@@ -6,8 +6,8 @@
 
 use half::{bf16, f16};
 
+use crate::buffers::dtype::Dtype;
 use crate::device::DeviceBuffer;
-use crate::dtype::Dtype;
 use crate::error::CommError;
 
 /// An owned vector of one of the supported element types.

@@ -11,10 +11,10 @@ use zero_model::sink::FlatBuffer;
 use zero_optim::HalfFloat;
 use zero_pipeline::SegmentId;
 
+use crate::accounting::ledger::{Category, Ledger};
 use crate::error::ZeroError;
 use crate::gpu::{self, Gpu, elsewhere};
 use crate::kept::KeptGradient;
-use crate::ledger::{Category, Ledger};
 use crate::pool::Pool;
 use crate::rank::Rank;
 use crate::rounding::working;

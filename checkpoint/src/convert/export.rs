@@ -15,9 +15,9 @@ use safetensors::tensor::Dtype;
 use serde_json::json;
 
 use crate::commit;
+use crate::convert::merge::{Merge, is_of_adapter, peft_name};
 use crate::error::CheckpointError;
 use crate::manifest::{Manifest, ParameterEntry};
-use crate::merge::{Merge, is_of_adapter, peft_name};
 use crate::source::Source;
 use crate::writer::TensorWriter;
 

@@ -9,16 +9,16 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::carried::Carried;
-use crate::copy::copy;
-use crate::deadline::Deadline;
-use crate::dtype::Dtype;
+use crate::buffers::copy::copy;
+use crate::buffers::dtype::Dtype;
+use crate::collective::carried::Carried;
+use crate::collective::deadline::Deadline;
+use crate::collective::parts::Parts;
+use crate::collective::reduction::ReduceOp;
+use crate::collective::signature::Signature;
 use crate::error::CommError;
 use crate::health::Failure;
 use crate::inquiry::Waiters;
-use crate::parts::Parts;
-use crate::reduction::ReduceOp;
-use crate::signature::Signature;
 
 /// A collective to execute, or a part of one.
 pub(crate) struct Step<'a> {
