@@ -119,8 +119,11 @@ fn the_book_has_every_page_and_no_link_leaves_it() {
 fn rust_in_the_guide_is_from_the_examples() {
     let programs = ["mlp", "gpt", "resume", "tasks", "trainer", "lora", "generate", "optimizer"];
     let programs = programs.map(|name| read(&format!("examples/src/bin/{name}.rs")));
-    let examples =
-        [&programs[..], &["adamax", "models/resnet"].map(|name| read(&format!("examples/src/{name}.rs")))].concat();
+    let examples = [
+        &programs[..],
+        &["adamax", "models/gpt", "models/resnet"].map(|name| read(&format!("examples/src/{name}.rs"))),
+    ]
+    .concat();
     let mut found = 0;
     for page in pages().iter().filter(|page| page.starts_with("docs/")) {
         for block in blocks(&read(page), "rust") {
