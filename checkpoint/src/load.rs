@@ -17,7 +17,7 @@ use crate::verify::intact;
 /// Reads a checkpoint and loads the ranges that this rank holds. Collective: every rank must call it. The ranks divide
 /// the shards among themselves and verify the checksums before any rank changes its state.
 ///
-/// A checkpoint with parameters only, as [`import`](crate::convert::import()) writes it, resets the optimizer state to zeros.
+/// A checkpoint with parameters only, as [`import`](crate::import()) writes it, resets the optimizer state to zeros.
 ///
 /// # Errors
 /// Fails on every rank if one rank fails: a file is missing or damaged, or the checkpoint belongs to another model. The

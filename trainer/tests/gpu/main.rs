@@ -3,6 +3,7 @@
 
 mod ahead;
 mod codes;
+mod faults;
 mod groups;
 mod local_steps;
 mod memory;
