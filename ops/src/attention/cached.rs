@@ -1,6 +1,6 @@
 //! Attention of new tokens to the cached keys and values of their whole sequences.
 //!
-//! Each sum adds the same terms in the same order as in `heads.rs`, so the results are bit-identical to an attention
+//! Each sum adds the same terms in the same order as in `heads/mod.rs`, so the results are bit-identical to an attention
 //! over the whole sequence. A new token reads every key and value of its sequence once, so memory bandwidth limits the
 //! speed. Keys are therefore transposed within blocks of positions, so that the scores of a block are sums over
 //! contiguous vectors.

@@ -1,7 +1,7 @@
 //! Causal self-attention that stores no matrix of time × time.
 //!
 //! The forward saves one number per row, ln Σ e^score, from which the backward recomputes the probabilities tile by
-//! tile (Dao et al., "FlashAttention", 2022). This file handles shapes and dtypes; `heads.rs` contains the
+//! tile (Dao et al., "FlashAttention", 2022). This file handles shapes and dtypes; `heads/mod.rs` contains the
 //! arithmetic.
 
 pub(crate) mod cached;

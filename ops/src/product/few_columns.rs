@@ -3,7 +3,7 @@
 //!
 //! Squares of the right operand are transposed in registers, as for packing, and multiplied immediately, so each
 //! element is read once and not copied. Each element of the output is the same chain of fused multiply-adds as in
-//! `blocks.rs`.
+//! `blocks/mod.rs`.
 
 use super::super::kernel::Isa;
 use super::blocks::Out;

@@ -40,7 +40,7 @@ written without this prefix.
 
 /// Every key of DeepSpeed 0.19.8, and keys that it removed recently, in the order of DeepSpeed's reference.
 static GROUPS: LazyLock<Vec<Group>> =
-    LazyLock::new(|| serde_json::from_str(include_str!("deepspeed/0.19.8.json")).unwrap_or_default());
+    LazyLock::new(|| serde_json::from_str(include_str!("0.19.8.json")).unwrap_or_default());
 
 /// A section of DeepSpeed's configuration.
 #[derive(Clone, Deserialize)]
