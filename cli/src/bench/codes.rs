@@ -3,10 +3,10 @@
 use zero_optim::BlockCodes;
 use zero_optim::bench::{grads, timed};
 
-use super::figures::{spread, summary};
+use super::figures::{of_floor, spread, summary};
 
 /// Times writing codes and adding them to a sum, on one thread. Each alternates with its floor: a copy that reads and
-/// writes as many bytes in total.
+/// writes the same number of bytes in total.
 pub(super) fn codes(elements: usize, repeats: usize) {
     let values: Vec<f32> = grads(elements).collect();
     let mut sum = values.clone();
@@ -29,7 +29,11 @@ fn show(name: &str, elements: usize, bytes: usize, repeats: usize, mut work: imp
     let mut run = || (timed(&mut work), timed(|| to.copy_from_slice(std::hint::black_box(&from))));
     run();
     let (subject, floor): (Vec<_>, Vec<_>) = (0..repeats).map(|_| run()).unzip();
-    let share = floor.iter().zip(&subject).map(|(f, s)| f.as_secs_f64() / s.as_secs_f64() * 100.0).collect();
     let each = subject.iter().map(|time| time.as_secs_f64() * 1e9 / elements as f64).collect();
-    println!("  {name:<24} {}  {}  {}", spread(each, 3, "ns per element"), summary(&subject), spread(share, 1, "%"));
+    println!(
+        "  {name:<24} {}  {}  {}",
+        spread(each, 3, "ns per element"),
+        summary(&subject),
+        spread(of_floor(&subject, &floor, 1.0), 1, "%")
+    );
 }

@@ -11,6 +11,12 @@ pub(super) fn summary(times: &[Duration]) -> String {
     format!("{median:>9.3} ms  ({:.3} – {:.3})", ms(sorted.first()), ms(sorted.last()))
 }
 
+/// Returns the rate of each run in percent of the rate of its floor. The subject moves `share` times as many bytes as the
+/// floor.
+pub(super) fn of_floor(subject: &[Duration], floor: &[Duration], share: f64) -> Vec<f64> {
+    floor.iter().zip(subject).map(|(f, s)| share * f.as_secs_f64() / s.as_secs_f64() * 100.0).collect()
+}
+
 /// Formats the median, minimum and maximum of `values`, followed by their `unit`.
 pub(super) fn spread(mut values: Vec<f64>, digits: usize, unit: &str) -> String {
     values.sort_by(f64::total_cmp);

@@ -15,7 +15,7 @@ mod ranks;
 mod save;
 mod step;
 
-use figures::{spread, summary};
+use figures::{of_floor, spread, summary};
 use zero_optim::bench::{adamw, against_floor};
 
 pub(crate) use comm::comm;
@@ -35,10 +35,9 @@ pub(crate) use step::{Length, step};
 /// Never fails; all benchmarks have this signature.
 pub(crate) fn adam(millions: usize, repeats: usize) -> anyhow::Result<u8> {
     let (subject, floor) = against_floor(&adamw(), millions * 1_000_000, repeats);
-    let of_rate = floor.iter().zip(&subject).map(|(f, s)| f.as_secs_f64() / s.as_secs_f64() * 100.0).collect();
     println!("AdamW on {millions} million f32 parameters, one thread; {repeats} runs alternate with runs of the floor");
     println!("  AdamW                       {}", summary(&subject));
     println!("  floor: reads 4, writes 3    {}", summary(&floor));
-    println!("  share of the floor's rate   {}", spread(of_rate, 1, "%"));
+    println!("  share of the floor's rate   {}", spread(of_floor(&subject, &floor, 1.0), 1, "%"));
     Ok(0)
 }

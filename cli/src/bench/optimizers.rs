@@ -11,7 +11,7 @@ use zero_optim::{EIGHT_BIT_BLOCK, EightBit, LengthError, Step};
 use zero_partition::{Grads, Stochastic, Values, update};
 
 use super::codes::codes;
-use super::figures::{spread, summary};
+use super::figures::{of_floor, spread, summary};
 
 /// Times each optimizer on one thread, alternating with its floor. Returns the exit status.
 ///
@@ -45,7 +45,9 @@ pub(crate) fn optimizers(millions: usize, repeats: usize) -> anyhow::Result<u8> 
     // Each state reads and writes one byte per parameter. The largest value of each block adds 1.6 % to this, which is
     // not counted.
     show("AdamW, states in 8 bits", 4 * 3 + 4, (&subject, &floor), 16.0 / bytes_per_parameter(2) as f64);
-    println!("codes of collectives (qwZ and qgZ), for {millions} million f32 elements; the floor copies as many bytes");
+    println!(
+        "codes of collectives (qwZ and qgZ), for {millions} million f32 elements; the floor is a copy of the same number of bytes"
+    );
     codes(parameters, repeats);
     Ok(0)
 }
@@ -64,8 +66,7 @@ fn eight_bit(n: usize, repeats: usize) -> (Vec<Duration>, Vec<Duration>) {
 
 /// Prints one row. The subject moves `share` times as many bytes as the floor.
 fn show(name: &str, bytes: usize, (subject, floor): (&[Duration], &[Duration]), share: f64) {
-    let of_rate = |(f, s): (&Duration, &Duration)| share * f.as_secs_f64() / s.as_secs_f64() * 100.0;
-    let shares = floor.iter().zip(subject).map(of_rate).collect();
+    let shares = of_floor(subject, floor, share);
     println!("  {name:<24} {bytes:>2} bytes  {}  {}", summary(subject), spread(shares, 1, "%"));
 }
 

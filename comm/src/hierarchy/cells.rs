@@ -25,6 +25,12 @@ pub fn cells<T: PartialEq>(hosts: &[T]) -> Vec<Range<usize>> {
     cells
 }
 
+/// Returns the index of the cell of a rank of the group, and the rank's index in that cell.
+pub(crate) fn position(cells: &[Range<usize>], rank: usize) -> (usize, usize) {
+    let cell = cells.partition_point(|cell| cell.end <= rank);
+    (cell, rank - cells[cell].start)
+}
+
 /// Returns the size of the largest node of the tree over `size` ranks that starts at `start` and has at most `limit`
 /// ranks.
 fn node(start: usize, limit: usize, size: usize) -> usize {

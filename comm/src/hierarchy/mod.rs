@@ -34,14 +34,13 @@ use crate::stream::{Exchange, Subgroup};
 use crate::tree;
 
 pub use cells::cells;
+pub(crate) use cells::position;
 use sums::{CellSum, Sums, Wide, is_half};
 
 /// One rank's end of a group on several hosts.
 pub(crate) struct Hierarchy {
     /// The cells as ranges of group ranks; at least two.
     cells: Vec<Range<usize>>,
-    /// This rank in the group.
-    rank: usize,
     /// The collectives of this rank's cell.
     cell: Box<dyn Collective>,
     /// The connections to the ranks of other cells.
@@ -57,8 +56,7 @@ fn rails(cells: &[Range<usize>]) -> usize {
 
 /// Returns the rail of a rank of the group. Each of its members contributes the sum of a cell.
 fn rail(of: &Membership, cells: &[Range<usize>]) -> Option<Subgroup> {
-    let own = cells.partition_point(|cell| cell.end <= of.rank);
-    let place = of.rank - cells[own].start;
+    let (own, place) = position(cells, of.rank);
     let rail = || {
         let ranks: Vec<usize> = cells.iter().map(|cell| cell.start + place).collect();
         let members = ranks.iter().map(|&rank| of.members[rank]).collect();
@@ -70,7 +68,7 @@ fn rail(of: &Membership, cells: &[Range<usize>]) -> Option<Subgroup> {
 
 impl Collective for Hierarchy {
     fn run(&mut self, mut step: Step<'_>) -> Result<Carried, Failure> {
-        step.vectors.iter_mut().for_each(|vector| vector.place_source(self.rank));
+        step.vectors.iter_mut().for_each(|vector| vector.place_source(self.rank()));
         match step.reduce {
             Some(_) if step.vectors.iter().any(is_half) => self.widened(step),
             Some(_) if step.gather => self.all_reduce(step),
@@ -83,7 +81,7 @@ impl Collective for Hierarchy {
     /// Exchanges the parts between ranks of this cell within the cell, and then the others.
     fn exchange(&mut self, parts: Parts<'_>) -> Result<Carried, Failure> {
         let Parts { signature, input, output, mut pairs, deadline } = parts;
-        let cell = self.cells[self.own()].clone();
+        let cell = self.cells[self.position().0].clone();
         let of_cell = pairs[cell].iter_mut().map(Option::take).collect();
         let output = &mut *output;
         let mut carried = self.cell.exchange(Parts { signature, input, output, pairs: of_cell, deadline })?;
@@ -134,7 +132,7 @@ impl Hierarchy {
     /// Joins the collectives of a cell and the connections to the other cells of the group.
     pub(crate) fn new(cells: Vec<Range<usize>>, cell: Box<dyn Collective>, across: Exchange) -> Hierarchy {
         let rail = rail(&across.membership, &cells);
-        Hierarchy { rank: across.membership.rank, cells, cell, across, rail }
+        Hierarchy { cells, cell, across, rail }
     }
 
     fn barrier(&mut self, task: &Task) -> Result<Carried, Failure> {
@@ -148,10 +146,10 @@ impl Hierarchy {
 
     fn all_reduce(&mut self, step: Step<'_>) -> Result<Carried, Failure> {
         let (task, mut vectors) = (Task::of(&step), step.vectors);
-        let (place, cells, rails) = (self.place(), self.cells.len(), rails(&self.cells));
+        let ((own, place), cells, rails) = (self.position(), self.cells.len(), rails(&self.cells));
         let slices = |vector: &Vector<'_>| cut(&(0..vector.buffer.len()), rails, vector.dtype.size());
         let slices: Vec<Vec<Range<usize>>> = vectors.iter().map(slices).collect();
-        let ranks = self.cells[self.own()].len();
+        let ranks = self.cells[own].len();
         let in_cell = |index: usize, _: &[Range<usize>]| one_each(&slices[index], ranks);
         let mut carried = Carried::streamed(0);
         carried += self.cell.run(task.reduce(with_ranges(&mut vectors, in_cell)))?;
@@ -169,7 +167,7 @@ impl Hierarchy {
 
     fn reduce_scatter(&mut self, step: Step<'_>) -> Result<Carried, Failure> {
         let (task, mut vectors) = (Task::of(&step), step.vectors);
-        let (own, place, rails) = (self.own(), self.place(), rails(&self.cells));
+        let ((own, place), rails) = (self.position(), rails(&self.cells));
         // If all cells have the same size, the slices of a cell are the ranges of its ranks, so each rail directly
         // reduces the final ranges of its ranks.
         let even = self.cells.iter().all(|cell| cell.len() == rails);
@@ -216,7 +214,7 @@ impl Hierarchy {
         });
         carried += self.cell.run(task.gather(in_cell.collect()))?;
         for (vector, mut of_cell) in vectors.into_iter().zip(cell_sums) {
-            let own = of_cell.within(&vector.ranges[self.rank]);
+            let own = of_cell.within(&vector.ranges[self.rank()]);
             vector.shard.unwrap_or_default().copy_from_slice(&of_cell.bytes()[own]);
         }
         Ok(carried)
@@ -225,7 +223,7 @@ impl Hierarchy {
     /// Runs an all_gather, or a broadcast, which is an all_gather in which one rank owns the whole vector.
     fn gather(&mut self, step: Step<'_>) -> Result<Carried, Failure> {
         let (task, mut vectors) = (Task::of(&step), step.vectors);
-        let (own, place, rails) = (self.own(), self.place(), rails(&self.cells));
+        let ((own, place), rails) = (self.position(), rails(&self.cells));
         let ranks = self.cells[own].len();
         let slices = |ranges: &[Range<usize>], cell: &Range<usize>| cut(&region(ranges, cell), rails, 1);
         let is_empty = |vectors: &[Vector<'_>], cell| vectors.iter().all(|v| region(&v.ranges, cell).is_empty());
@@ -255,7 +253,7 @@ impl Hierarchy {
         let mut wide: Vec<Wide> = vectors.iter().map(Wide::of).collect();
         // As f32, the values take twice the bytes.
         let halves = vectors.iter().filter(|vector| is_half(vector));
-        let widening = halves.map(|vector| vector.leaving(self.rank, step.gather)).sum();
+        let widening = halves.map(|vector| vector.leaving(self.rank(), step.gather)).sum();
         let widened = vectors.iter_mut().zip(&mut wide).map(|(vector, wide)| wide.vector(vector)).collect();
         let carried = Carried { widening, ..self.run(Step { vectors: widened, ..step })? };
         for (vector, wide) in vectors.into_iter().zip(wide).filter(|(vector, _)| is_half(vector)) {
@@ -267,14 +265,14 @@ impl Hierarchy {
         Ok(carried)
     }
 
-    /// Returns the index of this rank's cell.
-    fn own(&self) -> usize {
-        self.cells.partition_point(|cell| cell.end <= self.rank)
+    /// Returns this rank in the group.
+    fn rank(&self) -> usize {
+        self.across.membership.rank
     }
 
-    /// Returns this rank's index in its cell.
-    fn place(&self) -> usize {
-        self.rank - self.cells[self.own()].start
+    /// Returns the index of this rank's cell, and this rank's index in it.
+    fn position(&self) -> (usize, usize) {
+        position(&self.cells, self.rank())
     }
 }
 

@@ -17,7 +17,7 @@ use crate::collective::step::{Collective, Fabric, Inbox, Membership, Outbox};
 use crate::communicator::Transport;
 use crate::error::CommError;
 use crate::health::{Failure, Health};
-use crate::hierarchy::{Hierarchy, cells};
+use crate::hierarchy::{Hierarchy, cells, position};
 use crate::inquiry::{Topic, Waiters};
 use crate::shm::{self, PeerArenas, Shared, ShmWires};
 use crate::stream::{End, Exchange, StreamInbox, StreamOutbox, Wires, gather_all};
@@ -89,9 +89,8 @@ impl Processes {
         deadline: Instant,
     ) -> Result<Processes, CommError> {
         let Membership { group, rank, ref members, .. } = membership;
-        let index = cells.partition_point(|cell| cell.end <= rank);
+        let (index, place) = position(&cells, rank);
         let own = cells[index].clone();
-        let place = rank - own.start;
         let to_others = |purpose| {
             let others = [&members[..own.start], &members[own.end..]].concat();
             let mut streams = world.hub.mesh(group, purpose, &others, deadline)?;

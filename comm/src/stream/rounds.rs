@@ -260,7 +260,7 @@ fn a_tree_takes_a_round_for_each_level() {
 }
 
 /// Four ranks on two hosts: the ranks of a host communicate over its memory, and those of different hosts over the
-/// network, which each operation uses for as many rounds as it would on hosts with one rank.
+/// network. Operations take additional rounds only within a host.
 #[test]
 fn hosts_add_rounds_within_them() {
     let hosts = |rank: &Rank| {
