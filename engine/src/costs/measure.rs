@@ -128,7 +128,9 @@ const MATRIX: &str = "update of a matrix";
 /// Measured times of the instructions of all steps.
 #[derive(Default)]
 struct Found {
-    /// Seconds of all forwards and all backwards, by kind of layer.
+    /// Mean seconds of a forward and of a backward in each step, on the rank where it is largest, by kind of layer. The
+    /// other ranks wait for this rank. A median would be less than the mean, because some layers take much longer than
+    /// most.
     layers: BTreeMap<(String, usize, u64), [Vec<f64>; 2]>,
     /// Seconds by kind of instruction: per instruction, per element or per multiply-add.
     times: BTreeMap<&'static str, Vec<f64>>,
@@ -142,11 +144,14 @@ impl Found {
         let steps = ranks.iter().map(|done| by_step(done).count()).min().unwrap_or(0);
         let warming_up = WARM_UP.min(steps / 2);
         let mut norms: Vec<(f64, f64)> = vec![(0.0, 0.0); steps];
+        // The mean of each step, by kind of layer and direction.
+        let mut means: BTreeMap<(&(String, usize, u64), usize), Vec<f64>> = BTreeMap::new();
         for (rank, done) in ranks.iter().enumerate() {
             let program = &subject.programs[subject.stage_plan.whole.coordinates(rank).stage];
             for (step, done) in by_step(done).enumerate().skip(warming_up) {
                 // For each kind, seconds in this step, and the number of elements or multiply-adds.
                 let mut sums: BTreeMap<&'static str, (f64, f64)> = BTreeMap::new();
+                let mut of_layers: BTreeMap<(&(String, usize, u64), usize), (f64, f64)> = BTreeMap::new();
                 for one in done {
                     let Some(instruction) = program.instructions.get(one.index) else { continue };
                     let seconds = one.end - one.start;
@@ -154,13 +159,15 @@ impl Found {
                         let sum = sums.entry(kind).or_default();
                         *sum = (sum.0 + seconds, sum.1 + elements);
                     };
+                    let mut of_layer = |layer: usize, direction| {
+                        let (sum, count) = of_layers.entry((&keys[layer], direction)).or_default();
+                        (*sum, *count) = (*sum + seconds, *count + 1.0);
+                    };
                     match instruction {
                         Instruction::Forward { layer, .. } | Instruction::Recompute { layer, .. } => {
-                            found.layers.entry(keys[*layer].clone()).or_default()[0].push(seconds);
+                            of_layer(*layer, 0)
                         }
-                        Instruction::Backward { layer, .. } => {
-                            found.layers.entry(keys[*layer].clone()).or_default()[1].push(seconds);
-                        }
+                        Instruction::Backward { layer, .. } => of_layer(*layer, 1),
                         Instruction::Load { .. } => found.times.entry("load").or_default().push(seconds),
                         Instruction::Accumulate { segment, .. } => {
                             of_elements("accumulate", shape.segments[*segment].elements as f64);
@@ -184,10 +191,17 @@ impl Found {
                         _ => {}
                     }
                 }
+                for (kind, (sum, count)) in of_layers {
+                    let means = means.entry(kind).or_insert_with(|| vec![0.0; steps - warming_up]);
+                    means[step - warming_up] = (sum / count).max(means[step - warming_up]);
+                }
                 for (kind, (seconds, elements)) in sums.into_iter().filter(|(_, (_, elements))| *elements > 0.0) {
                     found.times.entry(kind).or_default().push(seconds / elements);
                 }
             }
+        }
+        for ((key, direction), means) in means {
+            found.layers.entry(key.clone()).or_default()[direction] = means;
         }
         let elements = in_norm(subject).max(1) as f64;
         let norms = norms.into_iter().skip(warming_up);

@@ -4,8 +4,7 @@ use std::collections::VecDeque;
 use std::time::Instant;
 
 use candle_core::{DType, Device, Tensor};
-use zero_comm::bench::compare;
-use zero_comm::{Buffer, Communicator, Gathered, Operation, Pending, ReduceOp};
+use zero_comm::{Buffer, Communicator, Exchanged, Gathered, Operation, Pending, ReduceOp, Scattered};
 
 use super::table::{Group, GroupTimes, Line, Point, Time, Transfers};
 use crate::error::Error;
@@ -68,24 +67,93 @@ fn line(world: &dyn Communicator, comm: &dyn Communicator, operation: Operation)
     };
     let mut points: Vec<Point> = vec![];
     for size in SIZES {
-        world.barrier().wait()?;
         let bytes = size as f64 * sent;
-        let times = compare(comm, operation, size, repeats(points.last(), bytes))?.subject;
-        let times = times.iter().map(std::time::Duration::as_secs_f64).collect();
-        points.push(Point { bytes, seconds: Time::of(mean(world, times)?) });
+        let (number, mut spare) = (repeats(points.last(), bytes), vec![]);
+        let runs = (0..RUNS).map(|_| back_to_back(world, comm, operation, size, number, &mut spare));
+        let own = runs.collect::<Result<Vec<i64>, Error>>()?;
+        let slowest = comm.all_reduce(Buffer::I64(own), ReduceOp::Max).wait()?.into_i64()?;
+        let seconds = slowest.into_iter().map(|nanoseconds| nanoseconds as f64 / 1e9 / number as f64).collect();
+        points.push(Point { bytes, seconds: Time::of(mean(world, seconds)?) });
     }
     Ok(Line::through(points))
 }
 
-/// Returns the number of times to run a transfer of `bytes`: 15, or fewer (but at least 3) if 15 runs would take more
-/// than two seconds, judging by the previous transfer. All ranks have the same points, so they return the same number.
+/// Number of runs of a measured operation.
+const RUNS: usize = 3;
+
+/// Returns the nanoseconds that `number` operations take, each of which starts while the one before is in flight, as in
+/// a training step. A single operation after a pause can be faster: a link's shaper may let its first bytes pass at
+/// once, and it does not wait for the queues that an operation before it has filled.
+fn back_to_back(
+    world: &dyn Communicator,
+    comm: &dyn Communicator,
+    operation: Operation,
+    size: usize,
+    number: usize,
+    spare: &mut Vec<Vec<Buffer>>,
+) -> Result<i64, Error> {
+    world.barrier().wait()?;
+    if operation == Operation::Send && comm.rank() != 0 && comm.rank() + 1 != comm.size() {
+        return Ok(0);
+    }
+    let mut before = start(comm, operation, size, spare.pop());
+    let mut started = Instant::now();
+    for index in 0..number {
+        let next = start(comm, operation, size, spare.pop());
+        spare.push(std::mem::replace(&mut before, next).wait()?);
+        if index == 0 {
+            started = Instant::now();
+        }
+    }
+    spare.push(before.wait()?);
+    Ok(started.elapsed().as_nanos() as i64)
+}
+
+/// Starts an operation on a vector of `size` bytes, and uses the buffers of an earlier one if there are any. The vector
+/// is the output of an all-gather and the input of all other operations. A message goes from the first rank to the
+/// last.
+fn start(
+    comm: &dyn Communicator,
+    operation: Operation,
+    size: usize,
+    spare: Option<Vec<Buffer>>,
+) -> Pending<Vec<Buffer>> {
+    let (elements, ranks, rank) = (size / 4, comm.size(), comm.rank());
+    let share = |rank: usize| elements / ranks + usize::from(rank < elements % ranks);
+    let counts: Vec<usize> = (0..ranks).map(share).collect();
+    let parts = match operation {
+        Operation::AllGather | Operation::ReduceScatter => counts[rank],
+        Operation::AllToAll => ranks * counts[rank],
+        _ => 0,
+    };
+    let spare = spare.and_then(|spare| spare.try_into().ok());
+    let [whole, parts] = spare.unwrap_or_else(|| [elements, parts].map(|elements| Buffer::from(vec![0f32; elements])));
+    match operation {
+        Operation::AllReduce => comm.all_reduce(whole, ReduceOp::Sum).map(|whole| Ok(vec![whole, parts])),
+        Operation::Broadcast => comm.broadcast(whole, 0).map(|whole| Ok(vec![whole, parts])),
+        Operation::Send if rank == 0 => comm.send(whole, ranks - 1).map(|whole| Ok(vec![whole, parts])),
+        Operation::Send => comm.recv(whole, 0).map(|whole| Ok(vec![whole, parts])),
+        Operation::AllGather => {
+            comm.all_gather(parts, whole, &counts).map(|Gathered { shard, output }| Ok(vec![output, shard]))
+        }
+        Operation::ReduceScatter => comm
+            .reduce_scatter(whole, parts, &counts, ReduceOp::Sum)
+            .map(|Scattered { input, shard }| Ok(vec![input, shard])),
+        Operation::AllToAll => comm
+            .all_to_all(whole, parts, &counts, &vec![counts[rank]; ranks])
+            .map(|Exchanged { input, output }| Ok(vec![input, output])),
+        Operation::Barrier | Operation::Split | Operation::Recv => comm.barrier().map(|()| Ok(vec![])),
+    }
+}
+
+/// Returns how many operations of `bytes` a run has: 32, or fewer (but at least 2) if the run would take more than a
+/// second, judging by the previous size. All ranks have the same points, so they return the same number.
 fn repeats(before: Option<&Point>, bytes: f64) -> usize {
-    const MOST: usize = 15;
-    const LEAST: usize = 3;
-    const SECONDS: f64 = 2.0;
+    const MOST: usize = 32;
+    const LEAST: usize = 2;
     let Some(before) = before.filter(|before| before.bytes > 0.0) else { return MOST };
     let each = before.seconds.median * bytes / before.bytes;
-    ((SECONDS / each.max(f64::MIN_POSITIVE)) as usize).clamp(LEAST, MOST)
+    ((1.0 / each.max(f64::MIN_POSITIVE)) as usize).clamp(LEAST, MOST)
 }
 
 /// Returns the means over the ranks, so that all ranks have the same table.
@@ -98,11 +166,7 @@ fn mean(comm: &dyn Communicator, values: Vec<f64>) -> Result<Vec<f64>, Error> {
 /// Starts an all-gather of 8 MiB, about the size of a layer. The time of a smaller all-gather mostly shows how long its
 /// rank waits for a core.
 fn gather(comm: &dyn Communicator, spare: Option<Vec<Buffer>>) -> Pending<Vec<Buffer>> {
-    const ELEMENTS: usize = (8 << 20) / 4;
-    let share = |rank: usize| ELEMENTS / comm.size() + usize::from(rank < ELEMENTS % comm.size());
-    let counts: Vec<usize> = (0..comm.size()).map(share).collect();
-    let [shard, whole] = taken(spare, [counts[comm.rank()], ELEMENTS]);
-    comm.all_gather(shard, whole, &counts).map(|Gathered { shard, output }| Ok(vec![shard, output]))
+    start(comm, Operation::AllGather, 8 << 20, spare)
 }
 
 /// Starts a message of 2 MiB to the rank half of the group away, which belongs to another host if there are several,
@@ -110,16 +174,11 @@ fn gather(comm: &dyn Communicator, spare: Option<Vec<Buffer>>) -> Pending<Vec<Bu
 fn swap(comm: &dyn Communicator, spare: Option<Vec<Buffer>>) -> Pending<Vec<Buffer>> {
     const ELEMENTS: usize = (2 << 20) / 4;
     let (rank, size) = (comm.rank(), comm.size());
-    let [sent, received] = taken(spare, [ELEMENTS; 2]);
+    let spare = spare.and_then(|spare| spare.try_into().ok());
+    let [sent, received] = spare.unwrap_or_else(|| [ELEMENTS; 2].map(|elements| Buffer::from(vec![0f32; elements])));
     let sending = comm.send(sent, (rank + size / 2) % size);
     let receiving = comm.recv(received, (rank + size - size / 2) % size);
     receiving.map(|received| Ok(vec![sending.wait()?, received]))
-}
-
-/// Returns the buffers of an earlier transfer, or new ones with these numbers of elements.
-fn taken(spare: Option<Vec<Buffer>>, elements: [usize; 2]) -> [Buffer; 2] {
-    let spare = spare.and_then(|spare| spare.try_into().ok());
-    spare.unwrap_or_else(|| elements.map(|elements| Buffer::from(vec![0f32; elements])))
 }
 
 /// Measures the relative speed of compute and of a transfer while they overlap. Like a rank in a training step, the
@@ -187,12 +246,12 @@ mod tests {
     #[test]
     fn slow_transfers_are_run_less_often() {
         let point = |bytes: f64, seconds: f64| Point { bytes, seconds: Time::of(vec![seconds]) };
-        assert_eq!(repeats(None, 1e4), 15);
-        // The next size has eight times the bytes, so a run takes about 0.08, 0.4 and 8 seconds.
-        for (seconds, expected) in [(0.01, 15), (0.05, 5), (1.0, 3)] {
+        assert_eq!(repeats(None, 1e4), 32);
+        // The next size has eight times the bytes, so an operation takes about 0.008, 0.2 and 8 seconds.
+        for (seconds, expected) in [(0.001, 32), (0.025, 5), (1.0, 2)] {
             assert_eq!(repeats(Some(&point(1e6, seconds)), 8e6), expected);
         }
-        assert_eq!(repeats(Some(&point(0.0, 0.0)), 0.0), 15);
-        assert_eq!(repeats(Some(&point(1e6, 0.0)), 8e6), 15);
+        assert_eq!(repeats(Some(&point(0.0, 0.0)), 0.0), 32);
+        assert_eq!(repeats(Some(&point(1e6, 0.0)), 8e6), 32);
     }
 }
