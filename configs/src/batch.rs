@@ -6,18 +6,11 @@
 
 use crate::config::Config;
 use crate::errors::ErrorKind;
+use crate::facts::Batch;
 use crate::origin::Origin;
 use crate::read::node::At;
 use crate::read::reader::{Find as _, Resolver};
 use crate::world::World;
-
-/// The three resolved sizes.
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Batch {
-    pub(crate) train: usize,
-    pub(crate) micro: usize,
-    pub(crate) accumulation: usize,
-}
 
 const TRAIN: &str = Config::train_batch_size;
 const MICRO: &str = Config::train_micro_batch_size_per_gpu;

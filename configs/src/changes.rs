@@ -8,7 +8,7 @@ use crate::errors::{ErrorKind, Errors};
 use crate::read::node::{At, Node, Value};
 use crate::schema::{TYPE, join};
 use crate::typed::Typed;
-use crate::write::yaml_out;
+use crate::write::resolved::{is_space, tree};
 
 impl Config {
     /// Resolves the configuration for `world_size` ranks. Fields that the program has changed count as set by the user.
@@ -37,7 +37,7 @@ impl Config {
 /// `type`, the whole section counts as one value.
 fn changes(typed: &Typed, before: &Config, after: &Config) -> Vec<(String, Node)> {
     let mut list = Vec::new();
-    compare(typed, "", &yaml_out::tree(before), &yaml_out::tree(after), &mut list);
+    compare(typed, "", &tree(before), &tree(after), &mut list);
     list
 }
 
@@ -47,7 +47,7 @@ fn compare(typed: &Typed, path: &str, before: &Json, after: &Json, list: &mut Ve
         (before, after) if before == after => {}
         (Json::Object(before), Json::Object(entries))
             if before.keys().eq(entries.keys())
-                && !yaml_out::is_space(path)
+                && !is_space(path)
                 && (!is_typed(after) || typed.fields.sections.contains_key(path)) =>
         {
             for (name, value) in entries {
@@ -60,7 +60,7 @@ fn compare(typed: &Typed, path: &str, before: &Json, after: &Json, list: &mut Ve
 
 /// Checks that the program set no number to NaN or infinity. JSON has neither: such a number turns into null.
 fn finite(changes: &[(String, Node)], resolved: &Config, typed: Typed) -> Result<(), Errors> {
-    let tree = yaml_out::tree(resolved);
+    let tree = tree(resolved);
     let mut report = typed.report;
     for (path, node) in changes.iter().filter(|(_, node)| node.value == Value::Null) {
         let now = path.split('.').try_fold(&tree, |json, name| json.get(name));

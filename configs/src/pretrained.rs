@@ -11,10 +11,10 @@ use serde_json::{Map, Value as Json};
 use crate::config::{Config, Data, Gpt2, Llama, ROPE_TYPE};
 use crate::errors::ErrorKind;
 use crate::hugging_face::{Translated, translate};
+use crate::path::last;
 use crate::read::node::{At, Entry, Node, Value};
 use crate::report::Report;
 use crate::schema::{TYPE, join};
-use crate::table::last;
 
 /// Maximum size of a `config.json` in bytes. The files that transformers writes have a few thousand bytes.
 const MAX_BYTES: u64 = 1 << 20;

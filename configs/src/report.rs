@@ -4,9 +4,7 @@ use std::collections::BTreeSet;
 
 use crate::Source;
 use crate::errors::{Error, ErrorKind, Errors, Place, Spot, Warning};
-use crate::nearest;
 use crate::read::node::At;
-use crate::schema::TOP;
 
 /// Maximum number of errors that are listed. A file with more errors is probably the wrong file.
 const MAX_LISTED: usize = 50;
@@ -103,14 +101,15 @@ impl Report {
         listed.iter().filter(|error| is_unknown_at_the_top(error))
     }
 
-    /// Replaces the errors of `unknown_at_the_top` by one warning that lists the keys.
-    pub(crate) fn ignore_unknown_at_the_top(&mut self) {
+    /// Replaces the errors of `unknown_at_the_top` by one warning that lists the keys. `nearest` returns the known key
+    /// that was suggested in place of an unknown one.
+    pub(crate) fn ignore_unknown_at_the_top(&mut self, nearest: impl Fn(&str) -> Option<&'static str>) {
         let found: Vec<Place> = self.unknown_at_the_top().flat_map(|error| error.places.clone()).collect();
         let Some(place) = found.first().cloned() else { return };
         self.list.retain(|error| !is_unknown_at_the_top(error));
         for place in &found {
             // The nearest known key was marked when the unknown key was reported; now it may be reported as missing.
-            if let (Some(near), _) = nearest::unknown_key("", &place.path, &[TOP.keys], &[]) {
+            if let Some(near) = nearest(&place.path) {
                 self.poisoned.remove(near);
             }
         }

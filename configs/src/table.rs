@@ -8,7 +8,7 @@
 /// section! {
 ///     /// `aio`: how offload reads and writes its files.
 ///     #[derive(Debug, Clone, PartialEq, Serialize)]
-///     pub struct Aio(keys) in Config::aio {
+///     pub struct Aio(keys) in "aio" {
 ///         pub block_size: usize = now(BLOCK, "1048576", "Bytes per read or write");
 ///         /// Number of threads of a rank, at least 1.
 ///         pub threads: usize = key(COUNT, "= the cores", "Threads") [else keys.cores()];
@@ -24,13 +24,13 @@
 /// the value of a field that is not read from the file. `pub zero as "zero_optimization"` declares a field whose name
 /// differs from its key.
 ///
-/// It generates, for `Aio`: the struct; `Aio::SECTION` for the schema; `Aio::block_size`, the path of the key
-/// (`aio.block_size`), for checks and messages; `Aio::of(&mut Reader)`; and [`Read`](crate::read::reader::Read) and
+/// It generates, for `Aio`: the struct; `Aio::SECTION` for the schema; `Aio::PATH`, and `Aio::block_size`, the path of
+/// the key (`aio.block_size`), for checks and messages; `Aio::of(&mut Reader)`; and [`Read`](crate::read::reader::Read) and
 /// [`Find`](crate::read::reader::Find).
 macro_rules! section {
     (
         $(#[$meta:meta])*
-        $vis:vis struct $name:ident($keys:ident) in $section:path $(, off while $switch:ident is $off:tt)? {
+        $vis:vis struct $name:ident($keys:ident) in $section:literal $(, off while $switch:ident is $off:tt)? {
             $(
                 $( $(#$field_meta:tt)* pub $field:ident $(as $other:literal)? : $type:ty )?
                 = $row:ident $args:tt $(.instead($instead:expr))? $([$($option:tt)*])? ;
@@ -58,9 +58,11 @@ macro_rules! section {
                 switch: $crate::table::section!(@switch $($switch $off)?),
             };
 
+            pub(crate) const PATH: &'static str = $section;
+
             $( $(
                 pub(crate) const $field: &'static str =
-                    $crate::table::path!($section, $crate::table::section!(@name $field $($other)?));
+                    $crate::path::path!($section, $crate::table::section!(@name $field $($other)?));
             )? )*
 
             /// Reads the keys of the section.
@@ -110,60 +112,3 @@ macro_rules! section {
 }
 
 pub(crate) use section;
-
-/// Joins two constants into `section.name`.
-macro_rules! joined_path {
-    ($section:expr, $name:expr) => {{
-        const PATH: [u8; $crate::table::length($section, $name)] = $crate::table::joined($section, $name);
-        $crate::table::text(&PATH)
-    }};
-}
-
-pub(crate) use joined_path as path;
-
-/// Returns the path of a key of a section in a list of sections: `data.datasets.0.path`.
-pub(crate) fn item_path(list: &str, index: usize, key: &'static str) -> String {
-    format!("{list}.{index}.{}", last(key))
-}
-
-/// Path of the section at the top of the file.
-pub(crate) const ROOT: &str = "";
-
-/// Returns the length of `section.name`.
-pub(crate) const fn length(section: &str, name: &str) -> usize {
-    if section.is_empty() { name.len() } else { section.len() + 1 + name.len() }
-}
-
-/// Returns the bytes of `section.name`.
-pub(crate) const fn joined<const LENGTH: usize>(section: &str, name: &str) -> [u8; LENGTH] {
-    let mut path = [b'.'; LENGTH];
-    let (head, tail) = (section.as_bytes(), name.as_bytes());
-    let mut index = 0;
-    while index < head.len() {
-        path[index] = head[index];
-        index += 1;
-    }
-    index = 0;
-    while index < tail.len() {
-        path[LENGTH - tail.len() + index] = tail[index];
-        index += 1;
-    }
-    path
-}
-
-/// Returns the text of these bytes.
-pub(crate) const fn text(path: &'static [u8]) -> &'static str {
-    match std::str::from_utf8(path) {
-        Ok(path) => path,
-        Err(_) => panic!("a path is UTF-8"),
-    }
-}
-
-/// Returns the last key of a path.
-pub(crate) const fn last(path: &'static str) -> &'static str {
-    let mut start = path.len();
-    while start > 0 && path.as_bytes()[start - 1] != b'.' {
-        start -= 1;
-    }
-    path.split_at(start).1
-}

@@ -1,5 +1,7 @@
 //! Converts YAML values to the types that keys expect.
 
+use std::collections::BTreeMap;
+
 use crate::bytes::bytes;
 use crate::config::{Dimension, LayerPattern, PartitionMethod};
 use crate::read::node::{At, Node, Value};
@@ -25,6 +27,30 @@ pub(crate) enum Leaf {
     Floats(Vec<f64>),
     /// The dimensions, each with the location of its values.
     Space(Vec<(Dimension, At)>),
+}
+
+/// A checked value and its location.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Field {
+    pub(crate) leaf: Leaf,
+    pub(crate) at: At,
+    /// Whether the file says `auto`.
+    pub(crate) auto: bool,
+}
+
+/// The valid values, by path.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(crate) struct Fields {
+    pub(crate) values: BTreeMap<String, Field>,
+    /// Sections in the document, including empty ones, with their locations.
+    pub(crate) sections: BTreeMap<String, At>,
+}
+
+impl Fields {
+    /// Returns whether the document sets the key at `path` to `auto`.
+    pub(crate) fn is_auto(&self, path: &str) -> bool {
+        self.values.get(path).is_some_and(|field| field.auto)
+    }
 }
 
 /// Converts a value to the type of `kind`. Returns `None` if the value has another type.

@@ -1,12 +1,13 @@
 //! The ranks of a run: pipeline stages × data-parallel ranks × ranks that share a sequence × tensor-parallel ranks. The
 //! data-parallel ranks are divided into shard groups.
 
+use crate::config::derived::common_divisor;
 use crate::config::{Config, Launcher, Mesh, Pipeline, TensorParallel};
 use crate::errors::ErrorKind;
 use crate::origin::Origin;
+use crate::path::last;
 use crate::read::node::At;
 use crate::read::reader::{Find as _, Read as _, Resolver};
-use crate::table::last;
 
 /// Maximum number of ranks that is accepted.
 const MAX_RANKS: usize = 1 << 20;
@@ -177,9 +178,4 @@ impl World {
 /// Returns the beginning of a sentence about a number of ranks.
 fn ranks_are(ranks: usize) -> String {
     if ranks == 1 { "1 rank is".into() } else { format!("{ranks} ranks are") }
-}
-
-/// Returns the greatest common divisor; at least 1.
-pub(crate) fn common_divisor(a: usize, b: usize) -> usize {
-    if b == 0 { a.max(1) } else { common_divisor(b, a % b) }
 }

@@ -1,6 +1,7 @@
 //! Checks a document against the schema: every key must be known, and every value must have the right type and
 //! range.
 
+pub(crate) mod advice;
 mod off;
 mod variants;
 
@@ -10,48 +11,20 @@ use std::collections::BTreeMap;
 use self::off::{is_disabled, is_inactive, is_off, is_switched_off};
 use crate::config::{Config, LayerPattern, Zero};
 use crate::errors::ErrorKind;
-use crate::nearest;
 use crate::read::node::{At, Entry, Node, Value};
 use crate::report::Report;
-use crate::schema::{self, Auto, Key, Kind, Section, Status, Switch, join};
-use crate::value::{Leaf, MAX_PATTERNS, expected, leaf};
-
-/// End of the warning about a key without effect.
-pub(crate) const NO_EFFECT: &str = "has no effect";
+use crate::schema::{self, Auto, Key, Kind, NO_EFFECT, Section, Status, Switch, join};
+use crate::value::{Field, Fields, Leaf, MAX_PATTERNS, expected, leaf};
 
 /// Part of the help for an unknown key at the top level of the file; DeepSpeed ignores such a key.
 const IGNORES: &str = "`--ignore-unknown-keys` turns it into a warning";
-
-/// A checked value and its location.
-#[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Field {
-    pub(crate) leaf: Leaf,
-    pub(crate) at: At,
-    /// Whether the file says `auto`.
-    pub(crate) auto: bool,
-}
-
-/// The valid values, by path.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub(crate) struct Fields {
-    pub(crate) values: BTreeMap<String, Field>,
-    /// Sections in the document, including empty ones, with their locations.
-    pub(crate) sections: BTreeMap<String, At>,
-}
-
-impl Fields {
-    /// Returns whether the document sets the key at `path` to `auto`.
-    pub(crate) fn is_auto(&self, path: &str) -> bool {
-        self.values.get(path).is_some_and(|field| field.auto)
-    }
-}
 
 /// Checks the whole document. Returns `None` if it is empty.
 pub(crate) fn check(root: &Node, report: &mut Report) -> Option<Fields> {
     match &root.value {
         Value::Map(entries) => {
             let mut check = Check { report, fields: Fields::default(), root: entries, is_off: false };
-            check.section("", At::Default, entries, &[schema::TOP.keys]);
+            check.section("", At::Default, entries, &[Config::SECTION.keys]);
             Some(check.fields)
         }
         // `parse::file` accepts no other values.
@@ -162,7 +135,7 @@ impl Check<'_> {
         let full = join(path, &entry.key);
         let (near, help) = match self.report.is_full() {
             true => (None, None),
-            false => nearest::unknown_key(path, &entry.key, keys, beside),
+            false => advice::unknown_key(path, &entry.key, keys, beside),
         };
         if let Some(near) = near {
             // Do not also report the intended key as missing.
@@ -354,7 +327,7 @@ impl Check<'_> {
         }
         let or_auto = if key.auto == Auto::Engine { ", or `auto`" } else { "" };
         let message = format!("`{path}`: expected {}{or_auto}, found {}", expected(&key.kind), node.value.describe());
-        self.report.error(ErrorKind::Value, path, node.at, message, nearest::value(&key.kind, &node.value));
+        self.report.error(ErrorKind::Value, path, node.at, message, advice::value(&key.kind, &node.value));
     }
 
     /// Reports each invalid regular expression at its own location.

@@ -1,9 +1,9 @@
 //! Decides whether a section is off, by its switch, and whether a key without effect is off, by its value.
 
 use crate::config::Bf16;
+use crate::path::last;
 use crate::read::node::{Entry, Value};
 use crate::schema::{self, Key, Section, Status, Switch};
-use crate::table::last;
 
 /// Returns whether a section's switch is off.
 pub(super) fn is_switched_off(section: &Section, entries: &[Entry]) -> bool {

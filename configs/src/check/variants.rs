@@ -1,11 +1,11 @@
 //! Checks sections whose `type` decides which keys they have.
 
-use super::{Check, Field};
+use super::Check;
 use crate::errors::ErrorKind;
-use crate::nearest;
+use crate::nearest::nearest;
 use crate::read::node::{At, Entry, Value};
 use crate::schema::{self, Key, Status, TYPE, Variant, Variants, join};
-use crate::value::Leaf;
+use crate::value::{Field, Leaf};
 
 impl Check<'_> {
     pub(super) fn variants(&mut self, path: &str, variants: &'static Variants, entry: &Entry) {
@@ -99,7 +99,7 @@ impl Check<'_> {
             return None;
         };
         let Some(variant) = variants.list.iter().find(|variant| variant.name.eq_ignore_ascii_case(text)) else {
-            let help = nearest::nearest(text, names.iter().copied()).map(|near| format!("did you mean `{near}`?"));
+            let help = nearest(text, names.iter().copied()).map(|near| format!("did you mean `{near}`?"));
             let message = format!("`{path}`: expected one of {}, found \"{text}\"", names.join(", "));
             self.report.error(ErrorKind::Value, &path, node.at, message, help);
             return None;

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use crate::choice::Choice as _;
 use crate::config::offload::has_path;
-use crate::config::{Config, LayerPattern, OffloadDevice};
+use crate::config::{LayerPattern, OffloadDevice};
 use crate::read::reader::{Find, Read as _, Reader, Resolver};
 use crate::schema::*;
 use crate::table::section;
@@ -38,7 +38,7 @@ pub enum CheckpointSpacing {
 section! {
     /// The section as written.
     #[derive(Debug, Clone, Serialize)]
-    pub(crate) struct Written(keys) in Config::activation_checkpointing, off while enabled is ["false"] {
+    pub(crate) struct Written(keys) in "activation_checkpointing", off while enabled is ["false"] {
         pub enabled: bool = now(Kind::Bool, "true", "Recompute activations; adding the section is enough to enable it (in DeepSpeed the program must also call it)");
         pub interval: Option<usize> = now(COUNT, "= 1, unless number_checkpoints is given", "Keep the input of every n-th layer; the activations between two kept inputs are recomputed in the backward pass");
         pub number_checkpoints: Option<usize> = now(COUNT, "null", "Number of layer inputs to keep, evenly spaced, instead of interval");
@@ -74,7 +74,7 @@ impl Find for ActivationCheckpointing {
 impl ActivationCheckpointing {
     /// Checks the keys against each other.
     pub(crate) fn check(&self, resolver: &mut Resolver<'_>) {
-        let written = Written::read(&mut resolver.top(), Config::activation_checkpointing);
+        let written = Written::read(&mut resolver.top(), Written::PATH);
         let mut contradiction = |paths: [&str; 2], message: String| {
             resolver.contradiction(&paths, message, Some("keep one of the two".to_string()));
         };

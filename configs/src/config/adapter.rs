@@ -3,14 +3,13 @@
 use serde::Serialize;
 
 use crate::choice::{Choice as _, choice};
-use crate::config::Config;
 use crate::schema::*;
 use crate::table::section;
 
 section! {
     /// `adapter`, with the names of PEFT's `LoraConfig`.
     #[derive(Debug, Clone, PartialEq, Serialize)]
-    pub struct Adapter(keys) in Config::adapter {
+    pub struct Adapter(keys) in "adapter" {
         pub kind as "type": AdapterType = key(AdapterType::KIND, "lora", "Kind of adapter");
         pub r: usize = key(COUNT, "8", "Rank of the two matrices");
         pub lora_alpha: f64 = key(POSITIVE, "8.0", "Scale α: the adapter's output is multiplied by α/r");

@@ -4,19 +4,19 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 
-use crate::check::Field;
 use crate::choice::{Choice as _, choice};
-use crate::config::Config;
+use crate::config::dimension::Dimension;
+use crate::path::last;
 use crate::read::reader::Resolver;
 use crate::schema::*;
-use crate::table::{last, section};
-use crate::value::Leaf;
+use crate::table::section;
+use crate::value::{Field, Leaf};
 use crate::write::yaml_out;
 
 section! {
     /// `autotuning`. The section is optional: without it, every field has its default.
     #[derive(Debug, Clone, PartialEq, Serialize)]
-    pub struct Autotuning(keys) in Config::autotuning {
+    pub struct Autotuning(keys) in "autotuning" {
         pub enabled: bool = now(Kind::Bool, "false", "DeepSpeed's switch. A training run never tunes, and warns if this is true; `zero-train autotune` ignores the value");
         pub fast: bool = now(Kind::Bool, "false", "Tune the ZeRO stage and the micro-batch only (DeepSpeed's default is true)");
         #[serde(serialize_with = "yaml_out::folder")]
@@ -53,7 +53,7 @@ section! {
 section! {
     /// `autotuning.sweep`: a hyperparameter search that minimises the evaluation loss.
     #[derive(Debug, Clone, PartialEq, Serialize)]
-    pub struct Sweep(keys) in Autotuning::sweep {
+    pub struct Sweep(keys) in "autotuning.sweep" {
         /// The search space, in the order of the file; at least one dimension.
         #[serde(serialize_with = "yaml_out::space")]
         pub space: Vec<Dimension> = key(Kind::Space { continuous: true }, REQUIRED, "Same form as `autotuning.space`; the methods random and tpe also accept a range such as `{low: 1e-5, high: 1e-2, log: true}`, from which they draw values");
@@ -62,30 +62,6 @@ section! {
         pub max_steps: Option<usize> = key(COUNT, "null", "Optimizer steps per trial; null: the steps of the training run");
         pub seed: u64 = key(SIZE, "42", "Seed for random and tpe");
     }
-}
-
-/// One dimension of a search space: a key and the values to try.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Dimension {
-    /// Path of the key under its primary name, for example `zero_optimization.stage`.
-    pub path: String,
-    /// Values of the type that the key expects, each written as in `--set path=VALUE`. Empty if `range` is set.
-    pub values: Vec<String>,
-    /// A continuous range, for [`SweepMethod::Random`] and [`SweepMethod::Tpe`].
-    pub range: Option<Interval>,
-}
-
-/// A range from `low` to `high`, both included.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Interval {
-    /// Lower bound.
-    pub low: f64,
-    /// Upper bound; greater than `low`.
-    pub high: f64,
-    /// Draw values log-uniformly; `low` is then positive.
-    pub log: bool,
-    /// Draw whole numbers only, because the key takes integers.
-    pub is_integer: bool,
 }
 
 choice! {

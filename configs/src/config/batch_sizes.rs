@@ -3,15 +3,13 @@
 
 use serde::Serialize;
 
-use crate::config::{Config, PipelineSchedule, Training};
-use crate::read::reader::Resolver;
 use crate::schema::*;
 use crate::table::section;
 
 section! {
     /// `training.rampup_batch_size`.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-    pub struct RampUp(keys) in Training::rampup_batch_size {
+    pub struct RampUp(keys) in "training.rampup_batch_size" {
         pub start: usize = key(COUNT, REQUIRED, "Samples in the first step");
         pub increment: usize = key(COUNT, REQUIRED, "Samples added to the batch at each increase");
         pub samples: u64 = key(SIZE_1, REQUIRED, "Samples to train on until the batch size reaches train_batch_size; the increases are evenly spaced over these samples");
@@ -63,59 +61,5 @@ impl BatchSizes {
 
     fn is_growing(&self, consumed: u64) -> bool {
         self.rampup.is_some_and(|rampup| consumed <= rampup.samples)
-    }
-}
-
-impl Config {
-    /// Returns the number of samples of each step.
-    #[must_use]
-    pub fn batch_sizes(&self) -> BatchSizes {
-        BatchSizes { full: self.train_batch_size, rampup: self.training.rampup_batch_size }
-    }
-}
-
-impl RampUp {
-    /// Checks the section against the batch size.
-    pub(crate) fn check(&self, config: &Config, resolver: &mut Resolver<'_>) {
-        let (full, micro) = (config.train_batch_size, config.train_micro_batch_size_per_gpu);
-        let is_interleaved = config.pipeline.schedule == PipelineSchedule::Interleaved;
-        let groups = if is_interleaved { config.pipeline.stages } else { 1 };
-        let unit = full / config.gradient_accumulation_steps.max(1) * groups;
-        if config.training.trace {
-            let message = "a trace needs steps of equal size, so the batch size must not grow".to_string();
-            let help = Some("remove `trace` or `rampup_batch_size`".to_string());
-            resolver.contradiction(&[Training::rampup_batch_size, Training::trace], message, help);
-        }
-        if self.start >= full || !(full - self.start).is_multiple_of(self.increment) {
-            let message = format!(
-                "a batch size that starts at {} cannot reach `{}` {full} in increments of {}",
-                self.start,
-                Config::train_batch_size,
-                self.increment
-            );
-            resolver.contradiction(&[Self::start, Self::increment, Config::train_batch_size], message, None);
-        } else if let Some((key, count)) = [(Self::start, self.start), (Self::increment, self.increment)]
-            .into_iter()
-            .find(|(_, n)| !n.is_multiple_of(unit))
-        {
-            let what = if is_interleaved { "one micro-batch per stage" } else { "one micro-batch" };
-            let message = format!(
-                "{count} samples are not a multiple of {unit}, the number of samples in {what} on every replica"
-            );
-            let help =
-                Some(format!("use a multiple of {unit}, or a smaller `{}`", Config::train_micro_batch_size_per_gpu));
-            resolver.contradiction(&[key, Config::train_micro_batch_size_per_gpu], message, help);
-        } else if config.training.reproducible
-            && let Some(size) =
-                (self.start..=full).step_by(self.increment).find(|size| !(size / micro).is_power_of_two())
-        {
-            let message = format!(
-                "with `reproducible: true`, the number of micro-batches per step must be a power of two, but a step \
-                 of {size} samples has {}",
-                size / micro
-            );
-            let help = Some(format!("set `start` and `increment` to half of `{}`", Config::train_batch_size));
-            resolver.contradiction(&[Training::reproducible, Self::increment], message, help);
-        }
     }
 }

@@ -3,7 +3,6 @@
 use serde::Serialize;
 
 use crate::choice::{Choice as _, choice};
-use crate::config::Config;
 use crate::read::reader::Resolver;
 use crate::schema::*;
 use crate::table::section;
@@ -11,7 +10,7 @@ use crate::table::section;
 section! {
     /// `launcher`.
     #[derive(Debug, Clone, PartialEq, Serialize)]
-    pub struct Launcher(keys) in Config::launcher {
+    pub struct Launcher(keys) in "launcher" {
         /// Number of ranks to start on this machine. If not given: pipeline stages × ranks that share a sequence ×
         /// tensor-parallel ranks. In a resolved configuration this is the world size.
         pub num_processes: usize = engine(RANKS, "= pipeline.stages × ranks that share a sequence or split layers; with training.device: cuda, one per GPU", "Ranks to start on this machine") [is keys.facts().ranks];

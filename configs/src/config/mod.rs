@@ -9,13 +9,16 @@ mod adapter;
 mod autotuning;
 mod batch_sizes;
 mod data;
+pub(crate) mod derived;
+mod dimension;
+mod inactive;
 mod launcher;
 mod layers;
 mod model;
 mod monitor;
 mod offload;
-mod optimizer;
-pub(crate) mod parallel;
+pub(crate) mod optimizer;
+mod parallel;
 mod precision;
 mod quantization;
 mod scheduler;
@@ -27,17 +30,16 @@ use std::sync::Arc;
 use serde::Serialize;
 
 use crate::choice::{Choice as _, choice};
+use crate::config::inactive::*;
 use crate::errors::Warning;
 use crate::origin::Origins;
 use crate::schema::*;
-use crate::table::{ROOT, item_path, section};
+use crate::table::section;
 use crate::typed::Typed;
-use crate::world::common_divisor;
-use crate::write::yaml_out;
 
 pub use activations::{ActivationCheckpointing, CheckpointSpacing};
 pub use adapter::{ALL_LINEAR, Adapter, AdapterBias, AdapterType, InitLora};
-pub use autotuning::{Autotuning, Dimension, Interval, Metric, Sweep, SweepMethod, TunerType};
+pub use autotuning::{Autotuning, Metric, Sweep, SweepMethod, TunerType};
 pub use batch_sizes::{BatchSizes, RampUp};
 pub use data::chat::{Chat, ChatType, ExcessLength, MessageProperties, Roles, TrainOnEos, Untrained};
 pub use data::data_efficiency::{
@@ -48,6 +50,7 @@ pub use data::datasets::{MixedDataset, Share};
 pub use data::preference::{DpoLoss, Preference, PreferenceType};
 pub use data::split::SplitPart;
 pub use data::{Data, DataFormat, TokenDtype, Tokenizer};
+pub use dimension::{Dimension, Interval};
 pub use launcher::{GpuTransport, InstructionSet, Launcher, Transport};
 pub use layers::LayerPattern;
 pub(crate) use model::MAX_LAYERS;
@@ -65,7 +68,8 @@ pub use optimizer::optimizer_params::{
 pub use optimizer::parameter_groups::{ParameterGroup, ParameterKind};
 pub use parallel::local_steps::LocalSteps;
 pub use parallel::mesh::{Mesh, RotateMethod};
-pub use parallel::pipeline::{PartitionMethod, Pipeline, PipelineSchedule};
+pub use parallel::partition_method::PartitionMethod;
+pub use parallel::pipeline::{Pipeline, PipelineSchedule};
 pub use parallel::tensor_parallel::TensorParallel;
 pub use precision::{Bf16, DataTypes, Dtype, Fp16};
 pub use quantization::{FourBitType, QuantStorage, Quantization, QuantizationMethod};
@@ -81,7 +85,7 @@ section! {
     /// The resolved configuration of one run. [`Typed::resolve`](crate::Typed::resolve) creates it; `from_path`,
     /// `parse` and `with_world_size` are shortcuts for that.
     #[derive(Debug, Clone, Serialize)]
-    pub struct Config(keys) in ROOT {
+    pub struct Config(keys) in "" {
         /// Number of samples per optimizer step over all ranks: micro-batch × accumulation ×
         /// [`data_parallel_size`](Self::data_parallel_size).
         pub train_batch_size: usize = engine(COUNT, "= micro-batch × accumulation × data-parallel ranks", "Samples per optimizer step, across all ranks") [is keys.facts().batch.train];
@@ -179,114 +183,6 @@ section! {
     }
 }
 
-impl Config {
-    /// Data-parallel degree: how many ranks of a pipeline stage train on different samples. Ranks that share a sequence
-    /// count as one rank, and so do the ranks of a tensor group.
-    pub fn data_parallel_size(&self) -> usize {
-        self.ranks_of_stage() / self.context_size()
-    }
-
-    /// Number of tensor-parallel ranks.
-    pub fn tensor_size(&self) -> usize {
-        self.tensor_parallel.autotp_size.max(1)
-    }
-
-    /// Number of ranks of a pipeline stage over which gradients are summed. The ranks of a tensor group count as one
-    /// rank.
-    pub fn ranks_of_stage(&self) -> usize {
-        // The field is public, so a program may have set it to 0.
-        self.world_size / self.pipeline.stages.max(1) / self.tensor_size()
-    }
-
-    /// Number of ranks over which ZeRO shards: `ranks_of_stage` divided by the number of shard groups.
-    pub fn shard_group_size(&self) -> usize {
-        self.ranks_of_stage() / self.mesh.data_parallel_replicate_degree.max(1)
-    }
-
-    /// Number of ranks per host, as set by [`Typed::on_hosts`]; without that call, all ranks.
-    pub fn ranks_per_host(&self) -> usize {
-        self.typed.ranks_per_host.unwrap_or(self.world_size)
-    }
-
-    /// Whether the layout depends on [`Config::ranks_per_host`], which must then be the same on all hosts.
-    pub fn depends_on_hosts(&self) -> bool {
-        self.zero.zero_quantized_gradients || self.mesh_is_auto()
-    }
-
-    /// Whether a key of `mesh` is `auto`.
-    pub(crate) fn mesh_is_auto(&self) -> bool {
-        [Mesh::data_parallel_replicate_degree, Mesh::data_parallel_shard_degree]
-            .iter()
-            .any(|path| self.typed.fields.is_auto(path))
-    }
-
-    /// Number of ranks that together hold secondary shards of all parameters (hpZ). `None` without secondary shards,
-    /// and also if these ranks are the whole shard group: secondary shards would then only repeat the primary ones.
-    pub fn secondary_group_size(&self) -> Option<usize> {
-        let size = self.zero.zero_hpz_partition_size;
-        (size > 1 && size != self.shard_group_size()).then_some(size)
-    }
-
-    /// Number of consecutive ranks with fast links between them: [`Config::secondary_group_size`] if set. Otherwise,
-    /// with `zero_quantized_gradients`, the number of ranks of a shard group on one host. `None` if that would be one
-    /// rank or the whole shard group.
-    pub fn near_group_size(&self) -> Option<usize> {
-        let of_host = || match self.zero.zero_quantized_gradients {
-            true => common_divisor(self.shard_group_size(), (self.ranks_per_host() / self.tensor_size()).max(1)),
-            false => 1,
-        };
-        self.secondary_group_size()
-            .or_else(|| Some(of_host()).filter(|&near| near > 1 && near < self.shard_group_size()))
-    }
-
-    /// The optimizers of the run: first the section `optimizer`, then those of `training.param_groups`, each with the
-    /// index of its group.
-    pub fn optimizers(&self) -> Vec<(Option<usize>, &Optimizer)> {
-        let groups = self.training.param_groups.iter().flatten().enumerate();
-        let of_groups = groups.filter_map(|(index, group)| Some((Some(index), group.optimizer.as_ref()?)));
-        std::iter::once((None, &self.optimizer)).chain(of_groups).collect()
-    }
-
-    /// The first optimizer that updates whole parameters (in f32, in host memory): the path of its `type`, and its
-    /// name.
-    pub fn of_whole_parameters(&self) -> Option<(String, &'static str)> {
-        self.optimizers()
-            .into_iter()
-            .find_map(|(group, optimizer)| Some((in_group(group, Optimizer::TYPE), optimizer.of_whole_parameters()?)))
-    }
-
-    /// The path of a key that selects 8-bit optimizer states, for all or some of the parameters.
-    pub fn eight_bit_states(&self) -> Option<String> {
-        let of_optimizer = self.optimizers().into_iter().find(|(_, optimizer)| optimizer.has_eight_bits());
-        let group = || self.training.param_groups.iter().flatten().position(|group| group.optim_bits == Some(8));
-        match of_optimizer {
-            Some((group, _)) => Some(in_group(group, Adam::optim_bits)),
-            None => group().map(|group| item_path(Training::param_groups, group, ParameterGroup::optim_bits)),
-        }
-    }
-
-    /// Data type in which gradients are accumulated over micro-batches and kept until the update.
-    /// `bf16_master_weights_and_grads` selects bf16, except with `training.reproducible`.
-    pub fn gradient_dtype(&self) -> Dtype {
-        let is_narrow = self.bf16.bf16_master_weights_and_grads && !self.training.reproducible;
-        self.data_types.grad_accum_dtype.unwrap_or(if is_narrow { Dtype::Bf16 } else { Dtype::F32 })
-    }
-
-    /// Data type of parameters and activations.
-    pub fn working_dtype(&self) -> Dtype {
-        match (self.bf16.enabled, self.fp16.enabled) {
-            (true, _) => Dtype::Bf16,
-            (false, true) => Dtype::F16,
-            (false, false) => Dtype::F32,
-        }
-    }
-}
-
-/// Returns the path of `key` at the top level, or in the parameter group with that index.
-fn in_group(group: Option<usize>, key: &str) -> String {
-    group.map_or(key.to_string(), |group| format!("{}.{group}.{key}", Training::param_groups))
-}
-
 /// The reason why two of DeepSpeed's keys about dividing gradients have no effect.
 const PRESCALED: &str = "gradients need no scaling in the reduction: before the backward pass, the loss is divided by the number of micro-batches × ranks, or with `gradient_allreduce_op: sum` by the number of micro-batches";
 
@@ -313,12 +209,5 @@ choice! {
         Debug = "debug",
         /// Everything.
         Trace = "trace",
-    }
-}
-
-/// Two configurations are equal if they describe the same run. The origins of values are not compared.
-impl PartialEq for Config {
-    fn eq(&self, other: &Self) -> bool {
-        self.world_size == other.world_size && yaml_out::tree(self) == yaml_out::tree(other)
     }
 }

@@ -5,15 +5,15 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 
-use crate::config::Config;
+use crate::path::last;
 use crate::read::reader::{Read as _, Reader, Resolver};
 use crate::schema::*;
-use crate::table::{last, section};
+use crate::table::section;
 
 section! {
     /// Output of a monitor that writes files.
     #[derive(Debug, Clone, PartialEq, Serialize)]
-    pub struct Monitor(keys) in Config::csv_monitor {
+    pub struct Monitor(keys) in "csv_monitor" {
         pub enabled: bool = now(Kind::Bool, "false", "Enable this monitor");
         pub output_path: String = key(Kind::Text, "", "Folder for the files; empty: the run folder");
         pub job_name: String = key(Kind::Text, "DeepSpeedJobName", "Folder inside output_path");
@@ -23,7 +23,7 @@ section! {
 section! {
     /// `mlflow`: a run on an MLflow tracking server.
     #[derive(Debug, Clone, PartialEq, Serialize)]
-    pub struct Mlflow(keys) in Config::mlflow {
+    pub struct Mlflow(keys) in "mlflow" {
         pub enabled: bool = key(Kind::Bool, "false", "Enable this monitor");
         pub tracking_uri: Option<String> = key(Kind::Path, "null", "Server URL, such as `http://host:5000`; null: the environment variable MLFLOW_TRACKING_URI. A token is read only from MLFLOW_TRACKING_TOKEN");
         pub experiment_name: String = key(Kind::Path, "zero-train", "Experiment that the run belongs to; created if it does not exist");
@@ -34,7 +34,7 @@ section! {
 section! {
     /// `wandb`: a run on Weights & Biases.
     #[derive(Debug, Clone, PartialEq, Serialize)]
-    pub struct Wandb(keys) in Config::wandb {
+    pub struct Wandb(keys) in "wandb" {
         pub enabled: bool = key(Kind::Bool, "false", "Enable this monitor; the API key is read only from WANDB_API_KEY or the file ~/.netrc");
         pub group: Option<String> = key(Kind::Path, "null", "Run group; null: the environment variable WANDB_RUN_GROUP, if it is set");
         pub team: Option<String> = key(Kind::Path, "null", "Team or user that the project belongs to; null: the environment variable WANDB_ENTITY, else the account's default");
@@ -45,7 +45,7 @@ section! {
 section! {
     /// `machine_monitor`: usage of rank 0's machine, sampled during training.
     #[derive(Debug, Clone, PartialEq, Serialize)]
-    pub struct MachineMonitor(keys) in Config::machine_monitor {
+    pub struct MachineMonitor(keys) in "machine_monitor" {
         pub enabled: bool = key(Kind::Bool, "false", "Sample the usage of processor, memory, disk, network and GPUs");
         pub interval_seconds: f64 = key(Kind::Float(Range { min: 0.0, max: 86_400.0, above: true, below: false }), "5.0", "Seconds between two samples");
     }
@@ -54,7 +54,7 @@ section! {
 section! {
     /// `prometheus`: an HTTP page with the newest values.
     #[derive(Debug, Clone, PartialEq, Serialize)]
-    pub struct Prometheus(keys) in Config::prometheus {
+    pub struct Prometheus(keys) in "prometheus" {
         pub enabled: bool = key(Kind::Bool, "false", "Serve the metrics from rank 0 at /metrics");
         pub host: String = key(Kind::Path, "127.0.0.1", "Address to listen on; 0.0.0.0: all interfaces of the machine");
         pub port: u16 = key(Kind::Int { min: 0, max: 65_535 }, "9464", "Port to listen on; 0: a free port, which is printed");
@@ -64,7 +64,7 @@ section! {
 section! {
     /// `comms_logger`: count, bytes and seconds of each collective.
     #[derive(Debug, Clone, PartialEq, Serialize)]
-    pub struct CommsLogger(keys) in Config::comms_logger {
+    pub struct CommsLogger(keys) in "comms_logger" {
         pub enabled: bool = now(Kind::Bool, "false", "Record collectives");
         pub verbose: bool = now(Kind::Bool, "false", "Print the recorded operations of each step");
         pub prof_all: bool = now(Kind::Bool, "true", "Show every kind of operation");
@@ -76,7 +76,7 @@ section! {
 section! {
     /// `flops_profiler`: a profile of one step, layer by layer.
     #[derive(Debug, Clone, PartialEq, Serialize)]
-    pub struct FlopsProfiler(keys) in Config::flops_profiler, off while enabled is ["false", "auto"] {
+    pub struct FlopsProfiler(keys) in "flops_profiler", off while enabled is ["false", "auto"] {
         pub enabled: bool = now(Kind::Bool, "false", "Profile one step");
         pub profile_step: usize = now(COUNT, "1", "Step to profile; the first step takes longer than others");
         /// Maximum depth to print in the hierarchy of layer names; `None` prints all depths and is written as -1.
@@ -101,7 +101,7 @@ impl FlopsProfiler {
 
     /// Checks that the depth is an integer; the schema's range also accepts -0.5 and 1.5.
     pub(crate) fn check(resolver: &mut Resolver<'_>) {
-        let depth = f64::read(&mut resolver.top().section(Config::flops_profiler), last(Self::module_depth));
+        let depth = f64::read(&mut resolver.top().section(Self::PATH), last(Self::module_depth));
         if depth.fract() != 0.0 {
             let message = format!("expected an integer of at least -1, found `{depth}`");
             resolver.contradiction(&[Self::module_depth], message, None);

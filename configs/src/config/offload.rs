@@ -6,12 +6,13 @@ use std::path::PathBuf;
 use serde::Serialize;
 
 use crate::choice::{Choice as _, choice};
-use crate::config::{Config, Zero, ZeroStage};
+use crate::config::{Zero, ZeroStage};
 use crate::errors::ErrorKind;
+use crate::path::last;
 use crate::read::node::At;
 use crate::read::reader::Resolver;
 use crate::schema::*;
-use crate::table::{last, section};
+use crate::table::section;
 
 /// Number of staging buffers, each the size of a tile. More than 64 would defeat the purpose of staging.
 const BUFFERS: Kind = Kind::Int { min: 0, max: 64 };
@@ -35,7 +36,7 @@ choice! {
 section! {
     /// `zero_optimization.offload_optimizer`: where a rank keeps its optimizer state and master weights.
     #[derive(Debug, Clone, PartialEq, Serialize)]
-    pub struct OffloadOptimizer(keys) in Zero::offload_optimizer, off while device is ["none"] {
+    pub struct OffloadOptimizer(keys) in "zero_optimization.offload_optimizer", off while device is ["none"] {
         pub device: OffloadDevice = now(OffloadDevice::KIND, "none", "Where a rank keeps its optimizer state and master weights: none, in device memory; cpu, in host memory (no change on a machine without a GPU); nvme, in files. Requires stage 1, 2 or 3");
         #[serde(serialize_with = "crate::write::yaml_out::path")]
         pub nvme_path: Option<PathBuf> = key(Kind::Path, "null", "Folder for the files, on a local disk; relative to the working directory; required for nvme");
@@ -53,7 +54,7 @@ section! {
 section! {
     /// `zero_optimization.offload_param`: where a rank keeps its shards of the parameters (stage 3).
     #[derive(Debug, Clone, PartialEq, Serialize)]
-    pub struct OffloadParam(keys) in Zero::offload_param, off while device is ["none"] {
+    pub struct OffloadParam(keys) in "zero_optimization.offload_param", off while device is ["none"] {
         pub device: OffloadDevice = now(OffloadDevice::KIND, "none", "Where a rank keeps its parameter shards: none, in device memory; cpu, in host memory (no change on a machine without a GPU); nvme, in files. Requires stage 3");
         #[serde(serialize_with = "crate::write::yaml_out::path")]
         pub nvme_path: Option<PathBuf> = key(Kind::Path, "null", "Folder for the files, on a local disk; relative to the working directory; required for nvme");
@@ -67,7 +68,7 @@ section! {
 section! {
     /// `aio`: how offload reads and writes its files.
     #[derive(Debug, Clone, PartialEq, Serialize)]
-    pub struct Aio(keys) in Config::aio {
+    pub struct Aio(keys) in "aio" {
         /// Number of bytes per read or write, a multiple of 4096.
         pub block_size: usize = now(BLOCK, "1048576", "Bytes per read or write");
         pub queue_depth: usize = now(Kind::Int { min: 1, max: 1024 }, "8", "Reads and writes in flight at a time");

@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use crate::choice::{Choice as _, choice};
-use crate::config::{Bf16, Config, Dtype};
+use crate::config::{Bf16, Dtype};
 use crate::read::reader::Resolver;
 use crate::schema::*;
 use crate::table::section;
@@ -11,7 +11,7 @@ use crate::table::section;
 section! {
     /// `quantization_config`, with the names of transformers' `BitsAndBytesConfig`.
     #[derive(Debug, Clone, PartialEq, Serialize)]
-    pub struct Quantization(keys) in Config::quantization_config {
+    pub struct Quantization(keys) in "quantization_config" {
         pub quant_method: QuantizationMethod = key(QuantizationMethod::KIND, "bitsandbytes", "Library whose formats are used");
         pub load_in_4bit: bool = key(Kind::Bool, "false", "Store the weights of linear layers in 4 bits");
         pub load_in_8bit: bool = key(Kind::Bool, "false", "Store the weights of linear layers in 8 bits");

@@ -5,16 +5,17 @@ use std::path::PathBuf;
 use serde::Serialize;
 
 use crate::choice::{Choice as _, choice};
-use crate::config::{Config, Data, LocalSteps, ParameterGroup, RampUp};
+use crate::config::{Data, LocalSteps, ParameterGroup, RampUp};
+use crate::path::last;
 use crate::read::node::At;
 use crate::read::reader::{Read as _, Resolver};
 use crate::schema::*;
-use crate::table::{last, section};
+use crate::table::section;
 
 section! {
     /// `training`.
     #[derive(Debug, Clone, PartialEq, Serialize)]
-    pub struct Training(keys) in Config::training {
+    pub struct Training(keys) in "training" {
         /// Optimizer steps to train. Exactly one of `max_steps` and `epochs` is set.
         pub max_steps: Option<usize> = key(COUNT, "= 100, unless epochs is given", "Optimizer steps to train") [or Option::<f64>::read(keys, last(Training::epochs)).is_none().then_some(DEFAULT_STEPS)];
         pub epochs: Option<f64> = key(POSITIVE, "null", "Number of passes over the training data, instead of max_steps");
@@ -64,7 +65,7 @@ section! {
 section! {
     /// `training.spikes`.
     #[derive(Debug, Clone, PartialEq, Serialize)]
-    pub struct Spikes(keys) in Training::spikes {
+    pub struct Spikes(keys) in "training.spikes" {
         pub window: usize = key(COUNT, "32", "Number of earlier steps whose median norm is the reference; before that many steps, no norm counts as a spike");
         pub factor: f64 = key(Kind::Float(Range { min: 1.0, max: f64::MAX, above: true, below: false }), "10.0", "A norm above the median times this factor is a spike");
         pub action: OnSpike = key(OnSpike::KIND, "skip", "What to do on a spike: warn, skip the update, or stop the run");
@@ -74,7 +75,7 @@ section! {
 section! {
     /// `training.gradient_noise_scale`.
     #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-    pub struct GradientNoiseScale(keys) in Training::gradient_noise_scale {
+    pub struct GradientNoiseScale(keys) in "training.gradient_noise_scale" {
         pub smoothing: f64 = key(Kind::Float(FRACTION), "0.99", "Decay rate of the moving averages of signal and noise");
     }
 }
@@ -82,7 +83,7 @@ section! {
 section! {
     /// `training.ema`.
     #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-    pub struct Ema(keys) in Training::ema {
+    pub struct Ema(keys) in "training.ema" {
         pub decay: f64 = key(Kind::Float(FRACTION), "0.999", "Decay rate: share of the old average at each step; the new weights contribute the rest");
         pub start_step: u64 = key(COUNT_OR_0, "0", "Number of steps before the average begins; until then it equals the weights");
         pub evaluate: bool = key(Kind::Bool, "true", "Evaluate, and generate training.sample, with the averages instead of the weights");
@@ -92,7 +93,7 @@ section! {
 section! {
     /// `training.early_stopping`.
     #[derive(Debug, Clone, PartialEq, Serialize)]
-    pub struct EarlyStopping(keys) in Training::early_stopping {
+    pub struct EarlyStopping(keys) in "training.early_stopping" {
         pub patience: usize = key(COUNT, REQUIRED, "Evaluations without improvement before training stops");
         pub min_delta: f64 = key(NON_NEGATIVE, "0.0", "An evaluation counts as an improvement if it is better than the best one by more than this amount");
         /// Metric to compare: `loss`, `loss_<name>` of a data set, or a metric of the program.
@@ -105,7 +106,7 @@ section! {
 section! {
     /// `training.keep_best`.
     #[derive(Debug, Clone, PartialEq, Serialize)]
-    pub struct KeepBest(keys) in Training::keep_best {
+    pub struct KeepBest(keys) in "training.keep_best" {
         /// Metric to compare: `loss`, `loss_<name>` of a data set, or a metric of the program.
         pub metric: String = key(Kind::Text, "loss", METRIC);
         /// Whether lower or higher values are better.
@@ -116,7 +117,7 @@ section! {
 section! {
     /// `training.sample`.
     #[derive(Debug, Clone, PartialEq, Serialize)]
-    pub struct Sample(keys) in Training::sample {
+    pub struct Sample(keys) in "training.sample" {
         pub prompt: String = key(Kind::Text, REQUIRED, "Prompt");
         pub tokens: usize = key(COUNT, "200", "Tokens to generate");
         pub temperature: f64 = key(NON_NEGATIVE, "0.8", "Sampling temperature, which divides the logits; 0: always the most likely token");

@@ -2,20 +2,19 @@
 
 use serde::{Serialize, Serializer};
 
-use crate::config::Config;
-use crate::config::offload::{self, OffloadDevice, OffloadOptimizer, OffloadParam, PINNED};
+use crate::config::offload::{self, OffloadOptimizer, OffloadParam, PINNED};
+use crate::path::last;
 use crate::read::reader::{Resolver, read_as};
 use crate::schema::*;
-use crate::table::{last, section};
+use crate::table::section;
 use crate::value::Leaf;
-use crate::world::World;
 
 pub use zero_pipeline::ZeroStage;
 
 section! {
     /// `zero_optimization`. Sizes are in elements, as in DeepSpeed.
     #[derive(Debug, Clone, PartialEq, Serialize)]
-    pub struct Zero(keys) in Config::zero {
+    pub struct Zero(keys) in "zero_optimization" {
         #[serde(serialize_with = "number")]
         pub stage: ZeroStage = key(Kind::Int { min: 0, max: 3 }, "0", "What is sharded across ranks: 0, nothing; 1, the optimizer state; 2, also the gradients; 3, also the parameters");
         /// Overlap communication with compute. The default is on for stage 3 and off for lower stages, as in DeepSpeed.
@@ -124,36 +123,6 @@ impl Zero {
             );
             let help = "remove one of the two".to_string();
             resolver.contradiction(&[Self::zero_quantized_gradients, Self::reduce_scatter], message, Some(help));
-        }
-    }
-
-    /// Checks the requirements of secondary shards: parameters are sharded and in memory, and the shard group is a
-    /// multiple of the secondary group.
-    pub(crate) fn check_secondary(config: &Config, world: World, resolver: &mut Resolver<'_>) {
-        const KEY: &str = Zero::zero_hpz_partition_size;
-        let (zero, size) = (&config.zero, config.zero.zero_hpz_partition_size);
-        if size <= 1 {
-            return;
-        }
-        if zero.stage != ZeroStage::Three {
-            let message =
-                format!("`{KEY}: {size}` copies sharded parameters, but stage {} shards none", zero.stage.number());
-            let help = format!("set `{}: 3`, or remove `{}`", Zero::stage, last(KEY));
-            return resolver.contradiction(&[KEY, Zero::stage], message, Some(help));
-        }
-        let shards = config.shard_group_size();
-        if !shards.is_multiple_of(size) {
-            let message = format!("{KEY} {size} does not divide the {shards} ranks across which ZeRO shards");
-            let help = format!("use a divisor of {shards}, such as the number of ranks per host");
-            let own = [(KEY, resolver.at(KEY))];
-            let places: Vec<_> = own.into_iter().chain(world.places(resolver)).collect();
-            return resolver.report.contradiction(&places, message, Some(help));
-        }
-        if config.secondary_group_size().is_some() && zero.offload_param.device == OffloadDevice::Nvme {
-            let device = OffloadParam::device;
-            let message = format!("`{KEY}: {size}` keeps a copy of the parameters in memory, but `{device}` is nvme");
-            let help = format!("set `{device}: cpu`, or remove `{}`", last(KEY));
-            resolver.contradiction(&[KEY, device], message, Some(help));
         }
     }
 }

@@ -5,9 +5,9 @@ use super::keys::{GEMMA3, PHI3};
 use super::rope::Rope;
 use super::{Keys, Reader};
 use crate::config::{FULL_ATTENTION, Llama, MAX_LAYERS, SLIDING_ATTENTION};
+use crate::path::last;
 use crate::read::node::Value;
 use crate::schema::TYPE;
-use crate::table::last;
 
 const WINDOW: &str = last(Llama::sliding_window);
 const LAYER_TYPES: &str = last(Llama::layer_types);

@@ -11,9 +11,9 @@ mod rope;
 use serde_json::{Map, Value as Json};
 
 use crate::config::{Config, Gpt2, Llama};
+use crate::path::last;
 use crate::read::node::Value;
 use crate::schema::TYPE;
-use crate::table::last;
 use json::{Otherwise, node, short};
 use keys::{GEMMA3, HARMLESS, OFF, TYPES};
 

@@ -8,9 +8,9 @@ use super::keys::{GEMMA3, PHI3};
 use crate::config::{
     FULL_ATTENTION, Llama, ROPE_ORIGINAL, ROPE_TYPE as ROPE_TYPE_PATH, SLIDING_ATTENTION, rope_keys_of,
 };
+use crate::path::last;
 use crate::read::node::Value;
 use crate::schema::TYPE;
-use crate::table::last;
 
 const THETA: &str = last(Llama::rope_theta);
 const LOCAL_THETA: &str = last(Llama::rope_local_base_freq);

@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 
+use crate::config::Config;
 use crate::schema::{self, Key, Kind, Section, Status, Switch, Variants, join};
 use crate::value::expected;
 
@@ -70,8 +71,8 @@ autotuning:
 /// Returns every key with its type, default, status and description as Markdown.
 pub fn reference() -> String {
     let mut out = INTRODUCTION.to_string();
-    table(schema::TOP.keys, &mut out);
-    sections("", schema::TOP.keys, &mut out);
+    table(Config::SECTION.keys, &mut out);
+    sections("", Config::SECTION.keys, &mut out);
     out
 }
 

@@ -1,6 +1,6 @@
 //! The YAML tree, with the location of every key and value.
 
-use serde_json::Value as Json;
+use serde_json::{Value as Json, json};
 
 /// A value and its location.
 #[derive(Debug, Clone, PartialEq)]
@@ -82,6 +82,25 @@ impl Node {
 }
 
 impl Value {
+    /// Converts to JSON, which has no infinities and whose integers have at most 64 bits.
+    pub(crate) fn to_json(&self) -> Json {
+        match self {
+            Self::Null => Json::Null,
+            Self::Bool(value) => json!(value),
+            Self::Int(number) => match (u64::try_from(*number), i64::try_from(*number)) {
+                (Ok(number), _) => json!(number),
+                (_, Ok(number)) => json!(number),
+                _ => json!(*number as f64),
+            },
+            Self::Float(number) => json!(number),
+            Self::Text(text) => json!(text),
+            Self::List(items) => items.iter().map(|item| item.value.to_json()).collect(),
+            Self::Map(entries) => {
+                entries.iter().map(|entry| (entry.key.clone(), entry.value.value.to_json())).collect()
+            }
+        }
+    }
+
     /// Describes the value for messages of the form "expected …, found …".
     pub(crate) fn describe(&self) -> String {
         match self {

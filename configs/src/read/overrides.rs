@@ -1,5 +1,6 @@
 //! Applies `--set path.to.key=value` from the command line; overrides take precedence over the file.
 
+use crate::config::Config;
 use crate::errors::ErrorKind;
 use crate::read::node::{At, Entry, Node, Value};
 use crate::read::parse;
@@ -35,7 +36,7 @@ pub(crate) fn apply_one(root: &mut Node, text: &str, index: usize, report: &mut 
 /// file wins.
 pub(crate) fn merge(root: &mut Node, further: Node) {
     if further.value != Value::Null {
-        merge_at(root, further, schema::TOP.keys);
+        merge_at(root, further, Config::SECTION.keys);
     }
 }
 
@@ -73,7 +74,7 @@ pub(crate) fn path<'t>(text: &'t str, index: usize, report: &mut Report) -> Opti
 
 /// Removes the key at `path`, if it exists.
 pub(crate) fn remove(root: &mut Node, path: &[&str]) {
-    let (mut node, mut keys) = (root, schema::TOP.keys);
+    let (mut node, mut keys) = (root, Config::SECTION.keys);
     for (index, name) in path.iter().enumerate() {
         let entries = match &mut node.value {
             Value::Map(entries) => entries,
@@ -109,7 +110,7 @@ pub(crate) fn keys(path: &str) -> Option<Vec<&str>> {
 /// Sets the key at `path`. If the key is already written under another of its names, sets that entry.
 pub(crate) fn set(root: &mut Node, path: &[&str], value: Node) {
     let at = value.at;
-    set_in(root, schema::TOP.keys, path, value, at);
+    set_in(root, Config::SECTION.keys, path, value, at);
 }
 
 fn set_in(root: &mut Node, keys: &'static [Key], path: &[&str], value: Node, at: At) {

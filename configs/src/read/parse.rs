@@ -52,7 +52,7 @@ pub(crate) fn override_value(text: &str, index: usize, report: &mut Report) -> R
 
 /// Parses YAML that is not a configuration, such as the front matter of a page. Returns `None` if it is not YAML.
 pub fn yaml(text: &str) -> Option<serde_json::Value> {
-    constant(text).map(|node| crate::write::yaml_out::json_of(&node.value))
+    constant(text).map(|node| node.value.to_json())
 }
 
 /// Parses a value from the schema.

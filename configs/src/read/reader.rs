@@ -6,16 +6,15 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use crate::check::{Field, Fields};
 use crate::config::{Dimension, LayerPattern};
+use crate::facts::Facts;
 use crate::origin::{Origin, Origins};
 use crate::read::node::At;
 use crate::read::parse;
 use crate::report::Report;
-use crate::resolve::Facts;
 use crate::schema::{self, Key, Kind, TYPE, join};
 use crate::typed::Typed;
-use crate::value::{Leaf, leaf};
+use crate::value::{Field, Fields, Leaf, leaf};
 
 /// State of the second phase.
 pub(crate) struct Resolver<'t> {
@@ -24,6 +23,8 @@ pub(crate) struct Resolver<'t> {
     pub(crate) report: Report,
     pub(crate) origins: Origins,
     pub(crate) facts: Facts,
+    /// Keys at the top of the file.
+    pub(crate) keys: &'static [Key],
 }
 
 /// Reads one section.
@@ -97,7 +98,7 @@ read_as! {
 impl<'t> Resolver<'t> {
     /// Returns a reader of the keys at the top of the file.
     pub(crate) fn top(&mut self) -> Reader<'_, 't> {
-        Reader { resolver: self, path: String::new(), keys: schema::TOP.keys }
+        Reader { path: String::new(), keys: self.keys, resolver: self }
     }
 
     /// Returns whether the section is written.

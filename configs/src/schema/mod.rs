@@ -3,15 +3,10 @@
 //!
 //! Unknown keys, messages, defaults and the reference in `docs/` all come from this data, so they cannot disagree.
 
-mod inactive;
-
 #[cfg(test)]
 mod tests;
 
-use crate::config::Config;
-use crate::table::last;
-
-pub(crate) use inactive::*;
+use crate::path::last;
 
 /// One key of a section.
 #[derive(Debug)]
@@ -29,6 +24,9 @@ pub(crate) struct Key {
 
 /// Marks a key without a default, which must be written if its section is written.
 pub(crate) const REQUIRED: &str = "required";
+
+/// End of the warning about a key without effect.
+pub(crate) const NO_EFFECT: &str = "has no effect";
 
 /// Support of a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -165,9 +163,6 @@ pub(crate) struct Variant {
     pub(crate) keys: &'static [Key],
 }
 
-/// Keys at the top of the file.
-pub(crate) static TOP: Section = Config::SECTION;
-
 /// The key of a section that selects its variant, and the section with that variant's keys.
 pub(crate) const TYPE: &str = "type";
 pub(crate) const PARAMS: &str = "params";
@@ -182,6 +177,8 @@ pub(crate) const NON_NEGATIVE: Kind = Kind::Float(Range { min: 0.0, max: f64::MA
 pub(crate) const POSITIVE: Kind = Kind::Float(Range { min: 0.0, max: f64::MAX, above: true, below: false });
 /// 0 ≤ x < 1.
 pub(crate) const FRACTION: Range = Range { min: 0.0, max: 1.0, above: false, below: true };
+/// A number of positions of a sequence.
+pub(crate) const POSITIONS: Kind = Kind::Int { min: 1, max: 1 << 30 };
 pub(crate) const RATIO: Kind = Kind::Float(Range { min: 0.0, max: 1.0, above: false, below: false });
 
 pub(crate) const fn key(name: &'static str, kind: Kind, default: &'static str, meaning: &'static str) -> Key {

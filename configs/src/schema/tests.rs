@@ -9,7 +9,7 @@ use crate::value::Leaf;
 
 fn all() -> Vec<(String, &'static Key)> {
     let mut all = Vec::new();
-    walk("", TOP.keys, &mut |path, key| all.push((path.to_string(), key)));
+    walk("", Config::SECTION.keys, &mut |path, key| all.push((path.to_string(), key)));
     all
 }
 
@@ -160,7 +160,7 @@ fn resolved_keys_are_exactly_the_implemented_keys() {
 
 #[test]
 fn defaults_of_keys_without_effect_are_accepted_without_warning() {
-    for key in TOP.keys.iter().filter(|key| !matches!(key.status, Status::Removed | Status::Alias)) {
+    for key in Config::SECTION.keys.iter().filter(|key| !matches!(key.status, Status::Removed | Status::Alias)) {
         let sections: Vec<(&str, &'static [Key])> = match key.kind {
             Kind::Section(section) => vec![(key.name, section.keys)],
             Kind::Variants(_) => vec![],

@@ -6,13 +6,13 @@ mod target;
 
 use std::collections::BTreeSet;
 
-use crate::check::{Check, Field, Fields};
+use crate::check::Check;
 use crate::config::{Dimension, Interval};
 use crate::errors::ErrorKind;
 use crate::read::node::{At, Entry, Node, Value};
 use crate::report::Report;
 use crate::schema::{Kind, join};
-use crate::value::Leaf;
+use crate::value::{Field, Fields, Leaf};
 use crate::write::yaml_out;
 
 use target::Target;

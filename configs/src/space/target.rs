@@ -1,10 +1,9 @@
 //! Resolves a path to the key of the schema. The result depends on the file: the keys of `optimizer.params` depend
 //! on `optimizer.type`.
 
-use crate::check::Check;
+use crate::check::{Check, advice};
 use crate::config::Config;
 use crate::errors::ErrorKind;
-use crate::nearest;
 use crate::read::node::{Entry, Node, Value};
 use crate::schema::{self, Key, Kind, PARAMS, Status, TYPE, Variant, Variants, join};
 use crate::value::expected;
@@ -152,7 +151,7 @@ fn unknown(
             beside.extend(variants.params);
         }
     }
-    let (near, help) = nearest::unknown_key(section, name, &keys, &beside);
+    let (near, help) = advice::unknown_key(section, name, &keys, &beside);
     let help = match near {
         Some(near) => {
             let path = rest.iter().fold(join(section, near), |path, part| join(&path, part));
@@ -188,7 +187,7 @@ impl Meaning {
     /// Returns the keys inside.
     fn keys(self, is_of_type: &dyn Fn(&Variant) -> bool) -> Vec<&'static [Key]> {
         match self {
-            Self::Top => vec![schema::TOP.keys],
+            Self::Top => vec![Config::SECTION.keys],
             Self::Params(variant) => vec![variant.keys],
             Self::Key(Key { kind: Kind::Section(section), .. }) => vec![section.keys],
             Self::Key(Key { kind: Kind::Variants(variants), .. }) => {

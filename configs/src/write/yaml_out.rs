@@ -1,5 +1,4 @@
-//! Writes a resolved configuration as YAML. The output can be used as a configuration unchanged, and other YAML
-//! readers read the same values.
+//! Writes values as YAML. Other YAML readers read the same values.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -7,35 +6,10 @@ use std::path::{Path, PathBuf};
 use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
 
-use crate::Config;
-use crate::config::{Autotuning, Dimension, Interval, Sweep};
+use crate::config::{Dimension, Interval};
 use crate::read::node;
 use crate::read::parse;
 use crate::read::scalar;
-use crate::schema::join;
-
-/// Column of the comments, unless the line is longer.
-const COMMENT_COLUMN: usize = 50;
-
-impl Config {
-    /// Returns the full configuration with every default and `auto` filled in. The output can be used as a
-    /// configuration unchanged.
-    pub fn to_yaml(&self) -> String {
-        write(self, false)
-    }
-
-    /// Like [`to_yaml`](Self::to_yaml), with a comment about the origin of each value: `# line 12`, `# --set`,
-    /// `# default`, `# auto`.
-    pub fn to_yaml_with_origins(&self) -> String {
-        write(self, true)
-    }
-
-    /// Returns the path of each value (`zero_optimization.stage`) and the value as YAML, in the order of the file.
-    /// Use it to compare configurations key by key.
-    pub fn leaves(&self) -> Vec<(String, String)> {
-        leaves(self)
-    }
-}
 
 /// Serialises `None` as `auto`.
 pub(crate) fn auto<T: Serialize, S: Serializer>(value: &Option<T>, serializer: S) -> Result<S::Ok, S::Error> {
@@ -66,27 +40,8 @@ fn tried(dimension: &Dimension) -> Value {
         return json!({"low": number(low), "high": number(high), "log": log});
     }
     // A program may set a value that is not YAML; it is then written as a string.
-    let value = |text: &String| parse::constant(text).map_or_else(|| json!(text), |node| json_of(&node.value));
+    let value = |text: &String| parse::constant(text).map_or_else(|| json!(text), |node| node.value.to_json());
     Value::Array(dimension.values.iter().map(value).collect())
-}
-
-/// Converts to JSON, which has no infinities and whose integers have at most 64 bits.
-pub(crate) fn json_of(value: &node::Value) -> Value {
-    match value {
-        node::Value::Null => Value::Null,
-        node::Value::Bool(value) => json!(value),
-        node::Value::Int(number) => match (u64::try_from(*number), i64::try_from(*number)) {
-            (Ok(number), _) => json!(number),
-            (_, Ok(number)) => json!(number),
-            _ => json!(*number as f64),
-        },
-        node::Value::Float(number) => json!(number),
-        node::Value::Text(text) => json!(text),
-        node::Value::List(items) => items.iter().map(|item| json_of(&item.value)).collect(),
-        node::Value::Map(entries) => {
-            entries.iter().map(|entry| (entry.key.clone(), json_of(&entry.value.value))).collect()
-        }
-    }
 }
 
 /// Formats a value on one line, as for `--set path=VALUE`. Parsing returns the same value.
@@ -99,7 +54,7 @@ pub(crate) fn value(value: &node::Value) -> String {
         }
         node::Value::List(items) => list(items.iter().map(|item| self::value(&item.value))),
         node::Value::Map(entries) => map(entries.iter().map(|entry| (&*entry.key, self::value(&entry.value.value)))),
-        scalar => flow(&json_of(scalar)),
+        scalar => flow(&scalar.to_json()),
     }
 }
 
@@ -111,70 +66,8 @@ fn map<'k>(entries: impl Iterator<Item = (&'k str, String)>) -> String {
     format!("{{{}}}", entries.map(|(key, value)| format!("{}: {value}", quoted(key))).collect::<Vec<_>>().join(", "))
 }
 
-/// Returns the configuration in the shape of `ds.yaml`, with its keys in order.
-pub(crate) fn tree(config: &Config) -> Value {
-    // Serialisation cannot fail: the configuration is plain data with string keys.
-    serde_json::to_value(config).unwrap_or_default()
-}
-
-pub(crate) fn leaves(config: &Config) -> Vec<(String, String)> {
-    let mut list = Vec::new();
-    visit("", &tree(config), 0, &mut |_, path, _, value| {
-        if let Some(value) = value {
-            list.push((path.to_string(), value));
-        }
-    });
-    list
-}
-
-fn write(config: &Config, origins: bool) -> String {
-    let mut out = String::new();
-    let mut was_inside = false;
-    visit("", &tree(config), 0, &mut |depth, path, name, value| {
-        let is_section = value.is_none();
-        // Blank lines separate the sections of the file.
-        if depth == 0 && (is_section || was_inside) {
-            out.push('\n');
-        }
-        was_inside = depth > 0;
-        let mut line = format!("{:indent$}{name}:", "", indent = 2 * depth);
-        if let Some(value) = &value {
-            let _ = write!(line, " {value}");
-            if origins {
-                let origin = config.origins.of_value(path, value);
-                line = format!("{line:<COMMENT_COLUMN$} # {origin}");
-            }
-        }
-        out.push_str(&line);
-        out.push('\n');
-    });
-    out
-}
-
-/// Calls `each` with depth, path, name and text of every key; a section has no text. The values of a key in a
-/// search space are written on one line.
-fn visit(path: &str, value: &Value, depth: usize, each: &mut impl FnMut(usize, &str, &str, Option<String>)) {
-    let Value::Object(entries) = value else { return };
-    let path_of_section = path;
-    for (name, value) in entries {
-        let path = join(path, name);
-        match value {
-            Value::Object(inner) if !inner.is_empty() && !is_space(path_of_section) => {
-                each(depth, &path, name, None);
-                visit(&path, value, depth + 1, each);
-            }
-            value => each(depth, &path, name, Some(flow(value))),
-        }
-    }
-}
-
-/// Returns whether the keys of the section at `path` are dimensions of a search space.
-pub(crate) fn is_space(path: &str) -> bool {
-    [Autotuning::space, Sweep::space].contains(&path)
-}
-
 /// Formats a value on one line.
-fn flow(value: &Value) -> String {
+pub(crate) fn flow(value: &Value) -> String {
     match value {
         Value::Null => "null".to_string(),
         Value::Bool(value) => value.to_string(),

@@ -53,14 +53,24 @@ fn each_configuration_key_occurs_once_in_the_sources() {
     let constant = Regex::new(r"^(?:pub\(\w+\) )?const \w+: &str = $").unwrap();
     let (mut rows, mut fields, mut others) = (BTreeSet::new(), 0, Vec::new());
     let mut constants = Vec::new();
-    let field = Regex::new(r"^        pub \w+(?: as .*)?: .* = (?:key|now|engine|later|section)\(").unwrap();
+    let head = Regex::new(r#"\(keys\) in "([a-z0-9_.]*)""#).unwrap();
+    let field = Regex::new(r#"^        pub (\w+)(?: as "(\w+)")?: .* = (?:key|now|engine|later|section)\("#).unwrap();
     each_source(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), &mut |path, code| {
         // This file contains the names of keys in Hugging Face's files.
         if path.ends_with("hugging_face/keys.rs") {
             return;
         }
+        let mut section = String::new();
         for line in code.lines() {
-            fields += usize::from(field.is_match(line));
+            if let Some(found) = head.captures(line) {
+                section = found[1].to_string();
+                continue;
+            }
+            if let Some(found) = field.captures(line) {
+                let path = format!("{section}.{}", found.get(2).map_or(&found[1], |name| name.as_str()));
+                assert!(keys.contains(&path), "{section}: {path}");
+                fields += 1;
+            }
             for found in literal.captures_iter(line) {
                 let before = &line[..found.get(0).expect("the literal").start()];
                 let is_value = VALUES.contains(&&found[1]) || word.is_match(before) || argument.is_match(before);

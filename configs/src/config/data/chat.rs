@@ -3,14 +3,13 @@
 use serde::Serialize;
 
 use crate::choice::{Choice as _, choice};
-use crate::config::Data;
 use crate::schema::*;
 use crate::table::section;
 
 section! {
     /// `data.chat`.
     #[derive(Debug, Clone, PartialEq, Serialize)]
-    pub struct Chat(keys) in Data::chat {
+    pub struct Chat(keys) in "data.chat" {
         pub kind as "type": ChatType = key(ChatType::KIND, "auto", "Record format. auto: detected from the fields of the first record; messages: a list of messages, as in OpenAI's or ShareGPT's format; alpaca: instruction, input and output; prompt_completion: prompt and completion, each a string or a list of messages; preference: chosen and rejected, with their prompt or as whole conversations, for the `preference` section");
         pub chat_template: Option<String> = key(Kind::Text, "= the model's own", "Jinja template: its text or the path of a file. The model's own is chat_template.jinja, or chat_template in tokenizer_config.json, in the tokenizer's folder or in model.pretrained");
         pub field_messages: Option<String> = key(Kind::Text, "= messages, or else conversations", "Field of a record that holds the list of messages");
@@ -29,7 +28,7 @@ section! {
 section! {
     /// `data.chat.message_property_mappings`.
     #[derive(Debug, Clone, PartialEq, Serialize)]
-    pub struct MessageProperties(keys) in Chat::message_property_mappings {
+    pub struct MessageProperties(keys) in "data.chat.message_property_mappings" {
         pub role: Option<String> = key(Kind::Text, "= role, or else from", "Field of a message that holds its role");
         pub content: Option<String> = key(Kind::Text, "= content, or else value", "Field of a message that holds its text");
     }
@@ -38,7 +37,7 @@ section! {
 section! {
     /// `data.chat.roles`.
     #[derive(Debug, Clone, PartialEq, Serialize)]
-    pub struct Roles(keys) in Chat::roles {
+    pub struct Roles(keys) in "data.chat.roles" {
         pub user: Vec<String> = key(Kind::Texts, "[user, human]", "Names of the role `user`");
         pub assistant: Vec<String> = key(Kind::Texts, "[assistant, gpt]", "Names of the role `assistant`");
         pub system: Vec<String> = key(Kind::Texts, "[system, developer]", "Names of the role `system`");

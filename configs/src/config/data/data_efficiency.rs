@@ -2,19 +2,18 @@
 
 use serde::Serialize;
 
-use crate::check::NO_EFFECT;
 use crate::choice::{Choice as _, choice};
-use crate::config::{Config, Data, DataFormat, MixedDataset, Model};
+use crate::config::inactive::{DATA_ROUTING, DYNAMIC_BATCHING};
 use crate::errors::ErrorKind;
-use crate::read::node::At;
+use crate::path::last;
 use crate::read::reader::Resolver;
 use crate::schema::*;
-use crate::table::{last, section};
+use crate::table::section;
 
 section! {
     /// `data_efficiency`: which part of each sample a step trains on.
     #[derive(Debug, Clone, PartialEq, Serialize)]
-    pub struct DataEfficiency(keys) in Config::data_efficiency, off while enabled is ["false"] {
+    pub struct DataEfficiency(keys) in "data_efficiency", off while enabled is ["false"] {
         pub enabled: bool = now(Kind::Bool, "false", "Enable the section");
         = ignored("seed", SIZE, "1234", "`training.seed` decides the order of the samples");
         pub data_sampling: DataSampling = section(&DataSampling::SECTION, "How samples are drawn");
@@ -25,7 +24,7 @@ section! {
 section! {
     /// `data_efficiency.data_sampling`: how samples are drawn.
     #[derive(Debug, Clone, PartialEq, Serialize)]
-    pub struct DataSampling(keys) in DataEfficiency::data_sampling, off while enabled is ["false"] {
+    pub struct DataSampling(keys) in "data_efficiency.data_sampling", off while enabled is ["false"] {
         pub enabled: bool = now(Kind::Bool, "false", "Enable the section");
         = ignored("num_epochs", COUNT, "1000", "`training.epochs` or `training.max_steps` says how long to train");
         = ignored("num_workers", COUNT_OR_0, "0", "`training.dataloader_num_workers` is the number of threads that load samples");
@@ -38,7 +37,7 @@ section! {
 section! {
     /// `data_efficiency.data_sampling.curriculum_learning`: training on short sequences first.
     #[derive(Debug, Clone, PartialEq, Serialize)]
-    pub struct CurriculumLearning(keys) in DataSampling::curriculum_learning, off while enabled is ["false"] {
+    pub struct CurriculumLearning(keys) in "data_efficiency.data_sampling.curriculum_learning", off while enabled is ["false"] {
         pub enabled: bool = now(Kind::Bool, "false", "Enable the section");
         = ignored("data_cluster_path", Kind::Path, "= unset", "the order of the samples is computed, not kept in files");
         pub curriculum_metrics: CurriculumMetrics = section(&CurriculumMetrics::SECTION, "Curriculum metric; only the sequence length is supported");
@@ -48,7 +47,7 @@ section! {
 section! {
     /// `curriculum_metrics`: the quantity that the curriculum increases.
     #[derive(Debug, Clone, PartialEq, Serialize)]
-    pub struct CurriculumMetrics(keys) in CurriculumLearning::curriculum_metrics {
+    pub struct CurriculumMetrics(keys) in "data_efficiency.data_sampling.curriculum_learning.curriculum_metrics" {
         pub seqlen: Option<Curriculum> = section(&Curriculum::SECTION, "Tokens per sample: each sample is truncated to the length of the step");
         = alias("seqlen_truncate", CurriculumMetrics::seqlen);
     }
@@ -57,7 +56,7 @@ section! {
 section! {
     /// `curriculum_metrics.seqlen`: the number of tokens per sample at each step.
     #[derive(Debug, Clone, PartialEq, Serialize)]
-    pub struct Curriculum(keys) in CurriculumMetrics::seqlen {
+    pub struct Curriculum(keys) in "data_efficiency.data_sampling.curriculum_learning.curriculum_metrics.seqlen" {
         = ignored("index_to_sample_path", Kind::Text, "= unset", "samples are truncated, not looked up by length; with `single_cluster` DeepSpeed does not read the key either");
         = ignored("index_to_metric_path", Kind::Text, "= unset", "samples are truncated, not looked up by length; with `single_cluster` DeepSpeed does not read the key either");
         = later("difficulty_type", "value", "value: the length in tokens").instead("difficulties are lengths in tokens");
@@ -72,7 +71,7 @@ section! {
 section! {
     /// `schedule_config`: the parameters of a schedule. The parameters of other schedules are not set.
     #[derive(Debug, Clone, PartialEq, Serialize)]
-    pub struct CurriculumConfig(keys) in Curriculum::schedule_config {
+    pub struct CurriculumConfig(keys) in "data_efficiency.data_sampling.curriculum_learning.curriculum_metrics.seqlen.schedule_config" {
         pub total_curriculum_step: Option<usize> = now(COUNT, "null", "fixed_linear and fixed_root: the step at which the length reaches max_difficulty");
         pub difficulty_step: Option<usize> = now(COUNT, "null", "fixed_linear and fixed_root: lengths are multiples of this number");
         pub root_degree: Option<f64> = now(POSITIVE, "null", "fixed_root: degree of the root; 2 is the square root");
@@ -100,57 +99,11 @@ impl DataEfficiency {
         let is_on = self.enabled && sampling.enabled && sampling.curriculum_learning.enabled;
         sampling.curriculum_learning.curriculum_metrics.seqlen.as_ref().filter(|_| is_on)
     }
-
-    /// Checks the keys against each other and against the data.
-    pub(crate) fn check(config: &Config, resolver: &mut Resolver<'_>) {
-        let Self { enabled, data_sampling, .. } = &config.data_efficiency;
-        let learning = &data_sampling.curriculum_learning;
-        let switches = [
-            (Self::enabled, *enabled),
-            (DataSampling::enabled, data_sampling.enabled),
-            (CurriculumLearning::enabled, learning.enabled),
-        ];
-        let off = switches.iter().position(|(_, is_on)| !is_on);
-        let on = switches.iter().rposition(|(_, is_on)| *is_on);
-        match (off.map(|index| (index, switches[index].0)), on.map(|index| (index, switches[index].0))) {
-            (None, _) => {}
-            // A section with `enabled: false` also switches off the sections inside it. If the outer section has no key
-            // `enabled`, the user probably meant it to be on, so this is an error.
-            (Some((outside, outer)), Some((inside, inner))) if inside > outside => {
-                if resolver.at(outer) == At::Default {
-                    let message = format!("`{inner}: true` has no effect without `{outer}: true`");
-                    resolver.contradiction(&[inner], message, Some(format!("set `{outer}: true`")));
-                }
-                return;
-            }
-            (Some((_, inner)), outer) => {
-                if let Some((_, outer)) = outer {
-                    resolver.warn(outer, format!("`{outer}` {NO_EFFECT}: `{inner}` is not true"));
-                }
-                return;
-            }
-        }
-        match config.data_efficiency.curriculum() {
-            Some(curriculum) => {
-                curriculum.check(resolver);
-                curriculum.fits(config, resolver);
-            }
-            None => {
-                let key = CurriculumMetrics::seqlen;
-                if !resolver.report.is_poisoned(key) && !resolver.has_section(key) {
-                    let (at, message) = (resolver.at(CurriculumLearning::enabled), format!("`{key}` is missing"));
-                    let help = "add the section with min_difficulty, max_difficulty, schedule_type and schedule_config"
-                        .to_string();
-                    resolver.report.error(ErrorKind::Missing, key, at, message, Some(help));
-                }
-            }
-        }
-    }
 }
 
 impl Curriculum {
     /// Checks the schedule.
-    fn check(&self, resolver: &mut Resolver<'_>) {
+    pub(crate) fn check(&self, resolver: &mut Resolver<'_>) {
         let Self { min_difficulty: min, max_difficulty: max, schedule_config: config, .. } = self;
         if min > max {
             let message = format!("`min_difficulty` {min} is more than `max_difficulty` {max}");
@@ -202,53 +155,6 @@ impl Curriculum {
             let message = format!("the length {length} is not between {min} and {max}");
             let help = Some("change the length, `min_difficulty` or `max_difficulty`".to_string());
             resolver.contradiction(&[CurriculumConfig::difficulty], message, help);
-        }
-    }
-
-    /// Checks that the samples are sequences that can be truncated to these lengths.
-    fn fits(&self, config: &Config, resolver: &mut Resolver<'_>) {
-        let mut refused = |key: &'static str, message: &str, help: &str| {
-            resolver.contradiction(&[Self::max_difficulty, key], message.to_string(), Some(help.to_string()));
-        };
-        let leave = "remove the `data_efficiency` section";
-        if matches!(config.model, Some(Model::Mlp(_))) {
-            return refused(
-                Model::TYPE,
-                "a curriculum truncates sequences, but an mlp trains on rows, which have no length",
-                leave,
-            );
-        }
-        if config.preference.is_some() {
-            return refused(
-                Config::preference,
-                "a curriculum truncates samples, but a pair of answers cannot be truncated",
-                leave,
-            );
-        }
-        let Some(data) = &config.data else { return };
-        let formats = MixedDataset::formats(data.datasets.as_ref(), data.format);
-        if formats.contains(&DataFormat::Chat) {
-            let message =
-                "a curriculum truncates samples, but a conversation cannot be truncated: its answers come last";
-            return refused(Data::format, message, leave);
-        }
-        if formats.contains(&DataFormat::Csv) {
-            return refused(
-                Data::format,
-                "a curriculum truncates sequences, but rows of a table have no length",
-                leave,
-            );
-        }
-        let (length, key) = match (data.sequence_length, resolver.facts.longest) {
-            (Some(length), _) => (length, Data::sequence_length),
-            (None, Some(length)) => (length, Config::model),
-            (None, None) => return,
-        };
-        let max = self.max_difficulty;
-        if max > length {
-            let message = format!("`max_difficulty` is {max}, but a sample has {length} tokens");
-            let help = Some(format!("use {length}, or increase `{}`", Data::sequence_length));
-            resolver.contradiction(&[Self::max_difficulty, key], message, help);
         }
     }
 }

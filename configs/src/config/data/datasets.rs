@@ -5,9 +5,10 @@ use serde::Serialize;
 use crate::choice::Choice as _;
 use crate::config::{Data, DataFormat, SplitPart};
 use crate::errors::ErrorKind;
+use crate::path::{item_path, last};
 use crate::read::reader::{Find, Reader, Resolver};
 use crate::schema::*;
-use crate::table::{item_path, last, section};
+use crate::table::section;
 
 /// Returns the path of a key of the data set with that index.
 fn path(index: usize, key: &'static str) -> String {
@@ -17,7 +18,7 @@ fn path(index: usize, key: &'static str) -> String {
 section! {
     /// A data set of `data.datasets`.
     #[derive(Debug, Clone, PartialEq, Serialize)]
-    pub struct MixedDataset(keys) in Data::datasets {
+    pub struct MixedDataset(keys) in "data.datasets" {
         pub name: Option<String> = key(Kind::Path, "= its position in the list, from 0", "Name of the data set in messages and of its loss in evaluations");
         pub path: Vec<String> = key(Kind::Paths, REQUIRED, "File, glob, or list of them, as in data.train");
         pub split: Option<String> = key(Kind::Text, "= all files", "Split of the folder or repository in path, found in the same way as in Hugging Face's `datasets`, or slices of splits: `train`, `train[:90%]`, `train[1000:2000]`, `train+validation`");
@@ -71,7 +72,7 @@ impl MixedDataset {
             if data.train.is_none() && !is_wrong {
                 let message = format!("`{}` is missing", Data::train);
                 let help = format!("set it to a path, a glob, or a list of them, or set `{}`", Data::datasets);
-                let at = resolver.at(crate::config::Config::data);
+                let at = resolver.at(Data::PATH);
                 resolver.report.error(ErrorKind::Missing, Data::train, at, message, Some(help));
             }
             return;

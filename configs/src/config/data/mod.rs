@@ -9,17 +9,17 @@ pub(super) mod split;
 use serde::Serialize;
 
 use crate::choice::{Choice as _, choice};
-use crate::config::model::POSITIONS;
-use crate::config::{Chat, Config, FlopsProfiler, MixedDataset, Pipeline, Training};
+use crate::config::{Chat, MixedDataset, Model};
+use crate::path::last;
 use crate::read::reader::{Read as _, Resolver, read_as};
 use crate::schema::*;
-use crate::table::{last, section};
+use crate::table::section;
 use crate::value::Leaf;
 
 section! {
     /// `data`.
     #[derive(Debug, Clone, PartialEq, Serialize)]
-    pub struct Data(keys) in Config::data {
+    pub struct Data(keys) in "data" {
         /// Files and globs to train on, relative to the working directory; `None` if `datasets` is given.
         pub train: Option<Vec<String>> = key(Kind::Paths, "= required without datasets", "File, glob, remote URL, or a list of them; paths are relative to the working directory");
         pub datasets: Option<Vec<MixedDataset>> = sections(&MixedDataset::SECTION, "Several data sets that replace data.train, each with its share of an epoch");
@@ -154,71 +154,7 @@ impl Data {
             let message =
                 format!("samples of {length} tokens are longer than the model's maximum sequence length of {longest}");
             let help = Some(format!("use {longest} or less, or increase the model's maximum sequence length"));
-            resolver.contradiction(&[Self::sequence_length, Config::model], message, help);
-        }
-    }
-
-    /// Checks `max_tokens` against the other keys that determine the micro-batches of a step.
-    pub(crate) fn check_max_tokens(config: &Config, resolver: &mut Resolver<'_>) {
-        let Some(data) = &config.data else { return };
-        let Some(max_tokens) = data.max_tokens else { return };
-        let mut refused = |key: &'static str, message: &str, help: String| {
-            resolver.contradiction(&[Self::max_tokens, key], message.to_string(), Some(help));
-        };
-        let without = || format!("remove `{}`", Self::max_tokens);
-        if data.sample_packing {
-            refused(
-                Self::sample_packing,
-                "`max_tokens` cannot group packed samples, which all have the same length",
-                "keep one of the two".into(),
-            );
-        }
-        if config.preference.is_some() {
-            refused(
-                Config::preference,
-                "`max_tokens` groups samples by length, which is not implemented for pairs of answers",
-                without(),
-            );
-        }
-        if config.training.rampup_batch_size.is_some() {
-            let message = "a growing batch size needs micro-batches with equal numbers of samples; with `max_tokens` \
-                           these numbers differ";
-            refused(Training::rampup_batch_size, message, "keep one of the two".into());
-        }
-        if config.pipeline.stages > 1 {
-            let message = "a pipeline needs micro-batches of the same shape; with `max_tokens` the shapes differ";
-            refused(Pipeline::stages, message, without());
-        }
-        for (key, is_on) in [
-            (Config::wall_clock_breakdown, config.wall_clock_breakdown),
-            (Training::trace, config.training.trace),
-            (FlopsProfiler::enabled, config.flops_profiler.enabled),
-        ] {
-            if is_on {
-                let message =
-                    "measurements need identical steps; with `max_tokens` the number of micro-batches per step differs";
-                refused(key, message, without());
-            }
-        }
-        let Some(length) = data.sequence_length else { return };
-        let micro = config.train_micro_batch_size_per_gpu;
-        let planned = micro.saturating_mul(length);
-        if max_tokens < length {
-            let message =
-                format!("a micro-batch of at most {max_tokens} positions cannot hold a sample of {length} tokens");
-            refused(Self::sequence_length, &message, format!("use {length} or more"));
-        } else if max_tokens > planned {
-            let message = format!(
-                "micro-batches of {max_tokens} positions exceed the planned memory, which is for {micro} samples × {length} tokens = {planned} positions"
-            );
-            let help = format!("use {planned} or less, or increase `{}`", Config::train_micro_batch_size_per_gpu);
-            refused(Config::train_micro_batch_size_per_gpu, &message, help);
-        } else if max_tokens < planned && config.training.reproducible {
-            let message = format!(
-                "`reproducible: true` fixes the number of micro-batches per step; with at most {max_tokens} positions \
-                 each, they may not hold all samples"
-            );
-            refused(Training::reproducible, &message, format!("set it to {planned}"));
+            resolver.contradiction(&[Self::sequence_length, Model::PATH], message, help);
         }
     }
 

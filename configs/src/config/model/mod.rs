@@ -6,11 +6,12 @@ pub(super) mod rope;
 use serde::Serialize;
 
 use crate::choice::choice;
-use crate::config::{Config, Data, RopeScaling};
+use crate::config::RopeScaling;
+use crate::path::{last, path};
 use crate::read::node::At;
 use crate::read::reader::{Find, Reader, Resolver};
 use crate::schema::*;
-use crate::table::{last, path, section};
+use crate::table::section;
 
 /// A model that the engine builds itself.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -28,7 +29,7 @@ pub enum Model {
 section! {
     /// GPT-2, with the names of Hugging Face's `GPT2Config`. Dropout probabilities default to 0 instead of 0.1.
     #[derive(Debug, Clone, PartialEq, Serialize)]
-    pub struct Gpt2(keys) in Config::model {
+    pub struct Gpt2(keys) in "model" {
         /// Hugging Face folder with the remaining keys and the initial weights; `None` draws the weights from the seed.
         pub pretrained: Option<String> = key(Kind::Path, "null", PRETRAINED);
         /// Vocabulary size; `None` is `auto`, the size of the tokenizer's vocabulary.
@@ -54,7 +55,7 @@ section! {
 section! {
     /// Llama, with the names of Hugging Face's `LlamaConfig`.
     #[derive(Debug, Clone, PartialEq, Serialize)]
-    pub struct Llama(keys) in Config::model {
+    pub struct Llama(keys) in "model" {
         /// Hugging Face folder with the remaining keys and the initial weights; `None` draws the weights from the seed.
         pub pretrained: Option<String> = key(Kind::Path, "null", PRETRAINED);
         /// Vocabulary size; `None` is `auto`, the size of the tokenizer's vocabulary.
@@ -96,7 +97,7 @@ section! {
 section! {
     /// Fully connected layers with a non-linearity between them.
     #[derive(Debug, Clone, PartialEq, Serialize)]
-    pub struct Mlp(keys) in Config::model {
+    pub struct Mlp(keys) in "model" {
         pub input_size: usize = key(WIDTH, REQUIRED, "Width of the input");
         pub hidden_sizes: Vec<usize> = key(Kind::Ints { min: 1, max: 1 << 20 }, "[]", "Widths of the hidden layers");
         pub output_size: usize = key(WIDTH, REQUIRED, "Width of the output");
@@ -119,7 +120,8 @@ choice! {
 }
 
 impl Model {
-    pub(crate) const TYPE: &'static str = path!(Config::model, TYPE);
+    pub(crate) const PATH: &'static str = Gpt2::PATH;
+    pub(crate) const TYPE: &'static str = path!(Model::PATH, TYPE);
 
     pub(crate) const VARIANTS: Variants = Variants {
         params: None,
@@ -271,32 +273,6 @@ impl Llama {
         keys.into_iter().find(|(_, is_used)| *is_used).map(|(path, _)| path)
     }
 
-    /// Rejects samples with several sequences if LongRoPE's angles would depend on the length of each sequence. With
-    /// `has_pairs`, each sample has two sequences.
-    pub(crate) fn check_rows(&self, data: &Data, has_pairs: bool, resolver: &mut Resolver<'_>) {
-        let Some(RopeScaling::LongRope { original_max_position_embeddings: original, .. }) = &self.rope_scaling else {
-            return;
-        };
-        let length = data.sequence_length.unwrap_or(self.max_position_embeddings);
-        let rows = [(data.sample_packing, Data::sample_packing), (data.max_tokens.is_some(), Data::max_tokens)];
-        for (_, key) in rows.into_iter().filter(|(is_on, _)| *is_on && length > *original) {
-            let message = format!(
-                "samples of {length} tokens are too long: above {original} tokens, the angles of `rope_type: \
-                 longrope` depend on the length of each conversation"
-            );
-            let help = format!("set `{}: {original}` or less, or remove `{key}`", Data::sequence_length);
-            resolver.contradiction(&[key, Self::rope_scaling], message, Some(help));
-        }
-        if has_pairs && 2 * length > *original {
-            let message = format!(
-                "two answers of {length} tokens in a sample are too long: above {original} tokens, the angles of \
-                 `rope_type: longrope` depend on the length of each answer"
-            );
-            let help = format!("set `{}: {}` or less", Data::sequence_length, original / 2);
-            resolver.contradiction(&[Config::preference, Self::rope_scaling], message, Some(help));
-        }
-    }
-
     /// Checks the lists with an entry for each layer.
     fn check_layers(&self, resolver: &mut Resolver<'_>) {
         for (path, count) in
@@ -340,7 +316,6 @@ const WIDTH: Kind = Kind::Int { min: 1, max: 1 << 20 };
 pub(crate) const MAX_LAYERS: usize = 1 << 14;
 const DEPTH: Kind = Kind::Int { min: 1, max: MAX_LAYERS as u64 };
 const VOCABULARY: Kind = Kind::Int { min: 1, max: 1 << 30 };
-pub(super) const POSITIONS: Kind = Kind::Int { min: 1, max: 1 << 30 };
 /// `zero_model::ops::TILE_UNIT`: with a multiple of this number of rows per tile, sums over rows are bit-identical to
 /// the sums without tiles.
 const TILES: Kind = Kind::Multiple { of: 64, max: 1 << 30 };

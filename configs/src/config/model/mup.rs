@@ -3,15 +3,15 @@
 use serde::Serialize;
 use serde_json::json;
 
-use crate::config::{Config, Gpt2, Llama, Model, Optimizer};
-use crate::read::reader::Resolver;
+use crate::config::{Gpt2, Llama, Model};
+use crate::path::last;
 use crate::schema::*;
-use crate::table::{last, section};
+use crate::table::section;
 
 section! {
     /// `mup`. A file sets exactly one of the two keys.
     #[derive(Debug, Clone, PartialEq, Serialize)]
-    pub struct Mup(keys) in Config::mup {
+    pub struct Mup(keys) in "mup" {
         pub base: Option<BaseWidths> = section(&BaseWidths::SECTION, "Widths of the base model: keys of `model` with other values");
         pub base_shapes: Option<String> = key(Kind::Path, "null", "File written by `mup.make_base_shapes`, for a model that the program builds: YAML with one list per parameter, which holds its sizes in the base model, and null for a dimension that is not a width");
     }
@@ -20,7 +20,7 @@ section! {
 section! {
     /// `mup.base`: widths of the base model, under the same names as in `model`.
     #[derive(Debug, Clone, PartialEq, Serialize)]
-    pub struct BaseWidths(keys) in Mup::base {
+    pub struct BaseWidths(keys) in "mup.base" {
         pub n_embd: Option<usize> = key(WIDTH, "= model.n_embd", "GPT-2: width of the residual stream");
         pub n_inner: Option<usize> = key(WIDTH, "= in proportion to n_embd", "GPT-2: width inside the feed-forward network");
         pub n_head: Option<usize> = key(WIDTH, "= model.n_head", "GPT-2: attention heads");
@@ -35,70 +35,12 @@ section! {
 
 const WIDTH: Kind = Kind::Int { min: 1, max: 1 << 20 };
 
-impl Mup {
-    /// Checks the section against the optimizer and the model.
-    pub(crate) fn check(config: &Config, resolver: &mut Resolver<'_>) {
-        let mut fail = |paths: &[&str], message: &str, help: &str| {
-            resolver.contradiction(paths, message.to_string(), Some(help.to_string()));
-        };
-        let Some(mup) = &config.mup else {
-            if config.optimizer.is_mu() && config.model.is_some() {
-                let message = "the optimizer scales learning rates by the widths of a base model, but the `mup` section is missing";
-                fail(&[Optimizer::TYPE], message, "add `mup: {base: …}` with the widths for which `lr` was tuned");
-            }
-            return;
-        };
-        if !config.optimizer.is_mu() {
-            let message = "`mup` needs an optimizer that scales learning rates with the width";
-            fail(&[Config::mup, Optimizer::TYPE], message, "use MuAdamW, MuAdam or MuSGD, or remove the section");
-        }
-        if config.adapter.is_some() {
-            let message = "`mup` does not support adapters";
-            fail(&[Config::mup, Config::adapter], message, "keep one of the two");
-        }
-        match (mup, &config.model) {
-            (Self { base: Some(_), base_shapes: Some(_) }, _) => {
-                fail(
-                    &[Self::base, Self::base_shapes],
-                    "`base` and `base_shapes` both describe the base model",
-                    "keep one of the two",
-                );
-            }
-            (Self { base: None, base_shapes: None }, _) => {
-                fail(&[Config::mup], "`mup` does not describe a base model", "set `base: …`");
-            }
-            (Self { base: Some(_), .. }, None) => {
-                let message = "`mup.base` needs a `model` section";
-                fail(
-                    &[Self::base],
-                    message,
-                    "add a `model` section, or set `base_shapes` for a model that the program builds",
-                );
-            }
-            (Self { base_shapes: Some(_), .. }, Some(_)) => {
-                let message = "`mup.base_shapes` is for a model that the program builds, not for a `model` section";
-                fail(&[Self::base_shapes, Config::model], message, "set `base` to the widths of the base model");
-            }
-            (Self { base: Some(base), .. }, Some(model)) => {
-                if model.pretrained().is_some() {
-                    let message = "`mup` does not support pretrained models";
-                    fail(&[Config::mup, Gpt2::pretrained], message, "keep one of the two");
-                }
-                if let Err((path, message, help)) = base.base_of(model) {
-                    fail(&[&path], &message, &help);
-                }
-            }
-            (Self { base_shapes: Some(_), .. }, None) => {}
-        }
-    }
-}
-
 /// An error: the path of the key, a message, and advice.
-type Mistake = (String, String, String);
+pub(crate) type Mistake = (String, String, String);
 
 impl BaseWidths {
     /// Returns the base model of `model`.
-    fn base_of(&self, model: &Model) -> Result<Model, Mistake> {
+    pub(crate) fn base_of(&self, model: &Model) -> Result<Model, Mistake> {
         let own: &[&str] = match model {
             Model::Gpt2(_) => &[Self::n_embd, Self::n_inner, Self::n_head],
             Model::Llama(_) => &[
@@ -193,15 +135,5 @@ fn divides((path, part): (&'static str, usize), (other, whole): (&'static str, u
             let message = format!("{} {part} does not divide {} {whole} in the base model", last(path), last(other));
             Err((path.to_string(), message, format!("use a divisor of {whole}")))
         }
-    }
-}
-
-impl Config {
-    /// Returns the base model of µP: `model` with the widths of `mup.base`. `None` without that section.
-    #[must_use]
-    pub fn base_model(&self) -> Option<Model> {
-        let base = self.mup.as_ref()?.base.as_ref()?;
-        // The check has reported every error.
-        base.base_of(self.model.as_ref()?).ok()
     }
 }

@@ -2,12 +2,11 @@
 
 use serde::Serialize;
 
-use crate::config::Llama;
-use crate::config::model::POSITIONS;
+use crate::path::last;
 use crate::read::node::At;
 use crate::read::reader::{Find, Reader, Resolver};
 use crate::schema::*;
-use crate::table::{last, section};
+use crate::table::section;
 
 /// How rotary frequencies are scaled.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -52,7 +51,7 @@ pub enum RopeScaling {
 
 section! {
     /// The section as written.
-    pub(crate) struct Written(keys) in Llama::rope_scaling {
+    pub(crate) struct Written(keys) in "model.rope_scaling" {
         pub rope_type: String = key(Kind::Choice { names: &["default", "linear", "llama3", "longrope"], later: &["dynamic", "yarn"] }, REQUIRED, "default: no scaling; linear: divides every frequency by factor; llama3: divides the low frequencies, as in Llama 3.1; longrope: divides each frequency by its own factor, as in Phi-3");
         pub factor: Option<f64> = key(POSITIVE, "null", "linear, llama3: divisor of the frequencies; longrope: ratio of the sequence length to that of the original training, by default max_position_embeddings / original_max_position_embeddings");
         pub low_freq_factor: Option<f64> = key(POSITIVE, "null", "llama3: frequencies with fewer rotations than this over original_max_position_embeddings positions are divided by factor");

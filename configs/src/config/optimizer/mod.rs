@@ -1,6 +1,6 @@
 //! `optimizer`: DeepSpeed's names and defaults.
 
-pub(super) mod optimizer_params;
+pub(crate) mod optimizer_params;
 pub(super) mod parameter_groups;
 
 use serde::Serialize;
@@ -9,10 +9,9 @@ use crate::config::optimizer::optimizer_params::{
     Adafactor, Adagrad, Adam, Custom, Lamb, Lion, MIN_8BIT_SIZE, MuAdam, Muon, NAdam, RAdam, RmsProp, ScheduleFree,
     Sgd, check_bits,
 };
-use crate::config::{Config, Scheduler, Training};
+use crate::path::path;
 use crate::read::reader::{Find, Read, Reader, Resolver};
 use crate::schema::*;
-use crate::table::path;
 use crate::value::Leaf;
 
 /// An optimizer with its hyperparameters. `training.weight_decay_on` selects the parameters with weight decay.
@@ -63,26 +62,11 @@ macro_rules! of_params {
     };
 }
 
+const SECTION: &str = "optimizer";
 const ONE_BIT: &str = "use AdamW: DeepSpeed has removed its optimizers with compressed momentum";
 
-impl Config {
-    /// Returns the configuration of a run that only evaluates. Its optimizer has no states, unless evaluations need
-    /// them.
-    #[must_use]
-    pub fn for_evaluation(mut self) -> Self {
-        let is_needed = |optimizer: &Optimizer| matches!(optimizer, Optimizer::ScheduleFree(_) | Optimizer::Custom(_));
-        if self.mup.is_none() && !self.optimizers().into_iter().any(|(_, optimizer)| is_needed(optimizer)) {
-            self.optimizer =
-                Optimizer::Sgd(Sgd { lr: 1e-3, momentum: 0.0, dampening: 0.0, nesterov: false, weight_decay: 0.0 });
-            self.training.param_groups = None;
-        }
-        self
-    }
-}
-
 impl Optimizer {
-    pub(crate) const PARAMS: &'static str = path!(Config::optimizer, PARAMS);
-    pub(crate) const TYPE: &'static str = path!(Config::optimizer, TYPE);
+    pub(crate) const TYPE: &'static str = path!(SECTION, TYPE);
 
     #[rustfmt::skip]
     pub(crate) const VARIANTS: Variants = Variants {
@@ -154,37 +138,6 @@ impl Optimizer {
                     "the smallest trust ratio, `min_coeff`, is larger than the largest, `max_coeff`",
                     None,
                 );
-            }
-            _ => {}
-        }
-    }
-
-    /// Checks this optimizer as the run's main optimizer, which updates all parameters that have no optimizer of their
-    /// own.
-    pub(crate) fn check(&self, config: &Config, resolver: &mut Resolver<'_>) {
-        let mut without_own = config.training.param_groups.iter().flatten().filter(|group| group.optimizer.is_none());
-        let has_eight_bits = self.has_eight_bits() || without_own.any(|group| group.optim_bits == Some(8));
-        self.check_params("", has_eight_bits, resolver);
-        match self {
-            Self::Muon(muon) if self.lr() == 0.0 && muon.lr_of_others() != 0.0 => {
-                let message =
-                    "the learning rate of the matrices must not be 0: the learning rate of the other parameters is \
-                     relative to it"
-                        .to_string();
-                let help = Some("use AdamW, and freeze the matrices with `training.frozen`".to_string());
-                resolver.contradiction(&[Muon::muon_lr, Muon::adam_lr], message, help);
-            }
-            Self::ScheduleFree(free) if free.warmup_steps > 0 && config.scheduler != Scheduler::Constant => {
-                let message = "`warmup_steps` and `scheduler` both set the learning rate of a step".to_string();
-                let help = Some("keep one of the two; AdamWScheduleFree needs no decay".to_string());
-                resolver.contradiction(&[ScheduleFree::warmup_steps, Config::scheduler], message, help);
-            }
-            Self::ScheduleFree(_) if config.training.ema.is_some() => {
-                let message =
-                    "AdamWScheduleFree already keeps an average of the weights, which is evaluated and exported"
-                        .to_string();
-                let help = Some("remove `training.ema`".to_string());
-                resolver.contradiction(&[Training::ema, Self::TYPE], message, help);
             }
             _ => {}
         }

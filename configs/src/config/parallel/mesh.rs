@@ -3,17 +3,14 @@
 
 use serde::Serialize;
 
-use crate::check::NO_EFFECT;
 use crate::choice::{Choice as _, choice};
-use crate::config::{Config, Zero, ZeroStage};
-use crate::read::reader::Resolver;
 use crate::schema::*;
 use crate::table::section;
 
 section! {
     /// `mesh`. The keys have torchtitan's names.
     #[derive(Debug, Clone, PartialEq, Serialize)]
-    pub struct Mesh(keys) in Config::mesh {
+    pub struct Mesh(keys) in "mesh" {
         pub data_parallel_replicate_degree: usize = engine(RANKS, "= data-parallel ranks / data_parallel_shard_degree, else 1", "Number of groups of ranks that each hold all ZeRO shards (HSDP); 1: all ranks of a pipeline stage form one group; auto: one group per host, unless data_parallel_shard_degree is a number") [is keys.facts().replicates];
         pub data_parallel_shard_degree: Option<usize> = engine(RANKS, "null", "Number of ranks across which ZeRO shards; ranks that share a sequence count as one; null: the data-parallel ranks / data_parallel_replicate_degree; auto: the ranks of a host, unless data_parallel_replicate_degree is a number") [or keys.facts().shards];
         pub context_parallel_degree: usize = key(RANKS, "1", "Number of consecutive ranks that share each sequence (context parallelism as in Llama 3). Each rank computes attention for the queries of two chunks, one from each end of the sequence, and gets the keys and values of the other ranks as `context_parallel_rotate_method` selects. Like `sequence_parallel_size`, but not limited by the number of heads");
@@ -30,28 +27,5 @@ choice! {
         AllGather = "allgather",
         /// Ring attention: ranks pass keys and values from rank to rank.
         AllToAll = "alltoall",
-    }
-}
-
-impl Mesh {
-    pub(crate) fn check(config: &Config, resolver: &mut Resolver<'_>) {
-        let mesh = &config.mesh;
-        if mesh.context_parallel_rotate_method == RotateMethod::AllToAll && mesh.context_parallel_degree == 1 {
-            let (key, degree) = (Self::context_parallel_rotate_method, Self::context_parallel_degree);
-            resolver.warn(key, format!("`{key}` {NO_EFFECT}: `{degree}` is not above 1"));
-        }
-        // Replicates with local steps are useful even if ZeRO shards nothing.
-        let is_alone = config.training.local_steps.is_some();
-        if config.mesh.data_parallel_replicate_degree == 1 || config.zero.stage != ZeroStage::Zero || is_alone {
-            return;
-        }
-        let written = match config.mesh.data_parallel_shard_degree {
-            Some(_) => Self::data_parallel_shard_degree,
-            None => Self::data_parallel_replicate_degree,
-        };
-        let message =
-            format!("`{written}` divides ranks into groups that hold the same ZeRO shards, but stage 0 shards nothing");
-        let help = format!("set `{}: 1`, 2 or 3, or remove `mesh`", Zero::stage);
-        resolver.contradiction(&[written, Zero::stage], message, Some(help));
     }
 }

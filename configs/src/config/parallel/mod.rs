@@ -2,6 +2,6 @@
 
 pub(super) mod local_steps;
 pub(super) mod mesh;
+pub(super) mod partition_method;
 pub(super) mod pipeline;
-pub(crate) mod sequence_parallel;
 pub(super) mod tensor_parallel;

@@ -6,14 +6,13 @@ pub(super) mod transformers_schedules;
 use serde::Serialize;
 
 use crate::choice::{Choice as _, choice};
-use crate::config::{
-    Adam, Config, ConstantWithWarmup, CosineDecay, CosineMinLr, CosineRestarts, CosineWarmupMinLr, InverseSqrt,
-    LinearDecay, Optimizer, PolynomialDecay, Training, WarmupStableDecay,
+use crate::config::scheduler::transformers_schedules::{
+    ConstantWithWarmup, CosineDecay, CosineMinLr, CosineRestarts, CosineWarmupMinLr, InverseSqrt, LinearDecay,
+    PolynomialDecay, WarmupStableDecay,
 };
-use crate::read::node::At;
-use crate::read::reader::{Read, Reader, Resolver};
+use crate::read::reader::{Read, Reader};
 use crate::schema::*;
-use crate::table::{path, section};
+use crate::table::section;
 
 /// Declares [`Scheduler`]: for each schedule its parameters, its name in `ds.yaml` and its description, which is also
 /// its documentation unless it has a doc comment.
@@ -75,7 +74,7 @@ schedules! {
 section! {
     /// Parameters of [`Scheduler::WarmupLR`].
     #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-    pub struct WarmupLr(keys) in Scheduler::PARAMS {
+    pub struct WarmupLr(keys) in "scheduler.params" {
         pub warmup_min_lr: f64 = now(NON_NEGATIVE, "0.0", "Learning rate at the start");
         pub warmup_max_lr: f64 = now(NON_NEGATIVE, "= the optimizer's lr", "Learning rate after the warm-up") [else keys.facts().lr];
         /// Number of steps of the warm-up.
@@ -88,7 +87,7 @@ section! {
 section! {
     /// Parameters of [`Scheduler::WarmupDecayLR`].
     #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-    pub struct WarmupDecayLr(keys) in Scheduler::PARAMS {
+    pub struct WarmupDecayLr(keys) in "scheduler.params" {
         /// Steps of the whole schedule. `None` stands for `auto` in a run whose length is given in epochs: the steps of
         /// the whole run, which depend on the data.
         #[serde(serialize_with = "crate::write::yaml_out::auto")]
@@ -105,7 +104,7 @@ section! {
 section! {
     /// Parameters of [`Scheduler::WarmupCosineLR`].
     #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-    pub struct WarmupCosineLr(keys) in Scheduler::PARAMS {
+    pub struct WarmupCosineLr(keys) in "scheduler.params" {
         /// As in [`WarmupDecayLr`].
         #[serde(serialize_with = "crate::write::yaml_out::auto")]
         pub total_num_steps: Option<usize> = engine(COUNT, REQUIRED, "Total steps of the schedule; auto: the steps of the run") [or keys.facts().max_steps];
@@ -121,7 +120,7 @@ section! {
 section! {
     /// Parameters of [`Scheduler::LRRangeTest`].
     #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-    pub struct LrRangeTest(keys) in Scheduler::PARAMS {
+    pub struct LrRangeTest(keys) in "scheduler.params" {
         pub lr_range_test_min_lr: f64 = now(NON_NEGATIVE, "0.001", "Learning rate of the first step");
         pub lr_range_test_step_size: usize = now(COUNT, "2000", "Steps per increase");
         pub lr_range_test_step_rate: f64 = now(NON_NEGATIVE, "1.0", "Increase of the learning rate in `lr_range_test_step_size` steps, as a multiple of the first learning rate");
@@ -132,7 +131,7 @@ section! {
 section! {
     /// Parameters of [`Scheduler::OneCycle`].
     #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-    pub struct OneCycle(keys) in Scheduler::PARAMS {
+    pub struct OneCycle(keys) in "scheduler.params" {
         pub cycle_min_lr: f64 = now(NON_NEGATIVE, REQUIRED, "Learning rate at the start and the end of the cycle");
         pub cycle_max_lr: f64 = now(NON_NEGATIVE, REQUIRED, "Learning rate at the peak of the cycle");
         pub decay_lr_rate: f64 = now(NON_NEGATIVE, "0.0", "Decay of the learning rate after the cycle: t × `decay_step_size` steps later it is `cycle_min_lr` / (1 + t × this value)");
@@ -161,10 +160,8 @@ choice! {
 const WARMUP_STEPS: &str = "Warm-up steps; fewer than 2 count as 2; auto: 0, as in Hugging Face's Trainer";
 
 impl Scheduler {
-    pub(super) const PARAMS: &'static str = path!(Config::scheduler, PARAMS);
-
     /// Returns the number of steps of the warm-up.
-    fn warmup(&self) -> Option<usize> {
+    pub(crate) fn warmup(&self) -> Option<usize> {
         match *self {
             Self::Constant | Self::LRRangeTest(_) | Self::OneCycle(_) => None,
             Self::WarmupLR(WarmupLr { warmup_num_steps, .. })
@@ -213,77 +210,6 @@ impl Scheduler {
             Self::OneCycle(cycle) => Some(cycle.cycle_max_lr),
             Self::LRRangeTest(_) => Some(f64::INFINITY),
             _ => None,
-        }
-    }
-
-    /// Checks the parameters against each other, the optimizer and the run. Warns if the warm-up is longer than the
-    /// run, for example because of DeepSpeed's default of 1000 steps. `max_steps` is `None` in a run whose length is
-    /// given in epochs.
-    pub(crate) fn check(&self, optimizer: &Optimizer, max_steps: Option<usize>, resolver: &mut Resolver<'_>) {
-        let total = self.clone().total_steps_mut().map_or(max_steps, |total| *total);
-        if let (Some(total), Some(warmup)) = (total, self.warmup())
-            && total < warmup
-        {
-            let message = format!("the warm-up of {warmup} steps is longer than the schedule of {total}");
-            let key = match self {
-                Self::WarmupLR(_) | Self::WarmupDecayLR(_) | Self::WarmupCosineLR(_) => WarmupLr::warmup_num_steps,
-                _ => LinearDecay::num_warmup_steps,
-            };
-            resolver.warn(key, message);
-        }
-        match self {
-            Self::OneCycle(cycle) => cycle.check(optimizer, max_steps, resolver),
-            _ => self.check_transformers(optimizer.lr(), max_steps, resolver),
-        }
-    }
-}
-
-impl OneCycle {
-    fn check(&self, optimizer: &Optimizer, max_steps: Option<usize>, resolver: &mut Resolver<'_>) {
-        let mut above = |low: &'static str, high: &'static str| {
-            let message = "the smallest value of the cycle is above the largest".to_string();
-            resolver.contradiction(&[low, high], message, Some("exchange them".to_string()));
-        };
-        if self.cycle_min_lr > self.cycle_max_lr {
-            above(Self::cycle_min_lr, Self::cycle_max_lr);
-        }
-        if self.cycle_min_mom > self.cycle_max_mom {
-            above(Self::cycle_min_mom, Self::cycle_max_mom);
-        }
-        if !self.cycle_momentum {
-            return;
-        }
-        let constant = match optimizer {
-            Optimizer::NAdam(_) => Some("NAdam's step depends on all earlier values of β₁"),
-            Optimizer::ScheduleFree(_) => Some("the average of AdamWScheduleFree is defined for one value of β₁"),
-            _ => None,
-        };
-        if let Some(reason) = constant {
-            let message = format!("{reason}, so β₁ must be constant");
-            let help = Some("set `cycle_momentum: false`".to_string());
-            resolver.contradiction(&[Self::cycle_momentum, Optimizer::TYPE], message, help);
-            return;
-        }
-        let Some([_, beta2]) = optimizer.betas() else {
-            let message = "cycling β₁ has no effect: the optimizer has no betas; DeepSpeed disables it too".to_string();
-            resolver.warn(Self::cycle_momentum, message);
-            return;
-        };
-        if beta2 != 0.99 && resolver.at(Adam::betas) != At::Default {
-            let message = "OneCycle replaces both betas: β₁ cycles, and β₂ is 0.99, as in DeepSpeed; `cycle_momentum: \
-                           false` keeps yours";
-            resolver.warn(Adam::betas, message.to_string());
-        }
-        // A program with its own loop need not train for the default number of steps, so only a written number counts.
-        let written = max_steps.filter(|_| resolver.at(Training::max_steps) != At::Default);
-        let after = written.map(|max| max.saturating_sub(self.cycle_first_step_size + self.cycle_second_step_size));
-        if let (Some(after), size @ 1..) = (after, self.decay_step_size)
-            && self.cycle_max_mom * (1.0 + self.decay_mom_rate * after as f64 / size as f64) >= 1.0
-        {
-            let message =
-                "β₁ grows after the cycle and reaches 1 before the end of the run, and Adam diverges with β₁ = 1";
-            let help = Some("set `decay_mom_rate: 0`, or a larger `decay_step_size`".to_string());
-            resolver.contradiction(&[Self::decay_mom_rate, Self::decay_step_size], message.to_string(), help);
         }
     }
 }

@@ -15,7 +15,7 @@ const TRAINING_STEPS: &str = "Total steps of the schedule, including the warm-up
 section! {
     /// Parameters of [`Scheduler::ConstantWithWarmup`].
     #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-    pub struct ConstantWithWarmup(keys) in Scheduler::PARAMS {
+    pub struct ConstantWithWarmup(keys) in "scheduler.params" {
         /// Number of steps of the warm-up.
         pub num_warmup_steps: usize = key(COUNT_OR_0, "0", WARMUP_STEPS);
     }
@@ -24,7 +24,7 @@ section! {
 section! {
     /// Parameters of [`Scheduler::Linear`].
     #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-    pub struct LinearDecay(keys) in Scheduler::PARAMS {
+    pub struct LinearDecay(keys) in "scheduler.params" {
         /// Number of steps of the warm-up.
         pub num_warmup_steps: usize = key(COUNT_OR_0, "0", WARMUP_STEPS);
         /// Steps of the whole schedule. `None` stands for the steps of the whole run, if its length is given in epochs.
@@ -36,7 +36,7 @@ section! {
 section! {
     /// Parameters of [`Scheduler::Cosine`].
     #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-    pub struct CosineDecay(keys) in Scheduler::PARAMS {
+    pub struct CosineDecay(keys) in "scheduler.params" {
         /// Number of steps of the warm-up.
         pub num_warmup_steps: usize = key(COUNT_OR_0, "0", WARMUP_STEPS);
         /// Steps of the whole schedule. `None` stands for the steps of the whole run, if its length is given in epochs.
@@ -49,7 +49,7 @@ section! {
 section! {
     /// Parameters of [`Scheduler::CosineWithRestarts`].
     #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-    pub struct CosineRestarts(keys) in Scheduler::PARAMS {
+    pub struct CosineRestarts(keys) in "scheduler.params" {
         /// Number of steps of the warm-up.
         pub num_warmup_steps: usize = key(COUNT_OR_0, "0", WARMUP_STEPS);
         /// Steps of the whole schedule. `None` stands for the steps of the whole run, if its length is given in epochs.
@@ -62,7 +62,7 @@ section! {
 section! {
     /// Parameters of [`Scheduler::CosineWithMinLr`].
     #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-    pub struct CosineMinLr(keys) in Scheduler::PARAMS {
+    pub struct CosineMinLr(keys) in "scheduler.params" {
         /// Number of steps of the warm-up.
         pub num_warmup_steps: usize = key(COUNT_OR_0, "0", WARMUP_STEPS);
         /// Steps of the whole schedule. `None` stands for the steps of the whole run, if its length is given in epochs.
@@ -77,7 +77,7 @@ section! {
 section! {
     /// Parameters of [`Scheduler::CosineWarmupWithMinLr`].
     #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-    pub struct CosineWarmupMinLr(keys) in Scheduler::PARAMS {
+    pub struct CosineWarmupMinLr(keys) in "scheduler.params" {
         /// Number of steps of the warm-up.
         pub num_warmup_steps: usize = key(COUNT_OR_0, "0", WARMUP_STEPS);
         /// Steps of the whole schedule. `None` stands for the steps of the whole run, if its length is given in epochs.
@@ -93,7 +93,7 @@ section! {
 section! {
     /// Parameters of [`Scheduler::Polynomial`].
     #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-    pub struct PolynomialDecay(keys) in Scheduler::PARAMS {
+    pub struct PolynomialDecay(keys) in "scheduler.params" {
         /// Number of steps of the warm-up.
         pub num_warmup_steps: usize = key(COUNT_OR_0, "0", WARMUP_STEPS);
         /// Steps of the whole schedule. `None` stands for the steps of the whole run, if its length is given in epochs.
@@ -107,7 +107,7 @@ section! {
 section! {
     /// Parameters of [`Scheduler::InverseSqrt`].
     #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-    pub struct InverseSqrt(keys) in Scheduler::PARAMS {
+    pub struct InverseSqrt(keys) in "scheduler.params" {
         /// Number of steps of the warm-up.
         pub num_warmup_steps: usize = key(COUNT_OR_0, "0", WARMUP_STEPS);
         pub timescale: usize = key(COUNT, "= num_warmup_steps, or 10000 without a warm-up", "Steps after the warm-up until the learning rate falls to 1/√2 of the optimizer's `lr`") [else if num_warmup_steps > 0 { num_warmup_steps } else { 10_000 }];
@@ -117,7 +117,7 @@ section! {
 section! {
     /// Parameters of [`Scheduler::WarmupStableDecay`].
     #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-    pub struct WarmupStableDecay(keys) in Scheduler::PARAMS {
+    pub struct WarmupStableDecay(keys) in "scheduler.params" {
         /// Number of steps of the warm-up.
         pub num_warmup_steps: usize = key(COUNT_OR_0, "0", WARMUP_STEPS);
         pub num_decay_steps: usize = key(COUNT_OR_0, REQUIRED, "Decay steps");

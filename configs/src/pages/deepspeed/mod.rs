@@ -9,14 +9,13 @@ use std::sync::LazyLock;
 
 use serde::Deserialize;
 
-use crate::check::NO_EFFECT;
 use crate::config::Config;
 use crate::errors::Errors;
+use crate::load::load;
 use crate::pages::reference::escape;
 use crate::read::reader::default;
 use crate::read::source::Source;
-use crate::schema::{self, Kind, Status};
-use crate::typed::load;
+use crate::schema::{self, Kind, NO_EFFECT, Status};
 use crate::value::{Leaf, leaf};
 
 const INTRODUCTION: &str = "\
@@ -213,7 +212,7 @@ fn own_default(path: &str, group: &Group) -> Option<&'static schema::Key> {
 
 /// Returns the schema's key at `path`. If it depends on a `type`, the group's overrides determine the type.
 fn in_schema(path: &str, group: &Group) -> Option<&'static schema::Key> {
-    let (mut keys, mut found): (&'static [schema::Key], _) = (schema::TOP.keys, None);
+    let (mut keys, mut found): (&'static [schema::Key], _) = (Config::SECTION.keys, None);
     let mut names = path.split('.');
     while let Some(name) = names.next() {
         let key = schema::find(keys, name)?;

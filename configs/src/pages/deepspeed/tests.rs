@@ -148,7 +148,7 @@ fn every_key_of_the_schema_is_deepspeeds_or_ours() {
         listed.insert(path(group, key));
     });
     let mut all = Vec::new();
-    walk("", schema::TOP.keys, &mut |path, key| {
+    walk("", Config::SECTION.keys, &mut |path, key| {
         let top = path.split(['.', '[']).next().unwrap_or(path);
         let plain = match (path.find('['), path.find(']')) {
             (Some(open), Some(close)) => format!("{}{}", &path[..open], &path[close + 1..]),

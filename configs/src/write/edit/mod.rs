@@ -7,6 +7,7 @@ mod layout;
 mod splice;
 mod written;
 
+use crate::config::Config;
 use crate::errors::{ErrorKind, Errors};
 use crate::read::node::{At, Node, Value};
 use crate::read::overrides;
@@ -83,9 +84,9 @@ fn step(text: &str, style: Style, path: &[&str], removes: bool, tree: &Node) -> 
     let root = layout::read(text);
     match root {
         // The file is empty or contains only comments.
-        None => splice.append(&style.lines(path.first()?, child(tree, schema::TOP.keys, path.first()?)?)),
+        None => splice.append(&style.lines(path.first()?, child(tree, Config::SECTION.keys, path.first()?)?)),
         Some(root) if matches!(root.shape, Shape::Inline) && text[root.start..root.end].is_empty() => {
-            splice.append(&style.lines(path.first()?, child(tree, schema::TOP.keys, path.first()?)?));
+            splice.append(&style.lines(path.first()?, child(tree, Config::SECTION.keys, path.first()?)?));
         }
         Some(root) if removes => remove(&mut splice, &root, path)?,
         Some(root) => set(&mut splice, &root, path, tree)?,
@@ -95,7 +96,7 @@ fn step(text: &str, style: Style, path: &[&str], removes: bool, tree: &Node) -> 
 
 /// Sets the key at `path` to its value in `tree`.
 fn set(splice: &mut Splice<'_>, root: &Piece, path: &[&str], tree: &Node) -> Option<()> {
-    let (mut section, mut node, mut keys) = (root, tree, schema::TOP.keys);
+    let (mut section, mut node, mut keys) = (root, tree, Config::SECTION.keys);
     let mut rest = path;
     loop {
         let Shape::Map { entries, .. } = &section.shape else { return None };
@@ -116,7 +117,7 @@ fn set(splice: &mut Splice<'_>, root: &Piece, path: &[&str], tree: &Node) -> Opt
 
 /// Removes the key at `path`, if it exists.
 fn remove(splice: &mut Splice<'_>, root: &Piece, path: &[&str]) -> Option<()> {
-    let (mut section, mut keys) = (root, schema::TOP.keys);
+    let (mut section, mut keys) = (root, Config::SECTION.keys);
     let mut around: Option<&Slot> = None;
     for (index, name) in path.iter().enumerate() {
         let Shape::Map { entries, .. } = &section.shape else {

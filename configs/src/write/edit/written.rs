@@ -20,7 +20,7 @@ impl Style {
     pub(super) fn value(self, value: &Value) -> String {
         match self {
             Self::Yaml => yaml_out::value(value),
-            Self::Json => yaml_out::json_of(value).to_string(),
+            Self::Json => value.to_json().to_string(),
         }
     }
 
@@ -42,7 +42,7 @@ impl Style {
     /// Returns the text of the whole file.
     pub(super) fn whole(self, node: &Node) -> String {
         match (self, &node.value) {
-            (Self::Json, value) => format!("{:#}\n", yaml_out::json_of(value)),
+            (Self::Json, value) => format!("{:#}\n", value.to_json()),
             (Self::Yaml, Value::Map(entries)) if !entries.is_empty() => entries
                 .iter()
                 .flat_map(|entry| self.lines(&entry.key, &entry.value))

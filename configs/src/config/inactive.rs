@@ -1,8 +1,9 @@
 //! DeepSpeed's sections that are not implemented. The schema lists them, so a configuration that switches them off is
 //! accepted unchanged, and any other use is an error that names the key.
 
-use super::*;
 use crate::config::Bf16;
+use crate::path::last;
+use crate::schema::*;
 
 const ENABLED: Switch = Switch::Key(last(Bf16::enabled), &["false"]);
 
