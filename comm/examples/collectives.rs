@@ -9,8 +9,8 @@ use std::time::Instant;
 
 use zero_comm::store::StoreServer;
 use zero_comm::{
-    Buffer, Communicator, Gathered, LauncherEnvironment, Operation, Options, ReduceOp, Scattered, SharedAllocator,
-    ToGather, ToScatter, Transport, bench, connect, threads,
+    Buffer, Communicator, Gathered, LauncherEnvironment, Operation, Options, ProcessTransport, ReduceOp, Scattered,
+    SharedAllocator, ToGather, ToScatter, bench, connect, threads,
 };
 
 /// Without this allocator, vectors between processes of one host pass through rings.
@@ -29,9 +29,9 @@ fn main() -> Result<ExitCode, AnyError> {
     let mut options = Options { token, interface, ..Options::default() };
     let place = LauncherEnvironment::from_environment(variable)?;
     options.transport = match transport.as_str() {
-        "tcp" => Transport::Tcp,
-        "hosts" => Transport::Auto,
-        _ => Transport::SharedMemory,
+        "tcp" => ProcessTransport::Tcp,
+        "hosts" => ProcessTransport::Auto,
+        _ => ProcessTransport::SharedMemory,
     };
     options.host = (transport == "hosts").then(|| (2 * place.rank / place.world_size).to_string());
     if place.world_size > 1 {

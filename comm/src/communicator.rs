@@ -219,7 +219,7 @@ pub struct Options {
     /// different times.
     pub meeting_timeout: Duration,
     /// The transport between processes.
-    pub transport: Transport,
+    pub transport: ProcessTransport,
     /// Name or address of the network interface through which other hosts reach this rank. With `None`, this rank is
     /// reachable over loopback only.
     pub interface: Option<String>,
@@ -239,7 +239,7 @@ impl Default for Options {
         Options {
             timeout: Duration::from_secs(30),
             meeting_timeout: Duration::from_secs(120),
-            transport: Transport::Auto,
+            transport: ProcessTransport::Auto,
             interface: None,
             host: None,
             token: None,
@@ -250,7 +250,7 @@ impl Default for Options {
 
 /// The transport between processes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Transport {
+pub enum ProcessTransport {
     /// Shared memory within a host, if available, and TCP between hosts.
     #[default]
     Auto,

@@ -73,7 +73,7 @@ pub use buffers::{copy, heap};
 pub use collective::reduction::ReduceOp;
 pub use collective::signature::Operation;
 pub use collective::stats::{Counter, SizeCounter, Stats};
-pub use communicator::{Communicator, Exchanged, Gathered, Options, Scattered, ToGather, ToScatter, Transport};
+pub use communicator::{Communicator, Exchanged, Gathered, Options, ProcessTransport, Scattered, ToGather, ToScatter};
 pub use connect::connect;
 pub use device::{
     DeviceBuffer, DeviceEvent, DeviceFabric, DeviceLane, DeviceMemory, DeviceWork, INVITATION, ShardedMemory,

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::time::Duration;
 
-use zero_comm::{Communicator, LauncherEnvironment, Options, Transport, token};
+use zero_comm::{Communicator, LauncherEnvironment, Options, ProcessTransport, token};
 use zero_config::Config;
 use zero_model::Model;
 
@@ -43,9 +43,9 @@ pub fn comm_options(config: &Config, place: &LauncherEnvironment) -> Result<Opti
         check_interface(config)?;
     }
     let transport = match config.launcher.transport {
-        zero_config::Transport::Auto | zero_config::Transport::Threads => Transport::Auto,
-        zero_config::Transport::SharedMemory => Transport::SharedMemory,
-        zero_config::Transport::Tcp => Transport::Tcp,
+        zero_config::Transport::Auto | zero_config::Transport::Threads => ProcessTransport::Auto,
+        zero_config::Transport::SharedMemory => ProcessTransport::SharedMemory,
+        zero_config::Transport::Tcp => ProcessTransport::Tcp,
     };
     Ok(Options {
         timeout: timeout(config),

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use zero_comm::bench::{compare, median, ratios};
 use zero_comm::launcher_environment::LauncherEnvironment;
-use zero_comm::{Operation, Options, Transport, token};
+use zero_comm::{Operation, Options, ProcessTransport, token};
 
 use zero_train::process::launch::{self, Job, Team};
 
@@ -17,9 +17,9 @@ use zero_train::process::launch::{self, Job, Team};
 /// Fails if `transport` is unknown, if the ranks cannot connect, or if a rank is lost.
 pub(crate) fn comm(ranks: usize, megabytes: usize, repeats: usize, transport: &str) -> anyhow::Result<u8> {
     let transport = match transport {
-        "auto" => Transport::Auto,
-        "shared_memory" => Transport::SharedMemory,
-        "tcp" => Transport::Tcp,
+        "auto" => ProcessTransport::Auto,
+        "shared_memory" => ProcessTransport::SharedMemory,
+        "tcp" => ProcessTransport::Tcp,
         other => anyhow::bail!("unknown transport `{other}`; use auto, shared_memory or tcp"),
     };
     let place = LauncherEnvironment::from_environment(|name| std::env::var(name).ok())?;

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use crate::bell::spin_time;
 use crate::collective::signature::{Signature, digest};
 use crate::collective::step::{Collective, Fabric, Inbox, Membership, Outbox};
-use crate::communicator::Transport;
+use crate::communicator::ProcessTransport;
 use crate::error::CommError;
 use crate::health::{Failure, Health};
 use crate::hierarchy::{Hierarchy, cells, position};
@@ -31,7 +31,7 @@ pub(crate) struct World {
     pub(crate) health: Arc<Health>,
     /// Host by global rank. Ranks with equal hosts can share memory.
     pub(crate) hosts: Vec<String>,
-    pub(crate) transport: Transport,
+    pub(crate) transport: ProcessTransport,
     pub(crate) arenas: PeerArenas,
     /// Timeout for connecting a group.
     pub(crate) timeout: Duration,
@@ -77,7 +77,7 @@ impl Processes {
         let cells = cells(&hosts);
         let useful = cells.len() > 1 && cells.iter().any(|cell| cell.len() > 1);
         match world.transport {
-            Transport::Auto if useful => Processes::connect_hosts(world, membership, cells, deadline),
+            ProcessTransport::Auto if useful => Processes::connect_hosts(world, membership, cells, deadline),
             _ => Processes::connect_flat(world, membership, deadline),
         }
     }
@@ -120,7 +120,7 @@ impl Processes {
         let _seat = waiters.enter();
         match group.share_memory(&mut endpoint, deadline).map_err(lost)? {
             Ok(shared) => group.links = Links::Shm(shared),
-            Err(detail) if world.transport == Transport::SharedMemory => {
+            Err(detail) if world.transport == ProcessTransport::SharedMemory => {
                 return Err(shm::unavailable(&world.health, detail));
             }
             Err(_) => {}
@@ -136,7 +136,7 @@ impl Processes {
         deadline: Instant,
     ) -> Result<Result<Shared, String>, (Failure, Signature)> {
         let members = &self.membership.members;
-        if self.world.transport == Transport::Tcp {
+        if self.world.transport == ProcessTransport::Tcp {
             return Ok(Err("the transport is set to TCP".into()));
         }
         let home = &self.world.hosts[members[0]];

@@ -7,7 +7,7 @@ use std::cell::Cell;
 use super::SharedAllocator;
 use crate::collective::reduction::ReduceOp;
 use crate::collective::signature::Operation;
-use crate::communicator::{Options, Transport};
+use crate::communicator::{Options, ProcessTransport};
 use crate::connect::connect;
 use crate::launcher_environment::LauncherEnvironment;
 use crate::store::StoreServer;
@@ -42,7 +42,7 @@ fn one_inaccessible_buffer_makes_all_ranks_use_rings() {
     let token = Some("token".to_string());
     let store = StoreServer::bind(("127.0.0.1", 0), token.as_deref()).expect("a port");
     let port = store.address().port();
-    let options = Options { transport: Transport::SharedMemory, token, ..Options::default() };
+    let options = Options { transport: ProcessTransport::SharedMemory, token, ..Options::default() };
     let place = |rank| LauncherEnvironment {
         rank,
         world_size: SIZE,

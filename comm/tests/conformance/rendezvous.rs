@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::port::free_port;
 use zero_comm::store::{StoreClient, StoreError, StoreServer};
-use zero_comm::{CommError, LauncherEnvironment, Options, ReduceOp, Transport, connect};
+use zero_comm::{CommError, LauncherEnvironment, Options, ProcessTransport, ReduceOp, connect};
 
 fn soon() -> Instant {
     Instant::now() + Duration::from_secs(20)
@@ -314,7 +314,7 @@ fn pytorch_store_works_as_rendezvous() {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address: SocketAddr = listener.local_addr().expect("an address");
     let store = std::thread::spawn(move || torch_store(&listener));
-    let options = Options { transport: Transport::Tcp, ..Options::default() };
+    let options = Options { transport: ProcessTransport::Tcp, ..Options::default() };
     for sum in meet(&vec![options; 3], address.port()) {
         assert_eq!(sum, Ok(3));
     }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use zero_comm::store::StoreServer;
-use zero_comm::{Communicator, LauncherEnvironment, Options, Transport, connect, threads};
+use zero_comm::{Communicator, LauncherEnvironment, Options, ProcessTransport, connect, threads};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
@@ -51,9 +51,9 @@ pub(crate) fn run_catching<T: Send>(
     rank: impl Fn(Arc<dyn Communicator>) -> T + Sync,
 ) -> Vec<std::thread::Result<T>> {
     let transport = match kind {
-        Kind::Tcp => Transport::Tcp,
-        Kind::Hosts | Kind::Pairs => Transport::Auto,
-        Kind::Threads | Kind::Ahead | Kind::SharedMemory => Transport::SharedMemory,
+        Kind::Tcp => ProcessTransport::Tcp,
+        Kind::Hosts | Kind::Pairs => ProcessTransport::Auto,
+        Kind::Threads | Kind::Ahead | Kind::SharedMemory => ProcessTransport::SharedMemory,
     };
     let options = Options { transport, token: Some("conformance".into()), ..options.clone() };
     let store = StoreServer::bind(("127.0.0.1", 0), options.token.as_deref()).expect("a free port");

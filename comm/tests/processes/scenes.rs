@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use zero_comm::store::StoreServer;
 use zero_comm::{
-    Buffer, CommError, Communicator, LauncherEnvironment, Operation, Options, ReduceOp, Transport, connect,
+    Buffer, CommError, Communicator, LauncherEnvironment, Operation, Options, ProcessTransport, ReduceOp, connect,
 };
 
 const SCENE: &str = "ZERO_COMM_TEST_SCENE";
@@ -68,10 +68,10 @@ pub(crate) fn play(transports: &[&str]) {
 fn rank(scene: &str) {
     let place = LauncherEnvironment::from_environment(|name| std::env::var(name).ok()).expect("a place");
     let (transport, host) = match std::env::var(TRANSPORT).as_deref() {
-        Ok("tcp") => (Transport::Tcp, None),
+        Ok("tcp") => (ProcessTransport::Tcp, None),
         // Two ranks per host.
-        Ok("hosts") => (Transport::Auto, Some((place.rank / 2).to_string())),
-        _ => (Transport::SharedMemory, None),
+        Ok("hosts") => (ProcessTransport::Auto, Some((place.rank / 2).to_string())),
+        _ => (ProcessTransport::SharedMemory, None),
     };
     // The timeout is long enough for a busy machine, on which a process may not run for a second.
     let timeout = if scene.starts_with("stopped") { PATIENCE } else { Duration::from_secs(60) };

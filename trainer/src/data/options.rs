@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::path::PathBuf;
 
 use zero_config::SplitPart;
+pub use zero_config::{DataFormat as Format, TokenDtype};
 use zero_engine::DataError;
 
 use super::chat::options::ChatOptions;
@@ -80,45 +81,4 @@ impl Default for CacheOptions {
     fn default() -> Self {
         Self { folder: None, least_bytes: 4 << 20, limit: None }
     }
-}
-
-/// The format of the files.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Format {
-    /// Recognizes Parquet, Arrow and MDS by their content, and other files by the extension, ignoring the extension of
-    /// an archive such as `.gz`: `.bin` is a token file, `.json`, `.jsonl` and `.ndjson` are JSON, `.csv` is a table,
-    /// and everything else is text.
-    #[default]
-    Auto,
-    /// Text for the tokenizer. With the byte tokenizer, binary files are rejected. The first bytes of a file decide
-    /// whether it is binary.
-    Text,
-    /// Any file. Each byte is a token of the byte tokenizer.
-    Bytes,
-    /// Raw tokens.
-    Tokens,
-    /// One JSON object per line.
-    Jsonl,
-    /// Rows of numbers, in comma-separated text or in a Parquet or Arrow file. The last number is an integer label.
-    Csv,
-    /// Conversations, as JSON lines, a JSON array, or a Parquet, Arrow or MDS file.
-    Chat,
-    /// Parquet files, with documents in a column.
-    Parquet,
-    /// Arrow files and streams with documents in a column, or a folder that Hugging Face's `datasets` saved.
-    Arrow,
-    /// A folder of mosaicml-streaming shards, with documents or tokens in a column.
-    Mds,
-}
-
-/// Width of a little-endian token in a token file.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum TokenDtype {
-    /// Two bytes.
-    #[default]
-    U16,
-    /// Four bytes.
-    U32,
-    /// Eight bytes, signed, like PyTorch's token tensors.
-    I64,
 }

@@ -133,11 +133,7 @@ impl<'c> Sources<'c> {
             split: split.cloned(),
             format: format(model, set.format),
             text_key: set.text_key.into(),
-            token_dtype: match data.token_dtype {
-                config::TokenDtype::U16 => data::TokenDtype::U16,
-                config::TokenDtype::U32 => data::TokenDtype::U32,
-                config::TokenDtype::I64 => data::TokenDtype::I64,
-            },
+            token_dtype: data.token_dtype,
             sequence_length: self.sequence_length,
             vocabulary: model.and_then(classes).or(self.vocabulary).unwrap_or(usize::MAX),
             sample_packing: data.sample_packing,
@@ -269,24 +265,13 @@ fn chat_options(chat: &config::Chat, model: Option<&config::Model>) -> ChatOptio
     }
 }
 
-fn format(model: Option<&config::Model>, written: config::DataFormat) -> data::Format {
+fn format(model: Option<&config::Model>, written: config::DataFormat) -> config::DataFormat {
+    use config::DataFormat::{Arrow, Auto, Csv, Parquet};
     match (written, model) {
         // An MLP trains on rows of numbers. The content of a file shows whether it stores them as CSV, Parquet or
         // Arrow.
-        (
-            config::DataFormat::Auto | config::DataFormat::Parquet | config::DataFormat::Arrow,
-            Some(config::Model::Mlp(_)),
-        ) => data::Format::Csv,
-        (config::DataFormat::Auto, _) => data::Format::Auto,
-        (config::DataFormat::Text, _) => data::Format::Text,
-        (config::DataFormat::Bytes, _) => data::Format::Bytes,
-        (config::DataFormat::Tokens, _) => data::Format::Tokens,
-        (config::DataFormat::Jsonl, _) => data::Format::Jsonl,
-        (config::DataFormat::Csv, _) => data::Format::Csv,
-        (config::DataFormat::Chat, _) => data::Format::Chat,
-        (config::DataFormat::Parquet, _) => data::Format::Parquet,
-        (config::DataFormat::Arrow, _) => data::Format::Arrow,
-        (config::DataFormat::Mds, _) => data::Format::Mds,
+        (Auto | Parquet | Arrow, Some(config::Model::Mlp(_))) => Csv,
+        _ => written,
     }
 }
 
