@@ -2,9 +2,8 @@
 
 use candle_core::{DType, Device};
 use zero_config::{self as config, Config};
-use zero_model::ops::RopeScaling;
-use zero_model::ops::{FourBit, LoraInit, LoraOptions, PreferenceLoss, QuantizationOptions, QuantizedFormat};
-use zero_model::{Adapter, BuildError, Layers, Model, Trainable, TrainedBias, zoo};
+use zero_model::ops::{LoraOptions, PreferenceLoss, QuantizationOptions, QuantizedFormat};
+use zero_model::{Adapter, BuildError, Layers, Model, Trainable, zoo};
 
 use crate::error::Error;
 use crate::{mup, parameter_groups};
@@ -92,7 +91,7 @@ fn llama(config: &Config, m: &config::Llama, vocabulary: Option<usize>) -> Resul
         head_dim: Some(m.head_dim),
         max_position_embeddings: m.max_position_embeddings,
         rope_theta: m.rope_theta,
-        rope_scaling: m.rope_scaling.as_ref().map(|scaling| rope_scaling(scaling, m.max_position_embeddings)),
+        rope_scaling: m.rope_scaling.clone(),
         sliding_window: m.sliding_window,
         layer_types: m.layer_types.iter().map(|kind| layer_type(kind)).collect(),
         rotates: m.no_rope_layers.iter().map(|rotates| *rotates == 1).collect(),
@@ -146,31 +145,6 @@ fn layer_type(name: &str) -> zoo::LayerType {
     match name {
         config::SLIDING_ATTENTION => zoo::LayerType::SlidingAttention,
         _ => zoo::LayerType::FullAttention,
-    }
-}
-
-fn rope_scaling(scaling: &config::RopeScaling, positions: usize) -> RopeScaling {
-    match scaling.clone() {
-        config::RopeScaling::Linear { factor } => RopeScaling::Linear { factor },
-        config::RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_position_embeddings } => {
-            RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_position_embeddings }
-        }
-        config::RopeScaling::LongRope {
-            short_factor,
-            long_factor,
-            factor,
-            attention_factor,
-            original_max_position_embeddings: original,
-        } => {
-            let factor = factor.unwrap_or(positions as f64 / original as f64);
-            let recommended = if factor > 1.0 { (1.0 + factor.ln() / (original as f64).ln()).sqrt() } else { 1.0 };
-            RopeScaling::LongRope {
-                short_factor,
-                long_factor,
-                attention_factor: attention_factor.unwrap_or(recommended),
-                original_max_position_embeddings: original,
-            }
-        }
     }
 }
 
@@ -289,21 +263,12 @@ fn with_adapter(config: &Config, adapter: &config::Adapter, layers: Layers) -> R
         rank: adapter.r,
         scale: adapter.scale() as f32,
         dropout: adapter.lora_dropout as f32,
-        init: match adapter.init_lora_weights {
-            config::InitLora::Zero => LoraInit::Zero,
-            config::InitLora::Gaussian => LoraInit::Gaussian,
-            config::InitLora::Random => LoraInit::Random,
-        },
+        init: adapter.init_lora_weights,
         magnitudes: adapter.use_dora,
         targets: adapter.targets(),
     };
-    let bias = match adapter.bias {
-        config::AdapterBias::None => TrainedBias::None,
-        config::AdapterBias::All => TrainedBias::All,
-        config::AdapterBias::LoraOnly => TrainedBias::LoraOnly,
-    };
     let lr_ratio = adapter.loraplus_lr_ratio.unwrap_or(1.0);
-    Ok(layers.adapter(Adapter { lora, modules_to_save: adapter.modules_to_save.clone(), bias, lr_ratio }))
+    Ok(layers.adapter(Adapter { lora, modules_to_save: adapter.modules_to_save.clone(), bias: adapter.bias, lr_ratio }))
 }
 
 /// Adds the key to an error about an adapter.
@@ -329,13 +294,12 @@ fn with_quantization(config: &Config, layers: Layers) -> Layers {
     let Some(quantization) = config.quantization_config.as_ref().filter(|section| section.quantizes()) else {
         return layers;
     };
-    let code = match quantization.bnb_4bit_quant_type {
-        config::FourBitType::Nf4 => FourBit::Nf4,
-        config::FourBitType::Fp4 => FourBit::Fp4,
-    };
     let format = match quantization.load_in_8bit {
         true => QuantizedFormat::Int8,
-        false => QuantizedFormat::Four { code, double: quantization.bnb_4bit_use_double_quant },
+        false => QuantizedFormat::Four {
+            code: quantization.bnb_4bit_quant_type,
+            double: quantization.bnb_4bit_use_double_quant,
+        },
     };
     layers.quantized(QuantizationOptions { format, skip: quantization.llm_int8_skip_modules.clone() })
 }

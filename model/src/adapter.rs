@@ -1,21 +1,10 @@
 //! Adapters: small trainable additions to the linear layers of a frozen model. Names follow PEFT's rules.
 
+use zero_model_options::TrainedBias;
 use zero_ops::{LinearMap, LoraOptions, names};
 
 use crate::build_error::BuildError;
 use crate::parameter::Parameter;
-
-/// The biases of the base model that are trained: PEFT's `bias`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum TrainedBias {
-    /// None of them.
-    #[default]
-    None,
-    /// All of them.
-    All,
-    /// The biases of the linear layers with an adapter.
-    LoraOnly,
-}
 
 /// The adapters of a model. All other parameters are frozen, except `modules_to_save` and the biases that `bias` selects.
 #[derive(Debug, Clone, PartialEq)]

@@ -26,7 +26,7 @@ mod width;
 pub mod zoo;
 
 pub use activations::Activations;
-pub use adapter::{Adapter, TrainedBias};
+pub use adapter::Adapter;
 pub use base_shapes::BaseShapes;
 pub use build_error::BuildError;
 pub use hand_on::hand_on;
@@ -39,6 +39,7 @@ pub use routes::{Route, Signature};
 pub use trainable::Trainable;
 pub use tuning::Tuning;
 pub use width::Widths;
+pub use zero_model_options::TrainedBias;
 pub use zero_ops as ops;
 #[cfg(feature = "cuda")]
 pub use zero_ops::device;

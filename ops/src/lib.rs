@@ -86,7 +86,7 @@ pub use kernel::Isa;
 pub use linear::cross_entropy::{linear_cross_entropy, linear_cross_entropy_with_z_loss};
 pub use linear::dora::weight_norms;
 pub use linear::log_probs::linear_log_probs;
-pub use linear::lora::{LinearMap, LoraInit, LoraOptions, MAGNITUDES, asks_adapter, with_lora};
+pub use linear::lora::{LinearMap, LoraOptions, MAGNITUDES, asks_adapter, with_lora};
 pub use linear::module_names::names;
 pub use linear::{Conv1D, Linear, Projection};
 pub use norm::{BatchNorm, LayerNorm, RmsNorm};
@@ -95,16 +95,17 @@ pub use parallel::{convert, in_parallel, set_threads, threads};
 pub use pass::Pass;
 pub use preference::{PreferenceLoss, preference_loss};
 pub use quantized::{
-    FourBit, Quantization, QuantizationOptions, QuantizedFormat, asks_inputs_first, asks_quantized, quantized_bytes,
+    Quantization, QuantizationOptions, QuantizedFormat, asks_inputs_first, asks_quantized, quantized_bytes,
     quantized_storage, with_quantization,
 };
-pub use rotary::{RopeScaling, Rotary};
+pub use rotary::Rotary;
 pub use scaled::scaled;
 pub use sequence::{ByGpu, SequenceGroup, Sharing, own_slice, sum_of_slices, whole_length};
 pub use tensor::{
     Cut, RowParallel, Run, VocabParallel, asks_cut, cutting, get_cut, own_heads, whole_rows, whole_sequences, with_cuts,
 };
 pub use tiled_mlp::{TILE_UNIT, TiledMlp};
+pub use zero_model_options::{FourBit, LoraInit, RopeScaling};
 
 /// Returns the size in bytes of the buffers that the calling thread and each worker allocate for their first product
 /// and then keep. Only the part that was used is resident.

@@ -21,83 +21,49 @@ use candle_core::{CudaStorage, Layout, Storage};
 use std::sync::{Arc, Mutex, PoisonError};
 #[cfg(feature = "cuda")]
 use zero_kernels::rotary::Turn;
+use zero_model_options::RopeScaling;
 
-/// Scales the frequencies of a model that was trained on shorter sequences: Hugging Face's `rope_scaling`.
-#[derive(Clone, Debug, PartialEq)]
-pub enum RopeScaling {
-    /// Divides all frequencies by `factor`: positional interpolation (Chen et al., "Extending context window of large
-    /// language models via positional interpolation", 2023).
-    Linear {
-        /// At least 1 to extend sequences.
-        factor: f64,
-    },
-    /// Divides low frequencies by `factor`, keeps high ones and interpolates between them: the scaling of Llama 3.1.
-    Llama3 {
-        /// At least 1 to extend sequences.
-        factor: f64,
-        /// A pair has a low frequency if it makes fewer full rotations than this over the original sequence length.
-        low_freq_factor: f64,
-        /// A pair that makes more turns than this has a high frequency. Must exceed `low_freq_factor`.
-        high_freq_factor: f64,
-        /// Number of positions that the model was originally trained on.
-        original_max_position_embeddings: usize,
-    },
-    /// Divides each frequency by its own factor, with a second set of factors for rows longer than those of the
-    /// original training. This is LongRoPE (Ding et al., "LongRoPE: extending LLM context window beyond 2 million
-    /// tokens", 2024), as in Phi-3. Also multiplies cosines and sines by `attention_factor`.
-    LongRope {
-        /// Divisors for rows of at most `original_max_position_embeddings` tokens, one for each pair.
-        short_factor: Vec<f64>,
-        /// Divisors for longer rows, one for each pair.
-        long_factor: Vec<f64>,
-        /// Factor of cosines and sines.
-        attention_factor: f64,
-        /// Number of positions that the model was originally trained on.
-        original_max_position_embeddings: usize,
-    },
+/// Returns an error if a factor is not a positive number, if `low_freq_factor` is not below `high_freq_factor`, or if
+/// LongRoPE does not have one factor for each of `pairs`.
+fn check(scaling: &RopeScaling, pairs: usize) -> Result<()> {
+    let is_positive = |x: f64| x.is_finite() && x > 0.0;
+    if let RopeScaling::LongRope { short_factor, long_factor, factor, attention_factor, .. } = scaling {
+        for (name, factors) in [("short_factor", short_factor), ("long_factor", long_factor)] {
+            if factors.len() != pairs || !factors.iter().copied().all(is_positive) {
+                bail!("{OP}: {name} must have a positive number for each of {pairs} pairs, got {factors:?}");
+            }
+        }
+        for (name, factor) in [("factor", factor), ("attention_factor", attention_factor)] {
+            if let Some(factor) = factor.filter(|factor| !is_positive(*factor)) {
+                bail!("{OP}: {name} must be positive, got {factor}");
+            }
+        }
+    }
+    if let RopeScaling::Linear { factor } | RopeScaling::Llama3 { factor, .. } = *scaling
+        && !is_positive(factor)
+    {
+        bail!("{OP}: the scaling factor must be positive, got {factor}");
+    }
+    if let RopeScaling::Llama3 { low_freq_factor: low, high_freq_factor: high, .. } = *scaling
+        && !(is_positive(low) && high.is_finite() && low < high)
+    {
+        bail!("{OP}: low_freq_factor must be positive and below high_freq_factor, got {low} and {high}");
+    }
+    Ok(())
 }
 
-impl RopeScaling {
-    /// Returns an error if a factor is not a positive number, if `low_freq_factor` is not below `high_freq_factor`, or
-    /// if LongRoPE does not have one factor for each of `pairs`.
-    fn check(&self, pairs: usize) -> Result<()> {
-        let is_positive = |x: f64| x.is_finite() && x > 0.0;
-        if let Self::LongRope { short_factor, long_factor, attention_factor, .. } = self {
-            for (name, factors) in [("short_factor", short_factor), ("long_factor", long_factor)] {
-                if factors.len() != pairs || !factors.iter().copied().all(is_positive) {
-                    bail!("{OP}: {name} must have a positive number for each of {pairs} pairs, got {factors:?}");
-                }
-            }
-            if !is_positive(*attention_factor) {
-                bail!("{OP}: attention_factor must be positive, got {attention_factor}");
-            }
+/// Scales the frequency of a pair, in radians per position. `is_long` selects LongRoPE's divisors for sequences longer
+/// than `original_max_position_embeddings`.
+fn scaled(scaling: &RopeScaling, frequency: f64, pair: usize, is_long: bool) -> f64 {
+    match scaling {
+        RopeScaling::Linear { factor } => frequency / factor,
+        RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_position_embeddings } => {
+            let turns = *original_max_position_embeddings as f64 * frequency / (2.0 * std::f64::consts::PI);
+            let kept = ((turns - low_freq_factor) / (high_freq_factor - low_freq_factor)).clamp(0.0, 1.0);
+            (1.0 - kept) * frequency / factor + kept * frequency
         }
-        if let Self::Linear { factor } | Self::Llama3 { factor, .. } = *self
-            && !is_positive(factor)
-        {
-            bail!("{OP}: the scaling factor must be positive, got {factor}");
-        }
-        if let Self::Llama3 { low_freq_factor: low, high_freq_factor: high, .. } = *self
-            && !(is_positive(low) && high.is_finite() && low < high)
-        {
-            bail!("{OP}: low_freq_factor must be positive and below high_freq_factor, got {low} and {high}");
-        }
-        Ok(())
-    }
-
-    /// Scales the frequency of a pair, in radians per position. `is_long` selects LongRoPE's divisors for sequences
-    /// longer than `original_max_position_embeddings`.
-    fn apply(&self, frequency: f64, pair: usize, is_long: bool) -> f64 {
-        match self {
-            Self::Linear { factor } => frequency / factor,
-            Self::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_position_embeddings } => {
-                let turns = *original_max_position_embeddings as f64 * frequency / (2.0 * std::f64::consts::PI);
-                let kept = ((turns - low_freq_factor) / (high_freq_factor - low_freq_factor)).clamp(0.0, 1.0);
-                (1.0 - kept) * frequency / factor + kept * frequency
-            }
-            Self::LongRope { short_factor, long_factor, .. } => {
-                frequency / if is_long { long_factor[pair] } else { short_factor[pair] }
-            }
+        RopeScaling::LongRope { short_factor, long_factor, .. } => {
+            frequency / if is_long { long_factor[pair] } else { short_factor[pair] }
         }
     }
 }
@@ -132,13 +98,16 @@ impl Rotary {
     /// Fails if `size` is odd, if a factor is not positive, if `low_freq_factor` is not below `high_freq_factor`, or if
     /// LongRoPE does not have one factor for each pair.
     pub fn scaled(size: usize, positions: usize, theta: f64, scaling: &RopeScaling) -> Result<Self> {
-        scaling.check(size / 2)?;
+        check(scaling, size / 2)?;
         let of = |is_long, factor| {
-            Angles::new(size, theta, |frequency, pair| scaling.apply(frequency, pair, is_long), factor)
+            Angles::new(size, theta, |frequency, pair| scaled(scaling, frequency, pair, is_long), factor)
         };
         let (factor, longer) = match *scaling {
-            RopeScaling::LongRope { attention_factor, original_max_position_embeddings, .. } => {
-                (attention_factor, Some((original_max_position_embeddings, of(true, attention_factor)?)))
+            RopeScaling::LongRope { factor, attention_factor, original_max_position_embeddings: original, .. } => {
+                let factor = factor.unwrap_or(positions as f64 / original as f64);
+                let recommended = if factor > 1.0 { (1.0 + factor.ln() / (original as f64).ln()).sqrt() } else { 1.0 };
+                let factor = attention_factor.unwrap_or(recommended);
+                (factor, Some((original, of(true, factor)?)))
             }
             RopeScaling::Linear { .. } | RopeScaling::Llama3 { .. } => (1.0, None),
         };

@@ -38,7 +38,7 @@ use crate::table::section;
 use crate::typed::Typed;
 
 pub use activations::{ActivationCheckpointing, CheckpointSpacing};
-pub use adapter::{ALL_LINEAR, Adapter, AdapterBias, AdapterType, InitLora};
+pub use adapter::{ALL_LINEAR, Adapter, AdapterType, LoraInit, TrainedBias};
 pub use autotuning::{Autotuning, Metric, Sweep, SweepMethod, TunerType};
 pub use batch_sizes::{BatchSizes, RampUp};
 pub use data::chat::{Chat, ChatType, ExcessLength, MessageProperties, Roles, TrainOnEos, Untrained};
@@ -72,7 +72,7 @@ pub use parallel::partition_method::PartitionMethod;
 pub use parallel::pipeline::{Pipeline, PipelineSchedule};
 pub use parallel::tensor_parallel::TensorParallel;
 pub use precision::{Bf16, DataTypes, Dtype, Fp16};
-pub use quantization::{FourBitType, QuantStorage, Quantization, QuantizationMethod};
+pub use quantization::{FourBit, QuantStorage, Quantization, QuantizationMethod};
 pub use scheduler::transformers_schedules::*;
 pub use scheduler::{LrRangeTest, OneCycle, Scheduler, Warmup, WarmupCosineLr, WarmupDecayLr, WarmupLr};
 pub use training::{
@@ -95,7 +95,7 @@ section! {
         pub steps_per_print: usize = now(COUNT_OR_0, "10", "Steps between progress lines; 0: no progress lines");
         pub gradient_clipping_value: Option<f64> = key(POSITIVE, "null", "Clip each element of the gradient to this absolute value, instead of clipping its norm with `gradient_clipping`");
         pub gradient_clipping: f64 = now(NON_NEGATIVE, "= 1.0, or 0 with gradient_clipping_value", "Clip the global L2 norm of the gradient to this value; 0 disables clipping") [else if gradient_clipping_value.is_some() { 0.0 } else { 1.0 }];
-        pub gradient_allreduce_op: ReduceOp = now(ReduceOp::KIND, "mean", "How gradients are reduced across ranks");
+        pub gradient_allreduce_op: GradientReduceOp = now(GradientReduceOp::KIND, "mean", "How gradients are reduced across ranks");
         pub communication_data_type: Option<Dtype> = now(Dtype::KIND, "null", "Data type in which gradients are communicated; null: the data type of the parameters, or fp32 with training.reproducible");
         pub wall_clock_breakdown: bool = now(Kind::Bool, "false", "Print the time of each part of a step, send it to the monitors, and write the timeline");
         pub memory_breakdown: bool = now(Kind::Bool, "false", "Print the memory held by each rank in each part of a step, every steps_per_print steps");
@@ -188,7 +188,7 @@ const PRESCALED: &str = "gradients need no scaling in the reduction: before the 
 
 choice! {
     /// How gradients are reduced across ranks.
-    pub enum ReduceOp {
+    pub enum GradientReduceOp {
         /// Their mean, which is the gradient of the global batch's mean loss.
         Mean = "mean",
         /// Their sum.

@@ -8,6 +8,8 @@ use crate::read::reader::Resolver;
 use crate::schema::*;
 use crate::table::section;
 
+pub use zero_model_options::FourBit;
+
 section! {
     /// `quantization_config`, with the names of transformers' `BitsAndBytesConfig`.
     #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -15,7 +17,7 @@ section! {
         pub quant_method: QuantizationMethod = key(QuantizationMethod::KIND, "bitsandbytes", "Library whose formats are used");
         pub load_in_4bit: bool = key(Kind::Bool, "false", "Store the weights of linear layers in 4 bits");
         pub load_in_8bit: bool = key(Kind::Bool, "false", "Store the weights of linear layers in 8 bits");
-        pub bnb_4bit_quant_type: FourBitType = key(FourBitType::KIND, "fp4", "Values that the 4-bit codes represent: fp4, or nf4, which fits normally distributed weights better");
+        pub bnb_4bit_quant_type: FourBit = key(FourBit::KIND, "fp4", "Values that the 4-bit codes represent: fp4, or nf4, which fits normally distributed weights better");
         pub bnb_4bit_use_double_quant: bool = key(Kind::Bool, "false", "Double quantization: store the scales of 4-bit blocks in 8 bits, for a total of 4.13 instead of 4.5 bits per element");
         pub bnb_4bit_compute_dtype: Option<Dtype> = key(Dtype::KIND, "null", "Data type of the inputs of quantized linear layers; null: the working data type, which is the only one supported");
         pub llm_int8_skip_modules: Vec<String> = key(Kind::Texts, "[]", "Modules whose linear layers are not quantized: paths, or the ends of paths. Embeddings and the head of a language model are never quantized");
@@ -43,11 +45,8 @@ choice! {
 }
 
 choice! {
-    /// The values of 4-bit codes.
-    pub enum FourBitType {
-        /// Floats with two bits of exponent.
+    enum FourBit {
         Fp4 = "fp4",
-        /// Quantiles of a normal distribution.
         Nf4 = "nf4",
     }
 }
@@ -71,7 +70,7 @@ impl Quantization {
             (
                 Self::bnb_4bit_quant_type,
                 Self::load_in_4bit,
-                self.bnb_4bit_quant_type == FourBitType::Nf4,
+                self.bnb_4bit_quant_type == FourBit::Nf4,
                 !self.load_in_4bit,
             ),
             (

@@ -1,7 +1,7 @@
 //! `preference`, and the data, the model and the adapter.
 
 use crate::config::{
-    Adapter, Chat, ChatType, Config, Data, DataFormat, DpoLoss, InitLora, Model, Preference, PreferenceType, Training,
+    Adapter, Chat, ChatType, Config, Data, DataFormat, DpoLoss, LoraInit, Model, Preference, PreferenceType, Training,
 };
 use crate::path::last;
 use crate::read::node::At;
@@ -79,7 +79,7 @@ impl Preference {
             );
         }
         if let Some(adapter) = &config.adapter
-            && adapter.init_lora_weights == InitLora::Random
+            && adapter.init_lora_weights == LoraInit::Random
             && adapter.pretrained.is_none()
             && self.has_reference()
         {

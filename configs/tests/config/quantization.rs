@@ -1,6 +1,6 @@
 //! `quantization_config`: the keys of `BitsAndBytesConfig`.
 
-use zero_config::{Config, FourBitType};
+use zero_config::{Config, FourBit};
 
 fn parse(keys: &str) -> Result<Config, String> {
     let text = format!("train_batch_size: 1\nquantization_config: {{{keys}}}");
@@ -19,9 +19,9 @@ fn bitsandbytes_keys_are_read() {
     )
     .unwrap();
     let quantization = config.quantization_config.unwrap();
-    assert!(quantization.load_in_4bit && quantization.bnb_4bit_quant_type == FourBitType::Nf4);
+    assert!(quantization.load_in_4bit && quantization.bnb_4bit_quant_type == FourBit::Nf4);
     let plain = parse("load_in_4bit: true").unwrap().quantization_config.unwrap();
-    assert_eq!(plain.bnb_4bit_quant_type, FourBitType::Fp4, "the default of BitsAndBytesConfig");
+    assert_eq!(plain.bnb_4bit_quant_type, FourBit::Fp4, "the default of BitsAndBytesConfig");
     assert!(Config::parse("ds.yaml", "train_batch_size: 1").unwrap().quantization_config.is_none());
 }
 

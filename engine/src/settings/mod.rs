@@ -198,9 +198,9 @@ pub(crate) fn loss_gradient(config: &Config, micro_batches: usize) -> f32 {
         None => config.ranks_of_stage(),
     };
     let averaged = match config.gradient_allreduce_op {
-        config::ReduceOp::Mean => micro_batches * ranks,
+        config::GradientReduceOp::Mean => micro_batches * ranks,
         // The loss of a sample is the mean of the losses of its slices.
-        config::ReduceOp::Sum => micro_batches * config.context_size(),
+        config::GradientReduceOp::Sum => micro_batches * config.context_size(),
     };
     1.0 / averaged as f32
 }

@@ -20,17 +20,7 @@ use crate::pass::Pass;
 use crate::scaled::scaled as times;
 use crate::sequence::SequenceGroup;
 use crate::tensor::{Parallel, cutting};
-
-/// The initial values of the two matrices.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LoraInit {
-    /// A is uniform within ±1/√inputs, as in `torch.nn.Linear`, and B is zero: training starts from the base model.
-    Zero,
-    /// A is normal with standard deviation 1/r, and B is zero.
-    Gaussian,
-    /// A and B are uniform as in `torch.nn.Linear`, so training does not start from the base model. For tests.
-    Random,
-}
+use zero_model_options::LoraInit;
 
 /// Settings of the adapters of a model.
 #[derive(Clone, Debug, PartialEq)]

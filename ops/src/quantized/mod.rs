@@ -31,6 +31,7 @@ use candle_core::{CpuStorage, Error, Result, bail};
 use codec::{decode_block, decode_row, encode_block, encode_row, encode_scales};
 use std::ops::Range;
 use tables::scale_codes;
+use zero_model_options::FourBit;
 
 /// Number of elements that share a scale.
 const BLOCK: usize = 64;
@@ -40,15 +41,6 @@ const SCALES: usize = 256;
 const FLOAT: usize = 4;
 /// Number of elements that are read at a time while a weight is quantized: 4 MiB.
 const PORTION: usize = 1 << 20;
-
-/// The sixteen values of a 4-bit code.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum FourBit {
-    /// 4-bit NormalFloat: quantiles of a normal distribution.
-    Nf4,
-    /// A float with one sign bit, two exponent bits and one mantissa bit.
-    Fp4,
-}
 
 /// How the elements of a weight are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -85,7 +85,8 @@ fn longrope_selects_factors_by_row_length() {
     let scaling = |short_factor: &[f64]| ops::RopeScaling::LongRope {
         short_factor: short_factor.to_vec(),
         long_factor: long_factor.clone(),
-        attention_factor,
+        factor: None,
+        attention_factor: Some(attention_factor),
         original_max_position_embeddings: 6,
     };
     let rotary = ops::Rotary::scaled(size, 12, theta, &scaling(&short_factor)).unwrap();

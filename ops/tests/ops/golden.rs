@@ -159,7 +159,8 @@ fn operations() -> [Vec<(String, Vec<Tensor>, Op)>; 2] {
     let long = RopeScaling::LongRope {
         short_factor: vec![1.0, 1.5, 2.5],
         long_factor: vec![3.0, 4.5, 6.5],
-        attention_factor: 1.25,
+        factor: None,
+        attention_factor: Some(1.25),
         original_max_position_embeddings: 40,
     };
     for (name, rotary) in [

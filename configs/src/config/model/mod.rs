@@ -229,7 +229,7 @@ impl Llama {
             divides(resolver, heads, (Self::hidden_size, self.hidden_size));
         }
         if resolver.has_section(Self::rope_scaling) {
-            RopeScaling::check(self.rope_scaling.as_ref(), self.rotated() / 2, resolver);
+            rope::check(self.rope_scaling.as_ref(), self.rotated() / 2, resolver);
         }
         self.check_layers(resolver);
         if self.qkv_bias && self.attention_bias {

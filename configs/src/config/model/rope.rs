@@ -1,53 +1,12 @@
 //! `model.rope_scaling`: scaling of rotary frequencies for longer sequences, with Hugging Face's names.
 
-use serde::Serialize;
-
 use crate::path::last;
 use crate::read::node::At;
 use crate::read::reader::{Find, Reader, Resolver};
 use crate::schema::*;
 use crate::table::section;
 
-/// How rotary frequencies are scaled.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-#[serde(tag = "rope_type", rename_all = "snake_case")]
-pub enum RopeScaling {
-    /// Divides every frequency by `factor`.
-    Linear {
-        /// Divisor of all frequencies.
-        factor: f64,
-    },
-    /// Llama 3.1: divides low frequencies by `factor`, keeps high ones, and interpolates between them.
-    Llama3 {
-        /// Divisor of low frequencies.
-        factor: f64,
-        /// A frequency is low if its pair of dimensions makes fewer than this number of rotations over the positions of
-        /// the original training.
-        low_freq_factor: f64,
-        /// A frequency is high if its pair makes more than this number of rotations.
-        high_freq_factor: f64,
-        /// Maximum sequence length of the original training.
-        original_max_position_embeddings: usize,
-    },
-    /// LongRoPE, as in Phi-3: divides each frequency by its own factor, with a second list of factors for rows longer
-    /// than those of the original training.
-    #[serde(rename = "longrope")]
-    LongRope {
-        /// Divisors for rows of at most `original_max_position_embeddings` tokens.
-        short_factor: Vec<f64>,
-        /// Divisors for longer rows.
-        long_factor: Vec<f64>,
-        /// Ratio of the sequence length to that of the original training. `None` divides the model's maximum sequence
-        /// length by `original_max_position_embeddings`.
-        #[serde(skip_serializing_if = "Option::is_none")]
-        factor: Option<f64>,
-        /// Factor of cosines and sines; `None` is √(1 + ln factor/ln original length), at least 1.
-        #[serde(skip_serializing_if = "Option::is_none")]
-        attention_factor: Option<f64>,
-        /// Maximum sequence length of the original training.
-        original_max_position_embeddings: usize,
-    },
-}
+pub use zero_model_options::RopeScaling;
 
 section! {
     /// The section as written.
@@ -65,7 +24,7 @@ section! {
 
 const FACTORS: Kind = Kind::Floats(Range { min: 0.0, max: f64::MAX, above: true, below: false });
 
-/// [`check`](RopeScaling::check) reports missing keys.
+/// [`check`] reports missing keys.
 impl Find for RopeScaling {
     fn find(keys: &mut Reader<'_, '_>, name: &'static str) -> Option<Self> {
         let written = Written::find(keys, name)?;
@@ -117,46 +76,42 @@ pub(crate) fn keys_of(kind: &str) -> (&'static [&'static str], &'static [&'stati
     }
 }
 
-impl RopeScaling {
-    /// Reports missing keys, keys that the type does not use, a low factor that is not below the high one, and lists
-    /// whose length is not `pairs`.
-    pub(crate) fn check(scaling: Option<&Self>, pairs: usize, resolver: &mut Resolver<'_>) {
-        let kind = match scaling {
-            None => "default",
-            Some(Self::Linear { .. }) => "linear",
-            Some(Self::Llama3 { .. }) => "llama3",
-            Some(Self::LongRope { .. }) => "longrope",
+/// Reports missing keys, keys that the type does not use, a low factor that is not below the high one, and lists
+/// whose length is not `pairs`.
+pub(crate) fn check(scaling: Option<&RopeScaling>, pairs: usize, resolver: &mut Resolver<'_>) {
+    let kind = match scaling {
+        None => "default",
+        Some(RopeScaling::Linear { .. }) => "linear",
+        Some(RopeScaling::Llama3 { .. }) => "llama3",
+        Some(RopeScaling::LongRope { .. }) => "longrope",
+    };
+    let (required, optional) = keys_of(kind);
+    for path in PARAMETERS {
+        let is_written = resolver.at(path) != At::Default;
+        let (message, help) = match (is_written, required.contains(&path), optional.contains(&path)) {
+            (true, false, false) => (format!("`rope_type: {kind}` does not use `{}`", last(path)), "remove it"),
+            (false, true, _) => (format!("`rope_type: {kind}` needs `{}`", last(path)), "set it next to `rope_type`"),
+            _ => continue,
         };
-        let (required, optional) = keys_of(kind);
-        for path in PARAMETERS {
-            let is_written = resolver.at(path) != At::Default;
-            let (message, help) = match (is_written, required.contains(&path), optional.contains(&path)) {
-                (true, false, false) => (format!("`rope_type: {kind}` does not use `{}`", last(path)), "remove it"),
-                (false, true, _) => {
-                    (format!("`rope_type: {kind}` needs `{}`", last(path)), "set it next to `rope_type`")
-                }
-                _ => continue,
-            };
-            resolver.contradiction(&[Written::rope_type, path], message, Some(help.to_string()));
-        }
-        let ends = [Written::high_freq_factor, Written::low_freq_factor];
-        if let Some(Self::Llama3 { low_freq_factor: low, high_freq_factor: high, .. }) = scaling
-            && high <= low
-            && ends.iter().all(|end| resolver.at(end) != At::Default)
-        {
-            let message = format!("high_freq_factor {high} is not larger than low_freq_factor {low}");
-            resolver.contradiction(&ends, message, None);
-        }
-        if let Some(Self::LongRope { short_factor, long_factor, .. }) = scaling {
-            for (path, factors) in [(Written::short_factor, short_factor), (Written::long_factor, long_factor)] {
-                if resolver.at(path) != At::Default && factors.len() != pairs {
-                    let message = format!(
-                        "{} has {} numbers, but needs {pairs}: one for each pair of dimensions of a head",
-                        last(path),
-                        factors.len()
-                    );
-                    resolver.contradiction(&[path], message, None);
-                }
+        resolver.contradiction(&[Written::rope_type, path], message, Some(help.to_string()));
+    }
+    let ends = [Written::high_freq_factor, Written::low_freq_factor];
+    if let Some(RopeScaling::Llama3 { low_freq_factor: low, high_freq_factor: high, .. }) = scaling
+        && high <= low
+        && ends.iter().all(|end| resolver.at(end) != At::Default)
+    {
+        let message = format!("high_freq_factor {high} is not larger than low_freq_factor {low}");
+        resolver.contradiction(&ends, message, None);
+    }
+    if let Some(RopeScaling::LongRope { short_factor, long_factor, .. }) = scaling {
+        for (path, factors) in [(Written::short_factor, short_factor), (Written::long_factor, long_factor)] {
+            if resolver.at(path) != At::Default && factors.len() != pairs {
+                let message = format!(
+                    "{} has {} numbers, but needs {pairs}: one for each pair of dimensions of a head",
+                    last(path),
+                    factors.len()
+                );
+                resolver.contradiction(&[path], message, None);
             }
         }
     }

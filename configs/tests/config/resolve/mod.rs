@@ -16,7 +16,7 @@ fn the_shortest_configuration_has_deepspeeds_defaults() {
     let config = with("");
     assert_eq!((config.train_batch_size, config.gradient_accumulation_steps, config.world_size), (1, 1, 1));
     assert_eq!((config.gradient_clipping, config.steps_per_print), (1.0, 10));
-    assert_eq!((config.gradient_allreduce_op, config.log_level), (ReduceOp::Mean, LogLevel::Info));
+    assert_eq!((config.gradient_allreduce_op, config.log_level), (GradientReduceOp::Mean, LogLevel::Info));
     assert_eq!(config.communication_data_type, None);
     let adam = Optimizer::AdamW(Adam {
         lr: 1e-3,

@@ -45,7 +45,8 @@ pub(crate) fn phi3() -> zoo::LlamaConfig {
         rope_scaling: Some(RopeScaling::LongRope {
             short_factor: vec![1.0, 1.5, 2.5],
             long_factor: vec![3.0, 4.5, 6.5],
-            attention_factor: 1.25,
+            factor: None,
+            attention_factor: Some(1.25),
             original_max_position_embeddings: 16,
         }),
         ..llama_config()
@@ -55,9 +56,13 @@ pub(crate) fn phi3() -> zoo::LlamaConfig {
 /// Phi-3 with rows longer than `original_max_position_embeddings`.
 fn long_phi3() -> zoo::LlamaConfig {
     let rope_scaling = phi3().rope_scaling.map(|scaling| match scaling {
-        RopeScaling::LongRope { short_factor, long_factor, attention_factor, .. } => {
-            RopeScaling::LongRope { short_factor, long_factor, attention_factor, original_max_position_embeddings: 8 }
-        }
+        RopeScaling::LongRope { short_factor, long_factor, factor, attention_factor, .. } => RopeScaling::LongRope {
+            short_factor,
+            long_factor,
+            factor,
+            attention_factor,
+            original_max_position_embeddings: 8,
+        },
         other => other,
     });
     zoo::LlamaConfig { rope_scaling, ..phi3() }

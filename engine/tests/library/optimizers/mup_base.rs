@@ -98,7 +98,8 @@ fn heads_of_the_base_models_size_may_use_any_rotation() {
     let long = RopeScaling::LongRope {
         short_factor: factors.clone(),
         long_factor: factors,
-        attention_factor: 1.0,
+        factor: None,
+        attention_factor: Some(1.0),
         original_max_position_embeddings: 8,
     };
     // With heads of 8, 8 · 0.35 is rounded down to 2 rotated elements. With heads of 16, the number would be 5, which

@@ -1,0 +1,85 @@
+//! Options of models: the scaling of rotary embeddings, the initial values of adapters, the biases trained with an
+//! adapter, and 4-bit codes.
+//!
+//! The configuration reads these types and the operations carry them out, so neither crate has to convert them.
+
+use serde::Serialize;
+
+/// Scales the frequencies of a model that was trained on shorter sequences: Hugging Face's `rope_scaling`.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(tag = "rope_type", rename_all = "snake_case")]
+pub enum RopeScaling {
+    /// Divides all frequencies by `factor`: positional interpolation (Chen et al., "Extending context window of large
+    /// language models via positional interpolation", 2023).
+    Linear {
+        /// At least 1 to extend sequences.
+        factor: f64,
+    },
+    /// Divides low frequencies by `factor`, keeps high ones and interpolates between them: the scaling of Llama 3.1.
+    Llama3 {
+        /// At least 1 to extend sequences.
+        factor: f64,
+        /// A pair has a low frequency if it makes fewer full rotations than this over the original sequence length.
+        low_freq_factor: f64,
+        /// A pair that makes more turns than this has a high frequency. Must exceed `low_freq_factor`.
+        high_freq_factor: f64,
+        /// Number of positions that the model was originally trained on.
+        original_max_position_embeddings: usize,
+    },
+    /// Divides each frequency by its own factor, with a second set of factors for rows longer than those of the
+    /// original training. This is LongRoPE (Ding et al., "LongRoPE: extending LLM context window beyond 2 million
+    /// tokens", 2024), as in Phi-3. Also multiplies cosines and sines by `attention_factor`.
+    #[serde(rename = "longrope")]
+    LongRope {
+        /// Divisors for rows of at most `original_max_position_embeddings` tokens, one for each pair.
+        short_factor: Vec<f64>,
+        /// Divisors for longer rows, one for each pair.
+        long_factor: Vec<f64>,
+        /// Ratio of the sequence length to that of the original training. `None` divides the model's number of
+        /// positions by `original_max_position_embeddings`.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        factor: Option<f64>,
+        /// Factor of cosines and sines; `None` is √(1 + ln factor/ln original length), at least 1.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        attention_factor: Option<f64>,
+        /// Number of positions that the model was originally trained on.
+        original_max_position_embeddings: usize,
+    },
+}
+
+/// Initial values of the two matrices of an adapter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub enum LoraInit {
+    /// A is uniform within ±1/√inputs, as in `torch.nn.Linear`, and B is zero: training starts from the base model.
+    #[serde(rename = "true")]
+    Zero,
+    /// A is normal with standard deviation 1/r, and B is zero.
+    #[serde(rename = "gaussian")]
+    Gaussian,
+    /// A and B are uniform as in `torch.nn.Linear`, so training does not start from the base model. For tests.
+    #[serde(rename = "false")]
+    Random,
+}
+
+/// The biases of the base model that are trained with an adapter: PEFT's `bias`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TrainedBias {
+    /// None of them.
+    #[default]
+    None,
+    /// All of them.
+    All,
+    /// The biases of the linear layers with an adapter.
+    LoraOnly,
+}
+
+/// The sixteen values of a 4-bit code.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum FourBit {
+    /// 4-bit NormalFloat: quantiles of a normal distribution.
+    Nf4,
+    /// A float with one sign bit, two exponent bits and one mantissa bit.
+    Fp4,
+}
