@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use crate::Source;
-use crate::config::{ADAMW, Adam, Bf16, Config, Optimizer, Pipeline, Training, Zero};
+use crate::config::{ADAMW, AdamParams, Bf16, Config, Optimizer, Pipeline, Training, Zero};
 use crate::errors::{ErrorKind, Errors};
 use crate::read::node::{At, Node, Value};
 use crate::read::overrides;
@@ -91,7 +91,7 @@ impl Config {
 impl Builder {
     /// Sets the optimizer to AdamW with this learning rate and the default values of its other parameters.
     pub fn adamw(self, lr: f64) -> Self {
-        self.set(Optimizer::TYPE, ADAMW).set(Adam::lr, lr)
+        self.set(Optimizer::TYPE, ADAMW).set(AdamParams::lr, lr)
     }
 
     /// Sets the key at `path` (`zero_optimization.stage`). `value` may be anything that serialises to a value of the

@@ -57,9 +57,9 @@ fn divisor(optimizer: &config::Optimizer, widths: &Widths) -> f64 {
 /// # Errors
 /// Fails if the model has no base model, or the parameter has more than two widths.
 pub(crate) fn scaled(config: &Config, parameter: &Parameter, mut tuning: Tuning) -> Result<Tuning, Error> {
-    let (config::Optimizer::MuAdam(config::MuAdam { weight_decay, .. })
-    | config::Optimizer::MuAdamW(config::MuAdam { weight_decay, .. })
-    | config::Optimizer::MuSgd(config::Sgd { weight_decay, .. })) = &config.optimizer
+    let (config::Optimizer::MuAdam(config::MuAdamParams { weight_decay, .. })
+    | config::Optimizer::MuAdamW(config::MuAdamParams { weight_decay, .. })
+    | config::Optimizer::MuSgd(config::SgdParams { weight_decay, .. })) = &config.optimizer
     else {
         return Ok(tuning);
     };

@@ -1,7 +1,8 @@
 //! Values that follow from several sections of the configuration.
 
 use crate::config::{
-    Adam, BatchSizes, Config, Dtype, Gpt2, Llama, Mesh, Model, Optimizer, ParameterGroup, RotateMethod, Sgd, Training,
+    AdamParams, BatchSizes, Config, Dtype, Gpt2, Llama, Mesh, Model, Optimizer, ParameterGroup, RotateMethod,
+    SgdParams, Training,
 };
 use crate::path::item_path;
 
@@ -86,7 +87,7 @@ impl Config {
         let of_optimizer = self.optimizers().into_iter().find(|(_, optimizer)| optimizer.has_eight_bits());
         let group = || self.training.param_groups.iter().flatten().position(|group| group.optim_bits == Some(8));
         match of_optimizer {
-            Some((group, _)) => Some(in_group(group, Adam::optim_bits)),
+            Some((group, _)) => Some(in_group(group, AdamParams::optim_bits)),
             None => group().map(|group| item_path(Training::param_groups, group, ParameterGroup::optim_bits)),
         }
     }
@@ -127,8 +128,13 @@ impl Config {
     pub fn for_evaluation(mut self) -> Self {
         let is_needed = |optimizer: &Optimizer| matches!(optimizer, Optimizer::ScheduleFree(_) | Optimizer::Custom(_));
         if self.mup.is_none() && !self.optimizers().into_iter().any(|(_, optimizer)| is_needed(optimizer)) {
-            self.optimizer =
-                Optimizer::Sgd(Sgd { lr: 1e-3, momentum: 0.0, dampening: 0.0, nesterov: false, weight_decay: 0.0 });
+            self.optimizer = Optimizer::Sgd(SgdParams {
+                lr: 1e-3,
+                momentum: 0.0,
+                dampening: 0.0,
+                nesterov: false,
+                weight_decay: 0.0,
+            });
             self.training.param_groups = None;
         }
         self

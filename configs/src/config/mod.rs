@@ -63,7 +63,8 @@ pub use offload::{Aio, OffloadDevice, OffloadOptimizer, OffloadParam};
 pub(crate) use optimizer::ADAMW;
 pub use optimizer::Optimizer;
 pub use optimizer::optimizer_params::{
-    Adafactor, Adagrad, Adam, Custom, Lamb, Lion, MuAdam, Muon, NAdam, RAdam, RmsProp, ScheduleFree, Sgd,
+    AdafactorParams, AdagradParams, AdamParams, CustomParams, LambParams, LionParams, MuAdamParams, MuonParams,
+    NAdamParams, RAdamParams, RmsPropParams, ScheduleFreeParams, SgdParams,
 };
 pub use optimizer::parameter_groups::{ParameterGroup, ParameterKind};
 pub use parallel::local_steps::LocalSteps;

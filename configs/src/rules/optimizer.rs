@@ -3,8 +3,8 @@
 use crate::choice::Choice as _;
 use crate::config::optimizer::optimizer_params::check_bits;
 use crate::config::{
-    Adam, Config, LinearDecay, Muon, OneCycle, Optimizer, ParameterGroup, ParameterKind, ScheduleFree, Scheduler,
-    Training, WarmupLr,
+    AdamParams, Config, LinearDecay, MuonParams, OneCycle, Optimizer, ParameterGroup, ParameterKind,
+    ScheduleFreeParams, Scheduler, Training, WarmupLr,
 };
 use crate::path::{item_path, last};
 use crate::read::node::At;
@@ -24,12 +24,12 @@ impl Optimizer {
                      relative to it"
                         .to_string();
                 let help = Some("use AdamW, and freeze the matrices with `training.frozen`".to_string());
-                resolver.contradiction(&[Muon::muon_lr, Muon::adam_lr], message, help);
+                resolver.contradiction(&[MuonParams::muon_lr, MuonParams::adam_lr], message, help);
             }
             Self::ScheduleFree(free) if free.warmup_steps > 0 && config.scheduler != Scheduler::Constant => {
                 let message = "`warmup_steps` and `scheduler` both set the learning rate of a step".to_string();
                 let help = Some("keep one of the two; AdamWScheduleFree needs no decay".to_string());
-                resolver.contradiction(&[ScheduleFree::warmup_steps, Config::scheduler], message, help);
+                resolver.contradiction(&[ScheduleFreeParams::warmup_steps, Config::scheduler], message, help);
             }
             Self::ScheduleFree(_) if config.training.ema.is_some() => {
                 let message =
@@ -183,7 +183,7 @@ impl ParameterGroup {
         }
         if own.has_f32_states() != all.has_f32_states() {
             let of = |optimizer: &Optimizer| match optimizer.fp32_optimizer_states() {
-                Some(_) => Adam::fp32_optimizer_states,
+                Some(_) => AdamParams::fp32_optimizer_states,
                 None => Optimizer::TYPE,
             };
             let places = [at(of(own)), of(all).to_string()];
@@ -258,10 +258,10 @@ impl OneCycle {
             resolver.warn(Self::cycle_momentum, message);
             return;
         };
-        if beta2 != 0.99 && resolver.at(Adam::betas) != At::Default {
+        if beta2 != 0.99 && resolver.at(AdamParams::betas) != At::Default {
             let message = "OneCycle replaces both betas: β₁ cycles, and β₂ is 0.99, as in DeepSpeed; `cycle_momentum: \
                            false` keeps yours";
-            resolver.warn(Adam::betas, message.to_string());
+            resolver.warn(AdamParams::betas, message.to_string());
         }
         // A program with its own loop need not train for the default number of steps, so only a written number counts.
         let written = max_steps.filter(|_| resolver.at(Training::max_steps) != At::Default);

@@ -1,6 +1,6 @@
 //! `bf16`, and the other data types, the optimizers and the average of the weights.
 
-use crate::config::{Adam, Bf16, Config, DataTypes, Dtype, Fp16, Optimizer, Training};
+use crate::config::{AdamParams, Bf16, Config, DataTypes, Dtype, Fp16, Optimizer, Training};
 use crate::read::reader::Resolver;
 
 impl Bf16 {
@@ -58,7 +58,7 @@ impl Bf16 {
         let of_eight_bits = config.eight_bit_states();
         for (is_in_bf16, key) in [
             (self.bf16_optimizer_states, Self::bf16_optimizer_states),
-            (!config.optimizer.has_f32_states(), Adam::fp32_optimizer_states),
+            (!config.optimizer.has_f32_states(), AdamParams::fp32_optimizer_states),
         ] {
             needs(
                 of_eight_bits.is_some() && is_in_bf16,
@@ -108,7 +108,7 @@ impl Bf16 {
         );
         needs(
             config.fp16.enabled && !config.optimizer.has_f32_states(),
-            Adam::fp32_optimizer_states,
+            AdamParams::fp32_optimizer_states,
             Fp16::enabled,
             "`fp32_optimizer_states: false` would keep the states in f16, whose range is too small for them",
             "set `fp32_optimizer_states: true`, or use `bf16`",

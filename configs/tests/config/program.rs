@@ -78,8 +78,13 @@ fn changed_fields_are_resolved_for_any_number_of_ranks() {
     config.gradient_clipping = 0.25;
     config.training.max_steps = Some(5);
     config.training.epochs = None;
-    config.optimizer =
-        Optimizer::Lion(Lion { lr: 0.1, betas: [0.9, 0.99], weight_decay: 0.0, optim_bits: 32, min_8bit_size: 4096 });
+    config.optimizer = Optimizer::Lion(LionParams {
+        lr: 0.1,
+        betas: [0.9, 0.99],
+        weight_decay: 0.0,
+        optim_bits: 32,
+        min_8bit_size: 4096,
+    });
     config.activation_checkpointing = Some(ActivationCheckpointing {
         spacing: CheckpointSpacing::Number(2),
         layers: None,

@@ -284,24 +284,26 @@ fn optimizers(optimizer: &config::Optimizer, model: &Model) -> Result<Vec<Optimi
     }
     let pair = |[a, b]: [f64; 2]| (a, b);
     let rule = match *optimizer {
-        From::AdamW(config::Adam { betas, eps, weight_decay, bias_correction, adam_w_mode, .. }) => {
+        From::AdamW(config::AdamParams { betas, eps, weight_decay, bias_correction, adam_w_mode, .. }) => {
             let betas = pair(betas);
             Optimizer::AdamW(AdamW { betas, eps, weight_decay, bias_correction, decoupled: adam_w_mode })
         }
-        From::MuAdam(config::MuAdam { betas, eps, weight_decay, .. })
-        | From::MuAdamW(config::MuAdam { betas, eps, weight_decay, .. }) => {
+        From::MuAdam(config::MuAdamParams { betas, eps, weight_decay, .. })
+        | From::MuAdamW(config::MuAdamParams { betas, eps, weight_decay, .. }) => {
             let (betas, decoupled) = (pair(betas), matches!(optimizer, From::MuAdamW(_)));
             Optimizer::AdamW(AdamW { betas, eps, weight_decay, decoupled, ..AdamW::default() })
         }
-        From::Sgd(config::Sgd { momentum, dampening, nesterov, weight_decay, .. })
-        | From::MuSgd(config::Sgd { momentum, dampening, nesterov, weight_decay, .. }) => {
+        From::Sgd(config::SgdParams { momentum, dampening, nesterov, weight_decay, .. })
+        | From::MuSgd(config::SgdParams { momentum, dampening, nesterov, weight_decay, .. }) => {
             Optimizer::Sgd(Sgd { momentum, dampening, nesterov, weight_decay })
         }
-        From::Lion(config::Lion { betas, weight_decay, .. }) => {
+        From::Lion(config::LionParams { betas, weight_decay, .. }) => {
             Optimizer::Lion(Lion { betas: pair(betas), weight_decay })
         }
-        From::Adagrad(config::Adagrad { eps, weight_decay, .. }) => Optimizer::Adagrad(Adagrad { eps, weight_decay }),
-        From::RmsProp(config::RmsProp { alpha, eps, weight_decay, momentum, centered, .. }) => {
+        From::Adagrad(config::AdagradParams { eps, weight_decay, .. }) => {
+            Optimizer::Adagrad(Adagrad { eps, weight_decay })
+        }
+        From::RmsProp(config::RmsPropParams { alpha, eps, weight_decay, momentum, centered, .. }) => {
             let variant = match (centered, momentum > 0.0) {
                 (true, _) => RmsPropVariant::Centered,
                 (false, true) => RmsPropVariant::Momentum(momentum),
@@ -309,14 +311,16 @@ fn optimizers(optimizer: &config::Optimizer, model: &Model) -> Result<Vec<Optimi
             };
             Optimizer::RmsProp(RmsProp { alpha, eps, weight_decay, variant })
         }
-        From::NAdam(config::NAdam { betas, eps, weight_decay, decoupled_weight_decay, momentum_decay, .. }) => {
+        From::NAdam(config::NAdamParams {
+            betas, eps, weight_decay, decoupled_weight_decay, momentum_decay, ..
+        }) => {
             let (betas, decoupled) = (pair(betas), decoupled_weight_decay);
             Optimizer::NAdam(NAdam { betas, eps, weight_decay, momentum_decay, decoupled })
         }
-        From::RAdam(config::RAdam { betas, eps, weight_decay, decoupled_weight_decay: decoupled, .. }) => {
+        From::RAdam(config::RAdamParams { betas, eps, weight_decay, decoupled_weight_decay: decoupled, .. }) => {
             Optimizer::RAdam(RAdam { betas: pair(betas), eps, weight_decay, decoupled })
         }
-        From::Lamb(config::Lamb {
+        From::Lamb(config::LambParams {
             betas,
             eps,
             weight_decay,
@@ -329,19 +333,19 @@ fn optimizers(optimizer: &config::Optimizer, model: &Model) -> Result<Vec<Optimi
             let (betas, coeffs) = (pair(betas), (min_coeff, max_coeff));
             Optimizer::Lamb(Lamb { betas, eps, eps_inside_sqrt, weight_decay, bias_correction, coeffs })
         }
-        From::ScheduleFree(config::ScheduleFree { betas, eps, weight_decay, r, weight_lr_power, .. }) => {
+        From::ScheduleFree(config::ScheduleFreeParams { betas, eps, weight_decay, r, weight_lr_power, .. }) => {
             let (betas, share) = (pair(betas), ScheduleFree::default().share);
             Optimizer::ScheduleFree(ScheduleFree { betas, eps, weight_decay, r, weight_lr_power, share })
         }
-        From::Adafactor(config::Adafactor { beta2_decay, eps, d, weight_decay, .. }) => {
+        From::Adafactor(config::AdafactorParams { beta2_decay, eps, d, weight_decay, .. }) => {
             Optimizer::Adafactor(Adafactor { beta2_decay, eps: pair(eps), d, weight_decay, rate: 0.0 })
         }
-        From::Muon(config::Muon { momentum, nesterov, weight_decay, ns_steps, betas, eps, .. }) => {
+        From::Muon(config::MuonParams { momentum, nesterov, weight_decay, ns_steps, betas, eps, .. }) => {
             let others = AdamW { betas: pair(betas), eps, weight_decay, ..AdamW::default() };
             let muon = Muon { momentum, nesterov, weight_decay, ns_steps };
             return Ok(vec![Optimizer::Muon(muon), Optimizer::AdamW(others)]);
         }
-        From::Custom(config::Custom { weight_decay, .. }) => {
+        From::Custom(config::CustomParams { weight_decay, .. }) => {
             let Some(rule) = model.optimizer().cloned() else {
                 let message = "`type: Custom` selects the program's custom optimizer, but this program has none";
                 let help = "call `Trainer::optimizer` or `Layers::optimizer` in your own program, or use another type";

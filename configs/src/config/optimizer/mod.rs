@@ -6,8 +6,8 @@ pub(super) mod parameter_groups;
 use serde::Serialize;
 
 use crate::config::optimizer::optimizer_params::{
-    Adafactor, Adagrad, Adam, Custom, Lamb, Lion, MIN_8BIT_SIZE, MuAdam, Muon, NAdam, RAdam, RmsProp, ScheduleFree,
-    Sgd, check_bits,
+    AdafactorParams, AdagradParams, AdamParams, CustomParams, LambParams, LionParams, MIN_8BIT_SIZE, MuAdamParams,
+    MuonParams, NAdamParams, RAdamParams, RmsPropParams, ScheduleFreeParams, SgdParams, check_bits,
 };
 use crate::path::path;
 use crate::read::reader::{Find, Read, Reader, Resolver};
@@ -18,35 +18,35 @@ use crate::value::Leaf;
 #[derive(Debug, Clone, PartialEq)]
 pub enum Optimizer {
     /// Adam with decoupled weight decay (Loshchilov & Hutter 2019), or plain Adam if `adam_w_mode` is off.
-    AdamW(Adam),
+    AdamW(AdamParams),
     /// Stochastic gradient descent, as `torch.optim.SGD`.
-    Sgd(Sgd),
+    Sgd(SgdParams),
     /// Lion: the sign of an interpolated momentum (Chen et al. 2023).
-    Lion(Lion),
+    Lion(LionParams),
     /// Adagrad: divides by the root of the sum of squared gradients (Duchi et al. 2011).
-    Adagrad(Adagrad),
+    Adagrad(AdagradParams),
     /// RMSprop: divides by the root of the mean of squared gradients, as `torch.optim.RMSprop`.
-    RmsProp(RmsProp),
+    RmsProp(RmsPropParams),
     /// NAdam: Adam with Nesterov's look-ahead (Dozat 2016), as `torch.optim.NAdam`.
-    NAdam(NAdam),
+    NAdam(NAdamParams),
     /// RAdam: Adam that corrects the variance of its second moment (Liu et al. 2020), as `torch.optim.RAdam`.
-    RAdam(RAdam),
+    RAdam(RAdamParams),
     /// Muon: orthogonalized momentum for matrices, AdamW for the rest (Jordan et al. 2024).
-    Muon(Muon),
+    Muon(MuonParams),
     /// LAMB: Adam whose step on each parameter is scaled by a ratio of norms (You et al. 2020), as DeepSpeed's kernel.
-    Lamb(Lamb),
+    Lamb(LambParams),
     /// Schedule-free AdamW, as `schedulefree.AdamWScheduleFree` (Defazio et al. 2024).
-    ScheduleFree(ScheduleFree),
+    ScheduleFree(ScheduleFreeParams),
     /// Adafactor: second moments stored per row and per column (Shazeer & Stern 2018), as `torch.optim.Adafactor`.
-    Adafactor(Adafactor),
+    Adafactor(AdafactorParams),
     /// An optimizer of the program that reads the configuration.
-    Custom(Custom),
+    Custom(CustomParams),
     /// Adam with L2 decay whose learning rates fall with the width of the model, as `mup.MuAdam` (Yang et al. 2022).
-    MuAdam(MuAdam),
+    MuAdam(MuAdamParams),
     /// MuAdam with decoupled weight decay, as `mup.MuAdamW`.
-    MuAdamW(MuAdam),
+    MuAdamW(MuAdamParams),
     /// Stochastic gradient descent whose learning rates follow the width of the model, as `mup.MuSGD`.
-    MuSgd(Sgd),
+    MuSgd(SgdParams),
 }
 
 /// Evaluates an expression of the parameters of any optimizer.
@@ -73,22 +73,22 @@ impl Optimizer {
         params: Some(PARAMS),
         shared: &[rejected("legacy_fusion", "false", "the key selects an old code path for fp16")],
         list: &[
-            variant(ADAMW, "Adam with decoupled weight decay", Adam::SECTION.keys),
-            variant("Adam", "AdamW, unless `adam_w_mode` is false", Adam::SECTION.keys),
-            variant("SGD", "Stochastic gradient descent with momentum", Sgd::SECTION.keys),
-            variant("Lion", "Sign of an interpolated momentum", Lion::SECTION.keys),
-            variant("Adagrad", "Sum of squared gradients", Adagrad::SECTION.keys),
-            variant("RMSprop", "Mean of squared gradients", RmsProp::SECTION.keys),
-            variant("NAdam", "Adam with Nesterov's look-ahead", NAdam::SECTION.keys),
-            variant("RAdam", "Adam with a correction of the second moment's variance", RAdam::SECTION.keys),
-            variant(SCHEDULE_FREE, "AdamW with an average of the iterates instead of a schedule", ScheduleFree::SECTION.keys),
-            variant("Muon", "Orthogonalized momentum for matrices, AdamW for the rest", Muon::SECTION.keys),
-            variant("Lamb", "Adam with a trust ratio for each parameter", Lamb::SECTION.keys),
-            variant("Adafactor", "Second moments factored into one value per row and column", Adafactor::SECTION.keys),
-            variant("Custom", "An optimizer that your program provides with `Trainer::optimizer`", Custom::SECTION.keys),
-            variant("MuAdam", "Adam with L2 regularization in the maximal update parametrization; requires the `mup` section", MuAdam::SECTION.keys),
-            variant("MuAdamW", "AdamW in the maximal update parametrization; requires the `mup` section", MuAdam::SECTION.keys),
-            variant("MuSGD", "SGD in the maximal update parametrization; requires the `mup` section", Sgd::SECTION.keys),
+            variant(ADAMW, "Adam with decoupled weight decay", AdamParams::SECTION.keys),
+            variant("Adam", "AdamW, unless `adam_w_mode` is false", AdamParams::SECTION.keys),
+            variant("SGD", "Stochastic gradient descent with momentum", SgdParams::SECTION.keys),
+            variant("Lion", "Sign of an interpolated momentum", LionParams::SECTION.keys),
+            variant("Adagrad", "Sum of squared gradients", AdagradParams::SECTION.keys),
+            variant("RMSprop", "Mean of squared gradients", RmsPropParams::SECTION.keys),
+            variant("NAdam", "Adam with Nesterov's look-ahead", NAdamParams::SECTION.keys),
+            variant("RAdam", "Adam with a correction of the second moment's variance", RAdamParams::SECTION.keys),
+            variant(SCHEDULE_FREE, "AdamW with an average of the iterates instead of a schedule", ScheduleFreeParams::SECTION.keys),
+            variant("Muon", "Orthogonalized momentum for matrices, AdamW for the rest", MuonParams::SECTION.keys),
+            variant("Lamb", "Adam with a trust ratio for each parameter", LambParams::SECTION.keys),
+            variant("Adafactor", "Second moments factored into one value per row and column", AdafactorParams::SECTION.keys),
+            variant("Custom", "An optimizer that your program provides with `Trainer::optimizer`", CustomParams::SECTION.keys),
+            variant("MuAdam", "Adam with L2 regularization in the maximal update parametrization; requires the `mup` section", MuAdamParams::SECTION.keys),
+            variant("MuAdamW", "AdamW in the maximal update parametrization; requires the `mup` section", MuAdamParams::SECTION.keys),
+            variant("MuSGD", "SGD in the maximal update parametrization; requires the `mup` section", SgdParams::SECTION.keys),
             Variant { status: Status::Removed, ..variant("OneBitAdam", ONE_BIT, &[]) },
             Variant { status: Status::Removed, ..variant("ZeroOneAdam", ONE_BIT, &[]) },
             Variant { status: Status::Removed, ..variant("OneBitLamb", ONE_BIT, &[]) },
@@ -104,7 +104,7 @@ impl Optimizer {
             _ => true,
         };
         if let Some((bits, _)) = self.optim_bits() {
-            check_bits(bits, &at(Adam::optim_bits), resolver);
+            check_bits(bits, &at(AdamParams::optim_bits), resolver);
         }
         let mut fail = |keys: &[&str], message: &str, help: Option<&str>| {
             let paths: Vec<String> = keys.iter().map(|key| at(key)).collect();
@@ -114,7 +114,7 @@ impl Optimizer {
         if self.optim_bits().is_some_and(|(_, smallest)| smallest != MIN_8BIT_SIZE) && !has_eight_bits {
             let help = Some("set `optim_bits: 8`, or remove `min_8bit_size`");
             fail(
-                &[Adam::min_8bit_size, Adam::optim_bits],
+                &[AdamParams::min_8bit_size, AdamParams::optim_bits],
                 "`min_8bit_size` has no effect: all states have 32 bits",
                 help,
             );
@@ -122,19 +122,19 @@ impl Optimizer {
         match self {
             Self::Sgd(sgd) | Self::MuSgd(sgd) if sgd.nesterov && (sgd.momentum == 0.0 || sgd.dampening != 0.0) => {
                 let message = "Nesterov momentum needs `momentum` greater than 0 and `dampening` 0";
-                fail(&[Sgd::nesterov, Sgd::momentum, Sgd::dampening], message, None);
+                fail(&[SgdParams::nesterov, SgdParams::momentum, SgdParams::dampening], message, None);
             }
             Self::AdamW(adam) if !adam.adam_w_mode && is_adamw => {
                 let message = "`type: AdamW` means Adam with `adam_w_mode: true`, not `false`";
-                fail(&[Adam::adam_w_mode, Self::TYPE], message, Some("for L2 regularization use `type: Adam`"));
+                fail(&[AdamParams::adam_w_mode, Self::TYPE], message, Some("for L2 regularization use `type: Adam`"));
             }
             Self::RmsProp(rmsprop) if rmsprop.centered && rmsprop.momentum > 0.0 => {
                 let message = "`centered` together with `momentum` needs a third state, which is not implemented";
-                fail(&[RmsProp::centered, RmsProp::momentum], message, Some("remove one of the two"));
+                fail(&[RmsPropParams::centered, RmsPropParams::momentum], message, Some("remove one of the two"));
             }
             Self::Lamb(lamb) if lamb.min_coeff > lamb.max_coeff => {
                 fail(
-                    &[Lamb::min_coeff, Lamb::max_coeff],
+                    &[LambParams::min_coeff, LambParams::max_coeff],
                     "the smallest trust ratio, `min_coeff`, is larger than the largest, `max_coeff`",
                     None,
                 );
@@ -146,7 +146,7 @@ impl Optimizer {
     /// Returns its `type`. Adam without decoupled decay is DeepSpeed's type `Adam`.
     pub fn name(&self) -> &'static str {
         match self {
-            Self::AdamW(Adam { adam_w_mode: false, .. }) => "Adam",
+            Self::AdamW(AdamParams { adam_w_mode: false, .. }) => "Adam",
             Self::AdamW(_) => ADAMW,
             Self::Sgd(_) => "SGD",
             Self::Lion(_) => "Lion",
@@ -173,9 +173,8 @@ impl Optimizer {
     /// Returns the value of `fp32_optimizer_states`, if the optimizer has this parameter.
     pub(crate) fn fp32_optimizer_states(&self) -> Option<bool> {
         match self {
-            Self::AdamW(Adam { fp32_optimizer_states, .. }) | Self::Adagrad(Adagrad { fp32_optimizer_states, .. }) => {
-                Some(*fp32_optimizer_states)
-            }
+            Self::AdamW(AdamParams { fp32_optimizer_states, .. })
+            | Self::Adagrad(AdagradParams { fp32_optimizer_states, .. }) => Some(*fp32_optimizer_states),
             _ => None,
         }
     }
@@ -209,8 +208,8 @@ impl Optimizer {
     /// `None` if the optimizer does not support 8-bit states.
     pub fn optim_bits(&self) -> Option<(usize, usize)> {
         match self {
-            Self::AdamW(Adam { optim_bits, min_8bit_size, .. })
-            | Self::Lion(Lion { optim_bits, min_8bit_size, .. }) => Some((*optim_bits, *min_8bit_size)),
+            Self::AdamW(AdamParams { optim_bits, min_8bit_size, .. })
+            | Self::Lion(LionParams { optim_bits, min_8bit_size, .. }) => Some((*optim_bits, *min_8bit_size)),
             _ => None,
         }
     }
@@ -224,13 +223,13 @@ impl Optimizer {
     /// betas of Muon's AdamW. The average of a schedule-free optimizer needs a constant β₁.
     pub fn betas(&self) -> Option<[f64; 2]> {
         match self {
-            Self::AdamW(Adam { betas, .. })
-            | Self::Lion(Lion { betas, .. })
-            | Self::NAdam(NAdam { betas, .. })
-            | Self::RAdam(RAdam { betas, .. })
-            | Self::MuAdam(MuAdam { betas, .. })
-            | Self::MuAdamW(MuAdam { betas, .. })
-            | Self::Lamb(Lamb { betas, .. }) => Some(*betas),
+            Self::AdamW(AdamParams { betas, .. })
+            | Self::Lion(LionParams { betas, .. })
+            | Self::NAdam(NAdamParams { betas, .. })
+            | Self::RAdam(RAdamParams { betas, .. })
+            | Self::MuAdam(MuAdamParams { betas, .. })
+            | Self::MuAdamW(MuAdamParams { betas, .. })
+            | Self::Lamb(LambParams { betas, .. }) => Some(*betas),
             Self::Sgd(_)
             | Self::MuSgd(_)
             | Self::Adagrad(_)
@@ -269,21 +268,21 @@ impl Read for Optimizer {
     fn read(keys: &mut Reader<'_, '_>, name: &'static str) -> Self {
         let (kind, mut keys) = keys.variant(name, ADAMW);
         match kind {
-            "SGD" => Self::Sgd(Sgd::of(&mut keys)),
-            "Lion" => Self::Lion(Lion::of(&mut keys)),
-            "Adagrad" => Self::Adagrad(Adagrad::of(&mut keys)),
-            "RMSprop" => Self::RmsProp(RmsProp::of(&mut keys)),
-            "NAdam" => Self::NAdam(NAdam::of(&mut keys)),
-            "RAdam" => Self::RAdam(RAdam::of(&mut keys)),
-            SCHEDULE_FREE => Self::ScheduleFree(ScheduleFree::of(&mut keys)),
-            "Muon" => Self::Muon(Muon::of(&mut keys)),
-            "Lamb" => Self::Lamb(Lamb::of(&mut keys)),
-            "Adafactor" => Self::Adafactor(Adafactor::of(&mut keys)),
-            "Custom" => Self::Custom(Custom::of(&mut keys)),
-            "MuAdam" => Self::MuAdam(MuAdam::of(&mut keys)),
-            "MuAdamW" => Self::MuAdamW(MuAdam::of(&mut keys)),
-            "MuSGD" => Self::MuSgd(Sgd::of(&mut keys)),
-            _ => Self::AdamW(Adam::of(&mut keys)),
+            "SGD" => Self::Sgd(SgdParams::of(&mut keys)),
+            "Lion" => Self::Lion(LionParams::of(&mut keys)),
+            "Adagrad" => Self::Adagrad(AdagradParams::of(&mut keys)),
+            "RMSprop" => Self::RmsProp(RmsPropParams::of(&mut keys)),
+            "NAdam" => Self::NAdam(NAdamParams::of(&mut keys)),
+            "RAdam" => Self::RAdam(RAdamParams::of(&mut keys)),
+            SCHEDULE_FREE => Self::ScheduleFree(ScheduleFreeParams::of(&mut keys)),
+            "Muon" => Self::Muon(MuonParams::of(&mut keys)),
+            "Lamb" => Self::Lamb(LambParams::of(&mut keys)),
+            "Adafactor" => Self::Adafactor(AdafactorParams::of(&mut keys)),
+            "Custom" => Self::Custom(CustomParams::of(&mut keys)),
+            "MuAdam" => Self::MuAdam(MuAdamParams::of(&mut keys)),
+            "MuAdamW" => Self::MuAdamW(MuAdamParams::of(&mut keys)),
+            "MuSGD" => Self::MuSgd(SgdParams::of(&mut keys)),
+            _ => Self::AdamW(AdamParams::of(&mut keys)),
         }
     }
 }

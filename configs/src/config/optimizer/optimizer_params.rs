@@ -28,7 +28,7 @@ pub(crate) fn check_bits(bits: usize, place: &str, resolver: &mut Resolver<'_>) 
 section! {
     /// Parameters of Adam.
     #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-    pub struct Adam(keys) in "optimizer.params" {
+    pub struct AdamParams(keys) in "optimizer.params" {
         /// Learning rate; a scheduler may replace it step by step.
         pub lr: f64 = engine(NON_NEGATIVE, "0.001", LR) [else TRAINER];
         pub betas: [f64; 2] = now(BETAS, "[0.9, 0.999]", "Decay rates of the first and second moments");
@@ -48,7 +48,7 @@ section! {
 section! {
     /// Parameters of SGD.
     #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-    pub struct Sgd(keys) in "optimizer.params" {
+    pub struct SgdParams(keys) in "optimizer.params" {
         /// Learning rate.
         pub lr: f64 = engine(NON_NEGATIVE, "0.001", LR) [else TRAINER];
         pub momentum: f64 = now(Kind::Float(FRACTION), "0.0", "Momentum; 0: no momentum state");
@@ -66,7 +66,7 @@ section! {
 section! {
     /// Parameters of MuAdam and MuAdamW, as in the package `mup`.
     #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-    pub struct MuAdam(keys) in "optimizer.params" {
+    pub struct MuAdamParams(keys) in "optimizer.params" {
         pub lr: f64 = engine(NON_NEGATIVE, "0.001", "Learning rate of the base model; auto: 5e-5, as in Hugging Face's Trainer") [else TRAINER];
         pub betas: [f64; 2] = now(BETAS, "[0.9, 0.999]", "Decay rates of the first and second moments");
         pub eps: f64 = now(NON_NEGATIVE, "1.0e-8", "Added to the square root of the second moment");
@@ -84,7 +84,7 @@ section! {
 section! {
     /// Parameters of Lion.
     #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-    pub struct Lion(keys) in "optimizer.params" {
+    pub struct LionParams(keys) in "optimizer.params" {
         /// Learning rate.
         pub lr: f64 = engine(NON_NEGATIVE, "0.001", LR) [else TRAINER];
         pub betas: [f64; 2] = now(BETAS, "[0.9, 0.999]", "β₁ interpolates the update; β₂ decays the momentum");
@@ -98,7 +98,7 @@ section! {
 section! {
     /// Parameters of Adagrad.
     #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-    pub struct Adagrad(keys) in "optimizer.params" {
+    pub struct AdagradParams(keys) in "optimizer.params" {
         /// Learning rate.
         pub lr: f64 = engine(NON_NEGATIVE, "0.01", LR) [else TRAINER];
         pub eps: f64 = now(NON_NEGATIVE, "1.0e-10", "Added to the square root of the sum");
@@ -111,7 +111,7 @@ section! {
 section! {
     /// Parameters of RMSprop, as `torch.optim.RMSprop`.
     #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-    pub struct RmsProp(keys) in "optimizer.params" {
+    pub struct RmsPropParams(keys) in "optimizer.params" {
         /// Learning rate.
         pub lr: f64 = engine(NON_NEGATIVE, "0.01", LR) [else TRAINER];
         pub alpha: f64 = now(Kind::Float(FRACTION), "0.99", "Decay rate of the mean of squared gradients");
@@ -130,7 +130,7 @@ section! {
 section! {
     /// Parameters of NAdam, as `torch.optim.NAdam`.
     #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-    pub struct NAdam(keys) in "optimizer.params" {
+    pub struct NAdamParams(keys) in "optimizer.params" {
         /// Learning rate.
         pub lr: f64 = engine(NON_NEGATIVE, "0.002", LR) [else TRAINER];
         pub betas: [f64; 2] = now(BETAS, "[0.9, 0.999]", "Decay rates of the first and second moments");
@@ -149,7 +149,7 @@ section! {
 section! {
     /// Parameters of RAdam, as `torch.optim.RAdam`.
     #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-    pub struct RAdam(keys) in "optimizer.params" {
+    pub struct RAdamParams(keys) in "optimizer.params" {
         /// Learning rate.
         pub lr: f64 = engine(NON_NEGATIVE, "0.001", LR) [else TRAINER];
         pub betas: [f64; 2] = now(BETAS, "[0.9, 0.999]", "Decay rates of the first and second moments");
@@ -167,7 +167,7 @@ section! {
 section! {
     /// Parameters of Muon.
     #[derive(Debug, Clone, PartialEq, Serialize)]
-    pub struct Muon(keys) in "optimizer.params" {
+    pub struct MuonParams(keys) in "optimizer.params" {
         /// Learning rate.
         pub lr: f64 = engine(NON_NEGATIVE, "0.001", LR) [else TRAINER];
         /// Learning rate of the matrices, in place of `lr`.
@@ -189,7 +189,7 @@ section! {
 section! {
     /// Parameters of LAMB.
     #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-    pub struct Lamb(keys) in "optimizer.params" {
+    pub struct LambParams(keys) in "optimizer.params" {
         /// Learning rate.
         pub lr: f64 = engine(NON_NEGATIVE, "0.001", LR) [else TRAINER];
         pub betas: [f64; 2] = now(BETAS, "[0.9, 0.999]", "Decay rates of the first and second moments");
@@ -207,7 +207,7 @@ section! {
 section! {
     /// Parameters of schedule-free AdamW, as `schedulefree.AdamWScheduleFree`.
     #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-    pub struct ScheduleFree(keys) in "optimizer.params" {
+    pub struct ScheduleFreeParams(keys) in "optimizer.params" {
         /// Learning rate.
         pub lr: f64 = engine(NON_NEGATIVE, "0.0025", LR) [else TRAINER];
         pub betas: [f64; 2] = now(BETAS, "[0.9, 0.999]", "β₁: share of the average in the weights at which gradients are computed; β₂: decay rate of the second moment");
@@ -224,7 +224,7 @@ section! {
 section! {
     /// Parameters of Adafactor, as `torch.optim.Adafactor`.
     #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-    pub struct Adafactor(keys) in "optimizer.params" {
+    pub struct AdafactorParams(keys) in "optimizer.params" {
         /// Maximum relative step size; also the learning rate of the weight decay.
         pub lr: f64 = engine(NON_NEGATIVE, "0.01", "Largest relative step size: step t has the size min(lr, 1/√t) × the rms of the parameter; auto: 5e-5, as in Hugging Face's Trainer") [else TRAINER];
         pub beta2_decay: f64 = now(NOT_POSITIVE, "-0.8", "β₂ is 1 − step^beta2_decay");
@@ -246,14 +246,14 @@ section! {
 section! {
     /// The two parameters that every optimizer of a program takes from the file; the program sets any others.
     #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-    pub struct Custom(keys) in "optimizer.params" {
+    pub struct CustomParams(keys) in "optimizer.params" {
         /// Learning rate.
         pub lr: f64 = engine(NON_NEGATIVE, "0.001", LR) [else TRAINER];
         pub weight_decay: f64 = now(NON_NEGATIVE, "0.0", "Weight decay");
     }
 }
 
-impl Muon {
+impl MuonParams {
     /// Returns the learning rate of the parameters that AdamW updates.
     pub fn lr_of_others(&self) -> f64 {
         self.adam_lr.unwrap_or(self.lr)

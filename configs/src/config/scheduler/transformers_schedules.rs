@@ -4,7 +4,7 @@
 use serde::Serialize;
 
 use crate::choice::{Choice as _, choice};
-use crate::config::{Adam, Scheduler};
+use crate::config::{AdamParams, Scheduler};
 use crate::read::reader::Resolver;
 use crate::schema::*;
 use crate::table::section;
@@ -158,7 +158,7 @@ impl Scheduler {
                 match (min_lr, min_lr_rate) {
                     (Some(min), None) if min >= lr => {
                         let message = format!("the smallest learning rate {min} is not below the optimizer's {lr}");
-                        resolver.contradiction(&[CosineMinLr::min_lr, Adam::lr], message, None);
+                        resolver.contradiction(&[CosineMinLr::min_lr, AdamParams::lr], message, None);
                     }
                     (Some(_), None) | (None, Some(_)) => {}
                     (Some(_), Some(_)) => {
@@ -175,7 +175,7 @@ impl Scheduler {
             Self::Polynomial(PolynomialDecay { num_training_steps, lr_end, .. }) => {
                 if lr_end >= lr {
                     let message = format!("the last learning rate {lr_end} is not below the optimizer's {lr}");
-                    resolver.contradiction(&[PolynomialDecay::lr_end, Adam::lr], message, None);
+                    resolver.contradiction(&[PolynomialDecay::lr_end, AdamParams::lr], message, None);
                 }
                 num_training_steps
             }

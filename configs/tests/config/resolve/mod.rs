@@ -18,7 +18,7 @@ fn the_shortest_configuration_has_deepspeeds_defaults() {
     assert_eq!((config.gradient_clipping, config.steps_per_print), (1.0, 10));
     assert_eq!((config.gradient_allreduce_op, config.log_level), (GradientReduceOp::Mean, LogLevel::Info));
     assert_eq!(config.communication_data_type, None);
-    let adam = Optimizer::AdamW(Adam {
+    let adam = Optimizer::AdamW(AdamParams {
         lr: 1e-3,
         betas: [0.9, 0.999],
         eps: 1e-8,
@@ -91,20 +91,26 @@ fn sizes_may_be_written_as_floats() {
 fn optimizers_have_deepspeeds_names_and_defaults() {
     assert_eq!(
         with("optimizer: {type: SGD}").optimizer,
-        Optimizer::Sgd(Sgd { lr: 1e-3, momentum: 0.0, dampening: 0.0, nesterov: false, weight_decay: 0.0 })
+        Optimizer::Sgd(SgdParams { lr: 1e-3, momentum: 0.0, dampening: 0.0, nesterov: false, weight_decay: 0.0 })
     );
     assert_eq!(
         with("optimizer: {type: lion, params: {lr: 1e-4}}").optimizer,
-        Optimizer::Lion(Lion { lr: 1e-4, betas: [0.9, 0.999], weight_decay: 0.0, optim_bits: 32, min_8bit_size: 4096 })
+        Optimizer::Lion(LionParams {
+            lr: 1e-4,
+            betas: [0.9, 0.999],
+            weight_decay: 0.0,
+            optim_bits: 32,
+            min_8bit_size: 4096
+        })
     );
     assert_eq!(
         with("optimizer: {type: adagrad}").optimizer,
-        Optimizer::Adagrad(Adagrad { lr: 1e-2, eps: 1e-10, weight_decay: 0.0, fp32_optimizer_states: true })
+        Optimizer::Adagrad(AdagradParams { lr: 1e-2, eps: 1e-10, weight_decay: 0.0, fp32_optimizer_states: true })
     );
     // The defaults of these optimizers are PyTorch's.
     assert_eq!(
         with("optimizer: {type: RMSprop}").optimizer,
-        Optimizer::RmsProp(RmsProp {
+        Optimizer::RmsProp(RmsPropParams {
             lr: 1e-2,
             alpha: 0.99,
             eps: 1e-8,
@@ -116,15 +122,22 @@ fn optimizers_have_deepspeeds_names_and_defaults() {
     let (betas, eps, weight_decay, decoupled_weight_decay) = ([0.9, 0.999], 1e-8, 0.0, false);
     assert_eq!(
         with("optimizer: {type: nadam}").optimizer,
-        Optimizer::NAdam(NAdam { lr: 2e-3, betas, eps, weight_decay, decoupled_weight_decay, momentum_decay: 4e-3 })
+        Optimizer::NAdam(NAdamParams {
+            lr: 2e-3,
+            betas,
+            eps,
+            weight_decay,
+            decoupled_weight_decay,
+            momentum_decay: 4e-3
+        })
     );
     assert_eq!(
         with("optimizer: {type: RAdam}").optimizer,
-        Optimizer::RAdam(RAdam { lr: 1e-3, betas, eps, weight_decay, decoupled_weight_decay })
+        Optimizer::RAdam(RAdamParams { lr: 1e-3, betas, eps, weight_decay, decoupled_weight_decay })
     );
     assert_eq!(
         with("optimizer: {type: Muon, params: {adam_lr: 0.002}}").optimizer,
-        Optimizer::Muon(Muon {
+        Optimizer::Muon(MuonParams {
             lr: 1e-3,
             muon_lr: None,
             adam_lr: Some(2e-3),
@@ -140,7 +153,7 @@ fn optimizers_have_deepspeeds_names_and_defaults() {
     let (bias_correction, max_coeff, min_coeff, eps_inside_sqrt) = (true, 10.0, 0.01, false);
     assert_eq!(
         with("optimizer: {type: lamb}").optimizer,
-        Optimizer::Lamb(Lamb {
+        Optimizer::Lamb(LambParams {
             lr: 1e-3,
             betas,
             eps,
@@ -154,7 +167,7 @@ fn optimizers_have_deepspeeds_names_and_defaults() {
     let eps = [f64::from(f32::EPSILON), 1e-3];
     assert_eq!(
         with("optimizer: {type: adafactor}").optimizer,
-        Optimizer::Adafactor(Adafactor { lr: 1e-2, beta2_decay: -0.8, eps, d: 1.0, weight_decay })
+        Optimizer::Adafactor(AdafactorParams { lr: 1e-2, beta2_decay: -0.8, eps, d: 1.0, weight_decay })
     );
     // `Adam` is AdamW by default. Both variants survive a round trip through YAML.
     for (text, decoupled) in [("type: Adam", true), ("type: Adam, params: {adam_w_mode: false}", false)] {
