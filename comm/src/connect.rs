@@ -99,7 +99,7 @@ const WORLD: u64 = 0;
 
 /// How long the rank that serves the store keeps running after it has found that the ranks' settings or world sizes
 /// differ, so that the other ranks can read these values and report the difference.
-const FAREWELL: Duration = Duration::from_secs(5);
+const REPORT_TIME: Duration = Duration::from_secs(5);
 
 /// The record that a rank publishes in the store.
 pub(crate) struct Introduction {
@@ -273,7 +273,7 @@ impl Meeting<'_> {
     /// Returns the error that reports that rank `peer` was started with `there` ranks. The rank that serves the store
     /// first waits until the other ranks have found the difference.
     fn differing_size(&self, store: &mut StoreClient, peer: usize, there: usize, serves: bool) -> CommError {
-        let (rank, here, deadline) = (self.place.rank, self.place.world_size, Instant::now() + FAREWELL);
+        let (rank, here, deadline) = (self.place.rank, self.place.world_size, Instant::now() + REPORT_TIME);
         let _ = self.part(store, ("differs", here.max(there)), serves, deadline);
         let mut both = [(rank, here.to_string()), (peer, there.to_string())];
         both.sort();
@@ -303,7 +303,7 @@ impl Meeting<'_> {
     /// report the same error.
     fn agree(&self, store: &mut StoreClient, peers: &[Introduction], serves: bool) -> Result<(), CommError> {
         let Some(other) = peers.iter().position(|peer| peer.terms != peers[0].terms) else { return Ok(()) };
-        let (rank, deadline) = (self.place.rank, Instant::now() + FAREWELL);
+        let (rank, deadline) = (self.place.rank, Instant::now() + REPORT_TIME);
         let key = |rank: usize| format!("{}/terms/{rank}", self.keys);
         let failed = |error| self.store_error(error);
         if rank == 0 || rank == other {

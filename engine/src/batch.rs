@@ -330,10 +330,10 @@ mod tests {
 
     #[test]
     fn every_micro_batch_is_assigned_once() {
-        for deal in [MicrobatchOrder::InTurn, MicrobatchOrder::Contiguous] {
+        for order in [MicrobatchOrder::InTurn, MicrobatchOrder::Contiguous] {
             for (ranks, micro_batches) in [(1, 8), (2, 4), (3, 3), (8, 1)] {
                 let mut seen: Vec<usize> = (0..ranks)
-                    .flat_map(|r| (0..micro_batches).map(move |m| deal.global(r, ranks, m, micro_batches)))
+                    .flat_map(|r| (0..micro_batches).map(move |m| order.global(r, ranks, m, micro_batches)))
                     .collect();
                 seen.sort_unstable();
                 assert_eq!(seen, (0..ranks * micro_batches).collect::<Vec<_>>());

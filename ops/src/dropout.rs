@@ -20,7 +20,7 @@ use candle_core::CudaStorage;
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, D, DType, Result, Shape, Tensor, bail};
 #[cfg(feature = "cuda")]
-use zero_kernels::dropout::{Mask, Place as OnGpu};
+use zero_kernels::dropout::{Mask, SampleLayout};
 
 /// One dropout of a model: its probability and a name that is unique within its layer.
 #[derive(Clone, Debug)]
@@ -65,7 +65,7 @@ pub fn dropout_of_columns(
 ) -> Result<Tensor> {
     match numbers(OP, probability, name, pass)? {
         Some(stream) => {
-            let place = Place::of(x, columns)?;
+            let place = SampleIndices::of(x, columns)?;
             apply([x], Masked { probability, stream, first_sample: pass.sample, place })
         }
         None => Ok(x.clone()),
@@ -88,11 +88,11 @@ struct Masked {
     stream: Stream,
     first_sample: u64,
     /// `None` if the tensor holds whole samples.
-    place: Option<Place>,
+    place: Option<SampleIndices>,
 }
 
 /// Maps the elements of a `[batch, time, …]` tensor to their places in the whole samples.
-struct Place {
+struct SampleIndices {
     /// The slices along the first dimension: one for each rank of a tensor group that gathered along it, otherwise a
     /// single one.
     slices: Vec<Slice>,
@@ -112,7 +112,7 @@ struct Slice {
     part: usize,
 }
 
-impl Place {
+impl SampleIndices {
     /// Returns the place of `x`, or `None` if it holds whole samples.
     fn of(x: &Tensor, columns: Option<(usize, usize)>) -> Result<Option<Self>> {
         let gathered = SequenceGroup::of_gathered().filter(|(_, along)| *along == Along::Batch);
@@ -141,7 +141,7 @@ impl Place {
     /// Returns the index of each part's first element in the tensor, and the part's place in the whole samples. `size`
     /// is the number of elements of a sample in the tensor.
     #[cfg(feature = "cuda")]
-    fn on_gpu(&self, size: usize) -> Vec<(usize, OnGpu)> {
+    fn on_gpu(&self, size: usize) -> Vec<(usize, SampleLayout)> {
         let parts = self.slices.iter().enumerate().flat_map(|(index, Slice { firsts, part })| {
             firsts.iter().enumerate().map(move |(which, &first)| {
                 let (rows, width, first, apart) = match self.columns {
@@ -149,7 +149,7 @@ impl Place {
                     Some((column, all)) => (part / self.width, self.width, first * all + column, all),
                 };
                 let [rows, width, stride, first, apart] = [rows, width, size, first, apart].map(|count| count as u64);
-                let place = OnGpu { samples: self.batch as u64, rows, width, stride, first, apart };
+                let place = SampleLayout { samples: self.batch as u64, rows, width, stride, first, apart };
                 (index * self.batch * size + which * part, place)
             })
         });
@@ -190,7 +190,7 @@ impl Masked {
         let (samples, count) = (samples(shape), x.count);
         let parts = match &self.place {
             Some(place) => place.on_gpu(count / samples),
-            None => vec![(0, OnGpu::whole([samples as u64, (count / samples) as u64]))],
+            None => vec![(0, SampleLayout::whole([samples as u64, (count / samples) as u64]))],
         };
         let mask = Mask { key: stream.key(), first_sample, probability, scale: self.scale() };
         gpu::dropout::apply(OP, gpu, x, dtype, &parts, &mask)

@@ -1,7 +1,7 @@
 //! Sums the gradients of micro-batches in one of two fixed orders.
 
 use crate::error::ZeroError;
-use crate::kept::KeptGradient;
+use crate::grad_buffer::GradBuffer;
 
 /// The order of the sum over micro-batches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,7 +21,7 @@ pub enum Order {
 pub(crate) struct Accumulator {
     order: Order,
     /// Pairs (height of a subtree, its sum); lower subtrees are on top.
-    stack: Vec<(u32, KeptGradient)>,
+    stack: Vec<(u32, GradBuffer)>,
 }
 
 impl Accumulator {
@@ -30,7 +30,7 @@ impl Accumulator {
     }
 
     /// Adds a summand. Passes buffers that are no longer needed to `free`.
-    pub(crate) fn add(&mut self, summand: KeptGradient, mut free: impl FnMut(KeptGradient)) -> Result<(), ZeroError> {
+    pub(crate) fn add(&mut self, summand: GradBuffer, mut free: impl FnMut(GradBuffer)) -> Result<(), ZeroError> {
         self.stack.push((0, summand));
         while let [.., (below, _), (top, _)] = self.stack[..]
             && (self.order == Order::Arrival || below == top)
@@ -41,14 +41,14 @@ impl Accumulator {
     }
 
     /// Takes the total and leaves the accumulator empty. Returns `None` if nothing was added.
-    pub(crate) fn take(&mut self, mut free: impl FnMut(KeptGradient)) -> Result<Option<KeptGradient>, ZeroError> {
+    pub(crate) fn take(&mut self, mut free: impl FnMut(GradBuffer)) -> Result<Option<GradBuffer>, ZeroError> {
         while self.stack.len() > 1 {
             self.merge(&mut free)?;
         }
         Ok(self.stack.pop().map(|(_, sum)| sum))
     }
 
-    fn merge(&mut self, free: &mut impl FnMut(KeptGradient)) -> Result<(), ZeroError> {
+    fn merge(&mut self, free: &mut impl FnMut(GradBuffer)) -> Result<(), ZeroError> {
         let Some((height, newer)) = self.stack.pop() else { return Ok(()) };
         let Some((below, older)) = self.stack.last_mut() else { return Ok(()) };
         older.add(&newer)?;
@@ -62,8 +62,8 @@ impl Accumulator {
 mod tests {
     use super::*;
 
-    fn kept(value: f32) -> KeptGradient {
-        KeptGradient::F32(vec![value].into())
+    fn kept(value: f32) -> GradBuffer {
+        GradBuffer::F32(vec![value].into())
     }
 
     fn sum(order: Order, values: &[f32]) -> f32 {

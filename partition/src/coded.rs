@@ -178,7 +178,7 @@ impl Segment {
 }
 
 /// A range of a segment that is encoded or decoded.
-pub(crate) struct Part {
+pub(crate) struct CodedPart {
     pub(crate) range: Range<usize>,
     /// Position of its first value.
     pub(crate) first: usize,
@@ -188,8 +188,8 @@ pub(crate) struct Part {
 
 /// Returns where the parts of parameters that lie within ranges of a segment are in its values, and the offsets of
 /// their codes in bytes.
-pub(crate) fn places(segment: &Segment, codes: BlockCodes, parts: &[Part]) -> Vec<(Range<usize>, usize)> {
-    let of_part = |&Part { ref range, first, mut at }: &Part| {
+pub(crate) fn places(segment: &Segment, codes: BlockCodes, parts: &[CodedPart]) -> Vec<(Range<usize>, usize)> {
+    let of_part = |&CodedPart { ref range, first, mut at }: &CodedPart| {
         let place = segment.overlaps(range.clone()).map(move |(.., of)| {
             let offset = at;
             at += codes.bytes(of.len());
@@ -205,7 +205,7 @@ pub(crate) fn places(segment: &Segment, codes: BlockCodes, parts: &[Part]) -> Ve
 pub(crate) fn encode(
     segment: &Segment,
     codes: BlockCodes,
-    parts: &[Part],
+    parts: &[CodedPart],
     written: &mut [u8],
     work: impl Fn(Range<usize>, &mut [u8]) -> Result<(), LengthError> + Sync,
 ) -> Result<(), ZeroError> {
@@ -262,7 +262,7 @@ pub(crate) fn to_gather(
     shard: &Storage,
 ) -> Result<ToGather, ZeroError> {
     let (segment, counts) = (rank.segment(id), rank.segment(id).shard_code_bytes(codes));
-    let own = [Part { range: rank.shard(id), first: 0, at: 0 }];
+    let own = [CodedPart { range: rank.shard(id), first: 0, at: 0 }];
     let by_gpu = rank.options.on_gpu.gathers && matches!(shard, Storage::Cuda(_));
     let (of_own, bytes) = (counts[rank.shards().rank()], counts.iter().sum());
     memory.count(Category::Staging, of_own + bytes, 1);
@@ -307,7 +307,7 @@ pub(crate) fn gathered(
     memory.count(Category::Staging, elements, rank.width(id));
     // A secondary shard on the host takes its part of values on the host.
     if rank.is_on_gpu() && (rank.options.on_gpu.parameters || !segment.has_secondary()) {
-        let places = places(segment, codes, &[Part { range: all, first: 0, at: 0 }]);
+        let places = places(segment, codes, &[CodedPart { range: all, first: 0, at: 0 }]);
         let from = memory.gpu()?.arrived(output)?;
         let values = gpu::dequantized(codes, &from, &places, (rank.dtype, elements))?;
         memory.uncount(Category::Staging, received, 1);

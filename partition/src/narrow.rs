@@ -12,7 +12,7 @@ use zero_optim::{
 };
 
 use crate::error::ZeroError;
-use crate::kept::Grads;
+use crate::grad_buffer::Grads;
 use crate::threads::share;
 
 /// Number of elements to widen at a time for types without a specialized loop: parameters with stochastic rounding, and

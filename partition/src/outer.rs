@@ -16,7 +16,7 @@ use zero_pipeline::SegmentId;
 use crate::accounting::ledger::Category;
 use crate::accounting::memory::Memory;
 use crate::error::{ZeroError, missing};
-use crate::kept::Grads;
+use crate::grad_buffer::Grads;
 use crate::narrow::{Values, update};
 use crate::options::OuterOptions;
 use crate::rank::Rank;

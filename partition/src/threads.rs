@@ -8,7 +8,7 @@ use zero_optim::{
     Adafactor, ExactSum, HalfFloat, LengthError, MatrixStates, Muon, SecondMoment, Step, read_half, write_half,
 };
 
-use crate::kept::Grads;
+use crate::grad_buffer::Grads;
 
 /// Smaller inputs stay on one thread, because they finish before a second thread has started.
 const SMALL: usize = 64 * BLOCK;

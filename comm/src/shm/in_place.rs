@@ -3,7 +3,7 @@
 //!
 //! The owner of a range reads it in all buffers, combines it, and writes the result back to all buffers while they are
 //! still in the cache. Meanwhile, no other rank accesses that range of any buffer, so ranks synchronize only twice: no
-//! rank starts before the exchange of headers, and no rank returns its buffer before the exchange of farewells. A
+//! rank starts before the exchange of headers, and no rank returns its buffer before the exchange of done bytes. A
 //! gather without a reduction also has these two exchanges, but each range is only copied.
 //!
 //! For an all_reduce of S bytes on two ranks, each rank reads S and writes S. Through rings, it would read 2.5 S and

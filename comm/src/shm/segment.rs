@@ -12,7 +12,7 @@ use crate::bell::Bell;
 
 /// The purpose of a ring: collectives and messages use separate rings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Lane {
+pub(crate) enum RingUse {
     Collectives,
     Messages,
 }
@@ -88,7 +88,7 @@ impl Segment {
     }
 
     /// Returns the shared words of the ring from one rank to another.
-    pub(super) fn control(&self, lane: Lane, from: usize, to: usize) -> &Control {
+    pub(super) fn control(&self, lane: RingUse, from: usize, to: usize) -> &Control {
         let ring = self.layout.ring(lane, from, to);
         // SAFETY: the layout has a Control at this offset; it consists of atomics, for which zeroed and shared memory
         // is valid.
@@ -96,7 +96,7 @@ impl Segment {
     }
 
     /// Returns the memory of a slot, `chunk` bytes. The ring determines whether the writer or the reader may use it.
-    pub(super) fn slot(&self, lane: Lane, from: usize, to: usize, slot: usize) -> *mut u8 {
+    pub(super) fn slot(&self, lane: RingUse, from: usize, to: usize, slot: usize) -> *mut u8 {
         assert!(slot < SLOTS);
         let ring = self.layout.ring(lane, from, to);
         self.at(self.layout.slots() + (ring * SLOTS + slot) * self.layout.chunk)
@@ -132,7 +132,7 @@ impl Layout {
         2 * self.size * self.size
     }
 
-    fn ring(&self, lane: Lane, from: usize, to: usize) -> usize {
+    fn ring(&self, lane: RingUse, from: usize, to: usize) -> usize {
         assert!(from < self.size && to < self.size);
         (lane as usize * self.size + from) * self.size + to
     }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::segment::{Lane, Segment};
+use super::segment::{RingUse, Segment};
 use crate::bell::Bell;
 use crate::stream::{Broken, Wait, Wires};
 
@@ -38,26 +38,26 @@ impl ShmWires {
         ShmWires { segment: Arc::clone(segment), rank, scope: Scope::From(from), spin }
     }
 
-    fn lane(&self) -> Lane {
+    fn lane(&self) -> RingUse {
         match self.scope {
-            Scope::Collectives => Lane::Collectives,
-            Scope::To(_) | Scope::From(_) => Lane::Messages,
+            Scope::Collectives => RingUse::Collectives,
+            Scope::To(_) | Scope::From(_) => RingUse::Messages,
         }
     }
 
     fn own_bell(&self) -> &Bell {
         match self.scope {
             Scope::Collectives => self.segment.bell(self.rank),
-            Scope::To(peer) => &self.segment.control(Lane::Messages, self.rank, peer).writer,
-            Scope::From(peer) => &self.segment.control(Lane::Messages, peer, self.rank).reader,
+            Scope::To(peer) => &self.segment.control(RingUse::Messages, self.rank, peer).writer,
+            Scope::From(peer) => &self.segment.control(RingUse::Messages, peer, self.rank).reader,
         }
     }
 
     fn bell_of(&self, peer: usize) -> &Bell {
         match self.scope {
             Scope::Collectives => self.segment.bell(peer),
-            Scope::To(peer) => &self.segment.control(Lane::Messages, self.rank, peer).reader,
-            Scope::From(peer) => &self.segment.control(Lane::Messages, peer, self.rank).writer,
+            Scope::To(peer) => &self.segment.control(RingUse::Messages, self.rank, peer).reader,
+            Scope::From(peer) => &self.segment.control(RingUse::Messages, peer, self.rank).writer,
         }
     }
 

@@ -12,7 +12,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::among::{Among, Subgroup};
-use super::farewell::farewell;
+use super::done::exchange_done;
 use super::order::{Chunk, Item, Order, chunk_of, chunks_of};
 use super::{Wait, Watch, Wires, small};
 use crate::collective::carried::Carried;
@@ -120,7 +120,7 @@ impl Ends<'_> {
             let header = Header { job, attempt, group: membership.group, signature: step.signature, place: None };
             return small::run(step, &header, membership, wires, &mut watch);
         }
-        // From here on, peers may read and write these buffers, until they send their farewell.
+        // From here on, peers may read and write these buffers, until they send their done byte.
         let offer = |vector: &Vector<'_>| neighbours.and_then(|_| lend(vector.buffer));
         let mut lent: Vec<Option<Lent>> = step.vectors.iter().map(offer).collect();
         let places: Vec<Option<u64>> = lent.iter().map(|lent| lent.as_ref().map(Lent::place)).collect();
@@ -172,7 +172,7 @@ impl Ends<'_> {
         }
         let in_place = lent.iter().any(Option::is_some);
         if in_place {
-            farewell(wires, membership, &mut watch)?;
+            exchange_done(wires, membership, &mut watch)?;
             lent.into_iter().flatten().for_each(Lent::returned);
         }
         Ok(Carried { in_place, network_bytes: if wires.is_network() { run.payload } else { 0 }, ..Carried::IN_PLACE })

@@ -5,8 +5,8 @@
 //! moves, the lane waits in slices and checks the health of the job in between.
 
 mod among;
+mod done;
 mod exchange;
-mod farewell;
 mod gather;
 mod message;
 mod order;

@@ -9,8 +9,8 @@
 //! part, and the peer copies the part from there and sends a receipt, for which this rank waits. Each rank decides for
 //! its own input whether it sends chunks.
 
+use super::done::DONE;
 use super::exchange::{Exchange, compare};
-use super::farewell::DONE;
 use super::order::chunk_of;
 use super::{Wait, Watch, Wires};
 use crate::collective::carried::Carried;

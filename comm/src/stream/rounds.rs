@@ -57,21 +57,21 @@ impl Network {
 }
 
 /// A rank's end of the streams of a lane.
-struct Lane {
+struct StreamEnd {
     network: Arc<Network>,
     membership: Membership,
     /// By peer, the chunk that is being received.
     arriving: HashMap<usize, Vec<u8>>,
 }
 
-impl Lane {
+impl StreamEnd {
     /// Returns the key of the stream from one rank of the group to another.
     fn key(&self, from: usize, to: usize) -> (u64, usize, usize) {
         (self.membership.group, self.membership.members[from], self.membership.members[to])
     }
 }
 
-impl Wires for Lane {
+impl Wires for StreamEnd {
     fn chunk(&self) -> usize {
         1024
     }
@@ -153,10 +153,11 @@ impl Drop for Rank {
 
 impl Rank {
     /// Returns the end of a group's streams: its wires, membership and topic. `members` includes this rank.
-    fn lane(&self, group: u64, members: &[usize]) -> (Box<Lane>, Membership, Topic) {
+    fn lane(&self, group: u64, members: &[usize]) -> (Box<StreamEnd>, Membership, Topic) {
         let own = members.iter().position(|member| *member == self.rank).expect("a member");
         let membership = || Membership::new(group, own, members.to_vec());
-        let wires = Lane { network: Arc::clone(&self.network), membership: membership(), arriving: HashMap::new() };
+        let wires =
+            StreamEnd { network: Arc::clone(&self.network), membership: membership(), arriving: HashMap::new() };
         (Box::new(wires), membership(), Topic::collectives(group, &self.waiters))
     }
 

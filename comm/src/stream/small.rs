@@ -13,8 +13,8 @@
 
 use std::ops::Range;
 
+use super::done::DONE;
 use super::exchange::compare;
-use super::farewell::DONE;
 use super::{Wait, Watch, Wires};
 use crate::collective::carried::Carried;
 use crate::collective::reduction::Reduction;

@@ -14,15 +14,15 @@ struct Verdict {
     uint32_t admitted;
 };
 
-// The type in which gradients would travel between ranks. A single rank rounds them to it when it reads them.
-enum Travelled : uint32_t { AS_F32, AS_BF16, AS_F16 };
+// The type in which gradients would be communicated between ranks. A single rank rounds them to it when it reads them.
+enum Communicated : uint32_t { AS_F32, AS_BF16, AS_F16 };
 
 template <class T> DEVICE float rounded_to(float x) {
     T rounded;
     store(rounded, x);
     return load(rounded);
 }
-DEVICE float travelled(float x, uint32_t as) {
+DEVICE float communicated(float x, uint32_t as) {
     return as == AS_BF16 ? rounded_to<Bf16>(x) : as == AS_F16 ? rounded_to<F16>(x) : x;
 }
 
@@ -32,7 +32,7 @@ struct SquaresRange {
     // Index of the range's first sum in the launch.
     uint32_t first_sum;
     uint32_t first_block;
-    uint32_t travelled, unused;
+    uint32_t communicated, unused;
 };
 
 constexpr unsigned SQUARES_RANGES = 112;
@@ -57,7 +57,7 @@ ENTRY(square_sums, SquareSumsArgs, 256) {
     const float* grads = as<float>(range.grads);
     double lanes[4] = {0.0, 0.0, 0.0, 0.0};
     auto add = [&](int k, float grad) {
-        double x = double(travelled(grad, range.travelled));
+        double x = double(communicated(grad, range.communicated));
         // The square is exact, so a fused multiply-add gives the same bits.
         lanes[k] += x * x;
     };

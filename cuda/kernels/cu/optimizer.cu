@@ -14,8 +14,8 @@ struct UpdateRange {
     uint64_t averages;
     uint64_t count;
     uint32_t first_block;
-    // Which of the two sets of factors, and the type in which gradients travelled.
-    uint16_t factors, travelled;
+    // Which of the two sets of factors, and the type in which gradients were communicated.
+    uint16_t factors, communicated;
 };
 
 constexpr unsigned UPDATE_RANGES = 60;
@@ -181,12 +181,12 @@ template <class T, class FORMULA> struct Update {
     T* __restrict__ working;
     float* __restrict__ averages;
     float average_weight;
-    uint32_t travelled_as;
+    uint32_t communicated_as;
     float limit;
 
-    // A gradient, rounded as it travelled and clipped. NaN stays NaN.
+    // A gradient, rounded as it was communicated and clipped. NaN stays NaN.
     DEVICE float read(float grad) const {
-        grad = travelled(grad, travelled_as);
+        grad = communicated(grad, communicated_as);
         grad = limit < grad ? limit : grad;
         return grad < -limit ? -limit : grad;
     }
@@ -244,7 +244,7 @@ template <class T, class FORMULA> DEVICE void all(const UpdateArgs& a) {
     update.working = as_mut<T>(range.working);
     update.averages = as_mut<float>(range.averages);
     update.average_weight = a.average_weight;
-    update.travelled_as = range.travelled;
+    update.communicated_as = range.communicated;
     update.limit = a.limit;
     uint64_t count = range.count, block = blockIdx.x - range.first_block;
     // The elements before the first aligned parameter. The other arrays are aligned from there on, or not at all.
@@ -306,17 +306,17 @@ template <class T> DEVICE void add_to(const CastArgs& a) {
     each<Pack<T>::COUNT>(a.count, {as_mut<float>(a.to)}, sum, as<float>(a.to), as<T>(a.from));
 }
 
-struct AddTravelledArgs {
+struct AddCommunicatedArgs {
     // Both are f32.
     uint64_t from, to;
     uint64_t count;
-    uint32_t from_travelled, to_travelled;
+    uint32_t from_communicated, to_communicated;
 };
 
 // Like add_to, for gradients that are rounded when they are read.
-ENTRY(add_travelled, AddTravelledArgs, 256) {
+ENTRY(add_communicated, AddCommunicatedArgs, 256) {
     auto sum = [&](float* y, float before, float x) {
-        *y = travelled(before, a.to_travelled) + travelled(x, a.from_travelled);
+        *y = communicated(before, a.to_communicated) + communicated(x, a.from_communicated);
     };
     each<Pack<float>::COUNT>(a.count, {as_mut<float>(a.to)}, sum, as<float>(a.to), as<float>(a.from));
 }

@@ -35,7 +35,7 @@ pub struct Mask {
 
 /// The memory layout of the elements, `[samples, rows, width]`, and their indices in whole samples.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Place {
+pub struct SampleLayout {
     /// Number of samples.
     pub samples: u64,
     /// Number of rows of each sample.
@@ -50,7 +50,7 @@ pub struct Place {
     pub apart: u64,
 }
 
-impl Place {
+impl SampleLayout {
     /// Returns the place of all elements of samples with `size` elements.
     #[must_use]
     pub fn whole([samples, size]: [u64; 2]) -> Self {
@@ -59,9 +59,9 @@ impl Place {
 }
 
 /// Applies dropout to x and writes y, which may be x and has the same layout. Returns `None` if there are no elements.
-pub fn dropout(dtype: Dtype, place: &Place, mask: &Mask, [x, y]: [Address; 2]) -> Option<Launch<Args>> {
+pub fn dropout(dtype: Dtype, place: &SampleLayout, mask: &Mask, [x, y]: [Address; 2]) -> Option<Launch<Args>> {
     let &Mask { key, first_sample, probability, scale } = mask;
-    let &Place { samples, rows, width, stride, first, apart } = place;
+    let &SampleLayout { samples, rows, width, stride, first, apart } = place;
     let args = Args { x, y, samples, rows, width, stride, place: first, apart, first_sample, key, probability, scale };
     let size = rows * width;
     let launch = Launch::over(Source::Dropout, "dropout", dtype, size.div_ceil(dtype.pack().into()), args)?;

@@ -17,7 +17,7 @@ struct SquaresRange {
     count: u64,
     first_sum: u32,
     first_block: u32,
-    travelled: u32,
+    communicated: u32,
     unused: u32,
 }
 
@@ -83,7 +83,7 @@ pub struct Squared {
     /// Number of gradients.
     pub count: u64,
     /// The type to which gradients are rounded when they are read.
-    pub travelled: Dtype,
+    pub communicated: Dtype,
 }
 
 /// Number of gradients whose squares are added into one sum. Counting starts with the first gradient of a parameter, as
@@ -110,8 +110,9 @@ const ROWS: u32 = 8;
 pub fn square_sums(squared: &[Squared], sums: Address) -> Option<Launch<SquareSumsArgs>> {
     let mut ranges = [SquaresRange::default(); SQUARES_RANGES];
     let (mut used, mut first_sum, mut first_block) = (0, 0, 0);
-    for &Squared { grads, count, travelled } in squared.iter().filter(|range| range.count > 0) {
-        ranges[used] = SquaresRange { grads, count, first_sum, first_block, travelled: travelled.number(), unused: 0 };
+    for &Squared { grads, count, communicated } in squared.iter().filter(|range| range.count > 0) {
+        ranges[used] =
+            SquaresRange { grads, count, first_sum, first_block, communicated: communicated.number(), unused: 0 };
         first_sum += count.div_ceil(SQUARES) as u32;
         first_block += count.div_ceil(SQUARES).div_ceil(SUMS) as u32;
         used += 1;

@@ -18,7 +18,7 @@ impl Dtype {
     /// All types.
     pub const ALL: [Self; 3] = [Self::F32, Self::Bf16, Self::F16];
 
-    /// Returns the type's number in `Travelled` of `cu/gradient_norm.cuh`.
+    /// Returns the type's number in `Communicated` of `cu/gradient_norm.cuh`.
     pub(crate) fn number(self) -> u32 {
         match self {
             Self::F32 => 0,

@@ -17,7 +17,7 @@ struct UpdateRange {
     count: u64,
     first_block: u32,
     factors: u16,
-    travelled: u16,
+    communicated: u16,
 }
 
 /// Matches `UpdateArgs` of `cu/optimizer.cu`.
@@ -42,15 +42,15 @@ pub struct CastArgs {
     count: u64,
 }
 
-/// Matches `AddTravelledArgs`.
+/// Matches `AddCommunicatedArgs`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct AddTravelledArgs {
+pub struct AddCommunicatedArgs {
     from: Address,
     to: Address,
     count: u64,
-    from_travelled: u32,
-    to_travelled: u32,
+    from_communicated: u32,
+    to_communicated: u32,
 }
 
 /// A range of elements that are updated in the same way.
@@ -63,7 +63,7 @@ pub struct Updated {
     /// Reduced gradients, f32.
     pub grads: Address,
     /// The type to which gradients are rounded when they are read.
-    pub travelled: Dtype,
+    pub communicated: Dtype,
     /// The working parameters that layers read, written in the same pass; 0 if the layers read the master parameters.
     pub working: Address,
     /// Averages of the parameters, f32; 0 if there are none.
@@ -97,10 +97,11 @@ pub fn update(
     let mut ranges = [UpdateRange::default(); UPDATE_RANGES];
     let (mut used, mut blocks) = (0, 0);
     for range in updated.iter().filter(|range| range.count > 0) {
-        let Updated { params, states, grads, travelled, working, averages, count, decay } = *range;
-        let (factors, travelled) = (u16::from(!decay), travelled.number() as u16);
+        let Updated { params, states, grads, communicated, working, averages, count, decay } = *range;
+        let (factors, communicated) = (u16::from(!decay), communicated.number() as u16);
         let first_block = blocks;
-        ranges[used] = UpdateRange { params, states, grads, working, averages, count, first_block, factors, travelled };
+        ranges[used] =
+            UpdateRange { params, states, grads, working, averages, count, first_block, factors, communicated };
         blocks += count.div_ceil(TILE) as u32;
         used += 1;
     }
@@ -126,13 +127,13 @@ pub fn add_to(from_dtype: Dtype, count: u64, from: Address, to: Address) -> Opti
 }
 
 /// Does the same as [`add_to`] for f32 gradients, which are rounded to a type when they are read.
-pub fn add_travelled(
+pub fn add_communicated(
     count: u64,
     [from, to]: [Address; 2],
     [from_as, to_as]: [Dtype; 2],
-) -> Option<Launch<AddTravelledArgs>> {
-    let (from_travelled, to_travelled) = (from_as.number(), to_as.number());
-    let args = AddTravelledArgs { from, to, count, from_travelled, to_travelled };
+) -> Option<Launch<AddCommunicatedArgs>> {
+    let (from_communicated, to_communicated) = (from_as.number(), to_as.number());
+    let args = AddCommunicatedArgs { from, to, count, from_communicated, to_communicated };
     let launch = Launch::over(Source::Optimizer, "", Dtype::F32, count, args)?;
-    Some(Launch { entry: "add_travelled".into(), ..launch })
+    Some(Launch { entry: "add_communicated".into(), ..launch })
 }

@@ -1,4 +1,4 @@
-//! Training steps: deals a global batch to micro-batches and returns the result of the step.
+//! Training steps: distributes a global batch to micro-batches and returns the result of the step.
 
 use std::time::{Duration, Instant};
 
@@ -87,7 +87,7 @@ impl Engine {
     /// Fails in the same cases as [`Engine::train_batch`], and returns any error of `load`.
     pub fn train_with(&mut self, load: impl FnMut(usize) -> Result<Batch, Error>) -> Result<Step, Error> {
         let size = self.settings.micro_batch_size;
-        self.train_dealt(&vec![size; self.batch_size() / size], load)
+        self.train_micro_batches(&vec![size; self.batch_size() / size], load)
     }
 
     /// Runs one optimizer step on a global batch whose micro-batches have `rows` samples each, in total
@@ -101,18 +101,18 @@ impl Engine {
     /// # Errors
     /// Fails in the same cases as [`Engine::train_with`], and if `rows` does not meet these conditions. With several
     /// pipeline stages, all micro-batches must have `train_micro_batch_size_per_gpu` samples.
-    pub fn train_dealt(
+    pub fn train_micro_batches(
         &mut self,
         rows: &[usize],
         mut load: impl FnMut(usize) -> Result<Batch, Error>,
     ) -> Result<Step, Error> {
         let started = Instant::now();
         self.has_own_weights("a step")?;
-        let dealt = self.deal(rows).and_then(|()| {
+        let switched = self.switch_program(rows).and_then(|()| {
             let programs = || self.stage_plan.training(self.zero.layout().shape());
             self.ahead.before_step(programs, &*self.comm, &**self.zero.groups().world())
         });
-        dealt.inspect_err(|error| self.comm.abort(&error.to_string()))?;
+        switched.inspect_err(|error| self.comm.abort(&error.to_string()))?;
         let loss_scale = self.loss_scale();
         let scale = loss_scale.unwrap_or(1.0);
         let sent_before = self.stats().sent_bytes();
@@ -120,12 +120,12 @@ impl Engine {
         let settings = &self.settings;
         let (ranks, rank) = (self.stage_plan.mesh.data_parallel(), self.zero.groups().data_rank());
         let rate = self.next_rate()?;
-        let (deal, micro_batches) = (settings.deal, settings.micro_batches);
+        let (order, micro_batches) = (settings.order, settings.micro_batches);
         // A replicate that trains independently has consecutive micro-batches, so that the micro-batches of other
         // replicates do not depend on its number of ranks.
         let replicate = settings.zero.outer.map_or(0, |outer| outer.share.replicate);
         let own = replicate * ranks * micro_batches;
-        let global = |local: usize| own + deal.global(rank, ranks, local, micro_batches);
+        let global = |local: usize| own + order.global(rank, ranks, local, micro_batches);
         let first = self.samples;
         let sample = |local: usize| first + rows[..global(local)].iter().sum::<usize>() as u64;
         let (model, sequence) = (self.zero.model().clone(), self.sequence.clone());
@@ -212,7 +212,7 @@ impl Engine {
     }
 
     /// Switches to the program for this distribution of a step's samples to micro-batches.
-    fn deal(&mut self, rows: &[usize]) -> Result<(), Error> {
+    fn switch_program(&mut self, rows: &[usize]) -> Result<(), Error> {
         let (replicas, wanted) = (self.replicas(), self.batch_size());
         let (count, samples) = (rows.len() / replicas, rows.iter().sum::<usize>());
         if count == 0 || !rows.len().is_multiple_of(replicas) || rows.contains(&0) || samples != wanted {

@@ -36,7 +36,7 @@ pub struct Settings {
     pub zero: ZeroOptions,
     pub(crate) base_lr: f64,
     pub(crate) schedule: Schedule,
-    pub(crate) deal: MicrobatchOrder,
+    pub(crate) order: MicrobatchOrder,
     /// Micro-batches per replica and step.
     pub micro_batches: usize,
     /// Number of samples per micro-batch.
@@ -170,7 +170,11 @@ impl Settings {
             // accumulates before the reduction, these are the micro-batches of one rank. With sharded gradients, each
             // micro-batch is first reduced over the ranks, so these are the micro-batches with the same index on all
             // ranks.
-            deal: if reproducible && !shards_gradients { MicrobatchOrder::Contiguous } else { MicrobatchOrder::InTurn },
+            order: if reproducible && !shards_gradients {
+                MicrobatchOrder::Contiguous
+            } else {
+                MicrobatchOrder::InTurn
+            },
             micro_batches,
             micro_batch_size: config.train_micro_batch_size_per_gpu,
             loss_gradient: loss_gradient(config, micro_batches),

@@ -212,9 +212,9 @@ mod tests {
         assert_eq!(names[0].name, Instruction::AwaitGather { segments: vec![1] }.to_string());
         assert_eq!((names[1].name.as_str(), names[1].start, names[1].end), ("receive of 12 bytes", 1.0, 2.0));
         for kind in Transfer::ALL {
-            let travelled = numbers(&span(kind.track(), Subject::Transfer { kind, bytes: 1 }, 0, 1));
-            assert_eq!(slice(&travelled, &program()).unwrap().category, kind.name());
-            assert_eq!(Track::ALL[travelled[0] as usize], kind.track());
+            let transfer = numbers(&span(kind.track(), Subject::Transfer { kind, bytes: 1 }, 0, 1));
+            assert_eq!(slice(&transfer, &program()).unwrap().category, kind.name());
+            assert_eq!(Track::ALL[transfer[0] as usize], kind.track());
         }
         // An index outside the program has no name.
         let odd = span(Track::Compute, Subject::Number(7), 0, 1);

@@ -36,7 +36,7 @@ pub fn gpt2(config: &Gpt2Config) -> Layers {
     let layers = Layers::new()
         .layer("transformer", move |vb| Embeddings::new(&embed, vb))
         .with(position_ids)
-        .layers("transformer.h", config.n_layer, move |_, vb| Block::new(&block, vb))
+        .layers("transformer.h", config.n_layer, move |_, vb| Gpt2Block::new(&block, vb))
         .with(position_ids)
         .layer("transformer.ln_f", move |vb| Ok(Last(LayerNorm::new(width, eps, vb)?, readout as f32)));
     let mut layers = with_head(layers, (width, config.vocab_size, config.initializer_range), config.preference);
@@ -226,7 +226,7 @@ impl Module for Mlp {
     }
 }
 
-struct Block {
+struct Gpt2Block {
     ln_1: LayerNorm,
     c_attn: Conv1D,
     attn_proj: RowParallel<Conv1D>,
@@ -241,7 +241,7 @@ struct Block {
     mlp_dropout: Dropout,
 }
 
-impl Block {
+impl Gpt2Block {
     fn new(config: &Gpt2Config, vb: VarBuilder) -> Result<Self> {
         config.check()?;
         let width = config.n_embd;
@@ -278,7 +278,7 @@ impl Block {
     }
 }
 
-impl Layer for Block {
+impl Layer for Gpt2Block {
     fn run(&self, x: &Activations, pass: &Pass) -> Result<Activations> {
         let (x, position_ids) = with_positions(x)?;
         let y = fused_block(x, |x| {

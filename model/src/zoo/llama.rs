@@ -43,7 +43,9 @@ pub fn llama(config: &LlamaConfig) -> Layers {
             let table = Embedding::vocab_parallel(embed.vocab_size, embed.hidden_size, embed.initializer_range, vb)?;
             Ok(if embed.scale_embeddings { table.times(embed.embedding_scale()) } else { table })
         })
-        .layers("model.layers", config.num_hidden_layers, move |layer, vb| Block::new(&block, layer, &shared, vb))
+        .layers("model.layers", config.num_hidden_layers, move |layer, vb| {
+            DecoderLayer::new(&block, layer, &shared, vb)
+        })
         .with(config.takes_positions().then_some(POSITION_IDS))
         .layer("model.norm", move |vb| Ok(Last(norm.norm(width, vb)?, readout as f32)));
     let mut layers = with_head(layers, (width, config.vocab_size, config.initializer_range), config.preference);
@@ -175,7 +177,7 @@ impl Qkv {
     }
 }
 
-struct Block {
+struct DecoderLayer {
     input_layernorm: RmsNorm,
     qkv: Qkv,
     o_proj: RowParallel<Linear>,
@@ -199,7 +201,7 @@ struct Block {
     after_mlp: Option<RmsNorm>,
 }
 
-impl Block {
+impl DecoderLayer {
     fn new(config: &LlamaConfig, layer: usize, shared: &Shared, vb: VarBuilder) -> Result<Self> {
         config.check()?;
         let width = config.hidden_size;
@@ -249,7 +251,7 @@ impl Block {
     }
 }
 
-impl Layer for Block {
+impl Layer for DecoderLayer {
     fn run(&self, x: &Activations, pass: &Pass) -> Result<Activations> {
         let (x, position_ids) = with_positions(x)?;
         let y = fused_block(x, |x| {

@@ -224,7 +224,7 @@ fn decodes(mask: Option<&Mask>, x: &Tensor) -> Result<()> {
 struct Separate {
     state: State,
     #[cfg(feature = "cuda")]
-    on_gpu: OnceLock<gpu::attention::Kept>,
+    on_gpu: OnceLock<gpu::attention::SavedForward>,
 }
 
 impl Footprint for Separate {

@@ -29,7 +29,7 @@ pub(super) struct Packed {
     heads: usize,
     state: State,
     #[cfg(feature = "cuda")]
-    on_gpu: OnceLock<gpu::attention::Kept>,
+    on_gpu: OnceLock<gpu::attention::SavedForward>,
 }
 
 impl Packed {

@@ -5,7 +5,7 @@ use std::ops::Range;
 use candle_core::backend::BackendStorage;
 use candle_core::op::BackpropOp;
 use candle_core::{CudaDevice, CudaStorage, DType, Result, Storage, Tensor, bail};
-use zero_kernels::optimizer::{add_to, add_travelled, narrow, widen};
+use zero_kernels::optimizer::{add_communicated, add_to, narrow, widen};
 use zero_kernels::{Address, Dtype};
 
 use super::{Gpu, Operand, address, kernel_dtype};
@@ -15,7 +15,7 @@ pub struct Array {
     storage: CudaStorage,
     len: usize,
     /// The dtype to which readers round the values.
-    travelled: Dtype,
+    communicated: Dtype,
 }
 
 const OP: &str = "array";
@@ -32,7 +32,7 @@ impl Array {
     /// # Errors
     /// Fails if memory is exhausted.
     pub fn room(device: &CudaDevice, len: usize) -> Result<Self> {
-        Ok(Self { storage: Gpu::new(device)?.floats(len)?, len, travelled: Dtype::F32 })
+        Ok(Self { storage: Gpu::new(device)?.floats(len)?, len, communicated: Dtype::F32 })
     }
 
     /// Copies a tensor's values.
@@ -62,13 +62,13 @@ impl Array {
     ///
     /// # Errors
     /// Fails if the dtype is not f32, bf16 or f16.
-    pub fn travelled(self, dtype: DType) -> Result<Self> {
-        Ok(Self { travelled: kernel_dtype(OP, dtype)?, ..self })
+    pub fn communicated(self, dtype: DType) -> Result<Self> {
+        Ok(Self { communicated: kernel_dtype(OP, dtype)?, ..self })
     }
 
-    /// Rounds the values to the dtype of [`Array::travelled`] now, so that every kernel can read them.
-    pub(crate) fn round_travelled(&mut self) -> Result<()> {
-        if self.travelled == Dtype::F32 {
+    /// Rounds the values to the dtype of [`Array::communicated`] now, so that every kernel can read them.
+    pub(crate) fn round_communicated(&mut self) -> Result<()> {
+        if self.communicated == Dtype::F32 {
             return Ok(());
         }
         let mut rounded = Self::room(&self.storage.device, self.len)?;
@@ -79,17 +79,17 @@ impl Array {
     }
 
     /// Returns the dtype to which readers round the values.
-    pub(super) fn travelled_as(&self) -> Dtype {
-        self.travelled
+    pub(super) fn communicated_as(&self) -> Dtype {
+        self.communicated
     }
 
     /// Returns the array for kernels that read the values as they are stored.
     ///
     /// # Panics
-    /// Panics if readers must round the values ([`Array::travelled`]). Only the sum, the norm and the update round
+    /// Panics if readers must round the values ([`Array::communicated`]). Only the sum, the norm and the update round
     /// them.
     fn unrounded(&self) -> &Self {
-        assert_eq!(self.travelled, Dtype::F32, "only the sum, the norm and the update read rounded values");
+        assert_eq!(self.communicated, Dtype::F32, "only the sum, the norm and the update read rounded values");
         self
     }
 
@@ -147,13 +147,13 @@ impl Array {
         }
         let (gpu, from, to) =
             (Gpu::new(&self.storage.device)?, address(OP, &other.storage)?, address(OP, &self.storage)?);
-        let (count, travelled) =
-            (self.len as u64, [other.travelled, std::mem::replace(&mut self.travelled, Dtype::F32)]);
+        let (count, communicated) =
+            (self.len as u64, [other.communicated, std::mem::replace(&mut self.communicated, Dtype::F32)]);
         // SAFETY: both arrays hold the same number of values and have different storages.
         unsafe {
-            match travelled {
+            match communicated {
                 [Dtype::F32, Dtype::F32] => gpu.launch_some(add_to(Dtype::F32, count, from, to)),
-                travelled => gpu.launch_some(add_travelled(count, [from, to], travelled)),
+                communicated => gpu.launch_some(add_communicated(count, [from, to], communicated)),
             }
         }
     }
@@ -177,7 +177,7 @@ impl Array {
     /// Fails if memory is exhausted, or the storage is not f32, bf16 or f16.
     pub fn widened(values: CudaStorage, len: usize) -> Result<Self> {
         if values.dtype() == DType::F32 {
-            return Ok(Self { storage: values, len, travelled: Dtype::F32 });
+            return Ok(Self { storage: values, len, communicated: Dtype::F32 });
         }
         let array = Self::room(&values.device, len)?;
         let (from, to) = (address(OP, &values)?, address(OP, &array.storage)?);

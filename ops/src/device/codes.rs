@@ -12,13 +12,13 @@ use super::{Array, Gpu, address, elements_of, kernel_dtype};
 const OP: &str = "codes";
 
 /// A range of values, and the offset of its scales and codes in bytes. Blocks are counted from the start of the range.
-type Place = (Range<usize>, usize);
+type CodedRange = (Range<usize>, usize);
 
 /// Writes the scales and codes of ranges of f32, bf16 or f16 values into u8 memory.
 ///
 /// # Errors
 /// Fails if values or codes are out of bounds. Returns errors of the driver.
-pub fn quantize(codes: BlockCodes, values: &CudaStorage, places: &[Place], to: &mut CudaStorage) -> Result<()> {
+pub fn quantize(codes: BlockCodes, values: &CudaStorage, places: &[CodedRange], to: &mut CudaStorage) -> Result<()> {
     let (gpu, dtype) = (Gpu::new(&values.device)?, kernel_dtype(OP, values.dtype())?);
     for some in coded(codes, values, places, to, 0)?.chunks(CODES_RANGES) {
         // SAFETY: the ranges are within the values, and `to` has room for all codes.
@@ -34,7 +34,7 @@ pub fn quantize(codes: BlockCodes, values: &CudaStorage, places: &[Place], to: &
 pub fn dequantized(
     codes: BlockCodes,
     from: &CudaStorage,
-    places: &[Place],
+    places: &[CodedRange],
     (dtype, len): (DType, usize),
 ) -> Result<CudaStorage> {
     let restored = Gpu::new(&from.device)?.room(OP, dtype, len)?;
@@ -51,14 +51,20 @@ pub fn add_codes(
     codes: BlockCodes,
     from: &CudaStorage,
     (senders, apart): (usize, usize),
-    places: &[Place],
+    places: &[CodedRange],
     to: &mut Array,
 ) -> Result<()> {
     restore(codes, from, Senders { count: senders, apart, adds: true }, places, to.storage())
 }
 
 /// Overwrites or adds to ranges of values.
-fn restore(codes: BlockCodes, from: &CudaStorage, senders: Senders, places: &[Place], to: &CudaStorage) -> Result<()> {
+fn restore(
+    codes: BlockCodes,
+    from: &CudaStorage,
+    senders: Senders,
+    places: &[CodedRange],
+    to: &CudaStorage,
+) -> Result<()> {
     let gpu = Gpu::new(&from.device)?;
     let beyond = senders.count.saturating_sub(1) * senders.apart;
     for some in coded(codes, to, places, from, beyond)?.chunks(CODES_RANGES) {
@@ -74,13 +80,13 @@ fn restore(codes: BlockCodes, from: &CudaStorage, senders: Senders, places: &[Pl
 fn coded(
     codes: BlockCodes,
     values: &CudaStorage,
-    places: &[Place],
+    places: &[CodedRange],
     bytes: &CudaStorage,
     beyond: usize,
 ) -> Result<Vec<Coded>> {
     let (first, start, len) = (address(OP, values)?, address(OP, bytes)?, elements_of(values));
     let room = if bytes.dtype() == DType::U8 { elements_of(bytes) } else { 0 };
-    let place = |(range, at): &Place| {
+    let place = |(range, at): &CodedRange| {
         if range.end > len || range.start > range.end {
             bail!("{OP}: the range {range:?} is outside the {len} values");
         }

@@ -23,23 +23,23 @@ const OP: &str = "optimizer";
 
 /// A range of values that a step reads or writes.
 #[derive(Clone, Copy)]
-pub struct Part<'a> {
+pub struct GpuRange<'a> {
     address: Address,
     dtype: Dtype,
     /// The dtype to which values are rounded when they are read.
-    travelled: Dtype,
+    communicated: Dtype,
     count: usize,
     of: PhantomData<&'a ()>,
 }
 
-impl<'a> Part<'a> {
+impl<'a> GpuRange<'a> {
     /// Wraps gradients.
     ///
     /// # Errors
     /// Returns the driver's error.
     pub fn read(array: &'a Array) -> Result<Self> {
         let (address, count) = (array.address(&(0..array.len()))?, array.len());
-        Ok(Self { address, dtype: Dtype::F32, travelled: array.travelled_as(), count, of: PhantomData })
+        Ok(Self { address, dtype: Dtype::F32, communicated: array.communicated_as(), count, of: PhantomData })
     }
 
     /// Wraps optimizer state or master parameters.
@@ -70,7 +70,7 @@ impl<'a> Part<'a> {
 
     fn of_storage(storage: &CudaStorage) -> Result<Self> {
         let (address, dtype) = (address(OP, storage)?, kernel_dtype(OP, storage.dtype())?);
-        Ok(Self { address, dtype, travelled: Dtype::F32, count: elements_of(storage), of: PhantomData })
+        Ok(Self { address, dtype, communicated: Dtype::F32, count: elements_of(storage), of: PhantomData })
     }
 
     /// Narrows the part to a range.
@@ -89,15 +89,15 @@ impl<'a> Part<'a> {
 /// Elements that one step updates in the same way. All parts have the same number of elements.
 pub struct Updated<'a> {
     /// Parameters, f32.
-    pub parameters: Part<'a>,
+    pub parameters: GpuRange<'a>,
     /// States of the optimizer, f32.
-    pub states: Vec<Part<'a>>,
+    pub states: Vec<GpuRange<'a>>,
     /// Gradients, read as f32.
-    pub gradients: Part<'a>,
+    pub gradients: GpuRange<'a>,
     /// Receives the new parameters, rounded to this part's dtype.
-    pub working: Option<Part<'a>>,
+    pub working: Option<GpuRange<'a>>,
     /// Averages of the parameters, f32.
-    pub averages: Option<Part<'a>>,
+    pub averages: Option<GpuRange<'a>>,
     /// Whether weight decay applies.
     pub decay: bool,
 }
@@ -146,7 +146,7 @@ impl Updated<'_> {
             params: parameters.address,
             states: at,
             grads: gradients.address,
-            travelled: gradients.travelled,
+            communicated: gradients.communicated,
             working: working.map_or(0, |part| part.address),
             averages: averages.map_or(0, |part| part.address),
             count: gradients.count as u64,
@@ -184,7 +184,7 @@ impl Norms {
     ///
     /// # Errors
     /// Fails if memory is exhausted. Returns errors of the driver.
-    pub fn judge(&mut self, gradients: &[Part<'_>], limits: &Limits) -> Result<()> {
+    pub fn judge(&mut self, gradients: &[GpuRange<'_>], limits: &Limits) -> Result<()> {
         let to = [begin(&self.verdict), self.host_address()];
         self.launch(gradients, |count, partials| verdict(count, partials, limits, 0, to))
     }
@@ -204,7 +204,7 @@ impl Norms {
     ///
     /// # Errors
     /// Fails in the same cases as [`Norms::judge`].
-    pub fn sum(&mut self, gradients: &[Part<'_>]) -> Result<ExactSum> {
+    pub fn sum(&mut self, gradients: &[GpuRange<'_>]) -> Result<ExactSum> {
         let (to, limits) = (
             self.host_address(),
             Limits { loss_scale: 1.0, max_norm: 0.0, max_value: 0.0, limit: 0.0, skips_overflow: true },
@@ -231,14 +231,14 @@ impl Norms {
 
     fn launch(
         &mut self,
-        gradients: &[Part<'_>],
+        gradients: &[GpuRange<'_>],
         finish: impl FnOnce(u64, Address) -> Launch<VerdictArgs>,
     ) -> Result<()> {
         if gradients.iter().any(|part| part.dtype != Dtype::F32) {
             bail!("{OP}: gradients must be f32");
         }
         let gpu = Gpu::new(&self.device)?;
-        let sums_of = |part: &Part<'_>| part.count.div_ceil(SQUARES as usize);
+        let sums_of = |part: &GpuRange<'_>| part.count.div_ceil(SQUARES as usize);
         let count: usize = gradients.iter().map(sums_of).sum();
         // SAFETY: kernels write both buffers before other kernels read them.
         let (sums, parts) = unsafe {
@@ -246,8 +246,11 @@ impl Norms {
         };
         let mut to = begin(&sums);
         for some in gradients.chunks(SQUARES_RANGES) {
-            let squared =
-                |part: &Part<'_>| Squared { grads: part.address, count: part.count as u64, travelled: part.travelled };
+            let squared = |part: &GpuRange<'_>| Squared {
+                grads: part.address,
+                count: part.count as u64,
+                communicated: part.communicated,
+            };
             let launch = square_sums(&some.iter().map(squared).collect::<Vec<_>>(), to);
             // SAFETY: `sums` has room for the result, and nothing else writes there.
             unsafe { gpu.launch_some(launch) }?;

@@ -14,7 +14,7 @@ use zero_kernels::attention::{self, Saved};
 
 /// The values that the forward keeps for the backward.
 #[derive(Debug)]
-pub(crate) struct Kept {
+pub(crate) struct SavedForward {
     /// f32 of `[batch, heads, queries]`.
     pub(crate) log_sums: Tensor,
     /// The first position that each position sees, or `None` if that is position 0 for all.
@@ -68,7 +68,7 @@ fn geometry(
     })
 }
 
-impl Kept {
+impl SavedForward {
     /// Returns the values that a backward reads, given the log-sums of the queries. These may be those over more keys.
     pub(crate) fn new(op: &'static str, gpu: &Gpu, of: Geometry, log_sums: Tensor, firsts: &Firsts) -> Result<Self> {
         Ok(Self { log_sums, firsts: firsts.on(op, gpu)?, macs: of.macs_of_a_product(firsts) })
@@ -100,11 +100,11 @@ pub(crate) fn forward(
     dtype: DType,
     operands: &[Operand],
     firsts: &Firsts,
-) -> Result<(CudaStorage, Kept)> {
+) -> Result<(CudaStorage, SavedForward)> {
     let (out, at) = room_like(op, gpu, dtype, of.batch * of.queries.len() * of.heads * of.size)?;
     let rows = of.batch * of.heads * of.queries.len();
     let log_sums = tensor(gpu.floats(rows.max(1))?, rows.max(1));
-    let kept = Kept::new(op, gpu, of, log_sums, firsts)?;
+    let kept = SavedForward::new(op, gpu, of, log_sums, firsts)?;
     count_macs(FORWARD_PRODUCTS * kept.macs);
     if of.batch * of.time > 0 {
         let sizes = geometry(op, of, dtype, operands.len() == 1, kept.firsts())?;
@@ -124,7 +124,7 @@ pub(crate) fn backward<const N: usize>(
     dtype: DType,
     operands: &[Operand; N],
     [out, d_out]: [&Operand; 2],
-    kept: &Kept,
+    kept: &SavedForward,
 ) -> Result<[CudaStorage; N]> {
     count_macs(BACKWARD_PRODUCTS * kept.macs);
     let rooms = operands.iter().map(|operand| room_like(op, gpu, dtype, operand.count)).collect::<Result<Vec<_>>>()?;

@@ -3,7 +3,7 @@
 use super::room_like;
 use crate::device::{Gpu, Operand};
 use candle_core::{CudaStorage, DType, Result};
-use zero_kernels::dropout::{Mask, Place, dropout};
+use zero_kernels::dropout::{Mask, SampleLayout, dropout};
 
 /// Applies a dropout's mask to the parts of x. Each part is given with the index of its first element.
 pub(crate) fn apply(
@@ -11,7 +11,7 @@ pub(crate) fn apply(
     gpu: &Gpu,
     x: &Operand,
     dtype: DType,
-    parts: &[(usize, Place)],
+    parts: &[(usize, SampleLayout)],
     mask: &Mask,
 ) -> Result<CudaStorage> {
     let (y, at) = room_like(op, gpu, dtype, x.count)?;

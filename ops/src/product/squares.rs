@@ -42,13 +42,13 @@ pub(super) fn pack_left(isa: Isa, left: Matrix<'_>, rows: Range<usize>, depth: R
     }
     for (i, row) in rows.enumerate() {
         let out = &mut packed[i / SIDE * SIDE * words + i % SIDE * STEP..];
-        deal(isa, &data[row * left.row_stride..][depth.clone()], out);
+        spread(isa, &data[row * left.row_stride..][depth.clone()], out);
     }
 }
 
 vectorised! {
     /// Distributes a row's words over its squares, with zeros up to a whole step.
-    fn deal(terms: &[bf16], out: &mut [f32]) {
+    fn spread(terms: &[bf16], out: &mut [f32]) {
         let (whole, rest) = terms.as_chunks::<{ 2 * STEP }>();
         for (terms, out) in whole.iter().zip(out.chunks_mut(SQUARE)) {
             for (out, [earlier, later]) in out[..STEP].iter_mut().zip(terms.as_chunks::<2>().0) {

@@ -69,7 +69,7 @@ pub(crate) fn transposed<T: Copy>(values: &[T], [rows, columns]: [usize; 2], blo
     transposed
 }
 
-macro_rules! travels {
+macro_rules! elements {
     ($($type:ty, $into:ident, $storage:ident, $elements:ident;)*) => {
         $(impl Element for $type {
             fn buffer(values: Vec<Self>) -> Buffer {
@@ -94,7 +94,7 @@ macro_rules! travels {
     };
 }
 
-travels! {
+elements! {
     f32, into_f32, F32, F32;
     bf16, into_bf16, BF16, Bf16;
     f16, into_f16, F16, F16;

@@ -1,6 +1,6 @@
 //! Weight gradients that a backward postpones, because a schedule defers them or so that they overlap with an exchange.
 
-use super::{Make, Part, has, is_deferring, keep, make, schedule_defers, tiles, write};
+use super::{Contribution, Make, has, is_deferring, keep, make, schedule_defers, tiles, write};
 use crate::flag::Replaced;
 use candle_core::{Result, Tensor};
 use std::cell::RefCell;
@@ -44,7 +44,7 @@ pub fn defers(parameter: &Tensor) -> bool {
 pub fn defer(parameter: &Tensor, compute: impl FnOnce(&mut [f32]) -> Result<()> + Send + 'static) {
     let compute: Make = Box::new(compute);
     if is_deferring() {
-        return keep(parameter, Part::Unmade(compute));
+        return keep(parameter, Contribution::Unmade(compute));
     }
     let parameter = parameter.clone();
     wait_for_exchange(move || {

@@ -4,7 +4,7 @@ use candle_core::{Result, Tensor, TensorId};
 use zero_kernels::Address;
 use zero_kernels::rows::Onto;
 
-use super::{CURRENT, FlatBuffer, Gradients, Part, Slot, keep, schedule_defers, tiles};
+use super::{CURRENT, Contribution, FlatBuffer, Gradients, Slot, keep, schedule_defers, tiles};
 use crate::device::{Array, Gpu};
 
 /// Does the same as [`write`](super::write), for a gradient on a GPU. `make` receives the address of the place, f32 and
@@ -17,7 +17,7 @@ pub(crate) fn write(gpu: &Gpu, parameter: &Tensor, make: impl FnOnce(Address, On
         // Computed immediately: deferring the gradient would take GPU memory and save no time.
         let gradient = Array::room(gpu.device(), parameter.elem_count())?;
         make(gradient.address(&(0..gradient.len()))?, Onto::Nothing)?;
-        keep(parameter, Part::MadeOnDevice(gradient));
+        keep(parameter, Contribution::MadeOnDevice(gradient));
         return Ok(true);
     }
     let place = CURRENT.with_borrow_mut(|current| {

@@ -97,11 +97,11 @@ impl FlatBuffer {
     ///
     /// # Errors
     /// Returns the GPU driver's error.
-    pub fn round_travelled(&mut self) -> Result<()> {
+    pub fn round_communicated(&mut self) -> Result<()> {
         match self {
             Self::Host(_) => Ok(()),
             #[cfg(feature = "cuda")]
-            Self::Device(array) => array.round_travelled(),
+            Self::Device(array) => array.round_communicated(),
         }
     }
 

@@ -99,7 +99,7 @@ pub fn write(parameter: &Tensor, write: impl FnOnce(Slot<'_>)) -> bool {
     if schedule_defers(parameter) {
         let mut gradient = vec![0.0; parameter.elem_count()];
         write(Slot::First(&mut gradient));
-        keep(parameter, Part::Made(gradient));
+        keep(parameter, Contribution::Made(gradient));
         return true;
     }
     CURRENT.with_borrow_mut(|current| {
@@ -128,7 +128,7 @@ pub(crate) fn is_deferring() -> bool {
     LATER.with_borrow(Option::is_some)
 }
 
-fn keep(parameter: &Tensor, part: Part) {
+fn keep(parameter: &Tensor, part: Contribution) {
     LATER.with_borrow_mut(|later| {
         if let Some(later) = later {
             later.parts.push((parameter.id(), part));
@@ -153,7 +153,7 @@ fn make(make: Make, slot: Slot<'_>) -> Result<()> {
 }
 
 /// A deferred contribution to a parameter's gradient.
-enum Part {
+enum Contribution {
     Made(Vec<f32>),
     #[cfg(feature = "cuda")]
     MadeOnDevice(Array),
@@ -165,7 +165,7 @@ enum Part {
 pub struct DeferredGradients {
     wanted: HashSet<TensorId>,
     /// The contributions, in the order of the backward.
-    parts: Vec<(TensorId, Part)>,
+    parts: Vec<(TensorId, Contribution)>,
 }
 
 impl DeferredGradients {
@@ -188,12 +188,12 @@ impl DeferredGradients {
         if let Some(gradient) = store.remove(leaf) {
             #[cfg(feature = "cuda")]
             if let candle_core::Device::Cuda(device) = gradient.device() {
-                self.parts.push((leaf.id(), Part::MadeOnDevice(Array::of(device, &gradient)?)));
+                self.parts.push((leaf.id(), Contribution::MadeOnDevice(Array::of(device, &gradient)?)));
                 return Ok(());
             }
             let mut values = vec![0.0; leaf.elem_count()];
             copied(&gradient, |gradient| values.copy_from_slice(gradient))?;
-            self.parts.push((leaf.id(), Part::Made(values)));
+            self.parts.push((leaf.id(), Contribution::Made(values)));
         }
         Ok(())
     }
@@ -211,16 +211,16 @@ impl DeferredGradients {
     pub fn flush(self, gradients: &mut Gradients) -> Result<()> {
         for (leaf, part) in self.parts {
             #[cfg(feature = "cuda")]
-            if let Part::MadeOnDevice(array) = part {
+            if let Contribution::MadeOnDevice(array) = part {
                 gradients.take_on_device(leaf, &array.into_tensor())?;
                 continue;
             }
             let Some(slot) = gradients.slot(leaf) else { continue };
             match (part, slot) {
-                (Part::Made(values), slot) => slot.put(&values),
+                (Contribution::Made(values), slot) => slot.put(&values),
                 #[cfg(feature = "cuda")]
-                (Part::MadeOnDevice(_), _) => {}
-                (Part::Unmade(unmade), slot) => make(unmade, slot)?,
+                (Contribution::MadeOnDevice(_), _) => {}
+                (Contribution::Unmade(unmade), slot) => make(unmade, slot)?,
             }
         }
         Ok(())

@@ -6,7 +6,7 @@
 
 use std::cell::RefCell;
 
-use super::{CURRENT, Part, Slot, keep, schedule_defers, write};
+use super::{CURRENT, Contribution, Slot, keep, schedule_defers, write};
 use crate::flag::Replaced;
 use candle_core::{Result, Tensor, TensorId};
 
@@ -84,7 +84,7 @@ impl Claim {
     fn finish(self, parameter: &Tensor) -> Option<Vec<f32>> {
         let room = self.room?;
         if schedule_defers(parameter) {
-            keep(parameter, Part::Made(room));
+            keep(parameter, Contribution::Made(room));
             return None;
         }
         (!write(parameter, |slot| slot.put(&room))).then_some(room)

@@ -14,7 +14,7 @@ use zero_pipeline::SegmentId;
 use crate::accounting::ledger::{Category, Ledger};
 use crate::error::ZeroError;
 use crate::gpu::{self, Gpu, elsewhere};
-use crate::kept::KeptGradient;
+use crate::grad_buffer::GradBuffer;
 use crate::pool::Pool;
 use crate::rank::Rank;
 use crate::rounding::working;
@@ -159,37 +159,39 @@ impl Memory {
     }
 
     /// Converts a gradient to the dtype in which it is kept until the update.
-    pub(crate) fn kept(&mut self, rank: &Rank, values: FlatBuffer) -> Result<KeptGradient, ZeroError> {
+    pub(crate) fn kept(&mut self, rank: &Rank, values: FlatBuffer) -> Result<GradBuffer, ZeroError> {
         if rank.options.gradient_dtype != DType::BF16 {
-            return Ok(KeptGradient::F32(values));
+            return Ok(GradBuffer::F32(values));
         }
         let values = values.into_host()?;
-        let kept = KeptGradient::Bf16(rounded(&values));
+        let kept = GradBuffer::Bf16(rounded(&values));
         self.pool.give(values);
         Ok(kept)
     }
 
     /// Allocates a gradient in the dtype in which it is kept until the update. Its content is arbitrary.
-    pub(crate) fn room_for_kept(&mut self, rank: &Rank, id: SegmentId, len: usize) -> Result<KeptGradient, ZeroError> {
+    pub(crate) fn room_for_kept(&mut self, rank: &Rank, id: SegmentId, len: usize) -> Result<GradBuffer, ZeroError> {
         match rank.options.gradient_dtype {
-            DType::BF16 => Ok(KeptGradient::Bf16(vec![bf16::ZERO; len])),
-            _ => self.room(rank, id, len).map(KeptGradient::F32),
+            DType::BF16 => Ok(GradBuffer::Bf16(vec![bf16::ZERO; len])),
+            _ => self.room(rank, id, len).map(GradBuffer::F32),
         }
     }
 
     /// Keeps an f32 host buffer for reuse, and frees any other buffer.
-    pub(crate) fn give_kept_back(&mut self, gradient: KeptGradient) {
-        if let KeptGradient::F32(values) = gradient {
+    pub(crate) fn give_kept_back(&mut self, gradient: GradBuffer) {
+        if let GradBuffer::F32(values) = gradient {
             self.give_back(values);
         }
     }
 
     /// Converts a kept gradient to the communication dtype.
-    pub(crate) fn packed(&mut self, rank: &Rank, sum: KeptGradient) -> Result<Buffer, ZeroError> {
+    pub(crate) fn packed(&mut self, rank: &Rank, sum: GradBuffer) -> Result<Buffer, ZeroError> {
         let values = match sum {
-            KeptGradient::F32(values) => values,
-            KeptGradient::Bf16(values) if rank.options.communication == DType::BF16 => return Ok(Buffer::Bf16(values)),
-            KeptGradient::Bf16(values) => FlatBuffer::Host(self.widened(&values)?),
+            GradBuffer::F32(values) => values,
+            GradBuffer::Bf16(values) if rank.options.communication == DType::BF16 => {
+                return Ok(Buffer::Bf16(values));
+            }
+            GradBuffer::Bf16(values) => FlatBuffer::Host(self.widened(&values)?),
         };
         if values.host().is_none() && rank.options.on_gpu.sums {
             return gpu::packed(values, rank.options.communication);
@@ -205,9 +207,9 @@ impl Memory {
     }
 
     /// Moves a received gradient to the device of the segment's gradients, in the dtype in which it is kept.
-    pub(crate) fn received(&mut self, rank: &Rank, id: SegmentId, buffer: Buffer) -> Result<KeptGradient, ZeroError> {
+    pub(crate) fn received(&mut self, rank: &Rank, id: SegmentId, buffer: Buffer) -> Result<GradBuffer, ZeroError> {
         match buffer {
-            Buffer::Bf16(values) if rank.options.gradient_dtype == DType::BF16 => Ok(KeptGradient::Bf16(values)),
+            Buffer::Bf16(values) if rank.options.gradient_dtype == DType::BF16 => Ok(GradBuffer::Bf16(values)),
             buffer => {
                 let values = self.unpacked(rank, id, buffer)?;
                 self.kept(rank, values)

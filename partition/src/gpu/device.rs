@@ -7,7 +7,7 @@ use candle_core::{CpuStorage, CudaDevice, CudaStorage, DType, Device, Storage, T
 use half::{bf16, f16};
 use zero_comm::Buffer;
 use zero_model::Tuning;
-use zero_model::device::optimizer::{Norms, Part, step};
+use zero_model::device::optimizer::{GpuRange, Norms, step};
 use zero_model::device::{self, Array, Staging};
 pub(crate) use zero_model::device::{Arriving, optimizer::Updated};
 use zero_model::sink::{FlatBuffer, Gradients};
@@ -15,7 +15,7 @@ use zero_optim::norm::{Limits, Verdict};
 use zero_optim::{BlockCodes, ExactSum, Factors};
 use zero_pipeline::SegmentId;
 
-use super::{Place, elsewhere};
+use super::{CodedRange, elsewhere};
 use crate::error::ZeroError;
 use crate::optimizer::SegmentState;
 use crate::rank::Rank;
@@ -149,18 +149,18 @@ impl Gpu {
         let (segment, own) = (rank.segment(id), rank.own_range(id));
         let SegmentState { master, states } = state;
         let FlatBuffer::Device(gradients) = gradients else { return Err(elsewhere()) };
-        let (offset, gradients) = (segment.begin_in_gradients(&own), Part::read(gradients)?);
+        let (offset, gradients) = (segment.begin_in_gradients(&own), GpuRange::read(gradients)?);
         let states = states.iter_mut().map(|kind| match kind {
-            StateBuffer::F32(FlatBuffer::Device(kind)) => Ok(Part::write(kind)?),
+            StateBuffer::F32(FlatBuffer::Device(kind)) => Ok(GpuRange::write(kind)?),
             _ => Err(elsewhere()),
         });
         let states = states.collect::<Result<Vec<_>, ZeroError>>()?;
         let master = match master {
-            FlatBuffer::Device(master) if !master.is_empty() => Some(Part::write(master)?),
+            FlatBuffer::Device(master) if !master.is_empty() => Some(GpuRange::write(master)?),
             _ => None,
         };
         let shard = match shard {
-            Some(Storage::Cuda(shard)) => Some(Part::of_shard(shard)?),
+            Some(Storage::Cuda(shard)) => Some(GpuRange::of_shard(shard)?),
             Some(_) => return Err(elsewhere()),
             None => None,
         };
@@ -169,7 +169,7 @@ impl Gpu {
             let parameter = &rank.model.parameters()[parameter];
             let values = match shard {
                 Some(shard) => shard.at(at.clone())?,
-                None => Part::of_leaf(parameter.leaf())?.at(inside)?,
+                None => GpuRange::of_leaf(parameter.leaf())?.at(inside)?,
             };
             let master = master.map(|master| master.at(at.clone())).transpose()?;
             let mut states = states.iter().map(|state| state.at(at.clone())).collect::<Result<Vec<_>, _>>()?;
@@ -201,11 +201,11 @@ impl Gpu {
     }
 }
 
-fn parts<'a>(gradients: &[(&'a FlatBuffer, Vec<Range<usize>>)]) -> Result<Vec<Part<'a>>, ZeroError> {
+fn parts<'a>(gradients: &[(&'a FlatBuffer, Vec<Range<usize>>)]) -> Result<Vec<GpuRange<'a>>, ZeroError> {
     let mut parts = vec![];
     for (buffer, ranges) in gradients {
         let FlatBuffer::Device(array) = buffer else { return Err(elsewhere()) };
-        let whole = Part::read(array)?;
+        let whole = GpuRange::read(array)?;
         for range in ranges {
             parts.push(whole.at(range.clone())?);
         }
@@ -269,7 +269,7 @@ pub(crate) fn unpacked(buffer: Buffer) -> Result<FlatBuffer, ZeroError> {
 pub(crate) fn quantize(
     codes: BlockCodes,
     values: &CudaStorage,
-    places: &[Place],
+    places: &[CodedRange],
     to: &mut CudaStorage,
 ) -> Result<(), ZeroError> {
     Ok(device::quantize(codes, values, places, to)?)
@@ -290,7 +290,7 @@ pub(crate) fn leaving(written: CudaStorage, bytes: usize, by_gpu: bool) -> Resul
 pub(crate) fn dequantized(
     codes: BlockCodes,
     from: &CudaStorage,
-    places: &[Place],
+    places: &[CodedRange],
     (dtype, len): (DType, usize),
 ) -> Result<Storage, ZeroError> {
     Ok(Storage::Cuda(device::dequantized(codes, from, places, (dtype, len))?))
@@ -302,7 +302,7 @@ pub(crate) fn add_codes(
     codes: BlockCodes,
     from: &CudaStorage,
     (senders, apart): (usize, usize),
-    places: &[Place],
+    places: &[CodedRange],
     to: &mut FlatBuffer,
 ) -> Result<(), ZeroError> {
     let FlatBuffer::Device(to) = to else { return Err(elsewhere()) };
@@ -318,9 +318,9 @@ pub(crate) fn values_of(gradient: &FlatBuffer) -> Result<&CudaStorage, ZeroError
 }
 
 /// Marks a gradient on a GPU as rounded to `dtype`. Operations round its values when they read them.
-pub(crate) fn travelled(values: FlatBuffer, dtype: DType) -> Result<FlatBuffer, ZeroError> {
+pub(crate) fn communicated(values: FlatBuffer, dtype: DType) -> Result<FlatBuffer, ZeroError> {
     let FlatBuffer::Device(array) = values else { return Err(elsewhere()) };
-    Ok(FlatBuffer::Device(array.travelled(dtype)?))
+    Ok(FlatBuffer::Device(array.communicated(dtype)?))
 }
 
 /// Wraps the first `len` values of a storage.

@@ -12,8 +12,8 @@ mod of_program;
 mod of_program;
 
 pub(crate) use of_program::{
-    Arriving, Gpu, add_codes, add_to_host, copy, dequantized, download, leaving, packed, quantize, storage_of, to_send,
-    travelled, unpacked, values_of,
+    Arriving, Gpu, add_codes, add_to_host, communicated, copy, dequantized, download, leaving, packed, quantize,
+    storage_of, to_send, unpacked, values_of,
 };
 pub use of_program::{gpu_copy, gpu_room};
 
@@ -22,7 +22,7 @@ use std::ops::Range;
 use crate::error::ZeroError;
 
 /// A range of values, and the offset of its codes in bytes.
-pub(crate) type Place = (Range<usize>, usize);
+pub(crate) type CodedRange = (Range<usize>, usize);
 
 /// Returns the error for values that should be on a GPU.
 pub(crate) fn elsewhere() -> ZeroError {

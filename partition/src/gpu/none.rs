@@ -12,7 +12,7 @@ use zero_optim::norm::{Limits, Verdict};
 use zero_optim::{BlockCodes, ExactSum, Factors};
 use zero_pipeline::SegmentId;
 
-use super::{Place, elsewhere};
+use super::{CodedRange, elsewhere};
 use crate::error::ZeroError;
 use crate::optimizer::SegmentState;
 use crate::rank::Rank;
@@ -137,7 +137,7 @@ pub(crate) fn unpacked(_: Buffer) -> Result<FlatBuffer, ZeroError> {
     Err(elsewhere())
 }
 
-pub(crate) fn quantize(_: BlockCodes, _: &CudaStorage, _: &[Place], _: &mut CudaStorage) -> Result<(), ZeroError> {
+pub(crate) fn quantize(_: BlockCodes, _: &CudaStorage, _: &[CodedRange], _: &mut CudaStorage) -> Result<(), ZeroError> {
     Err(elsewhere())
 }
 
@@ -148,7 +148,7 @@ pub(crate) fn leaving(_: CudaStorage, _: usize, _: bool) -> Result<Buffer, ZeroE
 pub(crate) fn dequantized(
     _: BlockCodes,
     _: &CudaStorage,
-    _: &[Place],
+    _: &[CodedRange],
     _: (DType, usize),
 ) -> Result<Storage, ZeroError> {
     Err(elsewhere())
@@ -158,7 +158,7 @@ pub(crate) fn add_codes(
     _: BlockCodes,
     _: &CudaStorage,
     _: (usize, usize),
-    _: &[Place],
+    _: &[CodedRange],
     _: &mut FlatBuffer,
 ) -> Result<(), ZeroError> {
     Err(elsewhere())
@@ -168,7 +168,7 @@ pub(crate) fn values_of(_: &FlatBuffer) -> Result<&CudaStorage, ZeroError> {
     Err(elsewhere())
 }
 
-pub(crate) fn travelled(_: FlatBuffer, _: DType) -> Result<FlatBuffer, ZeroError> {
+pub(crate) fn communicated(_: FlatBuffer, _: DType) -> Result<FlatBuffer, ZeroError> {
     Err(elsewhere())
 }
 

@@ -67,7 +67,7 @@ fn uses(instructions: &[Instruction], shape: &ModelShape) -> Vec<Use> {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum State {
+enum GatherState {
     Released,
     InFlight,
     Gathered,
@@ -87,7 +87,7 @@ struct Pass<'a> {
     places: Vec<Vec<usize>>,
     /// Total elements of all uses before each use.
     before: Vec<usize>,
-    state: Vec<State>,
+    state: Vec<GatherState>,
     /// Total elements of the segments in flight, and of the gathered segments.
     in_flight: usize,
     gathered: usize,
@@ -105,7 +105,7 @@ impl<'a> Pass<'a> {
             one.segments.iter().for_each(|&segment| places[segment].push(place));
             before.push(before[place] + one.elements);
         }
-        let state = vec![State::Released; shape.segments.len()];
+        let state = vec![GatherState::Released; shape.segments.len()];
         let filled = vec![false; shape.segments.len()];
         let (in_flight, gathered) = (0, 0);
         Self { shape, options, uses, places, before, state, in_flight, gathered, started: vec![], filled, out: vec![] }
@@ -134,7 +134,7 @@ impl<'a> Pass<'a> {
         }
         let uses = self.uses;
         for following in &uses[position + 1..] {
-            let is_released = |&&segment: &&SegmentId| self.state[segment] == State::Released;
+            let is_released = |&&segment: &&SegmentId| self.state[segment] == GatherState::Released;
             let released: Vec<SegmentId> = following.segments.iter().filter(is_released).copied().collect();
             if released.is_empty() {
                 continue;
@@ -152,7 +152,7 @@ impl<'a> Pass<'a> {
         for &segment in &self.uses[position].segments {
             if !self.keep(segment, position) {
                 self.out.push(Instruction::Release { segment });
-                self.change(segment, State::Released);
+                self.change(segment, GatherState::Released);
             }
         }
     }
@@ -167,7 +167,8 @@ impl<'a> Pass<'a> {
     /// Starts gathering those of the segments that are not gathered or in flight.
     fn start(&mut self, segments: &[SegmentId]) {
         for from_secondary in [false, true] {
-            let is_wanted = |&&id: &&SegmentId| self.state[id] == State::Released && self.filled[id] == from_secondary;
+            let is_wanted =
+                |&&id: &&SegmentId| self.state[id] == GatherState::Released && self.filled[id] == from_secondary;
             let segments: Vec<SegmentId> = segments.iter().filter(is_wanted).copied().collect();
             if segments.is_empty() {
                 continue;
@@ -176,7 +177,7 @@ impl<'a> Pass<'a> {
                 true => Instruction::GatherSecondary { segments: segments.clone() },
                 false => Instruction::Gather { segments: segments.clone() },
             });
-            segments.iter().for_each(|&id| self.change(id, State::InFlight));
+            segments.iter().for_each(|&id| self.change(id, GatherState::InFlight));
             self.started.push(Started { segments, from_secondary });
         }
         if !self.options.overlap {
@@ -190,7 +191,7 @@ impl<'a> Pass<'a> {
         let needed: Vec<Started> = self.started.extract_if(.., is_needed).collect();
         for Started { segments, from_secondary } in needed {
             for &id in &segments {
-                self.change(id, State::Gathered);
+                self.change(id, GatherState::Gathered);
                 self.filled[id] = self.shape.segments[id].has_secondary;
             }
             self.out.push(match from_secondary {
@@ -200,17 +201,17 @@ impl<'a> Pass<'a> {
         }
     }
 
-    fn change(&mut self, segment: SegmentId, to: State) {
+    fn change(&mut self, segment: SegmentId, to: GatherState) {
         let elements = self.elements(segment);
         match std::mem::replace(&mut self.state[segment], to) {
-            State::Released => {}
-            State::InFlight => self.in_flight -= elements,
-            State::Gathered => self.gathered -= elements,
+            GatherState::Released => {}
+            GatherState::InFlight => self.in_flight -= elements,
+            GatherState::Gathered => self.gathered -= elements,
         }
         match to {
-            State::Released => {}
-            State::InFlight => self.in_flight += elements,
-            State::Gathered => self.gathered += elements,
+            GatherState::Released => {}
+            GatherState::InFlight => self.in_flight += elements,
+            GatherState::Gathered => self.gathered += elements,
         }
     }
 

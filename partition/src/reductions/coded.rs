@@ -12,10 +12,10 @@ use zero_pipeline::SegmentId;
 
 use crate::accounting::ledger::Category;
 use crate::accounting::memory::Memory;
-use crate::coded::{CodedLevel, Part, decode, encode, places};
+use crate::coded::{CodedLevel, CodedPart, decode, encode, places};
 use crate::error::ZeroError;
 use crate::gpu;
-use crate::kept::{Grads, KeptGradient};
+use crate::grad_buffer::{GradBuffer, Grads};
 use crate::rank::Rank;
 use crate::segment::Segment;
 use crate::threads::widen;
@@ -59,8 +59,8 @@ impl Codes {
     fn write(
         &mut self,
         (segment, codes): (&Segment, BlockCodes),
-        parts: &[Part],
-        values: &KeptGradient,
+        parts: &[CodedPart],
+        values: &GradBuffer,
     ) -> Result<(), ZeroError> {
         match (self, values.host()) {
             (Self::Host(to), Some(Grads::F32(values))) => {
@@ -95,10 +95,10 @@ impl Codes {
                 Ok(())
             }
             Self::Device(from) => {
-                let mut parts: Vec<Part> = vec![];
+                let mut parts: Vec<CodedPart> = vec![];
                 let (mut first, mut at) = (0, at);
                 for range in ranges {
-                    parts.push(Part { range: range.clone(), first, at });
+                    parts.push(CodedPart { range: range.clone(), first, at });
                     first += range.len();
                     at += segment.code_bytes(codes, range);
                 }
@@ -124,7 +124,7 @@ pub(super) fn exchange(
     memory: &mut Memory,
     ids: &[SegmentId],
     level: usize,
-    values: Vec<KeptGradient>,
+    values: Vec<GradBuffer>,
 ) -> Result<Exchange, ZeroError> {
     let of_all: Vec<(SegmentId, CodedLevel)> = at_level(rank, ids, level);
     let sent = total(rank, &of_all, CodedLevel::sent);
@@ -145,7 +145,7 @@ pub(super) fn exchange(
                 stay.push(first..first + range.len());
                 continue;
             }
-            leave.push(Part { range: range.clone(), first, at: next[to] });
+            leave.push(CodedPart { range: range.clone(), first, at: next[to] });
             next[to] += segment.code_bytes(of.codes, range);
         }
         memory.count(Category::Staging, of.elements(), 4);
@@ -169,15 +169,15 @@ fn copied(
     rank: &Rank,
     memory: &mut Memory,
     id: SegmentId,
-    values: &KeptGradient,
+    values: &GradBuffer,
     ranges: &[Range<usize>],
 ) -> Result<FlatBuffer, ZeroError> {
     let mut own = memory.room(rank, id, ranges.iter().map(Range::len).sum())?;
     let mut at = 0;
     for range in ranges {
         match (values, &mut own) {
-            (KeptGradient::F32(values), own) => own.copy(at, values, range.clone())?,
-            (KeptGradient::Bf16(values), own) => {
+            (GradBuffer::F32(values), own) => own.copy(at, values, range.clone())?,
+            (GradBuffer::Bf16(values), own) => {
                 let own = own.host_mut().ok_or_else(|| ZeroError::internal("gradients in bf16 are on a GPU"))?;
                 widen(&values[range.clone()], &mut own[at..at + range.len()])?;
             }

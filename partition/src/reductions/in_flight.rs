@@ -7,7 +7,7 @@ use super::coded::Exchange;
 use super::{MicroBatch, Reductions, coded};
 use crate::accounting::memory::Memory;
 use crate::error::ZeroError;
-use crate::kept::KeptGradient;
+use crate::grad_buffer::GradBuffer;
 use crate::rank::Rank;
 
 /// A bucket whose reduction is in flight.
@@ -28,7 +28,7 @@ pub(super) struct Started {
 /// A reduction of segments, by its current collective, which covers all of them.
 pub(super) enum Reduction {
     /// No collective: with one rank, the local gradients are the sums.
-    Alone(Vec<KeptGradient>),
+    Alone(Vec<GradBuffer>),
     /// An all-reduce over the data-parallel group.
     All(Pending<Vec<Buffer>>),
     /// A reduce-scatter over the shard group.
@@ -81,7 +81,7 @@ impl Reductions {
             self.advance(due, is_done, |ids, reduction| match reduction {
                 Reduction::Coded(exchange) => {
                     let next = exchange.level() + 1;
-                    let sums = coded::sum(rank, memory, ids, exchange)?.into_iter().map(KeptGradient::F32);
+                    let sums = coded::sum(rank, memory, ids, exchange)?.into_iter().map(GradBuffer::F32);
                     Ok(Reduction::Coded(coded::exchange(rank, memory, ids, next, sums.collect())?))
                 }
                 other => Ok(other),
@@ -103,7 +103,7 @@ impl Reductions {
             }
             Reduction::Coded(exchange) => {
                 let sums = coded::sum(rank, memory, ids, exchange)?.into_iter();
-                let shards = sums.map(|sum| memory.packed(rank, KeptGradient::F32(sum)));
+                let shards = sums.map(|sum| memory.packed(rank, GradBuffer::F32(sum)));
                 let shards = shards.collect::<Result<Vec<_>, ZeroError>>()?;
                 Ok(Reduction::Replicates(vec![], replicates.all_reduce_coalesced(shards, ReduceOp::Sum)))
             }

@@ -23,8 +23,8 @@ use crate::accounting::memory::Memory;
 use crate::accumulator::{Accumulator, Order};
 use crate::error::ZeroError;
 use crate::gpu;
+use crate::grad_buffer::GradBuffer;
 use crate::gradients::{LocalGradients, Open};
-use crate::kept::KeptGradient;
 use crate::rank::Rank;
 use crate::threads::round_in_place;
 
@@ -45,7 +45,7 @@ pub(crate) struct Reductions {
 struct Sums {
     accumulated: Accumulator,
     /// Reduced gradients: the shard, or the whole segment if gradients are replicated.
-    reduced: Option<KeptGradient>,
+    reduced: Option<GradBuffer>,
     /// Sums of squares of reduced gradients that have been offloaded, for the norms.
     squares: Option<Vec<ExactSum>>,
 }
@@ -139,7 +139,7 @@ impl Reductions {
 
     /// Adds a summand, which the ledger counts as staging, to the accumulator. If the summand starts a new partial sum,
     /// its memory then counts as gradients. With `Order::Arrival`, only the first summand starts one.
-    fn add_up(&mut self, memory: &mut Memory, id: SegmentId, summand: KeptGradient) -> Result<(), ZeroError> {
+    fn add_up(&mut self, memory: &mut Memory, id: SegmentId, summand: GradBuffer) -> Result<(), ZeroError> {
         let (elements, width, mut merged) = (summand.len(), summand.width(), 0);
         self.segments[id].accumulated.add(summand, |done| {
             merged += 1;
@@ -155,10 +155,10 @@ impl Reductions {
 
     /// Adds accumulated gradients that were read from the disk. The ledger already counts them.
     pub(crate) fn add_stored(&mut self, id: SegmentId, sum: Vec<f32>) -> Result<(), ZeroError> {
-        self.segments[id].accumulated.add(KeptGradient::F32(sum.into()), drop)
+        self.segments[id].accumulated.add(GradBuffer::F32(sum.into()), drop)
     }
 
-    fn total(&mut self, memory: &mut Memory, id: SegmentId) -> Result<KeptGradient, ZeroError> {
+    fn total(&mut self, memory: &mut Memory, id: SegmentId) -> Result<GradBuffer, ZeroError> {
         let total = self.segments[id].accumulated.take(|done| {
             memory.uncount(Category::Gradients, done.len(), done.width());
             memory.give_kept_back(done);
@@ -182,7 +182,7 @@ impl Reductions {
                 Some(open) => {
                     let local = open.into_buffer(memory)?;
                     self.add_micro_batch(rank, id, &local);
-                    KeptGradient::F32(local)
+                    GradBuffer::F32(local)
                 }
                 None => self.total(memory, id)?,
             };
@@ -198,7 +198,7 @@ impl Reductions {
                 whole.add(local.is_on_device(), id, local);
             } else {
                 alone.push(match local {
-                    KeptGradient::F32(local) => memory.kept(rank, rounded(local, rank.options.communication)?)?,
+                    GradBuffer::F32(local) => memory.kept(rank, rounded(local, rank.options.communication)?)?,
                     kept => kept,
                 });
             }
@@ -245,13 +245,7 @@ impl Reductions {
     }
 
     /// Stores the result of an all-reduce: the whole segment, or this rank's part if gradients are sharded.
-    fn file_all(
-        &mut self,
-        rank: &Rank,
-        memory: &mut Memory,
-        id: SegmentId,
-        full: KeptGradient,
-    ) -> Result<(), ZeroError> {
+    fn file_all(&mut self, rank: &Rank, memory: &mut Memory, id: SegmentId, full: GradBuffer) -> Result<(), ZeroError> {
         if rank.placements(id).gradients == Placement::Replicated {
             self.segments[id].reduced = Some(full);
             return Ok(());
@@ -304,7 +298,7 @@ impl Reductions {
 /// would be rounded before it is sent. Values on a GPU are rounded when they are read.
 fn rounded(local: FlatBuffer, dtype: DType) -> Result<FlatBuffer, ZeroError> {
     if local.host().is_none() {
-        return gpu::travelled(local, dtype);
+        return gpu::communicated(local, dtype);
     }
     let mut values = local.into_host()?;
     match dtype {
@@ -316,7 +310,7 @@ fn rounded(local: FlatBuffer, dtype: DType) -> Result<FlatBuffer, ZeroError> {
 }
 
 /// Returns the buffers that the reduce-scatter of a segment sends and receives.
-fn to_scatter(rank: &Rank, memory: &mut Memory, id: SegmentId, local: KeptGradient) -> Result<ToScatter, ZeroError> {
+fn to_scatter(rank: &Rank, memory: &mut Memory, id: SegmentId, local: GradBuffer) -> Result<ToScatter, ZeroError> {
     let counts = rank.segment(id).counts();
     let own = counts[rank.shards().rank()];
     memory.count(Category::Staging, own, 4);

@@ -10,7 +10,7 @@ use super::squares::{clipping, no_squares};
 use crate::accounting::ledger::Category;
 use crate::accounting::memory::Memory;
 use crate::error::ZeroError;
-use crate::kept::{Grads, KeptGradient};
+use crate::grad_buffer::{GradBuffer, Grads};
 use crate::optimizer::on_host;
 use crate::rank::Rank;
 use crate::threads::add_parameter_range;
@@ -32,7 +32,7 @@ impl Reductions {
     }
 
     /// Returns the reduced gradients of a segment.
-    pub(crate) fn reduced(&self, id: SegmentId) -> Result<&KeptGradient, ZeroError> {
+    pub(crate) fn reduced(&self, id: SegmentId) -> Result<&GradBuffer, ZeroError> {
         self.segments[id].reduced.as_ref().ok_or_else(not_reduced)
     }
 
@@ -53,7 +53,7 @@ impl Reductions {
     }
 
     /// Takes the reduced gradients out of a segment.
-    fn take_reduced(&mut self, memory: &mut Memory, id: SegmentId) -> Result<KeptGradient, ZeroError> {
+    fn take_reduced(&mut self, memory: &mut Memory, id: SegmentId) -> Result<GradBuffer, ZeroError> {
         let gradients = self.segments[id].reduced.take().ok_or_else(not_reduced)?;
         memory.uncount(Category::Gradients, gradients.len(), gradients.width());
         Ok(gradients)

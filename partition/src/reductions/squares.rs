@@ -11,7 +11,7 @@ use super::Reductions;
 use crate::accounting::memory::Memory;
 use crate::error::ZeroError;
 use crate::gpu::Gpu;
-use crate::kept::Grads;
+use crate::grad_buffer::Grads;
 use crate::rank::Rank;
 use crate::threads::add_parameter_range;
 

@@ -13,7 +13,7 @@ use super::reduced::not_reduced;
 use crate::accounting::ledger::Category;
 use crate::accounting::memory::Memory;
 use crate::error::ZeroError;
-use crate::kept::KeptGradient;
+use crate::grad_buffer::GradBuffer;
 use crate::rank::Rank;
 
 impl Reductions {
@@ -29,13 +29,13 @@ impl Reductions {
         for (id, range) in &parts {
             self.settle(rank, memory, *id)?;
             match self.segments[*id].reduced.as_mut() {
-                Some(KeptGradient::F32(gradients)) => {
-                    gradients.round_travelled()?;
+                Some(GradBuffer::F32(gradients)) => {
+                    gradients.round_communicated()?;
                     let start = values.len();
                     values.resize(start + range.len(), 0.0);
                     gradients.read(range.clone(), &mut values[start..])?;
                 }
-                Some(KeptGradient::Bf16(gradients)) => {
+                Some(GradBuffer::Bf16(gradients)) => {
                     values.extend(gradients[range.clone()].iter().map(|value| value.to_f32()));
                 }
                 None => return Err(not_reduced()),
@@ -47,8 +47,8 @@ impl Reductions {
             let (part, later) = rest.split_at(range.len());
             rest = later;
             match self.segments[id].reduced.as_mut() {
-                Some(KeptGradient::F32(gradients)) => gradients.write(range.start, part)?,
-                Some(KeptGradient::Bf16(gradients)) => {
+                Some(GradBuffer::F32(gradients)) => gradients.write(range.start, part)?,
+                Some(GradBuffer::Bf16(gradients)) => {
                     gradients[range].iter_mut().zip(part).for_each(|(to, &sum)| *to = half::bf16::from_f32(sum));
                 }
                 None => return Err(not_reduced()),

@@ -57,7 +57,7 @@ pub(crate) use mixture::{MixedPart, Mixture, apportion};
 pub use options::{CacheOptions, DataOptions, Format, TokenDtype};
 pub use order::sample_index;
 pub use records::{FileDataset, SampleShape};
-pub use split::{Part, shuffled_split, split};
+pub use split::{Subset, shuffled_split, split};
 pub use tokens::tokenizer::Tokenizer;
 pub(crate) use watch::{Phase, Unwatched, Watch};
 pub use zero_engine::{At, DataError};

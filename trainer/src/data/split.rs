@@ -11,7 +11,7 @@ use zero_engine::{Batch, DataError};
 ///
 /// # Errors
 /// Fails if the fraction is not between 0 and 1, or if no sample would be left to train on.
-pub fn split<D: Dataset>(dataset: D, eval_fraction: f64) -> Result<(Part<D>, Part<D>), DataError> {
+pub fn split<D: Dataset>(dataset: D, eval_fraction: f64) -> Result<(Subset<D>, Subset<D>), DataError> {
     parts(dataset, eval_fraction, None)
 }
 
@@ -19,31 +19,35 @@ pub fn split<D: Dataset>(dataset: D, eval_fraction: f64) -> Result<(Part<D>, Par
 ///
 /// # Errors
 /// Fails if the fraction is not between 0 and 1, or if no sample would be left to train on.
-pub fn shuffled_split<D: Dataset>(dataset: D, eval_fraction: f64, seed: u64) -> Result<(Part<D>, Part<D>), DataError> {
+pub fn shuffled_split<D: Dataset>(
+    dataset: D,
+    eval_fraction: f64,
+    seed: u64,
+) -> Result<(Subset<D>, Subset<D>), DataError> {
     parts(dataset, eval_fraction, Some(seed))
 }
 
-fn parts<D: Dataset>(dataset: D, eval_fraction: f64, seed: Option<u64>) -> Result<(Part<D>, Part<D>), DataError> {
+fn parts<D: Dataset>(dataset: D, eval_fraction: f64, seed: Option<u64>) -> Result<(Subset<D>, Subset<D>), DataError> {
     let samples = dataset.len();
     let eval = ((samples as f64 * eval_fraction).round() as usize).max(1);
     if !(eval_fraction > 0.0 && eval_fraction < 1.0) || eval >= samples {
         return Err(DataError::Split { samples, eval_fraction });
     }
     let (dataset, cut) = (Arc::new(dataset), samples - eval);
-    let part = |range| Part { dataset: Arc::clone(&dataset), range, seed };
+    let part = |range| Subset { dataset: Arc::clone(&dataset), range, seed };
     Ok((part(0..cut), part(cut..samples)))
 }
 
 /// A part of a data set; see [`split`] and [`shuffled_split`].
 #[derive(Debug)]
-pub struct Part<D> {
+pub struct Subset<D> {
     dataset: Arc<D>,
     /// The samples' positions in the data set's order, or in the order that `seed` determines.
     range: Range<usize>,
     seed: Option<u64>,
 }
 
-impl<D: Dataset> Part<D> {
+impl<D: Dataset> Subset<D> {
     /// Returns the index in the whole data set.
     fn index(&self, index: usize) -> usize {
         let position = self.range.start + index;
@@ -51,7 +55,7 @@ impl<D: Dataset> Part<D> {
     }
 }
 
-impl<D: Dataset> Dataset for Part<D> {
+impl<D: Dataset> Dataset for Subset<D> {
     fn len(&self) -> usize {
         self.range.len()
     }

@@ -76,12 +76,12 @@ pub(super) trait Sink: Send {
 /// State shared by the thread and the run.
 #[derive(Default)]
 struct Shared {
-    state: Mutex<State>,
+    state: Mutex<WorkerState>,
     changed: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct WorkerState {
     waiting: VecDeque<Record>,
     /// Number of steps that were dropped.
     lost: u64,
@@ -254,7 +254,7 @@ fn next(shared: &Shared, is_failing: bool, pace: Duration) -> (Vec<Record>, Opti
     }
 }
 
-fn lock(shared: &Shared) -> MutexGuard<'_, State> {
+fn lock(shared: &Shared) -> MutexGuard<'_, WorkerState> {
     // A panicked thread leaves this plain data consistent, so the poison is ignored.
     shared.state.lock().unwrap_or_else(PoisonError::into_inner)
 }

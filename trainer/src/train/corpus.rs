@@ -9,7 +9,7 @@ use zero_config::{BatchSizes, Config};
 
 use super::curriculum::Lengths;
 use super::mixing::{MixedSet, Mixing};
-use super::token_batches::{Dealt, TokenBatches};
+use super::token_batches::{MicroBatchSamples, TokenBatches};
 use crate::data::{Dataset, PairDataset, Tokenizer, sample_index};
 use crate::monitor::metric::{self, Metric};
 use zero_engine::Batch;
@@ -69,26 +69,26 @@ impl Sampler {
     ///
     /// # Errors
     /// Fails if the length of a sample cannot be read.
-    pub(super) fn deal(&self, step: u64, start: u64) -> Result<Vec<Dealt>, Error> {
+    pub(super) fn distribute(&self, step: u64, start: u64) -> Result<Vec<MicroBatchSamples>, Error> {
         let count = self.batch_sizes.at(start);
         let Some(token_batches) = &self.token_batches else {
             let whole = || self.data.tokens_per_sample();
             let length = self.lengths.as_ref().map_or_else(whole, |lengths| lengths.at(step));
             let starts = (0..count).step_by(self.rows);
-            let dealt = |first| Dealt { samples: (first..first + self.rows).collect(), length };
-            return Ok(starts.map(dealt).collect());
+            let micro_batch = |first| MicroBatchSamples { samples: (first..first + self.rows).collect(), length };
+            return Ok(starts.map(micro_batch).collect());
         };
         let length = |sample: usize| self.data.length(self.index(start + sample as u64)).map_err(Error::of_dataset);
-        Ok(token_batches.deal(&(0..count).map(length).collect::<Result<Vec<_>, _>>()?))
+        Ok(token_batches.distribute(&(0..count).map(length).collect::<Result<Vec<_>, _>>()?))
     }
 
-    /// Loads a micro-batch of a step. `dealt` is one element of the result of [`deal`](Self::deal).
+    /// Loads a micro-batch of a step. `micro_batch` is one element of the result of [`distribute`](Self::distribute).
     ///
     /// # Errors
     /// Fails if the data set fails.
-    pub(super) fn load(&self, start: u64, dealt: &Dealt) -> Result<Batch, Error> {
-        let indices: Vec<usize> = dealt.samples.iter().map(|&sample| self.index(start + sample as u64)).collect();
-        truncate(batch(&*self.data, &indices)?, self.data.tokens_per_sample(), dealt.length)
+    pub(super) fn load(&self, start: u64, micro_batch: &MicroBatchSamples) -> Result<Batch, Error> {
+        let indices: Vec<usize> = micro_batch.samples.iter().map(|&sample| self.index(start + sample as u64)).collect();
+        truncate(batch(&*self.data, &indices)?, self.data.tokens_per_sample(), micro_batch.length)
     }
 
     /// Loads a micro-batch of `rows` whole samples, the first of them at `position` of the run.

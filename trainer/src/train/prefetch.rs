@@ -14,14 +14,14 @@ use std::time::{Duration, Instant};
 use zero_engine::{Batch, Error};
 
 use super::corpus::Sampler;
-use super::token_batches::Dealt;
+use super::token_batches::MicroBatchSamples;
 
 /// The result of loading a micro-batch. If the data set panics, this is the panic. It continues on the thread that
 /// requests the micro-batch.
 type Loaded = thread::Result<Result<Batch, Error>>;
 
 /// The step of a micro-batch, the step's first position in the run, and the index of the micro-batch in the step.
-type Place = (u64, u64, usize);
+type MicroBatchId = (u64, u64, usize);
 
 /// A micro-batch to load, and the channel for the result.
 type Job = (Arc<StepBatch>, usize, Sender<Loaded>);
@@ -31,7 +31,7 @@ struct StepBatch {
     step: u64,
     /// Position of the first sample in the run.
     start: u64,
-    micro_batches: Vec<Dealt>,
+    micro_batches: Vec<MicroBatchSamples>,
 }
 
 /// Training micro-batches that are loaded ahead of their use.
@@ -50,7 +50,7 @@ pub(super) struct Prefetcher {
     /// ahead.
     next: Option<(Arc<StepBatch>, usize)>,
     /// The micro-batches that are being loaded or were loaded ahead.
-    queue: VecDeque<(Place, Receiver<Loaded>)>,
+    queue: VecDeque<(MicroBatchId, Receiver<Loaded>)>,
     /// How long the current step has waited for its micro-batches.
     waited: Duration,
     workers: Workers,
@@ -79,7 +79,7 @@ impl Prefetcher {
     ///
     /// # Errors
     /// Fails if the samples cannot be distributed to micro-batches.
-    pub(super) fn begin(&mut self, step: u64, start: u64) -> Result<&[Dealt], Error> {
+    pub(super) fn begin(&mut self, step: u64, start: u64) -> Result<&[MicroBatchSamples], Error> {
         let (began, asked) = (Instant::now(), std::mem::take(&mut self.asked));
         if self.orders.get(&self.now.micro_batches.len()) != Some(&asked) {
             self.orders.insert(self.now.micro_batches.len(), asked);
@@ -87,7 +87,7 @@ impl Prefetcher {
         }
         self.now = match self.next.as_ref().filter(|(next, _)| (next.step, next.start) == (step, start)) {
             Some((next, _)) => next.clone(),
-            None => Arc::new(StepBatch { step, start, micro_batches: self.sampler.deal(step, start)? }),
+            None => Arc::new(StepBatch { step, start, micro_batches: self.sampler.distribute(step, start)? }),
         };
         if self.queue.is_empty() {
             self.next = Some((self.now.clone(), 0));
@@ -144,8 +144,8 @@ impl Prefetcher {
                 return;
             }
             // An error is ignored here: the step itself will report it.
-            let dealt = self.sampler.deal(step, start);
-            self.next = dealt.ok().map(|micro_batches| (Arc::new(StepBatch { step, start, micro_batches }), 0));
+            let micro_batches = self.sampler.distribute(step, start);
+            self.next = micro_batches.ok().map(|micro_batches| (Arc::new(StepBatch { step, start, micro_batches }), 0));
         }
     }
 }
@@ -265,7 +265,7 @@ mod tests {
         }
     }
 
-    /// Otherwise it would deal all steps of the run again in each step.
+    /// Otherwise it would distribute all steps of the run again in each step.
     #[test]
     fn a_rank_that_loads_nothing_deals_no_steps_ahead() {
         let (done, finished) = channel();
@@ -276,7 +276,7 @@ mod tests {
             }
             done.send(()).unwrap();
         });
-        finished.recv_timeout(Duration::from_secs(60)).expect("three steps are dealt at once");
+        finished.recv_timeout(Duration::from_secs(60)).expect("three steps are distributed at once");
     }
 
     #[test]

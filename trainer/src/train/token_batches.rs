@@ -12,14 +12,14 @@ const FAST: usize = 8;
 
 /// The samples of a micro-batch.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Dealt {
+pub(super) struct MicroBatchSamples {
     /// Positions of the samples in the global batch, counted from 0.
     pub(super) samples: Vec<usize>,
     /// Number of tokens to which each padded sample is truncated.
     pub(super) length: usize,
 }
 
-impl Dealt {
+impl MicroBatchSamples {
     pub(super) fn positions(&self) -> usize {
         self.samples.len() * self.length
     }
@@ -59,7 +59,7 @@ impl TokenBatches {
     }
 
     /// Distributes samples with these lengths.
-    pub(super) fn deal(&self, lengths: &[usize]) -> Vec<Dealt> {
+    pub(super) fn distribute(&self, lengths: &[usize]) -> Vec<MicroBatchSamples> {
         let length = |sample: usize| lengths[sample].max(1).next_multiple_of(self.unit).min(self.whole);
         let mut sorted: Vec<usize> = (0..lengths.len()).collect();
         sorted.sort_by_key(|&sample| std::cmp::Reverse(length(sample)));
@@ -87,11 +87,11 @@ impl TokenBatches {
             let (left, right) = parts[at].split_at(parts[at].len() / 2);
             parts.splice(at..=at, [left, right]);
         }
-        let dealt = |part: &[(usize, usize)]| Dealt {
+        let micro_batch = |part: &[(usize, usize)]| MicroBatchSamples {
             samples: part.iter().map(|&(sample, _)| sample).collect(),
             length: part[0].1,
         };
-        parts.into_iter().map(dealt).collect()
+        parts.into_iter().map(micro_batch).collect()
     }
 }
 
@@ -114,19 +114,19 @@ mod tests {
 
     #[test]
     fn samples_of_similar_length_share_a_micro_batch() {
-        let deal = |lengths: &[usize], max_tokens, count| {
-            let all = TokenBatches { max_tokens, whole: 64, unit: 8, multiple: 2, count }.deal(lengths);
+        let distribute = |lengths: &[usize], max_tokens, count| {
+            let all = TokenBatches { max_tokens, whole: 64, unit: 8, multiple: 2, count }.distribute(lengths);
             all.into_iter().map(|it| (it.samples, it.length)).collect::<Vec<_>>()
         };
         let lengths = [7, 64, 8, 30, 9, 1, 33, 6];
         assert_eq!(
-            deal(&lengths, 128, None),
+            distribute(&lengths, 128, None),
             [(vec![1], 64), (vec![6], 40), (vec![3, 4], 32), (vec![0, 2, 5, 7], 8)],
             "three suffice, but two ranks need an even number"
         );
-        let of_one = deal(&lengths, 128, Some(8));
+        let of_one = distribute(&lengths, 128, Some(8));
         assert_eq!(of_one.iter().map(|(samples, _)| samples.len()).collect::<Vec<_>>(), [1; 8]);
-        assert_eq!(deal(&[64; 4], 128, None), [(vec![0, 1], 64), (vec![2, 3], 64)]);
+        assert_eq!(distribute(&[64; 4], 128, None), [(vec![0, 1], 64), (vec![2, 3], 64)]);
     }
 
     proptest! {
@@ -145,17 +145,17 @@ mod tests {
             let most = micro * whole;
             let max_tokens = if is_fixed { most } else { most - ((most - whole) as f64 * less) as usize };
             let count = is_fixed.then_some(ranks * accumulation);
-            let dealt = TokenBatches { max_tokens, whole, unit, multiple: ranks, count }.deal(&lengths);
-            let mut all: Vec<usize> = dealt.iter().flat_map(|it| it.samples.clone()).collect();
+            let micro_batches = TokenBatches { max_tokens, whole, unit, multiple: ranks, count }.distribute(&lengths);
+            let mut all: Vec<usize> = micro_batches.iter().flat_map(|it| it.samples.clone()).collect();
             all.sort_unstable();
             prop_assert_eq!(all, (0..samples).collect::<Vec<_>>());
-            for it in &dealt {
+            for it in &micro_batches {
                 prop_assert!(!it.samples.is_empty() && it.positions() <= max_tokens && it.length <= whole);
                 prop_assert!(it.samples.iter().all(|&sample| lengths[sample] <= it.length));
                 prop_assert!(it.length.is_multiple_of(unit) || it.length == whole);
             }
-            prop_assert!(dealt.len().is_multiple_of(ranks));
-            prop_assert!(count.is_none_or(|count| count == dealt.len()));
+            prop_assert!(micro_batches.len().is_multiple_of(ranks));
+            prop_assert!(count.is_none_or(|count| count == micro_batches.len()));
         }
     }
 }

@@ -13,8 +13,8 @@ fn run(case: &Case, out: &str, ranks: usize, data: &str, more: &[&str]) -> Vec<(
     settings.extend(more);
     let ranks = ranks.to_string();
     let said = case.train(&[&["-n", &ranks, "--out", out, "--max-steps", "12"], &sets(&settings)[..]].concat());
-    let dealt = said.contains("micro-batches: samples grouped by length, at most ");
-    assert_eq!(dealt, data.contains("max_tokens"), "{said}");
+    let grouped = said.contains("micro-batches: samples grouped by length, at most ");
+    assert_eq!(grouped, data.contains("max_tokens"), "{said}");
     let number = |line: &serde_json::Value, key: &str| line[key].as_u64();
     let of = |line: &serde_json::Value| {
         (line["loss"].as_f64().unwrap(), number(line, "tokens").unwrap(), number(line, "micro_batches"))
@@ -28,11 +28,11 @@ fn losses_match_those_of_padded_samples() {
     let data = |more: &str| case.conversations(48, more);
     let padded = run(&case, "padded", 2, &data(""), &[]);
     assert!(padded.iter().all(|(_, tokens, count)| *tokens == 16 * 48 && count.is_none()));
-    let fewer = |dealt: &[(f64, u64, Option<u64>)], out: &str| {
-        for ((loss, ..), (expected, ..)) in dealt.iter().zip(&padded) {
+    let fewer = |grouped: &[(f64, u64, Option<u64>)], out: &str| {
+        for ((loss, ..), (expected, ..)) in grouped.iter().zip(&padded) {
             assert!((loss - expected).abs() < 1e-5 * expected, "{out}: {loss} {expected}");
         }
-        let (tokens, most) = dealt.iter().fold((0, 0), |(tokens, most), it| (tokens + it.1, most.max(it.2.unwrap())));
+        let (tokens, most) = grouped.iter().fold((0, 0), |(tokens, most), it| (tokens + it.1, most.max(it.2.unwrap())));
         assert!(tokens < 12 * 16 * 48 / 2, "{out}: {tokens} tokens");
         most
     };

@@ -73,7 +73,7 @@ fn an_update_is_bit_identical_to_the_cpus() {
     let blocks = count.div_ceil(1024);
     let [sums, parts, made] =
         [2 * blocks, 2 * partials(blocks as u64), 6].map(|words| bench.upload(&vec![f32::NAN; words]));
-    let squared = Squared { grads: at_grads.address(), count: count as u64, travelled: Dtype::F32 };
+    let squared = Squared { grads: at_grads.address(), count: count as u64, communicated: Dtype::F32 };
     bench.launch(&square_sums(&[squared], sums.address()).unwrap());
     bench.launch(&limbs(blocks as u64, sums.address(), parts.address()).unwrap());
     let limits = Limits { loss_scale: 1.0, max_norm: 0.1, max_value: 0.0, limit: f64::INFINITY, skips_overflow: true };
@@ -83,7 +83,7 @@ fn an_update_is_bit_identical_to_the_cpus() {
         params: at_params.address(),
         states: [at_m.address(), at_v.address()],
         grads: at_grads.address(),
-        travelled: Dtype::F32,
+        communicated: Dtype::F32,
         working: 0,
         averages: 0,
         count: count as u64,

@@ -13,7 +13,7 @@ use zero_kernels::activation::{self, Function};
 use zero_kernels::attention::{self, Geometry, Saved};
 use zero_kernels::block_codes::{Coded, Senders, dequantize, quantize};
 use zero_kernels::cross_entropy::{self, Counted, Logits, Upstream};
-use zero_kernels::dropout::{Mask, Place, dropout};
+use zero_kernels::dropout::{Mask, SampleLayout, dropout};
 use zero_kernels::embedding::{self, Lookup};
 use zero_kernels::gradient_norm::{SQUARES, Squared, square_sums};
 use zero_kernels::norm::{self, Parameter, Rows, Weights};
@@ -175,7 +175,7 @@ impl<'a> Bed<'a> {
         let mask = Mask { key: [1, 2], first_sample: 0, probability: 0.1, scale: 1.0 / 0.9 };
         self.measure("dropout", 4 * w, 0, |room| {
             let [x, y] = room.take_each(2 * w);
-            self.work(dropout(t, &Place::whole([tokens, width.into()]), &mask, [x, y]))
+            self.work(dropout(t, &SampleLayout::whole([tokens, width.into()]), &mask, [x, y]))
         });
         let q = tokens * u64::from(heads[0]) * 64;
         self.measure("rotary", 4 * q, 0, |room| {
@@ -295,14 +295,14 @@ impl<'a> Bed<'a> {
             rule.factors(&Step { step: 3, lr: 1e-6, grad_scale: 1.0, grad_limit: f32::INFINITY, decay: true });
         self.measure("adamw", 30 * count, 0, |room| {
             let [params, m, v, grads] = room.take_each(4 * count);
-            let (working, travelled) = (room.take(2 * count), Dtype::F32);
+            let (working, communicated) = (room.take(2 * count), Dtype::F32);
             let updated =
-                Updated { params, states: [m, v], grads, travelled, working, averages: 0, count, decay: true };
+                Updated { params, states: [m, v], grads, communicated, working, averages: 0, count, decay: true };
             self.work(optimizer::update(t, [&factors; 2], &[updated], 0.0, 0))
         });
         self.measure("square sums", 4 * count, 0, |room| {
             let (grads, sums) = (room.take(4 * count), room.take(8 * count.div_ceil(SQUARES)));
-            self.work(square_sums(&[Squared { grads, count, travelled: Dtype::F32 }], sums))
+            self.work(square_sums(&[Squared { grads, count, communicated: Dtype::F32 }], sums))
         });
         for (name, bytes, launch) in [
             ("widen", 6, widen as fn(Dtype, u64, Address, Address) -> Option<Launch<optimizer::CastArgs>>),

@@ -4,7 +4,7 @@
 
 use zero_kernels::activation::{self, Function};
 use zero_kernels::cross_entropy::{self, Counted, Logits, Upstream, rescale};
-use zero_kernels::dropout::{Mask, Place, dropout};
+use zero_kernels::dropout::{Mask, SampleLayout, dropout};
 use zero_kernels::embedding::{Lookup, gather, keys, scatter, sort};
 use zero_kernels::norm::{self, Parameter, Rows, Weights};
 use zero_kernels::optimizer::{add_to, narrow, widen};
@@ -191,7 +191,7 @@ fn dropout_in_all_alignments() {
             let all = vec![operand(dtype, 1, count), (dtype, vec![f32::NAN; count])];
             for one in [false, true] {
                 check_all_alignments(&format!("dropout {dtype:?} {samples} × {size}"), &all, |device, at| {
-                    in_turns(device, dropout(dtype, &Place::whole([samples, size]), &mask, [at[0], at[1]]), one);
+                    in_turns(device, dropout(dtype, &SampleLayout::whole([samples, size]), &mask, [at[0], at[1]]), one);
                 });
             }
         }

@@ -3,7 +3,7 @@
 
 use zero_kernels::Dtype;
 use zero_kernels::activation::{self, Function};
-use zero_kernels::dropout::{Mask, Place, dropout};
+use zero_kernels::dropout::{Mask, SampleLayout, dropout};
 use zero_kernels::rotary::{Turn, rotary};
 use zero_kernels::rows::{self, BLOCK, Onto};
 
@@ -141,7 +141,8 @@ fn dropout_depends_only_on_an_elements_index() {
             let Some(y) = on_device(|device| {
                 let (mut from, mut y) = (Memory::floats(dtype, &x), Memory::floats(dtype, &vec![f32::NAN; x.len()]));
                 device.run(
-                    &dropout(dtype, &Place::whole([samples, size]), &mask, [from.address(), y.address()]).unwrap(),
+                    &dropout(dtype, &SampleLayout::whole([samples, size]), &mask, [from.address(), y.address()])
+                        .unwrap(),
                 );
                 y.to_floats(dtype)
             }) else {
@@ -176,14 +177,14 @@ fn dropout_of_a_slice_uses_the_mask_of_the_whole_sample() {
                 })
                 .collect();
             let Some((y, of_part)) = on_device(|device| {
-                let run = |x: &[f32], place: Place| {
+                let run = |x: &[f32], place: SampleLayout| {
                     let mut x = Memory::floats(dtype, x);
                     device.run(&dropout(dtype, &place, &mask, [x.address(), x.address()]).unwrap());
                     x.to_floats(dtype)
                 };
                 let (stride, first) = (rows * width, first * all + column);
-                let place = Place { samples, rows, width, stride, first, apart };
-                (run(&x, Place::whole([samples, ROWS * all])), run(&part, place))
+                let place = SampleLayout { samples, rows, width, stride, first, apart };
+                (run(&x, SampleLayout::whole([samples, ROWS * all])), run(&part, place))
             }) else {
                 return;
             };

@@ -32,7 +32,7 @@ fn sums_of_squares_are_bit_identical_to_the_cpus() {
                 .map(|(&start, count)| Squared {
                     grads: from.address() + 4 * start as u64,
                     count: count as u64,
-                    travelled: dtype,
+                    communicated: dtype,
                 })
                 .collect();
             device.run(&square_sums(&squared, sums.address()).unwrap());

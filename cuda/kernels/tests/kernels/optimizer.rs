@@ -3,7 +3,7 @@
 use half::{bf16, f16};
 use zero_kernels::Dtype;
 use zero_kernels::gradient_norm::Verdict;
-use zero_kernels::optimizer::{Updated, add_to, add_travelled, narrow, widen};
+use zero_kernels::optimizer::{Updated, add_communicated, add_to, narrow, widen};
 use zero_optim::{
     Adagrad, AdamW, Average, Lion, NAdam, Optimizer, RAdam, RmsProp, RmsPropVariant, ScheduleFree, Sgd, Step, average,
     update,
@@ -80,7 +80,7 @@ fn an_update_is_bit_identical_to_the_cpus() {
                             params: params.address() + 4 * from,
                             states: at,
                             grads: grads.address() + 4 * (from + u64::from(range > 2)),
-                            travelled: dtype,
+                            communicated: dtype,
                             working: working.address() + from * if dtype == Dtype::F32 { 4 } else { 2 },
                             // The first range has no average.
                             averages: if range == 0 { 0 } else { averages.address() + 4 * from },
@@ -141,7 +141,7 @@ fn the_norm_verdict_scales_or_skips_an_update() {
                 params: params_at,
                 states: [0; 2],
                 grads: grads_at,
-                travelled: Dtype::F32,
+                communicated: Dtype::F32,
                 working: 0,
                 averages: 0,
                 count,
@@ -168,7 +168,7 @@ fn communicated_gradients_are_rounded_before_the_sum() {
     for [from, to] in [[Dtype::F32, Dtype::Bf16], [Dtype::Bf16, Dtype::F32], [Dtype::F16, Dtype::F16]] {
         let Some(sums) = on_device(|device| {
             let [mut a, mut b] = [&a, &b].map(|values| Memory::floats(Dtype::F32, values));
-            device.run(&add_travelled(303, [a.address(), b.address()], [from, to]).unwrap());
+            device.run(&add_communicated(303, [a.address(), b.address()], [from, to]).unwrap());
             bits(&b.to_floats(Dtype::F32))
         }) else {
             return;

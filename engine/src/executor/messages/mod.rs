@@ -322,7 +322,7 @@ fn posted<'a>(
 /// Copies a tensor to a send buffer. The buffer is on the GPU if the transport sends from there, and otherwise on the
 /// host.
 fn send_buffer(tensor: &Tensor, device: &Device) -> Result<Buffer, Error> {
-    match travels_as_it_is(tensor.dtype(), device) {
+    match is_sent_from_gpu(tensor.dtype(), device) {
         true => Ok(gpu_copy(tensor)?),
         false => buffer_of(tensor),
     }
@@ -330,7 +330,7 @@ fn send_buffer(tensor: &Tensor, device: &Device) -> Result<Buffer, Error> {
 
 /// Allocates a receive buffer in the same memory that [`send_buffer`] uses.
 fn receive_buffer(dtype: DType, elements: usize, device: &Device) -> Result<Buffer, Error> {
-    match travels_as_it_is(dtype, device) {
+    match is_sent_from_gpu(dtype, device) {
         true => Ok(gpu_room(device, dtype, elements)?),
         false => Ok(room(dtype, elements)),
     }
@@ -338,7 +338,7 @@ fn receive_buffer(dtype: DType, elements: usize, device: &Device) -> Result<Buff
 
 /// Returns whether tensors of this dtype travel from GPU to GPU. All stages agree, because the result depends only on
 /// the dtype and the transport.
-fn travels_as_it_is(dtype: DType, device: &Device) -> bool {
+fn is_sent_from_gpu(dtype: DType, device: &Device) -> bool {
     device.is_cuda() && matches!(dtype, DType::F32 | DType::BF16 | DType::F16)
 }
 

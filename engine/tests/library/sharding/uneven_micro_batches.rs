@@ -1,4 +1,4 @@
-//! `Engine::train_dealt`: each step splits its global batch into another number of micro-batches, of different sizes.
+//! `Engine::train_micro_batches`: each step splits its global batch into another number of micro-batches, of different sizes.
 
 use crate::models::ignored_targets::{assert_near, chats, plain, run, text};
 use crate::world::{Trajectory, agreed, batch, engine_of, gpt2, trajectory_of, world};
@@ -8,12 +8,17 @@ use zero_engine::{Batch, Layers};
 /// Samples of each micro-batch, by step. Each step has 8 samples.
 const ROWS: [&[usize]; 4] = [&[3, 1, 2, 2], &[6, 2], &[2, 2, 2, 2], &[1, 2, 1, 1, 1, 2]];
 
-fn dealt(layers: impl Fn() -> Layers + Sync, ranks: usize, text: &str, of: impl Fn(u64) -> Batch + Sync) -> Trajectory {
+fn uneven(
+    layers: impl Fn() -> Layers + Sync,
+    ranks: usize,
+    text: &str,
+    of: impl Fn(u64) -> Batch + Sync,
+) -> Trajectory {
     let all = world(ranks, |comm| {
         trajectory_of(&mut engine_of(layers(), comm, text), 4, |engine, step| {
             let (whole, rows) = (of(step), ROWS[step as usize]);
             let load = |index: usize| whole.narrow(rows[..index].iter().sum(), rows[index]);
-            engine.train_dealt(rows, load).unwrap_or_else(|error| panic!("{text}: {error}"))
+            engine.train_micro_batches(rows, load).unwrap_or_else(|error| panic!("{text}: {error}"))
         })
     });
     agreed(all, text)
@@ -30,7 +35,7 @@ fn uneven_micro_batches_match_one_micro_batch() {
         for (ranks, stage, more) in
             [(1, 0, ""), (2, 0, ""), (2, 1, ""), (2, 2, ""), (2, 3, ""), (2, 2, "activation_checkpointing: {}")]
         {
-            let got = dealt(layers, ranks, &text(stage, 2, 4 / ranks, more), of);
+            let got = uneven(layers, ranks, &text(stage, 2, 4 / ranks, more), of);
             assert_near(&got, &expected, &format!("stage {stage}, {ranks} ranks {more}"));
         }
     }
@@ -47,14 +52,14 @@ fn invalid_micro_batch_sizes_are_errors() {
         let accumulation = if more.is_empty() { 4 / ranks } else { 4 };
         for error in world(ranks, |comm| {
             let mut engine = engine_of(plain(), comm, &text(1, 2, accumulation, more));
-            engine.train_dealt(rows, |_| panic!("nothing is loaded")).unwrap_err().to_string()
+            engine.train_micro_batches(rows, |_| panic!("nothing is loaded")).unwrap_err().to_string()
         }) {
             assert!(error.contains(expected) || error.contains("lost"), "{error}");
         }
     }
     world(1, |comm| {
         let mut engine = engine_of(plain(), comm, &text(1, 2, 4, ""));
-        let error = engine.train_dealt(&[5, 3], |_| batch(0, 8).narrow(0, 4)).unwrap_err().to_string();
+        let error = engine.train_micro_batches(&[5, 3], |_| batch(0, 8).narrow(0, 4)).unwrap_err().to_string();
         assert!(error.contains("a micro-batch has 4 samples, expected 5"), "{error}");
     });
 }

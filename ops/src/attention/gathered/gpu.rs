@@ -4,7 +4,7 @@
 use super::{Gathered, Geometry, OP};
 use crate::attention::state::{chunk_of, not_on_gpu};
 use crate::device::{Gpu, Operand};
-use crate::gpu::attention::{Kept, backward, forward};
+use crate::gpu::attention::{SavedForward, backward, forward};
 use crate::gpu::{copied, places, storage, tensor};
 use crate::graph::storage::take;
 use candle_core::{CudaStorage, DType, Layout, Result, Tensor, bail};
@@ -16,7 +16,7 @@ impl Gathered {
         let (gpu, dtype) = (Gpu::new(&q.0.device)?, candle_core::backend::BackendStorage::dtype(q.0));
         let q = copied(OP, q.0, q.1)?;
         let [k, v] = self.whole_on_gpu(g, [&copied(OP, k.0, k.1)?, &copied(OP, v.0, v.1)?])?;
-        let of_part = |part: usize| -> Result<(Tensor, Kept)> {
+        let of_part = |part: usize| -> Result<(Tensor, SavedForward)> {
             let own = chunk_of(&q, part)?;
             let operands = [Operand::of(OP, &own)?, Operand::of(OP, &k)?, Operand::of(OP, &v)?];
             let of = Geometry { queries: g.queries.part(part), ..g };

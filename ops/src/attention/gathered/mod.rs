@@ -52,7 +52,7 @@ struct Gathered {
     state: State,
     /// The values that a GPU's forward keeps for the backward, for the queries of each part.
     #[cfg(feature = "cuda")]
-    kept: OnceLock<[crate::gpu::attention::Kept; 2]>,
+    kept: OnceLock<[crate::gpu::attention::SavedForward; 2]>,
 }
 
 impl Gathered {

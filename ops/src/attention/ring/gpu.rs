@@ -6,7 +6,7 @@ use crate::attention::geometry::{Geometry, Queries};
 use crate::attention::span::Firsts;
 use crate::attention::state::{chunk_of, not_on_gpu};
 use crate::device::{Gpu, Operand};
-use crate::gpu::attention::{Kept, backward, forward};
+use crate::gpu::attention::{SavedForward, backward, forward};
 use crate::gpu::{copied, storage, tensor};
 use crate::graph::storage::take;
 use crate::sequence::Arriving;
@@ -100,7 +100,7 @@ impl Ring {
             for Pair { chunks: [part, chunk], g, firsts } in self.pairs(g, self.owner(step)) {
                 let (q, k, v) = (&queries[part], &keys[chunk], &values[chunk]);
                 let operands = [Operand::of(OP, q)?, Operand::of(OP, k)?, Operand::of(OP, v)?];
-                let kept = Kept::new(OP, &gpu, g, log_sums[part].clone(), &firsts)?;
+                let kept = SavedForward::new(OP, &gpu, g, log_sums[part].clone(), &firsts)?;
                 let upstream = [&Operand::of(OP, &outs[part])?, &Operand::of(OP, &d_outs[part])?];
                 let [own_dq, dk, dv] = backward(OP, &gpu, g, dtype, &operands, upstream, &kept)?;
                 let wide = |of: CudaStorage, like: &Tensor| tensor(of, like.shape()).to_dtype(DType::F32);

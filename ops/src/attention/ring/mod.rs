@@ -8,7 +8,7 @@
 //! step later, and reach the owner at the end. The order of all sums depends on the number of ranks only.
 //!
 //! Queries see no keys of a chunk that begins after their own, so a rank computes attention to at most two chunks of a
-//! block ([`Part`]).
+//! block ([`ChunkAttention`]).
 
 #[cfg(feature = "cuda")]
 mod gpu;
@@ -70,7 +70,7 @@ struct Ring {
 }
 
 /// The attention of some queries of a slice to one chunk of keys. Positions count from the first key.
-struct Part {
+struct ChunkAttention {
     g: Geometry,
     at: Layouts,
     firsts: Vec<usize>,
@@ -89,7 +89,7 @@ struct Upstream<'a> {
 
 impl Ring {
     /// Returns the parts of the attention to the block of rank `owner`. `g` is the geometry of a slice.
-    fn parts(&self, g: Geometry, owner: usize) -> impl Iterator<Item = Part> {
+    fn parts(&self, g: Geometry, owner: usize) -> impl Iterator<Item = ChunkAttention> {
         let own = &self.chunks[self.group.index()];
         self.chunks[owner].iter().enumerate().filter_map(move |(chunk, keys)| {
             let skipped = own.iter().filter(|queries| queries.start < keys.start).count();
@@ -100,7 +100,7 @@ impl Ring {
             };
             let of_part = Geometry { time: keys.len(), queries, ..g };
             let first_query = skipped * keys.len();
-            Some(Part {
+            Some(ChunkAttention {
                 g: of_part,
                 at: Layouts::of_block(g, [first_query, chunk * keys.len()]),
                 firsts: self.firsts(of_part, keys, &own[skipped..]),
@@ -187,7 +187,7 @@ fn add(gradients: &mut [f32], sums: Exchanging<zero_comm::Exchanged>) -> Result<
     Ok(())
 }
 
-impl Part {
+impl ChunkAttention {
     /// Writes the gradients of the part's queries, and those of the part's keys and values, which have the layout of a
     /// slice's queries and of a block.
     fn write_gradients(&self, g: Geometry, of: &Upstream<'_>, block: Elements<'_>, [dq, d_block]: [&mut [f32]; 2]) {

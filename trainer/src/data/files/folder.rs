@@ -22,7 +22,7 @@ pub(super) enum Folder {
 
 /// The fields of `state.json` that are read.
 #[derive(Deserialize)]
-struct State {
+struct SavedState {
     #[serde(rename = "_data_files")]
     data_files: Vec<DataFile>,
     #[serde(rename = "_split")]
@@ -64,7 +64,7 @@ impl Folder {
             return Ok(Some(Self::Mds(shards.into_iter().map(shard).collect::<Result<_, _>>()?)));
         }
         if state.is_file() {
-            let State { data_files, .. } = read(&state)?;
+            let SavedState { data_files, .. } = read(&state)?;
             let path = |DataFile { filename }| inside(folder, &filename).map_err(|message| damaged(&state, message));
             return Ok(Some(Self::Files(data_files.into_iter().map(path).collect::<Result<_, _>>()?)));
         }
@@ -83,7 +83,7 @@ impl Folder {
 /// set, or if its description names no split.
 pub(super) fn saved_split(folder: &Path) -> Result<Option<String>, DataError> {
     let state = folder.join(DESCRIPTIONS[1]);
-    if state.is_file() { Ok(read::<State>(&state)?.split) } else { Ok(None) }
+    if state.is_file() { Ok(read::<SavedState>(&state)?.split) } else { Ok(None) }
 }
 
 /// Returns the path of the file `name` in a folder. Fails if `name` leads out of the folder.

@@ -14,7 +14,7 @@ const NO_OBJECT: &str = "a record must be a JSON object";
 pub(super) fn open(reader: Reader) -> Result<Records, DataError> {
     let mut reader = reader.without_mark()?;
     // The white space before the first record that is on its line.
-    let (mut skipped, mut place) = (vec![], Place::default());
+    let (mut skipped, mut place) = (vec![], LinePosition::default());
     loop {
         let bytes = match reader.bytes.fill_buf() {
             Ok(bytes) => bytes,
@@ -89,25 +89,25 @@ pub(super) fn texts(reader: Reader, text_key: &str) -> Result<Documents, DataErr
 struct Array {
     reader: Reader,
     /// The position of the next byte.
-    place: Place,
+    place: LinePosition,
     records: u64,
     is_at_end: bool,
 }
 
 /// A position: the line, counted from 1, and the number of bytes before the position in this line.
 #[derive(Clone, Copy)]
-struct Place {
+struct LinePosition {
     line: u64,
     column: usize,
 }
 
-impl Default for Place {
+impl Default for LinePosition {
     fn default() -> Self {
         Self { line: 1, column: 0 }
     }
 }
 
-impl Place {
+impl LinePosition {
     fn advance(&mut self, byte: u8) {
         match byte {
             b'\n' => *self = Self { line: self.line + 1, column: 0 },
@@ -117,7 +117,7 @@ impl Place {
 }
 
 impl Array {
-    fn failed(&self, Place { line, column }: Place, message: &str) -> DataError {
+    fn failed(&self, LinePosition { line, column }: LinePosition, message: &str) -> DataError {
         DataError::Json { path: self.reader.path.clone(), line, message: format!("column {column}: {message}") }
     }
 

@@ -206,10 +206,10 @@ fn by_names(names: &[String], folder: &str) -> Splits {
         return shards;
     }
     // Files are ordered by keyword, and files with the same keyword by the keyword's place in the name.
-    let by = |places: &[Place], of: &dyn Fn(&str, &str, Place) -> bool| -> Splits {
+    let by = |places: &[KeywordPosition], of: &dyn Fn(&str, &str, KeywordPosition) -> bool| -> Splits {
         let files = |keywords: &[&str]| {
             let places = keywords.iter().flat_map(|keyword| places.iter().map(|place| (*keyword, *place)));
-            let found = |(keyword, place): (&str, Place)| {
+            let found = |(keyword, place): (&str, KeywordPosition)| {
                 inside.iter().filter(|(_, name)| of(name, keyword, place)).map(|(index, _)| *index).collect::<Vec<_>>()
             };
             places.flat_map(found).collect::<Vec<_>>()
@@ -232,7 +232,7 @@ fn by_names(names: &[String], folder: &str) -> Splits {
 
 /// Whether a keyword must be at the beginning of a name, and whether it must be at the end. If not, another character
 /// must come before or after the keyword.
-type Place = (bool, bool);
+type KeywordPosition = (bool, bool);
 
 /// Returns whether a file is considered: it is not hidden, is not in a special folder, and may contain data.
 fn is_visible(name: &str) -> bool {
@@ -258,7 +258,7 @@ fn split_of_shard(name: &str) -> Option<&str> {
 }
 
 /// Returns whether a name has a keyword at this place. The characters beside the keyword must not be letters.
-fn states(name: &str, keyword: &str, (is_first, is_last): Place) -> bool {
+fn states(name: &str, keyword: &str, (is_first, is_last): KeywordPosition) -> bool {
     let is_between = |c: char| matches!(c, '-' | '.' | '_' | ' ' | '0'..='9');
     let fits = |beside: Option<char>, is_end: bool| beside.map_or(is_end, |c| !is_end && is_between(c));
     name.match_indices(keyword).any(|(at, _)| {

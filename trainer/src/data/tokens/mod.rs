@@ -138,14 +138,14 @@ impl Storage {
 
 /// The tokens of several files, joined by newlines.
 pub(super) struct Documents {
-    parts: Vec<Part>,
+    parts: Vec<FileTokens>,
     files: Vec<TokenizedWhere>,
     newline: Vec<u32>,
     len: usize,
 }
 
 /// Consecutive tokens of one file.
-struct Part {
+struct FileTokens {
     /// Position of the part's first token in the joined tokens.
     start: usize,
     /// Number of newline tokens before the tokens of the file.
@@ -197,7 +197,7 @@ impl Documents {
             let newline = if all.len == 0 { 0 } else { all.newline.len() };
             let tokens = newline + end.saturating_sub(start);
             if tokens > 0 {
-                all.parts.push(Part { start: all.len, newline, skipped: start, storage, documents });
+                all.parts.push(FileTokens { start: all.len, newline, skipped: start, storage, documents });
                 all.len += tokens;
             }
         }
@@ -209,7 +209,7 @@ impl Documents {
         let before = out.len();
         let mut part = self.parts.partition_point(|part| part.start <= start).saturating_sub(1);
         while count > 0 {
-            let Part { start: first, newline, skipped, storage, .. } = &self.parts[part];
+            let FileTokens { start: first, newline, skipped, storage, .. } = &self.parts[part];
             let end = self.parts.get(part + 1).map_or(self.len, |next| next.start);
             let (from, to) = (start - first, end.min(start + count) - first);
             out.extend(&self.newline[from.min(*newline)..to.min(*newline)]);
@@ -229,7 +229,7 @@ impl Documents {
     /// Calls `visit` with the facts of each document. Only a part of a document is in memory at a time.
     fn each_document(&self, visit: &mut dyn FnMut(DocumentFacts)) -> Result<(), DataError> {
         let mut tokens = vec![];
-        for Part { storage, documents, .. } in &self.parts {
+        for FileTokens { storage, documents, .. } in &self.parts {
             let all = storage.documents();
             for first in documents.clone().step_by(Self::BLOCK as usize) {
                 let last = documents.end.min(first + Self::BLOCK);

@@ -48,9 +48,9 @@ fn losses(engine: &mut Engine, corpus: &Corpus, steps: u64) -> Result<Vec<f32>, 
     let mut losses = vec![];
     for step in 0..steps {
         let start = engine.samples();
-        let dealt = corpus.sampler.deal(step + 1, start)?;
-        let rows: Vec<usize> = dealt.iter().map(|micro_batch| micro_batch.samples.len()).collect();
-        losses.push(engine.train_dealt(&rows, |m| corpus.sampler.load(start, &dealt[m]))?.loss);
+        let micro_batches = corpus.sampler.distribute(step + 1, start)?;
+        let rows: Vec<usize> = micro_batches.iter().map(|micro_batch| micro_batch.samples.len()).collect();
+        losses.push(engine.train_micro_batches(&rows, |m| corpus.sampler.load(start, &micro_batches[m]))?.loss);
     }
     Ok(losses)
 }

@@ -176,9 +176,9 @@ fn a_step_trains_on_the_first_tokens_of_the_same_samples() {
     for (step, length) in [(1, 4), (2, 4), (3, 8), (6, 8), (7, 16), (1000, 16)] {
         let position = (step - 1) * 8;
         let whole = corpus.sampler.batch(position).unwrap();
-        let dealt = corpus.sampler.deal(step, position).unwrap();
-        let batch = corpus.sampler.load(position, &dealt[0]).unwrap();
-        assert_eq!((dealt.len(), dealt[0].positions()), (4, 2 * length));
+        let micro_batches = corpus.sampler.distribute(step, position).unwrap();
+        let batch = corpus.sampler.load(position, &micro_batches[0]).unwrap();
+        assert_eq!((micro_batches.len(), micro_batches[0].positions()), (4, 2 * length));
         assert_eq!(batch.tensors().count(), 2);
         for (whole, cut) in whole.tensors().zip(batch.tensors()) {
             let expected = whole.narrow(1, 0, length).unwrap().to_vec2::<u32>().unwrap();

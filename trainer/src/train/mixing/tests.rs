@@ -7,7 +7,7 @@ use zero_config::Config;
 
 use crate::data::Unwatched;
 use crate::train::configured_data;
-use crate::train::token_batches::Dealt;
+use crate::train::token_batches::MicroBatchSamples;
 use crate::train::trained::run;
 use crate::train::{Resume, Summary};
 
@@ -44,8 +44,9 @@ fn text(folder: &Path, keys: [&str; 3], training: &str) -> String {
 /// Returns how many samples of each data set are at these positions of the run.
 fn given(text: &str, positions: std::ops::Range<u64>) -> [usize; 3] {
     let corpus = configured_data::open(&Config::parse("ds.yaml", text).unwrap(), false, &Unwatched).unwrap();
-    let dealt = Dealt { samples: (0..(positions.end - positions.start) as usize).collect(), length: 8 };
-    let batch = corpus.sampler.load(positions.start, &dealt).unwrap();
+    let micro_batch =
+        MicroBatchSamples { samples: (0..(positions.end - positions.start) as usize).collect(), length: 8 };
+    let batch = corpus.sampler.load(positions.start, &micro_batch).unwrap();
     let tokens = batch.only_target().unwrap().to_vec2::<u32>().unwrap();
     b"abc".map(|byte| tokens.iter().filter(|sample| sample[7] == u32::from(byte)).count())
 }

@@ -4,14 +4,14 @@ use crate::monitor::metric::{self, Metric, Scalar};
 use zero_engine::timing::{Phase, PhaseSeconds, Timing};
 
 /// A part of a step: its name in DeepSpeed's line, its metric, and its phases.
-struct Part {
+struct StepPart {
     name: &'static str,
     metric: &'static Metric,
     phases: &'static [Phase],
 }
 
 /// The first five parts are DeepSpeed's. `bwd` is the sum of `bwd_inner` and `bwd_allreduce`.
-static PARTS: [Part; 9] = [
+static PARTS: [StepPart; 9] = [
     part("fwd", &metric::FORWARD_TIME, &[Phase::Forward]),
     part("bwd", &metric::BACKWARD_TIME, &[Phase::Backward, Phase::Recomputation, Phase::Reduce]),
     part("bwd_inner", &metric::BACKWARD_INNER_TIME, &[Phase::Backward, Phase::Recomputation]),
@@ -23,8 +23,8 @@ static PARTS: [Part; 9] = [
     part("disk", &metric::DISK_TIME, &[Phase::Disk]),
 ];
 
-const fn part(name: &'static str, metric: &'static Metric, phases: &'static [Phase]) -> Part {
-    Part { name, metric, phases }
+const fn part(name: &'static str, metric: &'static Metric, phases: &'static [Phase]) -> StepPart {
+    StepPart { name, metric, phases }
 }
 
 /// The phases of this rank in the last step, and in the steps since the last line.
@@ -58,7 +58,7 @@ impl Breakdown {
     /// Returns the mean over the steps since the last line, in DeepSpeed's format.
     pub(in crate::train) fn line(&mut self) -> String {
         let (since, steps) = (std::mem::take(&mut self.since), std::mem::take(&mut self.steps).max(1));
-        let of = |part: &Part| {
+        let of = |part: &StepPart| {
             let ms = since.of(part.phases) * 1e3 / f64::from(steps);
             // Omits parts that took no time, except DeepSpeed's `fwd`.
             (ms > 0.0 || part.name == "fwd").then(|| format!(" | {}: {ms:.2}", part.name))

@@ -28,7 +28,7 @@ use super::stopping::divergence::Divergence;
 use super::stopping::early_stop::EarlyStop;
 use super::stopping::noise_scale::NoiseScale;
 use super::task::Task;
-use super::token_batches::Dealt;
+use super::token_batches::MicroBatchSamples;
 use crate::monitor::RunStatus;
 use crate::process::signals::Requests;
 use zero_engine::Error;
@@ -128,17 +128,18 @@ impl<'a> Run<'a> {
         let workers = (training.dataloader_num_workers, training.dataloader_prefetch_factor);
         let mut batches = Prefetcher::new(self.corpus.sampler.clone(), workers, end);
         while self.engine.steps() < steps {
-            let dealt = batches.begin(self.engine.steps() + 1, self.engine.samples());
-            let dealt = dealt.inspect_err(|error| self.engine.communicator().abort(&error.to_string()))?;
-            let rows: Vec<usize> = dealt.iter().map(|micro_batch| micro_batch.samples.len()).collect();
-            self.positions = dealt.iter().map(Dealt::positions).sum();
+            let micro_batches = batches.begin(self.engine.steps() + 1, self.engine.samples());
+            let micro_batches =
+                micro_batches.inspect_err(|error| self.engine.communicator().abort(&error.to_string()))?;
+            let rows: Vec<usize> = micro_batches.iter().map(|micro_batch| micro_batch.samples.len()).collect();
+            self.positions = micro_batches.iter().map(MicroBatchSamples::positions).sum();
             self.divergence.prepare(&mut self.engine);
             self.breakdown.begin(self.engine.timing());
             let profiles = self.engine.config().flops_profiler.is_due(self.engine.steps() + 1);
             if profiles {
                 self.engine.begin_profile();
             }
-            let mut step = self.engine.train_dealt(&rows, |index| batches.load(index))?;
+            let mut step = self.engine.train_micro_batches(&rows, |index| batches.load(index))?;
             if step.step >= steps && !self.engine.replicates_are_equal() {
                 let (started, sent_before) = (Instant::now(), self.engine.stats().sent_bytes());
                 self.engine.outer_step()?;

@@ -40,12 +40,12 @@ pub(crate) struct Words {
     /// Finds the added tokens.
     added: AhoCorasick,
     /// The caches that no thread uses at the moment.
-    idle: Mutex<Vec<Kept>>,
+    idle: Mutex<Vec<WordCache>>,
 }
 
 /// A cache of the tokens of words.
 #[derive(Default)]
-struct Kept {
+struct WordCache {
     /// The tokens of each word: the index of the first token in `tokens`, and the number of tokens.
     words: HashMap<Box<[u8]>, (u32, u32), BuildHasherDefault<WordHasher>>,
     tokens: Vec<u32>,
@@ -100,7 +100,7 @@ impl Words {
     }
 }
 
-impl Kept {
+impl WordCache {
     /// Appends the tokens of a word. Returns `None` if the crate cannot encode it.
     fn encode(&mut self, tokenizer: &Tokenizer, word: &[u8], out: &mut Vec<u32>) -> Option<()> {
         if let Some(&(first, count)) = self.words.get(word) {

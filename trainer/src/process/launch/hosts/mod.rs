@@ -38,7 +38,7 @@ const TICK: Duration = Duration::from_millis(100);
 /// first and report a more detailed error.
 const AFTER_RANKS: Duration = Duration::from_secs(5);
 /// Maximum time that a launcher waits until the other launchers know that the job has ended.
-const FAREWELL: Duration = Duration::from_secs(5);
+const END_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The hosts of a job.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -94,7 +94,7 @@ pub(super) enum Decision {
 
 /// The state that a launcher publishes to the other launchers.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-struct State {
+struct LauncherState {
     /// Heartbeat: incremented by each write.
     beat: u64,
     /// Random ID of this launcher process. If a host's launcher is restarted, the new process has another ID.
@@ -116,12 +116,12 @@ struct State {
 }
 
 struct Seen {
-    state: State,
+    state: LauncherState,
     changed: Instant,
 }
 
 struct Shared {
-    own: Mutex<State>,
+    own: Mutex<LauncherState>,
     others: Mutex<Vec<Option<Seen>>>,
     /// Why the other launchers cannot be reached.
     lost: Mutex<Option<String>>,
@@ -162,8 +162,17 @@ impl Line {
         let place = if address.contains(':') { format!("[{address}]:{port}") } else { format!("{address}:{port}") };
         let place = server.as_ref().map_or(place, |server| server.address().to_string());
         let (id, met) = (own_id()?, vec![0; hosts.count]);
-        let state =
-            State { beat: 0, id, met, terms, attempt: 0, failed: false, outcome: None, decision: None, leaves: false };
+        let state = LauncherState {
+            beat: 0,
+            id,
+            met,
+            terms,
+            attempt: 0,
+            failed: false,
+            outcome: None,
+            decision: None,
+            leaves: false,
+        };
         let shared = Arc::new(Shared {
             own: Mutex::new(state),
             others: Mutex::new((0..hosts.count).map(|_| None).collect()),
@@ -332,10 +341,10 @@ impl Line {
         (own.attempt, own.failed, own.outcome) = (attempt, false, None);
     }
 
-    /// Waits until the other launchers know that the job has ended, or [`FAREWELL`] has passed.
+    /// Waits until the other launchers know that the job has ended, or [`END_TIMEOUT`] has passed.
     pub(super) fn leave(&self) {
         locked(&self.shared.own).leaves = true;
-        let end = Instant::now() + FAREWELL;
+        let end = Instant::now() + END_TIMEOUT;
         let others_know = || locked(&self.shared.others).iter().flatten().all(|seen| seen.state.leaves);
         let is_said = || locked(&self.shared.own).beat;
         let before = is_said();

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use zero_comm::store::{StoreClient, StoreError};
 
-use super::{GATHERING, Seen, Shared, State, TICK, locked};
+use super::{GATHERING, LauncherState, Seen, Shared, TICK, locked};
 
 /// The thread that publishes the state of this launcher and reads the states of the others.
 pub(super) struct Talk {
@@ -68,7 +68,7 @@ impl Talk {
                 Err(StoreError::Missing { .. }) => continue,
                 Err(error) => return Err(error),
             };
-            let Ok(state) = serde_json::from_slice::<State>(&text) else { continue };
+            let Ok(state) = serde_json::from_slice::<LauncherState>(&text) else { continue };
             let met = std::mem::replace(&mut locked(&self.shared.own).met[host], state.id);
             if self.shared.gathered.load(Ordering::Relaxed) && met != state.id {
                 locked(&self.shared.own).met[host] = met;

@@ -10,7 +10,7 @@ use crate::threads::add_rounded;
 
 /// A gradient.
 #[derive(Debug)]
-pub(crate) enum KeptGradient {
+pub(crate) enum GradBuffer {
     F32(FlatBuffer),
     /// On the host.
     Bf16(Vec<bf16>),
@@ -55,7 +55,7 @@ impl<'a> Grads<'a> {
     }
 }
 
-impl KeptGradient {
+impl GradBuffer {
     pub(crate) fn len(&self) -> usize {
         match self {
             Self::F32(values) => values.len(),

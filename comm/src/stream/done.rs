@@ -6,7 +6,7 @@ use crate::health::Failure;
 
 /// Tells the peers that this rank no longer uses their buffers. Then waits until they no longer use this rank's
 /// buffers.
-pub(super) fn farewell(wires: &mut dyn Wires, membership: &Membership, watch: &mut Watch) -> Result<(), Failure> {
+pub(super) fn exchange_done(wires: &mut dyn Wires, membership: &Membership, watch: &mut Watch) -> Result<(), Failure> {
     let mut peers: Vec<(usize, bool, bool)> = membership.peers().into_iter().map(|peer| (peer, false, false)).collect();
     loop {
         let mark = wires.mark();
