@@ -113,14 +113,13 @@ fn bench(what: &Bench) -> anyhow::Result<u8> {
             bench::costs(config, out, &CostLength { steps: *steps as usize, at_most })
         }
         Bench::Io { folder, megabytes, request_megabytes, requests, repeats, threads, json } => {
-            let size = zero_tier::bench::Size {
+            let size = zero_tier::measure::Size {
                 file: megabytes << 20,
                 request: (*request_megabytes as usize) << 20,
                 requests: *requests as usize,
-                repeats: *repeats as usize,
             };
             let options = zero_tier::Options { io_uring: !threads, ..Default::default() };
-            bench::io(folder, &size, &options, *json)
+            bench::io(folder, &size, *repeats as usize, &options, *json)
         }
         Bench::Offload { config, steps } => bench::offload(config, *steps as usize),
         Bench::Ops { only, threads, repeats } => bench::ops(&bench::Selection {

@@ -10,7 +10,7 @@ use std::time::Instant;
 use zero_comm::store::StoreServer;
 use zero_comm::{
     Buffer, Communicator, Gathered, LauncherEnvironment, Operation, Options, ProcessTransport, ReduceOp, Scattered,
-    SharedAllocator, ToGather, ToScatter, bench, connect, threads,
+    SharedAllocator, ToGather, ToScatter, connect, measure, threads,
 };
 
 /// Without this allocator, vectors between processes of one host pass through rings.
@@ -35,10 +35,10 @@ fn main() -> Result<ExitCode, AnyError> {
     };
     options.host = (transport == "hosts").then(|| (2 * place.rank / place.world_size).to_string());
     if place.world_size > 1 {
-        measure(&*connect(&place, &options)?, bytes, repeats)?;
+        measure_all(&*connect(&place, &options)?, bytes, repeats)?;
     } else if transport == "threads" {
         let ranks = threads(size, &options).into_iter();
-        let work = |comm: Arc<dyn Communicator>| move || measure(&*comm, bytes, repeats).map_err(|e| e.to_string());
+        let work = |comm: Arc<dyn Communicator>| move || measure_all(&*comm, bytes, repeats).map_err(|e| e.to_string());
         let ranks: Vec<_> = ranks.map(|comm| std::thread::spawn(work(comm))).collect();
         for rank in ranks {
             rank.join().map_err(|_| "a rank panicked")??;
@@ -49,19 +49,21 @@ fn main() -> Result<ExitCode, AnyError> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn measure(comm: &dyn Communicator, bytes: usize, repeats: usize) -> Result<(), AnyError> {
+fn measure_all(comm: &dyn Communicator, bytes: usize, repeats: usize) -> Result<(), AnyError> {
+    // Writing other memory between the runs evicts the vectors from the caches.
+    let mut other = vec![0u8; 2 * bytes];
     for operation in
         Operation::ALL.into_iter().filter(|operation| !matches!(operation, Operation::Recv | Operation::Split))
     {
-        let times = bench::compare(comm, operation, bytes, repeats)?;
-        if comm.rank() == 0 {
-            let (median, floor) = (bench::median(&times.subject), bench::median(&times.floor));
-            let best = times.subject.iter().min().copied().unwrap_or_default();
+        let evict = || std::hint::black_box(&mut other).fill(1);
+        let [mut times, _] = measure::times(comm, operation, bytes, repeats, evict)?;
+        times.sort();
+        if let (0, Some(best)) = (comm.rank(), times.first()) {
             println!(
-                "{:14} {bytes:>10} B over {}: median {median:.1?}, best {best:.1?}; floor {floor:.1?}, ratio {:.2}",
+                "{:14} {bytes:>10} B over {}: median {:.1?}, best {best:.1?}",
                 operation.name(),
                 comm.transport(),
-                bench::ratios(&times.subject, &times.floor).get(repeats / 2).copied().unwrap_or_default(),
+                times[repeats / 2],
             );
         }
     }

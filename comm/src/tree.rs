@@ -59,8 +59,11 @@ pub(crate) fn narrow(dtype: Dtype, wide: &[f32], narrow: &mut [u8]) {
 }
 
 /// Reduces a range of `own` and `peers` into `target`, which is part of a vector of `whole` bytes. `own` stays
-/// unchanged.
-pub(crate) fn reduce_into(
+/// unchanged. `own` is the contribution at position `rank`, and contribution r is the sum over `weights[r]` ranks.
+///
+/// # Panics
+/// Panics if the slices differ in length, or if there is not one weight for each contribution.
+pub fn reduce_into(
     reduction: Reduction,
     weights: &[usize],
     rank: usize,
@@ -90,8 +93,11 @@ pub(crate) fn reduce_into(
     reduce(reduction, weights, rank, target, peers);
 }
 
-/// Reduces a range of all ranks' vectors and writes the result to each of them.
-pub(crate) fn reduce_everywhere(
+/// Reduces a range of all ranks' vectors and writes the result to each of them. See [`reduce_into`].
+///
+/// # Panics
+/// Panics if the slices differ in length, or if there is not one weight for each contribution.
+pub fn reduce_everywhere(
     reduction: Reduction,
     weights: &[usize],
     rank: usize,

@@ -28,7 +28,6 @@ mod stored;
 #[cfg(test)]
 mod tests;
 
-pub mod bench;
 pub mod exact_sum;
 pub mod loss_scale;
 pub mod norm;
@@ -51,6 +50,7 @@ pub use rules::muon::Muon;
 pub use rules::nadam::NAdam;
 pub use rules::radam::RAdam;
 pub use rules::rmsprop::{RmsProp, RmsPropVariant};
+pub use rules::rule::multiply_add;
 pub use rules::schedule_free::{AverageSums, ScheduleFree};
 pub use rules::sgd::Sgd;
 pub use schedule::{LrRangeTest, OneCycle, Rate, Schedule, Warmup};

@@ -87,7 +87,7 @@ mod tests {
     use zero_isa::Isa;
 
     use super::*;
-    use crate::bench::optimizers;
+    use crate::tests::OPTIMIZERS;
     use crate::{Optimizer, Step, rounded, update, update_at};
 
     fn wide(values: &[bf16]) -> Vec<f32> {
@@ -98,7 +98,7 @@ mod tests {
     /// instruction set, and with lengths that are multiples of a block and lengths that are not.
     #[test]
     fn values_in_bf16_are_rounded_once() {
-        for (name, optimizer) in optimizers() {
+        for optimizer in &OPTIMIZERS {
             for n in [0, 5, 128, 128 * 3 + 37] {
                 let values = |seed: usize| -> Vec<bf16> {
                     let of = |i: usize| ((i * i * 31 + i * 7 + seed * 113) % 1021) as f32 / 512.0 - 1.0;
@@ -112,20 +112,20 @@ mod tests {
                 let (mut params, mut states) =
                     (wide(&values(1)), start.iter().map(|state| wide(state)).collect::<Vec<_>>());
                 let mut slices: Vec<&mut [f32]> = states.iter_mut().map(Vec::as_mut_slice).collect();
-                update(&optimizer, &step, &mut params, &grads, &mut slices).unwrap();
+                update(optimizer, &step, &mut params, &grads, &mut slices).unwrap();
                 for isa in Isa::available() {
-                    let (got, got_states) = narrow(isa, &optimizer, &step, &values(1), &grads, &start);
-                    assert_eq!(got, rounded::<bf16>(&params), "{name}, {n}, {isa:?}: parameters");
+                    let (got, got_states) = narrow(isa, optimizer, &step, &values(1), &grads, &start);
+                    assert_eq!(got, rounded::<bf16>(&params), "{optimizer:?}, {n}, {isa:?}: parameters");
                     for (got, want) in got_states.iter().zip(&states) {
-                        assert_eq!(*got, rounded::<bf16>(want), "{name}, {n}, {isa:?}: states");
+                        assert_eq!(*got, rounded::<bf16>(want), "{optimizer:?}, {n}, {isa:?}: states");
                     }
                     let (mut half, mut half_states) = (wide(&values(1)), start.clone());
                     let mut slices: Vec<&mut [bf16]> = half_states.iter_mut().map(Vec::as_mut_slice).collect();
-                    update_at(isa, &optimizer, &step, &mut half, &grads, &mut slices).unwrap();
+                    update_at(isa, optimizer, &step, &mut half, &grads, &mut slices).unwrap();
                     assert_eq!(
                         (half, half_states),
                         (params.clone(), got_states),
-                        "{name}, {n}, {isa:?}: parameters in f32"
+                        "{optimizer:?}, {n}, {isa:?}: parameters in f32"
                     );
                 }
             }

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-const OPTIMIZERS: [Optimizer; 16] = [
+pub(crate) const OPTIMIZERS: [Optimizer; 16] = [
     Optimizer::AdamW(AdamW {
         betas: (0.9, 0.95),
         eps: 1e-8,
@@ -306,4 +306,13 @@ fn wrong_lengths_are_errors_that_write_nothing() {
     assert_eq!(error, LengthError { what: "exp_avg_sq", expected: 3, found: 2 });
     assert_eq!(error.to_string(), "exp_avg_sq: expected 3 elements, got 2");
     assert_eq!((p, m), ([1.0; 3], [0.0; 3]));
+}
+
+#[test]
+fn multiply_add_reaches_every_array() {
+    for count in 0..=2 {
+        let (mut params, mut states) = (vec![1.0; 77], vec![vec![2.0; 77]; count]);
+        multiply_add(3.0, &mut params, &[0.5; 77], &mut states);
+        assert_eq!((params, states), (vec![2.5; 77], vec![vec![3.5; 77]; count]));
+    }
 }

@@ -190,11 +190,14 @@ impl SwapFile {
         self.queue.statistics()
     }
 
-    pub(crate) fn file(&self) -> &File {
+    /// Returns the file, for reads and writes of the caller that are not ordered with requests in flight. If
+    /// [`SwapFile::is_direct`], offsets, lengths and addresses must be multiples of [`ALIGNMENT`].
+    pub fn file(&self) -> &File {
         &self.queue.file
     }
 
-    pub(crate) fn folder(&self) -> &Path {
+    /// Returns the folder that was chosen for the file.
+    pub fn folder(&self) -> &Path {
         &self.queue.folder
     }
 

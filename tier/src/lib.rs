@@ -29,12 +29,12 @@
 //! results and counters. io_uring (`ring`) or threads with positioned reads and writes (`positioned`) carry the blocks
 //! out. `place` finds the folder and reserves the file.
 
-pub mod bench;
 mod bounce;
 mod buffer;
 mod error;
 mod file;
 mod loan;
+pub mod measure;
 mod pages;
 mod place;
 mod positioned;

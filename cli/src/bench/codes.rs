@@ -1,9 +1,9 @@
 //! The rows of `zero-train bench optimizers` for the codes that collectives send with qwZ and qgZ.
 
 use zero_optim::BlockCodes;
-use zero_optim::bench::{grads, timed};
 
-use super::figures::{of_floor, spread, summary};
+use super::arrays::grads;
+use super::figures::{Comparison, spread, summary, timed};
 
 /// Times writing codes and adding them to a sum, on one thread. Each alternates with its floor: a copy that reads and
 /// writes the same number of bytes in total.
@@ -28,12 +28,12 @@ fn show(name: &str, elements: usize, bytes: usize, repeats: usize, mut work: imp
     let (from, mut to) = (vec![1u8; bytes / 2], vec![2u8; bytes / 2]);
     let mut run = || (timed(&mut work), timed(|| to.copy_from_slice(std::hint::black_box(&from))));
     run();
-    let (subject, floor): (Vec<_>, Vec<_>) = (0..repeats).map(|_| run()).unzip();
-    let each = subject.iter().map(|time| time.as_secs_f64() * 1e9 / elements as f64).collect();
+    let times: Comparison = (0..repeats).map(|_| run()).collect();
+    let each = times.subject.iter().map(|time| time.as_secs_f64() * 1e9 / elements as f64).collect();
     println!(
         "  {name:<24} {}  {}  {}",
         spread(each, 3, "ns per element"),
-        summary(&subject),
-        spread(of_floor(&subject, &floor, 1.0), 1, "%")
+        summary(&times.subject),
+        spread(times.shares(1.0), 1, "%")
     );
 }

@@ -1,15 +1,15 @@
 //! `zero-train bench comm`: times collectives between processes of this machine. Each collective alternates with its
-//! floor.
-//!
-//! The floor of a collective is its memory traffic alone.
+//! floor, its memory traffic alone.
 
 use std::time::Duration;
 
-use zero_comm::bench::{compare, median, ratios};
 use zero_comm::launcher_environment::LauncherEnvironment;
-use zero_comm::{Operation, Options, ProcessTransport, token};
+use zero_comm::{CommError, Operation, Options, ProcessTransport, measure, token};
 
 use zero_train::process::launch::{self, Job, Team};
+
+use super::figures::{Comparison, median, range};
+use super::floors::collective::Floor;
 
 /// Starts the ranks, or runs the benchmark if this process is one of them. Returns the exit status.
 ///
@@ -42,6 +42,11 @@ pub(crate) fn comm(ranks: usize, megabytes: usize, repeats: usize, transport: &s
         "  {:<15}{:>10}  {:<30}{:>7}  {:<33}{}",
         "operation", "bytes", "ms (from – to)", "GB/s", "floor: memory traffic alone", "time / floor"
     ));
+    let times = |bytes, repeats, operation| -> Result<Comparison, CommError> {
+        let mut floor = Floor::new(operation, bytes, comm.size());
+        let [subject, floor] = measure::times(&*comm, operation, bytes, repeats, || floor.run())?;
+        Ok(Comparison { subject, floor })
+    };
     for operation in [
         Operation::AllReduce,
         Operation::ReduceScatter,
@@ -50,11 +55,9 @@ pub(crate) fn comm(ranks: usize, megabytes: usize, repeats: usize, transport: &s
         Operation::Broadcast,
     ] {
         let bytes = megabytes * 1_000_000;
-        let times = compare(&*comm, operation, bytes, repeats)?;
+        let times = times(bytes, repeats, operation)?;
         let rate = bytes as f64 / median(&times.subject).as_secs_f64() / 1e9;
-        let ratios = ratios(&times.subject, &times.floor);
-        let (low, high) = (ratios.first().copied().unwrap_or(0.0), ratios.last().copied().unwrap_or(0.0));
-        let middle = ratios.get(ratios.len() / 2).copied().unwrap_or(0.0);
+        let [middle, low, high] = range(times.ratios());
         print(format!(
             "  {:<15}{bytes:>10}  {:<30}{rate:>7.1}  {:<33}{middle:.2} ({low:.2} – {high:.2})",
             operation.name(),
@@ -64,7 +67,7 @@ pub(crate) fn comm(ranks: usize, megabytes: usize, repeats: usize, transport: &s
     }
     print(format!("  {:<15}{:>10}  µs (from – to), with all ranks awake", "operation", "bytes"));
     for (operation, bytes) in [(Operation::Barrier, 0), (Operation::AllReduce, 4), (Operation::AllReduce, 1024)] {
-        let times = compare(&*comm, operation, bytes, repeats * 100)?;
+        let times = times(bytes, repeats * 100, operation)?;
         print(format!("  {:<15}{bytes:>10}  {}", operation.name(), spread(&times.subject, 1e6)));
     }
     comm.barrier().wait()?;
@@ -73,7 +76,6 @@ pub(crate) fn comm(ranks: usize, megabytes: usize, repeats: usize, transport: &s
 
 /// Formats the median, minimum and maximum. The unit is 1/`parts` of a second.
 fn spread(times: &[Duration], parts: f64) -> String {
-    let scaled = |time: Option<Duration>| time.unwrap_or_default().as_secs_f64() * parts;
-    let (low, high) = (scaled(times.iter().min().copied()), scaled(times.iter().max().copied()));
-    format!("{:.3} ({low:.3} – {high:.3})", scaled(Some(median(times))))
+    let [middle, low, high] = range(times.iter().map(|time| time.as_secs_f64() * parts).collect());
+    format!("{middle:.3} ({low:.3} – {high:.3})")
 }

@@ -4,11 +4,11 @@ use std::path::Path;
 use std::time::Duration;
 
 use serde::Serialize;
-use zero_comm::bench::{median, ratios};
-use zero_tier::bench::{Bench, Comparison, Load, Size};
+use zero_tier::measure::{Load, Size, Transfers};
 use zero_tier::{Backend, DiskError, Options};
 
-use super::figures::summary;
+use super::figures::{Comparison, median, range, summary};
+use super::floors::disk::Floor;
 
 /// The result, as `--json` prints it.
 #[derive(Serialize)]
@@ -27,7 +27,7 @@ struct Measured {
 /// run.
 #[derive(Serialize)]
 struct MeasuredLoad {
-    load: &'static str,
+    load: String,
     /// Bytes moved by each run.
     bytes: u64,
     tier_ms: Vec<f64>,
@@ -39,49 +39,56 @@ struct MeasuredLoad {
 ///
 /// # Errors
 /// Fails if the folder is unsuitable or the disk fails.
-pub(crate) fn io(folder: &Path, size: &Size, options: &Options, json: bool) -> anyhow::Result<u8> {
+pub(crate) fn io(folder: &Path, size: &Size, repeats: usize, options: &Options, json: bool) -> anyhow::Result<u8> {
     let explained = |error: DiskError| anyhow::anyhow!("{error}\n  help: {}", error.help());
-    let mut bench = Bench::new(folder, size, options).map_err(explained)?;
-    let times = |load| bench.compare(load).map(|times| (load, times));
-    let loads = Load::ALL.into_iter().map(times).collect::<Result<Vec<_>, _>>().map_err(explained)?;
-    let file = bench.swap_file();
+    // The floor has as much memory as the requests in flight.
+    let mut floor = Floor::new(size.request.saturating_mul(size.requests)).map_err(explained)?;
+    let transfers = Transfers::new(folder, size, options).map_err(explained)?;
+    let file = transfers.swap_file();
+    let mut times = |load: Load| -> Result<_, DiskError> {
+        let moved = load.moved(file.size());
+        let mut run = || Ok((transfers.run(load)?, floor.run(file, moved)?));
+        run()?;
+        let times = (0..repeats).map(|_| run()).collect::<Result<Comparison, _>>()?;
+        Ok((format!("{load:?}").to_lowercase(), moved[0] + moved[1], times))
+    };
+    let loads = Load::ALL.into_iter().map(&mut times).collect::<Result<Vec<_>, _>>().map_err(explained)?;
     let backend = match file.backend() {
         Backend::IoUring => "io_uring",
         Backend::Positioned => "threads",
     };
     if json {
+        let ms = |runs: Vec<Duration>| runs.iter().map(|time| time.as_secs_f64() * 1e3).collect();
+        let measured = |(load, bytes, Comparison { subject, floor })| MeasuredLoad {
+            load,
+            bytes,
+            tier_ms: ms(subject),
+            floor_ms: ms(floor),
+        };
         let (notices, file_bytes) = (file.notices().to_vec(), file.size());
-        let loads = loads.iter().map(|(load, times)| measured(*load, times)).collect();
+        let loads = loads.into_iter().map(measured).collect();
         let measured = Measured { backend, direct: file.is_direct(), file_bytes, notices, loads };
         println!("{}", serde_json::to_string(&measured)?);
         return Ok(0);
     }
     println!(
-        "{}: {} MiB in requests of {} MiB, {} in flight, with {backend}{}; {} runs of each operation alternate with runs of its floor",
+        "{}: {} MiB in requests of {} MiB, {} in flight, with {backend}{}; {repeats} runs of each operation alternate with runs of its floor",
         folder.display(),
         file.size() >> 20,
         size.request >> 20,
         size.requests,
         if file.is_direct() { ", bypassing the page cache" } else { "" },
-        size.repeats
     );
     for notice in file.notices() {
         println!("  {notice}");
     }
-    for (load, times) in &loads {
-        let rate = |runs: &[Duration]| times.bytes as f64 / median(runs).as_secs_f64() / 1e9;
+    for (load, bytes, times) in &loads {
+        let rate = |runs: &[Duration]| *bytes as f64 / median(runs).as_secs_f64() / 1e9;
         let (tier, floor) = (summary(&times.subject), summary(&times.floor));
-        println!("  {:<8}{tier:<34}{:>6.2} GB/s", load.name(), rate(&times.subject));
+        println!("  {load:<8}{tier:<34}{:>6.2} GB/s", rate(&times.subject));
         println!("    floor {floor:<34}{:>6.2} GB/s", rate(&times.floor));
-        let ratios = ratios(&times.subject, &times.floor);
-        if let (Some(low), Some(high)) = (ratios.first(), ratios.last()) {
-            println!("    times the floor {:>6.2}  ({low:.2} – {high:.2})", ratios[ratios.len() / 2]);
-        }
+        let [middle, low, high] = range(times.ratios());
+        println!("    times the floor {middle:>6.2}  ({low:.2} – {high:.2})");
     }
     Ok(0)
-}
-
-fn measured(load: Load, times: &Comparison) -> MeasuredLoad {
-    let ms = |runs: &[Duration]| runs.iter().map(|time| time.as_secs_f64() * 1e3).collect();
-    MeasuredLoad { load: load.name(), bytes: times.bytes, tier_ms: ms(&times.subject), floor_ms: ms(&times.floor) }
 }

@@ -1,10 +1,12 @@
 //! `zero-train bench`: benchmarks on this machine. Most of them alternate their subject with a floor: the simplest
 //! program that does the same work.
 
+mod arrays;
 mod codes;
 mod comm;
 mod costs;
 mod figures;
+mod floors;
 mod io;
 mod offload;
 mod ops;
@@ -15,8 +17,8 @@ mod ranks;
 mod save;
 mod step;
 
-use figures::{of_floor, spread, summary};
-use zero_optim::bench::{adamw, against_floor};
+use arrays::{adamw, against_floor};
+use figures::{spread, summary};
 
 pub(crate) use comm::comm;
 pub(crate) use costs::costs;
@@ -34,10 +36,10 @@ pub(crate) use step::{Length, step};
 /// # Errors
 /// Never fails; all benchmarks have this signature.
 pub(crate) fn adam(millions: usize, repeats: usize) -> anyhow::Result<u8> {
-    let (subject, floor) = against_floor(&adamw(), millions * 1_000_000, repeats);
+    let times = against_floor(&adamw(), millions * 1_000_000, repeats);
     println!("AdamW on {millions} million f32 parameters, one thread; {repeats} runs alternate with runs of the floor");
-    println!("  AdamW                       {}", summary(&subject));
-    println!("  floor: reads 4, writes 3    {}", summary(&floor));
-    println!("  share of the floor's rate   {}", spread(of_floor(&subject, &floor, 1.0), 1, "%"));
+    println!("  AdamW                       {}", summary(&times.subject));
+    println!("  floor: reads 4, writes 3    {}", summary(&times.floor));
+    println!("  share of the floor's rate   {}", spread(times.shares(1.0), 1, "%"));
     Ok(0)
 }

@@ -8,29 +8,24 @@
 
 use std::time::Duration;
 
-use zero_comm::bench::median;
 use zero_engine::counted;
 use zero_pipeline::{Instruction, Item, Tier};
-use zero_tier::bench::Floor;
+use zero_tier::{Options, SwapFile};
 use zero_train::train::Steps;
 
-use super::figures::{spread, summary};
+use super::figures::{Comparison, median, spread, summary};
+use super::floors::disk::Floor;
 use super::ranks::{Role, WARM_UP, take_part};
 use crate::arguments::ConfigArgs;
 
-/// Bytes read and written.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Moved {
-    read: u64,
-    written: u64,
-}
+/// Bytes read, and bytes written.
+type Moved = [u64; 2];
 
 /// Times of the update, of plain I/O with the same number of bytes (the floor), and of the update's arithmetic. Each
 /// list has one entry per step.
 #[derive(Debug, Default)]
 struct Times {
-    subject: Vec<Duration>,
-    floor: Vec<Duration>,
+    io: Comparison,
     computing: Vec<Duration>,
 }
 
@@ -49,7 +44,7 @@ pub(crate) fn offload(args: &ConfigArgs, steps: usize) -> anyhow::Result<u8> {
     };
     let mut subject = Steps::open(&config, &comm)?;
     let update = of_update(&subject);
-    let Some(folder) = config.zero.offload_optimizer.nvme_path.as_ref().filter(|_| update.written > 0) else {
+    let Some(folder) = config.zero.offload_optimizer.nvme_path.as_ref().filter(|_| update[1] > 0) else {
         anyhow::bail!(
             "no optimizer state is offloaded to a disk\n  in: zero_optimization.offload_optimizer\n  \
              help: set it to {{device: nvme, nvme_path: FOLDER}}"
@@ -60,20 +55,22 @@ pub(crate) fn offload(args: &ConfigArgs, steps: usize) -> anyhow::Result<u8> {
         subject.step()?;
     }
     let after = moved(&subject);
-    let count = WARM_UP as u64;
-    let step = Moved { read: (after.read - before.read) / count, written: (after.written - before.written) / count };
-    let mut floor = Floor::new(folder, step.read.max(step.written), in_memory(&subject))?;
+    let step = [0, 1].map(|way| (after[way] - before[way]) / WARM_UP as u64);
+    let (mut floor, size) = (Floor::new(in_memory(&subject))?, step[0].max(step[1]));
+    let file = SwapFile::create(folder, size, &Options::default())?;
+    // A file system reads never-written ranges without the disk.
+    floor.run(&file, [0, size])?;
     let (mut whole, mut updates) = (Times::default(), Times::default());
     for _ in 0..steps {
         let seen = subject.engine().timing().spans().len();
-        whole.subject.push(subject.step()?.duration);
+        whole.io.subject.push(subject.step()?.duration);
         let last = in_step(&subject, seen);
-        updates.subject.push(last.update);
+        updates.io.subject.push(last.update);
         updates.computing.push(last.updating);
         whole.computing.push(last.computing);
         for (times, bytes) in [(&mut updates, update), (&mut whole, step)] {
             comm.barrier().wait()?;
-            times.floor.push(floor.run(bytes.read, bytes.written)?);
+            times.io.floor.push(floor.run(&file, bytes)?);
         }
     }
     if comm.rank() == 0 {
@@ -92,7 +89,7 @@ pub(crate) fn offload(args: &ConfigArgs, steps: usize) -> anyhow::Result<u8> {
 fn of_update(subject: &Steps) -> Moved {
     let engine = subject.engine();
     let (zero, widths) = (engine.zero(), engine.zero().widths());
-    let mut update = Moved { read: 0, written: 0 };
+    let [mut read, mut written] = [0; 2];
     for (id, segment) in zero.layout().segments().iter().enumerate() {
         if !zero.holds(id) || !zero.owns(id) || segment.tiers.tiles == 0 {
             continue;
@@ -100,13 +97,12 @@ fn of_update(subject: &Steps) -> Moved {
         let elements = segment.shard(zero.groups().at().shard).len();
         let lives = |tier, bytes: usize| if tier == Tier::Nvme { bytes as u64 } else { 0 };
         let states = segment.state_bytes(elements, &widths) + elements * widths.master;
-        let written =
-            lives(segment.tiers.optimizer, states) + lives(segment.tiers.parameters, elements * widths.parameter);
+        let own = lives(segment.tiers.optimizer, states) + lives(segment.tiers.parameters, elements * widths.parameter);
         let passes = 1 + u64::from(segment.tiers.two_passes);
-        update.written += passes * written;
-        update.read += passes * (written + lives(segment.tiers.gradients, elements * 4));
+        written += passes * own;
+        read += passes * (own + lives(segment.tiers.gradients, elements * 4));
     }
-    update
+    [read, written]
 }
 
 /// Returns the size of the buffers for tiles in flight, in bytes. The floor uses the same amount of memory.
@@ -121,7 +117,7 @@ fn in_memory(subject: &Steps) -> usize {
 /// Returns the bytes that this rank has read from and written to its disk so far.
 fn moved(subject: &Steps) -> Moved {
     let used = subject.engine().zero().disk_use().unwrap_or_default();
-    Moved { read: used.read, written: used.written }
+    [used.read, used.written]
 }
 
 /// Durations within one step.
@@ -168,16 +164,15 @@ fn in_step(subject: &Steps, seen: usize) -> InStep {
 }
 
 fn print(what: &str, moved: Moved, times: &Times) {
-    let megabytes = |bytes: u64| bytes as f64 / 1e6;
-    println!("{what}: {:.1} MB read, {:.1} MB written", megabytes(moved.read), megabytes(moved.written));
-    let rate = |times: &[Duration]| (moved.read + moved.written) as f64 / median(times).as_secs_f64().max(1e-9) / 1e9;
-    println!("  subject                     {}  {:.2} GB/s", summary(&times.subject), rate(&times.subject));
-    println!("  floor                       {}  {:.2} GB/s", summary(&times.floor), rate(&times.floor));
+    let [read, written] = moved.map(|bytes| bytes as f64 / 1e6);
+    println!("{what}: {read:.1} MB read, {written:.1} MB written");
+    let rate = |times: &[Duration]| (read + written) / median(times).as_secs_f64().max(1e-9) / 1e3;
+    let Comparison { subject, floor } = &times.io;
+    println!("  subject                     {}  {:.2} GB/s", summary(subject), rate(subject));
+    println!("  floor                       {}  {:.2} GB/s", summary(floor), rate(floor));
     println!("  arithmetic in the subject   {}", summary(&times.computing));
-    let both = times.subject.iter().zip(&times.floor);
-    let of_rate = both.clone().map(|(subject, floor)| floor.as_secs_f64() / subject.as_secs_f64() * 100.0);
-    println!("  share of the floor's rate   {}", spread(of_rate.collect(), 1, "%"));
-    let bound = both.zip(&times.computing).map(|((subject, floor), computing)| (subject, floor.max(computing)));
-    let times = bound.map(|(subject, bound)| subject.as_secs_f64() / bound.as_secs_f64());
-    println!("  time / max(floor, arithmetic) {}", spread(times.collect(), 2, "×"));
+    println!("  share of the floor's rate   {}", spread(times.io.shares(1.0), 1, "%"));
+    let floor = floor.iter().zip(&times.computing).map(|(floor, computing)| *floor.max(computing)).collect();
+    let bounded = Comparison { subject: subject.clone(), floor };
+    println!("  time / max(floor, arithmetic) {}", spread(bounded.ratios(), 2, "×"));
 }

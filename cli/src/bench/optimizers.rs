@@ -1,17 +1,16 @@
 //! `zero-train bench optimizers`: times the update of each optimizer. AdamW is also timed with values in bf16 and with
 //! states in 8 bits. Further rows time the codes of collectives.
 
-use std::time::Duration;
-
 use half::bf16;
-use zero_optim::bench::{
-    Arrays, adamw, against_floor, bytes_per_parameter, grads, optimizers as all, params, state, timed,
+use zero_optim::{
+    Adagrad, AdamW, EIGHT_BIT_BLOCK, EightBit, LengthError, Lion, NAdam, Optimizer, RAdam, RmsProp, RmsPropVariant,
+    ScheduleFree, Sgd, Step,
 };
-use zero_optim::{EIGHT_BIT_BLOCK, EightBit, LengthError, Step};
 use zero_partition::{Grads, Stochastic, Values, update};
 
+use super::arrays::{Arrays, adamw, against_floor, bytes_per_parameter, grads, params, state, step};
 use super::codes::codes;
-use super::figures::{of_floor, spread, summary};
+use super::figures::{Comparison, spread, summary, timed};
 
 /// Times each optimizer on one thread, alternating with its floor. Returns the exit status.
 ///
@@ -27,8 +26,8 @@ pub(crate) fn optimizers(millions: usize, repeats: usize) -> anyhow::Result<u8> 
         "the floor is a loop that reads and writes the same bytes; the share is the optimizer's rate divided by the floor's rate"
     );
     for (name, optimizer) in all() {
-        let (subject, floor) = against_floor(&optimizer, parameters, repeats);
-        show(name, bytes_per_parameter(optimizer.states().len()), (&subject, &floor), 1.0);
+        let times = against_floor(&optimizer, parameters, repeats);
+        show(name, bytes_per_parameter(optimizer.states().len()), &times, 1.0);
     }
     for (name, [narrow, narrow_gradients, stochastic]) in [
         ("AdamW, states in bf16", [false, false, false]),
@@ -36,15 +35,15 @@ pub(crate) fn optimizers(millions: usize, repeats: usize) -> anyhow::Result<u8> 
         ("AdamW, all in bf16", [true, true, false]),
         ("AdamW, bf16, stochastic", [true, true, true]),
     ] {
-        let (subject, floor) = against_wide_floor(parameters, repeats, [narrow, narrow_gradients, stochastic]);
+        let times = against_wide_floor(parameters, repeats, [narrow, narrow_gradients, stochastic]);
         let width = |is_narrow| if is_narrow { 2 } else { 4 };
         let bytes = width(narrow_gradients) + 2 * width(narrow) + 2 * 2 * 2;
-        show(name, bytes, (&subject, &floor), bytes as f64 / bytes_per_parameter(2) as f64);
+        show(name, bytes, &times, bytes as f64 / bytes_per_parameter(2) as f64);
     }
-    let (subject, floor) = eight_bit(parameters, repeats);
     // Each state reads and writes one byte per parameter. The largest value of each block adds 1.6 % to this, which is
     // not counted.
-    show("AdamW, states in 8 bits", 4 * 3 + 4, (&subject, &floor), 16.0 / bytes_per_parameter(2) as f64);
+    let times = eight_bit(parameters, repeats);
+    show("AdamW, states in 8 bits", 4 * 3 + 4, &times, 16.0 / bytes_per_parameter(2) as f64);
     println!(
         "codes of collectives (qwZ and qgZ), for {millions} million f32 elements; the floor is a copy of the same number of bytes"
     );
@@ -53,7 +52,7 @@ pub(crate) fn optimizers(millions: usize, repeats: usize) -> anyhow::Result<u8> 
 }
 
 /// Times AdamW with states in 8 bits, alternating with the floor of AdamW in f32.
-fn eight_bit(n: usize, repeats: usize) -> (Vec<Duration>, Vec<Duration>) {
+fn eight_bit(n: usize, repeats: usize) -> Comparison {
     let (mut values, grads): (Vec<f32>, Vec<f32>) = (params(n).collect(), grads(n).collect());
     let kinds = [EightBit::Signed, EightBit::Unsigned];
     let mut states = kinds.map(|_| (vec![0; n], vec![0.0; n.div_ceil(EIGHT_BIT_BLOCK)]));
@@ -65,17 +64,12 @@ fn eight_bit(n: usize, repeats: usize) -> (Vec<Duration>, Vec<Duration>) {
 }
 
 /// Prints one row. The subject moves `share` times as many bytes as the floor.
-fn show(name: &str, bytes: usize, (subject, floor): (&[Duration], &[Duration]), share: f64) {
-    let shares = of_floor(subject, floor, share);
-    println!("  {name:<24} {bytes:>2} bytes  {}  {}", summary(subject), spread(shares, 1, "%"));
+fn show(name: &str, bytes: usize, times: &Comparison, share: f64) {
+    println!("  {name:<24} {bytes:>2} bytes  {}  {}", summary(&times.subject), spread(times.shares(share), 1, "%"));
 }
 
 /// Times AdamW with values in bf16, alternating with the floor of AdamW in f32.
-fn against_wide_floor(
-    n: usize,
-    repeats: usize,
-    [narrow, narrow_gradients, stochastic]: [bool; 3],
-) -> (Vec<Duration>, Vec<Duration>) {
+fn against_wide_floor(n: usize, repeats: usize, [narrow, narrow_gradients, stochastic]: [bool; 3]) -> Comparison {
     let rounded = |values: &mut dyn Iterator<Item = f32>| values.map(bf16::from_f32).collect::<Vec<_>>();
     let (mut wide, mut params): (Vec<f32>, _) = (params(n).collect(), rounded(&mut params(n)));
     let (grads, narrow_grads): (Vec<f32>, _) = (grads(n).collect(), rounded(&mut grads(n)));
@@ -90,17 +84,34 @@ fn against_wide_floor(
 }
 
 /// Times steps of an AdamW variant, alternating with the floor of AdamW in f32.
-fn alternated(
-    n: usize,
-    repeats: usize,
-    mut update: impl FnMut(&Step) -> Result<(), LengthError>,
-) -> (Vec<Duration>, Vec<Duration>) {
+fn alternated(n: usize, repeats: usize, mut update: impl FnMut(&Step) -> Result<(), LengthError>) -> Comparison {
     let mut floor = Arrays::new(n, 2);
-    let mut step = |number: u64| {
-        let step = Step { step: number, lr: 1e-4, grad_scale: 0.5, grad_limit: f32::INFINITY, decay: true };
-        update(&step).expect("the arrays have the same length");
-    };
-    step(100);
+    let mut take = |number| update(&step(number)).expect("the arrays have the same length");
+    take(100);
     floor.floor();
-    (0..repeats).map(|run| (timed(|| step(101 + run as u64)), timed(|| floor.floor()))).unzip()
+    (101..).take(repeats).map(|number| (timed(|| take(number)), timed(|| floor.floor()))).collect()
+}
+
+/// Returns each optimizer that updates element by element, with its name.
+pub(super) fn all() -> Vec<(&'static str, Optimizer)> {
+    let sgd = |momentum, nesterov| Optimizer::Sgd(Sgd { momentum, nesterov, weight_decay: 0.01, ..Sgd::default() });
+    let rmsprop = |variant| Optimizer::RmsProp(RmsProp { variant, weight_decay: 0.01, ..RmsProp::default() });
+    vec![
+        ("AdamW", adamw()),
+        ("Adam", Optimizer::AdamW(AdamW { weight_decay: 0.01, decoupled: false, ..AdamW::default() })),
+        ("SGD", sgd(0.0, false)),
+        ("SGD, momentum", sgd(0.9, false)),
+        ("SGD, Nesterov", sgd(0.9, true)),
+        ("Lion", Optimizer::Lion(Lion { weight_decay: 0.01, ..Lion::default() })),
+        ("Adagrad", Optimizer::Adagrad(Adagrad { weight_decay: 0.01, ..Adagrad::default() })),
+        ("RMSprop", rmsprop(RmsPropVariant::Plain)),
+        ("RMSprop, momentum", rmsprop(RmsPropVariant::Momentum(0.9))),
+        ("RMSprop, centered", rmsprop(RmsPropVariant::Centered)),
+        ("NAdam", Optimizer::NAdam(NAdam { weight_decay: 0.01, ..NAdam::default() })),
+        ("RAdam", Optimizer::RAdam(RAdam { weight_decay: 0.01, ..RAdam::default() })),
+        (
+            "AdamWScheduleFree",
+            Optimizer::ScheduleFree(ScheduleFree { weight_decay: 0.01, share: 0.1, ..ScheduleFree::default() }),
+        ),
+    ]
 }

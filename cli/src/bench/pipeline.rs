@@ -8,12 +8,13 @@ use std::time::{Duration, Instant};
 
 use candle_core::{CpuStorage, CustomOp2, Layout, Result, Shape, Tensor};
 use candle_nn::{Init, VarBuilder};
-use zero_comm::bench::median;
 use zero_comm::{Options, threads};
 use zero_model::sink::{self, Slot};
 use zero_pipeline::simulate::{Costs, LayerCosts, SegmentCosts};
 use zero_planner::Plan;
 use zero_train::{Activations, Batch, Config, Engine, Layer, Layers, Pass};
+
+use super::figures::{median, summary};
 
 /// Time of one stage for one micro-batch in each of forward, backward of the inputs and backward of the weights.
 const PACE: Duration = Duration::from_millis(20);
@@ -121,7 +122,7 @@ pub(crate) fn pipeline(stages: &[usize], micro_batches: usize, repeats: usize) -
             println!(
                 "{schedule:<16} {stages:>7} {:>8.1} ms {}   {:>+8.2} %   {:>6.2} %, {:.2} %",
                 seconds * 1e3,
-                super::figures::summary(&times),
+                summary(&times),
                 (found / seconds - 1.0) * 100.0,
                 (1.0 - work / seconds) * 100.0,
                 (1.0 - work / found) * 100.0,

@@ -7,6 +7,7 @@ use zero_config::Dtype;
 use zero_engine::TimeCategory;
 use zero_model::ops::measure::{self, Measured};
 
+use super::figures::range;
 use super::ranks::{Role, WARM_UP, take_part};
 use crate::arguments::ConfigArgs;
 
@@ -46,8 +47,7 @@ pub(crate) fn profile(args: &ConfigArgs, steps: usize) -> anyhow::Result<u8> {
         println!("{cores}");
         let lanes = TimeCategory::ALL.map(|lane| (lane, after[lane as usize] - before[lane as usize]));
         let threads = zero_model::ops::threads();
-        peaks.sort_by(f64::total_cmp);
-        let peak = peaks[peaks.len() / 2] * threads as f64;
+        let peak = range(peaks)[0] * threads as f64;
         print(&operations, lanes, whole.as_secs_f64(), steps as f64, peak);
     }
     comm.barrier().wait()?;

@@ -12,23 +12,22 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use zero_engine::{bytes, counted};
-use zero_optim::bench::timed;
 use zero_train::train::Steps;
 
-use super::figures::{spread, summary};
+use super::figures::{Comparison, spread, summary, timed};
 use super::ranks::{Role, WARM_UP, take_part};
 use crate::arguments::ConfigArgs;
 
 /// Times on one rank. There is one entry per round.
 #[derive(Debug, Default)]
 struct Times {
-    copy: Vec<Duration>,
-    stall: Vec<Duration>,
-    step: Vec<Duration>,
-    step_during: Vec<Duration>,
+    /// The stall of a background save, and a copy of the same bytes.
+    stall: Comparison,
+    /// A step during the save, and a step alone.
+    step: Comparison,
     background: Vec<Duration>,
-    floor: Vec<Duration>,
-    waited: Vec<Duration>,
+    /// A synchronous save, and a file of the same bytes.
+    waited: Comparison,
 }
 
 /// Times checkpoints of a configuration in `folder`. Rank 0 prints its own times. Returns the exit status.
@@ -55,14 +54,14 @@ pub(crate) fn save(args: &ConfigArgs, folder: &Path, repeats: usize) -> anyhow::
     subject.engine_mut().finish_save()?;
     let mut times = Times::default();
     for _ in 0..repeats {
-        times.step.push(subject.step()?.duration);
+        times.step.floor.push(subject.step()?.duration);
         comm.barrier().wait()?;
-        times.copy.push(timed(|| target.copy_from_slice(std::hint::black_box(&source))));
+        times.stall.floor.push(timed(|| target.copy_from_slice(std::hint::black_box(&source))));
         std::hint::black_box(&mut target);
         comm.barrier().wait()?;
         let began = Instant::now();
-        times.stall.push(subject.engine_mut().save_checkpoint_in_background(&root, Value::Null)?);
-        times.step_during.push(subject.step()?.duration);
+        times.stall.subject.push(subject.engine_mut().save_checkpoint_in_background(&root, Value::Null)?);
+        times.step.subject.push(subject.step()?.duration);
         subject.engine_mut().finish_save()?;
         times.background.push(began.elapsed());
         if let Some(ended) = subject.engine_mut().ended_save() {
@@ -71,12 +70,12 @@ pub(crate) fn save(args: &ConfigArgs, folder: &Path, repeats: usize) -> anyhow::
         comm.barrier().wait()?;
         let file = root.join(format!(".floor-{}", comm.rank()));
         let mut written = Ok(());
-        times.floor.push(timed(|| written = write(&file, &source)));
+        times.waited.floor.push(timed(|| written = write(&file, &source)));
         written?;
         std::fs::remove_file(&file)?;
         comm.barrier().wait()?;
         let mut saved = Ok(());
-        times.waited.push(timed(|| saved = subject.engine_mut().save_checkpoint(&root).map(drop)));
+        times.waited.subject.push(timed(|| saved = subject.engine_mut().save_checkpoint(&root).map(drop)));
         saved?;
     }
     comm.barrier().wait()?;
@@ -88,17 +87,13 @@ pub(crate) fn save(args: &ConfigArgs, folder: &Path, repeats: usize) -> anyhow::
             "{ranks}, each saves {}; times are those of rank 0; the operations alternate, with {runs} of each operation",
             bytes(own)
         );
-        println!("  copy of the same bytes      {}", summary(&times.copy));
-        println!("  background save: step waits {}   {}", summary(&times.stall), over(&times.stall, &times.copy));
-        println!("  a step                      {}", summary(&times.step));
-        println!(
-            "  a step during the save      {}   {}",
-            summary(&times.step_during),
-            over(&times.step_during, &times.step)
-        );
+        println!("  copy of the same bytes      {}", summary(&times.stall.floor));
+        println!("  background save: step waits {}   {}", summary(&times.stall.subject), over(&times.stall));
+        println!("  a step                      {}", summary(&times.step.floor));
+        println!("  a step during the save      {}   {}", summary(&times.step.subject), over(&times.step));
         println!("  background save: committed  {}", summary(&times.background));
-        println!("  one file written and synced {}", summary(&times.floor));
-        println!("  synchronous save            {}   {}", summary(&times.waited), over(&times.waited, &times.floor));
+        println!("  one file written and synced {}", summary(&times.waited.floor));
+        println!("  synchronous save            {}   {}", summary(&times.waited.subject), over(&times.waited));
     }
     comm.barrier().wait()?;
     Ok(0)
@@ -111,6 +106,6 @@ fn write(file: &Path, bytes: &[u8]) -> std::io::Result<()> {
 }
 
 /// Formats the ratios of subject to floor, one per round.
-fn over(subject: &[Duration], floor: &[Duration]) -> String {
-    spread(subject.iter().zip(floor).map(|(s, f)| s.as_secs_f64() / f.as_secs_f64()).collect(), 2, "×")
+fn over(times: &Comparison) -> String {
+    spread(times.ratios(), 2, "×")
 }

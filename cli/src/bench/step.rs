@@ -6,7 +6,7 @@ use serde::Serialize;
 use zero_comm::{Buffer, ReduceOp};
 use zero_engine::counted;
 
-use super::figures::summary;
+use super::figures::{median, summary};
 use super::ranks::{Role, take_part};
 use crate::arguments::ConfigArgs;
 
@@ -74,7 +74,7 @@ pub(crate) fn step(args: &ConfigArgs, length: &Length, json: bool) -> anyhow::Re
     times.clear();
     take(length.steps, &mut times)?;
     let left = length.at_least.saturating_sub(times.iter().sum());
-    let more = left.as_secs_f64() / zero_comm::bench::median(&times).as_secs_f64().max(1e-6);
+    let more = left.as_secs_f64() / median(&times).as_secs_f64().max(1e-6);
     // Ranks measure slightly different times, but all must run the same number of steps.
     let more = comm.all_reduce(Buffer::I64(vec![more.ceil() as i64]), ReduceOp::Max).wait()?.into_i64()?;
     take(more.first().map_or(0, |&more| (more as usize).min(MOST_MORE)), &mut times)?;
@@ -105,7 +105,7 @@ pub(crate) fn step(args: &ConfigArgs, length: &Length, json: bool) -> anyhow::Re
         (0, true) => println!("{}", serde_json::to_string(&measured)?),
         (0, false) => {
             println!("{cores}");
-            print(&measured, &summary(&times), zero_comm::bench::median(&times).as_secs_f64());
+            print(&measured, &summary(&times), median(&times).as_secs_f64());
         }
         _ => {}
     }

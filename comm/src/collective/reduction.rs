@@ -13,7 +13,9 @@ pub enum ReduceOp {
 
 /// How contributions are combined.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Reduction {
-    pub(crate) op: ReduceOp,
-    pub(crate) dtype: Dtype,
+pub struct Reduction {
+    /// How two values are combined.
+    pub op: ReduceOp,
+    /// The type of the values.
+    pub dtype: Dtype,
 }

@@ -9,7 +9,7 @@ use zero_config::{Config, OffloadDevice};
 use zero_model::Model;
 use zero_optim::BlockCodes;
 use zero_pipeline::Instruction;
-use zero_tier::bench::{Bench, Load, Size};
+use zero_tier::measure::{Load, Size, Transfers};
 
 use super::apply::{conditions, in_norm, key, owns, updated, work};
 use super::table::{CodeTimes, CostTable, Disk, LayerTimes, Time, VERSION};
@@ -295,12 +295,13 @@ fn disk(config: &Config) -> Result<Option<Disk>, Error> {
     else {
         return Ok(None);
     };
-    let size = Size { file: 128 << 20, request: 16 << 20, requests: 4, repeats: 5 };
-    let mut bench = Bench::new(&folder, &size, &zero_tier::Options::default()).map_err(Error::Disk)?;
-    let mut of = |load| -> Result<Time, Error> {
-        let times = bench.compare(load).map_err(Error::Disk)?;
-        let seconds = times.subject.iter().map(|time| time.as_secs_f64() / times.bytes as f64).collect();
-        Ok(Time::of(seconds))
+    const RUNS: usize = 5;
+    let size = Size { file: 128 << 20, request: 16 << 20, requests: 4 };
+    let transfers = Transfers::new(&folder, &size, &zero_tier::Options::default()).map_err(Error::Disk)?;
+    let of = |load| -> Result<Time, Error> {
+        // The first run does not count.
+        let runs = (0..=RUNS).map(|_| transfers.run(load)).collect::<Result<Vec<_>, _>>().map_err(Error::Disk)?;
+        Ok(Time::of(runs[1..].iter().map(|time| time.as_secs_f64() / size.file as f64).collect()))
     };
     Ok(Some(Disk { read: of(Load::Read)?, write: of(Load::Write)? }))
 }

@@ -179,3 +179,28 @@ fn prefetch_block<T>(block: &[T; BLOCK]) {
         prefetch(line, AHEAD);
     }
 }
+
+#[derive(Clone, Copy)]
+struct MultiplyAdd(f32);
+
+impl<const STATES: usize> Rule<STATES> for MultiplyAdd {
+    #[inline(always)]
+    fn step(self, param: f32, grad: f32, states: [f32; STATES]) -> (f32, [f32; STATES]) {
+        (grad.mul_add(self.0, param), states.map(|state| grad.mul_add(self.0, state)))
+    }
+}
+
+/// Adds `factor` × `grads` to the parameters and to each of at most two states, in one pass with the same reads and
+/// writes as [`update`](crate::update).
+///
+/// # Panics
+/// Panics if the slices differ in length.
+pub fn multiply_add(factor: f32, params: &mut [f32], grads: &[f32], states: &mut [Vec<f32>]) {
+    assert!(states.iter().map(Vec::len).chain([params.len()]).all(|length| length == grads.len()));
+    let at = (Isa::current(), f32::INFINITY);
+    match states {
+        [] => apply::<0, _, f32, f32>(at, MultiplyAdd(factor), params, grads, []),
+        [one] => apply(at, MultiplyAdd(factor), params, grads, [&mut one[..]]),
+        [one, other, ..] => apply(at, MultiplyAdd(factor), params, grads, [&mut one[..], &mut other[..]]),
+    }
+}

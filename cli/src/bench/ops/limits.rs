@@ -6,8 +6,9 @@ use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 use candle_core::DType;
-use zero_comm::bench::median;
 use zero_model::ops::{in_parallel, measure};
+
+use crate::bench::figures::median;
 
 /// Returns the total FLOP/s of `threads` threads that run multiply-adds in registers at the same time.
 pub(super) fn peak_flops(dtype: DType, threads: usize) -> f64 {

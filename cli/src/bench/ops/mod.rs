@@ -15,7 +15,6 @@ use std::time::{Duration, Instant};
 
 use candle_core::{DType, Result};
 use zero_comm::SharedAllocator;
-use zero_comm::bench::median;
 use zero_isa::Isa;
 use zero_model::ops::measure::{self, Gemm, Measured};
 use zero_model::ops::set_threads;
@@ -24,6 +23,8 @@ use zero_model::random::Stream;
 use cases::{Case, Minimum, SHAPES, Shape};
 use limits::{Floor, peak_flops};
 use zero_train::process;
+
+use super::figures::{median, range};
 
 /// Operations that are slower than this fraction of their limit are marked in the output.
 const ENOUGH: f64 = 0.6;
@@ -178,26 +179,18 @@ impl Row {
 
 /// Prints the row, and returns whether it is marked as below [`ENOUGH`].
 fn print(name: &str, row: &Row) -> bool {
-    let sorted = |mut values: Vec<f64>| {
-        values.sort_by(f64::total_cmp);
-        values
-    };
-    let shares = sorted(row.rates.iter().map(|(_, share)| share * 100.0).collect());
-    let rates = sorted(row.rates.iter().map(|(rate, _)| rate / 1e9).collect());
-    let over = sorted(row.rates.iter().zip(&row.gemm).map(|((rate, _), gemm)| rate / gemm).collect());
-    let gemm = sorted(row.gemm.iter().map(|rate| rate / 1e9).collect());
-    let middle = |values: &[f64]| values[values.len() / 2];
-    let gemm =
-        if gemm.is_empty() { String::new() } else { format!("gemm {:>6.1}  {:>5.2} x", middle(&gemm), middle(&over)) };
-    let is_below = middle(&shares) < ENOUGH * 100.0;
+    let [share, low, high] = range(row.rates.iter().map(|(_, share)| share * 100.0).collect());
+    let [rate, ..] = range(row.rates.iter().map(|(rate, _)| rate / 1e9).collect());
+    let [over, ..] = range(row.rates.iter().zip(&row.gemm).map(|((rate, _), gemm)| rate / gemm).collect());
+    let [gemm, ..] = range(row.gemm.iter().map(|rate| rate / 1e9).collect());
+    let gemm = if row.gemm.is_empty() { String::new() } else { format!("gemm {gemm:>6.1}  {over:>5.2} x") };
+    let is_below = share < ENOUGH * 100.0;
     let line = format!(
-        "  {name:<34} {:>9.3} ms  {:>7.1} {}  {:>6.1} % {} {:<17} {gemm}",
+        "  {name:<34} {:>9.3} ms  {rate:>7.1} {}  {share:>6.1} % {} {:<17} {gemm}",
         median(&row.times).as_secs_f64() * 1e3,
-        middle(&rates),
         if matches!(row.work, Minimum::Computes(_)) { "GFLOP/s" } else { "GB/s   " },
-        middle(&shares),
         if is_below { '<' } else { ' ' },
-        format!("({:.1} – {:.1})", shares[0], shares[shares.len() - 1]),
+        format!("({low:.1} – {high:.1})"),
     );
     println!("{}", line.trim_end());
     is_below
