@@ -1,6 +1,6 @@
 //! `zero-train`: the command line of the library.
 
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 mod arguments;
 mod bench;

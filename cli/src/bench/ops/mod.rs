@@ -6,6 +6,7 @@
 //! Measurements of the limit and of the operation alternate, so that other load on the machine slows both.
 
 mod cases;
+mod gemm;
 mod limits;
 mod machine;
 
@@ -16,11 +17,12 @@ use std::time::{Duration, Instant};
 use candle_core::{DType, Result};
 use zero_comm::SharedAllocator;
 use zero_isa::Isa;
-use zero_model::ops::measure::{self, Gemm, Measured};
+use zero_model::ops::measure::{self, Measured};
 use zero_model::ops::set_threads;
 use zero_model::random::Stream;
 
 use cases::{Case, Minimum, SHAPES, Shape};
+use gemm::Gemm;
 use limits::{Floor, peak_flops};
 use zero_train::process;
 

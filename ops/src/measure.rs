@@ -5,8 +5,6 @@
 //! is included in its caller's time. This module also measures the hardware limits with which results are compared, on
 //! the instruction set that the operations use.
 
-mod gemm;
-
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -17,8 +15,6 @@ use crate::kernel::Isa;
 #[cfg(target_arch = "x86_64")]
 use crate::product::Bf16Units;
 use zero_isa::Vectors;
-
-pub use self::gemm::Gemm;
 
 /// The measured time of one kind of operation.
 #[derive(Clone, Debug, PartialEq)]

@@ -1,14 +1,15 @@
 //! The product of the `gemm` crate, which candle's matmul calls. `zero-train bench ops` shows its speed next to the
-//! speed of this crate's product.
+//! speed of `zero-ops`'s product.
+#![allow(unsafe_code)]
 
-use super::super::kernel::Isa;
 use gemm::Parallelism;
+use zero_isa::Isa;
 #[cfg(target_arch = "x86_64")]
 use zero_isa::Vectors;
 
 /// One f32 product by the `gemm` crate: its operands, and an output that every call overwrites.
 #[derive(Debug)]
-pub struct Gemm {
+pub(super) struct Gemm {
     transposed: [bool; 2],
     shape: [usize; 3],
     left: Vec<f32>,
@@ -23,7 +24,7 @@ impl Gemm {
     /// # Panics
     /// Panics if an operand's number of elements differs from the shape.
     #[must_use]
-    pub fn new(transposed: [bool; 2], shape: [usize; 3], left: Vec<f32>, right: Vec<f32>) -> Self {
+    pub(super) fn new(transposed: [bool; 2], shape: [usize; 3], left: Vec<f32>, right: Vec<f32>) -> Self {
         let [m, n, k] = shape;
         assert_eq!((left.len(), right.len()), (m * k, k * n), "operands of a {m}x{n}x{k} product");
         Self { transposed, shape, left, right, out: vec![0.0; m * n] }
@@ -33,7 +34,7 @@ impl Gemm {
     ///
     /// The crate always selects the widest instruction set that it knows. For a narrower set, this method calls the
     /// crate's loops with the kernels for that set.
-    pub fn run(&mut self, isa: Isa, threads: usize) {
+    pub(super) fn run(&mut self, isa: Isa, threads: usize) {
         #[cfg(not(target_arch = "x86_64"))]
         let _ = isa;
         let [m, n, k] = self.shape;
