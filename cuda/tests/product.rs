@@ -2,6 +2,7 @@
 //! gives the same bits each time. Runs on the mock of cuBLASLt, or with `ZERO_TRAIN_CUDA_TESTS=1` on a GPU.
 #![allow(unsafe_code)]
 
+#[path = "../emulator/mock/mod.rs"]
 mod mock;
 
 use std::sync::Arc;

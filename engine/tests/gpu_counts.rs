@@ -1,7 +1,7 @@
 //! Driver calls of a training step: launches, copies, bytes and host waits. The mock of the driver counts them for
 //! models with GPT-2's layers. The counts do not depend on the width, so the models are narrow.
 
-#[path = "../../cuda/tests/mock/mod.rs"]
+#[path = "../../cuda/emulator/mock/mod.rs"]
 mod mock;
 mod world;
 

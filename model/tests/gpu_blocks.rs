@@ -4,7 +4,7 @@
 #[path = "../../ops/tests/ops/check.rs"]
 #[allow(dead_code, reason = "the tests of operations use all of it")]
 mod check;
-#[path = "../../cuda/tests/mock/mod.rs"]
+#[path = "../../cuda/emulator/mock/mod.rs"]
 mod mock;
 
 use candle_core::{DType, Device, Result, Tensor, Var};

@@ -4,7 +4,7 @@
 #![allow(clippy::disallowed_methods, reason = "operations that layers should not use must work on a GPU, too")]
 #![allow(clippy::needless_range_loop, reason = "dimensions are numbers")]
 
-#[path = "../../cuda/tests/mock/mod.rs"]
+#[path = "../../cuda/emulator/mock/mod.rs"]
 mod mock;
 
 use std::process::Command;

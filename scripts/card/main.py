@@ -42,7 +42,7 @@ class Card:
 
     def mock_libraries(self):
         folder = ROOT / "target" / "card" / "mock"
-        done = subprocess.run([ROOT / "cuda/tests/mock/build.sh", folder], stderr=subprocess.PIPE, text=True)
+        done = subprocess.run([ROOT / "cuda/emulator/mock/build.sh", folder], stderr=subprocess.PIPE, text=True)
         if done.returncode:
             sys.exit(f"the mock of the driver does not compile:\n{done.stderr}")
         return folder

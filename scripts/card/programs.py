@@ -56,7 +56,7 @@ def build(*options, env=None):
 def emulated():
     """Builds the programs for the emulated GPU."""
     # The emulator's compiler replaces nvcc; the capability makes cargo keep the builds of the two apart.
-    folder = ROOT / "scripts" / "emulated-nvcc"
+    folder = ROOT / "cuda/emulator/nvcc"
     path = f"{folder}:{os.environ['PATH']}"
     return build(env=os.environ | {"PATH": path, "NVCC": str(folder / "nvcc"), "CUDA_COMPUTE_CAP": "80"})
 

@@ -23,7 +23,7 @@ mod in_place;
 mod mesh;
 #[path = "../../tests/conformance/messages.rs"]
 mod messages;
-#[path = "../../../cuda/tests/mock/mod.rs"]
+#[path = "../../../cuda/emulator/mock/mod.rs"]
 mod mock;
 #[path = "../../tests/conformance/oracle.rs"]
 mod oracle;

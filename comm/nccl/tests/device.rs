@@ -2,7 +2,7 @@
 //!
 //! The tests run one at a time, because the mock's faults are global to the process.
 
-#[path = "../../../cuda/tests/mock/mod.rs"]
+#[path = "../../../cuda/emulator/mock/mod.rs"]
 mod mock;
 
 use std::ffi::{CStr, c_long};

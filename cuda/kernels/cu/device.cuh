@@ -1,6 +1,6 @@
 // Basics for every kernel: entries, dynamic shared memory, conversions of stored numbers, reductions over a block.
 //
-// nvcc compiles this source for a device, and a C++ compiler compiles it for the host, where tests/emulated/emulator.h
+// nvcc compiles this source for a device, and a C++ compiler compiles it for the host, where cuda/emulator/headers
 // emulates the device. It includes no CUDA header. Contraction is off (-fmad=false): fused multiply-adds are written as
 // fmaf, so both compilers round identically.
 #pragma once

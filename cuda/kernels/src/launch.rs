@@ -175,9 +175,11 @@ pub(crate) fn threads_for(packs: u32, most: u32) -> u32 {
 pub(crate) const SUMS_BYTES: u32 = 32 * 4;
 
 impl<A> Launch<A> {
-    /// Checks the grid against the limits of a device; the error names the entry and the limits.
-    #[cfg(any(feature = "cuda", feature = "emulated"))]
-    pub(crate) fn check_grid(&self) -> Result<(), String> {
+    /// Checks the grid against the limits of a device.
+    ///
+    /// # Errors
+    /// Names the entry and the limits.
+    pub fn check_grid(&self) -> Result<(), String> {
         let ([x, y, z], [most_x, most, _]) = (self.grid, MOST);
         let fits = self.grid.iter().zip(MOST).all(|(&blocks, most)| (1..=most).contains(&blocks));
         let words =

@@ -3,8 +3,8 @@
 //!
 //! The crate itself needs neither a device nor a toolkit. A function such as [`norm::forward`] returns a [`Launch`]: an
 //! entry point, its arguments, and the numbers of blocks and threads. A caller with a stream launches it. The tests run
-//! it on the host, with the emulator that the feature `emulated` provides. The feature `cuda` compiles the sources in
-//! `cu/` with nvcc and provides `Kernels`, which launches them.
+//! it on the host, in an emulator (`cuda/emulator/`). The feature `cuda` compiles the sources in `cu/` with nvcc and
+//! provides `Kernels`, which launches them.
 //!
 //! All kernels are deterministic: they use no atomics, and the order of every sum depends only on the shape.
 //! Elementwise operations (activations, rotary embedding, dropout, AdamW, rounding), codes of blocks, embedding
@@ -20,8 +20,6 @@ pub mod cross_entropy;
 mod device;
 pub mod dropout;
 pub mod embedding;
-#[cfg(feature = "emulated")]
-pub mod emulated;
 pub mod gradient_norm;
 pub mod indices;
 pub mod launch;

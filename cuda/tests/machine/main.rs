@@ -1,7 +1,7 @@
 //! Tests of the mock driver itself: it detects faults, counts memory, and exposes missing synchronization.
 #![allow(unsafe_code)]
 
-#[path = "../mock/mod.rs"]
+#[path = "../../emulator/mock/mod.rs"]
 mod mock;
 mod ordering;
 

@@ -3,8 +3,8 @@
 
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Result, Tensor, Var};
+use zero_emulator::{Emulator, Memory};
 use zero_kernels::activation::{self, Function};
-use zero_kernels::emulated::{Emulator, Memory};
 use zero_kernels::rotary::{Turn, rotary};
 use zero_kernels::{Dtype, Launch};
 use zero_ops as ops;

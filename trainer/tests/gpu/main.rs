@@ -7,7 +7,7 @@ mod faults;
 mod groups;
 mod local_steps;
 mod memory;
-#[path = "../../../cuda/tests/mock/mod.rs"]
+#[path = "../../../cuda/emulator/mock/mod.rs"]
 mod mock;
 mod step;
 mod tensor_and_sequence_parallel;

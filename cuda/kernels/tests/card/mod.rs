@@ -2,14 +2,14 @@
 //! `ZERO_TRAIN_CUDA_TESTS=1`, it is the real driver with a GPU of this machine.
 #![allow(dead_code, reason = "not all of the programs that include this file need all of it")]
 
-#[path = "../../../tests/mock/mod.rs"]
+#[path = "../../../emulator/mock/mod.rs"]
 pub(crate) mod mock;
 
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
 
 use zero_cuda::{Allocation, CudaError, Device, Pinned, Stream};
-use zero_kernels::{Kernels, Launch, Source, emulated};
+use zero_kernels::{Kernels, Launch, Source};
 
 /// A device with its kernels.
 pub(crate) struct Card {
@@ -67,6 +67,7 @@ impl Card {
 
 fn emulated_images() -> Option<&'static HashMap<Source, Vec<u8>>> {
     static IMAGES: OnceLock<Option<HashMap<Source, Vec<u8>>>> = OnceLock::new();
-    let compile = || Source::ALL.into_iter().map(|source| Some((source, emulated::image(source).unwrap()?))).collect();
+    let compile =
+        || Source::ALL.into_iter().map(|source| Some((source, zero_emulator::image(source).unwrap()?))).collect();
     IMAGES.get_or_init(compile).as_ref()
 }

@@ -2,7 +2,7 @@
 
 #[cfg(feature = "cuda")]
 pub(crate) use seat::Seat;
-use zero_kernels::emulated::{self, Emulator};
+use zero_emulator::Emulator;
 use zero_kernels::indices::Fault;
 use zero_kernels::{Address, Dtype, Launch};
 
@@ -31,7 +31,7 @@ impl Device {
 /// Memory that kernels may read and write. The surrounding sentinels are checked whenever the memory is read, and when
 /// it is dropped.
 pub(crate) struct Memory {
-    host: emulated::Memory,
+    host: zero_emulator::Memory,
     #[cfg(feature = "cuda")]
     on_card: Option<seat::Copied>,
 }
@@ -39,20 +39,20 @@ pub(crate) struct Memory {
 impl Memory {
     /// Allocates `bytes` bytes with all bits set, which is NaN in every type.
     pub(crate) fn unwritten(bytes: usize) -> Self {
-        Self::placed(emulated::Memory::unwritten(bytes))
+        Self::placed(zero_emulator::Memory::unwritten(bytes))
     }
 
     /// Allocates numbers, each rounded once to a type.
     pub(crate) fn floats(dtype: Dtype, values: &[f32]) -> Self {
-        Self::placed(emulated::Memory::floats(dtype, values))
+        Self::placed(zero_emulator::Memory::floats(dtype, values))
     }
 
     /// Allocates u32 values.
     pub(crate) fn integers(values: &[u32]) -> Self {
-        Self::placed(emulated::Memory::integers(values))
+        Self::placed(zero_emulator::Memory::integers(values))
     }
 
-    fn placed(host: emulated::Memory) -> Self {
+    fn placed(host: zero_emulator::Memory) -> Self {
         Self {
             #[cfg(feature = "cuda")]
             on_card: Seat::of_this_thread().map(|seat| seat::Copied::new(seat, &host)),
@@ -69,7 +69,7 @@ impl Memory {
         self.host.address()
     }
 
-    fn read<R>(&self, read: impl Fn(&emulated::Memory) -> R) -> R {
+    fn read<R>(&self, read: impl Fn(&zero_emulator::Memory) -> R) -> R {
         #[cfg(feature = "cuda")]
         if let Some(copied) = &self.on_card {
             return read(&copied.download(&self.host));
@@ -78,7 +78,7 @@ impl Memory {
     }
 
     pub(crate) fn bytes(&self) -> Vec<u8> {
-        self.read(emulated::Memory::bytes)
+        self.read(zero_emulator::Memory::bytes)
     }
 
     pub(crate) fn to_floats(&self, dtype: Dtype) -> Vec<f32> {
@@ -86,11 +86,11 @@ impl Memory {
     }
 
     pub(crate) fn to_integers(&self) -> Vec<u64> {
-        self.read(emulated::Memory::to_integers)
+        self.read(zero_emulator::Memory::to_integers)
     }
 
     pub(crate) fn to_fault(&self) -> Fault {
-        self.read(emulated::Memory::to_fault)
+        self.read(zero_emulator::Memory::to_fault)
     }
 }
 
@@ -108,7 +108,7 @@ mod seat {
     use std::rc::Rc;
 
     use zero_cuda::{Allocation, Stream};
-    use zero_kernels::emulated::{self, SENTINELS};
+    use zero_emulator::SENTINELS;
     use zero_kernels::{Address, Launch};
 
     use crate::card::Card;
@@ -156,7 +156,7 @@ mod seat {
     }
 
     impl Copied {
-        pub(crate) fn new(seat: Rc<Seat>, from: &emulated::Memory) -> Self {
+        pub(crate) fn new(seat: Rc<Seat>, from: &zero_emulator::Memory) -> Self {
             Self { allocation: seat.card.upload(&from.whole(), &seat.stream), seat }
         }
 
@@ -165,7 +165,7 @@ mod seat {
         }
 
         /// Returns the current contents.
-        pub(crate) fn download(&self, from: &emulated::Memory) -> emulated::Memory {
+        pub(crate) fn download(&self, from: &zero_emulator::Memory) -> zero_emulator::Memory {
             let mut whole = vec![0; self.allocation.len()];
             self.allocation.copy_to(&mut whole, &self.seat.stream).unwrap();
             from.with_whole(&whole)

@@ -5,7 +5,7 @@ mod elements;
 mod embedding;
 mod linear;
 mod loss;
-#[path = "../../../../cuda/tests/mock/mod.rs"]
+#[path = "../../../../cuda/emulator/mock/mod.rs"]
 mod mock;
 mod parts;
 mod reference;

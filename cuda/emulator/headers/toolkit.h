@@ -14,7 +14,7 @@
 #define __host__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
-// `__global__` is not defined away: scripts/emulated-nvcc finds kernels by it.
+// `__global__` is not defined away: cuda/emulator/nvcc finds kernels by it.
 
 #undef assert
 #define assert(CONDITION) ((CONDITION) ? void() : emulator::fail("assertion failed: " #CONDITION))

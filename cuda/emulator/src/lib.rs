@@ -1,5 +1,5 @@
-//! Emulates a device on the host for tests: kernels compiled by the host's C++ compiler and run by
-//! `tests/emulated/emulator.h`.
+//! Runs kernels on the host for tests: the host's C++ compiler compiles them, and `headers/emulator.h` runs their
+//! threads. It needs a C++ compiler when it runs. README.md lists the other parts of this folder.
 
 #![allow(unsafe_code)]
 
@@ -14,8 +14,8 @@ use half::{bf16, f16};
 use libloading::Library;
 use tempfile::TempDir;
 
-use crate::indices::Fault;
-use crate::launch::{Address, Dtype, Launch, Source};
+use zero_kernels::indices::Fault;
+use zero_kernels::{Address, Dtype, Launch, Source};
 
 /// Orders in which blocks, and the threads of a block between two barriers, may run: first to last, last to first, and
 /// two mixed orders. In mixed orders, several blocks run at a time and take turns at barriers. A kernel whose result
@@ -87,10 +87,10 @@ pub fn image(source: Source) -> Result<Option<Vec<u8>>, String> {
     std::fs::read(library).map(Some).map_err(|error| error.to_string())
 }
 
-/// Returns the source file, in the folder that `ZERO_TRAIN_KERNEL_SOURCES` names or in the crate's own.
+/// Returns the source file, in the folder that `ZERO_TRAIN_KERNEL_SOURCES` names or in that of `zero-kernels`.
 fn file(source: Source) -> PathBuf {
     let named = std::env::var_os("ZERO_TRAIN_KERNEL_SOURCES").map(PathBuf::from);
-    let folder = named.unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("cu"));
+    let folder = named.unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../kernels/cu"));
     folder.join(source.name()).with_extension("cu")
 }
 
@@ -108,7 +108,7 @@ pub enum How {
 fn compile(source: &Path, how: How) -> Result<Option<(TempDir, PathBuf)>, String> {
     let folder = tempfile::tempdir().map_err(|error| error.to_string())?;
     let to = folder.path().join("kernels.so");
-    let mut command = Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/emulated-nvcc/nvcc"));
+    let mut command = Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("nvcc/nvcc"));
     match how {
         How::Plain => command.env_remove("EMULATED_NVCC_CHECKS"),
         How::Watched => command.env("EMULATED_NVCC_CHECKS", "1"),

@@ -70,7 +70,7 @@ pub(crate) fn has_no_kernels(error: &dyn std::fmt::Display) -> bool {
     let is_empty = said.contains("CUDA_ERROR_INVALID_IMAGE");
     assert!(!(is_empty && is_real()), "{REAL} is set, and this program has no kernels for the device: {said}");
     if is_empty {
-        println!("skipped: built without kernels; scripts/emulated-nvcc makes some");
+        println!("skipped: built without kernels; cuda/emulator/nvcc makes some");
     }
     is_empty
 }
@@ -93,7 +93,7 @@ fn prepare() -> Result<(), String> {
     build(&folder).map(|files| files.iter().for_each(|file| load(file)))
 }
 
-const SCRIPT: &str = "cuda/tests/mock/build.sh";
+const SCRIPT: &str = "cuda/emulator/mock/build.sh";
 
 /// The root of the repository. Several crates include this file, so it is searched for.
 fn root() -> &'static Path {
@@ -160,7 +160,7 @@ pub(crate) fn watch_kernels() -> bool {
     let sources: Vec<PathBuf> = sources.filter(|path| path.extension().is_some_and(|end| end == "cu")).collect();
     let compile = |source: &Path| {
         let to = folder.join(source.file_stem().expect("a file")).with_extension("so");
-        let mut command = Command::new(root().join("scripts/emulated-nvcc/nvcc"));
+        let mut command = Command::new(root().join("cuda/emulator/nvcc/nvcc"));
         command.env("EMULATED_NVCC_CHECKS", "1").arg("-fatbin").arg(source).arg("-o").arg(&to);
         let output = command.output().expect("a shell");
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));

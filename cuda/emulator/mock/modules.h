@@ -1,5 +1,5 @@
 // The part of driver.c that runs kernels. A module is a library of emulated kernels
-// (cuda/kernels/tests/emulated/emulator.h), whose blocks run on the stream's thread.
+// (cuda/emulator/headers/emulator.h), whose blocks run on the stream's thread.
 
 // The size of an ELF file: its section table is last.
 static size_t elf_bytes(const unsigned char *image) {
@@ -55,7 +55,7 @@ static void find_entries(Module *module, const unsigned char *image) {
 // Matches `emulator::Traffic` of the emulator.
 typedef struct { size_t read, written, accessed; } Traffic;
 static void count_traffic(const Traffic *of);
-// A library that watches its kernels' memory accesses (EMULATED_NVCC_CHECKS of scripts/emulated-nvcc) asks which memory
+// A library that watches its kernels' memory accesses (EMULATED_NVCC_CHECKS of cuda/emulator/nvcc) asks which memory
 // is valid, and reports its traffic.
 static void listen_to(void *library) {
     Ranges (**memory)(void) = dlsym(library, "emulated_memory");

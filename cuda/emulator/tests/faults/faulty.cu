@@ -1,7 +1,7 @@
 // Kernels with faults, and some without, for the emulator's own test. Each takes the address of 64 floats, one per
 // thread.
-#include "../../cu/pack.cuh"
-#include "../../cu/tensor.cuh"
+#include "../../../kernels/cu/pack.cuh"
+#include "../../../kernels/cu/tensor.cuh"
 
 // Reads what another thread writes, without a barrier in between.
 ENTRY(faulty_race, uint64_t, 64) {
