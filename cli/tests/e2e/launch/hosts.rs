@@ -118,21 +118,32 @@ fn restarts_bit_identically(more: &[&str]) {
 }
 
 #[test]
-fn both_launchers_exit_with_the_status_of_the_failed_rank_and_name_it() {
-    let Some(hosts) = Hosts::new() else { return };
-    let case = Case::new();
-    let launchers = start_both(&case, &hosts, &["--out", "run", "--max-steps", "1000000"]);
-    case.wait_for_steps("run", 3);
-    signal(ranks::of(launchers[1].id())[1], "KILL");
-    for launcher in launchers {
-        let (status, errors) = launcher.end();
-        assert_eq!(status, Some(4), "{errors}");
-        assert!(errors.contains("error: rank 3 was killed by signal 9; it failed first"), "{errors}");
+fn both_launchers_exit_with_the_status_of_the_failed_rank_and_all_survivors_name_it() {
+    for more in LAYOUTS {
+        // One rank, and both ranks of a host.
+        for victims in [&[3][..], &[2, 3]] {
+            let Some(hosts) = Hosts::new() else { return };
+            let case = Case::new();
+            let args = ["--out", "run", "--max-steps", "1000000", "--log-dir", "logs"];
+            let launchers = start_both(&case, &hosts, &[&args[..], more].concat());
+            case.wait_for_steps("run", 3);
+            let ranks = ranks::of(launchers[1].id());
+            victims.iter().for_each(|rank| signal(ranks[rank - 2], "KILL"));
+            for launcher in launchers {
+                let (status, errors) = launcher.end();
+                assert_eq!(status, Some(4), "{errors}");
+                let is_first = |rank| errors.contains(&format!("rank {rank} was killed by signal 9; it failed first"));
+                assert!(victims.iter().any(is_first), "{more:?}: {errors}");
+            }
+            for named in ranks::named_by(&case, 0..victims[0]) {
+                assert!(named.is_some_and(|rank| victims.contains(&rank)), "{more:?}, {victims:?}: {named:?}");
+            }
+        }
     }
 }
 
 #[test]
-fn a_network_failure_ends_both_launchers_and_each_names_a_rank_of_the_other_host() {
+fn a_network_failure_ends_both_launchers_and_all_ranks_name_a_rank_of_the_other_host() {
     for more in LAYOUTS {
         // Replicates send each other nothing between outer steps, and may be late by the timeout for each local step.
         // With an outer step after every step, a rank notices before the launchers do.
@@ -144,9 +155,8 @@ fn a_network_failure_ends_both_launchers_and_each_names_a_rank_of_the_other_host
 fn both_launchers_end(more: &[&str]) {
     let Some(hosts) = Hosts::new() else { return };
     let case = Case::new();
-    let args = ["--out", "run", "--max-steps", "1000000", "--set", "launcher.timeout_seconds=3"];
-    let args = [&args[..], more].concat();
-    let launchers = start_both(&case, &hosts, &args);
+    let args = ["--out", "run", "--max-steps", "1000000", "--set", "launcher.timeout_seconds=3", "--log-dir", "logs"];
+    let launchers = start_both(&case, &hosts, &[&args[..], more].concat());
     case.wait_for_steps("run", 3);
     hosts.link("down");
     for (host, launcher) in launchers.into_iter().enumerate() {
@@ -155,16 +165,20 @@ fn both_launchers_end(more: &[&str]) {
         let is_named = errors.lines().filter_map(ranks::lost).any(|rank| rank / 2 == 1 - host);
         assert!(is_named, "{more:?}, host {host}: {errors}");
     }
+    for (rank, named) in ranks::named_by(&case, 0..4).into_iter().enumerate() {
+        assert!(named.is_some_and(|named| named / 2 == 1 - rank / 2), "{more:?}, rank {rank}: {named:?}");
+    }
 }
 
 #[test]
-fn a_stopped_rank_ends_both_launchers_and_each_names_it() {
+fn a_stopped_rank_ends_both_launchers_and_all_survivors_name_it() {
     for more in LAYOUTS {
         let Some(hosts) = Hosts::new() else { return };
         let case = Case::new();
         // The launcher kills the stopped rank as soon as it may.
-        let args = ["--out", "run", "--max-steps", "1000000", "--grace", "0", "--set", "launcher.timeout_seconds=2"];
-        let launchers = start_both(&case, &hosts, &[&args[..], more].concat());
+        let args = ["--out", "run", "--max-steps", "1000000", "--grace", "0", "--log-dir", "logs"];
+        let timeout = ["--set", "launcher.timeout_seconds=2"];
+        let launchers = start_both(&case, &hosts, &[&args[..], &timeout, more].concat());
         case.wait_for_steps("run", 3);
         signal(ranks::of(launchers[1].id())[1], "STOP");
         for (host, launcher) in launchers.into_iter().enumerate() {
@@ -172,6 +186,7 @@ fn a_stopped_rank_ends_both_launchers_and_each_names_it() {
             assert_eq!(status, Some(4), "{errors}");
             assert!(errors.lines().any(|line| ranks::lost(line) == Some(3)), "{more:?}, host {host}: {errors}");
         }
+        assert_eq!(ranks::named_by(&case, 0..3), [Some(3); 3], "{more:?}");
     }
 }
 
