@@ -70,8 +70,9 @@ fn hosts_send_the_bytes_that_the_plan_predicts() {
 /// the other half. In each of M micro-batches, stage 3 gathers every layer twice and reduces it once. The backward of
 /// the embedding reads no parameters, and the head stays gathered for its backward, so these two are gathered only
 /// once. With secondary shards, only one gather per step crosses hosts: (1 + M)Ψ/2. A shard group on each host gathers
-/// nothing from the other, and all-reduces the sums of all micro-batches: 2Ψ/2. Codes take 1 byte in the gather and
-/// half a byte in the reduction, and have scales of 2 bytes for each 512 or 256 elements.
+/// nothing from the other, and all-reduces the sums of all micro-batches: 2Ψ/2. Sums of bf16 gradients are sent in f32,
+/// except in this all-reduce, in whose groups each host has one rank. Codes take 1 byte in the gather and half a byte
+/// in the reduction, and have scales of 2 bytes for each 512 or 256 elements.
 #[test]
 fn interfaces_count_the_bytes_of_the_closed_forms() {
     const STEPS: u64 = 3;
@@ -82,16 +83,22 @@ fn interfaces_count_the_bytes_of_the_closed_forms() {
     let (embedding, head, block) = ((256.0 + 16.0) * WIDTH, 256.0 * WIDTH, (12.0 * WIDTH + 13.0) * WIDTH);
     let parameters = embedding + block + 2.0 * WIDTH + head;
     let once = (embedding + head) / parameters;
-    let in_bf16 = [&CODED[..], &["--set", "bf16.enabled=true"]].concat();
+    let in_bf16 = |layout: &[&'static str]| [layout, &["--set", "bf16.enabled=true"]].concat();
+    // Bytes of a parameter in M micro-batches. `width` is the width of an element in bytes.
+    let plain = |width: f64, m: f64| m * (width * (2.0 - once) + 4.0);
+    let secondary = |width: f64, m: f64| width + m * 4.0;
     let codes = 1.0 + 2.0 / 512.0 + 0.5 + 2.0 / 256.0;
     for (name, layout, m, bytes) in [
-        ("plain", &[][..], 1.0, 4.0 * (3.0 - once)),
-        ("plain", &[], 3.0, 4.0 * 3.0 * (3.0 - once)),
-        ("secondary", &SECONDARY, 1.0, 4.0 * 2.0),
-        ("secondary", &SECONDARY, 3.0, 4.0 * 4.0),
-        ("groups", &GROUPS, 1.0, 4.0 * 2.0),
-        ("groups", &GROUPS, 3.0, 4.0 * 2.0),
-        ("codes", &in_bf16, 1.0, codes),
+        ("plain", vec![], 1.0, plain(4.0, 1.0)),
+        ("plain", vec![], 3.0, plain(4.0, 3.0)),
+        ("plain in bf16", in_bf16(&[]), 1.0, plain(2.0, 1.0)),
+        ("secondary", SECONDARY.to_vec(), 1.0, secondary(4.0, 1.0)),
+        ("secondary", SECONDARY.to_vec(), 3.0, secondary(4.0, 3.0)),
+        ("secondary in bf16", in_bf16(&SECONDARY), 1.0, secondary(2.0, 1.0)),
+        ("groups", GROUPS.to_vec(), 1.0, 2.0 * 4.0),
+        ("groups", GROUPS.to_vec(), 3.0, 2.0 * 4.0),
+        ("groups in bf16", in_bf16(&GROUPS), 1.0, 2.0 * 2.0),
+        ("codes in bf16", in_bf16(&CODED), 1.0, codes),
     ] {
         let out = |steps: u64| format!("{name}-{m}-{steps}");
         let batch = format!("train_batch_size={}", 8.0 * m);
@@ -100,7 +107,7 @@ fn interfaces_count_the_bytes_of_the_closed_forms() {
             let before = [0, 1].map(|host| hosts.sent(host));
             let args = ["--out", &out(steps), "--max-steps", &steps.to_string()];
             let fixed = sets(&["training.save_last=false", model, &batch]);
-            for launcher in start_both(&case, &hosts, &[&args[..], &fixed, layout].concat()) {
+            for launcher in start_both(&case, &hosts, &[&args[..], &fixed, &layout].concat()) {
                 assert_eq!(launcher.end(), (Some(0), String::new()));
             }
             [0, 1].map(|host| hosts.sent(host) - before[host])
@@ -114,15 +121,15 @@ fn interfaces_count_the_bytes_of_the_closed_forms() {
                 "{name}, {m} micro-batches: host {host} sends {sent} of the closed form"
             );
         }
-        if name == "codes" {
+        if name == "codes in bf16" {
             // 0.75Ψ values of 16 bits from both hosts. Scales add less than 1 %.
             let [few, many] = [2, 2 + STEPS].map(|steps| reported(&case, &out(steps))[0]);
             let sent = (many - few) / STEPS as f64 / (0.75 * 2.0 * parameters);
             assert!((1.0..1.01).contains(&sent), "sockets get {sent} of 0.75Ψ");
         }
     }
-    for m in [1, 3] {
-        let losses = |name: &str| case.losses(&format!("{name}-{m}-{}", 2 + STEPS));
+    for run in ["-1", "-3", " in bf16-1"] {
+        let losses = |name: &str| case.losses(&format!("{name}{run}-{}", 2 + STEPS));
         assert_eq!(losses("plain"), losses("secondary"));
     }
 }
