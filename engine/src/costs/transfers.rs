@@ -4,7 +4,8 @@ use std::collections::VecDeque;
 use std::time::Instant;
 
 use candle_core::{DType, Device, Tensor};
-use zero_comm::{Buffer, Communicator, Exchanged, Gathered, Operation, Pending, ReduceOp, Scattered};
+use zero_comm::measure::start;
+use zero_comm::{Buffer, Communicator, Operation, Pending, ReduceOp};
 
 use super::table::{Group, GroupTimes, Line, Point, Time, Transfers};
 use crate::error::Error;
@@ -90,12 +91,9 @@ fn back_to_back(
     operation: Operation,
     size: usize,
     number: usize,
-    spare: &mut Vec<Vec<Buffer>>,
+    spare: &mut Vec<[Buffer; 2]>,
 ) -> Result<i64, Error> {
     world.barrier().wait()?;
-    if operation == Operation::Send && comm.rank() != 0 && comm.rank() + 1 != comm.size() {
-        return Ok(0);
-    }
     let mut before = start(comm, operation, size, spare.pop());
     let mut started = Instant::now();
     for index in 0..number {
@@ -107,43 +105,6 @@ fn back_to_back(
     }
     spare.push(before.wait()?);
     Ok(started.elapsed().as_nanos() as i64)
-}
-
-/// Starts an operation on a vector of `size` bytes, and uses the buffers of an earlier one if there are any. The vector
-/// is the output of an all-gather and the input of all other operations. A message goes from the first rank to the
-/// last.
-fn start(
-    comm: &dyn Communicator,
-    operation: Operation,
-    size: usize,
-    spare: Option<Vec<Buffer>>,
-) -> Pending<Vec<Buffer>> {
-    let (elements, ranks, rank) = (size / 4, comm.size(), comm.rank());
-    let share = |rank: usize| elements / ranks + usize::from(rank < elements % ranks);
-    let counts: Vec<usize> = (0..ranks).map(share).collect();
-    let parts = match operation {
-        Operation::AllGather | Operation::ReduceScatter => counts[rank],
-        Operation::AllToAll => ranks * counts[rank],
-        _ => 0,
-    };
-    let spare = spare.and_then(|spare| spare.try_into().ok());
-    let [whole, parts] = spare.unwrap_or_else(|| [elements, parts].map(|elements| Buffer::from(vec![0f32; elements])));
-    match operation {
-        Operation::AllReduce => comm.all_reduce(whole, ReduceOp::Sum).map(|whole| Ok(vec![whole, parts])),
-        Operation::Broadcast => comm.broadcast(whole, 0).map(|whole| Ok(vec![whole, parts])),
-        Operation::Send if rank == 0 => comm.send(whole, ranks - 1).map(|whole| Ok(vec![whole, parts])),
-        Operation::Send => comm.recv(whole, 0).map(|whole| Ok(vec![whole, parts])),
-        Operation::AllGather => {
-            comm.all_gather(parts, whole, &counts).map(|Gathered { shard, output }| Ok(vec![output, shard]))
-        }
-        Operation::ReduceScatter => comm
-            .reduce_scatter(whole, parts, &counts, ReduceOp::Sum)
-            .map(|Scattered { input, shard }| Ok(vec![input, shard])),
-        Operation::AllToAll => comm
-            .all_to_all(whole, parts, &counts, &vec![counts[rank]; ranks])
-            .map(|Exchanged { input, output }| Ok(vec![input, output])),
-        Operation::Barrier | Operation::Split | Operation::Recv => comm.barrier().map(|()| Ok(vec![])),
-    }
 }
 
 /// Returns how many operations of `bytes` a run has: 32, or fewer (but at least 2) if the run would take more than a
@@ -165,20 +126,19 @@ fn mean(comm: &dyn Communicator, values: Vec<f64>) -> Result<Vec<f64>, Error> {
 
 /// Starts an all-gather of 8 MiB, about the size of a layer. The time of a smaller all-gather mostly shows how long its
 /// rank waits for a core.
-fn gather(comm: &dyn Communicator, spare: Option<Vec<Buffer>>) -> Pending<Vec<Buffer>> {
+fn gather(comm: &dyn Communicator, spare: Option<[Buffer; 2]>) -> Pending<[Buffer; 2]> {
     start(comm, Operation::AllGather, 8 << 20, spare)
 }
 
 /// Starts a message of 2 MiB to the rank half of the group away, which belongs to another host if there are several,
 /// and receives one from such a rank.
-fn swap(comm: &dyn Communicator, spare: Option<Vec<Buffer>>) -> Pending<Vec<Buffer>> {
+fn swap(comm: &dyn Communicator, spare: Option<[Buffer; 2]>) -> Pending<[Buffer; 2]> {
     const ELEMENTS: usize = (2 << 20) / 4;
     let (rank, size) = (comm.rank(), comm.size());
-    let spare = spare.and_then(|spare| spare.try_into().ok());
     let [sent, received] = spare.unwrap_or_else(|| [ELEMENTS; 2].map(|elements| Buffer::from(vec![0f32; elements])));
     let sending = comm.send(sent, (rank + size / 2) % size);
     let receiving = comm.recv(received, (rank + size - size / 2) % size);
-    receiving.map(|received| Ok(vec![sending.wait()?, received]))
+    receiving.map(|received| Ok([sending.wait()?, received]))
 }
 
 /// Measures the relative speed of compute and of a transfer while they overlap. Like a rank in a training step, the
@@ -186,7 +146,7 @@ fn swap(comm: &dyn Communicator, spare: Option<Vec<Buffer>>) -> Pending<Vec<Buff
 /// the buffers of an earlier one.
 fn beside(
     comm: &dyn Communicator,
-    start: impl Fn(&dyn Communicator, Option<Vec<Buffer>>) -> Pending<Vec<Buffer>>,
+    start: impl Fn(&dyn Communicator, Option<[Buffer; 2]>) -> Pending<[Buffer; 2]>,
 ) -> Result<(Time, Time), Error> {
     const RUNS: usize = 7;
     const PRODUCTS: usize = 64;
@@ -196,7 +156,7 @@ fn beside(
     let (x, w) =
         (Tensor::ones((128, 512), DType::F32, &Device::Cpu)?, Tensor::ones((512, 512), DType::F32, &Device::Cpu)?);
     let product = || x.matmul(&w).map(drop);
-    let mut spare: Vec<Vec<Buffer>> = vec![];
+    let mut spare: Vec<[Buffer; 2]> = vec![];
     let (mut computing, mut transferring) = (vec![], vec![]);
     for run in 0..=RUNS {
         comm.barrier().wait()?;
@@ -214,7 +174,7 @@ fn beside(
         let transfer_alone = started.elapsed().as_secs_f64() / TRANSFERS as f64;
         comm.barrier().wait()?;
         let started = Instant::now();
-        let mut in_flight: VecDeque<Pending<Vec<Buffer>>> = VecDeque::new();
+        let mut in_flight: VecDeque<Pending<[Buffer; 2]>> = VecDeque::new();
         let (mut begun, mut ended, mut computed) = (0, 0, 0);
         while ended < TRANSFERS {
             while in_flight.front().is_some_and(Pending::is_done) {
