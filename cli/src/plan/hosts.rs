@@ -108,7 +108,9 @@ impl Comparison {
                     None => "it sends the fewest bytes between hosts".into(),
                 };
                 let unknown = if limit.is_none() { "\n  help: give --device-memory SIZE to leave out layouts that do not fit" } else { "" };
-                format!("recommended: {}; {those}{reason}{unknown}", best.name)
+                let is_untimed = self.link.is_some() && self.layouts.iter().all(|layout| layout.seconds.is_none());
+                let untimed = if is_untimed { "\n  help: give --costs FILE to compare predicted steps; --link does not change the recommendation" } else { "" };
+                format!("recommended: {}; {those}{reason}{unknown}{untimed}", best.name)
             }
         }
     }

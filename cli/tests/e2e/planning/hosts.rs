@@ -94,12 +94,21 @@ fn uneven_hosts_are_rejected_and_plan_reads_standard_input() {
 
 /// 64 ranks on 8 hosts, with one micro-batch: stage 2 reduces all gradients and gathers all parameters once. Between
 /// hosts, each of the 8 hosts lacks what the others have; within hosts, 7 of 8 ranks take everything from another rank.
+/// Shard groups and secondary shards send as few bytes between hosts as stage 2 does, but need more memory, so the plan
+/// recommends stage 2, at every speed of the link.
 #[test]
 fn bytes_between_and_within_hosts_have_closed_forms() {
     let case = Case::new();
     let args = ["--hosts", "8", "--link", "100Gb", "--set", "train_batch_size=64"];
     let args = [&args[..], &["--set", "train_micro_batch_size_per_gpu=1", "--world-size", "64"]].concat();
+    let told = plan(&case, &args);
+    assert!(told.contains("\nrecommended: stage 2; of the layouts that send no quantized values, it sends the fewest"));
+    assert!(told.contains("\n  help: give --costs FILE to compare predicted steps; --link does not change"), "{told}");
     let plan: Value = serde_json::from_str(&plan(&case, &[&args[..], &["--json"]].concat())).unwrap();
+    let exact = plan["hosts"]["layouts"].as_array().unwrap().iter().filter(|layout| layout["rounds"] == false);
+    let key = |layout: &&Value| ["network_bytes_per_step", "planned_peak_bytes"].map(|key| layout[key].as_u64());
+    assert_eq!(exact.min_by_key(key).unwrap()["name"], "stage 2");
+    assert_eq!(plan["hosts"]["recommended"], "stage 2");
     let parameters = plan["stages"][0]["parameters"].as_u64().unwrap();
     for name in ["stage 2", "stage 2, a shard group per host (HSDP)"] {
         let of_name = |layout: &&Value| layout["name"] == name;
