@@ -64,7 +64,10 @@ fn quantized_reductions_have_the_same_bits_on_any_transport() {
     let (both, near) =
         (format!("{WEIGHTS}, {GRADIENTS}"), format!("{WEIGHTS}, {GRADIENTS}, zero_hpz_partition_size: 2"));
     let replicates = "mesh: {data_parallel_replicate_degree: 2}";
-    for (case, more) in [((3, &*both), ""), ((4, &near), ""), ((4, &near), BF16), ((4, GRADIENTS), replicates)] {
+    let adapter = "adapter: {r: 4, init_lora_weights: false}";
+    for (case, more) in
+        [((3, &*both), ""), ((4, &near), ""), ((4, &near), BF16), ((4, GRADIENTS), replicates), ((4, &near), adapter)]
+    {
         let of = |text: Text, way| run(text, "cuda", case, &format!("{more}\nlauncher: {{gpu_transport: {way}}}"));
         let expected = of(resident, "host");
         assert_same(&of(resident, "nccl"), &expected, &format!("{case:?}, {more}"));

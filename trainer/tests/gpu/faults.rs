@@ -1,5 +1,5 @@
-//! A rank that leaves or stalls during training on GPUs, with secondary shards, codes and local steps: the errors of
-//! the other ranks name the rank, the operation and its sequence number.
+//! A rank that leaves or stalls during training on GPUs, with secondary shards, codes, shard groups and local steps: the
+//! errors of the other ranks name the rank, the operation and its sequence number.
 //!
 //! Collectives run ahead of the host from the second step on.
 
@@ -57,14 +57,17 @@ fn a_rank_that_leaves_or_stalls_is_named_with_its_operation() {
         return;
     }
     let zero = |keys: &str| format!("zero_optimization: {{stage: 3, {keys}");
+    let secondary = "zero_hpz_partition_size: 2,";
     let codes = "zero_hpz_partition_size: 2, zero_quantized_weights: true, zero_quantized_gradients: true,";
     let local = "training: {local_steps: {steps: 2},";
     let plain = resident("cuda", 3, 2, "launcher: {gpu_transport: nccl}");
-    let coded = plain.replace(&zero(""), &zero(codes));
-    let replicated = format!("{plain}\nmesh: {{data_parallel_replicate_degree: 2}}").replace("training: {", local);
-    assert!(coded.contains(codes) && replicated.contains(local));
+    let [near, coded] = [secondary, codes].map(|keys| plain.replace(&zero(""), &zero(keys)));
+    let groups = format!("{plain}\nmesh: {{data_parallel_replicate_degree: 2}}");
+    let alone = groups.replace("training: {", local);
+    assert!(near.contains(secondary) && coded.contains(codes) && alone.contains(local));
+    let texts = [&near, &coded, &groups, &alone];
     thread::scope(|scope| {
-        for (text, stalls) in [(&coded, false), (&coded, true), (&replicated, false), (&replicated, true)] {
+        for (text, stalls) in texts.into_iter().flat_map(|text| [(text, false), (text, true)]) {
             scope.spawn(move || {
                 let errors = errors_of_others(text, stalls);
                 assert_eq!(errors.len(), RANKS - 1);
