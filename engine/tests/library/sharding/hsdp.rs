@@ -117,8 +117,9 @@ fn offloaded_state_is_bit_identical() {
     for layout in [(2, 2), (2, 1)] {
         for stage in 1..=3 {
             let plain = text(stage, layout, "", "");
-            let cpu = "zero_optimization: {offload_optimizer: {device: cpu}, ";
-            let cpu = plain.replace("zero_optimization: {", cpu);
+            let parameters = if stage == 3 { "offload_param: {device: cpu}, " } else { "" };
+            let cpu = format!("zero_optimization: {{offload_optimizer: {{device: cpu}}, {parameters}");
+            let cpu = plain.replace("zero_optimization: {", &cpu);
             assert_same(&expected, &run_of(layers, layout.0 * layout.1, STEPS, &cpu), &cpu);
             let text = offloaded(&plain, folder.path());
             let all = world(layout.0 * layout.1, |comm| {

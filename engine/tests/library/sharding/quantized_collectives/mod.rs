@@ -5,7 +5,7 @@ mod reductions;
 mod traffic;
 
 use candle_core::{Device, Tensor};
-use zero_engine::{Batch, Error, zoo};
+use zero_engine::{Batch, Error, Layers, zoo};
 use zero_optim::BlockCodes;
 
 use crate::sharding::on_disk::offloaded;
@@ -17,6 +17,9 @@ use crate::world::{
 const WEIGHTS: &str = "zero_quantized_weights: true";
 const GRADIENTS: &str = "zero_quantized_gradients: true";
 const BOTH: &str = "zero_quantized_weights: true, zero_quantized_gradients: true";
+/// For a frozen base with an adapter.
+const FROZEN_BASE: &str =
+    "zero_quantized_nontrainable_weights: true, zero_quantized_gradients: true, zero_hpz_partition_size: 2";
 const STEPS: u64 = 5;
 
 /// Adds keys to `zero_optimization`.
@@ -82,10 +85,14 @@ fn quantized_gathers_are_bit_identical_in_every_layout() {
     }
 }
 
+/// Layers of a few thousand elements, which fill pages of a disk.
+fn layers() -> Layers {
+    zoo::gpt2(&zoo::Gpt2Config { n_embd: 48, n_layer: 3, ..gpt2_config() })
+}
+
 #[test]
 fn parameters_on_disk_are_gathered_quantized() {
     let folder = tempfile::tempdir().unwrap();
-    let layers = || zoo::gpt2(&zoo::Gpt2Config { n_embd: 48, n_layer: 3, ..gpt2_config() });
     for more in ["", BF16] {
         let expected = run_of(layers, 1, STEPS, &with(&reproducible(3, 1, more), WEIGHTS));
         for ranks in [1, 2] {
@@ -136,6 +143,8 @@ fn runs_are_deterministic_and_all_ranks_agree() {
             "mesh: {data_parallel_replicate_degree: 2}",
         ),
         (2, 2, GRADIENTS, "data_types: {grad_accum_dtype: bf16}\nbf16: {enabled: true}"),
+        (2, 3, BOTH, "adapter: {r: 8}"),
+        (4, 3, FROZEN_BASE, "adapter: {r: 8}\nbf16: {enabled: true}"),
     ] {
         let text = text(stage, keys, more);
         let once = run(ranks, STEPS, &text);
@@ -148,13 +157,36 @@ fn runs_are_deterministic_and_all_ranks_agree() {
     }
 }
 
+/// Codes have the same bits wherever a run keeps its state. This holds for one shard group: several groups sum gradients
+/// on a disk in each micro-batch, and gradients in memory once per step.
+#[test]
+fn offloaded_state_is_bit_identical() {
+    let folder = tempfile::tempdir().unwrap();
+    for (ranks, more) in [(2, ""), (3, BF16), (2, "adapter: {r: 8}")] {
+        let text = text(3, BOTH, more);
+        let expected = run_of(layers, ranks, STEPS, &text);
+        let on_host = with(&text, "offload_optimizer: {device: cpu}, offload_param: {device: cpu}");
+        for offloaded in [on_host, offloaded(&text, folder.path())] {
+            assert_same(&expected, &run_of(layers, ranks, STEPS, &offloaded), &offloaded);
+        }
+    }
+}
+
 #[test]
 fn a_resumed_run_equals_an_uninterrupted_one() {
-    for (ranks, more) in [(2, ""), (4, "mesh: {data_parallel_replicate_degree: 2}"), (2, BF16)] {
-        let (text, folder) = (text(3, BOTH, more), tempfile::tempdir().unwrap());
-        let whole = run(ranks, 6, &text);
-        save((ranks, 3), folder.path(), |comm| engine(comm, &text));
-        let rest = resume((ranks, 3), folder.path(), |comm| engine(comm, &text));
+    let disk = tempfile::tempdir().unwrap();
+    for (ranks, text) in [
+        (2, text(3, BOTH, "")),
+        (4, text(3, BOTH, "mesh: {data_parallel_replicate_degree: 2}")),
+        (2, text(3, BOTH, BF16)),
+        (2, text(3, BOTH, "adapter: {r: 8}")),
+        (4, text(3, FROZEN_BASE, "adapter: {r: 8}")),
+        (2, offloaded(&text(3, BOTH, ""), disk.path())),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        let whole = run_of(layers, ranks, 6, &text);
+        save((ranks, 3), folder.path(), |comm| engine_of(layers(), comm, &text));
+        let rest = resume((ranks, 3), folder.path(), |comm| engine_of(layers(), comm, &text));
         assert_same(&whole.after(3), &rest, &text);
     }
 }
