@@ -125,13 +125,16 @@ fn is_over(began: Instant, length: &Length, comm: &dyn Communicator) -> Result<b
 /// Name under which the seconds per multiply-add of whole-matrix updates are collected.
 const MATRIX: &str = "update of a matrix";
 
+/// A kind of layer: its name, the number of its parameters, and the bytes of its inputs.
+type Kind = (String, usize, u64);
+
 /// Measured times of the instructions of all steps.
 #[derive(Default)]
 struct Found {
     /// Mean seconds of a forward and of a backward in each step, on the rank where it is largest, by kind of layer. The
     /// other ranks wait for this rank. A median would be less than the mean, because some layers take much longer than
     /// most.
-    layers: BTreeMap<(String, usize, u64), [Vec<f64>; 2]>,
+    layers: BTreeMap<Kind, [Vec<f64>; 2]>,
     /// Seconds by kind of instruction: per instruction, per element or per multiply-add.
     times: BTreeMap<&'static str, Vec<f64>>,
 }
@@ -145,13 +148,13 @@ impl Found {
         let warming_up = WARM_UP.min(steps / 2);
         let mut norms: Vec<(f64, f64)> = vec![(0.0, 0.0); steps];
         // The mean of each step, by kind of layer and direction.
-        let mut means: BTreeMap<(&(String, usize, u64), usize), Vec<f64>> = BTreeMap::new();
+        let mut means: BTreeMap<(&Kind, usize), Vec<f64>> = BTreeMap::new();
         for (rank, done) in ranks.iter().enumerate() {
             let program = &subject.programs[subject.stage_plan.whole.coordinates(rank).stage];
             for (step, done) in by_step(done).enumerate().skip(warming_up) {
                 // For each kind, seconds in this step, and the number of elements or multiply-adds.
                 let mut sums: BTreeMap<&'static str, (f64, f64)> = BTreeMap::new();
-                let mut of_layers: BTreeMap<(&(String, usize, u64), usize), (f64, f64)> = BTreeMap::new();
+                let mut of_layers: BTreeMap<(&Kind, usize), (f64, f64)> = BTreeMap::new();
                 for one in done {
                     let Some(instruction) = program.instructions.get(one.index) else { continue };
                     let seconds = one.end - one.start;
@@ -268,7 +271,7 @@ fn split_backwards(table: &mut CostTable, subject: &impl Trainee) -> Result<(), 
         (0..costs.len()).map(|layer| key(planned, forms.as_ref(), layer)).collect::<Vec<_>>()
     });
     for of in &mut table.layers {
-        let is_it = |(name, parameters, inputs): &&(String, usize, u64)| {
+        let is_it = |(name, parameters, inputs): &&Kind| {
             *name == of.name && *parameters == of.parameters && *inputs == of.inputs
         };
         let cost = keys.iter().position(|key| is_it(&key)).map(|layer| costs[layer]);
