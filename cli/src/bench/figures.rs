@@ -24,8 +24,8 @@ impl Comparison {
         self.subject.iter().zip(&self.floor).map(ratio).collect()
     }
 
-    /// Returns the subject's rate in percent of the floor's rate for each run. The subject moves `share` times as many
-    /// bytes as the floor.
+    /// Returns for each run the rate of the subject, in percent of the rate of the floor. The subject moves `share`
+    /// times as many bytes as the floor.
     pub(super) fn shares(&self, share: f64) -> Vec<f64> {
         self.ratios().into_iter().map(|ratio| share / ratio * 100.0).collect()
     }

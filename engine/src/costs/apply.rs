@@ -70,8 +70,11 @@ fn optimizer(subject: &Subject<'_>) -> String {
     narrow.into_iter().filter(|(is_on, _)| *is_on).fold(states, |name, (_, more)| name + more)
 }
 
-/// Returns the key of a layer's entry: (name pattern, elements of its parameters, bytes of its inputs).
-pub(super) fn key(subject: &Subject<'_>, table: Option<&Table>, layer: usize) -> (String, usize, u64) {
+/// A kind of layer, which has one entry: its name pattern, the number of its parameters, and the bytes of its inputs.
+pub(super) type Kind = (String, usize, u64);
+
+/// Returns the kind of a layer.
+pub(super) fn key(subject: &Subject<'_>, table: Option<&Table>, layer: usize) -> Kind {
     let shape = subject.layout.shape();
     let parameters = shape.layers[layer].segments.iter().map(|&segment| shape.segments[segment].elements).sum();
     (pattern(&shape.layers[layer].name), parameters, table.map_or(0, |table| table.inputs[layer]))

@@ -11,7 +11,7 @@ use zero_optim::BlockCodes;
 use zero_pipeline::Instruction;
 use zero_tier::measure::{Load, Size, Transfers};
 
-use super::apply::{conditions, in_norm, key, owns, updated, work};
+use super::apply::{Kind, conditions, in_norm, key, owns, updated, work};
 use super::table::{CodeTimes, CostTable, Disk, LayerTimes, Time, VERSION};
 use super::transfers::transfers;
 use crate::batch::Batch;
@@ -124,9 +124,6 @@ fn is_over(began: Instant, length: &Length, comm: &dyn Communicator) -> Result<b
 
 /// Name under which the seconds per multiply-add of whole-matrix updates are collected.
 const MATRIX: &str = "update of a matrix";
-
-/// A kind of layer: its name, the number of its parameters, and the bytes of its inputs.
-type Kind = (String, usize, u64);
 
 /// Measured times of the instructions of all steps.
 #[derive(Default)]
