@@ -6,11 +6,11 @@
 
 The hosts are two network namespaces of this machine, and a virtual cable that `tc` throttles connects them. Each has half of the cores, and
 two ranks of one thread. On a machine with less than four cores, control groups give each rank half of a core. With `--tensor`, each host
-has one rank, and the two cut layers, with and without `tp_overlap_comm`. For each link the script measures a cost table, then times the
-layouts in alternation. A time of local steps is the mean of steps from one outer step to the next. Prints a table in Markdown: medians,
-smallest and largest steps, the rate against the first layout, and the prediction. `--plot` draws times over link speeds, and `--keep` keeps
-cost tables and the times of all steps. Must run as root on Linux with two cores or more, with `ip` and `tc` (iproute2), and `taskset` and
-`nsenter` (util-linux). The configuration must train at four ranks.
+has one rank, and the two cut layers, with and without `tp_overlap_comm`. For each link the script times the layouts in alternation, and
+measures a cost table in the middle of these rounds. A time of local steps is the mean of steps from one outer step to the next. Prints a
+table in Markdown: medians, smallest and largest steps, the rate against the first layout, and the prediction. `--plot` draws times over
+link speeds, and `--keep` keeps cost tables and the times of all steps. Must run as root on Linux with two cores or more, with `ip` and `tc`
+(iproute2), and `taskset` and `nsenter` (util-linux). The configuration must train at four ranks.
 """
 
 import argparse, contextlib, json, os, pathlib, secrets, signal, statistics, subprocess, sys, tempfile
@@ -143,12 +143,12 @@ def measured(args, link, folder):
     """Returns the rows of one link: name, step times and predicted seconds."""
     throttle(link)
     costs = str(folder / f"{link}.json")
-    steps = ["--steps", str(args.steps)]
     layouts = TENSOR if args.tensor else LAYOUTS
     first = next(iter(layouts.values()))
-    on_both(args, "bench", "costs", "--config", args.config, *steps, "--out", costs, *settings(first))
     times = {name: [] for name in layouts}
-    for _ in range(args.repeats):
+    for round in range(args.repeats):
+        if round == args.repeats // 2:
+            on_both(args, "bench", "costs", "--config", args.config, "--steps", str(args.table_steps), "--out", costs, *settings(first))
         for name, layout in layouts.items():
             each = 4 if any("local_steps" in setting for setting in layout) else 1
             count = str(-(-args.steps // each) * each)
@@ -208,6 +208,7 @@ def main():
     parser.add_argument("--links", nargs="+", default=["100mbit", "1gbit"])
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--steps", type=int, default=4, help="steps of each run")
+    parser.add_argument("--table-steps", type=int, default=8, help="steps in which a cost table is measured")
     parser.add_argument("--tensor", action="store_true", help="compares tensor groups instead of layouts")
     parser.add_argument("--plot", type=pathlib.Path)
     parser.add_argument("--keep", type=pathlib.Path, metavar="FOLDER", help="writes LINK.json, a cost table, and LINK-steps.json")

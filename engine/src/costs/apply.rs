@@ -201,6 +201,9 @@ fn of_layer(
     let of = table.layers.iter().find(is_it).ok_or_else(|| {
         format!("the table has no layer like `{name}`, with {parameters} parameters and {inputs} bytes of inputs")
     })?;
+    // With pipeline stages, a rank waits for its neighbours only, not for the slowest of all ranks.
+    let is_staged = subject.stage_plan.stages.count() > 1;
+    let slowest = table.slowest_rank.filter(|_| is_staged).map_or(1.0, |slowest| slowest.median.max(1.0));
     let shape = subject.layout.shape();
     let is_cut = subject.stage_plan.schedule == Schedule::ZeroBubble && shape.layers[layer].splits;
     let (first, second) = match (of.backward_input, of.backward_weight) {
@@ -217,10 +220,10 @@ fn of_layer(
         None => forms.loss.input_gradients,
     });
     Ok(LayerCosts {
-        forward: of.forward.median,
-        backward: of.backward.median,
-        backward_input: first,
-        backward_weight: second,
+        forward: of.forward.median / slowest,
+        backward: of.backward.median / slowest,
+        backward_input: first / slowest,
+        backward_weight: second / slowest,
         inputs,
         input_gradients: gradients,
     })
@@ -290,7 +293,8 @@ fn link(line: &Line) -> Link {
     Link { latency: line.latency, bandwidth }
 }
 
-/// Sets the times of transfers between the ranks of a mesh. The mesh is one plane of tensor groups of `tensor` ranks.
+/// Sets the times of transfers between the ranks of a mesh. The mesh has one rank of each tensor group. Its
+/// neighbouring ranks are `tensor` ranks apart in the job.
 fn between(
     transfers: &Transfers,
     costs: &mut Costs,

@@ -84,6 +84,7 @@ mod tests {
                 backward_input: None,
                 backward_weight: None,
             }],
+            slowest_rank: None,
             load: time,
             accumulate: time,
             gradient_norm: time,

@@ -100,6 +100,7 @@ pub fn measure<T: Trainee>(
             version: VERSION,
             conditions: conditions(planned, comm.transport()),
             layers: layers.collect(),
+            slowest_rank: Some(Time::of(found.slowest_rank)),
             load: time("load"),
             accumulate: if found.times.contains_key("accumulate") { time("accumulate") } else { measure_accumulate() },
             gradient_norm: time("gradient_norm"),
@@ -132,6 +133,8 @@ struct Found {
     /// other ranks wait for this rank. A median would be less than the mean, because some layers take much longer than
     /// most.
     layers: BTreeMap<Kind, [Vec<f64>; 2]>,
+    /// In each step, the sum of these seconds, relative to the sum of the means over all ranks.
+    slowest_rank: Vec<f64>,
     /// Seconds by kind of instruction: per instruction, per element or per multiply-add.
     times: BTreeMap<&'static str, Vec<f64>>,
 }
@@ -144,8 +147,8 @@ impl Found {
         let steps = ranks.iter().map(|done| by_step(done).count()).min().unwrap_or(0);
         let warming_up = WARM_UP.min(steps / 2);
         let mut norms: Vec<(f64, f64)> = vec![(0.0, 0.0); steps];
-        // The mean of each step, by kind of layer and direction.
-        let mut means: BTreeMap<(&Kind, usize), Vec<f64>> = BTreeMap::new();
+        // For each kind of layer and direction, the seconds of each step: the mean of each rank.
+        let mut means: BTreeMap<(&Kind, usize), Vec<Vec<f64>>> = BTreeMap::new();
         for (rank, done) in ranks.iter().enumerate() {
             let program = &subject.programs[subject.stage_plan.whole.coordinates(rank).stage];
             for (step, done) in by_step(done).enumerate().skip(warming_up) {
@@ -192,17 +195,26 @@ impl Found {
                     }
                 }
                 for (kind, (sum, count)) in of_layers {
-                    let means = means.entry(kind).or_insert_with(|| vec![0.0; steps - warming_up]);
-                    means[step - warming_up] = (sum / count).max(means[step - warming_up]);
+                    let means = means.entry(kind).or_insert_with(|| vec![vec![]; steps - warming_up]);
+                    means[step - warming_up].push(sum / count);
                 }
                 for (kind, (seconds, elements)) in sums.into_iter().filter(|(_, (_, elements))| *elements > 0.0) {
                     found.times.entry(kind).or_default().push(seconds / elements);
                 }
             }
         }
+        let mut sums = vec![(0.0, 0.0); steps - warming_up];
         for ((key, direction), means) in means {
-            found.layers.entry(key.clone()).or_default()[direction] = means;
+            let layers = keys.iter().filter(|of| *of == key).count() as f64;
+            for ((slowest, mean), ranks) in sums.iter_mut().zip(means) {
+                let of_slowest = ranks.iter().copied().fold(0.0, f64::max);
+                *slowest += layers * of_slowest;
+                *mean += layers * ranks.iter().sum::<f64>() / ranks.len().max(1) as f64;
+                found.layers.entry(key.clone()).or_default()[direction].push(of_slowest);
+            }
         }
+        found.slowest_rank =
+            sums.into_iter().map(|(slowest, mean)| slowest / mean).filter(|of| of.is_finite()).collect();
         let elements = in_norm(subject).max(1) as f64;
         let norms = norms.into_iter().skip(warming_up);
         found.times.insert("gradient_norm", norms.map(|(last, end)| (end - last).max(0.0) / elements).collect());

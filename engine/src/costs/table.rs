@@ -22,6 +22,10 @@ pub struct CostTable {
     pub(super) conditions: Conditions,
     /// One entry per kind of layer: layers that differ only in the numbers in their names share an entry.
     pub(super) layers: Vec<LayerTimes>,
+    /// Time of all layers on the rank where they took longest, relative to the mean over the ranks; `None` in tables of
+    /// older programs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) slowest_rank: Option<Time>,
     /// Loading a micro-batch.
     pub(super) load: Time,
     /// Seconds per element: `accumulate` per element of a gradient, `gradient_norm` per element of a rank's gradients

@@ -71,20 +71,22 @@ fn line(world: &dyn Communicator, comm: &dyn Communicator, operation: Operation)
         let bytes = size as f64 * sent;
         let (number, mut spare) = (repeats(points.last(), bytes), vec![]);
         let runs = (0..RUNS).map(|_| back_to_back(world, comm, operation, size, number, &mut spare));
-        let own = runs.collect::<Result<Vec<i64>, Error>>()?;
-        let slowest = comm.all_reduce(Buffer::I64(own), ReduceOp::Max).wait()?.into_i64()?;
-        let seconds = slowest.into_iter().map(|nanoseconds| nanoseconds as f64 / 1e9 / number as f64).collect();
+        let own = runs.collect::<Result<Vec<[i64; 2]>, Error>>()?.concat();
+        let ends = comm.all_reduce(Buffer::I64(own), ReduceOp::Max).wait()?.into_i64()?;
+        let seconds = ends.chunks(2).map(|ends| (ends[1] - ends[0]) as f64 / 1e9 / number as f64).collect();
         points.push(Point { bytes, seconds: Time::of(mean(world, seconds)?) });
     }
     Ok(Line::through(points))
 }
 
 /// Number of runs of a measured operation.
-const RUNS: usize = 3;
+const RUNS: usize = 5;
 
-/// Returns the nanoseconds that `number` operations take, each of which starts while the one before is in flight, as in
-/// a training step. A single operation after a pause can be faster: a link's shaper may let its first bytes pass at
-/// once, and it does not wait for the queues that an operation before it has filled.
+/// Runs an operation and then `number` more, each of which starts while the one before is in flight, as in a training
+/// step. Returns the nanoseconds until the end of the first and of the last. The maxima of both over the ranks differ
+/// by the time of `number` operations. On a single rank, they differ by more if this rank ended the first one early. A
+/// single operation after a pause can be faster: a link's shaper may let its first bytes pass at once, and it does not
+/// wait for the queues that an operation before it has filled.
 fn back_to_back(
     world: &dyn Communicator,
     comm: &dyn Communicator,
@@ -92,19 +94,20 @@ fn back_to_back(
     size: usize,
     number: usize,
     spare: &mut Vec<[Buffer; 2]>,
-) -> Result<i64, Error> {
+) -> Result<[i64; 2], Error> {
     world.barrier().wait()?;
+    let started = Instant::now();
     let mut before = start(comm, operation, size, spare.pop());
-    let mut started = Instant::now();
+    let mut first = 0;
     for index in 0..number {
         let next = start(comm, operation, size, spare.pop());
         spare.push(std::mem::replace(&mut before, next).wait()?);
         if index == 0 {
-            started = Instant::now();
+            first = started.elapsed().as_nanos() as i64;
         }
     }
     spare.push(before.wait()?);
-    Ok(started.elapsed().as_nanos() as i64)
+    Ok([first, started.elapsed().as_nanos() as i64])
 }
 
 /// Returns how many operations of `bytes` a run has: 32, or fewer (but at least 2) if the run would take more than a
@@ -150,7 +153,8 @@ fn beside(
 ) -> Result<(Time, Time), Error> {
     const RUNS: usize = 7;
     const PRODUCTS: usize = 64;
-    const TRANSFERS: usize = 16;
+    /// A run has 16 transfers, or fewer (but at least 6) if they would take more than two seconds.
+    const TRANSFERS: (usize, usize) = (6, 16);
     /// Number of transfers in flight, enough to keep the communication worker busy during one product.
     const IN_FLIGHT: usize = 4;
     let (x, w) =
@@ -158,6 +162,11 @@ fn beside(
     let product = || x.matmul(&w).map(drop);
     let mut spare: Vec<[Buffer; 2]> = vec![];
     let (mut computing, mut transferring) = (vec![], vec![]);
+    let started = Instant::now();
+    spare.push(start(comm, None).wait()?);
+    let own = Buffer::I64(vec![started.elapsed().as_nanos() as i64]);
+    let slowest = comm.all_reduce(own, ReduceOp::Max).wait()?.into_i64()?[0];
+    let transfers = ((2_000_000_000 / slowest.max(1)) as usize).clamp(TRANSFERS.0, TRANSFERS.1);
     for run in 0..=RUNS {
         comm.barrier().wait()?;
         // Not the median time of a product: if several ranks share a core, most products run in one time slice, and the
@@ -167,23 +176,23 @@ fn beside(
         let product_alone = started.elapsed().as_secs_f64() / PRODUCTS as f64;
         comm.barrier().wait()?;
         let started = Instant::now();
-        for _ in 0..TRANSFERS {
+        for _ in 0..transfers {
             let done = start(comm, spare.pop()).wait()?;
             spare.push(done);
         }
-        let transfer_alone = started.elapsed().as_secs_f64() / TRANSFERS as f64;
+        let transfer_alone = started.elapsed().as_secs_f64() / transfers as f64;
         comm.barrier().wait()?;
         let started = Instant::now();
         let mut in_flight: VecDeque<Pending<[Buffer; 2]>> = VecDeque::new();
         let (mut begun, mut ended, mut computed) = (0, 0, 0);
-        while ended < TRANSFERS {
+        while ended < transfers {
             while in_flight.front().is_some_and(Pending::is_done) {
                 if let Some(done) = in_flight.pop_front() {
                     spare.push(done.wait()?);
                     ended += 1;
                 }
             }
-            while begun < TRANSFERS && in_flight.len() < IN_FLIGHT {
+            while begun < transfers && in_flight.len() < IN_FLIGHT {
                 in_flight.push_back(start(comm, spare.pop()));
                 begun += 1;
             }
@@ -193,7 +202,7 @@ fn beside(
         let seconds = started.elapsed().as_secs_f64();
         if run > 0 {
             computing.push((computed as f64 * product_alone / seconds).clamp(0.01, 1.0));
-            transferring.push((TRANSFERS as f64 * transfer_alone / seconds).clamp(0.01, 1.0));
+            transferring.push((transfers as f64 * transfer_alone / seconds).clamp(0.01, 1.0));
         }
     }
     Ok((Time::of(mean(comm, computing)?), Time::of(mean(comm, transferring)?)))

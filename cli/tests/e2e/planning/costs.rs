@@ -100,6 +100,29 @@ fn a_cost_table_predicts_steps_of_tensor_groups_and_context_groups() {
     }
 }
 
+/// Without pipeline stages, each layer takes as long as on the slowest rank. With stages, it takes the mean over the
+/// ranks.
+#[test]
+fn only_pipelines_compute_at_the_mean_speed_of_the_ranks() {
+    let case = Case::new();
+    measure(&case, &["-n", "2"]);
+    let mut table: Value = serde_json::from_slice(&std::fs::read(case.path("costs.json")).unwrap()).unwrap();
+    assert!(table["slowest_rank"]["median"].as_f64().unwrap() >= 1.0, "{}", table["slowest_rank"]);
+    let computing = |table: &Value, args: &[&str]| {
+        std::fs::write(case.path("costs.json"), table.to_string()).unwrap();
+        let args = [&["plan", "--json", "--config", "ds.yaml", "-n", "2", "--costs", "costs.json"], args].concat();
+        let plan = case.json(&args);
+        plan["time"]["ranks"][0]["computing"].as_f64().unwrap_or_else(|| panic!("{}", plan["time"]))
+    };
+    let mut of = |slowest: f64, args: &[&str]| {
+        table["slowest_rank"]["median"] = slowest.into();
+        computing(&table, args)
+    };
+    let staged = sets(&["pipeline={stages: 2}", "zero_optimization.stage=1"]);
+    assert_eq!(of(1.0, &[]), of(4.0, &[]));
+    assert!(of(1.0, &staged) > of(4.0, &staged));
+}
+
 #[test]
 fn an_invalid_table_is_an_error_that_names_the_file() {
     let case = Case::new();
