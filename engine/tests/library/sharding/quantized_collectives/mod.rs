@@ -157,13 +157,16 @@ fn runs_are_deterministic_and_all_ranks_agree() {
     }
 }
 
-/// Codes have the same bits wherever a run keeps its state. This holds for one shard group: several groups sum gradients
-/// on a disk in each micro-batch, and gradients in memory once per step.
+/// Codes have the same bits wherever a run keeps its state. With several shard groups, this holds for one micro-batch
+/// per step: with more, gradients on a disk are summed over the groups in each micro-batch, and gradients in memory once
+/// per step.
 #[test]
 fn offloaded_state_is_bit_identical() {
     let folder = tempfile::tempdir().unwrap();
-    for (ranks, more) in [(2, ""), (3, BF16), (2, "adapter: {r: 8}")] {
-        let text = text(3, BOTH, more);
+    const GROUPS: &str = "mesh: {data_parallel_replicate_degree: 2}";
+    for (ranks, micro_batches, more) in [(2, 2, ""), (3, 2, BF16), (2, 2, "adapter: {r: 8}"), (4, 1, GROUPS)] {
+        let micro_batches = format!("gradient_accumulation_steps: {micro_batches}");
+        let text = text(3, BOTH, more).replace("gradient_accumulation_steps: 2", &micro_batches);
         let expected = run_of(layers, ranks, STEPS, &text);
         let on_host = with(&text, "offload_optimizer: {device: cpu}, offload_param: {device: cpu}");
         for offloaded in [on_host, offloaded(&text, folder.path())] {
