@@ -30,7 +30,7 @@ pub const FORMAT: &str = "zero-train-checkpoint";
 pub const VERSION: u32 = 3;
 /// Maximum size of a manifest in bytes. Larger files are rejected before parsing.
 const MAX_BYTES: u64 = 256 << 20;
-/// Start of the manifest's last line. The CRC-32 of all bytes before that line follows it.
+/// The manifest's last key, with the line break before it. Its value is the CRC-32 of all bytes before that line break.
 const SEAL: &str = "\n  \"crc32\": ";
 
 /// The manifest of a checkpoint.
@@ -195,7 +195,7 @@ impl Manifest {
             // version is more useful than an error about the checksum.
             let other: Version = serde_json::from_slice(text).map_err(|e| e.to_string())?;
             other.check()?;
-            return Err("the last line is not a checksum".into());
+            return Err("the last key is not `crc32`".into());
         };
         if sealed != format!("{SEAL}{}\n}}\n", crc32fast::hash(body)).as_bytes() {
             return Err("the checksum does not match".into());

@@ -8,7 +8,7 @@ use std::fmt;
 pub enum Origin {
     /// A line of the file, counted from 1.
     Line(usize),
-    /// A line of a further file. Both are counted from 1, so the second file is 2.
+    /// A line of a further file. Files and lines are counted from 1, so the second file is 2.
     LineOf {
         /// Index of the file.
         file: usize,

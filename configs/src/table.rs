@@ -24,9 +24,9 @@
 /// the value of a field that is not read from the file. `pub zero as "zero_optimization"` declares a field whose name
 /// differs from its key.
 ///
-/// It generates, for `Aio`: the struct; `Aio::SECTION` for the schema; `Aio::PATH`, and `Aio::block_size`, the path of
-/// the key (`aio.block_size`), for checks and messages; `Aio::of(&mut Reader)`; and [`Read`](crate::read::reader::Read) and
-/// [`Find`](crate::read::reader::Find).
+/// The macro generates, for `Aio`: the struct; `Aio::SECTION` for the schema; `Aio::PATH`, and `Aio::block_size`, the
+/// path of the key (`aio.block_size`), for checks and messages; `Aio::of(&mut Reader)`; and
+/// [`Read`](crate::read::reader::Read) and [`Find`](crate::read::reader::Find).
 macro_rules! section {
     (
         $(#[$meta:meta])*

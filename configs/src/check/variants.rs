@@ -39,7 +39,7 @@ impl Check<'_> {
         }
     }
 
-    /// Checks a section without a type: reports only the names that no type knows.
+    /// Checks a section without a type: reports only the keys that no type has.
     fn names_of_any_type(&mut self, path: &str, variants: &'static Variants, entries: &[Entry]) {
         let own = variants.list.iter().map(|variant| variant.keys);
         let (mut keys, mut inside) = (vec![variants.shared], vec![]);

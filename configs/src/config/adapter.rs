@@ -1,4 +1,4 @@
-//! `adapter`: small trainable matrices beside the linear layers of a frozen model.
+//! `adapter`: small trainable matrices alongside the linear layers of a frozen model.
 
 use serde::Serialize;
 

@@ -22,7 +22,7 @@ section! {
         #[serde(serialize_with = "yaml_out::folder")]
         pub results_dir: PathBuf = key(Kind::Path, "autotuning_results", "Results folder, relative to the working directory");
         pub overwrite: bool = now(Kind::Bool, "true", "Delete the results of an earlier search");
-        pub metric: Metric = now(Metric::KIND, "throughput", "Objective: throughput, most samples per second; latency, shortest step (DeepSpeed picks the longest); flops, most operations per second");
+        pub metric: Metric = now(Metric::KIND, "throughput", "Objective: throughput, most tokens (or samples) per second; latency, shortest step (DeepSpeed picks the longest); flops, most operations per second");
         #[serde(serialize_with = "yaml_out::path")]
         pub metric_path: Option<PathBuf> = key(Kind::Path, "null", "JSON file to which the best metric value is written");
         pub start_profile_step: usize = now(COUNT, "3", "First measured step");
@@ -67,7 +67,7 @@ section! {
 choice! {
     /// The metric by which the best configuration is chosen.
     pub enum Metric {
-        /// Most samples per second.
+        /// Most tokens per second, or samples if the data has no tokens.
         Throughput = "throughput",
         /// Least time per step.
         Latency = "latency",

@@ -13,7 +13,7 @@ section! {
     pub struct Launcher(keys) in "launcher" {
         /// Number of ranks to start on this machine. If not given: pipeline stages × ranks that share a sequence ×
         /// tensor-parallel ranks. In a resolved configuration this is the world size.
-        pub num_processes: usize = engine(RANKS, "= pipeline.stages × ranks that share a sequence or split layers; with training.device: cuda, one per GPU", "Ranks to start on this machine") [is keys.facts().ranks];
+        pub num_processes: usize = engine(RANKS, "= pipeline.stages × ranks that share a sequence × ranks of a tensor group; with training.device: cuda, one per GPU", "Ranks to start on this machine") [is keys.facts().ranks];
         pub transport: Transport = key(Transport::KIND, "auto", "Transport for messages between ranks");
         pub gpu_transport: GpuTransport = key(GpuTransport::KIND, "auto", "Transport for tensors between GPUs; auto: NCCL if it is installed and each rank has its own GPU, otherwise host memory");
         pub check_collectives: bool = key(Kind::Bool, "false", "For debugging: before each collective between GPUs, ranks meet on the host and compare their calls, and the host waits until the collective is complete. If false, ranks compare their programs once, after the first step, and GPUs run collectives ahead of the host");

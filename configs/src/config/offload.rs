@@ -58,7 +58,7 @@ section! {
         pub device: OffloadDevice = now(OffloadDevice::KIND, "none", "Where a rank keeps its parameter shards: none, in device memory; cpu, in host memory (no change on a machine without a GPU); nvme, in files. Requires stage 3");
         #[serde(serialize_with = "crate::write::yaml_out::path")]
         pub nvme_path: Option<PathBuf> = key(Kind::Path, "null", "Folder for the files, on a local disk; relative to the working directory; required for nvme");
-        pub buffer_count: usize = now(BUFFERS, "5", "With nvme: number of shards in memory, including shards in flight; at least 1, and at least the shards that one layer gathers");
+        pub buffer_count: usize = now(BUFFERS, "5", "With nvme: number of shards in memory, including shards in flight; at least 1, and at least the number of shards that one layer gathers");
         pub max_in_cpu: usize = now(SIZE, "0", "With nvme: number of elements that stay in memory (DeepSpeed's default of 1e9 would keep small models entirely in memory)");
         = ignored("buffer_size", SIZE, "= derived", "a buffer is as large as the largest shard");
         = ignored("pin_memory", Kind::Bool, "true", PINNED);

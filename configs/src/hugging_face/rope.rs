@@ -99,7 +99,7 @@ impl Reader<'_> {
     fn scaling(&mut self, kind: &str, positions: usize, parameters: &Map<String, Json>) -> Value {
         let written = parameters.get(ROPE_TYPE).or(parameters.get(TYPE)).filter(|written| !written.is_null());
         let written = written.cloned().unwrap_or("default".into());
-        // No type has an empty name, so a value of another type is rejected below.
+        // A value that is not a string becomes the empty name, which is rejected below.
         let type_of = written.as_str().unwrap_or_default();
         // Older Phi files use these names.
         let type_of = if kind == PHI3 && ["su", "yarn"].contains(&type_of) { "longrope" } else { type_of };

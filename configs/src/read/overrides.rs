@@ -7,7 +7,7 @@ use crate::read::parse;
 use crate::report::Report;
 use crate::schema::{self, Key};
 
-/// Maximum depth of a path; the schema's deepest key is at depth 5.
+/// Maximum depth of a path; the schema's deepest key is at depth 7.
 const MAX_PATH: usize = 16;
 
 /// Applies the overrides in order; later ones win. An override may replace a section by a value that is not a

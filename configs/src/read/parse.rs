@@ -13,7 +13,7 @@ use crate::read::node::{At, Entry, Node, Value};
 use crate::read::scalar;
 use crate::report::Report;
 
-/// Maximum nesting depth. The schema's deepest key is at depth 5.
+/// Maximum nesting depth. The schema's deepest key is at depth 7.
 const MAX_DEPTH: usize = 64;
 
 /// Maximum number of values and keys, including those repeated by aliases. Lists of files are the only long part of

@@ -16,7 +16,7 @@ use crate::schema::{self, Key, Kind, TYPE, join};
 use crate::typed::Typed;
 use crate::value::{Field, Fields, Leaf, leaf};
 
-/// State of the second phase.
+/// State of the second phase, which resolves the configuration.
 pub(crate) struct Resolver<'t> {
     pub(crate) typed: &'t Typed,
     pub(crate) fields: &'t Fields,

@@ -1,4 +1,4 @@
-//! `data`, `data_efficiency` and `training.rampup_batch_size`, and the model and the batch.
+//! Checks `data`, `data_efficiency` and `training.rampup_batch_size` against the model and the batch sizes.
 
 use crate::config::{
     Config, Curriculum, CurriculumLearning, CurriculumMetrics, Data, DataEfficiency, DataFormat, DataSampling,

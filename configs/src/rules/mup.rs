@@ -1,4 +1,4 @@
-//! `mup`, and the optimizer and the model.
+//! Checks `mup` against the optimizer and the model.
 
 use crate::config::{Config, Gpt2, Mup, Optimizer};
 use crate::read::reader::Resolver;

@@ -1,4 +1,4 @@
-//! `optimizer`, `training.param_groups` and `scheduler`.
+//! Checks `optimizer`, `training.param_groups` and `scheduler` against each other and the run.
 
 use crate::choice::Choice as _;
 use crate::config::optimizer::optimizer_params::check_bits;

@@ -1,4 +1,4 @@
-//! `bf16`, and the other data types, the optimizers and the average of the weights.
+//! Checks `bf16` against the other data types, the optimizers and the average of the weights.
 
 use crate::config::{AdamParams, Bf16, Config, DataTypes, Dtype, Fp16, Optimizer, Training};
 use crate::read::reader::Resolver;

@@ -1,4 +1,4 @@
-//! `preference`, and the data, the model and the adapter.
+//! Checks `preference` against the data, the model and the adapter.
 
 use crate::config::{
     Adapter, Chat, ChatType, Config, Data, DataFormat, DpoLoss, LoraInit, Model, Preference, PreferenceType, Training,

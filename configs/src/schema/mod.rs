@@ -281,8 +281,8 @@ pub(crate) fn first_name<'a>(keys: &'static [Key], name: &'a str) -> &'a str {
     }
 }
 
-/// Returns the keys of the section `name` in `keys`, or of each section of that list. Returns no keys if it is not a
-/// section, or if its keys depend on its `type`.
+/// Returns the keys of the section `name` in `keys`; if `name` is a list of sections, the keys of each of them. Returns
+/// no keys if `name` is neither, or if its keys depend on its `type`.
 pub(crate) fn inside(keys: &'static [Key], name: &str) -> &'static [Key] {
     match find(keys, first_name(keys, name)).map(|key| key.kind) {
         Some(Kind::Section(section) | Kind::Sections(section)) => section.keys,

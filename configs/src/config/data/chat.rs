@@ -1,4 +1,4 @@
-//! `data.chat`: conversations as training data. If Axolotl or TRL has the same key, it has the same name here.
+//! `data.chat`: conversations as training data. Keys that also exist in Axolotl or TRL have the same names as there.
 
 use serde::Serialize;
 

@@ -87,7 +87,7 @@ choice! {
         Linear = "fixed_linear",
         /// In proportion to a root of the step.
         Root = "fixed_root",
-        /// In steps.
+        /// In jumps, at given steps.
         Discrete = "fixed_discrete",
     }
 }

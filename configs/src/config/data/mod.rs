@@ -26,7 +26,7 @@ section! {
         pub eval: Option<Vec<String>> = key(Kind::Paths, "null", "Evaluation data, in the same form as train");
         pub eval_fraction: f64 = key(Kind::Float(FRACTION), "0.0", "Fraction at the end of the training data that is held out for evaluation if `eval` is not set");
         pub format: DataFormat = key(DataFormat::KIND, "auto", "File format. auto: detected from the first bytes, or for text from the file extension; bytes: any file, unchanged, with the byte tokenizer; chat: conversations in JSON, Parquet, Arrow or MDS");
-        pub tokenizer: Tokenizer = key(Kind::Text, "byte", "byte, or the path of a Hugging Face tokenizer.json");
+        pub tokenizer: Tokenizer = key(Kind::Text, "byte", "byte: each byte is a token; otherwise the path or URL of a Hugging Face tokenizer.json");
         /// Tokens per sample. `None` if neither this key nor a `model` with a maximum sequence length gives it.
         pub sequence_length: Option<usize> = key(POSITIONS, "= the model's longest", "Tokens per sample") [or keys.facts().longest];
         pub text_key: String = key(Kind::Text, "text", "JSON field or table column that holds the text");

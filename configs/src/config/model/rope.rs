@@ -16,8 +16,8 @@ section! {
         pub low_freq_factor: Option<f64> = key(POSITIVE, "null", "llama3: frequencies with fewer rotations than this over original_max_position_embeddings positions are divided by factor");
         pub high_freq_factor: Option<f64> = key(POSITIVE, "null", "llama3: frequencies with more rotations than this are unchanged; must be larger than low_freq_factor");
         pub original_max_position_embeddings: Option<usize> = key(POSITIONS, "null", "llama3, longrope: maximum sequence length in the original training");
-        pub short_factor: Vec<f64> = key(FACTORS, "[]", "longrope: divisor of each frequency in rows of at most original_max_position_embeddings tokens");
-        pub long_factor: Vec<f64> = key(FACTORS, "[]", "longrope: divisor of each frequency in longer rows");
+        pub short_factor: Vec<f64> = key(FACTORS, "[]", "longrope: divisor of each frequency in sequences of at most original_max_position_embeddings tokens");
+        pub long_factor: Vec<f64> = key(FACTORS, "[]", "longrope: divisor of each frequency in longer sequences");
         pub attention_factor: Option<f64> = key(POSITIVE, "null", "longrope: factor on cosines and sines; null: √(1 + ln factor / ln original_max_position_embeddings), at least 1");
     }
 }

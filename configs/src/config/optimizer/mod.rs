@@ -29,7 +29,7 @@ pub enum Optimizer {
     RmsProp(RmsPropParams),
     /// NAdam: Adam with Nesterov's look-ahead (Dozat 2016), as `torch.optim.NAdam`.
     NAdam(NAdamParams),
-    /// RAdam: Adam that corrects the variance of its second moment (Liu et al. 2020), as `torch.optim.RAdam`.
+    /// RAdam: Adam that rectifies the variance of its adaptive learning rate (Liu et al. 2020), as `torch.optim.RAdam`.
     RAdam(RAdamParams),
     /// Muon: orthogonalized momentum for matrices, AdamW for the rest (Jordan et al. 2024).
     Muon(MuonParams),

@@ -14,8 +14,8 @@ use crate::read::reader::{Read, Reader};
 use crate::schema::*;
 use crate::table::section;
 
-/// Declares [`Scheduler`]: for each schedule its parameters, its name in `ds.yaml` and its description, which is also
-/// its documentation unless it has a doc comment.
+/// Declares [`Scheduler`]: for each schedule its parameters, its name in `ds.yaml` and its description. The description
+/// is also the documentation of a schedule without a doc comment.
 macro_rules! schedules {
     ($( $(#$doc:tt)* $schedule:ident($params:ident) = $name:literal, $description:literal; )+) => {
         /// Learning rate as a function of the optimizer step.
@@ -134,7 +134,7 @@ section! {
     pub struct OneCycle(keys) in "scheduler.params" {
         pub cycle_min_lr: f64 = now(NON_NEGATIVE, REQUIRED, "Learning rate at the start and the end of the cycle");
         pub cycle_max_lr: f64 = now(NON_NEGATIVE, REQUIRED, "Learning rate at the peak of the cycle");
-        pub decay_lr_rate: f64 = now(NON_NEGATIVE, "0.0", "Decay of the learning rate after the cycle: t × `decay_step_size` steps later it is `cycle_min_lr` / (1 + t × this value)");
+        pub decay_lr_rate: f64 = now(NON_NEGATIVE, "0.0", "Decay of the learning rate after the cycle: after t × `decay_step_size` steps, the rate is `cycle_min_lr` / (1 + t × this value)");
         pub cycle_first_step_size: usize = now(COUNT, "2000", "Steps of the rising phase");
         pub cycle_second_step_size: usize = now(COUNT_OR_0, "= cycle_first_step_size", "Steps of the falling phase") [else cycle_first_step_size];
         pub cycle_first_stair_count: usize = now(COUNT_OR_0, "0", "Number of stairs in the rising phase; 0: continuous");
@@ -143,7 +143,7 @@ section! {
         pub cycle_momentum: bool = now(Kind::Bool, "true", "Also cycle β₁, in the opposite direction to the learning rate, with β₂ = 0.99; no effect on an optimizer without betas");
         pub cycle_min_mom: f64 = now(Kind::Float(FRACTION), "0.8", "β₁ at the peak of the cycle");
         pub cycle_max_mom: f64 = now(Kind::Float(FRACTION), "0.9", "β₁ at the start and the end of the cycle");
-        pub decay_mom_rate: f64 = now(NON_NEGATIVE, "0.0", "Growth of β₁ after the cycle: t × `decay_step_size` steps later it is `cycle_max_mom` × (1 + t × this value), at most 0.9999");
+        pub decay_mom_rate: f64 = now(NON_NEGATIVE, "0.0", "Growth of β₁ after the cycle: after t × `decay_step_size` steps, β₁ is `cycle_max_mom` × (1 + t × this value), at most 0.9999");
     }
 }
 
@@ -201,8 +201,8 @@ impl Scheduler {
         }
     }
 
-    /// Returns the maximum learning rate of a schedule that sets rates itself, infinity if they have no limit. Returns
-    /// `None` for a schedule that scales the optimizer's learning rate.
+    /// Returns the maximum learning rate of a schedule that sets rates itself, or infinity if its rates have no limit.
+    /// Returns `None` for a schedule that scales the optimizer's learning rate.
     pub(crate) fn peak(&self) -> Option<f64> {
         match self {
             Self::WarmupLR(WarmupLr { warmup_max_lr, .. })
