@@ -34,7 +34,7 @@ pub(crate) struct GenerateArgs {
     /// JSON Lines file, or - for standard input; each line has `prompt` (a string) or `messages` (a conversation)
     #[arg(long, value_name = "FILE", conflicts_with_all = ["prompt", "prompt_file"])]
     pub(crate) input: Option<PathBuf>,
-    /// File to write, or - for standard output, one JSON object per prompt: its fields, `text`, `tokens`,
+    /// File, or - for standard output, to which one JSON object per prompt is written: its fields, `text`, `tokens`,
     /// `prompt_tokens` and `finish_reason`
     #[arg(long, value_name = "FILE")]
     pub(crate) output: Option<PathBuf>,

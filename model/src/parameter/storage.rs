@@ -16,7 +16,7 @@ impl Parameter {
     pub fn fill(&self, values: CpuStorage) -> Result<CpuStorage> {
         if let Some(quantization) = self.quantization {
             if quantized_bytes(&values).map(<[u8]>::len) != Some(quantization.bytes()) {
-                candle_core::bail!("parameter `{}` holds {} quantized bytes", self.name, quantization.bytes());
+                candle_core::bail!("parameter `{}` expects {} quantized bytes", self.name, quantization.bytes());
             }
             return on_host(swap(&self.leaf, Storage::Cpu(values))?);
         }
