@@ -73,8 +73,8 @@ pub(crate) fn entries(zero: &ShardedState) -> BTreeMap<String, ParameterEntry> {
     entries
 }
 
-/// Returns the number of elements of a slice that are stored, without the padding of an uneven cut; `None` if only
-/// slice 0 stores the parameter, because it is not cut.
+/// Returns the number of elements of a slice that are stored, without the padding of an uneven cut; `None` if the slice
+/// stores nothing, because the parameter is not cut and slice 0 stores all of it.
 pub(crate) fn stored_elements(parameter: &Parameter, slice: usize) -> Option<usize> {
     match parameter.stored_cut() {
         Some(cut) => Some(cut.of(slice).elements()),

@@ -4,10 +4,10 @@
 //! ZeRO stage, each rank writes its shard of every parameter, in f32, and of the optimizer state. All shards together
 //! hold each element once, and a reader with another layout reads only the ranges that it needs.
 //!
-//! A save writes the folder under a temporary name, syncs it, and renames it when every rank is done, so a folder named
-//! `step-…` is complete. `latest` names the newest checkpoint for human readers; loading relies on the manifests.
-//! [`Background`] writes a copy of the state while the ranks keep training. [`RunLock`] prevents a second run from
-//! writing the same folder.
+//! A save writes the folder under a temporary name, syncs it, and renames it when every rank is done, so a folder
+//! `step-…` with a manifest is complete. `latest` names the newest checkpoint for human readers; loading relies on the
+//! manifests. [`Background`] writes a copy of the state while the ranks keep training. [`RunLock`] prevents a second
+//! run from writing the same folder.
 //!
 //! [`verify()`] finds and names damaged files and tensors. [`export()`] writes the parameters in the format of Hugging
 //! Face's libraries. [`load_pretrained`] initializes a model from a Hugging Face folder, [`import`] converts such a

@@ -26,8 +26,8 @@ pub fn load(folder: &Path, zero: &mut ShardedState, comm: &dyn Communicator) -> 
     load_part(folder, zero, comm, fits)
 }
 
-/// Loads a checkpoint as [`load`] does, to evaluate its weights. The checkpoint may be of a run with another optimizer,
-/// and its states that `zero` does not have are not read.
+/// Loads a checkpoint as [`load`] does, to evaluate its weights. The checkpoint may come from a run with another
+/// optimizer. States that `zero` does not have are not read.
 ///
 /// # Errors
 /// Fails in the same cases as [`load`], and if the checkpoint lacks a state that `zero` has, such as the average of the

@@ -44,8 +44,8 @@ pub struct Save {
 /// Writes `root/step-…` atomically and returns its path. Collective: every rank must call it.
 ///
 /// # Errors
-/// Fails on every rank if one rank fails. In that case no folder named `step-…` has been created, unless only a step
-/// after its creation failed, such as removing an old checkpoint.
+/// Fails on every rank if one rank fails. The folder `step-…` has then not been created, unless only a later operation
+/// failed, such as removing an old checkpoint.
 pub fn save(
     root: &Path,
     zero: &ShardedState,
@@ -143,7 +143,7 @@ impl Background {
     /// Copies this rank's state and starts writing `root/step-…`. Collective: every rank must call it.
     ///
     /// # Errors
-    /// Fails on every rank if the folder cannot be created, and on a single rank that cannot start a thread.
+    /// Fails on every rank if the folder cannot be created. If a rank cannot start a thread, fails on that rank only.
     pub fn begin(
         root: &Path,
         zero: &ShardedState,

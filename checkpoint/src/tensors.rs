@@ -24,8 +24,8 @@ use crate::error::CheckpointError;
 pub(crate) const MAX_HEADER: u64 = 16 << 20;
 /// Maximum number of tensors in a file.
 const MAX_TENSORS: usize = 65_536;
-/// The first bytes of the text file that `git clone` leaves in place of a large file if Git LFS is not installed. As
-/// the length of a header, they would be far above [`MAX_HEADER`].
+/// The first bytes of the text file that `git clone` leaves in place of a large file if Git LFS is not installed. Read
+/// as the length of a header, these bytes are far above [`MAX_HEADER`].
 const LFS_POINTER: &[u8; 8] = b"version ";
 /// Number of bytes read at a time when a whole tensor is read.
 const PORTION: usize = 1 << 20;

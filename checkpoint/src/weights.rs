@@ -111,7 +111,7 @@ pub(crate) enum Meaning {
     Parameter(String),
     /// A duplicate of the parameter of this name.
     Copy(String),
-    /// No parameter: the model computes it.
+    /// Not a parameter: the model computes these values.
     Computed,
 }
 

@@ -23,8 +23,8 @@ pub fn fill_from_checkpoint(folder: &Path, model: &Model) -> Result<(), Checkpoi
     fill_some(folder, model, |_| true)
 }
 
-/// Does the same as [`fill_from_checkpoint`] for a model whose adapters are not in the checkpoint. The adapters stay
-/// released.
+/// Does the same as [`fill_from_checkpoint`] for a model whose adapters are not in the checkpoint. The adapters get no
+/// values.
 ///
 /// # Errors
 /// See [`fill_from_checkpoint`].

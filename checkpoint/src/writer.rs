@@ -16,7 +16,7 @@ use crate::tensors::MAX_HEADER;
 /// faster for new files.
 pub(crate) const BUFFER: usize = 64 << 10;
 
-/// A file that already has its header. Its tensors are then appended in the header's order.
+/// A file whose header has been written. Tensors are appended in the header's order.
 pub(crate) struct TensorWriter {
     path: PathBuf,
     file: BufWriter<File>,

@@ -142,7 +142,7 @@ fn output(args: &GenerateArgs) -> Option<&Path> {
     args.output.as_deref().filter(|path| !is_standard_input(path))
 }
 
-/// Checks that the file can be in its folder, before the texts are generated.
+/// Checks, before the texts are generated, that `path` is not a folder and that its parent folder exists.
 fn check_output(path: &Path) -> Result<(), Error> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let kind = match (path.is_dir(), folder.is_dir()) {

@@ -34,10 +34,10 @@ impl Device {
         }
     }
 
-    /// Gives the other devices of this process access to this device's stream-ordered memory pool, and this device
-    /// access to their pools, where peer access is possible. If ranks are threads of one process, NCCL copies directly
-    /// from one device to another and needs this access, because `cuCtxEnablePeerAccess` does not cover memory from a
-    /// pool. Returns whether the device has such a pool.
+    /// Gives the other devices of this process access to this device's stream-ordered memory pool, and gives this
+    /// device access to their pools, where peer access is possible. If ranks are threads of one process, NCCL copies
+    /// directly from one device to another and needs this access, because `cuCtxEnablePeerAccess` does not cover memory
+    /// from a pool. Returns whether the device has such a pool.
     ///
     /// # Errors
     /// Returns the driver's error.

@@ -27,7 +27,7 @@ fn bindings() -> PathBuf {
     let about = Command::new(env!("CARGO")).arg("-vV").output().expect("cargo runs");
     let about = String::from_utf8_lossy(&about.stdout).into_owned();
     let host = about.lines().find_map(|line| line.strip_prefix("host: ")).expect("cargo names its host");
-    // Only this host's dependencies: those of other systems may not have been fetched.
+    // Lists only the dependencies for this host: those for other systems may not have been fetched.
     let metadata = Command::new(env!("CARGO"))
         .args(["metadata", "--format-version", "1", "--offline", "--all-features", "--filter-platform", host])
         .arg("--manifest-path")

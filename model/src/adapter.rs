@@ -6,7 +6,8 @@ use zero_ops::{LinearMap, LoraOptions, names};
 use crate::build_error::BuildError;
 use crate::parameter::Parameter;
 
-/// The adapters of a model. All other parameters are frozen, except `modules_to_save` and the biases that `bias` selects.
+/// The adapters of a model. All other parameters are frozen, except `modules_to_save` and the biases that `bias`
+/// selects.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Adapter {
     /// Size of the adapters, and the linear layers that get one.
@@ -65,9 +66,9 @@ pub(crate) fn contains(module: &str, parameter: &str) -> bool {
     parameter.match_indices('.').any(|(at, _)| names(module, &parameter[..at]))
 }
 
-/// Returns whether the entry `name` of `modules_to_save` selects the module of the parameter or a module around it.
-/// This is PEFT's rule. With another rule, PEFT could not load exported adapters, and parameters of PEFT's adapters
-/// would stay frozen.
+/// Returns whether the entry `name` of `modules_to_save` selects the parameter's module or a module that contains it.
+/// This is PEFT's rule. With another rule, PEFT could not load the adapters that this project exports, and parameters
+/// that PEFT trained would be frozen here.
 fn saves(name: &str, parameter: &str) -> bool {
     !name.is_empty() && parameter.match_indices('.').any(|(at, _)| parameter[..at].ends_with(name))
 }

@@ -7,9 +7,9 @@ use zero_ops::graph::take_values;
 
 /// Detaches a layer's outputs from their graph, for the next layer.
 ///
-/// If the layer is a block of this crate with a single output, that output becomes an autograd leaf without a copy: the
-/// block's backward pass does not need the values, so the block moves them into the leaf. Other outputs share their
-/// values with the returned tensors.
+/// If the layer ends with a fused block of `zero-ops` and has a single output, that output becomes an autograd leaf
+/// without a copy: the block's backward pass does not need the values, so they are moved into the leaf. Other outputs
+/// share their values with the returned tensors.
 ///
 /// # Errors
 /// Fails if candle cannot access the storage.

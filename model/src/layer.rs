@@ -22,9 +22,9 @@ pub trait Layer: Send + Sync {
     }
 
     /// Returns whether the layer contains attention or [`sum_of_slices`](zero_ops::sum_of_slices) from `zero-ops`,
-    /// which exchange values with other ranks if ranks share sequences. A layer that exchanges values although this
-    /// returns false fails. Exchanges in a tensor group need no declaration if the layer has parameters that the group
-    /// cuts.
+    /// which exchange values with other ranks if ranks share sequences. If this returns false, the layer fails when it
+    /// tries to exchange values. Exchanges in a tensor group need no declaration if some of the layer's parameters are
+    /// split across the group.
     fn exchanges(&self) -> bool {
         false
     }
@@ -52,8 +52,8 @@ pub trait Head: Layer {
     }
 
     /// Computes the loss plus `z_loss` times the mean of ln²Z over the targets of the loss, where Z is the normalizer
-    /// of the softmax. Also returns the part that `z_loss` adds, which needs no gradient; `None` while a trace measures
-    /// memory. Called in training only.
+    /// of the softmax. Also returns the part that `z_loss` adds, which needs no gradient, or `None` in a dry run that
+    /// measures memory. Called in training only.
     ///
     /// # Errors
     /// As [`Head::loss`]; also fails if the head has no z-loss.

@@ -19,7 +19,7 @@ use crate::trainable::Trainable;
 /// A layer's module, and the same module as a head if it is a head.
 pub(crate) type Built = (Arc<dyn Layer>, Option<Arc<dyn Head>>);
 pub(crate) type Build = Box<dyn Fn(VarBuilder<'static>) -> Result<Built> + Send + Sync>;
-/// Computes the loss from its outputs and targets.
+/// Computes the loss from the outputs and targets that it takes.
 pub(crate) type Loss = Box<dyn Fn(&Activations, &[Tensor]) -> Result<Tensor> + Send + Sync>;
 
 /// Computes the weight of a micro-batch's loss from its targets.
@@ -157,9 +157,9 @@ impl Layers {
         self
     }
 
-    /// Gives the layers that the last call appended further inputs: each layer receives the outputs of the previous
-    /// layer, followed by the values in `names`. Each name is an input of the batch, an earlier layer with one output,
-    /// or `layer.output` for an output that the layer [`exposes`](Layers::exposes).
+    /// Adds inputs to the layers that the last call appended: each layer receives the outputs of the previous layer,
+    /// followed by the values in `names`. Each name is an input of the batch, an earlier layer with one output, or
+    /// `layer.output` for an output that the layer [`exposes`](Layers::exposes).
     #[must_use]
     pub fn with<S: Into<String>>(self, names: impl IntoIterator<Item = S>) -> Self {
         let names: Vec<String> = names.into_iter().map(Into::into).collect();
@@ -174,7 +174,7 @@ impl Layers {
         self.last_call("inputs", |layer| (layer.only_named, layer.inputs) = (true, names.clone()))
     }
 
-    /// Names the last outputs of each layer that the last call appended: the output `kl` of a layer `encoder` is
+    /// Names the trailing outputs of each layer that the last call appended: the output `kl` of a layer `encoder` is
     /// `encoder.kl`. Neither the next layer nor a loss without names receives these outputs.
     #[must_use]
     pub fn exposes<S: Into<String>>(self, names: impl IntoIterator<Item = S>) -> Self {

@@ -25,7 +25,7 @@ pub struct BuiltLayer {
     route: Route,
     uses: Vec<ParameterId>,
     read_backward: Vec<ParameterId>,
-    /// Whether ranks have parts of its parameters.
+    /// Whether its parameters are split across the ranks of a tensor group.
     is_cut: bool,
 }
 
@@ -62,8 +62,8 @@ impl BuiltLayer {
         self.module.exchanges()
     }
 
-    /// Returns whether the layer exchanges values with the ranks of a tensor group: whether they have parts of its
-    /// parameters, or it declares exchanges.
+    /// Returns whether the layer exchanges values with the ranks of a tensor group: its parameters are split across
+    /// them, or it declares exchanges.
     #[must_use]
     pub fn exchanges_parts(&self) -> bool {
         self.is_cut || self.exchanges()
@@ -314,8 +314,8 @@ impl Model {
         Ok((scalar(loss)?, z.map(scalar).transpose()?))
     }
 
-    /// Runs the last layer on its input `x`, and returns the loss and the outputs that it takes. A [`Head`] computes
-    /// the loss without its outputs, which are then `None`; see [`Model::outputs`].
+    /// Runs the last layer on its input `x`, and returns the loss and the outputs that the loss takes. A [`Head`]
+    /// computes the loss without its outputs, which are then `None`; see [`Model::outputs`].
     ///
     /// # Errors
     /// As [`Model::loss`].

@@ -76,8 +76,8 @@ impl ModuleBuffer {
         self.variable.shape()
     }
 
-    /// Returns the tensor that the module holds. It belongs to a candle variable, so a module that makes a `Var` of
-    /// it shares its storage.
+    /// Returns the tensor that the module holds. The tensor belongs to a candle variable, so a `Var` that the module
+    /// makes of it shares the storage.
     pub(crate) fn tensor(&self) -> &Tensor {
         self.variable.as_tensor()
     }

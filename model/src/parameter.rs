@@ -2,9 +2,9 @@
 //! which only the linear layer that requested it can read.
 //!
 //! A *released* leaf keeps its shape but holds an empty storage of a dummy dtype, which every candle operation rejects
-//! with an error. (`matmul` would read an empty `f32` vector out of bounds.) A *gathered* leaf holds the full values.
-//! The storage behind the leaf's `Arc` is swapped. A module is therefore built only once, and a graph that was saved
-//! before a release can run its backward after the next gather.
+//! with an error. (`matmul` would read an empty `f32` vector out of bounds.) A *gathered* leaf holds the full values. A
+//! gather or a release swaps the storage behind the leaf's `Arc`. A module is therefore built only once, and a graph
+//! that was saved before a release can run its backward after the next gather.
 
 use std::convert::Infallible;
 use std::ops::Range;

@@ -95,7 +95,7 @@ pub enum Optimizer {
 
 impl Optimizer {
     /// Names of the state slices that [`update`] takes, in the same order. Each slice is as long as the parameters and
-    /// starts as zeros. The names are PyTorch's, except [`ScheduleFree::OFFSET`] and the states of custom optimizers.
+    /// starts as zeros. For optimizers that PyTorch has, other than Muon, the names are PyTorch's.
     pub fn states(&self) -> &'static [&'static str] {
         match self {
             Optimizer::AdamW(_) | Optimizer::NAdam(_) | Optimizer::RAdam(_) | Optimizer::Lamb(_) => {
@@ -147,8 +147,8 @@ impl Optimizer {
         self
     }
 
-    /// Sets a schedule-free optimizer's share for a step with this number and learning rate. Returns any other
-    /// optimizer unchanged.
+    /// Returns a schedule-free optimizer with [`ScheduleFree::share`] set for a step with this number and learning
+    /// rate. Returns any other optimizer unchanged.
     #[must_use]
     pub fn with_share(mut self, sums: AverageSums, step: u64, lr: f64) -> Self {
         if let Optimizer::ScheduleFree(free) = &mut self {
@@ -179,7 +179,8 @@ impl Optimizer {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{what}: expected {expected} elements, got {found}")]
 pub struct LengthError {
-    /// The argument with the wrong length: `grads`, `states` (the number of states), or the name of a state.
+    /// The argument with the wrong length, such as `grads`, `dst` or the name of a state; `states` if the number of
+    /// states is wrong.
     pub what: &'static str,
     /// The required length.
     pub expected: usize,
@@ -210,8 +211,8 @@ pub fn update<P: Stored, S: Stored>(
     update_at(Isa::current(), optimizer, step, params, grads, states)
 }
 
-/// Like [`update`], for states that were stored in 8 bits and have been restored. AdamW's moments are computed in the
-/// order of bitsandbytes, so that states equal to those of bitsandbytes stay equal to them.
+/// Like [`update`], for states that were stored in 8 bits and have been restored. AdamW's moments are computed in
+/// bitsandbytes' order of operations, so that the states stay equal to those of bitsandbytes.
 ///
 /// # Errors
 /// See [`update`].

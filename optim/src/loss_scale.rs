@@ -17,8 +17,8 @@ pub enum LossScaling {
 pub struct DynamicLossScale {
     /// The scale of the first step.
     pub initial: f64,
-    /// The scale doubles after each `window` steps without overflow, not counting the first step after an overflow. At
-    /// least 1.
+    /// The scale doubles after each `window` steps without overflow. The first step of the run and the first step after
+    /// an overflow do not count. At least 1.
     pub window: u64,
     /// The number of overflows after which the scale halves. Further overflows also halve it until the count is reset.
     /// At least 1.
@@ -128,7 +128,7 @@ impl LossScaler {
                 state.last_overflow = state.steps + 1;
             }
             false => {
-                // The first step after an overflow does not count.
+                // The first step of the run and the first step after an overflow do not count.
                 let stable = state.steps - state.last_overflow;
                 let grows = stable > 0 && stable.is_multiple_of(options.window.max(1));
                 if grows || options.consecutive {

@@ -3,8 +3,8 @@
 //! A [`Kernel`] is ordinary scalar Rust. [`run`] inlines it into functions compiled with AVX-512 or with AVX2 and FMA,
 //! where the compiler vectorizes the loop. The compiler may neither reassociate nor contract floating-point operations,
 //! and addition, multiplication, fused multiply-add, division and square root are correctly rounded at every vector
-//! width. So all versions are bit-identical by construction, and no intrinsics must be kept in sync. The benchmark
-//! shows whether the compiler vectorized the loops.
+//! width. So all versions are bit-identical by construction, and there are no intrinsics to keep in sync. The benchmark
+//! `bench optimizers` shows whether the compiler vectorized the loops.
 //!
 //! This module holds all `unsafe` code of the crate: calls of functions whose features have been detected, and a
 //! prefetch.

@@ -7,7 +7,7 @@ pub struct Step {
     pub step: u64,
     /// Learning rate of this step.
     pub lr: f64,
-    /// Factor that multiplies every gradient first: the clip coefficient divided by the loss scale.
+    /// Factor by which every gradient is multiplied before the update: the clip coefficient divided by the loss scale.
     pub grad_scale: f32,
     /// Largest absolute value of a gradient before it is scaled. Larger gradients are clipped to it. Infinity disables
     /// clipping.

@@ -1,4 +1,5 @@
-//! Gathers and reductions that send codes instead of values (ZeRO++: Wang et al., 2023, arXiv 2306.10209).
+//! Gathers and reductions that send codes, that is, values quantized in blocks, instead of the values (ZeRO++: Wang et
+//! al., 2023, arXiv 2306.10209).
 //!
 //! The blocks of [`BlockCodes`] are counted from the start of each parameter. Shards are cut at multiples of a block.
 //! The codes of a segment are therefore the concatenated codes of its shards and do not depend on the number of ranks.
@@ -31,7 +32,7 @@ use crate::segment::{Segment, flat_bytes};
 use crate::storage::not_floats;
 use crate::threads::share;
 
-/// One segment's part of an all-to-all of a reduction that sends codes.
+/// One segment's part of an all-to-all in a reduction that sends codes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CodedLevel {
     /// The codes.
@@ -186,8 +187,8 @@ pub(crate) struct CodedPart {
     pub(crate) at: usize,
 }
 
-/// Returns where the parts of parameters that lie within ranges of a segment are in its values, and the offsets of
-/// their codes in bytes.
+/// Cuts ranges of a segment at the boundaries of parameters. Returns, for each resulting part, its range in the values
+/// and the offset of its codes in bytes.
 pub(crate) fn places(segment: &Segment, codes: BlockCodes, parts: &[CodedPart]) -> Vec<(Range<usize>, usize)> {
     let of_part = |&CodedPart { ref range, first, mut at }: &CodedPart| {
         let place = segment.overlaps(range.clone()).map(move |(.., of)| {
@@ -252,8 +253,8 @@ fn run<P: Send>(shares: Vec<Vec<P>>, work: impl Fn(&mut P) -> Result<(), LengthE
     Ok(shares.into_iter().try_for_each(|(_, result)| result)?)
 }
 
-/// Encodes `shard`, this rank's shard of a segment, for a gather. The codes count as staging until they are decoded.
-/// Codes of a shard on a GPU are written there, and sent from there if the communicators transfer between GPUs.
+/// Encodes `shard`, this rank's shard of a segment, for a gather. The codes count as staging until they are decoded. If
+/// the shard is on a GPU, the GPU encodes it and, if the communicators transfer between GPUs, sends the codes.
 pub(crate) fn to_gather(
     rank: &Rank,
     memory: &mut Memory,
@@ -305,7 +306,7 @@ pub(crate) fn gathered(
     let elements = segment.elements();
     let all = Range { start: 0, end: elements };
     memory.count(Category::Staging, elements, rank.width(id));
-    // A secondary shard on the host takes its part of values on the host.
+    // Decode on the host if a secondary shard on the host copies its part of the values.
     if rank.is_on_gpu() && (rank.options.on_gpu.parameters || !segment.has_secondary()) {
         let places = places(segment, codes, &[CodedPart { range: all, first: 0, at: 0 }]);
         let from = memory.gpu()?.arrived(output)?;

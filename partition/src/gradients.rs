@@ -138,7 +138,8 @@ impl LocalGradients {
         sink.is_written(leaf) || rank.layout.shape().layers[layer].segments.iter().any(is_open)
     }
 
-    /// Creates the sink of a layer's backward, on the device that computes the gradients.
+    /// Creates the sink of a layer's backward (the buffers into which it writes gradients), on the device that computes
+    /// the gradients.
     fn sink_of(&mut self, rank: &Rank, memory: &mut Memory, layer: LayerId) -> Result<Gradients, ZeroError> {
         self.sink(rank, memory, &trained_segments(rank, layer), rank.brings_gradients())
     }

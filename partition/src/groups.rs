@@ -180,8 +180,8 @@ impl Groups {
         self.replicate.as_ref()
     }
 
-    /// Returns the communicator of this rank's near group: the consecutive ranks of its shard group that share a host.
-    /// `None` if the near group is the whole shard group or has one rank.
+    /// Returns the communicator of this rank's near group: consecutive ranks of its shard group on one host. `None` if
+    /// the near group is the whole shard group or has one rank.
     #[must_use]
     pub fn near(&self) -> Option<&Arc<dyn Communicator>> {
         self.near.as_ref().map(|[near, _]| near)

@@ -8,7 +8,8 @@
 //! buffer and copied out of it. Trainable and frozen parameters never share a segment, and neither do parameters of
 //! different optimizers. Three kinds of parameters always have their own segment: a quantized parameter, a matrix that
 //! the optimizer updates as a whole, and a parameter with 8-bit optimizer states. If the ranks of a tensor group cut
-//! parameters, those that each rank has whole are in segments of their own: their gradients are summed over the group.
+//! some parameters, the parameters that each rank holds whole have separate segments, because their gradients are
+//! summed over the group.
 //!
 //! A rank's shard is a contiguous range of the segment. Shard boundaries fall on multiples of 1,024 elements counted
 //! from the start of each parameter, or on the ends of parameters. A shard's contribution to the gradient norm is then
@@ -16,7 +17,8 @@
 //!
 //! Near groups can hold *secondary shards* (hpZ of ZeRO++: Wang et al., "ZeRO++: Extremely Efficient Collective
 //! Communication for Giant Model Training", arXiv 2306.10209, section 4.2): each near group holds all parameters a
-//! second time, in the working dtype. A secondary shard consists of consecutive shards, so it has their boundaries.
+//! second time, in the working dtype. A secondary shard consists of consecutive shards, so its boundaries are shard
+//! boundaries.
 //!
 //! A matrix that is updated as a whole is not cut: one rank, its owner, holds all of it as its shard. Its gradient is
 //! therefore reduced to the owner, and the owner's update is gathered. Both use the same collectives as other segments.
@@ -167,9 +169,9 @@ impl Layout {
     }
 
     /// Returns whether sharded gradients are first summed over the micro-batches and then once over the replicates of a
-    /// shard. This second sum runs while further backwards run. Otherwise, the gradients of each micro-batch are summed
-    /// over the replicates. This is the case if the sums follow a tree, if gradients are on a disk, or if a step has a
-    /// single micro-batch whose gradient would be rounded before the second sum.
+    /// shard. This second sum runs while further backwards run. Returns `false` if the sums follow a tree, if gradients
+    /// are on a disk, or if a step has a single micro-batch whose gradient would be rounded before the second sum. The
+    /// gradients of each micro-batch are then summed over the replicates.
     #[must_use]
     pub fn sums_before_replicates(&self, options: &ZeroOptions, micro_batches: usize) -> bool {
         let is_exact = options.gradient_dtype == DType::F32 || options.gradient_dtype == options.communication;

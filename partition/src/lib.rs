@@ -1,4 +1,4 @@
-//! ZeRO: the assignment of model state to ranks, the passes that add its communication to a step, and the gathers,
+//! ZeRO: the assignment of model state to ranks, the passes that add ZeRO's communication to a step, and the gathers,
 //! reductions and updates themselves.
 //!
 //! ZeRO stages are not separate types. A [`Layout`] records for each segment whether parameters, gradients and

@@ -359,8 +359,8 @@ pub(crate) fn tuned(optimizer: &Optimizer, rate: &Rate, tuning: &Tuning) -> (Opt
     (optimizer, rate.lr * tuning.lr_factor)
 }
 
-/// Rounds new values to the dtype of a parameter on a GPU and overwrites a range of it, after the work queued on its
-/// stream.
+/// Rounds new values to the dtype of a parameter on a GPU and overwrites a range of the parameter, after all work
+/// queued on the GPU's stream.
 fn refill(memory: &mut Memory, parameter: &Parameter, range: Range<usize>, master: &[f32]) -> Result<(), ZeroError> {
     let gpu = memory.gpu()?;
     let values = gpu.upload_rounded(master, parameter.dtype())?;

@@ -226,7 +226,8 @@ impl OuterShare {
     }
 
     /// Returns the bytes that this replicate sends in an outer step of a rank's `elements` elements. It first sends
-    /// every other replicate that replicate's share of the parameters, and then its own share of the result.
+    /// every other replicate the share that this other replicate updates, and then sends all of them its own updated
+    /// share.
     #[must_use]
     pub fn sent_bytes(&self, elements: usize) -> usize {
         let own = self.of(elements).len();

@@ -57,7 +57,8 @@ impl Rank {
         self.groups.data()
     }
 
-    /// Returns whether this rank adds its shard to norms and saves it. Among replicates, only the first does both.
+    /// Returns whether this rank adds its shard to norms and saves it. Of the ranks with the same shard, only the one
+    /// in the first replicate does.
     pub(crate) fn speaks(&self) -> bool {
         self.groups.at().replicate == 0
     }

@@ -22,9 +22,9 @@ pub struct Piece {
 /// A flat parameter: parameters that are placed, gathered and reduced together.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Segment {
-    /// The layer's name for its ordinary parameters, `NAME (persistent)` for its persistent ones, `NAME (whole)` for
-    /// those that the ranks of a tensor group do not cut, or the name of a tied or large parameter, which has a segment
-    /// of its own.
+    /// The layer's NAME for a segment of ordinary parameters, `NAME (persistent)` for persistent ones, `NAME (whole)`
+    /// for parameters that the ranks of a tensor group do not cut. A segment of one tied or large parameter has the
+    /// parameter's name.
     pub name: String,
     /// Index of the layer that owns the parameters.
     pub layer: usize,

@@ -14,7 +14,7 @@ use crate::gpu;
 /// The dtype of the storage of quantized parameters, whose elements are bytes.
 pub(crate) const QUANTIZED: DType = DType::F6E2M3;
 
-/// Copies values from any device over a range of a parameter.
+/// Overwrites a range of a parameter with values from any device.
 pub(crate) fn overwrite(
     parameter: &Parameter,
     range: Range<usize>,

@@ -54,7 +54,7 @@ impl Trust {
 
 impl OptimizerState {
     /// Runs the first pass of a step on all segments in memory, unless the optimizer takes only one pass or this step
-    /// has already run the first. Then sums the squares of segments and tiles over the ranks. Collective over the
+    /// has already run the first pass. Then sums the squares of segments and tiles over the ranks. Collective over the
     /// stage.
     pub(crate) fn measure_trust(&mut self, with: &mut StepInputs<'_>, scalings: &[Scaling]) -> Result<(), ZeroError> {
         let rank = with.rank;

@@ -99,7 +99,7 @@ pub enum Transfer<'a> {
     Reduce(&'a [SegmentId], usize),
     /// All-gather of updated parameters, by the shard group.
     Refresh(&'a [SegmentId]),
-    /// Average of parameters over the replicates of a shard, and all-gather of the outer optimizer's result between
+    /// Average of a segment's parameters over the replicates, and all-gather of the outer optimizer's result among
     /// them.
     OuterStep(&'a SegmentId),
     /// A message, from the point of view of its sender.

@@ -123,8 +123,8 @@ pub enum Instruction {
         /// Micro-batch of the gradient.
         micro_batch: usize,
     },
-    /// Starts reducing the gradients of segments over the ranks, in one collective, or in one for each level if it sends
-    /// codes.
+    /// Starts reducing the gradients of segments over the ranks, in one collective, or in up to two all-to-alls if it
+    /// sends codes.
     Reduce {
         /// The bucket: segments with complete gradients, in the order of their backward.
         segments: Vec<SegmentId>,

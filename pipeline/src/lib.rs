@@ -1,9 +1,9 @@
 //! A training step as a program. The program is pure data; this crate uses no tensors, no I/O and no candle.
 //!
 //! For one global batch, each rank runs a list of [`Instruction`]s. A [`schedule`] writes the compute and the messages
-//! between pipeline stages. Passes then rewrite the program; they are in the crate that owns the ZeRO layout.
-//! [`validate()`] checks the programs of all ranks together before anything runs. The executor is one exhaustive
-//! `match` over the same instructions. [`Instruction::effects`] is a table of what each instruction does.
+//! between pipeline stages. The passes of the crate `zero-partition` then rewrite the program. [`validate()`] checks
+//! the programs of all ranks together before anything runs. The executor is one exhaustive `match` over the same
+//! instructions. [`Instruction::effects`] is a table of what each instruction does.
 //!
 //! [`split`] chooses where to cut a model into stages. [`simulate()`] predicts the timing of a step. [`grid`] and
 //! [`trace`] display a simulated or measured [`Timeline`].

@@ -96,7 +96,7 @@ impl Contents {
 
 /// The key under which the metadata of a safetensors file stores [`Export::mup`].
 pub(crate) const MUP: &str = "mup";
-/// Value of [`Export::mup`] for weights that the factors of the section `mup` are folded into. A model with these
+/// Value of [`Export::mup`] for weights into which the factors of the section `mup` are folded. A model with these
 /// weights gives the right results without the section.
 pub const FOLDED: &str = "folded";
 

@@ -76,8 +76,7 @@ impl Product {
         }
     }
 
-    /// Computes these elements of the weight with the product added, and adds the square of each to the sum of its
-    /// output.
+    /// Adds the square of each of these elements of the weight, with the product added, to the sum of its output.
     pub(crate) fn add_squares(&self, start: usize, bytes: &[u8], sums: &mut [f64]) {
         for (at, value) in (start..).zip(bytes.as_chunks().0) {
             let (output, sum) = self.sum(at, *value);

@@ -20,7 +20,7 @@ const INDEX: &str = "model.safetensors.index.json";
 const MAX_INDEX: u64 = 64 << 20;
 /// Prefixes of parameter names. Files lack them if a model was saved without its head.
 const PREFIXES: [&str; 2] = ["transformer.", "model."];
-/// The name of a head that may be tied, and the name of the embeddings that it is then tied to.
+/// The name of a head that may be tied to the embeddings, and the possible names of the embeddings.
 const HEAD: &str = "lm_head.weight";
 const EMBEDDINGS: [&str; 2] = ["transformer.wte.weight", "model.embed_tokens.weight"];
 /// Suffixes of tensors that older versions of transformers saved although the configuration determines them: masks and

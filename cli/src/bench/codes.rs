@@ -23,7 +23,7 @@ pub(super) fn codes(elements: usize, repeats: usize) {
     }
 }
 
-/// Prints one row. `work` moves this number of bytes.
+/// Prints one row. `work` moves `bytes` bytes.
 fn show(name: &str, elements: usize, bytes: usize, repeats: usize, mut work: impl FnMut()) {
     let (from, mut to) = (vec![1u8; bytes / 2], vec![2u8; bytes / 2]);
     let mut run = || (timed(&mut work), timed(|| to.copy_from_slice(std::hint::black_box(&from))));

@@ -1,5 +1,5 @@
 //! `zero-train bench comm`: times collectives between processes of this machine. Each collective alternates with its
-//! floor, its memory traffic alone.
+//! floor: the memory traffic of the collective alone.
 
 use std::time::Duration;
 

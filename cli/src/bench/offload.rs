@@ -58,7 +58,7 @@ pub(crate) fn offload(args: &ConfigArgs, steps: usize) -> anyhow::Result<u8> {
     let step = [0, 1].map(|way| (after[way] - before[way]) / WARM_UP as u64);
     let (mut floor, size) = (Floor::new(in_memory(&subject))?, step[0].max(step[1]));
     let file = SwapFile::create(folder, size, &Options::default())?;
-    // A file system reads never-written ranges without the disk.
+    // A file system does not access the disk to read ranges that were never written.
     floor.run(&file, [0, size])?;
     let (mut whole, mut updates) = (Times::default(), Times::default());
     for _ in 0..steps {

@@ -40,8 +40,8 @@ pub(crate) fn optimizers(millions: usize, repeats: usize) -> anyhow::Result<u8> 
         let bytes = width(narrow_gradients) + 2 * width(narrow) + 2 * 2 * 2;
         show(name, bytes, &times, bytes as f64 / bytes_per_parameter(2) as f64);
     }
-    // Each state reads and writes one byte per parameter. The largest value of each block adds 1.6 % to this, which is
-    // not counted.
+    // For each state, the update reads and writes one byte per parameter. The largest value of each block adds 1.6 % to
+    // this, which is not counted.
     let times = eight_bit(parameters, repeats);
     show("AdamW, states in 8 bits", 4 * 3 + 4, &times, 16.0 / bytes_per_parameter(2) as f64);
     println!(

@@ -1,5 +1,5 @@
 //! Limits the number of files in a folder of source files, so that a reader finds a file by its subject, and checks
-//! that a module with files of its own is in its folder.
+//! that a module with submodule files is the `mod.rs` of their folder.
 
 use std::collections::BTreeMap;
 

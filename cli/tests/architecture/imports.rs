@@ -1,8 +1,8 @@
 //! Finds import cycles between the files of a crate.
 //!
-//! A path resolves to the file that defines the item. If `costs/mod.rs` re-exports an item from `costs/choice.rs`
-//! (`pub use`), `crate::costs::Choice` is an import of `costs/choice.rs`. A re-export is not an import of the file that
-//! contains it, unless it ends in `*`. Unit tests at the end of a file are ignored.
+//! A path resolves to the file that defines the item. If `costs/mod.rs` re-exports (`pub use`) an item from
+//! `costs/choice.rs`, `crate::costs::Choice` is an import of `costs/choice.rs`. A file that re-exports an item does not
+//! count as importing it, unless the re-export ends in `*`. Unit tests at the end of a file are ignored.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -103,8 +103,8 @@ fn full(start: &Module, path: Module) -> Module {
     at
 }
 
-/// Returns the file that defines the item with this full path. If several files re-export the item from each other,
-/// follows at most as many re-exports as there are.
+/// Returns the file that defines the item with this full path. Stops after `exports.len()` re-exports, because files
+/// may re-export an item from each other in a cycle.
 fn definition(mut path: Module, modules: &BTreeMap<Module, &String>, exports: &Exports) -> Option<String> {
     for _ in 0..=exports.len() {
         let depth = (0..=path.len()).rev().find(|&depth| modules.contains_key(&path[..depth]))?;

@@ -172,7 +172,7 @@ fn dependencies_between_crates_match_the_table_and_point_down() {
         let mut allowed = row.uses.clone();
         allowed.sort();
         let mut found = edges(&read(&format!("{}/Cargo.toml", row.folder)));
-        // Only tests use the emulator, those of the kernels that it runs among them.
+        // Only tests use the emulator, including the tests of the kernels that it runs.
         found.retain(|name| name != "zero-emulator");
         assert_eq!(found, allowed, "dependencies of {}: left the manifest, right ARCHITECTURE.md", row.name);
         for used in &row.uses {
@@ -182,7 +182,8 @@ fn dependencies_between_crates_match_the_table_and_point_down() {
     }
 }
 
-/// All other files read the table of effects, so that a new instruction changes few files.
+/// Only the files that ARCHITECTURE.md lists may distinguish most instructions. All other files read the table of
+/// effects, so that a new instruction changes few files.
 #[test]
 fn only_listed_files_match_on_all_instructions() {
     let sources = sources();

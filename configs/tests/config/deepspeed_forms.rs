@@ -85,7 +85,7 @@ fn keys_of_stage_3_do_not_need_their_prefix() {
         assert_eq!(error.message, format!("`{}` and `{}` are aliases of the same key", both[0], both[1]));
         assert_eq!(error.places.iter().map(|place| place.path.as_str()).collect::<Vec<_>>(), [&both[1], &both[0]]);
     }
-    // An override or a later file wins under either name of the key.
+    // An override or a later file takes precedence under either name of the key.
     let text = format!("{HEAD}zero_optimization: {{max_live_parameters: 7}}");
     let set = ["zero_optimization.stage3_max_live_parameters=8"];
     let config = overridden(&text, &set).expect("both names are the same key");

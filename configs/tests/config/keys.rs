@@ -47,7 +47,7 @@ fn each_configuration_key_occurs_once_in_the_sources() {
     // and `word` in the definition of a value, whose word may also be a key: `Bf16 = "bf16"`.
     let row = Regex::new(r#"(?:^|[ .=\[])(?:key|now|engine|later|later_unless|later_section|rejected|rejected_section|removed|removed_unless|old|ignored|alias|section)\($| as $|^    (?:\("[^"]*", "[^"]*"\), )*\($"#).unwrap();
     let word = Regex::new(r#"^\s*[A-Z]\w* = (?:"\w+" \| )*$"#).unwrap();
-    // `argument` matches before the first literal in a field's row, which is the default: the field itself is the name.
+    // `argument` matches before the first literal in a field's row: the default. The field has the key's name.
     let argument = Regex::new(r#" = (?:key|now|engine)\([^"]*, $"#).unwrap();
     let literal = Regex::new(r#""([a-z0-9_.]+)""#).unwrap();
     let constant = Regex::new(r"^(?:pub\(\w+\) )?const \w+: &str = $").unwrap();

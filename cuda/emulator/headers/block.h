@@ -53,7 +53,7 @@ struct Fiber {
 struct Thread {
     State state;
     Meeting meeting;
-    // Which of the two buffers it writes next: a late lane still reads the other one.
+    // Which of its two buffers the thread writes next; a late lane may still be reading the other one.
     bool turn;
     // The fiber on which it waits; null before it begins.
     Fiber* fiber;
@@ -62,8 +62,9 @@ struct Thread {
     alignas(8) unsigned char handed[2][HANDED];
 };
 
-// A launch: sizes, bytes of dynamic shared memory, and the order. Order 0 runs first to last, 1 last to first, one
-// block after the other; 2 and 3 are mixed, with several resident blocks that switch when all threads of one wait.
+// A launch: sizes, bytes of dynamic shared memory, and the order. Orders 0 and 1 run one block after the other, with
+// blocks and threads first to last or last to first. Orders 2 and 3 are mixed: several blocks are resident, and the
+// next one runs when all threads of a block wait.
 struct Launch {
     const unsigned *grid, *block;
     size_t shared_bytes;

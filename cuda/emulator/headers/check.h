@@ -36,13 +36,14 @@ namespace emulator {
 struct Range { uintptr_t start; size_t bytes; };
 struct Ranges { const Range* of; size_t count; };
 
-// Bytes of global memory: those that a launch reads before it writes them, and those that it writes, each counted once;
-// and the bytes of all accesses. A cell that is accessed both byte by byte and in larger units counts for both.
+// Bytes of global memory in one launch. `read` counts each byte that is read before the launch writes it, and `written`
+// each byte that is written, once each. `accessed` counts the bytes of all accesses. A byte that is accessed both
+// singly and in a larger unit is counted for each of the two.
 struct Traffic { size_t read, written, accessed; };
 
 }  // namespace emulator
 
-// The loader of the library may set this to a function that returns the valid memory for the length of a launch of the
+// The loader of the library may set this to a function that returns the memory that is valid during a launch by the
 // calling thread. If it is unset, or returns no memory, only shared memory is checked.
 extern "C" __attribute__((visibility("default"))) emulator::Ranges (*emulated_memory)() = nullptr;
 // The loader may set this to receive the traffic of each launch, at its end, on the thread that launched.
@@ -129,7 +130,8 @@ static void on_stack(const void* of) { stack = reinterpret_cast<uintptr_t>(of); 
 static void order_blocks() { block_began = barrier = ++now; }
 // All threads of the block resume after a barrier.
 static void order_block() { barrier = ++now; }
-// Lanes of a warp resume after a __syncwarp: each is now synchronized with everything that any of them was.
+// Lanes of a warp resume after a __syncwarp: each is now synchronized with everything that any of them was synchronized
+// with.
 static void order_warp(unsigned first, uint32_t came) {
     now++;
     uint64_t known[WARP_THREADS] = {};

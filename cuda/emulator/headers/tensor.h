@@ -49,7 +49,8 @@ static inline void store_pair(void* to, uint32_t both) {
     memcpy(to, &both, 4);
 }
 
-// Thread i passes the address of row i % 8 of matrix i / 8; the matrices are 8 x 8. It receives two neighbours of each.
+// Thread i passes the address of row i % 8 of matrix i / 8; the matrices are 8 x 8. The thread receives two adjacent
+// elements of each.
 static inline void load_matrices(uint32_t* to, const void* row, bool transposed) {
     if (!in_pieces(row)) fail("a row of a matrix that does not begin at a multiple of 16 bytes");
     FromWarp<const void*> rows(Meeting::LOAD_MATRICES, ALL_LANES, row);

@@ -1,4 +1,4 @@
-// What nvcc declares implicitly, as far as candle's kernels use it.
+// The implicit declarations of nvcc that candle's kernels use.
 #pragma once
 #include <assert.h>
 

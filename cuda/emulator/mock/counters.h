@@ -2,8 +2,8 @@
 // prints them to standard error at exit, with the launches of each kernel and the bytes that watched kernels access.
 //
 // "up" is host to device, "down" device to host, "within" device to device, also between two devices. A host wait is a
-// call that a real driver returns from only when work on the device is done: mock_waits counts all of them, the other
-// counters count each kind.
+// call that a real driver returns from only when work on the device is done: mock_waits counts all host waits, and
+// further counters count each kind.
 #define COUNTERS(X) \
     X(launches) X(collectives) X(products) X(lt_products) X(product_bytes_read) X(product_bytes_written) \
     X(copies_up) X(bytes_up) X(copies_down) X(bytes_down) X(copies_within) X(bytes_within) X(fills) X(bytes_filled) \

@@ -1,4 +1,5 @@
-// Matrix products computed in REAL, named GEMM: products.h includes this file once for each accumulator type.
+// Matrix products with accumulators of type REAL, by a function named GEMM: products.h includes this file once for each
+// accumulator type.
 
 // Reads an element as REAL; the index counts elements of the matrix's type.
 static inline REAL SUFFIXED(read)(const void *from, int type, size_t index) {

@@ -184,7 +184,7 @@ pub(crate) fn watch_kernels() -> bool {
     true
 }
 
-/// Returns, for each kernel that was looked up, by name: the number of launches, and the bytes read, written and
+/// Returns, by the name of each kernel that was looked up, the number of launches and the bytes read, written and
 /// accessed (0 unless the kernel is watched).
 #[allow(dead_code, reason = "not all of the programs that include this file need it")]
 pub(crate) fn kernels() -> BTreeMap<String, [i64; 4]> {

@@ -110,7 +110,7 @@ static void *bury(void *argument) {
     free(stream);
     return NULL;
 }
-// The work on it finishes in the background.
+// Work that is still on the stream finishes in the background.
 int cuStreamDestroy_v2(Stream *stream) {
     pthread_mutex_lock(&streams_lock);
     for (Stream **place = &streams; *place; place = &(*place)->next) {

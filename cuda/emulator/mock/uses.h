@@ -1,8 +1,9 @@
 // The part of driver.c that tracks which work uses which memory, and how work is ordered: by the stream that it is on,
 // by events, or because the host has waited.
 //
-// It reports the use of pool memory on a stream that is not ordered after the allocation, or after the free, and a free
-// on a stream that is not ordered after a use on another stream, whether or not the race did harm this time.
+// It reports memory that is used or freed on a stream that is not ordered after its allocation, memory that is freed on
+// a stream that is not ordered after a use on another stream, and memory that is used after it was freed. It reports
+// these faults whether or not they did harm this time.
 enum { MOST_STREAMS = 1024 };
 // Work is numbered within its stream. `at` has, for each stream, the number of the last work known to be done before.
 typedef struct { int count; long at[MOST_STREAMS]; } Seen;

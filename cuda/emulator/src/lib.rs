@@ -87,7 +87,8 @@ pub fn image(source: Source) -> Result<Option<Vec<u8>>, String> {
     std::fs::read(library).map(Some).map_err(|error| error.to_string())
 }
 
-/// Returns the source file, in the folder that `ZERO_TRAIN_KERNEL_SOURCES` names or in that of `zero-kernels`.
+/// Returns the path of the source file, in the folder that `ZERO_TRAIN_KERNEL_SOURCES` names, or else in
+/// `zero-kernels`.
 fn file(source: Source) -> PathBuf {
     let named = std::env::var_os("ZERO_TRAIN_KERNEL_SOURCES").map(PathBuf::from);
     let folder = named.unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../kernels/cu"));
@@ -99,8 +100,8 @@ fn file(source: Source) -> PathBuf {
 pub enum How {
     /// Fast. A wrong access is detected only if it changes the results.
     Plain,
-    /// Checked. An access outside of all [`Memory`] ends the launch, and so do two conflicting accesses without an
-    /// order.
+    /// Checked. An access outside of all [`Memory`] ends the launch, and so do two conflicting accesses that no barrier
+    /// orders.
     Watched,
 }
 
@@ -176,7 +177,7 @@ impl Compiled {
         if failure.is_null() {
             return Ok(());
         }
-        // SAFETY: the message is a literal of the library, which is still loaded.
+        // SAFETY: the library, which is still loaded, returns a C string that is never freed.
         Err(format!("{name}: {}", unsafe { CStr::from_ptr(failure) }.to_string_lossy()))
     }
 }

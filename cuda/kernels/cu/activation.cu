@@ -76,7 +76,8 @@ template <class T> DEVICE void swiglu(const ActivationArgs& a) {
     two<T>(a, a.a, a.b, a.y, [](float* y, float gate, float up) { *y = gate * sigmoid(gate).value * up; });
 }
 
-// Writes the gradient of gate to `x` and of up to `y`; either may overwrite its input or the upstream gradient.
+// Writes the gradient of `gate` to `x`, and the gradient of `up` to `y`. Either may overwrite its input or the upstream
+// gradient.
 template <class T> DEVICE void swiglu_backward(const ActivationArgs& a) {
     auto gradients = [](float* to, float gate, float up, float d) {
         Sigmoid s = sigmoid(gate);

@@ -62,7 +62,7 @@ DEVICE void products(Tile<SIZE> rows, Tile<SIZE> columns, unsigned y, unsigned x
     }
 }
 
-// Writes the rows of a tile that thread (y, x) holds to one head's rows, from position `first` on.
+// Stores the tile rows of thread (y, x) in one head's rows, from position `first` on.
 template <unsigned ROWS, unsigned PARTS>
 DEVICE void put(
     const float (&rows)[ROWS][PARTS], Rows to, unsigned first, const Seat& place, const AttentionArgs& a) {
@@ -171,7 +171,8 @@ struct Query {
     unsigned position, first;
     float log_sum, delta;
 
-    // Takes the product with the key at position `key`, and the gradient of that probability.
+    // Computes the probability, and the gradient of the score, from `product`, the product of the query with the key at
+    // position `key`, and `dp`, the gradient of the probability.
     DEVICE Scored scored(const AttentionArgs& a, unsigned key, float product, float dp) const {
         bool is_seen = first <= key && key <= position && key < a.keys;
         float p = is_seen ? exponential(fmaf(product, a.scale, -log_sum)) : 0.0f;

@@ -9,15 +9,15 @@ struct AttentionArgs {
     // f32 of [batch, heads, time − from]: ln Σ e^score, written by the forward; Σ out·d_out, written by the backward's
     // first kernel.
     uint64_t log_sums, deltas;
-    // u32 of [batch, max(time, keys)]: the first key that each position sees, non-decreasing within a sequence. 0 if all
-    // see from the start of their sequence.
+    // u32 of [batch, max(time, keys)]: the first key that each position sees, non-decreasing within a sequence. The
+    // address is 0 if all positions see keys from the start of their sequence on.
     uint64_t firsts;
     // Elements from one position to the next; gradients have the layout of their tensors. The heads of a position are
     // contiguous.
     uint64_t q_row, k_row, v_row, out_row;
     // The queries are those at the positions from `from` to `time`. A sequence has time − from rows of q, out and their
-    // gradients. It has `keys` rows of k and v, for the positions from 0 on, which may end before or after `time`; those
-    // before `time` are read and get gradients.
+    // gradients. It has `keys` rows of k and v, for the positions from 0 on; `keys` may be less or more than `time`.
+    // Only the rows before `time` are read and get gradients.
     uint32_t from, time, keys;
     uint32_t heads, kv_heads, size;
     float scale;
@@ -30,7 +30,7 @@ struct AttentionArgs {
     uint32_t unused;
 };
 
-// The rows of a tensor of one head: of queries, from position `begin` on, or of all keys.
+// One head's rows of a tensor: those of the queries, from position `begin` on, or those of all keys.
 struct Rows {
     uint64_t address, stride;
     // Index of the first element of position 0, which may be below 0.
@@ -61,12 +61,12 @@ struct Place {
     }
     // The index of the block's tile when tiles are counted from the last.
     DEVICE unsigned from_last() const { return skipped + tiles - 1 - tile; }
-    // A head's rows of q, out or a gradient of theirs.
+    // A head's rows of q, of out, or of the gradient of either.
     DEVICE Rows queries(const AttentionArgs& a, uint64_t address, uint64_t row, unsigned head) const {
         uint64_t rows = uint64_t(sample) * (a.time - a.from) - a.from;
         return {address, row, rows * row + uint64_t(head) * a.size, a.from, a.time};
     }
-    // A head's rows of k, v or a gradient of theirs.
+    // A head's rows of k, of v, or of the gradient of either.
     DEVICE Rows keys(const AttentionArgs& a, uint64_t address, uint64_t row, unsigned head) const {
         return {address, row, uint64_t(sample) * a.keys * row + uint64_t(head) * a.size, 0, keys_end(a)};
     }

@@ -7,9 +7,9 @@
 // that it reads from shared memory with all its bands: with a single band, shared memory is slower than the tensor
 // cores.
 //
-// The backward consists of two kernels that both compute scores and gradients of probabilities: seven products. A
-// single kernel would have five, but would have to add up the gradient of q across blocks. docs/gpu-kernels.md states
-// the cost.
+// The backward consists of two kernels that both compute scores and gradients of probabilities. Together, they compute
+// seven products. A single kernel would compute five, but would have to add up the gradient of q across blocks.
+// docs/gpu-kernels.md states the cost.
 #include "attention_tiles.cuh"
 
 template <class T, unsigned SIZE> DEVICE void forward(const AttentionArgs& a) {

@@ -43,7 +43,7 @@ DEVICE void begin_fill(Tile<T, SIZE> tile, Rows rows, unsigned begin, const Atte
 }
 
 // Loads 16 × 16 numbers of one head directly from memory, from a position and a column on, in the layout that `factors`
-// of a tile returns.
+// returns for a tile.
 template <class T>
 DEVICE Factors from_memory(Rows rows, unsigned begin, unsigned column, const AttentionArgs& a) {
     Factors f;

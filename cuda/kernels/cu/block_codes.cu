@@ -4,7 +4,7 @@
 #include "ranges.cuh"
 
 struct CodesRange {
-    // The entry's type, of [count].
+    // [count] values in the entry's type.
     uint64_t values;
     // The scales and codes of these values.
     uint64_t codes;
@@ -64,7 +64,7 @@ struct Fp4 {
     }
 };
 
-// The block of elements that a warp works on; without elements after the last block of its range.
+// The block of elements that a warp works on. It is empty for a warp beyond the last block of its range.
 template <class T, class CODES> struct Block {
     uint64_t values, codes;
     unsigned count;

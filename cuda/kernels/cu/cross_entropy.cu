@@ -101,7 +101,7 @@ template <class T> DEVICE void cross_entropy(const CrossEntropyArgs& a) {
     uint64_t target = as<uint32_t>(a.targets)[blockIdx.x];
     float* statistics = as_mut<float>(a.statistics) + 3 * uint64_t(blockIdx.x);
     if (target == NO_TARGET) {
-        // The loss of these is 0.
+        // With these statistics, the row's loss is 0.
         if (threadIdx.x == 0) statistics[0] = 0.0f, statistics[1] = 1.0f, statistics[2] = 0.0f;
         return;
     }
@@ -117,9 +117,9 @@ template <class T> DEVICE void cross_entropy(const CrossEntropyArgs& a) {
     }
 }
 
-// Computes a gradient of one type from logits of another at least as large, sixteen bytes of the gradient per thread
-// and turn. A thread's gradient may overwrite a logit that another thread reads in the same turn or has read before,
-// but none that is read later.
+// Computes a gradient of one type from logits of a type that is at least as large, sixteen bytes of the gradient per
+// thread and turn. A thread's gradient may overwrite a logit that another thread reads in the same turn or has read
+// before, but none that is read later.
 template <bool PACKED, class From, class To> DEVICE void row_gradient(const CrossEntropyArgs& a, const From* x, To* out) {
     constexpr unsigned N = Pack<To>::COUNT;
     const float* statistics = as<float>(a.statistics) + 3 * uint64_t(blockIdx.x);
@@ -175,7 +175,7 @@ template <class T> DEVICE void cross_entropy_backward(const CrossEntropyArgs& a)
 // For f32 logits.
 template <class T> DEVICE void cross_entropy_backward_to(const CrossEntropyArgs& a) { gradient<float, T>(a); }
 
-// Joins the statistics of all ranks to those of all classes. Sums are added in f64 in rank order.
+// Combines the statistics of all ranks into those of all classes. Sums are added in f64, in rank order.
 struct JoinArgs {
     // [ranks, rows, 3]
     uint64_t parts;
@@ -218,7 +218,7 @@ struct MeanLossArgs {
     uint32_t unused;
 };
 
-// The sum of one number of each thread, in an order that depends only on their number.
+// The sum of one number per thread, in an order that depends only on the number of threads.
 DEVICE double added(double own, double* sums) {
     sums[threadIdx.x] = own;
     for (unsigned half = blockDim.x / 2; half > 0; half /= 2) {
@@ -271,7 +271,8 @@ template <class T> DEVICE void rescale(const RescaleArgs& a) {
     }
 }
 
-// Checks that the loss has the expected gradient, for results computed with it that can no longer be rescaled.
+// Checks that the loss has the expected gradient, for results that were computed with the expected gradient and can no
+// longer be rescaled.
 struct ForeseenArgs {
     uint64_t upstream;
     // A Fault, filled in with `what` and the bits of both gradients.

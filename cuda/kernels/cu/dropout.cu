@@ -68,7 +68,7 @@ template <bool PACKED, class T> DEVICE void drop(const DropoutArgs& a) {
     }
 }
 
-// Elements anywhere, one by one.
+// Like `drop`, but one element at a time: rows need not begin at multiples of four in their sample.
 template <class T> DEVICE void drop_each(const DropoutArgs& a) {
     uint64_t size = a.rows * a.width;
     for (uint64_t sample = blockIdx.y; sample < a.samples; sample += gridDim.y) {

@@ -1,7 +1,7 @@
 // Embedding lookup, and the gradient of the table: row `id` is the sum of the rows of dy at the positions of `id`,
 // added in the order of the positions, which makes it bit-identical to the CPU's (ops/src/embedding.rs).
 //
-// For that the positions are sorted by index, with a bitonic network over keys that are all distinct, so the sorted
+// The positions are sorted by index beforehand, with a bitonic network over keys that are all distinct, so the sorted
 // order is unique. Chunks of keys are sorted in shared memory; only steps over longer distances are launches of their
 // own.
 #include "pack.cuh"
@@ -45,15 +45,15 @@ constexpr uint64_t CHUNK = 2048;
 
 struct SortArgs {
     uint64_t indices;
-    // u64; the count is a power of two, at least CHUNK and `count`. A key is index · 2³² + position; keys after the
-    // last are all ones.
+    // u64; the number of keys is a power of two, at least CHUNK and at least `count`. A key is index · 2³² + position.
+    // The keys after the first `count` have all bits set.
     uint64_t keys;
     uint64_t count;
-    // Keys per run that is being sorted, and the distance of the keys that are compared.
+    // Keys per run that is being sorted, and the distance between the keys that are compared.
     uint64_t run, distance;
 };
 
-// Orders a pair of keys: ascending in every other run, descending in those between.
+// Orders a pair of keys: ascending in every other run, descending in the runs between.
 DEVICE void order(uint64_t& front, uint64_t& back, bool rises) {
     if ((front > back) == rises) {
         uint64_t was = front;

@@ -14,7 +14,8 @@ struct Verdict {
     uint32_t admitted;
 };
 
-// The type in which gradients would be communicated between ranks. A single rank rounds them to it when it reads them.
+// The type in which several ranks would communicate gradients. A single rank rounds gradients to this type when it
+// reads them.
 enum Communicated : uint32_t { AS_F32, AS_BF16, AS_F16 };
 
 template <class T> DEVICE float rounded_to(float x) {

@@ -11,8 +11,9 @@ struct NormArgs {
     uint64_t weight, bias;
     // y forward, the gradient of x backward.
     uint64_t out;
-    // Backward only. The gradient of y; if not 0, an earlier gradient of x, to which this one is added; f32 of [blocks,
-    // 2, size], or [blocks, 1, size] without a bias: Σ dy·x̂ and Σ dy over each block's rows.
+    // Backward only. `d` is the gradient of y. `before`, if not 0, is an earlier gradient of x, to which the new one is
+    // added. `partials` is f32 of [blocks, 2, size], or [blocks, 1, size] without a bias: Σ dy·x̂ and Σ dy over each
+    // block's rows.
     uint64_t d, before, partials;
     uint64_t rows, size;
     // Rows per block.
@@ -235,8 +236,8 @@ template <class T> DEVICE void layer_norm_backward(const NormArgs& a) { backward
 template <class T> DEVICE void rms_norm(const NormArgs& a) { forward<false, T>(a); }
 template <class T> DEVICE void rms_norm_backward(const NormArgs& a) { backward<false, T>(a); }
 
-// Adds the partial sums of a weight or a bias, which are `stride` apart, into its gradient, f32; adds to the existing
-// value or overwrites it.
+// Adds the partial sums of a weight or a bias, which are `stride` elements apart. The total is added to the f32
+// gradient, or overwrites it.
 struct NormSumsArgs {
     uint64_t partials, to;
     uint64_t blocks, size, stride;

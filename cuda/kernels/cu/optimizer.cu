@@ -27,12 +27,12 @@ struct UpdateArgs {
     UpdateRange ranges[UPDATE_RANGES];
     // With weight decay and without, each in the order that optim/src/factors.rs gives for the formula.
     float factors[2][FACTORS];
-    // A Verdict, whose scale replaces that of the factors; or 0.
+    // Address of a Verdict, whose scale replaces the gradient scale in the factors; or 0.
     uint64_t verdict;
     uint32_t used, formula;
     // The share of the new parameters in their averages.
     float average_weight;
-    // The largest absolute value of a gradient before it is scaled; infinite for none.
+    // The limit of a gradient's absolute value before it is scaled; infinite if gradients are not clipped.
     float limit;
 };
 
@@ -184,7 +184,7 @@ template <class T, class FORMULA> struct Update {
     uint32_t communicated_as;
     float limit;
 
-    // A gradient, rounded as it was communicated and clipped. NaN stays NaN.
+    // A gradient, rounded to the type in which it was communicated, then clipped. NaN stays NaN.
     DEVICE float read(float grad) const {
         grad = communicated(grad, communicated_as);
         grad = limit < grad ? limit : grad;

@@ -61,8 +61,8 @@ template <class T, unsigned N> DEVICE void store_pack(T* to, const Pack<T, N>& p
     for (unsigned i = 0; i < N * sizeof(T) / 16; i++) store_words(to + 16 / sizeof(T) * i, pack.words + 4 * i);
 }
 
-// Access a pack of an array that ends after `left` numbers, one by one unless PACKED. Numbers after the end are read as
-// zeros.
+// Access a pack of an array that ends after `left` more numbers. Unless PACKED, its numbers are accessed one by one.
+// Numbers after the end are read as zeros.
 template <bool PACKED, class T> DEVICE Pack<T> load_pack(const T* from, uint64_t left) {
     if constexpr (PACKED) {
         return load_pack<Pack<T>::COUNT>(from);

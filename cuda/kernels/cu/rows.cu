@@ -27,7 +27,7 @@ template <class T> struct alignas(8) Columns {
     T at[COUNT];
 };
 
-// f32 of [blocks of rows, size]. A thread processes some columns of the rows of blockIdx.y.
+// `partials` is f32 of [blocks of rows, size]. A thread processes some columns of the rows of blockIdx.y.
 struct RowSumsArgs {
     uint64_t x, partials;
     uint64_t rows, size;
@@ -64,8 +64,8 @@ template <class T> DEVICE void row_sums_wide(const RowSumsArgs& a) {
     UNROLL for (int j = 0; j < N; j++) to[j] = sums[j];
 }
 
-// Adds the partial sums in order, f32 of [size]. `add`: 0 overwrites the existing value, 1 adds the sum to it, 2 starts
-// the sum with it.
+// Adds the partial sums in order. The result `to` is f32 of [size]. `add`: 0 overwrites the existing value, 1 adds the
+// sum to it, 2 starts the sum with it.
 struct PartialSumsArgs {
     uint64_t partials, to;
     uint64_t blocks, size;

@@ -46,7 +46,7 @@ pub struct Geometry {
     /// Position after the last query, at least `from` + 1.
     pub time: u32,
     /// Number of keys and values of each sequence, at least 1; their positions begin at 0. No query sees the keys from
-    /// position `time` on, and their gradients are not written. With `packed`, `time`.
+    /// position `time` on, and their gradients are not written. With `packed`, this must equal `time`.
     pub keys: u32,
     /// Number of query heads, a multiple of `kv_heads`.
     pub heads: u32,

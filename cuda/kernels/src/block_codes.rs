@@ -55,7 +55,7 @@ pub const CODES_RANGES: usize = 120;
 /// Number of blocks of elements that a block of threads processes: one per warp.
 const BLOCKS: u64 = THREADS as u64 / 32;
 
-/// Writes the scales and codes of values of a type. Returns `None` without values.
+/// Writes the scales and codes of values of type `dtype`. Returns `None` without values.
 ///
 /// # Panics
 /// Fails if there are more than [`CODES_RANGES`] ranges.
@@ -63,8 +63,9 @@ pub fn quantize(dtype: Dtype, codes: BlockCodes, coded: &[Coded]) -> Option<Laun
     over("quantize", dtype, codes, coded, Senders { count: 0, apart: 0, adds: false })
 }
 
-/// Restores values from the scales and codes of senders, whose addresses are those of the first sender. Adds the values
-/// of all senders in f32, in their order, and rounds the sum to a type. Returns `None` without values.
+/// Restores values from the scales and codes of `senders`; `coded` has the addresses of the first sender's scales and
+/// codes. Adds the values of all senders in f32, in their order, and rounds the sum to `dtype`. Returns `None` without
+/// values.
 ///
 /// # Panics
 /// Fails if there are more than [`CODES_RANGES`] ranges.

@@ -46,12 +46,12 @@ pub struct SampleLayout {
     pub stride: u64,
     /// Index of the first element in its sample.
     pub first: u64,
-    /// Difference between the indices of the first elements of two rows.
+    /// Difference between the indices of the first elements of consecutive rows.
     pub apart: u64,
 }
 
 impl SampleLayout {
-    /// Returns the place of all elements of samples with `size` elements.
+    /// Returns the layout of whole samples of `size` elements.
     #[must_use]
     pub fn whole([samples, size]: [u64; 2]) -> Self {
         Self { samples, rows: 1, width: size, stride: size, first: 0, apart: size }

@@ -13,7 +13,7 @@ pub enum IndexType {
     U32,
     /// candle's widest type.
     I64,
-    /// i64 targets of a loss, which may be −100: these become [`NO_TARGET`].
+    /// i64 targets of a loss. The target −100 is allowed, and becomes [`NO_TARGET`].
     Targets,
 }
 
@@ -50,7 +50,7 @@ pub struct Args {
 
 const THREADS: u32 = 1024;
 
-/// The indices of a table, or the classes of a loss.
+/// The valid indices of a table, or the classes of a loss, and this rank's part of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Indices are below this.
@@ -69,7 +69,8 @@ impl Limits {
 
 /// Converts `count` indices to u32. An index not below the limit becomes 2³² − 1. For the first such index, and if no
 /// fault is recorded yet, the kernel records `what` (not 0) with the index, its position and the limit in the [`Fault`]
-/// at `fault`. For [`IndexType::Targets`], the number of indices other than [`NO_TARGET`] follows the last index.
+/// at `fault`. For [`IndexType::Targets`], the kernel also writes the number of indices other than [`NO_TARGET`], after
+/// the last index.
 pub fn indices(
     of: IndexType,
     count: u32,

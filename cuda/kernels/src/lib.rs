@@ -7,8 +7,8 @@
 //! provides `Kernels`, which launches them.
 //!
 //! All kernels are deterministic: they use no atomics, and the order of every sum depends only on the shape.
-//! Elementwise operations (activations, rotary embedding, dropout, AdamW, rounding), codes of blocks, embedding
-//! gradients and the sums of squares of the gradient norm are bit-identical to those of the CPU.
+//! Elementwise operations (activations, rotary embedding, dropout, optimizer steps, rounding), block quantization,
+//! embedding gradients and the gradient norm are bit-identical to those of the CPU.
 
 #![deny(unsafe_code)]
 

@@ -126,7 +126,8 @@ pub fn add_to(from_dtype: Dtype, count: u64, from: Address, to: Address) -> Opti
     Launch::over_packs(Source::Optimizer, "add_to", from_dtype, count, CastArgs { from, to, count })
 }
 
-/// Does the same as [`add_to`] for f32 gradients, which are rounded to a type when they are read.
+/// Does the same as [`add_to`] for f32 gradients. `from` and `to` are rounded to the types `from_as` and `to_as` when
+/// they are read.
 pub fn add_communicated(
     count: u64,
     [from, to]: [Address; 2],

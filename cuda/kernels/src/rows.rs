@@ -72,7 +72,7 @@ pub fn sums(dtype: Dtype, [rows, size]: [u32; 2], x: Address, partials: Address)
     Launch::new(Source::Rows, "row_sums", dtype, [size.div_ceil(THREADS), blocks, 1], args)
 }
 
-/// Adds the partial sums of [`sums`], f32 of `[size]`.
+/// Adds the partial sums of [`sums`]. The result `to` is f32 of `[size]`.
 pub fn total([rows, size]: [u32; 2], partials: Address, to: Address, onto: Onto) -> Launch<PartialSumsArgs> {
     let add = match onto {
         Onto::Nothing => 0,

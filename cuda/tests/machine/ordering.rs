@@ -1,4 +1,4 @@
-//! The mock reports memory that streams use without being ordered.
+//! The mock reports memory that several streams use without an order between the uses.
 
 use std::ffi::c_void;
 use std::sync::mpsc::{Sender, channel};

@@ -1,7 +1,8 @@
 //! Options of models: the scaling of rotary embeddings, the initial values of adapters, the biases trained with an
 //! adapter, and 4-bit codes.
 //!
-//! The configuration reads these types and the operations carry them out, so neither crate has to convert them.
+//! `zero-config` reads these types from a configuration, and `zero-ops` implements the options. Because both crates use
+//! the same types, neither has to convert them.
 
 use serde::Serialize;
 
@@ -19,21 +20,22 @@ pub enum RopeScaling {
     Llama3 {
         /// At least 1 to extend sequences.
         factor: f64,
-        /// A pair has a low frequency if it makes fewer full rotations than this over the original sequence length.
+        /// A pair of elements has a low frequency if it makes fewer full rotations than this over the original sequence
+        /// length.
         low_freq_factor: f64,
-        /// A pair that makes more turns than this has a high frequency. Must exceed `low_freq_factor`.
+        /// A pair that makes more rotations than this has a high frequency. Must exceed `low_freq_factor`.
         high_freq_factor: f64,
         /// Number of positions that the model was originally trained on.
         original_max_position_embeddings: usize,
     },
-    /// Divides each frequency by its own factor, with a second set of factors for rows longer than those of the
+    /// Divides each frequency by its own factor, with a second set of factors for sequences longer than those of the
     /// original training. This is LongRoPE (Ding et al., "LongRoPE: extending LLM context window beyond 2 million
     /// tokens", 2024), as in Phi-3. Also multiplies cosines and sines by `attention_factor`.
     #[serde(rename = "longrope")]
     LongRope {
-        /// Divisors for rows of at most `original_max_position_embeddings` tokens, one for each pair.
+        /// Divisors for sequences of at most `original_max_position_embeddings` tokens, one for each pair of elements.
         short_factor: Vec<f64>,
-        /// Divisors for longer rows, one for each pair.
+        /// Divisors for longer sequences, one for each pair of elements.
         long_factor: Vec<f64>,
         /// Ratio of the sequence length to that of the original training. `None` divides the model's number of
         /// positions by `original_max_position_embeddings`.

@@ -89,7 +89,8 @@ impl Route {
         &self.reads
     }
 
-    /// Returns whether the layer takes exactly the tensors that flow into it, the outputs of the previous layer.
+    /// Returns whether the layer takes exactly the outputs of the previous layer: it names no inputs, and no carried
+    /// values bypass it.
     pub(crate) fn is_plain(&self) -> bool {
         self.takes == [Take::Before] && self.carried == 0 && self.reads.is_empty()
     }

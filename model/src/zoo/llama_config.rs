@@ -8,7 +8,7 @@ use zero_ops::{Activation, PreferenceLoss, RmsNorm, RopeScaling};
 /// The positions that a layer attends to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LayerType {
-    /// All preceding positions.
+    /// The position itself and all earlier ones.
     FullAttention,
     /// The positions within [`LlamaConfig::sliding_window`].
     SlidingAttention,

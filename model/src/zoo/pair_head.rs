@@ -10,8 +10,8 @@ use zero_ops::{Pass, PreferenceLoss, VocabParallel, preference_loss, sum_of_slic
 
 use super::{LanguageHead, POSITION_IDS};
 
-/// Name of the batch's input `[batch, time]` of i64. It holds, for each position, the next token if this belongs to an
-/// answer or its prompt, otherwise [`IGNORE_INDEX`](zero_ops::IGNORE_INDEX).
+/// Name of the batch's input `[batch, time]` of i64. It holds, for each position, the next token if that token belongs
+/// to an answer or its prompt, otherwise [`IGNORE_INDEX`](zero_ops::IGNORE_INDEX).
 pub const LABELS: &str = "labels";
 
 /// Name of the batch's input `[batch, time]` of u8: 0 for labels of the chosen answer, 1 for labels of the rejected

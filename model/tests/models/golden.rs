@@ -1,8 +1,8 @@
 //! Models are bit-identical on every processor. The files in `golden` were recorded on x86-64. After an intended change
 //! of bits, run `UPDATE_GOLDEN=1 cargo test --workspace --test models golden`.
 //!
-//! Products of two bf16 operands give other bits on a processor with AMX. Their digests are skipped there. They must be
-//! recorded on a processor without AMX or in `qemu-x86_64`.
+//! Products of two bf16 operands are rounded differently on a processor with AMX. Their digests are skipped there, and
+//! must be recorded on a processor without AMX or in `qemu-x86_64`.
 
 #[path = "../../../optim/tests/golden/record.rs"]
 mod record;

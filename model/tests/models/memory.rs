@@ -30,8 +30,8 @@ fn a_dry_run_of_a_trillion_parameters_needs_no_memory() {
         assert_eq!(memory.leaves, (4 * rows * width) as u64);
         assert_eq!(memory.input_gradients, (4 * rows * width) as u64);
         // Kept: two norms, q, k, v, the attended values, the sum in the middle, and the inner rows of the MLP before
-        // and after GELU. In addition ln Σ e^score for every row of a head, and 8 bytes per position for the first
-        // position that it sees.
+        // and after GELU. Also kept: ln Σ e^score for every row of a head, and for each position 8 bytes with the first
+        // position that it attends to.
         let kept = rows * width * (2 + 3 + 1 + 1 + 4 + 4) + rows * heads + 2 * rows;
         assert_is(memory.kept, kept, "kept");
         // In addition to the kept tensors: the outputs of the two branches, and the sum that is the output of the

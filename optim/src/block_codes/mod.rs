@@ -16,9 +16,9 @@
 //! `Fp4`.
 //!
 //! Smaller blocks have smaller scales and thus smaller errors, but need more bytes. Scales add 0.4 % to the bytes of
-//! `Int8` codes and 1.6 % to the bytes of `Fp4` codes. ZeRO++ promises to send 0.75 of 16 bits between hosts for each
-//! element. Here, the hosts gather the weights once as `Int8` and reduce the gradients as `Fp4`. Together with the
-//! scales, this sends less than 1 % more than ZeRO++ promises. The block sizes divide
+//! `Int8` codes and 1.6 % to the bytes of `Fp4` codes. According to ZeRO++, hosts send each other 0.75 × 16 = 12 bits
+//! per element. Here too, they gather the weights once as `Int8` (8 bits) and reduce the gradients as `Fp4` (4 bits).
+//! With the scales, this is less than 1 % more than 12 bits. The block sizes divide
 //! [`norm::BLOCK`](crate::norm::BLOCK), and shards begin at multiples of `norm::BLOCK`, so codes do not depend on the
 //! number of ranks.
 //!
@@ -27,8 +27,8 @@
 //! with the even code wins. A product has at most 15 significant bits, so f32 holds it exactly. The error is at most
 //! half of the distance between the products around the element. That is half a scale for `Int8`. For `Fp4` it is half
 //! a scale for elements of up to 4 scales, one scale for elements of up to 8, and two scales for elements of up to 12.
-//! The only exceptions are elements that are this close to the largest f32: they may become infinite. A block with a
-//! NaN or an infinity becomes NaN, so that checks of losses and norms detect it.
+//! The only exceptions are elements within this distance of the largest finite f32: they may become infinite. A block
+//! with a NaN or an infinity becomes NaN, so that checks of losses and norms detect it.
 //!
 //! DeepSpeed's codes are integers of 8 and 4 bits. Its scale is the largest absolute value divided by 128 or 8, so the
 //! largest element, if positive, is clipped by a whole step.

@@ -39,8 +39,8 @@ fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|value| value.to_bits()).collect()
 }
 
-/// Returns which of the doubled E2M1 numbers is nearest to `units`, and the distance between the two of them around
-/// `units`.
+/// Returns which of the doubled E2M1 numbers is nearest to `units`, and the distance between the two such numbers
+/// around `units`.
 fn nearest_of_fp4(units: f64) -> (f64, f64) {
     // The numbers in the order of their codes; OCP Microscaling Formats (MX) Specification 1.0, table 5.
     const NUMBERS: [f64; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
@@ -65,7 +65,7 @@ fn codes_are_the_nearest_and_errors_at_most_half_a_step() {
                 let largest = block.iter().fold(0.0f64, |max, &x| f64::from(x).abs().max(max));
                 let scale = scale(codes, &bytes, i);
                 let exact = largest / f64::from(codes.largest());
-                // bf16 has 8 significant bits, and subnormal ones are multiples of 2^−133.
+                // bf16 has 8 significant bits, and subnormal bf16 numbers are multiples of 2^−133.
                 let above = (exact * (1.0 + 1.0 / 128.0)).max(exact + 2f64.powi(-133));
                 assert!(scale * (1.0 + f64::from(f32::EPSILON)) >= exact && scale <= above, "{codes:?}, {i}");
                 if scale > 0.0 {

@@ -60,7 +60,7 @@ impl AdamW {
 pub(crate) struct AdamFactors {
     /// 1 − lr·λ for decoupled decay, λ for classic Adam.
     pub(crate) decay: f32,
-    /// Factor that multiplies every gradient first.
+    /// Factor by which every gradient is multiplied before the update.
     pub(crate) grad_scale: f32,
     /// 1 − β₁
     pub(crate) one_minus_beta1: f32,

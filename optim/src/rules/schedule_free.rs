@@ -8,8 +8,8 @@
 //! z ← z − lr·d             x ← (1−c)x + c·z        c = w / Σw,  w = tʳ·(largest lr so far)^p
 //! ```
 //! These are the formulas of `schedulefree.AdamWScheduleFree`. The parameters hold y. The package stores z; this crate
-//! stores x − y as the state, which starts as zeros and gives x without β₁. The results differ from the package's only
-//! by rounding:
+//! stores x − y as the state, which starts as zeros and from which x follows without β₁. The results differ from the
+//! package's only by rounding:
 //! ```text
 //! y ← y − cβ₁/(1−β₁)·(x−y) − lr(1−β₁(1−c))·d        (x−y) ← (1−c)·((x−y) + lr(1−β₁)·d)
 //! ```

@@ -34,7 +34,7 @@ pub enum Shape {
         cycles: f64,
         /// The factor at the lowest point.
         min: f64,
-        /// `cosine_warmup_with_min_lr`, whose warm-up does not start at 0, and whose decay is one step ahead of
+        /// `Some` for `cosine_warmup_with_min_lr`: its warm-up does not start at 0, and its decay is one step ahead of
         /// `cosine_with_min_lr`.
         ahead: Option<Ahead>,
     },
@@ -56,7 +56,7 @@ pub enum Shape {
     },
     /// 1/√(1 + steps after the warm-up / timescale): `inverse_sqrt`.
     InverseSqrt {
-        /// At least 1. The default is the number of warm-up steps, or 10,000 without a warm-up.
+        /// At least 1. Transformers' default is the number of warm-up steps, or 10,000 without a warm-up.
         timescale: u64,
     },
     /// Stays at 1, then falls to `min`: `warmup_stable_decay`.

@@ -1,5 +1,5 @@
-//! DeepSpeed's `LRRangeTest`, which finds the largest learning rate that trains, and its `OneCycle`, which trains at
-//! this rate (Smith, 2018).
+//! DeepSpeed's `LRRangeTest`, which serves to find the largest learning rate at which the loss still falls, and its
+//! `OneCycle`, whose peak is this rate (Smith, 2018).
 
 /// A sweep over learning rates: at step k the rate is `min_lr · (1 + step_rate · (k − 1) / step_size)`.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -39,7 +39,7 @@ pub struct OneCycle {
     pub decay_step_size: u64,
     /// The decay of the rate per unit of time.
     pub decay_lr_rate: f64,
-    /// The cycle of β₁; `None` leaves the optimizer's betas alone.
+    /// The cycle of β₁; `None` keeps the optimizer's betas.
     pub momentum: Option<CycledMomentum>,
 }
 

@@ -5,9 +5,9 @@ use super::*;
 
 const BASE: f64 = 6e-4;
 
-/// Compares a schedule with a table recorded from DeepSpeed's own scheduler classes (commit edaa7221, August 2026),
-/// which lists the rate of the first, second, … optimizer step. The tolerance is four units in the last place: this
-/// crate takes logarithm and cosine from libm, DeepSpeed from the C library.
+/// Compares a schedule with the rates of the first, second, … optimizer step in `table`, which was recorded from
+/// DeepSpeed's own scheduler classes (commit edaa7221, August 2026). The tolerance is four units in the last place:
+/// this crate takes logarithm and cosine from libm, DeepSpeed from the C library.
 fn check(schedule: Schedule, table: &[f64]) {
     for (i, &expected) in table.iter().enumerate() {
         let lr = schedule.lr(BASE, i as u64 + 1);

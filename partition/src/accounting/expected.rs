@@ -16,7 +16,7 @@ use crate::options::{Widths, ZeroOptions};
 /// counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StateBytes {
-    /// Persistent working parameters, with secondary shards, and master copies.
+    /// Working parameters that stay in memory, including secondary shards, and master copies.
     pub parameters: u64,
     /// Accumulated gradients.
     pub gradients: u64,
@@ -78,7 +78,8 @@ pub fn state_formula(zero_stage: ZeroStage, elements: usize, ranks: usize) -> f6
 /// Bytes that a rank sends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Payload {
-    /// Bytes for the other ranks of the rank's near group. An undivided shard group is one near group.
+    /// Bytes for the other ranks of the rank's near group: consecutive ranks of its shard group on one host. An
+    /// undivided shard group is one near group.
     pub within: u64,
     /// Bytes for all other ranks.
     pub across: u64,
@@ -232,8 +233,9 @@ pub(crate) fn message_bytes(
 }
 
 /// Returns the number of elements that rank `rank` of `ranks` sends to the ranks `members` in an all-reduce. `members`
-/// includes the rank itself. It sends each other member that member's range, and later its own reduced range. As in the
-/// communicators, ranges differ by at most one element, and the longer ones come first.
+/// includes the rank itself. The rank first sends every other member the range that this member reduces, and later
+/// sends all of them its own reduced range. As in the communicators, ranges differ by at most one element, and the
+/// longer ones come first.
 fn all_reduced(elements: usize, members: Range<usize>, ranks: usize, rank: usize) -> usize {
     let range = |rank: usize| elements / ranks + usize::from(rank < elements % ranks);
     let others = members.filter(|&other| other != rank);

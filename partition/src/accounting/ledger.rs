@@ -5,8 +5,8 @@ use std::fmt;
 /// Category of memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Category {
-    /// Persistent working parameters (replicated ones in full, the shards and secondary shards of sharded ones) and
-    /// master copies.
+    /// Working parameters that stay in memory (whole if replicated, else shards and secondary shards), and master
+    /// copies.
     Parameters,
     /// Accumulated gradients.
     Gradients,

@@ -30,7 +30,7 @@ pub struct HostBytes {
 }
 
 impl HostBytes {
-    /// Calculates both from a function that returns the bytes of one route.
+    /// Calculates the bytes of each route with the function `bytes`.
     pub fn of(bytes: impl Fn(Route) -> u64) -> Self {
         Self { between: bytes(Route::Between), within: bytes(Route::Within) }
     }
@@ -46,7 +46,7 @@ pub enum Route {
 }
 
 impl Route {
-    /// Returns how many times a vector that all ranks need is sent on this route, for ranks in this number of cells.
+    /// Returns how many times a vector that all `ranks` need is sent on this route, if these ranks form `cells` cells.
     #[must_use]
     pub fn copies(self, ranks: usize, cells: usize) -> usize {
         match self {
@@ -55,7 +55,7 @@ impl Route {
         }
     }
 
-    /// Returns whether this is the route between a rank of one host and a rank of the other.
+    /// Returns whether a rank of host `a` uses this route to send to a rank of host `b`.
     #[must_use]
     pub fn connects(self, a: usize, b: usize) -> bool {
         (self == Self::Between) == (a != b)
@@ -99,7 +99,7 @@ impl Hosts {
         groups.into_iter()
     }
 
-    /// Returns the cells of the replicates of a shard.
+    /// Returns the cells of the ranks that hold this shard, one in each replicate.
     fn replicates(&self, stage: StageId, shard: usize) -> Cells {
         self.cells((0..self.mesh.replicates()).map(|replicate| Coordinates { stage, replicate, shard }))
     }
@@ -135,11 +135,11 @@ impl Hosts {
 /// reductions, refreshes and messages of `programs`, one program per stage. `width` is the width in bytes of the
 /// working dtype, and `activations` returns the bytes of a message with activations or their gradients.
 ///
-/// A collective sends each cell of a group, only once, the values that the cell lacks (`comm/src/hierarchy`): a gather
-/// or a reduce-scatter of n elements over N ranks in c cells sends n (c − 1) between cells and n (N − c) within them,
-/// and an all-reduce sends twice these bytes. With several cells of several ranks, sums of 16-bit floats travel in f32,
-/// so that they are rounded once. Like [`expected_payload`](crate::expected_payload), the result excludes the
-/// all-reduces of the norm and of the loss.
+/// A collective sends the values that a cell lacks to that cell only once (`comm/src/hierarchy`): a gather or a
+/// reduce-scatter of n elements over N ranks in c cells sends n (c − 1) between cells and n (N − c) within them, and an
+/// all-reduce sends twice these bytes. With several cells of several ranks, sums of 16-bit floats travel in f32, so
+/// that they are rounded once. Like [`expected_payload`](crate::expected_payload), the result excludes the all-reduces
+/// of the norm and of the loss.
 #[must_use]
 pub fn bytes_on_route(
     route: Route,

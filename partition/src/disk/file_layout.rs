@@ -51,7 +51,7 @@ impl DiskBytes {
     }
 }
 
-/// Whether each file transfers values of ordinary vectors, which need bounce buffers, besides aligned buffers.
+/// For each file, whether it transfers ordinary vectors, which need bounce buffers, in addition to aligned buffers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct DiskVectors {
     /// Gradients, in the optimizer's file.
@@ -164,7 +164,7 @@ pub(super) fn columns(segment: &Segment, widths: &Widths) -> Vec<Column> {
     segment.columns(widths).into_iter().chain(master).collect()
 }
 
-/// Returns the bytes of a column of a tile of `elements` elements, in whole pages.
+/// Returns the size in bytes of one column of a tile with `elements` elements, rounded up to whole pages.
 pub(super) fn stride(column: &Column, elements: usize) -> usize {
     align(column.bytes(elements) as u64) as usize
 }

@@ -69,7 +69,7 @@ impl Disk {
                 if elements > 0 && place.tiers.parameters == Tier::Nvme {
                     let len = align((elements * place.width) as u64) as usize;
                     let buffer = self.buffers.take(len)?;
-                    // With masters, an update overwrites all values, but a skipped step writes them back as read.
+                    // An update from masters overwrites all values, but a skipped step writes back what was read.
                     tile.parameters = Some(self.parameters()?.read(place.parameters_at(index), buffer, len));
                 }
                 self.moving_tiles.insert(item, tile);
@@ -224,7 +224,7 @@ impl Disk {
     }
 
     /// Runs the optimizer step on a tile, unless the gradient norm was not admitted. If the segment's gradients are in
-    /// memory, its last tile frees them.
+    /// memory, the update of its last tile frees them.
     pub(crate) fn update_tile(
         &mut self,
         optimizer: &mut OptimizerState,

@@ -296,8 +296,8 @@ pub(crate) fn dequantized(
     Ok(Storage::Cuda(device::dequantized(codes, from, places, (dtype, len))?))
 }
 
-/// Adds the values of several senders to a gradient, in the order of the senders. The codes of one sender are `apart`
-/// bytes from those of the next; `places` are those of the first sender.
+/// Adds the values of several senders to a gradient, in the order of the senders. The codes of consecutive senders
+/// start `apart` bytes after each other; `places` locates those of the first sender.
 pub(crate) fn add_codes(
     codes: BlockCodes,
     from: &CudaStorage,

@@ -1,8 +1,8 @@
 //! The operations that a rank's state needs of the GPU that runs the layers: memory, copies to and from the host, codes
 //! of collectives, the gradient norm and the optimizer step.
 //!
-//! The modules `device` and `none` have the same interface. Without the feature `cuda`, `none` replaces `device`. Its
-//! `Gpu` has no values, so callers compile without a feature check.
+//! The modules `device` and `none` have the same interface. Without the feature `cuda`, `none` replaces `device`. No
+//! value of its type `Gpu` can exist, so callers compile without a feature check.
 
 #[cfg(feature = "cuda")]
 #[path = "device.rs"]

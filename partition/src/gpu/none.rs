@@ -1,5 +1,5 @@
 //! The interface of `device` for a program without CUDA. No value of [`Gpu`] exists, so its methods cannot be called.
-//! Functions that take a value return an error, because no value can be on a GPU.
+//! Functions that take values on a GPU, but no [`Gpu`], return an error, because without CUDA no value is on a GPU.
 
 use std::convert::Infallible;
 use std::ops::Range;

@@ -50,7 +50,7 @@ impl Layout {
     #[must_use]
     pub fn on_disk(mut self, options: &TierOptions) -> Self {
         // With a `sub_group_size` of 0, DeepSpeed updates parameter by parameter. A tile as large as the largest shard
-        // needs no more memory at a time than that.
+        // needs no more memory at a time.
         let shards = self.segments.iter().flat_map(|s| &s.pieces).map(|p| p.range.len().div_ceil(self.ranks));
         let largest = shards.max().unwrap_or(0);
         let sub_group_size = if options.sub_group_size == 0 { largest } else { options.sub_group_size };

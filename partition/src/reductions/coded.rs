@@ -29,7 +29,7 @@ pub(super) fn levels(rank: &Rank, id: SegmentId) -> Vec<CodedLevel> {
 /// other.
 pub(super) struct Exchange {
     level: usize,
-    /// By segment, this rank's own values of the ranges that it sums, which are not rounded.
+    /// For each segment, this rank's own unrounded values of the ranges that it sums.
     own: Vec<FlatBuffer>,
     pending: Pending<Exchanged>,
 }
@@ -77,7 +77,7 @@ impl Codes {
     }
 
     /// Adds the values of several senders to `sum`, which holds `ranges` of a segment, in the order of the senders. The
-    /// codes of one sender are `apart` bytes from those of the next; those of the first are at `at`.
+    /// codes of consecutive senders start `apart` bytes after each other; those of the first sender start at `at`.
     fn add(
         &self,
         (segment, codes): (&Segment, BlockCodes),
@@ -117,8 +117,8 @@ impl Codes {
 }
 
 /// Starts the all-to-all of a level. At the first level, `values` are the gradients of whole segments; at the second
-/// level, they are the sums of the first. All of them are on the host, or all are on the GPU. In the staging count, the
-/// codes and this rank's own values replace the values.
+/// level, they are the sums of the first. All of them are on the host, or all are on the GPU. The ledger stops counting
+/// `values` as staging, and counts the codes and this rank's own values instead.
 pub(super) fn exchange(
     rank: &Rank,
     memory: &mut Memory,
@@ -133,7 +133,7 @@ pub(super) fn exchange(
     let is_on_device = values.iter().any(|values| values.host().is_none());
     let mut codes = Codes::room(memory, bytes, is_on_device)?;
     let start = |next: &mut usize, bytes: &usize| Some(std::mem::replace(next, *next + bytes));
-    // Where the codes of the next segment for each rank begin.
+    // For each rank, the offset of the next segment's codes.
     let mut next: Vec<usize> = sent.iter().scan(0, start).collect();
     let mut own = Vec::with_capacity(ids.len());
     for ((id, of), values) in of_all.iter().zip(values) {
@@ -188,7 +188,7 @@ fn copied(
 }
 
 /// Waits for a level's codes, decodes them, and adds them to this rank's own values in the order of the ranks. Returns
-/// the sums of the segments, which stay in the staging count, without the codes.
+/// the sums of the segments. The ledger still counts the sums as staging, but no longer the codes.
 pub(super) fn sum(
     rank: &Rank,
     memory: &mut Memory,

@@ -25,7 +25,7 @@ pub(super) struct Started {
     pub(super) reduction: Reduction,
 }
 
-/// A reduction of segments, by its current collective, which covers all of them.
+/// The current collective of a reduction. It covers all segments of the reduction.
 pub(super) enum Reduction {
     /// No collective: with one rank, the local gradients are the sums.
     Alone(Vec<GradBuffer>),
@@ -111,9 +111,9 @@ impl Reductions {
         })
     }
 
-    /// Replaces reductions, in order, with the reductions that `next` returns: first all `due` reductions, then the
-    /// following complete ones. `is_done` receives [`PendingReduce::sums_first`] and returns `None` for a reduction
-    /// that must not be replaced.
+    /// Replaces reductions, in order, with the reductions that `next` returns: first those of the first `due` buckets,
+    /// then the complete ones that follow. `is_done` receives [`PendingReduce::sums_first`] and returns `None` for a
+    /// reduction that must not be replaced.
     fn advance(
         &mut self,
         due: usize,

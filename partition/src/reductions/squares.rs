@@ -24,7 +24,7 @@ impl Reductions {
         }
     }
 
-    /// Takes the squared norms of this rank's gradients, one per micro-batch, summed since the last call.
+    /// Takes the sum of the squared norms of this rank's gradients in each micro-batch since the last call.
     pub(crate) fn take_micro_batch_squares(&mut self) -> ExactSum {
         std::mem::replace(&mut self.of_micro_batches, ExactSum::new())
     }

@@ -33,7 +33,8 @@ impl ShardedState {
         let (layout, stages) = (self.rank.layout.clone(), self.rank.stages.clone());
         for (id, segment) in layout.segments().iter().enumerate().filter(|(_, segment)| segment.is_trainable) {
             let placements = segment.placements;
-            // First update ranks that hold parameters without their state, and then the other pipeline stages.
+            // First send the values to the ranks that hold the parameters but not their state, and then to other
+            // pipeline stages.
             if placements.parameters == Placement::Replicated
                 && placements.optimizer == Placement::Sharded
                 && self.owns(id)
@@ -52,9 +53,9 @@ impl ShardedState {
         Ok(())
     }
 
-    /// Exchanges weights with the averages of a schedule-free optimizer, whose states are the differences of the two. A
-    /// copy of the weights is kept, on the disk if the states are there, because computing the weights from averages
-    /// and differences would not be bit-identical.
+    /// Exchanges weights with the averages of a schedule-free optimizer, whose states are the averages minus the
+    /// weights. A copy of the weights is kept, on the disk if the states are there, because computing the weights from
+    /// averages and differences would not be bit-identical.
     fn exchange_sums(&mut self, ranges: &[Range]) -> Result<(), ZeroError> {
         let kept = std::mem::take(&mut self.weights);
         if !kept.is_empty() {

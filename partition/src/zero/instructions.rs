@@ -132,7 +132,7 @@ impl ShardedState {
         self.gradients.reduce(&self.rank, &mut self.memory, &mut self.local, ids, micro_batch)
     }
 
-    /// Takes the squared norms of this rank's gradients, one per micro-batch, summed since the last call; zero unless
+    /// Takes the sum of the squared norms of this rank's gradients in each micro-batch since the last call; zero unless
     /// [`ZeroOptions::sums_micro_batches`](crate::ZeroOptions::sums_micro_batches) is set.
     pub fn take_micro_batch_squares(&mut self) -> ExactSum {
         self.gradients.take_micro_batch_squares()

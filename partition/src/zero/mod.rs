@@ -64,7 +64,7 @@ pub fn longest_kept(layout: &Layout, options: &ZeroOptions) -> usize {
 }
 
 /// Maximum elements of a buffer kept for reuse while state is offloaded or gradients are in bf16, since memory is
-/// scarce then: 16 MiB.
+/// scarce then. In f32, this is 16 MiB.
 const KEPT: usize = 1 << 22;
 
 impl ShardedState {

@@ -2,8 +2,8 @@
 //! values.
 //!
 //! All replicas of a value come from the same operations, so a difference of a single bit means that one of the ranks
-//! is faulty. Ranks exchange checksums, 4 bytes per parameter. A shard has replicas if a stage has several shard
-//! groups.
+//! is faulty. Ranks exchange one 8-byte checksum for each parameter, shard or optimizer state that they compare. A
+//! shard has replicas if a stage has several shard groups.
 
 use std::sync::Arc;
 

@@ -254,8 +254,8 @@ impl ShardedState {
         Ok(values)
     }
 
-    /// Overwrites the part of a parameter that this rank holds, given all of its values. They are quantized if the
-    /// parameter is. If the parameter is cut, `values` are those of the whole parameter.
+    /// Overwrites the part of a parameter that this rank holds, given the values of the whole parameter even if it is
+    /// cut. Quantizes them if the parameter is quantized.
     ///
     /// # Errors
     /// Fails in the same cases as [`ShardedState::write`] and [`ShardedState::quantize`].
@@ -334,8 +334,8 @@ impl ShardedState {
         overwrite(parameter, range.elements.clone(), &working, 0..values.len())
     }
 
-    /// Returns which stored kind holds these values on the disk; `None` if none does. A parameter with a master is read
-    /// from the master.
+    /// Returns the kind under which these values are stored on the disk; `None` if they are not on the disk. A
+    /// parameter with a master is read from the master.
     fn stored_as(&self, kind: Kind, id: SegmentId) -> Result<Option<Stored>, ZeroError> {
         let states = self.rank.states(id);
         let stored = match kind {

@@ -114,9 +114,9 @@ fn one_f_one_b(size: Size, stage: StageId) -> Vec<Slot> {
     slots
 }
 
-/// Returns the slots of 1F1B, with the weight gradients of `stage` micro-batches deferred. The last stage defers the
-/// most, because it would otherwise idle at the end; stage 0 defers none. Every stage therefore keeps at most as many
-/// micro-batches alive as the first stage of 1F1B.
+/// Returns the slots of 1F1B, with the weight gradients of up to `stage` (the stage's index) micro-batches deferred.
+/// The last stage defers the most, because it would otherwise idle at the end; stage 0 defers none. Every stage
+/// therefore keeps at most as many micro-batches alive as the first stage of 1F1B.
 fn zero_bubble(size: Size, stage: StageId) -> Vec<Slot> {
     let (ahead, all) = (warm_up(size, stage), size.micro_batches);
     let mut slots: Vec<Slot> = (0..ahead).map(slot(Work::Forward)).collect();

@@ -252,8 +252,8 @@ impl Costs {
     }
 
     /// Returns the seconds of the reduction of a bucket. It takes one reduce-scatter for the segments with sharded
-    /// optimizer state, one all-reduce for the others, and one all-to-all for each level of those that send codes.
-    /// Replicates all-reduce their shards afterwards.
+    /// optimizer state, one all-reduce for the others, and one or two all-to-alls for those that send codes. Replicates
+    /// all-reduce their shards afterwards.
     fn reduction(&self, segments: &[SegmentId], micro_batch: usize, world: &World) -> f64 {
         let mesh = world.mesh;
         let replicates_sum = mesh.replicates() > 1 && self.replicates_after.is_none_or(|last| micro_batch == last);

@@ -12,8 +12,8 @@ pub(super) struct Queue<'a> {
     /// Ranks that take part. The sender of a channel comes first.
     pub(super) members: Vec<usize>,
     entries: Vec<Entry<'a>>,
-    /// For a channel, the number of messages since the start of the simulation that may have started: its capacity plus
-    /// the receives posted so far. `None` for collectives, which start when all members have started them.
+    /// For a channel, how many messages may start, counted from the start of the simulation: its capacity plus the
+    /// receives posted so far. `None` for collectives, which start when all members have started them.
     admitted: Option<usize>,
     posted: usize,
     /// Number of transfers that are complete.

@@ -4,7 +4,7 @@
 //! starts proceed in separate lanes, and an await lasts until the operation is complete. A channel moves one message at
 //! a time, in order, once its receive has been posted. The collectives of a data-parallel group run one after another;
 //! a collective starts once all members have started it. A layer that exchanges values with other ranks starts once
-//! they have reached it; its time includes that of the exchanges. All ranks synchronize at the gradient norm.
+//! they have reached it; its time includes the exchanges. All ranks synchronize at the gradient norm.
 //!
 //! Concurrent compute and communication may slow each other, as set by [`Sharing`]. Simulated time therefore advances
 //! from one completion to the next, and all rates are constant in between. Lanes are first in, first out. The result

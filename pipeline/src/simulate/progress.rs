@@ -18,9 +18,9 @@ pub(super) struct Progress<'a> {
     pub(super) norms: usize,
     /// Whether the rank has arrived at the next gradient norm.
     pub(super) at_norm: bool,
-    /// Number of computations with exchanges that the rank has started.
+    /// Number of computations that the rank has started and in which it exchanges values with other ranks.
     pub(super) exchanged: usize,
-    /// Whether the rank has arrived at the next of them.
+    /// Whether the rank has arrived at the next such computation.
     pub(super) at_exchange: bool,
     /// Indices of the lanes that are moving a transfer of this rank.
     pub(super) moving: Vec<usize>,

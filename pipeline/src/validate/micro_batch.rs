@@ -15,7 +15,7 @@ pub(super) struct MicroBatch {
     layers: usize,
     /// The first layer with a trainable segment. Layers before it have no backward.
     first_trained: LayerId,
-    /// Whether the program trains. If so, the last layer has no outputs: its backward continues from its inputs.
+    /// Whether the program trains. If so, the last layer has no outputs, because its forward is part of its backward.
     trains: bool,
     is_loaded: bool,
     /// The layer whose inputs the rank holds. The next field, `upstream`, is the layer for whose outputs it holds

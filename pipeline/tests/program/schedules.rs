@@ -98,7 +98,7 @@ fn every_schedule_runs_over_channels_without_capacity() {
     }
 }
 
-/// Ranks of a tensor group meet in every layer. Each plane has its own messages.
+/// Ranks of a tensor group synchronize in every layer. Each plane has its own messages.
 #[test]
 fn every_schedule_runs_with_tensor_and_context_groups() {
     for schedule in SCHEDULES {

@@ -1,4 +1,4 @@
-//! Compares the simulator with closed forms of bubbles and live micro-batches.
+//! Compares the simulator with formulas for the bubble and for the number of live micro-batches.
 
 mod communication;
 
@@ -30,8 +30,8 @@ fn layer(forward: f64, input: f64, weight: f64) -> LayerCosts {
     }
 }
 
-/// Simulates a schedule on `count` stages with `chunks` chunks of one layer each, with equal costs for all layers.
-/// Returns the peak number of live micro-batches of each rank too.
+/// Simulates a schedule on `count` stages with `chunks` chunks of one layer each, with equal costs for all layers. Also
+/// returns the peak number of live micro-batches of each rank.
 fn run(
     schedule: Schedule,
     count: usize,

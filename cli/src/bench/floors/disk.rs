@@ -2,9 +2,9 @@
 //! same amount of memory.
 //!
 //! Eight threads call `pread` or `pwrite` for the next megabyte, bypassing the page cache. The floor has no requests,
-//! no ordering and no buffer management. These cost the time that a [`SwapFile`] takes in addition to the floor. The
-//! amount of memory must match, because a disk reads faster into a few megabytes that stay in the processor's cache;
-//! offloaded state never stays there.
+//! no ordering and no buffer management. The time that a [`SwapFile`] takes in addition to the floor is the cost of
+//! these. The amount of memory must match, because a disk reads faster into a few megabytes that stay in the
+//! processor's cache; offloaded state never stays there.
 
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -41,7 +41,7 @@ impl Floor {
         let blocks = |bytes: u64| bytes.min(size).div_ceil(BLOCK as u64);
         let (read, write) = (blocks(read), blocks(write));
         let all = read.max(write);
-        // Selects `of` of all blocks, evenly spread.
+        // Whether block `index` is one of `of` blocks that are spread evenly over all blocks.
         let is_selected = |index: u64, of: u64| (index + 1) * of / all > index * of / all;
         let next = AtomicU64::new(0);
         let work = |buffer: &mut AlignedBuffer| -> std::io::Result<()> {

@@ -19,7 +19,7 @@ pub(super) struct Gemm {
 
 impl Gemm {
     /// Creates a product of `shape` (rows, columns and inner dimension). `transposed` says which of its operands are
-    /// stored transposed; each is row-major.
+    /// stored transposed; each stored matrix is row-major.
     ///
     /// # Panics
     /// Panics if an operand's number of elements differs from the shape.

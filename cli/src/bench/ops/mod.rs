@@ -119,7 +119,8 @@ fn keep_pages() {
 fn measure_once(case: &Case, dtype: DType, chosen: &Selection, rows: &mut BTreeMap<String, Row>) -> Result<()> {
     let peak = peak_flops(dtype, chosen.threads);
     if !case.work.is_empty() {
-        // Measuring the limits after the previous run has replaced the data in the caches, so run once untimed.
+        // The limits were measured after the previous run, which replaced the data in the caches. Therefore run once
+        // untimed.
         (case.run)()?;
     }
     measure::start();

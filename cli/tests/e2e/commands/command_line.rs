@@ -131,7 +131,7 @@ fn configuration_from_standard_input() {
     }
 }
 
-/// `/dev/full` fails every write, as a full disk with the log of the run does.
+/// Every write to `/dev/full` fails, like writes to a log on a full disk.
 #[test]
 fn a_run_whose_output_cannot_be_written_trains_and_keeps_its_exit_status() {
     let case = Case::new();

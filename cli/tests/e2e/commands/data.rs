@@ -5,7 +5,7 @@ use std::process::Stdio;
 
 use crate::case::{Case, signal, text, wait_for};
 
-/// Number of lines of the corpus. It is larger than the 4 MiB up to which a corpus is tokenized in memory.
+/// Number of lines of the corpus. The corpus is larger than 4 MiB; smaller ones are tokenized in memory.
 const LINES: usize = 60_000;
 
 fn case() -> Case {

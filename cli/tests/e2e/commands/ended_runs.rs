@@ -12,7 +12,7 @@ use case::{Alone, Case, rank_process, sets, signal, wait_for};
 fn a_stopped_run_resumes_bit_for_bit() {
     let case = Case::new();
     case.train(&["--quiet", "-n", "2", "--out", "whole"]);
-    // Slow enough to be stopped during training on any machine.
+    // Stops this run after its third step.
     let mut child = case
         .command(&["--config", "ds.yaml", "--plain", "-n", "2", "--out", "parts", "--set", "training.save_every=5"])
         .stdout(Stdio::piped())
@@ -21,7 +21,7 @@ fn a_stopped_run_resumes_bit_for_bit() {
     case.wait_for_steps("parts", 3);
     signal(child.id(), "TERM");
     let status = child.wait().unwrap();
-    // On a very fast machine, training may end before the signal arrives; a clean exit is correct then, too.
+    // On a very fast machine, training may end before the signal arrives. The exit status is then 0.
     assert!(matches!(status.code(), Some(143 | 0)), "{status:?}");
     case.train(&["--quiet", "-n", "2", "--out", "parts", "--resume", "auto"]);
     assert_eq!(case.losses("whole"), case.losses("parts"));

@@ -15,7 +15,7 @@ const MODELS: [(&str, &str); 2] = [
     ),
 ];
 
-/// Returns losses and gradient norms of a run with two ranks on this instruction set, selected by the variable.
+/// Returns losses and gradient norms of a run with two ranks on this instruction set, selected with `ZERO_TRAIN_ISA`.
 fn steps(model: &str, isa: Isa, precision: &str) -> Vec<[String; 2]> {
     let case = Case::new();
     let args = ["--config", "ds.yaml", "-n", "2", "--quiet", "--max-steps", "6", "--set", model, "--set", precision];

@@ -1,6 +1,6 @@
 //! Sets every key and option that names a file or a folder to a path that is missing, of the wrong kind, or unreadable.
-//! Each causes one error with the path, the key and advice. The offload tests cover `nvme_path`. Also tests incomplete
-//! launcher environments.
+//! Each of these paths causes one error with the path, the key and advice. The offload tests cover `nvme_path`. Also
+//! tests incomplete launcher environments.
 
 use crate::case;
 

@@ -43,14 +43,14 @@ pub(crate) fn start_both(case: &Case, hosts: &Hosts, args: &[&str]) -> [Alone; 2
     [0, 1].map(|host| start(case, hosts, host, args))
 }
 
-/// Keeps secondary shards on each host, which the gathers of backwards use.
+/// Keeps secondary shards on each host, from which the backward gathers parameters.
 pub(crate) const SECONDARY: [&str; 2] = ["--set", "zero_optimization.zero_hpz_partition_size=2"];
 
-/// Layouts in which ranks communicate in several groups: secondary shards with and without collectives of codes, shard
+/// Layouts in which ranks communicate in several groups: secondary shards with and without quantized collectives, shard
 /// groups, and replicates that train independently between outer steps.
 pub(crate) const LAYOUTS: [&[&str]; 5] = [&[], &SECONDARY, &CODED, &GROUPS, &LOCAL_STEPS];
 
-/// Secondary shards, and collectives of codes.
+/// Secondary shards, and quantized collectives.
 pub(crate) const CODED: [&str; 2] = [
     "--set",
     "zero_optimization={stage: 3, stage3_param_persistence_threshold: 0, stage3_max_reuse_distance: 0, \
@@ -145,8 +145,8 @@ fn both_launchers_exit_with_the_status_of_the_failed_rank_and_all_survivors_name
 #[test]
 fn a_network_failure_ends_both_launchers_and_all_ranks_name_a_rank_of_the_other_host() {
     for more in LAYOUTS {
-        // Replicates send each other nothing between outer steps, and may be late by the timeout for each local step.
-        // With an outer step after every step, a rank notices before the launchers do.
+        // Replicates send each other nothing between outer steps, and may be late by one timeout per local step. With
+        // an outer step after every step, a rank notices before the launchers do.
         let often = if *more == LOCAL_STEPS { &["--set", "training.local_steps={steps: 1}"][..] } else { &[] };
         both_launchers_end(&[more, often].concat());
     }
@@ -175,7 +175,7 @@ fn a_stopped_rank_ends_both_launchers_and_all_survivors_name_it() {
     for more in LAYOUTS {
         let Some(hosts) = Hosts::new() else { return };
         let case = Case::new();
-        // The launcher kills the stopped rank as soon as it may.
+        // With `--grace 0`, the launcher kills the stopped rank as soon as another rank has failed.
         let args = ["--out", "run", "--max-steps", "1000000", "--grace", "0", "--log-dir", "logs"];
         let timeout = ["--set", "launcher.timeout_seconds=2"];
         let launchers = start_both(&case, &hosts, &[&args[..], &timeout, more].concat());

@@ -34,7 +34,7 @@ fn lose_one(case: &Case, number: usize, name: &str, transport: &str) -> Duration
     if name == "STOP" {
         args.extend(["--set", &deadline]);
     }
-    // Consecutive numbers have different transports, so each layout meets both.
+    // Consecutive numbers have different transports, so each layout runs with both.
     args.extend(LAYOUTS[number / TRANSPORTS.len() % LAYOUTS.len()]);
     let rank = |rank: usize| Alone::rank(case.command(&args), rank, RANKS, port);
     let mut ranks: Vec<Alone> = (0..RANKS).map(rank).collect();
@@ -43,7 +43,8 @@ fn lose_one(case: &Case, number: usize, name: &str, transport: &str) -> Duration
         assert!(ended.is_none(), "ended early: {:?}", ended.map(|rank| ranks.remove(rank).end()));
         case.steps(&out) >= 3
     });
-    // Waits until a moment somewhere in a step. Multiples of the golden ratio spread the moments evenly over 0.2 s.
+    // Waits, so that the signal arrives at different points of a step. Multiples of the golden ratio spread the waits
+    // evenly over 0.2 s.
     std::thread::sleep(Duration::from_secs_f64(0.2 * (number as f64 * 0.618_034).fract()));
     let victim = number % RANKS;
     let lost = ranks.remove(victim);

@@ -33,7 +33,7 @@ fn the_flags_of_three_launchers_give_bit_identical_runs() {
         case.succeed(&[&["launch"], flags, &["--config", "ds.yaml", "--quiet", "--out", &out]].concat());
         assert_eq!((case.losses(&out), case.shards(&out, 20)), (case.losses("own"), case.shards("own", 20)));
     }
-    // In the environment of a Kubernetes pod, and with the program named explicitly.
+    // Trains in the environment of a Kubernetes pod, and names the program explicitly.
     let mut command =
         case.command(&["launch", env!("CARGO_BIN_EXE_zero-train"), "--config", "ds.yaml", "--quiet", "--out", "pod"]);
     command.env("PET_NPROC_PER_NODE", "2").env("PET_NNODES", "1").env("RANK", "0").env("WORLD_SIZE", "7");

@@ -81,7 +81,7 @@ fn ranks_with_different_settings_or_programs_refuse_to_start() {
 }
 
 /// Runs two ranks. Rank 1 has another working directory, as on a host that shares no folder with the first one. Its
-/// corpus is that of rank 0 after `change`.
+/// corpus is a copy of rank 0's corpus, modified by `change`.
 fn in_two_folders(case: &Case, change: impl Fn(&mut Vec<u8>)) -> [(Option<i32>, String); 2] {
     let other = case.path("other");
     fs::create_dir(&other).unwrap();

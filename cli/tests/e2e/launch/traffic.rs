@@ -48,7 +48,7 @@ fn hosts_send_the_bytes_that_the_plan_predicts() {
         &["zero_optimization.stage=2", "mesh={context_parallel_degree: 4, context_parallel_rotate_method: alltoall}"],
         &["zero_optimization.stage=2", "sequence_parallel_size=2", "mesh={context_parallel_degree: 2}"],
         &["zero_optimization.stage=2", "tensor_parallel={autotp_size: 4}"],
-        // The four steps that are measured below contain two outer steps here, and one with `steps: 4`.
+        // The four steps that are measured below contain two outer steps with `steps: 2`, and one with `steps: 4`.
         &["zero_optimization.stage=2", groups, "training.local_steps={steps: 2}"],
         &["zero_optimization.stage=0", groups, "training.local_steps={steps: 4}"],
     ] {
@@ -84,7 +84,7 @@ fn interfaces_count_the_bytes_of_the_closed_forms() {
     let parameters = embedding + block + 2.0 * WIDTH + head;
     let once = (embedding + head) / parameters;
     let in_bf16 = |layout: &[&'static str]| [layout, &["--set", "bf16.enabled=true"]].concat();
-    // Bytes of a parameter in M micro-batches. `width` is the width of an element in bytes.
+    // Bytes that both hosts together send per parameter in m micro-batches. An element has `width` bytes.
     let plain = |width: f64, m: f64| m * (width * (2.0 - once) + 4.0);
     let secondary = |width: f64, m: f64| width + m * 4.0;
     let codes = 1.0 + 2.0 / 512.0 + 0.5 + 2.0 / 256.0;

@@ -44,7 +44,7 @@ fn the_best_configuration_can_be_trained() {
     {
         assert!(said.contains(word), "{word}: {said}");
     }
-    // Micro-batches of 1 and 2, for one rank and for two ranks with two ZeRO stages each.
+    // Six candidates: micro-batches of 1 and 2 on one rank, and on two ranks at each of the two ZeRO stages.
     let journal = fs::read_to_string(case.path("tuned/results.jsonl")).unwrap();
     let lines: Vec<Value> = journal.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let rows = lines.last().unwrap()["rows"].as_array().unwrap();

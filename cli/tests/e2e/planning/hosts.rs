@@ -60,7 +60,7 @@ fn plan_compares_layouts_over_hosts() {
             && told.contains(&format!("{recommended} that fit and send no quantized values, it sends")),
         "{told}"
     );
-    // On other machines, whose memory is unknown, too.
+    // The same layout is recommended for ranks on other machines, whose memory is unknown.
     let told = plan(&case, &["--world-size", "4", "--hosts", "2"]);
     assert!(told.contains(&format!("{recommended} that send no quantized values, it sends")), "{told}");
     assert!(told.contains("\n  help: give --device-memory SIZE"), "{told}");
@@ -92,10 +92,10 @@ fn uneven_hosts_are_rejected_and_plan_reads_standard_input() {
     assert_eq!(plan["hosts"]["layouts"], Value::from(layouts(&case, &["--hosts", "2"])));
 }
 
-/// 64 ranks on 8 hosts, with one micro-batch: stage 2 reduces all gradients and gathers all parameters once. Between
-/// hosts, each of the 8 hosts lacks what the others have; within hosts, 7 of 8 ranks take everything from another rank.
-/// Shard groups and secondary shards send as few bytes between hosts as stage 2 does, but need more memory, so the plan
-/// recommends stage 2, at every speed of the link.
+/// 64 ranks on 8 hosts, with one micro-batch: stage 2 reduces all gradients and gathers all parameters once. Each of
+/// these two operations sends 7/8 of the elements to each of the 8 hosts, and 7/8 of them within hosts to each of the
+/// 64 ranks. Shard groups and secondary shards send as few bytes between hosts as stage 2 does, but need more memory,
+/// so the plan recommends stage 2, at every speed of the link.
 #[test]
 fn bytes_between_and_within_hosts_have_closed_forms() {
     let case = Case::new();

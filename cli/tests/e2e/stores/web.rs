@@ -10,7 +10,7 @@ use super::{corpus, data, local_losses};
 use crate::case::{Case, text};
 use server::{Fault, Server};
 
-/// Puts the corpus on a server, which states checksums like S3. Returns the value of `data.train`.
+/// Puts the corpus on a server, which sends checksums as S3 does. Returns the value of `data.train`.
 fn put(server: &Server) -> String {
     let urls = corpus().into_iter().map(|(name, content)| {
         use md5::{Digest, Md5};

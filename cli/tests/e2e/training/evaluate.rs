@@ -5,7 +5,7 @@ use crate::case::Case;
 #[test]
 fn a_checkpoint_is_evaluated_on_all_samples() {
     let case = Case::new();
-    // 102 micro-batches of one sample are all evaluation samples.
+    // 102 micro-batches of one sample cover all evaluation samples.
     let settings = ["--set", "training.eval_every=4", "--set", "train_micro_batch_size_per_gpu=1"];
     case.train(&[&settings[..], &["-n", "1", "--max-steps", "4", "--set", "training.eval_batches=102"]].concat());
     let expected = case.metrics("run")[3]["eval_loss"].as_f64().unwrap();

@@ -38,7 +38,8 @@ fn a_resumed_run_continues() {
     }
     let [report, of_part] = ["whole", "parts"].map(|out| case.report(out));
     assert_eq!((&report["outer_steps"], &of_part["outer_steps"]), (&6.into(), &2.into()));
-    // The report counts the outer steps of all segments like other instructions.
+    // The report counts the instruction `await_outer_step`, which waits for one flat parameter, like other
+    // instructions.
     assert!(report["instructions"]["await_outer_step"].as_u64().unwrap() >= 6);
     case.succeed(&["checkpoint", "verify", "parts"]);
 }

@@ -185,7 +185,7 @@ fn full_and_read_only_disks_are_errors_before_any_rank_starts() {
         assert!(errors.contains(message) && errors.contains(key) && errors.contains("help: "), "{errors}");
         assert_eq!(errors.matches("error: ").count(), 1, "{errors}");
     }
-    // The layer inputs have the folder to themselves, and do not fit either.
+    // Only the layer inputs are offloaded to the folder here, and they do not fit either.
     let only_inputs = ["offload_optimizer", "offload_param"].map(|key| format!("zero_optimization.{key}.device=none"));
     let inputs = "activation_checkpointing={device: nvme, nvme_path: disk}";
     let args = ["-n", "2", "--set", &only_inputs[0], "--set", &only_inputs[1], "--set", inputs];

@@ -81,7 +81,7 @@ fn profilers_print_their_results_and_do_not_change_the_training() {
         assert!(out.contains(part), "{part} is not in {out}");
     }
     assert!(!out.contains("depth 2:"), "{out}");
-    // The table is printed at steps 1, 2 and 4. It has four parts of the step for each rank.
+    // The table is printed at steps 1, 2 and 4. For each rank, it has a row for each of four parts of the step.
     assert_eq!(out.matches("peak memory in each part").count(), 3, "{out}");
     let table = out.split("peak memory in each part of step 4, by rank\n").nth(1).unwrap();
     let rows: Vec<&str> = table.lines().skip(1).take(8).collect();

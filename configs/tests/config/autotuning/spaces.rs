@@ -180,7 +180,7 @@ fn a_key_given_twice_is_rejected() {
         assert_eq!(only(&format!("autotuning: {{space: {{{text}}}}}")).0, ErrorKind::DuplicateKey, "{text}");
     }
     assert_eq!(values("fp16.enabled: [false, true]"), ["false", "true"]);
-    // None of these paths is a section of another, although their names share prefixes.
+    // None of these paths lies inside another, although their names share prefixes.
     let apart = "train_batch_size: [1, 2], training.save_every: [1], training.save_last: [true]";
     assert_eq!(space(apart).len(), 3);
 }

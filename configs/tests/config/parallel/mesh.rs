@@ -92,7 +92,7 @@ fn degrees_divide_the_ranks() {
     assert_eq!(error.help.as_deref(), Some("the next number of ranks that fits is 16"));
 }
 
-/// The keys have torchtitan's names, so its other degrees must not be mistaken for misspelled keys.
+/// The keys have torchtitan's names, so torchtitan's other degrees must not be mistaken for misspellings of these keys.
 #[test]
 fn degrees_of_other_sections_name_the_keys_that_set_them() {
     for (key, instead) in [

@@ -223,8 +223,8 @@ fn is_subsequence(few: &[&str], many: &[&str]) -> bool {
     few.iter().all(|line| rest.any(|other| other == line))
 }
 
-/// Returns whether a change may affect the line: its key is part of a changed path or of a replaced section, or the
-/// line closes a section.
+/// Returns whether a change may affect the line: the line's key is part of a changed path or of a replaced section, or
+/// the line closes a section.
 fn is_affected(line: &str, list: &[(&str, &str)]) -> bool {
     let name = line.trim().trim_start_matches('"').split([':', '"']).next().unwrap_or_default();
     let inside = ["device", "pin_memory"].contains(&name);

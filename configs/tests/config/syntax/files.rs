@@ -58,8 +58,7 @@ fn every_error_names_its_file() {
         merged(&["train_batch_size: 4", "- a list"], &[]).expect_err("a list at the top is an error").to_string();
     assert!(errors.contains("found a list") && errors.contains("run.yaml:1:1"), "{errors}");
 
-    // A complete file after the list must not hide the list, or the fact that it replaced the keys of the files before
-    // it.
+    // A complete file after the list must not hide the error that the list would replace the keys of earlier files.
     for texts in [&["- a list", "train_batch_size: 4"][..], &["steps_per_print: 3", "- a list", "train_batch_size: 4"]]
     {
         let errors = merged(texts, &[]).expect_err("a list between files is an error").to_string();

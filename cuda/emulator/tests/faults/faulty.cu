@@ -16,7 +16,7 @@ ENTRY(faulty_blocks, uint64_t, 64) {
     if (threadIdx.x == 0) x[blockIdx.x] = blockIdx.x ? x[blockIdx.x - 1] + 1.0f : 1.0f;
 }
 
-// Each block counts its turns in the same place, a barrier apart.
+// Each block writes its index to the same element and, after a barrier, reads it back.
 ENTRY(faulty_turns, uint64_t, 64) {
     float* x = as_mut<float>(a);
     for (int i = 0; i < 2; i++) {
@@ -82,7 +82,7 @@ ENTRY(faulty_crossed, uint64_t, 64) {
     }
 }
 
-// One lane has ended when the others multiply.
+// One lane has ended when the others load matrices.
 ENTRY(faulty_ended, uint64_t, 64) {
     DYNAMIC_SHARED(float, room);
     if (threadIdx.x == 40) return;

@@ -85,7 +85,7 @@ fn in_turns<A>(device: &Device, launch: Option<Launch<A>>, one: bool) {
 #[test]
 fn elementwise_kernels_in_all_alignments() {
     for dtype in Dtype::ALL {
-        // Counts up to more elements than one block processes in one loop iteration.
+        // The largest count exceeds the elements that one block processes in one loop iteration.
         for (count, one) in [(1, false), (7, false), (8, false), (4099, false), (4099 * 2, true)] {
             let (n, what) = (count as u64, format!("{dtype:?} {count}"));
             let [a, b, c] = [1, 2, 3].map(|seed| operand(dtype, seed, count));

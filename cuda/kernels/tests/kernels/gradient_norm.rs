@@ -11,7 +11,7 @@ use crate::{Device, Memory, numbers, on_device, rounded};
 #[test]
 fn sums_of_squares_are_bit_identical_to_the_cpus() {
     let counts = [1, 15, 1024, 1025, 0, 70 * 1024 + 77, 3];
-    // Two of the ranges are not aligned.
+    // Three of the ranges are not aligned; one of them is empty.
     let starts: Vec<usize> =
         counts.iter().scan(0, |end, &count| Some(std::mem::replace(end, *end + count + 3))).collect();
     let all = numbers(7, starts.last().unwrap() + 3);

@@ -41,7 +41,7 @@ fn exact(centred: bool, [x, dy, weight, bias]: [&[f32]; 4]) -> Exact {
 #[test]
 fn norms_and_their_gradients() {
     // Sizes: fewer elements than threads, more than threads, and more than fit the threads' registers. Numbers of rows:
-    // more than the eight rows of a partial sum, and more than 512 partial sums cover.
+    // more than one partial sum of eight rows covers, and more than 512 such sums cover.
     for (rows, size) in [(1, 1), (3, 100), (21, 48), (10, 1000), (2, 8208), (4101, 1)] {
         for dtype in Dtype::ALL {
             for centred in [true, false] {

@@ -46,7 +46,7 @@ fn an_update_is_bit_identical_to_the_cpus() {
     // RAdam leaves its warm-up at the sixth step.
     let grads: Vec<Vec<f32>> = (0..7)
         .map(|step| {
-            // From gradients whose squares underflow in f32 to gradients whose squares overflow.
+            // Gradients of many magnitudes, scaled by powers of two from 2⁻¹⁰ to 2⁹.
             let all = numbers(10 + step, count).into_iter().zip((-30..30).cycle());
             all.map(|(x, power)| x * 2f32.powi(power / 3)).collect()
         })

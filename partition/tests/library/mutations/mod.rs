@@ -184,8 +184,8 @@ fn no_rank_alone_can_reorder_collectives() {
     }
 }
 
-/// Neighbouring instructions of these kinds may be swapped if they concern different objects; all other pairs have a
-/// fixed order.
+/// Neighbouring instructions of the kinds listed here may be swapped if they concern different objects; all other pairs
+/// have a fixed order.
 #[test]
 fn only_independent_neighbours_can_be_swapped() {
     let mut free = BTreeSet::new();

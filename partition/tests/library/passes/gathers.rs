@@ -154,7 +154,7 @@ fn live_parameters_stay_within_their_limit() {
     for max_live in [0, WTE, BLOCK, BLOCK + WTE, 2 * BLOCK, 3 * BLOCK, ALL] {
         let options = GatherOptions { prefetch: ALL, max_live, max_reuse_distance: 0, overlap: true };
         for moment in moments(&gathering(2, options), &shape) {
-            // A single layer always fits.
+            // A layer that exceeds the limit is gathered alone.
             assert!(moment.live <= max_live.max(moment.needed), "{} live, {max_live} allowed", moment.live);
         }
         // A layer that was not prefetched does not evict segments kept for reuse.

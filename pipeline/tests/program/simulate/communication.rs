@@ -27,7 +27,7 @@ fn messages_take_latency_and_bandwidth_and_come_in_order() {
     };
     let times = |world| times_with(world, &costs);
     assert_eq!(times(world), (vec![(1.0, 5.0), (5.0, 9.0)], vec![(5.0, 6.0), (9.0, 10.0)]));
-    // At half speed while the sender or the receiver computes, which is one second of each message.
+    // Messages run at half speed while the sender or the receiver computes, here for one second of each message.
     let sharing = Sharing { transferring: 0.1, sending: 0.5, ..Sharing::NONE };
     let slower = (vec![(1.0, 5.5), (5.5, 10.0)], vec![(5.5, 6.5), (10.0, 11.0)]);
     assert_eq!(times_with(world, &Costs { sharing, ..costs.clone() }), slower);
@@ -81,8 +81,8 @@ fn collectives_wait_for_all_members_and_overlap_with_compute() {
         let events = found.events.iter().filter(move |e| e.rank == rank && e.lane == lane);
         events.map(|e| (e.instruction.kind(), e.start, e.end)).collect::<Vec<_>>()
     };
-    // Both gathers are started at once and run one after the other. Rank 1 is late. Rank 0 waits for it in the gathers,
-    // ranks 2 and 3 only in the gradient norm.
+    // Each rank starts both gathers before it computes, and the gathers run one after the other. Rank 1 is late. Rank 0
+    // waits for it in the gathers, ranks 2 and 3 only in the gradient norm.
     let collectives = [("gather", 7.0, 10.0), ("gather", 10.0, 13.0), ("gradient_norm", 16.0, 16.5)];
     assert_eq!(of(0, Lane::Collectives), collectives);
     assert_eq!(of(1, Lane::Collectives), collectives);

@@ -1,4 +1,5 @@
-//! Trains two ranks with a launcher of another system, compares with ours, and kills a rank.
+//! Trains two ranks with a launcher of another system, compares the results with those of our launcher, and kills a
+//! rank.
 
 use std::fs;
 use std::os::unix::process::ExitStatusExt;

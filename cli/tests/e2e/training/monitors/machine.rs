@@ -59,7 +59,7 @@ fn gpus_are_monitored_through_nvml() {
         return;
     }
     let here = case.path("").display().to_string();
-    // First all three GPUs, then the two in CUDA_VISIBLE_DEVICES, one of them given by a prefix of its UUID.
+    // Monitors all three GPUs first, then the two in CUDA_VISIBLE_DEVICES, one of them given by a prefix of its UUID.
     let port = case::port();
     let prometheus = format!("prometheus={{enabled: true, port: {port}}}");
     let more = ["--set", &prometheus, "--set", "tensorboard.enabled=true"];
@@ -123,7 +123,8 @@ fn missing_gpu_metrics_are_reported_once() {
     assert_eq!(samples("failing", "gpu_0_power_watts"), 0);
     assert!((1..=11).contains(&samples("failing", "gpu_1_power_watts")));
     assert!(samples("failing", "gpu_2_power_watts") > 20);
-    // A broken or missing library, no driver, no GPU and no visible GPU print a line. A driver that fails is a warning.
+    // The monitor prints a line if the library is broken or missing, or if there is no driver, no GPU or no visible
+    // GPU. If the driver fails, the monitor prints a warning.
     let broken = case.path("broken");
     fs::create_dir(&broken).unwrap();
     fs::write(broken.join("libnvidia-ml.so.1"), "").unwrap();

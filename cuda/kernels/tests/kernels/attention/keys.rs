@@ -9,9 +9,9 @@ use super::{Case, SMALL};
 use crate::{Memory, epsilon, on_device, rounded};
 
 impl Case {
-    /// Runs the kernels for the keys and the queries at some positions. No query is before the first key. The backward
-    /// takes the results and log-sums of these queries over more keys, if given. Returns the result, log-sums and
-    /// gradients.
+    /// Runs the kernels for the keys and the queries at some positions. No query is before the first key. If
+    /// `over_more` is given, the backward takes from it the results and log-sums of these queries over more keys.
+    /// Returns the result, log-sums and gradients.
     pub(super) fn of_keys(
         &self,
         keys: Range<u32>,
@@ -63,8 +63,8 @@ impl Case {
     }
 }
 
-/// Results for parts of the keys, combined by their log-sums, are those for all keys, and so are the gradients with the
-/// results and log-sums for all keys.
+/// The results for parts of the keys, combined by their log-sums, equal the results for all keys. The gradients for
+/// parts of the keys, computed with the results and log-sums for all keys, add up to the gradients for all keys.
 #[test]
 fn parts_of_the_keys_add_up() {
     for (dtype, size, time, ends) in [
@@ -81,20 +81,21 @@ fn parts_of_the_keys_add_up() {
             let exact = case.exact();
             // Each query's result, and its ln Σ e^score.
             let mut whole: Vec<(Vec<f64>, f64)> = vec![(vec![0.0; n], f64::NEG_INFINITY); case.d_out.len() / n];
-            // Some queries, in the order of the log-sums: index among all, and among these queries.
+            // Returns for each query in a range of positions, in the order of the log-sums, its index among all queries
+            // and its index among those in the range.
             let queries = |of_part: &Range<u32>| {
                 let Range { start, end } = *of_part;
                 let all = (0..of.batch).flat_map(move |b| (0..heads).map(move |h| (b, h)));
                 let at = move |b, h, t, from: u32, to: u32| ((b * (to - from) + t - from) * heads + h) as usize;
                 all.flat_map(move |(b, h)| (start..end).map(move |t| [at(b, h, t, 0, time), at(b, h, t, start, end)]))
             };
-            // As in a ring, queries at the positions of the keys and queries after all keys are apart.
+            // As in a ring, queries at the positions of the keys and queries after all keys run separately.
             let both = |part: &[u32]| [part[0]..part[1], part[1]..time].into_iter().filter(|part| !part.is_empty());
             let parts = || ends.windows(2).flat_map(|part| both(part).map(move |queries| (part, queries)));
             let run = |part: &[u32], of_part: &Range<u32>, whole: &[(Vec<f64>, f64)]| {
                 let (mut out, mut log_sums) = (vec![0.0; queries(of_part).count() * n], vec![]);
                 for [all, own] in queries(of_part) {
-                    // Before any result, a finite number, so that the gradients are numbers.
+                    // A query without a result so far gets a finite log-sum, so that its gradients are not NaN.
                     log_sums.push(if whole[all].1.is_finite() { whole[all].1 as f32 } else { 0.0 });
                     out[own * n..(own + 1) * n].iter_mut().zip(&whole[all].0).for_each(|(to, &x)| *to = x as f32);
                 }

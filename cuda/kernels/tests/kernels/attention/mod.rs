@@ -136,9 +136,9 @@ impl Case {
         (0..self.of.batch).flat_map(|sample| all[range(sample)].to_vec()).collect()
     }
 
-    /// Checks that each number is as close to the exact one as rounding allows. For 16-bit types, three values are
-    /// rounded to the type or to its smallest numbers: a probability or the gradient of a score, Σ out·d_out because of
-    /// the rounded result, and the number itself. For f32, scores reach 6 and have errors of 6 units, which
+    /// Checks that each number is as close to the exact one as rounding allows. For 16-bit types, the errors come from
+    /// three roundings: of a probability or the gradient of a score; of `out` in Σ out·d_out; and of the number itself.
+    /// `smallest` covers roundings to subnormal f16 numbers. For f32, scores reach 6 and have errors of 6 units, which
     /// e^score inherits.
     fn check(&self) {
         let Some(found) = self.found() else { return };
