@@ -7,7 +7,8 @@ use crate::bell::Bell;
 /// Number of chunks in a ring.
 pub(super) const SLOTS: usize = 4;
 
-/// The shared words of a ring. Zeroed memory is an empty ring. Only one side writes to each cache line.
+/// The shared words of a ring. Zeroed memory is an empty ring. Except for the bells, only one side writes to each cache
+/// line.
 #[repr(C, align(64))]
 pub(super) struct Control {
     written: Line,

@@ -138,7 +138,7 @@ fn attempt(address: &str, key: &Key, deadline: Instant) -> Result<(TcpStream, Pr
 
 /// Determines the server's protocol and proves the token to a server of this crate.
 pub(super) fn greet(stream: &mut TcpStream, key: &Key) -> Result<Protocol, Refusal> {
-    // The number for the ping. It must only differ from the answer of this crate's server.
+    // The number for the ping. Any number works that differs from the answer of this crate's server.
     let number = (std::process::id()).to_le_bytes();
     stream.write_all(&torch::hello(u32::from_le_bytes(number)))?;
     let mut answer = [0; 4];

@@ -69,7 +69,8 @@ fn kinds_and_layers_select_parameters() {
     );
 }
 
-/// With Muon, factors are relative to the rate of its matrices. LoRA+ multiplies the rate of a group.
+/// With Muon, `lr_factor` is relative to `muon_lr`, also for parameters that AdamW updates. LoRA+ multiplies the rate
+/// of a group.
 #[test]
 fn group_rates_with_muon_and_lora_plus() {
     let groups = "training: {param_groups: [{layers: [1], lr: 0.1}]}\n";
