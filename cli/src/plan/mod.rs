@@ -41,9 +41,9 @@ pub(crate) fn plan(args: &PlanArgs) -> anyhow::Result<u8> {
     let memory = MemoryKind::of_layers(&config);
     let written = args.device_memory.map(|bytes| Limit { memory, bytes, source: "`--device-memory`" });
     let mut limits = match here {
-        true => Limit::all_of_rank(&config, config.world_size),
+        true => Limit::all_of_rank(&config, config.ranks_per_host()),
         false if config.training.memory_limit.is_some() => {
-            Limit::of_rank(&config, config.world_size).into_iter().collect()
+            Limit::of_rank(&config, config.ranks_per_host()).into_iter().collect()
         }
         false => vec![],
     };

@@ -76,6 +76,19 @@ fn plan_compares_layouts_over_hosts() {
     assert!(flat.iter().all(|layout| bytes(layout).is_none()), "{flat:?}");
 }
 
+/// The ranks of one host share its memory, not the ranks of all hosts.
+#[test]
+fn a_rank_may_use_its_share_of_one_host() {
+    let case = Case::new();
+    let may_use = |args: &[&str]| {
+        let told = case.succeed(&[&["plan", "--config", "ds.yaml"], args].concat());
+        let (_, limit) = told.split_once("may use ").unwrap_or_else(|| panic!("{told}"));
+        limit.split(':').next().unwrap().to_string()
+    };
+    assert_eq!(may_use(&["-n", "4", "--hosts", "2"]), may_use(&["-n", "2"]));
+    assert_ne!(may_use(&["-n", "4"]), may_use(&["-n", "2"]));
+}
+
 #[test]
 fn uneven_hosts_are_rejected_and_plan_reads_standard_input() {
     let case = Case::new();
