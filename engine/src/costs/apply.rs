@@ -28,7 +28,7 @@ pub(super) fn conditions(subject: &Subject<'_>, transport: &str) -> Conditions {
     }
 }
 
-/// Describes how sequences and layers are cut over ranks; `None` if both are whole.
+/// Describes how sequences and layers are split across ranks; `None` if both are whole.
 fn parts(config: &Config) -> Option<String> {
     let degrees = [
         ("sequence_parallel_size", config.sequence_parallel_size),
@@ -70,7 +70,8 @@ fn optimizer(subject: &Subject<'_>) -> String {
     narrow.into_iter().filter(|(is_on, _)| *is_on).fold(states, |name, (_, more)| name + more)
 }
 
-/// A kind of layer, which has one entry: its name pattern, the number of its parameters, and the bytes of its inputs.
+/// A kind of layer, which has one entry in the table: its name pattern, the number of its parameters, and the bytes of
+/// its inputs.
 pub(super) type Kind = (String, usize, u64);
 
 /// Returns the kind of a layer.
@@ -80,7 +81,7 @@ pub(super) fn key(subject: &Subject<'_>, table: Option<&Table>, layer: usize) ->
     (pattern(&shape.layers[layer].name), parameters, table.map_or(0, |table| table.inputs[layer]))
 }
 
-/// Returns whether world rank `rank` updates a part of a segment.
+/// Returns whether world rank `rank` updates a part of a segment (flat parameter).
 pub(super) fn owns(subject: &Subject<'_>, segment: SegmentId, rank: usize) -> bool {
     let at = subject.stage_plan.whole.coordinates(rank);
     let segment = &subject.layout.segments()[segment];
@@ -118,7 +119,7 @@ pub(super) fn updated(subject: &Subject<'_>, segment: SegmentId) -> usize {
     }
 }
 
-/// Returns the number of elements in one rank's part of the gradient norm, on the stage where it is largest.
+/// Returns the number of elements in one rank's part of the gradient norm, on the stage where this number is largest.
 pub(super) fn in_norm(subject: &Subject<'_>) -> usize {
     let stages = &subject.stage_plan.stages;
     let all = || 0..subject.layout.shape().segments.len();
@@ -147,7 +148,7 @@ pub fn costs(table: &CostTable, subject: &Subject<'_>) -> Result<Costs, String> 
     same("MLP tile rows:", tiles(has.tiled_mlp_rows), tiles(wants.tiled_mlp_rows));
     let sequences = |of: &Option<String>| of.clone().unwrap_or_else(|| "whole sequences".to_string());
     same("sequences:", sequences(&has.sequences), sequences(&wants.sequences));
-    // A group in a larger world shares cores and links with other groups, unlike a world of the group's size.
+    // Unlike a world of the same size, a group in a larger world shares cores and links with other groups.
     let replicas = config.ranks_of_stage();
     if replicas > 1 && has.ranks != config.world_size {
         same("ranks per group:", has.ranks.to_string(), replicas.to_string());
@@ -156,7 +157,10 @@ pub fn costs(table: &CostTable, subject: &Subject<'_>) -> Result<Costs, String> 
         return Err(format!("the table was measured with {}", differences.join("; with ")));
     }
     if settings.zero.coded != Coded::default() && table.codes.is_none() {
-        return Err("the table has no times of codes: an older program measured it".into());
+        return Err(
+            "the table lacks the times of 8-bit and 4-bit codes, because an older version of the program measured it"
+                .into(),
+        );
     }
     let (forms, busiest) = (subject.table(), busiest(subject));
     let layers = (0..subject.layout.shape().layers.len()).map(|layer| of_layer(table, subject, forms.as_ref(), layer));
@@ -256,7 +260,7 @@ fn of_segment(table: &CostTable, subject: &Subject<'_>, busiest: &[usize], segme
         (Some(_), Some(_)) => 0.0,
         _ => table.update.median * updated(subject, segment) as f64,
     };
-    // Seconds to write the codes of some elements, and to read those of others.
+    // Seconds to quantize `written` elements and to dequantize `read` elements.
     let coding = |codes: BlockCodes, written: usize, read: usize| -> f64 {
         let times = table.codes.map(|times| times[codes as usize]);
         times.map_or(0.0, |of| of.quantize.median * written as f64 + of.dequantize.median * read as f64)
@@ -293,8 +297,8 @@ fn link(line: &Line) -> Link {
     Link { latency: line.latency, bandwidth }
 }
 
-/// Sets the times of transfers between the ranks of a mesh. The mesh has one rank of each tensor group. Its
-/// neighbouring ranks are `tensor` ranks apart in the job.
+/// Sets the times of transfers between the ranks of a mesh. The mesh contains one rank of each tensor group, so ranks
+/// that are neighbours in the mesh are `tensor` ranks apart in the job.
 fn between(
     transfers: &Transfers,
     costs: &mut Costs,
@@ -330,7 +334,8 @@ fn between(
     };
     let codes = [exchanging(mesh.near(), 1)?, exchanging(mesh.shards() / mesh.near(), mesh.near())?];
     costs.data = Collectives { all_gather, near, reduce_scatter, replicates, all_reduce, outer: Link::FREE, codes };
-    // All pairs of ranks at the same position of two neighbouring stages send at the same time.
+    // Each rank of a stage sends to the rank at the same position in the next stage, and all of them send at the same
+    // time.
     let neighbours = transfers.of(Group { ranks: 2, apart: mesh.data() * tensor }).ok();
     costs.pipe = link(neighbours.and_then(|times| times.send.as_ref()).unwrap_or(&transfers.send));
     costs.sharing = Sharing {

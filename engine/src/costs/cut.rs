@@ -54,7 +54,7 @@ pub(crate) fn measure(
 #[derive(Debug, Clone, PartialEq)]
 pub struct CutCosts {
     pub(crate) layers: Vec<LayerCost>,
-    /// Number of bytes that a stage may occupy on a rank.
+    /// Maximum number of bytes that a stage may occupy on a rank.
     pub(crate) limit: u64,
 }
 
@@ -108,7 +108,7 @@ impl CutCosts {
         Ok(costs)
     }
 
-    /// Costs of layers that take equal time and no memory.
+    /// Returns the costs of layers that all take the same time and no memory.
     #[must_use]
     pub fn equal(layers: usize) -> Self {
         Self {
@@ -247,7 +247,7 @@ fn last(model: &Model, layer: usize, x: &Activations, batch: &Batch, pass: &Pass
     Ok(LayerCosts { backward, backward_input: backward, ..LayerCosts::default() })
 }
 
-/// Runs a backward with gradient buffers for the layer's parameters.
+/// Runs a backward that writes to gradient buffers for the layer's parameters.
 fn captured<T>(
     model: &Model,
     layer: usize,

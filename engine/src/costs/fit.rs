@@ -3,8 +3,8 @@
 use super::table::{Line, Point};
 
 impl Line {
-    /// Fits a line by weighted least squares. The variance of an error is assumed to be proportional to the time.
-    /// Latency and slope are never negative.
+    /// Fits a line by weighted least squares, assuming that the variance of a measured time is proportional to the
+    /// time. Latency and slope are never negative.
     pub(super) fn through(points: Vec<Point>) -> Self {
         // Minimizes the sum of (latency + slope × bytes − seconds)² / seconds. With relative errors, small messages
         // would count as much as large ones. But large messages take most of the time of a step, and caches and link

@@ -22,7 +22,8 @@ use crate::engine::{Engine, Step};
 use crate::error::Error;
 use crate::timing::trace::{Done, gathered, steps as by_step};
 
-/// Number of warm-up steps, whose times do not count. The first step touches all memory.
+/// Number of warm-up steps, whose times do not count. Of fewer than four steps, only half (rounded down) are warm-up.
+/// The first step touches all memory.
 const WARM_UP: usize = 2;
 
 /// A model and its data, for measuring training steps.
@@ -54,7 +55,7 @@ pub trait Trainee {
 pub struct Length {
     /// Maximum number of steps.
     pub steps: usize,
-    /// Time after which no further step begins. The first two steps always run, and the second one counts.
+    /// Time after which no further step begins. At least two steps run; if no others do, the second one counts.
     pub at_most: Option<Duration>,
 }
 
@@ -129,9 +130,9 @@ const MATRIX: &str = "update of a matrix";
 /// Measured times of the instructions of all steps.
 #[derive(Default)]
 struct Found {
-    /// Mean seconds of a forward and of a backward in each step, on the rank where it is largest, by kind of layer. The
-    /// other ranks wait for this rank. A median would be less than the mean, because some layers take much longer than
-    /// most.
+    /// By kind of layer, the mean seconds of a forward and of a backward in each step, on the rank where this mean is
+    /// largest, because the other ranks wait for that rank. A median would be less than the mean, because some layers
+    /// take much longer than most.
     layers: BTreeMap<Kind, [Vec<f64>; 2]>,
     /// In each step, the sum of these seconds, relative to the sum of the means over all ranks.
     slowest_rank: Vec<f64>,
@@ -147,7 +148,7 @@ impl Found {
         let steps = ranks.iter().map(|done| by_step(done).count()).min().unwrap_or(0);
         let warming_up = WARM_UP.min(steps / 2);
         let mut norms: Vec<(f64, f64)> = vec![(0.0, 0.0); steps];
-        // For each kind of layer and direction, the seconds of each step: the mean of each rank.
+        // For each kind of layer and direction, the mean seconds on each rank in each step.
         let mut means: BTreeMap<(&Kind, usize), Vec<Vec<f64>>> = BTreeMap::new();
         for (rank, done) in ranks.iter().enumerate() {
             let program = &subject.programs[subject.stage_plan.whole.coordinates(rank).stage];
@@ -222,7 +223,8 @@ impl Found {
     }
 }
 
-/// Measures the seconds per element of adding gradients. Used if steps do not accumulate because gradients are sharded.
+/// Measures the seconds per element of adding gradients, for steps that do not accumulate because gradients are
+/// sharded.
 fn measure_accumulate() -> Time {
     let (mut sum, summand) = (vec![0f32; SAMPLE], vec![1f32; SAMPLE]);
     per_element(|| {
@@ -231,8 +233,8 @@ fn measure_accumulate() -> Time {
     })
 }
 
-/// Measures the seconds per element of writing and reading codes on one thread, and divides them by the number of
-/// threads, which share this work.
+/// Measures the seconds per element of quantizing to codes and dequantizing them on one thread, and divides them by the
+/// number of threads that share this work.
 fn measure_codes() -> [CodeTimes; 2] {
     let values: Vec<f32> = (0..SAMPLE).map(|i| (i % 251) as f32 - 125.0).collect();
     let mut sum = vec![0f32; SAMPLE];
@@ -251,14 +253,19 @@ const SAMPLE: usize = 1 << 22;
 
 /// Measures the seconds per element of work on [`SAMPLE`] elements.
 fn per_element(mut work: impl FnMut()) -> Time {
-    let mut once = || {
-        let started = Instant::now();
-        work();
-        started.elapsed().as_secs_f64() / SAMPLE as f64
+    // Ranks that share a core run in time slices. A run that fits into one slice would not show that.
+    const SHORTEST_RUN: Duration = Duration::from_millis(30);
+    // The first call touches the memory and is not measured.
+    work();
+    let mut run = || {
+        let (started, mut calls) = (Instant::now(), 0);
+        while started.elapsed() < SHORTEST_RUN {
+            work();
+            calls += 1;
+        }
+        started.elapsed().as_secs_f64() / f64::from(calls) / SAMPLE as f64
     };
-    // The first run touches the memory and is not measured.
-    once();
-    Time::of((0..7).map(|_| once()).collect())
+    Time::of((0..7).map(|_| run()).collect())
 }
 
 /// Splits the backward time of layers whose weight gradients can be deferred. The ratio of the two halves is measured

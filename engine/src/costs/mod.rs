@@ -1,9 +1,9 @@
 //! Cost tables: the times of layers, transfers and the optimizer on this machine. A table is measured once and used by
 //! every later plan.
 //!
-//! A table records the dtype, threads, ranks and micro-batch that it is valid for. If a plan needs an entry that the
-//! table lacks, it fails with an error that names the entry. Only transfers of unmeasured sizes are estimated, from a
-//! line through the measured sizes.
+//! A table records the dtype, threads, ranks and micro-batch that it is valid for. Planning fails if the table lacks an
+//! entry that the plan needs; the error names the entry. Only transfers of unmeasured sizes are estimated, from a line
+//! through the measured sizes.
 
 mod apply;
 mod between;

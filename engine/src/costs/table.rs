@@ -22,8 +22,8 @@ pub struct CostTable {
     pub(super) conditions: Conditions,
     /// One entry per kind of layer: layers that differ only in the numbers in their names share an entry.
     pub(super) layers: Vec<LayerTimes>,
-    /// Time of all layers on the rank where they took longest, relative to the mean over the ranks; `None` in tables of
-    /// older programs.
+    /// Time of all layers on the slowest rank, divided by the mean over the ranks; `None` in tables that older versions
+    /// wrote.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) slowest_rank: Option<Time>,
     /// Loading a micro-batch.
@@ -37,7 +37,7 @@ pub struct CostTable {
     /// if the model has no such matrix.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) update_matrix: Option<Time>,
-    /// Writing and reading codes; `None` in tables of older programs.
+    /// Quantizing to codes and dequantizing; `None` in tables that older versions wrote.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) codes: Option<[CodeTimes; 2]>,
     /// Transfers between the ranks; `None` with one rank.
@@ -64,8 +64,8 @@ pub(super) struct Conditions {
     /// `model.tiled_mlp_rows`, if set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) tiled_mlp_rows: Option<usize>,
-    /// The keys, with their values, that cut sequences or layers over ranks, if any is set. Layers were then measured
-    /// on a rank's part, including the exchanges between ranks.
+    /// The keys (with their values) that split sequences or layers across ranks, if any is set. The times of a layer
+    /// are then those of one rank's part, including the exchanges between ranks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) sequences: Option<String>,
 }
@@ -97,7 +97,8 @@ pub(super) struct LayerTimes {
     pub(super) backward_weight: Option<Time>,
 }
 
-/// Times of codes, for [`BlockCodes::ALL`](zero_optim::BlockCodes::ALL): seconds per element on all threads of a rank.
+/// Times to quantize and dequantize with one of [`BlockCodes::ALL`](zero_optim::BlockCodes::ALL): seconds per element
+/// on all threads of a rank.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct CodeTimes {
@@ -114,18 +115,18 @@ pub(super) struct Transfers {
     pub(super) broadcast: Line,
     /// A message from the first rank to the last.
     pub(super) send: Line,
-    /// Compute speed during an all-gather, as a fraction of the speed without one.
+    /// Compute speed during an all-gather, as a fraction of the speed without an all-gather.
     pub(super) computing_beside: Time,
     /// Speed of an all-gather during compute, as a fraction of the speed without compute.
     pub(super) transferring_beside: Time,
-    /// Speed of a message during compute, as a fraction of the speed without compute; `None` in tables of older
-    /// programs.
+    /// Speed of a message during compute, as a fraction of the speed without compute; `None` in tables that older
+    /// versions wrote.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) sending_beside: Option<Time>,
 }
 
-/// Times of collectives by groups of equal size. Together the groups contain all ranks, and all of them run at the same
-/// time.
+/// Times of collectives in groups of equal size. Together the groups contain all ranks, and all groups run their
+/// collectives at the same time.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct GroupTimes {
@@ -197,7 +198,7 @@ pub(super) struct Point {
     pub(super) seconds: Time,
 }
 
-/// Seconds per byte, for one rank that uses the disk alone.
+/// Seconds per byte on one rank. All ranks measure at about the same time, so ranks on one disk share its bandwidth.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Disk {

@@ -58,7 +58,8 @@ fn of_group(world: &dyn Communicator, group: Group) -> Result<GroupTimes, Error>
 }
 
 /// Measures an operation in the group `comm`, while the other groups do the same. All ranks of the world return the
-/// same line, which is fitted to the mean times of all ranks.
+/// same line, which is fitted to the times of the slowest group. Groups that share a link do not always get equal parts
+/// of it, and a training step ends when the last group has ended.
 fn line(world: &dyn Communicator, comm: &dyn Communicator, operation: Operation) -> Result<Line, Error> {
     let share = (comm.size() - 1) as f64 / comm.size() as f64;
     let sent = match operation {
@@ -71,10 +72,10 @@ fn line(world: &dyn Communicator, comm: &dyn Communicator, operation: Operation)
         let bytes = size as f64 * sent;
         let (number, mut spare) = (repeats(points.last(), bytes), vec![]);
         let runs = (0..RUNS).map(|_| back_to_back(world, comm, operation, size, number, &mut spare));
-        let own = runs.collect::<Result<Vec<[i64; 2]>, Error>>()?.concat();
-        let ends = comm.all_reduce(Buffer::I64(own), ReduceOp::Max).wait()?.into_i64()?;
-        let seconds = ends.chunks(2).map(|ends| (ends[1] - ends[0]) as f64 / 1e9 / number as f64).collect();
-        points.push(Point { bytes, seconds: Time::of(mean(world, seconds)?) });
+        let own = runs.collect::<Result<Vec<i64>, Error>>()?;
+        let longest = world.all_reduce(Buffer::I64(own), ReduceOp::Max).wait()?.into_i64()?;
+        let seconds = longest.into_iter().map(|nanoseconds| nanoseconds as f64 / 1e9 / number as f64).collect();
+        points.push(Point { bytes, seconds: Time::of(seconds) });
     }
     Ok(Line::through(points))
 }
@@ -82,11 +83,10 @@ fn line(world: &dyn Communicator, comm: &dyn Communicator, operation: Operation)
 /// Number of runs of a measured operation.
 const RUNS: usize = 5;
 
-/// Runs an operation and then `number` more, each of which starts while the one before is in flight, as in a training
-/// step. Returns the nanoseconds until the end of the first and of the last. The maxima of both over the ranks differ
-/// by the time of `number` operations. On a single rank, they differ by more if this rank ended the first one early. A
-/// single operation after a pause can be faster: a link's shaper may let its first bytes pass at once, and it does not
-/// wait for the queues that an operation before it has filled.
+/// Runs an operation, waits for all ranks of the world, and runs `number` more. As in a training step, each of them
+/// starts while the previous operation is in flight. Returns the nanoseconds from the wait to the end of the last
+/// operation. Without the wait, a group that ended the first operation early would already be in the next one, so that
+/// the time of all groups would not cover all of their bytes.
 fn back_to_back(
     world: &dyn Communicator,
     comm: &dyn Communicator,
@@ -94,20 +94,18 @@ fn back_to_back(
     size: usize,
     number: usize,
     spare: &mut Vec<[Buffer; 2]>,
-) -> Result<[i64; 2], Error> {
+) -> Result<i64, Error> {
+    let first = start(comm, operation, size, spare.pop()).wait()?;
+    spare.push(first);
     world.barrier().wait()?;
     let started = Instant::now();
     let mut before = start(comm, operation, size, spare.pop());
-    let mut first = 0;
-    for index in 0..number {
+    for _ in 1..number {
         let next = start(comm, operation, size, spare.pop());
         spare.push(std::mem::replace(&mut before, next).wait()?);
-        if index == 0 {
-            first = started.elapsed().as_nanos() as i64;
-        }
     }
     spare.push(before.wait()?);
-    Ok([first, started.elapsed().as_nanos() as i64])
+    Ok(started.elapsed().as_nanos() as i64)
 }
 
 /// Returns how many operations of `bytes` a run has: 32, or fewer (but at least 2) if the run would take more than a
@@ -127,14 +125,14 @@ fn mean(comm: &dyn Communicator, values: Vec<f64>) -> Result<Vec<f64>, Error> {
     Ok(sum.into_iter().map(|sum| sum as f64 / 1e9 / comm.size() as f64).collect())
 }
 
-/// Starts an all-gather of 8 MiB, about the size of a layer. The time of a smaller all-gather mostly shows how long its
-/// rank waits for a core.
+/// Starts an all-gather of 8 MiB, about the size of a layer. The time of a smaller all-gather would mostly be the time
+/// in which the rank waits for a core.
 fn gather(comm: &dyn Communicator, spare: Option<[Buffer; 2]>) -> Pending<[Buffer; 2]> {
     start(comm, Operation::AllGather, 8 << 20, spare)
 }
 
-/// Starts a message of 2 MiB to the rank half of the group away, which belongs to another host if there are several,
-/// and receives one from such a rank.
+/// Starts to send 2 MiB to the rank half a group ahead, and to receive 2 MiB from the rank half a group behind. Both
+/// are on another host if the group spans several hosts.
 fn swap(comm: &dyn Communicator, spare: Option<[Buffer; 2]>) -> Pending<[Buffer; 2]> {
     const ELEMENTS: usize = (2 << 20) / 4;
     let (rank, size) = (comm.rank(), comm.size());
@@ -144,9 +142,9 @@ fn swap(comm: &dyn Communicator, spare: Option<[Buffer; 2]>) -> Pending<[Buffer;
     receiving.map(|received| Ok([sending.wait()?, received]))
 }
 
-/// Measures the relative speed of compute and of a transfer while they overlap. Like a rank in a training step, the
-/// loop computes a product, then collects finished transfers and starts new ones. `start` starts a transfer and may use
-/// the buffers of an earlier one.
+/// Measures the speeds of compute and of a transfer while they overlap, relative to their speeds alone. Like a rank in
+/// a training step, the loop computes a product, then collects finished transfers and starts new ones. `start` starts a
+/// transfer and may use the buffers of an earlier one.
 fn beside(
     comm: &dyn Communicator,
     start: impl Fn(&dyn Communicator, Option<[Buffer; 2]>) -> Pending<[Buffer; 2]>,
@@ -169,8 +167,8 @@ fn beside(
     let transfers = ((2_000_000_000 / slowest.max(1)) as usize).clamp(TRANSFERS.0, TRANSFERS.1);
     for run in 0..=RUNS {
         comm.barrier().wait()?;
-        // Not the median time of a product: if several ranks share a core, most products run in one time slice, and the
-        // rank waits for its next slice in between.
+        // Use the mean, not the median time of a product: if several ranks share a core, most products run within a
+        // time slice, and the few that wait for the next slice would not count.
         let started = Instant::now();
         (0..PRODUCTS).try_for_each(|_| product())?;
         let product_alone = started.elapsed().as_secs_f64() / PRODUCTS as f64;
