@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Value, json};
 use zero_checkpoint::{CheckpointError, Manifest, ParameterEntry};
 use zero_engine::{Error, ExportDtype, Exported, Weights, bytes, counted};
-use zero_train::train::{fetch_checkpoint, write_folder};
+use zero_train::train::{checkpoints_in_store, fetch_checkpoint, write_folder};
 
 use crate::arguments::{ExportArgs, Floats};
 use crate::printed::{show, tell};
@@ -146,16 +146,23 @@ fn value(folder: &Path, manifest: &Manifest) -> Value {
 /// # Errors
 /// Fails if `path` contains no checkpoint.
 pub(crate) fn verify(path: &Path) -> anyhow::Result<u8> {
-    let path = &local(path)?;
-    let meant = zero_checkpoint::meant(path).map_err(of_folder)?;
+    let meant: Vec<PathBuf> = match zero_engine::config::address(path) {
+        Some(address) => checkpoints_in_store(address, "<DIR>")?.into_iter().map(PathBuf::from).collect(),
+        None => zero_checkpoint::meant(path).map_err(of_folder)?,
+    };
     let (mut intact, mut damaged) = (None, 0);
-    for folder in &meant {
-        let found = zero_checkpoint::verify(folder);
+    for checkpoint in &meant {
+        let folder = local(checkpoint)?;
+        let mut found = zero_checkpoint::verify(&folder);
         if found.is_empty() {
-            show(&format!("{}: intact\n", folder.display()));
-            intact = Some(folder);
+            show(&format!("{}: intact\n", checkpoint.display()));
+            intact = Some(checkpoint);
         }
-        for damage in &found {
+        for damage in &mut found {
+            // The folder of a checkpoint from a store is a download.
+            if let Ok(file) = damage.path.strip_prefix(&folder) {
+                damage.path = checkpoint.join(file);
+            }
             show(&format!("damaged: {damage}\n"));
         }
         damaged += usize::from(!found.is_empty());
@@ -164,7 +171,7 @@ pub(crate) fn verify(path: &Path) -> anyhow::Result<u8> {
         return Ok(0);
     }
     let help = match intact {
-        Some(folder) => format!("resume from the newest intact checkpoint: --resume {}", folder.display()),
+        Some(newest) => format!("resume from the newest intact checkpoint: --resume {}", newest.display()),
         None => earlier(path)?,
     };
     show(&format!("help: {help}; a damaged checkpoint can only be repaired from copies of its files\n"));
@@ -172,10 +179,16 @@ pub(crate) fn verify(path: &Path) -> anyhow::Result<u8> {
 }
 
 /// Returns advice on how to continue when all verified checkpoints are damaged.
-fn earlier(path: &Path) -> Result<String, CheckpointError> {
+fn earlier(path: &Path) -> Result<String, Error> {
     let root = path.parent().unwrap_or(path);
-    let others = zero_checkpoint::committed(root)?.into_iter().filter(|(_, other)| other != path).count();
-    Ok(match others {
+    let committed: Vec<PathBuf> = match zero_engine::config::address(root) {
+        Some(run) if zero_checkpoint::step(path).is_some() => {
+            checkpoints_in_store(run, "<DIR>")?.into_iter().map(PathBuf::from).collect()
+        }
+        Some(_) => vec![],
+        None => zero_checkpoint::committed(root)?.into_iter().map(|(_, folder)| folder).collect(),
+    };
+    Ok(match committed.iter().filter(|other| *other != path).count() {
         0 => "start from the beginning, or from another run's checkpoint".into(),
         _ => format!("verify the other checkpoints next to it: zero-train checkpoint verify {}", root.display()),
     })

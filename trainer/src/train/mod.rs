@@ -66,7 +66,7 @@ use zero_planner::{Plan, Planner};
 pub use crate::process::signals::note_save_requests;
 pub use crate::report_page::report_page;
 pub use addresses::{read_addresses, write_folder};
-pub use checkpoint_store::fetch_checkpoint;
+pub use checkpoint_store::{checkpoints_in_store, fetch_checkpoint};
 pub use commands::data_commands::{DataStats, Lengths, PreparedData, data_stats, prepare_data, verify_data};
 pub use commands::show::{ShownData, ShownPart, ShownSample, show_data};
 pub use commands::steps::{Steps, measure_costs};
@@ -175,7 +175,8 @@ fn begin(
         noise_scale.restore(&state["noise_scale"]);
         corpus.restore(state, engine.samples(), engine.config());
     }
-    // The number of epochs determines the number of samples, even if the batch size has changed since the checkpoint.
+    // `epochs` determines the number of samples. The number of steps is computed again, because the batch size may have
+    // changed since the checkpoint.
     let steps = match engine.config().training.max_steps {
         Some(_) => steps,
         None => engine.steps() + corpus.steps(engine.config().training.epochs.unwrap_or(1.0), engine.samples()),

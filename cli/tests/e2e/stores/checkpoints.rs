@@ -121,6 +121,28 @@ fn another_machine_resumes_from_the_store() {
         let said = succeed(&mut stored.command(&args));
         assert!(said.contains("step-00000008"), "{said}");
     }
+    // `verify` checks every checkpoint and names the objects of the store.
+    let said = succeed(&mut stored.command(&["checkpoint", "verify", "s3://runs/a"]));
+    assert_eq!(said, "s3://runs/a/step-00000006: intact\ns3://runs/a/step-00000008: intact\n");
+    stored.client(
+        "key = 'a/step-00000008/shard-00000-of-00001.safetensors'\n\
+         body = bytearray(s3.get_object(Bucket='runs', Key=key)['Body'].read())\n\
+         body[-1] ^= 1\n\
+         s3.put_object(Bucket='runs', Key=key, Body=bytes(body))",
+    );
+    for (address, help) in [
+        ("s3://runs/a", "resume from the newest intact checkpoint: --resume s3://runs/a/step-00000006"),
+        (
+            "s3://runs/a/step-00000008",
+            "verify the other checkpoints next to it: zero-train checkpoint verify s3://runs/a",
+        ),
+    ] {
+        let output = stored.command(&["checkpoint", "verify", address]).output().unwrap();
+        let said = text(&output.stdout);
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        let damaged = "damaged: s3://runs/a/step-00000008/shard-00000-of-00001.safetensors: `";
+        assert!(said.contains(damaged) && said.contains(help), "{said}");
+    }
     let output = stored.command(&["checkpoint", "verify", "s3://runs/none"]).output().unwrap();
     assert!(text(&output.stderr).contains("there is no checkpoint at s3://runs/none"), "{}", text(&output.stderr));
 }

@@ -31,7 +31,7 @@ struct CheckpointStore {
     stores: Stores,
 }
 
-/// The content of the address.
+/// The checkpoints and folders at the address of a store.
 #[derive(Default)]
 struct Listed {
     /// The objects of each folder named `step-…`, including incomplete uploads.
@@ -60,7 +60,7 @@ impl CheckpointStore {
         format!("{}/{name}", self.address)
     }
 
-    /// Returns whether an address is the folder itself or is inside it.
+    /// Returns whether an address is that of this folder or lies in this folder.
     fn holds(&self, address: &str) -> bool {
         address.strip_prefix(&self.address).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
     }
@@ -87,7 +87,8 @@ impl CheckpointStore {
         watch: &dyn Watch,
     ) -> Result<(), zero_store::Error> {
         let address = self.at(&zero_checkpoint::name(step));
-        // Objects that are already at this address belong to a checkpoint with the same name. The upload replaces it.
+        // Objects that are already at this address belong to an older checkpoint with the same name, which the upload
+        // replaces.
         remove(&self.stores, &self.stores.list_folder(&address, watch)?, watch)?;
         self.stores.upload_folder(folder, &address, |name| name == MANIFEST, watch)?;
         let listed = self.list(watch)?;
@@ -139,7 +140,7 @@ fn failed(key: &'static str) -> impl Fn(zero_store::Error) -> Error {
 /// Checks the address of the store without network requests.
 ///
 /// # Errors
-/// Fails if no store can have the address, or if the store is read-only.
+/// Fails if the address is invalid, or if its store is read-only.
 pub(super) fn check(config: &Config) -> Result<(), Error> {
     match &config.training.checkpoint_store {
         Some(address) => {
@@ -190,16 +191,35 @@ pub fn fetch_checkpoint(address: &str, key: &'static str) -> Result<PathBuf, Err
     fetch_step(address, found, key, &download)
 }
 
+/// Returns the store URLs of all complete checkpoints of a run, oldest first, or the URL of the checkpoint itself. Errors
+/// name `key` as the source of the URL.
+///
+/// # Errors
+/// Fails if there is no checkpoint, or if the store fails.
+pub fn checkpoints_in_store(address: &str, key: &'static str) -> Result<Vec<String>, Error> {
+    let steps = steps(address, key, &Download::of(&crate::data::Unwatched))?;
+    let store = CheckpointStore::new(address)?;
+    Ok(match steps.is_empty() {
+        true => vec![store.address],
+        false => steps.into_iter().map(|step| store.at(&zero_checkpoint::name(step))).collect(),
+    })
+}
+
 /// Returns the step of the newest checkpoint below an address. Returns `None` if the address itself is a checkpoint.
 fn newest(address: &str, key: &'static str, download: &Download<'_>) -> Result<Option<u64>, Error> {
+    Ok(steps(address, key, download)?.pop())
+}
+
+/// Returns the steps of the complete checkpoints below an address, oldest first. Returns no steps if the address itself
+/// is a checkpoint.
+fn steps(address: &str, key: &'static str, download: &Download<'_>) -> Result<Vec<u64>, Error> {
     let listed = CheckpointStore::new(address)?.list(download).map_err(failed(key))?;
-    match listed.complete().pop() {
-        None if !listed.is_checkpoint => {
-            let help = "give a checkpoint folder, or a folder that contains `step-…` folders";
-            Err(Error::setting(key, format!("there is no checkpoint at {address}"), help))
-        }
-        step => Ok(step),
+    let steps = listed.complete();
+    if steps.is_empty() && !listed.is_checkpoint {
+        let help = "give a checkpoint folder, or a folder that contains `step-…` folders";
+        return Err(Error::setting(key, format!("there is no checkpoint at {address}"), help));
     }
+    Ok(steps)
 }
 
 fn fetch_step(address: &str, step: Option<u64>, key: &'static str, download: &Download<'_>) -> Result<PathBuf, Error> {
