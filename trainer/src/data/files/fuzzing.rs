@@ -7,6 +7,7 @@ use super::super::options::CacheOptions;
 use super::super::watch::Unwatched;
 use super::{Access, sources};
 use crate::data::options::{Format, TokenDtype};
+use crate::data::tokens::pieces::Cuts;
 
 /// Writes `data` to a file with this name, and reads the file as documents and as records.
 pub fn file(name: &str, data: &[u8]) {
@@ -33,7 +34,7 @@ fn read(path: &Path) {
     let (name, cache) = ([path.display().to_string()], CacheOptions::default());
     let access = Access::new(&cache, &Unwatched);
     for source in sources((&name, None), Format::Auto, &access).into_iter().flatten() {
-        let documents = source.documents("text", true);
+        let documents = source.documents("text", Cuts::Words);
         documents.into_iter().for_each(|documents| documents.take_while(Result::is_ok).for_each(drop));
         let _ = source.tokens(TokenDtype::U16, usize::MAX, |_| Ok(()));
     }
