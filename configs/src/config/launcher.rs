@@ -25,8 +25,8 @@ section! {
         pub threads_per_rank: Option<usize> = engine(Kind::Int { min: 1, max: 4096 }, "auto", "Compute threads per rank; auto: the cores divided by the ranks on this machine");
         pub instruction_set: InstructionSet = key(InstructionSet::KIND, "auto", "Instruction set of the kernels; auto: the widest that the processor supports. The environment variable ZERO_TRAIN_ISA overrides it");
         pub bind_cores_to_rank: bool = key(Kind::Bool, "true", "Bind each rank to its own cores; skipped if there are more ranks or threads than cores, or if another launcher has bound the ranks");
-        pub max_restarts: usize = key(COUNT_OR_0, "0", "Maximum number of times that `zero-train -n` restarts all ranks from the newest checkpoint after a rank dies; 0: never");
-        pub min_ranks: Option<usize> = key(RANKS, "null", "Minimum number of surviving ranks for a restart without the ranks that died, with the same train_batch_size; null: restart all ranks");
+        pub max_restarts: usize = key(COUNT_OR_0, "0", "Maximum number of times that `zero-train -n` or `zero-train launch` restarts all ranks from the newest checkpoint after a rank dies; 0: never");
+        pub min_ranks: Option<usize> = key(RANKS, "null", "Minimum number of surviving ranks for a restart without the ranks that died, with the same train_batch_size, on one host; null: restart all ranks");
         pub bind_core_list: Option<String> = key(Kind::Text, "null", "Cores to use, such as `0-27,32-59`; null: all cores that the process may use");
     }
 }

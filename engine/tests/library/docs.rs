@@ -114,14 +114,18 @@ fn the_book_has_every_page_and_no_link_leaves_it() {
     assert!(book.contains("src = \".\"") && root().join("docs/book.css").is_file(), "{book}");
 }
 
-/// Each line of a Rust block occurs in one example, in the same order. Indentation is ignored.
+/// All lines of a Rust block occur, in the same order, in one of the examples or in the doc-test of `Dataset`.
+/// Indentation is ignored.
 #[test]
 fn rust_in_the_guide_is_from_the_examples() {
     let programs = ["mlp", "gpt", "resume", "tasks", "trainer", "lora", "generate", "optimizer"];
     let programs = programs.map(|name| read(&format!("examples/src/bin/{name}.rs")));
+    let source = read("trainer/src/data/dataset.rs");
+    let documented: Vec<&str> = source.lines().filter_map(|line| line.strip_prefix("/// ")).collect();
     let examples = [
         &programs[..],
         &["adamax", "models/gpt", "models/resnet"].map(|name| read(&format!("examples/src/{name}.rs"))),
+        &[documented.join("\n")],
     ]
     .concat();
     let mut found = 0;
@@ -233,8 +237,8 @@ fn literals(source: &str) -> Vec<String> {
     found
 }
 
-/// Whether a format can produce a message: its fixed parts occur in order, the first at the start and the last at the
-/// end.
+/// Returns whether a format can produce a message: the fixed parts of the format occur in the message in order, the
+/// first at its start and the last at its end.
 fn is_made_by(message: &str, format: &str) -> bool {
     let parts: Vec<&str> = format.split('\u{0}').collect();
     let [first, middle @ .., last] = &parts[..] else { return message == format };

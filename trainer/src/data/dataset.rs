@@ -9,14 +9,14 @@ pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// Samples with random access.
 ///
-/// [`sample_index`](super::sample_index) computes the sample that a rank trains on from the seed and the position in
-/// the run. A data set therefore does not depend on ranks, epochs or shuffling, and a resumed run continues with the
-/// next sample. Every rank opens the whole data set and reads its own samples.
+/// From the seed and the position in the run, [`sample_index`](super::sample_index) computes which sample a rank trains
+/// on. A data set therefore does not depend on ranks, epochs or shuffling, and a resumed run continues with the next
+/// sample. Every rank opens the whole data set and reads its own samples.
 ///
 /// ```
 /// use candle_core::{Device, Tensor};
-/// use zero_train::Batch;
-/// use zero_train::data::{BoxError, Dataset};
+/// use zero_train::data::BoxError;
+/// use zero_train::{Batch, Dataset};
 ///
 /// /// Sample i is the number i, and twice that.
 /// struct Doubles;
