@@ -58,7 +58,7 @@ fn gpt2(config: &Config, m: &config::Gpt2, vocabulary: Option<usize>) -> Result<
         n_layer: m.n_layer,
         n_head: m.n_head,
         n_inner: Some(m.n_inner),
-        activation_function: activation(m.activation_function),
+        activation_function: m.activation_function,
         layer_norm_epsilon: m.layer_norm_epsilon as f32,
         initializer_range: m.initializer_range,
         tie_word_embeddings: m.tie_word_embeddings,
@@ -73,7 +73,7 @@ fn gpt2(config: &Config, m: &config::Gpt2, vocabulary: Option<usize>) -> Result<
 }
 
 fn llama(config: &Config, m: &config::Llama, vocabulary: Option<usize>) -> Result<zoo::LlamaConfig, Error> {
-    // A program can set an activation that the schema does not allow.
+    // Code can set an activation that the schema of the configuration file does not allow.
     if !matches!(m.hidden_act, config::Activation::Silu | config::Activation::GeluNew) {
         return Err(Error::setting(
             "model.hidden_act",
@@ -99,7 +99,7 @@ fn llama(config: &Config, m: &config::Llama, vocabulary: Option<usize>) -> Resul
         query_pre_attn_scalar: m.query_pre_attn_scalar,
         rope_local_base_freq: m.rope_local_base_freq,
         partial_rotary_factor: m.partial_rotary_factor,
-        hidden_act: activation(m.hidden_act),
+        hidden_act: m.hidden_act,
         norm_unit_offset: m.norm_unit_offset,
         post_norms: m.post_norms,
         scale_embeddings: m.scale_embeddings,
@@ -123,7 +123,7 @@ fn mlp(m: &config::Mlp) -> zoo::MlpConfig {
         input_size: m.input_size,
         hidden_sizes: m.hidden_sizes.clone(),
         num_labels: m.output_size,
-        hidden_act: activation(m.activation),
+        hidden_act: m.activation,
         base: None,
     }
 }
@@ -145,15 +145,6 @@ fn layer_type(name: &str) -> zoo::LayerType {
     match name {
         config::SLIDING_ATTENTION => zoo::LayerType::SlidingAttention,
         _ => zoo::LayerType::FullAttention,
-    }
-}
-
-fn activation(activation: config::Activation) -> zoo::Activation {
-    match activation {
-        config::Activation::Relu => zoo::Activation::Relu,
-        config::Activation::Gelu => zoo::Activation::Gelu,
-        config::Activation::GeluNew => zoo::Activation::GeluNew,
-        config::Activation::Silu => zoo::Activation::Silu,
     }
 }
 
@@ -180,7 +171,7 @@ fn vocab_size(configured: Option<usize>, tokenizer: Option<usize>, pretrained: O
 }
 
 /// Builds a model on the CPU. `training.trainable` and `training.frozen`, or the configured adapters, decide which
-/// parameters are trainable. If none of these keys is set, the program's selection ([`Layers::trainable`]) applies.
+/// parameters are trainable. If none of these keys is set, the selection in code ([`Layers::trainable`]) applies.
 ///
 /// # Errors
 /// Fails if a pattern is malformed or matches nothing, if nothing is trainable, or if a layer cannot be built.
@@ -271,7 +262,7 @@ fn with_adapter(config: &Config, adapter: &config::Adapter, layers: Layers) -> R
     Ok(layers.adapter(Adapter { lora, modules_to_save: adapter.modules_to_save.clone(), bias: adapter.bias, lr_ratio }))
 }
 
-/// Adds the key to an error about an adapter.
+/// Adds the responsible configuration key to an error about an adapter.
 fn of_adapter(error: BuildError) -> Error {
     match error {
         BuildError::UnknownTarget { name, modules } => {
@@ -304,7 +295,7 @@ fn with_quantization(config: &Config, layers: Layers) -> Layers {
     layers.quantized(QuantizationOptions { format, skip: quantization.llm_int8_skip_modules.clone() })
 }
 
-/// Adds the key to an error about quantized weights or about the base model of µP.
+/// Adds the responsible configuration key to an error about quantized weights or about the base model of µP.
 fn of_build(error: BuildError) -> Error {
     const KEY: &str = "quantization_config";
     const SKIP: &str = "quantization_config.llm_int8_skip_modules";

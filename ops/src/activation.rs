@@ -14,64 +14,30 @@ use crate::parallel::split;
 use candle_core::CudaStorage;
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, Layout, Result, Shape, Tensor, bail};
-use std::str::FromStr;
 use zero_kernels::activation::Function;
+use zero_model_options::Activation;
 
-/// An elementwise activation, as named in Hugging Face configurations.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Activation {
-    /// `gelu_new`, `gelu_pytorch_tanh`: GELU's tanh form.
-    GeluNew,
-    /// `gelu`: GELU by the error function.
-    Gelu,
-    /// `silu`, `swish`.
-    Silu,
-    /// `relu`.
-    Relu,
+/// Applies an activation to each element.
+pub fn activate(x: &Tensor, activation: Activation) -> Result<Tensor> {
+    let (name, function, forward, backward): (_, _, Forward, Backward) = match activation {
+        Activation::GeluNew => ("gelu", Function::GeluTanh, kernel::gelu_tanh, kernel::gelu_tanh_backward),
+        Activation::Gelu => ("gelu-erf", Function::GeluErf, kernel::gelu_erf, kernel::gelu_erf_backward),
+        Activation::Silu => ("silu", Function::Silu, kernel::silu, kernel::silu_backward),
+        Activation::Relu => ("relu", Function::Relu, kernel::relu, kernel::relu_backward),
+    };
+    apply([x], Elementwise { name, function, forward, backward })
 }
 
-impl Activation {
-    /// Applies the activation to each element.
-    pub fn apply(self, x: &Tensor) -> Result<Tensor> {
-        let (name, function, forward, backward): (_, _, Forward, Backward) = match self {
-            Self::GeluNew => ("gelu", Function::GeluTanh, kernel::gelu_tanh, kernel::gelu_tanh_backward),
-            Self::Gelu => ("gelu-erf", Function::GeluErf, kernel::gelu_erf, kernel::gelu_erf_backward),
-            Self::Silu => ("silu", Function::Silu, kernel::silu, kernel::silu_backward),
-            Self::Relu => ("relu", Function::Relu, kernel::relu, kernel::relu_backward),
-        };
-        apply([x], Elementwise { name, function, forward, backward })
-    }
-
-    /// Computes activation(gate)·up in one operation.
-    ///
-    /// # Errors
-    /// Fails if the shapes differ, or for an activation other than SiLU and the tanh form of GELU.
-    pub fn gate(self, gate: &Tensor, up: &Tensor) -> Result<Tensor> {
-        match self {
-            Self::Silu => swiglu(gate, up),
-            Self::GeluNew => geglu(gate, up),
-            Self::Gelu | Self::Relu => {
-                bail!("{self:?} is not a valid gate; choose SiLU or the tanh approximation of GELU")
-            }
-        }
-    }
-}
-
-/// The error for an unknown activation name.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("unknown activation `{0}`; choose gelu_new, gelu_pytorch_tanh, gelu, silu, swish or relu")]
-pub struct UnknownActivation(pub String);
-
-impl FromStr for Activation {
-    type Err = UnknownActivation;
-
-    fn from_str(name: &str) -> std::result::Result<Self, UnknownActivation> {
-        match name {
-            "gelu_new" | "gelu_pytorch_tanh" => Ok(Self::GeluNew),
-            "gelu" => Ok(Self::Gelu),
-            "silu" | "swish" => Ok(Self::Silu),
-            "relu" => Ok(Self::Relu),
-            other => Err(UnknownActivation(other.to_string())),
+/// Computes activation(gate)·up in one operation.
+///
+/// # Errors
+/// Fails if the shapes differ, or for an activation other than SiLU and the tanh form of GELU.
+pub fn gated(gate: &Tensor, activation: Activation, up: &Tensor) -> Result<Tensor> {
+    match activation {
+        Activation::Silu => swiglu(gate, up),
+        Activation::GeluNew => geglu(gate, up),
+        Activation::Gelu | Activation::Relu => {
+            bail!("{activation:?} is not a valid gate; choose SiLU or the tanh approximation of GELU")
         }
     }
 }
@@ -79,22 +45,22 @@ impl FromStr for Activation {
 /// Computes the tanh form of GELU, Hugging Face's `gelu_new` and `gelu_pytorch_tanh`: ½·x·(1 + tanh(√(2/π)·(x +
 /// 0.044715·x³))).
 pub fn gelu(x: &Tensor) -> Result<Tensor> {
-    Activation::GeluNew.apply(x)
+    activate(x, Activation::GeluNew)
 }
 
 /// Computes GELU with the normal distribution function: x·Φ(x).
 pub fn gelu_erf(x: &Tensor) -> Result<Tensor> {
-    Activation::Gelu.apply(x)
+    activate(x, Activation::Gelu)
 }
 
 /// Computes x·σ(x), also known as swish.
 pub fn silu(x: &Tensor) -> Result<Tensor> {
-    Activation::Silu.apply(x)
+    activate(x, Activation::Silu)
 }
 
-/// Computes max(x, 0). The gradient at 0 is 0, as in PyTorch; that of candle's `relu` is 1.
+/// Computes max(x, 0). The gradient at 0 is 0, as in PyTorch; candle's `relu` has the gradient 1 there.
 pub fn relu(x: &Tensor) -> Result<Tensor> {
-    Activation::Relu.apply(x)
+    activate(x, Activation::Relu)
 }
 
 /// Computes gate·σ(gate)·up, the gated activation of Llama's MLP. Both tensors have the same shape.

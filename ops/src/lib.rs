@@ -20,14 +20,14 @@
 //! Storage may be f32, bf16 or f16. bf16 and f16 are widened to f32 on the way in and rounded once on the way out.
 //! Inputs may be views. A view that is not contiguous is copied, without the rest of its storage.
 //!
-//! With the feature `cuda` the operations also run on NVIDIA GPUs (`gpu/`), in memory that [`device`](crate) manages.
-//! On a GPU, only the results of elementwise operations are bit-identical to those of the CPU. Sums are added in a
-//! different order, which is the same in every run.
+//! With the feature `cuda`, most operations also run on NVIDIA GPUs (`gpu/`), in memory that [`device`](crate) manages.
+//! On a GPU, the results of elementwise operations and embeddings are bit-identical to those of the CPU. Most sums are
+//! added in a different order, which is the same in every run.
 //!
 //! Several ranks can share sequences, each with a slice of the positions ([`SequenceGroup`]). They can also split the
 //! parameters of layers ([`whole_sequences`]).
 //!
-//! The crate knows neither layers nor models; `zero-model` builds on it.
+//! The crate contains no models; `zero-model` builds models from these operations.
 
 #![allow(unsafe_code)]
 
@@ -67,7 +67,7 @@ pub mod sink;
 mod tensor;
 mod tiled_mlp;
 
-pub use activation::{Activation, UnknownActivation, geglu, gelu, gelu_erf, relu, silu, swiglu};
+pub use activation::{activate, gated, geglu, gelu, gelu_erf, relu, silu, swiglu};
 pub use attention::span::AttentionSpan;
 pub use attention::{
     causal_attention, causal_attention_packed, causal_attention_packed_with_dropout, causal_attention_packed_within,
@@ -105,7 +105,7 @@ pub use tensor::{
     Cut, RowParallel, Run, VocabParallel, asks_cut, cutting, get_cut, own_heads, whole_rows, whole_sequences, with_cuts,
 };
 pub use tiled_mlp::{TILE_UNIT, TiledMlp};
-pub use zero_model_options::{FourBit, LoraInit, RopeScaling};
+pub use zero_model_options::{Activation, FourBit, LoraInit, RopeScaling};
 
 /// Returns the size in bytes of the buffers that the calling thread and each worker allocate for their first product
 /// and then keep. Only the part that was used is resident.

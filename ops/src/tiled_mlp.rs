@@ -7,9 +7,9 @@
 //! nine for Llama.
 //!
 //! The results are bit-identical to those of the operations over all rows: a row's results depend on that row alone,
-//! and the gradient of a weight continues from tile to tile (`sink/tiles.rs`).
+//! and the gradient of a weight accumulates from tile to tile (`sink/tiles.rs`).
 
-use crate::activation::Activation;
+use crate::activation::gated;
 use crate::graph::apply::{apply, counted, in_graph};
 use crate::graph::fused_block::{run_backward, unrecorded};
 use crate::graph::many_inputs::{Carried, carry};
@@ -27,6 +27,7 @@ use candle_core::{CpuStorage, DType, Result, Shape, Storage, Tensor, bail};
 use candle_nn::Module;
 use half::{bf16, f16};
 use std::sync::{Mutex, PoisonError};
+use zero_model_options::Activation;
 
 /// The number of rows of a tile is a multiple of this number.
 ///
@@ -91,7 +92,7 @@ impl TiledMlp {
         Ok(Self { hidden: Hidden::Activated(up, activation), down, tile_rows })
     }
 
-    /// Creates down([`activation.gate`](Activation::gate)(gate(x), up(x))), the network of Llama and Gemma.
+    /// Creates down(activation(gate(x))·up(x)), the network of Llama and Gemma.
     ///
     /// # Errors
     /// Fails in the same cases as [`TiledMlp::new`].
@@ -110,7 +111,7 @@ impl TiledMlp {
     fn hidden(&self, x: &Tensor) -> Result<Tensor> {
         match &self.hidden {
             Hidden::Activated(up, activation) => up.forward_activated(x, *activation),
-            Hidden::Gated([gate, up], activation) => activation.gate(&gate.forward(x)?, &up.forward(x)?),
+            Hidden::Gated([gate, up], activation) => gated(&gate.forward(x)?, *activation, &up.forward(x)?),
         }
     }
 

@@ -6,7 +6,7 @@ use std::path::Path;
 use candle_core::DType;
 use serde_json::{Value, json};
 use zero_checkpoint::{Contents, Export, ExportDtype, Exported, FOLDED, Manifest, Merge, is_of_adapter};
-use zero_config::{Activation, Adapter, Config, Gpt2, Model, Tokenizer};
+use zero_config::{Adapter, Config, Gpt2, Model, Tokenizer};
 
 use zero_optim::Average;
 
@@ -33,8 +33,8 @@ pub struct Weights {
     pub dtype: ExportDtype,
     /// Maximum bytes of tensors per file.
     pub max_shard_bytes: u64,
-    /// Whether to write the averaged weights instead of the weights, for a run with `training.ema`. For a schedule-free
-    /// optimizer, the export always writes the averaged weights.
+    /// Whether to write the averaged weights instead of the trained weights, for a run with `training.ema`. For a
+    /// schedule-free optimizer, the export always writes the averaged weights.
     pub averaged: bool,
 }
 
@@ -67,7 +67,7 @@ pub(crate) fn recorded(config: &Config) -> Value {
     recorded
 }
 
-/// Adds the recorded base model of µP to the sections of a configuration that only builds the model.
+/// Adds the recorded base model of µP to `sections`, a configuration that only builds the model.
 pub(super) fn add_base(sections: &mut Value, recorded: &Value) {
     if !recorded["mup"].is_null() {
         sections["mup"] = recorded["mup"].clone();
@@ -166,8 +166,8 @@ fn adapter_config(adapter: &Adapter, config: &Config, manifest: &Manifest) -> Va
     })
 }
 
-/// Exports a checkpoint with the tokenizer's files and a settings file. `settings` holds the file's contents, or the
-/// reason for omitting it.
+/// Exports a checkpoint with the tokenizer's files and a settings file. `settings` holds the contents of the settings
+/// file, or the reason for omitting it.
 fn write(
     folder: &Path,
     out: &Path,
@@ -213,7 +213,8 @@ fn write(
 /// Parameters that an export multiplies by a factor, each with its factor.
 type Factors = Vec<(&'static str, f32)>;
 
-/// Builds `config.json`, and the factors that the weights need to match it. Returns a reason if that is impossible.
+/// Builds `config.json`, and the factors by which an export multiplies weights so that they match it. Returns a reason
+/// if that is impossible.
 fn architecture(manifest: &Manifest, dtype: ExportDtype) -> Result<(Value, Factors), String> {
     let section = &manifest.config["model"];
     if section.is_null() {
@@ -248,8 +249,8 @@ fn architecture(manifest: &Manifest, dtype: ExportDtype) -> Result<(Value, Facto
         Some(Model::Llama(model)) => llama(model, vocabulary)?,
         _ => return Err(other()),
     };
-    // Special tokens belong to the tokenizer. Null overrides the defaults of the transformers classes, which belong to
-    // other vocabularies.
+    // The tokenizer defines the special tokens. Null overrides the defaults of the transformers classes, which are
+    // token ids of other vocabularies.
     for token in ["bos_token_id", "eos_token_id", "pad_token_id"] {
         fields[token] = Value::Null;
     }
@@ -261,8 +262,9 @@ fn architecture(manifest: &Manifest, dtype: ExportDtype) -> Result<(Value, Facto
     Ok((fields, factors))
 }
 
-/// Returns factors for the weights of the last norm. They divide the inputs of the head, as µP does in a model that is
-/// wider than its base model. The products are exact if the divisor is a power of two, and otherwise rounded once.
+/// Returns factors for the weights of the last norm. In a model that is wider than its base model, µP divides the
+/// inputs of the head; these factors fold that division into the norm. The products are exact if the divisor is a power
+/// of two, and otherwise rounded once.
 fn readout_factors(config: &Config) -> Result<Factors, String> {
     let none = |of: &str| Err(format!("folding the µP factor of {of} into the weights is not implemented"));
     let (divisor, names): (_, &[&str]) = match (&config.model, config.base_model()) {
@@ -287,15 +289,6 @@ fn readout_factors(config: &Config) -> Result<Factors, String> {
     Ok(names.iter().filter(|_| divisor != 1.0).map(|&name| (name, (1.0 / divisor) as f32)).collect())
 }
 
-pub(super) fn activation(activation: Activation) -> &'static str {
-    match activation {
-        Activation::Relu => "relu",
-        Activation::Gelu => "gelu",
-        Activation::GeluNew => "gelu_new",
-        Activation::Silu => "silu",
-    }
-}
-
 fn gpt2(model: &Gpt2, vocabulary: usize) -> Value {
     json!({
         "architectures": ["GPT2LMHeadModel"],
@@ -306,7 +299,7 @@ fn gpt2(model: &Gpt2, vocabulary: usize) -> Value {
         "n_layer": model.n_layer,
         "n_head": model.n_head,
         "n_inner": model.n_inner,
-        "activation_function": activation(model.activation_function),
+        "activation_function": model.activation_function,
         "layer_norm_epsilon": model.layer_norm_epsilon,
         "initializer_range": model.initializer_range,
         "tie_word_embeddings": model.tie_word_embeddings,

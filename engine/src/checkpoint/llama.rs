@@ -3,8 +3,6 @@
 use serde_json::{Value, json};
 use zero_config::{Activation, FULL_ATTENTION, Llama, RopeScaling, SLIDING_ATTENTION};
 
-use super::export::activation;
-
 /// A class of transformers; its name lacks the suffix `ForCausalLM`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Class {
@@ -55,7 +53,7 @@ pub(super) fn llama(model: &Llama, vocabulary: usize) -> Result<Value, String> {
     });
     let mut add = |name: &str, value: Value| fields[name] = value;
     if class != Class::Gemma3 {
-        add("hidden_act", json!(activation(model.hidden_act)));
+        add("hidden_act", json!(model.hidden_act));
     }
     if let Some(scaling) = &model.rope_scaling {
         add("rope_scaling", json!(scaling));
@@ -101,7 +99,7 @@ pub(super) fn llama(model: &Llama, vocabulary: usize) -> Result<Value, String> {
             // GELU has two names. Inference engines expect `gelu_pytorch_tanh`.
             let name = match model.hidden_act {
                 Activation::GeluNew => "gelu_pytorch_tanh",
-                other => activation(other),
+                other => other.name(),
             };
             add("hidden_activation", json!(name));
         }

@@ -1,10 +1,52 @@
-//! Options of models: the scaling of rotary embeddings, the initial values of adapters, the biases trained with an
-//! adapter, and 4-bit codes.
+//! Options of models: activations, the scaling of rotary embeddings, the initial values of adapters, the biases trained
+//! with an adapter, and 4-bit codes.
 //!
 //! `zero-config` reads these types from a configuration, and `zero-ops` implements the options. Because both crates use
 //! the same types, neither has to convert them.
 
-use serde::Serialize;
+use serde::{Serialize, Serializer};
+
+/// An elementwise activation, with the names of Hugging Face's configurations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activation {
+    /// max(x, 0).
+    Relu,
+    /// x·Φ(x), with the error function.
+    Gelu,
+    /// GELU's tanh approximation, which GPT-2 was trained with.
+    GeluNew,
+    /// x·σ(x).
+    Silu,
+}
+
+impl Activation {
+    /// Returns the activation with a name; `None` if no activation has it.
+    pub fn from_name(name: &str) -> Option<Self> {
+        match name {
+            "relu" => Some(Self::Relu),
+            "gelu" => Some(Self::Gelu),
+            "gelu_new" | "gelu_pytorch_tanh" => Some(Self::GeluNew),
+            "silu" | "swish" => Some(Self::Silu),
+            _ => None,
+        }
+    }
+
+    /// Returns the name that is written to files.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Relu => "relu",
+            Self::Gelu => "gelu",
+            Self::GeluNew => "gelu_new",
+            Self::Silu => "silu",
+        }
+    }
+}
+
+impl Serialize for Activation {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.name())
+    }
+}
 
 /// Scales the frequencies of a model that was trained on shorter sequences: Hugging Face's `rope_scaling`.
 #[derive(Clone, Debug, PartialEq, Serialize)]

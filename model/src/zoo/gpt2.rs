@@ -17,8 +17,9 @@ use zero_ops::Pass;
 use zero_ops::graph::fused_block;
 use zero_ops::graph::sum;
 use zero_ops::{
-    AttentionSpan, Conv1D, Dropout, Embedding, LayerNorm, RowParallel, TiledMlp, causal_attention_packed_with_dropout,
-    own_heads, own_slice, positions, scaled, whole_length, whole_rows, whole_sequences,
+    AttentionSpan, Conv1D, Dropout, Embedding, LayerNorm, RowParallel, TiledMlp, activate,
+    causal_attention_packed_with_dropout, own_heads, own_slice, positions, scaled, whole_length, whole_rows,
+    whole_sequences,
 };
 
 /// Builds a GPT-2 that maps token ids `[batch, time]` (u32) to logits `[batch, time, vocab_size]`. Its loss is
@@ -220,7 +221,7 @@ impl Module for Mlp {
             Self::Whole { c_fc, activation: Activation::GeluNew, c_proj } => {
                 c_proj.sum(&c_fc.forward_gelu_then(x, c_proj.map())?)
             }
-            Self::Whole { c_fc, activation, c_proj } => c_proj.forward(&activation.apply(&c_fc.forward(x)?)?),
+            Self::Whole { c_fc, activation, c_proj } => c_proj.forward(&activate(&c_fc.forward(x)?, *activation)?),
             Self::Tiled { mlp, c_proj } => c_proj.sum(&mlp.forward(x)?),
         })
     }

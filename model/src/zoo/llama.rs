@@ -22,7 +22,7 @@ use zero_ops::graph::fused_block;
 use zero_ops::graph::{reshape, sum};
 use zero_ops::{
     Activation, AttentionSpan, Dropout, Embedding, Linear, RmsNorm, Rotary, RowParallel, TiledMlp,
-    causal_attention_with_dropout, columns, cutting, own_heads, own_slice, scaled, whole_rows, whole_sequences,
+    causal_attention_with_dropout, columns, cutting, gated, own_heads, own_slice, scaled, whole_rows, whole_sequences,
 };
 
 /// Builds a Llama that maps token ids `[batch, time]` (u32) to logits `[batch, time, vocab_size]`. Its loss is
@@ -139,7 +139,7 @@ impl Module for Mlp {
                     (columns(&both, 0..size)?, columns(&both, size..2 * size)?)
                 }
             };
-            down.forward(&activation.gate(&gate, &up)?)
+            down.forward(&gated(&gate, *activation, &up)?)
         })
     }
 }

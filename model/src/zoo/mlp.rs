@@ -10,7 +10,7 @@ use candle_core::{Result, Tensor, bail};
 use candle_nn::{Module, VarBuilder};
 use zero_ops::Pass;
 use zero_ops::graph::fused_block;
-use zero_ops::{Linear, cross_entropy, scaled};
+use zero_ops::{Linear, activate, cross_entropy, scaled};
 
 /// Builds a perceptron that maps vectors `[batch, input_size]` to logits `[batch, num_labels]`. Its loss is
 /// [`cross_entropy`].
@@ -101,7 +101,7 @@ impl Perceptron {
     fn outputs(&self, x: &Tensor) -> Result<Tensor> {
         let y = self.linear.forward(&scaled(x, self.factor)?)?;
         match self.activation {
-            Some(activation) => activation.apply(&y),
+            Some(activation) => activate(&y, activation),
             None => Ok(y),
         }
     }

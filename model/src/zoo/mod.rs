@@ -16,7 +16,7 @@ pub use llama::llama;
 pub use llama_config::{LayerType, LlamaConfig};
 pub use mlp::{MlpConfig, mlp};
 pub use pair_head::{LABEL_COUNTS, LABEL_GROUPS, LABELS, REFERENCE_LOG_PROBS};
-pub use zero_ops::{Activation, PreferenceLoss, UnknownActivation};
+pub use zero_ops::{Activation, PreferenceLoss};
 
 use candle_core::{Result, Tensor};
 use candle_nn::Module;

@@ -282,7 +282,7 @@ fn errors_name_the_invalid_field() {
     let config =
         MlpConfig { input_size: 0, hidden_sizes: vec![], num_labels: 3, hidden_act: Activation::Relu, base: None };
     refused(mlp(&config), "must be at least 1");
-    assert!("gelu_fast".parse::<Activation>().unwrap_err().to_string().contains("gelu_fast"));
+    assert_eq!(Activation::from_name("gelu_fast"), None);
 
     let message = |model: Model| run(&model, &ids(1, 13), true).unwrap_err().to_string();
     assert!(message(built(gpt2(&small_gpt2()))).contains("13 tokens is longer than n_positions = 12"));

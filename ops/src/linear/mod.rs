@@ -9,7 +9,7 @@ pub(crate) mod log_probs;
 pub(crate) mod lora;
 pub(crate) mod module_names;
 
-use crate::activation::Activation;
+use crate::activation::activate;
 #[cfg(feature = "cuda")]
 use crate::gpu;
 use crate::graph::apply::{apply, has_backward, unmade};
@@ -27,6 +27,7 @@ use candle_core::op::BackpropOp;
 use candle_core::{CpuStorage, Result, Shape, Storage, Tensor, bail};
 use candle_nn::{Module, VarBuilder};
 use std::sync::Arc;
+use zero_model_options::Activation;
 
 /// A linear layer y = x·Wᵀ + b with a weight of `[outputs, inputs]`, like `candle_nn::Linear` and `torch.nn.Linear`.
 #[derive(Clone, Debug)]
@@ -83,7 +84,7 @@ impl Linear {
     pub fn from_quantized(bytes: Vec<u8>, quantization: Quantization) -> Result<Self> {
         let (inputs, outputs) = quantization.sizes();
         if bytes.len() != quantization.bytes() {
-            bail!("{OP}: a quantized weight of {} bytes, not {}", quantization.bytes(), bytes.len());
+            bail!("{OP}: the quantized weight needs {} bytes, got {}", quantization.bytes(), bytes.len());
         }
         let storage = Storage::Cpu(quantized_storage(bytes));
         let weight = Tensor::from_storage(storage, (outputs, inputs), BackpropOp::none(), false);
@@ -199,13 +200,13 @@ impl From<Conv1D> for Projection {
 }
 
 impl Projection {
-    /// Creates a map without a bias.
+    /// Creates the layer without a bias.
     fn built(declared: Affine, sizes: [usize; 2], std: f64, vb: &VarBuilder, parallel: Parallel<'_>) -> Result<Self> {
         let (weight, affine) = weight(declared, sizes, std, vb, parallel)?;
         Ok(Self { weight, bias: None, affine, lora: Lora::of(declared, sizes, vb, parallel)? })
     }
 
-    /// Separates the bias from the map, for outputs that are partial sums, which ranks still have to add up.
+    /// Separates the bias from the layer, for outputs that are partial sums, which ranks still have to add up.
     pub(crate) fn without_bias(self) -> (Self, Option<Tensor>) {
         let bias = self.bias.clone();
         (Self { bias: None, ..self }, bias)
@@ -218,12 +219,13 @@ impl Projection {
         }
     }
 
-    /// Returns whether the map has an adapter.
+    /// Returns whether the layer has an adapter.
     pub(crate) fn is_adapted(&self) -> bool {
         self.lora.is_some()
     }
 
-    /// Applies the map without an adapter. `of` is the input of GELU if x is GELU's result and only this map reads it.
+    /// Applies the layer without its adapter. `of` is the input of GELU if x is GELU's result and only this layer reads
+    /// x.
     fn apply(&self, x: &Tensor, of: Option<Arc<BeforeGelu>>) -> Result<Tensor> {
         let op = LinearOp { affine: self.affine, of };
         match &self.bias {
@@ -232,15 +234,15 @@ impl Projection {
         }
     }
 
-    /// Applies the map and an activation, in one operation if a fused one exists.
+    /// Applies the layer and an activation, in one operation if a fused one exists.
     pub(crate) fn forward_activated(&self, x: &Tensor, activation: Activation) -> Result<Tensor> {
         match (&self.bias, activation) {
             (Some(bias), Activation::GeluNew) if self.lora.is_none() => linear_gelu(x, &self.weight, bias, self.affine),
-            _ => activation.apply(&self.forward(x)?),
+            _ => activate(&self.forward(x)?, activation),
         }
     }
 
-    /// Records the map so that its backward can run. The output has no values.
+    /// Records the layer's operation in candle's graph, so that its backward can run. The output has no values.
     pub(crate) fn unmade(&self, x: &Tensor) -> Result<Tensor> {
         let shape = with_last(x.shape(), self.sizes()?[1]);
         let op = LinearOp { affine: self.affine, of: None };

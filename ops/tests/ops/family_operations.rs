@@ -45,9 +45,9 @@ fn gated_activations() {
         check(&[shape, shape], |t| ops::geglu(&t[0], &t[1]), |t| tanh_gelu(&t[0])? * &t[1]);
     }
     let x = normal("x", &[3]);
-    assert_eq!(bits(&ops::Activation::Silu.gate(&x, &x).unwrap()), bits(&ops::swiglu(&x, &x).unwrap()));
-    assert_eq!(bits(&ops::Activation::GeluNew.gate(&x, &x).unwrap()), bits(&ops::geglu(&x, &x).unwrap()));
-    assert!(ops::Activation::Relu.gate(&x, &x).is_err());
+    assert_eq!(bits(&ops::gated(&x, ops::Activation::Silu, &x).unwrap()), bits(&ops::swiglu(&x, &x).unwrap()));
+    assert_eq!(bits(&ops::gated(&x, ops::Activation::GeluNew, &x).unwrap()), bits(&ops::geglu(&x, &x).unwrap()));
+    assert!(ops::gated(&x, ops::Activation::Relu, &x).is_err());
     assert!(ops::geglu(&x, &normal("y", &[2])).is_err());
 }
 

@@ -59,8 +59,8 @@ impl Kind {
         let linear = |w: usize| Linear::from_tensors(t[w].clone(), Some(t[w + 1].clone()));
         let alone = |w: usize| Linear::from_tensors(t[w].clone(), None);
         match (self, tile_rows) {
-            (Self::Conv(act), None) => conv(3).forward(&act.apply(&conv(1).forward(&t[0])?)?),
-            (Self::Linear(act), None) => linear(3).forward(&act.apply(&linear(1).forward(&t[0])?)?),
+            (Self::Conv(act), None) => conv(3).forward(&ops::activate(&conv(1).forward(&t[0])?, act)?),
+            (Self::Linear(act), None) => linear(3).forward(&ops::activate(&linear(1).forward(&t[0])?, act)?),
             (Self::Gated, None) => {
                 alone(3).forward(&ops::swiglu(&alone(1).forward(&t[0])?, &alone(2).forward(&t[0])?)?)
             }

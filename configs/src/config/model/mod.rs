@@ -5,13 +5,14 @@ pub(super) mod rope;
 
 use serde::Serialize;
 
-use crate::choice::choice;
 use crate::config::RopeScaling;
 use crate::path::{last, path};
 use crate::read::node::At;
-use crate::read::reader::{Find, Reader, Resolver};
+use crate::read::reader::{Find, Reader, Resolver, read_as};
 use crate::schema::*;
 use crate::table::section;
+use crate::value::Leaf;
+pub use zero_model_options::Activation;
 
 /// A model that the engine builds itself.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -105,18 +106,8 @@ section! {
     }
 }
 
-choice! {
-    /// A non-linearity. Each model accepts a subset.
-    pub enum Activation {
-        /// max(x, 0).
-        Relu = "relu",
-        /// x·Φ(x), with the error function.
-        Gelu = "gelu",
-        /// GELU's tanh approximation, which GPT-2 was trained with.
-        GeluNew = "gelu_new" | "gelu_pytorch_tanh",
-        /// x·σ(x).
-        Silu = "silu" | "swish",
-    }
+read_as! {
+    Activation: Leaf::Text(name) => Activation::from_name(&name)?, else Activation::Relu;
 }
 
 impl Model {
