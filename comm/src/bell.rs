@@ -1,6 +1,6 @@
 //! Waits for another thread or process: spins for a bounded time, then sleeps on a futex.
 //!
-//! A sleeping thread wakes up 50 to 150 µs after the ring, a spinning thread notices it in well under 1 µs. But
+//! A sleeping thread wakes up 50 to 150 µs after the ring; a spinning thread notices it in well under 1 µs. But
 //! spinning ranks that share a core slow each other down. The spin is therefore short and yields to other threads, of
 //! which one may be about to ring. Ranks that share cores do not spin at all.
 

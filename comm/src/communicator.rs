@@ -132,8 +132,8 @@ pub trait Communicator: Send + Sync {
     /// collective of each group, and the first message in each direction between two ranks, never run ahead.
     ///
     /// Every rank must call this function while no operation is in flight, once all of them have compared the
-    /// collectives that they will run: ranks that run different collectives are no longer an error that shows both, but
-    /// an error at the deadline. An error of an operation is returned by a later one. The times in
+    /// collectives that they will run: if ranks run different collectives, the error no longer shows both calls and
+    /// comes only at the deadline. An error of an operation is returned by a later one. The times in
     /// [`stats`](Communicator::stats) end when the device has the operation in its queue. A group without devices
     /// ignores the call; a wrapper of a group must pass it on.
     fn run_ahead(&self) {}
@@ -212,8 +212,8 @@ pub struct Exchanged {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Options {
     /// How long a thread may wait for an operation. After that, the operation fails with [`CommError::Deadline`]. The
-    /// clock starts when the worker starts the operation. It stands still while no thread waits, for example for a
-    /// receive that was posted ahead. Default: 30 s.
+    /// clock starts when the worker starts the operation. It stands still while no thread waits for the operation, as
+    /// with a receive that was posted ahead. Default: 30 s.
     pub timeout: Duration,
     /// How long the rendezvous of the ranks may take. Default: 120 s, because a scheduler may start the processes at
     /// different times.

@@ -183,7 +183,8 @@ impl Meeting<'_> {
         if self.options.interface.is_some() || self.place.rank == 0 || self.place.store_is_served {
             return Ok(());
         }
-        // The attempt to connect reports a name that cannot be resolved. It may only become resolvable later.
+        // If the name cannot be resolved now, it may become resolvable later. If it does not, the attempt to connect
+        // reports it.
         let Ok(addresses) = self.address.to_socket_addrs() else { return Ok(()) };
         let addresses: Vec<SocketAddr> = addresses.collect();
         let is_own = |address: &SocketAddr| TcpListener::bind((address.ip(), 0)).is_ok();

@@ -81,14 +81,15 @@ pub enum CommError {
         /// Why it failed and, where known, which setting to change.
         detail: String,
     },
-    /// Two ranks were started with different versions, programs or settings ([`Options::terms`](crate::Options)).
+    /// Two ranks were started with different versions, programs or settings ([`Options::terms`](crate::Options)), or
+    /// with different numbers of ranks.
     #[error(
         "the ranks were started with different settings: {key} is {here} on rank {rank} and {there} on rank {peer}"
     )]
     Disagreement {
-        /// The lowest rank of the job.
+        /// The lower of the two ranks; for different terms, rank 0.
         rank: usize,
-        /// The lowest rank whose terms differ from those of `rank`.
+        /// The other rank; for different terms, the lowest one that differs from rank 0.
         peer: usize,
         /// The first key that differs.
         key: String,

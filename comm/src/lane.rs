@@ -127,7 +127,8 @@ impl<E: ?Sized + Send> Help for SharedQueue<E> {
     fn help(&self) -> bool {
         let Some(job) = lock(&self.queue).next() else { return false };
         let queue = self.run(job);
-        // The worker could not start these jobs, and waits for the end of this one if the lane is being dropped.
+        // While this job ran, the worker could not start the next one. If the lane is being dropped, the worker waits
+        // for the end of this job.
         if !queue.jobs.is_empty() || queue.closed {
             self.changed.notify_one();
         }

@@ -17,7 +17,8 @@ const WARM_UP: usize = 3;
 /// operation and those of `between`.
 ///
 /// Every run starts after a barrier, and its time is that of the slowest rank. If `between` touches enough memory, it
-/// evicts the vectors from the caches, and the operation reads them from memory. Every rank of the group must call this.
+/// evicts the vectors from the caches, and the operation reads them from memory. Every rank of the group must call
+/// this.
 ///
 /// # Errors
 /// Returns the errors of the operation.
@@ -45,8 +46,8 @@ pub fn times(
     Ok([0, 1].map(every_second))
 }
 
-/// Starts an operation on f32 zeros of `bytes` bytes, in the buffers of an earlier one if there are any, and returns
-/// its buffers.
+/// Starts an operation on `bytes` bytes of f32 zeros and returns its buffers. To reuse the buffers of an earlier
+/// operation, pass them as `buffers`.
 ///
 /// For an all_gather, `bytes` is the size of the gathered vector; for an all_to_all, the size of each rank's input. A
 /// `Send` goes from rank 0 to the last rank, and other ranks take no part in it. A `Split` is a barrier.

@@ -61,8 +61,8 @@ impl TokenError {
 /// `ZERO_TRAIN_TOKEN_FILE` names. Usually called as `token::find(|name| std::env::var_os(name))`.
 ///
 /// # Errors
-/// Fails if both variables are set, or if the file is not a regular file of this user (links are refused), if other
-/// users have any access to it, or if it is empty, too long or not valid UTF-8.
+/// Fails if both variables are set. Fails if the file is a link or not a regular file, belongs to another user, gives
+/// other users any access, or is empty, too long or not valid UTF-8.
 pub fn find(lookup: impl Fn(&str) -> Option<std::ffi::OsString>) -> Result<Option<String>, TokenError> {
     let set = |name: &str| lookup(name).filter(|value| !value.is_empty());
     match (set(TOKEN), set(TOKEN_FILE)) {

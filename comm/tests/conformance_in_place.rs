@@ -1,5 +1,5 @@
 //! The suite of `conformance/main.rs` in a program of its own, whose allocator is the shared one: ranks with shared
-//! memory access each other's buffers, ranks with TCP do not.
+//! memory access each other's buffers in place, and ranks with TCP do not.
 
 #[path = "conformance/suite.rs"]
 #[macro_use]

@@ -1,5 +1,5 @@
-//! Tests the count of allocated bytes, and what an operation allocates, in a program of its own so that no other code
-//! allocates.
+//! Tests the counter of allocated bytes, and uses it to check how much operations allocate. Runs in a program of its
+//! own, so that no other code allocates.
 
 #[allow(dead_code, reason = "the conformance suite uses all of it")]
 #[path = "conformance/world.rs"]
@@ -67,7 +67,7 @@ fn allocations_are_counted() {
         assert_eq!(heap::now(), before);
     }
 
-    // The buffer grows and shrinks across the size that is counted, and moves from one allocator to the other.
+    // The buffer grows and shrinks across the smallest counted size, and moves between the two allocators.
     let before = heap::now();
     let mut buffer = Vec::<u8>::with_capacity(heap::SMALL - 1);
     assert_eq!(heap::now(), before);

@@ -189,7 +189,7 @@ impl Operand<'_> {
     pub(crate) fn exists(self, world: &World) -> Result<(), String> {
         let layer = |layer: LayerId| match layer < world.shape.layers.len().min(world.stages.layers()) {
             true => Ok(()),
-            false => Err("no such layer".to_string()),
+            false => Err(format!("there is no layer {layer}")),
         };
         let segment = |&segment: &SegmentId| match segment < world.shape.segments.len() {
             true => Ok(()),

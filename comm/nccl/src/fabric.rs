@@ -52,7 +52,7 @@ impl DeviceFabric for Nccl {
     }
 
     fn lane(&self) -> Result<Box<dyn DeviceLane>, String> {
-        // Flat buffers come from the pool.
+        // Flat buffers come from the device's memory pool, so peers need access to the pool.
         if !self.device.share_pool_with_peers().map_err(|error| error.to_string())? {
             return Err("the GPU has no memory pools; set `launcher.gpu_transport: host`".into());
         }

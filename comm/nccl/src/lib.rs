@@ -24,7 +24,7 @@
 //! is missing or calls another operation, the error names this rank; NCCL itself would hang or corrupt memory. The cost
 //! is one barrier of the host transport per operation: some microseconds within a host and some tens of microseconds
 //! between hosts. An operation starts only when the host has seen the end of the previous one on the same connection,
-//! so the GPU waits about as long as the barrier between two operations.
+//! so between two operations the GPU is idle for about as long as the barrier takes.
 //!
 //! Ranks that know that they make the same calls can run ahead ([`Communicator::run_ahead`]): a result is returned as
 //! soon as the GPU has the operation in its queue, and collectives are not compared. NCCL's behaviour is undefined if
@@ -45,8 +45,8 @@
 //! A group has one NCCL connection for its collectives and two per peer: one for messages to the peer, one for messages
 //! from it. Each connection is created on first use and has its own stream. Kernels of several connections run on the
 //! device at the same time: set `CUDA_DEVICE_MAX_CONNECTIONS=32` so that they do not queue behind each other. Each
-//! connection takes some megabytes of device memory. Loading a kernel while these kernels wait for other ranks can
-//! deadlock: set `CUDA_MODULE_LOADING=EAGER`. `zero-train` sets both for its ranks.
+//! connection takes some megabytes of device memory. Loading another kernel while NCCL's kernels wait for other ranks
+//! can deadlock: set `CUDA_MODULE_LOADING=EAGER`. `zero-train` sets both for its ranks.
 
 #[cfg(feature = "cuda")]
 mod fabric;

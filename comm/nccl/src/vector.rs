@@ -10,8 +10,8 @@ use cudarc::driver::sys::CUevent;
 use zero_comm::{Buffer, DeviceBuffer, DeviceEvent, DeviceMemory, Dtype};
 use zero_cuda::{Allocation, CudaError, Device, Event, Pinned, Stream};
 
-/// How long a vector waits for an operation that runs ahead before it leaks its memory. An operation ends much earlier,
-/// at its deadline, unless it cannot be aborted.
+/// How long dropping a vector waits for an operation that runs ahead. After that, the vector leaks its memory. An
+/// operation ends much earlier, at its deadline, unless it cannot be aborted.
 const LET_GO: Duration = Duration::from_secs(300);
 
 /// A vector in device memory, filled from the host.
@@ -37,8 +37,8 @@ impl fmt::Debug for DeviceVector {
 impl DeviceVector {
     /// Copies a host buffer to the device.
     ///
-    /// Returns before the copy is complete. Operations on the device wait there for the vector's event
-    /// [`written`](DeviceMemory::written).
+    /// Returns before the copy is complete. Operations wait for the vector's event [`written`](DeviceMemory::written)
+    /// on the device.
     ///
     /// # Errors
     /// Fails if device memory or pinnable host memory runs out.

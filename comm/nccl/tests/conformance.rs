@@ -49,12 +49,13 @@ pub(crate) fn tested(host: std::sync::Arc<dyn zero_comm::Communicator>) -> std::
     comm
 }
 
-/// Ranks are threads, which also synchronize as threads.
+/// Ranks synchronize through the `threads` transport.
 mod threads {
     suite!(Threads);
 }
 
-/// Operations run ahead of the host. Ranks that run different operations are not compared.
+/// Operations run ahead of the host. The cases with mismatched calls are left out, because the ranks do not compare
+/// their calls.
 mod ahead {
     cases! {
         Ahead:

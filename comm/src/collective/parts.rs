@@ -49,7 +49,7 @@ impl Pair {
 }
 
 impl Parts<'_> {
-    /// Copies the part for this rank itself.
+    /// Copies the part that this rank sends to itself.
     pub(crate) fn keep(&mut self, rank: usize) {
         if let Some(Pair { from, to, .. }) = &self.pairs[rank] {
             let whole = self.output.len();

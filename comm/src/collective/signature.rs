@@ -119,7 +119,7 @@ impl Signature {
         Signature { length: sent as u64, layout: expected as u64, ..*self }
     }
 
-    /// Returns the signature of a step that is the same on all ranks. For an all_to_all, it has no counts.
+    /// Returns a signature that is equal on all ranks: for an all_to_all, the signature without counts.
     pub(crate) fn of_all(&self) -> Signature {
         if self.operation == Operation::AllToAll { self.between(0, 0) } else { *self }
     }

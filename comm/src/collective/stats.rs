@@ -33,11 +33,11 @@ pub struct Counter {
     pub ahead: u64,
     /// Payload bytes that this rank sent.
     pub sent_bytes: u64,
-    /// Payload bytes that this rank wrote to sockets. Data for another host is sent to this host once, and each part of
-    /// an all_to_all is sent once.
+    /// Payload bytes that this rank wrote to sockets. Data for another host is sent once per cell of that host (usually
+    /// one: [`cells`](crate::cells())), and each part of an all_to_all is sent once.
     pub network_bytes: u64,
-    /// The bytes of `sent_bytes`, with 16-bit values counted as f32 where they are sent as f32: in sums between hosts
-    /// with several ranks. The sum over all ranks, without `network_bytes`, is exchanged in the memory of hosts.
+    /// Like `sent_bytes`, but 16-bit values count as f32 where they are sent as f32: in sums between hosts with several
+    /// ranks. Summed over all ranks, `moved_bytes - network_bytes` is exchanged through the memory of hosts.
     pub moved_bytes: u64,
     /// Seconds that the worker spent on these operations, including waiting for peers.
     pub seconds: f64,

@@ -44,7 +44,8 @@ const NAP: Duration = Duration::from_micros(50);
 pub(super) const LOOK: Duration = Duration::from_millis(5);
 
 impl DeviceEnd {
-    /// Describes an end that is not connected yet: rank `rank` of the global ranks `members`.
+    /// Describes an end that is not connected yet: the end of rank `rank` of a connection between the global ranks
+    /// `members`.
     pub(crate) fn new(
         fabric: Arc<dyn DeviceFabric>,
         health: Arc<Health>,
@@ -55,7 +56,7 @@ impl DeviceEnd {
         DeviceEnd { fabric, health, topic, rank, members, runs_ahead, open: None }
     }
 
-    /// Returns whether the next operation needs no meeting of the ranks on the host.
+    /// Returns whether the next operation runs ahead, so that the ranks need not synchronize on the host.
     pub(crate) fn is_ahead(&self) -> bool {
         self.open.is_some() && self.runs_ahead.load(Ordering::Relaxed)
     }

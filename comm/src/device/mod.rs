@@ -4,7 +4,7 @@
 //! [`Communicator::with_devices`](crate::Communicator::with_devices). The group then runs an operation on a
 //! [`DeviceBuffer`] in two steps. First, its ranks synchronize over their host transport and compare the signatures of
 //! their calls. This detects missing ranks and mismatched calls. Then each rank starts the operation on its device and
-//! waits until the device is done. The deadline is that of any other operation.
+//! waits until the device is done. The same deadline applies as to other operations.
 //!
 //! A group can also run ahead ([`Communicator::run_ahead`](crate::Communicator::run_ahead)), once its ranks know that
 //! they make the same calls: results are returned as soon as the device has the operation in its queue, and collectives
@@ -40,8 +40,8 @@ pub trait DeviceEvent: Send + Sync {
 ///
 /// # Safety
 /// `address` must point to `len` elements of `dtype` in the memory of the device. No other code may use these elements
-/// while this value lives, because devices read and write them asynchronously. After [`used_until`], also later code
-/// may use or free them only in work of the device that waits for the event.
+/// while this value lives, because devices read and write them asynchronously. After a call of [`used_until`], even
+/// code that runs after the end of this value may use or free them only in device work that waits for the event.
 ///
 /// [`used_until`]: DeviceMemory::used_until
 pub unsafe trait DeviceMemory: Any + fmt::Debug + Send + Sync {
@@ -67,7 +67,8 @@ pub unsafe trait DeviceMemory: Any + fmt::Debug + Send + Sync {
     /// call of `used_until`.
     fn written(&self) -> Option<u64>;
 
-    /// Sets the event until which an operation reads or writes the elements. The values are written when it happens.
+    /// Records that an operation reads or writes the elements until `event` happens. Their values count as written from
+    /// then on.
     fn used_until(&self, event: Arc<dyn DeviceEvent>);
 
     /// Copies the values to host memory.
@@ -266,10 +267,10 @@ pub struct ShardedMemory<'a> {
     pub counts: &'a [usize],
 }
 
-/// Returns the bytes that a rank's block of a flat buffer has for a vector with these counts, whose elements have
-/// `size` bytes. A transport whose collectives need ranges of equal length copies uneven vectors into such a buffer,
-/// with one block per rank. Returns `None` if the ranges have equal lengths, or differ so much that the buffer would be
-/// more than twice as large as the vector.
+/// Returns the number of bytes that a vector takes in each rank's block of a flat buffer, given its `counts` and the
+/// `size` of an element in bytes. A transport whose collectives need ranges of equal length copies uneven vectors into
+/// such a buffer, with one block per rank. Returns `None` if the ranges have equal lengths, or differ so much that the
+/// buffer would be more than twice as large as the vector.
 #[must_use]
 pub fn flat_block(counts: &[usize], size: usize) -> Option<usize> {
     let (longest, sum) = (counts.iter().max().copied()?, counts.iter().sum::<usize>());
@@ -295,7 +296,7 @@ impl DeviceWork<'_> {
         }
     }
 
-    /// Returns the size of the whole vectors in bytes; for an all_to_all, the size of the larger buffer.
+    /// Returns the total size of the whole vectors in bytes; for an all_to_all, the size of the larger buffer.
     pub fn bytes(&self) -> usize {
         let bytes = |buffer: &dyn DeviceMemory| buffer.len() * buffer.dtype().size();
         match self {

@@ -203,8 +203,8 @@ impl Group {
         };
         self.submit(lane, signature, move |inbox, signature, deadline| {
             let ahead = lock(&end).is_ahead();
-            // Both ranks meet also if they run ahead: a receive that is posted early would keep the device waiting
-            // until its sender has computed what it sends.
+            // Both ranks meet even if they run ahead: a receive that is posted early would keep the device waiting
+            // until the sender has computed the values.
             inbox.recv(signature, &mut [], deadline)?;
             let tell = |invitation: &mut [u8; _]| inbox.recv(signature, invitation, deadline);
             let buffer = lock(&end).carry_out(

@@ -1,10 +1,10 @@
 //! Determines which ranks of a group first compute a partial sum together and then send it to the other ranks.
 //!
 //! Every sum uses the binary tree over the ranks, so ranks of one host may form a partial sum only if it is a node of
-//! that tree. A *cell* is a run of consecutive ranks on one host that forms one node of the tree. Two hosts with four
-//! ranks each form two cells. Two hosts with three ranks each form the cells 0–1, 2, 3 and 4–5, because the tree first
-//! combines 2 with 3. Fewer cells mean less traffic between hosts. Launchers number ranks host by host. If the number
-//! of ranks per host is a power of two, each host is therefore one cell.
+//! that tree. A *cell* is a run of consecutive ranks on one host that forms one node of the tree. A group on two hosts
+//! with four ranks per host has two cells, one per host. With three ranks per host, it has the cells 0–1, 2, 3 and 4–5,
+//! because the tree first combines 2 with 3. Fewer cells mean less traffic between hosts. Launchers number ranks host
+//! by host. If the number of ranks per host is a power of two, each host is therefore one cell.
 
 use std::ops::Range;
 
@@ -25,7 +25,7 @@ pub fn cells<T: PartialEq>(hosts: &[T]) -> Vec<Range<usize>> {
     cells
 }
 
-/// Returns the index of the cell of a rank of the group, and the rank's index in that cell.
+/// Returns the index of the cell that contains `rank`, and the rank's index in that cell.
 pub(crate) fn position(cells: &[Range<usize>], rank: usize) -> (usize, usize) {
     let cell = cells.partition_point(|cell| cell.end <= rank);
     (cell, rank - cells[cell].start)

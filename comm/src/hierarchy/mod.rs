@@ -1,5 +1,5 @@
 //! Collectives of a group on several hosts. They use shared memory within a host, and send data over the network once
-//! per host.
+//! per cell. Usually, each host is one cell.
 //!
 //! The group is divided into [`cells`]. A vector is divided into as many slices as the smallest cell has ranks. The
 //! ranks with the same index in their cells form a *rail*, which moves one slice between the cells. An all_reduce has

@@ -54,8 +54,8 @@ pub(super) fn port(environment: &Environment) -> Result<u16, LauncherEnvironment
             return parse(name, port);
         }
     }
-    // Derive the port from the job id so that two jobs on one host use different ports. Ray reserves 10002 to 19999 for
-    // its workers.
+    // Derive the port from the job id, so that two jobs on one host rarely use the same port. Ray reserves 10002 to
+    // 19999 for its workers.
     let job = ["SLURM_JOB_ID", "PMI_JOBID", "OMPI_MCA_ess_base_jobid"].iter().find_map(|name| environment.get(name));
     Ok(job.map_or(DEFAULT_PORT, |job| 20000 + (digest(&job, &[]) % 9000) as u16))
 }

@@ -14,8 +14,8 @@
 //!
 //! OpenMPI and PMI come before Slurm because hydra inside Slurm gives every rank `SLURM_PROCID=0`. In the script of a
 //! batch job, `SLURM_PROCID` is set but `SLURM_STEP_ID` is not; the script is not a rank. A process with only
-//! `MASTER_ADDR` is a job of one rank. A process with only one of `RANK` and `WORLD_SIZE` (above 1) is an error,
-//! because there must be other ranks.
+//! `MASTER_ADDR` is a job of one rank. `RANK` without `WORLD_SIZE`, or a `WORLD_SIZE` above 1 without `RANK`, is an
+//! error, because there must be other ranks.
 
 mod master;
 mod slurm;

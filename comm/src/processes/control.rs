@@ -50,7 +50,7 @@ impl Control {
     ) -> std::io::Result<Control> {
         for stream in streams.iter().flatten() {
             stream.set_nonblocking(false)?;
-            // The socket buffers are normally empty, so a write blocks only if the peer's process does not run.
+            // The socket buffers are normally empty, so a write blocks only if the peer's process is stopped.
             stream.set_write_timeout(Some(GRACE))?;
         }
         let shared = Arc::new(Shared { streams, board, registry, leaving: AtomicBool::new(false) });
@@ -253,7 +253,7 @@ fn answer(topic: u64, wait_state: &WaitState) -> Vec<u8> {
     }
 }
 
-/// In an answer, the number of milliseconds since data last moved, if no data has moved.
+/// Stands in an answer for the milliseconds since data last moved, if no data has moved.
 const NEVER: usize = u32::MAX as usize;
 
 /// Decodes the numbers of an answer that follow the topic.

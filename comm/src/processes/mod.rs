@@ -1,8 +1,8 @@
 //! Ranks as processes: connects the groups of a job over shared memory or TCP.
 //!
-//! A group on one host first connects over TCP. It uses these connections only to set up a shared-memory segment, and
-//! then closes them. A group on several hosts consists of the groups of the hosts, its cells (see [`Hierarchy`]), plus
-//! connections between ranks of different cells.
+//! A group on one host first connects over TCP. If its ranks can share memory, it uses these connections only to set up
+//! a shared-memory segment, and then closes them. A group on several hosts consists of the groups of the hosts, its
+//! cells (see [`Hierarchy`]), plus connections between ranks of different cells.
 
 mod control;
 

@@ -88,8 +88,8 @@ impl Neighbours {
 }
 
 impl Neighbours {
-    /// Copies a message, or a part of an all_to_all, from the arena of group rank `peer` at offset `place` into a
-    /// vector of `whole` bytes, or a part of it. The peer waits until the copy is done.
+    /// Copies a message, or a part of an all_to_all, from offset `place` of the arena of group rank `peer` to `into`,
+    /// which is part of a vector of `whole` bytes. The peer waits until the copy is done.
     pub(crate) fn fetch(
         &self,
         peer: usize,

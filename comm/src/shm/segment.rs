@@ -116,8 +116,9 @@ struct Layout {
     chunk: usize,
 }
 
-/// Maximum total size in bytes of one slot of every outgoing ring of a rank, for up to 32 peers. With this limit,
-/// written data stays in the writer's L2 cache, or in a cache that writer and reader share, until it is read.
+/// Maximum total size in bytes of a rank's outgoing slots, counting one slot per ring. Holds for up to 32 peers. With
+/// this limit, written data stays in the writer's L2 cache, or in a cache that writer and reader share, until it is
+/// read.
 const CHUNKS_OF_A_RANK: usize = 128 * 1024;
 
 impl Layout {

@@ -21,7 +21,8 @@ thread_local! {
     static SHARED: Cell<bool> = const { Cell::new(false) };
 }
 
-// SAFETY: both allocators are valid, and the shared allocator frees blocks with `System` that are not its own.
+// SAFETY: both allocators are valid, and the shared allocator passes blocks that are not its own to `System` to free
+// them.
 unsafe impl GlobalAlloc for Choice {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let shared = SHARED.try_with(Cell::get).unwrap_or(false);

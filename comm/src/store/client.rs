@@ -34,7 +34,7 @@ impl StoreClient {
         StoreClient::connect_any(&[address], token, deadline)
     }
 
-    /// Connects to the first address, in the given order, that answers.
+    /// Tries the addresses in order until the deadline, and connects to the first one that answers.
     pub(crate) fn connect_any(
         addresses: &[&str],
         token: Option<&str>,

@@ -17,7 +17,7 @@ pub(crate) struct Subgroup {
 pub(super) struct Among<'a> {
     /// The streams to all ranks of the group.
     pub(super) wires: &'a mut dyn Wires,
-    /// Ranks in the whole group, by rank in the subgroup.
+    /// For each rank of the subgroup, its rank in the whole group.
     pub(super) ranks: &'a [usize],
 }
 

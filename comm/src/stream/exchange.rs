@@ -144,7 +144,7 @@ impl Ends<'_> {
                         Some((neighbours, theirs)) => {
                             neighbours.carry_out(&mut run.step, index, membership, &theirs, watch.health)?;
                         }
-                        // Some rank offers no buffer of this vector. All ranks know this, so no peer accesses this
+                        // Some rank offers no buffer for this vector. All ranks know this, so no peer accesses this
                         // buffer.
                         None => lent.take().into_iter().for_each(Lent::returned),
                     }

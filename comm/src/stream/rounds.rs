@@ -1,5 +1,5 @@
-//! Counts the rounds of operations over streams, which determine how long small operations take: how often the slowest
-//! rank waits for data that a peer can send only after a wait of its own.
+//! Counts the rounds of operations over streams, which determine how long small operations take. Each wait of the
+//! slowest rank for data that a peer can send only after a wait of its own adds a round.
 //!
 //! Data that is sent in one round arrives in the next, which begins when no rank can continue.
 
@@ -152,7 +152,7 @@ impl Drop for Rank {
 }
 
 impl Rank {
-    /// Returns the end of a group's streams: its wires, membership and topic. `members` includes this rank.
+    /// Returns this rank's end of a group's streams: wires, membership and topic. `members` includes this rank.
     fn lane(&self, group: u64, members: &[usize]) -> (Box<StreamEnd>, Membership, Topic) {
         let own = members.iter().position(|member| *member == self.rank).expect("a member");
         let membership = || Membership::new(group, own, members.to_vec());

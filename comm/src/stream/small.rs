@@ -3,7 +3,7 @@
 //!
 //! The ranks form a binomial tree. The parent of rank r is r without its lowest set bit. Rank 0 is the root, and every
 //! subtree consists of consecutive ranks. The contributions of the ranks travel to the root, which reduces all of them
-//! at once. The order of the additions is that of `tree.rs`, so the result is bit-identical to a collective of
+//! at once. The order of the additions is that of `tree/mod.rs`, so the result is bit-identical to a collective of
 //! `exchange.rs`. The result travels back to all ranks. Headers and payloads use the N − 1 connections of the tree
 //! instead of all N(N − 1)/2, and at most 2⌈log₂ N⌉ payloads are sent one after another.
 //!
@@ -87,12 +87,12 @@ struct Neighbour {
     rank: usize,
     /// Chunks to send; the first is the header.
     sending: Vec<Vec<u8>>,
-    /// Number of chunks that were sent, and number of bytes of the next chunk that were sent.
+    /// Number of chunks sent completely, and number of bytes sent of the next chunk.
     sent: (usize, usize),
     header: [u8; HEADER_BYTES],
     /// The payload, followed by [`DONE`], which is sent even if the payload is empty.
     received: Vec<u8>,
-    /// Number of bytes of the header that have arrived, and number of bytes of the payload.
+    /// Number of bytes received of the header, and of the payload with [`DONE`].
     arrived: (usize, usize),
 }
 

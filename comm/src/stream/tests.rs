@@ -39,7 +39,7 @@ struct Cast {
 
 const FEW: Cast = Cast { size: SIZE, stopped: 2, chunk: CHUNK, is_network: false, pause: Duration::ZERO };
 
-/// Streams in memory between ranks, of which one stops after it has sent a number of chunks.
+/// In-memory streams between ranks, one of which stops after it has sent a number of chunks.
 struct Scene {
     cast: Cast,
     /// Keys are pairs (sender, receiver).

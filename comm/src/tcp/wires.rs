@@ -49,8 +49,8 @@ struct Tail {
 const TAIL: usize = 4;
 
 impl Tail {
-    /// Returns the number of bytes of the chunk to report. `moved` bytes were transferred: of the `rest` of the chunk,
-    /// and then of the checksum.
+    /// Returns how many bytes of the chunk to report after a transfer of `moved` bytes. These belong first to the
+    /// `rest` of the chunk, and then to the checksum.
     fn report(&mut self, moved: usize, rest: usize) -> usize {
         // If the last byte is not reported yet, `rest` is that byte, and it has been transferred already.
         let own = if self.last { 0 } else { moved.min(rest) };

@@ -2,9 +2,9 @@
 //! ranks have finished reading.
 //!
 //! A collective has up to three phases with a barrier after each. *Post*: the buffers are posted and the signatures
-//! compared. *Reduce*: the owner of a range combines it in all buffers; in this phase, no other rank reads or writes
-//! that range. *Gather*: every rank copies the other ranges from their owners. Because of the barriers, no range of a
-//! buffer is both written and read in the same phase.
+//! compared. *Reduce*: the owner of a range combines the values that all buffers have there; in this phase, no other
+//! rank reads or writes that range. *Gather*: every rank copies the other ranges from their owners. Because of the
+//! barriers, no range of a buffer is both written and read in the same phase.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -294,7 +294,7 @@ impl Participant {
         if let Some(op) = plan.reduce {
             self.reduce(op, &mut plan.parts)?;
         }
-        // A gather alone reads only ranges that no rank writes, so it needs no barrier before.
+        // A gather alone reads only ranges that no rank writes, so it needs no barrier before it.
         if plan.reduce.is_some() || !plan.gather {
             // No rank leaves while another reads its buffer or compares its post.
             self.barrier(&mut inquest)?;
@@ -307,7 +307,7 @@ impl Participant {
     }
 }
 
-/// A post with its lock.
+/// A post and the read lock that protects it.
 struct Locked<'a> {
     post: Post,
     _guard: RwLockReadGuard<'a, Option<Post>>,

@@ -1,7 +1,7 @@
 //! The conformance suite of all transports: the guarantees of a communicator, for jobs of 1 to 8 ranks. `many.rs` tests
 //! more ranks, and `rendezvous.rs` tests how the ranks connect.
 //!
-//! The ranks are threads here, each of which calls `connect` as a process would; `processes.rs` uses real processes.
+//! The ranks are threads here, each of which calls `connect` as a process would; `processes/` uses real processes.
 
 #[path = "../port/mod.rs"]
 mod port;

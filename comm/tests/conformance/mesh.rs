@@ -88,7 +88,7 @@ pub(crate) fn pipe_and_data_groups_run_concurrently(kind: Kind) {
 }
 
 /// Runs two stages of two ranks in which only rank 1 waits for rank 3, in its pipe. Rank 0 waits for rank 1 in its data
-/// group and rank 2 for rank 0 in its pipe. Receives that no thread waits for are posted ahead.
+/// group and rank 2 for rank 0 in its pipe. The ranks also post receives ahead, for which no thread waits.
 fn waits_for_rank_3(comm: &dyn Communicator, Mesh { pipe, data }: &Mesh) -> Result<(), CommError> {
     let message = || Buffer::from(vec![0f32; 100]);
     match comm.rank() {

@@ -111,14 +111,14 @@ pub(crate) fn uneven(length: usize, size: usize, seed: usize) -> Vec<usize> {
     counts
 }
 
-/// Returns the input of rank `rank` of an all_to_all and the number of its elements for each rank. Inputs of different
+/// Returns the input of rank `rank` in an all_to_all, and how many of its elements go to each rank. Inputs of different
 /// ranks differ in length.
 pub(crate) fn parts_of(dtype: Dtype, seed: u64, rank: usize, size: usize, length: usize) -> (Buffer, Vec<usize>) {
     let length = length * (1 + (rank + seed as usize) % 3);
     (vector(dtype, seed, rank, length), uneven(length, size, seed as usize + rank))
 }
 
-/// Returns the output of rank `rank` of the all_to_all of `parts_of` and the number of its elements from each rank.
+/// Returns the output of rank `rank` in the all_to_all of `parts_of`, and how many of its elements come from each rank.
 pub(crate) fn exchanged(dtype: Dtype, seed: u64, rank: usize, size: usize, length: usize) -> (Buffer, Vec<usize>) {
     let from = |source: usize| {
         let (input, counts) = parts_of(dtype, seed, source, size, length);

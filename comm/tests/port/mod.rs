@@ -4,8 +4,8 @@
 use std::net::TcpListener;
 use std::sync::atomic::{AtomicU16, Ordering};
 
-/// Returns a free port of the loopback interface. It returns the same port only once in a program. The port is below
-/// the system's range of ephemeral ports, so no connection takes it before it is used.
+/// Returns a free port of the loopback interface. Never returns the same port twice in a program. The port is below the
+/// system's range of ephemeral ports, so no connection takes it before it is used.
 pub fn free_port() -> u16 {
     static GIVEN: AtomicU16 = AtomicU16::new(0);
     let first = std::process::id() % 10_000;

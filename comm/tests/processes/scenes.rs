@@ -16,7 +16,8 @@ use zero_comm::{
 const SCENE: &str = "ZERO_COMM_TEST_SCENE";
 const TRANSPORT: &str = "ZERO_COMM_TEST_TRANSPORT";
 const TOKEN: &str = "ZERO_TRAIN_TOKEN";
-/// Variable with the emulator that runs this program and the emulator's options. The ranks need the emulator too.
+/// Environment variable with the command of the emulator, if one runs this program. The ranks then need the emulator
+/// too.
 const RUNNER: &str = "ZERO_COMM_TEST_RUNNER";
 
 /// How long ranks wait for a rank that was stopped.

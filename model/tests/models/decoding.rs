@@ -113,7 +113,7 @@ fn a_cache_of_another_batch_or_a_failed_pass_is_refused() -> Result<()> {
     let mut cache = Cache::default();
     let two = Tensor::zeros((2, 3), DType::U32, &Device::Cpu)?;
     let error = model.next_logits(&two, &mut [&mut cache]).unwrap_err().to_string();
-    assert!(error.contains("a batch of 2 rows is decoded with 1 cache"), "{error}");
+    assert!(error.contains("a batch of 2 rows needs as many caches, but there are 1"), "{error}");
     let mut cache = Cache::default();
     next(&model, &[&[1, 2, 3]], &mut [&mut cache])?;
     let other = built(llama_of(20, None), DType::F32);

@@ -26,7 +26,7 @@ pub(super) fn same_collectives(programs: &[Program], world: &World) -> Result<()
                     };
                     let index = ours.map_or(programs[rank].instructions.len(), |(index, _)| *index);
                     let reason = format!(
-                        "all ranks of a stage must start the same collectives: number {k} is {} here, but {} on rank {first}",
+                        "all ranks of a stage must start the same collectives: collective {k} is {} here, but {} on rank {first}",
                         text(ours),
                         text(theirs)
                     );

@@ -5,8 +5,8 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use super::own::{Own, own, present};
 use super::space::UNIT;
 
-/// Allocations of at least this many bytes are placed in the arena. Smaller vectors travel through rings just as fast
-/// as in place.
+/// Allocations of at least this many bytes are placed in the arena. Collectives on smaller vectors are just as fast
+/// through rings as in place.
 pub(super) const LARGE: usize = 256 * 1024;
 
 /// A global allocator that lets collectives between processes of one host read and write the ranks' vectors in place.

@@ -132,8 +132,8 @@ impl Own {
         }
     }
 
-    /// Records that the process uses `bytes` outside of the arena. Then returns the kept memory that exceeds the limit
-    /// to the operating system.
+    /// Records that the process uses `bytes` outside of the arena. Then returns kept memory to the operating system
+    /// until the rest is within the limit.
     pub(super) fn note_elsewhere(&self, bytes: usize) {
         let mut space = space();
         space.note_elsewhere(bytes);

@@ -3,7 +3,7 @@
 //! Floating-point sums depend on their order, so every transport and every partition of the vector uses the same order.
 //! Neighbours are combined level by level, (0,1), (2,3), …, and an unpaired node passes up unchanged. To need only one
 //! partial sum per level, ranks are added one after another as in a binary counter, which gives the same tree. After
-//! rank i has been added, each set bit of i+1 has a partial sum, of a complete subtree.
+//! rank i has been added, there is one partial sum for each set bit of i+1: the sum of a complete subtree.
 //!
 //! An input may itself be a sum, for example over the ranks of one host. Such inputs are complete subtrees and enter
 //! the counter at their level. Only the last input may be an incomplete subtree, because the tree ends with it.

@@ -1,7 +1,6 @@
 //! Ranks as real processes, over rings in shared memory, over TCP, and on two simulated hosts. The program starts
 //! itself as each rank, so it has a `main` of its own.
 
-#[path = "processes/scenes.rs"]
 mod scenes;
 
 /// Large vectors pass through rings in this program.

@@ -7,12 +7,12 @@
 //! them, so only a process that has stopped entirely does not answer.
 //!
 //! A rank takes part in several operations of several groups at a time. A question is about one operation. If the asked
-//! rank runs that operation, its answer lists the ranks that the operation waits for. Otherwise other operations, for
-//! which its threads wait, keep the rank from reaching it. The answer then lists the ranks that these other operations
-//! wait for. A receive for which no thread waits yet does not delay the rank, and its deadline does not run.
+//! rank runs that operation, its answer lists the ranks that the operation waits for. Otherwise the rank has not
+//! reached that operation, because its threads wait for other operations. The answer then lists the ranks that those
+//! operations wait for. A receive for which no thread waits yet does not delay the rank, and its deadline does not run.
 //!
-//! Data that moves is a sign of life: the timeout starts again. An answer tells how long ago data moved, so that a rank
-//! which waits for a slow transfer between other ranks gives them the time too.
+//! Data that moves is a sign of life: the timeout starts again. An answer tells how long ago data moved. A rank that
+//! waits for a slow transfer between other ranks therefore also starts its timeout again.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex};
@@ -225,9 +225,9 @@ impl<'a> Inquest<'a> {
         self.sign_of_life(when);
     }
 
-    /// Starts the timeout again at the time of a sign of life, unless it has started later. If half of it is then left,
-    /// the search starts again too. Otherwise it continues, because answers about the same data may give slightly
-    /// different times.
+    /// Starts the timeout again at the time of a sign of life, unless it has started later. If more than half of the
+    /// timeout is then left, the search starts again too. Otherwise the search continues, because answers about the
+    /// same data may give slightly different times.
     fn sign_of_life(&mut self, when: Instant) {
         self.deadline.started = self.deadline.started.max(when);
         if when.elapsed() < 2 * self.patience {

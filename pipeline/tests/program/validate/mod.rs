@@ -157,7 +157,7 @@ fn layers_run_in_order_and_once() {
     let unknown = changed(s, |program| program.instructions.insert(0, Load { micro_batch: 2 }));
     assert_reason(&unknown, "load micro-batch 2", "no such micro-batch");
     let no_layer = changed(s, |program| program.instructions.insert(1, Forward { layer: 3, micro_batch: 0 }));
-    assert_reason(&no_layer, "forward layer 3 of micro-batch 0", "no such layer");
+    assert_reason(&no_layer, "forward layer 3 of micro-batch 0", "there is no layer 3");
     let shape = shape(s);
     let mut evaluation = schedule::forward_only(&shape, &Stages::single(&shape), 0, 2);
     evaluation.instructions.pop();
@@ -183,7 +183,7 @@ fn all_ranks_start_the_same_collectives_in_the_same_order() {
     assert_eq!(validate(&[other.clone(), other.clone()], &shape), Ok(()));
     let violation = validate(&[one.clone(), one.clone(), other], &shape).unwrap_err();
     assert_eq!((violation.rank, violation.index), (2, 0));
-    let reason = "all ranks of a stage must start the same collectives: number 0 is `gather segments [1]` here, but `gather segments [0]` on rank 0";
+    let reason = "all ranks of a stage must start the same collectives: collective 0 is `gather segments [1]` here, but `gather segments [0]` on rank 0";
     assert_reason(&violation, "gather segments [1]", reason);
     // A program with one collective too many.
     let mut more = good.clone();
@@ -234,7 +234,7 @@ fn ranks_that_exchange_values_must_run_the_same_layer() {
         assert_reason(
             &violation,
             "forward layer 1 of micro-batch 1",
-            "all ranks of a stage must start the same collectives: number 0 is `forward layer 1 of micro-batch 1` here, \
+            "all ranks of a stage must start the same collectives: collective 0 is `forward layer 1 of micro-batch 1` here, \
              but `forward layer 1 of micro-batch 0` on rank 0",
         );
     }

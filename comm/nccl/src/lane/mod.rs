@@ -22,12 +22,12 @@ pub(crate) struct Lane {
     stream: Stream,
     /// Recorded after the operation that was started last.
     done: Arc<Done>,
-    /// Events of earlier operations. An event is recorded again when nothing refers to it any more.
+    /// Events of earlier operations. An event is reused when nothing refers to it any more.
     earlier: Vec<Arc<Done>>,
     /// The flat buffer of the operation that is being launched.
     flat: Option<Flat>,
     recorder: Option<Arc<Recorder>>,
-    /// The recorder's mark of the start of the operation in flight, if operations are recorded.
+    /// The start of the operation in flight, as the recorder has marked it; `None` if operations are not recorded.
     begun: Option<Begun>,
     /// Null before `connect` and after `abort`.
     comm: ncclComm_t,
@@ -97,7 +97,8 @@ impl Lane {
         Ok(())
     }
 
-    /// Empties the flat buffer, and records the recorder's event and the completion event after an operation.
+    /// After an operation, copies the vectors out of the flat buffer, and records the recorder's event and the
+    /// completion event.
     fn end(&mut self) -> Result<(), CudaError> {
         if let Some(flat) = self.flat.take() {
             flat.finish(&self.stream)?;
