@@ -110,7 +110,7 @@ impl Batch {
     }
 
     /// Returns this rank's slice of the sequences, `[batch, time, …]`, if ranks share sequences. Inputs named in
-    /// `whole` and batches for tensor groups are not cut.
+    /// `whole`, and batches for ranks that split only layers (tensor groups), stay whole.
     pub(crate) fn own_slice(&self, group: Option<&SequenceGroup>, whole: &[String]) -> Result<Self, Error> {
         let Some(group) = group.and_then(SequenceGroup::of_batch) else { return Ok(self.clone()) };
         let mut names = self.names();
@@ -212,7 +212,8 @@ fn quoted<'a>(names: impl Iterator<Item = &'a str>) -> String {
 
 /// Methods that match a batch to a model.
 impl Batch {
-    /// Checks that the batch has the inputs that a model takes and, with `scored`, the targets that its loss takes.
+    /// Checks that the batch has the inputs that a model takes and, if `scored` is true, the targets that its loss
+    /// takes.
     ///
     /// # Errors
     /// Fails if a name is missing, ambiguous or used twice. The error lists the names that the batch has.
@@ -266,7 +267,7 @@ impl Batch {
         }
     }
 
-    /// Drops the tensors that no layer of a pipeline stage takes. `holds` returns whether the stage has a layer.
+    /// Drops the tensors that no layer of a pipeline stage takes. `holds` returns whether a layer is on the stage.
     pub(crate) fn of_stage(mut self, model: &Model, holds: impl Fn(usize) -> bool) -> Self {
         let layers = model.layers();
         let has_loss = holds(layers.len() - 1);

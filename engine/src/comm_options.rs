@@ -1,4 +1,4 @@
-//! Derives communication options from the configuration, and the terms on which all ranks must agree.
+//! Derives from the configuration the communication options, and the values that must be equal on all ranks.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -21,7 +21,7 @@ const HOST_SPECIFIC: [&str; 7] = [
     "activation_checkpointing.nvme_path",
 ];
 
-/// Returns this process's place among the ranks, from the launcher's environment.
+/// Reads this process's rank and the number of ranks from the launcher's environment.
 ///
 /// # Errors
 /// Fails if the environment's variables contradict each other.
@@ -74,8 +74,8 @@ pub fn timeout(config: &Config) -> Duration {
 }
 
 /// Resolves the configuration for the ranks of `comm`, and checks that all ranks have the same configuration, except
-/// for host-specific keys. Collective. Processes that connected with [`comm_options`] have already been checked; this
-/// function is for ranks that connect in another way, such as threads.
+/// for host-specific keys. Collective. Processes that connected with [`comm_options`] were compared when they
+/// connected; this function is for ranks that connect in another way, such as threads.
 ///
 /// # Errors
 /// Fails if the configuration does not match the number of ranks. Fails on every rank if the configurations of two
@@ -115,14 +115,15 @@ fn parts(model: &Model) -> Vec<(String, String)> {
     layers.chain(parameters).chain(buffers.enumerate().map(named("buffer"))).collect()
 }
 
-/// Returns the values that all ranks must share. If the layout depends on hosts, the launcher must number ranks host by
-/// host, and these values include the order of ranks.
+/// Returns the values that all ranks must share. If the layout depends on hosts, these values include the order of
+/// ranks, because the launcher must then number the ranks host by host.
 fn terms_at(config: &Config, place: &LauncherEnvironment) -> Vec<(String, String)> {
     let order = config.depends_on_hosts().then(|| ("the order of ranks".to_string(), order(place)));
     terms(config).into_iter().chain(order).collect()
 }
 
-/// Describes whether this rank's number fits an order host by host. Rank 0 always fits.
+/// Describes whether this rank's number is consistent with numbering ranks host by host. The number of rank 0 always
+/// is.
 fn order(place: &LauncherEnvironment) -> String {
     let (local, size) = (place.local_rank, place.local_world_size.max(1));
     if place.rank % size == local {
@@ -150,7 +151,7 @@ fn shared(config: &Config) -> Vec<(String, String)> {
 }
 
 /// Returns the length and the CRC-32C of the running program's file, even if the file has been replaced since the
-/// start. Takes a few milliseconds, because the file is in the page cache.
+/// start. This takes only a few milliseconds, because the file is in the page cache.
 fn program() -> io::Result<String> {
     let mut file = File::open("/proc/self/exe")?;
     let (mut buffer, mut length, mut checksum) = (vec![0; 1 << 18], 0, 0);

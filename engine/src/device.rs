@@ -131,7 +131,7 @@ pub(crate) fn on_gpu(config: &Config) -> OnGpu {
     OnGpu { layers, states, parameters: stays(config.zero.offload_param.device), gathers: false, sums: false }
 }
 
-/// Rejects a configuration that trains on a GPU. `what` names the caller's feature, which can measure only the CPU.
+/// Rejects a configuration that trains on a GPU, for a feature (`what`) that can measure only the CPU.
 ///
 /// # Errors
 /// Fails if `training.device` is `cuda`.
@@ -228,8 +228,8 @@ pub(crate) fn connect(
         let all = comm.all_gather(Buffer::U8(own.to_vec()), all, &vec![own.len(); comm.size()]).wait()?;
         match (nccl::obstacle(&all.output.into_u8()?), config.launcher.gpu_transport) {
             (None, _) => {
-                // Every transport gathers the same parameters. NCCL chooses its own order of sums, so `reproducible`
-                // sums on the host.
+                // Gathered parameters are the same with every transport. But NCCL chooses the order in which it sums,
+                // so `reproducible` sums on the host.
                 on_gpu.gathers = true;
                 on_gpu.sums = on_gpu.states > 0.0 && !config.training.reproducible;
                 let activations =
@@ -359,7 +359,8 @@ pub(crate) fn onto(device: &Device, x: &Tensor) -> candle_core::Result<Tensor> {
     x.to_device(device)
 }
 
-/// Creates a tensor on a device from host values. `is_leaf` makes it a variable whose gradient is computed.
+/// Creates a tensor on a device from host values. With `is_leaf`, it is a variable, for which a backward computes a
+/// gradient.
 #[cfg_attr(not(feature = "cuda"), expect(clippy::unnecessary_wraps, unused_variables))]
 pub(crate) fn tensor(
     device: &Device,

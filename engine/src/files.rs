@@ -34,8 +34,8 @@ pub fn expand(sources: &[String]) -> Result<Vec<PathBuf>, DataError> {
     if files.is_empty() { Err(DataError::Empty { sources: sources.to_vec() }) } else { Ok(files) }
 }
 
-/// Returns a path that two names of the same file have in common, such as `a.txt` and `./a.txt`. Links to files stay
-/// apart.
+/// Returns the same path for all names of a file, such as `a.txt` and `./a.txt`. A link to a file counts as another
+/// file.
 #[must_use]
 pub fn identity(path: &Path) -> PathBuf {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
@@ -81,8 +81,8 @@ fn expand_one(source: &str) -> Result<Vec<PathBuf>, DataError> {
     }
 }
 
-/// Skips directories named `target` or starting with a dot, and does not follow links to directories; both rules apply
-/// below the pattern's literal prefix. A wildcard does not match a leading dot.
+/// Expands a glob. Below the pattern's literal prefix, skips directories whose names are `target` or start with a dot,
+/// and does not follow links to directories. A wildcard does not match a leading dot.
 fn expand_glob(source: &str) -> Result<Vec<PathBuf>, DataError> {
     let is_wild = |component: &Component| component.as_os_str().to_string_lossy().contains(['*', '?', '[']);
     let components: Vec<Component> = Path::new(source).components().collect();
@@ -178,7 +178,7 @@ mod tests {
         assert_eq!(names(root, &["**/*.txt"]).unwrap(), ["a.txt", "b.txt", "sub/d.txt", "sub/deep/e.txt"]);
         assert_eq!(names(root, &["*/*.txt"]).unwrap(), ["sub/d.txt"]);
         assert_eq!(names(root, &["[ab].txt"]).unwrap(), ["a.txt", "b.txt"]);
-        // The skip rules do not apply to the literal part of a pattern.
+        // The literal part of a pattern may name directories that the search would skip.
         assert_eq!(
             names(root, &["target/*.txt", ".git/*", ".hidden.txt"]).unwrap(),
             ["target/f.txt", ".git/g.txt", ".hidden.txt"]

@@ -2,7 +2,7 @@
 //! trains, evaluates and saves checkpoints.
 //!
 //! Most programs use `zero_train`, which re-exports the items that they need in addition to its trainer. The public
-//! modules serve the crates above: plans, runs and reports.
+//! modules serve the crates that build on this one, for plans, runs and reports.
 
 #![forbid(unsafe_code)]
 

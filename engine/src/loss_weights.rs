@@ -2,9 +2,9 @@
 //!
 //! A loss is a mean, often over targets, and micro-batches may have different numbers of targets. The loss of the
 //! global batch is the mean over all of its targets, however they are distributed across micro-batches and ranks. The
-//! gradient of micro-batch m is therefore multiplied by w·M/W: w is its weight, W the weight of all M micro-batches of
-//! the global batch. The weights are known before the first backward, because all micro-batches of a step are loaded
-//! together.
+//! gradient of micro-batch m is therefore multiplied by w·M/W: w is the micro-batch's weight, and W is the sum of the
+//! weights of all M micro-batches of the global batch. The weights are known before the first backward, because all
+//! micro-batches of a step are loaded together.
 //!
 //! Most models define no loss weight ([`Model::loss_weight`]). Their micro-batches are loaded one at a time, and ranks
 //! exchange nothing. If micro-batches have different numbers of samples, these numbers serve as weights. If all weights

@@ -14,7 +14,7 @@ use crate::format::{counted, grouped};
 
 const FILE: &str = "mup.base_shapes";
 
-/// Adds the base shapes from the file `mup.base_shapes` to the layers of a model that the program defines.
+/// Adds the base shapes from the file `mup.base_shapes` to the layers of a model that is built in code.
 pub(crate) fn with_base_shapes(config: &Config, layers: Layers) -> Result<Layers, Error> {
     let Some(path) = config.mup.as_ref().and_then(|mup| mup.base_shapes.as_deref()) else { return Ok(layers) };
     if layers.has_base_shapes() {
@@ -42,7 +42,7 @@ pub(crate) fn with_base_shapes(config: &Config, layers: Layers) -> Result<Layers
     }
 }
 
-/// Returns the number by which a parameter's learning rate is divided and its weight decay multiplied. It is often 1.
+/// Returns the number that divides a parameter's learning rate and multiplies its weight decay. It is often 1.
 fn divisor(optimizer: &config::Optimizer, widths: &Widths) -> f64 {
     match (matches!(optimizer, config::Optimizer::MuSgd(_)), widths.count()) {
         (true, 1) => 1.0 / widths.multiplier(),
@@ -55,7 +55,7 @@ fn divisor(optimizer: &config::Optimizer, widths: &Widths) -> f64 {
 /// With MuAdam, MuAdamW or MuSGD, scales the learning rate and the weight decay of a parameter by its widths.
 ///
 /// # Errors
-/// Fails if the model has no base model, or the parameter has more than two widths.
+/// Fails if the model has no base model, or if more than two dimensions of the parameter differ from the base model.
 pub(crate) fn scaled(config: &Config, parameter: &Parameter, mut tuning: Tuning) -> Result<Tuning, Error> {
     let (config::Optimizer::MuAdam(config::MuAdamParams { weight_decay, .. })
     | config::Optimizer::MuAdamW(config::MuAdamParams { weight_decay, .. })
@@ -94,7 +94,7 @@ pub(crate) fn described(config: &Config, model: &Model) -> Vec<String> {
     }
     let line = |(divisor, sizes): (f64, Vec<usize>)| {
         let rate = match divisor {
-            1.0 => "lr as written".to_string(),
+            1.0 => "lr unchanged".to_string(),
             ..1.0 => format!("lr × {}", short(1.0 / divisor)),
             _ => format!("lr / {}", short(divisor)),
         };

@@ -12,8 +12,8 @@ pub struct GradientNoise {
 }
 
 impl GradientNoise {
-    /// Estimates signal and noise from the mean squared norm of gradients of `small` samples each, and the squared norm
-    /// of the mean gradient of all `big` samples.
+    /// Estimates signal and noise from `squared_small`, the mean squared norm of gradients of `small` samples each, and
+    /// `squared_big`, the squared norm of the mean gradient of all `big` samples.
     #[must_use]
     pub fn estimate((small, squared_small): (f64, f64), (big, squared_big): (f64, f64)) -> Self {
         Self {

@@ -6,8 +6,9 @@ use zero_config::{Config, Dtype, OffloadDevice};
 use zero_partition::passes::OffloadOptions;
 use zero_partition::{DiskOptions, TierOptions};
 
-/// Elements of a tile with `sub_group_size: auto`. A tile has 4 MiB of each state. That is large enough for a disk's
-/// full bandwidth, and small enough that four tiles take little memory compared with a layer.
+/// Number of elements of a tile, the unit of an offloaded update, with `sub_group_size: auto`. A tile has 4 MiB of each
+/// state. That is large enough for a disk's full bandwidth, and small enough that four tiles take little memory
+/// compared with a layer.
 const TILE: usize = 1 << 20;
 
 /// Selects the values that reside on disk.
@@ -28,7 +29,7 @@ pub(crate) fn tiers(config: &Config) -> TierOptions {
     }
 }
 
-/// Options of the pass that schedules transfers.
+/// Returns the options of the pass that schedules transfers.
 pub(crate) fn passes(config: &Config) -> OffloadOptions {
     let (optimizer, parameters) = (&config.zero.offload_optimizer, &config.zero.offload_param);
     OffloadOptions {
@@ -39,7 +40,7 @@ pub(crate) fn passes(config: &Config) -> OffloadOptions {
     }
 }
 
-/// Folders and I/O options.
+/// Returns the folders and the I/O options.
 pub(crate) fn disk(config: &Config) -> DiskOptions {
     let (optimizer, parameters, aio) = (&config.zero.offload_optimizer, &config.zero.offload_param, &config.aio);
     let folder = |device, path: &Option<PathBuf>| path.clone().filter(|_| device == OffloadDevice::Nvme);

@@ -40,8 +40,8 @@ pub(crate) fn with_matrices(config: &Config, model: Model) -> Result<Model, Erro
     }
 }
 
-/// Selects, from an optimizer's `own` parameters, the ones that it updates as whole matrices, and returns them with the
-/// states that it keeps of each matrix. `section` is the path of its keys.
+/// Selects the matrices that an optimizer updates as a whole from its `own` parameters, and returns each with the
+/// states that the optimizer keeps of it. `section` is the path of the optimizer's keys.
 fn matrices(
     optimizer: &config::Optimizer,
     section: &str,
@@ -98,7 +98,7 @@ fn matrices(
     }
 }
 
-/// Returns the group whose optimizer updates the parameters of a group. `None` means the optimizer of the run.
+/// Returns the group whose optimizer updates the parameters of `group`; `None` if the optimizer of the run does.
 fn owner(config: &Config, group: Option<usize>) -> Option<usize> {
     group.filter(|&group| groups(config)[group].optimizer.is_some())
 }
@@ -282,7 +282,7 @@ fn at(index: usize) -> String {
     format!("training.param_groups.{index}")
 }
 
-/// Returns the parameters that all keys of a group select.
+/// Returns the parameters that match all selecting keys of a group.
 fn selected(index: usize, group: &ParameterGroup, model: &Model) -> Result<Vec<usize>, Error> {
     let parameters = model.parameters();
     let patterns = group.params.as_deref();
@@ -366,8 +366,8 @@ fn blocks(model: &Model) -> Vec<Option<usize>> {
     }
 }
 
-/// Returns the depth of each layer: the number of blocks up to and including it, and one more for layers after the last
-/// block.
+/// Returns the depth of each layer: the number of blocks up to and including the layer, and one more for layers after
+/// the last block.
 fn depths(model: &Model) -> Vec<usize> {
     let blocks = blocks(model);
     let last = blocks.iter().rposition(Option::is_some).unwrap_or(0);

@@ -1,9 +1,9 @@
-//! Prints text. Errors are ignored, so that training continues, and the exit status stays right, after the reader of a
-//! pipe, such as `head`, has exited or the disk of a log file has filled up. `println!` and `eprintln!` panic then.
+//! Prints text and ignores errors, whereas `println!` and `eprintln!` would panic. If the reader of a pipe, such as
+//! `head`, has exited, or the disk of a log file is full, training continues and the exit status stays correct.
 
 use std::io::Write;
 
-/// Returns whether the terminal prints the sequences that redraw a line as text (`TERM=dumb`).
+/// Returns whether the terminal does not understand escape sequences that redraw a line (`TERM=dumb`).
 #[must_use]
 pub fn is_dumb_terminal() -> bool {
     std::env::var_os("TERM").is_some_and(|name| name == "dumb")

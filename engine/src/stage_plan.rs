@@ -18,9 +18,9 @@ use crate::settings::Settings;
 /// How the ranks train a model together.
 #[derive(Debug, Clone)]
 pub struct StagePlan {
-    /// The mesh: pipeline stages × replicates × shards. Each shard group is divided into context groups. If layers are
-    /// split across tensor groups, this is the mesh of one plane, because all planes run the same programs. If
-    /// replicates train independently, it is the mesh of one replicate.
+    /// The mesh: pipeline stages × replicates × shards. Each shard group is divided into context groups. If the ranks
+    /// of tensor groups split layers, this is the mesh of one plane (one rank of each tensor group), because all planes
+    /// run the same programs. If replicates train independently, it is the mesh of one replicate.
     pub mesh: Mesh,
     /// The mesh of all ranks.
     pub whole: Mesh,
@@ -142,12 +142,14 @@ impl StagePlan {
     /// # Errors
     /// Returns the first violation.
     pub fn validate(&self, programs: &[Program], shape: &ModelShape) -> Result<(), Error> {
-        // All ranks of a stage run the same program, so two on each axis are enough to validate any number.
+        // All ranks of a stage run the same program, so validating two ranks on each axis is enough for any number of
+        // ranks.
         let few = self.of_few_ranks(self.whole.tensor().min(2));
         Ok(validate(&few.of_all_ranks(programs), &few.world(shape))?)
     }
 
-    /// Returns the plan of one plane with at most two replicas. All replicas of a stage run the same program.
+    /// Returns the plan of one plane (one rank of each tensor group) with at most two replicas, because all replicas of
+    /// a stage run the same program.
     pub fn of_two_replicas(&self) -> Self {
         self.of_few_ranks(1)
     }
@@ -161,7 +163,7 @@ impl StagePlan {
         Self { mesh, ..self.clone() }
     }
 
-    /// Returns this plan for the ranks of all replicates together, even if they train independently.
+    /// Returns this plan for the ranks of all replicates together, even if the replicates train independently.
     #[must_use]
     pub fn of_all_replicates(&self) -> Self {
         Self { mesh: self.whole.plane(), ..self.clone() }
@@ -176,8 +178,8 @@ impl StagePlan {
         simulated.map_err(|e| Error::Zero(ZeroError::Internal(e.to_string())))
     }
 
-    /// Returns the world that the validator and the simulator run on. Its channels have no capacity, so a program that
-    /// is valid there runs over any transport.
+    /// Returns the world that the validator and the simulator run on. Its channels buffer no messages, so a program
+    /// that is valid there runs over any transport.
     pub fn world<'a>(&'a self, shape: &'a ModelShape) -> World<'a> {
         World { shape, stages: &self.stages, mesh: self.mesh, capacity: 0 }
     }
@@ -288,8 +290,9 @@ fn cut(
     })
 }
 
-/// Decides how a stage gathers. It gathers once per step if `keep_gathered` is true, or if that key is unset and the
-/// stage's sharded parameters fit into `max_live`. Otherwise it gathers for each use.
+/// Decides how a stage gathers. It gathers once per step if `keep_gathered` is true, or if that key is unset, the
+/// pipeline has several stages, and this stage's sharded parameters fit into `max_live`. It gathers for each use if the
+/// key is false. Otherwise it uses the options of `passes`.
 fn gathers(
     options: &Pipeline,
     passes: &PassOptions,

@@ -1,5 +1,5 @@
-//! Driver calls of a training step: launches, copies, bytes and host waits. The mock of the driver counts them for
-//! models with GPT-2's layers. The counts do not depend on the width, so the models are narrow.
+//! Driver calls of a training step: launches, copies, bytes and host waits. A mock driver counts them for models with
+//! GPT-2's layers. The counts do not depend on the width of a model, so the models are narrow.
 
 #[path = "../../cuda/emulator/mock/mod.rs"]
 mod mock;
@@ -48,13 +48,13 @@ impl Counts {
     }
 }
 
-/// Whether the driver is the mock, and kernels can record what they read and write.
+/// Returns whether the driver is the mock and kernels can record what they read and write.
 fn is_ready() -> bool {
     static READY: OnceLock<bool> = OnceLock::new();
     *READY.get_or_init(|| mock::only_the_mock() && mock::watch_kernels())
 }
 
-/// Excludes other tests, because the counters are global to the process.
+/// Keeps other tests from running at the same time, because the counters are global to the process.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
@@ -125,8 +125,8 @@ fn quantized_weights_are_refused_by_their_key() {
     assert!(error.contains("in: quantization_config") && error.contains("training.device: cpu"), "{error}");
 }
 
-/// A step enqueues all work between load and loss on the GPU's stream without a wait. The host reads other results
-/// together with the loss.
+/// The host enqueues all work of a step on the GPU's stream, from the load to the loss, without a wait. It reads other
+/// results together with the loss.
 #[test]
 fn a_step_waits_only_at_its_end() {
     if !is_ready() {
@@ -142,7 +142,8 @@ fn a_step_waits_only_at_its_end() {
             COUNTERS.iter().map(|name| format!("{} {}", &name.to_str().unwrap()[5..], counts.of(name))).collect();
         println!("{what}: {}", line.join(", "));
         let losses = micro_batches as i64;
-        // One wait for the whole step, then one copy per loss. Nothing else is copied to the host or waited for.
+        // The host waits once for the whole step and once for the copy of each loss. It waits for nothing else, and
+        // nothing else is copied to the host.
         let waits = [c"mock_waits", c"mock_waits_stream", c"mock_waits_copy"].map(|name| counts.of(name));
         assert_eq!(waits, [1 + losses, 1, losses], "{what}");
         assert_eq!(
@@ -196,8 +197,9 @@ fn the_host_waits_for_few_collectives() {
     if !is_ready() || !mock::has_gpus(2) {
         return;
     }
-    // The gradient norm and the losses. With pipeline stages also the shapes of the tensors of the first micro-batch, and
-    // the gradient and the values of the tied embedding, which travel through the host.
+    // The host waits for the gradient norm and the losses. With pipeline stages, it also waits for the shapes of the
+    // first micro-batch's tensors, and for the gradient and the values of the tied embedding, which travel through the
+    // host.
     for (layout, waits) in [
         ("zero_optimization: {stage: 3, stage3_param_persistence_threshold: 0, stage3_max_reuse_distance: 0}", [2, 2]),
         ("zero_optimization: {stage: 1}", [2, 2]),
@@ -212,8 +214,8 @@ fn the_host_waits_for_few_collectives() {
     }
 }
 
-/// For each of our kernels, and for products, fills and copies: number of calls, bytes read, bytes written, bytes
-/// accessed.
+/// For each kernel of this project, and for matrix products, fills and copies: number of calls, bytes read, bytes
+/// written, bytes accessed.
 type Traffic = BTreeMap<String, [i64; 4]>;
 
 fn traffic() -> Traffic {
@@ -230,7 +232,7 @@ fn traffic() -> Traffic {
 
 /// Kernels that a GPT-2 block launches, by name prefix, and the memory that they read and write in a step. The unit is
 /// one activation tensor: one 16-bit number per token and column. Fractions come from f32 values: two numbers per row
-/// of attention's single head of width 64, and partial sums over 64 rows.
+/// of the single attention head (64 columns), and partial sums over 64 rows.
 const MOVED: [(&str, &[&str], f64); 5] = [
     ("norms, with the first sum of the residual connection", &["layer_norm", "norm_sums"], 16.0),
     ("the second sum", &["add_bf16"], 3.0),
@@ -239,14 +241,14 @@ const MOVED: [(&str, &[&str], f64); 5] = [
     ("products", &["products"], 56.0),
 ];
 
-/// Measures the traffic of one layer's activations through GPU memory. From the traffic that one more layer adds, takes
-/// the part that grows with the number of tokens, so that the traffic of parameters cancels.
+/// Measures the traffic of one layer's activations through GPU memory: the traffic that one more layer adds with 8
+/// samples, minus the traffic that it adds with 4. The traffic of parameters cancels in this difference.
 #[test]
 fn traffic_of_a_layer_matches_the_expected_bytes() {
     if !is_ready() {
         return;
     }
-    // Heads of the usual width, and enough tokens to fill the blocks of kernels.
+    // The head has the usual width, and there are enough tokens to fill the thread blocks of the kernels.
     let width = 64;
     let model = zoo::Gpt2Config { n_embd: width, n_head: 1, n_inner: None, ..gpt2_config() };
     let step = |layers, samples| -> Option<Traffic> {

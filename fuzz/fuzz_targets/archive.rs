@@ -1,4 +1,4 @@
-//! Unpacks a gzip or zstd archive of JSON lines, by the magic number of the input.
+//! Reads JSON lines from a bzip2, gzip or zstd archive. The first bytes of the input select the format.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

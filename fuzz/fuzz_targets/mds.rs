@@ -1,4 +1,4 @@
-//! Reads a folder of MDS: the input is `index.json`, a zero byte, and the shard that it may name.
+//! Reads a folder of MDS. The input is `index.json`, a zero byte, and a shard that `index.json` may name.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

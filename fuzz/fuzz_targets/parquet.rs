@@ -1,4 +1,4 @@
-//! Reads a Parquet file. A panic of the decoder, which the reader makes an error, is no failure.
+//! Reads a Parquet file. A panic of the decoder is no failure, because the reader converts it to an error.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -2,8 +2,8 @@
 //! choice.
 //!
 //! Kernels are compiled for each variant of [`Vectors`]. Their results are bit-identical for all variants, so a
-//! narrower set changes only the speed. One exception: products of two bf16 operands are rounded differently with AMX, and treat numbers below 2⁻¹²⁶ as 0 with AVX512_BF16
-//! than with the other instruction sets.
+//! narrower set changes only the speed. Products of two bf16 operands are the one exception: AMX adds their terms in a
+//! different order, and AMX and AVX512_BF16 treat numbers below 2⁻¹²⁶ as 0.
 //!
 //! Users choose with the environment variable [`VARIABLE`] or the configuration key `launcher.instruction_set`; the
 //! variable takes precedence.

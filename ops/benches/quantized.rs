@@ -1,5 +1,5 @@
 //! Measures the time of linear layers with quantized weights relative to f32 weights, at the shapes of training. Run
-//! `cargo bench -p zero-ops --bench quantized`. Each measurement is a forward and a backward for the input; the weight
+//! `cargo bench -p zero-ops --bench quantized`. Each measurement is a forward and the backward of the input; the weight
 //! is frozen.
 
 use std::time::{Duration, Instant};

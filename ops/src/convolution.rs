@@ -29,10 +29,10 @@ pub fn conv1d(
     x.conv2d(&kernel.unsqueeze(2)?, 0, stride, dilation, groups)?.squeeze(2)
 }
 
-/// Computes the maximum of each window of `kernel` × `kernel` positions, as `torch.nn.MaxPool2d` does. `x` is
-/// `[batch, channels, height, width]` in f32, bf16 or f16. Windows are `stride` positions apart. Positions of the
-/// padding, at most half a window on each side, are never the maximum. If several positions have the maximum, the first
-/// one gets the gradient.
+/// Computes the maximum of each window of `kernel` × `kernel` positions, as `torch.nn.MaxPool2d` does. `x` is f32, bf16
+/// or f16 of shape `[batch, channels, height, width]`. Windows are `stride` positions apart. `padding` positions, at
+/// most half a window, are added on each side; they are never the maximum. If several positions have the maximum, the
+/// first one gets the gradient.
 ///
 /// # Errors
 /// Fails if the window is larger than the padded image or a number is out of range. Also fails on a GPU, where this
@@ -54,7 +54,7 @@ struct MaxPool {
     kernel: usize,
     stride: usize,
     padding: usize,
-    /// Height and width, each of the input and of the output.
+    /// `[[input height, output height], [input width, output width]]`.
     sides: [[usize; 2]; 2],
 }
 
@@ -64,7 +64,7 @@ impl MaxPool {
         [0, 1].map(|side| self.sides[0][side] * self.sides[1][side])
     }
 
-    /// Returns the positions of a window along an axis.
+    /// Returns the input positions along `axis` that output position `at` covers.
     fn window(&self, axis: usize, at: usize) -> Range<usize> {
         let start = at * self.stride;
         start.saturating_sub(self.padding)..(start + self.kernel - self.padding).min(self.sides[axis][0])
@@ -112,7 +112,7 @@ impl Footprint for MaxPool {
         let (x, dtype) = (inputs[0], inputs[0].dtype());
         let (batch, channels, ..) = x.dims4()?;
         let (images, [area, out]) = (batch * channels, self.areas());
-        // The result in f32 before it is rounded, and images that are widened, one on each thread.
+        // Counts the f32 result before it is rounded, and one image per thread that is widened to f32.
         let wide = |elements: usize| match dtype {
             DType::F32 => 0,
             _ => floats(elements) + (parts(images, area) as u64 * floats(area)).max(element_rooms(dtype, elements, 0)),
@@ -169,7 +169,7 @@ mod tests {
         (y.flatten_all().unwrap().to_vec1().unwrap(), gradient.to_vec1().unwrap())
     }
 
-    /// The values are those of `torch.nn.functional.max_pool2d(x, 3, 2, 1)`.
+    /// The expected values are those of `torch.nn.functional.max_pool2d(x, 3, 2, 1)`.
     #[test]
     fn overlapping_windows_add_their_gradients() {
         let x = vec![1.0, 5.0, 2.0, 0.0, 3.0, 9.0, 4.0, 4.0, 7.0, 1.0, 8.0, 6.0, 2.0, 2.0, 2.0, 2.0];

@@ -90,7 +90,7 @@ pub fn positions(batch: usize, time: usize, device: &Device) -> Result<Tensor> {
 }
 
 /// Calls `run` with the cache entries of the next attention, one per row of the batch. Each entry comes with the number
-/// of its tokens before the new ones.
+/// of tokens that it holds before the new ones.
 pub(crate) fn next_attention<T>(
     op: &'static str,
     (batch, time): (usize, usize),
@@ -108,7 +108,7 @@ pub(crate) fn next_attention<T>(
             }
             match cache.attentions.get_mut(index) {
                 Some(entry) if entry.tokens() == cache.tokens => entries.push((cache.tokens, entry)),
-                _ => bail!("{op}: the cache has {} tokens, but not for attention {index}", cache.tokens),
+                _ => bail!("{op}: the cache has {} tokens, but attention {index} has another number", cache.tokens),
             }
         }
         run(&mut entries)
@@ -118,10 +118,10 @@ pub(crate) fn next_attention<T>(
 impl Decoding {
     fn fits(&mut self, op: &'static str, batch: usize, time: usize) -> Result<()> {
         if batch != self.caches.len() {
-            bail!("{op}: a batch of {batch} rows is decoded with {} caches", self.caches.len());
+            bail!("{op}: a batch of {batch} rows needs as many caches, but there are {}", self.caches.len());
         }
         if self.new != 0 && self.new != time {
-            bail!("{op}: {time} tokens follow in a pass over {}", self.new);
+            bail!("{op}: {time} new tokens, but an earlier operation of this pass had {}", self.new);
         }
         self.new = time;
         Ok(())

@@ -93,8 +93,8 @@ struct Masked {
 
 /// Maps the elements of a `[batch, time, …]` tensor to their places in the whole samples.
 struct SampleIndices {
-    /// The slices along the first dimension: one for each rank of a tensor group that gathered along it, otherwise a
-    /// single one.
+    /// The slices that are stacked along the first dimension: one per rank if a tensor group gathered them there,
+    /// otherwise a single one.
     slices: Vec<Slice>,
     /// Number of samples in each slice.
     batch: usize,

@@ -97,8 +97,8 @@ struct Gather {
 const ELSEWHERE: usize = usize::MAX;
 
 impl Gather {
-    /// Returns the limit of the indices: the number of entries of all ranks. `entries` is the number of rows of this
-    /// rank's table.
+    /// Returns the limit of the indices: the number of entries of the whole table. `entries` is the number of rows of
+    /// this rank's table.
     fn entries(&self, entries: usize) -> usize {
         self.own.as_ref().map_or(entries, |own| own.all)
     }
@@ -210,9 +210,9 @@ impl Op<2> for Gather {
     }
 }
 
-/// Adds the sum of the rows of `dy` at the positions of `id` to row `id` of `out`, in the order of the positions. Skips
-/// indices beyond `out`. This equals computing the table of [`scatter`] and adding it to `out`, except for the sign of
-/// zeros in rows without a contribution, but allocates no table of mostly zeros.
+/// For each id, sums the rows of `dy` at the positions where `ids` holds it, in order, and adds the sum to row `id` of
+/// `out`. Skips indices beyond `out`. This equals computing the table of [`scatter`] and adding it to `out`, except for
+/// the sign of zeros in rows without a contribution, but allocates no table of mostly zeros.
 fn add(ids: &[usize], dy: Elements<'_>, size: usize, out: &mut [f32]) {
     if size == 0 {
         return;
@@ -237,7 +237,8 @@ fn add(ids: &[usize], dy: Elements<'_>, size: usize, out: &mut [f32]) {
     });
 }
 
-/// Sets row `id` of `out` to the sum of the rows of `dy` at the positions of `id`, in the order of the positions.
+/// For each id, sums the rows of `dy` at the positions where `ids` holds it, in order, and writes the sum to row `id`
+/// of `out`.
 fn scatter(ids: &[usize], dy: Elements<'_>, size: usize, out: &mut [f32]) {
     if size == 0 {
         return;

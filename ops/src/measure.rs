@@ -2,8 +2,8 @@
 //!
 //! Operations open a scope, which only checks a thread-local flag unless [`start`] has set it. If scopes are nested,
 //! only the outermost counts: attention's own products count as attention. The work of other threads for an operation
-//! is included in its caller's time. This module also measures the hardware limits with which results are compared, on
-//! the instruction set that the operations use.
+//! is included in its caller's time. For comparison, this module also measures the peak speed of the hardware, with the
+//! instructions that the operations use.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -154,8 +154,8 @@ impl Drop for Scope {
     }
 }
 
-/// Measures the peak FLOP/s of one thread that only multiplies and adds in registers, with the instructions of
-/// products of this dtype. Takes some milliseconds.
+/// Measures the peak FLOP/s of one thread that only multiplies and adds in registers, with the instructions that
+/// products of this dtype use. Takes some milliseconds.
 #[must_use]
 pub fn peak_flops(dtype: DType) -> f64 {
     let (runs, rounds) = (5, 40_000);
@@ -172,7 +172,7 @@ pub fn peak_flops(dtype: DType) -> f64 {
 /// Independent chains of multiply-adds: more than are needed to hide the latency of each.
 const CHAINS: usize = 12;
 
-/// Runs multiply-adds in registers, with the instructions of products of this dtype. Returns the number of
+/// Runs multiply-adds in registers, with the instructions that products of this dtype use. Returns the number of
 /// floating-point operations.
 pub fn register_flops(dtype: DType, rounds: usize) -> f64 {
     let factor = std::hint::black_box(0.999_9);

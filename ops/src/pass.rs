@@ -7,7 +7,7 @@ thread_local! {
     static CURRENT: RefCell<Option<Pass>> = const { RefCell::new(None) };
 }
 
-/// The context of a forward or backward pass, as a layer sees it: everything that dropout's masks depend on.
+/// The context of a forward or backward pass, as a layer sees it. Dropout derives its masks from it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pass {
     /// Whether this is training rather than evaluation.

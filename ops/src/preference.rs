@@ -21,7 +21,7 @@ pub enum PreferenceLoss {
         /// β.
         beta: f64,
     },
-    /// (Δ − 1/2β)², where Δ is computed from mean log-probabilities: Azar et al., "A general theoretical paradigm to
+    /// (Δ − 1/(2β))², where Δ is computed from mean log-probabilities: Azar et al., "A general theoretical paradigm to
     /// understand learning from human preferences", 2023, eq. 17.
     Ipo {
         /// β, τ in the paper.

@@ -12,7 +12,7 @@ use crate::parallel::{Output, split};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stream {
     key: [u32; 2],
-    /// Upper half of the 128-bit counter; the lower half is the index.
+    /// Upper half of the 128-bit counter. The lower half is the index of a block of four words.
     high: u64,
 }
 
@@ -50,12 +50,12 @@ impl Stream {
         unit(self.words(index / 4)[(index % 4) as usize])
     }
 
-    /// Fills `out` with standard normal numbers of indices `start..`, by Box–Muller on pairs of words.
+    /// Fills `out` with the standard normal numbers at the indices `start..`, by Box–Muller on pairs of words.
     pub fn fill_normal(&self, start: u64, out: &mut [f32]) {
         self.fill_scaled_normal(start, 0.0, 1.0, out);
     }
 
-    /// Fills `out` with uniform numbers in [0, 1) of indices `start..`.
+    /// Fills `out` with the uniform numbers in [0, 1) at the indices `start..`.
     pub fn fill_uniform(&self, start: u64, out: &mut [f32]) {
         self.fill_scaled_uniform(start, 0.0, 1.0, out);
     }

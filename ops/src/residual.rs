@@ -16,8 +16,8 @@ use candle_core::CudaStorage;
 use candle_core::{DType, Result, Storage, Tensor, bail};
 use half::{bf16, f16};
 
-/// Computes (x + branch, norm(x + branch)). `norm` normalizes some whole rows of the sum. `after` applies the norm as a
-/// separate operation. `record` records the norm, given the sum and the values of the normalized rows.
+/// Computes (x + branch, norm(x + branch)). `norm` normalizes a block of whole rows of the sum. `after` applies the
+/// norm as a separate operation. `record` records the norm, given the sum and the values of the normalized rows.
 pub(crate) fn residual_norm(
     op: &'static str,
     x: &Tensor,
@@ -106,7 +106,7 @@ fn fits(op: &'static str, x: &Tensor, branch: &Tensor) -> Result<()> {
     Ok(())
 }
 
-/// Rounds values to a 16-bit float, as they are stored.
+/// Rounds values to the 16-bit dtype in which they are stored, and widens them again.
 fn as_stored<H: HalfFloat>(values: &mut [f32]) {
     let mut rounded = [H::ZERO; 512];
     for values in values.chunks_mut(rounded.len()) {

@@ -121,7 +121,7 @@ impl Rotary {
     /// Fails if `size` is smaller than the number of rotated elements.
     pub fn of_heads(self, size: usize) -> Result<Self> {
         if size < self.size {
-            bail!("{OP}: heads of size {size} have no {} elements to rotate", self.size);
+            bail!("{OP}: heads of size {size} are smaller than the {} elements to rotate", self.size);
         }
         Ok(Self { size, ..self })
     }
@@ -131,7 +131,8 @@ impl Rotary {
     /// positions are those of this rank's slice.
     ///
     /// # Errors
-    /// Fails if a position is not below the model's number of positions.
+    /// Fails if a position is not below the model's number of positions. With LongRoPE, also fails inside `decode` if a
+    /// row grows beyond the length of the original training.
     pub fn apply(&self, x: &Tensor) -> Result<Tensor> {
         let (batch, time, ..) = x.dims4()?;
         if let Some(positions) = cached_positions(OP, batch, time)? {
@@ -218,7 +219,7 @@ impl Rotary {
 /// The angles for rows up to some length.
 #[derive(Debug)]
 struct Angles {
-    /// Radians per position of each pair.
+    /// The frequency of each pair, in radians per position.
     frequencies: Vec<f64>,
     /// Factor of cosines and sines.
     factor: f64,
@@ -250,7 +251,7 @@ impl Angles {
         (2 * positions * self.frequencies.len() * size_of::<f32>() + size_of::<Table>() + counters) as u64
     }
 
-    /// Returns a table of at least `positions`, at most `limit`, positions. A table that must grow doubles its size,
+    /// Returns a table of at least `positions` and at most `limit` positions. A table that must grow doubles its size,
     /// since generated text grows by one token at a time.
     fn of_positions(&self, positions: usize, limit: usize) -> Arc<Table> {
         let mut table = self.table.lock().unwrap_or_else(PoisonError::into_inner);

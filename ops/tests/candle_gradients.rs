@@ -65,7 +65,7 @@ fn max_pooling_is_wrong_and_the_replacement_is_right() {
         move |x: &Tensor| zero_ops::max_pool2d(&x.to_dtype(DType::F32)?, kernel, stride, padding)?.to_dtype(DType::F64)
     };
     for (kernel, stride, padding) in [(2, 2, 0), (3, 2, 1), (2, 1, 0)] {
-        // The windows compute in f32, so finite differences have few digits.
+        // The replacement computes in f32, so finite differences have few digits.
         assert!(error(&[1, 2, 5, 6], pool(kernel, stride, padding)) < 0.02, "{kernel} {stride} {padding}");
     }
 }
@@ -103,7 +103,7 @@ fn scatter_and_scatter_add_are_wrong_in_their_first_tensor() {
     let zeros = Tensor::zeros((2, 3), DType::F64, &Device::Cpu).unwrap();
     assert!(error(&[2, 3], |x| (x * 1.0)? + zeros.scatter_add(&index, &source, 1)?) < 1e-6);
     assert!(error(&[2, 3], |source| zeros.scatter_add(&index, source, 1)) < 1e-6);
-    // Its backward takes only zeros of the shape of the index.
+    // The backward of `scatter_add` fails if its first tensor differs in shape from the index.
     let wide = Tensor::zeros((2, 4), DType::F64, &Device::Cpu).unwrap();
     let source = Var::from_tensor(&source).unwrap();
     assert!(wide.scatter_add(&index, source.as_tensor(), 1).unwrap().sum_all().unwrap().backward().is_err());

@@ -18,13 +18,13 @@ pub struct Advice {
     pub settings: Vec<String>,
     /// Largest peak of any rank after the change, in bytes, in the memory where its layers compute (host or GPU).
     pub peak_bytes: u64,
-    /// Number of bytes that this rank needs on its disk.
+    /// Maximum number of bytes that a rank needs on its disk after the change.
     pub disk_bytes: u64,
     /// Predicted seconds per step, or a description of the values missing from the cost table; `None` without a table.
     pub seconds: Option<Result<f64, String>>,
 }
 
-/// Maximum number of suggestions; later candidates need more changes.
+/// Maximum number of suggestions. Later candidates cost more, so they are not needed.
 const SHOWN: usize = 4;
 
 /// Finds the smallest changes to `config` with which no rank exceeds any of the limits. `change` adds settings, in the
@@ -43,7 +43,7 @@ pub fn advice(
         let includes = |found: &Advice| found.settings.iter().all(|setting| settings.contains(setting));
         let cuts = |settings: &[String]| settings.iter().any(|setting| setting.starts_with(TENSOR));
         if found.iter().any(|found| includes(found) || cuts(&found.settings) && cuts(&settings)) {
-            // A subset of these settings already fits, or a smaller tensor-parallel degree already fits.
+            // A subset of these settings, or a smaller tensor-parallel degree, already fits.
             continue;
         }
         // Skip settings that contradict the file.
@@ -91,10 +91,10 @@ const MORE: [usize; 4] = [2, 8, 64, 1024];
 const MOST: usize = 1 << 16;
 
 /// Finds a number of ranks that fits, for a configuration that does not fit with any change of settings. If all ranks
-/// share one machine's memory, `shares` returns the limits of a rank for a given number of ranks. Fewer ranks are then
-/// tried first, because each rank's share grows. After that, more ranks on other machines are tried, each with the same
-/// `limits`. `change` adds settings and returns the resulting configuration for a given number of ranks. Returns `None`
-/// if no number of ranks helps, because a part that cannot be sharded is too large.
+/// share one machine's memory, `shares` returns the limits of a rank for a given number of ranks. In that case, first
+/// tries fewer ranks, because each rank's share grows. Then tries more ranks on additional machines, each rank with the
+/// same `limits`. `change` adds settings and returns the resulting configuration for a given number of ranks. Returns
+/// `None` if no number of ranks helps, because a part that cannot be sharded is too large.
 pub fn other_ranks(
     config: &Config,
     limits: &[Limit],
@@ -168,7 +168,7 @@ fn candidates(config: &Config) -> Vec<Vec<String>> {
             .concat();
     let least = smaller.last().cloned().unwrap_or_default();
     let tiles = tiles(config);
-    // Ring attention sends the same bytes as a gather of keys and values, and holds fewer of them.
+    // Ring attention sends the same bytes as a gather of keys and values, but holds fewer keys and values at a time.
     let gathers_keys = config.mesh.context_parallel_degree > 1 && !config.uses_ring_attention();
     let ring = if gathers_keys { one(RING) } else { vec![] };
     let mut all: Vec<Vec<String>> = vec![ring, tiles.clone(), recompute.clone(), [recompute.clone(), tiles].concat()];
@@ -184,7 +184,7 @@ fn candidates(config: &Config) -> Vec<Vec<String>> {
         all.extend(spared.iter().map(|spared| [three.clone(), spared.clone()].concat()));
     }
     all.push([three.clone(), gathers.clone(), recompute.clone(), least.clone()].concat());
-    // Of a model smaller than the prefetch bucket, all layers are gathered ahead.
+    // A model that is smaller than the prefetch bucket would be gathered as a whole, so also try without prefetching.
     all.push([three.clone(), sparing.clone(), recompute.clone(), least.clone()].concat());
     all.extend(cut_layers(config));
     all.push(state.clone());
@@ -200,8 +200,8 @@ fn candidates(config: &Config) -> Vec<Vec<String>> {
     all
 }
 
-/// Returns the setting that runs feed-forward networks in tiles of as many rows as the model is wide: the inner
-/// activations of one tile are then as large as a weight.
+/// Returns the setting that runs feed-forward networks in tiles with as many rows as the model's width, so that the
+/// inner activations of one tile are about as large as a weight.
 fn tiles(config: &Config) -> Vec<String> {
     let width = match &config.model {
         Some(Model::Gpt2(model)) if model.tiled_mlp_rows.is_none() => model.n_embd,
@@ -226,7 +226,8 @@ fn halvings(config: &Config) -> Vec<Vec<String>> {
 }
 
 /// Returns settings with more ranks that share each sequence, and more micro-batches, for the same global batch. Helps
-/// if a single sample is too large. Ranks exchange heads while there are enough; further ranks share keys and values.
+/// if a single sample is too large. As long as the model has enough heads, ranks exchange heads; further ranks exchange
+/// keys and values.
 fn shared_sequences(config: &Config) -> Vec<Vec<String>> {
     if config.train_micro_batch_size_per_gpu > 1 {
         return vec![];

@@ -1,4 +1,4 @@
-//! Checks that disks have room for offloaded data.
+//! Checks that the disks have enough free space for offloaded data.
 
 use std::path::Path;
 

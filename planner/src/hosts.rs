@@ -14,9 +14,10 @@ pub struct OnHosts {
     pub name: String,
     /// The settings that select the layout, in the syntax of `--set`; empty for the configuration itself.
     pub settings: Vec<String>,
-    /// Whether collectives send 8-bit or 4-bit codes, which rounds gradients and gathered weights.
+    /// Whether the layout rounds gradients and gathered weights, because collectives send 8-bit or 4-bit codes.
     pub rounds: bool,
-    /// Bytes that all ranks together send per step between and within hosts; `None` if they are only known at run time.
+    /// Bytes that all ranks together send per step between hosts and within hosts; `None` if these are only known at
+    /// run time.
     pub bytes: Option<HostBytes>,
     /// Largest peak of any rank, in bytes.
     pub peak_bytes: u64,
@@ -25,7 +26,7 @@ pub struct OnHosts {
 }
 
 /// Plans a configuration for hosts with `ranks` ranks each, and compares it with other layouts of the same ranks.
-/// `change` adds settings, in the syntax of `--set`, and returns the resulting configuration. Leaves out layouts that
+/// `change` adds settings, in the syntax of `--set`, and returns the resulting configuration. Omits layouts that
 /// contradict the configuration, and layouts that the model does not support. The configuration itself comes first; the
 /// other layouts are sorted by the bytes between hosts.
 ///
@@ -88,7 +89,7 @@ const HPZ: &str = "zero_optimization.zero_hpz_partition_size";
 fn candidates(config: &Config, ranks: usize) -> Vec<(String, Vec<String>)> {
     let hosts = config.world_size / ranks;
     let as_one = config.context_size() * config.tensor_size();
-    // Each of the following closures returns a setting only if it differs from the configuration.
+    // The following closures return a setting only if the configuration has a different value.
     let stage = |stage: u8| (config.zero.stage.number() != stage).then(|| format!("zero_optimization.stage={stage}"));
     let one_stage = || (config.pipeline.stages > 1).then(|| "pipeline.stages=1".to_string());
     let one_group = || {

@@ -2,7 +2,7 @@
 //! configuration fit into memory, and the fastest configuration that fits.
 //!
 //! [`Plan`] walks the same programs that an engine executes. [`advice()`] changes a configuration until it fits;
-//! [`autotune`] searches for the fastest one, or for the best hyperparameters.
+//! [`autotune`] searches for the fastest configuration, or for the best hyperparameters.
 
 #![forbid(unsafe_code)]
 

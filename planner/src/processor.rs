@@ -1,8 +1,8 @@
 //! The name of the processor and, on aarch64, its vector features, for reports and `zero-train doctor`.
 //!
-//! On x86-64, `/proc/cpuinfo` has the name. On aarch64, it has only the fields of the register MIDR_EL1, which the
-//! tables below translate. The tables are from Arm's reference manuals, Linux's `arch/arm64/include/asm/cputype.h` and,
-//! for Apple, m1n1's `midr.h`.
+//! On x86-64, `/proc/cpuinfo` contains the name. On aarch64, it contains only the fields of the register MIDR_EL1,
+//! which the tables below translate to names. The tables are from Arm's reference manuals, Linux's
+//! `arch/arm64/include/asm/cputype.h` and, for Apple, m1n1's `midr.h`.
 
 use std::fmt::Write;
 use std::fs;

@@ -1,5 +1,5 @@
-//! Downloads objects in concurrent parts. A broken download resumes at the byte at which the connection broke. The file
-//! is compared with the store's checksum.
+//! Downloads objects in concurrent parts. A broken download resumes after its last complete part. The file is compared
+//! with the store's checksum.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};

@@ -105,7 +105,8 @@ async fn head(location: &Location) -> Result<Option<Object>, Error> {
     match open(location)?.get_opts(&key, options).await {
         Ok(found) => match object(location, found.meta) {
             Object { version: None, address, .. } => {
-                let problem = "the server states neither `ETag` nor `Last-Modified`, without which a changed file cannot be told from the old one";
+                let problem =
+                    "the server sends neither `ETag` nor `Last-Modified`, so a changed file could not be detected";
                 Err(Error::Answer { address, problem: problem.into() })
             }
             found => Ok(Some(found)),
@@ -167,8 +168,8 @@ fn object(location: &Location, meta: ObjectMeta) -> Object {
 /// Returns the options of a request for a range of an object. The store then checks, if possible, that the object still
 /// has the content that was listed.
 pub(crate) fn range(object: &Object, range: std::ops::Range<u64>) -> GetOptions {
-    // The request has no condition on the Hub, where a file's address contains its commit, and on web servers, which
-    // may ignore such conditions.
+    // Requests to the Hub need no condition, because a file's address contains its commit. Requests to web servers have
+    // none, because these may ignore such conditions.
     let is_checked = !matches!(object.location.service, Service::Hub { .. } | Service::Http(_));
     let tag = object.version.clone().filter(|version| is_checked && version.contains('"'));
     GetOptions { range: Some(GetRange::Bounded(range)), if_match: tag, ..GetOptions::default() }

@@ -15,7 +15,7 @@ use crate::list::{key, open};
 use crate::location::{Location, Service};
 use crate::{Error, Object, Stores, Watch};
 
-/// Files up to this many bytes are uploaded in one request, longer ones in parts of at least this size.
+/// A file of at most this many bytes is uploaded in one request, a longer file in parts of at least this size.
 const PART: u64 = 16 << 20;
 /// Maximum number of parts of an object. S3 accepts 10,000.
 const PARTS: u64 = 9_000;
@@ -50,7 +50,7 @@ impl Stores {
     /// Uploads a file. Readers see the old object or the new one, never a part of it.
     ///
     /// # Errors
-    /// Fails if the file cannot be read, or if the store stays unreachable or refuses it.
+    /// Fails if the file cannot be read, or if the store stays unreachable or refuses the file.
     pub fn upload(&self, file: &Path, address: &str, watch: &dyn Watch) -> Result<(), Error> {
         let location = writable(address)?;
         let key = key(&location)?;
@@ -63,7 +63,7 @@ impl Stores {
     /// Removes an object. Succeeds if the object no longer exists.
     ///
     /// # Errors
-    /// Fails if the store stays unreachable or refuses it.
+    /// Fails if the store stays unreachable or refuses the request.
     pub fn remove(&self, object: &Object, watch: &dyn Watch) -> Result<(), Error> {
         let location = writable(&object.address)?;
         patiently(self.patience, watch, async || match open(&location)?.delete(&object.key).await {
@@ -75,7 +75,7 @@ impl Stores {
     /// Moves an object to another address of the same store. The store's servers copy it.
     ///
     /// # Errors
-    /// Fails if the store stays unreachable or refuses it. S3 cannot copy objects above 5 GB.
+    /// Fails if the store stays unreachable or refuses the request. S3 cannot copy objects above 5 GB.
     pub fn rename(&self, object: &Object, address: &str, watch: &dyn Watch) -> Result<(), Error> {
         let location = writable(address)?;
         let to = key(&location)?;

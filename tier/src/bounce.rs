@@ -20,8 +20,9 @@ impl Bounce {
         Some(Bounce { pages: Pages::zeroed(slots * block)?, block })
     }
 
-    /// Returns the address for the disk to use: the slot's bounce buffer, or the part itself if its pages are large. If
-    /// the part uses a bounce buffer and is to be written to the disk, copies it into that buffer first.
+    /// Returns the address for the disk to use: the slot's bounce buffer if the part's pages may be small, otherwise
+    /// the part itself. If the part uses a bounce buffer and is to be written to the disk, copies it into that buffer
+    /// first.
     pub(crate) fn prepare(&mut self, slot: usize, part: &mut Part) -> *mut u8 {
         if !self.takes(part) {
             return part.as_mut_ptr();

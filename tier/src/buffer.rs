@@ -86,7 +86,7 @@ impl std::fmt::Debug for AlignedBuffer {
     }
 }
 
-/// A pool of idle buffers by size class. It saves a training step the allocations.
+/// A pool of idle buffers by size class. Training steps reuse its buffers instead of allocating new ones.
 #[derive(Debug, Default)]
 pub struct BufferPool {
     shelves: Mutex<Shelves>,
@@ -115,8 +115,8 @@ impl BufferPool {
         BufferPool::default()
     }
 
-    /// Returns the number of bytes allocated for a buffer of `len` bytes. `len` is rounded up to whole pages and to one
-    /// of eight sizes between consecutive powers of two. The eight sizes add at most an eighth.
+    /// Returns the number of bytes allocated for a buffer of `len` bytes. `len` is rounded up to whole pages and, for
+    /// larger buffers, to one of eight sizes per power of two, which adds at most an eighth.
     pub fn size_class(len: usize) -> usize {
         let step = (len.checked_next_power_of_two().unwrap_or(len) / 16).max(ALIGNMENT);
         len.max(1).checked_next_multiple_of(step).unwrap_or(len)

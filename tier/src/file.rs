@@ -24,8 +24,8 @@ pub struct Options {
     /// Number of blocks in flight per thread, 1 to 1024.
     pub queue_depth: usize,
     /// Submits each block to the kernel separately instead of batching all ready blocks. io_uring only. Batching needs
-    /// fewer system calls, but the kernel issues the first block only after it has prepared the last, and the disk
-    /// idles meanwhile: batched writes take 1.2 times as long as blocks that are submitted separately.
+    /// fewer system calls, but the disk idles until the kernel has prepared the last block of a batch: batched writes
+    /// take 1.2 times as long as separately submitted ones.
     pub single_submit: bool,
     /// Starts a new block whenever one completes, instead of when all have. io_uring only.
     pub overlap_events: bool,

@@ -1,8 +1,8 @@
-//! Buffers on loan to the disk: while a buffer is lent, only its parts, which the disk reads or writes, give access to
-//! its memory.
+//! Buffers on loan to the disk. While a buffer is lent, its memory is accessible only through its parts, which the disk
+//! reads or writes.
 //!
 //! A loan takes an aligned buffer, or a vector whose first element happens to be at a page boundary. Such a vector
-//! needs no copy.
+//! needs no copy into an aligned buffer.
 //!
 //! The kernel or another thread uses the memory of a request while the program continues. Rust's borrows cannot express
 //! that, so this file uses a reference count: every part keeps the buffer alive, parts do not overlap, and the buffer
@@ -30,7 +30,7 @@ pub(crate) unsafe trait Lend: Send + 'static {
     fn room(&self) -> usize;
     /// Returns how many of these bytes are initialized.
     fn written(&self) -> usize;
-    /// Returns whether the pages may be small.
+    /// Returns whether even a large buffer of this type may have small pages.
     fn is_scattered(&self) -> bool;
 }
 
@@ -138,7 +138,7 @@ pub(crate) struct Part {
 unsafe impl Send for Part {}
 
 impl Part {
-    /// Returns whether the pages may be small.
+    /// Returns whether the lent buffer [is scattered](Lend::is_scattered).
     pub(crate) fn is_scattered(&self) -> bool {
         self.scattered
     }

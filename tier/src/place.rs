@@ -15,7 +15,7 @@ use crate::buffer::{ALIGNMENT, AlignedBuffer};
 use crate::error::DiskError;
 
 /// Checks that files of `bytes` bytes in total can be created in `folder`. Leaves no file behind. `bytes` is the total
-/// over all ranks of this host that use the folder. Call it before a launch; it does not reserve the space.
+/// over all ranks of this host that use the folder. Meant to be called before a launch: it does not reserve the space.
 ///
 /// # Errors
 /// Fails if the folder does not exist, is not writable, or has too little space.
@@ -80,7 +80,7 @@ pub(crate) fn reserve(folder: &Path, size: u64, want_direct: bool) -> Result<Res
 /// TMPFS_MAGIC in linux/magic.h.
 const TMPFS: u64 = 0x0102_1994;
 
-/// Opens an unnamed file in the folder, with O_DIRECT if wanted and possible.
+/// Opens an unnamed file in the folder, with O_DIRECT if `direct` is set and the file system supports it.
 fn open(folder: &Path, direct: bool) -> Result<(File, bool), DiskError> {
     let not_writable = |reason: String| DiskError::NotWritable { folder: folder.into(), reason };
     match fs::metadata(folder) {

@@ -110,8 +110,8 @@ impl<T> Schedule<T> {
     }
 
     /// Hands out no more pieces and returns the payloads of requests without a piece in flight. The other requests
-    /// complete once their pieces in flight have completed. Calls `cut_off` for those of them that had more pieces
-    /// left.
+    /// complete once their pieces in flight have completed. Calls `cut_off` for each of these other requests that had
+    /// more pieces left.
     pub(crate) fn close(&mut self, mut cut_off: impl FnMut(&mut T)) -> Vec<T> {
         let (out, idle): (Vec<_>, Vec<_>) =
             std::mem::take(&mut self.requests).into_iter().partition(|request| request.out > 0);

@@ -1,5 +1,5 @@
-//! Reads and writes of vectors. A vector whose first element is at a page boundary, as in large vectors of an allocator
-//! that aligns them, is transferred in place. Other vectors are read through aligned buffers, one part at a time.
+//! Reads and writes of vectors. A vector whose first element is at a page boundary is transferred in place; some
+//! allocators align large vectors this way. Other vectors are read through aligned buffers, one part at a time.
 
 #![allow(unsafe_code)]
 

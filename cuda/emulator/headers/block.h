@@ -144,7 +144,7 @@ static void fiber_main() {
                 OfKernel accesses;
                 kernel.run(kernel.args);
             }
-            if (!block->begun[current].empty()) fail("a thread ends before its copies");
+            if (!block->begun[current].empty()) fail("a thread ends before its asynchronous copies have arrived");
             block->threads[current].state = State::DONE;
             block->done++;
             // The next thread runs on this fiber if it has not begun: most kernels have no barrier and need only one
@@ -208,10 +208,10 @@ static bool release_warp(unsigned first) {
     while (waiting) {
         const Thread one = lanes[__builtin_ctz(waiting)];
         uint32_t named = one.mask & ~ended, came = 0, turns = 0;
-        if (one.meeting >= Meeting::LOAD_MATRICES && ended) fail("matrices need all 32 lanes of a warp");
+        if (one.meeting >= Meeting::LOAD_MATRICES && ended) fail("an operation on matrices needs all 32 lanes of a warp");
         for (unsigned i = 0; i < size; i++) {
             if (!(named >> i & 1) || lanes[i].state != State::AT_WARP || lanes[i].mask != one.mask) continue;
-            if (lanes[i].meeting != one.meeting) fail("lanes of a warp meet for different operations");
+            if (lanes[i].meeting != one.meeting) fail("lanes of a warp wait at different operations");
             came |= 1u << i;
             turns |= uint32_t(lanes[i].turn) << i;
         }
@@ -256,7 +256,7 @@ static void pass() {
         if (failure) return;
     }
     if (block->done == count) return;
-    if (_setjmp(scheduler) == 0 && !release()) failure = "a warp's mask names a lane that does not come";
+    if (_setjmp(scheduler) == 0 && !release()) failure = "a mask names a lane that never arrives";
 }
 
 }  // namespace emulator

@@ -10,13 +10,13 @@ static inline bool in_pieces(const void* pointer) { return reinterpret_cast<uint
 
 // A 16-byte access between memory and registers.
 static inline void copy_pack(void* to, const void* from, const void* memory) {
-    if (!in_pieces(memory)) fail("an access of 16 bytes that does not begin at a multiple");
+    if (!in_pieces(memory)) fail("an access of 16 bytes at an address that is not a multiple of 16");
     memcpy(to, from, 16);
 }
 
 // The target of a copy is NaN until the copy is waited for.
 static inline void begin_copy(void* to, const void* from) {
-    if (!in_pieces(to) || !in_pieces(from)) fail("a copy of 16 bytes that do not begin at a multiple");
+    if (!in_pieces(to) || !in_pieces(from)) fail("a copy of 16 bytes from or to an address that is not a multiple of 16");
     access(to, 16, true);
     NotOfKernel accesses;
     memset(to, 0xff, 16);
@@ -36,7 +36,7 @@ static inline void end_copies() {
 }
 
 static inline void pair_at(const void* pointer) {
-    if (reinterpret_cast<uintptr_t>(pointer) % 4 != 0) fail("a pair that does not begin at a multiple of 4 bytes");
+    if (reinterpret_cast<uintptr_t>(pointer) % 4 != 0) fail("a pair at an address that is not a multiple of 4");
 }
 static inline uint32_t load_pair(const void* from) {
     pair_at(from);
@@ -52,7 +52,7 @@ static inline void store_pair(void* to, uint32_t both) {
 // Thread i passes the address of row i % 8 of matrix i / 8; the matrices are 8 x 8. The thread receives two adjacent
 // elements of each.
 static inline void load_matrices(uint32_t* to, const void* row, bool transposed) {
-    if (!in_pieces(row)) fail("a row of a matrix that does not begin at a multiple of 16 bytes");
+    if (!in_pieces(row)) fail("a row of a matrix at an address that is not a multiple of 16");
     FromWarp<const void*> rows(Meeting::LOAD_MATRICES, ALL_LANES, row);
     access(row, 16, false);
     NotOfKernel accesses;

@@ -254,7 +254,7 @@ void mock_reach(const void *start) {
         int can;
         cuDeviceCanAccessPeer(&can, current - 1, owner);
         if (owner == current - 1 || !can || pools[owner + 1].readers >> (current - 1) & 1) continue;
-        if (holds(&pools[owner + 1].live, start)) mock_fail("memory of another device's pool, which was not opened to this one");
+        if (holds(&pools[owner + 1].live, start)) mock_fail("memory in the pool of another device, which does not grant access to this device");
     }
 }
 

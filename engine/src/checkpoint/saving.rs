@@ -26,7 +26,7 @@ pub(crate) struct Saving {
     /// The memory to which background saves copy the state.
     memory: Snapshot,
     lock: Option<Arc<RunLock>>,
-    /// The step that [`Engine::keep_checkpoint`] was given.
+    /// The step that the caller passed to [`Engine::keep_checkpoint`].
     kept: Option<u64>,
 }
 
@@ -40,7 +40,7 @@ pub struct Ended {
 }
 
 impl Saving {
-    /// Reserves the memory for the copy if `training.save_async` is set.
+    /// Reserves the memory for the copy of the state if `training.save_async` is set.
     pub(crate) fn new(config: &Config, zero: &mut ShardedState) -> Self {
         let memory = if config.training.save_async { Snapshot::of(zero) } else { Snapshot::default() };
         zero.count_copy(memory.bytes());
@@ -190,7 +190,7 @@ impl Engine {
         self.load_with(folder.as_ref(), zero_checkpoint::load)
     }
 
-    /// Loads the weights of a checkpoint to evaluate them. The configuration may have a different optimizer from the
+    /// Loads the weights of a checkpoint to evaluate them. The configuration may set a different optimizer than the
     /// saved run, such as that of [`Config::for_evaluation`](zero_config::Config::for_evaluation), which has no states.
     /// Collective.
     ///
@@ -208,7 +208,7 @@ impl Engine {
         self.finish_save()?;
         // If the manifest cannot be read, the collective call below returns the error.
         if let Ok(Manifest { config: saved, .. }) = Manifest::read(folder) {
-            // The load below rejects a checkpoint without adapters, because its parameters differ.
+            // A checkpoint without adapters has other parameters, so the load below rejects it.
             if let Some(adapter) = self.config.adapter.as_ref().filter(|_| !saved["adapter"].is_null()) {
                 same_keys(adapter, &saved["adapter"], &folder.join("manifest.json"))?;
             }
@@ -243,7 +243,8 @@ impl Engine {
     }
 }
 
-/// Returns whether the `mup` section of a checkpoint describes the configured base model, possibly with other keys.
+/// Returns whether the `mup` section of a checkpoint describes the configured base model, even if it uses other keys to
+/// do so.
 fn has_same_base(config: &Config, saved: &Value) -> bool {
     if saved["mup"].is_null() || config.mup.is_none() {
         return saved["mup"].is_null() && config.mup.is_none();

@@ -100,8 +100,8 @@ fn same_adapter(adapter: &Adapter, folder: &Path) -> Result<(), Error> {
     same_keys(adapter, &saved, &path)
 }
 
-/// Compares `saved`, which comes from the file `path`, with the configuration: the keys that an adapter's tensors do
-/// not show must have the configured values.
+/// Checks that the keys which an adapter's tensors do not determine, such as its scale, have the configured values in
+/// `saved`, the contents of the file `path`.
 pub(crate) fn same_keys(adapter: &Adapter, saved: &Value, path: &Path) -> Result<(), Error> {
     let written = [
         ("r", json!(adapter.r)),

@@ -22,7 +22,7 @@ pub struct StoredModel {
     pub vocabulary: usize,
     /// Maximum sequence length.
     pub longest: usize,
-    /// Number of tokens beyond which the rotary angles of all positions change.
+    /// Number of tokens beyond which a sequence uses different rotary angles at all positions, as with LongRoPE.
     pub before_other_angles: Option<usize>,
     /// The tokenizer that the folder contains or names.
     pub tokenizer: Option<StoredTokenizer>,
@@ -75,8 +75,8 @@ impl StoredModel {
     /// `adapter_model.safetensors`, as PEFT and `checkpoint export` write them.
     ///
     /// # Errors
-    /// Fails if the folder has no language model, if the program of the checkpoint built its model in code, or if files
-    /// are missing, damaged or do not match each other.
+    /// Fails if the folder has no language model, if the checkpoint's model was built in code rather than by the
+    /// configuration, or if files are missing, damaged or do not match each other.
     pub fn open(folder: &Path, adapter: Option<&Path>) -> Result<Self, Error> {
         let is_checkpoint = !folder.join("config.json").is_file();
         if is_checkpoint && folder.join("adapter_config.json").is_file() {
@@ -184,8 +184,8 @@ impl StoredModel {
         Ok(self)
     }
 
-    /// Returns the tokens after which the model ends its text: `eos_token_id` of the first `generation_config.json`
-    /// that sets it, or otherwise of the first `config.json` that sets it. Empty if no file sets it.
+    /// Returns the tokens that end generated text: `eos_token_id` of the first `generation_config.json` that sets it,
+    /// or otherwise of the first `config.json` that sets it. Empty if no file sets it.
     ///
     /// # Errors
     /// Fails if a file is not valid JSON.
@@ -232,7 +232,7 @@ fn read_json(path: &Path) -> Result<Value, Error> {
     })
 }
 
-/// Returns the error for a folder that has an adapter but no model.
+/// Returns the error for a folder that contains an adapter but no model.
 fn adapter_alone(folder: &Path) -> Error {
     let base = read_json(&folder.join("adapter_config.json")).unwrap_or_default();
     let base = base["base_model_name_or_path"].as_str().map_or("BASE".to_string(), String::from);
@@ -287,8 +287,8 @@ const UNSUPPORTED: [&str; 6] = [
     "layer_replication",
 ];
 
-/// PEFT keys that change an adapter's arithmetic, or the weights of the base model, in a way that the adapter's tensors
-/// do not show.
+/// PEFT keys that change an adapter's arithmetic or the weights of the base model, although the adapter's tensors look
+/// the same.
 const OTHER_ARITHMETIC: [&str; 4] = ["alpha_pattern", "alora_invocation_tokens", "use_qalora", "kasa_config"];
 
 /// Values of `init_lora_weights` with which PEFT changes the weights of the base model when it loads the adapter.
@@ -315,15 +315,16 @@ const TYPES: [(&str, Expected); 7] = [
     ("modules_to_save", LIST),
 ];
 
-/// Returns which key of an `adapter_config.json` has a value of another type than PEFT writes, if any.
+/// Describes the first key of an `adapter_config.json` whose value has a type that PEFT never writes. Returns `None` if
+/// there is no such key.
 pub(crate) fn wrong_type(saved: &Value) -> Option<String> {
     let (key, (expected, _)) =
         TYPES.into_iter().find(|(key, (_, is_expected))| !saved[*key].is_null() && !is_expected(&saved[*key]))?;
     Some(format!("its `{key}` is {}, not {expected}", saved[key]))
 }
 
-/// Returns why the adapter that an `adapter_config.json` describes computes something else than A and B with one scale,
-/// beside the unchanged weights of the base model. Returns `None` if it does not.
+/// Returns the reason why an `adapter_config.json` is unsupported: its adapter does more than add the scaled product of
+/// A and B to the unchanged weights of the base model. Returns `None` for a supported adapter.
 pub(crate) fn other_arithmetic(saved: &Value) -> Option<String> {
     let init = saved["init_lora_weights"].as_str().unwrap_or_default().to_ascii_lowercase();
     let key = OTHER_ARITHMETIC.into_iter().find(|key| is_set(&saved[*key]));

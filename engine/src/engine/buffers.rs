@@ -1,5 +1,5 @@
-//! Module buffers in a step: combines the values that modules wrote for each micro-batch into one value, the same on
-//! every rank.
+//! Module buffers, such as running statistics, in a training step: combines the values that a module wrote for each
+//! micro-batch into one value, which is the same on every rank.
 
 use candle_core::{DType, Tensor};
 use zero_comm::Buffer;
@@ -13,8 +13,8 @@ impl Engine {
     /// Adds to each buffer the mean change over all micro-batches of the global batch. A skipped step changes nothing.
     /// Collective.
     ///
-    /// Every micro-batch starts from the same values. The result therefore depends on the number of ranks only through
-    /// the order of the sum, like the gradients.
+    /// Every micro-batch starts from the same values. The number of ranks therefore affects the result only through the
+    /// order of the sum, as for gradients.
     pub(super) fn settle_buffers(&self, outcome: &StepOutput) -> Result<(), Error> {
         let buffers = self.model().buffers();
         let is_admitted = outcome.verdict.is_some_and(|verdict| verdict.is_admitted);

@@ -112,7 +112,7 @@ impl Engine {
         let ranks = data.size() as f32;
         let totals = weights.totals();
         let weight = |index: usize| totals.map_or(-1, |totals| totals[index].cast_signed());
-        // Stages that do not compute the loss do not know whether it has weights.
+        // Only the stage that computes the loss knows whether the loss has weights.
         let pair = |(index, loss): (usize, f32)| [i64::from((loss / ranks).to_bits()), weight(index)];
         let told = Buffer::I64(losses.into_iter().enumerate().flat_map(pair).collect());
         let told = self.told_by_the_last(told)?.into_i64()?;
@@ -122,7 +122,7 @@ impl Engine {
     }
 
     /// Adds up the sums of all ranks. Only the final results are rounded, so they are bit-identical however the numbers
-    /// are distributed across ranks. Collective: every rank must pass the same number of sums.
+    /// are distributed across ranks. Collective; every rank must pass the same number of sums.
     ///
     /// # Errors
     /// Fails if a rank is lost.

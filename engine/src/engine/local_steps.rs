@@ -39,8 +39,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Waits until all replicates have taken their local steps. For each of these steps, a replicate may be late by the
-    /// communication timeout, because replicates that do not train independently would wait for each other in each
+    /// Waits until all replicates have taken their local steps. A replicate may be late by one communication timeout
+    /// for each of these steps, because replicates that do not train independently would wait for each other in every
     /// step.
     fn meet_replicates(&mut self) -> Result<(), Error> {
         let Some(same_shard) = self.zero.groups().apart() else { return Ok(()) };

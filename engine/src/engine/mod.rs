@@ -47,7 +47,7 @@ pub struct Engine {
     pub(crate) comm: Arc<dyn Communicator>,
     pub(crate) stage_plan: StagePlan,
     program: Program,
-    /// Training programs of earlier steps, by number of micro-batches per replica. `program` is not among them.
+    /// Training programs of earlier steps, by number of micro-batches per replica, without the current `program`.
     other_programs: BTreeMap<usize, Program>,
     ahead: Ahead,
     /// Evaluation programs by number of micro-batches.
@@ -65,7 +65,7 @@ pub struct Engine {
     pub(crate) choice: Option<Choice>,
     pub(crate) saving: Saving,
     norm_limit: f64,
-    /// Present with `fp16`.
+    /// `None` without `fp16`.
     pub(crate) scaler: Option<LossScaler>,
     /// The program of an outer step; `None` unless replicates train independently.
     averaging: Option<Program>,
@@ -224,7 +224,7 @@ impl Engine {
         };
         let stages = stage_plan.stages.clone();
         let zero = ShardedState::new(model, layout, stages, groups, settings.zero.clone(), config.training.seed);
-        // A disk or a GPU's memory may be full on one rank only. Abort, so that the other ranks fail too.
+        // The disk or the GPU memory may be full on one rank only. Abort, so that the other ranks fail too.
         let zero = zero.map_err(|error| device::explained(error.into()));
         let mut zero = zero.inspect_err(|error| comm.abort(&error.to_string()))?;
         start.load(&config, &mut zero, &*comm)?;
@@ -268,8 +268,8 @@ impl Engine {
         })
     }
 
-    /// From now on, skips the update of every step whose global gradient norm exceeds `limit`. `f64::INFINITY` disables
-    /// this.
+    /// From now on, skips the update of every step whose global gradient norm exceeds `limit`. `f64::INFINITY` removes
+    /// the limit.
     pub fn skip_beyond(&mut self, limit: f64) {
         self.norm_limit = limit;
     }

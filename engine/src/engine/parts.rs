@@ -62,8 +62,8 @@ impl Engine {
         self.stage_plan.whole.data_parallel()
     }
 
-    /// Returns the index, below [`Engine::replicas`], of the part of the data on which this rank trains. Ranks that
-    /// share sequences have the same index.
+    /// Returns the index of the replica that this rank belongs to, which determines its part of the data. The index is
+    /// less than [`Engine::replicas`]. Ranks that share sequences have the same index.
     #[must_use]
     pub fn replica(&self) -> usize {
         let whole = self.stage_plan.whole;
@@ -94,8 +94,8 @@ impl Engine {
         self.zero.groups().stats()
     }
 
-    /// Returns the payload bytes of a message with activations or their gradients, as of the last training step. The
-    /// first micro-batch's message includes its announcement.
+    /// Returns the payload bytes of a message with activations or their gradients, from the shapes of the last training
+    /// step. The first micro-batch's message includes its announcement.
     pub fn message_bytes(&self, content: &Content) -> usize {
         let boundary = |layer: &LayerId| self.boundaries.get(layer).cloned().unwrap_or_default();
         match content {
@@ -145,7 +145,7 @@ impl Engine {
         &self.settings
     }
 
-    /// Returns the pipeline stages and programs of all ranks.
+    /// Returns the pipeline stages, and the plan from which the programs of all ranks are built.
     #[must_use]
     pub fn stage_plan(&self) -> &StagePlan {
         &self.stage_plan

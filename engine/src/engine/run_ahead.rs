@@ -1,4 +1,5 @@
-//! Lets collectives between GPUs run ahead of the host, once the ranks have compared their programs.
+//! Lets collectives between GPUs run ahead of the host, which enqueues them without waiting, once the ranks have
+//! compared their programs.
 
 use std::fmt::Debug;
 
@@ -10,12 +11,14 @@ use zero_pipeline::Program;
 
 use crate::error::Error;
 
-/// Whether collectives between GPUs run ahead. Otherwise the ranks meet on the host before each of them.
+/// Whether collectives between GPUs run ahead of the host. If they do not, the ranks meet on the host before each
+/// collective.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Ahead {
     /// They never do.
     Never,
-    /// They will after a first step. It opens all connections, which takes calls that can wait for the whole GPU.
+    /// They will after the first step. That step opens all connections, with calls that may wait for all work of the
+    /// GPU.
     AfterAStep,
     /// They will in the next step.
     Next,
@@ -35,8 +38,8 @@ impl Ahead {
         }
     }
 
-    /// Lets the collectives of `world` run ahead after the first step. Compares the programs of the ranks of `comm`
-    /// first. Collective.
+    /// Lets the collectives of `world` run ahead from the second step on. Before that, compares the programs of the
+    /// ranks of `comm`. Collective.
     pub(super) fn before_step(
         &mut self,
         programs: impl FnOnce() -> Vec<Program>,
@@ -51,7 +54,7 @@ impl Ahead {
         Ok(())
     }
 
-    /// Compares a value that determines a program between the ranks, if collectives run ahead. Collective.
+    /// If collectives run ahead, checks that a value that determines a program is equal on all ranks. Collective.
     pub(super) fn agree(self, comm: &dyn Communicator, what: &str, value: &dyn Debug) -> Result<(), Error> {
         match self {
             Self::Now => Ok(agree(comm, &[(what.to_string(), format!("{value:?}"))])?),
@@ -59,7 +62,7 @@ impl Ahead {
         }
     }
 
-    /// Waits for the GPU, and returns the error of a collective that ran ahead. Collective.
+    /// If collectives run ahead, waits for the GPU and returns the error of any such collective. Collective.
     pub(super) fn settle(self, device: &Device, comm: &dyn Communicator) -> Result<(), Error> {
         if self == Self::Now {
             device.synchronize()?;
@@ -69,9 +72,10 @@ impl Ahead {
     }
 }
 
-/// Names the first instruction that differs.
+/// Checks that the programs are equal on all ranks. The error names the first instruction that differs.
 fn agree_on_programs(programs: &[Program], comm: &dyn Communicator) -> Result<(), Error> {
-    // `agree` exchanges the first 64 KiB of the terms only. Each term takes at most 200 bytes.
+    // `agree` compares all terms, but can name a difference only in the first 64 KiB. Each term takes at most 200
+    // bytes.
     const AT_ONCE: usize = 256;
     for (stage, Program { instructions, .. }) in programs.iter().enumerate() {
         agree(comm, &[(format!("the number of instructions of stage {stage}"), instructions.len().to_string())])?;
@@ -92,7 +96,7 @@ mod tests {
 
     use super::*;
 
-    /// Returns the errors of three ranks, of which the last has another program for the second stage.
+    /// Returns the errors of three ranks, where the last rank has a different program for the second stage.
     fn errors(other: impl Fn(&mut Vec<Instruction>)) -> Vec<Option<String>> {
         let program = |first: usize| Program {
             instructions: (first..first + 300).map(|segment| Instruction::Gather { segments: vec![segment] }).collect(),

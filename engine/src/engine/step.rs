@@ -41,7 +41,7 @@ pub struct Step {
     pub loss_scale: Option<f64>,
     /// Whether the update was skipped because the gradient was not finite or its norm exceeded [`Engine::skip_beyond`].
     pub skipped: bool,
-    /// Whether an outer step followed, which makes all replicates equal; `false` without `training.local_steps`.
+    /// Whether an outer step followed, which makes all replicates equal; always `false` without `training.local_steps`.
     pub averaged: bool,
     /// Wall-clock time of the step on this rank.
     pub duration: Duration,
@@ -121,8 +121,8 @@ impl Engine {
         let (ranks, rank) = (self.stage_plan.mesh.data_parallel(), self.zero.groups().data_rank());
         let rate = self.next_rate()?;
         let (order, micro_batches) = (settings.order, settings.micro_batches);
-        // A replicate that trains independently has consecutive micro-batches, so that the micro-batches of other
-        // replicates do not depend on its number of ranks.
+        // A replicate that trains independently has consecutive micro-batches, so that its micro-batches do not depend
+        // on the number of ranks per replicate.
         let replicate = settings.zero.outer.map_or(0, |outer| outer.share.replicate);
         let own = replicate * ranks * micro_batches;
         let global = |local: usize| own + order.global(rank, ranks, local, micro_batches);
@@ -263,8 +263,8 @@ impl Engine {
         Ok((of.signal.is_finite() && of.noise.is_finite()).then_some(of))
     }
 
-    /// Returns the values that the schedule sets for the next step. The first rank computes the factor of a program's
-    /// `lr_lambda` for all ranks, because shards that are updated with different rates would not fit together.
+    /// Returns the values that the schedule sets for the next step. Rank 0 computes the factor of a program's
+    /// `lr_lambda` for all ranks, because all shards must be updated with the same rate.
     fn next_rate(&self) -> Result<Rate, Error> {
         let (settings, updates) = (&self.settings, self.zero.updates());
         let rate = settings.schedule.rate(settings.base_lr, updates + 1);
@@ -333,7 +333,7 @@ impl Engine {
     }
 }
 
-/// Sums the vectors over a binary tree, lowest bit first.
+/// Sums the vectors over a binary tree: first pairs of neighbours, then pairs of these sums, and so on.
 fn tree(mut values: Vec<Vec<f32>>) -> Vec<f32> {
     while values.len() > 1 {
         let mut level = values.into_iter();

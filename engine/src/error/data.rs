@@ -204,7 +204,7 @@ pub enum DataError {
     Slice {
         /// The paths and globs.
         sources: Vec<String>,
-        /// Why not.
+        /// Why the slice cannot be taken.
         message: String,
     },
     /// A row of a table has more or fewer columns than the first row.
@@ -369,7 +369,7 @@ impl DataError {
         move |source| Self::Cache { path, source }
     }
 
-    /// Returns the help text of errors that have the same remedy for every key that names files.
+    /// Returns the help text of an error whose remedy does not depend on the key that names the file.
     pub(crate) fn help(&self) -> Option<&'static str> {
         match self {
             Self::Address { .. } => Some("copy the files to this machine or mount the store, then use the local paths"),

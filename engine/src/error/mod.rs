@@ -154,9 +154,9 @@ impl Error {
         }
     }
 
-    /// Wraps an error of a missing or unreadable file in [`Error::Named`], which adds the key or option that names the
-    /// file and a help text (`wanted`). Other errors, such as invalid content of a readable file, are returned
-    /// unchanged.
+    /// Wraps an error about a file as a whole, for example a missing or unreadable file, in [`Error::Named`], which
+    /// adds the key or option that names the file and a help text (`wanted`). Other errors, such as an invalid line of
+    /// a readable file, are returned unchanged.
     #[must_use]
     pub fn named(self, key: &str, wanted: &str) -> Self {
         let source = match &self {
@@ -188,8 +188,8 @@ impl Error {
         )
     }
 
-    /// Returns whether a checkpoint is damaged or unreadable, here or on another rank, although it may belong to this
-    /// model.
+    /// Returns whether this error is a damaged or unreadable checkpoint, on this rank or another, rather than a
+    /// checkpoint of another model.
     pub fn is_damage(&self) -> bool {
         use CheckpointError::{Damaged, Io, OtherRank};
         matches!(self, Self::Checkpoint(Damaged { .. } | Io { .. } | OtherRank { .. }))
@@ -229,7 +229,7 @@ fn signal_name(signal: i32) -> String {
     }
 }
 
-/// A communication or disk error keeps its own variant and exit status, wherever it is detected.
+/// Keeps the variant and the exit status of a communication or disk error, wherever it is detected.
 impl From<ZeroError> for Error {
     fn from(error: ZeroError) -> Self {
         match error {

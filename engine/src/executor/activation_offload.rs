@@ -55,7 +55,7 @@ impl ActivationOffload {
         })
     }
 
-    /// Starts writing. The caller may drop the tensors, since their values are copied.
+    /// Starts writing a layer's inputs. The caller may drop the tensors, since their values are copied.
     ///
     /// # Errors
     /// Fails if the inputs are larger than planned.
@@ -96,7 +96,7 @@ impl ActivationOffload {
         Ok(())
     }
 
-    /// Starts reading.
+    /// Starts reading a layer's inputs.
     ///
     /// # Errors
     /// Fails if memory for the buffer cannot be allocated.

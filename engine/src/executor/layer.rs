@@ -62,7 +62,7 @@ pub(super) fn forward(
     let last = layer + 1 == model.layers().len();
     if context.training && last {
         // The last layer's forward runs as part of its backward: a head computes gradients together with the loss, and
-        // the gradient buffers are open only during the backward.
+        // gradient buffers are writable only during the backward.
         return Ok(());
     }
     let incoming = state.incoming()?;
@@ -164,7 +164,7 @@ pub(super) type Backpropagated = Result<(GradStore, Vec<Option<Tensor>>), ZeroEr
 pub(super) type Capture<'a> =
     &'a dyn Fn(&mut ShardedState, &mut dyn FnMut() -> Backpropagated) -> Result<Vec<Option<Tensor>>, ZeroError>;
 
-/// Runs a layer's backward, with the gradients of its outputs that the micro-batch holds.
+/// Runs a layer's backward, starting from the gradients of its outputs in the micro-batch's state.
 pub(super) fn backward(
     model: &Model,
     layer: LayerId,
@@ -219,7 +219,7 @@ pub(super) fn backward(
         );
         return Err(Error::Tensor(candle_core::Error::Msg(what)));
     }
-    // Values that the layer passes on also get gradients from later layers.
+    // Inputs that the layer passes on to later layers also get gradients from those layers.
     let sum = |(own, later): (Option<Tensor>, Option<Tensor>)| match (own, later) {
         (Some(own), Some(later)) => Ok(Some((later + own)?)),
         (own, later) => Ok(own.or(later)),
@@ -234,7 +234,8 @@ pub(super) fn backward(
     Ok(())
 }
 
-/// Checks that all variables of a layer's graph are its inputs or parameters. No optimizer would update others.
+/// Checks that all variables of a layer's graph are its inputs or parameters, because no optimizer would update any
+/// other variable.
 fn knows_variables(
     model: &Model,
     layer: LayerId,
@@ -291,7 +292,8 @@ fn detached(activations: &Activations) -> Activations {
     Activations::new(activations.tensors().iter().map(Tensor::detach).collect())
 }
 
-/// Returns whether a layer takes named inputs of the batch and none of the `coming` layers on this rank's stage does.
+/// Returns whether a layer takes named inputs of the batch, and is the last layer on this rank's stage to do so in a
+/// pass. `coming` are the layers that run after it: later layers in a forward, earlier layers in a backward.
 fn is_last_reader(model: &Model, zero: &ShardedState, layer: LayerId, mut coming: Range<LayerId>) -> bool {
     let reads = |layer: LayerId| !model.layers()[layer].route().reads().is_empty();
     reads(layer) && !coming.any(|layer| reads(layer) && is_here(zero, layer))

@@ -47,8 +47,8 @@ pub(crate) struct Context<'a> {
     pub(crate) scored: bool,
     pub(crate) seed: u64,
     pub(crate) step: u64,
-    /// Gradient of the global batch's loss with respect to one micro-batch's loss, times the loss scale. For each
-    /// micro-batch it is multiplied by the factor of the micro-batch's weight.
+    /// Gradient of the global batch's loss with respect to one micro-batch's loss, times the loss scale, before the
+    /// factor of the micro-batch's weight.
     pub(crate) loss_gradient: f64,
     pub(crate) weights: &'a LossWeights,
     /// Clipping and overflow limits of the gradient norm.
@@ -76,8 +76,8 @@ pub struct Observed<'a> {
 }
 
 impl Observed<'_> {
-    /// Returns the outputs that the loss takes. A head that computes the loss without its outputs, such as that of a
-    /// language model, now computes them. The ranks of a tensor group must all call this function.
+    /// Returns the outputs that the loss takes. A head that computes the loss without storing its outputs, such as that
+    /// of a language model, computes the outputs in this call. The ranks of a tensor group must all call this function.
     ///
     /// # Errors
     /// Returns the error of the layer.
@@ -256,8 +256,8 @@ fn carry_out(program: &Program, context: &mut Context<'_>) -> Result<StepOutput,
     Ok(outcome)
 }
 
-/// Returns whether pending updates may wait for the next instruction. Consecutive updates are batched. If this rank has
-/// the only shard, refreshes do nothing, so they do not end a batch.
+/// Returns whether pending updates may wait for the next instruction, because consecutive updates run as a batch. If
+/// this rank has the only shard, a refresh does nothing, so it does not end a batch.
 fn puts_off_updates(next: Option<&Instruction>, zero: &ShardedState) -> bool {
     match next {
         Some(Instruction::Update { .. }) => true,

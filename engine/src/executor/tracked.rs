@@ -29,8 +29,8 @@ impl Tracked {
         }
     }
 
-    /// Reads the peaks after an instruction. Bytes beyond the ledger of `ShardedState` belong to layers and to messages
-    /// between stages. Records these bytes in the ledger as activations, and returns them.
+    /// Reads the peaks after an instruction. Bytes that the ledger of `ShardedState` does not count belong to layers
+    /// and to messages between stages: records them in the ledger as activations, and returns them.
     pub(crate) fn stop(&self, zero: &mut ShardedState) -> u64 {
         zero.count_idle();
         let Some(before) = self.before else { return 0 };

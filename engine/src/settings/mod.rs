@@ -70,7 +70,7 @@ impl Settings {
     pub fn new(config: &Config, model: &Model) -> Result<Self, Error> {
         let dtype = working_dtype(config)?;
         if model.lr_lambda().is_some() && config.scheduler != config::Scheduler::Constant {
-            let message = "the program sets the learning rate with `lr_lambda`, and the configuration with a scheduler";
+            let message = "both the program, with `lr_lambda`, and the configured scheduler set the learning rate";
             return Err(Error::setting("scheduler", message, "remove the section or the call of `lr_lambda`"));
         }
         if let (Some(_), Some(buffer)) = (config.training.local_steps, model.buffers().first()) {
@@ -166,10 +166,10 @@ impl Settings {
             },
             base_lr: config.optimizer.lr(),
             schedule: schedule::schedule(config)?,
-            // The micro-batches that are summed first must be neighbours in the reproducible tree. If each rank
-            // accumulates before the reduction, these are the micro-batches of one rank. With sharded gradients, each
-            // micro-batch is first reduced over the ranks, so these are the micro-batches with the same index on all
-            // ranks.
+            // The micro-batches that are summed first must be neighbours in the binary tree of a reproducible sum. If
+            // each rank accumulates before the reduction, these are the micro-batches of one rank. With sharded
+            // gradients, each micro-batch is first reduced over the ranks, so these are the micro-batches with the same
+            // index on all ranks.
             order: if reproducible && !shards_gradients {
                 MicrobatchOrder::Contiguous
             } else {
@@ -184,8 +184,8 @@ impl Settings {
     }
 }
 
-/// Returns how attention combines the slices of sequences. With `sequence_parallel_size` and `context_parallel_degree`,
-/// this is how the outer groups combine them.
+/// Returns how attention combines the slices of sequences. If both `sequence_parallel_size` and
+/// `context_parallel_degree` are set, returns how the outer groups combine them.
 pub(crate) fn sharing(config: &Config) -> Sharing {
     match config.mesh.context_parallel_degree {
         1 => Sharing::Heads,
@@ -277,7 +277,8 @@ fn loss_scaling(fp16: &config::Fp16) -> Option<LossScaling> {
     fp16.enabled.then_some(scaling)
 }
 
-/// Returns the update rule of an optimizer. Muon is followed by the AdamW that updates the other parameters.
+/// Returns the update rules of an optimizer: one, or for Muon two, the second of which is the AdamW that updates the
+/// other parameters.
 fn optimizers(optimizer: &config::Optimizer, model: &Model) -> Result<Vec<Optimizer>, Error> {
     use config::Optimizer as From;
     const KEY: &str = "optimizer.type";

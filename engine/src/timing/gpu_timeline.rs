@@ -1,5 +1,5 @@
 //! Timeline of this rank's GPU. The host runs ahead of the GPU's streams, so the host's clock does not show when the
-//! GPU works. Traces, `wall_clock_breakdown` and `flops_profiler` therefore read events on the streams.
+//! GPU works. Traces, `wall_clock_breakdown` and `flops_profiler` therefore take times from events on the streams.
 
 use std::time::{Duration, Instant};
 
@@ -13,7 +13,7 @@ use crate::error::Error;
 #[cfg(feature = "cuda")]
 pub(crate) use zero_model::device::Timeline as GpuTimeline;
 
-/// Has no values, because this program was built without the feature `cuda`.
+/// A type without values, because this program was built without the feature `cuda`.
 #[cfg(not(feature = "cuda"))]
 #[derive(Debug)]
 pub(crate) enum GpuTimeline {}
@@ -86,7 +86,7 @@ pub fn gathered(comm: &dyn Communicator, spans: &[GpuSpan]) -> Result<Vec<Vec<i6
     Ok(from_each_rank(comm, spans.iter().flat_map(numbers).collect())?)
 }
 
-/// Converts the GPUs of all ranks to processes of a trace.
+/// Converts the GPU timelines of all ranks to processes of a trace.
 pub fn processes(gathered: &[Vec<i64>], programs: &[Program]) -> Vec<Process> {
     let of_rank = |(rank, (own, program)): (usize, (&Vec<i64>, &Program))| {
         let threads = Track::ALL.into_iter().filter_map(|track| {

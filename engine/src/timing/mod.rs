@@ -71,7 +71,7 @@ pub enum Phase {
     Reduce,
     /// Gathering sharded parameters.
     Gather,
-    /// Gathering updated replicated parameters.
+    /// Gathering replicated parameters after their shards were updated.
     Refresh,
     /// Outer steps of replicates that train independently.
     Outer,
@@ -234,7 +234,7 @@ impl Timing {
         }
     }
 
-    /// Records times on the GPU as well: in all steps, or only in steps of the timeline and of a profile.
+    /// Also records times on the GPU: in every step, or only in the steps of the timeline and of a profile.
     pub(crate) fn with_gpu(self, timeline: Option<GpuTimeline>, every_step: bool) -> Self {
         let gpu = timeline.map(|timeline| OfGpu {
             timeline,
@@ -341,8 +341,8 @@ impl Timing {
         of_lane.map(|phase| self.phases.0[phase as usize]).sum()
     }
 
-    /// Returns the seconds by phase since the engine was created. They are on the GPU's clock if a run on a GPU sets
-    /// `wall_clock_breakdown`.
+    /// Returns the seconds by phase since the engine was created: on the GPU's clock if a run on a GPU sets
+    /// `wall_clock_breakdown`, and otherwise on the host's clock.
     pub fn phases(&self) -> PhaseSeconds {
         match &self.gpu {
             Some(gpu) if gpu.every_step => gpu.phases,

@@ -11,7 +11,8 @@ enum Part {
     Update,
 }
 
-/// Bytes of each category, followed by the total. A peak total is the peak of the sum, not the sum of the peaks.
+/// Bytes of each category, followed by the total. The total of a peak is the peak of the sum of all categories, not the
+/// sum of their peaks.
 pub type Bytes = [u64; CATEGORIES.len() + 1];
 
 /// Peak memory in each part of the last step, and the memory in use at its last instruction, in bytes.

@@ -92,7 +92,7 @@ impl Profile {
         }
     }
 
-    /// Merges the profiles of all ranks: each layer is taken from the first rank that ran it. Collective.
+    /// Merges the profiles of all ranks, taking each layer from the first rank that ran it. Collective.
     pub fn together(self, comm: &dyn Communicator) -> Result<Found, Error> {
         let words = |layer: &LayerWork| [layer.forward, layer.backward].map(|work| [work.macs, work.nanoseconds]);
         let own = self.layers.iter().flat_map(|layer| words(layer).into_iter().flatten().map(|word| word as i64));

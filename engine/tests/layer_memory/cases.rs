@@ -180,7 +180,7 @@ fn mlp_cases() -> Result<Vec<Case>> {
     Ok(cases)
 }
 
-/// Cases with i64 targets, some of which are ignored, so that the head copies the rows that are not.
+/// Cases with i64 targets, some of which are ignored, so that the head copies the rows whose targets count.
 fn ignoring_cases() -> Result<Vec<Case>> {
     let mut cases = vec![];
     // A plan assumes that every row has a target. Here the rows with a target fill a whole chunk, so the peak equals

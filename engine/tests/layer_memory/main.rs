@@ -1,5 +1,5 @@
-//! Compares the memory that a dry run plans for each layer with the bytes that the allocator counts. This is a program
-//! of its own, because the allocator would also count allocations of parallel tests.
+//! Compares the memory that a dry run plans for each layer with the bytes that the allocator counts. These tests are a
+//! program of their own, because the allocator would also count the allocations of tests that run at the same time.
 
 use std::alloc::System;
 use std::collections::BTreeSet;
@@ -35,8 +35,8 @@ impl Comparison {
         if planned < measured {
             self.too_low.push(line);
         } else if planned > measured + measured / 100 + SLACK && ops::threads() == 1 {
-            // With several threads, the plan assumes that all threads hold their peak at once, which depends on
-            // scheduling.
+            // With several threads, the plan assumes that all threads reach their peaks at the same time. Whether they
+            // do depends on scheduling.
             self.too_high.push(line);
         }
     }
@@ -86,7 +86,7 @@ impl Run<'_> {
         x.tensors().iter().map(|x| Form::new(x.shape(), x.dtype())).collect()
     }
 
-    /// Runs all layers once, so that no other measurement includes values that layers compute once and keep.
+    /// Runs all layers once, so that later measurements do not include values that layers compute once and keep.
     fn first(&mut self, inputs: &Tensor) -> Result<()> {
         let mut flow = Activations::from(inputs.clone());
         let mut known = BTreeSet::new();
@@ -243,7 +243,7 @@ fn fill(model: &Model) -> Result<()> {
     Ok(())
 }
 
-/// Allocates the buffers that threads keep, so that no measurement includes them.
+/// Makes the threads allocate the buffers that they keep, so that no measurement includes these buffers.
 fn make_rooms(threads: usize) -> Result<()> {
     let before = heap::now();
     ops::set_threads(threads);

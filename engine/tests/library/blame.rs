@@ -1,5 +1,5 @@
-//! A rank that is lost or stalls in the middle of a layer, where the ranks that share sequences or split layers
-//! exchange values: the errors of the other ranks name the rank, the operation and its sequence number.
+//! If a rank is lost or stalls while ranks that share sequences or split layers exchange values inside a layer, the
+//! errors of the other ranks name the rank, the operation and its sequence number.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, channel};
@@ -20,10 +20,11 @@ type Call = (Operation, u64);
 
 /// What a rank does in its step.
 struct Watch {
-    /// The operation in which the rank stops, and the index of this call among the rank's calls of the operation in the
-    /// step.
+    /// The operation in which the rank stops, and the index of the call: the rank's calls of this operation in the step
+    /// are counted from 0.
     stop: Option<(Operation, usize)>,
-    /// If the rank stalls instead of leaving, the operation waits until all other ranks have dropped their senders.
+    /// Present if the rank stalls instead of leaving. The operation then waits until all other ranks have dropped their
+    /// senders.
     stall: Option<Mutex<Receiver<()>>>,
     is_training: AtomicBool,
     /// The operations that the rank has called in the step.
@@ -68,8 +69,8 @@ impl Watched {
     }
 }
 
-/// Where the rank stops, it passes invalid counts on, for which a communicator returns an error without sending
-/// anything.
+/// At the call where the rank stops, it passes invalid counts to the inner communicator, which then returns an error
+/// without sending anything.
 impl Communicator for Watched {
     delegate!(rank, size, send, recv, stats, sizes, transport);
 
@@ -119,7 +120,7 @@ impl Communicator for Watched {
         Ok(Self::of(self.inner.with_devices(devices)?, &self.watch))
     }
 
-    /// A rank that stops says nothing to the others.
+    /// A rank that has stopped does not tell the other ranks.
     fn abort(&self, reason: &str) {
         if self.watch.stopped.get().is_none() {
             self.inner.abort(reason);
@@ -133,7 +134,7 @@ struct Case {
     keys: &'static str,
     ranks: usize,
     stop: (Operation, usize),
-    /// The other ranks of the group in whose operation the last rank stops.
+    /// The other ranks of the group whose operation the last rank does not complete.
     peers: &'static [usize],
 }
 
@@ -148,7 +149,7 @@ const TENSOR_AND_RING: &str = "tensor_parallel: {autotp_size: 2}\n\
 
 /// A step of the model with two layers, in the order of its calls:
 /// - by heads: two `all_to_all` per layer in the forward and in the backward,
-/// - with a ring of 4 ranks: three per layer in the forward, and six in the backward,
+/// - with a ring of 4 ranks: three `all_to_all` per layer in the forward, and six in the backward,
 /// - with both keys: an `all_to_all` of a pair, the exchange with the other pair, and an `all_to_all` of the pair,
 /// - in split layers: a `reduce_scatter` in the embedding and two per layer; an `all_gather` twice per layer, before
 ///   the head and for the loss. Then the backward begins.
@@ -170,7 +171,8 @@ const CASES: [Case; 12] = [
     // The backward of the last layer.
     Case { keys: TENSOR, ranks: 2, stop: (Operation::AllGather, 7), peers: &[0] },
     Case { keys: TENSOR, ranks: 2, stop: (Operation::ReduceScatter, 7), peers: &[0] },
-    // The ring of the last layer in the forward and in the backward, while another rank waits in its tensor group.
+    // The ring of the last layer, in the forward and in the backward, while another rank waits in a collective of its
+    // tensor group.
     Case { keys: TENSOR_AND_RING, ranks: 4, stop: (Operation::AllToAll, 1), peers: &[1] },
     Case { keys: TENSOR_AND_RING, ranks: 4, stop: (Operation::AllToAll, 3), peers: &[1] },
 ];
@@ -222,8 +224,8 @@ fn run(case: Case, stalls: bool, options: &Options) -> (Call, Vec<Report>) {
     (last.expect("the last rank stopped"), reports)
 }
 
-/// All survivors name the lost rank. They also name the operation in which they noticed it. In the group of the lost
-/// rank, this is the operation in which it was lost.
+/// All survivors name the lost rank and the operation in which they noticed the loss. In the group of the lost rank,
+/// that is the operation in which the rank was lost.
 #[test]
 fn a_rank_that_is_lost_in_a_layer_is_named_with_its_operation() {
     for case in CASES {

@@ -1,4 +1,5 @@
-//! The number of collectives in a step: one for each layer and purpose, whatever its number of segments.
+//! The number of collectives in a step: one for each layer and purpose, however many segments (flat parameters) the
+//! layer has.
 
 use zero_engine::comm::Operation;
 use zero_engine::pipeline::Instruction;
@@ -38,8 +39,8 @@ fn counted(layers: fn() -> Layers, zero: &str) -> [Counts; 2] {
     counted_in(RANKS, layers, zero, "", |reductions| [reductions, 0, 0])
 }
 
-/// Like `counted`, with further keys. `collectives` returns the number of reduce-scatters, all-to-alls, and all-reduces
-/// of gradients for a number of reductions.
+/// Like `counted`, with further keys. `collectives` takes the number of reductions and returns how many
+/// reduce-scatters, all-to-alls and all-reduces they consist of.
 fn counted_in(
     ranks: usize,
     layers: fn() -> Layers,
@@ -111,9 +112,9 @@ fn a_layers_segments_share_one_collective() {
     }
 }
 
-/// A reduction that sends codes has one all-to-all for all segments of a layer, or two if the shard group is divided
-/// into near groups. The replicates of a shard then sum the gradients of a layer in one all-reduce, once for all
-/// micro-batches.
+/// A reduction that sends codes (quantized gradients) has one all-to-all for all segments of a layer, or two if the
+/// shard group is divided into near groups. The replicates of a shard then sum the gradients of a layer in one
+/// all-reduce, once for all micro-batches.
 #[test]
 fn a_layers_codes_share_one_all_to_all() {
     let near = "stage: 3, zero_quantized_gradients: true, stage3_param_persistence_threshold: 0, \

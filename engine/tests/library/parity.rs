@@ -70,7 +70,7 @@ fn reproducible_runs_are_bit_identical_over_stages_and_ranks() {
     }
 }
 
-/// Every optimizer but the default, and a schedule that changes the betas.
+/// All optimizers except the default one, and a schedule that changes the betas.
 pub(crate) const OPTIMIZERS: [&str; 10] = [
     "optimizer: {type: SGD, params: {lr: 0.01, momentum: 0.9, weight_decay: 0.1}}",
     "optimizer: {type: Lion, params: {lr: 0.001, weight_decay: 0.1}}",

@@ -4,7 +4,7 @@
 
 use std::process::Command;
 
-/// Returns a script's standard output. Prints why and returns `None` if the interpreter or a package is missing.
+/// Returns a script's standard output. If the interpreter or a package is missing, prints this and returns `None`.
 pub fn python(packages: &[&str], script: &str) -> Option<String> {
     let program = std::env::var_os("ZERO_TRAIN_PYTHON").unwrap_or_else(|| "python3".into());
     let run = |script: &str| Command::new(&program).args(["-W", "ignore", "-c", script]).output();

@@ -9,7 +9,7 @@ use zero_engine::comm::{Communicator, Options, threads};
 use zero_engine::{Batch, Config, Engine, Layers, Step, zoo};
 
 pub const BF16: &str = "bf16: {enabled: true}";
-/// With the small models here, the first steps overflow and later steps do not.
+/// With the small models of these tests, the first steps overflow in f16, and later steps do not.
 pub const FP16: &str = "fp16: {enabled: true, initial_scale_power: 22, hysteresis: 1}";
 
 /// Runs `rank` on every rank of a world of threads.
@@ -64,8 +64,8 @@ pub fn config(ranks: usize, extra: &str) -> Config {
     Config::with_world_size("test.yaml", text, ranks).unwrap_or_else(|e| panic!("{e}"))
 }
 
-/// Returns keys for [`config`], for a run on global batches of 4 samples whose bits do not depend on the layout, with
-/// `data` data-parallel ranks.
+/// Returns keys for [`config`], for a reproducible run (its bits do not depend on the layout) on global batches of 4
+/// samples, with `data` data-parallel ranks.
 pub fn reproducible(stage: u8, data: usize, more: &str) -> String {
     format!(
         "train_micro_batch_size_per_gpu: 1\ngradient_accumulation_steps: {}\n{more}\ntraining: {{reproducible: true}}\n\
@@ -246,7 +246,7 @@ pub fn assert_near(found: &Trajectory, expected: &Trajectory, tolerance: f32, wh
     assert_near_or_overflown(found, expected, tolerance, what);
 }
 
-/// Does the same as [`assert_near`], for f16, where a norm may be infinite in both runs.
+/// Like [`assert_near`], but for f16: the norm of a step may be infinite or NaN in both runs.
 #[track_caller]
 pub fn assert_near_or_overflown(found: &Trajectory, expected: &Trajectory, tolerance: f32, what: &str) {
     let (losses, of_expected) = (found.loss_values(), expected.loss_values());

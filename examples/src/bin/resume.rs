@@ -12,7 +12,7 @@ use zero_train::{Config, Engine, process};
 
 const CHECKPOINTS: &str = "runs/resume-example/checkpoints";
 
-/// The configuration is written in the program; a file would do as well.
+/// The configuration is part of the program. It could also be read from a file.
 fn config(zero_stage: u8) -> anyhow::Result<Config> {
     let config = Config::builder()
         .zero_stage(zero_stage)
@@ -36,7 +36,7 @@ fn main() -> anyhow::Result<()> {
     let mut through = Engine::new(config(3)?, largest::model())?;
     let expected = train(&mut through, 40)?;
 
-    // Engines of one process share its process group. In a program of its own, each is made by `Engine::new`.
+    // The engines of this process share its communicator. In separate programs, `Engine::new` would create each engine.
     let comm = through.communicator().clone();
     let mut stopped = Engine::with_communicator(config(3)?, largest::model(), comm.clone())?;
     let mut losses = train(&mut stopped, 15)?;

@@ -47,7 +47,7 @@ fn run_with(folder: &Path, program: &str, arguments: &[&str], ranks: usize, more
     String::from_utf8_lossy(&outputs[0].stdout).into_owned()
 }
 
-/// A stranger reads an example on one screen. The examples' models and data are modules next to `bin/`.
+/// Each example must fit on one screen. The examples' models and data are modules next to `bin/`.
 #[test]
 fn examples_are_shorter_than_60_lines() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/bin");
@@ -231,7 +231,7 @@ fn a_restarted_trainer_resumes_its_own_run() {
     assert!(printed.contains("resumed from runs/trainer/checkpoints/step-00000030"), "{printed}");
     let report = fs::read_to_string(folder.path().join("runs/trainer/report.json")).expect("the run's report");
     assert!(report.contains("rank 1 was killed by signal 9") && report.contains("\"step\": 30"), "{report}");
-    // The launcher does not know from which step its first restart resumed; the run's folder does.
+    // The launcher does not know from which step its first restart resumed. The run's folder records this step.
     let restart = "{\"reason\":\"rank 1 was killed by signal 9\",\"ranks\":2,\"step\":0}";
     let twice = format!("{{\"restarts\":[{restart},{restart}],\"from\":[],\"keeps_folder\":false}}");
     attempt("a", "50", &[("ZERO_TRAIN_RESTARTED", &twice)]);

@@ -1,4 +1,4 @@
-//! Dropout of attention probabilities. No mask is stored: it is computed again wherever it is needed.
+//! Dropout of attention probabilities. The mask is not stored, but computed again wherever it is needed.
 
 use crate::dropout::numbers;
 use crate::kernel::softmax::Tile;
@@ -6,7 +6,7 @@ use crate::random::Stream;
 use crate::{Dropout, Pass};
 use candle_core::{Result, bail};
 
-/// The index of a random number has this number of bits for the key's position, and the same number for the query's.
+/// Number of bits that the key's position, and also the query's position, has in the index of a random number.
 const POSITION_BITS: u32 = 24;
 const HEAD_BITS: u32 = 64 - 2 * POSITION_BITS;
 
@@ -21,7 +21,7 @@ pub(crate) struct Mask {
     first_sample: u64,
     /// Index of the attention's first query head among the heads of the model.
     first_head: usize,
-    /// The position of the attention's position 0 in the row.
+    /// The position in the row that is position 0 of the attention.
     first_position: usize,
     probability: f32,
 }

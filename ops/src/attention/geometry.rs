@@ -129,7 +129,7 @@ impl Queries {
         })
     }
 
-    /// Returns the positions of each part, and how many queries are stored before it.
+    /// Returns, for each part, its positions and the number of queries that are stored before it.
     fn parts(self) -> impl Iterator<Item = (Range<usize>, usize)> {
         let part = move |part: usize| (self.firsts[part]..self.firsts[part] + self.length, part * self.length);
         (0..self.parts).map(part)

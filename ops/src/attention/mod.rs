@@ -213,7 +213,7 @@ const NOT_GATHERED: &str =
 /// Fails if attention with a cache does not support the dropout or the device.
 fn decodes(mask: Option<&Mask>, x: &Tensor) -> Result<()> {
     if mask.is_some() {
-        bail!("{OP}: dropout while decoding");
+        bail!("{OP}: dropout is unsupported while decoding");
     }
     if !x.device().is_cpu() {
         bail!("{OP}: decoding with a cache is supported on the CPU only");

@@ -1,6 +1,6 @@
-//! Attention of ranks that share sequences, where each rank computes some of the heads over all positions. Inside an
-//! outer group, the exchange gives a rank its heads over the group's slice only. The ranks of the outer group then
-//! compute attention over whole sequences.
+//! Attention of ranks that share sequences, where each rank computes some of the heads over all positions. If the group
+//! is part of an outer group, the exchange gives a rank its heads only over the positions that this group shares. The
+//! ranks of the outer group then compute attention over whole sequences.
 
 use super::{among, packed_among};
 use crate::attention::dropout::Mask;

@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 pub struct AttentionSpan {
     window: Option<usize>,
     position_ids: Option<Tensor>,
-    /// The first positions that were computed for the batch and time of the last request.
+    /// The list of the last request, which is reused while the batch and time stay the same.
     found: Arc<Mutex<Option<Arc<Firsts>>>>,
 }
 

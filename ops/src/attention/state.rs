@@ -27,7 +27,7 @@ impl State {
         Self { firsts, mask, log_sums: OnceLock::new() }
     }
 
-    /// Runs the forward on the CPU. Returns the results: `out`, which has room for `len` elements.
+    /// Runs the forward on the CPU. Writes the results to `out`, which has room for `len` elements, and returns them.
     pub(super) fn forward(
         &self,
         g: Geometry,
@@ -54,8 +54,8 @@ impl State {
     }
 }
 
-/// Returns the positions of each rank's slice if ranks share sequences by queries, two chunks of the same length, and
-/// the state of an attention to whole sequences. `q` is a slice.
+/// Returns the positions of each rank's slice (two chunks of the same length) and the state of an attention to whole
+/// sequences, for ranks that each compute the attention of their own queries. `q` is a slice.
 pub(super) fn of_chunks(
     group: &SequenceGroup,
     q: &Tensor,

@@ -57,8 +57,8 @@ impl Array {
         self.len == 0
     }
 
-    /// Marks the values as sent between ranks in `dtype`. The readers (sum, norm and update) round them to that
-    /// dtype, to nearest, ties to even.
+    /// Marks the values as sent between ranks in `dtype`. The kernels that read them (sum, norm and update) round them
+    /// to that dtype, to nearest, ties to even.
     ///
     /// # Errors
     /// Fails if the dtype is not f32, bf16 or f16.

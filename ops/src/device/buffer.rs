@@ -32,7 +32,7 @@ impl Moving {
         self.used.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Returns the storage, whose stream waits for the last collective.
+    /// Returns the storage, after making its stream wait for the last collective.
     fn storage(&self) -> Result<&CudaStorage> {
         let Some(storage) = &self.storage else { bail!("{OP}: the values have been taken") };
         match self.used() {
@@ -84,7 +84,7 @@ fn dtype_of(storage: &CudaStorage) -> Result<Dtype> {
 pub fn to_send(storage: CudaStorage, len: usize) -> Result<Buffer> {
     let dtype = dtype_of(&storage)?;
     if len > elements_of(&storage) {
-        bail!("{OP}: {len} values of a storage of {}", elements_of(&storage));
+        bail!("{OP}: cannot take {len} values from a storage of {}", elements_of(&storage));
     }
     Ok(Buffer::Device(DeviceBuffer::new(Moving::new(storage, len, dtype)?)))
 }
@@ -153,7 +153,7 @@ pub fn storage_of(buffer: Buffer) -> Result<CudaStorage> {
 
 // SAFETY: the storage holds at least `len` elements of `dtype` at `address`, nothing else refers to it, and it is freed
 // after all of candle's work on its stream. The stream waits for the end of the last collective before the storage is
-// used or freed. Collectives that do not run ahead return the storage when they are done with it.
+// used or freed. Collectives that do not run ahead of the host return the storage only when they are done with it.
 unsafe impl DeviceMemory for Moving {
     fn dtype(&self) -> Dtype {
         self.dtype

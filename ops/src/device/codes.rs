@@ -42,8 +42,8 @@ pub fn dequantized(
     Ok(restored)
 }
 
-/// Adds the values of several senders to an array, in the order of the senders. The codes of one sender are `apart`
-/// bytes from those of the next; the places are those of the first sender.
+/// Adds the values of several senders to an array, in the order of the senders. The codes of consecutive senders begin
+/// `apart` bytes apart; `places` are those of the first sender.
 ///
 /// # Errors
 /// Fails in the same cases as [`dequantized`].
@@ -92,7 +92,7 @@ fn coded(
         }
         let end = at + codes.bytes(range.len()) + beyond;
         if end > room {
-            bail!("{OP}: the codes end at byte {end} of {room}");
+            bail!("{OP}: the codes end at byte {end}, beyond the {room} bytes");
         }
         let values = first + (range.start * values.dtype().size_in_bytes()) as u64;
         Ok(Coded { values, codes: start + *at as u64, count: range.len() as u64 })

@@ -62,7 +62,7 @@ impl Faults {
         self.fault.expose_provenance() as Address
     }
 
-    /// Returns the code with which a kernel of `op` records this kind of error. It is never 0.
+    /// Returns the code with which a kernel of `op` records this kind of error. The code is never 0.
     pub(crate) fn what(&self, op: &'static str, finding: Finding) -> u64 {
         let mut operations = self.operations.lock().unwrap_or_else(PoisonError::into_inner);
         let number = operations.iter().position(|known| *known == op).unwrap_or_else(|| {
@@ -102,7 +102,7 @@ impl Faults {
 }
 
 impl Gpu {
-    /// Reports an error that the stream has recorded so far, without waiting.
+    /// Reports an error that a kernel has recorded so far. Waits for the stream only if an error is recorded.
     pub(crate) fn check(&self) -> Result<()> {
         match self.faults.take(&self.device)? {
             None => Ok(()),

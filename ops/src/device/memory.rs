@@ -27,7 +27,7 @@ pub fn room(device: &CudaDevice, dtype: DType, len: usize) -> Result<CudaStorage
 /// Copies host values to the GPU.
 ///
 /// # Errors
-/// Fails if memory is exhausted.
+/// Fails if memory is exhausted, or the dtype is not f32, bf16, f16 or u8.
 pub fn upload(device: &CudaDevice, values: &CpuStorage) -> Result<CudaStorage> {
     if elements(values) == 0 {
         return room(device, values.dtype(), 0);
@@ -90,7 +90,7 @@ pub fn copy(from: &CudaStorage, source: Range<usize>, to: &mut CudaStorage, targ
 /// Waits for all earlier work on the stream and copies a range to the host.
 ///
 /// # Errors
-/// Fails if the storage has a different dtype. Returns errors of the driver.
+/// Fails if the dtype is not f32, bf16, f16 or u8. Returns errors of the driver.
 ///
 /// # Panics
 /// Panics if the range is out of bounds.
@@ -115,10 +115,10 @@ pub fn download(from: &CudaStorage, range: Range<usize>) -> Result<CpuStorage> {
     }
 }
 
-/// Returns the address of a storage of f32, bf16 or f16, for code that copies its values.
+/// Returns the address of a storage, for code that copies its values.
 ///
 /// # Errors
-/// Fails if the storage has a different dtype.
+/// Fails if the dtype is not f32, bf16, f16, u8, u32 or i64.
 pub fn begin(storage: &CudaStorage) -> Result<Address> {
     address("parameters", storage)
 }

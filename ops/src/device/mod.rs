@@ -89,8 +89,8 @@ pub fn load_kernels(device: &Device) -> Result<()> {
     files.into_iter().try_for_each(|(file, kernel)| device.get_or_load_func(kernel, file).map(drop))
 }
 
-/// Returns storage without elements, of `dtype` if it is a float, otherwise of a dtype that no operation accepts. It
-/// allocates one element, since the driver rejects allocations of size zero.
+/// Returns storage for an empty tensor, of `dtype` if that is a float, otherwise of a dtype that no operation accepts.
+/// Allocates one element, since the driver rejects allocations of size zero.
 pub(crate) fn nothing(dtype: DType, device: &CudaDevice) -> Result<CudaStorage> {
     // SAFETY: no operation reads the element: an empty tensor has no elements to read, and operations reject F4.
     let slice = unsafe {

@@ -73,7 +73,7 @@ impl<'a> GpuRange<'a> {
         Ok(Self { address, dtype, communicated: Dtype::F32, count: elements_of(storage), of: PhantomData })
     }
 
-    /// Narrows the part to a range.
+    /// Returns a part of this range: `range` counts from its start.
     ///
     /// # Errors
     /// Fails if the range is out of bounds.
@@ -86,7 +86,7 @@ impl<'a> GpuRange<'a> {
     }
 }
 
-/// Elements that one step updates in the same way. All parts have the same number of elements.
+/// Elements that one step updates in the same way. All ranges have the same number of elements.
 pub struct Updated<'a> {
     /// Parameters, f32.
     pub parameters: GpuRange<'a>,
@@ -94,7 +94,7 @@ pub struct Updated<'a> {
     pub states: Vec<GpuRange<'a>>,
     /// Gradients, read as f32.
     pub gradients: GpuRange<'a>,
-    /// Receives the new parameters, rounded to this part's dtype.
+    /// Receives the new parameters, rounded to the dtype of this range.
     pub working: Option<GpuRange<'a>>,
     /// Averages of the parameters, f32.
     pub averages: Option<GpuRange<'a>>,
@@ -179,7 +179,7 @@ impl Norms {
         Ok(Self { device: device.clone(), verdict, host, made: None })
     }
 
-    /// Computes the norm of gradients and checks it against `limits`, without waiting. Each part must begin at the
+    /// Computes the norm of gradients and checks it against `limits`, without waiting. Each range must begin at the
     /// boundary of a partial sum.
     ///
     /// # Errors

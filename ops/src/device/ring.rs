@@ -1,4 +1,5 @@
-//! Pinned host memory for copies to and from a GPU. Memory that a copy reads is reused once its event has completed.
+//! Pinned host memory for copies to and from a GPU. Memory that a copy reads is reused once the copy's event has
+//! completed.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

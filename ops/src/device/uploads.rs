@@ -1,8 +1,8 @@
 //! Copies from the host to a GPU, ordered on the compute stream, without blocking the host.
 //!
-//! The driver copies a small piece of pageable memory during the call. For a large one the call returns only when the
-//! stream has reached the copy, that is, after all earlier work. Large copies therefore go through pinned host
-//! memory.
+//! If the source is pageable memory, the driver copies a small piece during the call. For a large piece, the call
+//! returns only when the stream has reached the copy, that is, after all earlier work. Large copies therefore go
+//! through pinned host memory.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -69,7 +69,7 @@ impl Gpu {
     }
 }
 
-/// Copies a tensor to a device without waiting. Returns the tensor itself if it is already there.
+/// Copies a tensor to a device without waiting. Returns the tensor itself if it is already on that device.
 ///
 /// # Errors
 /// Fails if memory is exhausted. Returns errors of the driver.

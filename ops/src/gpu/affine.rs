@@ -52,7 +52,7 @@ pub(crate) fn forward_gelu(
     Ok(([sum, y], map.sizes.shape))
 }
 
-/// A linear layer of rows, after all checks.
+/// A linear map and its operands, after all checks.
 struct Map {
     op: &'static str,
     gpu: Gpu,

@@ -28,7 +28,7 @@ pub(crate) struct SavedForward {
 pub(crate) struct OnGpus(Mutex<Vec<(DeviceId, Arc<CudaSlice<u32>>)>>);
 
 impl Firsts {
-    /// Returns the first positions in the memory of `gpu`, or `None` if all of them are 0.
+    /// Returns a copy of the first positions in the memory of `gpu`, or `None` if all of them are 0.
     fn on(&self, op: &'static str, gpu: &Gpu) -> Result<Option<Arc<CudaSlice<u32>>>> {
         if !self.iter().any(|&first| first > 0) {
             return Ok(None);
@@ -69,7 +69,8 @@ fn geometry(
 }
 
 impl SavedForward {
-    /// Returns the values that a backward reads, given the log-sums of the queries. These may be those over more keys.
+    /// Returns the values that a backward reads, given the log-sums of the queries. The log-sums may cover more keys
+    /// than `of` describes.
     pub(crate) fn new(op: &'static str, gpu: &Gpu, of: Geometry, log_sums: Tensor, firsts: &Firsts) -> Result<Self> {
         Ok(Self { log_sums, firsts: firsts.on(op, gpu)?, macs: of.macs_of_a_product(firsts) })
     }
@@ -92,7 +93,7 @@ fn places(of: Geometry, dtype: DType, operands: &[Operand]) -> [Address; 3] {
 }
 
 /// Computes the result, `[batch, queries, heads, size]`, and the values that the backward reads. The operands are q, k
-/// and v, or one operand that packs them. The queries are those of one part of the positions.
+/// and v, or one operand that packs them. The queries are at the positions `of.queries`.
 pub(crate) fn forward(
     op: &'static str,
     gpu: &Gpu,

@@ -78,11 +78,11 @@ pub(crate) fn linear_cross_entropy(
     Ok((apply([x, weight], Computed { loss, gradient, dx, d_weight, is_delivered })?, z))
 }
 
-/// Returns how many rows of logits to compute at a time: at most 512 MiB of f32 logits, but at least 1,024 rows. Every
-/// chunk makes one pass over dW. On an H200 the pass takes 167/rows of the time of the chunk's products (8 bytes at 4.8
-/// TB/s for 6·rows operations at 600 TFLOP/s). All chunks have about the same size: a small last chunk would pass over
-/// dW for only a few rows, and its products would be too small for the whole GPU. Chunks are multiples of 8 rows, so
-/// that x of every chunk begins at a multiple of 16 bytes.
+/// Returns how many rows of logits to compute at a time. A full chunk has 512 MiB of f32 logits, but at least 1,024 and
+/// at most 4,096 rows. Every chunk makes one pass over dW. On an H200 the pass takes 167/rows of the time of the
+/// chunk's products (8 bytes at 4.8 TB/s for 6·rows operations at 600 TFLOP/s). All chunks have about the same size: a
+/// small last chunk would pass over dW for only a few rows, and its products would be too small for the whole GPU.
+/// Chunks are multiples of 8 rows, so that x of every chunk begins at a multiple of 16 bytes.
 fn chunk_rows(count: usize, stride: usize) -> usize {
     const FLOATS: usize = 1 << 27;
     let chunks = count.div_ceil((FLOATS / stride).clamp(1024, 4096));
@@ -90,8 +90,9 @@ fn chunk_rows(count: usize, stride: usize) -> usize {
 }
 
 /// Splits the classes into two parts: the classes beyond the last multiple of 8, and all others. Leaves out an empty
-/// part. For 16-bit floats, cuBLAS takes slow kernels for products with an odd number of columns in memory. On an H100
-/// the products for GPT-2's 50,257 classes ran at 90 to 400 TFLOP/s, and those for 50,256 classes at 480 to 650.
+/// part. For 16-bit floats, cuBLAS uses slow kernels for products of matrices with an odd number of columns in memory.
+/// On an H100 the products for GPT-2's 50,257 classes ran at 90 to 400 TFLOP/s, and those for 50,256 classes at 480 to
+/// 650.
 fn parts(classes: usize, dtype: Dtype) -> impl Iterator<Item = Range<usize>> + Clone {
     let even = if dtype == Dtype::F32 { classes } else { classes / 8 * 8 };
     [even..classes, 0..even].into_iter().filter(|part| !part.is_empty())
@@ -121,9 +122,8 @@ impl Head<'_> {
     fn run(&self, d_weight: Option<(Address, Onto)>) -> Result<()> {
         let &Self { gpu, x, weight, inputs, classes, gradient, z_loss, .. } = self;
         let (count, bytes) = (self.targets.count as usize, x.dtype.bytes());
-        // Rows begin at multiples of 32 bytes; otherwise products of 16-bit floats do not reach the tensor cores'
-        // full speed.
-        // All ranks have the same chunks.
+        // Rows begin at multiples of 32 bytes; otherwise products of 16-bit floats do not reach the tensor cores' full
+        // speed. With the padding, the stride and therefore the chunks are the same on all ranks.
         let stride = (classes + self.padding).next_multiple_of(8);
         let (rows, parts) = (chunk_rows(count, stride), parts(classes, x.dtype));
         let (logits, statistics) = (gpu.floats(rows * stride)?, gpu.floats(3 * count)?);

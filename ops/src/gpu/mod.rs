@@ -1,8 +1,8 @@
 //! The operations on a GPU: the kernels and products that each operation launches in its forward and backward.
 //!
-//! Each operation of the CPU has a counterpart here with the same name. The results of elementwise operations are
-//! bit-identical; the results of other operations agree with the CPU's within rounding, since sums are added in a
-//! different order.
+//! Most operations of the CPU have a counterpart here with the same name; some, such as `geglu`, do not support GPUs.
+//! The results of elementwise operations and embeddings are bit-identical to the CPU's. Most others agree within
+//! rounding, since sums are added in a different order.
 
 pub(crate) mod activation;
 pub(crate) mod affine;

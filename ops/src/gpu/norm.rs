@@ -8,7 +8,7 @@ use candle_core::{CudaStorage, Layout, Result, Tensor};
 use zero_kernels::norm::{self, Parameter, Rows, Weights};
 use zero_kernels::rows::Onto;
 
-/// Returns the addresses of a norm's weight and of the bias of a layer norm.
+/// Returns the addresses of a norm's weight and bias. Only a layer norm has a bias.
 fn weights([weight, bias]: [Option<&Operand>; 2]) -> Weights {
     let at = |operand: Option<&Operand>| operand.map_or(0, |operand| operand.address);
     match bias {

@@ -1,8 +1,8 @@
 //! Offers an existing gradient of an operation's first input to the operation's backward.
 //!
 //! In a fused block, the gradients of a tensor that is used twice are added. In the residual stream, one gradient
-//! bypasses a norm and the other comes through the norm. The norm's backward can add the two in the same pass: it takes
-//! the gradient that bypassed the norm, if it is offered, and returns the sum.
+//! bypasses a norm and the other comes through the norm. On a GPU, the norm's backward adds the two in the same pass:
+//! it takes the gradient that bypassed the norm, if it is offered, and returns the sum.
 
 use crate::flag::Replaced;
 use candle_core::{Tensor, TensorId};

@@ -1,5 +1,5 @@
-//! Applies operations. An operation becomes a node of candle's graph, is recorded in a fused block, runs outside any
-//! graph, or is only counted.
+//! Applies operations. An operation becomes a node of candle's graph, is recorded in a fused block, or runs outside any
+//! graph. On meta tensors, it only counts its memory.
 
 use crate::flag::Flag;
 #[cfg(feature = "cuda")]
@@ -38,15 +38,16 @@ pub(crate) fn in_graph() -> bool {
     !recording() && !UNTRACKED.get()
 }
 
-/// Returns the output of an operation as a tensor, and records the operation in a fused block. There the tensor is
-/// tracked, so that later operations see that it needs a gradient.
+/// Returns the output of an operation as a tensor, and records the operation if a fused block is running. The tensor is
+/// then tracked, so that later operations see that it needs a gradient.
 fn recorded(operation: Operation, reads: Reads, (storage, shape): (Storage, Shape)) -> Tensor {
     let output = Tensor::from_storage(storage, shape, BackpropOp::none(), recording());
     record(operation, reads, &output);
     output
 }
 
-/// Applies `op`: adds it to candle's graph, records it in a fused block, runs it outside any graph, or counts it.
+/// Applies `op`: adds it to candle's graph, records it in a fused block, runs it outside any graph, or counts its
+/// memory.
 pub(crate) fn apply<const N: usize, O: Op<N>>(inputs: [&Tensor; N], op: O) -> Result<Tensor>
 where
     Node<N, O>: CustomOp<N>,
@@ -80,7 +81,7 @@ fn on_gpu(storage: &Storage) -> Option<&CudaStorage> {
     if let Storage::Cuda(values) = storage { Some(values) } else { None }
 }
 
-/// Returns the inputs of an operation, if `of` returns the values of each.
+/// Returns the values and layouts of an operation's inputs, or `None` if `of` returns `None` for an input.
 fn values<'a, S, const N: usize>(
     held: &'a [(impl Deref<Target = Storage>, &'a Layout); N],
     of: fn(&Storage) -> Option<&S>,
@@ -104,7 +105,7 @@ fn operation<O: Footprint>(op: impl Taped + 'static, inputs: &[&Tensor]) -> Oper
 
 const NOT_COUNTED: &str = "memory that candle's autograd graph keeps is not counted";
 
-/// Does the same as [`apply`], for an operation that is only counted.
+/// Does the same as [`apply`], for an operation on meta tensors, which only counts its memory.
 pub(crate) fn traced<const N: usize, O: Footprint>(inputs: [&Tensor; N], op: &O) -> Result<Tensor> {
     if in_graph() {
         bail!("{NOT_COUNTED}");

@@ -55,8 +55,8 @@ pub(crate) fn deliver_tile(
         Slot::First(out) => run(out, Tile::First),
         Slot::Further(out) => run(out, Tile::Further),
         Slot::Another(out) => {
-            // Computes the whole gradient first and adds it once, so that the sums do not depend on the order in which
-            // the uses of a tied parameter are added.
+            // Computes the whole gradient first and then adds it, so that the sum over the uses of a tied parameter
+            // does not depend on their order.
             let mut gradient = vec![0.0; out.len()];
             run(&mut gradient, Tile::First);
             for (total, g) in out.iter_mut().zip(&gradient) {

@@ -56,8 +56,9 @@ pub(crate) fn stored(op: &'static str, values: Vec<f32>, dtype: DType) -> Result
 /// five operands and results, each in 16 bits and again as f32.
 pub(crate) const CACHED: usize = 1024;
 
-/// Returns how many rows of `width` elements to process at a time. Together they have [`CACHED`] elements, but there
-/// are at least `ROWS` rows, which kernels sum together, if these fit the second-level cache.
+/// Returns how many rows of `width` elements to process at a time: as many as have [`CACHED`] elements together. If
+/// these are fewer than `ROWS`, the number of rows that kernels sum together, returns as many of those as fit the
+/// second-level cache.
 pub(crate) fn at_once(width: usize) -> usize {
     const ELEMENTS: usize = 16 * 1024;
     (CACHED / width.max(1)).max(ROWS.min(ELEMENTS / width.max(1))).max(1)

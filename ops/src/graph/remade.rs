@@ -72,8 +72,8 @@ impl Remakes {
         Ok(())
     }
 
-    /// Starts the exchange that restores the values of `input`, unless it has run. Returns the tensor that owns the
-    /// values, or `None` if no exchange can overlap with other operations.
+    /// Starts the exchange that restores the values of `input`, unless it has been started. Returns the tensor that
+    /// owns the values, or `None` if no exchange can overlap with other operations.
     pub(super) fn start(&mut self, input: &Tensor) -> Result<Option<TensorId>> {
         let source = self.source(input);
         let Some(waiting) = self.waiting.get_mut(&source) else { return Ok(None) };

@@ -30,7 +30,7 @@ fn nearest(value: f32) -> f16 {
     let (sign, rest) = (bits >> 16 & 0x8000, bits & 0x7FFF_FFFF);
     // Adds half a unit of the last kept bit, minus one if that bit is 0, and changes the exponent's bias.
     let normal = rest.wrapping_add(0xFFF + (rest >> 13 & 1)).wrapping_sub((127 - 15) << 23) >> 13;
-    // Adding 0.5 rounds: its unit in the last place in f32 is the unit of subnormal f16.
+    // Adding 0.5 rounds: the last bit of 0.5 in f32 has the value 2⁻²⁴, the unit of subnormal f16.
     let subnormal = (f32::from_bits(rest) + 0.5).to_bits().wrapping_sub(0.5f32.to_bits());
     let quiet = 0x7E00 | (rest >> 13 & 0x3FF);
     let magnitude = match rest {
@@ -125,7 +125,7 @@ mod tests {
     #[test]
     fn conversions_of_all_values_on_all_instruction_sets() {
         let all: Vec<f16> = (0..=u16::MAX).map(f16::from_bits).collect();
-        // Every f16, the neighbours of the midpoint to the next one, and numbers out of range on both sides.
+        // Every f16, the f32 numbers around each midpoint between two f16, and numbers out of range on both sides.
         let beside = |x: &f16| {
             let bits = x.to_f32().to_bits();
             [0, 1, 0xFFF, 0x1000, 0x1001, 0x1FFF].map(|low| f32::from_bits(bits.wrapping_add(low)))

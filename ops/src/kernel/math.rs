@@ -5,7 +5,7 @@ use super::lanes::LANES;
 
 /// Below this, `exp` returns 0, since its results would be subnormal.
 const EXP_LOWEST: f32 = -87.0;
-/// Above this, `exp` returns e^88 (1.65e38), just below the largest f32.
+/// Above this, `exp` returns e^88 (1.65e38); e^89 would exceed the largest f32.
 const EXP_HIGHEST: f32 = 88.0;
 
 /// Computes e^x within 8.1e-8 relative on [-87, 88], at most 2 units in the last place. Returns 0 below that range,
@@ -34,8 +34,8 @@ pub(crate) fn at_most_88(x: f32) -> f32 {
 #[inline(always)]
 fn reduced(x: f32) -> (f32, f32) {
     // Adding 1.5·2^23 rounds to an integer in the low bits of the mantissa, without a rounding instruction. 127 is the
-    // exponent's bias. No x between -88 and 88 is halfway between two integers times ln 2, so the odd number does not
-    // change the rounding.
+    // exponent's bias. Because 127 is odd, it changes how ties are rounded, but no x between -88 and 88 is a tie:
+    // halfway between two multiples of ln 2.
     const MAGIC: f32 = 12_582_912.0 + 127.0;
     const LN2_HIGH: f32 = 0.693_359_4;
     const LN2_LOW: f32 = -2.121_944_4e-4;

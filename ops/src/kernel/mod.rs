@@ -92,7 +92,7 @@ mod tests {
             // column.
             let position = if n >= 3 { n - 3 } else { continue };
             let width = n + softmax::SPARE;
-            // Or the keys end before the queries, and the last two rows see none.
+            // In the second case, the keys end before the queries, and the last two rows see none.
             for (end, firsts) in [(position + 3, [0, 1, 1]), (n - 2, [0, n - 2, n - 2])] {
                 let tile = softmax::Tile { width, origin: 0, position, end, firsts: &firsts };
                 same("causal exp", &[3 * width, 3, 3], |isa, out| {

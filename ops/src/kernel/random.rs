@@ -161,7 +161,7 @@ vectorised! {
     }
 }
 
-/// Returns the smallest word whose [`unit`] is not below `probability`, which is in [0, 1). Comparing integers avoids
+/// Returns the smallest word whose [`unit`] is at least `probability`, which is in [0, 1). Comparing integers avoids
 /// converting each word to a float.
 pub(crate) fn limit(probability: f32) -> u32 {
     // The multiplication is exact: the factor is a power of two, and the product is in f64.
@@ -169,8 +169,8 @@ pub(crate) fn limit(probability: f32) -> u32 {
 }
 
 vectorised! {
-    /// y = x·scale, or 0 where the number of [`uniform`] is below the probability of this [`limit`]. The numbers begin
-    /// with the first one of block `first`.
+    /// y = x·scale, or 0 where the random number of [`uniform`] is below the probability from which [`limit`] computed
+    /// `limit`. The numbers begin with the first one of block `first`.
     fn dropped(first: u64, high: [u32; 2], key: [u32; 2], limit: u32, scale: f32, x: &[f32], y: &mut [f32]) {
         let mut room = Room::new();
         for (index, (x, y)) in x.chunks(4 * BLOCKS).zip(y.chunks_mut(4 * BLOCKS)).enumerate() {

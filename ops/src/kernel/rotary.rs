@@ -5,8 +5,8 @@ use super::vectorised;
 
 /// Computes each pair of `y` from the pair of `x` and the cosine and sine of its angle.
 ///
-/// Processes sixteen pairs at a time: heads are short, and a loop over a whole half would spend most of its time on
-/// its ends.
+/// Processes sixteen pairs at a time: heads are short, and a loop over a whole half would spend most of its time before
+/// and after its vectorized part.
 #[inline(always)]
 fn turn(
     size: usize,

@@ -22,8 +22,8 @@ pub(crate) fn scaled_softmax(isa: Isa, row: &mut [f32], largest: f32, sum: f32, 
 }
 
 /// Returns whether several short loops over each batch of a row are faster than a single loop over the row. With
-/// AVX-512 the single loop keeps enough vectors in flight. A row that is not in the first-level cache then takes a
-/// fifth longer in batches than in the single loop.
+/// AVX-512 the single loop keeps enough vectors in flight, and batches take a fifth longer for a row that is not in the
+/// first-level cache.
 fn takes_batches(isa: Isa) -> bool {
     #[cfg(target_arch = "x86_64")]
     if isa.vectors() == zero_isa::Vectors::Avx2 {
@@ -167,9 +167,9 @@ impl Tile<'_> {
 }
 
 vectorised! {
-    /// Replaces scores by the numerators of the causal softmax: e^(scale·(x − m)) where the row sees the position,
-    /// and 0 elsewhere. Stores row `i`'s sum in `sums[i]`, and scale·m + ln(sum), from which the backward recomputes
-    /// the probabilities, in `log_sums[i]`. For a row that sees no position these are 0 and −∞. There are at most
+    /// Replaces scores by the numerators of the causal softmax: e^(scale·(x − m)) where the row sees the position, and
+    /// 0 elsewhere. Stores row `i`'s sum in `sums[i]`, and scale·m + ln(sum), from which the backward recomputes the
+    /// probabilities, in `log_sums[i]`. For a row that sees no position, the two values are 0 and −∞. There are at most
     /// [`MOST_ROWS`] rows.
     ///
     /// Each loop over the rows ends with operations that no later row waits for, so that the processor overlaps rows.

@@ -26,11 +26,12 @@ pub(crate) enum Affine {
     OutputsInputs,
     /// `[inputs, outputs]`, as GPT-2's `Conv1D`.
     InputsOutputs,
-    /// A quantized weight, which is stored as `[outputs, inputs]` whatever the order of its dimensions. It is frozen.
+    /// A quantized weight. It is frozen, and stored as `[outputs, inputs]` whatever the order of the layer's
+    /// dimensions.
     Quantized(Quantization),
 }
 
-/// Sizes of a linear layer of rows.
+/// Sizes of a linear layer that is applied to `count` rows.
 pub(crate) struct Sizes {
     pub(crate) count: usize,
     pub(crate) inputs: usize,
@@ -60,7 +61,7 @@ impl Affine {
         self.with_matrix(op, (ws, wl), [inputs, outputs], |w| Ok((new_storage(xs.dtype(), start, x, w), shape)))
     }
 
-    /// Checks the shapes and returns the sizes of a map of `[.., inputs]`.
+    /// Checks the shapes and returns the sizes of the layer for an input of `[.., inputs]`.
     ///
     /// # Errors
     /// Fails if the shapes do not match.

@@ -1,10 +1,10 @@
 //! The head of a language model and its loss, without holding the logits of all rows.
 //!
-//! Logits are a model's largest activation: rows × vocabulary. Their gradient is as large, and candle needs two more
-//! tensors of that size to add it to zeros. This operation computes the logits of one chunk of rows at a time. It
-//! computes the chunk's losses, turns the logits in place into their gradients, and adds these to dx and dW at once
-//! (`head.rs`). The gradients are thus computed together with the loss. The backward only returns them and no longer
-//! needs x or the weight.
+//! Logits are a model's largest activation: rows × vocabulary. Their gradient is as large, and candle, which adds it to
+//! a tensor of zeros, needs two more tensors of that size. This operation computes the logits of one chunk of rows at a
+//! time. It computes the chunk's losses, turns the logits in place into their gradients, and adds these to dx and dW at
+//! once (`head.rs`). The gradients are thus computed together with the loss. The backward only returns them and no
+//! longer needs x or the weight.
 
 use crate::cross_entropy::{Total, mean_over};
 #[cfg(feature = "cuda")]
@@ -28,7 +28,7 @@ use candle_core::{CpuStorage, D, DType, Result, Shape, Tensor, bail};
 /// u32, i64 or u8 below `classes`. Logits are f32 even if `x` and `weight` are bf16 or f16.
 ///
 /// Rows whose i64 target is [`IGNORE_INDEX`](crate::IGNORE_INDEX) are not part of the mean, and their gradient is zero,
-/// as for `cross_entropy`. On the CPU they cost nothing, because they are left out of the products.
+/// as for `cross_entropy`. On the CPU, ignored rows cost nothing, because they are left out of the products.
 ///
 /// `gradient` is the gradient that this loss will receive in the backward: 1 for `loss.backward()`, c for `(loss *
 /// c)?.backward()`. Inside [`sink::Gradients::capture`], the forward writes the gradient of the weight to the sink,
@@ -44,7 +44,7 @@ pub fn linear_cross_entropy(x: &Tensor, weight: &Tensor, targets: &Tensor, gradi
 }
 
 /// Computes the [`cross_entropy_with_z_loss`](crate::cross_entropy_with_z_loss) of x·Wᵀ as [`linear_cross_entropy`]
-/// does. Returns the loss, and how much of it `z_loss` adds. The second value is `None` if `z_loss` is 0, and no
+/// does. Returns the loss, and the part of it that `z_loss` adds. The second value is `None` if `z_loss` is 0, and no
 /// gradient flows through it.
 ///
 /// # Errors

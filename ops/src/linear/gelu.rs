@@ -1,8 +1,8 @@
 //! A linear layer and GELU in one operation.
 //!
-//! The map's output is the widest activation of a transformer. If the map were a node of candle's graph, candle would
-//! zero the gradient of its output, add to it and copy it once more. Here that gradient exists only inside the
-//! backward.
+//! The linear layer's output is the widest activation of a transformer. If the layer were a separate node of candle's
+//! graph, candle would zero the gradient of this output, add to it and copy it once more. Here that gradient exists
+//! only inside the backward.
 
 #[cfg(feature = "cuda")]
 use crate::gpu;
@@ -55,8 +55,8 @@ pub(crate) struct BeforeGelu {
 
 #[cfg(feature = "cuda")]
 impl BeforeGelu {
-    /// Lets the operation that reads GELU's result multiply its gradient by GELU's derivative, given the sum. Records
-    /// and returns whether it did.
+    /// Calls `take` with the sum, so that the operation that reads GELU's result can multiply the gradient that it
+    /// computes by GELU's derivative. `take` returns whether it does, which this function records and returns.
     pub(crate) fn take_slope(&self, take: impl FnOnce(&CudaStorage) -> Result<bool>) -> Result<bool> {
         let has_slope = match self.sum.get() {
             Some(Storage::Cuda(sum)) => take(sum)?,

@@ -1,8 +1,8 @@
 //! The log-probabilities that a language model's head gives to labels, summed by group, without holding the logits of
 //! all rows.
 //!
-//! Losses that compare whole answers, such as DPO, need these sums. The gradient of such a loss depends on all sums of
-//! a sample, so the backward computes the logits a second time.
+//! Losses that compare whole answers, such as that of DPO, need these sums. The gradient of such a loss depends on all
+//! sums of a sample, so the backward computes the logits a second time.
 
 use crate::graph::apply::apply;
 use crate::graph::gradient::try_deliver;

@@ -35,7 +35,7 @@ pub struct LoraOptions {
     pub init: LoraInit,
     /// Whether the norm of each output's weights is trained too: [DoRA](crate::weight_norms).
     pub magnitudes: bool,
-    /// The linear layers that get an adapter; `None` means all of them. A map is named by its path, such as
+    /// The linear layers that get an adapter; `None` means all of them. A layer is named by its path, such as
     /// `model.layers.0.mlp.up_proj`, or by the end of its path after a dot.
     pub targets: Option<Vec<String>>,
 }
@@ -56,7 +56,7 @@ thread_local! {
 
 struct Building {
     options: LoraOptions,
-    /// All linear layers so far.
+    /// All linear layers built so far.
     maps: Mutex<Vec<LinearMap>>,
 }
 
@@ -79,7 +79,7 @@ pub fn with_lora<T>(options: LoraOptions, build: impl FnOnce() -> T) -> (T, Vec<
     (built, maps)
 }
 
-/// Returns whether the parameter that is requested from a `VarBuilder` belongs to an adapter.
+/// Returns whether the parameter that this thread is requesting from a `VarBuilder` belongs to an adapter.
 #[must_use]
 pub fn asks_adapter() -> bool {
     ASKING.get()
@@ -163,7 +163,7 @@ impl Lora {
         match (&dropped, &map.bias) {
             (None, Some(bias)) => apply([&scaled, magnitudes, bias], magnified),
             (None, None) => apply([&scaled, magnitudes], magnified),
-            // The part of the input that dropout removes still goes through the map, with the factor 1.
+            // The part of the input that dropout removes still goes through the linear layer, with the factor 1.
             (Some(dropped), _) => {
                 let removed = sum(x, &times(dropped, -1.0)?)?;
                 sum(&map.apply(&removed, None)?, &apply([&scaled, magnitudes], magnified)?)
@@ -176,7 +176,7 @@ impl Lora {
         if self.dropout == 0.0 {
             return Ok(None);
         }
-        let Some(pass) = Pass::current() else { bail!("{OP}: dropout outside a layer's run") };
+        let Some(pass) = Pass::current() else { bail!("{OP}: dropout needs a layer that is running") };
         let name = format!("{}.lora", self.path);
         pass.training.then(|| dropout_of_columns(x, self.dropout, &name, &pass, self.columns)).transpose()
     }

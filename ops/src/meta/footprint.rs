@@ -21,7 +21,7 @@ pub(crate) trait Footprint {
     /// # Errors
     /// Fails if the operation is not [`REMADE`](Self::REMADE).
     fn make(&self, _: &Tensor) -> Result<Storage> {
-        bail!("the output of this operation is not made again")
+        bail!("the output of this operation cannot be computed again")
     }
 
     /// Returns the exchange of a [`REMADE`](Self::REMADE) operation, if it can overlap with other operations.
@@ -214,8 +214,8 @@ pub(crate) fn floats(count: usize) -> u64 {
     bytes(count, DType::F32)
 }
 
-/// Returns the peak of [`indices`](crate::graph::operand::indices) while it collects the indices, and the size of the
-/// result.
+/// Returns the peak bytes of [`indices`](crate::graph::operand::indices) while it collects the indices, and the bytes
+/// of its result.
 pub(crate) fn indices_room(ids: &Tensor) -> (u64, u64) {
     let indices = (ids.elem_count() * size_of::<usize>()) as u64;
     (indices + bytes(ids.elem_count(), ids.dtype()), indices)

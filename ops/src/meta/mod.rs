@@ -208,7 +208,7 @@ pub(crate) fn let_go(tensor: &Tensor) {
 pub fn tensor(shape: &Shape, dtype: DType) -> Result<Tensor> {
     let held = Held::new(bytes(shape.elem_count(), dtype));
     let block = held.0;
-    // candle drops the operation that made a tensor together with the tensor.
+    // When a tensor is dropped, candle also drops the operation that made it, and with it the block.
     let maker = Tensor::from_storage(Storage::Cpu(CpuStorage::F4(vec![])), (), BackpropOp::none(), true);
     let tensor = maker.apply_op1(Maker { shape: shape.clone(), dtype, _held: held })?;
     take(&tensor)?;
@@ -237,7 +237,8 @@ pub(crate) fn nothing(dtype: DType) -> Result<CpuStorage> {
     })
 }
 
-/// Returns the bytes of a tensor that has real values, because the layer made it without this crate's operations.
+/// Returns the bytes of an integer tensor that has real values because the layer made it without this crate's
+/// operations. Returns 0 for any other tensor.
 pub(crate) fn bytes_of_solid(tensor: &Tensor) -> u64 {
     let (storage, _) = tensor.storage_and_layout();
     match &*storage {

@@ -104,8 +104,8 @@ fn fits(op: &'static str, name: &str, layout: &Layout, size: usize) -> Result<()
 /// Number of rows whose contributions to the parameters' gradients form one partial sum.
 const BLOCK: usize = 64;
 
-/// Runs `rows` for all rows. `rows` receives some rows of `x` and `dy`, writes the same rows of dx and adds to the
-/// block's partial sums. Returns dx and the partial sums, `sums` numbers for each block.
+/// Runs `rows` for all rows. Each call of `rows` receives some rows of `x` and `dy`, writes the same rows of dx and
+/// adds to the block's partial sums. Returns dx and the partial sums, `sums` numbers for each block.
 fn backward(
     op: &'static str,
     operands: [Elements<'_>; 2],

@@ -17,8 +17,8 @@ const SMALL: usize = 16 * 1024;
 
 /// Sets how many threads one operation may use in this process. 0 counts as 1.
 ///
-/// The default is 1, which suits ranks that are threads of one process. A process with one rank should set its number
-/// of cores. The results are bit-identical for any value.
+/// The default is 1, which suits ranks that are threads of one process. A process with one rank should pass the number
+/// of cores that it may use. The results are bit-identical for any value.
 pub fn set_threads(threads: usize) {
     THREADS.store(threads.max(1), Ordering::Relaxed);
 }
@@ -28,7 +28,7 @@ pub fn threads() -> usize {
     THREADS.load(Ordering::Relaxed)
 }
 
-/// Runs `work` for each part on the operations' threads. Returns when all are done.
+/// Runs `work` for each part on the operations' threads. Returns when all parts are done.
 ///
 /// # Panics
 /// Panics if `work` panics.
@@ -42,7 +42,7 @@ pub fn in_parallel<P: Send>(parts: &mut [P], work: impl Fn(&mut P) + Sync) {
     });
 }
 
-/// Fewer elements than this are converted before another thread could begin.
+/// With fewer elements than this, one thread finishes the conversion before another thread could begin.
 const FEW: usize = 1 << 16;
 
 /// Converts each value of `from` to the type of `to`, on the operations' threads, since a single core does not reach

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 const SPIN: Duration = Duration::from_micros(100);
 
 /// Runs `work` for each of `0..parts`, on the calling thread and up to `parts - 1` others. Which thread takes which
-/// part is not defined. Returns when all are done.
+/// part is not defined. Returns when all parts are done.
 ///
 /// If another thread of the process is already in `run`, the caller does all parts alone. The same applies to a call
 /// from inside a part.
@@ -136,8 +136,8 @@ impl Team {
         Self { members: Vec::new(), board: None, start }
     }
 
-    /// Makes sure that the team has this many members. Fewer are enough if the system cannot start more threads,
-    /// since no part needs a particular member.
+    /// Makes sure that the team has this many members. If the system cannot start more threads, the team stays smaller:
+    /// no part needs a particular member.
     fn gather(&mut self, members: usize) -> Arc<Board> {
         let empty = || Arc::new(Board { claims: AtomicU64::new(0), job: AtomicPtr::new(std::ptr::null_mut()) });
         let board = Arc::clone(self.board.get_or_insert_with(empty));

@@ -4,7 +4,8 @@
 //! `tdpbf16ps` adds 32 terms to each sum at a time. The result therefore differs from the chain of [`super`]. Of each
 //! 32 terms, the even ones form one chain of fused multiply-adds from zero, and the odd ones another. The two results
 //! are added, and their sum is added to the previous sum. As in products of pairs, numbers below 2⁻¹²⁶ count as zero. A
-//! sum still depends only on its row, its column and its start, as long as later terms continue from a multiple of 32.
+//! sum still depends only on its row, its column and its start, as long as the inner dimension is split only at
+//! multiples of 32.
 
 #[cfg(target_arch = "x86_64")]
 use super::tile::COLUMNS;
@@ -81,8 +82,9 @@ mod x86 {
     /// Computes a tile of at most [`ROWS`] rows whose operands were packed by [`super::squares`].
     ///
     /// # Safety
-    /// The requirements of [`Tile::compute`] apply, and the call must be inside [`configured`]. The left operand must
-    /// be readable up to a multiple of [`SIDE`] rows, and the depth must be a multiple of [`STEP`].
+    /// The requirements of [`Tile::compute`] apply, but with at most [`ROWS`] rows, and the call must be inside
+    /// [`configured`]. The left operand must be readable up to a multiple of [`SIDE`] rows, and the depth must be a
+    /// multiple of [`STEP`].
     pub(in super::super) unsafe fn compute(t: Tile) {
         assert!(t.rows <= ROWS && t.columns <= COLUMNS && t.depth.is_multiple_of(STEP));
         if t.rows.is_multiple_of(SIDE) && t.columns == COLUMNS {

@@ -25,7 +25,7 @@ pub(super) fn blocks(words: usize, columns: usize) -> (usize, usize) {
 }
 
 /// Returns how many columns of the right operand a block of this depth has, so that it takes at most three quarters of
-/// the second-level cache.
+/// the second-level cache, but has at least one panel.
 pub(super) fn width(depth: usize) -> usize {
     CACHES.width(depth)
 }

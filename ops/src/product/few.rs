@@ -2,8 +2,8 @@
 //! weight of a `Conv1D`.
 //!
 //! Every element of the right operand is read once and used only a few times, so packing would cost as much as the
-//! product. Each element of the output is the same chain of fused multiply-adds as in `blocks/mod.rs`, and passes through
-//! the first-level cache once for every [`DEPTH`] terms.
+//! product. Each element of the output is the same chain of fused multiply-adds as in `blocks/mod.rs`. It is loaded and
+//! stored once for every [`DEPTH`] terms.
 
 use super::super::kernel::{Isa, vectorised};
 use super::blocks::Out;

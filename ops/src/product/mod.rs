@@ -101,8 +101,8 @@ pub(crate) fn new_product_rounded<H: Rounded>(
     out
 }
 
-/// Returns the bytes of f32 that [`new_product_rounded`] needs for this many results, each the sum of this many
-/// terms.
+/// Returns the bytes of the f32 sums that [`new_product_rounded`] holds in memory, for this many results of this many
+/// terms each.
 pub(crate) fn unrounded(terms: usize, results: usize) -> u64 {
     if terms <= LONGEST { 0 } else { floats(results) }
 }
@@ -180,7 +180,7 @@ impl Grid {
 
     /// Returns the partition with the least work for the busiest thread. Each thread packs the columns of the right
     /// operand that it needs. If the left operand has to be packed too, each thread packs its rows. The cost of packing
-    /// f32 whose rows are contiguous is small and not counted. Rows are split at multiples of `unit`.
+    /// an f32 operand with contiguous rows is small and not counted. Rows are split at multiples of `unit`.
     fn new(left: &Matrix<'_>, columns: usize, threads: usize, unit: usize) -> Grid {
         let (rows, depth) = (left.rows, left.columns);
         let threads = threads.min(rows.max(Self::READING) * columns * depth / Self::SMALL).max(1);

@@ -38,8 +38,8 @@ impl<'a> Elements<'a> {
         }
     }
 
-    /// Returns the elements of a range as f32. Other elements are widened into `room`, whose memory is reused for
-    /// the next range. Pass a few rows at a time, so that `room` stays in the first-level cache.
+    /// Returns the elements of a range as f32. Elements of other dtypes are widened into `room`, whose memory is reused
+    /// for the next range. Pass a few rows at a time, so that `room` stays in the first-level cache.
     pub(crate) fn floats<'r>(self, range: Range<usize>, room: &'r mut Vec<f32>) -> &'r [f32]
     where
         'a: 'r,

@@ -1,9 +1,9 @@
 //! Products of two bf16 operands on processors that multiply them two at a time.
 //!
 //! AVX512_BF16's `vdpbf16ps` adds two products to each f32 sum, on some processors in the time that one fused
-//! multiply-add takes. It executes two fused multiply-adds in sequence, beginning with the upper half of its words.
-//! With the earlier term in the upper half, a sum is the chain of [`super`], term by term, with one difference: terms
-//! and sums below 2⁻¹²⁶ count as zero.
+//! multiply-add takes. The instruction executes two fused multiply-adds in sequence, beginning with the upper halves of
+//! its words. With the earlier term in the upper half, a sum is the chain of [`super`], term by term, with one
+//! difference: terms and sums below 2⁻¹²⁶ count as zero.
 
 use super::super::kernel::{Isa, vectorised};
 use super::pack::{LANES, Lines, left_panel};

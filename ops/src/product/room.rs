@@ -6,12 +6,12 @@ use super::pack::{left_room, right_panel};
 use super::tile::COLUMNS;
 use std::cell::RefCell;
 
-/// Cache lines of padding of a right operand that is packed in several pieces: one for each piece and panel. A
-/// first-level cache of 32 KiB makes pieces of at least 128 words.
+/// Cache lines of padding of a right operand that is packed in several pieces: one for each piece and panel. With a
+/// first-level cache of 32 KiB, a piece has at least 128 words.
 const PADDING_LINES: usize = DEPTH * WIDTH / (128 * COLUMNS);
 
-/// Cache lines of the largest packed blocks of the two operands, and of sums before rounding. `left_room` is for any
-/// number of rows; `HEIGHT` rows need at most two rows of padding instead of eight.
+/// Cache lines of the largest packed blocks of the two operands, and of sums before rounding. `left_room` allows eight
+/// rows of padding, for any number of rows, but `HEIGHT` rows need at most two.
 pub(super) const LEFT_LINES: usize = left_room(HEIGHT, DEPTH) / 16 - PADDING_LINES;
 pub(super) const RIGHT_LINES: usize = WIDTH.div_ceil(COLUMNS) * right_panel(DEPTH) / 16 + PADDING_LINES;
 pub(super) const SUM_LINES: usize = amx::ROWS * WIDTH / 16;

@@ -27,7 +27,8 @@ fn sum(units: Bf16Units, start: f32, depth: usize, left: impl Fn(usize) -> f32, 
         Bf16Units::Widened => chain(start, depth, left, right),
         Bf16Units::Pairs => {
             let chain = (0..depth).fold(start, |sum, k| add(flushed(sum), k));
-            // An odd last term is paired with a zero product, which turns a negative zero into a positive one.
+            // If the number of terms is odd, the last term is paired with a zero product, which turns a sum of −0 into
+            // 0.
             if depth.is_multiple_of(2) { chain } else { chain + 0.0 }
         }
         Bf16Units::Squares => (0..depth).step_by(32).fold(start, |sum, first| {
@@ -126,8 +127,9 @@ fn every_layout_gives_the_defined_sums() {
 
 #[test]
 fn inner_dimensions_of_any_length_are_rounded_once() {
-    // In the first two cases, the inner dimension is not split into blocks: with many columns, and with the fewest
-    // columns per block. In the last case, it is longer than `LONGEST` and is split.
+    // In the first two cases, a block contains the whole inner dimension: with many columns, and with the fewest
+    // columns per block. In the last case, the inner dimension is longer than `LONGEST`, and all sums are computed
+    // before any is rounded.
     for (rows, columns, depth) in [(20, 1600, 600), (9, 100, 3 * LONGEST / 4 + 1), (3, 50, 2 * LONGEST + 1)] {
         let (a, b) = (rounded(&normal("a", rows * depth)), rounded(&normal("b", columns * depth)));
         let (left, right) = (Matrix::new(&a[..], rows, depth), Matrix::new(&b[..], columns, depth).t());
@@ -251,7 +253,7 @@ fn every_instruction_set_gives_the_same_bits() {
 
 #[test]
 fn threads_and_blocks_do_not_change_results() {
-    // More than one block of the inner dimension, of the columns and of the packed rows.
+    // Large enough for more than one block in each dimension: the inner one, the columns and the packed rows.
     let (rows, columns, depth) = (300, 800, 1030);
     let (a, b) = (normal("a", rows * depth), normal("b", depth * columns));
     for left in [Matrix::new(&a, rows, depth), Matrix::new(&a, depth, rows).t()] {

@@ -70,7 +70,8 @@ vectorised! {
     }
 }
 
-/// Writes the head of a record with double quantization: the scales minus their mean, in blocks of [`SCALES`].
+/// Writes the head of a record with double quantization: `offset`, the scale of scales, and the codes of the scales
+/// minus `offset`.
 pub(super) fn encode_scales(scales: &[f32], offset: f32, record: &mut [u8]) {
     let largest = scales.iter().fold(0.0f32, |largest, scale| largest.max((scale - offset).abs()));
     record[..FLOAT].copy_from_slice(&offset.to_le_bytes());

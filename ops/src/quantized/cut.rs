@@ -1,4 +1,4 @@
-//! Parts of quantized weights that the ranks of a tensor group have: codes and scales are those of the whole weight.
+//! Cuts quantized weights among the ranks of a tensor group. Each part keeps the codes and scales of the whole weight.
 
 use candle_core::{Error, Result, bail};
 use std::ops::Range;
@@ -7,9 +7,9 @@ use super::{BLOCK, FLOAT, Quantization, QuantizedFormat};
 use crate::tensor::{Cut, Run};
 
 impl Quantization {
-    /// Returns which part of a whole weight's bytes a rank of a tensor group has. `cut` describes how the parameter is
-    /// cut, and `self` describes the rank's part. The result describes the bytes as a matrix with a row for each
-    /// output. In 8 bits, every rank has the scales of its outputs.
+    /// Returns the part of a whole weight's bytes that belongs to a rank of a tensor group. `cut` describes how the
+    /// parameter is cut, and `self` describes the rank's part. The result describes the bytes as a matrix with a row
+    /// for each output. In 8 bits, every rank has the scales of its outputs.
     ///
     /// # Errors
     /// Fails if the part does not consist of whole blocks of 64 elements. A weight with double quantization cannot be
@@ -46,7 +46,8 @@ impl Quantization {
         }
     }
 
-    /// Returns whether scales depend on elements that other ranks have: in 8 bits, if ranks cut the inputs.
+    /// Returns whether scales depend on elements that other ranks have. This is so for an int8 weight that is cut along
+    /// its inputs.
     #[must_use]
     pub fn shares_scales(&self, cut: &Cut) -> bool {
         self.format == QuantizedFormat::Int8 && self.is_cut_along_inputs(cut)

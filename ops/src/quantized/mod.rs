@@ -39,7 +39,7 @@ const BLOCK: usize = 64;
 const SCALES: usize = 256;
 /// Number of bytes of an f32.
 const FLOAT: usize = 4;
-/// Number of elements that are read at a time while a weight is quantized: 4 MiB.
+/// Number of elements that are read at a time while a weight is quantized. As f32 they have 4 MiB.
 const PORTION: usize = 1 << 20;
 
 /// How the elements of a weight are stored.
@@ -216,8 +216,8 @@ impl Quantization {
                     continue;
                 };
                 let largest = values.iter().fold(0.0f32, |largest, value| largest.max(value.abs()));
-                // If the last block is shorter, bitsandbytes divides by its scale and also raises that scale to the
-                // minimum.
+                // In a shorter last block, bitsandbytes divides by the scale instead of multiplying by its reciprocal,
+                // and stores a scale of at least `SMALLEST`.
                 let is_last = values.len() < BLOCK;
                 let scale = if is_last { largest.max(SMALLEST) } else { largest };
                 if double {

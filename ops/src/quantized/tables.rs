@@ -76,8 +76,8 @@ const fn all_pairs(code: FourBit) -> [[f32; 2]; 256] {
     pairs
 }
 
-/// Returns the values of 8-bit codes of scales, in ascending order: those of an optimizer's first moment in 8 bits.
-/// Dettmers, "8-Bit Approximations for Parallelism in Deep Learning", ICLR 2016.
+/// Returns the values of the 8-bit codes of scales, in ascending order. An 8-bit optimizer uses the same values for its
+/// first moment. Dettmers, "8-Bit Approximations for Parallelism in Deep Learning", ICLR 2016.
 pub(super) fn scale_codes() -> &'static [f32; 256] {
     EightBit::Signed.all()
 }

@@ -66,7 +66,7 @@ impl Exchange {
         let size = if has_heads { width } else { width / (parts * heads).max(1) };
         let whole = if has_heads { dims[2] * width } else { width };
         if size == 0 || whole != parts * heads * size {
-            bail!("{OP}: {dims:?} is not {parts} × {heads} heads");
+            bail!("{OP}: the shape {dims:?} does not hold {parts} × {heads} heads");
         }
         let (group, shares) = (group.clone(), shares.clone());
         Ok(Self { group, shares, direction, batch, slice, parts, size, has_heads })

@@ -122,8 +122,8 @@ impl SequenceGroup {
         }
     }
 
-    /// Returns this group inside `outer`: its ranks split each slice of `outer` among them. This group is a tensor
-    /// group or shares heads. Each of its ranks has the same index in its own outer group.
+    /// Returns this group inside `outer`: its ranks split each slice of `outer` among them. This group must be a tensor
+    /// group or share heads, and its ranks must all have the same index in their outer groups.
     #[must_use]
     pub fn inside(self, outer: Option<Self>) -> Self {
         Self { outer: outer.map(Arc::new), ..self }
@@ -241,7 +241,7 @@ impl SequenceGroup {
         own.or_else(|| self.outer.as_ref()?.failure())
     }
 
-    /// Returns the positions of this rank's slice of sequences of `time` positions: one range, or two of the same
+    /// Returns the positions in this rank's slice of a sequence with `time` positions: one range, or two of the same
     /// length.
     ///
     /// # Errors

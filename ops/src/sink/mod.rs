@@ -268,7 +268,8 @@ impl Gradients {
         }
     }
 
-    /// Runs a backward whose parameter gradients are written to these buffers. Returns the buffers even if it failed.
+    /// Runs a backward whose parameter gradients are written to these buffers. Returns the buffers even if the backward
+    /// failed.
     pub fn capture<T>(self, backward: impl FnOnce() -> T) -> (Self, T) {
         let (this, result) = Replaced::during(&CURRENT, Some(self), backward);
         (this.unwrap_or_default(), result)

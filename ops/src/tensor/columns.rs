@@ -15,7 +15,8 @@ use candle_core::CudaStorage;
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, Result, Shape, Tensor, WithDType, bail};
 
-/// Gathers the `[.., share]` of all ranks to `[.., columns]`. Each rank has the next ⌈columns / ranks⌉ columns.
+/// Gathers the `[.., share]` of all ranks to `[.., columns]`. In rank order, each rank has ⌈columns / ranks⌉
+/// consecutive columns; the last ranks may have fewer.
 pub(super) fn gather_columns(x: &Tensor, group: &SequenceGroup, columns: usize) -> Result<Tensor> {
     apply([x], GatherColumns { group: group.clone(), columns })
 }

@@ -6,8 +6,7 @@ use candle_nn::{Init, VarBuilder};
 use std::cell::RefCell;
 use std::ops::Range;
 
-/// The part of a parameter that one rank of a tensor group has. One dimension is cut, and the rank has an equal share
-/// of each part of that dimension.
+/// The share of a parameter that one rank of a tensor group has. The parameter is cut along one dimension.
 ///
 /// The dimension consists of one or more *parts*, such as queries, keys and values in one weight. Each rank has one
 /// slice of each part, with ⌈length / ranks⌉ indices. Where a part does not divide evenly, the last slices are shorter.
@@ -163,7 +162,7 @@ impl Cut {
             .collect()
     }
 
-    /// Returns the contiguous blocks for a range of indices of the dimensions before the cut one.
+    /// Returns the contiguous blocks for a range of row-major indices over the dimensions before the cut one.
     fn blocks(&self, outer: Range<usize>) -> impl Iterator<Item = Run> {
         let (inner, ranges, dimension) = (self.inner(), self.ranges(), self.whole[self.dimension]);
         let row = self.row();
@@ -178,7 +177,7 @@ impl Cut {
         })
     }
 
-    /// Returns the number of local elements for each index of the dimensions before the cut one.
+    /// Returns the number of local elements for each index over the dimensions before the cut one.
     fn row(&self) -> usize {
         self.ranges().iter().map(Range::len).sum::<usize>() * self.inner()
     }

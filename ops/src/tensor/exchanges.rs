@@ -22,7 +22,8 @@ use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, D, Layout, Result, Shape, Storage, Tensor, WithDType, bail};
 use zero_comm::Gathered;
 
-/// Gathers the slices of all ranks, `[batch, slice, …]`, to `[batch, time, …]` or `[ranks · batch, slice, …]`.
+/// Gathers the slices of all ranks, `[batch, slice, …]`, along positions to `[batch, time, …]` or along the batch to
+/// `[ranks · batch, slice, …]`.
 pub(super) fn gather(x: &Tensor, group: &SequenceGroup, along: Along) -> Result<Tensor> {
     let gather = Gather(Slices::new(x.shape(), group, along, 1)?);
     if tracing() || in_graph() {

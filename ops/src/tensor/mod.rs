@@ -71,7 +71,7 @@ impl Parallel<'_> {
         }
     }
 
-    /// Requests the bias of the map. The bias is not cut if the inputs are.
+    /// Requests the bias of the map. If the inputs are cut, the bias is whole.
     pub(crate) fn bias(self, outputs: usize, vb: &VarBuilder) -> Result<Option<Tensor>> {
         self.get(vb, &[outputs], [None, Some(0)], "bias", Init::Const(0.0)).map(Some)
     }
@@ -127,7 +127,8 @@ fn whole(x: &Tensor, along: Along, run: impl FnOnce(&Tensor) -> Result<Tensor>) 
     }
 }
 
-/// Returns the number of this rank's heads of an attention with `heads` heads, while layers of `model` are built.
+/// Returns how many of an attention's `heads` heads belong to this rank. Call it while layers are built; errors name
+/// `model`.
 ///
 /// # Errors
 /// Fails if the heads cannot be divided evenly among the ranks of the tensor group.

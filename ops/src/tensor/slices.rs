@@ -14,7 +14,7 @@ use zero_comm::{Gathered, Scattered};
 
 pub(super) const OP: &str = "tensor-exchange";
 
-/// The slices of sequences that the ranks of a group have: one slice of each sequence per rank.
+/// Describes how sequences are divided into slices: each rank of a group has one slice of each sequence.
 #[derive(Clone)]
 pub(super) struct Slices {
     pub(super) group: SequenceGroup,

@@ -179,7 +179,7 @@ fn differences(inputs: &[Tensor], grads: &[Tensor], op: impl Fn(&[Tensor]) -> Re
     }
 }
 
-/// Checks that the same inputs as parts of larger, transposed tensors give the same bits.
+/// Checks that the results are bit-identical if each input is a view of a larger, transposed tensor.
 #[track_caller]
 fn views(inputs: &[Tensor], y: &Tensor, grads: &[Tensor], op: impl Fn(&[Tensor]) -> Result<Tensor>) {
     let (y_view, grads_view) = run(inputs, |leaves| {

@@ -23,8 +23,8 @@ const AMX: &str = "products of two bf16 operands go through AMX here";
 
 type Op = Box<dyn Fn(&[Tensor]) -> Result<Tensor>>;
 
-/// Rows, inputs and outputs of products. Each size occurs as 1, below and above the size of a tile, and above the size
-/// of a block.
+/// Rows, inputs and outputs of products. For each of the three there are cases with 1, with less and more than the size
+/// of a tile, and with more than the size of a block.
 const PRODUCTS: [[usize; 3]; 9] = [
     [1, 1, 1],
     [1, 600, 5],
@@ -213,7 +213,7 @@ fn random_numbers() {
     let stream = Stream::new(0x1234_5678_9abc_def0, "golden", 1 << 40);
     record.add("words", (0..500).flat_map(|block| stream.words(block << 30)));
     let mut values = vec![0.0f32; 10_007];
-    // Also crosses the end of the counter's lower half.
+    // The last range also crosses block 2³², where the lowest 32-bit word of the counter overflows.
     for start in [0, 3, (1 << 34) - 5001] {
         stream.fill_normal(start, &mut values);
         record.add(format!("normal from {start}"), values.iter().map(|value| value.to_bits()));

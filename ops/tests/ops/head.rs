@@ -11,8 +11,8 @@ fn in_one_piece(x: &Tensor, weight: &Tensor, targets: &Tensor) -> Result<Tensor>
     ops::cross_entropy(&ops::Linear::from_tensors(weight.clone(), None).forward(x)?, targets)
 }
 
-/// Rows, classes and inputs, with one chunk of rows and with several. A chunk has 1024 rows for few classes, and fewer
-/// for many.
+/// Rows, classes and inputs of cases with one chunk of rows and with several. A chunk has 1024 rows for few classes,
+/// and fewer for many.
 const SIZES: [(&[usize], usize, usize); 5] =
     [(&[5], 7, 3), (&[2, 3], 33, 8), (&[1], 1, 4), (&[2, 520], 9, 5), (&[520], 2100, 3)];
 

@@ -7,8 +7,8 @@ use zero_ops as ops;
 
 type Op = Box<dyn Fn(&[Tensor]) -> Result<Tensor>>;
 
-/// Returns every operation with its inputs. The inputs whose first dimension is `batch` come first, with their number,
-/// followed by parameters.
+/// Returns every operation with its inputs and the number of inputs whose first dimension is `batch`. These inputs come
+/// first; parameters follow.
 fn all(batch: usize) -> Vec<(&'static str, Vec<Tensor>, usize, Op)> {
     let n = |name: &str, shape: &[usize]| normal(name, shape);
     let rotary = ops::Rotary::new(6, 70, 1e4).unwrap();

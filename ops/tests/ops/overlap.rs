@@ -20,8 +20,8 @@ use zero_ops::{Linear, SequenceGroup, Sharing, causal_attention, measure::macs, 
 /// the wait for it.
 type Log = Arc<Mutex<Vec<(&'static str, u64)>>>;
 
-/// A communicator that logs the exchanges of tensor groups, and those of rings: blocks of keys and values in bf16, and
-/// their gradients in f32.
+/// A communicator that logs the exchanges of tensor groups and of rings. A ring exchanges blocks of keys and values in
+/// bf16, and their gradients in f32.
 struct Logged {
     inner: Arc<dyn Communicator>,
     log: Log,
@@ -141,8 +141,8 @@ fn attention(comm: Arc<dyn Communicator>) -> Computed<[Vec<(&'static str, u64)>;
     Ok([forward, backward])
 }
 
-/// Returns the multiply-accumulates of one product of attention to the block of rank `owner` on rank `rank`. Each rank
-/// has a chunk from each end of the sequence, and a query sees the keys up to its own position.
+/// Returns the multiply-accumulates of one product of attention between the queries of rank `rank` and the block of
+/// rank `owner`. Each rank has a chunk from each end of the sequence, and a query sees the keys up to its own position.
 fn macs_of_a_product(rank: usize, owner: usize, ranks: usize) -> u64 {
     let ([chunk, heads, size], chunks) = (RING, |rank: usize| [rank, 2 * ranks - 1 - rank]);
     let seen = |queries: usize, keys: usize| match queries.cmp(&keys) {

@@ -215,7 +215,7 @@ fn plain_embedding<const ENTRIES: usize>(t: &[Tensor]) -> Result<Tensor> {
     &t[0] + t[1].index_select(&ids, 0)?.reshape(t[0].dims())?
 }
 
-/// The factor of the loss in the sum whose gradients are compared. The forward of a loss computes them.
+/// Returns the gradient that a loss will receive. A loss needs it in the forward, which already computes the gradients.
 fn gradient_of_loss() -> f32 {
     floats(&normal("weights of the result", &[]))[0]
 }

@@ -6,8 +6,8 @@
 
 use std::collections::BTreeMap;
 
-/// Strength of the regularization of a setting's term and of the common term: a term is pulled towards zero as if this
-/// many measurements had the value zero.
+/// Strength of the regularization, for a setting's term and for the common term: a term is pulled towards zero as if
+/// this many additional measurements had the value zero.
 const OF_A_SETTING: f64 = 1.0;
 const OF_ALL: f64 = 0.05;
 /// Lower bound on the uncertainty of predictions, in logarithms.
@@ -59,7 +59,7 @@ impl Correction {
         if measured.len() > 1 {
             let off = measured.iter().map(|(settings, ratio)| (ratio.ln() - correction.term(settings)).powi(2));
             let found = (off.sum::<f64>() / (measured.len() - 1) as f64).sqrt();
-            // The residuals of a fit underestimate the spread, so the initial spread is included as if it came from two
+            // The residuals of a fit underestimate the spread, so the initial spread counts as much as two
             // measurements.
             let count = measured.len() as f64;
             correction.spread = ((found.powi(2) * count + 2.0 * FIRST_SPREAD.powi(2)) / (count + 2.0)).sqrt();

@@ -16,7 +16,7 @@ const T: [f64; 30] = [
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120,
     2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
 ];
-/// The quantile that is used for more degrees of freedom. It is the quantile of the normal distribution.
+/// The quantile for more degrees of freedom: that of the normal distribution.
 const NORMAL: f64 = 1.960;
 
 impl Interval {
@@ -69,7 +69,7 @@ mod tests {
         assert!((equal.high - equal.low).abs() < 1e-9);
     }
 
-    /// Computes many intervals, each from five samples: 95 % of them contain the true mean.
+    /// Computes many intervals, each from five samples, and checks that 95 % of them contain the true mean.
     #[test]
     fn intervals_contain_the_mean_at_their_confidence_level() {
         let mut state = 7u64;

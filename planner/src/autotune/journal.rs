@@ -26,9 +26,8 @@ impl Journal {
         Ok(journal)
     }
 
-    /// Reopens the journal in `folder`. Returns the journal, its lines after the first line, and the number of lines
-    /// that were skipped because they are unreadable. Returns `None` if the journal does not exist or has no complete
-    /// line.
+    /// Reopens the journal in `folder`. Returns the journal, its lines after the first line, and the number of
+    /// unreadable lines, which are skipped. Returns `None` if the journal does not exist or has no complete line.
     ///
     /// # Errors
     /// Fails if the first line of the journal is not `head`: the journal then belongs to another search.
@@ -40,7 +39,7 @@ impl Journal {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(failed(error)),
         };
-        // If the machine crashed, the last line may be truncated, and parts of the file may contain other bytes.
+        // If the machine crashed, the last line may be truncated, and parts of the file may contain foreign bytes.
         let whole = text.iter().rposition(|&byte| byte == b'\n').map_or(0, |end| end + 1);
         if whole == 0 {
             return Ok(None);
@@ -67,7 +66,7 @@ impl Journal {
         path.exists() && fs::read(path).map_or(true, |text| text.contains(&b'\n'))
     }
 
-    /// Returns a line about results that were skipped, if any.
+    /// Returns a line for the user about skipped results; `None` if none was skipped.
     pub(super) fn skipped(&self, lines: usize) -> Option<String> {
         let lines = (lines > 0).then(|| counted(lines, "damaged line", "damaged lines"))?;
         Some(format!("{}: skipped {lines}; their trials run again", self.path.display()))
@@ -105,7 +104,7 @@ mod tests {
         journal.write(&json!({"event": "run", "id": 2})).unwrap();
         let (_, lines, _) = Journal::reopen(folder.path(), NAME, &head).unwrap().unwrap();
         assert_eq!(lines.len(), 2);
-        // A crash can leave other bytes in the middle. The lines after them are still results.
+        // A crash can leave foreign bytes in the middle of the file. The lines after these bytes are still results.
         let mut file = OpenOptions::new().append(true).open(&path).unwrap();
         file.write_all(b"\0\0\xff\n\n{\"event\": \"run\", \"id\": 3}\n").unwrap();
         let (journal, lines, skipped) = Journal::reopen(folder.path(), NAME, &head).unwrap().unwrap();

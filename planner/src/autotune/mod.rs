@@ -1,8 +1,8 @@
 //! Autotuning: finds the fastest configuration that fits into memory.
 //!
 //! All candidates are planned, and those that do not fit are never started. Short profiles fill cost tables, from which
-//! the simulator predicts the step time of each candidate. The best candidates take turns, each in new processes, until
-//! it is clear which candidate is the fastest. The measurements correct the predictions.
+//! the simulator predicts the step time of each candidate. The best candidates run in turn, each run in new processes,
+//! until the fastest candidate is known. The measurements correct the predictions.
 //!
 //! `zero-train autotune` calls [`tune`], and with `--sweep` it calls [`sweep()`], which searches hyperparameters by the
 //! evaluation loss. Both start copies of `zero-train` for their runs.
@@ -49,15 +49,14 @@ use zero_engine::costs::CostTable;
 
 /// The file that records runs.
 const JOURNAL: &str = "results.jsonl";
-/// Maximum number of measured steps of a profile, after two warm-up steps.
+/// Maximum number of measured steps of a profile, after at most two warm-up steps.
 const PROFILE_STEPS: &str = "4";
 /// Number of seconds after which a profile starts no further step. A profiled step of a large model takes long, because
 /// it runs every layer many times.
 const PROFILE_SECONDS: &str = "6";
-/// Maximum number of micro-batches of a profiled step.
+/// Maximum number of micro-batches per profiled step.
 const PROFILE_MICRO_BATCHES: usize = 4;
-/// Minimum number of seconds that a run measures. If steps are short, a run measures more steps than the configured
-/// number.
+/// Minimum number of seconds that a run measures. If steps are short, a run measures more steps than configured.
 const AT_LEAST: &str = "1";
 /// Observes a search.
 pub trait Watch {
@@ -150,7 +149,7 @@ fn open(tuning: &Autotuning, resume: bool, head: &Value, rows: &mut [Row]) -> Re
     Ok((folder, journal, 0))
 }
 
-/// Applies a journal line of an earlier search to its row. Lines about rows that this search does not have are ignored.
+/// Applies a journal line of an earlier search to its row. Ignores lines about rows that this search does not have.
 /// Returns `None` if the line is damaged.
 fn replay(line: &Value, rows: &mut [Row]) -> Option<()> {
     let event = line["event"].as_str()?;
@@ -223,7 +222,7 @@ impl Bench<'_> {
         for (conditions, of) in &wanted {
             let micro_batches: Vec<usize> = of.iter().map(|(micro, _)| *micro).collect();
             for micro in measured(&micro_batches) {
-                // The first match is the candidate with the fewest settings.
+                // The first match is the candidate with the fewest changed settings.
                 if let Some((_, id)) = of.iter().find(|(of, _)| *of == micro) {
                     asked.push((conditions.clone(), micro, *id));
                 }
@@ -257,7 +256,8 @@ impl Bench<'_> {
                 zero_engine::format::counted(conditions.threads, "thread", "threads"),
             ));
             let settings = &rows[*id].candidate.settings;
-            // Accumulating a gradient also reads the previous sum, so the profile must accumulate as well.
+            // Accumulating a gradient costs more than storing it, because it also reads the previous sum. The profile
+            // must therefore accumulate if the candidate does.
             let accumulation = self.outlook.resolve(rows[*id].candidate.ranks, settings);
             let accumulation =
                 accumulation.map_or(1, |config| config.gradient_accumulation_steps.min(PROFILE_MICRO_BATCHES));

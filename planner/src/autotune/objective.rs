@@ -61,7 +61,8 @@ pub fn unit(metric: Metric, work: &StepWork) -> &'static str {
 mod tests {
     use super::*;
 
-    /// One rank wastes the least; two ranks are faster but less efficient; a small batch has the lowest latency.
+    /// One rank is the most efficient, two ranks are faster but less efficient, and a small batch has the lowest
+    /// latency.
     #[test]
     fn each_metric_ranks_candidates_in_the_right_direction() {
         let work = |samples, ranks| StepWork { samples, tokens: Some(10), parameters: 1000, ranks };

@@ -1,4 +1,4 @@
-//! Plans candidates before they run. A candidate is refused, too large, or worth a run.
+//! Plans candidates before they run. The plan shows whether a candidate is invalid, too large, or worth a run.
 
 use zero_config::{Config, Source};
 use zero_pipeline::Timeline;

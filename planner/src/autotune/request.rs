@@ -15,7 +15,7 @@ use crate::plan::Planner;
 
 /// Fraction of the machine's memory that a trial may use; the rest is for the system and the tuner.
 const SHARE_OF_MEMORY: f64 = 0.95;
-/// Number of bytes added to each rank's limit for memory that its allocator does not count.
+/// Number of bytes added to a rank's limit, for memory that the rank's allocator does not count.
 const BESIDES: u64 = 64 << 20;
 
 /// Keys that a resumed search may change: its limits and the paths of its files.
@@ -35,7 +35,7 @@ pub struct Request<'a> {
     pub source: Source,
     /// Overrides of the command line, in the syntax of `--set`.
     pub overrides: Vec<String>,
-    /// Maximum number of ranks; `None` uses the file's number.
+    /// Maximum number of ranks; `None` means the number in the file.
     pub ranks: Option<usize>,
     /// The path of `zero-train` itself.
     pub program: PathBuf,
@@ -43,7 +43,7 @@ pub struct Request<'a> {
     pub threads: &'a dyn Fn(&Config) -> usize,
     /// Opens the data of the configuration and returns a planner for it.
     pub planner: &'a dyn Fn(&Config) -> Result<Planner, Error>,
-    /// The folder for results; `None` uses `autotuning.results_dir`.
+    /// The folder for results; `None` means `autotuning.results_dir`.
     pub results_dir: Option<PathBuf>,
     /// Whether to continue from the results of an earlier search.
     pub resume: bool,
@@ -106,7 +106,7 @@ pub(super) fn prepare_metric_path(tuning: &Autotuning) -> Result<(), Error> {
     std::fs::create_dir_all(folder).map_err(failed)
 }
 
-/// Names `autotuning.metric_path` in an error about its file or folder.
+/// Adds the key `autotuning.metric_path` to an error about its file or folder.
 pub(super) fn of_metric_path(error: Error) -> Error {
     error.named("autotuning.metric_path", "set this key to a file in a writable folder")
 }

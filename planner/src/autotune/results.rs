@@ -65,7 +65,8 @@ pub(super) fn finish(
         "gain": data["gain"],
         "rows": data["rows"],
     }))?;
-    // Last, because this file need not be in the results folder: the results are complete if it cannot be written.
+    // Write this file last, because it may be outside the results folder. If it cannot be written, the results folder
+    // is complete.
     if let Some((path, text)) = measured {
         write(path, &text).map_err(of_metric_path)?;
     }

@@ -1,14 +1,14 @@
 //! Estimates how fast the machine was in each round, so that runs of different rounds can be compared.
 //!
 //! The logarithm of a run's time is modelled as the sum of a term for its configuration and a term for its round,
-//! fitted by least squares. Configurations that ran in several rounds make these rounds comparable.
+//! fitted by least squares. A configuration that ran in several rounds makes these rounds comparable.
 
 use std::collections::BTreeMap;
 
 use super::row::Row;
 
-/// Sweeps of the solver. Each sweep solves exactly for the terms of the configurations, then for the terms of the
-/// rounds. Convergence is slow only if rounds are connected in a long chain, which is rare.
+/// Number of iterations of the solver. Each iteration solves exactly for the terms of the configurations, then for the
+/// terms of the rounds. Convergence is slow only if rounds are connected in a long chain, which is rare.
 const SWEEPS: usize = 60;
 
 /// Returns, for each round, how many times slower the machine was in this round than in the average round.

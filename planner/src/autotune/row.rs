@@ -17,7 +17,7 @@ use super::space::Candidate;
 pub enum State {
     /// Its settings contradict each other, or the model cannot be split this way.
     Refused,
-    /// Its plan needs more memory than a rank may have; it is never started.
+    /// By its plan, it needs more memory than a rank may use; it is never started.
     #[serde(rename = "too large")]
     TooLarge,
     /// It fits into memory and has not been measured.
@@ -79,7 +79,7 @@ impl Run {
 pub struct Planned {
     /// Largest peak of any rank, in bytes.
     pub peak_bytes: u64,
-    /// Number of bytes that this rank needs on its disk.
+    /// Maximum number of bytes that a rank needs on its disk.
     pub disk_bytes: u64,
     /// The limit in bytes per rank, if known.
     pub limit_bytes: Option<u64>,
@@ -109,13 +109,13 @@ pub struct Row {
 }
 
 impl Row {
-    /// Seconds per step over all runs.
+    /// Returns the seconds per step over all runs; `None` without runs.
     #[must_use]
     pub fn seconds(&self) -> Option<Interval> {
         let runs: Vec<f64> = self.runs.iter().map(Run::seconds).collect();
         let mut of = Interval::of(&runs)?;
         if let [run] = &self.runs[..] {
-            // A single run shows only the spread of its steps, not the spread between runs.
+            // A single run shows the spread of its steps, but not the spread between runs.
             let steps = run.step_seconds.iter().copied();
             (of.low, of.high) = (steps.clone().fold(f64::INFINITY, f64::min), steps.fold(0.0, f64::max));
         }

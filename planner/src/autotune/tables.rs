@@ -1,8 +1,8 @@
 //! Cost tables for all candidates. A few tables are measured in short runs, the others are interpolated.
 //!
 //! A table depends on the number of ranks, threads and samples per micro-batch, and on all settings of the model. For
-//! each combination of ranks, threads and settings, the smallest and the largest micro-batch size are measured. Sizes
-//! between them are also measured, so that consecutive measured sizes differ by at most a factor of four where
+//! each combination of ranks, threads and settings, the smallest and the largest micro-batch size are measured. Some
+//! sizes in between are also measured, so that consecutive measured sizes differ by at most a factor of four where
 //! possible.
 
 use std::collections::BTreeMap;
@@ -15,7 +15,7 @@ use zero_engine::costs::CostTable;
 /// The conditions under which a table is valid, except the size of the micro-batch.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Conditions {
-    /// Number of ranks that exchange gradients; all ranks if each rank is a pipeline stage of its own.
+    /// Number of ranks of a pipeline stage, which exchange gradients; all ranks if each stage has one rank.
     pub(super) ranks: usize,
     pub(super) threads: usize,
     /// Settings that may change a layer or its cost.
@@ -63,7 +63,7 @@ pub(super) fn uses_disk(config: &Config) -> bool {
     [config.zero.offload_optimizer.device, config.zero.offload_param.device, kept].contains(&OffloadDevice::Nvme)
 }
 
-/// Chooses the micro-batches to measure.
+/// Chooses the micro-batch sizes to measure.
 pub(super) fn measured(micro_batches: &[usize]) -> Vec<usize> {
     let mut sorted = micro_batches.to_vec();
     sorted.sort_unstable();

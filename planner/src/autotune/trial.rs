@@ -13,7 +13,7 @@ use rustix::process::{Pid, Signal, kill_process_group};
 
 /// Interval between checks of a trial.
 const EVERY: Duration = Duration::from_millis(20);
-/// Memory is read once per this many checks, because reading it takes the kernel some time.
+/// Memory use is read once per this many checks, because the kernel takes some time to compute it.
 const MEMORY_EVERY: u32 = 10;
 /// Maximum number of bytes kept of a trial's output.
 const KEPT: u64 = 1 << 20;
@@ -44,7 +44,7 @@ pub(super) enum Ended {
     Well(String),
     /// It ended with an error; has the exit status, if any, and the reason.
     Badly { status: Option<i32>, reason: String },
-    /// The caller dropped it.
+    /// `goes_on` returned false, so it was stopped.
     Dropped,
     /// It was stopped at its deadline.
     TimedOut,
@@ -62,7 +62,7 @@ impl Trial<'_> {
 
     /// Like [`run`](Self::run), but stops the trial when `goes_on` returns false. `goes_on` is polled.
     pub(super) fn run_while(self, goes_on: &dyn Fn() -> bool) -> Ended {
-        // A trial can end before `watch` looks at the flag.
+        // A trial can end before `watch` reads the flag.
         if self.stop.load(Ordering::Relaxed) {
             return Ended::Interrupted;
         }
@@ -164,7 +164,7 @@ impl Drop for Running {
     }
 }
 
-/// Reads everything and keeps the beginning.
+/// Reads a pipe to its end, and returns the beginning of the output.
 fn read(pipe: impl Read) -> String {
     let mut pipe = pipe;
     let mut kept = vec![];
@@ -189,8 +189,8 @@ fn reason(status: ExitStatus, errors: &str) -> String {
     }
 }
 
-/// Returns the bytes that the processes of a group use. If their sum exceeds `limit`, counts again more precisely:
-/// shared pages then count only once. This takes longer.
+/// Returns the bytes that the processes of a group use. If their sum exceeds `limit`, counts again so that shared pages
+/// count only once, which takes longer.
 fn held(group: Pid, limit: u64) -> u64 {
     let processes = members(group);
     let resident: u64 = processes.iter().filter_map(|&pid| field(&format!("/proc/{pid}/status"), "VmRSS:")).sum();
@@ -259,7 +259,7 @@ mod tests {
         let stop = AtomicBool::new(false);
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("pid");
-        // A child that outlives its parent.
+        // The script starts a child that would outlive it.
         let script = format!("sleep 600 & echo $! > {}; sleep 600", file.display());
         assert_eq!(run(&script, Duration::from_millis(500), None, &stop), Ended::TimedOut);
         let pid: i32 = std::fs::read_to_string(&file).unwrap().trim().parse().unwrap();
@@ -292,7 +292,7 @@ mod tests {
             stop.store(true, Ordering::Relaxed);
             assert_eq!(trial.join().unwrap(), Ended::Interrupted);
         });
-        // No other trial starts.
+        // After an interruption, no other trial starts.
         assert_eq!(run("exit 0", LONG, None, &stop), Ended::Interrupted);
     }
 

@@ -1,5 +1,5 @@
-//! Computes, for each message of a pipeline stage, the point in the stage's program after which the message has
-//! certainly arrived at the other stage.
+//! Computes, for each message that a pipeline stage sends, the point in the stage's program after which the message has
+//! certainly arrived.
 //!
 //! The memory of a message can be freed once the message has arrived. The sender learns of the arrival without a clock:
 //! a stage that receives a message also learns everything that its sender knew at the time of sending (Lamport, "Time,
@@ -15,8 +15,8 @@ pub(crate) type Arrivals = BTreeMap<Message, usize>;
 
 /// Computes the arrivals of all stages from their programs.
 pub(crate) fn arrivals(programs: &[Program]) -> Vec<Arrivals> {
-    // The loop may run the programs in any order: what a stage knows at an instruction does not depend on how long it
-    // has waited.
+    // The loop may run the programs in any order, because what a stage knows at an instruction does not depend on how
+    // long the stage has waited.
     let mut stages = vec![Stage::default(); programs.len()];
     let mut under_way: BTreeMap<Message, Knowledge> = BTreeMap::new();
     let mut moved = true;

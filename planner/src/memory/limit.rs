@@ -1,5 +1,5 @@
-//! The memory limits of a rank. On the host, it is the configured limit, or else the rank's share of the memory of this
-//! machine or control group. On a GPU, it is the rank's share of the device's memory.
+//! The memory limits of a rank. On the host, the limit is the configured one, or else the rank's share of the memory of
+//! this machine or control group. On a GPU, it is the rank's share of the device's memory.
 
 use std::fs;
 use std::path::Path;
@@ -111,7 +111,7 @@ fn group() -> Option<u64> {
             smallest = found.into_iter().chain(smallest).min();
         }
     }
-    // Without a limit, cgroup version 1 reports a number near the largest possible.
+    // If there is no limit, cgroup version 1 reports a number near the largest possible one.
     smallest.filter(|&bytes| bytes < 1 << 60)
 }
 

@@ -48,7 +48,7 @@ impl Meter {
         self.on_gpu = self.on_gpu.saturating_sub(if on_gpu { bytes } else { 0 });
     }
 
-    /// Adds bytes and frees them immediately, so that they count only for the peaks.
+    /// Adds bytes and frees them immediately, so that they affect only the peaks.
     pub(crate) fn flash(&mut self, category: Category, bytes: u64) {
         self.add(category, bytes);
         self.free(category, bytes);

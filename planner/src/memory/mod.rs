@@ -1,9 +1,9 @@
-//! Computes the memory of a run before it starts: walks through a rank's program with the sizes that its execution will
-//! request from the allocator.
+//! Computes the memory of a run before the run starts: walks through a rank's program with the sizes that the program
+//! will request from the allocator.
 //!
 //! The walk allocates, frees and reuses the same buffers as the executor and `ShardedState`, in the same order;
 //! `zero_model::memory` computes what layers allocate. Planned bytes have the same definition as the bytes that the
-//! allocator counts (`zero_comm::heap`), so a test compares both.
+//! allocator counts (`zero_comm::heap`), so tests can compare the two.
 
 mod arrivals;
 mod limit;
@@ -28,7 +28,7 @@ use zero_engine::Engine;
 use zero_engine::costs::forms::Table;
 use zero_engine::timing;
 
-/// Memory of the engine itself in addition to a program's requests: its lists and the metrics of a step.
+/// Memory that the engine itself needs in addition to a program's requests: its lists and the metrics of a step.
 const OWN: u64 = 64 << 10;
 
 /// A rank's program, with the known arrivals of its messages.

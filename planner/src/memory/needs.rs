@@ -52,8 +52,8 @@ fn of_stage(
 ) -> Needs {
     let width = subject.settings.dtype.size_in_bytes();
     let widths = subject.settings.zero.widths(width);
-    // The sizes of shards differ by a few blocks at most, so it suffices to walk through a few ranks. If some ranks own
-    // whole matrices, walk through all.
+    // The sizes of shards differ by a few blocks at most, so walking the programs of a few ranks suffices. If ranks own
+    // whole matrices, walk through all ranks.
     let last = subject.stage_plan.mesh.shards() - 1;
     let has_owners = subject.layout.segments().iter().any(|segment| segment.matrix.is_some());
     let mut shards = if last < 4 || has_owners { (0..=last).collect() } else { vec![0, last / 2, last - 1, last] };

@@ -16,7 +16,7 @@ pub const CHARTS: &str = include_str!("charts.js");
 pub const TIMELINE: &str = include_str!("timeline.js");
 
 /// Merges a page: replaces the markers `/*STYLE*/`, `/*SCRIPT*/` and `/*DATA*/null` of `html` by the styles, the
-/// scripts (in this order) and `data`.
+/// scripts and `data`. Styles and scripts keep their order.
 ///
 /// No text in `data` can close the script element that holds it.
 #[must_use]
@@ -30,8 +30,8 @@ pub fn assemble(html: &str, styles: &[&str], scripts: &[&str], data: &Value) -> 
 /// Characters after which a line break may be removed, in scripts and styles.
 const OPEN: [char; 4] = ['{', ';', ',', '('];
 
-/// Removes indentation, comment lines and insignificant line breaks. Together, they are a fifth of the code. The code
-/// must not contain multi-line strings.
+/// Removes indentation, comment lines and insignificant line breaks, together a fifth of the code. The code must not
+/// contain multi-line strings.
 #[must_use]
 pub fn compact(code: &str) -> String {
     let lines = code.lines().map(str::trim_start).filter(|line| !line.is_empty() && !line.starts_with("//"));

@@ -2,8 +2,8 @@
 
 use zero_pipeline::{Coordinates, Mesh, StageId};
 
-/// Returns a legend and a line for each pipeline stage; with many stages, only for the first two and the last. Empty if
-/// each stage is one shard group without further groups.
+/// Returns a legend, and a line for each pipeline stage (with many stages, only for the first two and the last). Empty
+/// if each stage is one shard group without further groups.
 pub(super) fn drawing(mesh: Mesh) -> Vec<String> {
     if mesh.tensor() == 1 && mesh.context() == 1 && mesh.replicates() == 1 {
         return vec![];

@@ -1,4 +1,5 @@
-//! Plans a configuration before it runs: the layers and the memory needs of each rank, and the step as a grid.
+//! Plans a configuration before it runs: the layers and the memory needs of each rank, and the schedule of a step as a
+//! grid.
 
 mod drawing;
 mod json;
@@ -22,7 +23,7 @@ use zero_engine::costs::{Choice, CostTable, Prediction, choose, costs};
 use zero_engine::settings::{Settings, with_total_steps, working_dtype};
 use zero_engine::stage_plan::StagePlan;
 
-/// The memory part of a plan. It suffices to decide whether a configuration fits. Its programs are not validated.
+/// The memory part of a plan, which suffices to decide whether a configuration fits. The programs are not validated.
 pub struct MemoryPlan {
     config: Config,
     settings: Settings,
@@ -36,7 +37,7 @@ pub struct MemoryPlan {
     averaging: Option<(Vec<Program>, usize)>,
     /// The memory needs of each stage.
     needs: Vec<Needs>,
-    /// From `training.cost_table`.
+    /// The table of `training.cost_table`; `None` if the key is not set.
     table: Option<CostTable>,
     choice: Option<Choice>,
 }
@@ -106,7 +107,7 @@ impl MemoryPlan {
     pub fn new(config: Config, model: Layers) -> Result<Self, Error> {
         let model = configured_model::cut(&config, model, 0)?;
         let model = configured_model::build(&config, model, working_dtype(&config)?)?;
-        // Choices that a run bases on measured costs are made here as if all layers had equal costs.
+        // A run bases some choices on measured costs. The plan makes these choices as if all layers had equal costs.
         let equal = CutCosts::equal(model.layers().len());
         let mut config = config;
         let choice = choose(&config, &model, Some(&equal))?;
@@ -355,7 +356,7 @@ impl Plan {
     }
 }
 
-/// Returns a cost table in which all chunks take the same time, and a backward has two equal halves.
+/// Returns simulator costs with which all chunks take the same time, and a backward has two equal halves.
 fn equal_chunks(stage_plan: &StagePlan, layout: &Layout) -> Costs {
     let of_chunk = |chunk: &std::ops::Range<usize>| {
         let share = 1.0 / chunk.len() as f64;

@@ -1,4 +1,4 @@
-//! The bytes that ranks send inside layers, and the bytes sent between and within hosts.
+//! The bytes that ranks send inside layers, and the bytes that they send between and within hosts.
 
 use std::collections::BTreeSet;
 
@@ -58,9 +58,9 @@ impl MemoryPlan {
 
     /// Returns the bytes that ranks send inside layers to ranks of their context or tensor group on a route.
     ///
-    /// By heads, a rank sends the same number of bytes to every other rank of its group; with ring attention, it sends
-    /// all bytes to the next rank. Values that are gathered or summed are sent once to each other host of the group.
-    /// `ranks` is the number of ranks per host.
+    /// A rank that shares sequences by heads sends the same number of bytes to every other rank of its group. With ring
+    /// attention, a rank sends all bytes to the next rank. Values that are gathered or summed are sent once to each
+    /// other host of the group. `ranks` is the number of ranks per host.
     fn exchanged_on_route(&self, route: Route, table: &Table, mesh: Mesh, ranks: usize) -> u64 {
         let host = |rank: usize| rank / ranks;
         let receivers = |rank: usize, group: &[usize]| {
@@ -90,7 +90,8 @@ impl MemoryPlan {
         self.programs.iter().enumerate().map(of_stage).sum()
     }
 
-    /// Returns the bytes that a rank sends to its tensor group to sum the gradients of parameters that are not divided.
+    /// Returns the bytes that a rank sends to its tensor group to sum the gradients of parameters that the group does
+    /// not split.
     fn tensor_sum(&self, at: Coordinates) -> u64 {
         let of = (&self.layout, &self.stage_plan.stages);
         expected_tensor_sum(of, at, (0, self.stage_plan.whole.tensor()))
@@ -98,9 +99,9 @@ impl MemoryPlan {
 }
 
 impl Plan {
-    /// Returns the bytes that a rank of each stage sends per step to its context and tensor groups. Returns `None` if
-    /// it has no such group, or if the bytes are only known at run time. The numbers of different ranks may differ if
-    /// heads cannot be divided evenly.
+    /// Returns, for each stage, the bytes that a rank sends per step to its context and tensor groups. Returns `None`
+    /// if ranks have no such groups, or if the bytes are only known at run time. The numbers of different ranks may
+    /// differ if heads cannot be divided evenly.
     pub(super) fn exchanged(&self) -> Option<Vec<Exchanged>> {
         let of = &self.memory_plan;
         let mesh = of.stage_plan.whole;

@@ -106,7 +106,7 @@ fn crashes_hangs_and_memory_bombs_do_not_end_the_search() {
     assert_eq!(setting(best(&tuned), "train_micro_batch_size_per_gpu"), Some("2"));
     let gain = tuned.gain.unwrap();
     assert!((gain.mean - 2.0).abs() < 1e-9, "{gain:?}");
-    // The file is the user's file with only the necessary changes. It resolves to the configuration that ran.
+    // `best.yaml` is the user's file with only the necessary changes, and resolves to the configuration that ran.
     let text = fs::read_to_string(planted.results().join("best.yaml")).unwrap();
     assert!(text.contains("# a comment that stays") && text.contains("train_micro_batch_size_per_gpu: 2"), "{text}");
     let config = Config::with_world_size("best.yaml", &text, 2).unwrap();

@@ -1,4 +1,5 @@
-//! Tests the report page in a real browser: light, dark, on a phone and in print, with usual and with hostile results.
+//! Tests the report page in a real browser: in light and dark themes, on a phone and in print, with usual results and
+//! with results that contain hostile strings.
 
 #[allow(dead_code)] // its own tests use the rest
 #[path = "../../src/autotune/report/mod.rs"]

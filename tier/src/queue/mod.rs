@@ -92,7 +92,7 @@ struct State {
     schedule: Schedule<Request>,
     /// Why the queue accepts no more requests; set when it is closed.
     closed: Option<DiskError>,
-    /// Number of blocks in flight; `busy_since` is the time since which at least one has been in flight.
+    /// Number of blocks in flight. If it is not 0, it has been above 0 since `busy_since`.
     out: usize,
     busy_since: Instant,
     statistics: Statistics,

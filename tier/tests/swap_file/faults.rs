@@ -1,4 +1,4 @@
-//! Faults of a swap file: each is reported at once as an error that names its place, and leaves no file behind.
+//! Faults of a swap file: each is reported at once as an error that says where it occurred, and leaves no file behind.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};

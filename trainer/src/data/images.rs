@@ -83,7 +83,7 @@ impl ImageFolder {
         let failed = |message: String| DataError::Image { path: path.into(), message };
         let bytes = fs::read(path).map_err(DataError::io(path))?;
         let mut reader = ImageReader::new(Cursor::new(&bytes));
-        // The content determines the format, or else the name.
+        // The name determines the format only if the content is not recognized.
         if let Ok(format) = ImageFormat::from_path(path) {
             reader.set_format(format);
         }
@@ -240,7 +240,7 @@ mod tests {
         fs::write(&path, &bytes[..bytes.len() / 2]).unwrap();
         let error = images(folder.path(), [6, 8]).unwrap().batch(&[3]).unwrap_err().to_string();
         assert!(error.contains("dog/b.png: "), "{error}");
-        // A JPEG image with a thumbnail in its metadata, truncated everywhere.
+        // A JPEG image with a thumbnail in its metadata, truncated to every shorter length.
         let path = folder.path().join("cat/z.jpg");
         let bytes = fs::read(&path).unwrap();
         let thumbnail = [&[0xff, 0xe1][..], &(bytes.len() as u16 + 2).to_be_bytes()[..], &bytes].concat();

@@ -72,8 +72,8 @@ use zero_engine::Error;
 ///
 /// Text and conversations are tokenized into the token cache. If they have few bytes (see [`CacheOptions`]), each rank
 /// instead keeps their tokens in memory. A token then takes 1 byte if the vocabulary has at most 256 tokens, and 2 or 4
-/// bytes otherwise. Token files stay on disk. Opening checks the first part of each file against the vocabulary; the
-/// rest is checked when it is read.
+/// bytes otherwise. Token files stay on disk: opening checks the first tokens of each file against the vocabulary, and
+/// the rest are checked when they are read.
 ///
 /// # Errors
 /// Returns a [`DataError`] with the file and the position in it, if a file is missing, unreadable, malformed or empty,

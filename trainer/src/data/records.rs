@@ -11,7 +11,7 @@ use super::dataset::{BoxError, Dataset};
 use super::fingerprint::DocumentFacts;
 use super::watch::Watch;
 
-/// A reader of files. Reading a record changes no state and does not wait for other threads.
+/// A reader of files. Reading a sample changes no state and does not wait for other threads.
 pub(crate) trait Records: Send + Sync {
     /// Returns the number of samples, at least 1.
     fn samples(&self) -> usize;

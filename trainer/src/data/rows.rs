@@ -1,4 +1,4 @@
-//! Tables of numbers: features, and a class or numbers to predict in the last columns.
+//! Tables of numbers. The last columns hold a class or numbers to predict, and the other columns hold features.
 //!
 //! In CSV files, fields are separated by commas and trimmed of white space; there is no quoting. Blank lines are
 //! skipped. The first line that is not blank is a header if none of its fields is a number. Columns are matched by
@@ -77,7 +77,7 @@ impl Rows {
                 continue;
             }
             self.push(&fields, path, At::Line(number), classes)?;
-            // A line with another number of fields is a comment.
+            // If the header and the row differ in their numbers of fields, the header is a comment.
             if let Some((names, at)) = header.take().filter(|(names, _)| names.len() == fields.len()) {
                 self.same_names(names, path, Some(at))?;
             }

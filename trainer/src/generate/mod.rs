@@ -75,7 +75,7 @@ impl Generator {
     }
 
     /// Creates a generator for a custom model, with the weights of a checkpoint or of a run's newest checkpoint. The
-    /// model maps tokens `[batch, time]` (u32) to logits. Its layers mix positions only with the operations in
+    /// model maps tokens `[batch, time]` (u32) to logits. Its layers must mix positions only with the operations in
     /// [`ops`](crate::ops). `longest` is its maximum sequence length, if it has one.
     ///
     /// # Errors

@@ -6,8 +6,8 @@ use zero_engine::Error;
 /// Selects how the next token is chosen.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Sampling {
-    /// The logits are divided by this value. 0 always chooses the most likely token. If several tokens are equally
-    /// likely, it chooses the smallest token ID.
+    /// The logits are divided by this value. With 0, the most likely token is always chosen, and of equally likely
+    /// tokens the one with the smallest ID.
     pub temperature: f64,
     /// Draws only from the `top_k` most likely tokens. Tokens that are as likely as the least likely of these are
     /// included.

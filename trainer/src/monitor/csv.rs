@@ -21,7 +21,7 @@ pub(super) struct Csv {
     files: BTreeMap<&'static str, OneFile>,
 }
 
-/// The file in a shared folder that names the last run that wrote each CSV file.
+/// In a folder that several runs share, this file names the last run that wrote each CSV file.
 const WRITERS: &str = ".runs.json";
 
 struct OneFile {
@@ -47,7 +47,7 @@ impl Csv {
         let is_last = self.is_alone() || writers.get(tag) == Some(&run);
         let kept = kept(&present, self.resumed.filter(|_| is_last).unwrap_or(u64::MAX));
         file.truncate(kept as u64)?;
-        // The rows of a resumed run may continue the numbers of another run. The header separates them.
+        // Without a header, the rows of a resumed run could look like a continuation of another run.
         if kept == 0 || self.resumed.is_some() && !is_last {
             file.append(format!("step,{}\n", Metric::last_part(tag)).as_bytes())?;
         }

@@ -159,7 +159,8 @@ mod tests {
 
     #[test]
     fn every_core_goes_to_one_rank_and_hardware_threads_stay_together() {
-        // The two hardware threads of a core have numbers four apart, as on many machines.
+        // The numbers of the two hardware threads of a core differ by four. On many machines, they differ by the number
+        // of cores.
         let cores = Cores::grouped(0..8, |cpu| cpu % 4);
         assert_eq!(cores.count(), 4);
         for ranks in 1..=4 {

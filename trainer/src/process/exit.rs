@@ -1,4 +1,4 @@
-//! Ends a failed rank in a way that lets the launcher that started it blame the right rank.
+//! Ends a failed rank so that its launcher can blame the right rank.
 //!
 //! torchrun and DeepSpeed's launcher poll their processes, and blame the first process that they find exited. A rank
 //! that loses a peer would exit only milliseconds after the peer, so the launcher could blame the wrong rank. The rank

@@ -217,13 +217,13 @@ fn bind(launcher: &Launcher, cores: &Cores, threads: usize, place: &LauncherEnvi
     }
 }
 
-/// Creates a pool with one thread per hardware thread of all ranks of this host. One rank uses this pool for work while
+/// Creates a pool with one thread for each hardware thread of this host's ranks. One rank uses this pool for work while
 /// the other ranks wait.
 pub(crate) fn pool_of_host() -> Result<ThreadPool, ThreadPoolBuildError> {
     let cores = BOUND_FROM.get();
     let threads = cores.map_or_else(quota, |cores| cores.cpus().len());
-    // A new thread inherits the binding of the rank. If it cannot be bound to all cores of the host, it stays on the
-    // rank's cores.
+    // A new thread inherits the binding of the rank. A thread that cannot be bound to the cores of all ranks stays on
+    // this rank's cores.
     let unbind = move |_| drop(cores.map(Cores::bind));
     ThreadPoolBuilder::new().num_threads(threads).start_handler(unbind).build()
 }

@@ -99,11 +99,11 @@ impl Drop for Requests {
     }
 }
 
-/// Keeps SIGINT and SIGTERM from ending the process as long as it lives.
+/// While this value exists, SIGINT and SIGTERM do not end the process.
 pub(crate) struct Held;
 
-/// Keeps SIGINT and SIGTERM from ending the process until the result is dropped. After that, they end it unless a run
-/// is in progress.
+/// Keeps SIGINT and SIGTERM from ending the process until the result is dropped. After that, the signals end the
+/// process, unless a run is in progress.
 #[must_use]
 pub(crate) fn hold_signals() -> Held {
     STOP.ends.store(false, Ordering::Relaxed);

@@ -33,7 +33,7 @@ pub fn read_addresses() {
 /// Checks the addresses of a configuration without network requests.
 ///
 /// # Errors
-/// Fails at the first address that no store can have, or at an address in a key that allows only local paths.
+/// Fails at the first invalid address, or if a key that allows only local paths contains an address.
 pub(super) fn check(config: &Config) -> Result<(), Error> {
     let check = |key: &str, sources: Option<&[String]>| {
         let mut addresses = sources.unwrap_or_default().iter().filter(|source| zero_config::is_address(source));

@@ -23,8 +23,7 @@ const CHECKED: usize = 8;
 pub(super) struct Corpus {
     pub(super) sampler: Sampler,
     pub(super) eval: Option<Arc<dyn Dataset>>,
-    /// The evaluation data of each data set in `data.datasets`, which are parts of `eval`. Empty without
-    /// `data.datasets`.
+    /// The parts of `eval`: the evaluation data of each data set in `data.datasets`. Empty without `data.datasets`.
     pub(super) eval_sets: Vec<EvalSet>,
     pub(super) extent: Extent,
     pub(super) tokenizer: Tokenizer,
@@ -58,8 +57,9 @@ pub(super) struct Sampler {
     /// How the samples of a step are distributed by length. With `None`, each micro-batch gets `rows` consecutive
     /// samples.
     pub(super) token_batches: Option<TokenBatches>,
-    /// Number of samples per micro-batch if samples are not distributed by length, and number of samples per step.
+    /// Number of samples per micro-batch, if samples are not distributed by length.
     pub(super) rows: usize,
+    /// Number of samples per step.
     pub(super) batch_sizes: BatchSizes,
 }
 
@@ -200,8 +200,9 @@ impl Corpus {
         Self::new(config, (train, eval), order, extent, vec![])
     }
 
-    /// Checks that the data sets have the same size and, where this is known not to be random, the same content on all
-    /// ranks. Hosts may have different files at the same path. A collective.
+    /// Checks that all ranks have the same tokenizer, and data sets of the same size. If the samples are tokens of the
+    /// configured data, also compares a few training samples. Hosts may have different files at the same path. A
+    /// collective.
     pub(super) fn agree(&self, comm: &dyn Communicator) -> Result<(), Error> {
         if comm.size() == 1 {
             return Ok(());
@@ -218,7 +219,8 @@ impl Corpus {
         Ok(zero_comm::agree(comm, &terms)?)
     }
 
-    /// Returns a checksum of a few training samples, or 0 if samples are not tokens of the configured data.
+    /// Returns a checksum of a few training samples. Returns 0 for pairs of answers, and for samples that are not
+    /// tokens of the configured data.
     fn checksum(&self) -> Result<u32, Error> {
         if self.vocabulary.is_none() || !self.reference.is_empty() {
             return Ok(0);
@@ -241,8 +243,7 @@ impl Corpus {
     pub(super) fn restore(&mut self, state: &Value, position: u64, config: &Config) {
         if state["tokenizer"].as_str().is_some_and(|before| before != self.tokenizer.fingerprint()) {
             self.notes.push(
-                "the tokenizer differs from that of the checkpoint: its tokens may have another meaning for the model"
-                    .into(),
+                "the tokenizer differs from that of the checkpoint: the same token may stand for different text".into(),
             );
         }
         if let Some(mixing) = &mut self.sampler.mixing {
@@ -259,8 +260,7 @@ impl Corpus {
         }
     }
 
-    /// Loads `rows` evaluation samples in the order of the data set. Continues with the first sample after the last
-    /// one.
+    /// Loads `rows` evaluation samples in the order of the data set. After the last sample, continues with the first.
     pub(super) fn evaluation_batch(&self, eval: &dyn Dataset, position: u64, rows: usize) -> Result<Batch, Error> {
         let n = eval.len() as u64;
         batch(eval, &(0..rows as u64).map(|row| ((position + row) % n) as usize).collect::<Vec<_>>())

@@ -8,7 +8,7 @@ use zero_engine::Error;
 use zero_engine::Observed;
 
 /// Number of micro-batches per pass through the pipeline. Within a pass, the first stage does not wait for the last
-/// one, so up to this number of boundary activations can wait in memory.
+/// stage, so up to this many boundary activations can be in memory.
 pub(super) const IN_A_ROW: usize = 16;
 
 /// The result of an evaluation. It is the same on every rank.

@@ -14,7 +14,7 @@ use zero_engine::files::replace;
 
 /// The configuration of the run, with all defaults.
 const RESOLVED: &str = "resolved.yaml";
-/// The file that names the launcher's job.
+/// The job file: the launcher's name for its job, and the restarts so far.
 const JOB: &str = ".job";
 const REPORT: &str = "report.json";
 
@@ -69,7 +69,7 @@ impl Folder {
         self.write("trace.json", trace.as_bytes())
     }
 
-    /// Writes the launcher's job and the restarts so far to the folder's mark. Without a job, removes the mark.
+    /// Writes the launcher's job and the restarts so far to the job file. Without a job, removes this file.
     pub(super) fn mark(&self, job: Option<&str>, restarts: &Restarts) -> Result<(), Error> {
         match job {
             Some(job) => self.write(JOB, format!("{job}\n{}", restarts.to_json()).as_bytes()),
@@ -86,7 +86,7 @@ impl Folder {
     }
 }
 
-/// Returns the lowest rank that does not see the folder of a run, which rank 0 has opened. A collective.
+/// Returns the lowest rank that does not see the run folder that rank 0 has opened. A collective.
 pub(super) fn unseen(path: &Path, comm: &dyn Communicator) -> Result<Option<usize>, Error> {
     if comm.size() == 1 {
         return Ok(None);
@@ -96,7 +96,7 @@ pub(super) fn unseen(path: &Path, comm: &dyn Communicator) -> Result<Option<usiz
     Ok(all.iter().position(|sees| *sees == [0]))
 }
 
-/// Returns the launcher's job and the restarts that the mark of a folder names.
+/// Reads the launcher's job and the restarts from a folder's job file.
 pub(super) fn job_of(path: &Path) -> Option<(String, Restarts)> {
     let text = fs::read_to_string(path.join(JOB)).ok()?;
     let (job, restarts) = text.split_once('\n')?;

@@ -16,8 +16,8 @@ use zero_engine::{Batch, Error};
 use super::corpus::Sampler;
 use super::token_batches::MicroBatchSamples;
 
-/// The result of loading a micro-batch. If the data set panics, this is the panic. It continues on the thread that
-/// requests the micro-batch.
+/// The result of loading a micro-batch, or the payload of a panic in the data set. The thread that requests the
+/// micro-batch resumes the panic.
 type Loaded = thread::Result<Result<Batch, Error>>;
 
 /// The step of a micro-batch, the step's first position in the run, and the index of the micro-batch in the step.
@@ -265,7 +265,7 @@ mod tests {
         }
     }
 
-    /// Otherwise it would distribute all steps of the run again in each step.
+    /// If such a rank looked for a step to load ahead, each step would distribute the samples of all later steps.
     #[test]
     fn a_rank_that_loads_nothing_deals_no_steps_ahead() {
         let (done, finished) = channel();

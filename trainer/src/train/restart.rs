@@ -69,8 +69,8 @@ impl Restarts {
     }
 }
 
-/// Completes `told` for a launcher that does not know the run's folder. If the mark in `out` names this job, the folder
-/// belongs to an earlier attempt, and the run resumes from its checkpoints. A collective.
+/// Completes `told` for a launcher that does not know the run's folder. If the job file in `out` names this job, the
+/// folder belongs to an earlier attempt, and the run resumes from its checkpoints. A collective.
 pub(super) fn found(
     told: &Restarts,
     job: Option<&str>,
@@ -81,7 +81,7 @@ pub(super) fn found(
     if told.restarts.is_empty() || told.keeps_folder || !told.from.is_empty() {
         return Ok(restarts);
     }
-    // Launchers on other hosts use different names for their part of the job, so only rank 0 compares the mark.
+    // Launchers on other hosts use different names for their part of the job, so only rank 0 compares the names.
     let marked = if comm.rank() == 0 { folder::job_of(out) } else { None };
     let marked = marked.filter(|(marked, _)| job == Some(marked));
     let is_own = Buffer::I64(vec![i64::from(marked.is_some())]);

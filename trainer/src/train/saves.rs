@@ -42,7 +42,7 @@ impl Saves {
         evaluation: &Evaluation,
         progress: &Progress,
     ) -> Result<bool, Error> {
-        // The save of the last better evaluation may fail. The best evaluation is known only after this save has ended.
+        // The save for the last better evaluation may still fail. Until it has ended, the best evaluation is not known.
         if self.best.is_unsaved() {
             engine.finish_save()?;
             self.look(engine, progress)?;

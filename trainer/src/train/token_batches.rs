@@ -2,8 +2,8 @@
 //!
 //! Each step has the same samples as without `data.max_tokens`. They are sorted by length, and each micro-batch is as
 //! long as its longest sample. The number of positions of a micro-batch is the number of its samples times this length.
-//! It does not exceed `data.max_tokens`. A step has as few micro-batches as possible, with about the same number of
-//! positions each.
+//! It does not exceed `data.max_tokens`. A step has as few micro-batches as possible or, with `training.reproducible`,
+//! always the same number of them. Each has about the same number of positions.
 
 use zero_config::Config;
 
@@ -32,7 +32,7 @@ pub(super) struct TokenBatches {
     max_tokens: usize,
     /// Number of tokens of a whole sample.
     whole: usize,
-    /// Shorter lengths are multiples of this number.
+    /// Lengths below `whole` are multiples of this number.
     unit: usize,
     /// The number of micro-batches is a multiple of this number.
     multiple: usize,

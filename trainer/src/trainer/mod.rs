@@ -56,8 +56,8 @@ pub struct Trainer<'a> {
 }
 
 impl<'a> Trainer<'a> {
-    /// Creates a trainer. [`fit`](Self::fit) resolves `config` again for the actual number of ranks. This does not
-    /// change the process; [`process::set_up`] prepares it.
+    /// Creates a trainer. [`fit`](Self::fit) resolves `config` again for the actual number of ranks. Does not bind the
+    /// process to cores or set thread counts; [`process::set_up`] does.
     pub fn new(config: Config) -> Self {
         let task = Task { evaluates_last: true, ..Task::default() };
         Self { config, options: RunOptions::default(), task, comm: None, said: vec![], mistake: None }
@@ -77,8 +77,8 @@ impl<'a> Trainer<'a> {
     }
 
     /// Creates a trainer as [`Trainer::from_args`] does. `text` is a configuration in the program, which `--config` and
-    /// `--set` override. Messages refer to this configuration as `name`, and the run's folder is `name` without its
-    /// extension.
+    /// `--set` override. Messages refer to this configuration as `name`. The default run folder is `runs/` followed by
+    /// `name` without its extension.
     ///
     /// # Errors
     /// Returns the same errors as [`Trainer::from_args`].
@@ -154,8 +154,8 @@ impl<'a> Trainer<'a> {
         self
     }
 
-    /// Multiplies the optimizer's learning rate by `factor(steps)`, as `torch.optim.lr_scheduler.LambdaLR`. `steps` is
-    /// the number of optimizer steps taken so far, 0 for the first; a step that a gradient overflow skips does not
+    /// Multiplies the optimizer's learning rate by `factor(steps)`, like `torch.optim.lr_scheduler.LambdaLR`. `steps`
+    /// is the number of optimizer steps taken so far, 0 for the first; a step that a gradient overflow skips does not
     /// count. Rank 0 calls the function for all ranks. The configuration must not have a `scheduler`.
     pub fn lr_lambda(mut self, factor: impl Fn(u64) -> f64 + Send + Sync + 'static) -> Self {
         self.task.lr_lambda = Some(Arc::new(factor));
@@ -186,8 +186,8 @@ impl<'a> Trainer<'a> {
     ///
     /// The function returns a tensor whose first dimension counts samples, with one or more values per sample, or a
     /// scalar mean over the samples. An evaluation reports the mean over all evaluation data. If each value depends
-    /// only on its own sample, the mean is bit-identical on any number of ranks. A function that returns two tensors of
-    /// this shape returns values and their weights in the mean: a weight of 0 excludes a value.
+    /// only on its own sample, the mean is bit-identical on any number of ranks. The function can also return two
+    /// tensors of this shape: the values, and their weights in the mean. A weight of 0 excludes a value.
     ///
     /// The metric appears as `eval_<name>` in `metrics.jsonl` and in monitors, and can be used in
     /// `training.early_stopping.metric`. [`Trainer::dataset_metric`] adds a metric that is not a mean.

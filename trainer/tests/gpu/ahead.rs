@@ -1,4 +1,5 @@
-//! Collectives that run ahead of the host: the same bits as collectives that ranks compare one by one.
+//! Tests collectives that GPUs run ahead of the host. The results are bit-identical with `launcher.check_collectives`,
+//! with which ranks compare each collective before it starts.
 //!
 //! Collectives run ahead from the second step on.
 

@@ -1,5 +1,5 @@
-//! Collectives that send codes of 8 and 4 bits (qwZ and qgZ of ZeRO++), on GPUs. Kernels have the bits of the CPU's, so
-//! it makes no difference where codes are written and read.
+//! Tests collectives on GPUs that send 8-bit and 4-bit codes (qwZ and qgZ of ZeRO++). The kernels are bit-identical to
+//! the CPU's code, so it makes no difference where values are encoded and decoded.
 
 use super::world::{self, BF16, FP16, Trajectory, assert_same};
 use super::{apart, has_gpu, mock, resident, settings};
@@ -12,7 +12,7 @@ const GRADIENTS: &str = "zero_quantized_gradients: true";
 /// Returns a configuration, as [`resident`] does.
 type Text = fn(&str, u8, usize, &str) -> String;
 
-/// Trains ranks at ZeRO stage 3 with two micro-batches, and further keys of `zero_optimization`.
+/// Trains at ZeRO stage 3 with two micro-batches. `keys` are further keys of `zero_optimization`.
 fn run(
     text: impl Fn(&str, u8, usize, &str) -> String,
     device: &str,
@@ -25,7 +25,7 @@ fn run(
     world::run(ranks, STEPS, &coded)
 }
 
-/// Shards on the host are encoded on the host, and secondary shards on the host take decoded values from the host.
+/// Shards on the host are encoded on the host. Secondary shards on the host receive values that the host has decoded.
 /// Gradients are added on the host, in an order that does not depend on the layout.
 #[test]
 fn quantized_gathers_have_the_same_bits_in_every_layout_and_transport() {

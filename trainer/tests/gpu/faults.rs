@@ -28,7 +28,7 @@ fn errors_of_others(text: &str, stalls: bool) -> Vec<String> {
                 let mut engine = engine(comm, text);
                 train(&mut engine, 3);
                 if is_last {
-                    // The senders send nothing. This returns when the last one is dropped.
+                    // The senders send nothing, so `recv` returns when the last sender is dropped.
                     stall.map(|others| others.recv().unwrap_err());
                     return None;
                 }

@@ -75,7 +75,8 @@ fn matches_the_losses_of_the_cpu_over_20_steps() {
     assert!(last < first - 0.1, "{first} -> {last}");
 }
 
-/// The ZeRO stage makes no difference, because gradients are added up on the host in the same order for every layout.
+/// The ZeRO stage and the number of ranks make no difference, because the host adds gradients in the same order for
+/// every layout.
 #[test]
 fn layouts_are_bit_identical() {
     if !has_gpu() {
@@ -117,7 +118,7 @@ fn half_precision_other_models_and_recomputation() {
 }
 
 /// Frozen parameters have no state, whether the state of the trained parameters is on the GPU or on the host. Adapters
-/// leave all other parameters frozen. Each parameter group is updated by its own launches.
+/// leave all other parameters frozen. Each parameter group is updated by its own kernel launches.
 #[test]
 fn frozen_parameters_and_adapters() {
     if !has_gpu() {
@@ -309,14 +310,14 @@ fn a_norm_beyond_the_limit_skips_the_update() {
     assert_eq!(steps, of(settings("cuda", 1, 1, "")));
 }
 
-/// Trains over NCCL and through the host, in every ZeRO stage.
+/// Trains at every ZeRO stage. Collectives go over NCCL or through the host.
 #[test]
 fn ranks_with_a_gpu_each() {
     if !mock::has_gpus(4) || !has_gpu() {
         return;
     }
     let travel = |text: String, way: &str| format!("{text}\nlauncher: {{gpu_transport: {way}}}");
-    // Through the host, gradients are added in a fixed order, whatever the ZeRO stage.
+    // With `reproducible`, gradients are added in a fixed order, whatever the ZeRO stage.
     let reproducible = |ranks: usize, zero_stage, way| {
         let text = travel(resident("cuda", zero_stage, 4 / ranks, ""), way);
         world::run(ranks, 2, &text.replace("{device: cuda}", "{device: cuda, reproducible: true}"))

@@ -5,7 +5,7 @@ use super::{has_gpu, mock, settings};
 use zero_planner::{Limit, MemoryKind};
 use zero_train::{Config, Engine};
 
-/// Runs in its own process, with a GPU that has a hundred kilobytes of memory.
+/// Runs in its own process, with an emulated GPU that has a hundred kilobytes of memory.
 #[test]
 fn too_little_gpu_memory_is_a_clear_error() {
     const CHILD: &str = "ZERO_TRAIN_TEST_CHILD";
@@ -74,8 +74,8 @@ fn peak_gpu_memory_matches_the_plan() {
     };
     let (ranks, zero, more) = CASES[case.parse::<usize>().unwrap()];
     assert!(mock::ready());
-    // Every product uses the largest workspace that is allowed. The workspace is large compared with such a small
-    // model, so it is subtracted.
+    // Every matrix product uses the largest workspace that is allowed. The workspace is large compared with such a
+    // small model, so it is subtracted.
     let workspace = zero_cuda::MOST_WORKSPACE as f64;
     mock::set(c"mock_workspace", workspace as i32);
     let folder = tempfile::tempdir().unwrap();

@@ -1,5 +1,5 @@
 //! Measures what GPU steps cost the host: blocking copies, loaded kernels, and memory that the pool allocates. The mock
-//! counts them per process, so each test runs in its own process.
+//! driver counts them per process, so each test runs in its own process.
 
 use zero_train::zoo::{Activation, Gpt2Config, LlamaConfig, MlpConfig, gpt2, llama, mlp};
 use zero_train::{Batch, Engine, Layers};

@@ -86,7 +86,7 @@ fn slices_among_four_ranks_have_the_losses_of_the_cpu() {
     if !has_gpu() {
         return;
     }
-    // Two ranks need each of the two key and value heads.
+    // Each of the two key and value heads is needed by two ranks.
     assert_like_the_cpu(grouped_llama, 4, "sequence_parallel_size: 4", 1e-4);
     for key in [SEQUENCE, CONTEXT] {
         assert_like_the_cpu(four_heads, 4, &format!("{TENSOR}\n{key}"), 1e-4);
@@ -94,7 +94,7 @@ fn slices_among_four_ranks_have_the_losses_of_the_cpu() {
     assert_like_the_cpu(four_heads, 4, &format!("{SEQUENCE}\n{CONTEXT}"), 1e-4);
 }
 
-/// Grouped queries, 16-bit numbers, windows over more than two ranks, and rings between pairs of ranks.
+/// Tests grouped queries, 16-bit numbers, windows over more than two ranks, and rings between pairs of ranks.
 #[test]
 fn ring_attention_has_the_losses_of_the_cpu() {
     if !has_gpu() {

@@ -24,8 +24,8 @@ fn traced(ranks: usize, text: &str) -> Vec<(Vec<(GpuSpan, &'static str)>, usize)
     })
 }
 
-/// The timeline of a traced run has every copy, and no operation begins before the operations that it depends on.
-/// Products are counted.
+/// The timeline of a traced run has every copy, and no operation begins before the operations that it depends on. The
+/// multiply-accumulates of the step are counted.
 #[test]
 fn the_timeline_shows_the_work_of_the_gpu() {
     if !has_gpu() {

@@ -124,7 +124,7 @@ fn a_run_without_the_step_to_profile_warns() {
     let errors = |steps: &'static str| text(&case.run(&args(steps)).stderr);
     let warning = |steps: &str| {
         format!(
-            "warning: `flops_profiler.profile_step` is 2, but this run trains the steps {steps}: it makes no profile\n"
+            "warning: `flops_profiler.profile_step` is 2, but this run trains the steps {steps}: no step is profiled\n"
         )
     };
     assert_eq!(errors("1"), warning("1 to 1"));

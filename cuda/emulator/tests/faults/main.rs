@@ -74,13 +74,13 @@ fn the_emulator_detects_faults() {
 
     // Faults that end a launch in every mode.
     let ends = [
-        ("divergence", "a warp's mask names a lane that does not come"),
-        ("absent", "a warp's mask names a lane that does not come"),
+        ("divergence", "a mask names a lane that never arrives"),
+        ("absent", "a mask names a lane that never arrives"),
         ("unnamed", "a lane calls with a mask that does not name it"),
-        ("crossed", "lanes of a warp meet for different operations"),
-        ("ended", "matrices need all 32 lanes of a warp"),
-        ("hasty", "a thread ends before its copies"),
-        ("odd", "a row of a matrix that does not begin at a multiple of 16 bytes"),
+        ("crossed", "lanes of a warp wait at different operations"),
+        ("ended", "an operation on matrices needs all 32 lanes of a warp"),
+        ("hasty", "a thread ends before its asynchronous copies have arrived"),
+        ("odd", "a row of a matrix at an address that is not a multiple of 16"),
     ];
     for (entry, found) in ends {
         for (order, how) in ORDERS.map(|order| (order, How::Plain)).into_iter().chain([(0, How::Watched)]) {
@@ -90,7 +90,7 @@ fn the_emulator_detects_faults() {
         }
     }
     assert_eq!(alone("overrun", How::Plain), Err("faulty_overrun: a write beyond the shared memory".into()));
-    let askew = "an access of 16 bytes that does not begin at a multiple";
+    let askew = "an access of 16 bytes at an address that is not a multiple of 16";
     for entry in ["read_askew", "written_askew"] {
         assert_eq!(alone(entry, How::Plain), Err(format!("faulty_{entry}: {askew}")));
     }

@@ -139,8 +139,8 @@ impl Messages {
         self.sending.insert(message, sending);
     }
 
-    /// Drops completed sends that are not awaited yet, so that only buffers in flight stay in memory. Returns the
-    /// buffers of tied gradients. Buffers of tied parameters are kept until they are awaited.
+    /// Drops the buffers of sends that are complete but not awaited yet, so that only buffers in flight stay in memory.
+    /// Returns the buffers of tied gradients. Buffers of tied parameters are kept until they are awaited.
     pub(crate) fn gone(&mut self) -> Result<Vec<Buffer>, Error> {
         let mut gone = vec![];
         for (message, sending) in &mut self.sending {

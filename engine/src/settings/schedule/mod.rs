@@ -107,7 +107,8 @@ pub(super) fn schedule(config: &Config) -> Result<Schedule, Error> {
     })
 }
 
-/// Converts the section `OneCycle`. As in DeepSpeed, the cycle does not change the betas of the AdamW in Muon.
+/// Converts the section `OneCycle`. As in DeepSpeed, the cycle does not change the betas of the AdamW that Muon uses
+/// for other parameters.
 fn one_cycle(cycle: &config::OneCycle, has_betas: bool) -> OneCycle {
     let half = |steps, stairs| Half { steps: steps as u64, stairs: stairs as u64 };
     let momentum =

@@ -11,7 +11,7 @@ use super::schedule;
 use crate::python::python;
 
 const STEPS: u64 = 80;
-/// The value of `training.max_steps`. The comparison covers more steps than the run has.
+/// The value of `training.max_steps`. The comparison continues beyond this number of steps.
 const RUN: u64 = 60;
 const LR: f64 = 6e-4;
 
@@ -134,8 +134,8 @@ fn deepspeeds_schedules_at_every_step() {
 #[test]
 fn transformers_schedules_at_every_step() {
     let mut cases = vec![];
-    // (warm-up, total): no warm-up, ordinary warm-ups, one that takes all steps but one, and one that is longer than
-    // the schedule.
+    // Pairs of warm-up steps and total steps: no warm-up, ordinary warm-ups, a warm-up that takes all steps but one,
+    // and one that is longer than the schedule.
     for (warmup, total) in [(0, RUN), (10, RUN), (10, 45), (59, RUN), (30, 12), (0, 1)] {
         let with = |more: Value| {
             let mut params = json!({"num_warmup_steps": warmup, "num_training_steps": total});

@@ -1,4 +1,4 @@
-//! Every rank rejects a damaged checkpoint, and a checkpoint of another model or optimizer.
+//! All ranks reject a damaged checkpoint, and a checkpoint of another model or optimizer.
 
 use std::fs;
 use std::path::Path;

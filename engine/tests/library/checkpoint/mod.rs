@@ -116,7 +116,7 @@ fn a_checkpoint_loads_into_any_layout() {
     }
 }
 
-/// Every rank reads replicated parameters, so after a load all ranks must hold all values, and the same ones.
+/// After a load, all ranks must hold the same values of all replicated parameters.
 #[test]
 fn every_rank_has_the_loaded_parameters() {
     let root = tempfile::tempdir().unwrap();
@@ -138,7 +138,7 @@ fn every_rank_has_the_loaded_parameters() {
     }
 }
 
-/// An engine that only evaluates has no optimizer states, except those that it evaluates.
+/// An engine that only evaluates has no optimizer states, except those from which it computes averaged weights.
 #[test]
 fn weights_load_without_the_optimizer_states() {
     let root = tempfile::tempdir().unwrap();
@@ -197,8 +197,8 @@ fn copy(from: &Path, to: &Path) {
     }
 }
 
-/// After a resume, data continue after the consumed samples, even if the batch size has changed. The number of steps
-/// does not matter.
+/// After a resume, the data continue after the consumed samples, even if the batch size has changed. The position
+/// depends on the number of samples, not of steps.
 #[test]
 fn data_continue_after_the_consumed_samples() {
     let root = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Saves that are interrupted, fail or run in the background, and which checkpoints are kept.
+//! Saves that are interrupted, fail or run in the background, and the choice of the checkpoints to keep.
 
 use std::fs;
 use std::path::Path;
@@ -115,7 +115,8 @@ fn steps(root: &Path) -> Vec<u64> {
     zero_checkpoint::committed(root).unwrap().into_iter().map(|(step, _)| step).collect()
 }
 
-/// A background save writes the state at its start, byte-identical to a foreground save, and does not affect training.
+/// A background save writes the state at the time when it started, byte-identical to a foreground save, and does not
+/// affect training.
 #[test]
 fn a_background_save_has_the_state_of_its_step() {
     let root = tempfile::tempdir().unwrap();

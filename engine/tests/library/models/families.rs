@@ -12,8 +12,8 @@ use zero_engine::{Config, Engine, ExportDtype, Weights, configured_layers, expor
 
 const STEPS: u64 = 20;
 
-/// Names of classes without `ForCausalLM`, and configuration arguments in addition to the sizes in [`PREAMBLE`]. A row
-/// has 16 tokens, more than a window.
+/// Names of classes without the suffix `ForCausalLM`, and configuration arguments in addition to the sizes in
+/// [`PREAMBLE`]. A row has 16 tokens, so it is longer than every sliding window.
 const CASES: [(&str, &str); 14] = [
     ("Qwen3", "head_dim=12, tie_word_embeddings=True"),
     ("Qwen3", "attention_bias=True, use_sliding_window=True, sliding_window=5, max_window_layers=2"),

@@ -35,7 +35,7 @@ pub(crate) fn gemma3() -> zoo::LlamaConfig {
     }
 }
 
-/// Rows have at most 16 tokens, so rows use the short factors, packed or not.
+/// Rows have at most 16 tokens, so they use LongRoPE's short factors, packed or not.
 pub(crate) fn phi3() -> zoo::LlamaConfig {
     zoo::LlamaConfig {
         num_hidden_layers: 4,

@@ -28,7 +28,7 @@ fn batch() -> Batch {
     Batch::new(inputs, Tensor::from_vec(targets, SAMPLES, &Device::Cpu).unwrap())
 }
 
-/// Two linear layers with the function `between` in between.
+/// Two linear layers, between which the function `between` runs.
 struct Between {
     inner: Linear,
     outer: Linear,
@@ -48,7 +48,7 @@ impl Module for Between {
     }
 }
 
-/// candle's fused softmax has no backward and does not report that.
+/// candle's fused softmax has no backward. It cuts the gradient without an error.
 #[expect(clippy::disallowed_methods, reason = "this test is about the cut")]
 fn fused_softmax(x: &Tensor) -> Result<Tensor> {
     candle_nn::ops::softmax_last_dim(x)
@@ -123,7 +123,7 @@ impl Module for Unused {
     }
 }
 
-/// A layer with a variable that no `VarBuilder` knows.
+/// A layer with a variable that it does not get from a `VarBuilder`.
 struct Hidden {
     linear: Linear,
     scale: Var,

@@ -1,5 +1,5 @@
-//! Ignored targets (−100): the loss of a global batch is the mean over its other targets, however these are distributed
-//! over micro-batches, ranks and pipeline stages.
+//! Ignored targets (−100): the loss of a global batch is the mean over the targets that are not ignored, however these
+//! are distributed over micro-batches, ranks and pipeline stages.
 
 use crate::python::python;
 use crate::world;
@@ -60,7 +60,7 @@ pub(crate) fn plain() -> Layers {
     zoo::gpt2(&gpt2_config())
 }
 
-/// The model of `plain`, but its loss is a function of all logits.
+/// The model of `plain`, but with a loss function that takes all logits.
 fn of_logits() -> Layers {
     plain().loss(ops::cross_entropy).loss_weight(ops::count_targets)
 }
@@ -69,8 +69,8 @@ fn of_logits() -> Layers {
 pub(crate) fn assert_near(a: &Trajectory, b: &Trajectory, what: &str) {
     let pairs = a.losses.iter().zip(&b.losses).map(|(a, b)| (f32::from_bits(*a), f32::from_bits(*b)));
     for (step, (a, b)) in pairs.enumerate() {
-        // The tolerance covers a few hundred roundings of 2⁻²⁴ in a different order, and AdamW's division by small
-        // gradients.
+        // The tolerance covers a few hundred rounding errors of 2⁻²⁴ from sums in a different order, and AdamW's
+        // division by small gradients.
         assert!((a - b).abs() <= 2e-5 * b, "{what}, step {}: {a} and {b}", step + 1);
     }
     let norms = a.norms.iter().zip(&b.norms).map(|(a, b)| (f64::from_bits(*a), f64::from_bits(*b)));

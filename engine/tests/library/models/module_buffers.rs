@@ -11,7 +11,7 @@ use zero_engine::{Activations, Batch, Engine, ExportDtype, Layer, Layers, Pass, 
 use crate::python::python;
 use crate::world::{engine_of, world};
 
-/// candle's BatchNorm. It is in training mode if the pass trains, or always if the flag is set.
+/// candle's BatchNorm, in training mode if the pass trains. If the flag is set, it is always in training mode.
 struct Norm(BatchNorm, bool);
 
 impl Layer for Norm {
@@ -52,7 +52,7 @@ fn batch(step: usize, samples: usize) -> Batch {
     )
 }
 
-/// Bits of a run: the losses, then the values of all buffers, then those of a parameter.
+/// Bits of a run: the losses, then the values of all buffers, then the values of one parameter.
 #[derive(Debug, PartialEq, Eq, Clone)]
 struct Bits(Vec<u32>);
 
@@ -199,7 +199,7 @@ fn an_evaluation_in_training_mode_is_refused() {
 }
 
 /// A convolution, a norm and a linear layer, in PyTorch. `{0}` is a folder. A step has four micro-batches of three
-/// images. The running statistics are the mean over the micro-batches, as if each were a rank of
+/// images. The running statistics are the mean over the micro-batches, as if each micro-batch were a rank of
 /// DistributedDataParallel.
 const TORCH: &str = r#"
 import copy, torch

@@ -1,5 +1,5 @@
-//! Several documents in one sample: each gives the same loss as in a sample of its own, and every layout is
-//! bit-identical.
+//! Several documents packed into one sample: each document has the same loss as in a sample of its own, and every
+//! layout is bit-identical.
 
 use crate::models::family_layouts;
 use crate::world;
@@ -35,7 +35,8 @@ const TIME: usize = 16;
 /// The lengths of the documents of each sample.
 pub(crate) const DOCUMENTS: [&[usize]; 4] = [&[9, 4, 3], &[16], &[1, 7, 5], &[2, 2, 2, 6]];
 
-/// Returns a batch in which each list is a sample. The rest of a sample is padding, as a document of its own.
+/// Returns a batch with a sample for each list of document lengths. The padding at the end of a sample counts as a
+/// document of its own.
 pub(crate) fn batch(step: usize, samples: &[&[usize]], packed: bool) -> Batch {
     let (mut tokens, mut labels, mut positions): (Vec<u32>, Vec<i64>, Vec<u32>) = (vec![], vec![], vec![]);
     // A document has the same tokens in every batch of the step.
@@ -95,8 +96,8 @@ fn packed_equals_unpacked() {
         assert!((of_packed.0 - of_alone.0).abs() < 1e-5 * of_alone.0, "{} and {}", of_packed.0, of_alone.0);
         for (step, (packed, alone)) in of_packed.1.iter().zip(&of_alone.1).enumerate() {
             for (packed, alone) in packed.iter().zip(alone) {
-                // Sums over another number of rows round differently, and Adam amplifies that where gradients are
-                // small.
+                // Sums over a different number of rows round differently, and Adam amplifies these differences where
+                // gradients are small.
                 assert!((packed - alone).abs() < 1e-4 * alone, "step {step}: {packed} and {alone}");
             }
         }

@@ -54,7 +54,7 @@ fn tiled_mlps_are_bit_identical() {
     }
 }
 
-/// Zero-bubble schedules do not split the backward of a tiled layer. Tied gradients are summed over stages.
+/// Zero-bubble schedules do not split the backward of a tiled layer, and tied gradients are summed over stages.
 #[test]
 fn tiled_mlps_in_pipelines_are_bit_identical() {
     for model in [gpt2, llama] {

@@ -56,8 +56,8 @@ fn model() -> zero_engine::Layers {
     })
 }
 
-/// Returns tokens that advance by 1 to 8 through the vocabulary, drawn by a linear congruential generator. The
-/// achievable loss falls from ln 256 to ln 8.
+/// Returns tokens that advance by 1 to 8 through the vocabulary, drawn by a linear congruential generator. The loss can
+/// fall from ln 256 to ln 8.
 fn tokens(count: usize) -> Vec<u16> {
     let (mut state, mut token) = (1u32, 0u32);
     let next = |_| {
@@ -69,7 +69,7 @@ fn tokens(count: usize) -> Vec<u16> {
 }
 
 /// Returns the batch of a step. Rows are numbered over all steps: row `i` is `tokens[i·TIME..]`, with targets shifted
-/// by one. After the last full row comes the first row again.
+/// by one. After the last full row, the rows start again from the first.
 fn batch(tokens: &[u16], step: usize) -> Batch {
     let rows = (tokens.len() - 1) / TIME;
     let pick = |shift: usize| {

@@ -28,7 +28,7 @@ fn text(accumulation: usize, zero_stage: u8, training: &str) -> String {
     )
 }
 
-/// What each step of PyTorch printed, and the parameters after the last one.
+/// The numbers that PyTorch printed for each step, and the parameters after the last step.
 pub(crate) type Theirs = (Vec<Vec<f64>>, Vec<Vec<f64>>);
 
 /// Trains [`table_and_head`] in PyTorch on [`chats`], starting from the engine's weights. Some targets are ignored.

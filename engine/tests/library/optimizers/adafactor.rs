@@ -1,5 +1,5 @@
-//! Adafactor: losses match PyTorch's, the state has the planned bytes in memory and in checkpoints, and a large matrix
-//! is resumed.
+//! Adafactor: losses match PyTorch's, the state has the planned bytes in memory and in checkpoints, and a run with a
+//! large matrix resumes.
 
 use std::path::{Path, PathBuf};
 
@@ -78,7 +78,8 @@ fn data_bytes(file: &[u8]) -> u64 {
     file.len() as u64 - 8 - header
 }
 
-/// A matrix of more than 4 million elements is saved in several pieces. The first piece has its row and column factors.
+/// A matrix of more than 4 million elements is saved in several pieces. The first piece contains the row and column
+/// factors of the whole matrix.
 #[test]
 fn a_large_matrix_is_resumed() {
     resumes_a_large_matrix(ADAFACTOR, |layers| layers);

@@ -185,8 +185,8 @@ fn saved_and_exported(more: &str) {
     of_engine.sort_by(|a, b| a.0.cmp(&b.0));
     let [weights, averages] = [false, true].map(|averaged| exported(&saved, averaged));
     if more == FREE {
-        // Exports of a schedule-free run always contain the averages: the weights at which it takes gradients are not
-        // meant for evaluation.
+        // Exports of a schedule-free run always contain the averages, because the weights at which such a run computes
+        // gradients are not meant for evaluation.
         assert!(averages == of_engine && weights == of_engine);
         let model = gpt2().build(candle_core::DType::F32).unwrap();
         zero_checkpoint::fill_from_checkpoint(&saved, &model).unwrap();

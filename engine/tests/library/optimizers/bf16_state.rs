@@ -68,7 +68,8 @@ fn accumulating(stage: u8, data: usize, micro_batches: usize, more: &str) -> Str
     )
 }
 
-/// The gradient of a single micro-batch arrives in bf16 anyway. Sums over several micro-batches are rounded.
+/// The gradient of a single micro-batch arrives in bf16 anyway, so keeping it in bf16 loses nothing. Sums over several
+/// micro-batches are rounded.
 #[test]
 fn bf16_accumulation_is_exact_for_one_micro_batch() {
     let [narrow, wide] = ["bf16", "fp32"].map(|dtype| format!("data_types: {{grad_accum_dtype: {dtype}}}"));
@@ -97,8 +98,8 @@ fn bf16_accumulation_is_exact_for_one_micro_batch() {
     }
 }
 
-/// With AdamW, 18 bytes of state become 8 without the f32 copy and with gradients and states in bf16. With Lion, 14
-/// become 6.
+/// Without the f32 copy, and with gradients and states in bf16, AdamW needs 8 bytes per element instead of 18, and Lion
+/// 6 instead of 14.
 #[test]
 fn bytes_match_the_formula() {
     let f32_states = "bf16: {enabled: true}";
@@ -128,8 +129,8 @@ fn bytes_match_the_formula() {
     }
 }
 
-/// With each of these options, the gradient of a single micro-batch arrives in bf16. So the bits are the same with
-/// gradients in f32, with gradients in bf16, and with state on disk.
+/// With each of these options, the gradient of a single micro-batch arrives in bf16. The results are therefore
+/// bit-identical with gradients in f32, with gradients in bf16, and with state on disk.
 #[test]
 fn other_options_work_with_gradients_in_bf16() {
     let folder = tempfile::tempdir().unwrap();
@@ -252,7 +253,7 @@ for values in p.detach(), state['exp_avg'], state['exp_avg_sq']:
             .map(apart)
             .fold((0, 0.0), |(count, furthest), apart| (count + usize::from(apart > 0.0), apart.max(furthest)));
         println!("{name}: {differ} of {COUNT} differ, by {furthest:.1e} at most");
-        // One rounding changes a value by up to 2⁻⁸ of it.
+        // One rounding changes a value by at most 2⁻⁸ of the value.
         assert!(differ < COUNT / 50 && furthest < 0.02, "{name}: {differ} differ, by {furthest}");
     }
 }

@@ -84,7 +84,7 @@ fn layouts_are_bit_identical() {
         assert!(expected.losses[0] != expected.losses[7]);
         let none = run(1, &text("gradient_clipping: 0", &more, [0, 1, 1], ""));
         assert!(expected.losses[0] == none.losses[0] && expected.parameters != none.parameters);
-        // A limit that no element reaches changes nothing.
+        // A limit that is larger than every element changes nothing.
         assert_same(&none, &run(1, &text("gradient_clipping_value: 1.0e+6", &more, [0, 1, 1], "")), &more);
         for layout in [[1, 2, 1], [2, 4, 1], [3, 4, 1], [0, 1, 2], [1, 2, 2], [3, 2, 3]] {
             let got = run(layout[1] * layout[2], &text(clip, &more, layout, ""));

@@ -1,5 +1,5 @@
-//! Optimizers of the program: they match their references, are bit-identical in every layout, resume, and have the
-//! planned bytes.
+//! Custom optimizers: they match their references, are bit-identical in every layout, resume, and use the planned
+//! bytes.
 
 use std::sync::Arc;
 
@@ -26,8 +26,8 @@ use shampoo::Shampoo;
 
 const CUSTOM: &str = "optimizer: {type: Custom, params: {lr: 0.002, weight_decay: 0.1}}";
 
-/// Updates by the sign of a momentum. For a matrix, the first state has fewer values than the matrix has elements, and
-/// the second state has more and holds the momentum.
+/// Updates by the sign of a momentum. For a matrix, the first state has fewer values than the matrix has elements. The
+/// second state, which holds the momentum, has more.
 #[derive(Debug)]
 struct Wide;
 
@@ -72,7 +72,7 @@ fn all() -> [Arc<dyn CustomOptimizer>; 3] {
     [Arc::new(ADAMAX), shampoo(), Arc::new(Wide)]
 }
 
-/// A model of small matrices, since the time of Shampoo's update grows with the cube of their sides.
+/// A model of small matrices, because the time of Shampoo's update grows with the cube of a matrix's side.
 fn model() -> Layers {
     zoo::gpt2(&zoo::Gpt2Config { n_embd: 16, n_inner: Some(32), resid_pdrop: 0.1, ..gpt2_config() })
 }
@@ -85,7 +85,8 @@ fn run(optimizer: &Arc<dyn CustomOptimizer>, ranks: usize, text: &str) -> Trajec
     run_of(|| model().optimizer(Arc::clone(optimizer)), ranks, 5, text)
 }
 
-/// Adamax without betas of groups, and Shampoo by the formulas of the paper, with matrix roots by PyTorch in f64.
+/// Adamax without betas per group, and Shampoo by the formulas of the paper, where PyTorch computes matrix roots in
+/// f64.
 const REFERENCES: &str = "
 class Adamax(torch.optim.Adamax):
     def __init__(self, groups, lr): super().__init__(groups, lr=lr)
@@ -174,8 +175,8 @@ fn a_run_is_resumed_in_another_layout() {
     }
 }
 
-/// The matrix is saved in several pieces. One of its states has fewer values than it has elements, and the other has
-/// more.
+/// The matrix is saved in several pieces. One of its states has fewer values than the matrix has elements, and the
+/// other has more.
 #[test]
 fn a_large_matrix_is_resumed() {
     resumes_a_large_matrix(CUSTOM, |layers| layers.optimizer(Wide));

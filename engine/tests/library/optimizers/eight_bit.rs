@@ -49,7 +49,7 @@ fn every_layout_is_bit_identical() {
     assert!(expected.parameters != run(1, 5, &reproducible(0, 1, ADAMW)).parameters);
 }
 
-/// A checkpoint restores indices and largest values bit for bit, also in another layout.
+/// A checkpoint restores the indices and the largest value of each block bit for bit, even in another layout.
 #[test]
 fn a_run_is_resumed_in_another_layout() {
     for more in [ADAMW, LION] {
@@ -100,8 +100,8 @@ fn bytes_match_the_formula() {
 fn quantization_matches_bitsandbytes() {
     let root = tempfile::tempdir().unwrap();
     let file = root.path().join("bytes");
-    // For f64, bitsandbytes' operation on the CPU stores the nearest value, like its implementation for any device. For
-    // f32, it looks up the value in a coarser table.
+    // For f64, the CPU implementation of bitsandbytes stores the nearest value, as its device-independent
+    // implementation does. For f32, it looks up the value in a coarser table.
     let script = format!(
         "
 import torch
@@ -195,7 +195,7 @@ fn floats(bytes: &[u8]) -> Vec<f32> {
     bytes.as_chunks().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect()
 }
 
-/// Makes bitsandbytes' optimizers on the CPU store the nearest values, as its implementation for any device does.
+/// Makes bitsandbytes' optimizers on the CPU store the nearest values, as its device-independent implementation does.
 fn exact_quantization() -> String {
     "
 import torch
@@ -211,7 +211,8 @@ ops._quant_blockwise_fp32_direct = exact
 }
 
 /// Compares the losses of 50 steps with those of bitsandbytes' AdamW and Lion in 8 bits. AdamW's losses differ more
-/// than in f32: gradients differ by rounding, and if this changes an index, a state changes by up to a few percent.
+/// than with states in f32: gradients differ by rounding, and if that changes the index of a state, the state changes
+/// by up to a few percent.
 #[test]
 fn fifty_steps_agree_with_bitsandbytes() {
     let root = tempfile::tempdir().unwrap();

@@ -181,7 +181,7 @@ fn clipping_of_groups_is_bit_identical() {
     }
 }
 
-/// A limit of a group that has all parameters clips like the same limit of the run.
+/// A clipping limit of a group that contains all parameters has the same effect as that limit for the whole run.
 #[test]
 fn clipping_one_group_of_all_parameters_clips_the_run() {
     for (of_group, of_run) in [
@@ -230,7 +230,7 @@ fn a_run_is_resumed_in_another_layout() {
     }
 }
 
-/// The order of the groups decides in which order a checkpoint names the states, and nothing else.
+/// The order of the groups affects only the order in which a checkpoint names the states.
 #[test]
 fn a_run_is_resumed_with_its_groups_in_another_order() {
     let groups = [
@@ -246,7 +246,7 @@ fn a_run_is_resumed_with_its_groups_in_another_order() {
     assert_same(&whole.after(3), &rest, "in another order");
 }
 
-/// A checkpoint with the same set of states is refused if other parameters have the optimizer of the group.
+/// A checkpoint with the same set of states is rejected if the group's optimizer updated other parameters.
 #[test]
 fn another_optimizer_of_a_group_is_refused_on_resume() {
     let folder = tempfile::tempdir().unwrap();

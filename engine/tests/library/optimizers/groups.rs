@@ -1,5 +1,5 @@
-//! Parameter groups: which parameters they select, and that their learning rates, weight decays and betas work like
-//! those of PyTorch's optimizers.
+//! Parameter groups: tests which parameters they select, and that their learning rates, weight decays and betas work
+//! like those of PyTorch's optimizers.
 
 use candle_core::DType;
 use zero_engine::{Config, Engine, Layers, configured_model};
@@ -138,7 +138,7 @@ fn fifty_steps_agree_with_the_groups_of_pytorch() {
     fifty_steps_agree(&["torch", "transformers"], "", &CASES);
 }
 
-/// Compares losses with those of optimizers in Python, which the code `definitions` may define.
+/// Compares losses with those of optimizers in Python. The Python code `definitions` may define these optimizers.
 pub(crate) fn fifty_steps_agree(packages: &[&str], definitions: &str, cases: &[[&str; 3]]) {
     fifty_steps_agree_of(packages, definitions, cases, |_, layers| layers);
 }

@@ -53,8 +53,8 @@ fn fifty_steps_agree_with_deepspeeds_formulas() {
     fifty_steps_agree(&["torch", "transformers"], DEEPSPEED, &cases);
 }
 
-/// timm corrects the bias by the paper's formulas and has no bounds, so this test switches off bias correction and our
-/// bounds.
+/// timm corrects the bias as the paper does, unlike DeepSpeed, and does not bound the trust ratio. The test therefore
+/// switches off bias correction and our bounds.
 #[test]
 fn fifty_steps_agree_with_timm() {
     let ours = "type: Lamb, params: {lr: 1.0e-3, eps: 1.0e-6, weight_decay: 0.1, bias_correction: false, \

@@ -83,7 +83,7 @@ fn losses_match_f32_up_to_rounding() {
         steps.iter().zip(&f32s).map(far).fold(0.0, f64::max)
     };
     let (bf16, fp16) = (far(BF16), far("fp16: {enabled: true, initial_scale_power: 12}"));
-    // Relative to a value, the unit in the last place is 2⁻¹⁰ in f16 and 2⁻⁷ in bf16.
+    // The unit in the last place is at most 2⁻¹⁰ of a value in f16 and 2⁻⁷ in bf16.
     assert!(fp16 > 0.0 && fp16 < 2e-3 && fp16 < bf16, "fp16 {fp16:.1e}, bf16 {bf16:.1e}");
 }
 
@@ -193,9 +193,9 @@ fn a_checkpoint_of_one_dtype_loads_into_another() {
     }
 }
 
-/// Four ranks have gradients of 40,000. Their sum overflows in f16, but their mean does not, because gradients are
-/// divided before the reduction. DeepSpeed does so only with `prescale_gradients`. With `gradient_allreduce_op: sum`,
-/// the requested sum overflows.
+/// Four ranks have gradients of 40,000. The sum of these would overflow in f16. The mean does not, because gradients
+/// are divided before the reduction, as DeepSpeed does only with `prescale_gradients`. If `gradient_allreduce_op`
+/// requests the sum, it overflows.
 #[test]
 fn gradients_are_divided_before_the_reduction() {
     let layers = || {

@@ -1,4 +1,4 @@
-//! Learning-rate schedules of the program: [`Layers::lr_lambda`](zero_engine::Layers::lr_lambda).
+//! Learning-rate schedules that are defined in code: [`Layers::lr_lambda`](zero_engine::Layers::lr_lambda).
 
 use zero_engine::{Config, Engine};
 
@@ -26,7 +26,7 @@ fn the_factors_of_a_ready_schedule_give_its_run() {
     assert_same(&expected.after(3), &rest, "resumed");
 }
 
-/// Shards that were updated with different rates would not fit together.
+/// If ranks used different factors, the shards of a parameter would be updated with different rates.
 #[test]
 fn all_ranks_use_the_factor_of_rank_0() {
     let text = reproducible(3, 2, ADAMW);

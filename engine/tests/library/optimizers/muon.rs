@@ -57,7 +57,7 @@ fn fifty_steps_agree_with_pytorch() {
     }
 }
 
-/// A matrix has no state except a momentum, which one rank holds. The other parameters have two states.
+/// The only state of a matrix is a momentum, which one rank holds. The other parameters have two states.
 #[test]
 fn each_matrix_is_owned_by_one_rank() {
     let owned = world(4, |comm| {

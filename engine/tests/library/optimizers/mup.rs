@@ -1,5 +1,5 @@
-//! µP: losses and learning rates match the package `mup`, a model that is its own base model trains as without µP, and
-//! the changes of logits do not grow with the width.
+//! µP: losses and learning rates match the package `mup`, a model that is its own base model trains as it does without
+//! µP, and the changes of logits do not grow with the width.
 
 use candle_core::DType;
 use zero_engine::{Batch, Config, Engine, ExportDtype, StoredModel, Weights, configured_layers, configured_model};
@@ -17,8 +17,9 @@ const LLAMA: &str = "model: {type: llama, vocab_size: 61, hidden_size: 64, inter
 
 /// Returns models that are wider than their base models: model section, `mup` section, class in Python, and sizes of
 /// the base model in Python. Two GPT-2s, one with larger heads and one with more heads, are 4 times as wide as their
-/// base models. A Llama has more heads of twice the size. Its feed-forward part, keys and values are twice as wide, and
-/// everything else is 4 times as wide, so that a matrix can have different factors for inputs and outputs.
+/// base models. A Llama has more heads, each of twice the size. Its feed-forward part, keys and values are twice as
+/// wide as in its base model, and everything else is 4 times as wide, so that a matrix can have different factors for
+/// inputs and outputs.
 fn models() -> [(String, &'static str, &'static str, &'static str); 3] {
     [
         (GPT2.replace("HEADS", "2"), "mup: {base: {n_embd: 16}}\n", "GPT2", "n_embd=16, n_head=2"),
@@ -243,7 +244,8 @@ fn change(width: usize, mup: &str, optimizer: &str) -> f32 {
 }
 
 /// The coordinate check of mup's README: as the width grows, logits change by about the same amount in µP, and by more
-/// and more without it. The bounds are wide: measured factors are 0.65 to 0.78 in µP, and 1.7, 3.0 and 5.5 without it.
+/// and more without it. The bounds are wide: relative to width 64, the changes at widths 128, 256 and 512 are 0.65 to
+/// 0.78 times as large in µP, and 1.7, 3.0 and 5.5 times as large without it.
 #[test]
 fn coordinate_check_logits_change_equally_at_all_widths() {
     let [narrow, wide] = [64, 512];
@@ -295,8 +297,8 @@ fn exports_and_saved_models_match_the_trained_model() {
         let out = folder.join("out");
         let weights = Weights { dtype: ExportDtype::F32, max_shard_bytes: 1 << 30, averaged: false };
         let (_, left_out) = zero_engine::export(&saved, &out, weights).unwrap();
-        // If the last norm contains the division of the logits, exported weights need a model without `mup`. Otherwise
-        // they need the `mup` section of their training.
+        // If the export folded the division of the logits into the last norm, the exported weights need a model without
+        // `mup`. Otherwise they need the `mup` section of the training run.
         let from_export = |text: &str| {
             let weights = out.join("model.safetensors");
             let text = format!("{text}training: {{initial_weights: [{weights:?}]}}\n");
@@ -331,7 +333,7 @@ fn exports_and_saved_models_match_the_trained_model() {
         };
         assert_eq!(world(1, |comm| evaluated(&mut configured_engine(comm, &plain)))[0], loss, "{text}");
         assert_eq!(resumed(&text), (None, loss), "{text}");
-        // The same base model, with a default size written out.
+        // The same base model, but with one default size set explicitly.
         let same =
             text.replace("n_head: 2}}", "n_head: 2, n_inner: 64}}").replace("size: 16,", "size: 16, head_dim: 16,");
         assert_ne!(same, text);

@@ -81,7 +81,8 @@ fn initial_deviations_scale_with_the_width() {
     }
 }
 
-/// Base model and model have heads of the same size, as these rotations fit only one size.
+/// The base model and the model have heads of the same size, because each of these rotary embeddings fits only one
+/// size.
 #[test]
 fn heads_of_the_base_models_size_may_use_any_rotation() {
     let base = LlamaConfig {
@@ -102,8 +103,8 @@ fn heads_of_the_base_models_size_may_use_any_rotation() {
         attention_factor: Some(1.0),
         original_max_position_embeddings: 8,
     };
-    // With heads of 8, 8 · 0.35 is rounded down to 2 rotated elements. With heads of 16, the number would be 5, which
-    // is odd.
+    // With heads of 8 elements, 8 · 0.35 is rounded down to 2 rotated elements. With heads of 16 elements, the number
+    // would be 5, which is odd.
     for base in [
         LlamaConfig { rope_scaling: Some(long), ..base.clone() },
         LlamaConfig { partial_rotary_factor: 0.35, ..base.clone() },
@@ -140,7 +141,7 @@ fn sizes_of_0_in_the_base_model_are_errors() {
     }
 }
 
-/// The model is the program's own, and the file is one that mup writes.
+/// The model is built in code, and the file has the format that mup writes.
 #[test]
 fn base_shapes_are_read_from_mups_file() {
     let folder = tempfile::tempdir().unwrap();

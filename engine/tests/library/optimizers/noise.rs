@@ -9,7 +9,7 @@ fn engine(comm: std::sync::Arc<dyn zero_engine::comm::Communicator>, text: &str)
     Engine::with_communicator(config, zoo::gpt2(&gpt2_config()), comm).unwrap_or_else(|error| panic!("{text}: {error}"))
 }
 
-/// Returns the gradient norm of a step on some samples.
+/// Returns the gradient norm of a step on a batch of `samples` samples.
 fn norm(batch: &Batch, samples: usize) -> f64 {
     let text = format!("train_batch_size: {samples}\ngradient_clipping: 0");
     world(1, |comm| engine(comm, &text).train_batch(batch).unwrap().grad_norm).remove(0)

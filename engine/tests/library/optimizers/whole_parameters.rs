@@ -42,7 +42,8 @@ fn every_layout_is_bit_identical() {
     }
 }
 
-/// Guards against a former error of DeepSpeed's Muon, which orthogonalized each micro-batch (DeepSpeed#8600).
+/// Guards against a former bug of DeepSpeed's Muon: it orthogonalized the gradient of each micro-batch
+/// (DeepSpeed#8600).
 #[test]
 fn accumulation_changes_results_by_rounding_only() {
     for optimizer in OPTIMIZERS {

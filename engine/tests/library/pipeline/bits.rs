@@ -37,7 +37,7 @@ fn every_pipeline_is_bit_identical_at_zero_stage_3() {
     every_pipeline_is_equal(3);
 }
 
-/// Eight micro-batches over all replicas.
+/// The replicas together train on eight micro-batches.
 #[test]
 fn reproducible_runs_are_bit_identical_in_every_layout() {
     let reproducible = |zero_stage: u8, data: usize, stages: usize, schedule: &str| {

@@ -1,4 +1,4 @@
-//! `partition_method: time` cuts by measured layer times, at the same layers on all ranks.
+//! `partition_method: time` splits the model by measured layer times, between the same layers on all ranks.
 
 use std::time::Duration;
 

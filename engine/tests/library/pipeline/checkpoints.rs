@@ -36,7 +36,8 @@ fn resumed(root: &Path, folder: &Path, place: Setup<'_>, text: &str) -> Trajecto
     agreed(all, text)
 }
 
-/// Micro-batches are summed in order of arrival. So ZeRO stages 0 and 1 are bit-identical, and so are 2 and 3.
+/// Gradients of micro-batches are summed in order of arrival, so ZeRO stages 0 and 1 are bit-identical, and stages 2
+/// and 3 are.
 #[test]
 fn a_resumed_run_is_bit_identical_to_an_uninterrupted_one() {
     let root = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! A failure on one stage ends all stages: the failing rank reports the cause, and the others name that rank.
+//! A failure on one stage stops all stages: the failing rank reports the cause, and the other ranks name that rank.
 
 use candle_core::{DType, Result, Tensor};
 use candle_nn::{Linear, Module, VarBuilder, embedding, linear};
@@ -55,7 +55,7 @@ fn a_failing_layer_and_its_rank_are_named() {
                     let mut engine = engine_of(faulty(instead), comm, &text);
                     engine.train_batch(&batch(0, 8)).expect_err("a layer with a fault").to_string()
                 });
-                // The errors of other ranks also contain the cause, as the reason of an abort.
+                // The errors of other ranks also contain the cause, but as the reason of an abort.
                 let is_own = |error: &String| error.contains(expected) && !error.contains(" aborted: ");
                 let culprit = said.iter().position(is_own);
                 let culprit = culprit.unwrap_or_else(|| panic!("{expected}, {schedule}: {said:#?}"));

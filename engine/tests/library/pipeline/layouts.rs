@@ -1,5 +1,5 @@
-//! A checkpoint holds the same bits for every layout that writes and reads it: replicas, pipeline stages, ZeRO stage,
-//! dtype, and disk offload.
+//! A checkpoint has the same bits whichever layout writes it and whichever reads it. Layouts differ in replicas,
+//! pipeline stages, ZeRO stage, dtype and disk offload.
 
 use std::path::Path;
 

@@ -26,8 +26,8 @@ fn model(tied: bool) -> Layers {
     gpt2(16, tied)
 }
 
-/// The model with a different width. At 40, the tied parameter has three blocks of 1,024 elements, so it is cut into
-/// uneven shards.
+/// The same model with a different width. At width 40, the tied parameter has three blocks of 1,024 elements, so its
+/// shards are uneven.
 fn gpt2(width: usize, tied: bool) -> Layers {
     zoo::gpt2(&zoo::Gpt2Config {
         vocab_size: 61,

@@ -120,7 +120,8 @@ fn every_rank_sets_and_reads_every_parameter() {
                     assert!(*part == whole[*start..start + part.len()], "parameter {salt} in {text}");
                     times[*start..start + part.len()].iter_mut().for_each(|n| *n += 1);
                 }
-                // Replicas of the owning stage update the parameter: each replica all of it, or only its shard.
+                // The replicas of the owning stage update the parameter. Each of them updates all of it, or only its
+                // own shard.
                 let by = if zero_stage == 0 { data } else { 1 };
                 assert!(times.iter().all(|&n| n == by), "parameter {salt} in {text}");
             }

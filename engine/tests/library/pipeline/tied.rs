@@ -10,7 +10,7 @@ use zero_engine::{Activations, Engine, Kind, Layer, Layers, Pass, ops};
 use super::{SCHEDULES, assert_same, engine_of, gpt2, run_of, text};
 use crate::world::{train, world};
 
-/// A residual layer of plain candle operations.
+/// A layer with a residual connection, made of plain candle operations.
 struct Residual(candle_nn::Linear);
 
 impl Layer for Residual {

@@ -13,9 +13,9 @@ const WIDTH: usize = 40;
 /// Number of elements of a micro-batch's hidden states: samples × positions × width.
 const HIDDEN: usize = 2 * 16 * WIDTH;
 
-/// Bytes of a message of this model: one tensor of three dimensions. The first message also carries an announcement, in
-/// words of 8 bytes: for activations its length, the dtype, the number of dimensions and the dimensions; for gradients
-/// a flag that says whether the tensor has one.
+/// Bytes of a message of this model: one tensor of three dimensions. The first message also carries an announcement in
+/// words of 8 bytes. For activations, it has the announcement's length, the dtype, the number of dimensions and the
+/// dimensions; for gradients, a flag that says whether the tensor has a gradient.
 fn message_bytes(content: &Content, width: usize) -> usize {
     let announced = |micro_batch: usize, words: usize| if micro_batch == 0 { 8 * words } else { 0 };
     match *content {
@@ -25,8 +25,8 @@ fn message_bytes(content: &Content, width: usize) -> usize {
     }
 }
 
-/// Bytes that a step sends in addition to its program: the norm as one exact sum over all ranks, the losses over the
-/// replicas of the last stage, and the mean loss from there to all ranks.
+/// Bytes that a step sends in addition to its program: one exact sum over all ranks for the norm, a sum of the losses
+/// over the replicas of the last stage, and a broadcast of the mean loss to all ranks.
 fn norm_and_loss(engine: &Engine, zero_stage: u8, micro_batches: usize) -> u64 {
     let (comm, at, mesh) = (engine.communicator(), engine.zero().groups().at(), engine.zero().groups().mesh());
     let norm = 8 * all_reduced(zero_optim::exact_sum::LIMBS, comm.size(), comm.rank());
@@ -72,7 +72,7 @@ impl Run {
             let step = |engine: &mut Engine, number| {
                 engine.train_batch(&batch(number, 2 * self.data * self.micro_batches)).unwrap().sent_bytes
             };
-            // Every step sends announcements, and an evaluation does not change the bytes of the next step.
+            // Every step sends announcements again, and an evaluation does not change the bytes of the next step.
             let first = step(&mut engine, 0);
             engine.eval_batch(&batch(9, 2)).unwrap();
             let sent = step(&mut engine, 1);

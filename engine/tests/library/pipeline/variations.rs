@@ -6,7 +6,7 @@ use zero_engine::{Engine, Layers, zoo};
 use super::{SCHEDULES, agreed, assert_same, engine_of, gpt2, model, run_of, text};
 use crate::world::{train, trajectory, world};
 
-/// Includes more stages than micro-batches, and numbers of stages that do not divide the number of micro-batches.
+/// Also tests more stages than micro-batches, and numbers of stages that do not divide the number of micro-batches.
 #[test]
 fn any_number_of_micro_batches_is_bit_identical() {
     for zero_stage in [1, 3] {

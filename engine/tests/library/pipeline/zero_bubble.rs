@@ -20,7 +20,7 @@ fn calls(engine: &Engine) -> BTreeMap<&'static str, u64> {
     engine.timing().calls().collect()
 }
 
-/// Names of the layers with backwards of the given kind.
+/// Returns the names of the layers that ran a backward of the given kind.
 fn layers_of(engine: &Engine, kind: &str) -> Vec<String> {
     let mut layers: Vec<usize> = done(engine, kind).into_iter().map(|(_, layer, _)| layer).collect();
     layers.sort_unstable();
@@ -47,7 +47,7 @@ struct Did {
     split: Vec<String>,
     finished_later: Vec<String>,
     whole: Vec<String>,
-    /// Number of weight gradients that ran after the next micro-batch's input gradients.
+    /// Number of weight gradients that were computed after the next micro-batch's input gradient.
     overtaken: usize,
 }
 

@@ -1,6 +1,6 @@
-//! Every combination of ZeRO stage, pipeline, replicates, shards, slices and tensor-parallel ranks on up to 8 ranks
-//! trains and evaluates like one rank, up to rounding, and continues from the checkpoint of another combination. Some
-//! of the combinations do so in bf16 and with grouped queries.
+//! Every combination of ZeRO stage, pipeline stages, replicates, shards, slices of sequences and tensor-parallel ranks
+//! on up to 8 ranks trains and evaluates like one rank, up to rounding, and continues from the checkpoint of another
+//! combination. Some of the combinations are also tested in bf16 and with grouped queries.
 
 use std::path::Path;
 
@@ -92,8 +92,8 @@ impl Model {
         agreed(all, text)
     }
 
-    /// Trains with each of the layouts, and continues from the checkpoint of the layout before it, as one rank does
-    /// without an interruption.
+    /// Trains with each layout, starting from the checkpoint of the previous layout, and compares the losses with those
+    /// of one rank that trains without an interruption.
     fn train_with(self, layouts: impl IntoIterator<Item = Layout>) {
         let mut before = tempfile::tempdir().unwrap();
         let text = keys(1, 1, 4, 0, self.dtype);
@@ -117,7 +117,7 @@ fn every_combination_trains_evaluates_and_resumes_another_one() {
     Model { layers: gpt2, dtype: "", tolerance: 1e-5 }.train_with(all);
 }
 
-/// The rounding of bf16 is 2⁻⁸ of a value.
+/// A rounding to bf16 changes a value by at most 2⁻⁸ of the value.
 #[test]
 fn some_combinations_train_in_bf16_and_with_grouped_queries() {
     // The Llama has two key and value heads.

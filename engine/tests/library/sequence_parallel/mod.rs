@@ -28,7 +28,7 @@ pub(crate) fn dropping_gpt2() -> Layers {
     zoo::gpt2(&zoo::Gpt2Config { n_head: 4, ..dropout })
 }
 
-/// Grouped queries (four query heads read two key and value heads) and a sliding window.
+/// A Llama with grouped queries (four query heads share two key and value heads) and a sliding window.
 fn llama() -> Layers {
     zoo::llama(&zoo::LlamaConfig { sliding_window: Some(9), attention_dropout: 0.2, ..llama_config() })
 }
@@ -69,7 +69,8 @@ fn by_ring(text: String) -> String {
     by_queries(text).replacen(DEGREE, &format!("context_parallel_rotate_method: alltoall, {DEGREE}"), 1)
 }
 
-/// By heads and by queries at once, for four slices: pairs of ranks share heads, and the two pairs share queries.
+/// Both by heads and by queries, for four slices: the two ranks of a pair exchange heads, and the two pairs exchange
+/// keys and values.
 fn by_both(text: String) -> String {
     let text = by_queries(text.replacen("sequence_parallel_size: 4", "sequence_parallel_size: 2", 1));
     format!("sequence_parallel_size: 2\n{text}")
@@ -112,7 +113,8 @@ fn outputs(layers: fn() -> Layers, ranks: usize, slices: usize, text: &str) -> V
         let has = |key: &str| text.contains(key);
         let whole = match has("context_parallel_degree") {
             false => Tensor::cat(&parts, 1).unwrap(),
-            // Each pair of ranks has a chunk from each end of the sequence: one chunk per rank.
+            // Each pair of ranks has two chunks, one from each end of the sequence, and each of its ranks has one of
+            // them.
             true if has("sequence_parallel_size") => Tensor::cat(&[0, 2, 3, 1].map(|rank| parts[rank]), 1).unwrap(),
             // Each rank has a chunk from each end of the sequence.
             true => {
@@ -128,7 +130,8 @@ fn outputs(layers: fn() -> Layers, ranks: usize, slices: usize, text: &str) -> V
     (0..2).map(whole).collect()
 }
 
-/// Compares logits bit by bit or, with ring attention, with a tolerance of a few roundings to the dtype.
+/// Asserts that logits are bit-identical or, with ring attention, that they differ by at most a few roundings to the
+/// dtype.
 fn assert_outputs(found: &[Vec<f32>], expected: &[Vec<f32>], text: &str) {
     let tolerance = match text {
         _ if !text.contains("alltoall") => 0.0,
@@ -163,8 +166,9 @@ fn outputs_have_the_bits_of_one_rank() {
     }
 }
 
-/// ZeRO changes where parameters are stored, but not the values with which ranks compute. The first loss is a mean of
-/// the means of the slices, which are rounded to f32: it differs from one rank's by at most one unit in the last place.
+/// ZeRO changes where parameters are stored, but not the values with which ranks compute. The first loss is the mean of
+/// the slices' mean losses, which are rounded to f32, so it differs from the loss of one rank by at most one unit in
+/// the last place.
 #[test]
 fn the_forward_has_the_bits_of_one_rank_at_every_zero_stage() {
     for layers in [gpt2, llama, uneven_llama] {

@@ -29,8 +29,8 @@ positions = torch.arange(16).chunk(size)[rank]
 ",
 };
 
-/// The ring of PyTorch's `context_parallel` around PyTorch's attention for CPUs. `context_parallel` itself dispatches
-/// only the attentions of GPUs.
+/// The ring of PyTorch's `context_parallel` around PyTorch's attention for CPUs. `context_parallel` itself supports
+/// only attention kernels for GPUs.
 const PYTORCH: Peer = Peer {
     name: "PyTorch",
     modules: &["torch", "transformers"],

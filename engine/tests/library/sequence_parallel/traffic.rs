@@ -22,8 +22,8 @@ struct Heads {
     layers: fn() -> Layers,
     /// Query heads of each rank.
     queries: &'static [usize],
-    /// Key heads that each rank gets. A rank gets a key head more than once if its query heads are not consecutive
-    /// groups of the same size.
+    /// Number of key heads that each rank gets. A rank gets a key head more than once if its query heads do not form
+    /// groups of the same size, one for each key head.
     keys: &'static [usize],
     /// Key heads of the model.
     all_keys: usize,
@@ -55,8 +55,8 @@ impl Heads {
     }
 }
 
-/// Returns the bytes of the keys and values that a rank sends to the other ranks in the forward, and in the backward,
-/// where it also sends the gradients of the others' keys and values in f32.
+/// Returns the bytes that a rank sends to the other ranks in the forward and in the backward: its keys and values and,
+/// in the backward, also the gradients of the other ranks' keys and values in f32.
 fn passed(heads: usize, slice: usize, ranks: usize, bytes: usize) -> [usize; 2] {
     let block = 2 * ROWS * slice * heads * SIZE * (ranks - 1);
     [block * bytes, block * (bytes + 4)]
@@ -90,9 +90,9 @@ fn grouped_and_uneven_heads_send_what_each_rank_lacks() {
     }
 }
 
-/// With both keys, pairs of ranks exchange heads of their slices. Each rank then gathers the keys and values of its
-/// heads from the other pair, or passes them around a ring. In addition, a rank sends only what ZeRO sends, and sums of
-/// losses and norms.
+/// With both keys, the two ranks of a pair exchange heads of their slices. Each rank then gathers the keys and values
+/// of its heads from the other pair, or passes them around a ring. Apart from this, a rank sends only ZeRO's
+/// collectives, and sums of losses and norms.
 #[test]
 fn traffic_of_sequence_and_context_parallelism_adds_up() {
     for heads in MODELS.into_iter().filter(|heads| heads.queries.len() == 2) {
@@ -109,7 +109,7 @@ fn traffic_of_sequence_and_context_parallelism_adds_up() {
                     let options = &engine.settings().zero;
                     let state =
                         zero_partition::expected_payload(engine.program(), zero.layout(), place, bytes, options, |_| 0);
-                    // Stage 2 sums only losses and norms with all_reduce.
+                    // At stage 2, only losses and norms are summed with all_reduce.
                     sent.sent_bytes() - sent[Operation::AllReduce].sent_bytes - state.total()
                 });
                 for (rank, sent) in sent.into_iter().enumerate() {

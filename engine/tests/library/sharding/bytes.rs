@@ -11,7 +11,7 @@ use zero_partition::{
     expected_state, state_formula,
 };
 
-/// With a `width` of 256, cutting at blocks of 1,024 elements changes a shard by less than 1 %.
+/// With a `width` of 256, shards that end at blocks of 1,024 elements differ by less than 1 % from equal shards.
 fn model(width: usize, tied: bool) -> Layers {
     zoo::gpt2(&zoo::Gpt2Config {
         vocab_size: 64,
@@ -125,8 +125,8 @@ impl Run {
     }
 }
 
-/// Elements that a rank sends in an all-reduce: the other ranks' parts to their owners, then its own part to every
-/// other rank.
+/// Number of elements that a rank sends in an all-reduce: it sends each part of the vector to the rank that sums the
+/// part, and then the sum of its own part to every other rank.
 pub(crate) fn all_reduced(elements: usize, ranks: usize, rank: usize) -> usize {
     let own = elements / ranks + usize::from(rank < elements % ranks);
     elements - own + own * (ranks - 1)
@@ -285,8 +285,8 @@ fn sent_bytes_match_the_plan() {
     }
 }
 
-/// Summed over all ranks, uneven shards cancel: with N ranks, each element of a reduction or gather is sent N − 1
-/// times.
+/// In the sum over all ranks, uneven shards do not matter: with N ranks, each element of a reduction or gather is sent
+/// N − 1 times.
 #[test]
 fn sent_bytes_match_the_closed_form() {
     for ranks in [2, 4] {

@@ -1,5 +1,6 @@
-//! Secondary shards (hpZ): later gathers of a step read the shards of the near group. Training is bit-identical to
-//! plain stage 3, and the bytes held and sent match the formulas.
+//! Secondary shards (hpZ): the first gather of a layer in a step reads the shards of all ranks, and later gathers read
+//! the secondary shards of the near group. Training is bit-identical to plain stage 3, and the bytes held and sent
+//! match the formulas.
 
 use candle_core::DType;
 use zero_engine::comm::Operation;
@@ -204,9 +205,9 @@ fn measured(ranks: usize, near: usize, micro_batches: usize, dtype: DType) -> Ve
 }
 
 /// With N ranks in near groups of k and Ψ elements of w bytes, all ranks together hold wΨ(1 + N/k) bytes of working
-/// parameters. In a step of M micro-batches, they send (N − k)Ψw bytes to other groups for the single gather from all
-/// shards, and the same number for the gradients of each micro-batch. With M = 1, this is 2Ψ(N − k)/N elements per
-/// rank. Gathers from secondary shards send nothing to other groups.
+/// parameters. In a step of M micro-batches, they send (N − k)Ψw bytes to other groups for the single gather from the
+/// shards of all ranks, and the same number of bytes for the gradients of each micro-batch. For M = 1, each rank sends
+/// 2Ψ(N − k)/N elements to other groups. Gathers from secondary shards send nothing to other groups.
 #[test]
 fn bytes_held_and_sent_match_the_formulas() {
     for (ranks, near) in GROUPS {
@@ -226,7 +227,7 @@ fn bytes_held_and_sent_match_the_formulas() {
                 assert_eq!(sum(|rank| rank.payload.across), across, "{what}");
                 let within = (k - 1) * w * ((1 + m) * elements + n / k * again);
                 assert_eq!(sum(|rank| rank.payload.within), within, "{what}");
-                // Of the bytes that the world's communicators sent, n − k of n − 1 shares went to other groups.
+                // The world's communicators send each share to n − 1 ranks, of which n − k are in other groups.
                 let counted = sum(|rank| rank.gathered) + sum(|rank| rank.scattered);
                 assert_eq!(counted * (n - k) / (n - 1), across, "{what}");
                 assert_eq!(counted + sum(|rank| rank.near), across + within, "{what}");

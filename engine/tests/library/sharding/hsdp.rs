@@ -18,8 +18,8 @@ use crate::world::{
 const LAYOUTS: [(usize, usize); 4] = [(2, 2), (2, 1), (4, 2), (2, 4)];
 const STEPS: u64 = 6;
 
-/// Returns the keys of a run on global batches of 8 samples whose bits do not depend on the layout. `training` is added
-/// to the section of that name.
+/// Returns the keys of a reproducible run (its bits do not depend on the layout) on global batches of 8 samples.
+/// `training` is added to the section of that name.
 fn text(stage: u8, (replicates, shards): (usize, usize), training: &str, more: &str) -> String {
     let mesh = match replicates {
         1 => String::new(),
@@ -134,7 +134,7 @@ fn offloaded_state_is_bit_identical() {
     }
 }
 
-/// Without `training.reproducible`, micro-batches are summed first, then replicates.
+/// Without `training.reproducible`, gradients are summed first over micro-batches and then over replicates.
 #[test]
 fn sums_over_micro_batches_and_then_replicates_differ_by_rounding_only() {
     let text = |mesh: &str, stage: u8, more: &str| {
@@ -156,7 +156,8 @@ fn sums_over_micro_batches_and_then_replicates_differ_by_rounding_only() {
     }
 }
 
-/// In bf16, sums are rounded after each of the two reductions. All ranks must nevertheless have the same parameters.
+/// In bf16, sums are rounded after each of the two reductions (within shard groups, then over replicates). All ranks
+/// must nevertheless have the same parameters.
 #[test]
 fn replicates_agree_in_16_bits() {
     for stage in 1..=3 {
@@ -196,7 +197,7 @@ fn a_run_continues_in_any_layout() {
     }
 }
 
-/// Ranks 1 and 3 hold the second shard, so a parameter that differs on rank 3 differs from rank 1's.
+/// Ranks 1 and 3 both hold the second shard, so a parameter that is changed on rank 3 differs from that of rank 1.
 #[test]
 fn shards_are_compared_with_their_replicates() {
     for (layout, wrong, named) in [((2, 2), 3, "ranks 1, 3 differ"), ((2, 1), 1, "ranks 0, 1 differ")] {

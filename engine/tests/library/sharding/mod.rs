@@ -1,4 +1,4 @@
-//! Sharding, offloading, and batches that the ranks divide.
+//! Sharding, offloading, and the division of batches among ranks.
 
 pub(super) mod bytes;
 pub(super) mod hpz;

@@ -8,7 +8,7 @@ use tempfile::TempDir;
 use world::{BF16, FP16, Trajectory, assert_same, engine_of, resume, save, trajectory, world};
 use zero_engine::{Layers, zoo};
 
-/// Layers of a few thousand elements, which fill pages of a disk. Some have several tiles.
+/// A model whose layers have a few thousand elements, enough to fill pages of a disk. Some layers have several tiles.
 fn model() -> Layers {
     zoo::gpt2(&zoo::Gpt2Config {
         vocab_size: 61,

@@ -94,7 +94,7 @@ fn muon_is_bit_identical() {
     }
 }
 
-/// A first pass over the tiles sums up the norms of whole parameters.
+/// The update takes two passes: the first sums up the norms of whole parameters over their tiles.
 #[test]
 fn lamb_and_adafactor_are_bit_identical() {
     for more in [LAMB, &format!("{LAMB}\n{BF16}"), ADAFACTOR, &format!("{ADAFACTOR}\n{BF16}")] {
@@ -102,7 +102,7 @@ fn lamb_and_adafactor_are_bit_identical() {
     }
 }
 
-/// `averages` compares the evaluations.
+/// The module `averages` compares the evaluations of such runs.
 #[test]
 fn a_schedule_free_optimizer_is_bit_identical() {
     for more in [FREE, &format!("{FREE}\n{BF16}")] {
@@ -155,7 +155,7 @@ fn bytes_match_the_formula() {
                 let (zero, widths) = (engine.zero(), engine.zero().widths());
                 let expected: u64 = zero.layout().segments().iter().map(of_segment).sum();
                 assert!(expected > 0, "{text}");
-                // Room for the weights, while the averages replace them.
+                // Disk space for the weights while the averages replace them.
                 let kept = |segment: &Segment| match (more == FREE, segment.tiers.tiles) {
                     (true, 1..) => (4 * segment.shard(rank).len()).next_multiple_of(4096) as u64,
                     _ => 0,

@@ -49,7 +49,8 @@ fn batch_sizes_match_megatron() {
     }
 }
 
-/// Checks the sizes of the first case without Python, and the number of steps that a number of samples takes.
+/// Checks the batch sizes of the first case without Python, and the number of steps that consume a given number of
+/// samples.
 #[test]
 fn batch_sizes_grow_evenly() {
     let sizes = sizes(CASES[0]);

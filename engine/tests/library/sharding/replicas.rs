@@ -4,7 +4,7 @@ use crate::world;
 
 use world::{engine_of, gpt2, train, world};
 
-/// Returns each rank's error after the `wrong` ranks flipped the last bit of one element of a parameter.
+/// Returns each rank's error after the ranks in `wrong` flipped the last bit of one element of a parameter.
 fn said(ranks: usize, wrong: &[usize], parameter: &str, text: &str) -> Vec<Option<String>> {
     world(ranks, |comm| {
         let rank = comm.rank();

@@ -5,7 +5,7 @@ use crate::world::{Trajectory, agreed, batch, engine_of, gpt2, trajectory_of, wo
 
 use zero_engine::{Batch, Layers};
 
-/// Samples of each micro-batch, by step. Each step has 8 samples.
+/// Number of samples in each micro-batch, by step. Each step has 8 samples.
 const ROWS: [&[usize]; 4] = [&[3, 1, 2, 2], &[6, 2], &[2, 2, 2, 2], &[1, 2, 1, 1, 1, 2]];
 
 fn uneven(

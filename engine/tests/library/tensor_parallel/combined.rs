@@ -31,7 +31,7 @@ fn every_variant_matches_one_rank_up_to_rounding() {
             let text = keys(2, 2, 1, stage, more);
             assert_near(&run_of(gpt2, 2, STEPS, &text), &expected, tolerance, &text);
         }
-        // Two groups of two ranks process the same samples as two ranks with whole layers.
+        // Two tensor groups of two ranks each process the same samples as two ranks with whole layers.
         let expected = run_of(gpt2, 2, STEPS, &keys(1, 2, 1, 0, more));
         let text = keys(2, 2, 1, 2, more);
         assert_near(&run_of(gpt2, 4, STEPS, &text), &expected, tolerance, &text);
@@ -99,7 +99,8 @@ fn packed_documents_see_only_themselves() {
     }
 }
 
-/// A checkpoint has each element once, under its index in the whole parameter, however the ranks cut the parameter.
+/// A checkpoint stores each element once, under its index in the whole parameter, however the ranks split the
+/// parameter.
 #[test]
 fn checkpoints_load_at_any_tensor_parallel_degree() {
     for layers in [gpt2 as fn() -> Layers, llama, phi3] {

@@ -21,13 +21,14 @@ fn tiled_gpt2() -> Layers {
     zoo::gpt2(&zoo::Gpt2Config { n_head: 4, tiled_mlp_rows: Some(64), ..gpt2_config() })
 }
 
-/// Four query heads that read two key and value heads through a sliding window, norms of queries and keys, and biases.
+/// A Llama with four query heads that share two key and value heads, a sliding window, norms of queries and keys, and
+/// biases.
 fn llama() -> Layers {
     let llama = zoo::LlamaConfig { sliding_window: Some(9), attention_dropout: 0.2, ..llama_config() };
     zoo::llama(&zoo::LlamaConfig { qk_norm: true, attention_bias: true, mlp_bias: true, ..llama })
 }
 
-/// One weight for queries, keys and values, and one for gate and up.
+/// A Llama with one weight for queries, keys and values, and one for the gate and up projections.
 fn phi3() -> Layers {
     zoo::llama(&zoo::LlamaConfig { fused_projections: true, tie_word_embeddings: true, ..llama_config() })
 }
@@ -43,8 +44,8 @@ fn keys(ranks: usize, micro_batch: usize, accumulation: usize, stage: u8, more: 
 /// The names and the bits of all parameters.
 type Parameters = Vec<(String, Vec<u32>)>;
 
-/// Saves checkpoints after `prepare` on four ranks in two parts, on two ranks in two parts, and on one rank. Asserts
-/// that each of them loads with any number of parts. Returns the parameters of each checkpoint.
+/// Saves checkpoints after `prepare` on four ranks and on two ranks, both with layers in two parts, and on one rank.
+/// Asserts that each checkpoint loads with any number of parts. Returns the parameters of each checkpoint.
 fn load_with_any_number_of_parts(
     layers: fn() -> Layers,
     more: &str,

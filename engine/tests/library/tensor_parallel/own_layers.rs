@@ -1,4 +1,4 @@
-//! A program's own layers that cut their parameters themselves.
+//! Layers that a program defines, and that split their parameters themselves.
 
 use candle_core::{Result, Tensor};
 use candle_nn::{Init, Module, VarBuilder};
@@ -121,7 +121,7 @@ fn attentions() -> Layers {
         .shares_sequences::<&str>([])
 }
 
-/// The masks of both dropouts are those of one rank.
+/// Both dropouts use the same masks as on one rank.
 #[test]
 fn a_custom_attention_with_dropout_matches_one_rank() {
     let run = |ranks: usize, text: &str| run_of(attentions, ranks, STEPS, text);

@@ -1,4 +1,4 @@
-//! Quantized weights that ranks cut: their codes and scales are those of one rank.
+//! Quantized weights that are split across ranks: their codes and scales are the same as on one rank.
 
 use zero_engine::{Engine, Layers, zoo};
 
@@ -7,15 +7,15 @@ use crate::world::{assert_near, assert_same, config, engine_of, gpt2_config, lla
 
 const NF4: &str = "adapter: {r: 4, lora_dropout: 0.1, init_lora_weights: false}\n\
                    quantization_config: {load_in_4bit: true, bnb_4bit_quant_type: nf4}";
-/// Few, because differences grow fast in these wide models.
+/// Number of steps: few, because differences grow fast in these wide models.
 const STEPS: u64 = 4;
 
 const FP4: &str = "adapter: {r: 4, use_dora: true}\nquantization_config: {load_in_4bit: true}";
 
-/// One scale for each output, also where ranks cut its inputs.
+/// 8-bit weights have one scale for each output, even if the inputs are split across ranks.
 const INT8: &str = "adapter: {r: 4}\nquantization_config: {load_in_8bit: true}";
 
-/// The half of a row that each of two ranks has consists of whole blocks of 64 elements.
+/// Each of two ranks has half of a row, which consists of whole blocks of 64 elements.
 fn gpt2() -> Layers {
     zoo::gpt2(&zoo::Gpt2Config { n_embd: 128, n_inner: Some(256), ..gpt2_config() })
 }

@@ -1,4 +1,4 @@
-//! Tensor parallelism with state on a disk, parameters that are rounded at random, LAMB, and local steps.
+//! Tensor parallelism with state on a disk, stochastic rounding of parameters, LAMB, and local steps.
 
 use zero_engine::Layers;
 
@@ -28,7 +28,7 @@ fn state_on_a_disk_is_bit_identical() {
     }
 }
 
-/// LAMB uses the norms of whole parameters, and random rounding the positions of elements in whole parameters.
+/// LAMB uses the norms of whole parameters, and stochastic rounding uses the positions of elements in whole parameters.
 #[test]
 fn updates_match_one_rank_up_to_rounding() {
     for layers in [gpt2 as fn() -> Layers, llama, phi3] {
@@ -104,7 +104,7 @@ fn replicates_that_train_independently_match_those_of_single_ranks() {
 }
 
 /// A checkpoint has the parameters from which the replicates started, the states of each replicate, and the outer
-/// momentum, all in positions of whole parameters.
+/// momentum, all stored by the positions of elements in whole parameters.
 #[test]
 fn replicates_resume_at_any_tensor_parallel_degree() {
     let layouts = [(1, 2, 1, 2), (2, 2, 1, 4), (2, 3, 2, 8)];

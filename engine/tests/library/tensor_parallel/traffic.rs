@@ -1,5 +1,5 @@
-//! The bytes that ranks send in split layers, and in the attention of a context group whose layers are split, equal
-//! formulas that follow from the model's sizes.
+//! The bytes that ranks send equal formulas that follow from the model's sizes: in split layers, and in the attention
+//! of a context group whose layers are split.
 
 use zero_engine::Layers;
 
@@ -45,8 +45,8 @@ fn in_layers(time: usize, ranks: usize, bytes: usize, forwards: usize) -> usize 
     of_layers + 4 * exchange + 3 * 4 * ROWS * time * (ranks - 1)
 }
 
-/// Returns the bytes that the ranks of a group send together to sum `elements` of `bytes`: each element is sent to the
-/// rank that sums it by all others, and back.
+/// Returns the bytes that the ranks of a group together send to sum `elements` elements of `bytes` bytes: all other
+/// ranks send each element to the rank that sums it, and that rank sends the sum back to all of them.
 fn to_sum(elements: usize, bytes: usize, ranks: usize) -> usize {
     2 * (ranks - 1) * elements * bytes
 }
@@ -82,7 +82,8 @@ fn traffic_matches_the_formulas() {
     }
 }
 
-/// The ranks of a context group have slices of whole sequences and the heads of their place in the tensor group.
+/// The ranks of a context group have slices of the same sequences, and the same heads, which follow from their common
+/// position in their tensor groups.
 #[test]
 fn traffic_of_context_and_tensor_groups_adds_up() {
     let norm = zero_optim::ExactSum::new().limbs().len();

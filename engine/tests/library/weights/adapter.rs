@@ -116,7 +116,8 @@ fn dora_starts_from_the_base_model() {
     assert!((base - dora).abs() < 1e-6 * base, "{base} {dora}");
 }
 
-/// The shapes of an adapter's parameters do not determine its scale, so a resume compares the configured scales.
+/// The shapes of an adapter's parameters do not determine its scale, so a resume compares the configured scale with the
+/// saved one.
 #[test]
 fn resuming_with_another_lora_scale_is_an_error() {
     let folder = TempDir::new().unwrap();

@@ -1,5 +1,5 @@
-//! Models of which only a part is trained: training is bit-identical at every layout, and trained parameters match full
-//! training after one step.
+//! Models in which only some parameters are trained: training is bit-identical at every layout, and after one step the
+//! trained parameters match those of full training.
 
 use crate::sharding::bytes::assert_state;
 use crate::world;
@@ -103,8 +103,8 @@ fn offloading_and_recomputation_are_bit_identical() {
     }
 }
 
-/// After one step of plain SGD, trained parameters are bit-identical to those of full training, and the others are
-/// unchanged.
+/// After one step of plain SGD, the trained parameters are bit-identical to those of full training, and the frozen
+/// parameters are unchanged.
 #[test]
 fn one_step_of_sgd_changes_the_selected_parameters_alone() {
     let step = |selection: &str| {

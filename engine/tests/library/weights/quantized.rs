@@ -45,7 +45,7 @@ fn every_layout_of_int8_is_bit_identical() {
     layouts_are_equal(gpt2, &format!("{ADAPTER}\nquantization_config: {{load_in_8bit: true}}"));
 }
 
-/// Shards of quantized weights can also be on a disk, and their bytes match the formula.
+/// Quantized weights have the bytes of the formula. Their shards can also be on a disk.
 #[test]
 fn state_is_a_few_bits_per_element() {
     let folder = TempDir::new().unwrap();
@@ -104,7 +104,7 @@ fn a_checkpoint_resumes_at_any_layout() {
             trajectory(&mut engine, 2)
         });
         for (ranks, stage) in [(1, 0), (2, 3)] {
-            // Other initial weights, which the checkpoint replaces.
+            // These initial weights differ from those of the saved run. The checkpoint replaces them.
             let text = text(stage, 2 / ranks, 7);
             let rest = resume((ranks, 2), folder.path(), |comm| engine_of(llama(), comm, &text));
             assert_same(&whole[0], &rest, &format!("{quantization} on {ranks} ranks"));
@@ -134,7 +134,8 @@ fn keys_without_effect_are_errors() {
     assert!(skipped.contains("`nowhere`") && skipped.contains("llm_int8_skip_modules"), "{skipped}");
 }
 
-/// Writes the bytes that bitsandbytes makes of weights, in our format, and the values that it reads back.
+/// Quantizes weights with bitsandbytes, and writes the resulting bytes in this project's format and the dequantized
+/// values.
 const SCRIPT: &str = "
 import sys, struct, numpy, torch
 from bitsandbytes import functional as F

@@ -59,7 +59,7 @@ impl Gathered {
     fn geometry(&self, q: &Shape, k: &Shape, v: &Shape) -> Result<Geometry> {
         let of_slice = Geometry::separate(OP, q, k, v)?;
         let [first, second] = &*self.parts[self.group.index()] else {
-            bail!("{OP}: a slice has two ranges of positions");
+            bail!("{OP}: expected a slice of two ranges of positions");
         };
         let queries = Queries::two([first.start, second.start], first.len());
         Ok(Geometry { time: of_slice.time * self.group.size(), queries, ..of_slice })

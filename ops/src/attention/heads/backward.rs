@@ -144,7 +144,7 @@ impl Backward {
     }
 
     /// Recomputes the probabilities of a few rows for a chunk of keys, computes the gradients of the scores, and adds
-    /// to the gradients of the queries. The first row has this position, and is stored at `own`.
+    /// to the gradients of the queries. The first row has the position `position` and is stored at `own`.
     fn scores(
         &mut self,
         saved: &Saved<'_>,

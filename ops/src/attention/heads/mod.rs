@@ -1,12 +1,12 @@
 //! The arithmetic of causal attention, head by head over slices.
 //!
 //! The keys and values of a head are packed once. A block of queries passes over them a chunk of keys at a time, so
-//! that the chunk stays in a core's caches until the whole block has used it. The inner products take a few query rows,
-//! and the keys from the first that the first row sees to the position of the last row: two products in the forward and
-//! five in the backward. The gradients of keys and values are sums over queries, and are accumulated one block of
-//! queries at a time. Heads are independent, so the work is split among threads by pairs of a sample and a key and
-//! value head. Neither blocks nor chunks change the order of a sum. Positions that a row does not see add zeros to its
-//! sums, so its result depends only on the positions that it sees.
+//! that the chunk stays in a core's caches until the whole block has used it. Each matrix product covers a few query
+//! rows, and the keys from the first one that the first row sees to the position of the last row. The forward computes
+//! two such products, the backward five. The gradients of keys and values are sums over queries, and are accumulated
+//! one block of queries at a time. Heads are independent, so the work is split among threads by pairs of a sample and a
+//! key and value head. Neither blocks nor chunks change the order of a sum. Positions that a query row does not see add
+//! zeros to its sums, so its result depends only on the positions that it sees.
 
 mod backward;
 mod forward;
@@ -22,13 +22,13 @@ use std::ops::Range;
 pub(crate) use backward::{Saved, backward};
 pub(crate) use forward::forward;
 
-/// Queries of a block in the backward.
+/// Number of queries in a block of the backward.
 const QUERIES: usize = 192;
-/// Queries of a block in the forward of a long sequence: a multiple of [`rows_at_a_time`].
+/// Number of queries in a block of the forward of a long sequence: a multiple of [`rows_at_a_time`].
 const QUERIES_OF_LONG: usize = 48;
-/// Of longer sequences, a head's keys and values exceed a core's caches.
+/// If a sequence is longer than this, the keys and values of one head exceed a core's caches.
 const LONG: usize = 4096;
-/// Keys of a chunk: a multiple of [`COLUMNS`] and of [`rows_at_a_time`].
+/// Number of keys in a chunk: a multiple of [`COLUMNS`] and of [`rows_at_a_time`].
 const KEYS: usize = 192;
 const _: () = assert!(KEYS.is_multiple_of(COLUMNS));
 
@@ -81,7 +81,7 @@ fn room_of_scores(positions: usize) -> usize {
     positions.next_multiple_of(16) + kernel::SPARE
 }
 
-/// Returns the positions that are in both ranges; they are empty if there are none.
+/// Returns the positions that are in both ranges, as an empty range if there are none.
 fn common(seen: Range<usize>, chunk: &Range<usize>) -> Range<usize> {
     seen.start.max(chunk.start)..seen.end.min(chunk.end)
 }

@@ -1,5 +1,5 @@
 //! Runs ring attention on a GPU: launches one attention for each pair of a chunk of queries and a chunk of keys.
-//! Kernels round the result and the gradients of a pair to the dtype; they are combined in f32.
+//! Kernels round the results and the gradients of each pair to the dtype of the tensors. The pairs are combined in f32.
 
 use super::{OP, Ring};
 use crate::attention::geometry::{Geometry, Queries};

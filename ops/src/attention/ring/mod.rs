@@ -7,8 +7,8 @@
 //! gradients of a block are summed in f32: the sums start at the rank after the block's owner, follow the block one
 //! step later, and reach the owner at the end. The order of all sums depends on the number of ranks only.
 //!
-//! Queries see no keys of a chunk that begins after their own, so a rank computes attention to at most two chunks of a
-//! block ([`ChunkAttention`]).
+//! A slice has two chunks. Queries do not see the keys of a chunk that begins after their own chunk, so a rank skips
+//! such pairs of chunks ([`ChunkAttention`]).
 
 #[cfg(feature = "cuda")]
 mod gpu;
@@ -110,7 +110,7 @@ impl Ring {
         })
     }
 
-    /// Returns the first key of a chunk that each position sees.
+    /// Returns, for each position, the first key of the chunk `keys` that it sees.
     fn firsts(&self, g: Geometry, keys: &Range<usize>, queries: &[Range<usize>]) -> Vec<usize> {
         let mut firsts = vec![0; g.batch * g.positions()];
         let of_whole = self.state.firsts.chunks_exact(self.time.max(1));
@@ -188,8 +188,8 @@ fn add(gradients: &mut [f32], sums: Exchanging<zero_comm::Exchanged>) -> Result<
 }
 
 impl ChunkAttention {
-    /// Writes the gradients of the part's queries, and those of the part's keys and values, which have the layout of a
-    /// slice's queries and of a block.
+    /// Writes the gradients of the part's queries to `dq`, in the layout of a slice's queries, and those of its keys
+    /// and values to `d_block`, in the layout of a block.
     fn write_gradients(&self, g: Geometry, of: &Upstream<'_>, block: Elements<'_>, [dq, d_block]: [&mut [f32]; 2]) {
         let log_sums: Cow<'_, [f32]> = match self.queries.len() == g.time {
             true => of.log_sums.into(),
@@ -226,22 +226,23 @@ impl Footprint for Ring {
         let (block, d_block) = (bytes(2 * k.elem_count(), dtype), floats(2 * k.elem_count()));
         let (out, result) = (floats(q.elem_count()), bytes(q.elem_count(), dtype));
         let rows = g.batch * g.heads * g.time;
-        // All parts have the same number of keys. Those of the own block have the most queries.
+        // All parts have the same number of keys. The parts of the rank's own block have the most queries.
         let of_part = |room: fn(Geometry) -> u64| {
             let firsts = g.batch * self.time * size_of::<usize>();
             self.parts(g, self.group.index()).map(|part| room(part.g)).max().unwrap_or(0) + firsts as u64
         };
-        // Until the last step, the block is also in memory as it is sent, and the next block as it is received.
+        // Before the last step, memory also holds the copy of the block that is sent, and the next block, which is
+        // received.
         let blocks = |step: u64| if step == others { block } else { 3 * block };
-        // The gradients of the rank's own block, of the step's block, and the sums that are sent and received. In the
-        // first of the other steps, the step's block itself is sent.
+        // The gradients of the rank's own block and of the step's block, and the sums that are sent and received. In
+        // step 1, the gradients of the step's block are themselves the sums that are sent.
         let gradients = |step: u64| d_block * [1, 3, 4][step.min(2) as usize];
         let travelling = (0..=others).map(|step| blocks(step) + gradients(step)).max().unwrap_or(0);
         let forward = 2 * out + blocks(0) + floats(3 * rows) + of_part(Geometry::forward_room);
         let backward = 2 * out + travelling + floats(rows) + of_part(Geometry::backward_room);
         Ok(Costs {
             saved: floats(rows) + (self.state.firsts.len() * size_of::<usize>()) as u64,
-            // The results, which are counted elsewhere, are among the f32 values or take the place of some.
+            // The caller counts the results, which are some of these f32 values or reuse the memory of some.
             forward: forward.saturating_sub(result),
             backward: backward.saturating_sub(result + block),
             exchanged: [others * block, others * (block + d_block)].map(Exchanged::to_queries),

@@ -1,7 +1,7 @@
 //! Runs several operations as one node of candle's graph.
 //!
-//! candle's backward allocates zeros for the gradient of every tensor and adds each contribution to them. This takes
-//! three more passes over memory, a twelfth of the time of a training step. A fused block records the operations of
+//! candle's backward allocates zeros for the gradient of every tensor and adds each contribution to them. These three
+//! additional passes over memory take a twelfth of the time of a training step. A fused block records the operations of
 //! this crate instead, and the backward of each operation passes its gradient directly to the next. Gradients are added
 //! only where a tensor was used twice; on a GPU, the backward of a norm adds them in the same pass. Values that no
 //! backward reads are freed at the end of the forward, and the memory that an operation saved is freed as soon as its

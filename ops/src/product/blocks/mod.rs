@@ -24,8 +24,8 @@ pub(super) struct Out<'a> {
 #[derive(Clone, Copy)]
 pub(crate) enum To {
     F32(*mut f32),
-    /// Sums are rounded when complete, so the inner dimension is not split into blocks. It has at most [`LONGEST`]
-    /// words, and sums do not start from the output.
+    /// A block contains the whole inner dimension, of at most [`LONGEST`] words, so that its sums can be rounded once
+    /// they are complete. Sums do not start from the output.
     Bf16(*mut bf16),
     /// The same applies as for `Bf16`.
     F16(*mut f16),
@@ -51,8 +51,8 @@ impl Rounded for f16 {
 // SAFETY: every thread writes only its own part of the output and reads no other.
 unsafe impl Sync for Out<'_> {}
 
-/// Words of the inner dimension in a block for products with the rows of a single tile. The block takes 24 KiB per
-/// panel.
+/// Number of words of the inner dimension in a block, for products with at most the rows of one tile. The block is one
+/// panel of 24 KiB.
 const FEW_DEPTH: usize = 128;
 /// Longest inner dimension, in words, for which sums can be rounded without a buffer for all sums. Up to this length, a
 /// block of the right operand has at least two panels.
@@ -69,8 +69,8 @@ struct Sizes {
 /// The order of the tiles of a block.
 #[derive(Clone, Copy)]
 enum Order {
-    /// A tile's rows of the left operand stay in the first-level cache while all columns of the right operand are
-    /// read from the second level. Used if tiles are so wide that these reads are rare.
+    /// A tile's rows of the left operand stay in the first-level cache while all columns of the right operand are read
+    /// from the second level. Used if tiles are so wide that few such reads are needed.
     RowsFirst,
     /// A tile's columns of the right operand stay in the first-level cache while all rows of the left operand are
     /// read.
@@ -80,7 +80,7 @@ enum Order {
 impl Sizes {
     fn new<T: Terms>(isa: Isa, words: usize, to: To, rows: usize) -> Self {
         if let (To::F32(_), true) = (to, rows <= T::rows(isa)) {
-            // Each packed block is read only once, so it is small enough to stay in the first-level cache until then.
+            // Each packed block is read only once. It is small enough to stay in the first-level cache until then.
             let depth = even(words, FEW_DEPTH);
             return Self { depth, width: COLUMNS, height: HEIGHT, order: Order::RowsFirst };
         }
@@ -93,7 +93,7 @@ impl Sizes {
         };
         match to {
             To::F32(_) => Self { depth: even(words, depth), width, height, order },
-            // The block takes the same amount of memory in a different shape, so that it contains the whole inner
+            // A block takes the same amount of memory as for f32, in a different shape: it contains the whole inner
             // dimension.
             To::Bf16(_) | To::F16(_) => {
                 let width = (DEPTH * WIDTH / words.max(1) / COLUMNS * COLUMNS).clamp(COLUMNS, WIDTH);
@@ -152,7 +152,7 @@ struct Block<'a> {
 }
 
 impl Block<'_> {
-    /// Splits the inner dimension into pieces; yields one empty piece if it has no terms.
+    /// Splits the inner dimension into pieces. Yields one empty piece if the inner dimension has no terms.
     fn depths<T: Terms>(&self) -> impl Iterator<Item = Range<usize>> {
         let (terms, each) = (self.left.columns, self.sizes.depth * T::EACH);
         (0..terms.max(1)).step_by(each).map(move |start| start..terms.min(start + each))
@@ -296,7 +296,7 @@ impl Tiles<'_> {
     }
 
     /// Prefetches `words` of each row of the tile that follows the tile at `row`, unless the left operand was packed
-    /// just now. Otherwise its rows are too short for the hardware prefetcher to predict where the next row begins.
+    /// into panels. The hardware prefetcher does not predict where the next row begins, because the rows are too short.
     fn prefetch_left<T: Terms>(&self, isa: Isa, row: usize, words: Range<usize>) {
         let rows = T::rows(isa);
         if self.left.step == 1 && row + rows < self.rows {

@@ -10,8 +10,8 @@ use std::ops::Range;
 #[cfg(target_arch = "x86_64")]
 use zero_isa::Vectors;
 
-/// A strip of columns of a matrix with contiguous columns, or of rows of a matrix with contiguous rows. The fields call
-/// both columns.
+/// A strip of columns of a matrix with contiguous columns, or of rows of a matrix with contiguous rows. The field names
+/// say "column" for both.
 pub(super) struct Strip {
     /// At most [`LANES`] columns, or [`ROWS`] rows of a left operand.
     pub(super) columns: usize,
@@ -237,8 +237,8 @@ pub(in super::super) mod x86 {
     }
 
     /// Does the same as [`squares`], with registers of eight words, for a strip of `COUNT` columns and an output of
-    /// `WIDTH` columns. A store writes eight elements. Elements beyond the strip fall into the next row, or into the
-    /// padding after the last row.
+    /// `WIDTH` columns. A store writes eight elements. Those beyond the strip overwrite the start of the next row,
+    /// which is written later, or the padding after the last row.
     #[inline]
     #[target_feature(enable = "avx2,fma")]
     fn small_squares<const COUNT: usize, const WIDTH: usize>(

@@ -154,9 +154,9 @@ impl Tile {
 /// instructions, because each slows the tile down while another program runs on the core's second hardware thread.
 ///
 /// `$registers` is a module with the operations on a register and four constants. `LANES` is the number of f32 in a
-/// register. `STEPS` is the number of steps in an iteration, whose addresses differ by constants. `ADDRESSED` is the
-/// number of rows of the left operand that an instruction can address from one pointer. `AHEAD` is how many steps
-/// before its use a row of the right operand is prefetched from the second-level cache.
+/// register. `STEPS` is the number of steps in one iteration; within it, the addresses of the steps differ by
+/// constants. `ADDRESSED` is the number of rows of the left operand that an instruction can address from one pointer.
+/// `AHEAD` is how many steps before its use a row of the right operand is prefetched from the second-level cache.
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 macro_rules! tile {
     (
@@ -225,7 +225,7 @@ macro_rules! tile {
                         std::arch::asm!("/* {0} */", inout(reg) *left, options(pure, readonly, nostack, preserves_flags));
                     }
                 }
-                // A macro, because the compiler does not always inline a closure that is called twice. It does
+                // A macro, because the compiler does not always inline a closure that is called twice. The macro does
                 // `AT_ONCE` steps.
                 macro_rules! advance {
                     () => {

@@ -8,8 +8,8 @@ use zero_ops::Pass;
 #[test]
 fn dropout_masks_are_identical_to_the_cpus() {
     let Some(gpu) = gpu() else { return };
-    // The counters of the sample exceed 32 bits. Some samples have a size that is not a multiple of 4, the number of
-    // random numbers per counter.
+    // The sample's index, which is a part of the generator's counter, exceeds 32 bits. Some samples do not consist of
+    // whole blocks of 4 random numbers.
     let pass = Pass { training: true, seed: 7, step: 1, sample: (1 << 33) + 5, layer: 3 };
     for dtype in FLOATS {
         for dims in [&[3usize, 5, 7][..], &[1100], &[1, 64]] {

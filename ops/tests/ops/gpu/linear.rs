@@ -1,5 +1,5 @@
 //! Linear maps and the operations fused with them: results are within rounding of the CPU's and of f64, bit-identical
-//! in each run, and take the expected number of launches.
+//! in every run, and take the expected number of launches.
 
 use super::{EVERYWHERE, FLOATS, Into, both, gpu, mock, trained};
 use crate::check::{close, normal, same_bits};
@@ -9,7 +9,7 @@ use std::process::Command;
 use zero_ops::graph;
 use zero_ops::{Conv1D, Linear};
 
-/// Returns a tolerance for a different order of the sums, their rounding, and GELU of sums that are not rounded.
+/// Returns a tolerance that allows for another order of the sums, for their rounding, and for GELU of unrounded sums.
 fn tolerance(dtype: DType) -> f64 {
     match dtype {
         DType::F32 => 1e-5,
@@ -123,7 +123,8 @@ fn a_feed_forward_network_and_its_gradients() {
     }
 }
 
-/// Environment variable that is set in a child process. The child's counts belong to a single test.
+/// Environment variable that is set in a child process. The child runs a single test, so all launches that it counts
+/// belong to this test.
 const CHILD: &str = "ZERO_TRAIN_TEST_CHILD";
 
 /// Runs one forward and backward of a feed-forward network with `inner` inner columns in a process of its own. The
@@ -163,7 +164,8 @@ fn launches_of_a_feed_forward_network() {
         return;
     }
     let Some(fused) = counted(64) else { return };
-    // Bias, GELU and its derivative are in the products; the gradients of the weights and of x are plain products.
+    // Fused products include the bias, GELU and its derivative; the gradients of the weights and of x are plain
+    // products.
     assert_eq!(fused, [0, 0, 0, 2, 2, 3, 3]);
     // Inner rows have 126 bytes, so only the map back to 16 columns can use an epilogue.
     assert_eq!(counted(63), Some([2, 1, 1, 2, 2, 6, 0]));

@@ -8,7 +8,7 @@ use zero_ops::sink::{FlatBuffer, Gradients};
 use zero_ops::{IGNORE_INDEX, cross_entropy, cross_entropy_with_z_loss};
 use zero_ops::{linear_cross_entropy, linear_cross_entropy_with_z_loss};
 
-/// Returns a tolerance for a different order of the sums and their rounding.
+/// Returns a tolerance that allows for another order of the sums and for their rounding.
 fn tolerance(dtype: DType) -> f64 {
     match dtype {
         DType::F32 => 5e-6,
@@ -38,7 +38,7 @@ fn cross_entropy_of_logits() {
     }
 }
 
-/// The case with many rows needs more than one chunk; on the CPU a chunk has 1,024 rows.
+/// The case with 4,100 rows needs several chunks: a chunk has at most 4,096 rows on a GPU, and 1,024 on the CPU.
 const SIZES: [(&[usize], usize, usize); 4] = [(&[5], 7, 3), (&[2, 3], 33, 8), (&[1], 1, 4), (&[4100], 9, 4)];
 
 #[test]

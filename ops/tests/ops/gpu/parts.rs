@@ -15,7 +15,7 @@ const WIDTH: usize = 6;
 /// Number of positions of a sample. Each rank has a slice of them.
 const TIME: usize = 8;
 
-/// Runs `rank` on every rank of a group of threads. It gets the index of the rank and the part of a weight of shape
+/// Runs `rank` on every rank of a group of threads. `rank` gets its index and its part of a weight, which has shape
 /// `[entries, WIDTH]`.
 fn on_ranks<T: Send>(entries: usize, rank: impl Fn(usize, Tensor) -> Result<T> + Sync) -> Vec<T> {
     let (whole, share) = (normal("whole weight", &[entries, WIDTH]), entries.div_ceil(RANKS));

@@ -1,5 +1,6 @@
 //! Writes attention and the head of a language model in bf16 (inputs, results and gradients) to files, which
-//! `scripts/card/reference.py` compares with PyTorch in f64. Each case runs twice with the same bits.
+//! `scripts/card/reference.py` compares with PyTorch in f64. Each case runs twice, and the two results must be
+//! bit-identical.
 
 use std::collections::HashMap;
 use std::env;
@@ -53,7 +54,8 @@ fn numbers(name: &str, shape: &[usize]) -> Result<Tensor> {
     Tensor::from_vec(values, shape, &candle_core::Device::Cpu)?.to_dtype(DType::BF16)
 }
 
-/// Returns a document number for each position. Documents have 37 or 148 positions, or fewer at each third of the row.
+/// Returns a document number for each position. Documents have 37 or 148 positions. A document that reaches the end of
+/// a third of the row is shorter.
 fn documents(batch: usize, time: usize) -> Result<Tensor> {
     let number = |at: usize| u32::from((at / 37 * 37).is_multiple_of(5)) + (at / (time / 3 + 1)) as u32 * 2;
     let row: Vec<u32> = (0..time).map(number).collect();

@@ -9,8 +9,8 @@ use crate::page::{self, CHARTS, STYLE, TIMELINE, WORDS};
 
 const PAGE: &str = include_str!("page.html");
 
-/// The scripts of the page, each after the scripts that it uses. `page.js` shows the results; the others only define
-/// functions.
+/// The scripts of the page. Each script comes after the scripts that it uses. `page.js` shows the results; the others
+/// only define functions.
 const SCRIPTS: [&str; 7] = [
     WORDS,
     include_str!("results.js"),

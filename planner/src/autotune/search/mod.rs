@@ -1,11 +1,12 @@
 //! Decides which configurations to measure, in which order, and when to stop.
 //!
-//! First, each configuration is measured once, in the order of `autotuning.tuner_type`: a few per round, together with
-//! the best configuration so far. `model_based` takes the best remaining predictions, corrects all predictions by the
-//! measurements, and stops when no prediction is better than the best measurement. Then the contenders run round after
-//! round. They take turns, so that a slowdown of the machine affects all of them. While there are many contenders, half
-//! of them are dropped after each round. A contender is also dropped when it is slower than the leader: the 95 %
-//! confidence interval of their ratio, paired by round, is above 1.
+//! First, the search measures configurations once each, in the order of `autotuning.tuner_type`: a few per round,
+//! together with the best configuration so far. `model_based` takes the best remaining predictions, corrects all
+//! predictions by the measurements, and stops when no prediction is better than the best measurement. Then the
+//! contenders run round after round. They take turns, so that a slowdown of the machine affects all of them. While
+//! there are many contenders, half of them are dropped after each round. A contender is also dropped when it is
+//! certainly slower than the leader: the 95 % confidence interval of the ratio of their times, paired by round, is
+//! above 1.
 
 use std::time::Duration;
 
@@ -22,7 +23,7 @@ use zero_engine::Error;
 pub(super) enum RunOutcome {
     /// It ran.
     Ran { step_seconds: Vec<f64>, peak_bytes: u64 },
-    /// It failed; has the state and the reason.
+    /// It failed, with this state and for this reason.
     Fell(State, String),
     /// The user interrupted the search.
     Interrupted,
@@ -39,7 +40,7 @@ pub(super) trait Measure {
     /// Called with all rows whenever a row has changed.
     fn changed(&mut self, rows: &[Row], changed: usize);
 
-    /// Called with a message when the search changes course.
+    /// Called with a progress message, for example when the exploration ends.
     fn say(&mut self, word: &str);
 }
 
@@ -60,7 +61,7 @@ const CONTENDERS: usize = 8;
 const NEAR: f64 = 1.2;
 /// Maximum number of configurations that are measured for the first time in one round.
 const AT_A_TIME: usize = 3;
-/// After this many measurements in a row without an improvement, the exploration ends if no other configuration is
+/// The exploration ends after this many measurements in a row without an improvement, if no other configuration is
 /// predicted to be better.
 const CONVINCED: usize = 3;
 /// A configuration ties with the best one if its cost is at most this factor times the lowest cost.
@@ -96,7 +97,7 @@ impl<'a> Search<'a> {
         self.tuning.metric
     }
 
-    /// Measures each configuration once; returns `None` if the comparison should follow.
+    /// Measures configurations once each. Returns `None` if the comparison should follow.
     fn explore(&mut self, measure: &mut impl Measure) -> Result<Option<End>, Error> {
         loop {
             self.correct();
@@ -111,15 +112,14 @@ impl<'a> Search<'a> {
             if next.is_empty() {
                 return Ok(None);
             }
-            // If little time is left, it is better spent on comparing two measured configurations than on measuring a
-            // third.
+            // If little time is left, comparing two measured configurations is more useful than measuring a third.
             let measured = self.rows.iter().filter(|row| row.state == State::Measured).count();
             if measured > 1 && left <= 2 * OWN_ROUNDS + next.len() {
                 measure.say("exploration ends: the rest of autotuning.budget_seconds is reserved for comparing the best configurations");
                 return Ok(None);
             }
-            // Run the best configuration so far again, because the machine may now be slower than in the earlier round
-            // of this configuration.
+            // Run the best configuration so far again, because the machine may be slower now than in the round in which
+            // that configuration ran.
             next.extend(self.best());
             let round = self.rounds();
             for id in next {
@@ -174,7 +174,7 @@ impl<'a> Search<'a> {
                 return vec![];
             }
         }
-        // The user's own configuration comes first: the others are compared with it.
+        // The user's own configuration comes first, because all others are compared with it.
         open.sort_by_key(|row| row.id != 0);
         let few = if patience > 0 { patience - self.without_gain() } else { AT_A_TIME };
         open.iter().take(AT_A_TIME.min(left).min(few)).map(|row| row.id).collect()
@@ -289,7 +289,7 @@ impl<'a> Search<'a> {
     }
 
     /// Returns the number of further trials that the budget allows, if they take as long as the previous ones;
-    /// unlimited without a budget.
+    /// `usize::MAX` without a budget.
     fn left(&self, measure: &impl Measure) -> usize {
         let Some(budget) = self.tuning.budget_seconds else { return usize::MAX };
         let left = Duration::from_secs(budget).saturating_sub(measure.elapsed());
@@ -353,7 +353,8 @@ pub(super) fn best(rows: &[Row], metric: Metric) -> Option<usize> {
 }
 
 /// Returns how many times better a row is than the user's own configuration. Compares them round by round if both ran
-/// in a common round. Otherwise it compares runs adjusted for the speed of their rounds, with unknown confidence.
+/// in a common round. Otherwise compares their runs after adjusting for the speed of each round; the confidence is then
+/// unknown.
 pub(super) fn gain(rows: &[Row], of: usize, metric: Metric) -> Option<Interval> {
     let paired = rows[0].over(&rows[of], metric);
     paired.or_else(|| {

@@ -29,7 +29,7 @@ struct Planted {
     /// Relative slowdown of the machine in each round.
     drift: f64,
     random: Random,
-    /// Elapsed time of the clock, and the time per run.
+    /// Elapsed time of the simulated clock, and the time that each run takes.
     elapsed: Duration,
     each: Duration,
     runs: usize,
@@ -67,7 +67,7 @@ fn tuning(text: &str) -> Autotuning {
     zero_config::Config::with_world_size("ds.yaml", &text, 1).unwrap().autotuning
 }
 
-/// Creates 64 configurations. Predictions have two errors: a factor for each value of a key, and random noise.
+/// Creates 64 configurations. Predictions have two kinds of errors: a factor for each value of a key, and random noise.
 fn planted(seed: u64) -> (Vec<Row>, Planted) {
     let mut random = Random(seed);
     let keys = ["zero_optimization.stage", "train_micro_batch_size_per_gpu", "pipeline.stages"];
@@ -260,7 +260,7 @@ fn a_search_that_runs_out_of_budget_has_a_known_gain() {
     assert_eq!((search(&mut rows, &mut planted, &tuning), tried(&rows)), (End::Budget, 0));
 }
 
-/// The gain between runs of different rounds is computed through configurations that ran in both rounds.
+/// The gain between runs of different rounds is computed with the help of configurations that ran in both rounds.
 #[test]
 fn a_gain_is_computed_across_rounds() {
     let metric = Metric::Throughput;

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use super::{ACCUMULATION, BATCH, MICRO, Space};
 use crate::autotune::correction::Setting;
 
-/// Learning rates; they are scaled with the square root of the global batch size.
+/// Keys of learning rates, whose values are scaled with the square root of the global batch size.
 const RATES: [&str; 5] = [
     "optimizer.params.lr",
     "scheduler.params.warmup_max_lr",
@@ -50,7 +50,7 @@ impl Space<'_> {
                     continue;
                 }
                 let mut settings = vec![];
-                // Leave out a key that the file does not set and that follows from the other two keys.
+                // Omit a key that the file does not set and that follows from the other two keys.
                 if self.is_typed(BATCH) || !self.is_typed(MICRO) {
                     settings.push((BATCH.to_string(), batch.to_string()));
                 }

@@ -5,7 +5,7 @@ use std::iter::successors;
 
 use super::{CONTEXT, Partial, RANKS, ROTATE, SLICES, STAGES, Space, TENSOR, ZERO};
 
-/// How the ranks of a pipeline stage share sequences and layers: `settings` has the values of the keys.
+/// How the ranks of a pipeline stage share sequences and layers; `settings` has the values of the keys that select it.
 struct Sharing {
     slices: usize,
     tensor: usize,
@@ -13,7 +13,7 @@ struct Sharing {
 }
 
 impl Space<'_> {
-    /// Returns all combinations.
+    /// Returns all combinations of the numbers of ranks, stages and sharing ranks with the ZeRO stages.
     pub(super) fn meshes(&self) -> Vec<Partial> {
         let most = self.base.world_size;
         let (fast, mut all) = (self.tuning.fast, vec![]);
@@ -42,7 +42,7 @@ impl Space<'_> {
     }
 
     /// Returns how `ranks` ranks of a pipeline stage can share sequences and layers. Varies only the keys that the
-    /// user's file or `autotuning.space` sets, because the results differ from those of one rank by rounding.
+    /// user's file or `autotuning.space` sets, because sharing changes the results of a run by rounding.
     fn sharings(&self, ranks: usize) -> Vec<Sharing> {
         let degrees = |path, own: usize| {
             let ours = || if self.tuning.fast || !self.is_typed(path) { vec![own] } else { powers(ranks) };

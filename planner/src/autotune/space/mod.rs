@@ -1,9 +1,9 @@
-//! Enumerates the configurations to try. Keys in `autotuning.space` take the values listed there; the other keys that
-//! affect the step time take built-in values.
+//! Enumerates the configurations to try. For keys in `autotuning.space`, tries the values listed there; for other keys
+//! that affect the step time, tries built-in values.
 //!
 //! Values that make no difference are skipped, for example a ZeRO stage with one replica, or a schedule with one
-//! pipeline stage. Adjusting the accumulation keeps the global batch size constant, unless the batch size is itself a
-//! key to try.
+//! pipeline stage. The accumulation is adjusted so that the global batch size stays constant, unless the batch size is
+//! itself a key to try.
 
 mod batches;
 mod meshes;
@@ -218,7 +218,8 @@ impl Space<'_> {
         self.base_and(SCHEDULE, &["1f1b", "zb_h1"])
     }
 
-    /// Returns the devices to try: memory and NVMe if the file names a folder, otherwise only the user's device.
+    /// Returns the devices to try: memory and NVMe if the user's file names a folder for NVMe, otherwise only the
+    /// user's device.
     fn devices(&self, path: &str) -> Vec<String> {
         let folder = path.replace(".device", ".nvme_path");
         let has_folder = self.values.get(&folder).is_some_and(|folder| folder != "null");
@@ -230,8 +231,9 @@ impl Space<'_> {
         self.tuning.space.iter().find(|of| of.path == path).map(|of| &of.values[..])
     }
 
-    /// Returns the values that `autotuning.space` lists for a key. Without a list, returns the built-in values `ours`;
-    /// with `autotuning.fast`, returns only the user's value for all but the main keys.
+    /// Returns the values that `autotuning.space` lists for a key. Without a list, returns the built-in values `ours`.
+    /// With `autotuning.fast`, returns built-in values only for the main keys, and for other keys only the user's
+    /// value.
     fn or_ours(&self, path: &str, ours: impl FnOnce() -> Vec<String>) -> Vec<String> {
         match self.said(path) {
             Some(values) => values.iter().map(|value| plain(value).to_string()).collect(),
@@ -287,7 +289,8 @@ fn plain(value: &str) -> &str {
     inner('"').or_else(|| inner('\'')).unwrap_or(value)
 }
 
-/// Returns whether a key affects how a step is executed, but not the cost of a layer.
+/// Returns whether a key has built-in values. Of these keys, only the number of ranks and the micro-batch size affect
+/// the cost of a layer, and cost tables record both separately.
 pub(super) fn is_ours(path: &str) -> bool {
     OURS.contains(&path)
 }

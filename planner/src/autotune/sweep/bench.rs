@@ -22,7 +22,7 @@ use zero_engine::Error;
 /// The exit status of a run that diverged; see `Error::exit_status`.
 const DIVERGED: i32 = 5;
 
-/// Runs this program.
+/// Runs `zero-train` as the trials of a sweep.
 pub(super) struct Bench<'a> {
     pub(super) request: &'a Request<'a>,
     pub(super) base: &'a Config,
@@ -41,7 +41,7 @@ pub(super) struct Bench<'a> {
 #[derive(Default)]
 struct Seen {
     evaluations: Vec<Evaluation>,
-    /// The outcome of the trial with its reason; `None` as long as the trial should go on.
+    /// The outcome of the trial and the reason; `None` while the trial should continue.
     verdict: Option<(TrialState, String)>,
 }
 

@@ -13,7 +13,7 @@ pub(super) enum Coordinate {
     Share(f64),
 }
 
-/// A hyperparameter's coordinates and values.
+/// Converts between a hyperparameter's coordinates and its values.
 #[derive(Debug, Clone)]
 pub(super) struct Domain<'a>(pub(super) &'a Dimension);
 
@@ -57,8 +57,8 @@ impl Domain<'_> {
         }
     }
 
-    /// Rounds a position to the coordinate of the nearest value that trials may use: a whole number, or a number with
-    /// four digits.
+    /// Rounds a position to the coordinate of the nearest value that trials may use: a whole number, or a real number
+    /// with four digits.
     pub(super) fn settled(&self, of: f64) -> Coordinate {
         let share = |range: &Interval| share(range, number(range, of));
         Coordinate::Share(self.0.range.as_ref().map_or(of, share))
@@ -133,7 +133,7 @@ mod tests {
         let values: Vec<f64> =
             uniform.iter().map(|&u| Domain(&log).text(Domain(&log).at(u)).parse().unwrap()).collect();
         assert!(values.iter().all(|x| (1e-5..=1e-1).contains(x)));
-        // Each of the four decades has a quarter of the values.
+        // Each of the four decades contains a quarter of the values.
         for decade in [1e-5, 1e-4, 1e-3, 1e-2] {
             let inside = values.iter().filter(|&&x| x >= decade && x < decade * 10.0).count();
             assert!((900..1100).contains(&inside), "{decade}: {inside}");

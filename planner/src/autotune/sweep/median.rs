@@ -1,18 +1,18 @@
 //! The median rule: stops a trial that is far behind the others.
 //!
 //! Golovin et al. 2017, "Google Vizier: a service for black-box optimization", section 3.2.2: for each completed trial,
-//! take the mean of the values that it had reported up to a step. A trial is stopped at that step if its best value so
-//! far is worse than the median of these means.
+//! take the mean of the values that the trial reported up to a step. A trial is stopped at that step if its best value
+//! so far is worse than the median of these means.
 
 use super::trial::Evaluation;
 
-/// Number of completed trials that the rule needs.
+/// Minimum number of completed trials that the rule needs.
 const COMPLETE: usize = 3;
-/// Number of evaluations that a trial must have before it is judged.
+/// Minimum number of evaluations of a trial before the rule may stop it.
 const EVALUATIONS: usize = 2;
 
-/// Returns the median for the completed trials if the trial's best loss is worse than this median; `None` if the trial
-/// may go on.
+/// Returns the median of the completed trials' means if the best loss of this trial is worse than the median; `None` if
+/// this trial may continue.
 pub(super) fn behind(own: &[Evaluation], complete: &[&[Evaluation]]) -> Option<f64> {
     let last = own.last()?;
     if own.len() < EVALUATIONS || complete.len() < COMPLETE {
@@ -51,7 +51,7 @@ mod tests {
         assert_eq!(behind(&losses(&[5.0, 4.6]), &complete), Some(4.5));
         assert_eq!(behind(&losses(&[5.0, 4.5]), &complete), None, "no worse");
         assert_eq!(behind(&losses(&[4.4, 9.0]), &complete), None, "its best counts, not its last");
-        // With an even number, the median lies between the two middle values, 4.5 and 5.5.
+        // With an even number of trials, the median lies between the two middle values, 4.5 and 5.5.
         let more = losses(&[9.0, 9.0]);
         let four = [complete.clone(), vec![&more[..]]].concat();
         assert_eq!(behind(&losses(&[9.0, 5.0]), &four), None);

@@ -51,7 +51,7 @@ impl Metrics {
         let step = line["step"].as_u64()?;
         match line["eval_loss"].as_f64().map(|loss| loss as f32) {
             Some(loss) if loss.is_finite() => Some(Evaluated::Loss(Evaluation { step, loss })),
-            // `eval_loss` is null if the loss is not finite, but also if the step has no evaluation.
+            // `eval_loss` is null if the loss is not finite, and also if the step has no evaluation.
             _ => (self.every > 0 && step.is_multiple_of(self.every)).then_some(Evaluated::NotFinite { step }),
         }
     }

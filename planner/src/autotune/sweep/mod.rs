@@ -171,7 +171,7 @@ fn open(tuning: &Autotuning, resume: bool, head: &Value) -> Result<(Journal, Vec
     Ok((Journal::create(&tuning.results_dir, JOURNAL, head)?, vec![], 0))
 }
 
-/// Writes the best file and the last line of the journal.
+/// Writes `sweep-best.yaml` and the last line of the journal.
 fn finish(
     request: &Request<'_>,
     folder: &Path,

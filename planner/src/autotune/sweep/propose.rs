@@ -8,7 +8,8 @@ use zero_engine::Error;
 
 /// Maximum number of combinations of a grid.
 const MOST: u64 = 10_000;
-/// Maximum number of draws of an untried point. If all these draws were already tried, the next untried point is taken.
+/// Maximum number of times to draw again if a drawn point was already tried. After that, the next untried point is
+/// taken.
 const REDRAWN: usize = 64;
 
 /// A coordinate for each hyperparameter, in the order of the file.
@@ -78,14 +79,15 @@ impl Strategy for Grid<'_> {
     }
 }
 
-/// Independent draws. If points can be counted, no point is proposed twice.
+/// Proposes independent draws. If points can be counted, no point is proposed twice.
 pub(super) struct Random<'a> {
     pub(super) space: Vec<Domain<'a>>,
     pub(super) seed: u64,
 }
 
 impl Random<'_> {
-    /// Returns an untried point from `draw`, or one near it; `None` if all points were tried.
+    /// Returns an untried point that `draw` draws or, if all draws were tried, the next untried point; `None` if all
+    /// points were tried. If points cannot be counted, returns the first draw.
     pub(super) fn untried(&self, history: &[Tried], mut draw: impl FnMut() -> Point) -> Option<Point> {
         let is_new = |point: &Point| !history.iter().any(|(tried, _)| tried == point);
         let mut point = draw();
@@ -97,7 +99,7 @@ impl Random<'_> {
             point = draw();
         }
         let first = index(&self.space, &point);
-        // If n points were tried, any n + 1 distinct points include a new one.
+        // If n points were tried, any n + 1 distinct points include an untried one.
         let near = (0..all.min(history.len() as u64 + 1)).map(|by| nth(&self.space, (first + by) % all));
         { near }.find(is_new)
     }

@@ -14,7 +14,8 @@ use crate::autotune::correction::Setting;
 use crate::autotune::search::End;
 use zero_engine::Error;
 
-/// Gets the evaluations of a trial so far. Returns the reason if the trial should stop now, and otherwise `None`.
+/// A function that gets a trial's evaluations so far. It returns the reason if the trial should stop now, and otherwise
+/// `None`.
 pub(super) type Judge<'a> = dyn Fn(&[Evaluation]) -> Option<String> + 'a;
 
 /// Trains trials.

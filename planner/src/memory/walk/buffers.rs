@@ -6,7 +6,7 @@ use zero_pipeline::{LayerId, Placement, SegmentId};
 use super::Walk;
 
 impl Walk<'_> {
-    /// Takes a gradient buffer. On a GPU, the driver pools freed buffers, which are not counted.
+    /// Takes a gradient buffer. On a GPU, the driver keeps freed buffers in a pool, which is not counted.
     pub(super) fn take(&mut self, category: Category, elements: u64) {
         match self.is_resident {
             true => self.meter.add_at(category, elements * 4, true),
@@ -21,7 +21,7 @@ impl Walk<'_> {
         }
     }
 
-    /// Sets the segment for the following calls.
+    /// Sets the segment (flat parameter) that the following calls are about.
     fn about(&mut self, id: SegmentId) {
         self.is_resident = self.residents[id];
     }
@@ -271,12 +271,14 @@ impl Walk<'_> {
             && self.work.layout.sums_before_replicates(self.work.options, self.micro_batches)
     }
 
-    /// Returns the all-to-all levels of a reduction that sends codes; empty for any other reduction.
+    /// Returns the all-to-all levels of a reduction that sends codes (quantized gradients); empty for any other
+    /// reduction.
     fn coded(&self, id: SegmentId) -> Vec<CodedLevel> {
         self.segment(id).reduced_as(self.work.options.coded, self.work.mesh, self.work.at)
     }
 
-    /// Calls `then` with the segments whose gradients are on the host, and with those on the GPU.
+    /// Calls `then` with the segments whose gradients are on the host, and again with those whose gradients are on the
+    /// GPU.
     fn by_place(&mut self, ids: Vec<SegmentId>, then: impl Fn(&mut Self, &[SegmentId])) {
         let (on_gpu, on_host): (Vec<_>, Vec<_>) = ids.into_iter().partition(|&id| self.residents[id]);
         for ids in [on_host, on_gpu] {
@@ -296,8 +298,8 @@ impl Walk<'_> {
         })
     }
 
-    /// Starts the all-to-all of a level. Codes replace the values, of which the rank keeps its own: the gradients, or
-    /// the sums of the level before. Codes that pass through the host are on the GPU first.
+    /// Starts the all-to-all of a level. Codes replace the values (the gradients, or the sums of the previous level),
+    /// except for the rank's own part. Codes that travel through the host are created on the GPU.
     fn send_codes(&mut self, ids: &[SegmentId], level: usize) {
         let [sent, received] = self.code_bytes(ids, level);
         self.meter.add_at(Category::Staging, sent, self.is_resident);

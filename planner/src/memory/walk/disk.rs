@@ -139,7 +139,7 @@ impl Walk<'_> {
             }
             Item::Tile { segment, .. } => {
                 let mut classes = self.tiles.remove(&item).unwrap_or_default();
-                // Gradients are not written back, so their buffer is freed immediately. In the list, it comes directly
+                // Gradients are not written back, so their buffer is freed immediately. In `classes`, it comes directly
                 // after the buffer of the state.
                 let tiers = self.segment(segment).tiers;
                 if tiers.gradients == Tier::Nvme && !classes.is_empty() {

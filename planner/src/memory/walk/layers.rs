@@ -22,8 +22,8 @@ impl Walk<'_> {
         }
     }
 
-    /// Walks through a forward. `again` marks a recomputation from kept inputs; these inputs are no longer kept after
-    /// it.
+    /// Walks through a forward. `again` marks a recomputation from kept inputs, after which these inputs are no longer
+    /// kept.
     pub(super) fn forward(&mut self, layer: LayerId, micro_batch: usize, again: bool) {
         let Some(table) = self.work.table else { return };
         let is_last = layer == table.layers.len();

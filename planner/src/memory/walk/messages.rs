@@ -50,10 +50,10 @@ impl Walk<'_> {
                 let upstream = self.upstream.remove(&micro_batch).unwrap_or(0);
                 self.meter.free(Category::Activations, upstream);
             }
-            // Stays in staging.
+            // The buffer of the gradient stays in staging while it is sent.
             Content::TiedGradient { segment, .. } => self.open[segment] = false,
             Content::TiedParameters { segment } => match self.segment(segment).placements.parameters {
-                // The message is a copy of the shard. The buffer of the copy later returns to the pool.
+                // The message is a copy of the shard, and the buffer of this copy later returns to the pool.
                 Placement::Sharded => self.meter.add(Category::Staging, bytes),
                 Placement::Replicated => self.blank(bytes / self.work.width),
             },

@@ -74,9 +74,9 @@ pub(crate) struct Walk<'a> {
     put_off: BTreeMap<(LayerId, usize), u64>,
     sending: BTreeMap<Message, u64>,
     /// Messages in flight whose arrival becomes certain before the program awaits them, each with the position in the
-    /// program at which it becomes certain.
+    /// program at which its arrival becomes certain.
     leaving: BTreeSet<(usize, Message)>,
-    /// The position in the program at which the arrival of each message becomes certain.
+    /// For each message, the position in the program at which its arrival becomes certain.
     arrivals: Arrivals,
     place: usize,
     /// Number of micro-batches of the program.
@@ -97,7 +97,7 @@ pub(crate) struct Walk<'a> {
 }
 
 impl<'a> Walk<'a> {
-    /// Creates a rank before its first step.
+    /// Creates the state of a rank before its first step.
     pub(crate) fn new(work: WalkInputs<'a>) -> Self {
         let segments = work.layout.segments().len();
         let mut walk = Self {
@@ -150,7 +150,7 @@ impl<'a> Walk<'a> {
         self.segment(id).shard(self.work.at.shard).len() as u64
     }
 
-    /// Number of elements of this rank's part under a placement.
+    /// Returns the number of elements of this rank's part of a segment under a placement.
     fn part(&self, id: SegmentId, placement: Placement) -> u64 {
         match placement {
             Placement::Replicated => self.elements(id),
@@ -158,7 +158,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Bytes of each stored element of a segment's working parameters.
+    /// Returns the bytes of each stored element of a segment's working parameters.
     fn width_of(&self, id: SegmentId) -> u64 {
         self.segment(id).width(self.work.width as usize) as u64
     }
@@ -175,7 +175,7 @@ impl<'a> Walk<'a> {
         self.work.options.on_gpu
     }
 
-    /// Adds parameters, master copies and optimizer state.
+    /// Adds the parameters, master copies and optimizer state of all segments.
     fn state(&mut self) {
         let (widths, on_gpu) = (self.widths(), self.on_gpu());
         for id in 0..self.work.layout.segments().len() {
@@ -224,8 +224,8 @@ impl<'a> Walk<'a> {
     }
 
     /// With a schedule-free optimizer, an evaluation uses averages of the weights. Meanwhile, the rank keeps a copy of
-    /// the weights that it updates. Adds this copy and returns its bytes. Segments whose optimizer states are not in
-    /// memory are excluded.
+    /// the weights that it updates. Adds this copy and returns its bytes. Excludes segments whose optimizer states are
+    /// not in memory.
     pub(crate) fn keep_weights(&mut self) -> u64 {
         if !self.work.options.is_schedule_free() {
             return 0;

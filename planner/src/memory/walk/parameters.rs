@@ -30,8 +30,8 @@ impl Walk<'_> {
         self.work.layout.ranks() == 1 && self.segment(id).tiers.parameters == Tier::Nvme && !sends_codes
     }
 
-    /// Returns the bytes of the codes that a gather of the segment sends and receives, and whether they are on a GPU;
-    /// `None` if it does not use codes.
+    /// Returns the bytes of the codes (quantized values) that a gather of the segment sends and receives, and whether
+    /// the codes are on a GPU; `None` if the gather sends no codes.
     fn gathered_codes(&self, id: SegmentId) -> Option<(u64, bool)> {
         let (segment, own) = (self.segment(id), self.segment(id).shard(self.work.at.shard));
         let codes = segment.gathered_as(self.work.options.coded)?;
@@ -158,8 +158,8 @@ impl Walk<'_> {
         }
     }
 
-    /// Returns the number of elements of each temporary buffer that is needed to gather a segment's parameters again
-    /// after an update of their shards.
+    /// Returns the sizes, in elements, of the temporary buffers that a refresh needs: it gathers a segment's parameters
+    /// again after an update of their shards.
     fn refreshed(&self, id: SegmentId) -> Vec<u64> {
         let on_gpu = self.on_gpu();
         if on_gpu.layers && self.work.layout.ranks() == 1 {
@@ -169,8 +169,8 @@ impl Walk<'_> {
         if is_gathered_in_place { vec![self.shard(id)] } else { vec![self.shard(id), self.elements(id)] }
     }
 
-    /// Takes two buffers for an outer step: a copy of the parameters that this rank updates, and the sum of its share
-    /// of them.
+    /// Takes two buffers for an outer step: a copy of the parameters that this rank updates, and the sum for its share
+    /// of these parameters.
     pub(super) fn outer_step(&mut self, id: SegmentId) {
         let own = self.part(id, self.segment(id).placements.optimizer);
         self.take_on_host(Category::Staging, own);

@@ -126,7 +126,7 @@ fn in_memory<W: Work>(sources: &[Source], work: &W, watch: &dyn Watch) -> Result
     Ok(sink.files)
 }
 
-/// The folder of the cache, and the settings from which its files are made.
+/// The folder of the cache, and the settings that its files depend on.
 struct Cache<'a, W> {
     entries: PathBuf,
     memos: PathBuf,

@@ -18,12 +18,12 @@ use super::template::{Rendered, Template};
 const NEEDS_MARKS: &str = "set `data.chat.chat_template` to a template that encloses the model's text in \
                            `{% generation %}` and `{% endgeneration %}`";
 
-/// Advice for turns that no mark can show.
+/// Advice for messages that are not the assistant's, which marks cannot enclose.
 const ONLY_ASSISTANT: &str = "train only on the assistant's messages (`data.chat.roles_to_train`, and a message's \
                               `weight`), or on all tokens (`data.chat.train_on_inputs: true`)";
 
-/// Maximum number of bytes that are rendered to find the turns of a conversation. Each turn renders the messages before
-/// it, so this takes at most about a minute.
+/// Maximum number of bytes that are rendered to find the turns of a conversation. All messages before a turn are
+/// rendered again for each turn. Rendering this many bytes takes about a minute.
 const MOST: usize = 4 << 30;
 
 /// A conversation in which to find the trained turns.
@@ -114,7 +114,7 @@ impl Turns<'_> {
                         "the output for the preceding messages is not a prefix of the output for all messages",
                     )
                 })?;
-                // The generation prompt may continue differently from the turn. For example, Nemotron 3's contains
+                // The end of the generation prompt may differ from the turn. For example, Nemotron 3's prompt contains
                 // `<think>`.
                 prompt.map_or(0, |prompt| common(&prompt)).max(before.len())
             }

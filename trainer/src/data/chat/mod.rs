@@ -44,7 +44,7 @@ pub(super) struct Conversations {
     texts: Texts,
     /// Indices of the conversations that are used.
     used: Chosen,
-    /// Positions in `used` of the conversations in each sample. `None` if each conversation is a sample.
+    /// For each sample, the positions of its conversations in `used`. `None` if each conversation is a sample.
     packs: Option<Packs>,
     sequence_length: usize,
     padding: u32,

@@ -27,7 +27,7 @@ pub(super) fn text_of(value: &Value) -> Result<String, Error> {
     }
 }
 
-/// Implements the filter `trim`, which minijinja also applies to lists and maps.
+/// Implements the filter `trim`. Unlike minijinja's own filter, it rejects lists and maps.
 pub(super) fn trim(value: &Value, characters: Option<String>) -> Result<String, Error> {
     let text = text_of(value)?;
     Ok(match characters {

@@ -203,7 +203,7 @@ pub(super) fn message(message: Value, i: usize, options: &ChatOptions) -> Result
 }
 
 /// Returns the type of the first part of a content that is not text, such as an image. Templates write only a
-/// placeholder for it, so the model would learn to answer without it.
+/// placeholder for such a part, so the model would learn to answer without seeing it.
 fn medium(content: &Value) -> Option<&str> {
     let mut kinds = content.as_array()?.iter().filter_map(|part| part.get("type")?.as_str());
     kinds.find(|kind| ["image", "video", "audio", "file"].iter().any(|medium| kind.contains(medium)))
@@ -248,7 +248,8 @@ fn alpaca(record: &Object) -> Result<Vec<Value>, Problem> {
 /// Returns the record's tools. Data sets with typed columns store them as a JSON list in a string.
 ///
 /// # Errors
-/// Fails if the tools are not a list, and if the record has arguments for the template, as in TRL.
+/// Fails if the tools are not a list, or if the record has `chat_template_kwargs`, TRL's field with arguments for the
+/// template.
 pub(super) fn tools(record: &Object) -> Result<Value, Problem> {
     let has_arguments = |value: &Value| value.as_object().is_some_and(|of| of.values().any(|value| !value.is_null()));
     if record.get("chat_template_kwargs").is_some_and(has_arguments) {

@@ -167,7 +167,7 @@ impl Rendering<'_> {
     }
 
     /// Returns whether a record without trained tokens is an error. `length` is the length of its longest text. If the
-    /// record is too long, this is true only if the options truncate it. Otherwise the record is left out, or an error
+    /// record is too long and the options do not truncate it, returns false: the record is left out, or an error
     /// reports its length.
     fn refuses_untrained(&self, length: usize) -> bool {
         let chat = &self.options.chat;

@@ -301,7 +301,7 @@ mod tests {
         assert_eq!(print("{{ true }} {{ none }} {{ missing }}").unwrap(), "True None ");
         let numbers = json!([1e-7, 1e-5, 1e-4, 0.1, -0.0, 1e15, 1e16, 1.5e300, 3, u64::MAX]);
         let print_numbers = |source: &str| render(source, json!([numbers])).map(|rendered| rendered.text);
-        // `json.dumps` and `str` of Python.
+        // The numbers as Python's `json.dumps` and `str` write them.
         let expected = "1e-07, 1e-05, 0.0001, 0.1, -0.0, 1000000000000000.0, 1e+16, 1.5e+300, 3, 18446744073709551615";
         assert_eq!(print_numbers("{{ messages[0] | tojson }}").unwrap(), format!("[{expected}]"));
         let lines = format!("[\n  {}\n]", expected.replace(", ", ",\n  "));

@@ -15,7 +15,7 @@ use crate::data::tokens::width::Width;
 /// The name of the column with the tokens of a sample. LLM Foundry uses the same name.
 const TOKENS: &str = "tokens";
 
-/// Returns whether the samples consist of tokens: whether a column is named `tokens`, and no column is named
+/// Returns whether the samples consist of tokens: whether a column is named `tokens`, and no column has the name in
 /// `text_key`.
 pub(super) fn has_tokens(shard: &Shard, text_key: &str) -> bool {
     let has = |name| shard.columns().any(|(column, _)| column == name);

@@ -160,7 +160,7 @@ impl Source {
             (Format::Bytes, _) => "bytes".into(),
             (_, Storage::Bytes(_)) if self.format != Format::Jsonl => "text".into(),
             (_, Storage::Shard(shard)) => format!("mds {text_key} {}", shard.layout()),
-            // The bytes of a table identify its storage.
+            // The storage of a table is left out, because its bytes identify it.
             (..) => format!("{:?} {text_key}", self.format),
         }
     }

@@ -13,7 +13,7 @@ const NO_OBJECT: &str = "a record must be a JSON object";
 /// Opens the records of a file: the elements of an array, or one object per line. Skips a byte order mark.
 pub(super) fn open(reader: Reader) -> Result<Records, DataError> {
     let mut reader = reader.without_mark()?;
-    // The white space before the first record that is on its line.
+    // The white space before the first record, in the line of the record.
     let (mut skipped, mut place) = (vec![], LinePosition::default());
     loop {
         let bytes = match reader.bytes.fill_buf() {

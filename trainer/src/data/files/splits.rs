@@ -230,8 +230,8 @@ fn by_names(names: &[String], folder: &str) -> Splits {
     }
 }
 
-/// Whether a keyword must be at the beginning of a name, and whether it must be at the end. If not, another character
-/// must come before or after the keyword.
+/// Whether a keyword is at the beginning of a name, and whether it is at the end. At a side where it is not, a
+/// separator or a digit must be next to the keyword.
 type KeywordPosition = (bool, bool);
 
 /// Returns whether a file is considered: it is not hidden, is not in a special folder, and may contain data.
@@ -257,7 +257,7 @@ fn split_of_shard(name: &str) -> Option<&str> {
         .last()
 }
 
-/// Returns whether a name has a keyword at this place. The characters beside the keyword must not be letters.
+/// Returns whether a name has a keyword at this place. The characters beside the keyword must be separators or digits.
 fn states(name: &str, keyword: &str, (is_first, is_last): KeywordPosition) -> bool {
     let is_between = |c: char| matches!(c, '-' | '.' | '_' | ' ' | '0'..='9');
     let fits = |beside: Option<char>, is_end: bool| beside.map_or(is_end, |c| !is_end && is_between(c));

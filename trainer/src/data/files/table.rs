@@ -38,7 +38,7 @@ impl Container {
     }
 }
 
-/// The rows of a file. Only some columns may be decoded.
+/// The rows of a file. They may have only some of its columns.
 pub(super) struct Table {
     batches: Box<dyn Iterator<Item = Result<RecordBatch, ArrowError>> + Send>,
     path: PathBuf,

@@ -48,8 +48,9 @@ impl Parts {
         let read = self.reader.bytes.by_ref().take(count).read_to_end(&mut self.buffer);
         let at = At::Byte(self.offset + self.buffer.len() as u64);
         self.is_at_end = read.map_err(|error| self.reader.failed(at, error))? == 0;
-        // Other tokenizers require UTF-8, and report the position of an invalid byte themselves. Archives are also
-        // checked here, because an unpacked tar file may be valid UTF-8.
+        // Among plain files, only those for the byte tokenizer need this check: other tokenizers require UTF-8, and
+        // report the position of an invalid byte themselves. Archives are checked too, because an unpacked tar file may
+        // be valid UTF-8.
         if self.offset == 0
             && (self.cuts == Cuts::Anywhere || self.reader.is_unpacked())
             && !self.accepts_binary

@@ -58,8 +58,8 @@ pub(super) fn value(array: &dyn Array, row: usize) -> Result<Value, String> {
     })
 }
 
-/// Returns a value of a table of numbers as text. JSON has no counterpart of NaN and infinity, and a boolean is a
-/// class.
+/// Returns a value of a table of numbers as text. Floating-point numbers do not pass through JSON, which lacks NaN and
+/// infinity. A boolean becomes the class 0 or 1.
 pub(super) fn field(array: &dyn Array, row: usize) -> Result<String, String> {
     let text = |value: Value| match value {
         Value::Bool(class) => u8::from(class).to_string(),

@@ -1,7 +1,7 @@
 //! Splits long texts into pieces. The pieces are encoded independently and in parallel. The pieces together have the
 //! same tokens as the whole text, with two exceptions: a text that has no safe place for a cut in 256 KiB (see
-//! [`piece_end`]), and a vocabulary with tokens that contain the beginning of a word, as in a BPE that does not split
-//! at spaces. Some tokens beside a cut may then differ.
+//! [`piece_end`]), and a vocabulary with tokens that span the beginning of a word, as in a BPE that does not split at
+//! spaces. Some tokens beside a cut may then differ.
 
 use std::ops::Range;
 
@@ -76,8 +76,8 @@ pub(crate) fn piece_end(text: &[u8], cuts: Cuts) -> Option<usize> {
             let mut later = 2 * PIECE..text.len().min(4 * PIECE);
             later.find(|at| follows_break(at) && is_alphanumeric(&text[*at..])).or_else(|| {
                 // The third choice, the start of any line, can change the tokens of the white space around the cut. It
-                // limits the pieces of a text that has only blank lines. The decision needs the whole range above, and
-                // the first character after it.
+                // limits the size of the pieces of a text that has only blank lines. The decision needs the whole range
+                // above, and the first character after it.
                 (text.len() >= 4 * PIECE + 4).then(|| (4 * PIECE..text.len()).find(follows_break))?
             })
         }),

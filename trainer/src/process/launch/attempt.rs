@@ -1,8 +1,8 @@
 //! One attempt of a run: starts the ranks of this host and waits until all have ended.
 //!
-//! When a rank dies, ranks that already train notice this by themselves. The launcher kills ranks that do not train
-//! yet. After one second it sends SIGTERM to the remaining ranks, and after a grace period it sends SIGKILL. It reports
-//! which rank failed first.
+//! When a rank fails, ranks that already train notice this by themselves. If a signal killed the rank, the launcher
+//! kills the ranks that do not train yet. One second after the failure, it sends SIGTERM to the remaining ranks, and
+//! after a grace period SIGKILL. It reports which rank failed first.
 
 use std::io::Write;
 use std::path::PathBuf;

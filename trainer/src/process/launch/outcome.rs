@@ -23,8 +23,8 @@ pub(super) struct Failure {
 }
 
 impl Failure {
-    /// Describes the end of a rank. If the rank exited with status 1, the status of its error in `status_file` replaces
-    /// it: a program that returns an error from `main` exits with status 1, whatever the error is.
+    /// Describes the end of a rank. If the rank exited with status 1, its status is read from `status_file`, because a
+    /// program that returns an error from `main` exits with status 1, whatever the error is.
     pub(super) fn new(rank: usize, status: ExitStatus, status_file: Option<&Path>) -> Self {
         let of_error = || std::fs::read_to_string(status_file?).ok()?.parse().ok();
         let code = match status.code() {
@@ -63,8 +63,8 @@ impl Failure {
         matches!((self.code, self.signal), (None, Some(SIGINT | SIGTERM)))
     }
 
-    /// Returns the exit status of the launcher after this failure. After a request to stop, it is the status of a rank
-    /// that handles the signal.
+    /// Returns the exit status of the launcher after this failure. After a request to stop, this is the status with
+    /// which a rank that handles the signal exits.
     pub(super) fn exit_status(&self) -> u8 {
         match (self.code, self.signal) {
             (None, Some(SIGINT)) => 130,

@@ -17,7 +17,7 @@ use crate::data::Watch;
 use crate::data::remote::{Download, waiting};
 use crate::train::output::progress::Progress;
 
-/// Prefix of the folders that keep the files to upload, even if the run removes the checkpoint.
+/// Prefix of the folders with the files to upload. They keep these files even if the run removes the checkpoint.
 const KEPT: &str = ".uploading-";
 
 /// The checkpoints that are being uploaded or wait for their upload.
@@ -199,7 +199,8 @@ struct Worker {
 impl Worker {
     fn run(self, jobs: &Receiver<Job>) {
         while let Ok(job) = jobs.recv() {
-            // If saves are faster than uploads, skips a checkpoint that a newer checkpoint would remove.
+            // If uploads are slower than saves, skips the waiting checkpoints that the newest upload would remove from
+            // the store.
             let mut waiting = vec![job];
             waiting.extend(jobs.try_iter());
             let steps: Vec<u64> = waiting.iter().map(|job| job.step).collect();

@@ -138,7 +138,8 @@ fn pair(data: &PairDataset, index: usize, tokenizer: Option<&Tokenizer>) -> Resu
     Ok(ShownSample { index, parts: all, conversations: 1, tokens, trained, padding })
 }
 
-/// Returns the last target of a text that fills its sample. This token is not an input.
+/// Returns the target of the last input. Only a text that fills its sample has this target, and the target is not
+/// itself an input.
 fn last_target(length: usize, targets: &[i64]) -> Option<u32> {
     targets.get(length.wrapping_sub(1)).and_then(|&target| u32::try_from(target).ok())
 }

@@ -67,7 +67,7 @@ fn compare(config: &Config, corpus: &Corpus, ours: &[f32], output: Output) -> Re
     alone.pipeline.schedule = PipelineSchedule::OneFOneB;
     alone.gradient_accumulation_steps = config.gradient_accumulation_steps * config.data_parallel_size();
     alone.zero.stage = ZeroStage::Zero;
-    // The comparison at stage 0 does not quantize what it sends.
+    // Unlike these ranks, the single process at stage 0 quantizes neither weights nor gradients.
     let sends_codes = config.zero.sends_codes();
     let layers = configured_model::from_config(config, corpus.vocabulary)?;
     let comm = threads(1, &Options::default()).remove(0);

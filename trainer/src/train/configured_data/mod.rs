@@ -160,7 +160,7 @@ impl<'c> Sources<'c> {
 struct Set<'c> {
     key: String,
     sources: &'c [String],
-    /// The slices of splits to train on. Empty for all files.
+    /// The slices of splits to train on. If empty, all files are used.
     splits: Vec<config::SplitPart>,
     format: config::DataFormat,
     text_key: &'c str,

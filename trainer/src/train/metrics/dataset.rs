@@ -49,8 +49,8 @@ impl Predictions {
         Ok(())
     }
 
-    /// Computes the metrics from the samples of all ranks, in the order of the samples. Returns their values.
-    /// Collective.
+    /// Computes the metrics from the samples of all ranks, in the order of the samples. Returns their values. A
+    /// collective.
     pub(in crate::train) fn values(
         self,
         comm: &dyn Communicator,
@@ -81,12 +81,12 @@ fn of_dataset(metrics: &[Metric]) -> impl Iterator<Item = (&Metric, &Of<f64>)> {
     })
 }
 
-/// Returns the index of the first metric with the same outputs and targets, which are kept once.
+/// Returns the index of the first metric that selects the same outputs and targets. Only this metric keeps them.
 fn source(metrics: &[Metric], metric: &Metric) -> usize {
     of_dataset(metrics).take_while(|(other, _)| other.selection != metric.selection).count()
 }
 
-/// Names an output or target of a metric.
+/// Returns the beginning of the names of the kept tensors of one output or target of a metric.
 fn column(metric: usize, kind: &str, number: usize) -> String {
     format!("{metric:04} {kind} {number:04}")
 }

@@ -196,7 +196,7 @@ impl Sums {
         seen: &Observed<'_>,
         samples: usize,
     ) -> std::result::Result<(), Error> {
-        // A loss whose weight is 0 may be NaN, so it is not added.
+        // A loss with the weight 0 may be NaN, so it is not added.
         let of_loss = seen.weight.map_or(samples as f64, |weight| weight as f64);
         if of_loss > 0.0 {
             self.loss.add(f64::from(seen.loss.to_dtype(DType::F32)?.to_scalar::<f32>()?) * of_loss);
@@ -246,7 +246,7 @@ fn numbers(values: &MetricValues, samples: usize) -> Result<Vec<[f64; 2]>> {
     };
     let numbers = of(values)?;
     let weights = weights.as_ref().map_or_else(|| Ok(vec![default; numbers.len()]), of)?;
-    // A value that does not count may be NaN.
+    // A value with the weight 0 may be NaN.
     Ok(numbers
         .into_iter()
         .zip(weights)

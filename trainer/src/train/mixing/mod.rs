@@ -23,7 +23,7 @@ pub(super) struct MixedSet {
 pub(super) struct Mixing {
     names: Vec<String>,
     mixture: Mixture,
-    /// The position of the run at which the mixture begins. It is above 0 if an earlier part of the run had a different
+    /// The position in the run at which the mixture begins. It is above 0 if an earlier part of the run had a different
     /// mixture.
     start: u64,
 }
@@ -64,8 +64,8 @@ impl Mixing {
         self.mixture.per_epoch()
     }
 
-    /// Returns the index in the joined data sets of the sample at `position` of the run. An epoch uses only its first
-    /// `used` samples.
+    /// Returns the index, in the joined data sets, of the sample at `position` in the run. Each epoch uses only its
+    /// first `used` samples.
     pub(super) fn index(&self, seed: u64, position: u64, used: u64, shuffle: bool) -> usize {
         self.mixture.index(seed, self.drawn(position, used), shuffle)
     }

@@ -153,7 +153,7 @@ fn each_data_set_is_evaluated() {
         let evaluation = summary.evaluation.clone().unwrap();
         let [(a, first), (c, third)] = &evaluation.by_dataset[..] else { panic!("{evaluation:?}") };
         assert_eq!((a.as_str(), c.as_str()), ("a", "c"));
-        // Two micro-batches are 8 samples, which are more than the second data set has.
+        // Two micro-batches have 8 samples, more than the evaluation data of `c`.
         let (of_a, of_c) = (8.0, evaluation.samples as f64 - 8.0);
         let mean = (of_a * f64::from(*first) + of_c * f64::from(*third)) / (of_a + of_c);
         assert!(of_c < of_a && (f64::from(evaluation.loss) - mean).abs() < 1e-6, "{evaluation:?}");

@@ -1,4 +1,4 @@
-//! Formats the values that replaced `auto`, which a run prints when it starts.
+//! Formats the values that replaced `auto`. A run prints them when it starts.
 
 use zero_config::Config;
 

@@ -10,7 +10,8 @@ use zero_model::zoo::{LABEL_COUNTS, REFERENCE_LOG_PROBS};
 
 use super::metrics::{Function, Metric, MetricValues, Of, Selection};
 
-/// Returns the share of pairs whose chosen answer has the larger reward, and the mean difference of the rewards.
+/// Returns two metrics: the share of pairs whose chosen answer has the larger reward, and the mean difference of the
+/// rewards.
 pub(super) fn metrics(preference: &Preference) -> std::result::Result<Vec<Metric>, Error> {
     let named = |name: &str, function: Of<MetricValues>| {
         let targets = vec![REFERENCE_LOG_PROBS.into(), LABEL_COUNTS.into()];

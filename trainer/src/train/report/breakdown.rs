@@ -27,7 +27,7 @@ const fn part(name: &'static str, metric: &'static Metric, phases: &'static [Pha
     StepPart { name, metric, phases }
 }
 
-/// The phases of this rank in the last step, and in the steps since the last line.
+/// The times of this rank's phases in the last step, and in the steps since the last line.
 #[derive(Default)]
 pub(in crate::train) struct Breakdown {
     before: PhaseSeconds,

@@ -7,7 +7,7 @@ use zero_config::CommsLogger;
 
 use zero_engine::format::bytes;
 
-/// The operation, its calls and its seconds. The key is the name, the size in bytes and the number of ranks.
+/// Maps the name, the size in bytes and the number of ranks to the operation, its number of calls and its seconds.
 type Counts = BTreeMap<(&'static str, u64, usize), (Operation, u64, f64)>;
 
 /// The counts at the time when `verbose` last printed its lines.

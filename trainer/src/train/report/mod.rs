@@ -287,12 +287,12 @@ fn expected_step_payload(engine: &Engine) -> Payload {
     };
     let (heads, mut queries) = (mesh.head_ranks(rank), mesh.query_ranks(rank));
     if engine.config().uses_ring_attention() {
-        // It sends all bytes to the next rank.
+        // In ring attention, a rank sends all bytes to the next rank.
         queries = vec![mesh.next_in_ring(rank)];
     }
     let exchanged = engine.exchanged_bytes().unwrap_or_default();
     let within = nearby(exchanged.heads, &heads) + nearby(exchanged.queries, &queries);
-    // Tensor groups are the innermost of all groups.
+    // Tensor groups are the innermost groups, so all their bytes count as `within`.
     Payload {
         within: sharded.within + within + exchanged.tensor,
         across: sharded.across + exchanged.context() - within,

@@ -31,7 +31,7 @@ impl Stragglers {
         Self { worked: 0.0, latest: None, said: vec![None; comm.size()] }
     }
 
-    /// Returns how many milliseconds of the last step this rank did not wait for other ranks.
+    /// Returns the time of the last step, in milliseconds, during which this rank did not wait for other ranks.
     pub(in crate::train) fn own_ms(&mut self, engine: &Engine) -> f64 {
         let timing = engine.timing();
         let lanes = TimeCategory::ALL.iter().filter(|&&lane| lane != TimeCategory::Communication);

@@ -11,7 +11,7 @@ use crate::train::task::StepInfo;
 
 impl Run<'_> {
     /// Calls the program's functions for a step, on rank 0. Returns on every rank whether one of them ends the run.
-    /// While replicates train alone, the run goes on until they exchange their parameters.
+    /// While replicates train independently, the run ends only after they have exchanged their parameters.
     pub(super) fn call_back(
         &mut self,
         step: &Step,

@@ -57,7 +57,7 @@ pub(super) struct Run<'a> {
     /// Loss of the last step of this run.
     pub(super) loss: Option<f32>,
     pub(super) evaluation: Option<Evaluation>,
-    /// Whether a callback has ended the run. Only rank 0 knows before the ranks exchange it.
+    /// Whether a callback has ended the run. Until the ranks exchange this flag, only rank 0 knows its value.
     ends: bool,
 }
 
@@ -121,7 +121,7 @@ impl<'a> Run<'a> {
         {
             let step = profiler.profile_step;
             self.progress.warn(&format!(
-                "`flops_profiler.profile_step` is {step}, but this run trains the steps {next} to {steps}: it makes no profile"
+                "`flops_profiler.profile_step` is {step}, but this run trains the steps {next} to {steps}: no step is profiled"
             ));
         }
         let end = self.corpus.sampler.batch_sizes.after(self.engine.samples(), left);
@@ -165,7 +165,8 @@ impl<'a> Run<'a> {
             step.noise.into_iter().for_each(|of_step| self.noise_scale.add(of_step));
             self.record(&step, &together, evaluation.as_ref(), files.as_deref_mut())?;
             let is_ended = self.call_back(&step, steps, &together, evaluation.as_ref())?;
-            // If replicates train independently, only one of them may diverge. `abort` tells the other replicates.
+            // If replicates train independently, one can diverge while the others do not. `abort` tells the other
+            // replicates.
             let judged = self.divergence.judge(&step, &self.progress);
             judged.inspect_err(|error| self.engine.communicator().abort(&error.to_string()))?;
             if training.compare_replicas_every > 0 && step.step.is_multiple_of(training.compare_replicas_every as u64) {

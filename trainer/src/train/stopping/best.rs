@@ -27,7 +27,7 @@ pub struct BestCheckpoint {
     pub folder: PathBuf,
 }
 
-/// An evaluation that was better than all earlier evaluations.
+/// An evaluation that was better than all earlier evaluations with a checkpoint.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Found {
     step: u64,
@@ -58,8 +58,8 @@ impl Best {
         self.objective.as_ref().map_or(Ok(()), |it| it.check("training.keep_best.metric", metrics, sets))
     }
 
-    /// Takes an evaluation and returns whether it is better than all earlier evaluations. An evaluation whose value is
-    /// not finite is never better.
+    /// Takes an evaluation and returns whether it is better than the best evaluation that has a checkpoint. An
+    /// evaluation whose value is not finite is never better.
     pub(crate) fn improves(&mut self, evaluation: &Evaluation) -> bool {
         let Some(objective) = &self.objective else { return false };
         let cost = objective.cost(evaluation);
@@ -96,7 +96,8 @@ impl Best {
         found.map_or(Value::Null, |Found { step, cost }| json!({ "step": step, "cost": cost }))
     }
 
-    /// Restores the state from a checkpoint if the best checkpoint is still on disk, and links it. Collective.
+    /// Restores the state from a checkpoint if the best checkpoint is still on disk, and links the best checkpoint. A
+    /// collective.
     pub(crate) fn restore(&mut self, state: &Value, comm: &dyn Communicator) -> Result<(), Error> {
         if self.objective.is_none() {
             return Ok(());

@@ -16,8 +16,8 @@ pub(crate) struct Divergence {
     spikes: Option<Spikes>,
     /// Whether `fp16` scales the loss dynamically. Overflows are then expected and only lower the loss scale.
     rescales: bool,
-    /// Finite norms of the latest steps, including spikes. If the norm stays high for half a window, it therefore no
-    /// longer counts as a spike.
+    /// Finite norms of the latest steps, including spikes. A norm that stays high for half a window therefore no longer
+    /// counts as a spike.
     norms: VecDeque<f64>,
     skipped_in_a_row: u64,
 }

@@ -1,4 +1,4 @@
-//! Tests metrics of whole data sets and the ready metrics.
+//! Tests metrics of whole data sets, and the ready-made metrics.
 
 use candle_core::{Device, Tensor};
 use zero_engine::ops::IGNORE_INDEX;
@@ -9,7 +9,7 @@ use crate::metrics::{accuracy, f1, macro_f1, matthews_correlation, pearson, roc_
 use crate::python::{python, results};
 use crate::train::Summary;
 
-/// Returns an answer that depends on the order of the samples and on every output.
+/// A metric that depends on the order of the samples and on every output.
 fn ordered(scores: &Tensor, classes: &Tensor) -> candle_core::Result<f64> {
     let scores = scores.narrow(1, 0, 1)?.flatten_all()?.to_vec1::<f32>()?;
     let classes = classes.to_vec1::<u32>()?;
@@ -74,7 +74,7 @@ fn one_hot(classes: &[i64], of: usize) -> Tensor {
     Tensor::from_vec(scores.collect::<Vec<_>>(), (classes.len(), of), &Device::Cpu).unwrap()
 }
 
-/// The examples of scikit-learn's documentation.
+/// The inputs and the expected results are from scikit-learn's documentation.
 #[test]
 fn ready_metrics_agree_with_the_examples_of_scikit_learn() {
     let of = |numbers: &[f64]| Tensor::new(numbers, &Device::Cpu).unwrap();

@@ -122,7 +122,7 @@ fn autoencoder() -> Layers {
         )
 }
 
-/// A contrastive model without targets: the documents of the other samples are negatives.
+/// A contrastive model without targets: for each query, the documents of the other samples are the negatives.
 fn two_towers() -> Layers {
     Layers::new()
         .layer("query", |vb: VarBuilder| linear(6, 4, vb))
@@ -227,7 +227,7 @@ fn bits_do_not_depend_on_the_layout() {
     }
 }
 
-/// A single micro-batch, so that the gradient is one backward of candle over the whole model.
+/// Trains on a single micro-batch, so that candle can compute the gradient in one backward over the whole model.
 #[test]
 fn results_are_bit_identical_to_plain_candle() {
     for (name, layers, batch) in CASES {
@@ -314,7 +314,7 @@ fn plain(case: &str, weights: &BTreeMap<String, Var>, batch: &Batch) -> Result<T
     }
 }
 
-/// A layer that defers its weight gradients in a zero-bubble pipeline. Other values bypass it.
+/// A layer that defers its weight gradients in a zero-bubble pipeline. Values that it does not take bypass it.
 struct Splits(ops::Linear);
 
 impl Layer for Splits {

@@ -1,4 +1,5 @@
-//! Local steps combined with adapters, 8-bit states, groups with their own optimizers, secondary shards and codes.
+//! Local steps combined with adapters, 8-bit states, groups with their own optimizers, secondary shards and quantized
+//! collectives.
 
 use super::checkpoints::{resumed, with_a_skipped_update};
 use super::{of_replicates, run, staged, text};
@@ -91,7 +92,8 @@ fn secondary_shards_are_bit_identical() {
     assert!(bits(1) == bits(2));
 }
 
-/// A run with codes is deterministic and resumable, and its replicates hold the same f32 copies after an outer step.
+/// A run with quantized collectives is deterministic and resumable, and its replicates hold the same f32 copies after
+/// an outer step.
 #[test]
 fn quantized_collectives_are_deterministic_and_resumable() {
     let exact = text(3, 2, 1, "").replace("threshold: 40", "threshold: 0");

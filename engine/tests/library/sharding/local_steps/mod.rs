@@ -28,8 +28,8 @@ fn text(zero_stage: u8, shards: usize, micro_batches: usize, more: &str) -> Stri
     )
 }
 
-/// Calls [`text`] for a ZeRO stage, a number of ranks of a shard group and a number of pipeline stages. A replicate
-/// adds up two halves of its samples: two micro-batches of one rank, or one micro-batch of each of its two ranks.
+/// Calls [`text`] for a ZeRO stage, a number of ranks per shard group and a number of pipeline stages. The gradient of
+/// a replicate is the sum of two halves: two micro-batches of one rank, or one micro-batch of each of its two ranks.
 fn staged((zero_stage, shards, stages): (u8, usize, usize), more: &str) -> String {
     text(zero_stage, shards, 2 / shards, &format!("{more}\npipeline: {{stages: {stages}}}"))
 }
@@ -161,7 +161,7 @@ fn layouts_train_bit_identically() {
         let text = text(stage, 1, 1, "");
         assert!(run(2, 7, &text) == expected, "{text}");
     }
-    // Now a replicate adds up two halves of its samples, on one rank or on two.
+    // Now the gradient of a replicate is the sum of two halves, from one rank or from two.
     let expected = run(2, 7, &text(0, 1, 2, ""));
     for stage in 0..=3 {
         for (shards, stages) in [(1, 1), (2, 1), (2, 2)] {
@@ -194,7 +194,7 @@ fn unequal_replicates_are_neither_saved_nor_evaluated() {
         assert_eq!(engine.stats().sent_bytes(), sent, "equal replicates are not averaged again");
         engine.eval_batch(&batch(0, 4)).unwrap();
         engine.save_checkpoint(root.path()).unwrap();
-        // Outer steps still run after each step whose number is a multiple of the number of local steps.
+        // The regular outer steps still run, after each step whose number is a multiple of the number of local steps.
         let averaged: Vec<bool> = train(&mut engine, 5).iter().map(|step| step.averaged).collect();
         assert_eq!(averaged, [false, true, false, false, true]);
     });
@@ -272,10 +272,10 @@ fn working_copies_in_16_bits_are_equal_after_an_outer_step() {
     }
 }
 
-/// Each replicate holds the optimizer state of a run on its ranks. All replicates together hold one copy of the outer
-/// optimizer's state, 8Ψ bytes. ZeRO stage 0 shards nothing, so the S ranks of a shard group hold and send S times as
-/// much as at other stages. In an outer step, R replicates send 2 (R − 1) values for each element of such a copy.
-/// Between outer steps they send nothing to each other.
+/// Each replicate holds as much optimizer state as a run on the ranks of one replicate. All replicates together hold
+/// one copy of the outer optimizer's state, 8Ψ bytes. ZeRO stage 0 shards nothing, so the S ranks of a shard group hold
+/// S copies and send S times as much as at other stages. In an outer step, R replicates send 2 (R − 1) values for each
+/// element of a copy. Between outer steps they send nothing to each other.
 #[test]
 fn bytes_held_and_sent_match_the_formulas() {
     for (replicates, shards, stages) in [(2, 1, 1), (2, 2, 1), (3, 1, 1), (3, 2, 1), (2, 1, 2)] {

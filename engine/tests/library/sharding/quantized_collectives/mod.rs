@@ -17,7 +17,7 @@ use crate::world::{
 const WEIGHTS: &str = "zero_quantized_weights: true";
 const GRADIENTS: &str = "zero_quantized_gradients: true";
 const BOTH: &str = "zero_quantized_weights: true, zero_quantized_gradients: true";
-/// For a frozen base with an adapter.
+/// Keys of `zero_optimization` for an adapter on a frozen base model.
 const FROZEN_BASE: &str =
     "zero_quantized_nontrainable_weights: true, zero_quantized_gradients: true, zero_hpz_partition_size: 2";
 const STEPS: u64 = 5;
@@ -28,7 +28,7 @@ fn with(text: &str, keys: &str) -> String {
     text.replace("zero_optimization: {", &format!("zero_optimization: {{{keys}, "))
 }
 
-/// Encodes the values of a parameter and decodes them again.
+/// Quantizes the values of a parameter and dequantizes them again.
 fn rounded(codes: BlockCodes, values: &[f32]) -> Vec<f32> {
     let (mut bytes, mut back) = (vec![0; codes.bytes(values.len())], vec![0.0; values.len()]);
     codes.quantize(values, &mut bytes).unwrap();
@@ -36,7 +36,7 @@ fn rounded(codes: BlockCodes, values: &[f32]) -> Vec<f32> {
     back
 }
 
-/// Layers read the decoded weights: loss and norm equal those of a model whose weights have these values.
+/// Layers compute with the dequantized weights: loss and norm equal those of a model whose weights have these values.
 #[test]
 fn layers_compute_with_the_dequantized_weights() {
     let plain = reproducible(3, 2, "").replace("threshold: 40", "threshold: 0");
@@ -61,7 +61,7 @@ fn layers_compute_with_the_dequantized_weights() {
     assert!(found[0] == found[1] && found[0].1 != run(2, 1, &plain).losses[0]);
 }
 
-/// Codes of weights do not depend on the layout. The bits of a reproducible run therefore do not depend on it either.
+/// The codes of weights do not depend on the layout, so a reproducible run is bit-identical in every layout.
 #[test]
 fn quantized_gathers_are_bit_identical_in_every_layout() {
     for more in ["", BF16, FP16, "adapter: {r: 8}"] {
@@ -85,7 +85,7 @@ fn quantized_gathers_are_bit_identical_in_every_layout() {
     }
 }
 
-/// Layers of a few thousand elements, which fill pages of a disk.
+/// A model whose layers have a few thousand elements, enough to fill pages of a disk.
 fn layers() -> Layers {
     zoo::gpt2(&zoo::Gpt2Config { n_embd: 48, n_layer: 3, ..gpt2_config() })
 }
@@ -150,16 +150,16 @@ fn runs_are_deterministic_and_all_ranks_agree() {
         let once = run(ranks, STEPS, &text);
         assert!(once.losses[0] != once.losses[4], "{text}");
         assert_same(&once, &run(ranks, STEPS, &text), &text);
-        // The order in which collectives end does not change the bits.
+        // The order in which collectives finish does not change the bits.
         for others in ["overlap_comm: false", "overlap_comm: true", "reduce_bucket_size: 0"] {
             assert_same(&once, &run(ranks, STEPS, &with(&text, others)), others);
         }
     }
 }
 
-/// Codes have the same bits wherever a run keeps its state. With several shard groups, this holds for one micro-batch
-/// per step: with more, gradients on a disk are summed over the groups in each micro-batch, and gradients in memory once
-/// per step.
+/// Codes have the same bits wherever a run keeps its state. With several shard groups, this holds only for one
+/// micro-batch per step. With more, gradients on a disk are summed over the groups in each micro-batch, but gradients
+/// in memory only once per step.
 #[test]
 fn offloaded_state_is_bit_identical() {
     let folder = tempfile::tempdir().unwrap();

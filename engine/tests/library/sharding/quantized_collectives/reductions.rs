@@ -25,7 +25,7 @@ fn blocks() -> Layers {
     zoo::gpt2(&zoo::Gpt2Config { vocab_size: 300, ..gpt2_config() })
 }
 
-/// The gradient of each parameter, or for each of its elements the rank that sums the gradient.
+/// A value for each element of each parameter: its gradient, or the rank that sums its gradient.
 type OfParameters<T> = Vec<Vec<T>>;
 
 /// Takes the first step on a batch, and returns the gradients and the ranks that have summed them.
@@ -65,7 +65,8 @@ fn of_each_rank(ranks: usize, samples: &Batch) -> Vec<OfParameters<f32>> {
     (0..ranks).map(of_rank).collect()
 }
 
-/// Adds the decoded values of all others to the values of `own`, in their order.
+/// Adds the quantized and dequantized values of all other vectors to the vector with index `own`, in the order of
+/// `values`.
 fn summed(codes: BlockCodes, values: &[&[f32]], own: usize) -> Vec<f32> {
     let mut sum = values[own].to_vec();
     for (_, values) in values.iter().enumerate().filter(|(index, _)| *index != own) {
@@ -74,8 +75,8 @@ fn summed(codes: BlockCodes, values: &[&[f32]], own: usize) -> Vec<f32> {
     sum
 }
 
-/// Returns the gradients for which each element is the sum that its owner computes. `by_owner` returns the sums that a
-/// rank computes for a whole parameter.
+/// Returns the gradients. Each element is the sum that the element's owner computes. `by_owner` returns the sums that a
+/// rank would compute for a whole parameter.
 fn of_owners(
     owners: &OfParameters<usize>,
     ranks: usize,
@@ -88,8 +89,8 @@ fn of_owners(
     owners.iter().enumerate().map(of_parameter).collect()
 }
 
-/// In each near group, one rank adds up decoded 8-bit codes. The owner adds up these sums as decoded 4-bit codes.
-/// Values that stay on a rank are not rounded. The errors are within their bounds.
+/// In each near group, one rank adds up dequantized 8-bit codes. The owner adds up the sums of the near groups, which
+/// arrive as 4-bit codes. Values that stay on a rank are not rounded. The errors are within their bounds.
 #[test]
 fn hierarchical_reductions_use_8_bits_then_4_bits() {
     for (ranks, near) in [(4, 2), (6, 2), (6, 3)] {
@@ -149,7 +150,7 @@ fn reductions_add_the_quantized_gradients_of_all_other_ranks() {
 /// Checks that each gradient differs from the exact sum of `local`, the gradients of all ranks, by at most the rounding
 /// errors of codes and f32 sums. `near` is the number of ranks in a near group.
 ///
-/// A code is at most half the distance between two neighbouring codes away from its value
+/// Quantizing changes a value by at most half the distance between two neighbouring codes
 /// (`optim/src/block_codes/mod.rs`). A scale is the largest absolute value of a block divided by 127 or 12, and rounded
 /// up to the 8 bits of bf16, to at most 1 + 2⁻⁷ times the quotient.
 /// - In 8 bits, the error of each value is at most half a scale. In each near group, one rank adds the codes of all
@@ -158,7 +159,7 @@ fn reductions_add_the_quantized_gradients_of_all_other_ranks() {
 ///   owner adds the codes of S of all other groups to that of its own.
 /// - A sum of n terms in f32 adds at most 2⁻²⁴ of the sum of absolute values n times.
 ///
-/// The bounds follow from `local` alone. |S| is within the error of the first level of the exact sum.
+/// The bounds follow from `local` alone: |S| differs from the exact sum by at most the error of the 8-bit level.
 fn is_within_bounds(
     (found, owners): (&OfParameters<f32>, &OfParameters<usize>),
     local: &[OfParameters<f32>],
@@ -176,7 +177,7 @@ fn is_within_bounds(
         let in_8_bits: Vec<Vec<f64>> = exact.iter().map(of_blocks).collect();
         for start in (0..found.len()).step_by(BlockCodes::Fp4.block()) {
             let (block, owner) = (start..found.len().min(start + BlockCodes::Fp4.block()), owners[parameter][start]);
-            // For each near group, the largest error of its sums, and these sums without errors.
+            // For each near group, the largest possible error of its sums, and these sums without errors.
             let of_group = |group: usize| -> (f64, Vec<f64>) {
                 let ranks = group * near..(group + 1) * near;
                 let others = ranks.clone().filter(|rank| rank % near != owner % near);

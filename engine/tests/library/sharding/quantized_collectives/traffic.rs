@@ -10,9 +10,9 @@ use crate::sharding::bytes::all_reduced;
 use crate::world::{BF16, batch, engine_of, gpt2_config, world};
 
 /// In each of R shard groups, with n ranks in near groups of k, a gather sends the 8-bit codes of all Ψ elements n − 1
-/// times. A reduction sends the 8-bit codes of Ψ elements k − 1 times within each near group, and their 4-bit codes
-/// (n − k)/k times between near groups. If the near groups are hosts, and each host sends data that several ranks need
-/// only once, a host sends the equivalent of 0.75Ψ(n − k)/n 16-bit values.
+/// times. A reduction sends the 8-bit codes of Ψ elements k − 1 times within each near group. Between near groups, it
+/// sends their 4-bit codes (n − k)/k times. If each near group is a host, and each host sends only once the data that
+/// several ranks of another host need, a host sends the equivalent of 0.75Ψ(n − k)/n 16-bit values.
 #[test]
 fn bytes_sent_match_the_closed_form() {
     const MICRO_BATCHES: usize = 2;
@@ -70,7 +70,7 @@ fn bytes_sent_match_the_closed_form() {
                 false => (n / k * (k - 1) * in_8_bits, (n / k - 1) * in_4_bits),
             };
             let within = r * ((k - 1) * gathers + m * reduced + n / k * (k - 1) * again * 2);
-            // Replicates sum the shards of all micro-batches at once.
+            // Replicates sum their shards once per step, for all micro-batches together.
             let replicated = 2 * (r - 1) * 2 * elements;
             let across = r * ((n - k) * gathers + m * between) + replicated;
             let sum = |of: fn(&Payload) -> u64| measured.iter().map(|(_, payload, ..)| of(payload)).sum::<u64>();

@@ -182,7 +182,8 @@ fn begun(folder: &Path) -> Result<Parameters, String> {
 fn names_of_older_files_are_accepted() {
     let root = tempfile::tempdir().unwrap();
     let (gpt2, expected, _) = trained(&root.path().join("gpt2"), GPT2);
-    // Like GPT-2's first files: names without the prefix, with attention masks, and with the tied head.
+    // The tensors are as in GPT-2's first files: their names have no prefix, and they include attention masks and the
+    // tied head.
     let old = changed(root.path(), "old", &gpt2, |tensors| {
         let head = tensors["transformer.wte.weight"].clone();
         let bare = |name: &String| name.strip_prefix("transformer.").unwrap().to_string();

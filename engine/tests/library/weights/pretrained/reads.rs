@@ -1,4 +1,4 @@
-//! What ranks read from a folder of weights.
+//! The bytes that ranks read from a folder of weights.
 
 use std::fs;
 use std::path::Path;
@@ -37,7 +37,7 @@ fn read(ranks: usize, layout: &str, folder: &Path, expected: &Parameters) -> Opt
     Some((read?, header))
 }
 
-/// The count also includes the header of the file, and reads of the thread's own counters.
+/// `read` also includes the header of the file, and the thread's reads of its own counters.
 fn assert_read(read: u64, values: usize, (ranks, header): (u64, u64)) {
     assert!(read >= values as u64 && read <= values as u64 + ranks * (header + 2000), "{read} for {values}");
 }
@@ -54,8 +54,8 @@ fn a_rank_reads_only_its_shards() {
     assert!(read.iter().all(|&bytes| bytes < values as u64 / 3), "{read:?}");
 }
 
-/// A rank reads its part of the parameters that are split, and all of the others: norms, positions, and biases of maps
-/// with split inputs. With ZeRO stage 3, the ranks with the same part divide what they read.
+/// A rank reads its part of each split parameter, and all of each other parameter: norms, positions, and biases of
+/// linear layers with split inputs. With ZeRO stage 3, the ranks with the same part divide what they read.
 #[test]
 fn a_rank_of_a_tensor_group_reads_only_its_slices() {
     let root = tempfile::tempdir().unwrap();

@@ -9,11 +9,12 @@
 use super::domain::{Coordinate, Domain, Draws};
 use super::propose::{Point, Random, Strategy, Tried};
 
-/// Maximum number of random trials at the start; at most a third of all trials, rounded up, are random.
+/// Maximum number of random trials at the start. If a third of all trials, rounded up, is less, only that many are
+/// random.
 const RANDOM: usize = 8;
 /// The fraction of trials that count as good: the paper's γ.
 const GOOD: f64 = 0.15;
-/// Draws from l per hyperparameter.
+/// Number of draws from l per hyperparameter.
 const CANDIDATES: usize = 24;
 /// Maximum number of draws to get one value inside the range.
 const REDRAWN: usize = 64;
@@ -62,7 +63,7 @@ impl Strategy for Tpe<'_> {
 enum Density {
     /// Listed values: the probability of each is proportional to its count plus one.
     Counts(Vec<f64>),
-    /// A range: a bell around each observed position, and a uniform density with the weight of one bell.
+    /// A range: a normal density around each observed position, and a uniform density with the weight of one of them.
     Bells(Vec<Bell>),
 }
 

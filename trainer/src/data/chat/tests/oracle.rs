@@ -127,8 +127,8 @@ fn tokens_and_masks_are_those_of_transformers() {
                 && !is_marked
                 && records[j]["messages"].as_array().unwrap().last().unwrap()["role"] == "assistant"
             {
-                // The last turn extends to the end of the text. Phi-3's ends with a line break and the `eos_token`
-                // after `<|end|>`.
+                // The last turn extends to the end of the text. In Phi-3's template, it ends with a line break and the
+                // `eos_token` after `<|end|>`.
                 let rest = if *name == "Phi" { 2 } else { 1 };
                 let length = expected.len();
                 expected[length - rest..].fill(true);

@@ -37,7 +37,7 @@ fn marks_are_no_remedy_for_turns_of_other_roles() {
     assert!(error.contains("help: train only on the assistant's messages"), "{error}");
 }
 
-/// Finding the tokens of each turn would take hours.
+/// To find the tokens of each turn, the template would have to render more bytes than the limit allows.
 #[test]
 fn conversations_with_too_many_turns_need_marks() {
     let (answer, answers) = ("yes ".repeat(25), 7000);

@@ -15,7 +15,7 @@ use super::tokenizer::Folder;
 
 use crate::python;
 
-/// Prints a list with the template of each model, and its variant with marks.
+/// Prints a list with the template of each model, and the variant of this template with marks.
 const TEMPLATES: &str = r#"
 import json, pathlib, trl
 folder = pathlib.Path(trl.__file__).parent / "chat_templates"

@@ -141,7 +141,7 @@ fn shards_give_tokens() {
     assert!(source.has_tokens("text") && !source.has_documents("text") && source.has_documents("tokens"));
     let error = source.tokens(TokenDtype::U16, 100, |_| Ok(())).unwrap_err();
     assert_eq!(folder.without(&error), "shard.00000.mds, row 0, column `tokens`: ends within a number");
-    // LLM Foundry stores `bytes` of 64-bit integers.
+    // LLM Foundry stores tokens as 64-bit integers in a column with the encoding `bytes`.
     let rows = (1..40i64).map(|token| vec![[token, token + 1].map(i64::to_le_bytes).concat()]).collect();
     let folder = Folder::new();
     Mds { columns: &[("tokens", "bytes", None)], compression: None }.write(&folder, &[rows]);

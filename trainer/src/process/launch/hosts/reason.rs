@@ -1,4 +1,4 @@
-//! Explains why a launcher still waits for another one.
+//! Explains why a launcher still waits for another launcher.
 
 use super::{Line, locked};
 
