@@ -51,7 +51,7 @@ fn a_cost_table_predicts_the_time_of_steps() {
     }
     std::fs::write(case.path("costs.json"), without.to_string()).unwrap();
     let told = json(&coded)["time"]["missing"].as_str().unwrap().to_string();
-    assert!(told.contains("no times of codes"), "{told}");
+    assert!(told.contains("lacks the times of 8-bit and 4-bit codes"), "{told}");
     std::fs::write(case.path("costs.json"), table).unwrap();
 
     // A plan names the first setting that differs between the table and the configuration.
